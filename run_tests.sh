@@ -12,7 +12,7 @@ fast=
 venv=.venv-tests
 scripts/test_environment.sh "$venv"
 # Without them, as where no index can be reached, the tests of the kernels are skipped.
-[[ -n $fast ]] || "$venv/bin/python" -m app.models.ops.build || true
+[[ -n $fast ]] || "$venv/bin/python" -m smart_embedder.models.ops.build || true
 export PATH="$PWD/$venv/bin:$PATH"
 
 # No test may reach for a model hub, and none may depend on the caller's settings.

@@ -1,3 +1,1 @@
-"""Smart Embedder: everything that a hybrid search calls, on the user's own hardware."""
-
-__version__ = "2.0.0-dev"
+"""The service's names in a checkout before it was a package: `app.main:app`, `python -m app`."""

@@ -24,8 +24,8 @@ from transformers import (
     XLMRobertaModel,
 )
 
-from app.models.tasks.qwen3 import DEFAULT_INSTRUCTION, PREFIX, SUFFIX
 from benchmark import WORDS
+from smart_embedder.models.tasks.qwen3 import DEFAULT_INSTRUCTION, PREFIX, SUFFIX
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,13 +19,13 @@ import orjson
 import pyarrow as pa
 import safetensors
 
-from app.api.formats import arrow, binary
-from app.api.formats import vectors as json_answer
-from app.api.formats.vectors import EmbeddingAnswer, ModelNames, VectorOptions
-from app.api.negotiation import compress
-from app.engine.records import EmbeddingResult, Outputs, SparseVector, TextEmbedding
-from app.observability.tracing import Timings
-from app.vectors import OutputDtype
+from smart_embedder.api.formats import arrow, binary
+from smart_embedder.api.formats import vectors as json_answer
+from smart_embedder.api.formats.vectors import EmbeddingAnswer, ModelNames, VectorOptions
+from smart_embedder.api.negotiation import compress
+from smart_embedder.engine.records import EmbeddingResult, Outputs, SparseVector, TextEmbedding
+from smart_embedder.observability.tracing import Timings
+from smart_embedder.vectors import OutputDtype
 
 _WIDTH = 1024
 _WEIGHTS = 150

@@ -11,9 +11,9 @@ from pathlib import Path
 import psutil
 from safetensors import safe_open
 
-from app.engine import Engine
-from app.models.load import load_models
-from app.settings import Settings
+from smart_embedder.engine import Engine
+from smart_embedder.models.load import load_models
+from smart_embedder.settings import Settings
 
 _BYTES = {"float32": 4, "bfloat16": 2}
 _MIB = 2**20

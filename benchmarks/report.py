@@ -7,9 +7,9 @@ from pathlib import Path
 
 import psutil
 
-from app import __version__
 from benchmarks.figures import Row, Work
 from benchmarks.table import format_table
+from smart_embedder import __version__
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,14 +15,14 @@ import torch
 from FlagEmbedding import FlagReranker
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from app.engine import Engine, RerankRequest
-from app.engine.records import FloatArray
-from app.models.checkpoint.config import read_config
-from app.models.load import load_models
-from app.models.tasks.qwen3 import DEFAULT_INSTRUCTION
-from app.settings import Settings
 from benchmarks.turns import Compute, measure, print_table
 from benchmarks.workload import PASSAGES, QUERIES, draw_texts
+from smart_embedder.engine import Engine, RerankRequest
+from smart_embedder.engine.records import FloatArray
+from smart_embedder.models.checkpoint.config import read_config
+from smart_embedder.models.load import load_models
+from smart_embedder.models.tasks.qwen3 import DEFAULT_INSTRUCTION
+from smart_embedder.settings import Settings
 from tools.references.qwen import padded, qwen_rows, yes_and_no
 
 QUERY = draw_texts(QUERIES, 1, seed=1)[0]

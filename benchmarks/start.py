@@ -55,7 +55,7 @@ def start(folder: Path, reranker: str, dtype: str) -> None:
         "PORT": "0",
     }
     with subprocess.Popen(
-        [sys.executable, "-m", "app"],
+        [sys.executable, "-m", "smart_embedder"],
         cwd=_ROOT,
         env=os.environ | settings,
         stdout=subprocess.PIPE,

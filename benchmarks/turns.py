@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from app.engine.records import FloatArray
+from smart_embedder.engine.records import FloatArray
 
 # Passages to scores [N].
 Compute = Callable[[list[str]], FloatArray]

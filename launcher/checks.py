@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from app.errors import StartupError
-from app.server.ports import require_port
 from launcher.console import LaunchError
+from smart_embedder.errors import StartupError
+from smart_embedder.server.ports import require_port
 
 _NEED = re.compile(r"^# Disk space: (\d+) MB, and (\d+) MB for downloads", re.MULTILINE)
 _MB = 1_000_000

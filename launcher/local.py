@@ -89,7 +89,7 @@ def _torch(flavour: str) -> Source:
 
 def serve(python: Path) -> int:
     """Become the server, so that it gets the signals; on Windows wait for it instead."""
-    command = [str(python), "-m", "app"]
+    command = [str(python), "-m", "smart_embedder"]
     sys.stdout.flush()
     if not WINDOWS:
         os.execv(command[0], command)

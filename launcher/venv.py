@@ -16,7 +16,7 @@ from launcher.checks import need_of, require_space_to_install
 from launcher.console import WINDOWS, LaunchError, Progress, say
 from launcher.pip_run import PipRun
 
-KERNELS = Path("app/models/ops")
+KERNELS = Path("smart_embedder/models/ops")
 _KERNEL_SOURCES = {".c", ".h", ".py", ".txt"}
 _WORKS = "import pip, sys; sys.exit(sys.version_info < (3, 11))"
 
@@ -153,7 +153,7 @@ class Venv:
         wanted = digest_of(*files)
         if self._is_stamped("kernels", wanted):
             return
-        build = ("-m", "app.models.ops.build")
+        build = ("-m", "smart_embedder.models.ops.build")
         self.progress.step("Building the kernels")
         try:
             self.run("the kernels could not be built", *build)

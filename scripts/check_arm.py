@@ -11,7 +11,7 @@ import pickle
 import sys
 from pathlib import Path
 
-from app.settings.sources import load_settings
+from smart_embedder.settings.sources import load_settings
 from tools.verify.__main__ import Verification, comparable, print_table, run_engine
 from tools.verify.paths import path_rows, print_paths
 

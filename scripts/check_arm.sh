@@ -46,7 +46,7 @@ copy_checkout() {
   mkdir "$checkout"
   git ls-files -z --cached --others --exclude-standard \
     | tar --create --null --files-from=- | tar --extract --directory="$checkout"
-  (cd "$checkout" && python3 -m app.models.ops.build --machine aarch64)
+  (cd "$checkout" && python3 -m smart_embedder.models.ops.build --machine aarch64)
 }
 
 make_models() {

@@ -37,8 +37,8 @@ say "the kernels, with checks"
 (cd "$checkout" && python - <<'PY'
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from app.models.ops.build import Compiler, make_library
-from app.models.ops.build import architecture_here
+from smart_embedder.models.ops.build import Compiler, make_library
+from smart_embedder.models.ops.build import architecture_here
 
 # The compiler's own driver drops AddressSanitizer, for which it brings no library.
 checks = ("-Xclang", "-fsanitize=address", "-fsanitize=undefined,float-cast-overflow")

@@ -6,7 +6,7 @@ python -m scripts.metrics_docs
 from collections.abc import Iterator
 from pathlib import Path
 
-from app.observability.metrics import EMBEDDING_ENDPOINT, Metrics
+from smart_embedder.observability.metrics import EMBEDDING_ENDPOINT, Metrics
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "monitoring.md"
 START, END = "<!-- metrics -->\n", "\n<!-- /metrics -->"

@@ -2,7 +2,7 @@
 
 A run with a fault in a function is a copy of a process that has collected all tests: the function's
 code is replaced there, and servers that the tests start read the changed file. Where what is
-changed runs on import, the copy is of a process that has not imported app yet.
+changed runs on import, the copy is of a process that has not imported it yet.
 
 A test hangs when nothing of it has wanted a processor for `MOST_IDLE_LOOKS`, or when it has taken
 ten times its processor time and `MOST_SECONDS` more. Both are counted in looks at it, so that a
@@ -80,7 +80,7 @@ class Runner:
         copy_tree(self.source, self.root)
         # Compiled once: a changed file is told by its contents, as two changes may share a second.
         by_contents = PycInvalidationMode.CHECKED_HASH
-        compileall.compile_dir(self.root / "app", quiet=1, invalidation_mode=by_contents)
+        compileall.compile_dir(self.root / "smart_embedder", quiet=1, invalidation_mode=by_contents)
         ctypes.CDLL(None).prctl(_ORPHANS_COME_HERE, 1)
 
     def with_all_collected(self, work: Callable[[], None]) -> None:
@@ -109,7 +109,7 @@ class Runner:
         functions = [each for each in gc.get_objects() if type(each) is FunctionType]
         for each in functions:
             code = each.__code__
-            if code.co_filename.startswith(f"{self.root}/app/"):
+            if code.co_filename.startswith(f"{self.root}/smart_embedder/"):
                 key = (code.co_filename, code.co_qualname, code.co_firstlineno)
                 self._functions.setdefault(key, []).append(each)
         gc.collect()

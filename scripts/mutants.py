@@ -1,4 +1,4 @@
-"""Small faults that `scripts.mutate` plants in app/, one at a time: where, and what changes.
+"""Small faults that `scripts.mutate` plants in smart_embedder/, one by one: where, what changes.
 
 What is changed: a comparison or its limit, `and` and `or`, a condition turned round, a small
 number by one, a boolean, `+` and `-`, `min` and `max`, the first two arguments of a call, a call
@@ -7,7 +7,7 @@ or an assignment to something that outlives the function left out, `raise` left 
 
 What is not, since it cannot mean anything or is no code of ours to test:
 
-- the kernels: app/models/ops/csrc, and what needs NVRTC and a GPU to run at all (`KERNELS`);
+- the kernels: models/ops/csrc, and what needs NVRTC and a GPU to run at all (`KERNELS`);
 - schemas that only describe answers for the OpenAPI page (`DESCRIPTIONS`);
 - docstrings, annotations, decorators, `__all__`, `__repr__`, assertions, protocols, text of any
   kind (messages, f-strings, what a `raise` says), calls of the log, `TYPE_CHECKING` blocks;
@@ -26,8 +26,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-KERNELS = ("app/models/ops/cuda.py", "app/models/ops/cuda.py")
-DESCRIPTIONS = ("app/api/answers.py", "app/api/answers.py")
+KERNELS = ("smart_embedder/models/ops/cuda.py", "smart_embedder/models/ops/cuda.py")
+DESCRIPTIONS = ("smart_embedder/api/answers.py", "smart_embedder/api/answers.py")
 MOST_COUNTED = 16
 NOT_MEANT = {
     "daemon", "description", "exc_info", "examples", "frozen", "indent", "init",
@@ -77,7 +77,7 @@ class Mutant:
         return f"{self.file}:{self.line} {self.kind}: {before} -> {after}"
 
 
-def mutants_below(root: Path, folder: str = "app") -> list[Mutant]:
+def mutants_below(root: Path, folder: str = "smart_embedder") -> list[Mutant]:
     """Every mutant of the Python files below a folder, in a fixed order."""
     paths = sorted((root / folder).rglob("*.py")) if (root / folder).is_dir() else [root / folder]
     files = [str(path.relative_to(root)) for path in paths]
@@ -126,7 +126,9 @@ def copy_tree(source: Path, target: Path) -> None:
     """Copy what git tracks or would track, and the built kernels."""
     listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
     names = subprocess.run(listed, cwd=source, check=True, capture_output=True, text=True).stdout
-    kernels = [str(each.relative_to(source)) for each in source.glob("app/models/ops/csrc/*.so")]
+    kernels = [
+        str(each.relative_to(source)) for each in source.glob("smart_embedder/models/ops/csrc/*.so")
+    ]
     for name in [*names.splitlines(), *kernels]:
         if (source / name).is_file():
             (target / name).parent.mkdir(parents=True, exist_ok=True)
@@ -134,8 +136,8 @@ def copy_tree(source: Path, target: Path) -> None:
 
 
 def test_files(root: Path) -> list[str]:
-    """The test files that mirror app/, and those of faults and simulation."""
-    mirrored = sorted(each.parent.name for each in (root / "app").glob("*/__init__.py"))
+    """The test files that mirror smart_embedder/, and those of faults and simulation."""
+    mirrored = sorted(each.parent.name for each in (root / "smart_embedder").glob("*/__init__.py"))
     folders = [root / "tests" / name for name in (*mirrored, "simulation", "faults")]
     files = [each for folder in folders for each in folder.rglob("test_*.py")]
     files += [root / "tests" / f"test_{name}.py" for name in ("main", "errors", "security")]

@@ -5,8 +5,8 @@
     python -m scripts.mutate report /tmp/mutation/1.jsonl
 
 Each fault is planted in a copy of the working tree, never in the tree itself. First the tests that
-mirror the file look for it: of tests/api/test_body*.py for app/api/body.py, or where there is no
-such file of tests/api, those that run the line; then the others that run it. Of the others the
+mirror the file look for it: of tests/api/test_body*.py for api/body.py, or where there is no such
+file of tests/api, those that run the line; then the others that run it. Of the others the
 quickest are asked, as many as take `--seconds`, and of the mirrored five times as many. Kinds of
 faults are drawn with the weight of the square root of how many there are, and the faults of a kind
 at random; the same seed draws the same from the same sources. Results are appended to
@@ -47,11 +47,11 @@ ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "true", "GOMP_SP
 _MIRRORED_SHARE = 5
 # Everything that these import, but what is in the tree, is imported once for all runs.
 WARM_UP = ("tests/api/test_rendering.py", "tests/models/tasks/test_dense_m3.py")
-IN_THE_TREE = {"app", "benchmark", "benchmarks", "scripts", "tests", "tools", "__main__"}
+IN_THE_TREE = {"smart_embedder", "benchmark", "benchmarks", "scripts", "tests", "tools", "__main__"}
 IMPORTED = """
 import sys, pytest
 pytest.main(["-q", *sys.argv[1:]])
-import app.main, app.models.loader, app.models.loader, app.server.process
+import smart_embedder.main, smart_embedder.models.loader, smart_embedder.server.process
 print("imported:", *sys.modules)
 """
 
@@ -248,7 +248,7 @@ def run(arguments: argparse.Namespace) -> None:
         search.verify(drawn)
 
     runner.with_all_collected(work)
-    # What is left runs when app is imported.
+    # What is left runs when the service is imported.
     search.examine(drawn)
 
 
@@ -288,7 +288,9 @@ def main() -> None:
     running.add_argument("--folder", type=Path, required=True, help="that of scripts.test_lines")
     running.add_argument("--seed", type=int, default=1)
     running.add_argument("--count", type=int, default=100)
-    running.add_argument("--only", default="app", help="a folder or a file of app/")
+    running.add_argument(
+        "--only", default="smart_embedder", help="a folder or a file of smart_embedder/"
+    )
     running.add_argument("--jobs", type=int, default=1)
     running.add_argument(
         "--seconds", type=float, default=60.0, help="for other than mirrored tests"

@@ -23,7 +23,7 @@ from pathlib import Path
 import torch
 import transformers
 
-from app.models.device.choose import cpu_has_int8
+from smart_embedder.models.device.choose import cpu_has_int8
 from tests.oracle.answers import TOLERANCES, Comparison
 from tests.oracle.asking import ask_everything
 from tests.oracle.configurations import (

@@ -11,8 +11,8 @@ import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 
-from app.settings.declaration import default, meaning, sections, without_markup
-from app.settings.sources import COMPOSE_VARIABLES
+from smart_embedder.settings.declaration import default, meaning, sections, without_markup
+from smart_embedder.settings.sources import COMPOSE_VARIABLES
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLE = ROOT / ".env.example"
@@ -22,8 +22,9 @@ _WIDTH = 100
 _HEAD = """\
 # Every setting with its default. Copy to .env and take the # away from what you change.
 # An empty value counts as not set; a wrong one stops the start and says what is allowed, and so
-# does a name that is not in this file. Each is a flag too: python -m app --max-queue-size 50
-# Made by scripts/settings_docs.py from app/settings.
+# does a name that is not in this file. Each is a flag, too:
+# python -m smart_embedder --max-queue-size 50
+# Made by scripts/settings_docs.py from smart_embedder/settings.
 """
 _PLACE = re.compile(r"(<!-- settings: ([^\n]+) -->\n).*?(<!-- /settings -->)", re.DOTALL)
 

@@ -162,7 +162,7 @@ def planted(patch: Path) -> Iterator[Path]:
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder)
         ignored = shutil.ignore_patterns("*.so", "__pycache__", "ui", "csrc")
-        for name in ("app", "tests/simulation"):
+        for name in ("smart_embedder", "tests/simulation"):
             shutil.copytree(ROOT / name, tree / name, ignore=ignored)
         (tree / "scripts").mkdir()
         shutil.copy(ROOT / "scripts/simulate.py", tree / "scripts")

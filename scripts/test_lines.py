@@ -1,9 +1,9 @@
-"""Which tests run which lines of app/, in their own process and in the servers that they start.
+"""Which tests run which lines of smart_embedder/, in their process and in servers that they start.
 
     python -m scripts.test_lines --folder /tmp/mutation --jobs 2
 
 Needs coverage.py (pip install coverage) beside the tests' environment. It copies the working tree
-into FOLDER in parts, runs the tests of app and of tests/faults there once, and writes
+into FOLDER in parts, runs the tests of smart_embedder and of tests/faults there once, and writes
 FOLDER/lines-*.json for `scripts.mutate`. Each line is noted with the tests during which it ran: a
 server that many tests share is told by a file which of them is running. What ran while a test was
 set up counts for all tests of its file, and for all that share the session's server.
@@ -41,13 +41,13 @@ SERVERS_START_WITH = "from scripts.test_lines import follow\nfollow()\n"
 
 
 def _started(kind: str) -> coverage.Coverage:
-    """Coverage of this process's app/; `kind` begins the names of its files."""
+    """Coverage of this process's smart_embedder/; `kind` begins the names of its files."""
     (ROOT / DATA).mkdir(exist_ok=True)
     measured = coverage.Coverage(
         data_file=str(ROOT / DATA / kind),
         data_suffix=True,
         config_file=False,
-        include=[f"{ROOT}/app/*"],
+        include=[f"{ROOT}/smart_embedder/*"],
         messages=False,
     )
     measured.set_option("run:disable_warnings", ["no-data-collected", "module-not-measured"])
@@ -199,7 +199,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, required=True, help="for the copies and the result")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--parts", type=int, default=24, help="in which the test files are run")
-    parser.add_argument("files", nargs="*", help="test files; by default all of app's")
+    parser.add_argument("files", nargs="*", help="test files; by default all of smart_embedder's")
     arguments = parser.parse_args()
     files = arguments.files or test_files(ROOT)
     with ThreadPoolExecutor(arguments.jobs) as pool:

@@ -1,8 +1,8 @@
-"""app/errors.py."""
+"""smart_embedder/errors.py."""
 
 import pytest
 
-from app.errors import InvalidRequestError, SmartEmbedderError, UnavailableError
+from smart_embedder.errors import InvalidRequestError, SmartEmbedderError, UnavailableError
 
 
 @pytest.mark.parametrize(("known", "told"), [(None, None), (1, 1), (29, 29), (30, 30), (31, 30)])

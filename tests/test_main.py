@@ -11,15 +11,15 @@ import fastapi.routing
 import httpx2
 import pytest
 
-from app import main
-from app.__main__ import main as command
-from app.access.rate_limit import MemoryBuckets, SharedBuckets
-from app.engine.model import LoadedModels
-from app.errors import StartupError
-from app.main import create_app
-from app.middleware.memory import BODY_SECONDS
-from app.server import process
-from app.settings import Settings
+from smart_embedder import main
+from smart_embedder.__main__ import main as command
+from smart_embedder.access.rate_limit import MemoryBuckets, SharedBuckets
+from smart_embedder.engine.model import LoadedModels
+from smart_embedder.errors import StartupError
+from smart_embedder.main import create_app
+from smart_embedder.middleware.memory import BODY_SECONDS
+from smart_embedder.server import process
+from smart_embedder.settings import Settings
 from tests.engine.fakes import FakeModel, loaded
 
 
@@ -171,7 +171,7 @@ def test_the_module_has_an_app_and_nothing_else_that_is_not_there() -> None:
         _ = main.nothing
 
 
-# The command `python -m app`.
+# The command `python -m smart_embedder`.
 
 
 @pytest.fixture
@@ -201,7 +201,7 @@ def client_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_command_of_an_installed_client_is_run_and_help_needs_no_service(
     arguments, status, shown, monkeypatch, capsys
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["app", *arguments])
+    monkeypatch.setattr(sys, "argv", ["smart_embedder", *arguments])
     monkeypatch.setattr(process, "run", None)
     with pytest.raises(SystemExit) as ended:
         command()
@@ -215,7 +215,7 @@ def test_a_command_of_an_installed_client_is_run_and_help_needs_no_service(
 def test_anything_else_is_served_with_its_arguments(arguments, monkeypatch) -> None:
     """Rarely collecting begins before the imports, and so before `run`."""
     before, runs = gc.get_threshold(), []
-    monkeypatch.setattr(sys, "argv", ["app", *arguments])
+    monkeypatch.setattr(sys, "argv", ["smart_embedder", *arguments])
     monkeypatch.setattr(process, "run", lambda *call: runs.append((*call, gc.get_threshold())))
     try:
         command()

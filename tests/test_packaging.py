@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from packaging.version import Version
 
-from app import __version__
+from smart_embedder import __version__
 
 ROOT = Path(__file__).resolve().parents[1]
 NOT_PACKAGED = shutil.ignore_patterns("__pycache__", "kernels-*")
@@ -19,7 +19,7 @@ NOT_PACKAGED = shutil.ignore_patterns("__pycache__", "kernels-*")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The package in a folder of its own, without what it depends on."""
     checkout, folder = tmp_path_factory.mktemp("checkout"), tmp_path_factory.mktemp("installed")
-    for name in ("app", "tools"):
+    for name in ("app", "smart_embedder", "tools"):
         shutil.copytree(ROOT / name, checkout / name, ignore=NOT_PACKAGED)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, checkout)
@@ -50,25 +50,31 @@ def test_the_command_serves(installed: Path) -> None:
     assert "--max-queue-size" in run(installed, installed / "bin" / "smart-embedder", "--help")
 
 
+def test_it_takes_no_name_that_another_project_has(installed: Path) -> None:
+    packages = {path.name for path in installed.iterdir() if path.suffix != ".dist-info"}
+    assert packages == {"bin", "smart_embedder"}
+
+
 def test_the_engine_is_a_library(installed: Path) -> None:
     script = (
-        "import app.engine, importlib.metadata as metadata\n"
-        "print(app.engine.Engine.__name__, metadata.version('smart-embedder'), app.__file__)"
+        "import smart_embedder, importlib.metadata as metadata\n"
+        "from smart_embedder import Engine\n"
+        "print(Engine.__name__, metadata.version('smart-embedder'), smart_embedder.__file__)"
     )
     told = run(installed, sys.executable, "-c", script)
     name, version, file = told.split()
-    assert (name, file) == ("Engine", str(installed / "app" / "__init__.py"))
+    assert (name, file) == ("Engine", str(installed / "smart_embedder" / "__init__.py"))
     assert Version(version) == Version(__version__)
 
 
 def test_the_page_is_in_it(installed: Path) -> None:
-    files = {path.relative_to(ROOT) for path in (ROOT / "app" / "ui").rglob("*.*")}
+    files = {path.relative_to(ROOT) for path in (ROOT / "smart_embedder" / "ui").rglob("*.*")}
     assert files
     assert all((installed / file).is_file() for file in files)
 
 
 def test_the_kernels_can_be_built_of_it(installed: Path) -> None:
-    ops = Path("app", "models", "ops")
+    ops = Path("smart_embedder", "models", "ops")
     names = {path.name for path in (ROOT / ops / "csrc").glob("*.*") if path.suffix != ".so"}
     assert {path.name for path in (installed / ops / "csrc").iterdir()} == names
     assert (installed / ops / "requirements-kernels.txt").is_file()

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from app.errors import StartupError
-from app.models.families.backbone import Target
-from app.models.ops.choose import choose_backend
-from app.models.tasks.dense import load_m3_embedder
+from smart_embedder.errors import StartupError
+from smart_embedder.models.families.backbone import Target
+from smart_embedder.models.ops.choose import choose_backend
+from smart_embedder.models.tasks.dense import load_m3_embedder
 from tests.support.server import REPOSITORY
 
 CPU = torch.device("cpu")
@@ -73,9 +73,9 @@ def test_the_service_switches_the_hubs_telemetry_off() -> None:
     """Whatever the environment says, and before the hub's library is imported."""
     script = (
         "import sys\n"
-        "from app.errors import StartupError\n"
-        "from app.main import create_app, load_models\n"
-        "from app.settings import Settings\n"
+        "from smart_embedder.errors import StartupError\n"
+        "from smart_embedder.main import create_app, load_models\n"
+        "from smart_embedder.settings import Settings\n"
         "assert 'huggingface_hub' not in sys.modules\n"
         "try: load_models(Settings(embedding_model='no-such/model', hf_hub_offline=True))\n"
         "except StartupError: pass\n"

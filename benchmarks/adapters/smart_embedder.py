@@ -5,11 +5,11 @@ from pathlib import Path
 
 import numpy as np
 
-from app.engine import Engine
-from app.engine.records import EmbeddingResult
-from app.models.load import load_models
-from app.settings import Settings
 from benchmarks.adapters.interface import Setting, Vectors
+from smart_embedder.engine import Engine
+from smart_embedder.engine.records import EmbeddingResult
+from smart_embedder.models.load import load_models
+from smart_embedder.settings import Settings
 
 PACKAGE = "smart-embedder"
 

@@ -17,11 +17,11 @@ from typing import Any
 
 import torch
 
-from app.engine import Engine
-from app.models.load import load_models
-from app.settings import Settings
 from benchmarks.gpu.workload import FULL, QUICK, Size
 from benchmarks.workload import QUERIES, draw_texts
+from smart_embedder.engine import Engine
+from smart_embedder.models.load import load_models
+from smart_embedder.settings import Settings
 
 # The names of what is asked for, and whether that is more than dense vectors.
 _KINDS = {"dense": False, "all kinds": True}

@@ -15,12 +15,12 @@ import numpy as np
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from app.engine import Engine
-from app.engine.model import Model
-from app.engine.records import Outputs
-from app.models.load import load_models
-from app.settings import NO_RERANKER, Settings
 from benchmarks.checkpoints import SHAPES, save_bge_m3
+from smart_embedder.engine import Engine
+from smart_embedder.engine.model import Model
+from smart_embedder.engine.records import Outputs
+from smart_embedder.models.load import load_models
+from smart_embedder.settings import NO_RERANKER, Settings
 
 _TEXTS = {"one query": (1, 16), "a batch": (64, 256)}
 _QUICK_TEXTS = {"one query": (1, 16), "a batch": (8, 64)}

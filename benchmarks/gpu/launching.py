@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 import uvloop
 
-from app.engine.records import Outputs
-from app.models.load import load_models
-from app.models.tasks.dense import M3Embedder
-from app.settings import NO_RERANKER, Settings
+from smart_embedder.engine.records import Outputs
+from smart_embedder.models.load import load_models
+from smart_embedder.models.tasks.dense import M3Embedder
+from smart_embedder.settings import NO_RERANKER, Settings
 
 _TOKENS = 16
 _INTERVALS = (0.005, 0.001, 0.0005, 0.0001, 0.00005)

@@ -7,7 +7,7 @@ import platform
 
 import torch
 
-from app.models.device.choose import choose_device, describe_device
+from smart_embedder.models.device.choose import choose_device, describe_device
 
 
 def main() -> None:

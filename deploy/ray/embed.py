@@ -20,14 +20,14 @@ from ray.data import ActorPoolStrategy
 from ray.data.exceptions import UserCodeException
 from ray.exceptions import RayError
 
-from app.engine.records import Outputs
-from app.errors import StartupError
-from app.settings.sources import load_settings
 from deploy.ray.blocks import Block, Input, InputError, find_input, list_blocks
 from deploy.ray.worker import BlockEmbedder, Job
+from smart_embedder.engine.records import Outputs
+from smart_embedder.errors import StartupError
+from smart_embedder.settings.sources import load_settings
 
 _MANIFEST = "_job.json"
-_OUR_ERROR = re.compile(r"(?m)^(?:app|deploy)[.\w]*\.\w+Error: (.+)$")
+_OUR_ERROR = re.compile(r"(?m)^(?:smart_embedder|deploy)[.\w]*\.\w+Error: (.+)$")
 _KINDS = ("dense", "sparse", "colbert")
 
 

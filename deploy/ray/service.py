@@ -11,10 +11,10 @@ from fastapi import FastAPI
 from ray import serve
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.engine import Engine
-from app.engine.model import LoadedModels
-from app.main import create_app
-from app.server.process import load_settings_and_configure_logs, log_failure, log_ready
+from smart_embedder.engine import Engine
+from smart_embedder.engine.model import LoadedModels
+from smart_embedder.main import create_app
+from smart_embedder.server.process import load_settings_and_configure_logs, log_failure, log_ready
 
 
 class ReadyOnceLoaded:

@@ -14,13 +14,6 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-from app import __version__
-from app.engine import Engine
-from app.engine.records import EmbeddingOptions, Outputs, TextEmbedding
-from app.errors import SmartEmbedderError, UnavailableError
-from app.models.load import load_models
-from app.observability.logs import configure_logs
-from app.settings import Settings
 from deploy.ray.blocks import Block, InputError, Row
 from deploy.ray.outputs import (
     EmbeddedRow,
@@ -29,6 +22,13 @@ from deploy.ray.outputs import (
     QdrantOutput,
     unfinished_name,
 )
+from smart_embedder import __version__
+from smart_embedder.engine import Engine
+from smart_embedder.engine.records import EmbeddingOptions, Outputs, TextEmbedding
+from smart_embedder.errors import SmartEmbedderError, UnavailableError
+from smart_embedder.models.load import load_models
+from smart_embedder.observability.logs import configure_logs
+from smart_embedder.settings import Settings
 
 Result = TypeVar("Result")
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.access import client_address as module
-from app.access.client_address import (
+from smart_embedder.access import client_address as module
+from smart_embedder.access.client_address import (
     client_address,
     forwarded_prefix,
     network_key,

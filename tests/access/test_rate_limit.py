@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.access.rate_limit import MemoryBuckets, SharedBuckets
-from app.errors import StartupError
+from smart_embedder.access.rate_limit import MemoryBuckets, SharedBuckets
+from smart_embedder.errors import StartupError
 
 
 @dataclass
@@ -32,7 +32,7 @@ class Clock:
 def stopped_clock() -> Iterator[Clock]:
     with pytest.MonkeyPatch.context() as patch:
         clock = Clock()
-        patch.setattr("app.access.rate_limit.monotonic_ns", clock.read)
+        patch.setattr("smart_embedder.access.rate_limit.monotonic_ns", clock.read)
         yield clock
 
 

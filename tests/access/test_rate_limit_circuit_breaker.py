@@ -5,8 +5,8 @@ import asyncio
 import pytest
 from structlog.testing import capture_logs
 
-from app.access import rate_limit
-from app.access.rate_limit import REDIS_PAUSE, REDIS_TIMEOUT, CircuitBreaker
+from smart_embedder.access import rate_limit
+from smart_embedder.access.rate_limit import REDIS_PAUSE, REDIS_TIMEOUT, CircuitBreaker
 from tests.support.skipped_time import in_skipped_time, now, turns
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from app.access.rate_limit import SharedBuckets
+from smart_embedder.access.rate_limit import SharedBuckets
 from tests.support.redis_server import RedisServer, needs_redis, run_odd_redis, run_redis
 
 pytestmark = needs_redis
@@ -46,7 +46,7 @@ def redis(tmp_path: Path):
 @pytest.fixture
 def patient(monkeypatch) -> None:
     """A timeout that a slow machine does not reach."""
-    monkeypatch.setattr("app.access.rate_limit.REDIS_TIMEOUT", 60)
+    monkeypatch.setattr("smart_embedder.access.rate_limit.REDIS_TIMEOUT", 60)
 
 
 async def test_a_flood_on_two_holders_gets_their_one_budget(redis: RedisServer, patient) -> None:
@@ -127,7 +127,7 @@ async def test_a_wrong_password_is_a_failure_like_any_other(
     redis: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # On a busy machine no answer might come in time, which would be another failure.
-    monkeypatch.setattr("app.access.rate_limit.REDIS_TIMEOUT", 30)
+    monkeypatch.setattr("smart_embedder.access.rate_limit.REDIS_TIMEOUT", 30)
     with capture_logs() as log:
         async with shared(redis.url.replace(PASSWORD, "wrong-secret")) as buckets:
             assert [await buckets.take("key") for _ in range(10)].count(0) == 5

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from app.access.tokens import ApiTokens
-from app.errors import StartupError
+from smart_embedder.access.tokens import ApiTokens
+from smart_embedder.errors import StartupError
 
 
 def rewrite(file: Path, text: str) -> None:

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from app.models.families.backbone import Target
-from app.models.ops.choose import choose_backend
-from app.models.tasks.dense import M3Embedder, load_m3_embedder
+from smart_embedder.models.families.backbone import Target
+from smart_embedder.models.ops.choose import choose_backend
+from smart_embedder.models.tasks.dense import M3Embedder, load_m3_embedder
 
 
 @pytest.fixture(scope="session")

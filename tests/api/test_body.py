@@ -15,21 +15,21 @@ from pydantic import ValidationError
 from pydantic_core import from_json
 from starlette.datastructures import Headers
 
-import app.main  # noqa: F401 - every dialect has its requests
-from app.api import body
-from app.api import errors as validation_errors
-from app.api.body import JsonValueCounter
-from app.api.context import NATIVE, NATIVE_EMBEDDINGS, RequestContext
-from app.api.dialects import openai
-from app.api.dialects.cohere import CohereEmbedRequest, DocumentsRequest
-from app.api.dialects.openai import OpenAIEmbeddingRequest
-from app.api.dialects.tei_schemas import DecodeRequest
-from app.api.endpoints import embeddings
-from app.api.schemas import EmbeddingRequest, RequestModel, RerankBody
-from app.api.stream.lines import StreamLine
-from app.engine.scheduling.fairness import LoopTurns
-from app.errors import ClientGoneError, InvalidRequestError, UnsupportedMediaError
-from app.settings import Settings
+import smart_embedder.main  # noqa: F401 - every dialect has its requests
+from smart_embedder.api import body
+from smart_embedder.api import errors as validation_errors
+from smart_embedder.api.body import JsonValueCounter
+from smart_embedder.api.context import NATIVE, NATIVE_EMBEDDINGS, RequestContext
+from smart_embedder.api.dialects import openai
+from smart_embedder.api.dialects.cohere import CohereEmbedRequest, DocumentsRequest
+from smart_embedder.api.dialects.openai import OpenAIEmbeddingRequest
+from smart_embedder.api.dialects.tei_schemas import DecodeRequest
+from smart_embedder.api.endpoints import embeddings
+from smart_embedder.api.schemas import EmbeddingRequest, RequestModel, RerankBody
+from smart_embedder.api.stream.lines import StreamLine
+from smart_embedder.engine.scheduling.fairness import LoopTurns
+from smart_embedder.errors import ClientGoneError, InvalidRequestError, UnsupportedMediaError
+from smart_embedder.settings import Settings
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(st.characters(codec="utf-8")),
@@ -228,7 +228,7 @@ def test_an_api_is_told_by_its_field_without_a_description_of_errors(monkeypatch
 
 def all_requests(kind: type[RequestModel] = RequestModel) -> list[type[RequestModel]]:
     found = [each for sub in kind.__subclasses__() for each in (sub, *all_requests(sub))]
-    return [each for each in dict.fromkeys(found) if each.__module__.startswith("app.")]
+    return [each for each in dict.fromkeys(found) if each.__module__.startswith("smart_embedder.")]
 
 
 def lists_in(schema: Any) -> Iterator[dict[str, Any]]:

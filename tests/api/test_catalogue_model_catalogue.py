@@ -2,10 +2,10 @@
 
 import pytest
 
-from app.api.catalogue import ModelCatalogue, Role
-from app.errors import StartupError, UnknownModelError
-from app.settings import Settings
-from app.settings.types import ModelEntry
+from smart_embedder.api.catalogue import ModelCatalogue, Role
+from smart_embedder.errors import StartupError, UnknownModelError
+from smart_embedder.settings import Settings
+from smart_embedder.settings.types import ModelEntry
 
 BGE, QWEN = "BAAI/bge-m3", "Qwen/Qwen3-Embedding-0.6B"
 RERANKER = "BAAI/bge-reranker-v2-m3"

@@ -2,11 +2,11 @@
 
 import pytest
 
-from app.api.context import NATIVE
-from app.api.dialects.cohere import COHERE
-from app.api.dialects.openai import OPENAI
-from app.api.dialects.tei import TEI
-from app.api.dialects.vllm import VLLM
+from smart_embedder.api.context import NATIVE
+from smart_embedder.api.dialects.cohere import COHERE
+from smart_embedder.api.dialects.openai import OPENAI
+from smart_embedder.api.dialects.tei import TEI
+from smart_embedder.api.dialects.vllm import VLLM
 from tests.support.paths import PATHS
 
 

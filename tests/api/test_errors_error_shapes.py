@@ -8,19 +8,26 @@ from fastapi import FastAPI
 from httpx2 import ASGITransport, AsyncClient
 from structlog.testing import capture_logs
 
-from app.api.context import NATIVE, RERANK, Dialect, ErrorFacts, RequestContext, context_of
-from app.api.dialects.cohere import COHERE
-from app.api.dialects.openai import OPENAI
-from app.api.dialects.tei import TEI
-from app.api.dialects.vllm import VLLM
-from app.api.errors import (
+from smart_embedder.api.context import (
+    NATIVE,
+    RERANK,
+    Dialect,
+    ErrorFacts,
+    RequestContext,
+    context_of,
+)
+from smart_embedder.api.dialects.cohere import COHERE
+from smart_embedder.api.dialects.openai import OPENAI
+from smart_embedder.api.dialects.tei import TEI
+from smart_embedder.api.dialects.vllm import VLLM
+from smart_embedder.api.errors import (
     _response,
     error_facts,
     install_error_handlers,
     unforeseen_error_response,
 )
-from app.errors import QueueFullError
-from app.middleware.observe import ProvideContext
+from smart_embedder.errors import QueueFullError
+from smart_embedder.middleware.observe import ProvideContext
 from tests.support.paths import PATHS
 
 PROBLEMS = [{"pointer": "/input/0/text", "detail": "too long"}, {"pointer": "/model"}]

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from app.api.body import parse_json, validate
-from app.api.dialects.openai import OpenAIEmbeddingRequest
-from app.api.schemas import EmbeddingRequest, RequestModel, RerankBody
-from app.errors import InvalidRequestError
+from smart_embedder.api.body import parse_json, validate
+from smart_embedder.api.dialects.openai import OpenAIEmbeddingRequest
+from smart_embedder.api.schemas import EmbeddingRequest, RequestModel, RerankBody
+from smart_embedder.errors import InvalidRequestError
 
 LIST = '{"sentences":["What is hybrid search?"]}'
 PAIR = '"passages":["A recipe for bread.","It joins two rankings."]}'

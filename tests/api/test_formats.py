@@ -8,12 +8,18 @@ import orjson
 import pyarrow as pa
 import pytest
 
-from app.api.formats import arrow, binary
-from app.api.formats import vectors as json_answer
-from app.api.formats.vectors import EmbeddingAnswer, ModelNames, VectorOptions
-from app.engine.records import EmbeddingResult, Outputs, SparseVector, TextEmbedding, TokenStrings
-from app.observability.tracing import Timings
 from benchmarks.formats import answer_of
+from smart_embedder.api.formats import arrow, binary
+from smart_embedder.api.formats import vectors as json_answer
+from smart_embedder.api.formats.vectors import EmbeddingAnswer, ModelNames, VectorOptions
+from smart_embedder.engine.records import (
+    EmbeddingResult,
+    Outputs,
+    SparseVector,
+    TextEmbedding,
+    TokenStrings,
+)
+from smart_embedder.observability.tracing import Timings
 from tests.support.formats import (
     ARROW,
     JSON,

@@ -12,9 +12,9 @@ from fastapi import FastAPI, Request
 from httpx2 import ASGITransport, AsyncClient
 from starlette import datastructures, requests
 
-from app.api.context import NATIVE, NATIVE_EMBEDDINGS, RequestContext
-from app.api.errors import install_error_handlers
-from app.api.handler import (
+from smart_embedder.api.context import NATIVE, NATIVE_EMBEDDINGS, RequestContext
+from smart_embedder.api.errors import install_error_handlers
+from smart_embedder.api.handler import (
     LARGE_ANSWER_BYTES,
     Call,
     Operation,
@@ -25,18 +25,18 @@ from app.api.handler import (
     urgency_of,
     with_timeout,
 )
-from app.api.schemas import RequestModel
-from app.engine.records import RerankResult
-from app.errors import (
+from smart_embedder.api.schemas import RequestModel
+from smart_embedder.engine.records import RerankResult
+from smart_embedder.errors import (
     ClientGoneError,
     InferenceTimeoutError,
     StartupError,
     UnavailableError,
 )
-from app.main import create_app
-from app.middleware.observe import ProvideContext
-from app.observability.tracing import Stage, Timings
-from app.settings import Settings
+from smart_embedder.main import create_app
+from smart_embedder.middleware.observe import ProvideContext
+from smart_embedder.observability.tracing import Stage, Timings
+from smart_embedder.settings import Settings
 from tests.engine.fakes import FakeModel, loaded
 from tests.engine.further_models import FakeLoader, entries
 from tests.support.in_process import served

@@ -6,13 +6,13 @@ from fastapi import Request
 from pydantic import BaseModel, Field
 from starlette.responses import JSONResponse, Response
 
-from app import main
-from app.api.context import NATIVE_EMBEDDINGS, Dialect, Endpoint, ErrorFacts
-from app.api.handler import Call, Operation, Router, ServiceDep, respond
-from app.api.openapi import BEARER, describe_work
-from app.api.schemas import ForeignRequest
-from app.api.work import embed, embedder_of
-from app.engine.records import Outputs
+from smart_embedder import main
+from smart_embedder.api.context import NATIVE_EMBEDDINGS, Dialect, Endpoint, ErrorFacts
+from smart_embedder.api.handler import Call, Operation, Router, ServiceDep, respond
+from smart_embedder.api.openapi import BEARER, describe_work
+from smart_embedder.api.schemas import ForeignRequest
+from smart_embedder.api.work import embed, embedder_of
+from smart_embedder.engine.records import Outputs
 from tests.engine.fakes import FakeModel, loaded
 from tests.support.in_process import served
 

@@ -6,7 +6,7 @@ import re
 import orjson
 import pytest
 
-from app import __version__
+from smart_embedder import __version__
 from tests.faults.raw import connect, head, read_status
 from tests.support.server import RunningServer
 

@@ -7,7 +7,7 @@ import orjson
 import pytest
 from backports import zstd
 
-from app.api import negotiation
+from smart_embedder.api import negotiation
 from tests.api.test_formats import ARROW
 
 LARGE = ["search vector " * 900] * 4

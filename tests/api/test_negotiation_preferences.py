@@ -4,10 +4,10 @@ import http_sf
 import pytest
 from fastapi import Request
 
-from app.api.endpoints.operations import _wants_html
-from app.api.formats.records import media_type_of
-from app.api.handler import urgency_of
-from app.api.negotiation import encoding_of, preference, preferences
+from smart_embedder.api.endpoints.operations import _wants_html
+from smart_embedder.api.formats.records import media_type_of
+from smart_embedder.api.handler import urgency_of
+from smart_embedder.api.negotiation import encoding_of, preference, preferences
 
 # Without a limit each of these takes its parser 50 to 100 ms.
 LONG = {

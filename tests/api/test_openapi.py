@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 
-from app.api.answers import RerankResponse
-from app.api.dialects.openai import OpenAIError
-from app.api.openapi import describe_body, describe_stream, describe_work
-from app.api.schemas import EmbeddingFields, RerankBody
-from app.api.stream.lines import StreamLine
-from app.engine.model import LoadedModels
-from app.main import create_app
-from app.settings import Settings
+from smart_embedder.api.answers import RerankResponse
+from smart_embedder.api.dialects.openai import OpenAIError
+from smart_embedder.api.openapi import describe_body, describe_stream, describe_work
+from smart_embedder.api.schemas import EmbeddingFields, RerankBody
+from smart_embedder.api.stream.lines import StreamLine
+from smart_embedder.engine.model import LoadedModels
+from smart_embedder.main import create_app
+from smart_embedder.settings import Settings
 from tests.engine.fakes import FakeModel, FakeReranker, loaded
 from tests.support.in_process import served
 

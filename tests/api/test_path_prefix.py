@@ -7,8 +7,8 @@ from typing import Any
 import httpx2
 import pytest
 
-from app.main import create_app
-from app.settings import Settings
+from smart_embedder.main import create_app
+from smart_embedder.settings import Settings
 
 PROXY = "10.0.0.1"
 PREFIX = "/team/embedder"

@@ -6,7 +6,7 @@ from fastapi import Request
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.api.handler import urgency_of
+from smart_embedder.api.handler import urgency_of
 
 
 def request_with(*lines: bytes) -> Request:

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.api import rendering
-from app.api.rendering import (
+from smart_embedder.api import rendering
+from smart_embedder.api.rendering import (
     ChunkedResponse,
     base64_of,
     by_falling_score,
@@ -26,13 +26,13 @@ from app.api.rendering import (
     text_as_json,
     truncation_as_json,
 )
-from app.engine.records import (
+from smart_embedder.engine.records import (
     PartScores,
     RerankResult,
     SparseVector,
     Truncation,
 )
-from app.observability.tracing import Timings
+from smart_embedder.observability.tracing import Timings
 
 MESSAGE, WHOLE = 262_144, 4 << 20
 

@@ -4,9 +4,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from app.api.schemas import check_passages, check_rerank_options, check_texts, check_truncation
-from app.errors import EmptyInputError, InvalidRequestError
-from app.settings import Settings
+from smart_embedder.api.schemas import (
+    check_passages,
+    check_rerank_options,
+    check_texts,
+    check_truncation,
+)
+from smart_embedder.errors import EmptyInputError, InvalidRequestError
+from smart_embedder.settings import Settings
 
 SETTINGS = Settings(api_token=None, max_sentences_per_request=3, max_rerank_passages=2)
 

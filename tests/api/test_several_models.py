@@ -8,11 +8,11 @@ import httpx2
 import numpy as np
 import pytest
 
-from app.engine import Engine, RerankRequest
-from app.engine.pooled_model import ModelState
-from app.main import create_app
-from app.models.load import load_models
-from app.settings import Settings
+from smart_embedder.engine import Engine, RerankRequest
+from smart_embedder.engine.pooled_model import ModelState
+from smart_embedder.main import create_app
+from smart_embedder.models.load import load_models
+from smart_embedder.settings import Settings
 from tests.engine.fakes import FakeModel, loaded
 from tests.engine.further_models import FakeLoader, entries, reached, status
 from tests.support.server import RunningServer, run_server

@@ -4,13 +4,13 @@ from dataclasses import dataclass
 
 import pytest
 
-from app.api.catalogue import Role, ServedModel
-from app.api.formats.vectors import ModelNames
-from app.api.schemas import EmbeddingFields
-from app.api.work import as_asked_for, check_numbers, model_names, vector_options
-from app.engine.records import Outputs
-from app.errors import InvalidRequestError
-from app.settings import Settings
+from smart_embedder.api.catalogue import Role, ServedModel
+from smart_embedder.api.formats.vectors import ModelNames
+from smart_embedder.api.schemas import EmbeddingFields
+from smart_embedder.api.work import as_asked_for, check_numbers, model_names, vector_options
+from smart_embedder.engine.records import Outputs
+from smart_embedder.errors import InvalidRequestError
+from smart_embedder.settings import Settings
 
 SETTINGS = Settings(api_token=None, embedding_model="own/bge", dense_embedding_model="own/qwen")
 

@@ -12,11 +12,11 @@ from smart_embedder_client import EmbedOptions, RerankOptions, RerankWeights, Sm
 from smart_embedder_client.calls import embed_calls
 from transformers import BertModel
 
-from app.api import schemas
-from app.api.formats.vectors import VectorOptions
-from app.engine.records import Outputs, TextEmbedding
-from app.engine.requests.embedding import vector_bytes
-from app.settings import Settings
+from smart_embedder.api import schemas
+from smart_embedder.api.formats.vectors import VectorOptions
+from smart_embedder.engine.records import Outputs, TextEmbedding
+from smart_embedder.engine.requests.embedding import vector_bytes
+from smart_embedder.settings import Settings
 from tests.support.server import run_server
 from tests.support.texts import varied_texts
 from tests.support.wordpiece import save_colbert

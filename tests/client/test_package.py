@@ -51,7 +51,13 @@ def test_it_works_without_the_service(installed: Path) -> None:
     package = installed / "smart_embedder_client"
     assert file == str(package / "__init__.py")
     assert Version(version) == Version(smart_embedder_client.__version__)
-    assert not {name.partition(".")[0] for name in modules} & {"app", "tools", "torch", "fastapi"}
+    assert not {name.partition(".")[0] for name in modules} & {
+        "app",
+        "smart_embedder",
+        "tools",
+        "torch",
+        "fastapi",
+    }
     assert (package / "py.typed").exists()
 
 

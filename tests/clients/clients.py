@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from app.api.schemas import OPENAI_TEXTS
+from smart_embedder.api.schemas import OPENAI_TEXTS
 from tests.clients.expected import MOST_TEXTS
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from app.settings import Settings
+from smart_embedder.settings import Settings
 from tests.support.env_example import listed_settings
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from app import __version__
+from smart_embedder import __version__
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = [ROOT / "Dockerfile.cpu", ROOT / "Dockerfile.gpu"]
@@ -48,7 +48,11 @@ def test_the_base_is_a_build_argument_with_an_exact_tag_and_its_digest(file: Pat
 def test_torch_has_a_layer_of_its_own_before_anything_that_changes_more_often(file: Path) -> None:
     torch = place(file, r"^RUN .*-r /torch.lock")
     assert f"source=requirements/torch-{file.suffix[1:]}.lock" in image(file)[torch]
-    assert torch < place(file, r"^RUN .*-r /service.lock") < place(file, "^COPY app ./app$")
+    assert (
+        torch
+        < place(file, r"^RUN .*-r /service.lock")
+        < place(file, "^COPY smart_embedder ./smart_embedder$")
+    )
 
 
 def test_every_package_is_installed_by_its_hash(file: Path) -> None:
@@ -60,7 +64,14 @@ def test_every_package_is_installed_by_its_hash(file: Path) -> None:
 def test_the_benchmark_is_inside_beside_the_checks(file: Path) -> None:
     assert "COPY benchmark.py ./" in image(file)
     allowed = (ROOT / ".dockerignore").read_text().splitlines()
-    assert {"*", "!app", "!tools", "!benchmark.py", "!requirements/*.lock"} <= set(allowed)
+    assert {
+        "*",
+        "!app",
+        "!smart_embedder",
+        "!tools",
+        "!benchmark.py",
+        "!requirements/*.lock",
+    } <= set(allowed)
 
 
 def test_the_service_runs_as_user_1000_and_owns_the_model_cache_alone(file: Path) -> None:
@@ -80,7 +91,7 @@ def test_the_service_is_the_command_without_a_shell_and_another_may_take_its_pla
     file: Path,
 ) -> None:
     command = image(file)[place(file, "^CMD ")].partition(" ")[2]
-    assert json.loads(command) == ["python", "-m", "app"]
+    assert json.loads(command) == ["python", "-m", "smart_embedder"]
     assert not any(line.startswith("ENTRYPOINT") for line in image(file))
 
 

@@ -10,9 +10,9 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from app import __version__
-from app.engine import engine
-from app.settings import Settings
+from smart_embedder import __version__
+from smart_embedder.engine import engine
+from smart_embedder.settings import Settings
 from tests.support.env_example import listed_settings
 from tests.support.server import RunningServer
 

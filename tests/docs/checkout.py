@@ -12,7 +12,7 @@ from launcher.venv import Venv, digest_of
 from tests.support.server import REPOSITORY
 
 BASH = shutil.which("bash") or "bash"
-_FOLDERS = ("app", "tools", "launcher", "examples", "requirements")
+_FOLDERS = ("app", "smart_embedder", "tools", "launcher", "examples", "requirements")
 _INSTALLED = {
     "cpu": ("requirements/torch-cpu.lock", "requirements/service.lock"),
     "demo": ("requirements/demo.txt",),

@@ -18,7 +18,7 @@ from dotenv import dotenv_values
 from sybil import Example, Sybil
 from sybil.parsers.markdown import CodeBlockParser, SkipParser
 
-from app.settings import Settings
+from smart_embedder.settings import Settings
 from tests.docs.checkout import BASH, run_command
 from tests.docs.outputs import check_json, check_lines
 from tests.support.server import REPOSITORY

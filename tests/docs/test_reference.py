@@ -2,13 +2,13 @@
 
 import pytest
 
-from app import errors
-from app.api.errors import status_of
-from app.api.schemas import EmbeddingRequest, RerankBody
-from app.errors import SmartEmbedderError, StartupError, UnavailableError
 from launcher.gpu import CPU_LIMITS, RerankLimits, gpu_limits
 from scripts.metrics_docs import PAGE as METRICS
 from scripts.metrics_docs import with_table
+from smart_embedder import errors
+from smart_embedder.api.errors import status_of
+from smart_embedder.api.schemas import EmbeddingRequest, RerankBody
+from smart_embedder.errors import SmartEmbedderError, StartupError, UnavailableError
 from tests.support.server import REPOSITORY
 
 CONFIGURATION = (REPOSITORY / "docs" / "configuration.md").read_text(encoding="utf-8")

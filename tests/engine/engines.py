@@ -2,9 +2,9 @@
 
 import asyncio
 
-from app.engine import Engine
-from app.observability.metrics import Metrics
-from app.settings import Settings
+from smart_embedder.engine import Engine
+from smart_embedder.observability.metrics import Metrics
+from smart_embedder.settings import Settings
 from tests.engine.fakes import FakeModel, loaded
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from app.engine.devices.thread import run_preempting_call
-from app.engine.model import DeviceInfo, LoadedModels
-from app.engine.records import (
+from smart_embedder.engine.devices.thread import run_preempting_call
+from smart_embedder.engine.model import DeviceInfo, LoadedModels
+from smart_embedder.engine.records import (
     CUT_AT_END,
     InputType,
     Outputs,

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from app.engine import Engine
-from app.engine.model import (
+from smart_embedder.engine import Engine
+from smart_embedder.engine.model import (
     LoadPlan,
     Measured,
     MemoryUsage,
@@ -19,10 +19,10 @@ from app.engine.model import (
     PlacedModel,
     PlacedModels,
 )
-from app.engine.pooled_model import ModelState, ModelStatus
-from app.observability.metrics import Metrics
-from app.settings import Settings
-from app.settings.types import ModelEntry
+from smart_embedder.engine.pooled_model import ModelState, ModelStatus
+from smart_embedder.observability.metrics import Metrics
+from smart_embedder.settings import Settings
+from smart_embedder.settings.types import ModelEntry
 from tests.engine.fakes import FakeModel, FakeReranker, loaded
 
 GIGABYTE = 10**9

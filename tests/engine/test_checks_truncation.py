@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from app.engine.checks import (
+from smart_embedder.engine.checks import (
     pair_truncations,
     refuse_truncation,
     text_truncations,
 )
-from app.engine.records import TokenizedPair, TokenizedText, Truncation
-from app.errors import TextTooLongError
+from smart_embedder.engine.records import TokenizedPair, TokenizedText, Truncation
+from smart_embedder.errors import TextTooLongError
 from tests.engine.fakes import FakeModel, FakeReranker
 
 

@@ -6,17 +6,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from app.engine import Engine
-from app.engine.checks import AnswerMemory
-from app.engine.records import Outputs, SparseVector, TextEmbedding
-from app.engine.requests.reranking import ClassificationRequest
-from app.errors import (
+from smart_embedder.engine import Engine
+from smart_embedder.engine.checks import AnswerMemory
+from smart_embedder.engine.records import Outputs, SparseVector, TextEmbedding
+from smart_embedder.engine.requests.reranking import ClassificationRequest
+from smart_embedder.errors import (
     EmptyInputError,
     InvalidRequestError,
 )
-from app.models.load import load_models
-from app.observability.metrics import Metrics
-from app.settings import Settings
+from smart_embedder.models.load import load_models
+from smart_embedder.observability.metrics import Metrics
+from smart_embedder.settings import Settings
 from tests.engine.engines import engine_for, hold, let_go, queued
 from tests.engine.fakes import FakeModel, loaded
 

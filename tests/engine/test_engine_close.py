@@ -5,10 +5,10 @@ import threading
 
 import pytest
 
-from app.errors import (
+from smart_embedder.errors import (
     DrainingError,
 )
-from app.observability.metrics import Metrics
+from smart_embedder.observability.metrics import Metrics
 from tests.engine.engines import engine_for, hold, let_go, waiting
 from tests.engine.fakes import FakeModel
 

@@ -8,17 +8,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from app.engine import Engine
-from app.engine.records import TokenizedText
-from app.errors import (
+from smart_embedder.engine import Engine
+from smart_embedder.engine.records import TokenizedText
+from smart_embedder.errors import (
     InferenceError,
     InferenceTimeoutError,
     OutOfMemoryError,
     StartupError,
     UnhealthyError,
 )
-from app.observability.metrics import Metrics
-from app.settings import Settings
+from smart_embedder.observability.metrics import Metrics
+from smart_embedder.settings import Settings
 from tests.engine.engines import engine_for, hold, let_go, queued, waiting
 from tests.engine.fakes import FakeModel, loaded
 
@@ -139,7 +139,7 @@ async def test_a_fault_in_the_consumer_itself_is_a_failure_and_not_a_silence(mon
 
     engine = engine_for(FakeModel())
     await engine.start()
-    monkeypatch.setattr("app.engine.scheduling.queue.form_batch", broken)
+    monkeypatch.setattr("smart_embedder.engine.scheduling.queue.form_batch", broken)
     # Who waits for it is told, and so is whoever comes later.
     for _ in range(2):
         with pytest.raises(UnhealthyError, match="consumer has ended"):
@@ -159,7 +159,7 @@ async def test_a_fault_behind_a_forward_is_told_to_those_in_it_and_to_those_who_
     await engine.start()
     tasks = [await hold(engine, model), asyncio.create_task(engine.embed(["waits"] * 9))]
     await waiting(metrics, 1)
-    monkeypatch.setattr("app.engine.scheduling.batcher.Batch.complete", broken)
+    monkeypatch.setattr("smart_embedder.engine.scheduling.batcher.Batch.complete", broken)
     let_go(model)
     for task in tasks:
         with pytest.raises(UnhealthyError, match="consumer has ended"):

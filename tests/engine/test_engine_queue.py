@@ -4,14 +4,14 @@ import asyncio
 
 import pytest
 
-from app.engine import Engine
-from app.engine.requests.reranking import RerankRequest
-from app.errors import (
+from smart_embedder.engine import Engine
+from smart_embedder.engine.requests.reranking import RerankRequest
+from smart_embedder.errors import (
     LoadingError,
     QueueFullError,
 )
-from app.observability.metrics import Metrics
-from app.settings import Settings
+from smart_embedder.observability.metrics import Metrics
+from smart_embedder.settings import Settings
 from tests.engine.engines import engine_for, entered, hold, let_go, queued, waiting
 from tests.engine.fakes import FakeModel, FakeReranker, loaded
 

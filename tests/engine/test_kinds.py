@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from app.engine import Engine, RerankRequest
-from app.engine.records import Outputs, TextEmbedding
-from app.errors import InvalidRequestError, KindNotMadeError
-from app.settings import Settings
+from smart_embedder.engine import Engine, RerankRequest
+from smart_embedder.engine.records import Outputs, TextEmbedding
+from smart_embedder.errors import InvalidRequestError, KindNotMadeError
+from smart_embedder.settings import Settings
 from tests.engine.fakes import FakeModel, FakeReranker, loaded
 
 

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from app.engine.checks import UNLIMITED, AnswerMemory
-from app.engine.model import MemoryUsage, ModelInfo
-from app.engine.records import Outputs
-from app.errors import InvalidRequestError
+from smart_embedder.engine.checks import UNLIMITED, AnswerMemory
+from smart_embedder.engine.model import MemoryUsage, ModelInfo
+from smart_embedder.engine.records import Outputs
+from smart_embedder.errors import InvalidRequestError
 from tests.engine.fakes import FakeModel, FakeReranker, loaded
 
 GIGABYTE = 2**30

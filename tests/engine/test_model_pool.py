@@ -7,9 +7,9 @@ import threading
 import pytest
 from structlog.testing import capture_logs
 
-from app.engine import Engine, RerankRequest
-from app.engine.pooled_model import ModelState
-from app.errors import (
+from smart_embedder.engine import Engine, RerankRequest
+from smart_embedder.engine.pooled_model import ModelState
+from smart_embedder.errors import (
     DrainingError,
     LoadingError,
     MemoryTakenError,
@@ -20,7 +20,7 @@ from app.errors import (
     UnavailableError,
     UnhealthyError,
 )
-from app.observability.metrics import Metrics
+from smart_embedder.observability.metrics import Metrics
 from tests.engine.devices.test_pool_device_pool import broken_memory
 from tests.engine.engines import entered, hold, let_go, queued
 from tests.engine.fakes import FakeModel
@@ -43,7 +43,7 @@ def short_pauses():
     gc.collect()
     gc.freeze()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("app.engine.model_pool.PAUSE", 0.01)
+        patch.setattr("smart_embedder.engine.model_pool.PAUSE", 0.01)
         yield
     gc.unfreeze()
 
@@ -188,7 +188,7 @@ async def test_a_pinned_one_stays_and_what_does_not_fit_beside_it_is_told(
         assert await vector(engine, "a", "pinned") == A + 1
         assert status(engine, "other").reason == str(refused.value)
         loader.total = 2 * GIGABYTE
-        monkeypatch.setattr("app.engine.pooled_model._PAUSE_AFTER_FAILURE", 0)
+        monkeypatch.setattr("smart_embedder.engine.pooled_model._PAUSE_AFTER_FAILURE", 0)
         assert await vector(engine, "a", "other") == A + 1
     assert loader.loads == ["pinned", "other"]
 
@@ -206,7 +206,7 @@ async def test_the_memory_of_other_programs_is_waited_for(monkeypatch) -> None:
             assert status(engine, "large").state is ModelState.LOADING
             assert status(engine, "large").reason == str(refused.value)
             loader.used_by_others = 0
-            monkeypatch.setattr("app.engine.pooled_model._PAUSE_FOR_MEMORY", 0)
+            monkeypatch.setattr("smart_embedder.engine.pooled_model._PAUSE_FOR_MEMORY", 0)
             assert await vector(engine, "a", "large") == A + 1
             assert status(engine, "large").reason is None
     assert [each["event"] for each in log] == ["model_waits_for_memory", "model_loaded"]
@@ -326,7 +326,7 @@ async def test_a_request_that_cannot_wait_for_the_loading_is_told_when_to_come_b
 async def test_one_that_is_always_busy_gives_way_after_its_turn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("app.engine.pooled_model._LEAST_TURN", 0.0)
+    monkeypatch.setattr("smart_embedder.engine.pooled_model._LEAST_TURN", 0.0)
     loader, found, ended = FakeLoader(gigabytes=1), [], asyncio.Event()
     async with engine_with(loader, *entries("one", "two")) as engine:
 
@@ -353,7 +353,7 @@ async def lease_until_refused(engine: Engine, name: str) -> None:
 async def test_what_a_request_has_in_hand_is_done_before_its_model_gives_way(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("app.engine.pooled_model._LEAST_TURN", 0.0)
+    monkeypatch.setattr("smart_embedder.engine.pooled_model._LEAST_TURN", 0.0)
     loader = FakeLoader(gigabytes=1)
     async with engine_with(loader, *entries("one", "two")) as engine:
         async with engine.lease("one") as leased:
@@ -414,7 +414,7 @@ async def test_a_loading_that_fails_is_one_sentence_and_is_tried_again_after_a_p
         assert loader.loads == ["one"]
         assert await vector(engine, "ab") == AB
         assert metrics.value("embedder_model_loads_total", model="one", result="failure") == 1
-        monkeypatch.setattr("app.engine.pooled_model._PAUSE_AFTER_FAILURE", 0)
+        monkeypatch.setattr("smart_embedder.engine.pooled_model._PAUSE_AFTER_FAILURE", 0)
         assert status(engine, "one").reason == told
         assert await vector(engine, "a", "one") == A + 1
         assert status(engine, "one").reason is None

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from app.engine import clock
-from app.engine.model import MemoryUsage
-from app.engine.model_pool import PAUSE, ModelRoom
-from app.engine.pooled_model import LoadingQueue, PooledModel, Residence
-from app.errors import LoadingError, MemoryTakenError, ModelTooLargeError
-from app.settings.types import ModelEntry
+from smart_embedder.engine import clock
+from smart_embedder.engine.model import MemoryUsage
+from smart_embedder.engine.model_pool import PAUSE, ModelRoom
+from smart_embedder.engine.pooled_model import LoadingQueue, PooledModel, Residence
+from smart_embedder.errors import LoadingError, MemoryTakenError, ModelTooLargeError
+from smart_embedder.settings.types import ModelEntry
 from tests.engine.fakes import FakeModel, loaded
 from tests.support.skipped_time import in_skipped_time, now, turns
 

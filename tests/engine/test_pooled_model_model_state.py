@@ -5,19 +5,19 @@ from types import MappingProxyType
 
 import pytest
 
-from app.engine import clock
-from app.engine.model import ModelInfo
-from app.engine.pooled_model import (
+from smart_embedder.engine import clock
+from smart_embedder.engine.model import ModelInfo
+from smart_embedder.engine.pooled_model import (
     ModelState,
     PooledModel,
     Residence,
     abilities_of,
     default_statuses,
 )
-from app.engine.records import Outputs
-from app.errors import MemoryTakenError, ModelNotLoadedError, ModelTooLargeError
-from app.settings import Settings
-from app.settings.types import ModelEntry
+from smart_embedder.engine.records import Outputs
+from smart_embedder.errors import MemoryTakenError, ModelNotLoadedError, ModelTooLargeError
+from smart_embedder.settings import Settings
+from smart_embedder.settings.types import ModelEntry
 from tests.engine.fakes import FakeModel, FakeReranker, loaded
 
 

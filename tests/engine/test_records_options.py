@@ -8,11 +8,11 @@ from types import MappingProxyType
 import numpy as np
 import pytest
 
-from app.engine import EmbeddingOptions, Engine, RerankRequest, TruncationOptions
-from app.engine.records import CUT_AT_END, Outputs, SparseVector, TextEmbedding
-from app.errors import InvalidRequestError, TextTooLongError
-from app.settings import Settings
-from app.settings.types import MAX_PROMPT_CHARACTERS
+from smart_embedder.engine import EmbeddingOptions, Engine, RerankRequest, TruncationOptions
+from smart_embedder.engine.records import CUT_AT_END, Outputs, SparseVector, TextEmbedding
+from smart_embedder.errors import InvalidRequestError, TextTooLongError
+from smart_embedder.settings import Settings
+from smart_embedder.settings.types import MAX_PROMPT_CHARACTERS
 from tests.engine.engines import hold, let_go, queued
 from tests.engine.fakes import FakeModel, FakeReranker, loaded
 

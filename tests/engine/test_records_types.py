@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from app.engine.model import Download, human_size
-from app.engine.records import (
+from smart_embedder.engine.model import Download, human_size
+from smart_embedder.engine.records import (
     JoinedIds,
     Outputs,
     SparseVector,

@@ -22,14 +22,14 @@ from pathlib import Path
 
 import torch
 
-from app.engine.model import LoadedModels
-from app.main import create_app
-from app.models import loader
-from app.models.load import load_models
-from app.models.ops.backend import torch_backend
-from app.models.ops.choose import choose_backend
-from app.server.process import run
-from app.settings import Settings
+from smart_embedder.engine.model import LoadedModels
+from smart_embedder.main import create_app
+from smart_embedder.models import loader
+from smart_embedder.models.load import load_models
+from smart_embedder.models.ops.backend import torch_backend
+from smart_embedder.models.ops.choose import choose_backend
+from smart_embedder.server.process import run
+from smart_embedder.settings import Settings
 
 
 class FaultyModel:

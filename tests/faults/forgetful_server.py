@@ -6,14 +6,14 @@ A request with the text "parsing", "tokenising" or "rendering" finds no memory i
 import dataclasses
 from functools import partial
 
-from app.api.endpoints import embeddings
-from app.api.formats import vectors
-from app.api.schemas import EmbeddingRequest
-from app.engine.model import LoadedModels
-from app.main import create_app
-from app.models.load import load_models
-from app.server.process import run
-from app.settings import Settings
+from smart_embedder.api.endpoints import embeddings
+from smart_embedder.api.formats import vectors
+from smart_embedder.api.schemas import EmbeddingRequest
+from smart_embedder.engine.model import LoadedModels
+from smart_embedder.main import create_app
+from smart_embedder.models.load import load_models
+from smart_embedder.server.process import run
+from smart_embedder.settings import Settings
 
 _render = vectors.render
 

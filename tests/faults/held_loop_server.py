@@ -10,8 +10,8 @@ import time
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.main import create_app
-from app.server.process import run
+from smart_embedder.main import create_app
+from smart_embedder.server.process import run
 
 
 async def hold(request: Request) -> Response:

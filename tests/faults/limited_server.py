@@ -9,12 +9,12 @@ import threading
 from functools import partial
 from pathlib import Path
 
-from app.engine.model import MemoryUsage
-from app.main import create_app
-from app.models import loader as model_loader
-from app.models.device import choose
-from app.models.load import load_models
-from app.server.process import run
+from smart_embedder.engine.model import MemoryUsage
+from smart_embedder.main import create_app
+from smart_embedder.models import loader as model_loader
+from smart_embedder.models.device import choose
+from smart_embedder.models.load import load_models
+from smart_embedder.server.process import run
 from tests.support.memory import status_bytes
 
 _load = model_loader._load

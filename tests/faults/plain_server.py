@@ -5,8 +5,8 @@ One thread and nothing in the background, so that nothing but a client's request
 
 import uvicorn
 
-from app.server.connection import bounded_connection
-from app.server.drain import Drain
+from smart_embedder.server.connection import bounded_connection
+from smart_embedder.server.drain import Drain
 
 
 async def say_yes(scope, receive, send) -> None:

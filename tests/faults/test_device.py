@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from app.models.device.cpu import available_threads
+from smart_embedder.models.device.cpu import available_threads
 from tests.faults.outcomes import EMBED, Outcomes, post_many
 
 EMBED_MANY = {"return_dense": True, "return_sparse": False, "return_colbert": False}

@@ -39,7 +39,7 @@ def test_it_is_counted_and_named_and_a_stop_is_told_apart(held: RunningServer) -
     calls = str(named[0]["stack"]).splitlines()
     assert " compute" in calls[0]
     assert " hold" in calls[1]
-    assert any("app.middleware" in call for call in calls)
+    assert any("smart_embedder.middleware" in call for call in calls)
     assert named[0]["level"] == "warning"
     shown = dict(line.rsplit(" ", 1) for line in held.get("/metrics").text.splitlines())
     blocked = float(shown[f"{SERIES}_sum"])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from app.models.ops.choose import choose_backend
+from smart_embedder.models.ops.choose import choose_backend
 from tests.faults.outcomes import EMBED
 from tests.support.native import LIBRARIES
 

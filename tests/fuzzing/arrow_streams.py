@@ -5,9 +5,9 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
-from app.api.stream.arrow_lines import ArrowReader
-from app.api.stream.lines import Line
-from app.errors import SmartEmbedderError
+from smart_embedder.api.stream.arrow_lines import ArrowReader
+from smart_embedder.api.stream.lines import Line
+from smart_embedder.errors import SmartEmbedderError
 from tests.fuzzing.inputs import (
     Target,
     check_sentence,

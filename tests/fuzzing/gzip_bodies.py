@@ -7,11 +7,11 @@ import zlib
 from collections.abc import Iterator
 from unittest.mock import patch
 
-from app.api.context import EMBEDDING_STREAM, NATIVE_EMBEDDINGS, RequestContext
-from app.engine.scheduling.fairness import LoopTurns
-from app.errors import BodyTooLargeError, InvalidRequestError
-from app.middleware import body as unpack_body
-from app.middleware.body import UnpackBody
+from smart_embedder.api.context import EMBEDDING_STREAM, NATIVE_EMBEDDINGS, RequestContext
+from smart_embedder.engine.scheduling.fairness import LoopTurns
+from smart_embedder.errors import BodyTooLargeError, InvalidRequestError
+from smart_embedder.middleware import body as unpack_body
+from smart_embedder.middleware.body import UnpackBody
 from tests.fuzzing.inputs import Target, check_sentence, cut, linear, outcome, read_input, seeds_of
 
 _MOST_BYTES = 1 << 12

@@ -7,11 +7,11 @@ from unittest.mock import patch
 
 from pydantic_core import from_json
 
-import app.main  # noqa: F401 - every dialect has its requests
-from app.api import body
-from app.api.body import JsonValueCounter, parse_in_steps, parse_json, validate
-from app.api.schemas import RequestModel
-from app.errors import InvalidRequestError
+import smart_embedder.main  # noqa: F401 - every dialect has its requests
+from smart_embedder.api import body
+from smart_embedder.api.body import JsonValueCounter, parse_in_steps, parse_json, validate
+from smart_embedder.api.schemas import RequestModel
+from smart_embedder.errors import InvalidRequestError
 from tests.fuzzing.inputs import (
     Target,
     check_sentence,
@@ -30,7 +30,7 @@ _LEAST_DEPTH_REFUSED = 200
 
 def _schemas(base: type[RequestModel] = RequestModel) -> Iterator[type[RequestModel]]:
     for each in base.__subclasses__():
-        if each.__module__.startswith("app.") and hasattr(each, "example"):
+        if each.__module__.startswith("smart_embedder.") and hasattr(each, "example"):
             yield each
         yield from _schemas(each)
 

@@ -15,8 +15,8 @@ import h11
 import uvicorn
 from uvicorn.server import ServerState
 
-from app.server.connection import MAX_HEADER_BYTES, bounded_connection
-from app.server.drain import Drain
+from smart_embedder.server.connection import MAX_HEADER_BYTES, bounded_connection
+from smart_embedder.server.drain import Drain
 from tests.fuzzing.inputs import Target, cut, linear, read_input, seeds_of
 
 _AN_HOUR = 3600.0

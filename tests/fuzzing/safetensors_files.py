@@ -17,10 +17,10 @@ from smart_embedder_client import safetensors as client_format
 from smart_embedder_client.errors import MALFORMED
 from smart_embedder_client.records import RecordReader
 
-from app.engine.requests import shared_cache
-from app.engine.requests.shared_cache import CachedVectors, join
-from app.errors import StartupError
-from app.models.checkpoint.weights import Weights, count_parameters
+from smart_embedder.engine.requests import shared_cache
+from smart_embedder.engine.requests.shared_cache import CachedVectors, join
+from smart_embedder.errors import StartupError
+from smart_embedder.models.checkpoint.weights import Weights, count_parameters
 from tests.fuzzing.inputs import Target, check_sentence, cut, linear, outcome, read_input, seeds_of
 
 _ENTRY_KINDS = ("dense", "sparse", "colbert", "states")

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from unittest.mock import patch
 
-from app.api import body
-from app.api.stream import lines
-from app.api.stream.lines import NdjsonReader
-from app.errors import BodyTooLargeError
+from smart_embedder.api import body
+from smart_embedder.api.stream import lines
+from smart_embedder.api.stream.lines import NdjsonReader
+from smart_embedder.errors import BodyTooLargeError
 from tests.fuzzing.inputs import (
     Target,
     check_sentence,

@@ -4,12 +4,12 @@ import pytest
 import torch
 from smart_embedder_client import safetensors as client_format
 
-from app.api import body
-from app.api.stream import arrow_lines, lines
-from app.engine.requests import shared_cache
-from app.middleware.body import _GzippedBody
-from app.models.checkpoint import weights
-from app.server.connection import BoundedConnection
+from smart_embedder.api import body
+from smart_embedder.api.stream import arrow_lines, lines
+from smart_embedder.engine.requests import shared_cache
+from smart_embedder.middleware.body import _GzippedBody
+from smart_embedder.models.checkpoint import weights
+from smart_embedder.server.connection import BoundedConnection
 from tests.fuzzing.inputs import linear
 from tests.fuzzing.targets import MODULES, load
 

@@ -188,18 +188,18 @@ def locked(wheel: Path) -> str:
 
 def make_checkout(folder: Path) -> Path:
     """Return the launcher in a checkout whose app prints what it was started with."""
-    ops = folder / "app" / "models" / "ops"
+    ops = folder / "smart_embedder" / "models" / "ops"
     ops.mkdir(parents=True)
     (ops / "build.py").write_text(BUILD)
-    (folder / "app" / "__main__.py").write_text(PRINT_ENVIRONMENT)
-    (folder / "app" / "server").mkdir()
+    (folder / "smart_embedder" / "__main__.py").write_text(PRINT_ENVIRONMENT)
+    (folder / "smart_embedder" / "server").mkdir()
     (folder / "tools" / "demo").mkdir(parents=True)
     (folder / "tools" / "demo" / "__main__.py").write_text(
         "import pathlib, sys\npathlib.Path(sys.argv[1]).mkdir(exist_ok=True)\n"
     )
     # What the launcher asks of the real app.
     for name in ("__init__.py", "errors.py", "server/__init__.py", "server/ports.py"):
-        shutil.copy(ROOT / "app" / name, folder / "app" / name)
+        shutil.copy(ROOT / "smart_embedder" / name, folder / "smart_embedder" / name)
     pinned = locked(write_wheel(folder, "1.0"))
     torch = locked(write_wheel(folder, "2.0", "torch"))
     (folder / "requirements").mkdir()

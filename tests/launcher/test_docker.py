@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from app.settings.sources import COMPOSE_VARIABLES
 from launcher.console import LaunchError
 from launcher.docker import LIMITS, require_docker
+from smart_embedder.settings.sources import COMPOSE_VARIABLES
 from tests.launcher.checkout import (
     BASH,
     QWEN,

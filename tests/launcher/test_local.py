@@ -111,7 +111,9 @@ def test_on_windows_the_launcher_waits_for_the_app_and_passes_on_its_exit_code(
         monkeypatch.setattr(module, "WINDOWS", True)
     monkeypatch.setattr(signal, "signal", lambda *arguments: ignored.append(arguments))
     (tmp_path / ".venv" / "Scripts").mkdir(parents=True)
-    add_program(tmp_path / ".venv" / "Scripts", "python.exe", '[[ "$*" == "-m app" ]] && exit 7')
+    add_program(
+        tmp_path / ".venv" / "Scripts", "python.exe", '[[ "$*" == "-m smart_embedder" ]] && exit 7'
+    )
     assert local.serve(venv.Venv(tmp_path / ".venv").python) == 7
     assert ignored == [(signal.SIGINT, signal.SIG_IGN)]
     monkeypatch.chdir(ROOT)

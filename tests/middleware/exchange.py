@@ -5,7 +5,7 @@ from typing import Any
 
 from starlette.types import ASGIApp
 
-from app.middleware.observe import ProvideContext
+from smart_embedder.middleware.observe import ProvideContext
 from tests.support.paths import PATHS
 
 Headers = Sequence[tuple[bytes, bytes]]

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from app.access.rate_limit import MemoryBuckets
-from app.access.tokens import ApiTokens
-from app.middleware.access import LimitRate, RateLimiter, RequireToken
+from smart_embedder.access.rate_limit import MemoryBuckets
+from smart_embedder.access.tokens import ApiTokens
+from smart_embedder.middleware.access import LimitRate, RateLimiter, RequireToken
 from tests.middleware.exchange import Inner, exchange, header
 
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from app.middleware.access import RefuseWhileDraining
-from app.middleware.observe import ProvideContext
-from app.server.drain import Drain
+from smart_embedder.middleware.access import RefuseWhileDraining
+from smart_embedder.middleware.observe import ProvideContext
+from smart_embedder.server.drain import Drain
 from tests.middleware.exchange import Inner, exchange, header
 from tests.support.paths import PATHS
 from tests.support.skipped_time import in_skipped_time, now, turns

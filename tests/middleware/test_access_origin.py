@@ -3,7 +3,7 @@
 import orjson
 import pytest
 
-from app.middleware.access import CheckOrigin
+from smart_embedder.middleware.access import CheckOrigin
 from tests.middleware.exchange import Inner, exchange, header
 
 SITE = "https://app.example"

@@ -6,10 +6,10 @@ from typing import Any
 import orjson
 import pytest
 
-from app.access.rate_limit import MemoryBuckets
-from app.access.tokens import ApiTokens
-from app.middleware.access import LimitRate, RateLimiter, RequireToken
-from app.middleware.observe import ProvideContext
+from smart_embedder.access.rate_limit import MemoryBuckets
+from smart_embedder.access.tokens import ApiTokens
+from smart_embedder.middleware.access import LimitRate, RateLimiter, RequireToken
+from smart_embedder.middleware.observe import ProvideContext
 from tests.support.paths import PATHS
 
 PROXY = ip_network("10.0.0.0/8")

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.api.context import EMBEDDING_STREAM, RequestContext
-from app.engine.scheduling.fairness import LoopTurns
-from app.errors import BodyTooLargeError, InvalidRequestError
-from app.middleware import body as unpack_body
-from app.middleware.body import UnpackBody
+from smart_embedder.api.context import EMBEDDING_STREAM, RequestContext
+from smart_embedder.engine.scheduling.fairness import LoopTurns
+from smart_embedder.errors import BodyTooLargeError, InvalidRequestError
+from smart_embedder.middleware import body as unpack_body
+from smart_embedder.middleware.body import UnpackBody
 from tests.middleware.exchange import Inner, exchange, part_of
 
 EMPTY = gzip.compress(b"", mtime=0)

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from app.errors import BodyStalledError
-from app.middleware.memory import MIN_BYTES_PER_SECOND, Reservation, TimedBody
+from smart_embedder.errors import BodyStalledError
+from smart_embedder.middleware.memory import MIN_BYTES_PER_SECOND, Reservation, TimedBody
 from tests.support.skipped_time import in_skipped_time, now, turns
 
 WINDOW = 10.0

@@ -6,10 +6,10 @@ from functools import partial
 
 import pytest
 
-from app.api.context import NATIVE_EMBEDDINGS, RequestContext
-from app.engine.scheduling.fairness import LoopTurns
-from app.errors import BodyStalledError, InvalidRequestError, QueueFullError
-from app.middleware.memory import (
+from smart_embedder.api.context import NATIVE_EMBEDDINGS, RequestContext
+from smart_embedder.engine.scheduling.fairness import LoopTurns
+from smart_embedder.errors import BodyStalledError, InvalidRequestError, QueueFullError
+from smart_embedder.middleware.memory import (
     BodyMemory,
     Exchange,
     HeldAnswer,
@@ -118,7 +118,7 @@ async def test_a_body_that_does_not_come_is_refused_after_its_window() -> None:
 
 
 async def test_where_memory_is_short_an_upload_that_stalls_is_evicted(monkeypatch) -> None:
-    monkeypatch.setattr("app.middleware.memory.STALLED_SECONDS", 0.0)
+    monkeypatch.setattr("smart_embedder.middleware.memory.STALLED_SECONDS", 0.0)
     limit = limited(read_whole)
     stalled = [
         asyncio.create_task(limit(scope(), receiving(6 * MIB, complete=False), send))

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from app.api.context import EMBEDDING_STREAM, RequestContext
-from app.engine.scheduling.fairness import LoopTurns
-from app.errors import BodyStalledError, InvalidRequestError, QueueFullError
-from app.middleware.memory import LimitMemory, Memory, Reservation, StreamedExchange
+from smart_embedder.api.context import EMBEDDING_STREAM, RequestContext
+from smart_embedder.engine.scheduling.fairness import LoopTurns
+from smart_embedder.errors import BodyStalledError, InvalidRequestError, QueueFullError
+from smart_embedder.middleware.memory import LimitMemory, Memory, Reservation, StreamedExchange
 from tests.middleware.exchange import part_of
 from tests.support.skipped_time import in_skipped_time, now, turns
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from app.api.context import NATIVE_EMBEDDINGS, RERANK
-from app.middleware.observe import ProvideContext
+from smart_embedder.api.context import NATIVE_EMBEDDINGS, RERANK
+from smart_embedder.middleware.observe import ProvideContext
 from tests.middleware.exchange import Inner, exchange, header
 from tests.support.paths import PATHS
 

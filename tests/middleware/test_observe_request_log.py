@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from app.api.context import context_of
-from app.middleware import observe
-from app.middleware.observe import LogRequests
+from smart_embedder.api.context import context_of
+from smart_embedder.middleware import observe
+from smart_embedder.middleware.observe import LogRequests
 from tests.middleware.exchange import Inner, exchange
 
 

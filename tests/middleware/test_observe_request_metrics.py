@@ -3,11 +3,11 @@
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from app import errors
-from app.api.endpoints.operations import totals
-from app.api.errors import error_response
-from app.middleware.observe import MeasureRequests, ProvideContext
-from app.observability.metrics import REJECTION_REASONS, Metrics
+from smart_embedder import errors
+from smart_embedder.api.endpoints.operations import totals
+from smart_embedder.api.errors import error_response
+from smart_embedder.middleware.observe import MeasureRequests, ProvideContext
+from smart_embedder.observability.metrics import REJECTION_REASONS, Metrics
 from tests.support.paths import PATHS
 
 REJECTED = {

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from app.api.context import context_of
-from app.middleware.observe import TraceRequests
-from app.observability.tracing import Stage
+from smart_embedder.api.context import context_of
+from smart_embedder.middleware.observe import TraceRequests
+from smart_embedder.observability.tracing import Stage
 from tests.middleware.exchange import Inner, exchange, header
 
 PARENT = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"

@@ -15,9 +15,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModel, DistilBertConfig
 
-from app.errors import StartupError
-from app.models.loader import load
-from app.settings import Settings
+from smart_embedder.errors import StartupError
+from smart_embedder.models.loader import load
+from smart_embedder.settings import Settings
 from tests.support.bad_start import failing_start
 
 NAN = float("nan")

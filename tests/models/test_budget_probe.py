@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from app.errors import StartupError
-from app.models import budget as probe
-from app.models.batch.packing import find_shared_prefixes
-from app.models.budget import measure
-from app.models.device.transfer import not_finite
+from smart_embedder.errors import StartupError
+from smart_embedder.models import budget as probe
+from smart_embedder.models.batch.packing import find_shared_prefixes
+from smart_embedder.models.budget import measure
+from smart_embedder.models.device.transfer import not_finite
 
 CPU = torch.device("cpu")
 

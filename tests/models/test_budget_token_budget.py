@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.models.budget import (
+from smart_embedder.models.budget import (
     ChosenBudget,
     Measurement,
     capped,

@@ -14,16 +14,22 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from app.models import cuda_graphs
-from app.models.batch.packing import PackedBatch, pack
-from app.models.checkpoint.weights import Weights
-from app.models.cuda_graphs import Bucket, GraphedForward, GraphedForwards, GraphTrial, make_buckets
-from app.models.device.choose import capturing
-from app.models.families.backbone import Backbone, Target
-from app.models.families.load import load_decoder, load_encoder
-from app.models.ops.backend import torch_backend
-from app.models.ops.choose import choose_backend
-from app.models.text.tokenizer import TextTokenizer
+from smart_embedder.models import cuda_graphs
+from smart_embedder.models.batch.packing import PackedBatch, pack
+from smart_embedder.models.checkpoint.weights import Weights
+from smart_embedder.models.cuda_graphs import (
+    Bucket,
+    GraphedForward,
+    GraphedForwards,
+    GraphTrial,
+    make_buckets,
+)
+from smart_embedder.models.device.choose import capturing
+from smart_embedder.models.families.backbone import Backbone, Target
+from smart_embedder.models.families.load import load_decoder, load_encoder
+from smart_embedder.models.ops.backend import torch_backend
+from smart_embedder.models.ops.choose import choose_backend
+from smart_embedder.models.text.tokenizer import TextTokenizer
 from tests.support.cpu_graphs import CpuGraph, attend_as_on_a_gpu, cpu_graphs
 
 CPU = torch.device("cpu")

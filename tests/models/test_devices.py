@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 import torch
 
-from app.engine.records import Outputs, TextEmbedding, TokenIds
-from app.models.device.choose import choose_dtype, ensure_allocates
-from app.models.families.backbone import Target
-from app.models.ops.choose import choose_backend
-from app.models.tasks.base import DeviceModel
-from app.models.tasks.load import load_embedder
+from smart_embedder.engine.records import Outputs, TextEmbedding, TokenIds
+from smart_embedder.models.device.choose import choose_dtype, ensure_allocates
+from smart_embedder.models.families.backbone import Target
+from smart_embedder.models.ops.choose import choose_backend
+from smart_embedder.models.tasks.base import DeviceModel
+from smart_embedder.models.tasks.load import load_embedder
 
 pytestmark = pytest.mark.device
 HAS_MPS = torch.backends.mps.is_available()

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-import app
-from app.models import load as loading
-from app.models import loader
-from app.settings import Settings
+import smart_embedder
+from smart_embedder.models import load as loading
+from smart_embedder.models import loader
+from smart_embedder.settings import Settings
 
 
 @pytest.fixture(autouse=True)
@@ -60,16 +60,19 @@ def test_a_thread_that_computes_soon_gets_the_interpreter(monkeypatch: pytest.Mo
 def test_openmp_reads_how_long_to_spin(tmp_path: Path) -> None:
     """It reads the process's environment when PyTorch is imported, after the app was created."""
     program = (
-        "import sys, app.main\n"
-        "app.main.app\n"
+        "import sys, smart_embedder.main\n"
+        "smart_embedder.main.app\n"
         "assert 'torch' not in sys.modules\n"
-        "from app.models import load\n"
+        "from smart_embedder.models import load\n"
         "load._prepare_libraries(load.Settings())\n"
         "import torch\n"
     )
     shown = subprocess.run(
         [sys.executable, "-c", program],
-        env={"OMP_DISPLAY_ENV": "VERBOSE", "PYTHONPATH": str(Path(app.__file__).parents[1])},
+        env={
+            "OMP_DISPLAY_ENV": "VERBOSE",
+            "PYTHONPATH": str(Path(smart_embedder.__file__).parents[1]),
+        },
         cwd=tmp_path,  # Our own folder may hold an .env.
         capture_output=True,
         text=True,

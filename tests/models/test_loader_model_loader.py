@@ -8,15 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from app.engine import Engine
-from app.engine.model import Measured, MemoryUsage
-from app.errors import StartupError
-from app.models.device.cpu import available_threads
-from app.models.load import load_models
-from app.models.loader import EntryLoader
-from app.observability.metrics import Metrics
-from app.settings import Settings
-from app.settings.types import ModelEntry
+from smart_embedder.engine import Engine
+from smart_embedder.engine.model import Measured, MemoryUsage
+from smart_embedder.errors import StartupError
+from smart_embedder.models.device.cpu import available_threads
+from smart_embedder.models.load import load_models
+from smart_embedder.models.loader import EntryLoader
+from smart_embedder.observability.metrics import Metrics
+from smart_embedder.settings import Settings
+from smart_embedder.settings.types import ModelEntry
 
 TEXTS = ["hybrid search", "bread in the kitchen"]
 needs_two_cores = pytest.mark.skipif(available_threads() < 2, reason="one core cannot be shared")
@@ -83,7 +83,7 @@ async def embed(engine: Engine, model: str | None = None) -> np.ndarray:
 async def test_nothing_is_left_of_a_model_that_was_unloaded(
     tiny_m3: Path, tiny_qwen: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.engine.model_pool.PAUSE", 0)
+    monkeypatch.setattr("smart_embedder.engine.model_pool.PAUSE", 0)
     async with Engine(settings(tiny_qwen), load_models) as engine:
         expected = await embed(engine)
     further = ModelEntry(name=str(tiny_qwen))

@@ -6,8 +6,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from app.models.loader import load
-from app.settings import Settings
+from smart_embedder.models.loader import load
+from smart_embedder.settings import Settings
 
 MAPS = Path("/proc/self/maps")
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from app.engine import Engine
-from app.models.device.cpu import available_threads
-from app.models.load import load_models
-from app.settings import Settings
+from smart_embedder.engine import Engine
+from smart_embedder.models.device.cpu import available_threads
+from smart_embedder.models.load import load_models
+from smart_embedder.settings import Settings
 from tests.support.checkpoints import plain_corpus
 
 pytestmark = pytest.mark.skipif(available_threads() < 2, reason="one core cannot be shared")

@@ -10,8 +10,8 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
-from app.observability import logs
-from app.observability.logs import SampledLog, configure_logs, escape_text
+from smart_embedder.observability import logs
+from smart_embedder.observability.logs import SampledLog, configure_logs, escape_text
 
 UVICORN = ("uvicorn", "uvicorn.error", "uvicorn.access")
 LIBRARIES = ("httpx", "httpx2", "urllib3", "asyncio", "uvicorn.access")

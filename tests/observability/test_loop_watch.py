@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from app.observability import logs, loop_watch
-from app.observability.loop_watch import LoopWatch, WatchRequests
+from smart_embedder.observability import logs, loop_watch
+from smart_embedder.observability.loop_watch import LoopWatch, WatchRequests
 
 LONG_ENOUGH = 0.4
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from app import __version__
-from app.observability.metrics import (
+from smart_embedder import __version__
+from smart_embedder.observability.metrics import (
     CACHE_SOURCES,
     REJECTION_REASONS,
     STATUSES,

@@ -7,10 +7,10 @@ import pytest
 from opentelemetry.sdk.trace.export import SpanExportResult
 from structlog.testing import capture_logs
 
-from app import __version__
-from app.observability import otlp
-from app.observability.otlp import OtlpTracer, QuietExporter
-from app.observability.tracing import Stage
+from smart_embedder import __version__
+from smart_embedder.observability import otlp
+from smart_embedder.observability.otlp import OtlpTracer, QuietExporter
+from smart_embedder.observability.tracing import Stage
 from tests.support.collector import run_collector
 
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"

@@ -145,7 +145,7 @@ def test_a_collector_that_never_answers_does_not_hold_up_the_end(tiny_m3, tmp_pa
 
 def test_a_wrong_endpoint_stops_the_start(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "app"],
+        [sys.executable, "-m", "smart_embedder"],
         cwd=tmp_path,
         env={"PYTHONPATH": str(REPOSITORY), "OTLP_ENDPOINT": "collector:4318"},
         capture_output=True,
@@ -182,10 +182,10 @@ def test_without_an_endpoint_nothing_is_sent_and_no_tracing_library_imported(
         assert server.stop() == 0
     (report,) = [line for line in server.lines if line.startswith("imported:")]
     imported = set(report.split())
-    assert "app.observability.tracing" in imported
+    assert "smart_embedder.observability.tracing" in imported
     assert not imported & {
         "opentelemetry.sdk.trace",
         "opentelemetry.exporter",
-        "app.observability.otlp",
+        "smart_embedder.observability.otlp",
     }
     assert collector.raw == b""

@@ -16,8 +16,8 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from app.models.tasks.qwen3 import DEFAULT_INSTRUCTION, PREFIX, SUFFIX
-from app.vectors import MuveraSide, muvera_of, pool
+from smart_embedder.models.tasks.qwen3 import DEFAULT_INSTRUCTION, PREFIX, SUFFIX
+from smart_embedder.vectors import MuveraSide, muvera_of, pool
 
 Numbers = np.ndarray
 _PROMPTS = "config_sentence_transformers.json"

@@ -7,10 +7,10 @@ from itertools import pairwise
 
 import pytest
 
-from app.main import create_app
-from app.settings import Settings
 from scripts import price_grammar as grammar
 from scripts.price import BYTES_BESIDE, FIRST, MIB, Cost, Judge, Result, sizes
+from smart_embedder.main import create_app
+from smart_embedder.settings import Settings
 
 LARGEST = 4 * MIB
 

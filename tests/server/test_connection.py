@@ -15,8 +15,8 @@ import uvicorn
 from structlog.testing import capture_logs
 from uvicorn.server import ServerState
 
-from app.server import connection as module
-from app.server.connection import (
+from smart_embedder.server import connection as module
+from smart_embedder.server.connection import (
     HEADERS_TIMEOUT,
     LINGER_TIMEOUT,
     MAX_HEADER_BYTES,
@@ -26,7 +26,7 @@ from app.server.connection import (
     ParserTurns,
     bounded_connection,
 )
-from app.server.drain import Drain
+from smart_embedder.server.drain import Drain
 from tests.support.skipped_time import in_skipped_time, now, turns
 
 RESPONSE_TIMEOUT = 30.0

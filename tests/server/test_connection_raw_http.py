@@ -5,7 +5,7 @@ from http import HTTPStatus
 import orjson
 import pytest
 
-from app.server.connection import content_length, error_response, head_without_upgrade
+from smart_embedder.server.connection import content_length, error_response, head_without_upgrade
 
 
 def test_an_error_is_a_whole_answer_that_says_that_the_connection_closes() -> None:

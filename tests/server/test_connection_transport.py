@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from app.server.connection import (
+from smart_embedder.server.connection import (
     LINGER_TIMEOUT,
     BoundedFlowControl,
     LingeringTransport,

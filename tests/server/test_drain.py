@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from app.server import drain as module
-from app.server.drain import Drain
+from smart_embedder.server import drain as module
+from smart_embedder.server.drain import Drain
 from tests.support.skipped_time import in_skipped_time, now, turns
 
 

@@ -4,8 +4,8 @@ import socket
 
 import pytest
 
-from app.errors import StartupError
-from app.server.ports import require_port
+from smart_embedder.errors import StartupError
+from smart_embedder.server.ports import require_port
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "localhost"])

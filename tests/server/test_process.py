@@ -13,9 +13,9 @@ import pytest
 import torch
 from structlog.testing import capture_logs
 
-from app.errors import StartupError
-from app.server import process
-from app.settings import Settings
+from smart_embedder.errors import StartupError
+from smart_embedder.server import process
+from smart_embedder.settings import Settings
 from tests.engine.fakes import FakeModel, loaded
 from tests.support.bad_start import failing_start, run_to_the_end
 from tests.support.nvidia_driver import install_driver
@@ -179,8 +179,8 @@ def test_a_port_that_is_taken_stops_the_start_with_one_sentence(tmp_path: Path) 
 
 
 TRIED_BEFORE_IT_WAS_TAKEN = """
-import app.server.process as process
-from app.main import create_app
+import smart_embedder.server.process as process
+from smart_embedder.main import create_app
 
 tried, require_port = [], process.require_port
 process.require_port = lambda *where: require_port(*where) if tried else tried.append(where)
@@ -221,12 +221,13 @@ def test_importing_the_app_does_nothing(tmp_path: Path) -> None:
     script = (
         "import sys, threading, os\n"
         "os.environ['PORT'] = 'not a port'\n"
-        "import app.server.process, app.settings.declaration, app.engine\n"
-        "from app.main import create_app\n"
-        "assert 'app' not in vars(sys.modules['app.main'])\n"
+        "import smart_embedder.server.process, smart_embedder.engine\n"
+        "import smart_embedder.settings.declaration\n"
+        "from smart_embedder.main import create_app\n"
+        "assert 'app' not in vars(sys.modules['smart_embedder.main'])\n"
         "assert not {'torch', 'redis', 'throttled'} & {*sys.modules}\n"
         "assert threading.active_count() == 1\n"
-        "import app.models.loader\n"
+        "import smart_embedder.models.loader\n"
         "assert 'transformers' not in sys.modules\n"
     )
     done = subprocess.run(
@@ -242,7 +243,7 @@ def test_importing_the_app_does_nothing(tmp_path: Path) -> None:
 COUNT_FULL_COLLECTIONS = """
 import atexit
 import gc
-from app.__main__ import main
+from smart_embedder.__main__ import main
 
 full = 0
 

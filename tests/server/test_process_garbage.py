@@ -2,7 +2,7 @@
 
 import gc
 
-from app.server.process import collect_rarely, freeze_startup_objects
+from smart_embedder.server.process import collect_rarely, freeze_startup_objects
 
 
 def test_the_start_is_spared_and_what_comes_later_is_collected() -> None:

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 from structlog.testing import capture_logs
 
-from app.errors import StartupError
-from app.server.process import log_failure, log_ready, warn_of_misspelt_names
+from smart_embedder.errors import StartupError
+from smart_embedder.server.process import log_failure, log_ready, warn_of_misspelt_names
 from tests.engine.fakes import FakeModel, FakeReranker, loaded
 
 

@@ -8,9 +8,9 @@ import pytest
 import uvicorn
 from structlog.testing import capture_logs
 
-from app.errors import StartupError
-from app.server import process
-from app.server.process import exit_on_startup_error, stop_uvicorn
+from smart_embedder.errors import StartupError
+from smart_embedder.server import process
+from smart_embedder.server.process import exit_on_startup_error, stop_uvicorn
 from tests.support.bad_start import run_to_the_end
 from tests.support.server import run_server
 

@@ -12,11 +12,11 @@ import pytest
 import uvicorn
 from structlog.testing import capture_logs
 
-from app.server import drain as drain_module
-from app.server import server as module
-from app.server.connection import bounded_connection
-from app.server.drain import Drain
-from app.server.server import DrainingServer
+from smart_embedder.server import drain as drain_module
+from smart_embedder.server import server as module
+from smart_embedder.server.connection import bounded_connection
+from smart_embedder.server.drain import Drain
+from smart_embedder.server.server import DrainingServer
 from tests.support.skipped_time import in_skipped_time, now, turns
 
 TIMEOUT = 30.0

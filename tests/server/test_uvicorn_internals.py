@@ -1,4 +1,4 @@
-"""uvicorn's names that are no public interface and that `app.server` depends on.
+"""uvicorn's names that are no public interface and that `smart_embedder.server` depends on.
 
 Where a release of uvicorn renames one or changes its signature, a test here fails and says which.
 """
@@ -16,8 +16,8 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import Server, ServerState
 
-from app.server.connection import BoundedConnection, BoundedFlowControl
-from app.server.server import DrainingServer
+from smart_embedder.server.connection import BoundedConnection, BoundedFlowControl
+from smart_embedder.server.server import DrainingServer
 
 SIGNATURES = {
     (HttpToolsProtocol, "__init__"): ["self", "config", "server_state", "app_state", "_loop"],
@@ -76,10 +76,12 @@ def missing(thing: object, names: tuple[str, ...]) -> list[str]:
 @pytest.mark.parametrize(("owner", "name"), SIGNATURES)
 def test_a_method_that_is_overridden_or_called_has_its_known_signature(owner, name) -> None:
     method = getattr(owner, name, None)
-    assert method, f"uvicorn has no {owner.__name__}.{name} any more: app.server uses it"
+    assert method, f"uvicorn has no {owner.__name__}.{name} any more: smart_embedder.server uses it"
     found = list(inspect.signature(method).parameters)
     expected = SIGNATURES[owner, name]
-    assert found == expected, f"uvicorn changed {owner.__name__}.{name}: app.server uses it"
+    assert found == expected, (
+        f"uvicorn changed {owner.__name__}.{name}: smart_embedder.server uses it"
+    )
 
 
 @pytest.mark.parametrize("own", [BoundedConnection, BoundedFlowControl, DrainingServer])
@@ -92,7 +94,7 @@ def test_nothing_of_uvicorns_is_overridden_by_accident(own: type) -> None:
 
 
 def test_a_connection_has_the_attributes_that_are_read_and_written(connection) -> None:
-    assert missing(connection, CONNECTION) == [], "app.server.connection uses these"
+    assert missing(connection, CONNECTION) == [], "smart_embedder.server.connection uses these"
     assert isinstance(connection.parser, HttpRequestParser)
     connection.on_message_begin()
     assert connection.url == b""
@@ -101,7 +103,7 @@ def test_a_connection_has_the_attributes_that_are_read_and_written(connection) -
 
 
 def test_a_cycle_has_the_attributes_that_are_read_and_written(cycle) -> None:
-    assert missing(cycle, CYCLE) == [], "app.server.connection uses these"
+    assert missing(cycle, CYCLE) == [], "smart_embedder.server.connection uses these"
     assert cycle.more_body
     assert not any((cycle.disconnected, cycle.response_started, cycle.response_complete))
 
@@ -113,7 +115,7 @@ async def test_flow_control_has_the_attributes_that_are_read() -> None:
 
 def test_a_server_has_the_attributes_that_are_read_and_written(config) -> None:
     server = uvicorn.Server(config)
-    assert missing(server, SERVER) == [], "app.server.server uses these"
+    assert missing(server, SERVER) == [], "smart_embedder.server.server uses these"
     assert missing(server.server_state, ("connections",)) == []
     assert "self.servers" in inspect.getsource(Server.startup), (
         "DrainingServer reads Server.servers"
@@ -143,7 +145,9 @@ def test_uvicorn_installs_its_method_as_the_signal_handler(config) -> None:
     with server.capture_signals():
         handler = signal.getsignal(signal.SIGTERM)
     assert signal.getsignal(signal.SIGTERM) == before
-    assert getattr(handler, "__self__", None) is server, "app.server.process relies on it"
+    assert getattr(handler, "__self__", None) is server, (
+        "smart_embedder.server.process relies on it"
+    )
 
 
 def test_the_parser_reports_an_upgrade_and_where_the_rest_begins() -> None:

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from app.errors import StartupError
-from app.settings import Settings
-from app.settings.sources import load_settings
+from smart_embedder.errors import StartupError
+from smart_embedder.settings import Settings
+from smart_embedder.settings.sources import load_settings
 
 DEFAULTS = {
     "host": "127.0.0.1",

@@ -2,8 +2,8 @@
 
 import pytest
 
-from app.settings import Settings
-from app.settings.declaration import (
+from smart_embedder.settings import Settings
+from smart_embedder.settings.declaration import (
     allowed,
     allowed_in,
     default,
@@ -12,7 +12,7 @@ from app.settings.declaration import (
     shown,
     without_markup,
 )
-from app.settings.types import ModelEntry
+from smart_embedder.settings.types import ModelEntry
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from app.errors import StartupError
-from app.settings import Settings
-from app.settings.sources import load_settings
+from smart_embedder.errors import StartupError
+from smart_embedder.settings import Settings
+from smart_embedder.settings.sources import load_settings
 
 
 @pytest.mark.parametrize("device", ["cpu", "cpu:0,cpu:1"])

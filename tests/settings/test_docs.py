@@ -2,9 +2,9 @@
 
 import pytest
 
-from app.settings import Settings
-from app.settings.declaration import SECTIONS, sections
 from scripts import settings_docs
+from smart_embedder.settings import Settings
+from smart_embedder.settings.declaration import SECTIONS, sections
 
 
 def test_env_example_and_the_tables_are_what_the_script_makes() -> None:

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.errors import StartupError
-from app.settings import Settings
-from app.settings.declaration import meaning, without_markup
-from app.settings.sources import load_settings, misspelt_names
+from smart_embedder.errors import StartupError
+from smart_embedder.settings import Settings
+from smart_embedder.settings.declaration import meaning, without_markup
+from smart_embedder.settings.sources import load_settings, misspelt_names
 from tests.support.env_example import listed_for_others, listed_settings
 from tests.support.server import REPOSITORY
 
@@ -88,9 +88,9 @@ def python(*arguments: str, folder: Path) -> "subprocess.CompletedProcess[str]":
 def test_help_lists_every_flag_with_its_meaning_and_imports_no_torch(tmp_path: Path) -> None:
     script = (
         "import atexit, runpy, sys\n"
-        "sys.argv = ['app', '--help']\n"
+        "sys.argv = ['smart_embedder', '--help']\n"
         "atexit.register(lambda: print('torch' in sys.modules, file=sys.stderr))\n"
-        "runpy.run_module('app', run_name='__main__')\n"
+        "runpy.run_module('smart_embedder', run_name='__main__')\n"
     )
     done = python("-c", script, folder=tmp_path)
     assert (done.returncode, done.stderr) == (0, "False\n")
@@ -102,7 +102,7 @@ def test_help_lists_every_flag_with_its_meaning_and_imports_no_torch(tmp_path: P
 
 
 def test_a_flag_of_the_real_process_is_refused_in_one_line(tmp_path: Path) -> None:
-    done = python("-m", "app", "--prot=1", folder=tmp_path)
+    done = python("-m", "smart_embedder", "--prot=1", folder=tmp_path)
     assert done.returncode == 1
     assert done.stderr == (
         "Smart Embedder cannot start: there is no flag --prot: the nearest is --port; "

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from app.settings.sources import COMPOSE_VARIABLES
+from smart_embedder.settings.sources import COMPOSE_VARIABLES
 from tests.support.env_example import listed_for_others, listed_settings
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.errors import StartupError
-from app.settings.sources import load_settings, read_model_entries
-from app.settings.types import ModelEntry
+from smart_embedder.errors import StartupError
+from smart_embedder.settings.sources import load_settings, read_model_entries
+from smart_embedder.settings.types import ModelEntry
 
 
 def read(folder: Path, text: str) -> tuple[ModelEntry, ...]:

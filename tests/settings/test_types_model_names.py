@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from app.settings.types import public_name
+from smart_embedder.settings.types import public_name
 
 
 @pytest.mark.parametrize("name", ["BAAI/bge-m3", "bge-m3", "late-interaction", "none"])

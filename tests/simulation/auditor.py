@@ -12,20 +12,25 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from app.engine import Engine
-from app.engine.devices.executor import DeviceExecutor
-from app.engine.devices.limits import CPU_SECONDS, GPU_SECONDS
-from app.engine.model import Model
-from app.engine.records import JoinedIds, TokenSequence, join
-from app.engine.requests.cache import CachedForwards
-from app.engine.requests.embedding import Forwards
-from app.engine.scheduling.batcher import DEFAULT_URGENCY, QUANTUM_TOKENS, Batch, LimitsOf
-from app.engine.scheduling.fairness import ConcurrencyLimit
-from app.engine.scheduling.job import Job, JobState, Purpose
-from app.errors import InferenceTimeoutError
-from app.middleware.memory import ResponseMemory
-from app.observability.metrics import Metrics
-from app.settings import Settings
+from smart_embedder.engine import Engine
+from smart_embedder.engine.devices.executor import DeviceExecutor
+from smart_embedder.engine.devices.limits import CPU_SECONDS, GPU_SECONDS
+from smart_embedder.engine.model import Model
+from smart_embedder.engine.records import JoinedIds, TokenSequence, join
+from smart_embedder.engine.requests.cache import CachedForwards
+from smart_embedder.engine.requests.embedding import Forwards
+from smart_embedder.engine.scheduling.batcher import (
+    DEFAULT_URGENCY,
+    QUANTUM_TOKENS,
+    Batch,
+    LimitsOf,
+)
+from smart_embedder.engine.scheduling.fairness import ConcurrencyLimit
+from smart_embedder.engine.scheduling.job import Job, JobState, Purpose
+from smart_embedder.errors import InferenceTimeoutError
+from smart_embedder.middleware.memory import ResponseMemory
+from smart_embedder.observability.metrics import Metrics
+from smart_embedder.settings import Settings
 from tests.simulation.fakes import MOST_TOKENS, FakeDevice, Forward
 from tests.simulation.virtual_time import VirtualLoop
 

@@ -17,21 +17,21 @@ from typing import Any, cast
 import numpy as np
 from starlette.types import Message, Receive, Scope, Send
 
-from app.api.context import NATIVE_EMBEDDINGS, RERANK, RequestContext
-from app.api.errors import status_of
-from app.api.handler import Call, Service, with_timeout
-from app.engine import Engine, FusionWeights, RerankRequest
-from app.engine.model import LoadedModels
-from app.engine.records import (
+from smart_embedder.api.context import NATIVE_EMBEDDINGS, RERANK, RequestContext
+from smart_embedder.api.errors import status_of
+from smart_embedder.api.handler import Call, Service, with_timeout
+from smart_embedder.engine import Engine, FusionWeights, RerankRequest
+from smart_embedder.engine.model import LoadedModels
+from smart_embedder.engine.records import (
     EmbeddingOptions,
     EmbeddingResult,
     Outputs,
     TextEmbedding,
     TruncationOptions,
 )
-from app.engine.requests.reranking import score
-from app.engine.scheduling.job import Purpose
-from app.errors import (
+from smart_embedder.engine.requests.reranking import score
+from smart_embedder.engine.scheduling.job import Purpose
+from smart_embedder.errors import (
     LONGEST_RETRY_AFTER,
     ClientGoneError,
     DrainingError,
@@ -40,10 +40,10 @@ from app.errors import (
     QueueFullError,
     SmartEmbedderError,
 )
-from app.middleware.memory import HeldAnswer, ResponseMemory
-from app.middleware.observe import _REASON_OF, MeasureRequests, _outcome
-from app.observability.metrics import Metrics
-from app.settings import Settings
+from smart_embedder.middleware.memory import HeldAnswer, ResponseMemory
+from smart_embedder.middleware.observe import _REASON_OF, MeasureRequests, _outcome
+from smart_embedder.observability.metrics import Metrics
+from smart_embedder.settings import Settings
 from tests.simulation.auditor import OWNER, Auditor, RequestBook
 from tests.simulation.fakes import FakeEmbedder, FakeModel, number_of, score_of
 from tests.simulation.virtual_time import Moments, VirtualLoop

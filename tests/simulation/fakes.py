@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from app.engine.model import (
+from smart_embedder.engine.model import (
     DeviceInfo,
     LoadedModels,
     LoadPlan,
@@ -25,7 +25,7 @@ from app.engine.model import (
     PlacedModel,
     PlacedModels,
 )
-from app.engine.records import (
+from smart_embedder.engine.records import (
     CUT_AT_END,
     InputType,
     JoinedIds,
@@ -37,10 +37,10 @@ from app.engine.records import (
     TokenizedText,
     TruncationOptions,
 )
-from app.engine.scheduling.admission import stop_if_given_up
-from app.errors import InferenceError, StartupError
-from app.settings import Settings
-from app.settings.types import ModelEntry
+from smart_embedder.engine.scheduling.admission import stop_if_given_up
+from smart_embedder.errors import InferenceError, StartupError
+from smart_embedder.settings import Settings
+from smart_embedder.settings.types import ModelEntry
 from tests.simulation.virtual_time import Effect, Moments
 
 GIGABYTE = 10**9

@@ -12,14 +12,14 @@ from typing import Any
 import structlog
 from pydantic import SecretStr
 
-from app.engine import Engine
-from app.engine.model import LoadedModels
-from app.engine.records import Outputs
-from app.errors import SmartEmbedderError
-from app.middleware.memory import ResponseMemory
-from app.observability.metrics import Metrics
-from app.settings import Settings
-from app.settings.types import ModelEntry
+from smart_embedder.engine import Engine
+from smart_embedder.engine.model import LoadedModels
+from smart_embedder.engine.records import Outputs
+from smart_embedder.errors import SmartEmbedderError
+from smart_embedder.middleware.memory import ResponseMemory
+from smart_embedder.observability.metrics import Metrics
+from smart_embedder.settings import Settings
+from smart_embedder.settings.types import ModelEntry
 from tests.simulation.auditor import Auditor, LawBrokenError
 from tests.simulation.clients import Client, World
 from tests.simulation.fakes import (

@@ -15,9 +15,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from app.engine import clock
-from app.engine.devices.thread import DeviceThread, outcome_of
-from app.errors import InferenceError
+from smart_embedder.engine import clock
+from smart_embedder.engine.devices.thread import DeviceThread, outcome_of
+from smart_embedder.errors import InferenceError
 
 Result = TypeVar("Result")
 

@@ -13,7 +13,7 @@ def run_to_the_end(
     folder: Path,
     prefix: Sequence[str] = (),
     *,
-    module: str = "app",
+    module: str = "smart_embedder",
     arguments: Sequence[str] = (),
     fresh: object = False,
     **environment: str,

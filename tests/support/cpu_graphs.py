@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from app.models.attention.packed import attend_by_length
-from app.models.batch.blocks import LengthClass
-from app.models.batch.packing import PackedBatch
+from smart_embedder.models.attention.packed import attend_by_length
+from smart_embedder.models.batch.blocks import LengthClass
+from smart_embedder.models.batch.packing import PackedBatch
 
 
 class CpuGraph(TorchDispatchMode):
@@ -74,7 +74,7 @@ def attend_as_on_a_gpu(
 
 @contextmanager
 def cpu_graphs(graph: type[CpuGraph] = CpuGraph) -> Iterator[None]:
-    """Within, what `app.models.cuda_graphs` captures on the CPU is a graph of that class."""
+    """Within, what `models.cuda_graphs` captures on the CPU is a graph of that class."""
     stream = SimpleNamespace(device=torch.device("cpu"), wait_stream=lambda _: None)
     stand_ins = {
         "CUDAGraph": graph,

@@ -17,8 +17,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from app.models.ops.build import AARCH64, FOLDER, Compiler, InstructionSet, explain
-from app.models.ops.native import _ARGUMENTS
+from smart_embedder.models.ops.build import AARCH64, FOLDER, Compiler, InstructionSet, explain
+from smart_embedder.models.ops.native import _ARGUMENTS
 
 QEMU = shutil.which("qemu-aarch64")
 # The least processors of qemu 7.2 that have them.
@@ -59,7 +59,7 @@ def _compiler(folder: Path, library: str) -> Compiler:
 
 
 class EmulatedLibrary:
-    """As `app.models.ops.native.Library`, for a processor of another architecture."""
+    """As `smart_embedder.models.ops.native.Library`, for a processor of another architecture."""
 
     def __init__(self, program: Path, instructions: InstructionSet) -> None:
         self.instructions = instructions

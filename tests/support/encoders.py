@@ -12,10 +12,10 @@ from sentence_transformers import SentenceTransformer
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from app.engine.records import Outputs
-from app.models.families.backbone import Target
-from app.models.tasks.dense import DenseEmbedder
-from app.models.tasks.load import load_embedder
+from smart_embedder.engine.records import Outputs
+from smart_embedder.models.families.backbone import Target
+from smart_embedder.models.tasks.dense import DenseEmbedder
+from smart_embedder.models.tasks.load import load_embedder
 from tests.support.checkpoints import corpus, save_byte_level_tokenizer, spread_weights
 
 WIDTH = 64

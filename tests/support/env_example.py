@@ -1,8 +1,8 @@
 """What .env.example lists, which a test holds to be made of the declarations."""
 
-from app.settings import Settings
-from app.settings.declaration import default
-from app.settings.sources import COMPOSE_VARIABLES
+from smart_embedder.settings import Settings
+from smart_embedder.settings.declaration import default
+from smart_embedder.settings.sources import COMPOSE_VARIABLES
 
 
 def listed_settings() -> dict[str, str]:

@@ -8,7 +8,7 @@ import orjson
 import pyarrow as pa
 import safetensors
 
-from app.api.formats.vectors import TextVectors
+from smart_embedder.api.formats.vectors import TextVectors
 
 JSON, NDJSON = "application/json", "application/x-ndjson"
 ARROW, MSGPACK, SAFETENSORS = (

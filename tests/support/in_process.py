@@ -6,10 +6,10 @@ from typing import Any
 
 from httpx2 import ASGITransport, AsyncClient
 
-from app.api.handler import Service
-from app.engine.model import LoadedModels
-from app.main import create_app
-from app.settings import Settings
+from smart_embedder.api.handler import Service
+from smart_embedder.engine.model import LoadedModels
+from smart_embedder.main import create_app
+from smart_embedder.settings import Settings
 
 
 @asynccontextmanager

@@ -1,5 +1,5 @@
 """The kernels in C for every set of instructions that this processor has."""
 
-from app.models.ops.native import load_library, runnable_here
+from smart_embedder.models.ops.native import load_library, runnable_here
 
 LIBRARIES = [library for each in runnable_here() if (library := load_library(each)) is not None]

@@ -3,8 +3,8 @@
 import numpy as np
 import torch
 
-from app.models.attention.dense import QueryKeyValue
-from app.models.batch.packing import PackedBatch, pack
+from smart_embedder.models.attention.dense import QueryKeyValue
+from smart_embedder.models.batch.packing import PackedBatch, pack
 
 CPU = torch.device("cpu")
 

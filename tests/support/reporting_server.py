@@ -4,14 +4,14 @@ import atexit
 import os
 import sys
 
-from app.main import create_app
-from app.server.process import run
+from smart_embedder.main import create_app
+from smart_embedder.server.process import run
 
 _exit = os._exit
 
 
 def report() -> None:
-    names = [name for name in sys.modules if name.startswith(("opentelemetry", "app."))]
+    names = [name for name in sys.modules if name.startswith(("opentelemetry", "smart_embedder."))]
     print("imported:", *sorted(names), flush=True)
 
 

@@ -122,7 +122,7 @@ class RunningServer:
 
 def start_process(
     folder: Path,
-    module: str = "app",
+    module: str = "smart_embedder",
     prefix: Sequence[str] = (),
     *,
     output: Any = subprocess.PIPE,
@@ -130,7 +130,7 @@ def start_process(
     fresh: object = False,
     **environment: str,
 ) -> "subprocess.Popen[str] | CopiedProcess":
-    """`python -m app` in an empty folder, with nothing but the given settings.
+    """`python -m smart_embedder` in an empty folder, with nothing but the given settings.
 
     `fresh` starts an interpreter of its own, where a copy of one that has imported would do.
     """
@@ -155,7 +155,7 @@ def start_process(
 @contextmanager
 def run_server(
     folder: Path,
-    module: str = "app",
+    module: str = "smart_embedder",
     prefix: Sequence[str] = (),
     *,
     arguments: Sequence[str] = (),

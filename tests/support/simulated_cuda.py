@@ -21,9 +21,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from app.models import cuda_graphs
-from app.models.device import transfer
-from app.models.ops import choose, proof
+from smart_embedder.models import cuda_graphs
+from smart_embedder.models.device import transfer
+from smart_embedder.models.ops import choose, proof
 from tests.support.cuda_checks import CudaMisuseError, check_arguments, launches_nothing
 from tests.support.fake_device import crosses, fake_tensors, is_made_of_others, leaves
 from tests.support.simulated_streams import ARRIVED, Arrival, Event, Graph, Stream
@@ -94,7 +94,7 @@ class SimulatedCuda(TorchDispatchMode):
             raise CudaMisuseError("the host waited for the device")
 
     def run(self, name: str, blocks: int, threads: int, *arguments: Any) -> None:
-        """As `app.models.ops.cuda.CudaKernels`, of which this is the stand-in."""
+        """As `smart_embedder.models.ops.cuda.CudaKernels`, of which this is the stand-in."""
         tensors = [each for each in arguments if isinstance(each, Tensor)]
         if not all(each.device.type == "cuda" and each.is_contiguous() for each in tensors):
             raise CudaMisuseError(f"{name} needs contiguous tensors on the device")

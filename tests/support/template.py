@@ -14,9 +14,9 @@ import sys
 from contextlib import suppress
 from typing import Any
 
-import app.main
-import app.models.loader
-import app.server.process  # noqa: F401 - for the copies, as the others
+import smart_embedder.main
+import smart_embedder.models.loader
+import smart_embedder.server.process  # noqa: F401 - for the copies, as the others
 
 _MESSAGE_BYTES = 65_536
 

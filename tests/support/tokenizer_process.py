@@ -11,8 +11,8 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-from app.models.tasks.qwen3 import DEFAULT_INSTRUCTION, QwenTemplate
-from app.models.text.tokenizer import TextTokenizer
+from smart_embedder.models.tasks.qwen3 import DEFAULT_INSTRUCTION, QwenTemplate
+from smart_embedder.models.text.tokenizer import TextTokenizer
 from tests.support.memory import forget_peak, status_bytes
 
 NUMBER = "\ue000"

@@ -13,12 +13,12 @@ from typing import Any
 from fastapi import FastAPI
 from starlette.responses import Response
 
-from app.engine.model import LoadedModels, LoadPlan, ModelLoader
-from app.main import create_app
-from app.models.load import load_models
-from app.server.process import run
-from app.settings import Settings
-from app.settings.types import ModelEntry
+from smart_embedder.engine.model import LoadedModels, LoadPlan, ModelLoader
+from smart_embedder.main import create_app
+from smart_embedder.models.load import load_models
+from smart_embedder.server.process import run
+from smart_embedder.settings import Settings
+from smart_embedder.settings.types import ModelEntry
 
 
 class HeldLoader:

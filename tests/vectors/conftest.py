@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from app.vectors import muvera_of, pool
+from smart_embedder.vectors import muvera_of, pool
 from tests.vectors import record_references
 from tests.vectors.references import ENVIRONMENT, MISSING, run_references
 
@@ -13,7 +13,7 @@ REFERENCES = json.loads(record_references.REFERENCES.read_text("utf-8"))
 
 
 class OwnFunctions:
-    """`References` by app.vectors, which the other tests here compare with the packages."""
+    """`References` by our own functions, which the other tests here compare with the packages."""
 
     def muvera(self, vectors: np.ndarray, side: str) -> np.ndarray:
         return muvera_of(vectors.shape[1]).encode(vectors, side)

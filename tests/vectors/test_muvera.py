@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.vectors import MUVERA_WIDTH, Muvera, muvera_of
+from smart_embedder.vectors import MUVERA_WIDTH, Muvera, muvera_of
 from tests.vectors.conftest import REFERENCES
 from tests.vectors.record_references import SHAPES, STEP, vectors_of
 

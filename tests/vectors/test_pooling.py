@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.vectors import pool, pooling_bytes
+from smart_embedder.vectors import pool, pooling_bytes
 from tests.vectors.conftest import REFERENCES
 from tests.vectors.record_references import FACTORS, vectors_of
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 from transformers import BertModel, MistralModel, Qwen3Model, XLMRobertaModel
 
-from app.engine.records import Outputs
-from app.models.families.backbone import Target
-from app.models.ops.choose import choose_backend
-from app.models.tasks.load import load_embedder
+from smart_embedder.engine.records import Outputs
+from smart_embedder.models.families.backbone import Target
+from smart_embedder.models.ops.choose import choose_backend
+from smart_embedder.models.tasks.load import load_embedder
 from tests.support.wordpiece import ROBERTA, save_colbert
 
 CPU = torch.device("cpu")

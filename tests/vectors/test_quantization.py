@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from sentence_transformers.util.quantization import quantize_embeddings
 
-from app.vectors import quantize, scales_of
+from smart_embedder.vectors import quantize, scales_of
 
 NUMBERS = st.floats(-1e4, 1e4, width=32)
 MATRICES = arrays.arrays(

@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from app.vectors import MUVERA_WIDTH, muvera_of, pool
+from smart_embedder.vectors import MUVERA_WIDTH, muvera_of, pool
 from tests.vectors.record_references import vectors_of
 
 pytestmark = pytest.mark.timeout(600)  # Hundreds of examples each.

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.vectors import cluster
+from smart_embedder.vectors import cluster
 
 
 def merge_the_nearest(distances: np.ndarray, count: int) -> set[frozenset[int]]:

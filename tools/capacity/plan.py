@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from app.engine.scheduling.batcher import Limits
+from smart_embedder.engine.scheduling.batcher import Limits
 from tools.capacity.cost import TimeTable, fit
 from tools.capacity.load import Load
 from tools.capacity.simulation import QUEUE_PLACES, Devices, Outcome, Simulation

@@ -31,12 +31,12 @@ class ServiceError(Exception):
 
 @contextmanager
 def started_service() -> Iterator[str]:
-    """Start `python -m app` with the settings in force; its address, once it is ready.
+    """Start `python -m smart_embedder` with the settings in force; its address, once it is ready.
 
     Raises `ServiceError` where it does not become ready.
     """
     process = subprocess.Popen(
-        [sys.executable, "-m", "app"],
+        [sys.executable, "-m", "smart_embedder"],
         env={**os.environ, **_UNLIMITED},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

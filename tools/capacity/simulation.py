@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from app.engine.model import Model
-from app.engine.records import Outputs, TokenIds
-from app.engine.scheduling.batcher import Batch, Limits
-from app.engine.scheduling.job import Job
-from app.engine.scheduling.queue import JobQueue, Preemption, is_long, split_short
+from smart_embedder.engine.model import Model
+from smart_embedder.engine.records import Outputs, TokenIds
+from smart_embedder.engine.scheduling.batcher import Batch, Limits
+from smart_embedder.engine.scheduling.job import Job
+from smart_embedder.engine.scheduling.queue import JobQueue, Preemption, is_long, split_short
 from tools.capacity.cost import CostModel
 from tools.capacity.load import Arrival
 

@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from app.errors import StartupError
+from smart_embedder.errors import StartupError
 from tools.demo.checkpoint import build_demo_checkpoint
 
 

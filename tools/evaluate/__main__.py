@@ -16,10 +16,10 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from app.engine.records import EmbeddingOptions, InputType
-from app.errors import SmartEmbedderError
-from app.settings import Settings
-from app.settings.sources import load_settings
+from smart_embedder.engine.records import EmbeddingOptions, InputType
+from smart_embedder.errors import SmartEmbedderError
+from smart_embedder.settings import Settings
+from smart_embedder.settings.sources import load_settings
 from tools.evaluate.dataset import Dataset, DatasetError, read_beir
 from tools.evaluate.evaluation import Evaluation, Evaluator, Plan
 from tools.evaluate.ranking import MOST_RANKED

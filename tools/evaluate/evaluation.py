@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from app.engine.records import NO_OPTIONS, EmbeddingOptions, TextEmbedding
+from smart_embedder.engine.records import NO_OPTIONS, EmbeddingOptions, TextEmbedding
 from tools.evaluate.dataset import Dataset
 from tools.evaluate.ranking import Quality, Ranking, measure, run_of
 from tools.evaluate.representations import Piece, Queries, Representation, Scores

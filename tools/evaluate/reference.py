@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from app.engine.records import NO_OPTIONS, EmbeddingOptions, TextEmbedding
-from app.models.device.choose import choose_device
-from app.settings import Settings
+from smart_embedder.engine.records import NO_OPTIONS, EmbeddingOptions, TextEmbedding
+from smart_embedder.models.device.choose import choose_device
+from smart_embedder.settings import Settings
 from tools.evaluate.representations import Kinds
 from tools.evaluate.sources import Embedded
 from tools.references.choose import References

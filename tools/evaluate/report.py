@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from app import __version__
+from smart_embedder import __version__
 from tools.evaluate.dataset import Dataset
 from tools.evaluate.evaluation import Evaluation, Row, Speed
 

@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy.sparse import csr_matrix
 
-from app.engine.records import FloatArray, SparseVector, TextEmbedding
-from app.vectors import (
+from smart_embedder.engine.records import FloatArray, SparseVector, TextEmbedding
+from smart_embedder.vectors import (
     OUTPUT_DTYPES,
     MuveraSide,
     OutputDtype,

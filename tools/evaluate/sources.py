@@ -14,11 +14,11 @@ import msgpack
 import numpy as np
 import numpy.typing as npt
 
-from app.engine import Engine, RerankRequest
-from app.engine.records import NO_OPTIONS, EmbeddingOptions, SparseVector, TextEmbedding
-from app.errors import InvalidRequestError
-from app.models.load import load_models
-from app.settings import NO_RERANKER, Settings
+from smart_embedder.engine import Engine, RerankRequest
+from smart_embedder.engine.records import NO_OPTIONS, EmbeddingOptions, SparseVector, TextEmbedding
+from smart_embedder.errors import InvalidRequestError
+from smart_embedder.models.load import load_models
+from smart_embedder.settings import NO_RERANKER, Settings
 from tools.evaluate.representations import COLBERT, DENSE, KINDS, SPARSE, Kinds
 
 # Passages of one rerank request; the service takes 1,024.

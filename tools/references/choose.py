@@ -9,15 +9,20 @@ from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
-from app.engine.records import EmbeddingOptions
-from app.engine.requests.reranking import FusionWeights, score
-from app.models.checkpoint.config import NO_OVERRIDES, has_modules, read_config, read_modules
-from app.models.families.load import is_qwen3
-from app.models.loader import locate_models, overrides_in
-from app.models.tasks.colbert import is_colbert
-from app.models.tasks.cross_encoder import is_classifier
-from app.models.tasks.dense import HEADS
-from app.settings import LATE_INTERACTION, NO_RERANKER, Settings
+from smart_embedder.engine.records import EmbeddingOptions
+from smart_embedder.engine.requests.reranking import FusionWeights, score
+from smart_embedder.models.checkpoint.config import (
+    NO_OVERRIDES,
+    has_modules,
+    read_config,
+    read_modules,
+)
+from smart_embedder.models.families.load import is_qwen3
+from smart_embedder.models.loader import locate_models, overrides_in
+from smart_embedder.models.tasks.colbert import is_colbert
+from smart_embedder.models.tasks.cross_encoder import is_classifier
+from smart_embedder.models.tasks.dense import HEADS
+from smart_embedder.settings import LATE_INTERACTION, NO_RERANKER, Settings
 from tools.references.reference import (
     EmbeddingReference,
     ReferenceMissingError,

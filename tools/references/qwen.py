@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
-from app.engine.records import NO_OPTIONS, EmbeddingOptions, FloatArray, TextEmbedding
-from app.models.checkpoint.config import read_prompts
-from app.models.tasks.dense import QWEN_END
-from app.models.tasks.qwen3 import DEFAULT_INSTRUCTION, PREFIX, SUFFIX
+from smart_embedder.engine.records import NO_OPTIONS, EmbeddingOptions, FloatArray, TextEmbedding
+from smart_embedder.models.checkpoint.config import read_prompts
+from smart_embedder.models.tasks.dense import QWEN_END
+from smart_embedder.models.tasks.qwen3 import DEFAULT_INSTRUCTION, PREFIX, SUFFIX
 from tools.references.reference import BATCH, prompt_of
 
 PACKAGE = "transformers"

@@ -5,7 +5,7 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from app.engine.records import NO_OPTIONS, EmbeddingOptions, SparseVector, TextEmbedding
+from smart_embedder.engine.records import NO_OPTIONS, EmbeddingOptions, SparseVector, TextEmbedding
 
 # Texts of one padded forward, where a package's own default would need gigabytes.
 BATCH = 8

@@ -3,7 +3,7 @@
 import re
 from http import HTTPStatus
 
-from app.api.answers import HealthResponse, StatsResponse
+from smart_embedder.api.answers import HealthResponse, StatsResponse
 from tools.smoke.expectations import Skip, expect, expect_that
 from tools.smoke.target import EMBED, RERANK, Target, describe, read_error
 

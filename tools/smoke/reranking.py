@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from app.api.answers import RerankResponse
+from smart_embedder.api.answers import RerankResponse
 from tools.smoke.expectations import TOLERANCE, Skip, expect, expect_that
 from tools.smoke.target import NO_RERANKER, RERANK, Target
 

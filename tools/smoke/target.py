@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import httpx2
 from prometheus_client.parser import text_string_to_metric_families
 
-from app.api.answers import EmbeddingResponse, ErrorResponse, RerankResponse
+from smart_embedder.api.answers import EmbeddingResponse, ErrorResponse, RerankResponse
 from tools.smoke.expectations import Skip, expect, expect_that
 
 EMBED = "/embeddings/"

@@ -2,7 +2,7 @@
 
 import math
 
-from app.api.answers import Embeddings, SparseIndices
+from smart_embedder.api.answers import Embeddings, SparseIndices
 from tools.smoke.expectations import TOLERANCE, Skip, expect, expect_that, expect_unit
 from tools.smoke.target import EMBED, Target
 

@@ -15,19 +15,19 @@ from typing import Any
 
 import numpy as np
 
-from app.engine import Engine, RerankRequest
-from app.engine.model import ModelInfo
-from app.engine.records import (
+from smart_embedder.engine import Engine, RerankRequest
+from smart_embedder.engine.model import ModelInfo
+from smart_embedder.engine.records import (
     EmbeddingResult,
     FloatArray,
     RerankResult,
     SparseVector,
     TextEmbedding,
 )
-from app.errors import StartupError
-from app.models.load import load_models
-from app.settings import NO_RERANKER, Settings
-from app.settings.sources import load_settings
+from smart_embedder.errors import StartupError
+from smart_embedder.models.load import load_models
+from smart_embedder.settings import NO_RERANKER, Settings
+from smart_embedder.settings.sources import load_settings
 from tools.references.choose import References
 from tools.references.reference import (
     EmbeddingReference,

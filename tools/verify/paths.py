@@ -5,9 +5,14 @@ from dataclasses import dataclass
 
 import torch
 
-from app.models.device.choose import choose_device, choose_dtype, cpu_has_bfloat16, cpu_has_int8
-from app.models.ops.choose import choose_backend
-from app.models.ops.proof import (
+from smart_embedder.models.device.choose import (
+    choose_device,
+    choose_dtype,
+    cpu_has_bfloat16,
+    cpu_has_int8,
+)
+from smart_embedder.models.ops.choose import choose_backend
+from smart_embedder.models.ops.proof import (
     DECODER,
     ENCODER,
     GPU_ENCODER,
@@ -16,7 +21,7 @@ from app.models.ops.proof import (
     Shapes,
     Trial,
 )
-from app.settings import INT8
+from smart_embedder.settings import INT8
 
 # Those of bge-m3 and Qwen3-0.6B.
 _ENCODER_SHAPES = Shapes(1024, 4096, 16, 16, 64, "gelu")

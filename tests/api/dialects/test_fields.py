@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from app.api.dialects.fields import (
+from smart_embedder.api.dialects.fields import (
     DTYPES,
     TASKS,
     AnyCase,
@@ -19,7 +19,7 @@ from app.api.dialects.fields import (
     unless,
     value_of,
 )
-from app.errors import InvalidRequestError
+from smart_embedder.errors import InvalidRequestError
 
 
 def test_a_task_is_for_queries_or_documents_and_names_its_prompts() -> None:

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from app.api.dialects.fields import TASKS, Task
-from app.api.dialects.openai import OpenAIEmbeddingRequest, VectorForm
-from app.errors import InvalidRequestError
+from smart_embedder.api.dialects.fields import TASKS, Task
+from smart_embedder.api.dialects.openai import OpenAIEmbeddingRequest, VectorForm
+from smart_embedder.errors import InvalidRequestError
 
 
 def body(**fields: Any) -> OpenAIEmbeddingRequest:

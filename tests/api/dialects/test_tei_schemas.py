@@ -5,13 +5,13 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from app.api.dialects.tei_schemas import (
+from smart_embedder.api.dialects.tei_schemas import (
     DecodeRequest,
     EmbedRequest,
     PredictRequest,
     RerankTextsRequest,
 )
-from app.engine import EmbeddingOptions, TruncationOptions
+from smart_embedder.engine import EmbeddingOptions, TruncationOptions
 
 
 @pytest.mark.parametrize(

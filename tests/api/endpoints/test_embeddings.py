@@ -81,7 +81,7 @@ def test_both_spellings_of_the_path_answer(client) -> None:
 
 def test_numbers_survive_the_way_through_json(client, server, embedder) -> None:
     """What the client reads is the float32 that the model computed, to the last bit."""
-    from app.engine.records import Outputs  # noqa: PLC0415
+    from smart_embedder.engine.records import Outputs  # noqa: PLC0415
 
     texts = varied_texts(12)
     answer = post(client, sentences=texts)

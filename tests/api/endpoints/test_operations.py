@@ -10,11 +10,11 @@ import pytest
 from httpx2 import ASGITransport, AsyncClient
 from prometheus_client.parser import text_string_to_metric_families
 
-from app.api.endpoints.operations import describe_server, totals
-from app.main import create_app
-from app.middleware.observe import MeasureRequests
-from app.observability.metrics import Metrics
-from app.settings import Settings
+from smart_embedder.api.endpoints.operations import describe_server, totals
+from smart_embedder.main import create_app
+from smart_embedder.middleware.observe import MeasureRequests
+from smart_embedder.observability.metrics import Metrics
+from smart_embedder.settings import Settings
 from tests.engine.fakes import FakeModel, FakeReranker, loaded
 from tests.support.paths import EMBEDDING_ENDPOINTS, PATHS
 from tests.support.server import RunningServer, run_server

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import torch
 
-from app import __version__
-from app.models.ops.choose import choose_backend
+from smart_embedder import __version__
+from smart_embedder.models.ops.choose import choose_backend
 from tests.support.server import RunningServer, run_server
 
 FIELDS = [

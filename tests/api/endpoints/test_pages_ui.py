@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.server import REPOSITORY, RunningServer, run_server
 
-FOLDER = REPOSITORY / "app" / "ui"
+FOLDER = REPOSITORY / "smart_embedder" / "ui"
 FILES = sorted(path.relative_to(FOLDER).as_posix() for path in FOLDER.rglob("*.*"))
 MOST_BYTES = 150_000
 BROWSER = {"Accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"}

@@ -5,13 +5,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from app.engine.records import Outputs
-from app.models.device.choose import choose_device, choose_dtype
-from app.models.families.backbone import Target
-from app.models.ops.choose import choose_backend
-from app.models.tasks.cross_encoder import load_cross_encoder
-from app.models.tasks.dense import load_dense_embedder
-from app.models.tasks.qwen3 import load_qwen_reranker
+from smart_embedder.engine.records import Outputs
+from smart_embedder.models.device.choose import choose_device, choose_dtype
+from smart_embedder.models.families.backbone import Target
+from smart_embedder.models.ops.choose import choose_backend
+from smart_embedder.models.tasks.cross_encoder import load_cross_encoder
+from smart_embedder.models.tasks.dense import load_dense_embedder
+from smart_embedder.models.tasks.qwen3 import load_qwen_reranker
 from tests.support.checkpoints import corpus
 from tests.support.server import RunningServer, run_server
 

@@ -10,9 +10,9 @@ import orjson
 import pyarrow as pa
 import pytest
 
-from app.api.formats.records import ARROW, NDJSON, WRITERS, Record, RecordOptions
-from app.api.formats.vectors import ModelNames, VectorOptions, vectors_of
-from app.engine.records import Outputs, SparseVector, TextEmbedding, TokenStrings
+from smart_embedder.api.formats.records import ARROW, NDJSON, WRITERS, Record, RecordOptions
+from smart_embedder.api.formats.vectors import ModelNames, VectorOptions, vectors_of
+from smart_embedder.engine.records import Outputs, SparseVector, TextEmbedding, TokenStrings
 from tests.support.formats import (
     MSGPACK,
     SAFETENSORS,

@@ -6,11 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.api.formats.binary import pack
-from app.api.formats.vectors import EmbeddingAnswer, ModelNames, VectorOptions, vectors_of
-from app.api.handler import LARGE_ANSWER_BYTES
-from app.engine.checks import AnswerMemory
-from app.engine.records import (
+from smart_embedder.api.formats.binary import pack
+from smart_embedder.api.formats.vectors import (
+    EmbeddingAnswer,
+    ModelNames,
+    VectorOptions,
+    vectors_of,
+)
+from smart_embedder.api.handler import LARGE_ANSWER_BYTES
+from smart_embedder.engine.checks import AnswerMemory
+from smart_embedder.engine.records import (
     EmbeddingResult,
     Outputs,
     SparseVector,
@@ -18,8 +23,8 @@ from app.engine.records import (
     Timings,
     TokenStrings,
 )
-from app.errors import InvalidRequestError
-from app.vectors import quantize
+from smart_embedder.errors import InvalidRequestError
+from smart_embedder.vectors import quantize
 
 ALL = Outputs(dense=True, sparse=True, colbert=True)
 DTYPES = ["float32", "float16", "bfloat16", "int8", "uint8", "binary", "ubinary"]

@@ -13,12 +13,12 @@ import pytest
 from backports import zstd
 from starlette.requests import Request
 
-from app.api.context import EMBEDDING_STREAM, RequestContext
-from app.api.formats.records import NDJSON, WRITERS, Record, RecordOptions
-from app.api.formats.vectors import ModelNames, VectorOptions
-from app.api.handler import Call, Service
-from app.api.stream import answer as module
-from app.api.stream.answer import (
+from smart_embedder.api.context import EMBEDDING_STREAM, RequestContext
+from smart_embedder.api.formats.records import NDJSON, WRITERS, Record, RecordOptions
+from smart_embedder.api.formats.vectors import ModelNames, VectorOptions
+from smart_embedder.api.handler import Call, Service
+from smart_embedder.api.stream import answer as module
+from smart_embedder.api.stream.answer import (
     PIECES,
     LineResult,
     Piece,
@@ -27,12 +27,12 @@ from app.api.stream.answer import (
     StreamPlan,
     StreamResponse,
 )
-from app.api.stream.lines import Line, NdjsonReader
-from app.engine.checks import AnswerMemory
-from app.engine.records import Outputs, TextEmbedding
-from app.errors import InvalidRequestError, QueueFullError, UnavailableError
-from app.main import create_app
-from app.settings import Settings
+from smart_embedder.api.stream.lines import Line, NdjsonReader
+from smart_embedder.engine.checks import AnswerMemory
+from smart_embedder.engine.records import Outputs, TextEmbedding
+from smart_embedder.errors import InvalidRequestError, QueueFullError, UnavailableError
+from smart_embedder.main import create_app
+from smart_embedder.settings import Settings
 from tests.support.skipped_time import turns
 
 PATIENCE = 60.0
@@ -326,7 +326,7 @@ async def test_one_that_reads_nothing_for_too_long_gets_whole_records_and_the_er
 ) -> None:
     clock = SimpleNamespace(now=1000.0)
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock.now))
-    monkeypatch.setattr("app.api.stream.lines._LOOK_SECONDS", 0.001)
+    monkeypatch.setattr("smart_embedder.api.stream.lines._LOOK_SECONDS", 0.001)
     long = b'"%b"\n' % (b"a" * 100_000)
     stream = Stream(*[long] * 30)
     ended = stream.begin()

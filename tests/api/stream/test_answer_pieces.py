@@ -5,10 +5,16 @@ import asyncio
 import numpy as np
 import pytest
 
-from app.api.formats.vectors import VectorOptions
-from app.api.stream.answer import LineResult, Piece, PieceEmbedder, PieceMemory, PieceSize
-from app.api.stream.lines import Line
-from app.engine.records import (
+from smart_embedder.api.formats.vectors import VectorOptions
+from smart_embedder.api.stream.answer import (
+    LineResult,
+    Piece,
+    PieceEmbedder,
+    PieceMemory,
+    PieceSize,
+)
+from smart_embedder.api.stream.lines import Line
+from smart_embedder.engine.records import (
     EmbeddingResult,
     Outputs,
     TextEmbedding,
@@ -16,7 +22,7 @@ from app.engine.records import (
     TokenStrings,
     Truncation,
 )
-from app.errors import (
+from smart_embedder.errors import (
     InferenceError,
     InferenceTimeoutError,
     InvalidRequestError,
@@ -25,8 +31,8 @@ from app.errors import (
     QueueFullError,
     UnavailableError,
 )
-from app.main import create_app
-from app.settings import Settings
+from smart_embedder.main import create_app
+from smart_embedder.settings import Settings
 
 FORWARD = 1000
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.api.stream.arrow_lines import ArrowReader
-from app.api.stream.lines import Line
-from app.errors import BodyTooLargeError, InvalidRequestError, SmartEmbedderError
+from smart_embedder.api.stream.arrow_lines import ArrowReader
+from smart_embedder.api.stream.lines import Line
+from smart_embedder.errors import BodyTooLargeError, InvalidRequestError, SmartEmbedderError
 
 
 def take(reader: ArrowReader, max_lines: int, max_bytes: int) -> list[Line]:

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.api.body import validate
-from app.api.stream.lines import (
+from smart_embedder.api.body import validate
+from smart_embedder.api.stream.lines import (
     STEP_BYTES,
     Line,
     LineReader,
@@ -17,7 +17,7 @@ from app.api.stream.lines import (
     StreamLine,
     _is_usual,
 )
-from app.errors import BodyTooLargeError, InvalidRequestError
+from smart_embedder.errors import BodyTooLargeError, InvalidRequestError
 
 MOST = 200
 

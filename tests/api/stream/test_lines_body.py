@@ -7,9 +7,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from app.api.stream.arrow_lines import ArrowReader
-from app.api.stream.lines import Line, LineReader, NdjsonReader, StreamBody
-from app.errors import (
+from smart_embedder.api.stream.arrow_lines import ArrowReader
+from smart_embedder.api.stream.lines import Line, LineReader, NdjsonReader, StreamBody
+from smart_embedder.errors import (
     AnswerNotTakenError,
     BodyStalledError,
     ClientGoneError,

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from app.engine import Engine, clock
-from app.engine.devices.limits import TokenBudget
-from app.engine.scheduling.job import Job, Purpose
-from app.errors import (
+from smart_embedder.engine import Engine, clock
+from smart_embedder.engine.devices.limits import TokenBudget
+from smart_embedder.engine.scheduling.job import Job, Purpose
+from smart_embedder.errors import (
     DeviceCrashedError,
     DeviceFailedError,
     DrainingError,
@@ -19,7 +19,7 @@ from app.errors import (
     OutOfMemoryError,
     UnhealthyError,
 )
-from app.settings import Settings
+from smart_embedder.settings import Settings
 from tests.engine.devices.virtual_device import VirtualDevice, numbers
 from tests.engine.fakes import FakeModel, loaded
 from tests.engine.scheduling.test_queue import job

@@ -5,12 +5,12 @@ import asyncio
 import numpy as np
 import pytest
 
-from app.engine import clock
-from app.engine.devices.executor import InFlight, observe_forward, observe_wait
-from app.engine.records import Outputs
-from app.engine.scheduling.batcher import Batch, BatchSlice
-from app.engine.scheduling.job import Job, Purpose
-from app.observability.metrics import Metrics
+from smart_embedder.engine import clock
+from smart_embedder.engine.devices.executor import InFlight, observe_forward, observe_wait
+from smart_embedder.engine.records import Outputs
+from smart_embedder.engine.scheduling.batcher import Batch, BatchSlice
+from smart_embedder.engine.scheduling.job import Job, Purpose
+from smart_embedder.observability.metrics import Metrics
 from tests.engine.fakes import FakeModel
 
 

@@ -6,17 +6,17 @@ from contextlib import ExitStack
 import numpy as np
 import pytest
 
-from app.engine import clock
-from app.engine.devices.limits import (
+from smart_embedder.engine import clock
+from smart_embedder.engine.devices.limits import (
     DeviceWatchdog,
     ForwardLimit,
     ServiceRate,
     fail_overdue,
 )
-from app.engine.records import Outputs
-from app.engine.scheduling.batcher import Batch, BatchSlice
-from app.engine.scheduling.job import Job
-from app.errors import InferenceTimeoutError
+from smart_embedder.engine.records import Outputs
+from smart_embedder.engine.scheduling.batcher import Batch, BatchSlice
+from smart_embedder.engine.scheduling.job import Job
+from smart_embedder.errors import InferenceTimeoutError
 from tests.engine.fakes import FakeModel
 from tests.support.skipped_time import in_skipped_time, now
 

@@ -1,6 +1,6 @@
 """The token budget after a batch that did not fit."""
 
-from app.engine.devices.limits import TokenBudget
+from smart_embedder.engine.devices.limits import TokenBudget
 
 
 def test_it_shrinks_to_half_of_what_was_too_much_and_never_below_one() -> None:

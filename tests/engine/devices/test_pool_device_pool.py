@@ -9,12 +9,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from app.engine import Engine, clock
-from app.engine.devices.pool import DevicePool
-from app.engine.model import LoadedModels, Measured, PlacedModel, PlacedModels
-from app.engine.scheduling.job import Purpose
-from app.engine.scheduling.queue import JobQueue
-from app.errors import (
+from smart_embedder.engine import Engine, clock
+from smart_embedder.engine.devices.pool import DevicePool
+from smart_embedder.engine.model import LoadedModels, Measured, PlacedModel, PlacedModels
+from smart_embedder.engine.scheduling.job import Purpose
+from smart_embedder.engine.scheduling.queue import JobQueue
+from smart_embedder.errors import (
     DeviceCrashedError,
     DeviceFailedError,
     DrainingError,
@@ -23,8 +23,8 @@ from app.errors import (
     OutOfMemoryError,
     UnhealthyError,
 )
-from app.observability.metrics import Metrics
-from app.settings import Settings
+from smart_embedder.observability.metrics import Metrics
+from smart_embedder.settings import Settings
 from tests.engine.devices.virtual_device import VirtualThread
 from tests.engine.fakes import FakeModel, loaded
 from tests.engine.scheduling.test_queue import job

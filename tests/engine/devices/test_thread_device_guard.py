@@ -2,8 +2,8 @@
 
 import pytest
 
-from app.engine.devices.thread import DeviceGuard
-from app.errors import DeviceCrashedError, DeviceFailedError, OutOfMemoryError
+from smart_embedder.engine.devices.thread import DeviceGuard
+from smart_embedder.errors import DeviceCrashedError, DeviceFailedError, OutOfMemoryError
 
 
 class AcceleratorError(RuntimeError):

@@ -10,8 +10,8 @@ from functools import partial
 
 import pytest
 
-from app.engine.devices.thread import DeviceThread, DeviceThreads, run_preempting_call
-from app.errors import InferenceError
+from smart_embedder.engine.devices.thread import DeviceThread, DeviceThreads, run_preempting_call
+from smart_embedder.errors import InferenceError
 
 
 @pytest.fixture

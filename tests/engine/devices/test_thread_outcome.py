@@ -1,6 +1,6 @@
 import pytest
 
-from app.engine.devices.thread import outcome_of
+from smart_embedder.engine.devices.thread import outcome_of
 
 
 def test_what_is_returned_is_the_outcome() -> None:

@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from app.engine.devices.executor import DeviceExecutor
-from app.engine.devices.limits import ForwardLimit, TokenBudget
-from app.engine.devices.thread import DeviceGuard, DeviceThreads, outcome_of
-from app.engine.model import Model
-from app.engine.scheduling.job import Job
-from app.engine.scheduling.queue import JobQueue
-from app.errors import DeviceFailedError
-from app.observability.metrics import Metrics
+from smart_embedder.engine.devices.executor import DeviceExecutor
+from smart_embedder.engine.devices.limits import ForwardLimit, TokenBudget
+from smart_embedder.engine.devices.thread import DeviceGuard, DeviceThreads, outcome_of
+from smart_embedder.engine.model import Model
+from smart_embedder.engine.scheduling.job import Job
+from smart_embedder.engine.scheduling.queue import JobQueue
+from smart_embedder.errors import DeviceFailedError
+from smart_embedder.observability.metrics import Metrics
 from tests.engine.fakes import FakeModel
 
 

@@ -8,23 +8,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.engine.records import (
+from smart_embedder.engine.records import (
     EmbeddingOptions,
     Outputs,
     SparseVector,
     TextEmbedding,
     TruncationOptions,
 )
-from app.engine.requests.cache import (
+from smart_embedder.engine.requests.cache import (
     _MUCH_MORE,
     _SHORT_CHARACTERS,
     CachedForwards,
     _Lookup,
     _SharedWork,
 )
-from app.engine.requests.embedding import EmbedRequest
-from app.errors import InferenceError, TextTooLongError
-from app.observability.metrics import Metrics
+from smart_embedder.engine.requests.embedding import EmbedRequest
+from smart_embedder.errors import InferenceError, TextTooLongError
+from smart_embedder.observability.metrics import Metrics
 from tests.engine.engines import engine_for, hold, let_go, queued, waiting
 from tests.engine.fakes import FakeModel
 

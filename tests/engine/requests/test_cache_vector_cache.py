@@ -5,14 +5,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from app.engine.checks import UNLIMITED
-from app.engine.records import CUT_AT_END, Outputs, TruncationOptions
-from app.engine.requests import cache as vector_cache
-from app.engine.requests.cache import KeyMaker, VectorCache, make_cache
-from app.engine.requests.embedding import Task
-from app.engine.requests.shared_cache import CachedVectors
-from app.observability.metrics import Metrics
-from app.settings import Settings
+from smart_embedder.engine.checks import UNLIMITED
+from smart_embedder.engine.records import CUT_AT_END, Outputs, TruncationOptions
+from smart_embedder.engine.requests import cache as vector_cache
+from smart_embedder.engine.requests.cache import KeyMaker, VectorCache, make_cache
+from smart_embedder.engine.requests.embedding import Task
+from smart_embedder.engine.requests.shared_cache import CachedVectors
+from smart_embedder.observability.metrics import Metrics
+from smart_embedder.settings import Settings
 from tests.engine.fakes import FakeModel
 
 

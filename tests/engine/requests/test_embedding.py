@@ -5,12 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from app.engine import EmbeddingOptions, Engine
-from app.engine.checks import AnswerMemory
-from app.engine.records import Outputs
-from app.engine.requests.embedding import EmbedRequest, assign_models
-from app.errors import InvalidRequestError
-from app.settings import Settings
+from smart_embedder.engine import EmbeddingOptions, Engine
+from smart_embedder.engine.checks import AnswerMemory
+from smart_embedder.engine.records import Outputs
+from smart_embedder.engine.requests.embedding import EmbedRequest, assign_models
+from smart_embedder.errors import InvalidRequestError
+from smart_embedder.settings import Settings
 from tests.engine.fakes import FakeModel, loaded
 from tests.engine.test_records_options import FakeM3, FakeQwen, engine_with
 

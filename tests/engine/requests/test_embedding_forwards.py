@@ -3,10 +3,16 @@
 import numpy as np
 import pytest
 
-from app.engine.checks import AnswerMemory
-from app.engine.records import Outputs, TokenizedText
-from app.engine.requests.embedding import EmbedRequest, Task, TaskResult, hold_vectors, vector_bytes
-from app.errors import InvalidRequestError
+from smart_embedder.engine.checks import AnswerMemory
+from smart_embedder.engine.records import Outputs, TokenizedText
+from smart_embedder.engine.requests.embedding import (
+    EmbedRequest,
+    Task,
+    TaskResult,
+    hold_vectors,
+    vector_bytes,
+)
+from smart_embedder.errors import InvalidRequestError
 from tests.engine.engines import engine_for
 from tests.engine.fakes import FakeModel
 

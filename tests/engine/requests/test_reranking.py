@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.engine import Engine, RerankRequest
-from app.engine.checks import AnswerMemory
-from app.engine.records import Outputs, SparseVector, TextEmbedding
-from app.engine.requests.reranking import _groups
-from app.errors import (
+from smart_embedder.engine import Engine, RerankRequest
+from smart_embedder.engine.checks import AnswerMemory
+from smart_embedder.engine.records import Outputs, SparseVector, TextEmbedding
+from smart_embedder.engine.requests.reranking import _groups
+from smart_embedder.errors import (
     EmptyInputError,
     InferenceError,
     InferenceTimeoutError,
@@ -22,8 +22,8 @@ from app.errors import (
     QueueFullError,
     RerankerDisabledError,
 )
-from app.observability.metrics import Metrics
-from app.settings import Settings
+from smart_embedder.observability.metrics import Metrics
+from smart_embedder.settings import Settings
 from tests.engine.fakes import FakeModel, FakeReranker, loaded
 
 

@@ -5,12 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from app.engine import Engine, RerankRequest
-from app.engine.checks import AnswerMemory
-from app.engine.records import CUT_AT_END, Outputs, TokenizedText, TruncationOptions
-from app.engine.requests.reranking import ClassificationRequest
-from app.errors import InvalidRequestError, RerankerDisabledError, TextTooLongError
-from app.settings import Settings
+from smart_embedder.engine import Engine, RerankRequest
+from smart_embedder.engine.checks import AnswerMemory
+from smart_embedder.engine.records import CUT_AT_END, Outputs, TokenizedText, TruncationOptions
+from smart_embedder.engine.requests.reranking import ClassificationRequest
+from smart_embedder.errors import InvalidRequestError, RerankerDisabledError, TextTooLongError
+from smart_embedder.settings import Settings
 from tests.engine.fakes import FakeModel, FakeReranker, loaded
 
 

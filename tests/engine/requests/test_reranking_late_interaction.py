@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from FlagEmbedding import BGEM3FlagModel
 
-from app.engine import Engine, FusionWeights, RerankRequest
-from app.engine.records import Outputs, PartScores, SparseVector, TextEmbedding
-from app.engine.requests.reranking import score
-from app.errors import InvalidRequestError
-from app.models.load import load_models
-from app.settings import Settings
+from smart_embedder.engine import Engine, FusionWeights, RerankRequest
+from smart_embedder.engine.records import Outputs, PartScores, SparseVector, TextEmbedding
+from smart_embedder.engine.requests.reranking import score
+from smart_embedder.errors import InvalidRequestError
+from smart_embedder.models.load import load_models
+from smart_embedder.settings import Settings
 from tests.support.texts import varied_texts
 
 
@@ -75,7 +75,7 @@ def test_products_are_made_for_some_query_vectors_at_a_time(monkeypatch, most: i
     generator = np.random.default_rng(0)
     query, passage = (generator.normal(size=(n, 16)).astype(np.float32) for n in (70, 90))
     whole = score(TextEmbedding(colbert=query), TextEmbedding(colbert=passage)).colbert
-    monkeypatch.setattr("app.engine.requests.reranking._MOST_PRODUCTS", most)
+    monkeypatch.setattr("smart_embedder.engine.requests.reranking._MOST_PRODUCTS", most)
     parts = score(TextEmbedding(colbert=query), TextEmbedding(colbert=passage)).colbert
     assert parts == pytest.approx(whole, abs=1e-6)
 

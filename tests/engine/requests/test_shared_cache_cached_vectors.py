@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from app.engine.records import Outputs, SparseVector, TextEmbedding, TokenizedText
-from app.engine.requests.shared_cache import (
+from smart_embedder.engine.records import Outputs, SparseVector, TextEmbedding, TokenizedText
+from smart_embedder.engine.requests.shared_cache import (
     CachedVectors,
     join,
     kinds_of,

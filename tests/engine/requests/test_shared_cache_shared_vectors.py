@@ -12,11 +12,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from app.engine.checks import AnswerMemory
-from app.engine.requests import shared_cache
-from app.engine.requests.shared_cache import MOST_ENTRY_BYTES, CachedVectors
-from app.errors import InvalidRequestError
-from app.observability.metrics import Metrics
+from smart_embedder.engine.checks import AnswerMemory
+from smart_embedder.engine.requests import shared_cache
+from smart_embedder.engine.requests.shared_cache import MOST_ENTRY_BYTES, CachedVectors
+from smart_embedder.errors import InvalidRequestError
+from smart_embedder.observability.metrics import Metrics
 from tests.engine.engines import engine_for
 from tests.engine.requests.test_cache_cached_forwards import KINDS, KindsModel, facts
 from tests.support.redis_server import RedisServer, needs_redis, run_odd_redis, run_redis
@@ -34,7 +34,7 @@ def redis(tmp_path_factory: pytest.TempPathFactory):
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A timeout that a slow machine does not reach."""
-    monkeypatch.setattr("app.access.rate_limit.REDIS_TIMEOUT", 60)
+    monkeypatch.setattr("smart_embedder.access.rate_limit.REDIS_TIMEOUT", 60)
 
 
 @asynccontextmanager

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from app.engine import clock
-from app.engine.scheduling.admission import Admission, TokenizerThreads, timings_of
-from app.engine.scheduling.batcher import Limits
-from app.engine.scheduling.queue import JobQueue
-from app.errors import InferenceError
-from app.observability.metrics import Metrics
-from app.observability.tracing import Stage
+from smart_embedder.engine import clock
+from smart_embedder.engine.scheduling.admission import Admission, TokenizerThreads, timings_of
+from smart_embedder.engine.scheduling.batcher import Limits
+from smart_embedder.engine.scheduling.queue import JobQueue
+from smart_embedder.errors import InferenceError
+from smart_embedder.observability.metrics import Metrics
+from smart_embedder.observability.tracing import Stage
 from tests.engine.fakes import FakeModel
 from tests.engine.scheduling.test_queue import job
 from tests.support.skipped_time import turns

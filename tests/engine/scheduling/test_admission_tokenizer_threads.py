@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from app.engine.scheduling.admission import (
+from smart_embedder.engine.scheduling.admission import (
     GivenUpError,
     TokenizerThreads,
     stop_if_given_up,
 )
-from app.errors import DrainingError
+from smart_embedder.errors import DrainingError
 
 USUAL = {
     "a sentence": ["search vector"],

@@ -7,10 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.engine.records import Outputs
-from app.engine.scheduling.batcher import QUANTUM_TOKENS, Batch, Flow, Limits, form_batch, weight_of
-from app.engine.scheduling.job import Job
-from app.engine.scheduling.queue import JobQueue
+from smart_embedder.engine.records import Outputs
+from smart_embedder.engine.scheduling.batcher import (
+    QUANTUM_TOKENS,
+    Batch,
+    Flow,
+    Limits,
+    form_batch,
+    weight_of,
+)
+from smart_embedder.engine.scheduling.job import Job
+from smart_embedder.engine.scheduling.queue import JobQueue
 from tests.engine.fakes import FakeModel
 
 MODEL = FakeModel()

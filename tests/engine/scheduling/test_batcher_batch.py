@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.engine.records import Outputs, TextEmbedding
-from app.engine.scheduling.batcher import Batch, BatchSlice
-from app.engine.scheduling.job import Job, Purpose
-from app.errors import InferenceError
+from smart_embedder.engine.records import Outputs, TextEmbedding
+from smart_embedder.engine.scheduling.batcher import Batch, BatchSlice
+from smart_embedder.engine.scheduling.job import Job, Purpose
+from smart_embedder.errors import InferenceError
 from tests.engine.fakes import FakeModel
 from tests.engine.scheduling.test_queue import job
 

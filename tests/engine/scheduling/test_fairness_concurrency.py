@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.engine.scheduling.fairness import ConcurrencyLimit, FairSemaphore, LoopTurns
-from app.errors import QueueFullError
+from smart_embedder.engine.scheduling.fairness import ConcurrencyLimit, FairSemaphore, LoopTurns
+from smart_embedder.errors import QueueFullError
 from tests.support.skipped_time import in_skipped_time, now, turns
 
 

@@ -8,12 +8,17 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from app.engine import clock
-from app.engine.records import Outputs
-from app.engine.scheduling.batcher import Batch, Limits
-from app.engine.scheduling.job import Job, JobState
-from app.engine.scheduling.queue import JobQueue
-from app.errors import InferenceError, InferenceTimeoutError, OutOfMemoryError, UnhealthyError
+from smart_embedder.engine import clock
+from smart_embedder.engine.records import Outputs
+from smart_embedder.engine.scheduling.batcher import Batch, Limits
+from smart_embedder.engine.scheduling.job import Job, JobState
+from smart_embedder.engine.scheduling.queue import JobQueue
+from smart_embedder.errors import (
+    InferenceError,
+    InferenceTimeoutError,
+    OutOfMemoryError,
+    UnhealthyError,
+)
 from tests.engine.fakes import FakeModel
 
 MODELS = [FakeModel(), FakeModel()]

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.engine.records import Outputs
-from app.engine.scheduling.batcher import QUANTUM_TOKENS, Batch, Limits, weight_of
-from app.engine.scheduling.job import Job, Purpose
-from app.engine.scheduling.queue import JobQueue
-from app.errors import DeviceFailedError, UnhealthyError
+from smart_embedder.engine.records import Outputs
+from smart_embedder.engine.scheduling.batcher import QUANTUM_TOKENS, Batch, Limits, weight_of
+from smart_embedder.engine.scheduling.job import Job, Purpose
+from smart_embedder.engine.scheduling.queue import JobQueue
+from smart_embedder.errors import DeviceFailedError, UnhealthyError
 from tests.engine.fakes import FakeModel
 
 MODEL, OTHER = FakeModel(), FakeModel()

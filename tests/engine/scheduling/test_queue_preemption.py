@@ -7,13 +7,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from app.engine import Engine, RerankRequest
-from app.engine.devices.limits import ServiceRate
-from app.engine.records import EmbeddingResult
-from app.engine.scheduling.batcher import Batch, BatchSlice
-from app.engine.scheduling.queue import split_short
-from app.errors import InferenceError, InferenceTimeoutError, OutOfMemoryError
-from app.settings import Settings
+from smart_embedder.engine import Engine, RerankRequest
+from smart_embedder.engine.devices.limits import ServiceRate
+from smart_embedder.engine.records import EmbeddingResult
+from smart_embedder.engine.scheduling.batcher import Batch, BatchSlice
+from smart_embedder.engine.scheduling.queue import split_short
+from smart_embedder.errors import InferenceError, InferenceTimeoutError, OutOfMemoryError
+from smart_embedder.settings import Settings
 from tests.engine.engines import queued
 from tests.engine.fakes import FakeReranker, PartedModel, loaded
 from tests.engine.scheduling.test_batcher import job

@@ -11,17 +11,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.models.attention.dense import Attention, eager, matmul, sdpa
-from app.models.attention.packed import (
+from smart_embedder.models.attention.dense import Attention, eager, matmul, sdpa
+from smart_embedder.models.attention.packed import (
     PackedAttention,
     _flash_attention,
     excluding_unattended,
     memory_efficient,
     varlen,
 )
-from app.models.batch import blocks
-from app.models.batch.blocks import UNATTENDED
-from app.models.batch.packing import PackedBatch, pack
+from smart_embedder.models.batch import blocks
+from smart_embedder.models.batch.blocks import UNATTENDED
+from smart_embedder.models.batch.packing import PackedBatch, pack
 
 CPU = torch.device("cpu")
 

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from app.errors import StartupError
-from app.models.attention.dense import eager, matmul, sdpa
-from app.models.attention.packed import flash_runs, load_attention, require_runs, varlen
-from app.models.batch.packing import pack
+from smart_embedder.errors import StartupError
+from smart_embedder.models.attention.dense import eager, matmul, sdpa
+from smart_embedder.models.attention.packed import flash_runs, load_attention, require_runs, varlen
+from smart_embedder.models.batch.packing import pack
 
 CPU, CUDA, MPS = (torch.device(name) for name in ("cpu", "cuda", "mps"))
 HALVES = (torch.float16, torch.bfloat16)
@@ -92,7 +92,9 @@ def test_each_name_stands_for_its_attention(name: str, attention: object) -> Non
 
 
 def test_the_kernels_attention_is_not_found_without_them() -> None:
-    with pytest.raises(StartupError, match=r"are not built, .*: python -m app\.models\.ops\.build"):
+    with pytest.raises(
+        StartupError, match=r"are not built, .*: python -m smart_embedder\.models\.ops\.build"
+    ):
         load_attention("native")
 
 

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.models.batch.blocks import divide_lengths
+from smart_embedder.models.batch.blocks import divide_lengths
 
 LENGTHS = st.lists(st.integers(1, 600) | st.sampled_from([5000, 32_768]), min_size=1, max_size=400)
 

@@ -6,9 +6,19 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.models.batch import blocks as length_classes
-from app.models.batch.blocks import SECOND_SEGMENT, UNATTENDED, WITHOUT_VECTOR, DenseBlock
-from app.models.batch.packing import PositionScheme, pack, select_sequences, select_tokens
+from smart_embedder.models.batch import blocks as length_classes
+from smart_embedder.models.batch.blocks import (
+    SECOND_SEGMENT,
+    UNATTENDED,
+    WITHOUT_VECTOR,
+    DenseBlock,
+)
+from smart_embedder.models.batch.packing import (
+    PositionScheme,
+    pack,
+    select_sequences,
+    select_tokens,
+)
 
 CPU = torch.device("cpu")
 SEQUENCES = st.lists(

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.engine.records import TokenIds
-from app.models.batch.packing import find_shared_prefixes
+from smart_embedder.engine.records import TokenIds
+from smart_embedder.models.batch.packing import find_shared_prefixes
 
 FEW_TOKENS = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=12), min_size=1, max_size=9)
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.errors import StartupError
-from app.models.checkpoint.config import number, read_config, read_optional, whole_number
+from smart_embedder.errors import StartupError
+from smart_embedder.models.checkpoint.config import number, read_config, read_optional, whole_number
 
 ANYTHING = st.one_of(
     st.none(), st.booleans(), st.integers(), st.integers(-3, 3), st.floats(), st.text(),

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from app.errors import StartupError
-from app.models.checkpoint.config import Module, read_modules, require_known_modules
+from smart_embedder.errors import StartupError
+from smart_embedder.models.checkpoint.config import Module, read_modules, require_known_modules
 
 
 def write(folder: Path, modules: object) -> Path:

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.errors import StartupError
-from app.models.checkpoint.config import (
+from smart_embedder.errors import StartupError
+from smart_embedder.models.checkpoint.config import (
     Normalization,
     Projection,
     SentenceConfig,

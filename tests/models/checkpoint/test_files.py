@@ -9,13 +9,13 @@ import pytest
 import torch
 from structlog.testing import capture_logs
 
-from app.errors import StartupError
-from app.models.checkpoint import hub as checkpoint
-from app.models.checkpoint.config import read_config, read_pooling
-from app.models.checkpoint.hub import Hub, locate
-from app.models.checkpoint.weights import read_linear
-from app.models.loader import ModelFolders, locate_models
-from app.settings import Settings
+from smart_embedder.errors import StartupError
+from smart_embedder.models.checkpoint import hub as checkpoint
+from smart_embedder.models.checkpoint.config import read_config, read_pooling
+from smart_embedder.models.checkpoint.hub import Hub, locate
+from smart_embedder.models.checkpoint.weights import read_linear
+from smart_embedder.models.loader import ModelFolders, locate_models
+from smart_embedder.settings import Settings
 
 
 def offline(cache: Path, revision: str | None = None) -> Hub:

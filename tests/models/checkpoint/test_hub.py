@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from app.models.checkpoint import hub
+from smart_embedder.models.checkpoint import hub
 from tests.support.bad_start import failing_start
 from tests.support.disks import full, give_up_rights, read_only
 from tests.support.hub import run_hub

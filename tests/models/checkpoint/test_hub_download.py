@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from app.engine.model import Download, DownloadStatus, human_size
-from app.models.checkpoint import hub as download
-from app.models.checkpoint.hub import DownloadProgress, follow_download
+from smart_embedder.engine.model import Download, DownloadStatus, human_size
+from smart_embedder.models.checkpoint import hub as download
+from smart_embedder.models.checkpoint.hub import DownloadProgress, follow_download
 from tests.support.hub import MODEL, Hub, run_hub
 from tests.support.server import REPOSITORY, RunningServer, run_server
 
@@ -24,8 +24,8 @@ WRITTEN, SENT = "huggingface_hub.snapshot_download", "huggingface_hub.snapshot_d
 LOCATE = """
 import sys
 from pathlib import Path
-from app.models.checkpoint import hub
-from app.observability.logs import configure_logs
+from smart_embedder.models.checkpoint import hub
+from smart_embedder.observability.logs import configure_logs
 configure_logs("json", "info")
 hub._SECONDS_BETWEEN_LINES = 0
 print(hub.locate("example/m3", hub.Hub(Path(sys.argv[1]), None, offline=False)))

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from app.errors import StartupError
-from app.models.checkpoint import hub
+from smart_embedder.errors import StartupError
+from smart_embedder.models.checkpoint import hub
 
 
 @pytest.mark.parametrize(

@@ -13,12 +13,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from app.errors import StartupError
-from app.models.checkpoint.config import read_config
-from app.models.checkpoint.reading import AT_ONCE, read_file, reading
-from app.models.checkpoint.weights import Weights
-from app.models.loader import load
-from app.settings import Settings
+from smart_embedder.errors import StartupError
+from smart_embedder.models.checkpoint.config import read_config
+from smart_embedder.models.checkpoint.reading import AT_ONCE, read_file, reading
+from smart_embedder.models.checkpoint.weights import Weights
+from smart_embedder.models.loader import load
+from smart_embedder.settings import Settings
 
 # So large that it is read in three parts.
 ROWS, WIDTH = AT_ONCE // 2, 5

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from app.models.checkpoint.reading import read_ahead
-from app.settings import Settings
+from smart_embedder.models.checkpoint.reading import read_ahead
+from smart_embedder.settings import Settings
 
 SIZE = 2**20
 

@@ -9,8 +9,8 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save_file
 
-from app.errors import StartupError
-from app.models.checkpoint.weights import Weights, count_parameters, read_linear
+from smart_embedder.errors import StartupError
+from smart_embedder.models.checkpoint.weights import Weights, count_parameters, read_linear
 
 TENSORS = {
     "embeddings.word_embeddings.weight": torch.arange(12.0).view(4, 3),

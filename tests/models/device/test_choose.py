@@ -10,8 +10,8 @@ import pytest
 import torch
 from structlog.testing import capture_logs
 
-from app.errors import StartupError
-from app.models.device import choose as device
+from smart_embedder.errors import StartupError
+from smart_embedder.models.device import choose as device
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 

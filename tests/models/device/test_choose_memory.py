@@ -9,8 +9,8 @@ import pytest
 import structlog
 import torch
 
-from app.models.device import choose
-from app.models.device.choose import (
+from smart_embedder.models.device import choose
+from smart_embedder.models.device.choose import (
     capturing,
     control_group_usage,
     empty_cuda_cache,

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.errors import StartupError
-from app.models.device import cpu as cpu_shares
-from app.models.device.cpu import divide, parse_cpu_list, share_cpus
+from smart_embedder.errors import StartupError
+from smart_embedder.models.device import cpu as cpu_shares
+from smart_embedder.models.device.cpu import divide, parse_cpu_list, share_cpus
 
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="Linux alone binds threads")
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from app.models.device import cpu
-from app.models.device.cpu import (
+from smart_embedder.models.device import cpu
+from smart_embedder.models.device.cpu import (
     CpuThreads,
     available_threads,
     cpu_quota,

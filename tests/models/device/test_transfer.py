@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from app.models.device.transfer import (
+from smart_embedder.models.device.transfer import (
     DeviceRows,
     PinnedBuffers,
     _divide,

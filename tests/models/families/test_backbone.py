@@ -22,14 +22,14 @@ from transformers import (
     XLMRobertaConfig,
 )
 
-from app.errors import StartupError
-from app.models.attention.packed import excluding_unattended
-from app.models.batch.packing import PositionScheme
-from app.models.device.choose import cpu_has_int8
-from app.models.families.backbone import Backbone, Target, cpu_multiple
-from app.models.families.load import load_encoder, load_tokenizer
-from app.models.ops.choose import choose_backend
-from app.models.text.tokenizer import TextTokenizer
+from smart_embedder.errors import StartupError
+from smart_embedder.models.attention.packed import excluding_unattended
+from smart_embedder.models.batch.packing import PositionScheme
+from smart_embedder.models.device.choose import cpu_has_int8
+from smart_embedder.models.families.backbone import Backbone, Target, cpu_multiple
+from smart_embedder.models.families.load import load_encoder, load_tokenizer
+from smart_embedder.models.ops.choose import choose_backend
+from smart_embedder.models.text.tokenizer import TextTokenizer
 
 CPU = torch.device("cpu")
 SIZE = {"vocab_size": 120, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}

@@ -8,17 +8,17 @@ import pytest
 import torch
 from structlog.testing import capture_logs
 
-from app.engine.records import Outputs, TokenIds
-from app.models import cuda_graphs
-from app.models.cuda_graphs import Bucket, GraphedForward
-from app.models.families import backbone
-from app.models.families.backbone import Target
-from app.models.loader import EntryLoader, load
-from app.models.ops.choose import choose_backend
-from app.models.tasks.dense import M3Embedder, load_m3_embedder
-from app.models.tasks.qwen3 import QwenReranker, load_qwen_reranker
-from app.settings import Settings
-from app.settings.types import ModelEntry
+from smart_embedder.engine.records import Outputs, TokenIds
+from smart_embedder.models import cuda_graphs
+from smart_embedder.models.cuda_graphs import Bucket, GraphedForward
+from smart_embedder.models.families import backbone
+from smart_embedder.models.families.backbone import Target
+from smart_embedder.models.loader import EntryLoader, load
+from smart_embedder.models.ops.choose import choose_backend
+from smart_embedder.models.tasks.dense import M3Embedder, load_m3_embedder
+from smart_embedder.models.tasks.qwen3 import QwenReranker, load_qwen_reranker
+from smart_embedder.settings import Settings
+from smart_embedder.settings.types import ModelEntry
 from tests.support.cuda_checks import CudaMisuseError
 from tests.support.simulated_cuda import SimulatedCuda, simulated_cuda
 

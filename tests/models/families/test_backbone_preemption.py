@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from app.engine.devices.thread import DeviceThread
-from app.engine.records import Outputs
-from app.models.families import backbone
-from app.models.families.backbone import Target
-from app.models.tasks.base import EmbeddingModel
-from app.models.tasks.dense import M3Embedder, load_dense_embedder
+from smart_embedder.engine.devices.thread import DeviceThread
+from smart_embedder.engine.records import Outputs
+from smart_embedder.models.families import backbone
+from smart_embedder.models.families.backbone import Target
+from smart_embedder.models.tasks.base import EmbeddingModel
+from smart_embedder.models.tasks.dense import M3Embedder, load_dense_embedder
 from tests.support.encoders import save_family, word_tokenizer
 
 

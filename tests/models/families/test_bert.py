@@ -9,10 +9,10 @@ import torch
 from torch.nn import functional
 from transformers import AutoModel, BertConfig, RobertaConfig, XLMRobertaConfig
 
-from app.models.batch.packing import PositionScheme, pack
-from app.models.checkpoint.weights import Weights
-from app.models.families.bert import EncoderConfig, EncoderParameters, make_encoder
-from app.models.ops.choose import choose_backend
+from smart_embedder.models.batch.packing import PositionScheme, pack
+from smart_embedder.models.checkpoint.weights import Weights
+from smart_embedder.models.families.bert import EncoderConfig, EncoderParameters, make_encoder
+from smart_embedder.models.ops.choose import choose_backend
 from tests.support.packed_reference import packed_states, register
 
 CPU = torch.device("cpu")

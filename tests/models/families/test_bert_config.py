@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from transformers import BertConfig, XLMRobertaConfig
 
-from app.errors import StartupError
-from app.models.batch.packing import PositionScheme
-from app.models.families.bert import EncoderConfig
+from smart_embedder.errors import StartupError
+from smart_embedder.models.batch.packing import PositionScheme
+from smart_embedder.models.families.bert import EncoderConfig
 
 SIZES = {
     "vocab_size": 120,

@@ -10,15 +10,15 @@ from safetensors.torch import load_file, save_file
 from torch.nn import functional
 from transformers import AutoModel, BertConfig, RobertaConfig, XLMRobertaConfig
 
-from app.engine.records import Outputs
-from app.errors import StartupError
-from app.models.device.choose import cpu_has_int8
-from app.models.families.backbone import Target
-from app.models.families.load import load_encoder, load_tokenizer
-from app.models.ops.build import MAX_INT8
-from app.models.ops.choose import choose_backend
-from app.models.tasks.cross_encoder import load_cross_encoder
-from app.models.tasks.dense import M3Embedder, load_dense_embedder, load_m3_embedder
+from smart_embedder.engine.records import Outputs
+from smart_embedder.errors import StartupError
+from smart_embedder.models.device.choose import cpu_has_int8
+from smart_embedder.models.families.backbone import Target
+from smart_embedder.models.families.load import load_encoder, load_tokenizer
+from smart_embedder.models.ops.build import MAX_INT8
+from smart_embedder.models.ops.choose import choose_backend
+from smart_embedder.models.tasks.cross_encoder import load_cross_encoder
+from smart_embedder.models.tasks.dense import M3Embedder, load_dense_embedder, load_m3_embedder
 from tests.support.checkpoints import corpus, save_sentencepiece_tokenizer
 from tests.support.texts import varied_texts
 from tools.demo.checkpoint import build_demo_checkpoint

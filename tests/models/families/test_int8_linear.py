@@ -5,9 +5,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from app.models.device.choose import cpu_has_int8
-from app.models.families.int8 import QuantizedLinear
-from app.models.ops.choose import choose_backend
+from smart_embedder.models.device.choose import cpu_has_int8
+from smart_embedder.models.families.int8 import QuantizedLinear
+from smart_embedder.models.ops.choose import choose_backend
 
 pytestmark = pytest.mark.skipif(not cpu_has_int8(), reason="needs an x86 processor with AVX2")
 # In bfloat16, which is what runs beside int8 where the processor has it.

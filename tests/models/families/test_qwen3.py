@@ -10,13 +10,13 @@ from safetensors.torch import load_file, save_file
 from torch.nn import functional
 from transformers import AutoModel, Qwen3Config, Qwen3ForCausalLM
 
-from app.errors import StartupError
-from app.models.batch.packing import pack
-from app.models.checkpoint.weights import Weights
-from app.models.families.backbone import Backbone, Target
-from app.models.families.load import load_decoder
-from app.models.ops.choose import choose_backend
-from app.models.ops.native import load_library
+from smart_embedder.errors import StartupError
+from smart_embedder.models.batch.packing import pack
+from smart_embedder.models.checkpoint.weights import Weights
+from smart_embedder.models.families.backbone import Backbone, Target
+from smart_embedder.models.families.load import load_decoder
+from smart_embedder.models.ops.choose import choose_backend
+from smart_embedder.models.ops.native import load_library
 from tests.support.packed_reference import packed_states, register
 
 CPU = torch.device("cpu")

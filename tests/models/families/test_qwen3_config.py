@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from transformers import Qwen3Config
 
-from app.errors import StartupError
-from app.models.families.qwen3 import DecoderConfig
+from smart_embedder.errors import StartupError
+from smart_embedder.models.families.qwen3 import DecoderConfig
 
 SIZES = {
     "vocab_size": 120,

@@ -15,15 +15,15 @@ from structlog.testing import capture_logs
 from tokenizers import Tokenizer
 from transformers import MPNetConfig, MPNetModel, ReformerConfig, ReformerModel, T5EncoderModel
 
-from app.engine import Engine
-from app.engine.model import MemoryUsage
-from app.engine.records import Outputs
-from app.errors import InferenceError, OutOfMemoryError, StartupError
-from app.models.families import transformers_module
-from app.models.families.backbone import Target
-from app.models.families.transformers_module import attend_packed, divide_for_padding
-from app.models.load import load_models
-from app.settings import Settings
+from smart_embedder.engine import Engine
+from smart_embedder.engine.model import MemoryUsage
+from smart_embedder.engine.records import Outputs
+from smart_embedder.errors import InferenceError, OutOfMemoryError, StartupError
+from smart_embedder.models.families import transformers_module
+from smart_embedder.models.families.backbone import Target
+from smart_embedder.models.families.transformers_module import attend_packed, divide_for_padding
+from smart_embedder.models.load import load_models
+from smart_embedder.settings import Settings
 from tests.support.checkpoints import corpus
 from tests.support.encoders import (
     FAMILIES,

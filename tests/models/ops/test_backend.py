@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 
-from app.models.device.choose import cpu_has_int8
-from app.models.ops.backend import (
+from smart_embedder.models.device.choose import cpu_has_int8
+from smart_embedder.models.ops.backend import (
     ACTIVATIONS,
     Backend,
     Columns,
@@ -25,9 +25,9 @@ from app.models.ops.backend import (
     onednn_backend,
     torch_backend,
 )
-from app.models.ops.choose import choose_backend, with_attention
-from app.models.ops.cuda import cuda_backend, fused_backend
-from app.models.ops.native import dequantizing_by, native_backend
+from smart_embedder.models.ops.choose import choose_backend, with_attention
+from smart_embedder.models.ops.cuda import cuda_backend, fused_backend
+from smart_embedder.models.ops.native import dequantizing_by, native_backend
 from tests.support.emulated_kernels import CAN_EMULATE, EmulatedKernels
 from tests.support.native import LIBRARIES
 from tests.support.packed_attention import pack_lengths, random_states

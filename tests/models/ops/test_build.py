@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from app.models.ops import build
-from app.models.ops.build import (
+from smart_embedder.models.ops import build
+from smart_embedder.models.ops.build import (
     AARCH64,
     ARCHITECTURES,
     FOLDER,
@@ -21,7 +21,7 @@ from app.models.ops.build import (
     architecture_here,
     library_path,
 )
-from app.models.ops.native import load_library, runnable_here
+from smart_embedder.models.ops.native import load_library, runnable_here
 
 ROOT = Path(__file__).parents[3]
 FITTING = "flags\t\t: fpu avx fma avx2\n"
@@ -30,17 +30,17 @@ FITTING = "flags\t\t: fpu avx fma avx2\n"
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     """What the build needs of a checkout, with nothing built."""
-    for package in ("app", "app/models"):
+    for package in ("smart_embedder", "smart_embedder/models"):
         (tmp_path / package).mkdir()
         shutil.copy(ROOT / package / "__init__.py", tmp_path / package)
     ignored = shutil.ignore_patterns("kernels-*", "__pycache__")
-    shutil.copytree(FOLDER.parent, tmp_path / "app/models/ops", ignore=ignored)
+    shutil.copytree(FOLDER.parent, tmp_path / "smart_embedder/models/ops", ignore=ignored)
     return tmp_path
 
 
 def run(checkout: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "app.models.ops.build", *arguments],
+        [sys.executable, "-m", "smart_embedder.models.ops.build", *arguments],
         cwd=checkout,
         env=os.environ | environment,
         capture_output=True,
@@ -51,7 +51,7 @@ def run(checkout: Path, *arguments: str, **environment: str) -> subprocess.Compl
 
 
 def built(checkout: Path) -> list[str]:
-    return [path.name for path in (checkout / "app/models/ops/csrc").glob("kernels-*")]
+    return [path.name for path in (checkout / "smart_embedder/models/ops/csrc").glob("kernels-*")]
 
 
 def fake_compiler(folder: Path, program: str) -> build.Compiler:
@@ -68,7 +68,7 @@ def test_what_is_built_runs_here_for_every_instruction_set_of_the_processor() ->
 
 
 def test_where_it_is_built_nothing_is_fetched(checkout) -> None:
-    (checkout / "app/models/ops/csrc" / library_path().name).touch()
+    (checkout / "smart_embedder/models/ops/csrc" / library_path().name).touch()
     done = run(checkout, "--anywhere", PIP_NO_INDEX="1")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
@@ -86,9 +86,11 @@ def test_without_a_package_index_it_says_so_and_leaves_nothing_behind(checkout, 
 def test_other_sources_have_another_library(checkout) -> None:
     names = []
     for change in ("", "/* changed */"):
-        with (checkout / "app/models/ops/csrc/row_ops.c").open("a") as file:
+        with (checkout / "smart_embedder/models/ops/csrc/row_ops.c").open("a") as file:
             file.write(change)
-        code = "from app.models.ops.build import library_path; print(library_path().name)"
+        code = (
+            "from smart_embedder.models.ops.build import library_path; print(library_path().name)"
+        )
         command = [sys.executable, "-c", code]
         asked = subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=True)
         names.append(asked.stdout.strip())
@@ -99,7 +101,7 @@ def test_other_sources_have_another_library(checkout) -> None:
 def test_each_architecture_has_a_library_of_its_own(checkout) -> None:
     assert library_path(AARCH64) != library_path(X86_64)
     there = library_path(AARCH64).name
-    (checkout / "app/models/ops/csrc" / there).touch()
+    (checkout / "smart_embedder/models/ops/csrc" / there).touch()
     done = run(checkout, "--machine", "aarch64", PIP_NO_INDEX="1")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 

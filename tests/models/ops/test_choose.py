@@ -7,12 +7,12 @@ from typing import get_args
 import pytest
 import torch
 
-from app.errors import StartupError
-from app.models.attention.packed import FLASH_MODULES, load_attention
-from app.models.ops import choose
-from app.models.ops.build import X86_64
-from app.models.ops.choose import choose_backend
-from app.settings import Settings
+from smart_embedder.errors import StartupError
+from smart_embedder.models.attention.packed import FLASH_MODULES, load_attention
+from smart_embedder.models.ops import choose
+from smart_embedder.models.ops.build import X86_64
+from smart_embedder.models.ops.choose import choose_backend
+from smart_embedder.settings import Settings
 
 LIBRARY = SimpleNamespace(instructions=X86_64.sets[0])
 CPU, CUDA, MPS = (torch.device(name) for name in ("cpu", "cuda", "mps"))
@@ -124,7 +124,9 @@ def test_an_attention_that_runs_everywhere_may_be_named(name: str, dtype: torch.
 
 @pytest.mark.usefixtures("no_library")
 def test_without_the_kernels_their_attention_stops_the_start() -> None:
-    with pytest.raises(StartupError, match=r"python -m app\.models\.ops\.build builds them"):
+    with pytest.raises(
+        StartupError, match=r"python -m smart_embedder\.models\.ops\.build builds them"
+    ):
         choose_backend(CPU, torch.bfloat16, "native")
 
 

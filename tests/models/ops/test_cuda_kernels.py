@@ -13,12 +13,18 @@ import structlog
 import torch
 from torch.nn import functional
 
-import app
-from app.engine.devices.thread import DeviceGuard
-from app.errors import DeviceFailedError, OutOfMemoryError
-from app.models.ops import cuda as cuda_kernels
-from app.models.ops.backend import Backend, LayerNorm, RmsNorm, RotaryEmbedding, torch_backend
-from app.models.ops.cuda import fused_backend
+import smart_embedder
+from smart_embedder.engine.devices.thread import DeviceGuard
+from smart_embedder.errors import DeviceFailedError, OutOfMemoryError
+from smart_embedder.models.ops import cuda as cuda_kernels
+from smart_embedder.models.ops.backend import (
+    Backend,
+    LayerNorm,
+    RmsNorm,
+    RotaryEmbedding,
+    torch_backend,
+)
+from smart_embedder.models.ops.cuda import fused_backend
 from tests.support.emulated_kernels import CAN_EMULATE, EmulatedKernels
 from tests.support.nvidia_driver import install_driver
 
@@ -128,8 +134,8 @@ import ctypes, sys
 from contextlib import nullcontext
 from types import SimpleNamespace
 import torch
-from app.models.ops import cuda
-from app.models.ops.cuda import NAMES, CudaKernels, Wide
+from smart_embedder.models.ops import cuda
+from smart_embedder.models.ops.cuda import NAMES, CudaKernels, Wide
 
 seen = ctypes.CDLL(sys.argv[1])
 ctypes.c_int.in_dll(seen, "arguments").value = 5
@@ -158,7 +164,7 @@ def test_arguments_arrive_at_the_driver_as_a_kernel_declares_them(tmp_path: Path
     found = install_driver(tmp_path, 13000)
     done = subprocess.run(
         [sys.executable, "-c", LAUNCH, str(tmp_path / "libcuda.so.1")],
-        env={"PYTHONPATH": str(Path(app.__file__).parents[1]), **found},
+        env={"PYTHONPATH": str(Path(smart_embedder.__file__).parents[1]), **found},
         capture_output=True,
         text=True,
         timeout=120,

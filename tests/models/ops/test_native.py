@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
-from app.models.ops import native
-from app.models.ops.backend import (
+from smart_embedder.models.ops import native
+from smart_embedder.models.ops.backend import (
     Backend,
     LayerNorm,
     QuantizedRows,
@@ -21,8 +21,8 @@ from app.models.ops.backend import (
     RotaryEmbedding,
     torch_backend,
 )
-from app.models.ops.choose import with_attention
-from app.models.ops.native import Library, native_backend
+from smart_embedder.models.ops.choose import with_attention
+from smart_embedder.models.ops.native import Library, native_backend
 from tests.support.native import LIBRARIES
 
 pytestmark = pytest.mark.skipif(not LIBRARIES, reason="the kernels are not built")

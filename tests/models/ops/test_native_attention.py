@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from app.models.attention.dense import QueryKeyValue, eager
-from app.models.batch.packing import PackedBatch
-from app.models.ops.choose import with_attention
-from app.models.ops.native import native_backend
+from smart_embedder.models.attention.dense import QueryKeyValue, eager
+from smart_embedder.models.batch.packing import PackedBatch
+from smart_embedder.models.ops.choose import with_attention
+from smart_embedder.models.ops.native import native_backend
 from tests.support.native import LIBRARIES
 from tests.support.packed_attention import pack_lengths, random_states
 

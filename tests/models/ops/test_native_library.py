@@ -8,8 +8,8 @@ import pytest
 import torch
 from structlog.testing import capture_logs
 
-from app.models.ops import native as library
-from app.models.ops.build import library_path
+from smart_embedder.models.ops import native as library
+from smart_embedder.models.ops.build import library_path
 from tests.support.native import LIBRARIES
 
 
@@ -31,7 +31,7 @@ def test_without_the_library_the_log_says_how_to_build_it(monkeypatch, processor
     loaded, logs = load(monkeypatch, tmp_path / "missing.so")
     assert loaded is None
     assert logs[0]["event"] == "kernels_not_built"
-    assert logs[0]["build"] == "python -m app.models.ops.build"
+    assert logs[0]["build"] == "python -m smart_embedder.models.ops.build"
 
 
 def test_a_broken_library_costs_speed_alone(monkeypatch, processor, tmp_path) -> None:

@@ -11,15 +11,20 @@ import pytest
 import torch
 from torch.nn import functional
 
-from app.engine.records import Outputs
-from app.models.families.backbone import Target
-from app.models.ops.backend import Backend, QuantizedRows, QuantizedWeights, torch_backend
-from app.models.ops.build import AARCH64
-from app.models.ops.choose import with_attention
-from app.models.ops.native import NativeKernels, native_backend, runnable_here
-from app.models.ops.proof import DECODER, ENCODER, QUANTIZED_ENCODER, Shapes, Trial
-from app.models.tasks.cross_encoder import load_cross_encoder
-from app.models.tasks.dense import load_dense_embedder, load_m3_embedder
+from smart_embedder.engine.records import Outputs
+from smart_embedder.models.families.backbone import Target
+from smart_embedder.models.ops.backend import (
+    Backend,
+    QuantizedRows,
+    QuantizedWeights,
+    torch_backend,
+)
+from smart_embedder.models.ops.build import AARCH64
+from smart_embedder.models.ops.choose import with_attention
+from smart_embedder.models.ops.native import NativeKernels, native_backend, runnable_here
+from smart_embedder.models.ops.proof import DECODER, ENCODER, QUANTIZED_ENCODER, Shapes, Trial
+from smart_embedder.models.tasks.cross_encoder import load_cross_encoder
+from smart_embedder.models.tasks.dense import load_dense_embedder, load_m3_embedder
 from tests.models.ops.test_native import CLOSE, random_layer
 from tests.models.ops.test_native_attention import CLOSE as ATTENTION_CLOSE
 from tests.models.ops.test_native_attention import attend, by_definition

@@ -9,12 +9,12 @@ import pytest
 import torch
 from structlog.testing import capture_logs
 
-from app.errors import StartupError
-from app.models.attention.dense import sdpa
-from app.models.ops import backend
-from app.models.ops.backend import Backend, adding, torch_backend
-from app.models.ops.choose import choose_backend
-from app.models.ops.proof import (
+from smart_embedder.errors import StartupError
+from smart_embedder.models.attention.dense import sdpa
+from smart_embedder.models.ops import backend
+from smart_embedder.models.ops.backend import Backend, adding, torch_backend
+from smart_embedder.models.ops.choose import choose_backend
+from smart_embedder.models.ops.proof import (
     CASES,
     DECODER,
     GPU_ENCODER,

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
-from app.models.batch.packing import pack
-from app.models.device.transfer import DeviceRows
-from app.models.ops.choose import choose_backend
-from app.models.tasks.base import token_states, token_vectors
-from app.models.tasks.dense import dense_vectors, sparse_vectors, token_weights
+from smart_embedder.models.batch.packing import pack
+from smart_embedder.models.device.transfer import DeviceRows
+from smart_embedder.models.ops.choose import choose_backend
+from smart_embedder.models.tasks.base import token_states, token_vectors
+from smart_embedder.models.tasks.dense import dense_vectors, sparse_vectors, token_weights
 
 CPU = torch.device("cpu")
 

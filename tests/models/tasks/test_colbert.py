@@ -18,17 +18,22 @@ from transformers import (
     XLMRobertaModel,
 )
 
-from app.engine import Engine, RerankRequest
-from app.engine.model import DeviceInfo, LoadedModels
-from app.engine.records import EmbeddingOptions, Outputs, TextEmbedding, TruncationOptions
-from app.engine.requests.reranking import FusionWeights
-from app.errors import InferenceError, InvalidRequestError, StartupError
-from app.models.device.transfer import DeviceRows
-from app.models.load import load_models
-from app.models.tasks.colbert import ColbertEmbedder
-from app.models.tasks.dense import M3Embedder
-from app.models.tasks.load import load_embedder
-from app.settings import Settings
+from smart_embedder.engine import Engine, RerankRequest
+from smart_embedder.engine.model import DeviceInfo, LoadedModels
+from smart_embedder.engine.records import (
+    EmbeddingOptions,
+    Outputs,
+    TextEmbedding,
+    TruncationOptions,
+)
+from smart_embedder.engine.requests.reranking import FusionWeights
+from smart_embedder.errors import InferenceError, InvalidRequestError, StartupError
+from smart_embedder.models.device.transfer import DeviceRows
+from smart_embedder.models.load import load_models
+from smart_embedder.models.tasks.colbert import ColbertEmbedder
+from smart_embedder.models.tasks.dense import M3Embedder
+from smart_embedder.models.tasks.load import load_embedder
+from smart_embedder.settings import Settings
 from tests.support.wordpiece import (
     MODERNBERT,
     MPNET,

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from app.errors import StartupError
-from app.models.tasks.colbert import (
+from smart_embedder.errors import StartupError
+from smart_embedder.models.tasks.colbert import (
     ColbertConfig,
     Expansion,
     Reading,

@@ -9,10 +9,10 @@ import torch
 from FlagEmbedding import FlagReranker
 from safetensors.torch import load_file, save_file
 
-from app.engine.records import Outputs
-from app.errors import StartupError
-from app.models.families.backbone import Target
-from app.models.tasks.cross_encoder import CrossEncoder, load_cross_encoder
+from smart_embedder.engine.records import Outputs
+from smart_embedder.errors import StartupError
+from smart_embedder.models.families.backbone import Target
+from smart_embedder.models.tasks.cross_encoder import CrossEncoder, load_cross_encoder
 from tests.support.checkpoints import corpus, plain_corpus
 from tests.support.texts import ODD_TEXTS
 

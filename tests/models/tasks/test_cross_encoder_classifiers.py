@@ -18,10 +18,10 @@ from transformers import (
     XLMRobertaForSequenceClassification,
 )
 
-from app.engine.records import Outputs, TruncationOptions
-from app.errors import InferenceError, StartupError
-from app.models.tasks.cross_encoder import CrossEncoder, load_cross_encoder
-from app.models.tasks.load import load_reranker
+from smart_embedder.engine.records import Outputs, TruncationOptions
+from smart_embedder.errors import InferenceError, StartupError
+from smart_embedder.models.tasks.cross_encoder import CrossEncoder, load_cross_encoder
+from smart_embedder.models.tasks.load import load_reranker
 from tests.support.checkpoints import save_byte_level_tokenizer
 from tests.support.wordpiece import (
     MODERNBERT,

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
-from app.engine import EmbeddingOptions, Engine
-from app.engine.records import Outputs
-from app.errors import StartupError
-from app.models.checkpoint.config import SentenceOverrides
-from app.models.families.backbone import Target
-from app.models.load import load_models
-from app.models.tasks.load import load_embedder
-from app.settings import Settings
+from smart_embedder.engine import EmbeddingOptions, Engine
+from smart_embedder.engine.records import Outputs
+from smart_embedder.errors import StartupError
+from smart_embedder.models.checkpoint.config import SentenceOverrides
+from smart_embedder.models.families.backbone import Target
+from smart_embedder.models.load import load_models
+from smart_embedder.models.tasks.load import load_embedder
+from smart_embedder.settings import Settings
 from tests.support.checkpoints import corpus
 from tests.support.encoders import (
     TEXTS,

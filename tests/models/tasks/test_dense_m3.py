@@ -10,12 +10,12 @@ import torch
 from FlagEmbedding import BGEM3FlagModel
 from safetensors.torch import load_file, save_file
 
-from app.engine.records import Outputs, TextEmbedding
-from app.errors import InferenceError, StartupError
-from app.models.families.backbone import Target
-from app.models.tasks.dense import M3Embedder, load_m3_embedder
-from app.models.tasks.load import load_embedder
-from app.models.text.tokenizer import TextTokenizer
+from smart_embedder.engine.records import Outputs, TextEmbedding
+from smart_embedder.errors import InferenceError, StartupError
+from smart_embedder.models.families.backbone import Target
+from smart_embedder.models.tasks.dense import M3Embedder, load_m3_embedder
+from smart_embedder.models.tasks.load import load_embedder
+from smart_embedder.models.text.tokenizer import TextTokenizer
 from tests.support.texts import varied_texts
 
 ALL = Outputs(dense=True, sparse=True, colbert=True, states=True)

@@ -8,12 +8,12 @@ import pytest
 import torch
 from transformers import Qwen3Model
 
-from app.engine.records import Outputs
-from app.errors import StartupError
-from app.models.checkpoint.config import SentenceOverrides
-from app.models.families.backbone import Target
-from app.models.tasks.dense import QWEN_END, DenseEmbedder, load_dense_embedder
-from app.models.tasks.qwen3 import DEFAULT_INSTRUCTION
+from smart_embedder.engine.records import Outputs
+from smart_embedder.errors import StartupError
+from smart_embedder.models.checkpoint.config import SentenceOverrides
+from smart_embedder.models.families.backbone import Target
+from smart_embedder.models.tasks.dense import QWEN_END, DenseEmbedder, load_dense_embedder
+from smart_embedder.models.tasks.qwen3 import DEFAULT_INSTRUCTION
 from tests.support.checkpoints import save_qwen
 from tests.support.encoders import reference_vectors, save_modules
 from tests.support.texts import varied_texts

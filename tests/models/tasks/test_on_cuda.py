@@ -14,17 +14,17 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 from transformers import BertModel, ModernBertModel, MPNetModel
 
-from app.engine.records import Outputs, TextEmbedding, TokenIds
-from app.models.device.choose import choose_dtype
-from app.models.families.backbone import Target
-from app.models.families.load import overflows_float16
-from app.models.ops import choose
-from app.models.ops.choose import choose_backend
-from app.models.tasks.base import DeviceModel
-from app.models.tasks.cross_encoder import load_cross_encoder
-from app.models.tasks.dense import M3Embedder, load_dense_embedder, load_m3_embedder
-from app.models.tasks.load import load_embedder
-from app.models.tasks.qwen3 import load_qwen_reranker
+from smart_embedder.engine.records import Outputs, TextEmbedding, TokenIds
+from smart_embedder.models.device.choose import choose_dtype
+from smart_embedder.models.families.backbone import Target
+from smart_embedder.models.families.load import overflows_float16
+from smart_embedder.models.ops import choose
+from smart_embedder.models.ops.choose import choose_backend
+from smart_embedder.models.tasks.base import DeviceModel
+from smart_embedder.models.tasks.cross_encoder import load_cross_encoder
+from smart_embedder.models.tasks.dense import M3Embedder, load_dense_embedder, load_m3_embedder
+from smart_embedder.models.tasks.load import load_embedder
+from smart_embedder.models.tasks.qwen3 import load_qwen_reranker
 from tests.support.checkpoints import save_m3, save_qwen
 from tests.support.simulated_cuda import SimulatedCuda, simulated_cuda
 from tests.support.simulated_streams import ARRIVED

@@ -9,15 +9,15 @@ import pytest
 import torch
 from transformers import BertModel
 
-from app.engine.records import Outputs
-from app.models.batch.packing import pack
-from app.models.device.choose import choose_dtype
-from app.models.families.backbone import Target
-from app.models.ops.choose import choose_backend
-from app.models.tasks import pooling
-from app.models.tasks.cross_encoder import load_cross_encoder
-from app.models.tasks.load import load_embedder
-from app.models.tasks.qwen3 import load_qwen_reranker
+from smart_embedder.engine.records import Outputs
+from smart_embedder.models.batch.packing import pack
+from smart_embedder.models.device.choose import choose_dtype
+from smart_embedder.models.families.backbone import Target
+from smart_embedder.models.ops.choose import choose_backend
+from smart_embedder.models.tasks import pooling
+from smart_embedder.models.tasks.cross_encoder import load_cross_encoder
+from smart_embedder.models.tasks.load import load_embedder
+from smart_embedder.models.tasks.qwen3 import load_qwen_reranker
 from tests.support.simulated_mps import SimulatedMps, simulated_mps
 from tests.support.wordpiece import save_colbert
 

@@ -10,10 +10,10 @@ import torch
 from sentence_transformers import CrossEncoder
 from transformers import Qwen3Model
 
-from app.engine.records import Outputs
-from app.errors import StartupError
-from app.models.families.backbone import Target
-from app.models.tasks.qwen3 import DEFAULT_INSTRUCTION, QwenReranker, load_qwen_reranker
+from smart_embedder.engine.records import Outputs
+from smart_embedder.errors import StartupError
+from smart_embedder.models.families.backbone import Target
+from smart_embedder.models.tasks.qwen3 import DEFAULT_INSTRUCTION, QwenReranker, load_qwen_reranker
 from tests.support.checkpoints import corpus, save_qwen
 from tests.support.texts import varied_texts
 from tests.support.wordpiece import change

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Encoding, Tokenizer
 
-from app.engine.records import TokenizedPair, TruncationOptions
-from app.errors import StartupError
-from app.models.tasks.qwen3 import QwenTemplate
-from app.models.text.tokenizer import TextTokenizer
+from smart_embedder.engine.records import TokenizedPair, TruncationOptions
+from smart_embedder.errors import StartupError
+from smart_embedder.models.tasks.qwen3 import QwenTemplate
+from smart_embedder.models.text.tokenizer import TextTokenizer
 from tests.models.text.test_slices import GAPS, WORDS, qwen_words
 
 PARTS = st.lists(st.sampled_from([*WORDS, *GAPS, "?", ":", "<", ">:", "1", "search"]), max_size=8)

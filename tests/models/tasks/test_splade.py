@@ -18,15 +18,15 @@ from transformers import (
     XLMRobertaForMaskedLM,
 )
 
-from app.engine import Engine
-from app.engine.model import DeviceInfo, LoadedModels
-from app.engine.records import EmbeddingOptions, Outputs, TextEmbedding
-from app.errors import InferenceError, StartupError
-from app.models.tasks import splade
-from app.models.tasks.dense import M3Embedder
-from app.models.tasks.load import load_embedder
-from app.models.tasks.splade import SpladeEmbedder
-from app.settings import Settings
+from smart_embedder.engine import Engine
+from smart_embedder.engine.model import DeviceInfo, LoadedModels
+from smart_embedder.engine.records import EmbeddingOptions, Outputs, TextEmbedding
+from smart_embedder.errors import InferenceError, StartupError
+from smart_embedder.models.tasks import splade
+from smart_embedder.models.tasks.dense import M3Embedder
+from smart_embedder.models.tasks.load import load_embedder
+from smart_embedder.models.tasks.splade import SpladeEmbedder
+from smart_embedder.settings import Settings
 from tests.support.wordpiece import (
     MODERNBERT,
     MPNET,

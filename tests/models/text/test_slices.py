@@ -14,10 +14,10 @@ from tokenizers import Regex as Pattern
 from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
 from transformers.models.qwen2 import tokenization_qwen2
 
-from app.engine.scheduling.admission import normalization_growth
-from app.models.text import slices as pieces
-from app.models.text.slices import QWEN_WORDS, RunShortener, Slicer
-from app.models.text.tokenizer import TextTokenizer
+from smart_embedder.engine.scheduling.admission import normalization_growth
+from smart_embedder.models.text import slices as pieces
+from smart_embedder.models.text.slices import QWEN_WORDS, RunShortener, Slicer
+from smart_embedder.models.text.tokenizer import TextTokenizer
 from tests.support.texts import ODD_TEXTS
 
 MARKS = ["\u0301", "\u0323", "\u0338", "\u093c", "\u0e33", "\u200d", "\ufe0f", "\u0600", "\u0d4e"]

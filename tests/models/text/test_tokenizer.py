@@ -9,17 +9,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 from tokenizers import Tokenizer, processors
 from transformers import AutoTokenizer, BertModel, RobertaModel
 
-from app.engine.records import TruncationOptions
-from app.engine.scheduling.admission import TokenizerThreads
-from app.errors import StartupError
-from app.models.text import tokenizer as tokenizer_module
-from app.models.text.tokenizer import TextTokenizer
+from smart_embedder.engine.records import TruncationOptions
+from smart_embedder.engine.scheduling.admission import TokenizerThreads
+from smart_embedder.errors import StartupError
+from smart_embedder.models.text import tokenizer as tokenizer_module
+from smart_embedder.models.text.tokenizer import TextTokenizer
 from tests.support.checkpoints import save_byte_level_tokenizer
 from tests.support.texts import varied_texts
 from tests.support.wordpiece import ROBERTA, change, save_model
@@ -62,10 +62,15 @@ def test_counts_are_exact_around_the_limit(tiny_m3: Path, words: int, truncated:
     assert (text.ids[0], text.ids[-1]) == (0, 2)
 
 
-@given(text=TEXT, limit=st.integers(3, 20), characters=st.integers(20, 60))
-@settings(max_examples=50)
+@given(
+    text=st.text(st.characters(exclude_categories=["Cs"]), max_size=12),
+    limit=st.integers(3, 20),
+    characters=st.integers(20, 60),
+)
+@example(text="0000000000000㈀"[-12:], limit=3, characters=20)
+@settings(max_examples=100)
 def test_counts_are_exact_over_many_slices(tiny_m3: Path, text, limit, characters) -> None:
-    long = " search".join([text] * 8)
+    long = " search ".join([text] * 8)  # A border in every slice: 20 characters or more.
     whole = TextTokenizer.from_folder(tiny_m3, limit).encode([long])[0]
     sliced = TextTokenizer.from_folder(tiny_m3, limit, slice_characters=characters * 18)
     found = sliced.encode([long])[0]

@@ -3,8 +3,8 @@
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from app.errors import StartupError
-from app.models.text.tokenizer import closed_with, pair_template_of, template_of
+from smart_embedder.errors import StartupError
+from smart_embedder.models.text.tokenizer import closed_with, pair_template_of, template_of
 
 VOCABULARY = {"[CLS]": 0, "[SEP]": 1, "[END]": 2, "a": 3, "b": 4, "[UNK]": 5}
 

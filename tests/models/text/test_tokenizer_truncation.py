@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from app.engine.records import TruncationOptions
-from app.models.text import tokenizer as tokenizer_module
-from app.models.text.tokenizer import TextTokenizer, TruncatedTokens
+from smart_embedder.engine.records import TruncationOptions
+from smart_embedder.models.text import tokenizer as tokenizer_module
+from smart_embedder.models.text.tokenizer import TextTokenizer, TruncatedTokens
 from tests.models.text.test_slices import ODD, TEXTS, ids_of, qwen_words
 from tests.models.text.test_tokenizer import WatchedTokenizer
 

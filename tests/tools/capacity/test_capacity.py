@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from app.engine.scheduling.batcher import Limits
+from smart_embedder.engine.scheduling.batcher import Limits
 from tests.support.server import RunningServer
 from tools.capacity import __main__ as tool
 from tools.capacity.cost import CostModel, MeasuredTime, TimeTable, read_times

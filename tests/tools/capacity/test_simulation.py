@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.engine.records import Outputs
-from app.engine.scheduling.batcher import Limits
-from app.engine.scheduling.job import Job
-from app.engine.scheduling.queue import JobQueue
+from smart_embedder.engine.records import Outputs
+from smart_embedder.engine.scheduling.batcher import Limits
+from smart_embedder.engine.scheduling.job import Job
+from smart_embedder.engine.scheduling.queue import JobQueue
 from tools.capacity.cost import CostModel
 from tools.capacity.load import Arrival, Load, uniform
 from tools.capacity.plan import simulate

@@ -12,7 +12,7 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoModel
 
-from app.errors import StartupError
+from smart_embedder.errors import StartupError
 from tools.demo import checkpoint
 from tools.demo.__main__ import main
 from tools.demo.checkpoint import PACKAGE, build_demo_checkpoint, package_folder, read_recipe

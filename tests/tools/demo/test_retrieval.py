@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from app.engine import Engine
-from app.engine.records import SparseVector, TextEmbedding
-from app.models.device.choose import cpu_has_int8
-from app.models.load import load_models
-from app.settings import Settings
+from smart_embedder.engine import Engine
+from smart_embedder.engine.records import SparseVector, TextEmbedding
+from smart_embedder.models.device.choose import cpu_has_int8
+from smart_embedder.models.load import load_models
+from smart_embedder.settings import Settings
 from tools.evaluate.dataset import read_beir
 
 SET = read_beir(Path(__file__).with_name("questions"), "test")

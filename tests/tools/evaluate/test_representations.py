@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from app.engine.records import SparseVector, TextEmbedding
-from app.engine.requests.reranking import score
-from app.vectors import OUTPUT_DTYPES, quantize
+from smart_embedder.engine.records import SparseVector, TextEmbedding
+from smart_embedder.engine.requests.reranking import score
+from smart_embedder.vectors import OUTPUT_DTYPES, quantize
 from tools.evaluate.representations import KINDS, Piece, Queries, all_representations, restore
 
 WIDTH = 32

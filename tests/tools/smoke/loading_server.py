@@ -3,10 +3,10 @@
 import threading
 from functools import partial
 
-from app.engine.model import LoadedModels
-from app.main import create_app
-from app.server.process import run
-from app.settings import Settings
+from smart_embedder.engine.model import LoadedModels
+from smart_embedder.main import create_app
+from smart_embedder.server.process import run
+from smart_embedder.settings import Settings
 
 
 def never(_: Settings) -> LoadedModels:

@@ -2,13 +2,13 @@
 
 import dataclasses
 
-from app.api import rendering
-from app.api.endpoints import operations, rerank
-from app.api.errors import STATUS_OF
-from app.api.formats import vectors
-from app.errors import EmptyInputError
-from app.main import create_app
-from app.server.process import run
+from smart_embedder.api import rendering
+from smart_embedder.api.endpoints import operations, rerank
+from smart_embedder.api.errors import STATUS_OF
+from smart_embedder.api.formats import vectors
+from smart_embedder.errors import EmptyInputError
+from smart_embedder.main import create_app
+from smart_embedder.server.process import run
 
 _matrix = rendering.render_matrix
 _truncation = rendering.truncation_as_json

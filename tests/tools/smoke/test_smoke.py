@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from app.api.answers import EmbeddingResponse
+from smart_embedder.api.answers import EmbeddingResponse
 from tests.support.server import REPOSITORY, RunningServer, run_server
 from tools.smoke.__main__ import _outcome
 from tools.smoke.target import Target

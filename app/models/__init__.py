@@ -1,5 +1,0 @@
-"""Everything that touches tensors: packing, attention, checkpoints, heads and the forward pass.
-
-Import only `app.models.load` from outside: it imports torch, which takes seconds, when it is
-called.
-"""

@@ -1,0 +1,35 @@
+"""`python -m smart_embedder` serves; `python -m smart_embedder --help` lists the flags."""
+
+import sys
+from importlib import metadata
+
+from smart_embedder.server.process import collect_rarely
+from smart_embedder.settings.sources import parse_flags
+
+# The entry points of commands: the client's package adds ingest and search.
+_COMMANDS = "smart_embedder.commands"
+
+
+def main() -> None:
+    """Serve, with the settings that the command line gives, or run a command of the client."""
+    arguments = sys.argv[1:]
+    if arguments and not arguments[0].startswith("-"):
+        _run_command(arguments[0])
+    if {"-h", "--help"} & {*arguments}:
+        parse_flags(["--help"])  # Exits; importing the service takes longer.
+    collect_rarely()  # As `run` does, too late for the imports.
+    from smart_embedder.main import create_app  # noqa: PLC0415 - see above
+    from smart_embedder.server.process import run  # noqa: PLC0415
+
+    run(create_app, arguments)
+
+
+def _run_command(name: str) -> None:
+    """Run the command of that name and exit, if an installed package provides it."""
+    for command in metadata.entry_points(group=_COMMANDS, name=name):
+        if command.name != "serve":  # That is this package's own.
+            sys.exit(command.load()())
+
+
+if __name__ == "__main__":
+    main()

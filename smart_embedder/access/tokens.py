@@ -1,0 +1,140 @@
+"""Access tokens: one from the settings, and named ones from a file that may change at any time."""
+
+import hashlib
+import hmac
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from smart_embedder.errors import StartupError
+
+log = structlog.get_logger(__name__)
+
+DEFAULT_NAME = "default"
+# Of API_TOKENS_FILE: whose token may load and unload models, as API_TOKEN may.
+OPERATOR_NAME = "operator"
+# Two writes within one tick of a file system's clock get the same time; the coarsest clock in use
+# (FAT) ticks every two seconds.
+_CLOCK_TICK_NS = 2_000_000_000
+
+
+def _digest(token: bytes) -> bytes:
+    """The digest of a token without white space around it; only digests are stored and compared.
+
+    All digests have the same length, so that the time of a comparison does not reveal a token's.
+    """
+    return hashlib.sha256(token.strip()).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class _Version:
+    """The attributes by which a change of a file is noticed."""
+
+    modified_ns: int
+    size: int
+    inode: int
+
+    @classmethod
+    def of(cls, status: os.stat_result) -> "_Version":
+        return cls(status.st_mtime_ns, status.st_size, status.st_ino)
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether every later write leaves another version."""
+        return time.time_ns() - self.modified_ns > _CLOCK_TICK_NS
+
+
+class ApiTokens:
+    """The valid tokens and their names.
+
+    Each call reads the file again if it has changed. If it cannot be read, the tokens stay as they
+    were, and one warning is logged. No token is ever logged.
+    """
+
+    def __init__(self, token: str | None, file: Path | None) -> None:
+        if token and not token.strip():
+            raise StartupError("API_TOKEN holds nothing but white space: set a token, or leave it")
+        self._own = {DEFAULT_NAME: _digest(token.encode())} if token else {}
+        self._file = file
+        self._version: _Version | None = None
+        self._named: dict[str, bytes] = {}
+        self._last_warning: str | None = None
+        if file is not None:
+            self._read(file)
+
+    @property
+    def required(self) -> bool:
+        """Whether a token is asked for at all."""
+        return bool(self._own) or self._file is not None
+
+    def name_of(self, presented: bytes) -> str | None:
+        """The name of this token, or None; compares in constant time."""
+        self._refresh()
+        found, digest = None, _digest(presented)
+        for name, token in (self._own | self._named).items():
+            if hmac.compare_digest(token, digest):
+                found = name
+        return found
+
+    def _refresh(self) -> None:
+        if self._file is None:
+            return
+        try:
+            version = _Version.of(self._file.stat())
+            if version != self._version or not version.is_certain:
+                self._read(self._file)
+        except OSError as error:
+            self._version = None  # Read it again once it is back, even if it is unchanged.
+            self._warn_once(f"API_TOKENS_FILE={self._file} cannot be read: {error.strerror}")
+        except StartupError as error:
+            self._warn_once(str(error))
+
+    def _read(self, file: Path) -> None:
+        """Read the tokens; raise `StartupError` where the file cannot be read or parsed."""
+        try:
+            with file.open("rb") as opened:
+                # Before the content: a later write is then seen as a change.
+                version = _Version.of(os.fstat(opened.fileno()))
+                text = opened.read().decode("utf-8-sig")
+        except OSError as error:
+            raise StartupError(
+                f"API_TOKENS_FILE={file} cannot be read: {error.strerror}"
+            ) from error
+        except UnicodeDecodeError as error:
+            self._version = version
+            raise StartupError(f"API_TOKENS_FILE={file} is no UTF-8 text") from error
+        self._version = version
+        self._named = _parse(text, file)
+        self._last_warning = None
+
+    def _warn_once(self, reason: str) -> None:
+        """Log a reason once, and not for each request."""
+        if reason != self._last_warning:
+            self._last_warning = reason
+            log.warning(
+                "tokens_file_unreadable", reason=reason, effect="the tokens read last stay valid"
+            )
+
+
+def _parse(text: str, file: Path) -> dict[str, bytes]:
+    """Parse `name:token` lines; blank ones and those that begin with # are skipped."""
+    named: dict[str, bytes] = {}
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        name, _, token = line.partition(":")
+        name = name.strip()
+        if not (name and token.strip()) or name in named:
+            raise StartupError(
+                f"API_TOKENS_FILE={file}: line {number} is not name:token with a name of its own"
+            )
+        if name == DEFAULT_NAME:
+            raise StartupError(
+                f"API_TOKENS_FILE={file}: line {number} takes the name {DEFAULT_NAME}, which is "
+                "API_TOKEN's: choose another one"
+            )
+        named[name] = _digest(token.encode())
+    return named

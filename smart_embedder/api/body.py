@@ -1,0 +1,413 @@
+"""Reading a request body: from bytes to a validated model, within limits.
+
+The body must be declared as JSON in UTF-8, because a web page of another origin can make a browser
+send a POST without a type, or of some other types, without asking the service first. A request
+without an origin, which is no browser's, may leave the type out.
+
+The number of JSON values is limited before parsing: a few megabytes can hold millions of values,
+which take a parser seconds and gigabytes, during which the event loop is blocked. What is left are
+long texts, and those of a large body are decoded part by part, with the loop given back in between:
+a parser holds Python's lock, so that another thread would not help.
+"""
+
+import math
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass
+from email.message import Message
+from typing import Any, TypeVar
+
+from fastapi import Request
+from pydantic import ValidationError
+from pydantic_core import from_json
+from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect
+
+from smart_embedder.api.context import NATIVE, Dialect, Endpoint, context_of
+from smart_embedder.api.errors import as_invalid_request, not_json
+from smart_embedder.api.negotiation import preference
+from smart_embedder.api.schemas import OPENAI_TEXTS, RequestModel
+from smart_embedder.engine.scheduling.fairness import LoopTurns
+from smart_embedder.errors import ClientGoneError, InvalidRequestError, UnsupportedMediaError
+from smart_embedder.observability.logs import escape_text
+from smart_embedder.settings import Settings
+
+_VALUES_BESIDES_TEXTS = 1024
+_VALUES_PER_TEXT = 16
+# Of {"text": "..."}: a brace, a colon and a comma.
+_VALUES_PER_OBJECT = 3
+_MAX_QUOTED = 60
+# Parsing fewer bytes takes less than a millisecond, whatever is in them.
+_LARGE_BODY = 16_384
+# Parsing more takes several: a millisecond for a MiB of ASCII, and three where there are escapes.
+_HUGE_BODY = 262_144
+_STEP_BYTES = 65_536
+_PART_BYTES = 1 << 20
+_STEP_STRINGS = 1000
+# Bytes of UTF-8.
+_WITHIN_A_CHARACTER = range(0x80, 0xC0)
+_MOST_BYTES_OF_A_CHARACTER = 4
+# Names, numbers, brackets and indentation: a valid body has much fewer for each value.
+_MAX_BYTES_PER_VALUE = 64
+TEXTS_ADVICE = (
+    "send texts and no token ids (in LangChain's OpenAIEmbeddings set "
+    "check_embedding_ctx_length=False)"
+)
+_ADVICE = "send JSON, with Content-Type: application/json"
+# ASCII is a subset of UTF-8.
+_CHARSETS = {"utf-8", "utf8", "us-ascii", "ascii"}
+
+
+def max_json_values(settings: Settings) -> int:
+    """How many values a body may hold: more than a valid one, so that its error can be specific."""
+    texts = max(settings.max_sentences_per_request, settings.max_rerank_passages)
+    return _VALUES_BESIDES_TEXTS + max(_VALUES_PER_TEXT * texts, _VALUES_PER_OBJECT * OPENAI_TEXTS)
+
+
+@dataclass(frozen=True, slots=True)
+class BodyForm:
+    """The bodies of one dialect at an endpoint: they match `schema`.
+
+    Of the forms that share a path, only this one's bodies have the field `field`.
+    """
+
+    dialect: Dialect
+    endpoint: Endpoint
+    field: str
+    schema: type[RequestModel]
+
+
+class ReceivedBody:
+    """The bytes of a body, in parts of a MiB.
+
+    In one piece, which grows, the allocator would copy all of it now and then: 32 MiB in 20 ms.
+    """
+
+    def __init__(self) -> None:
+        self._parts = [bytearray()]
+
+    def __len__(self) -> int:
+        return (len(self._parts) - 1) * _PART_BYTES + len(self._parts[-1])
+
+    def append(self, chunk: bytes) -> None:
+        """Add what has arrived."""
+        left = memoryview(chunk)
+        while left:
+            if len(self._parts[-1]) == _PART_BYTES:
+                self._parts.append(bytearray())
+            room = _PART_BYTES - len(self._parts[-1])
+            self._parts[-1] += left[:room]
+            left = left[room:]
+
+    def __getitem__(self, where: slice) -> bytes:
+        """A copy of these bytes."""
+        begin, end, _ = where.indices(len(self))
+        numbers = range(begin // _PART_BYTES, -(-end // _PART_BYTES))
+        return b"".join(
+            self._parts[number][max(0, begin - number * _PART_BYTES) : end - number * _PART_BYTES]
+            for number in numbers
+        )
+
+
+Content = bytes | bytearray | ReceivedBody
+Form = TypeVar("Form", bound=BodyForm)
+Model = TypeVar("Model", bound=RequestModel)
+
+
+async def read_body(
+    request: Request, forms: Sequence[Form], max_values: int, turns: LoopTurns
+) -> tuple[Form, RequestModel]:
+    """Read the body and validate it by the one of `forms` that it has; return both.
+
+    The form is recorded in the request's context. A body of more than `max_values` values is
+    refused before it is read whole, and a large one is parsed in its turn. Raises
+    `UnsupportedMediaError`, `InvalidRequestError` or `ClientGoneError`, which never quote the
+    client's texts.
+    """
+    _require_json(request.headers)
+    try:
+        counter = JsonValueCounter(max_values, _MAX_BYTES_PER_VALUE * max_values)
+        body = await _receive(request, counter)
+    except InvalidRequestError as error:
+        if forms[0].dialect is NATIVE:
+            raise
+        # Lists of token ids are the usual reason.
+        raise InvalidRequestError(f"{error}; {TEXTS_ADVICE}", error.problems) from None
+    if len(body) < _LARGE_BODY:
+        return _read(parse_json(body[:], forms[0].schema), forms, request)
+    client = context_of(request.scope).client
+    return await turns.run(client, _read_in_steps(body, forms, request))
+
+
+def _read_in_steps(
+    body: ReceivedBody, forms: Sequence[Form], request: Request
+) -> Generator[None, None, tuple[Form, RequestModel]]:
+    value = yield from parse_large(body, forms[0].schema)
+    yield
+    return _read(value, forms, request)
+
+
+def _read(value: Any, forms: Sequence[Form], request: Request) -> tuple[Form, RequestModel]:
+    fit = [form for form in forms if form.field in value] if isinstance(value, dict) else []
+    if len(fit) > 1:
+        message = (
+            f"the body has the fields of several APIs, {_named(fit)}: send one of these fields"
+        )
+        raise InvalidRequestError(message, [{"pointer": "", "message": message}])
+    form = fit[0] if fit else forms[0]
+    if fit or len(forms) == 1:
+        context = context_of(request.scope)
+        context.dialects, context.endpoint = (form.dialect,), form.endpoint
+    try:
+        return form, validate(value, form.schema)
+    except InvalidRequestError as error:
+        if fit or len(forms) == 1 or not isinstance(value, dict):
+            raise
+        message = f"{error}; other APIs on this path are told by {_named(forms[1:])}"
+        raise InvalidRequestError(message, error.problems) from None
+
+
+def parse_json(content: bytes | bytearray, schema: type[RequestModel]) -> Any:
+    """The value in some JSON; raises an `InvalidRequestError` that shows an example of `schema`."""
+    try:
+        return from_json(content)
+    except ValueError as error:
+        raise not_json(str(error), schema, len(content)) from None
+
+
+def parse_large(content: Content, schema: type[RequestModel]) -> Generator[None, None, Any]:
+    """As `parse_json`, in steps of some milliseconds however large the content is."""
+    if len(content) < _HUGE_BODY:
+        return parse_json(content[:], schema)
+    try:
+        value = yield from parse_in_steps(content)
+    except ValueError as error:
+        # Where it is is counted within what was parsed last, and not within the whole.
+        reason = str(error).partition(" at line ")[0]
+        raise not_json(reason, schema, len(content)) from None
+    return value
+
+
+def parse_in_steps(content: Content) -> Generator[None, None, Any]:
+    """The value in some JSON, in steps of a few milliseconds; raises `ValueError`.
+
+    Strings are decoded by themselves, in batches of short ones and parts of long ones. The rest, in
+    which each string is replaced by its number, is as small as its values are few.
+    """
+    rest, strings, batch = bytearray(), list[str](), list[bytes]()
+    position = waiting = 0
+    for begin, end in _strings_in(content):
+        if begin < 0:  # Another part was searched.
+            yield
+            continue
+        rest += content[position : begin - 1]
+        rest += b'"%d"' % (len(strings) + len(batch))
+        position = end + 1
+        if end - begin <= _STEP_BYTES:
+            batch.append(bytes(content[begin:end]))
+            waiting += end - begin
+        is_full = waiting > _STEP_BYTES or len(batch) >= _STEP_STRINGS
+        if is_full or (batch and end - begin > _STEP_BYTES):
+            strings += from_json(b'["%b"]' % b'","'.join(batch))
+            batch, waiting = [], 0
+            yield
+        if end - begin > _STEP_BYTES:
+            strings.append((yield from _decode_in_steps(content, begin, end)))
+    strings += from_json(b'["%b"]' % b'","'.join(batch)) if batch else []
+    rest += content[position:]
+    yield
+    return _with_strings(from_json(rest), strings)
+
+
+def _strings_in(content: Content) -> Iterator[tuple[int, int]]:
+    """Where each string begins and ends, without its quotation marks; (-1, -1) after each part."""
+    begin, is_escaped = -1, False
+    for start in range(0, len(content), _STEP_BYTES):
+        part = bytes(content[start : start + _STEP_BYTES])
+        if is_escaped:
+            part = b"_" + part[1:]
+        # Of the same length, without quotation marks that end no string.
+        part = part.replace(b"\\\\", b"__").replace(b'\\"', b"__")
+        is_escaped = part.endswith(b"\\")
+        found = part.find(b'"')
+        while found >= 0:
+            if begin < 0:
+                begin = start + found + 1
+            else:
+                yield begin, start + found
+                begin = -1
+            found = part.find(b'"', found + 1)
+        yield -1, -1
+    if begin >= 0:
+        raise ValueError("EOF while parsing a string")
+
+
+def _decode_in_steps(content: Content, begin: int, end: int) -> Generator[None, None, str]:
+    """A long string, decoded in parts that end between two characters."""
+    parts: list[str] = []
+    while begin < end:
+        part, begin = _decode_part(content, begin, end)
+        parts.append(part)
+        yield
+    return "".join(parts)
+
+
+def _decode_part(content: Content, begin: int, end: int) -> tuple[str, int]:
+    """The next characters from `begin`, and where they end; raises `ValueError`."""
+    # With the byte that follows the part, which may be within a character.
+    part = bytes(content[begin : min(end, begin + _STEP_BYTES + 1)])
+    cuts = [len(part)]
+    if len(part) > _STEP_BYTES:
+        cut = _STEP_BYTES
+        for _ in range(_MOST_BYTES_OF_A_CHARACTER - 1):
+            cut -= part[cut] in _WITHIN_A_CHARACTER
+        # Within an escape, perhaps the second one of a surrogate pair, or of a backslash.
+        escape = part.rfind(b"\\", cut - 11, cut)
+        cuts = [cut] if escape < 0 else [escape, escape - 1, escape - 6, escape - 7]
+    for cut in cuts:
+        try:
+            return from_json(b'"%b"' % part[:cut]), begin + cut
+        except ValueError as error:
+            reason = error
+    raise reason
+
+
+def _with_strings(value: Any, strings: list[str]) -> Any:
+    """The value with its strings in place of their numbers."""
+    match value:
+        case str():
+            return strings[int(value)]
+        case list():
+            return [_with_strings(item, strings) for item in value]
+        case dict():
+            return {strings[int(k)]: _with_strings(item, strings) for k, item in value.items()}
+    return value
+
+
+def validate(value: Any, schema: type[Model], *, strict: bool | None = None) -> Model:
+    """A parsed value as `schema`; raises an `InvalidRequestError` that says what is wrong.
+
+    `strict` says whether types are not converted, where the schema's own word shall not count.
+    """
+    try:
+        return schema.model_validate(value, strict=strict)
+    except ValidationError as error:
+        raise as_invalid_request(error, schema) from None
+
+
+def _named(forms: Sequence[BodyForm]) -> str:
+    return " and ".join(f"{form.field} ({form.dialect.name})" for form in forms)
+
+
+async def _receive(request: Request, counter: "JsonValueCounter") -> ReceivedBody:
+    body = ReceivedBody()
+    try:
+        async for chunk in request.stream():
+            counter.feed(chunk)
+            body.append(chunk)
+    except ClientDisconnect:
+        raise ClientGoneError("the client left before its request was complete") from None
+    return body
+
+
+class JsonValueCounter:
+    """Counts commas, colons and opening brackets outside strings, chunk by chunk.
+
+    `feed` raises `InvalidRequestError` at the chunk that exceeds `max_values`, or `max_outside`
+    bytes outside strings. It costs little more than a search for quotation marks. Whether the text
+    is valid JSON is left to the parser.
+    """
+
+    def __init__(self, max_values: int, max_outside: float = math.inf) -> None:
+        self._max_values = max_values
+        self._max_outside = max_outside
+        self._count = self._outside = 0
+        self._in_string = False
+        self._carry = b""
+
+    def feed(self, chunk: bytes) -> None:
+        """Count the values in the next part of the body."""
+        text = self._without_escapes(chunk)
+        # No quotation mark is escaped any more, so every second part lies inside a string.
+        max_parts = 2 * (self._max_values - self._count) + 4
+        parts = text.split(b'"', max_parts)
+        outside = parts[1::2] if self._in_string else parts[::2]
+        # Joined first: a call for each part would take 2 ms for a request of 1,024 texts.
+        joined = b"".join(outside)
+        self._count += _count_structure(joined)
+        self._outside += len(joined)
+        self._in_string ^= len(parts) % 2 == 0
+        if self._count > self._max_values or len(parts) > max_parts:
+            message = (
+                f"the body holds more than {self._max_values} values, more than any request needs "
+                "that MAX_SENTENCES_PER_REQUEST and MAX_RERANK_PASSAGES allow"
+            )
+            raise InvalidRequestError(message, [{"pointer": "", "message": message}])
+        if self._outside > self._max_outside:
+            message = (
+                f"the body holds more than {self._max_outside} bytes beside its texts, more than "
+                "any request needs"
+            )
+            raise InvalidRequestError(message, [{"pointer": "", "message": message}])
+
+    def _without_escapes(self, chunk: bytes) -> bytes:
+        """Remove escaped backslashes and quotation marks; keep half an escape for later."""
+        text = (self._carry + chunk).replace(b"\\\\", b"")
+        self._carry = b"\\" if text.endswith(b"\\") else b""
+        return text.removesuffix(b"\\").replace(b'\\"', b"")
+
+
+def _count_structure(text: bytes) -> int:
+    return sum(map(text.count, (b",", b":", b"[", b"{")))
+
+
+def _require_json(headers: Headers) -> None:
+    """Raise `UnsupportedMediaError` unless the headers declare JSON in UTF-8, not compressed.
+
+    A gzipped body has been unpacked before.
+    """
+    types = headers.getlist("content-type")
+    # A browser's request names its origin; other programs may leave the type out.
+    if any(map(str.strip, types)) or "origin" in headers:
+        _require_content_type(headers)
+    check_encoding(headers)
+
+
+def content_type_of(headers: Headers) -> str:
+    """The media type of the body, in lower case; empty where there is not exactly one."""
+    values = headers.getlist("content-type")
+    return values[0].partition(";")[0].strip().lower() if len(values) == 1 else ""
+
+
+def check_encoding(headers: Headers) -> None:
+    """Raise `UnsupportedMediaError` for a body that is still compressed."""
+    for encoding in ",".join(headers.getlist("content-encoding")).split(","):
+        if encoding.strip().lower() not in {"", "identity"}:
+            raise UnsupportedMediaError(
+                f"the body's Content-Encoding is {_quote(encoding)}: send it as it is, or in gzip"
+            )
+
+
+def _require_content_type(headers: Headers) -> None:
+    values = headers.getlist("content-type")
+    if not any(map(str.strip, values)):
+        raise UnsupportedMediaError(f"the request has no Content-Type: {_ADVICE}")
+    # Empty where it is too long: the time to parse it grows with the square of its length.
+    value = preference(headers, "content-type")
+    if len(values) > 1 or not _is_json(value):
+        raise UnsupportedMediaError(f"the Content-Type is {_quote(', '.join(values))}: {_ADVICE}")
+    message = Message()
+    message["Content-Type"] = value
+    charset = str(message.get_param("charset", "utf-8"))
+    if charset.strip().lower() not in _CHARSETS:
+        raise UnsupportedMediaError(
+            f"the body's charset is {_quote(charset)}: send JSON in UTF-8, as it always is"
+        )
+
+
+def _is_json(value: str) -> bool:
+    kind, _, subtype = value.partition(";")[0].strip().lower().partition("/")
+    return kind == "application" and (subtype == "json" or subtype.endswith("+json"))
+
+
+def _quote(text: str) -> str:
+    return escape_text(text.strip(), _MAX_QUOTED)

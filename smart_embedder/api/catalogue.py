@@ -1,0 +1,176 @@
+"""The models that are served, with every name by which a client may ask for them."""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+
+from smart_embedder.errors import StartupError, UnknownModelError
+from smart_embedder.observability.logs import escape_text
+from smart_embedder.settings import LATE_INTERACTION, NO_RERANKER, Settings
+from smart_embedder.settings.types import ModelEntry, public_name
+
+_MAX_QUOTED = 100
+# Some clients list only models whose name has this in it.
+_EMBED = "embed"
+
+
+class Role(Enum):
+    """What a model is used for: all kinds of vectors, only dense ones, or scores."""
+
+    EMBEDDER = auto()
+    DENSE = auto()
+    RERANKER = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A model with all its names; answers carry the first one.
+
+    `further` marks a model of MODELS. `revision` is the setting's value, if it is set.
+    """
+
+    role: Role
+    names: tuple[str, ...]
+    further: bool = False
+    revision: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The name that answers carry."""
+        return self.names[0]
+
+    @property
+    def is_default_embedder(self) -> bool:
+        """Whether it is EMBEDDING_MODEL, which makes dense vectors for requests that name it."""
+        return self.role is Role.EMBEDDER and not self.further
+
+    @property
+    def key(self) -> str | None:
+        """Its name in the engine; None for a default model, which the engine finds by its role."""
+        return self.name if self.further else None
+
+    def is_called(self, name: str) -> bool:
+        """Whether this is one of its names, in upper or lower case."""
+        # Folding makes three characters of one at most, and a body may hold a name of megabytes.
+        may_be = len(name) <= 3 * max(map(len, self.names))
+        return may_be and name.casefold() in map(str.casefold, self.names)
+
+
+class ModelCatalogue:
+    """Finds models by name, whether they are loaded yet or not.
+
+    Raises `StartupError` where MODEL_ALIASES names a model that is not served, and where a model of
+    MODELS has a name of another.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.created = int(time.time())
+        own = [*_defaults(settings), *map(_of_entry, settings.models or ())]
+        _require_own_names(own, settings.models or ())
+        aliases = settings.model_aliases or {}
+        self.models = tuple(_with_aliases(model, aliases) for model in own)
+        for alias, target in aliases.items():
+            if not any(model.is_called(target) for model in own):
+                raise StartupError(
+                    f"MODEL_ALIASES={alias}={target} is not allowed: the models that are served "
+                    f"are {_listed(self.models)}"
+                )
+        embedders = [each for each in self.models if each.role is not Role.RERANKER]
+        self._embedders = sorted(embedders, key=lambda each: each.role is Role.EMBEDDER)
+        scorer = Role.EMBEDDER if settings.reranker_model == LATE_INTERACTION else Role.RERANKER
+        self._default_reranker = next(
+            (each for each in self.models if each.role is scorer and not each.further), None
+        )
+        further = (each for each in self.models if each.role is Role.RERANKER and each.further)
+        self._rerankers = [
+            *([] if self._default_reranker is None else [self._default_reranker]),
+            *further,
+        ]
+
+    def embedder(self, name: str | None) -> ServedModel:
+        """The embedding model of that name, or the one that makes dense vectors by default."""
+        return _find(name, self._embedders, "embedding models")
+
+    def reranker(self, name: str | None) -> ServedModel | None:
+        """The reranker of that name, or the default one; None if there is no reranker."""
+        if not (name and self._rerankers):
+            return self._default_reranker
+        return _find(name, self._rerankers, "rerankers")
+
+    def find(self, name: str) -> ServedModel:
+        """The model of that name."""
+        return _find(name, self.models, "models")
+
+    def with_role(self, role: Role) -> ServedModel:
+        """The first model with this role; there is always an embedder."""
+        return next(model for model in self.models if model.role is role)
+
+    def reranks(self, model: ServedModel) -> bool:
+        """Whether it scores passages."""
+        return model in self._rerankers
+
+
+def _defaults(settings: Settings) -> Iterator[ServedModel]:
+    """The models that have settings of their own."""
+    embedder, dense, reranker = (
+        settings.embedding_model,
+        settings.dense_model,
+        settings.reranker_model,
+    )
+    served = [(Role.EMBEDDER, embedder, settings.model_revision)]
+    if dense != embedder:
+        served.append((Role.DENSE, dense, settings.dense_model_revision))
+    if reranker not in {LATE_INTERACTION, NO_RERANKER}:
+        served.append((Role.RERANKER, reranker, settings.reranker_model_revision))
+    for role, name, revision in served:
+        yield ServedModel(role, tuple(_own_names(role, public_name(name))), revision=revision)
+
+
+def _of_entry(entry: ModelEntry) -> ServedModel:
+    role = Role.EMBEDDER if entry.task == "embed" else Role.RERANKER
+    names = tuple(dict.fromkeys((*_own_names(role, entry.public_name), *entry.aliases)))
+    return ServedModel(role, names, further=True, revision=entry.revision)
+
+
+def _require_own_names(models: Sequence[ServedModel], entries: Sequence[ModelEntry]) -> None:
+    """Raise `StartupError` where a model of MODELS has a name of one that has its own setting."""
+    defaults = [model for model in models if not model.further]
+    for entry in entries:
+        for name in (entry.public_name, *entry.aliases):
+            if any(model.is_called(name) for model in defaults):
+                raise StartupError(
+                    f"{entry.location}: {name} is a name of a model that has a setting of its own"
+                )
+
+
+def _own_names(role: Role, name: str) -> Iterator[str]:
+    """Its hub id, the last part of that, and for an embedding model a name with `embed` in it."""
+    last = name.rpartition("/")[2]
+    yield name
+    if last != name:
+        yield last
+    if role is not Role.RERANKER and _EMBED not in name.lower():
+        yield f"{last}-{_EMBED}"
+
+
+def _with_aliases(model: ServedModel, aliases: dict[str, str]) -> ServedModel:
+    further = (alias for alias, target in aliases.items() if model.is_called(target))
+    return replace(model, names=tuple(dict.fromkeys((*model.names, *further))))
+
+
+def _find(name: str | None, models: Sequence[ServedModel], what: str) -> ServedModel:
+    """The model of that name, or the first one; raises `UnknownModelError`."""
+    if not name:
+        return models[0]
+    for model in models:
+        if model.is_called(name):
+            return model
+    raise UnknownModelError(
+        f"the model {escape_text(name, _MAX_QUOTED)} is not served here: the {what} are "
+        f"{_listed(models)} (MODEL_ALIASES adds names)"
+    )
+
+
+def _listed(models: Sequence[ServedModel]) -> str:
+    return ", ".join(name for model in models for name in model.names)

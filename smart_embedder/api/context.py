@@ -1,0 +1,212 @@
+"""What is known of a request: its dialect, its endpoint, and a record of it down to the log line.
+
+Which dialects there are, and where, this does not know: each one's router brings its paths.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from starlette.routing import compile_path
+from starlette.types import Scope
+
+from smart_embedder.access.tokens import DEFAULT_NAME
+from smart_embedder.engine.checks import AnswerMemory
+from smart_embedder.engine.scheduling.job import Purpose
+from smart_embedder.observability.metrics import EMBEDDING_ENDPOINT, RERANK_ENDPOINT
+from smart_embedder.observability.tracing import Stage
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorFacts:
+    """An error independent of the dialect.
+
+    `status` is the native one; `problems` lists the faults of an invalid body.
+    """
+
+    message: str
+    code: str
+    status: int
+    problems: list[dict[str, str]] | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Dialect:
+    """The API that a request is written for, and the shape of its errors.
+
+    `error_body` makes the body of an error in the request of some id. `statuses` are those that
+    differ from the native ones, by the error's code.
+    """
+
+    name: str
+    error_body: Callable[[ErrorFacts, str], dict[str, Any]]
+    statuses: Mapping[str, int] = field(default_factory=dict)
+
+
+def _native_error(error: ErrorFacts, request_id: str) -> dict[str, Any]:
+    body = {"detail": error.message, "code": error.code, "request_id": request_id}
+    return body if error.problems is None else body | {"errors": error.problems}
+
+
+NATIVE = Dialect("Smart Embedder", _native_error)
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A POST that asks for work; `path` is its name in metrics and traces.
+
+    An endpoint that `streams` answers while it reads the body, which may never end.
+    """
+
+    path: str
+    purpose: Purpose = Purpose.EMBEDDING
+    streams: bool = False
+
+
+NATIVE_EMBEDDINGS = Endpoint(EMBEDDING_ENDPOINT)
+EMBEDDING_STREAM = Endpoint("/embeddings/stream", streams=True)
+RERANK = Endpoint(RERANK_ENDPOINT, Purpose.RERANKING)
+
+
+@dataclass(slots=True)
+class Place:
+    """What a path alone tells of a request.
+
+    `dialects` are those that its body may be written in; the first one decides the status of an
+    error. `endpoint` is that of a POST. A health check needs no token.
+    """
+
+    dialects: tuple[Dialect, ...] = ()
+    endpoint: Endpoint | None = None
+    is_health_check: bool = False
+
+
+class Paths:
+    """The places of all paths; those of no dialect are this service's own."""
+
+    def __init__(self) -> None:
+        self._places: dict[str, Place] = {}
+        self._patterns: dict[str, re.Pattern[str]] = {}
+        self._below: dict[str, Dialect] = {}
+
+    @property
+    def endpoints(self) -> tuple[Endpoint, ...]:
+        """Every endpoint."""
+        found = (place.endpoint for place in self._places.values() if place.endpoint is not None)
+        return tuple(dict.fromkeys(found))
+
+    def add(
+        self,
+        path: str,
+        dialect: Dialect,
+        endpoint: Endpoint | None = None,
+        *,
+        is_health_check: bool = False,
+    ) -> None:
+        """Add a dialect to a path, which may hold names in braces as the router's paths do."""
+        place = self._places.setdefault(path, Place())
+        dialects = dict.fromkeys((*place.dialects, dialect))
+        place.dialects = tuple(sorted(dialects, key=lambda each: each is not NATIVE))
+        place.endpoint = place.endpoint or endpoint
+        place.is_health_check |= is_health_check
+        if "{" in path:
+            self._patterns[path] = compile_path(path)[0]
+
+    def add_below(self, prefix: str, dialect: Dialect) -> None:
+        """Let errors have the shape of `dialect` where there is nothing below `prefix`."""
+        self._below[prefix] = dialect
+
+    def find(self, path: str) -> Place:
+        """The place of `path`, which has no slash at its end."""
+        if path in self._places:
+            return self._places[path]
+        for template, pattern in self._patterns.items():
+            if pattern.match(path):
+                return self._places[template]
+        below = (
+            dialect for prefix, dialect in self._below.items() if f"{path}/".startswith(prefix)
+        )
+        return Place((next(below, NATIVE),))
+
+
+class StreamMemory(Protocol):
+    """Counts what a stream holds against the limits for bodies and answers."""
+
+    def release_body(self, size: int) -> None:
+        """Record that `size` bytes of the body are no longer held."""
+
+    def hold_vectors(self, size: int) -> None:
+        """Record that `size` bytes of vectors wait to be sent."""
+
+    def release_vectors(self, size: int) -> None:
+        """Record that `size` bytes of vectors no longer wait."""
+
+
+@dataclass(slots=True)
+class RequestContext:
+    """The facts of one request; middleware and endpoints fill in what they learn.
+
+    `endpoint` is None for a request that is no POST for work. `dialects` are those of the path; if
+    there are several, the body decides, and until it has been read, errors are answered in the
+    shapes of all of them. `status` is None until the response begins; `error_status` is the native
+    status of an error, whatever the dialect's is. `counts` holds numbers for the log line, `stages`
+    the times for the trace. `memory` is set for a stream. `answer` is asked for room before an
+    answer is made.
+    `path` is as the client wrote it, `route` without slashes at its end; neither has the `prefix`
+    that a proxy removes from paths. `query` is not parsed.
+    """
+
+    request_id: str
+    path: str
+    endpoint: Endpoint | None
+    client_address: str
+    dialects: tuple[Dialect, ...] = (NATIVE,)
+    is_health_check: bool = False
+    token_name: str | None = None
+    error_code: str | None = None
+    error_status: int | None = None
+    status: int | None = None
+    bytes_in: int = 0
+    bytes_out: int = 0
+    counts: dict[str, int | float] = field(default_factory=dict)
+    stages: list[Stage] = field(default_factory=list)
+    memory: StreamMemory | None = None
+    answer: AnswerMemory = field(default_factory=AnswerMemory)
+    route: str = "/"
+    prefix: str = ""
+    query: bytes = b""
+
+    @property
+    def way_up(self) -> str:
+        """What relative links of a page begin with: a path with a slash at its end is deeper."""
+        return "../" if self.path.endswith("/") else ""
+
+    @property
+    def client(self) -> str:
+        """The key by which clients are told apart: `token:NAME` or `address:ADDRESS`.
+
+        Rate limit, memory limit and the fairness of the queue use this one key. A named token is
+        one client wherever it comes from; requests with API_TOKEN or without a token count for
+        their address.
+        """
+        if self.token_name in {None, DEFAULT_NAME}:
+            return f"address:{self.client_address}"
+        return f"token:{self.token_name}"
+
+
+def context_of(scope: Scope) -> RequestContext:
+    """The context of an HTTP request."""
+    context: RequestContext = scope["state"]["context"]
+    return context
+
+
+def is_stream(scope: Scope) -> bool:
+    """Whether it is a stream, whose parts are limited instead of its body."""
+    endpoint = working_endpoint(scope)
+    return endpoint is not None and endpoint.streams
+
+
+def working_endpoint(scope: Scope) -> Endpoint | None:
+    """The endpoint of a POST that asks for work; None for every other request."""
+    return context_of(scope).endpoint if scope["type"] == "http" else None

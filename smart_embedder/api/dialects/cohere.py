@@ -1,0 +1,426 @@
+"""Cohere's vectors and order of documents, which Jina, Voyage, Mixedbread and vLLM order alike."""
+
+import math
+from collections.abc import Iterator
+from functools import partial
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import orjson
+from fastapi import Request
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    FailFast,
+    Field,
+    JsonValue,
+    WithJsonSchema,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+from starlette.responses import Response
+
+from smart_embedder.api.answers import Usage
+from smart_embedder.api.context import RERANK, Dialect, Endpoint, ErrorFacts
+from smart_embedder.api.dialects.fields import (
+    DTYPES,
+    TASKS,
+    TEXT_OR_OBJECT,
+    AnyCase,
+    EmbeddingType,
+    EmbeddingTypes,
+    Refused,
+    Truncate,
+    Truncation,
+    TruncationSide,
+    as_text,
+    truncation_of,
+    unless,
+    value_of,
+)
+from smart_embedder.api.errors import NO_422
+from smart_embedder.api.handler import Call, Operation, Router, ServiceDep, respond
+from smart_embedder.api.openapi import BEARER, describe_work
+from smart_embedder.api.rendering import (
+    OPTIONS,
+    base64_of,
+    by_falling_score,
+    render_items,
+    render_list,
+    text_as_json,
+    usage_as_json,
+)
+from smart_embedder.api.schemas import ForeignRequest
+from smart_embedder.api.work import Passages, embed, rerank
+from smart_embedder.engine import EmbeddingOptions
+from smart_embedder.engine.records import EmbeddingResult, FloatArray, Outputs, RerankResult
+from smart_embedder.errors import InvalidRequestError
+from smart_embedder.vectors import quantize
+
+_RERANK_EXAMPLE: dict[str, JsonValue] = {
+    "query": "What is hybrid search?",
+    "documents": ["A recipe for bread.", "It joins two rankings."],
+}
+_DOCUMENTS_OF_A_UNIT = 100
+
+
+def _as_texts(value: Any) -> Any:
+    return list(map(as_text, value)) if isinstance(value, list) else value
+
+
+Documents = Annotated[
+    list[str],
+    FailFast(),
+    BeforeValidator(_as_texts),
+    WithJsonSchema({"type": "array", "minItems": 1, "items": TEXT_OR_OBJECT}),
+]
+
+
+class DocumentsRequest(ForeignRequest):
+    """A query and documents, each a string or an object with `text`."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [_RERANK_EXAMPLE]})
+    example = _RERANK_EXAMPLE
+    aliases = dict.fromkeys(("input", "inputs", "docs"), "documents")
+
+    query: Annotated[
+        str,
+        BeforeValidator(as_text),
+        Field(json_schema_extra={"minLength": 1, "pattern": r"\S"}),
+    ]
+    documents: Documents
+    model: Annotated[str | None, Field(description="Any name of the reranker.")] = None
+    top_n: Annotated[
+        int | None, Field(ge=0, description="The best so many; 0 and null are all.")
+    ] = None
+    top_k: Annotated[int | None, Field(ge=0, description="Voyage's name for it.")] = None
+    return_documents: Annotated[
+        bool | None, Field(description="Whether the answer repeats the texts.")
+    ] = None
+    instruction: Annotated[
+        str | None, Field(description="The task, for Qwen3-Reranker: an extension.")
+    ] = None
+    use_activation: Annotated[
+        bool | None, Field(description="vLLM's: false gives the model's raw scores.")
+    ] = None
+    activation: Annotated[bool | None, Field(description="Its older name.")] = None
+    truncate: Truncate = None
+    truncation: Truncation = None
+    truncation_side: TruncationSide = None
+    rank_fields: Annotated[
+        list[str] | None, FailFast(), Field(description="Only `text` is read of a document.")
+    ] = None
+    max_tokens_per_doc: Annotated[
+        int | None, Field(ge=1, description="The most tokens of a document that are read.")
+    ] = None
+    max_doc_length: Annotated[int | None, Field(ge=1, description="Jina's name for it.")] = None
+    # Cohere's: a document is not split here.
+    max_chunks_per_doc: Annotated[Refused, unless()] = None
+    # vLLM's.
+    truncate_prompt_tokens: Annotated[Refused, unless(-1)] = None
+    max_tokens_per_query: Annotated[Refused, unless()] = None
+    add_special_tokens: Annotated[Refused, unless(True)] = None
+    padding: Annotated[Refused, unless("do_not_pad")] = None
+    chat_template: Annotated[Refused, unless()] = None
+    chat_template_kwargs: Annotated[Refused, unless()] = None
+    # Jina's.
+    max_query_length: Annotated[Refused, unless()] = None
+    return_embeddings: Annotated[Refused, unless(False)] = None
+    # Mixedbread's.
+    rewrite_query: Annotated[Refused, unless(False)] = None
+
+    @property
+    def is_voyages(self) -> bool:
+        """Whether it has fields that Voyage's clients send, which read another list."""
+        return not self.model_fields_set.isdisjoint({"top_k", "truncation"})
+
+
+class DocumentText(BaseModel):
+    """A document as it was read."""
+
+    text: str
+
+
+class RankedDocument(BaseModel):
+    """One document and its relevance."""
+
+    index: Annotated[int, Field(description="Place in the request.")]
+    relevance_score: float
+    document: DocumentText | None = None
+
+
+class VoyageDocument(BaseModel):
+    """One document and its relevance, as Voyage has it."""
+
+    index: int
+    relevance_score: float
+    document: str | None = None
+
+
+class DocumentsMeta(BaseModel):
+    """Cohere's accounts."""
+
+    api_version: dict[str, str]
+    billed_units: dict[str, int]
+    tokens: dict[str, int]
+
+
+class DocumentsResponse(BaseModel):
+    """The documents by falling relevance."""
+
+    id: str
+    model: str
+    results: list[RankedDocument]
+    object: Annotated[Literal["list"] | None, Field(description="Beside data.")] = None
+    data: Annotated[
+        list[VoyageDocument] | None,
+        Field(description="The same as Voyage has it, for a request with top_k or truncation."),
+    ] = None
+    meta: DocumentsMeta
+    usage: Usage
+
+
+class CohereError(BaseModel):
+    """Cohere's shape of an error, with Jina's `detail`."""
+
+    id: str
+    message: str
+    detail: str
+    code: str
+
+
+def _error_body(error: ErrorFacts, request_id: str) -> dict[str, Any]:
+    """Cohere's `message`, and Jina's `detail`."""
+    return {"id": request_id, "message": error.message, "detail": error.message, "code": error.code}
+
+
+COHERE = Dialect("Cohere, Jina, vLLM", _error_body, NO_422)
+_TAG = {"name": COHERE.name, "description": "Reranking, scores, and Cohere's vectors."}
+
+rerank_router = Router(COHERE, tags=[_TAG["name"]], dependencies=[BEARER])
+
+_RERANK_DESCRIPTION = describe_work(
+    "Order documents by relevance",
+    DocumentsRequest,
+    DocumentsResponse,
+    404,
+    422,
+    error=CohereError,
+)
+
+
+@rerank_router.work("/v2/rerank", RERANK, **_RERANK_DESCRIPTION)
+@rerank_router.work("/v1/rerank", RERANK, **_RERANK_DESCRIPTION)
+async def rerank_documents(request: Request, service: ServiceDep) -> Response:
+    """The relevance of each document to the query, from 0 to 1, the best first.
+
+    A body with `passages` is read as this service's own, as at /rerank, and one with `texts` as
+    text-embeddings-inference's.
+    """
+    return await respond(request, service, _RERANK)
+
+
+async def _rerank(body: DocumentsRequest, call: Call) -> Response:
+    if body.rank_fields not in (None, [], ["text"]):
+        raise InvalidRequestError(
+            "the field rank_fields may name text alone: put what is to be read there"
+        )
+    model = call.service.catalogue.reranker(body.model)
+    how = value_of(body, "truncate", "truncation")
+    longest = value_of(body, "max_tokens_per_doc", "max_doc_length")
+    truncation = truncation_of(how, body.truncation_side, longest)
+    passages = Passages(body.query, body.documents, "documents", truncation)
+    most = value_of(body, "top_n", "top_k")
+    raw = value_of(body, "use_activation", "activation") is False
+    result = await rerank(call, passages, model, instruction=body.instruction, raw=raw)
+    name = "" if model is None else model.name
+    ranked = by_falling_score(result.scores)[: most or None]
+    render = partial(_render_ranking, body, ranked, result, name, call.context.request_id)
+    return await call.render(render)
+
+
+def _render_ranking(
+    body: DocumentsRequest,
+    ranked: list[tuple[int, np.float32]],
+    result: RerankResult,
+    model: str,
+    request_id: str,
+) -> Iterator[bytes]:
+    yield orjson.dumps({"id": request_id, "model": model})[:-1] + b',"results":'
+    yield from render_list(_ranked_documents(body, ranked))
+    if body.is_voyages:
+        yield b',"object":"list","data":'
+        yield from render_list(_ranked_documents(body, ranked, as_voyage=True))
+    search_units = math.ceil(len(body.documents) / _DOCUMENTS_OF_A_UNIT)
+    report = {
+        "meta": {
+            "api_version": {"version": "2"},
+            "billed_units": {"search_units": search_units},
+            "tokens": {"input_tokens": result.tokens},
+        },
+        "usage": usage_as_json(result.tokens),
+    }
+    yield b"," + orjson.dumps(report)[1:]
+
+
+def _ranked_documents(
+    body: DocumentsRequest, ranked: list[tuple[int, np.float32]], *, as_voyage: bool = False
+) -> Iterator[dict[str, Any]]:
+    for index, score in ranked:
+        item: dict[str, Any] = {"index": index, "relevance_score": score}
+        if body.return_documents:
+            text = text_as_json(body.documents[index])
+            item["document"] = text if as_voyage else {"text": text}
+        yield item
+
+
+_RERANK = Operation(COHERE, RERANK, "documents", DocumentsRequest, _rerank)
+rerank_router.share(_RERANK, RERANK.path)
+
+
+router = Router(COHERE, [_TAG], tags=[_TAG["name"]], dependencies=[BEARER])
+
+_EMBEDDINGS = Endpoint("/v2/embed")
+
+_EMBED_EXAMPLE: dict[str, JsonValue] = {
+    "texts": ["What is hybrid search?"],
+    "input_type": "search_query",
+    "embedding_types": ["float"],
+}
+
+
+class CohereEmbedRequest(ForeignRequest):
+    """Texts to embed."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [_EMBED_EXAMPLE]})
+    example = _EMBED_EXAMPLE
+    aliases = dict.fromkeys(("input", "text", "sentences"), "texts")
+
+    texts: Annotated[list[str], FailFast()]
+    model: Annotated[str | None, Field(description="Any name of an embedding model.")] = None
+    input_type: Annotated[
+        Literal["search_document", "search_query", "classification", "clustering"] | None,
+        Field(description="Queries get the model's prompt for queries, where it has one."),
+    ] = None
+    embedding_types: Annotated[EmbeddingTypes | None, Field(description="`float` by default.")] = (
+        None
+    )
+    output_dimension: Annotated[int | None, Field(ge=1, description="Fewer, if the model can.")] = (
+        None
+    )
+    truncate: Annotated[
+        Literal["NONE", "START", "END"] | None,
+        AnyCase(str.upper),
+        Field(description="Which end of a text that is too long is cut; NONE: it is an error."),
+    ] = None
+    images: Annotated[Refused, unless()] = None
+    inputs: Annotated[
+        Refused, unless(), Field(description="Instead of texts: each with `content` of one text.")
+    ] = None
+    max_tokens: Annotated[int | None, Field(ge=1, description="Tokens that are read.")] = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_inputs(cls, value: Any) -> Any:
+        """Take the texts from `inputs` where these stand in their place."""
+        if not isinstance(value, dict) or "texts" in value:
+            return value
+        inputs = value.get("inputs")
+        if not isinstance(inputs, list):
+            return value
+        texts = [_text_of(each) for each in inputs]
+        if None in texts:
+            raise PydanticCustomError(
+                "inputs", "of the field inputs, only content of one text is read: send texts"
+            )
+        return value | {"texts": texts, "inputs": None}
+
+
+def _text_of(item: Any) -> str | None:
+    """The text of one of Cohere's `inputs`; None for one with an image, or with several parts."""
+    match item:
+        case {"content": [{"type": "text", "text": str(text)}]}:
+            return text
+    return None
+
+
+class CohereEmbeddings(BaseModel):
+    """Vectors by type; in v1 without `embedding_types`, a list of lists."""
+
+    id: str
+    embeddings: dict[str, list[Any]] | list[list[float]]
+    texts: list[str]
+    meta: dict[str, Any]
+    response_type: str
+
+
+_DESCRIPTION = describe_work(
+    "Embed texts", CohereEmbedRequest, CohereEmbeddings, 404, error=CohereError
+)
+
+
+@router.work("/v2/embed", _EMBEDDINGS, **_DESCRIPTION)
+async def create_embeddings(request: Request, service: ServiceDep) -> Response:
+    """A dense vector of each text, of unit length, in each of the types asked for."""
+    return await respond(request, service, _EMBED)
+
+
+@router.work("/v1/embed", _EMBEDDINGS, **_DESCRIPTION)
+async def create_embeddings_v1(request: Request, service: ServiceDep) -> Response:
+    """The same; without `embedding_types` the vectors are a list and not an object."""
+    return await respond(request, service, _EMBED_V1)
+
+
+async def _embed(body: CohereEmbedRequest, call: Call, *, version: str = "2") -> Response:
+    model = call.service.catalogue.embedder(body.model)
+    task = TASKS[body.input_type or "search_document"]
+    options = EmbeddingOptions(
+        truncation_of(body.truncate, max_tokens=body.max_tokens),
+        # Where a model has no prompt for classification or clustering, they are documents, too.
+        input_type=task.input_type or "document",
+        preferred_prompts=task.prompts,
+        dimensions=body.output_dimension,
+    )
+    outputs = Outputs(dense=True)
+    result = await embed(call, body.texts, outputs, field="texts", model=model, options=options)
+    render = partial(_render_embeddings, body, result, call.context.request_id, version)
+    return await call.render(render)
+
+
+def _render_embeddings(
+    body: CohereEmbedRequest, result: EmbeddingResult, request_id: str, version: str
+) -> Iterator[bytes]:
+    vectors = [each.dense for each in result.embeddings if each.dense is not None]
+    by_type = version != "1" or bool(body.embedding_types)
+    yield orjson.dumps({"id": request_id})[:-1] + b',"embeddings":'
+    if by_type:
+        kinds: list[EmbeddingType] = body.embedding_types or ["float"]
+        for index, kind in enumerate(dict.fromkeys(kinds)):
+            yield (b"," if index else b"{") + b'"%s":' % kind.encode()
+            yield from render_items(_rendered(vectors, kind))
+        yield b"}"
+    else:
+        yield from render_items(_rendered(vectors, "float"))
+    yield b',"texts":'
+    yield from render_list(map(text_as_json, body.texts))
+    rest = {
+        "meta": {
+            "api_version": {"version": version},
+            "billed_units": {"input_tokens": result.tokens},
+        },
+        "response_type": "embeddings_by_type" if by_type else "embeddings_floats",
+    }
+    yield b"," + orjson.dumps(rest)[1:]
+
+
+def _rendered(vectors: list[FloatArray], kind: EmbeddingType) -> Iterator[tuple[bytes]]:
+    for vector in vectors:
+        values = quantize(vector, DTYPES[kind]).values
+        yield (base64_of(values) if kind == "base64" else orjson.dumps(values, option=OPTIONS),)
+
+
+_EMBED = Operation(COHERE, _EMBEDDINGS, "texts", CohereEmbedRequest, _embed)
+_EMBED_V1 = Operation(
+    COHERE, _EMBEDDINGS, "texts", CohereEmbedRequest, partial(_embed, version="1")
+)

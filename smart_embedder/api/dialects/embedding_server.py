@@ -1,0 +1,97 @@
+"""embedding-server's /api/v1/embed: TEI's request, answered with usage and times."""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, Literal
+
+import orjson
+from fastapi import Request
+from pydantic import BaseModel
+from starlette.responses import Response
+
+from smart_embedder.api.answers import Usage
+from smart_embedder.api.context import Endpoint
+from smart_embedder.api.dialects import tei, tei_schemas
+from smart_embedder.api.handler import Call, Operation, Router, ServiceDep, respond
+from smart_embedder.api.openapi import BEARER, describe_work
+from smart_embedder.api.rendering import render_list, usage_as_json
+from smart_embedder.engine.records import EmbeddingResult
+
+_ENDPOINT = Endpoint("/api/v1/embed")
+_TAG = {"name": "embedding-server"}
+
+# Its errors are text-embeddings-inference's.
+router = Router(tei.TEI, [_TAG], tags=[_TAG["name"]], dependencies=[BEARER])
+
+
+class IndexedVector(BaseModel):
+    """The vector of one text."""
+
+    embedding: list[float]
+    index: int
+
+
+class StageTimes(BaseModel):
+    """How long each stage took, such as `120µs` or `2.5ms`."""
+
+    tokenization: str
+    queue: str
+    inference: str
+
+
+class EmbeddingServerResponse(BaseModel):
+    """Vectors in the order of the request."""
+
+    data: list[IndexedVector]
+    usage: Usage
+    timings: StageTimes
+
+
+@router.work(
+    _ENDPOINT.path,
+    _ENDPOINT,
+    **describe_work(
+        "Embed texts",
+        tei_schemas.EmbedRequest,
+        EmbeddingServerResponse,
+        422,
+        424,
+        error=tei_schemas.TeiError,
+    ),
+)
+async def create_embeddings(request: Request, service: ServiceDep) -> Response:
+    """One dense vector for each text. Errors are text-embeddings-inference's."""
+    return await respond(request, service, _EMBED)
+
+
+async def _embed(body: tei_schemas.EmbedRequest, call: Call) -> Response:
+    result = await tei.embed_dense(body, call)
+    return await call.render(partial(_render, result))
+
+
+def _render(result: EmbeddingResult) -> Iterator[bytes]:
+    yield b'{"data":'
+    yield from render_list(
+        {"embedding": embedding.dense, "index": index}
+        for index, embedding in enumerate(result.embeddings)
+    )
+    timings = result.timings
+    report: dict[str, Any] = {
+        "usage": usage_as_json(result.tokens),
+        "timings": {
+            "tokenization": _duration(timings.tokenize),
+            "queue": _duration(timings.queue),
+            "inference": _duration(timings.inference),
+        },
+    }
+    yield b"," + orjson.dumps(report)[1:]
+
+
+def _duration(seconds: float) -> str:
+    """Three digits and the unit that suits them."""
+    units: tuple[tuple[float, Literal["s", "ms", "µs"]], ...] = (1, "s"), (1e-3, "ms"), (1e-6, "µs")
+    size, unit = next((each for each in units if seconds >= each[0]), units[-1])
+    return f"{seconds / size:.3g}{unit}"
+
+
+_EMBED = Operation(tei.TEI, _ENDPOINT, "inputs", tei_schemas.EmbedRequest, _embed)

@@ -1,0 +1,501 @@
+"""OpenAI's embeddings and list of models."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from http import HTTPStatus
+from typing import Annotated, Any, Literal
+
+import orjson
+from fastapi import Request
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from starlette.responses import JSONResponse, Response
+
+from smart_embedder.access.tokens import DEFAULT_NAME, OPERATOR_NAME
+from smart_embedder.api.answers import SparseIndices, TruncationWarning, Usage
+from smart_embedder.api.catalogue import ServedModel
+from smart_embedder.api.context import NATIVE_EMBEDDINGS, Dialect, Endpoint, ErrorFacts, context_of
+from smart_embedder.api.dialects.fields import (
+    DTYPES,
+    TASKS,
+    EmbeddingType,
+    EmbeddingTypes,
+    NumberType,
+    Refused,
+    Task,
+    TextsOrObjects,
+    Truncate,
+    Truncation,
+    TruncationSide,
+    truncation_of,
+    unless,
+    value_of,
+)
+from smart_embedder.api.errors import NO_422
+from smart_embedder.api.formats.vectors import TextVectors, VectorOptions, vectors_of
+from smart_embedder.api.handler import Call, Operation, Router, Service, ServiceDep, respond
+from smart_embedder.api.openapi import BEARER, describe_work, error_responses
+from smart_embedder.api.rendering import (
+    OPTIONS,
+    base64_of,
+    render_items,
+    render_matrix,
+    sparse_as_json,
+    truncations_as_json,
+    usage_as_json,
+)
+from smart_embedder.api.schemas import OPENAI_TEXTS, PROMPT_SCHEMA, ForeignRequest
+from smart_embedder.api.work import embed, embedder_of
+from smart_embedder.engine import EmbeddingOptions, TruncationOptions
+from smart_embedder.engine.records import EmbeddingResult, Outputs
+from smart_embedder.errors import InvalidRequestError, NotOperatorError, UnknownModelError
+from smart_embedder.vectors import (
+    MAX_POOL_FACTOR,
+    MuveraSide,
+    OutputDtype,
+    QuantizedVectors,
+    quantize,
+)
+
+_EXAMPLE: dict[str, JsonValue] = {"input": ["What is hybrid search?"]}
+
+
+@dataclass(frozen=True, slots=True)
+class VectorForm:
+    """How vectors are written: as `dtype`, or, with `types`, as an object with each of these."""
+
+    dtype: OutputDtype
+    as_base64: bool
+    types: tuple[EmbeddingType, ...] = ()
+
+
+def _different() -> InvalidRequestError:
+    return InvalidRequestError(
+        "the fields encoding_format, embedding_type and output_dtype differ: send one of them"
+    )
+
+
+def _unique(types: EmbeddingType | list[EmbeddingType] | None) -> tuple[EmbeddingType, ...]:
+    listed = types if isinstance(types, list) else [types]
+    return tuple(dict.fromkeys(each for each in listed if each is not None))
+
+
+class OpenAIEmbeddingRequest(ForeignRequest):
+    """Texts to embed."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [_EXAMPLE]})
+    example = _EXAMPLE
+    aliases = dict.fromkeys(("inputs", "texts", "text", "sentences"), "input")
+
+    input: TextsOrObjects
+    model: Annotated[
+        str | None, Field(description="Any name of an embedding model; see /v1/models.")
+    ] = None
+    encoding_format: Annotated[
+        EmbeddingType | EmbeddingTypes | None,
+        Field(description="base64 is of little-endian float32; the official clients ask for it."),
+    ] = None
+    embedding_type: Annotated[
+        EmbeddingType | EmbeddingTypes | None,
+        Field(description="Jina's name for it, and for `output_dtype`; several: an object."),
+    ] = None
+    output_dtype: Annotated[
+        NumberType | None, Field(description="Fewer bits; as in /embeddings/.")
+    ] = None
+    dimensions: Annotated[int | None, Field(ge=1, description="Fewer, if the model can.")] = None
+    output_dimension: Annotated[int | None, Field(ge=1, description="The same.")] = None
+    dimensionality: Annotated[int | None, Field(ge=1, description="The same.")] = None
+    input_type: Annotated[
+        str | None,
+        Field(
+            description="What the texts are for: query, document, classification and others; the "
+            "model's prompt for it is read, if it has one."
+        ),
+    ] = None
+    task: Annotated[str | None, Field(description="Jina's name for it.")] = None
+    task_type: Annotated[str | None, Field(description="Nomic's name for it.")] = None
+    prompt: Annotated[
+        str | None, Field(description="Read before each text.", json_schema_extra=PROMPT_SCHEMA)
+    ] = None
+    prompt_name: Annotated[
+        str | None,
+        Field(description="A prompt of the model's sentence-transformers configuration."),
+    ] = None
+    truncate: Truncate = None
+    truncation: Truncation = None
+    truncation_strategy: Annotated[Truncate, Field(description="Mixedbread's name for it.")] = None
+    truncation_side: TruncationSide = None
+    normalize: Annotated[bool | None, Field(description="To unit length, as by default.")] = None
+    normalized: Annotated[bool | None, Field(description="Jina's name for it.")] = None
+    use_activation: Annotated[bool | None, Field(description="vLLM's name for it.")] = None
+    return_sparse: Annotated[
+        bool | None, Field(description="Lexical weights, too: an extension.")
+    ] = None
+    return_colbert: Annotated[
+        bool | None, Field(description="One vector for each token, too: an extension.")
+    ] = None
+    colbert_pool_factor: Annotated[
+        int | None, Field(ge=2, le=MAX_POOL_FACTOR, description="As in /embeddings/: an extension.")
+    ] = None
+    muvera: Annotated[MuveraSide | None, Field(description="As in /embeddings/: an extension.")] = (
+        None
+    )
+    # vLLM's.
+    truncate_prompt_tokens: Annotated[Refused, unless(-1)] = None
+    add_special_tokens: Annotated[Refused, unless(True)] = None
+    padding: Annotated[Refused, unless("do_not_pad")] = None
+    embed_dtype: Annotated[Refused, unless("float32")] = None
+    endianness: Annotated[Refused, unless("little", "native")] = None
+    messages: Annotated[Refused, unless()] = None
+    # Jina's.
+    late_chunking: Annotated[Refused, unless(False)] = None
+    return_multivector: Annotated[Refused, unless(False)] = None
+    # NVIDIA's.
+    modality: Annotated[Refused, unless("text")] = None
+    # Nomic's.
+    long_text_mode: Annotated[Refused, unless("truncate")] = None
+    max_tokens_per_text: Annotated[Refused, unless()] = None
+    # What several name the task in words, which models read as a prompt.
+    instruction: Annotated[Refused, unless()] = None
+
+    @property
+    def form(self) -> VectorForm:
+        """How vectors are written; raises `InvalidRequestError` for fields that differ."""
+        formats, types = _unique(self.encoding_format), _unique(self.embedding_type)
+        if len(formats) > 1 or len(types) > 1:
+            return self._form_of_several(formats, types)
+        numbers = {*types, self.output_dtype} - {None, "base64"}
+        # Clients send it by default, beside the type that they want.
+        if formats != ("float",):
+            numbers |= {*formats} - {"base64"}
+        as_base64 = "base64" in {*formats, *types}
+        if len(numbers) > 1 or {"float", "base64"} == {*formats, *types}:
+            raise _different()
+        kind: Any = next(iter(numbers), "float")
+        return VectorForm(DTYPES[kind], as_base64=as_base64)
+
+    def _form_of_several(
+        self, formats: tuple[EmbeddingType, ...], types: tuple[EmbeddingType, ...]
+    ) -> VectorForm:
+        several, other = (formats, types) if len(formats) > 1 else (types, formats)
+        if self.output_dtype is not None or other not in {(), ("float",), ("base64",)}:
+            raise _different()
+        if self.return_colbert:
+            raise InvalidRequestError(
+                "the fields return_colbert and embedding_type exclude each other where that names "
+                "several types: send one type"
+            )
+        return VectorForm("float32", as_base64="base64" in other, types=several)
+
+    @property
+    def truncation_options(self) -> TruncationOptions:
+        """How texts are cut."""
+        how = value_of(self, "truncate", "truncation", "truncation_strategy")
+        return truncation_of(how, self.truncation_side)
+
+    @property
+    def known_task(self) -> Task:
+        """What the texts are for; raises `InvalidRequestError` for an unknown value, or for two."""
+        tasks = []
+        for name in ("input_type", "task", "task_type"):
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if value not in TASKS:
+                raise InvalidRequestError(
+                    f"the field {name} is unknown: send {', '.join(TASKS)}, or leave it out"
+                )
+            tasks.append(TASKS[value])
+        types = {each.input_type for each in tasks if each.input_type is not None}
+        if len(types) > 1:
+            raise InvalidRequestError(
+                "the fields input_type, task and task_type differ: send one of them"
+            )
+        prompts = tuple(prompt for each in tasks for prompt in each.prompts)
+        return Task(next(iter(types), None), prompts)
+
+
+class OpenAIEmbedding(BaseModel):
+    """The vector of one text."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: Annotated[
+        list[float] | str | dict[EmbeddingType, list[float] | str],
+        Field(description="Of unit length; a string with base64; one of each type of several."),
+    ]
+    scale: Annotated[
+        float | None, Field(description="Gives the vector back; with int8 and uint8 only.")
+    ] = None
+    sparse: SparseIndices | None = None
+    colbert: list[list[float]] | None = None
+    colbert_scale: list[float] | None = None
+    muvera: list[float] | None = None
+
+
+class OpenAIEmbeddings(BaseModel):
+    """Vectors in the order of the request."""
+
+    object: Literal["list"]
+    data: list[OpenAIEmbedding]
+    model: str
+    usage: Usage
+    warnings: Annotated[
+        list[TruncationWarning] | None, Field(description="Only where a text was cut.")
+    ] = None
+
+
+class OpenAIModel(BaseModel):
+    """A name by which a model can be asked for."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    task: Annotated[Literal["embed", "rerank"], Field(description="An extension.")]
+    state: Annotated[
+        Literal["unloaded", "loading", "ready", "failed"],
+        Field(description="Whether it is loaded: an extension."),
+    ]
+    token_budgets: Annotated[
+        dict[str, int],
+        Field(description="Tokens of a forward on each device, while it is loaded: an extension."),
+    ]
+
+
+class OpenAIModels(BaseModel):
+    """Every name of every model."""
+
+    object: Literal["list"]
+    data: list[OpenAIModel]
+
+
+class OpenAIErrorDetails(BaseModel):
+    """What went wrong."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class OpenAIError(BaseModel):
+    """OpenAI's shape of an error, with those of other servers on the same path."""
+
+    error: OpenAIErrorDetails
+    message: str
+    type: str
+    code: str
+    detail: str
+
+
+_ERROR_TYPES: Mapping[int, str] = {
+    HTTPStatus.UNAUTHORIZED: "authentication_error",
+    HTTPStatus.FORBIDDEN: "permission_error",
+    HTTPStatus.TOO_MANY_REQUESTS: "rate_limit_error",
+}
+
+
+def error_details(error: ErrorFacts) -> dict[str, Any]:
+    """OpenAI's `error`."""
+    server_error = error.status >= HTTPStatus.INTERNAL_SERVER_ERROR
+    kind = "server_error" if server_error else "invalid_request_error"
+    pointer = error.problems[0]["pointer"] if error.problems else ""
+    return {
+        "message": error.message,
+        "type": _ERROR_TYPES.get(error.status, kind),
+        "param": pointer.split("/")[1] if pointer else None,
+        "code": error.code,
+    }
+
+
+def _error_body(error: ErrorFacts, _request_id: str) -> dict[str, Any]:
+    """OpenAI's `error`, and beside it what text-embeddings-inference and Voyage answer there."""
+    details = error_details(error)
+    beside = {name: details[name] for name in ("message", "type", "code")}
+    return {"error": details} | beside | {"detail": error.message}
+
+
+OPENAI = Dialect("OpenAI", _error_body, NO_422)
+_ENDPOINT = Endpoint("/v1/embeddings")
+_TAG = {"name": "OpenAI", "description": "Also below /models/{model}, for that model alone."}
+
+# Azure's clients, too, can be told in their own shape that there is nothing.
+router = Router(
+    OPENAI, [_TAG], below=("/v1/", "/openai/"), tags=[_TAG["name"]], dependencies=[BEARER]
+)
+
+
+@router.work(
+    _ENDPOINT.path,
+    _ENDPOINT,
+    **describe_work(
+        "Embed texts", OpenAIEmbeddingRequest, OpenAIEmbeddings, 404, error=OpenAIError
+    ),
+)
+@router.work("/models/{model:path}/embeddings", _ENDPOINT, include_in_schema=False)
+@router.work("/models/{model:path}/v1/embeddings", _ENDPOINT, include_in_schema=False)
+async def create_embeddings(request: Request, service: ServiceDep) -> Response:
+    """A dense vector of each text, of unit length. /embeddings takes the same body."""
+    return await respond(request, service, EMBEDDINGS)
+
+
+async def _embed(body: OpenAIEmbeddingRequest, call: Call) -> Response:
+    of_path = "model" in call.request.path_params
+    model = embedder_of(call) if of_path else call.service.catalogue.embedder(body.model)
+    form = body.form
+    task = body.known_task
+    outputs = Outputs(True, bool(body.return_sparse), bool(body.return_colbert))
+    wanted = VectorOptions(outputs, form.dtype, body.colbert_pool_factor, body.muvera)
+    wanted.check(queries=task.input_type == "query")
+    options = EmbeddingOptions(
+        body.truncation_options,
+        prompt=body.prompt,
+        prompt_name=body.prompt_name,
+        input_type=task.input_type,
+        preferred_prompts=task.prompts,
+        dimensions=value_of(body, "dimensions", "output_dimension", "dimensionality"),
+    )
+    result = await embed(
+        call,
+        body.input,
+        wanted.needed,
+        field="input",
+        model=model,
+        options=options,
+        normalize=value_of(body, "normalize", "normalized", "use_activation") is not False,
+        allowed=OPENAI_TEXTS,
+    )
+    wanted.hold(result.embeddings, call.context.answer)
+    return await call.render(partial(_render, result, model, wanted, form))
+
+
+def _render(
+    result: EmbeddingResult, model: ServedModel, wanted: VectorOptions, form: VectorForm
+) -> Iterator[bytes]:
+    yield b'{"object":"list","data":'
+    yield from render_items(
+        _render_embedding(index, vectors_of(embedding, wanted), form)
+        for index, embedding in enumerate(result.embeddings)
+    )
+    trailer: dict[str, Any] = {
+        "model": model.name,
+        "usage": usage_as_json(result.tokens),
+    }
+    if result.truncations:
+        trailer["warnings"] = truncations_as_json(result, "input")
+    yield b"," + orjson.dumps(trailer)[1:]
+
+
+def _render_embedding(index: int, vectors: TextVectors, form: VectorForm) -> Iterator[bytes]:
+    dense, colbert = vectors.dense, vectors.colbert
+    yield b'{"object":"embedding","index":%d' % index
+    if dense is not None:
+        made = [quantize(dense.values, DTYPES[each]) for each in form.types] or [dense]
+        yield b',"embedding":'
+        if form.types:
+            for number, (kind, each) in enumerate(zip(form.types, made, strict=True)):
+                yield (b"," if number else b"{") + b'"%s":' % kind.encode()
+                yield _render_vector(each, as_base64=form.as_base64 or kind == "base64")
+            yield b"}"
+        else:
+            yield _render_vector(dense, as_base64=form.as_base64)
+        # int8 and uint8 of a vector have the same one.
+        scales = [each.scales for each in made if each.scales is not None]
+        if scales:
+            yield b',"scale":' + orjson.dumps(scales[0][()], option=OPTIONS)
+    if vectors.sparse is not None:
+        yield b',"sparse":'
+        yield orjson.dumps(sparse_as_json(vectors.sparse, as_indices=True), option=OPTIONS)
+    if colbert is not None:
+        yield b',"colbert":'
+        yield from render_matrix(colbert.values)
+        if colbert.scales is not None:
+            yield b',"colbert_scale":' + orjson.dumps(colbert.scales, option=OPTIONS)
+    if vectors.muvera is not None:
+        yield b',"muvera":' + orjson.dumps(vectors.muvera, option=OPTIONS)
+    yield b"}"
+
+
+def _render_vector(vector: QuantizedVectors, *, as_base64: bool) -> bytes:
+    return base64_of(vector.values) if as_base64 else orjson.dumps(vector.values, option=OPTIONS)
+
+
+EMBEDDINGS = Operation(OPENAI, _ENDPOINT, "input", OpenAIEmbeddingRequest, _embed)
+router.share(EMBEDDINGS, NATIVE_EMBEDDINGS.path)
+
+
+@router.get_and_head(
+    "/v1/models",
+    summary="The names of the models",
+    response_model=OpenAIModels,
+    responses=error_responses(401, model=OpenAIError),
+)
+@router.get_and_head("/models", include_in_schema=False)
+async def list_models(service: ServiceDep) -> Response:
+    """Hub ids, short names and aliases; every embedding model has one with `embed` in it."""
+    models = service.catalogue.models
+    data = [_describe(name, model, service) for model in models for name in model.names]
+    return JSONResponse({"object": "list", "data": data})
+
+
+@router.get_and_head(
+    "/v1/models/{model:path}",
+    summary="One of them",
+    response_model=OpenAIModel,
+    responses=error_responses(401, 404, model=OpenAIError),
+)
+async def show_model(model: str, service: ServiceDep) -> Response:
+    """The model with that name."""
+    return JSONResponse(_describe(model, service.catalogue.find(model), service))
+
+
+_COMMAND: dict[str, Any] = {
+    "response_model": OpenAIModel,
+    "responses": error_responses(401, 403, 404, 503, model=OpenAIError),
+}
+
+
+@router.post("/v1/models/{model:path}/load", summary="Load a model of MODELS now", **_COMMAND)
+async def load_model(model: str, request: Request, service: ServiceDep) -> Response:
+    """Load it, unless it is there, as its first request would; for the operator's token."""
+    key = _commanded(model, request, service)
+    await service.engine.load(key)
+    return JSONResponse(_describe(model, service.catalogue.find(model), service))
+
+
+@router.post("/v1/models/{model:path}/unload", summary="Unload a model of MODELS", **_COMMAND)
+async def unload_model(model: str, request: Request, service: ServiceDep) -> Response:
+    """Unload it after the requests that use it; the next one loads it; for the operator's token."""
+    key = _commanded(model, request, service)
+    await service.engine.unload(key)
+    return JSONResponse(_describe(model, service.catalogue.find(model), service))
+
+
+def _commanded(name: str, request: Request, service: Service) -> str:
+    """The engine's name of a model that the operator may load and unload by command.
+
+    Without a token anybody could take models away from others; with named ones, any client.
+    """
+    if context_of(request.scope).token_name not in {DEFAULT_NAME, OPERATOR_NAME}:
+        raise NotOperatorError(
+            f"only the operator loads and unloads models: send API_TOKEN, or the token that "
+            f"API_TOKENS_FILE names {OPERATOR_NAME}"
+        )
+    model = service.catalogue.find(name)
+    if model.key is None:
+        raise UnknownModelError(f"the model {model.name} is a default model, and always loaded")
+    return model.key
+
+
+def _describe(name: str, model: ServedModel, service: Service) -> dict[str, JsonValue]:
+    (status,) = (each for each in service.engine.statuses if each.name == model.name)
+    return {
+        "id": name,
+        "object": "model",
+        "created": service.catalogue.created,
+        "owned_by": "smart-embedder",
+        "task": status.task,
+        "state": status.state.value,
+        "token_budgets": dict(status.token_budgets),
+    }

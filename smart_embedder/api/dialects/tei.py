@@ -1,0 +1,554 @@
+"""text-embeddings-inference: every path, at the root and, for one model, below /models/{model}.
+
+Reranking at the root is /rerank, where a body is this dialect's by its field `texts`.
+"""
+
+import os
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from functools import partial
+from http import HTTPStatus
+from itertools import chain
+from typing import Any, TypeVar
+
+import numpy as np
+import orjson
+from fastapi import Request
+from starlette.responses import JSONResponse, Response
+
+from smart_embedder import __version__
+from smart_embedder.api.catalogue import Role, ServedModel
+from smart_embedder.api.context import RERANK, Dialect, Endpoint, ErrorFacts
+from smart_embedder.api.dialects import tei_schemas as schemas
+from smart_embedder.api.handler import (
+    Call,
+    Operation,
+    Router,
+    Service,
+    ServiceDep,
+    cancel_on_disconnect,
+    respond,
+)
+from smart_embedder.api.openapi import BEARER, describe_work, error_responses
+from smart_embedder.api.rendering import (
+    OPTIONS,
+    by_falling_score,
+    render_items,
+    render_list,
+    render_matrix,
+    text_as_json,
+)
+from smart_embedder.api.schemas import ForeignRequest, RequestModel, check_passages, check_texts
+from smart_embedder.api.work import Passages, classify, embed, embedder_of, rerank
+from smart_embedder.engine import ClassificationRequest
+from smart_embedder.engine.model import LoadedModels, Model
+from smart_embedder.engine.records import (
+    ClassificationResult,
+    EmbeddingResult,
+    FloatArray,
+    Outputs,
+    RerankResult,
+    SpecialToken,
+    TextEmbedding,
+    TokenSpans,
+)
+from smart_embedder.engine.requests.reranking import sigmoid
+from smart_embedder.engine.scheduling.admission import stop_if_given_up
+from smart_embedder.engine.scheduling.job import Purpose
+from smart_embedder.errors import InvalidRequestError, LoadingError, ModelNotLoadedError
+from smart_embedder.settings import Settings
+
+_ERROR_TYPES = {
+    "empty_input": "Empty",
+    "unauthorized": "Unauthorized",
+    "rate_limited": "Overloaded",
+    "queue_full": "Overloaded",
+    "loading": "Unhealthy",
+    "model_not_loaded": "Unhealthy",
+    "model_too_large": "Unhealthy",
+    "draining": "Unhealthy",
+    "unhealthy": "Unhealthy",
+}
+_STATUSES = {
+    "queue_full": 429,
+    "inference_failed": 424,
+    "out_of_memory": 424,
+    "reranker_disabled": 424,
+}
+
+
+def _error_body(error: ErrorFacts, _request_id: str) -> dict[str, Any]:
+    server_error = error.status >= HTTPStatus.INTERNAL_SERVER_ERROR
+    kind = "Backend" if server_error else "Validation"
+    return {"error": error.message, "error_type": _ERROR_TYPES.get(error.code, kind)}
+
+
+TEI = Dialect("text-embeddings-inference", _error_body, _STATUSES)
+_ROOT_TAG, _MODEL_TAG = TEI.name, f"{TEI.name}, one model"
+_TAGS = (
+    {
+        "name": _ROOT_TAG,
+        "description": "Of the default models. Reranking is at /rerank, told apart by `texts`.",
+    },
+    {"name": _MODEL_TAG, "description": "The same of one model."},
+)
+_BELOW_MODEL = "/models/{model:path}"
+_EMBED = Endpoint("/embed")
+
+router = Router(TEI, _TAGS, below=("/models/",))
+
+_TOKENS_PER_CHUNK = 4096
+# Of the answer, about: numbers of four digits and a word.
+_BYTES_PER_TOKEN = 64
+# Of a string with other letters than ASCII's in memory.
+_BYTES_PER_CHARACTER = 4
+_ADVICE = "send fewer texts or shorter ones"
+
+Result = TypeVar("Result")
+
+
+def _describe(summary: str, schema: type[RequestModel], response: Any) -> dict[str, Any]:
+    errors = describe_work(summary, schema, response, 404, 422, 424, error=schemas.TeiError)
+    return errors | {"dependencies": [BEARER]}
+
+
+def _operation(
+    endpoint: Endpoint,
+    schema: type[ForeignRequest],
+    response: Any,
+    *,
+    field: str = "inputs",
+    at_root: bool = True,
+) -> Callable[[Callable[[Any, Call], Awaitable[Response]]], Operation]:
+    """Register the function that answers a body of `schema`, described by its own docstring.
+
+    Its path is below /models/{model}, and at the root unless others share it there.
+    """
+
+    def register(work: Callable[[Any, Call], Awaitable[Response]]) -> Operation:
+        operation = Operation(TEI, endpoint, field, schema, work)
+        described = _describe(str(schema.__doc__).rstrip("."), schema, response)
+
+        async def answer(request: Request, service: ServiceDep) -> Response:
+            return await respond(request, service, operation)
+
+        prefixes = {_BELOW_MODEL: _MODEL_TAG} | ({"": _ROOT_TAG} if at_root else {})
+        for prefix, tag in prefixes.items():
+            path = prefix + endpoint.path
+            add = router.work(path, endpoint, tags=[tag], description=work.__doc__, **described)
+            add(answer)
+        return operation
+
+    return register
+
+
+_EMBED_TYPES = schemas.EmbedRequest, schemas.Vectors
+
+
+@router.work("/", _EMBED, tags=[_ROOT_TAG], **_describe("Embed texts", *_EMBED_TYPES))
+async def answer_at_root(request: Request, service: ServiceDep) -> Response:
+    """The same as /embed, for clients that know nothing but an address."""
+    return await respond(request, service, _embed)
+
+
+@router.work(
+    "/models/{model}",
+    _EMBED,
+    tags=[_MODEL_TAG],
+    **_describe("Do what the model is for", *_EMBED_TYPES),
+)
+async def answer_as_model(model: str, request: Request, service: ServiceDep) -> Response:
+    """The same as /embed, or for a reranker as /rerank, of the model with that name."""
+    reranks = service.catalogue.find(model).role is Role.RERANKER
+    return await respond(request, service, _rerank if reranks else _embed)
+
+
+@_operation(_EMBED, *_EMBED_TYPES)
+async def _embed(body: schemas.EmbedRequest, call: Call) -> Response:
+    """One dense vector for each text."""
+    result = await embed_dense(body, call)
+    response = await call.render(lambda: render_list(each.dense for each in result.embeddings))
+    return _with_headers(response, call, body.inputs, result)
+
+
+async def embed_dense(body: schemas.EmbedRequest, call: Call) -> EmbeddingResult:
+    """One dense vector for each text, of the model in the request's path or the default one."""
+    return await embed(
+        call,
+        body.inputs,
+        Outputs(dense=True),
+        field="inputs",
+        model=embedder_of(call),
+        options=body.options(body.dimensions),
+        normalize=body.normalize is not False,
+    )
+
+
+@_operation(Endpoint("/embed_all"), schemas.EmbedTokensRequest, schemas.TokenVectors)
+async def _embed_all(body: schemas.EmbedTokensRequest, call: Call) -> Response:
+    """The last hidden state of every token, those of special tokens included."""
+    outputs, model = Outputs(states=True), embedder_of(call)
+    result = await embed(
+        call, body.inputs, outputs, field="inputs", model=model, options=body.options()
+    )
+    response = await call.render(
+        lambda: render_items(render_matrix(each.states) for each in result.embeddings)
+    )
+    return _with_headers(response, call, body.inputs, result)
+
+
+@_operation(Endpoint("/embed_sparse"), schemas.EmbedTokensRequest, schemas.SparseVectors)
+async def _embed_sparse(body: schemas.EmbedTokensRequest, call: Call) -> Response:
+    """The lexical weights of each text, which only models of bge-m3's kind make."""
+    outputs, model = Outputs(sparse=True), embedder_of(call, Role.EMBEDDER)
+    result = await embed(
+        call, body.inputs, outputs, field="inputs", model=model, options=body.options()
+    )
+    response = await call.render(lambda: render_list(map(_weights, result.embeddings)))
+    return _with_headers(response, call, body.inputs, result)
+
+
+def _weights(embedding: TextEmbedding) -> list[dict[str, Any]]:
+    sparse = embedding.sparse
+    assert sparse is not None  # noqa: S101 - it was asked for
+    pairs = zip(sparse.indices.tolist(), sparse.values, strict=True)
+    return [{"index": index, "value": value} for index, value in pairs]
+
+
+@_operation(Endpoint("/similarity"), schemas.SimilarityRequest, schemas.Similarities)
+async def _similarity(body: schemas.SimilarityRequest, call: Call) -> Response:
+    """The cosine of each sentence's dense vector with that of the source sentence."""
+    source, sentences = body.inputs.source_sentence, body.inputs.sentences
+    parameters = body.parameters or schemas.SimilarityParameters()
+    texts = [source, *sentences]
+    result = await embed(
+        call,
+        texts if sentences else [],
+        Outputs(dense=True),
+        field="inputs",
+        model=embedder_of(call),
+        options=parameters.options(),
+    )
+
+    def render() -> list[bytes]:
+        vectors = np.array([each.dense for each in result.embeddings], dtype=np.float32)
+        return [orjson.dumps(vectors[1:] @ vectors[0], option=OPTIONS)]
+
+    return _with_headers(await call.render(render), call, texts, result)
+
+
+@_operation(RERANK, schemas.RerankTextsRequest, schemas.Ranks, field="texts", at_root=False)
+async def _rerank(body: schemas.RerankTextsRequest, call: Call) -> Response:
+    """At the root, /rerank takes the same body."""
+    passages = Passages(body.query, body.texts, "texts", body.truncation)
+    result = await rerank(call, passages, _reranker_of(call), raw=bool(body.raw_scores))
+    response = await call.render(lambda: render_list(_ranks(body, result)))
+    return _with_headers(response, call, [body.query, *body.texts], result)
+
+
+router.share(_rerank, RERANK.path, "/v1/rerank", "/v2/rerank")
+
+
+def _reranker_of(call: Call) -> ServedModel | None:
+    """The model in the request's path, or the default; `InvalidRequestError` for no reranker."""
+    catalogue, name = call.service.catalogue, call.request.path_params.get("model")
+    if name is None:
+        return catalogue.reranker(None)
+    model = catalogue.find(name)
+    if not catalogue.reranks(model):
+        raise InvalidRequestError(f"the model {model.name} is no reranker")
+    return model
+
+
+def _ranks(body: schemas.RerankTextsRequest, result: RerankResult) -> Iterator[dict[str, Any]]:
+    for index, score in by_falling_score(result.scores):
+        item: dict[str, Any] = {"index": index, "score": score}
+        if body.return_text:
+            item["text"] = text_as_json(body.texts[index])
+        yield item
+
+
+def _with_headers(
+    response: Response,
+    call: Call,
+    texts: list[str],
+    result: EmbeddingResult | RerankResult | ClassificationResult,
+) -> Response:
+    """TEI's headers: what was computed, and how many milliseconds each stage took."""
+    models = call.service.engine.models
+    on_gpu = models is not None and models.device.gpu_available
+    timings = result.timings
+    milliseconds = {
+        "x-compute-time": timings.total,
+        "x-total-time": timings.total,
+        "x-tokenization-time": timings.tokenize,
+        "x-queue-time": timings.queue,
+        "x-inference-time": timings.inference,
+    }
+    response.headers.update(
+        {
+            "x-compute-type": "gpu" if on_gpu else "cpu",
+            "x-compute-characters": str(sum(map(len, texts))),
+            "x-compute-tokens": str(result.tokens),
+        }
+        | {name: str(round(1000 * seconds)) for name, seconds in milliseconds.items()}
+    )
+    return response
+
+
+@_operation(Endpoint("/tokenize"), schemas.TokenizeRequest, schemas.Tokens)
+async def _tokenize(body: schemas.TokenizeRequest, call: Call) -> Response:
+    """The tokens that the model reads of each text, none of which is cut."""
+    check_texts(body.inputs, "inputs", call.service.settings)
+    model = _model_of(call)
+    answer = call.context.answer
+
+    def needed(tokens: int) -> tuple[int, str, str]:
+        return _BYTES_PER_TOKEN * tokens, f"{tokens} tokens of these texts", _ADVICE
+
+    def split(models: LoadedModels) -> tuple[Model, list[str], list[list[TokenSpans]], int]:
+        tokenizer = _loaded(model, models)
+        prompt = _prompt(tokenizer, body.prompt_name)
+        texts = [prompt + text for text in body.inputs]
+        spans: list[list[TokenSpans]] = [[] for _ in texts]
+        tokens = 0
+        for text, own in zip(texts, spans, strict=True):
+            for part in tokenizer.token_spans(text):
+                tokens += len(part.ids)
+                answer.check(*needed(tokens))
+                own.append(part)
+        return tokenizer, texts, spans, tokens
+
+    tokenizer, texts, spans, tokens = await _on_tokenizer_thread(call, split, body.inputs, model)
+    answer.need(*needed(tokens))
+    frame = tokenizer.special_tokens if body.add_special_tokens is not False else ([], [])
+    return await call.render(partial(_render_tokens, texts, spans, frame))
+
+
+def _model_of(call: Call) -> ServedModel:
+    """The model in the request's path, or the one that makes dense vectors."""
+    name = call.request.path_params.get("model")
+    catalogue = call.service.catalogue
+    return catalogue.embedder(None) if name is None else catalogue.find(name)
+
+
+async def _on_tokenizer_thread(
+    call: Call, work: Callable[[LoadedModels], Result], texts: list[str], model: ServedModel
+) -> Result:
+    """The result of `work` on `texts`, which is given up where the client leaves."""
+    run = call.service.engine.run_tokenizer(
+        work, texts, client=call.context.client, model=model.key
+    )
+    return await cancel_on_disconnect(call.request, run)
+
+
+def _loaded(model: ServedModel, models: LoadedModels) -> Model:
+    """The loaded model behind one that is served."""
+    of_role = {
+        Role.EMBEDDER: models.embedder,
+        Role.DENSE: models.dense,
+        Role.RERANKER: models.reranker,
+    }
+    found = of_role[model.role]
+    assert found is not None  # noqa: S101 - what is served is loaded
+    return found
+
+
+def _prompt(model: Model, name: str | None) -> str:
+    if name is None:
+        return ""
+    prompts: Mapping[str, str] = getattr(model, "prompts", {})
+    if name not in prompts:
+        raise InvalidRequestError(
+            f"the field prompt_name is unknown to {model.name}: it has "
+            f"{', '.join(prompts) or 'no prompts'}"
+        )
+    return prompts[name]
+
+
+def _render_tokens(
+    texts: list[str],
+    spans: list[list[TokenSpans]],
+    frame: tuple[list[SpecialToken], list[SpecialToken]],
+) -> Iterator[bytes]:
+    before, after = (list(map(_special, tokens)) for tokens in frame)
+    return render_items(
+        render_items(
+            (orjson.dumps(items)[1:-1],)
+            for items in chain([before], _plain(text, parts), [after])
+            if items
+        )
+        for text, parts in zip(texts, spans, strict=True)
+    )
+
+
+def _special(token: SpecialToken) -> dict[str, Any]:
+    return {"id": token.id, "text": token.string, "special": True, "start": None, "stop": None}
+
+
+def _plain(text: str, parts: list[TokenSpans]) -> Iterator[list[dict[str, Any]]]:
+    pieces = (
+        (tokens, slice(begin, begin + _TOKENS_PER_CHUNK))
+        for tokens in parts
+        for begin in range(0, len(tokens.ids), _TOKENS_PER_CHUNK)
+    )
+    for tokens, part in pieces:
+        ids, starts, stops = (
+            each[part].tolist() for each in (tokens.ids, tokens.starts, tokens.stops)
+        )
+        yield [
+            {"id": id_, "text": text[start:stop], "special": False, "start": start, "stop": stop}
+            for id_, start, stop in zip(ids, starts, stops, strict=True)
+        ]
+
+
+@_operation(Endpoint("/decode"), schemas.DecodeRequest, schemas.Texts, field="ids")
+async def _decode(body: schemas.DecodeRequest, call: Call) -> Response:
+    """The text of each list of the model's own token ids."""
+    check_texts(body.ids, "ids", call.service.settings)
+    model, skip = _model_of(call), body.skip_special_tokens is not False
+    answer = call.context.answer
+
+    def decode(models: LoadedModels) -> tuple[list[str], int]:
+        tokenizer = _loaded(model, models)
+        texts: list[str] = []
+        size = 0
+        for ids in body.ids:
+            stop_if_given_up()
+            texts.append(tokenizer.decode(ids, skip_special_tokens=skip))
+            size += _BYTES_PER_CHARACTER * len(texts[-1])
+            answer.check(size, f"{len(texts)} of these texts", _ADVICE)
+        return texts, size
+
+    texts, size = await _on_tokenizer_thread(call, decode, [], model)
+    answer.need(size, "these texts", _ADVICE)
+    return await call.render(partial(render_list, texts))
+
+
+@_operation(Endpoint("/predict", Purpose.RERANKING), schemas.PredictRequest, schemas.Predictions)
+async def _predict(body: schemas.PredictRequest, call: Call) -> Response:
+    """The labels of each text, or pair of texts, by falling probability."""
+    pairs = body.pairs
+    check_passages([], pairs, "inputs", call.service.settings)
+    request = ClassificationRequest(pairs, truncation=body.truncation)
+    result = await classify(call, request, _reranker_of(call))
+
+    def render() -> Iterator[bytes]:
+        predictions = _predictions(body, result)
+        return render_list(next(predictions) if body.is_single else predictions)
+
+    return _with_headers(await call.render(render), call, request.texts, result)
+
+
+def _predictions(
+    body: schemas.PredictRequest, result: ClassificationResult
+) -> Iterator[list[dict[str, Any]]]:
+    for logits in result.logits:
+        scores = logits.tolist() if body.raw_scores else _probabilities(logits)
+        ranked = by_falling_score(scores)
+        yield [{"score": score, "label": result.labels[label]} for label, score in ranked]
+
+
+def _probabilities(logits: FloatArray) -> list[float]:
+    """The sigmoid of one label's logit, the softmax of several."""
+    if len(logits) == 1:
+        return sigmoid(logits.tolist())
+    powers = np.exp(logits - logits.max())
+    return (powers / powers.sum()).tolist()  # type: ignore[no-any-return]
+
+
+_ONE_LABEL = ("LABEL_0",)
+
+_INFO: dict[str, Any] = {
+    "summary": "What is served",
+    "response_model": schemas.Info,
+    "responses": error_responses(401, 404, 503, model=schemas.TeiError),
+    "dependencies": [BEARER],
+}
+_PING: dict[str, Any] = {
+    "summary": "Can this service answer?",
+    "response_class": Response,
+    "responses": error_responses(503, model=schemas.TeiError),
+}
+
+
+@router.get_and_head("/info", tags=[_ROOT_TAG], **_INFO)
+async def info(service: ServiceDep) -> Response:
+    """The model that makes dense vectors, and the limits of this service."""
+    return _describe_model(service, service.catalogue.embedder(None))
+
+
+@router.get_and_head(f"{_BELOW_MODEL}/info", tags=[_MODEL_TAG], **_INFO)
+async def info_of_model(model: str, service: ServiceDep) -> Response:
+    """One model and its kind, and the limits of this service."""
+    return _describe_model(service, service.catalogue.find(model))
+
+
+@router.health_check("/ping", tags=[_ROOT_TAG], **_PING)
+async def ping(service: ServiceDep) -> Response:
+    """200 once the models are warm, else 503."""
+    return _status(service)
+
+
+@router.health_check(
+    f"{_BELOW_MODEL}/health",
+    tags=[_MODEL_TAG],
+    summary="Can this service answer?",
+    response_class=Response,
+    responses=error_responses(404, 503, model=schemas.TeiError),
+)
+@router.health_check(f"{_BELOW_MODEL}/ping", include_in_schema=False)
+async def ping_model(model: str, service: ServiceDep) -> Response:
+    """The same, of one model."""
+    service.catalogue.find(model)
+    return _status(service)
+
+
+def _status(service: Service) -> Response:
+    status, reason = service.status
+    if status == "healthy":
+        return Response(status_code=200)
+    return JSONResponse({"error": f"{status}: {reason}", "error_type": "Unhealthy"}, 503)
+
+
+def _describe_model(service: Service, model: ServedModel) -> Response:
+    settings, models = service.settings, service.engine.loaded(model.key)
+    if models is None and model.further and service.engine.models is not None:
+        raise ModelNotLoadedError(
+            f"the model {model.name} is not loaded now: the next request for vectors or scores of "
+            "it loads it"
+        )
+    if models is None:
+        raise LoadingError("the models are still being loaded", retry_after=5)
+    return JSONResponse(
+        {
+            "model_id": model.name,
+            "model_sha": model.revision,
+            "model_dtype": models.dtype_of(_loaded(model, models)),
+            "served_model_name": model.name,
+            "model_type": _kind(model, models),
+            "max_concurrent_requests": settings.max_queue_size,
+            "max_input_length": _loaded(model, models).max_length,
+            "max_batch_tokens": models.max_batch_tokens,
+            "max_batch_requests": settings.max_requests_in_batch,
+            "max_client_batch_size": settings.max_sentences_per_request,
+            "auto_truncate": False,
+            "tokenization_workers": _workers(settings),
+            "version": __version__,
+        }
+    )
+
+
+def _kind(model: ServedModel, models: LoadedModels) -> dict[str, Any]:
+    if model.role is Role.RERANKER:
+        labels = getattr(models.reranker, "labels", _ONE_LABEL)
+        kind = "reranker" if len(labels) == 1 else "classifier"
+        named = {str(index): label for index, label in enumerate(labels)}
+        ids = {label: index for index, label in enumerate(labels)}
+        return {kind: {"id2label": named, "label2id": ids}}
+    embedder = models.embedder if model.role is Role.EMBEDDER else models.dense_model
+    return {"embedding": {"pooling": embedder.pooling}}
+
+
+def _workers(settings: Settings) -> int:
+    threads = settings.tokenizer_threads
+    return (os.cpu_count() or 1) if threads == "auto" else threads

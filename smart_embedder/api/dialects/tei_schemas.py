@@ -1,0 +1,300 @@
+"""The bodies of text-embeddings-inference's API."""
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    FailFast,
+    Field,
+    JsonValue,
+    RootModel,
+    WithJsonSchema,
+)
+from pydantic_core import PydanticCustomError
+
+from smart_embedder.api.dialects.fields import AnyCase, Refused, TextsOrText, unless
+from smart_embedder.api.schemas import ForeignRequest
+from smart_embedder.engine import EmbeddingOptions, TruncationOptions
+
+_EXAMPLE: dict[str, JsonValue] = {"inputs": ["What is hybrid search?"]}
+_PAIR: dict[str, JsonValue] = {
+    "query": "What is hybrid search?",
+    "texts": ["A recipe for bread.", "It joins two rankings."],
+}
+_SIMILAR: dict[str, JsonValue] = {
+    "inputs": {
+        "source_sentence": "What is hybrid search?",
+        "sentences": ["A recipe for bread.", "It joins two rankings."],
+    }
+}
+_IDS: dict[str, JsonValue] = {"ids": [101, 2054]}
+_CLASSIFIED: dict[str, JsonValue] = {"inputs": ["It rains.", "The ground is wet."]}
+
+
+_Direction = Annotated[
+    Literal["left", "right"] | None,
+    AnyCase(str.lower),
+    Field(description="Which end is cut, Left or Right; Right by default."),
+]
+_PromptName = Annotated[
+    str | None, Field(description="A prompt of the model's sentence-transformers configuration.")
+]
+_TokenId = Annotated[int, Field(ge=0, lt=2**32)]
+
+
+class _Reading(ForeignRequest):
+    """How texts are read."""
+
+    aliases = dict.fromkeys(("input", "text", "sentences"), "inputs")
+
+    truncate: Annotated[
+        bool | None, Field(description="Cut a text that is too long; else it is an error.")
+    ] = None
+    truncation_direction: _Direction = None
+
+    @property
+    def truncation(self) -> TruncationOptions:
+        """These fields as the engine's options."""
+        return TruncationOptions(bool(self.truncate), self.truncation_direction or "right")
+
+
+class _Prompted(_Reading):
+    """How texts to embed are read."""
+
+    prompt_name: _PromptName = None
+
+    def options(self, dimensions: int | None = None) -> EmbeddingOptions:
+        """These fields as the engine's options."""
+        return EmbeddingOptions(
+            self.truncation, prompt_name=self.prompt_name, dimensions=dimensions
+        )
+
+
+class EmbedRequest(_Prompted):
+    """Embed texts."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [_EXAMPLE]})
+    example = _EXAMPLE
+
+    inputs: TextsOrText
+    normalize: Annotated[bool | None, Field(description="To unit length, as by default.")] = None
+    dimensions: Annotated[int | None, Field(ge=1, description="Fewer, if the model can.")] = None
+
+
+class EmbedTokensRequest(_Prompted):
+    """Embed the tokens of texts."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [_EXAMPLE]})
+    example = _EXAMPLE
+
+    inputs: TextsOrText
+
+
+class SimilarityInputs(ForeignRequest):
+    """A sentence, and those that it is compared with."""
+
+    example: ClassVar[dict[str, JsonValue]] = {"source_sentence": "a", "sentences": ["b"]}
+
+    source_sentence: str
+    sentences: Annotated[list[str], FailFast()]
+
+
+class SimilarityParameters(_Prompted):
+    """How the sentences are read."""
+
+    example: ClassVar[dict[str, JsonValue]] = {"truncate": True}
+
+
+class SimilarityRequest(ForeignRequest):
+    """Compare sentences."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [_SIMILAR]})
+    example = _SIMILAR
+
+    inputs: SimilarityInputs
+    parameters: SimilarityParameters | None = None
+
+
+class RerankTextsRequest(_Reading):
+    """Order texts by relevance."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [_PAIR]})
+    example = _PAIR
+
+    query: Annotated[str, Field(json_schema_extra={"minLength": 1, "pattern": r"\S"})]
+    texts: Annotated[list[str], FailFast()]
+    raw_scores: Annotated[bool | None, Field(description="The model's own scores.")] = None
+    return_text: Annotated[bool | None, Field(description="Repeat the texts.")] = None
+
+
+def _is_input(value: Any) -> bool:
+    """Whether it is a list of one text or two."""
+    return (
+        isinstance(value, list)
+        and 1 <= len(value) <= 2  # noqa: PLR2004
+        and all(isinstance(each, str) for each in value)
+    )
+
+
+def _require_inputs(value: Any) -> Any:
+    many = isinstance(value, list) and all(map(_is_input, value))
+    if not (many or isinstance(value, str) or _is_input(value)):
+        raise PydanticCustomError(
+            "inputs", "send a text, a pair of texts, or a list of lists of one text or two"
+        )
+    return value
+
+
+_PAIR_SCHEMA = {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": 2}
+_INPUTS = {
+    "anyOf": [{"type": "string"}, _PAIR_SCHEMA, {"type": "array", "items": _PAIR_SCHEMA}],
+    "description": "A text, a pair of texts, or a list of lists of one text or two.",
+}
+
+
+class PredictRequest(_Reading):
+    """Classify texts, or pairs of them."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [_CLASSIFIED]})
+    example = _CLASSIFIED
+
+    inputs: Annotated[Any, BeforeValidator(_require_inputs), WithJsonSchema(_INPUTS)]
+    raw_scores: Annotated[bool | None, Field(description="The model's logits.")] = None
+    # Those of Hugging Face's client, which TEI does not have: raw_scores is the one that it does.
+    parameters: Annotated[Refused, unless()] = None
+
+    @property
+    def is_single(self) -> bool:
+        """Whether one text or one pair was sent, and not a list of them."""
+        return isinstance(self.inputs, str) or _is_input(self.inputs)
+
+    @property
+    def pairs(self) -> list[tuple[str, str | None]]:
+        """Every text, with the one that it is classified together with."""
+        if isinstance(self.inputs, str):
+            return [(self.inputs, None)]
+        lists = [self.inputs] if self.is_single else self.inputs
+        return [(first, *second) if second else (first, None) for first, *second in lists]
+
+
+class TokenizeRequest(ForeignRequest):
+    """Tokenise texts."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [_EXAMPLE]})
+    example = _EXAMPLE
+
+    inputs: TextsOrText
+    add_special_tokens: bool | None = None
+    prompt_name: _PromptName = None
+
+
+def _as_lists(value: Any) -> Any:
+    """A list of lists for one list of ids."""
+    if isinstance(value, list) and value and not isinstance(value[0], list):
+        return [value]
+    return value
+
+
+class DecodeRequest(ForeignRequest):
+    """Turn token ids into texts."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [_IDS]})
+    example = _IDS
+
+    ids: Annotated[
+        list[Annotated[list[_TokenId], FailFast()]], FailFast(), BeforeValidator(_as_lists)
+    ]
+    skip_special_tokens: bool | None = None
+
+
+class Vectors(RootModel[list[list[float]]]):
+    """One vector for each text."""
+
+
+class TokenVectors(RootModel[list[list[list[float]]]]):
+    """One vector for each token of each text."""
+
+
+class SparseValue(BaseModel):
+    """The weight of one token."""
+
+    index: int
+    value: float
+
+
+class SparseVectors(RootModel[list[list[SparseValue]]]):
+    """The weights of each text."""
+
+
+class Similarities(RootModel[list[float]]):
+    """The cosine of each sentence with the source."""
+
+
+class Rank(BaseModel):
+    """One text and its score."""
+
+    index: int
+    score: float
+    text: str | None = None
+
+
+class Ranks(RootModel[list[Rank]]):
+    """The texts by falling score."""
+
+
+class Prediction(BaseModel):
+    """One label and its score."""
+
+    score: float
+    label: str
+
+
+class Predictions(RootModel[list[Prediction] | list[list[Prediction]]]):
+    """The labels by falling score; a list of them for each of several inputs."""
+
+
+class Token(BaseModel):
+    """One token, and the characters of the text that it stands for."""
+
+    id: int
+    text: str
+    special: bool
+    start: int | None
+    stop: int | None
+
+
+class Tokens(RootModel[list[list[Token]]]):
+    """The tokens of each text."""
+
+
+class Texts(RootModel[list[str]]):
+    """One text for each list of ids."""
+
+
+class Info(BaseModel):
+    """A model and the limits of its service."""
+
+    model_id: str
+    model_sha: str | None
+    model_dtype: str
+    served_model_name: str
+    model_type: dict[str, dict[str, Any]]
+    max_concurrent_requests: int
+    max_input_length: int
+    max_batch_tokens: int
+    max_batch_requests: int | None
+    max_client_batch_size: int
+    auto_truncate: bool
+    tokenization_workers: int
+    version: str
+
+
+class TeiError(BaseModel):
+    """text-embeddings-inference's shape of an error."""
+
+    error: str
+    error_type: Literal[
+        "Unhealthy", "Backend", "Overloaded", "Validation", "Tokenizer", "Empty", "Unauthorized"
+    ]

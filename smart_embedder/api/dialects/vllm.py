@@ -1,0 +1,166 @@
+"""vLLM's scores of pairs of texts."""
+
+import time
+from collections.abc import Iterator
+from functools import partial
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import orjson
+from fastapi import Request
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from starlette.responses import Response
+
+from smart_embedder.api.answers import Usage
+from smart_embedder.api.context import Dialect, Endpoint, ErrorFacts
+from smart_embedder.api.dialects import openai
+from smart_embedder.api.dialects.fields import (
+    Refused,
+    TextsOrText,
+    Truncate,
+    TruncationSide,
+    truncation_of,
+    unless,
+    value_of,
+)
+from smart_embedder.api.errors import NO_422
+from smart_embedder.api.handler import Call, Operation, Router, ServiceDep, respond
+from smart_embedder.api.openapi import BEARER, describe_work
+from smart_embedder.api.rendering import OPTIONS, usage_as_json
+from smart_embedder.api.schemas import ForeignRequest
+from smart_embedder.api.work import Passages, rerank
+from smart_embedder.engine.records import RerankResult
+from smart_embedder.engine.scheduling.job import Purpose
+from smart_embedder.errors import EmptyInputError, InvalidRequestError
+
+_EXAMPLE: dict[str, JsonValue] = {
+    "text_1": "What is hybrid search?",
+    "text_2": ["A recipe for bread.", "It joins two rankings."],
+}
+
+
+class ScoreRequest(ForeignRequest):
+    """One text and those to compare it with, or two lists of equal length."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [_EXAMPLE]})
+    example = _EXAMPLE
+    aliases = dict.fromkeys(("queries", "query", "data_1"), "text_1") | dict.fromkeys(
+        ("documents", "items", "data_2"), "text_2"
+    )
+
+    text_1: TextsOrText
+    text_2: TextsOrText
+    model: Annotated[str | None, Field(description="Any name of the reranker.")] = None
+    use_activation: Annotated[
+        bool | None, Field(description="False gives the model's raw scores.")
+    ] = None
+    activation: Annotated[bool | None, Field(description="Its older name.")] = None
+    instruction: Annotated[
+        str | None, Field(description="The task, for Qwen3-Reranker: an extension.")
+    ] = None
+    truncate: Truncate = None
+    truncation_side: TruncationSide = None
+    truncate_prompt_tokens: Annotated[Refused, unless(-1)] = None
+    max_tokens_per_query: Annotated[Refused, unless()] = None
+    max_tokens_per_doc: Annotated[
+        int | None, Field(ge=1, description="The most tokens of text_2 that are read.")
+    ] = None
+    add_special_tokens: Annotated[Refused, unless(True)] = None
+    padding: Annotated[Refused, unless("do_not_pad")] = None
+    chat_template: Annotated[Refused, unless()] = None
+    chat_template_kwargs: Annotated[Refused, unless()] = None
+
+
+class PairScore(BaseModel):
+    """The score of one pair."""
+
+    index: int
+    object: Literal["score"]
+    score: float
+
+
+class ScoreResponse(BaseModel):
+    """A score from 0 to 1 for each pair, in the order of the request."""
+
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[PairScore]
+    usage: Usage
+
+
+class VllmError(BaseModel):
+    """vLLM's shape of an error: the newer one in `error`, and the older one."""
+
+    error: dict[str, Any]
+    object: Literal["error"]
+    message: str
+    type: str
+    param: str | None
+    code: int
+
+
+def _error_body(error: ErrorFacts, _request_id: str) -> dict[str, Any]:
+    details = openai.error_details(error) | {"code": NO_422.get(error.code, error.status)}
+    return {"error": details, "object": "error"} | details
+
+
+VLLM = Dialect("vLLM", _error_body, NO_422)
+_ENDPOINT = Endpoint("/score", Purpose.RERANKING)
+
+router = Router(VLLM, tags=["Cohere, Jina, vLLM"], dependencies=[BEARER])
+
+_DESCRIPTION = describe_work(
+    "Score pairs of texts", ScoreRequest, ScoreResponse, 404, error=VllmError
+)
+
+
+@router.work("/v1/score", _ENDPOINT, **_DESCRIPTION)
+@router.work("/score", _ENDPOINT, **_DESCRIPTION)
+async def create_scores(request: Request, service: ServiceDep) -> Response:
+    """How relevant each of `text_2` is to `text_1`, or to the one in its place."""
+    return await respond(request, service, _SCORE)
+
+
+async def _score(body: ScoreRequest, call: Call) -> Response:
+    model = call.service.catalogue.reranker(body.model)
+    _check(body)
+    queries = body.text_1 if len(body.text_1) > 1 else body.text_1[0]
+    truncation = truncation_of(body.truncate, body.truncation_side, body.max_tokens_per_doc)
+    passages = Passages(queries, body.text_2, "text_2", truncation)
+    raw = value_of(body, "use_activation", "activation") is False
+    result = await rerank(call, passages, model, instruction=body.instruction, raw=raw)
+    name = "" if model is None else model.name
+    render = partial(_render, result, name, call.context.request_id)
+    return await call.render(render)
+
+
+def _check(body: ScoreRequest) -> None:
+    """Raise an error for texts that form no pairs."""
+    if not body.text_1:
+        raise EmptyInputError("the list text_1 is empty: send at least one text")
+    if len(body.text_1) not in {1, len(body.text_2)}:
+        raise InvalidRequestError(
+            f"text_1 holds {len(body.text_1)} texts and text_2 {len(body.text_2)}: send one in "
+            "text_1, or as many as in text_2"
+        )
+
+
+def _render(result: RerankResult, model: str, request_id: str) -> Iterator[bytes]:
+    data = [
+        {"index": index, "object": "score", "score": score}
+        for index, score in enumerate(np.array(result.scores, dtype=np.float32))
+    ]
+    answer = {
+        "id": request_id,
+        "object": "list",
+        "created": int(time.time()),
+        "model": model,
+        "data": data,
+        "usage": usage_as_json(result.tokens),
+    }
+    yield orjson.dumps(answer, option=OPTIONS)
+
+
+_SCORE = Operation(VLLM, _ENDPOINT, "text_1", ScoreRequest, _score)

@@ -1,0 +1,139 @@
+"""/docs and /redoc without the internet: their scripts come from the package fastapi-offline."""
+
+import re
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from hashlib import sha256
+from http import HTTPStatus
+from importlib.util import find_spec
+from pathlib import Path
+
+from fastapi import FastAPI, Request
+from fastapi.openapi.docs import get_redoc_html, get_swagger_ui_html
+from starlette.exceptions import HTTPException
+from starlette.responses import HTMLResponse, Response
+from starlette.staticfiles import StaticFiles
+
+from smart_embedder.api.context import context_of
+
+_STATIC = "static/docs"
+_OPENAPI = "openapi.json"
+
+Page = Callable[[Request], Coroutine[None, None, HTMLResponse]]
+
+
+def install_docs(app: FastAPI) -> None:
+    """Serve the pages and everything that they load from this process.
+
+    All links are relative, because a proxy may serve them below a path of its own.
+    """
+    app.mount(f"/{_STATIC}", StaticFiles(directory=_assets()), name="docs-assets")
+    pages = {"/docs": _swagger_page(app), "/redoc": _redoc_page(app)}
+    for path, page in pages.items():
+        app.add_api_route(path, page, methods=["GET", "HEAD"], include_in_schema=False)
+
+
+def _assets() -> Path:
+    spec = find_spec("fastapi_offline")
+    if spec is None or spec.origin is None:
+        raise ModuleNotFoundError("fastapi-offline is not installed")
+    return Path(spec.origin).parent / "static"
+
+
+def _swagger_page(app: FastAPI) -> Page:
+    async def serve(request: Request) -> HTMLResponse:
+        up = context_of(request.scope).way_up
+        return get_swagger_ui_html(
+            openapi_url=f"{up}{_OPENAPI}",
+            title=f"{app.title} API",
+            swagger_js_url=f"{up}{_STATIC}/swagger-ui-bundle.js",
+            swagger_css_url=f"{up}{_STATIC}/swagger-ui.css",
+            swagger_favicon_url=f"{up}{_STATIC}/favicon.png",
+            # Only the groups are open, because there are many operations.
+            swagger_ui_parameters={"docExpansion": "none"},
+        )
+
+    return serve
+
+
+def _redoc_page(app: FastAPI) -> Page:
+    async def serve(request: Request) -> HTMLResponse:
+        up = context_of(request.scope).way_up
+        return get_redoc_html(
+            openapi_url=f"{up}{_OPENAPI}",
+            title=f"{app.title} API",
+            redoc_js_url=f"{up}{_STATIC}/redoc.standalone.js",
+            redoc_favicon_url=f"{up}{_STATIC}/favicon.png",
+            with_google_fonts=False,
+        )
+
+    return serve
+
+
+UI_PATH = "/ui"
+_FOLDER = Path(__file__).resolve().parents[2] / "ui"
+_INDEX = "index.html"
+_MEDIA_TYPES = {
+    ".html": "text/html",
+    ".css": "text/css",
+    ".js": "text/javascript",
+    ".svg": "image/svg+xml",
+}
+# Nothing from elsewhere, nothing inline, no frame around it.
+_CONTENT_SECURITY_POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        *(f"{kind}-src 'self'" for kind in ("script", "style", "connect", "img", "font", "worker")),
+        *(f"{what} 'none'" for what in ("frame-ancestors", "base-uri", "form-action")),
+    )
+)
+_HEADERS = {
+    "Cache-Control": "no-cache",  # A browser keeps the files, and asks whether they changed.
+    "Content-Security-Policy": _CONTENT_SECURITY_POLICY,
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    content: bytes
+    media_type: str
+    etag: str
+
+
+def install_ui(app: FastAPI) -> None:
+    """Serve the page at /ui, and its files below."""
+    files = _read_files()
+    # For /ui/, whose relative links begin a level deeper.
+    deeper = _file_of(
+        re.sub(rb'(href|src)="(?=ui|docs)', rb'\1="../', files[_INDEX].content), _INDEX
+    )
+
+    async def serve(request: Request) -> Response:
+        name = request.path_params.get("name", _INDEX)
+        is_deeper = name == _INDEX and context_of(request.scope).way_up
+        file = deeper if is_deeper else files.get(name)
+        if file is None:
+            raise HTTPException(HTTPStatus.NOT_FOUND)
+        headers = _HEADERS | {"ETag": file.etag}
+        if file.etag in request.headers.get("if-none-match", ""):
+            return Response(status_code=HTTPStatus.NOT_MODIFIED, headers=headers)
+        return Response(file.content, headers=headers, media_type=file.media_type)
+
+    for path in (UI_PATH, f"{UI_PATH}/{{name:path}}"):
+        app.add_api_route(path, serve, methods=["GET", "HEAD"], include_in_schema=False)
+
+
+def _read_files() -> dict[str, _File]:
+    return {
+        path.relative_to(_FOLDER).as_posix(): _file_of(path.read_bytes(), path.name)
+        for path in _FOLDER.rglob("*")
+        if path.suffix in _MEDIA_TYPES
+    }
+
+
+def _file_of(content: bytes, name: str) -> _File:
+    digest = sha256(content).hexdigest()
+    return _File(content, _MEDIA_TYPES[Path(name).suffix], f'"{digest[:32]}"')

@@ -1,0 +1,161 @@
+"""POST /embeddings/stream: a text in each line of the body, a record for each in the answer.
+
+The options are those of /embeddings/, in the query.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from urllib.parse import parse_qsl
+
+from fastapi import Request
+from starlette.datastructures import Headers
+from starlette.responses import Response
+
+from smart_embedder.api.body import check_encoding, content_type_of, validate
+from smart_embedder.api.context import EMBEDDING_STREAM, context_of
+from smart_embedder.api.formats.records import (
+    ARROW,
+    NDJSON,
+    WRITERS,
+    RecordOptions,
+    RecordWriter,
+    media_type_of,
+)
+from smart_embedder.api.formats.vectors import ModelNames, VectorOptions
+from smart_embedder.api.handler import Call, Router, ServiceDep, urgency_of
+from smart_embedder.api.negotiation import encoding_of
+from smart_embedder.api.openapi import BEARER, describe_stream, error_responses
+from smart_embedder.api.schemas import EmbeddingFields
+from smart_embedder.api.stream.answer import (
+    PIECES,
+    PieceEmbedder,
+    PieceSize,
+    StreamPlan,
+    StreamResponse,
+)
+from smart_embedder.api.stream.arrow_lines import ArrowReader
+from smart_embedder.api.stream.lines import LineReader, NdjsonReader, StreamLine
+from smart_embedder.api.work import (
+    EmbeddingWork,
+    as_asked_for,
+    check_numbers,
+    key_of,
+    model_names,
+    vector_options,
+)
+from smart_embedder.engine.checks import check_options, find_prompt
+from smart_embedder.engine.model import LoadedModels
+from smart_embedder.engine.requests.embedding import vector_bytes
+from smart_embedder.errors import InvalidRequestError, UnsupportedMediaError
+
+BULK_URGENCY = 7
+_MAX_LINES = 512
+_MAX_OPTIONS = 100
+
+_READERS: Mapping[str, Callable[[int], LineReader]] = {
+    NDJSON: NdjsonReader,
+    ARROW: ArrowReader,
+    "application/ndjson": NdjsonReader,
+    "application/jsonl": NdjsonReader,
+    "application/x-jsonlines": NdjsonReader,
+}
+
+router = Router(tags=["embeddings"], dependencies=[BEARER])
+
+
+@router.work(
+    EMBEDDING_STREAM.path,
+    EMBEDDING_STREAM,
+    summary="Embed a stream of texts",
+    response_class=Response,
+    responses=error_responses(400, 401, 403, 404, 408, 413, 415, 422, 429, 500, 503),
+    openapi_extra=describe_stream(EmbeddingFields, StreamLine, [NDJSON, ARROW], [*WRITERS]),
+)
+async def stream_embeddings(request: Request, service: ServiceDep) -> Response:
+    """A record for each line, in order and as soon as it is ready.
+
+    The body may be as long as it likes: it is read as fast as its vectors are computed and taken.
+    A bad line is answered with an error in its place, and the rest goes on.
+    """
+    fields = _options(context_of(request.scope).query)
+    lines = _READERS[_media_type(request.headers)](service.settings.max_body_bytes)
+    media_type = media_type_of(request, tuple(WRITERS))
+    model = service.catalogue.embedder(fields.model) if fields.model else None
+    # Only while the stream is set up: each piece leases the model by itself.
+    async with service.engine.lease(key_of(model)) as loaded:
+        models = as_asked_for(loaded, model) or loaded
+    vectors = vector_options(fields, models)
+    check_numbers(fields, media_type, [each for each in WRITERS if each != NDJSON])
+    check_options(models, vectors.needed, fields.options)
+    find_prompt(models, vectors.needed, fields.options)
+    call = Call(request, service)
+    work = EmbeddingWork(vectors.needed, model, fields.options, fields.normalize)
+    urgency = urgency_of(request, BULK_URGENCY)
+    of_token = vector_bytes(models.embedder, replace(vectors.needed, dense=False), [1])
+    tokens = call.context.answer.allowed // PIECES // of_token
+    records = _record_options(fields, vectors, model_names(service.settings, model), models)
+    plan = StreamPlan(
+        lines,
+        PieceEmbedder(
+            service,
+            call.context.client,
+            lambda texts, answer: work.run(texts, call, urgency, answer),
+        ),
+        vectors,
+        partial(_writer, media_type, records, lines),
+        max_lines=min(_MAX_LINES, service.settings.max_sentences_per_request),
+        size=PieceSize(max(1, min(models.max_batch_tokens, tokens))),
+        media_type=media_type,
+        encoding=encoding_of(request) if media_type == NDJSON else None,
+    )
+    return StreamResponse(call, plan)
+
+
+def _options(query: bytes) -> EmbeddingFields:
+    """The options in the query; raises `InvalidRequestError`, as for a body."""
+    try:
+        items = parse_qsl(query.decode("latin-1"), True, max_num_fields=_MAX_OPTIONS)
+    except ValueError:
+        raise InvalidRequestError(
+            f"the query holds more than {_MAX_OPTIONS} options, and there are "
+            f"{len(EmbeddingFields.model_fields)}: send each once"
+        ) from None
+    counts = Counter(name for name, _ in items)
+    twice = next((name for name in EmbeddingFields.model_fields if counts[name] > 1), None)
+    if twice is not None:
+        raise InvalidRequestError(f"the option {twice} is given more than once: send it once")
+    # In a query, numbers and booleans are strings.
+    return validate(dict(items), EmbeddingFields, strict=False)
+
+
+def _media_type(headers: Headers) -> str:
+    """The declared type of the body; raises `UnsupportedMediaError` for one that is not read."""
+    check_encoding(headers)
+    media_type = content_type_of(headers)
+    if media_type not in _READERS:
+        raise UnsupportedMediaError(
+            f"a stream is read as {NDJSON} or {ARROW}: send one of them as Content-Type"
+        )
+    return media_type
+
+
+def _record_options(
+    fields: EmbeddingFields, vectors: VectorOptions, names: ModelNames, models: LoadedModels
+) -> RecordOptions:
+    """The options of the records, without the models, which may be unloaded between two pieces."""
+    return RecordOptions(
+        vectors,
+        names,
+        (fields.dimensions or models.dense_model.dense_width, models.embedder.colbert_width),
+        return_tokens=fields.return_tokens,
+        sparse_as_indices=fields.sparse_as_indices,
+        as_base64=fields.encoding == "base64",
+    )
+
+
+def _writer(media_type: str, options: RecordOptions, lines: LineReader) -> RecordWriter:
+    """The writer of a stream whose beginning has been read, which tells the type of its ids."""
+    integer_ids = isinstance(lines, ArrowReader) and lines.integer_ids
+    return WRITERS[media_type](replace(options, integer_ids=integer_ids))

@@ -1,0 +1,311 @@
+"""Errors as clients see them: their statuses, their responses, and what is wrong with a body.
+
+The shape of a response is the dialect's, which brings it itself.
+"""
+
+import difflib
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any, get_args
+
+import orjson
+import structlog
+from fastapi import FastAPI, Request
+from fastapi.routing import APIRoute, iter_route_contexts
+from pydantic import ValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+from starlette.types import Scope
+
+from smart_embedder import errors
+from smart_embedder.api.context import ErrorFacts, context_of, is_stream
+from smart_embedder.api.schemas import MAX_PROBLEMS, RequestModel
+from smart_embedder.errors import InvalidRequestError, SmartEmbedderError
+from smart_embedder.observability.logs import escape_text
+
+log = structlog.get_logger(__name__)
+
+STATUS_OF: Mapping[type[SmartEmbedderError], int] = {
+    errors.EmptyInputError: 400,
+    errors.KindNotMadeError: 400,
+    errors.UnauthorizedError: 401,
+    errors.ForeignOriginError: 403,
+    errors.UnknownModelError: 404,
+    errors.BodyStalledError: 408,
+    errors.AnswerNotTakenError: 408,
+    errors.BodyTooLargeError: 413,
+    errors.UnsupportedMediaError: 415,
+    errors.InvalidRequestError: 422,
+    errors.NotOperatorError: 403,
+    errors.RateLimitedError: 429,
+    errors.ClientGoneError: 499,
+    # Clients that send it again by themselves would fail one device after the other.
+    errors.DeviceCrashedError: 500,
+    errors.UnavailableError: 503,
+    errors.InferenceTimeoutError: 504,
+    errors.SmartEmbedderError: 500,
+}
+# Of dialects of servers that have no 422.
+NO_422: Mapping[str, int] = {"invalid_request": 400, "text_too_long": 400}
+_RETRY_AFTER_MEMORY = 30
+_MAX_POINTER = 200
+# Of unknown names: how many are compared with those of the fields, for one that is missing.
+_MAX_SEARCHED = 3
+_MAX_NAME = 60
+
+_ALLOWED = {
+    "list_type": "send a list of strings",
+    "string_type": "send a string",
+    "bool_type": "send true or false",
+    "float_type": "send a number",
+    "int_type": "send a whole number",
+    "finite_number": "send a number",
+    "string_unicode": "send text in Unicode, without lone surrogates",
+}
+
+Item = Mapping[str, Any]
+Location = tuple[int | str, ...]
+
+
+def status_of(error: SmartEmbedderError) -> int:
+    """The status of the nearest class in the table."""
+    return next(STATUS_OF[kind] for kind in type(error).__mro__ if kind in STATUS_OF)
+
+
+def error_facts(error: SmartEmbedderError) -> dict[str, Any]:
+    """An error as it stands in a record of a stream."""
+    facts = {"status": status_of(error), "code": error.code, "detail": _sentence(str(error))}
+    return facts if error.retry_after is None else facts | {"retry_after": error.retry_after}
+
+
+def error_response(scope: Scope, error: SmartEmbedderError) -> Response:
+    """The response for `error`; records its code for logs and metrics."""
+    headers = {} if error.retry_after is None else {"Retry-After": str(error.retry_after)}
+    if isinstance(error, errors.UnauthorizedError):
+        headers["WWW-Authenticate"] = "Bearer"
+    if isinstance(error, errors.UnsupportedMediaError):
+        accepted = "application/x-ndjson" if is_stream(scope) else "application/json"
+        headers |= {"Accept": accepted, "Accept-Encoding": "gzip, identity"}
+    # The rest of a stream would be parsed, and may have no end; on closing it is only dropped.
+    if isinstance(error, errors.BodyStalledError) or is_stream(scope):
+        headers["Connection"] = "close"
+    problems = error.problems if isinstance(error, errors.InvalidRequestError) else None
+    facts = ErrorFacts(_sentence(str(error)), error.code, status_of(error), problems)
+    return _response(scope, facts, headers)
+
+
+def unforeseen_error_response(scope: Scope, error: Exception) -> Response:
+    """The response for an unexpected exception, which reveals nothing of the cause.
+
+    A lack of memory for a body, its tokens or its response is temporary, and gets 503.
+    """
+    if isinstance(error, MemoryError):
+        return error_response(scope, _out_of_memory())
+    detail = "The request failed inside the service. The log holds the cause under this request id."
+    return _response(scope, ErrorFacts(detail, "internal_error", 500))
+
+
+def install_error_handlers(app: FastAPI) -> None:
+    """Answer the service's errors, a lack of memory and unknown routes in the dialect's shape."""
+    app.add_exception_handler(SmartEmbedderError, _handle_service_error)
+    app.add_exception_handler(HTTPException, _handle_http_exception)
+    app.add_exception_handler(MemoryError, _handle_memory_error)
+
+
+async def _handle_service_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, SmartEmbedderError)  # noqa: S101 - Starlette's signature is wider
+    return error_response(request.scope, error)
+
+
+async def _handle_memory_error(request: Request, error: Exception) -> Response:
+    """Outside the models, whose lack of memory the engine turns into `OutOfMemoryError`."""
+    log.warning(
+        "request_out_of_memory",
+        request_id=context_of(request.scope).request_id,
+        reason=str(error) or None,
+    )
+    return error_response(request.scope, _out_of_memory())
+
+
+def _out_of_memory() -> errors.OutOfMemoryError:
+    return errors.OutOfMemoryError(
+        "the service has too little memory for this request now; send fewer or shorter texts, or "
+        "try again later",
+        retry_after=_RETRY_AFTER_MEMORY,
+    )
+
+
+async def _handle_http_exception(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)  # noqa: S101 - Starlette's signature is wider
+    status, detail, headers = error.status_code, error.detail, dict(error.headers or {})
+    known = _known_paths(request.app)
+    path = context_of(request.scope).route
+    if status == HTTPStatus.NOT_FOUND:
+        # The paths of one model repeat those at the root.
+        listed = [f"{known[each][0]} {each}" for each in known if not each.startswith("/models/{")]
+        there = ", ".join([*listed, "GET /docs"])
+        detail = f"there is no {escape_text(path)} here; there are {there}"
+    if status == HTTPStatus.METHOD_NOT_ALLOWED:
+        # The router knows the methods of a path with a name in it.
+        methods = known.get(path) or sorted(headers.get("Allow", "GET, HEAD").split(", "))
+        allowed = ", ".join(methods)
+        headers["Allow"] = allowed
+        detail = f"{request.method} is not allowed for {escape_text(path)}, but {allowed}"
+    code = HTTPStatus(status).name.lower()
+    return _response(request.scope, ErrorFacts(_sentence(detail), code, status), headers)
+
+
+def _known_paths(app: FastAPI) -> dict[str, list[str]]:
+    """The methods of each path that the API's description names."""
+    known: dict[str, list[str]] = {}
+    for route in iter_route_contexts(app.routes):
+        if isinstance(route.original_route, APIRoute) and route.include_in_schema:
+            known.setdefault(route.path_format or "", []).extend(sorted(route.methods or ()))
+    return {
+        path: [*methods, "HEAD"] if "GET" in methods else methods for path, methods in known.items()
+    }
+
+
+def _response(
+    scope: Scope, error: ErrorFacts, headers: Mapping[str, str] | None = None
+) -> Response:
+    """The response for an error in the fields of all dialects and with the status of the first."""
+    context = context_of(scope)
+    context.error_code, context.error_status = error.code, error.status
+    shapes = [each.error_body(error, context.request_id) for each in context.dialects]
+    body = {name: value for shape in reversed(shapes) for name, value in shape.items()}
+    status = context.dialects[0].statuses.get(error.code, error.status)
+    return Response(orjson.dumps(body), status, headers, media_type="application/json")
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:].rstrip(".") + "."
+
+
+def not_json(reason: str, model: type[RequestModel], size: int) -> InvalidRequestError:
+    """The error for a body of `size` bytes that no parser reads; it shows an example of `model`."""
+    message = f"the body is empty: send {_example(model)}"
+    if size:
+        message = (
+            f"the body of {size} bytes is no JSON ({reason}): send an object such as "
+            f"{_example(model)}"
+        )
+    return InvalidRequestError(message, [{"pointer": "", "message": message}])
+
+
+def as_invalid_request(
+    error: ValidationError, model: type[RequestModel], most: int = MAX_PROBLEMS
+) -> InvalidRequestError:
+    """The error for a body that is no valid `model`; lists `most` problems at most."""
+    found = error.errors(include_url=False)
+    unknown = [
+        str(item["loc"][0])[:_MAX_NAME]
+        for item in found
+        if item["type"] == "extra_forbidden" and len(item["loc"]) == 1
+    ]
+    problems = [
+        {"pointer": _pointer(item["loc"]), "message": _message(item, model, unknown)}
+        for item in found[:most]
+    ]
+    return InvalidRequestError(problems[0]["message"], problems)
+
+
+def _message(item: Item, model: type[RequestModel], unknown: list[str]) -> str:
+    location: Location = item["loc"]
+    match item["type"]:
+        case "missing":
+            if not unknown and isinstance(item["input"], dict):
+                # Where unknown fields are ignored, they are none of the errors.
+                unknown = [name for name in model.aliases if name in item["input"]]
+            return _missing(str(location[-1]), model, unknown)
+        case "extra_forbidden":
+            return _unknown(str(location[-1])[:_MAX_NAME], _model_at(location, model))
+        case _:
+            return _wrong_value(item, model)
+
+
+def _missing(field: str, model: type[RequestModel], unknown: list[str]) -> str:
+    aliases = [name for name in unknown if model.aliases.get(name.lower()) == field]
+    near = (name for name in unknown[:_MAX_SEARCHED] if _suggest(name, model) == field)
+    sent = next(iter(aliases), None) or next(near, None)
+    if sent is not None:
+        name = escape_text(sent)
+        return (
+            f"the field {field} is missing, and {name} is none: call it {field}, as in "
+            f"{_example(model)}"
+        )
+    return f"the field {field} is missing: send it, as in {_example(model)}"
+
+
+def _unknown(name: str, model: type[RequestModel]) -> str:
+    meant = _suggest(name, model)
+    advice = f"did you mean {meant}? There are" if meant else "there are"
+    return f"there is no field {escape_text(name)} here: {advice} {', '.join(model.model_fields)}"
+
+
+def _wrong_value(item: Item, model: type[RequestModel]) -> str:
+    location: Location = item["loc"]
+    kind, sent = item["type"], _describe(item["input"])
+    if kind in {"model_type", "model_attributes_type"}:
+        expected = _model_at((*location, ""), model)
+        return f"{_name(location)} is {sent}: send an object such as {_example(expected)}"
+    if kind == "greater_than_equal":
+        return f"{_name(location)} is out of range: send at least {item['ctx']['ge']:g}"
+    if kind == "less_than_equal":
+        return f"{_name(location)} is out of range: send at most {item['ctx']['le']:.0f}"
+    allowed = f"send {item['ctx']['expected']}" if kind == "literal_error" else _ALLOWED.get(kind)
+    if allowed is None:  # pydantic's own message, which quotes nothing.
+        return f"{_name(location)}: {item['msg']}"
+    example = f", as in {_example(model)}" if location[0] in model.example else ""
+    return f"{_name(location)} is {sent}: {allowed}{example}"
+
+
+def _model_at(location: Location, model: type[RequestModel]) -> type[RequestModel]:
+    """The model that has the field at `location`: `model` itself or one nested in it."""
+    for part in location[:-1]:
+        field = model.model_fields.get(str(part))
+        for kind in get_args(field.annotation) if field else ():
+            if isinstance(kind, type) and issubclass(kind, RequestModel):
+                model = kind
+    return model
+
+
+def _suggest(name: str, model: type[RequestModel]) -> str | None:
+    """The field that an unknown name most likely stands for."""
+    if (known := model.aliases.get(name.lower())) is not None:
+        return known
+    return next(iter(difflib.get_close_matches(name.lower(), model.model_fields, 1)), None)
+
+
+def _describe(value: Any) -> str:
+    """The type and size of a value, in JSON's terms."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "true" if value else "false"
+        case int() | float():
+            return "a number"
+        case str():
+            return f"a string of {len(value)} characters"
+        case list():
+            return f"a list of {len(value)} items"
+        case _:
+            return f"an object with {len(value)} fields"
+
+
+def _name(location: Location) -> str:
+    """The field as sentences[3] or weights.dense; the body where there is none."""
+    parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
+    field = "".join(parts).removeprefix(".")
+    return f"the field {field}" if field else "the body"
+
+
+def _example(model: type[RequestModel]) -> str:
+    return orjson.dumps(model.example).decode()
+
+
+def _pointer(location: Location) -> str:
+    parts = (str(part)[:_MAX_POINTER] for part in location)
+    escaped = (part.replace("~", "~0").replace("/", "~1") for part in parts)
+    return "".join(f"/{part}" for part in escaped)[:_MAX_POINTER]

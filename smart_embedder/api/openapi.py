@@ -1,0 +1,204 @@
+"""The OpenAPI description: parts that endpoints add, and the limits in force of this server."""
+
+import copy
+from typing import Any, Final
+
+from fastapi import FastAPI, Request, Security
+from fastapi.security import HTTPBearer
+from pydantic import BaseModel
+from starlette.responses import JSONResponse
+
+from smart_embedder.api.answers import ErrorResponse
+from smart_embedder.api.handler import Service
+from smart_embedder.api.schemas import OPENAI_TEXTS, RequestModel
+from smart_embedder.engine import DEFAULT_URGENCY
+from smart_embedder.engine.model import LoadedModels
+from smart_embedder.observability.metrics import EMBEDDING_ENDPOINT, RERANK_ENDPOINT
+from smart_embedder.settings import Settings
+
+_LIMITS = """\
+Dense, sparse and ColBERT vectors for hybrid search, on your own hardware.
+
+The limits of this server:
+
+| limit | embeddings | rerank | set by |
+|---|---|---|---|
+| texts in a request | {settings.max_sentences_per_request}; at least {openai_texts} on OpenAI's \
+paths | {settings.max_rerank_passages} \
+| `MAX_SENTENCES_PER_REQUEST`, `MAX_RERANK_PASSAGES` |
+| bytes of a request | {settings.max_body_bytes} | {settings.max_body_bytes} | `MAX_BODY_BYTES` |
+| seconds of a request | {settings.request_timeout:g} | {settings.request_timeout:g}, \
+of them {settings.rerank_gpu_timeout:g} in forwards | `REQUEST_TIMEOUT`, `RERANK_GPU_TIMEOUT` |
+| tokens that are read | {embed_lengths} | {rerank_lengths} | `BGE_EMBED_MAX_LENGTH`, \
+`QWEN_EMBED_MAX_LENGTH`, `BGE_RERANK_MAX_LENGTH`, `QWEN_RERANK_MAX_LENGTH` |
+| tokens in one forward | {tokens} | {tokens} | `MAX_BATCH_TOKENS` |
+| pairs in one forward |  | {pairs} | `QWEN_RERANK_BATCH_SIZE` |
+| requests of all clients | {settings.max_queue_size} | {settings.rerank_max_queue} \
+| `MAX_QUEUE_SIZE`, `RERANK_MAX_QUEUE` |
+| requests of one client | {settings.rate_limit_burst_size} at once and \
+{settings.rate_limit_requests_per_minute} a minute | counted together with embeddings \
+| `RATE_LIMIT_BURST_SIZE`, `RATE_LIMIT_REQUESTS_PER_MINUTE` |"""
+_WORK_STATUSES = (400, 401, 403, 408, 413, 415, 429, 500, 503, 504)
+
+
+# Checks nothing, which `RequireToken` does: it adds the lock to the operation in the description.
+_BEARER_NAME = "HTTPBearer"
+BEARER = Security(
+    HTTPBearer(
+        auto_error=False,
+        scheme_name=_BEARER_NAME,
+        description="A token of API_TOKEN or API_TOKENS_FILE, where one is set",
+    )
+)
+_PRIORITY_PARAMETER: Final[dict[str, Any]] = {
+    "name": "Priority",
+    "in": "header",
+    "required": False,
+    "description": (
+        "RFC 9218 urgency, u=0 (first) to u=7 (background). Each step doubles the request's share "
+        "of the device while others wait; nobody is starved."
+    ),
+    "schema": {"type": "string", "default": f"u={DEFAULT_URGENCY}"},
+}
+
+
+def describe_body(model: type[RequestModel]) -> dict[str, Any]:
+    """The part of an OpenAPI operation that describes `model` as its JSON body, and its headers."""
+    schema = model.model_json_schema(ref_template="{model}")
+    schema = _inline(schema, schema.pop("$defs", {}))
+    return {
+        "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
+        "parameters": [_PRIORITY_PARAMETER],
+    }
+
+
+def describe_stream(
+    options: type[RequestModel], line: type[RequestModel], read: list[str], written: list[str]
+) -> dict[str, Any]:
+    """The part of an OpenAPI operation that describes a stream: `options` stand in its query."""
+    fields = options.model_json_schema()["properties"]
+    query = [
+        {
+            "name": name,
+            "in": "query",
+            "required": False,
+            "description": schema.get("description", ""),
+            "schema": schema,
+        }
+        for name, schema in fields.items()
+    ]
+    binary = {"schema": {"type": "string", "format": "binary"}}
+    body = dict.fromkeys(read[1:], binary) | {read[0]: {"schema": line.model_json_schema()}}
+    return {
+        "requestBody": {"required": True, "content": body},
+        "parameters": [
+            _PRIORITY_PARAMETER | {"schema": {"type": "string", "default": "u=7"}},
+            *query,
+        ],
+        "responses": {
+            "200": {
+                "description": "A record for each line",
+                "content": dict.fromkeys(written, binary),
+            }
+        },
+    }
+
+
+def _inline(schema: Any, definitions: dict[str, Any]) -> Any:
+    """Replace every reference by what it refers to."""
+    if isinstance(schema, list):
+        return [_inline(item, definitions) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if "$ref" in schema:
+        return _inline(definitions[schema["$ref"]], definitions)
+    return {key: _inline(value, definitions) for key, value in schema.items()}
+
+
+def error_responses(
+    *statuses: int, model: type[BaseModel] = ErrorResponse
+) -> dict[int | str, dict[str, Any]]:
+    """The part of an OpenAPI operation that describes its errors, of the dialect's shape."""
+    return {status: {"model": model} for status in statuses}
+
+
+def describe_work(
+    summary: str,
+    schema: type[RequestModel],
+    response: Any,
+    *further_statuses: int,
+    error: type[BaseModel] = ErrorResponse,
+) -> dict[str, Any]:
+    """The description of a route that reads a body of `schema` and does work for it.
+
+    `further_statuses` are its errors beside those of every such route.
+    """
+    return {
+        "summary": summary,
+        "response_model": response,
+        "responses": error_responses(*sorted((*_WORK_STATUSES, *further_statuses)), model=error),
+        "openapi_extra": describe_body(schema),
+    }
+
+
+def install_openapi(app: FastAPI, service: Service) -> None:
+    """Serve /openapi.json, and so /docs and /redoc, with the limits and locks of this server."""
+    fixed = app.openapi
+
+    def describe() -> dict[str, Any]:
+        description = fixed()
+        limits = _describe_limits(service.settings, service.engine.models)
+        return description | {
+            "info": description["info"] | {"description": limits},
+            "paths": _paths(description["paths"], service.settings),
+        }
+
+    def serve(request: Request) -> JSONResponse:
+        """In a thread: the first call of `fixed` takes a third of a second."""
+        prefix = request.scope.get("root_path", "").rstrip("/")
+        return JSONResponse(describe() | ({"servers": [{"url": prefix}]} if prefix else {}))
+
+    app.openapi = describe  # type: ignore[method-assign]
+    app.add_route("/openapi.json", serve, include_in_schema=False)
+
+
+def _describe_limits(settings: Settings, models: LoadedModels | None) -> str:
+    """The limits of a request in force: its size, its tokens and its time."""
+    embed_lengths = rerank_lengths = tokens = pairs = "known once the models are loaded"
+    if models is not None:
+        embedders = [each for each in (models.dense, models.embedder) if each is not None]
+        embed_lengths = ", ".join(
+            f"{each.max_length} of a text by {each.name}" for each in embedders
+        )
+        reranker, tokens, pairs = models.reranker, str(models.max_batch_tokens), "no limit"
+        if models.late_interaction:
+            rerank_lengths = f"{models.embedder.max_length} of a text by {models.embedder.name}"
+        elif reranker is None:
+            rerank_lengths = "none: reranking is switched off"
+        else:
+            rerank_lengths = f"{reranker.max_length} of query and passage by {reranker.name}"
+        if reranker is not None and reranker.max_batch_sequences is not None:
+            pairs = str(reranker.max_batch_sequences)
+    return _LIMITS.format(
+        openai_texts=OPENAI_TEXTS,
+        settings=settings,
+        embed_lengths=embed_lengths,
+        rerank_lengths=rerank_lengths,
+        tokens=tokens,
+        pairs=pairs,
+    )
+
+
+def _paths(paths: dict[str, Any], settings: Settings) -> dict[str, Any]:
+    """The paths with the limits of lists, and with locks on those that the settings protect."""
+    paths = dict(paths)
+    for path, field, max_items in (
+        (EMBEDDING_ENDPOINT, "sentences", settings.max_sentences_per_request),
+        (RERANK_ENDPOINT, "passages", settings.max_rerank_passages),
+    ):
+        paths[path] = {"post": copy.deepcopy(paths[path]["post"])}
+        schema = paths[path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+        schema["properties"][field]["maxItems"] = max_items
+    for path in ("/stats", "/metrics") if settings.protect_metrics else ():
+        paths[path] = {"get": paths[path]["get"] | {"security": [{_BEARER_NAME: []}]}}
+    return paths

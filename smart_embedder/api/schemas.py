@@ -1,0 +1,307 @@
+"""The bodies of requests."""
+
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from typing import Annotated, Any, ClassVar, Literal, get_args
+
+from pydantic import BaseModel, ConfigDict, FailFast, Field, JsonValue, model_validator
+
+from smart_embedder.engine import EmbeddingOptions, TruncationOptions
+from smart_embedder.engine.model import LoadedModels
+from smart_embedder.engine.records import InputType, Side
+from smart_embedder.errors import EmptyInputError, InvalidRequestError
+from smart_embedder.settings import Settings
+from smart_embedder.settings.types import MAX_PROMPT_CHARACTERS
+from smart_embedder.vectors import MAX_POOL_FACTOR, MuveraSide, OutputDtype
+
+EMBEDDING_REQUEST: dict[str, JsonValue] = {
+    "sentences": ["What is hybrid search?", "It joins meaning and exact words in one ranking."],
+    "return_colbert": False,
+}
+
+RERANK_REQUEST: dict[str, JsonValue] = {
+    "query": "What is hybrid search?",
+    "passages": ["A recipe for bread.", "It joins meaning and exact words in one ranking."],
+}
+# Names of the same fields in other services.
+_TEXT_ALIASES = ("text", "texts", "input", "inputs", "content", "docs", "document", "documents")
+
+# Every list stops at its first bad item: an error for each would cost more than the work.
+Texts = Annotated[list[str], FailFast()]
+
+# What clients of OpenAI send in one request, and most of them cannot be told otherwise.
+OPENAI_TEXTS = 2_048
+
+# Only described: the endpoints check it themselves, because the status is 400 and not 422.
+_NOT_EMPTY: dict[str, JsonValue] = {"minItems": 1}
+_NOT_BLANK: dict[str, JsonValue] = {"minLength": 1, "pattern": r"\S"}
+
+
+PROMPT_SCHEMA: dict[str, JsonValue] = {"minLength": 1, "maxLength": MAX_PROMPT_CHARACTERS}
+
+Truncate = Annotated[bool, Field(description="Cut texts that are too long; false: an error.")]
+TruncationSide = Annotated[Side, Field(description="Where texts are cut; left: the beginning.")]
+
+
+ModelName = Annotated[
+    str | None,
+    Field(description="Any name of a model, as /v1/models lists them; the default one without it."),
+]
+
+
+# Of one body, in an error: each takes time to find, and to word.
+MAX_PROBLEMS = 10
+# Of a string where no text belongs: pydantic would convert and hash it, 50 ms for 32 MiB.
+_MAX_OPTION = 16_384
+
+
+def _takes_text(kind: Any) -> bool:
+    """Whether a field of this type takes any string."""
+    return kind in {str, Any, JsonValue} or any(map(_takes_text, get_args(kind)))
+
+
+class RequestModel(BaseModel):
+    """Strict: no conversion between types, no unknown fields.
+
+    Error messages show `example`, and suggest a field for a name in `aliases`.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    example: ClassVar[Mapping[str, JsonValue]]
+    aliases: ClassVar[Mapping[str, str]] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_countless_unknown(cls, value: Any) -> Any:
+        """Keep the first MAX_PROBLEMS unknown names: an error for each costs more than the work."""
+        if not isinstance(value, dict) or cls.model_config["extra"] != "forbid":
+            return value
+        fields = cls.model_fields
+        unknown = (name for name in value if name not in fields)
+        dropped = set(islice(unknown, MAX_PROBLEMS, None))
+        return {name: sent for name, sent in value.items() if name not in dropped}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_long_options(cls, value: Any) -> Any:
+        """Raise `InvalidRequestError` for a very long string where the field takes no text."""
+        for name, sent in value.items() if isinstance(value, dict) else ():
+            strings = sent if isinstance(sent, list) else [sent]
+            longest = max((len(each) for each in strings if isinstance(each, str)), default=0)
+            if longest > _MAX_OPTION and name in cls.model_fields:
+                if _takes_text(cls.model_fields[name].annotation):
+                    continue
+                message = f"the field {name} holds a string of {longest} characters, and no text"
+                raise InvalidRequestError(message, [{"pointer": f"/{name}", "message": message}])
+        return value
+
+
+class ForeignRequest(RequestModel):
+    """A request of another API, read as that API reads it.
+
+    Its clients send fields that are of no interest here, and strings for numbers and booleans.
+    """
+
+    model_config = ConfigDict(extra="ignore", strict=False)
+
+
+class _Sentences(RequestModel):
+    sentences: Annotated[
+        Texts, Field(description="Texts, each embedded by itself.", json_schema_extra=_NOT_EMPTY)
+    ]
+
+
+class EmbeddingFields(RequestModel):
+    """How texts are read, which kinds of vectors are returned, and what is made of them."""
+
+    example = {"return_colbert": False}
+    aliases = (
+        {kind: f"return_{kind}" for kind in ("dense", "sparse", "colbert", "tokens")}
+        | dict.fromkeys(("instruction", "instruct", "task", "prefix"), "prompt")
+        | dict.fromkeys(("dim", "dims", "dimension", "output_dimension"), "dimensions")
+        | {"normalize": "normalize_dense", "truncation_direction": "truncation_side"}
+    )
+
+    return_dense: Annotated[bool, Field(description="One vector for each text.")] = True
+    return_sparse: Annotated[bool, Field(description="Lexical weights of each text.")] = True
+    return_colbert: Annotated[bool, Field(description="One vector for each token.")] = True
+    normalize_dense: Annotated[
+        bool, Field(description="Scale dense to unit length; bge-m3's always has it.")
+    ] = False
+    sparse_as_indices: Annotated[
+        bool, Field(description="Sparse as indices and values, as Qdrant takes them.")
+    ] = False
+    dimensions: Annotated[
+        int | None,
+        Field(description="So many numbers of dense, scaled to unit length; for Qwen3-Embedding."),
+    ] = None
+    truncate: Truncate = True
+    truncation_side: TruncationSide = "right"
+    prompt: Annotated[
+        str | None,
+        Field(
+            description="Read before each text by the dense model.", json_schema_extra=PROMPT_SCHEMA
+        ),
+    ] = None
+    prompt_name: Annotated[
+        str | None,
+        Field(description="A prompt of the dense model's sentence-transformers configuration."),
+    ] = None
+    input_type: Annotated[
+        InputType | None, Field(description="Chooses the dense model's prompt for it.")
+    ] = None
+    return_tokens: Annotated[
+        bool, Field(description="The tokens behind the sparse weights and ColBERT vectors.")
+    ] = False
+    output_dtype: Annotated[
+        OutputDtype,
+        Field(description="Of dense and ColBERT; as plain JSON float32, int8, uint8 and bits."),
+    ] = "float32"
+    colbert_pool_factor: Annotated[
+        int | None,
+        Field(ge=2, le=MAX_POOL_FACTOR, description="One ColBERT vector for so many similar ones."),
+    ] = None
+    muvera: Annotated[
+        MuveraSide | None,
+        Field(description="Add one vector that stands for a text's ColBERT vectors."),
+    ] = None
+    encoding: Annotated[
+        Literal["float", "base64"],
+        Field(description="base64: arrays of JSON are raw bytes, little-endian."),
+    ] = "float"
+    model: ModelName = None
+
+    @property
+    def normalize(self) -> bool:
+        """Whether dense vectors are scaled to unit length; those with fewer dimensions always."""
+        return self.normalize_dense or self.dimensions is not None
+
+    @property
+    def options(self) -> EmbeddingOptions:
+        """What the engine is asked for beside kinds of vectors."""
+        return EmbeddingOptions(
+            truncation=TruncationOptions(self.truncate, self.truncation_side),
+            prompt=self.prompt,
+            prompt_name=self.prompt_name,
+            input_type=self.input_type,
+            dimensions=self.dimensions,
+            return_tokens=self.return_tokens,
+        )
+
+
+# In this order pydantic has the texts first.
+class EmbeddingRequest(EmbeddingFields, _Sentences):
+    """Texts to embed, and which kinds of vectors to return."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [EMBEDDING_REQUEST]})
+    example = {"sentences": ["What is hybrid search?"]}
+    aliases = {
+        **EmbeddingFields.aliases,
+        **dict.fromkeys((*_TEXT_ALIASES, "passages", "query"), "sentences"),
+    }
+
+
+# Bounded so that a mean of scores stays a number.
+Weight = Annotated[float, Field(ge=0, le=1_000_000, allow_inf_nan=False)]
+
+
+class RerankWeights(RequestModel):
+    """How much each of bge-m3's scores counts in late interaction."""
+
+    example = {"dense": 1, "sparse": 0.5, "colbert": 1}
+
+    dense: Weight = 1.0
+    sparse: Weight = 1.0
+    colbert: Weight = 1.0
+
+
+class RerankBody(RequestModel):
+    """A query and the passages to order for it."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [RERANK_REQUEST]})
+    example = {
+        "query": "What is hybrid search?",
+        "passages": ["A recipe for bread.", "It joins two rankings."],
+    }
+    aliases = (
+        dict.fromkeys((*_TEXT_ALIASES, "sentences", "candidates"), "passages")
+        | dict.fromkeys(("q", "question", "search", "prompt"), "query")
+        | {"task": "instruction"}
+    )
+
+    query: Annotated[str, Field(json_schema_extra=_NOT_BLANK)]
+    passages: Annotated[
+        Texts, Field(description="Texts, each scored by itself.", json_schema_extra=_NOT_EMPTY)
+    ]
+    normalize: Annotated[
+        bool, Field(description="Sigmoid of bge-reranker's logit; changes no other score.")
+    ] = False
+    instruction: Annotated[
+        str | None, Field(description="The task, for rerankers that read one (Qwen3-Reranker).")
+    ] = None
+    weights: Annotated[
+        RerankWeights | None, Field(description="For late interaction; equal by default.")
+    ] = None
+    truncate: Truncate = True
+    truncation_side: TruncationSide = "right"
+    model: ModelName = None
+
+
+def check_texts(
+    texts: Sequence[object], field: str, settings: Settings, *, allowed: int = 0
+) -> None:
+    """Raise `EmptyInputError` where there are none, `InvalidRequestError` for too many.
+
+    As many as `allowed` are never too many.
+    """
+    most = max(settings.max_sentences_per_request, allowed)
+    _check(texts, field, most, "MAX_SENTENCES_PER_REQUEST")
+
+
+def check_passages(
+    query: str | Sequence[str], passages: Sequence[object], field: str, settings: Settings
+) -> None:
+    """The same for passages; raises `EmptyInputError` for a blank query, too."""
+    if not all(map(str.strip, [query] if isinstance(query, str) else query)):
+        raise EmptyInputError("the query is blank: send what the passages are to be judged by")
+    _check(passages, field, settings.max_rerank_passages, "MAX_RERANK_PASSAGES")
+
+
+def check_truncation(truncate: bool, side: Side) -> None:
+    """Raise `InvalidRequestError` for a truncation side that has no effect without `truncate`."""
+    if not truncate and side == "left":
+        raise InvalidRequestError(
+            "the option truncation_side has no effect without truncate: leave it out, or set "
+            "truncate to true"
+        )
+
+
+def check_rerank_options(
+    models: LoadedModels | None, *, instruction: str | None = None, weights: object = None
+) -> None:
+    """Raise `InvalidRequestError` for an option that the model would ignore."""
+    if models is None or (models.reranker is None and not models.late_interaction):
+        return  # The engine raises the error for that.
+    reranker = models.reranker
+    name = models.embedder.name if reranker is None else reranker.name
+    if weights is not None and reranker is not None:
+        raise InvalidRequestError(
+            f"the option weights has no effect with the reranker {name}, which gives one score: "
+            "leave it out (it is for RERANKER_MODEL=late-interaction)"
+        )
+    reads_instruction = reranker is not None and reranker.reads_instruction
+    if instruction is not None and not reads_instruction:
+        raise InvalidRequestError(
+            f"the option instruction has no effect with the reranker {name}, which reads none: "
+            "leave it out (it is for Qwen3-Reranker)"
+        )
+
+
+def _check(texts: Sequence[object], field: str, most: int, setting: str) -> None:
+    if not texts:
+        raise EmptyInputError(f"the list {field} is empty: send at least one text")
+    if len(texts) > most:
+        raise InvalidRequestError(
+            f"the list {field} holds {len(texts)} texts, and at most {most} are allowed "
+            f"({setting}): send them in several requests"
+        )

@@ -1,0 +1,475 @@
+"""The answer to a stream: pieces are computed concurrently and sent in order.
+
+One task reads the body ahead, one divides its lines into pieces, and one sends the results. Only as
+many pieces are in work as keep the device busy. So if the client does not read, nothing is sent,
+then nothing more is computed, and then nothing more is read.
+"""
+
+import asyncio
+import time
+from asyncio import TaskGroup
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import repeat
+from typing import Any
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from smart_embedder.api.errors import error_facts, status_of
+from smart_embedder.api.formats.records import Record, RecordWriter
+from smart_embedder.api.formats.vectors import VectorOptions, vectors_of
+from smart_embedder.api.handler import Call, Service
+from smart_embedder.api.negotiation import FlushedCompressor
+from smart_embedder.api.rendering import Chunk, messages_of, truncation_as_json
+from smart_embedder.api.stream.lines import Line, LineReader, StreamBody
+from smart_embedder.engine.checks import AnswerMemory
+from smart_embedder.engine.records import EmbeddingResult, TextEmbedding, TokenStrings, Truncation
+from smart_embedder.errors import (
+    ClientGoneError,
+    DrainingError,
+    InferenceTimeoutError,
+    InvalidRequestError,
+    LoadingError,
+    OutOfMemoryError,
+    QueueFullError,
+    SmartEmbedderError,
+    UnavailableError,
+)
+
+# Approximately, with JSON around short texts.
+_BYTES_PER_TOKEN = 4
+# The limits of a piece of several forwards.
+_PIECE_SECONDS = 0.1
+_PIECE_VECTOR_BYTES = 4 << 20
+
+
+# One is computed, one waits for the device (a GPU has launched it), one is tokenised, one sent.
+PIECES = 4
+
+EmbedTexts = Callable[[list[str], AnswerMemory], Awaitable[EmbeddingResult]]
+
+
+class _NoRoomYetError(QueueFullError):
+    """The pieces before this one hold too much; it goes on when one of them is sent."""
+
+
+class PieceMemory:
+    """What the pieces of one stream hold together: `max_bytes`, or more if it is the oldest's.
+
+    They are sent in order, so the oldest never waits for the others.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self._held: dict[PieceAnswer, int] = {}
+        self._freed = asyncio.Event()
+
+    def begin(self) -> "PieceAnswer":
+        """Begin a piece, younger than all others."""
+        answer = PieceAnswer(self)
+        self._held[answer] = 0
+        return answer
+
+    def hold(self, answer: "PieceAnswer", size: int) -> None:
+        """Let a piece hold `size` bytes in all, if those before it leave room."""
+        others = sum(held for each, held in self._held.items() if each is not answer)
+        if others + size > self.max_bytes and answer is not next(iter(self._held)):
+            raise _NoRoomYetError("the pieces of this stream that come before hold its memory")
+        self._held[answer] = size
+
+    def end(self, answer: "PieceAnswer") -> None:
+        """The piece is sent."""
+        del self._held[answer]
+        self._freed.set()
+        self._freed = asyncio.Event()
+
+    def next_end(self) -> asyncio.Event:
+        """What is set when the next piece is sent."""
+        return self._freed
+
+
+class PieceAnswer(AnswerMemory):
+    """What one piece holds: that of the texts that are computed together, and of those before."""
+
+    def __init__(self, memory: PieceMemory) -> None:
+        super().__init__(memory.max_bytes)
+        self._memory = memory
+        self._computed = 0
+
+    def need(self, size: int, what: str, advice: str) -> None:
+        """Implement `AnswerMemory`."""
+        super().need(size, what, advice)
+        self._memory.hold(self, self._computed + size)
+
+    def keep(self, size: int) -> None:
+        """Record that some of its texts are computed and hold `size` bytes."""
+        self._computed += size
+
+    def next_end(self) -> asyncio.Event:
+        """What is set when there is more room."""
+        return self._memory.next_end()
+
+    def end(self) -> None:
+        """Hold nothing any more: the piece is sent."""
+        self._memory.end(self)
+
+
+@dataclass(frozen=True, slots=True)
+class LineResult:
+    """The vectors of one line, or its error."""
+
+    line: Line
+    embedding: TextEmbedding | None = None
+    tokens: TokenStrings | None = None
+    truncations: tuple[Truncation, ...] = ()
+    error: SmartEmbedderError | None = None
+
+    def record(self, options: VectorOptions, max_bytes: int) -> Record:
+        """The record of the line; takes the time of post-processing its vectors.
+
+        Post-processing that takes more than `max_bytes` is an error.
+        """
+        if self.error is not None or self.embedding is None:
+            return Record(self.line.id, None, error=self._error())
+        try:
+            options.hold([self.embedding], AnswerMemory(max_bytes))
+        except InvalidRequestError as error:
+            return replace(self, error=error).record(options, max_bytes)
+        warnings = [
+            truncation_as_json(replace(cut, index=self.line.number - 1), "text", "/text")
+            for cut in self.truncations
+        ]
+        return Record(self.line.id, vectors_of(self.embedding, options, self.tokens), warnings)
+
+    def _error(self) -> dict[str, Any]:
+        error = self.error or SmartEmbedderError("there is no result")
+        return error_facts(error) | {"line": self.line.number}
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """The results of consecutive lines.
+
+    `tokens` is how many were read, `nbytes` the size of the vectors, `seconds` the forwards' time.
+    It holds `answer` until it is sent.
+    """
+
+    results: list[LineResult]
+    answer: PieceAnswer
+    tokens: int = 0
+    nbytes: int = 0
+    seconds: float = 0.0
+
+    def joined(self, after: "Piece") -> "Piece":
+        """This one and the one that follows it."""
+        return Piece(
+            self.results + after.results,
+            self.answer,
+            self.tokens + after.tokens,
+            self.nbytes + after.nbytes,
+            self.seconds + after.seconds,
+        )
+
+
+class PieceSize:
+    """How many bytes of the body form a piece: about as many as have the tokens of a forward.
+
+    A piece costs some milliseconds beside its forwards, so where a forward is quick a piece has the
+    tokens of several, as long as their vectors are small.
+    """
+
+    def __init__(self, max_batch_tokens: int) -> None:
+        self._max_batch_tokens = max_batch_tokens
+        self.bytes = _BYTES_PER_TOKEN * max_batch_tokens
+
+    def observe(self, piece: Piece) -> None:
+        """Adapt the size to the tokens and times of a piece, by a factor of two at most."""
+        if not (piece.seconds and piece.nbytes):
+            return
+        size = sum(result.line.size for result in piece.results)
+        several = min(_PIECE_SECONDS / piece.seconds, _PIECE_VECTOR_BYTES / piece.nbytes)
+        wanted = size * max(self._max_batch_tokens / piece.tokens, several)
+        self.bytes = int(min(max(wanted, self.bytes / 2), self.bytes * 2))
+
+
+class PieceEmbedder:
+    """Embeds pieces of one stream by `embed`, each with a slot for streams.
+
+    It waits while the queue is full, or the model is being loaded. After an error it tries halves,
+    down to single texts, so that an error that one text has caused is that text's alone.
+    """
+
+    def __init__(self, service: Service, client: str, embed: EmbedTexts) -> None:
+        self._metrics = service.metrics
+        self._slots = service.stream_slots
+        self._client = client
+        self._embed_texts = embed
+
+    async def embed(self, lines: Sequence[Line], answer: PieceAnswer) -> Piece:
+        """The results of these lines, whose room is taken from `answer`.
+
+        Raises `UnavailableError` if the service cannot go on.
+        """
+        good = [line for line in lines if line.error is None]
+        piece = await self._results(good, answer)
+        if len(good) == len(lines):
+            return piece
+        computed = {result.line.number: result for result in piece.results}
+        results = [
+            computed.get(line.number) or LineResult(line, error=line.error) for line in lines
+        ]
+        return replace(piece, results=results)
+
+    async def _results(self, lines: Sequence[Line], answer: PieceAnswer) -> Piece:
+        if not lines:
+            return Piece([], answer)
+        try:
+            result = await self._embed_when_possible([line.text for line in lines], answer)
+        except OutOfMemoryError as error:
+            return await self._halves(lines, error, answer)
+        except UnavailableError:
+            raise
+        except InferenceTimeoutError as error:  # Halves would wait for the same device.
+            return Piece([LineResult(line, error=error) for line in lines], answer)
+        except SmartEmbedderError as error:
+            return await self._halves(lines, error, answer)
+        self._metrics.sentences.inc(len(lines))
+        piece = _of_lines(lines, result, answer)
+        answer.keep(piece.nbytes)
+        return piece
+
+    async def _halves(
+        self, lines: Sequence[Line], error: SmartEmbedderError, answer: PieceAnswer
+    ) -> Piece:
+        if len(lines) == 1:
+            return Piece([LineResult(lines[0], error=error)], answer)
+        middle = len(lines) // 2
+        first = await self._results(lines[:middle], answer)
+        return first.joined(await self._results(lines[middle:], answer))
+
+    async def _embed_when_possible(self, texts: list[str], answer: PieceAnswer) -> EmbeddingResult:
+        while True:
+            more_room = answer.next_end()
+            try:
+                return await self._embed(texts, answer)
+            except _NoRoomYetError:
+                await more_room.wait()
+                continue
+            # A model that gave way to another, while the stream lasts, is loaded again.
+            except (QueueFullError, LoadingError) as error:
+                pause = error.retry_after or 1
+            await asyncio.sleep(pause)
+
+    async def _embed(self, texts: list[str], answer: PieceAnswer) -> EmbeddingResult:
+        await self._slots.acquire(self._client)
+        try:
+            return await self._embed_texts(texts, answer)
+        finally:
+            self._slots.release(self._client)
+
+
+def _of_lines(lines: Sequence[Line], result: EmbeddingResult, answer: PieceAnswer) -> Piece:
+    cuts: dict[int, list[Truncation]] = {}
+    for cut in result.truncations:
+        cuts.setdefault(cut.index, []).append(cut)
+    strings = result.token_strings or repeat(None, len(lines))
+    results = [
+        LineResult(line, vectors, tokens, tuple(cuts.get(i, ())))
+        for i, (line, vectors, tokens) in enumerate(
+            zip(lines, result.embeddings, strings, strict=True)
+        )
+    ]
+    nbytes = sum(each.nbytes for each in result.embeddings)
+    return Piece(results, answer, result.tokens, nbytes, result.timings.inference)
+
+
+# Of vectors, rendered and sent at a time.
+_UNIT_BYTES = 1 << 20
+_RETRY_AFTER = 5
+
+Result = asyncio.Future[Piece | SmartEmbedderError]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamPlan:
+    """How one stream is read, computed and written.
+
+    A piece holds at most `max_lines`, and about as many bytes of the body as `size` says.
+    `make_writer` is called when `lines` has read the beginning of the body.
+    """
+
+    lines: LineReader
+    embedder: PieceEmbedder
+    vectors: VectorOptions
+    make_writer: Callable[[], RecordWriter]
+    max_lines: int
+    size: PieceSize
+    media_type: str
+    encoding: str | None
+
+
+class StreamResponse(Response):
+    """Embeds the lines of the request's body while it arrives."""
+
+    def __init__(self, call: Call, plan: StreamPlan) -> None:
+        super().__init__(media_type=plan.media_type)
+        del self.headers["content-length"]
+        # Tells nginx not to buffer the answer.
+        self.headers["X-Accel-Buffering"] = "no"
+        if plan.encoding is not None:
+            self.headers.update({"Content-Encoding": plan.encoding, "Vary": "Accept-Encoding"})
+        self._compressor = None if plan.encoding is None else FlushedCompressor(plan.encoding)
+        self._call, self._plan = call, plan
+        self._slots = asyncio.Semaphore(PIECES)
+        self._memory = PieceMemory(call.context.answer.allowed)
+        self._results: asyncio.Queue[Result | None] = asyncio.Queue()
+        self._sending_since: float | None = None
+        self._counts = {"sentences": 0, "failed": 0, "tokens": 0}
+        # The rate limit has counted one request, which pays for as many lines as one may have.
+        self._paid_lines = call.service.settings.max_sentences_per_request
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer until every line is answered, the stream has to end, or the client leaves."""
+        settings, context = self._call.service.settings, self._call.context
+        body = StreamBody(
+            receive,
+            self._plan.lines,
+            context.memory,
+            self._stalled_seconds,
+            scope["state"].get("is_closing"),
+            run=partial(self._call.service.turns.run, context.client),
+            max_ahead=settings.max_body_bytes,
+            patience=settings.request_timeout,
+        )
+        await body.begin()
+        try:
+            async with TaskGroup() as group:
+                work = (body.read(), self._make_pieces(body, group), self._stop_at_drain(body))
+                helpers = [group.create_task(each) for each in work]
+                await self._answer(body, send)
+                for each in helpers:
+                    each.cancel()
+        except* ClientGoneError as gone:
+            context.error_code = ClientGoneError.code
+            del gone
+        finally:
+            context.counts = dict(self._counts)
+
+    def _stalled_seconds(self) -> float:
+        """Seconds since the client last read some of the answer, while something is being sent."""
+        return 0.0 if self._sending_since is None else time.monotonic() - self._sending_since
+
+    async def _stop_at_drain(self, body: StreamBody) -> None:
+        await self._call.service.drain.wait_for_beginning()
+        message = "the service is shutting down: send the texts that have no record again"
+        body.stop(DrainingError(message, retry_after=_RETRY_AFTER))
+
+    async def _make_pieces(self, body: StreamBody, group: TaskGroup) -> None:
+        """Compute a piece whenever a slot is free; an error of the body is sent in its place."""
+        while True:
+            await self._slots.acquire()
+            try:
+                lines = await body.take(self._plan.max_lines, self._plan.size.bytes)
+            except SmartEmbedderError as error:
+                ended: Result = asyncio.get_running_loop().create_future()
+                ended.set_result(error)
+                self._results.put_nowait(ended)
+                return
+            if not lines:
+                self._results.put_nowait(None)
+                return
+            await self._pay(len(lines))
+            self._results.put_nowait(group.create_task(self._compute(lines, self._memory.begin())))
+
+    async def _pay(self, lines: int) -> None:
+        """Count the lines for the rate limit as requests of full size; wait if it is used up."""
+        service = self._call.service
+        self._paid_lines -= lines
+        while self._paid_lines < 0:
+            wait = await service.buckets.take(self._call.context.client)
+            if wait:
+                await asyncio.sleep(wait)
+            else:
+                self._paid_lines += service.settings.max_sentences_per_request
+
+    async def _compute(self, lines: list[Line], answer: PieceAnswer) -> Piece | SmartEmbedderError:
+        try:
+            piece = await self._plan.embedder.embed(lines, answer)
+        except SmartEmbedderError as error:
+            return error
+        self._plan.size.observe(piece)
+        memory = self._call.context.memory
+        if memory is not None:
+            memory.hold_vectors(piece.nbytes)
+        return piece
+
+    async def _answer(self, body: StreamBody, send: Send) -> None:
+        writer = self._plan.make_writer()
+        start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+        await send(start)
+        last = b""
+        while (result := await self._results.get()) is not None:
+            piece = body.given_up or await result
+            if isinstance(piece, SmartEmbedderError):
+                last = self._last_record(writer, piece)
+                break
+            await self._send_piece(piece, writer, body, send)
+        last += b"".join(self._compressed([writer.end()], last=True))
+        await send({"type": "http.response.body", "body": last, "more_body": False})
+
+    async def _send_piece(
+        self, piece: Piece, writer: RecordWriter, body: StreamBody, send: Send
+    ) -> None:
+        service, memory = self._call.service, self._call.context.memory
+        loop, results = asyncio.get_running_loop(), iter(piece.results)
+        render = partial(next, self._messages(writer, results, body), None)
+        while (message := await loop.run_in_executor(service.render_threads, render)) is not None:
+            self._sending_since = time.monotonic()
+            await send({"type": "http.response.body", "body": message, "more_body": True})
+            self._sending_since = None
+        piece.answer.end()
+        if memory is not None:
+            memory.release_vectors(piece.nbytes)
+        self._count(piece)
+        self._slots.release()
+
+    def _messages(
+        self, writer: RecordWriter, results: Iterator[LineResult], body: StreamBody
+    ) -> Iterator[Chunk]:
+        """The messages of all records, or of whole ones until `body` is given up."""
+        while body.given_up is None and (records := self._next_records(results)):
+            for message in messages_of(self._compressed(writer.write(records))):
+                if message:
+                    yield message
+
+    def _next_records(self, results: Iterator[LineResult]) -> list[Record]:
+        """The next records that are rendered together; none after the last one."""
+        records: list[Record] = []
+        size = 0
+        for result in results:
+            records.append(result.record(self._plan.vectors, self._memory.max_bytes))
+            vectors = records[-1].vectors
+            size += 0 if vectors is None else vectors.nbytes
+            if size >= _UNIT_BYTES:
+                break
+        return records
+
+    def _last_record(self, writer: RecordWriter, error: SmartEmbedderError) -> bytes:
+        """The record of an error that ends the stream before its body."""
+        context = self._call.context
+        context.error_code, context.error_status = error.code, status_of(error)
+        record = Record(None, None, error=error_facts(error))
+        return b"".join(self._compressed(writer.write([record])))
+
+    def _compressed(self, chunks: Iterable[Chunk], *, last: bool = False) -> Iterable[Chunk]:
+        if self._compressor is None:
+            return chunks
+        return self._compressor.compress(chunks, last=last)
+
+    def _count(self, piece: Piece) -> None:
+        failed = sum(result.error is not None for result in piece.results)
+        self._counts["sentences"] += len(piece.results) - failed
+        self._counts["failed"] += failed
+        self._counts["tokens"] += piece.tokens

@@ -1,0 +1,263 @@
+"""The work behind every dialect: requests are checked, run by the engine, and counted."""
+
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from smart_embedder.api.catalogue import Role, ServedModel
+from smart_embedder.api.formats.vectors import ModelNames, VectorOptions
+from smart_embedder.api.handler import Call
+from smart_embedder.api.schemas import (
+    EmbeddingFields,
+    check_passages,
+    check_rerank_options,
+    check_texts,
+    check_truncation,
+)
+from smart_embedder.engine import (
+    ClassificationRequest,
+    EmbeddingOptions,
+    RerankRequest,
+    TruncationOptions,
+)
+from smart_embedder.engine.checks import AnswerMemory, wanted_kinds
+from smart_embedder.engine.model import LoadedModels
+from smart_embedder.engine.records import (
+    CUT_AT_END,
+    NO_OPTIONS,
+    ClassificationResult,
+    EmbeddingResult,
+    Outputs,
+    RerankResult,
+)
+from smart_embedder.engine.requests.reranking import sigmoid
+from smart_embedder.errors import InvalidRequestError, TextTooLongError
+from smart_embedder.settings import Settings
+from smart_embedder.settings.types import public_name
+
+Scoring = TypeVar("Scoring", RerankRequest, ClassificationRequest)
+Scores = TypeVar("Scores", RerankResult, ClassificationResult)
+
+
+def key_of(model: ServedModel | None) -> str | None:
+    """The engine's name of a model; None for the default models."""
+    return None if model is None else model.key
+
+
+def embedder_of(call: Call, role: Role | None = None) -> ServedModel:
+    """The embedding model in the request's path, or else the default one, or that of `role`.
+
+    Raises `InvalidRequestError` where the model in the path makes other kinds, or none.
+    """
+    catalogue = call.service.catalogue
+    name = call.request.path_params.get("model")
+    if name is None:
+        return catalogue.embedder(None) if role is None else catalogue.with_role(role)
+    model = catalogue.find(name)
+    if model.role is Role.RERANKER or role not in {None, model.role}:
+        raise InvalidRequestError(f"the model {model.name} does not make what is asked for here")
+    return model
+
+
+async def models_for(call: Call, model: ServedModel | None) -> LoadedModels | None:
+    """The models for a request that names `model`, which is loaded if necessary.
+
+    None while the default models are being loaded, for which the engine raises the error.
+    """
+    key = key_of(model)
+    return call.service.engine.models if key is None else await call.lease(key)
+
+
+async def embed(
+    call: Call,
+    texts: list[str],
+    outputs: Outputs,
+    *,
+    field: str,
+    model: ServedModel,
+    options: EmbeddingOptions = NO_OPTIONS,
+    normalize: bool = True,
+    allowed: int = 0,
+) -> EmbeddingResult:
+    """Embed `texts`, which are in the request's `field`; `model` makes the dense vectors.
+
+    As many as `allowed` are never too many. Without `normalize` the vectors are the model's own,
+    which may have unit length all the same.
+    """
+    check_texts(texts, field, call.service.settings, allowed=allowed)
+    await models_for(call, model)
+    with _errors_name("sentences", field):
+        return await vectors(call, texts, EmbeddingWork(outputs, model, options, normalize))
+
+
+@contextmanager
+def _errors_name(ours: str, theirs: str) -> Iterator[None]:
+    """Let an error for a text that is too long point to the request's own field."""
+    try:
+        yield
+    except TextTooLongError as error:
+        problems = [
+            each | {"pointer": each["pointer"].replace(f"/{ours}/", f"/{theirs}/")}
+            for each in error.problems
+        ]
+        raise TextTooLongError(str(error), problems) from None
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingWork:
+    """What a request wants of its texts; without `model`, from the default models together."""
+
+    outputs: Outputs
+    model: ServedModel | None
+    options: EmbeddingOptions = NO_OPTIONS
+    normalize: bool = True
+
+    def run(
+        self, texts: list[str], call: Call, urgency: int, answer: AnswerMemory | None = None
+    ) -> Coroutine[Any, Any, EmbeddingResult]:
+        """Embed texts that have been checked; `answer` is the call's by default."""
+        model, outputs = self.model, self.outputs
+        key = key_of(model)
+        return call.service.engine.embed(
+            texts,
+            dense=outputs.dense,
+            sparse=outputs.sparse,
+            colbert=outputs.colbert,
+            states=outputs.states,
+            normalize_dense=self.normalize,
+            embedder_only=model is not None and model.role is Role.EMBEDDER,
+            options=self.options,
+            urgency=urgency,
+            client=call.context.client,
+            answer=call.context.answer if answer is None else answer,
+            model=key,
+            leased=call.leased.get(key),
+        )
+
+
+async def vectors(call: Call, texts: list[str], work: EmbeddingWork) -> EmbeddingResult:
+    """Embed texts that have been checked, and count them."""
+    result = await call.run(work.run(texts, call, call.urgency), sentences=len(texts))
+    call.service.metrics.sentences.inc(len(texts))
+    return result
+
+
+@dataclass(frozen=True, slots=True)
+class Passages:
+    """The texts to score for a query, or each for its own; the request calls their list `field`."""
+
+    query: str | list[str]
+    texts: list[str]
+    field: str
+    truncation: TruncationOptions = CUT_AT_END
+
+
+async def rerank(
+    call: Call,
+    passages: Passages,
+    model: ServedModel | None,
+    *,
+    instruction: str | None = None,
+    raw: bool = False,
+) -> RerankResult:
+    """Score each passage: with a probability, or, with `raw`, with the model's own score.
+
+    Late interaction has no probabilities: its scores go through a sigmoid, which keeps the order.
+    """
+    check_passages(passages.query, passages.texts, passages.field, call.service.settings)
+    check_rerank_options(await models_for(call, model), instruction=instruction)
+    request = RerankRequest(
+        passages.query,
+        passages.texts,
+        normalize=not raw,
+        instruction=instruction,
+        truncation=passages.truncation,
+    )
+    with _errors_name("passages", passages.field):
+        result = await scores(call, request, model)
+    is_fused = result.parts is not None
+    return replace(result, scores=sigmoid(result.scores)) if is_fused and not raw else result
+
+
+async def scores(call: Call, request: RerankRequest, model: ServedModel | None) -> RerankResult:
+    """Score passages that have been checked, for the client and with the urgency of `call`."""
+    request = _of_call(request, call, model)
+    work = call.service.engine.rerank(request, call.leased.get(request.model))
+    return await _count_pairs(call, work, len(request.passages))
+
+
+async def classify(
+    call: Call, request: ClassificationRequest, model: ServedModel | None
+) -> ClassificationResult:
+    """Classify inputs that have been checked, for the client and with the urgency of `call`."""
+    work = call.service.engine.classify(_of_call(request, call, model))
+    return await _count_pairs(call, work, len(request.inputs))
+
+
+def _of_call(request: Scoring, call: Call, model: ServedModel | None) -> Scoring:
+    context = call.context
+    return replace(
+        request,
+        urgency=call.urgency,
+        client=context.client,
+        model=key_of(model),
+        answer=context.answer,
+    )
+
+
+async def _count_pairs(call: Call, work: Coroutine[Any, Any, Scores], count: int) -> Scores:
+    result = await call.run(work, passages=count)
+    call.service.metrics.pairs.inc(count)
+    return result
+
+
+def vector_options(fields: EmbeddingFields, models: LoadedModels | None) -> VectorOptions:
+    """The options of vectors; raises `InvalidRequestError` for ones that contradict each other."""
+    # A kind that the request leaves out is made if it can be.
+    said = fields.model_fields_set
+    outputs = Outputs(fields.return_dense, fields.return_sparse, fields.return_colbert)
+    if models is not None:  # Otherwise the engine raises the error.
+        outputs = wanted_kinds(
+            models,
+            dense=fields.return_dense if "return_dense" in said else None,
+            sparse=fields.return_sparse if "return_sparse" in said else None,
+            colbert=fields.return_colbert if "return_colbert" in said else None,
+        )
+    if not (outputs or fields.muvera):
+        raise InvalidRequestError(
+            "nothing is asked for: set return_dense, return_sparse or return_colbert to true"
+        )
+    check_truncation(fields.truncate, fields.truncation_side)
+    options = VectorOptions(outputs, fields.output_dtype, fields.colbert_pool_factor, fields.muvera)
+    options.check(queries=fields.input_type == "query", tokens=fields.return_tokens)
+    return options
+
+
+def check_numbers(fields: EmbeddingFields, media_type: str, binary: list[str]) -> None:
+    """Raise `InvalidRequestError` for a number type that a format not in `binary` cannot hold."""
+    is_json = media_type not in binary
+    if is_json and fields.encoding != "base64" and fields.output_dtype in {"float16", "bfloat16"}:
+        raise InvalidRequestError(
+            f"the option output_dtype is {fields.output_dtype}, which JSON has no numbers for: set "
+            f"encoding to base64, or ask for {', '.join(binary)} in Accept"
+        )
+    if not is_json and fields.encoding == "base64":
+        raise InvalidRequestError(
+            f"the option encoding is for JSON, and Accept asks for {media_type}: send one of them"
+        )
+
+
+def as_asked_for(models: LoadedModels | None, model: ServedModel | None) -> LoadedModels | None:
+    """The models for a request that names `model`: the default embedder, named, works alone."""
+    if models is None or model is None or not model.is_default_embedder:
+        return models
+    return replace(models, dense=None)
+
+
+def model_names(settings: Settings, model: ServedModel | None = None) -> ModelNames:
+    """The model of each kind of vectors; `model` is the one that the request names."""
+    if model is not None and (model.further or model.is_default_embedder):
+        return ModelNames(dense=model.name, sparse=model.name, colbert=model.name)
+    bge = public_name(settings.embedding_model)
+    return ModelNames(dense=public_name(settings.dense_model), sparse=bge, colbert=bge)

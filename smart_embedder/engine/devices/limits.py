@@ -1,0 +1,179 @@
+"""What a forward may take: its seconds, with the watchdog of a stuck device, and its tokens."""
+
+import asyncio
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from smart_embedder.engine import clock
+from smart_embedder.engine.model import Model
+from smart_embedder.engine.scheduling.batcher import Batch, Limits
+from smart_embedder.errors import InferenceTimeoutError
+
+GPU_SECONDS = 15.0
+CPU_SECONDS = 30.0
+_SAFETY_FACTOR = 5.0
+# At this length a token takes twice as long as in the probe's short sequences, because the cost of
+# attention grows with the length (bge-m3 on a CPU; other models and GPUs reach that later).
+_DOUBLED_LENGTH = 2048
+# The clocks of the event loop and of this module may differ by their resolution.
+_CLOCK_TOLERANCE = 0.01
+# Forwards that fit, until a token budget that was halved is whole again.
+_RECOVERY_STEPS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardLimit:
+    """The most seconds of one forward.
+
+    `fixed` where it is set, else five times the seconds that the measurement at the start predicts
+    for the batch, and at least `least`. A job that has its own time limit is held to that instead.
+    `seconds_per_token` is the measurement, `seconds_of` that of models measured by themselves.
+    """
+
+    fixed: float | None
+    least: float
+    seconds_per_token: float = 0.0
+    seconds_of: Mapping[Model, float] = field(default_factory=dict)
+
+    def predicted(self, batch: Batch) -> float:
+        """Seconds that a batch takes by the measurement; 0 if nothing was measured."""
+        lengths = np.fromiter(map(len, batch.sequences), dtype=np.float64)
+        tokens = float((lengths * (1 + lengths / _DOUBLED_LENGTH)).sum())
+        return tokens * self.seconds_of.get(batch.model, self.seconds_per_token)
+
+    def of_batch(self, batch: Batch) -> float:
+        """Seconds for a whole batch."""
+        if self.fixed is not None:
+            return self.fixed
+        return max(self.least, _SAFETY_FACTOR * self.predicted(batch))
+
+    def split(self, batch: Batch) -> "BatchLimits":
+        """Seconds for each slice of a batch, and for the device."""
+        whole = self.of_batch(batch)
+        jobs = [batch_slice.job for batch_slice in batch.slices]
+        return BatchLimits(
+            slices=[whole if job.time_left is None else job.time_left for job in jobs],
+            device=max(whole if job.time_limit is None else job.time_limit for job in jobs),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLimits:
+    """Seconds that one forward may take: `slices` for each slice's caller, in order.
+
+    `device` is how long the device may take, which does not depend on how much of its time limit a
+    job has left.
+    """
+
+    slices: list[float]
+    device: float
+
+
+@dataclass(slots=True)
+class ServiceRate:
+    """A running mean of the tokens per second of a device."""
+
+    tokens_per_second: float = 0.0
+
+    def observe(self, tokens: int, seconds: float) -> None:
+        """Take one forward into account."""
+        now = tokens / max(seconds, 1e-9)
+        last = self.tokens_per_second or now
+        self.tokens_per_second = 0.8 * last + 0.2 * now
+
+
+class DeviceWatchdog:
+    """Measures how long the device has not returned from a forward.
+
+    `on_stuck` is called once no forward has come back for twice as long as one may take.
+    """
+
+    def __init__(self, on_stuck: Callable[[], None]) -> None:
+        self._on_stuck = on_stuck
+        self._limits: list[float] = []
+        self._since = 0.0
+        self._alarm: asyncio.TimerHandle | None = None
+
+    @contextmanager
+    def over(self, limit: float) -> Iterator[None]:
+        """Watch a forward that may take `limit` seconds from the end of the one before it."""
+        if not self._limits:
+            self._since = clock.now()
+        self._limits.append(limit)
+        self._set_alarm()
+        try:
+            yield
+        finally:
+            self._limits.remove(limit)
+            self._since = clock.now()
+            self._set_alarm()
+
+    @property
+    def stuck_seconds(self) -> float:
+        """Seconds since a forward returned, if that is more than twice its limit; else 0."""
+        longest = max(self._limits, default=math.inf)
+        away = clock.now() - self._since
+        return away if away > 2 * longest else 0.0
+
+    def _set_alarm(self) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+        if self._limits:
+            left = self._since + 2 * max(self._limits) - clock.now()
+            loop = asyncio.get_running_loop()
+            self._alarm = loop.call_later(max(0.0, left) + _CLOCK_TOLERANCE, self._on_stuck)
+
+
+async def fail_overdue(
+    batch: Batch, limits: BatchLimits, running: "asyncio.Future[list[Any]]"
+) -> None:
+    """Wait for the forward; fail each job at the moment when its time limit passes.
+
+    The forward itself cannot be stopped and occupies the device until it returns.
+    """
+    began = clock.now()
+    order = sorted(range(len(batch.slices)), key=limits.slices.__getitem__)
+    for index in order:
+        left = began + limits.slices[index] - clock.now()
+        await asyncio.wait({running}, timeout=max(0.0, left))
+        if running.done():
+            return
+        job = batch.slices[index].job
+        seconds = limits.slices[index] if job.time_limit is None else job.time_limit
+        of_request = job.time_limit is not None
+        what, setting = ("forwards", "RERANK_GPU") if of_request else ("forward", "GPU_PROCESS")
+        job.fail(
+            InferenceTimeoutError(
+                f"the {what} took longer than {seconds:g} seconds ({setting}_TIMEOUT)"
+            )
+        )
+
+
+class TokenBudget:
+    """The limits of a forward: halved when a batch ran out of memory, then slowly restored."""
+
+    def __init__(
+        self, tokens: int, max_sequences: int | None = None, max_requests: int | None = None
+    ) -> None:
+        self._most = tokens
+        self._now = tokens
+        self._max_sequences = max_sequences
+        self._max_requests = max_requests
+
+    @property
+    def limits(self) -> Limits:
+        """The limits of the next forward."""
+        return Limits(self._now, self._max_sequences, self._max_requests)
+
+    def shrink(self, failed_tokens: int) -> None:
+        """Lower the budget to half of `failed_tokens`, which did not fit."""
+        self._now = max(1, min(self._now, failed_tokens // 2))
+
+    def recover(self) -> None:
+        """Raise the budget by a hundredth of the whole, after a forward that fitted."""
+        self._now = min(self._most, self._now + max(1, self._most // _RECOVERY_STEPS))

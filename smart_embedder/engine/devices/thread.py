@@ -1,0 +1,273 @@
+"""The threads of a device, and the guard that makes its errors the engine's own.
+
+Knows nothing of batches: a thread runs calls, one after the other.
+"""
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+import structlog
+
+from smart_embedder.errors import (
+    DeviceCrashedError,
+    DeviceFailedError,
+    InferenceError,
+    OutOfMemoryError,
+)
+
+Result = TypeVar("Result")
+
+
+def outcome_of(call: Callable[[], Result]) -> Result | Exception:
+    """What `call` returns, or the error that it raises."""
+    try:
+        return call()
+    except Exception as error:  # noqa: BLE001 - the caller decides what any error means
+        return error
+
+
+log = structlog.get_logger(__name__)
+_Work = SimpleQueue[Callable[[], object] | None]
+
+
+class _Current(threading.local):
+    """The hook of the current thread for calls that preempt a forward."""
+
+    run_preempting: Callable[[], bool] = staticmethod(lambda: False)
+
+
+_current = _Current()
+
+
+def run_preempting_call() -> bool:
+    """Run one waiting call that preempts the current one; return whether there was one.
+
+    A model calls this between two layers of a forward. It does nothing in a thread that is not a
+    device thread, and within a call that itself preempts another.
+    """
+    return _current.run_preempting()
+
+
+class DeviceThread:
+    """Runs calls one after the other on its own thread, which is replaced if it dies.
+
+    A `ThreadPoolExecutor` would not replace it, and every later call would wait for ever. The
+    thread is a daemon, so that one that never returns from its device does not keep the process
+    alive. `initializer` is called first in each thread.
+    """
+
+    def __init__(self, name: str, initializer: Callable[[], None] | None = None) -> None:
+        self._name = name
+        self._initializer = initializer
+        self._lock = threading.Lock()
+        self._work: _Work = SimpleQueue()
+        self._preempting: deque[Callable[[], None]] = deque()
+        self._pending: deque[Future[Any]] = deque()
+        self._thread: threading.Thread | None = None
+
+    async def run(self, call: Callable[[], Result], *, preempts: bool = False) -> Result:
+        """Run `call`; return its result or raise its error, `InferenceError` if the thread ends.
+
+        With `preempts` it may run within another call: see `run_preempting_call`.
+        """
+        future: Future[Result] = Future()
+        answer = partial(self._answer, future, call)
+        with self._lock:
+            if self._thread is None:
+                self._thread = self._start()
+            self._pending.append(future)
+            if preempts:
+                self._preempting.append(answer)
+            self._work.put(self._run_preempting if preempts else answer)
+        return await asyncio.wrap_future(future)
+
+    async def close(self, seconds: float) -> None:
+        """Let the thread end after the calls so far; wait for it, `seconds` at most.
+
+        Python aborts if it exits while a thread is inside a forward.
+        """
+        self._work.put(None)
+        thread = self._thread
+        if thread is not None:
+            await asyncio.to_thread(thread.join, seconds)
+
+    def _start(self) -> threading.Thread:
+        # A new queue: calls left in that of a dead thread were failed.
+        self._work = SimpleQueue()
+        self._preempting.clear()
+        thread = threading.Thread(
+            target=self._serve, args=(self._work,), name=self._name, daemon=True
+        )
+        thread.start()
+        return thread
+
+    def _serve(self, work: _Work) -> None:
+        try:
+            if self._initializer is not None:
+                self._initializer()
+            _current.run_preempting = self._run_preempting
+            while (call := work.get()) is not None:
+                call()
+                del call  # It may hold a model that is to be unloaded.
+        except SystemExit:
+            log.exception("device_thread_ended")
+        finally:
+            with self._lock:
+                self._thread = None
+                unanswered, self._pending = self._pending, deque()
+            for future in unanswered:
+                if not future.done():
+                    future.set_exception(
+                        InferenceError("the device thread ended in the middle of its work")
+                    )
+
+    def _run_preempting(self) -> bool:
+        if not self._preempting:
+            return False
+        answer = self._preempting.popleft()
+        _current.run_preempting = lambda: False
+        try:
+            answer()
+        finally:
+            _current.run_preempting = self._run_preempting
+        return True
+
+    def _answer(self, future: "Future[Any]", call: Callable[[], Any]) -> None:
+        if future.set_running_or_notify_cancel():
+            outcome = outcome_of(call)
+            if isinstance(outcome, Exception):
+                future.set_exception(outcome)
+            else:
+                future.set_result(outcome)
+        self._pending.remove(future)
+
+
+# Makes a thread from its name and its initializer.
+ThreadFactory = Callable[[str, Callable[[], None] | None], DeviceThread]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceThreads:
+    """`launching` launches forwards, `collecting` waits for their results.
+
+    A GPU has both, so that the next batch is launched while the last one is computed. A CPU
+    computes in `launching` and has no `collecting`.
+    """
+
+    launching: DeviceThread
+    collecting: DeviceThread | None = None
+
+    @property
+    def preemptible(self) -> bool:
+        """Whether a call may run within another."""
+        return self.collecting is None
+
+    @property
+    def most_batches(self) -> int:
+        """The most batches in flight at once."""
+        return 1 if self.preemptible else 2
+
+    async def compute(
+        self,
+        launch: Callable[[], Callable[[], Result]],
+        launched: asyncio.Event,
+        *,
+        preempts: bool = False,
+    ) -> Result:
+        """Call `launch`, set `launched`, then call what `launch` returned; return its result.
+
+        If the device is `preemptible`, a call that `preempts` may run within another.
+        """
+
+        def compute_at_once() -> Result:
+            return launch()()
+
+        if self.collecting is None:
+            return await self.launching.run(compute_at_once, preempts=preempts)
+        collect = await self.launching.run(launch)
+        launched.set()
+        return await self.collecting.run(collect)
+
+    async def close(self, seconds: float) -> None:
+        """End both, as `DeviceThread.close`."""
+        both = [each for each in (self.launching, self.collecting) if each is not None]
+        await asyncio.gather(*(thread.close(seconds) for thread in both))
+
+
+_RETRY_AFTER = 30
+# Messages of PyTorch's allocators and libraries, and of CUDA's driver, in a plain RuntimeError.
+_OUT_OF_MEMORY = (
+    "out of memory",
+    "can't allocate memory",
+    "ALLOC_FAILED",
+    "OUT_OF_MEMORY",
+    # On a slice of a GPU (MIG) PyTorch may not ask who has the memory that is missing.
+    "NVML_SUCCESS ==",
+)
+# Numbers of CUDA's runtime, which HIP's are alike. After some errors the device computes on: wrong
+# arguments, no kernel for this GPU, too few resources for a launch, not supported, a capture.
+_PASSING = frozenset({1, 9, 98, 209, 222, 400, 600, 701, 720, 801, *range(900, 909), 910, 912})
+# Others come from the device itself, whatever it computes: it is taken, gone, lost to another
+# process, or its memory or its links are broken.
+_OF_HARDWARE = frozenset({46, 100, 101, 201, 214, 220, 709, 806, 810, 911, 999})
+
+
+class DeviceGuard:
+    """Runs calls in a device's threads, and turns errors of the device into the engine's own."""
+
+    def __init__(self, free_memory: Callable[[], object]) -> None:
+        self._free_memory = free_memory
+
+    def guard(self, call: Callable[[], Result]) -> Result:
+        """The result of `call`.
+
+        Raises `OutOfMemoryError`, after freeing memory, if it ran out. Where every later call would
+        fail as well it raises `DeviceFailedError`, or `DeviceCrashedError` if what was computed may
+        be the cause.
+        """
+        try:
+            return call()
+        except (MemoryError, RuntimeError) as error:
+            if _is_out_of_memory(error):
+                pass
+            elif not _is_of_accelerator(error) or _code_of(error) in _PASSING:
+                raise
+            elif _code_of(error) in _OF_HARDWARE:
+                raise DeviceFailedError(
+                    "a device has failed while it computed this", retry_after=_RETRY_AFTER
+                ) from error
+            else:
+                raise DeviceCrashedError(
+                    "a device has failed while it computed this, which may be the cause and is "
+                    "computed on no other"
+                ) from error
+        # Outside the handler: the error keeps the tensors of the failed forward alive.
+        self._free_memory()
+        raise OutOfMemoryError(
+            "the device has too little memory for this", retry_after=_RETRY_AFTER
+        )
+
+
+def _is_out_of_memory(error: MemoryError | RuntimeError) -> bool:
+    """Recognised by name and message: the engine does not import torch."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    return any(message in str(error) for message in _OUT_OF_MEMORY)
+
+
+def _is_of_accelerator(error: MemoryError | RuntimeError) -> bool:
+    """Whether it is an error of the GPU's driver or runtime."""
+    return any(each.__name__ == "AcceleratorError" for each in type(error).__mro__)
+
+
+def _code_of(error: MemoryError | RuntimeError) -> int | None:
+    """Its number, which PyTorch adds to errors that it raises itself."""
+    code = getattr(error, "error_code", None)
+    return code if isinstance(code, int) else None

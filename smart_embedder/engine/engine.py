@@ -1,0 +1,378 @@
+"""The engine's public class: `async with Engine(settings, load_models) as engine: ...`."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
+from dataclasses import replace
+from functools import partial
+from types import TracebackType
+from typing import Self, TypeVar
+
+from smart_embedder.engine.checks import UNLIMITED, AnswerMemory, wanted_kinds
+from smart_embedder.engine.devices.pool import DevicePool, find_failure, start_failure
+from smart_embedder.engine.devices.thread import DeviceThread, ThreadFactory
+from smart_embedder.engine.model import LoadedModels, Loader
+from smart_embedder.engine.model_pool import ModelPool
+from smart_embedder.engine.pooled_model import ModelState, ModelStatus, default_statuses
+from smart_embedder.engine.records import (
+    NO_OPTIONS,
+    ClassificationResult,
+    EmbeddingOptions,
+    EmbeddingResult,
+    RerankResult,
+)
+from smart_embedder.engine.requests.cache import CachedForwards, make_cache
+from smart_embedder.engine.requests.embedding import (
+    EmbeddingPipeline,
+    EmbedRequest,
+    Forwards,
+    VectorSource,
+)
+from smart_embedder.engine.requests.reranking import (
+    ClassificationPipeline,
+    ClassificationRequest,
+    RerankingPipeline,
+    RerankRequest,
+)
+from smart_embedder.engine.scheduling.admission import Admission, TokenizerThreads
+from smart_embedder.engine.scheduling.batcher import DEFAULT_URGENCY
+from smart_embedder.engine.scheduling.fairness import ConcurrencyLimit
+from smart_embedder.engine.scheduling.job import Purpose
+from smart_embedder.engine.scheduling.queue import JobQueue
+from smart_embedder.errors import (
+    DrainingError,
+    EmptyInputError,
+    InvalidRequestError,
+    LoadingError,
+    UnhealthyError,
+)
+from smart_embedder.observability.metrics import Metrics
+from smart_embedder.settings import Settings
+
+Result = TypeVar("Result")
+
+# The most seconds that a request waits for a place before it is refused.
+_ACQUIRE_TIMEOUT = 0.5
+
+
+class ActiveRequests:
+    """The number of requests in work, and an event for when there is none."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._none_left = asyncio.Event()
+        self._none_left.set()
+
+    @contextmanager
+    def track(self) -> Iterator[None]:
+        """Count one request within the block."""
+        self._count += 1
+        self._none_left.clear()
+        try:
+            yield
+        finally:
+            self._count -= 1
+            if not self._count:
+                self._none_left.set()
+
+    async def wait_for_none(self) -> None:
+        """Wait until no request is in work."""
+        await self._none_left.wait()
+
+
+class Pipelines:
+    """Embedding, reranking and classification over one queue, with the limits of the settings."""
+
+    def __init__(
+        self, settings: Settings, queue: JobQueue, devices: DevicePool, metrics: Metrics
+    ) -> None:
+        self._devices = devices
+        threads = settings.tokenizer_threads
+        self.tokenizer_threads = TokenizerThreads(None if threads == "auto" else threads)
+        admission = Admission(queue, self.tokenizer_threads, metrics)
+        waiting = self._limit(
+            settings.max_queue_size, "embedding requests wait (MAX_QUEUE_SIZE)", Purpose.EMBEDDING
+        )
+        scoring = self._limit(
+            settings.rerank_max_queue,
+            "rerank requests are in work (RERANK_MAX_QUEUE)",
+            Purpose.RERANKING,
+        )
+        self._cache = make_cache(settings, metrics)
+        forwards = Forwards(admission, waiting)
+        source: VectorSource = forwards
+        if self._cache is not None:
+            source = CachedForwards(forwards, self._cache, admission, metrics)
+        time_limit = settings.rerank_gpu_timeout
+        self.embedding = EmbeddingPipeline(admission, source)
+        self.reranking = RerankingPipeline(admission, scoring, time_limit)
+        self.classification = ClassificationPipeline(admission, scoring, time_limit)
+        metrics.watch_queue(lambda: waiting.held)
+        metrics.set_capacities(embedding=settings.max_queue_size, rerank=settings.rerank_max_queue)
+
+    def _limit(self, capacity: int, what: str, purpose: Purpose) -> ConcurrencyLimit:
+        full = f"the queue is full: {capacity} {what}"
+        seconds_to_place = partial(self._devices.seconds_to_place, purpose)
+        return ConcurrencyLimit(capacity, _ACQUIRE_TIMEOUT, full, seconds_to_place)
+
+    async def close(self) -> None:
+        """End the tokenizer threads, and the connections of the cache."""
+        self.tokenizer_threads.close()
+        if self._cache is not None:
+            await self._cache.close()
+
+
+class Engine:
+    """Owns the models, the queue and the device threads.
+
+    `start` loads the models; until it returns, and after `close` was called, `embed` refuses with
+    an `UnavailableError`. Usable in-process as an async context manager. `make_thread` makes the
+    threads of the devices and of the loader.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        loader: Loader,
+        metrics: Metrics | None = None,
+        make_thread: ThreadFactory = DeviceThread,
+    ) -> None:
+        self._settings = settings
+        self._metrics = metrics or Metrics()
+        self._loader = loader
+        self._queue = JobQueue()
+        self._devices = DevicePool(settings, self._queue, self._metrics, make_thread)
+        self._further = ModelPool(settings, self._devices, self._metrics, make_thread)
+        self._pipelines = Pipelines(settings, self._queue, self._devices, self._metrics)
+        self._models: LoadedModels | None = None
+        self._requests = ActiveRequests()
+        self._closing = self._aborted = False
+        self._loading: asyncio.Future[LoadedModels] | None = None
+        self._metrics.watch_device(lambda: self._devices.stuck_seconds)
+        self._metrics.watch_models(
+            [status.name for status in self.statuses],
+            [state.value for state in ModelState],
+            lambda index: self.statuses[index].state.value,
+        )
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    @property
+    def models(self) -> LoadedModels | None:
+        """The warm models, or None while they are being loaded."""
+        return self._models
+
+    def loaded(self, model: str | None = None) -> LoadedModels | None:
+        """The models that serve requests for `model` of MODELS; None while it is not loaded.
+
+        Without `model`, the default models.
+        """
+        return self._models if model is None else self._further.loaded(model)
+
+    @property
+    def statuses(self) -> list[ModelStatus]:
+        """The state of each model: the default ones, and then those of MODELS."""
+        has_failed = start_failure(self._loading) is not None
+        own = default_statuses(self._settings, self._models, has_failed=has_failed)
+        return [
+            replace(status, token_budgets=self._devices.token_budgets(status.name))
+            for status in (*own, *self._further.statuses)
+        ]
+
+    @property
+    def closing(self) -> bool:
+        """Whether `close` was called."""
+        return self._closing
+
+    @property
+    def failed_devices(self) -> list[str]:
+        """The devices that have failed and are out of service; the others serve on."""
+        return self._devices.failed
+
+    @property
+    def failure(self) -> Exception | None:
+        """The fault after which only a restart helps, if there is one: see `find_failure`."""
+        return find_failure(self._loading, self._devices, closing=self._closing)
+
+    async def start(self) -> None:
+        """Load and warm the models; raises `StartupError` if that fails."""
+        self._loading = asyncio.ensure_future(self._devices.start(self._loader))
+        models = await self._loading
+        if models.device.read_memory is not None:
+            self._metrics.watch_memory(models.read_memory)
+        self._metrics.start_models(models.names)
+        await self._further.start(models)
+        self._models = models
+
+    async def close(self) -> None:
+        """Refuse new requests, serve the accepted ones, and end the threads.
+
+        Requests that are not served within SHUTDOWN_TIMEOUT are aborted. A forward that is still
+        running then gets SHUTDOWN_TIMEOUT to return, or no time after `abort`.
+        """
+        self._closing = True
+        try:
+            async with asyncio.timeout(self._settings.shutdown_timeout):
+                await self._requests.wait_for_none()
+        except TimeoutError:
+            self.abort()
+            await self._requests.wait_for_none()
+        await self._further.close()
+        await self._devices.close(0 if self._aborted else self._settings.shutdown_timeout)
+        await self._pipelines.close()
+
+    def abort(self) -> None:
+        """Fail every accepted request: each waiting caller gets a `DrainingError`."""
+        self._closing = self._aborted = True
+        error = DrainingError("the service was stopped before this was done", retry_after=5)
+        self._devices.abort(error)
+        self._further.abort(error)
+        self._pipelines.tokenizer_threads.abort(error)
+
+    async def embed(
+        self,
+        texts: list[str],
+        *,
+        dense: bool | None = None,
+        sparse: bool | None = None,
+        colbert: bool | None = None,
+        states: bool = False,
+        normalize_dense: bool = False,
+        embedder_only: bool = False,
+        options: EmbeddingOptions = NO_OPTIONS,
+        urgency: int = DEFAULT_URGENCY,
+        client: str = "",
+        answer: AnswerMemory = UNLIMITED,
+        model: str | None = None,
+        leased: LoadedModels | None = None,
+    ) -> EmbeddingResult:
+        """Embed texts; a text's vectors never depend on the other texts.
+
+        `model` is a name in MODELS; without it the default models are used. `leased` is what a
+        `lease` of it has yielded, if the caller has one.
+
+        A kind of vectors that is None is made if the models make it. `states` asks for the last
+        hidden state of every token, by the model that makes dense vectors. `embedder_only` leaves
+        out DENSE_EMBEDDING_MODEL: EMBEDDING_MODEL makes dense vectors, too. `urgency` is that of
+        RFC 9218, 0 to 7; each step towards 0 doubles the request's share of the device. `client`
+        names whom the request is for: places in the queue and the device are shared fairly between
+        clients. `answer` is asked for room as soon as it is known what the vectors will hold.
+        Raises `EmptyInputError` without texts, `InvalidRequestError` where nothing is asked for or
+        an option has no effect, `KindNotMadeError` for a kind that is not made, `TextTooLongError`
+        where `options` forbid to cut a text, `UnavailableError` (loading, draining, unhealthy,
+        queue full, out of memory), `InferenceTimeoutError` where a forward takes too long, or
+        `InferenceError`.
+        """
+        if not texts:
+            raise EmptyInputError("there are no texts to embed")
+        async with self._leased(model, leased) as loaded:
+            models = replace(loaded, dense=None) if embedder_only else loaded
+            outputs = wanted_kinds(
+                models, dense=dense, sparse=sparse, colbert=colbert, states=states
+            )
+            if not outputs:
+                raise InvalidRequestError("nothing is asked for: choose dense, sparse or colbert")
+            request = EmbedRequest(
+                texts, outputs, options, normalize_dense, urgency, client, answer
+            )
+            return await self._pipelines.embedding.run(models, request)
+
+    async def run_tokenizer(
+        self,
+        call: Callable[[LoadedModels], Result],
+        texts: list[str],
+        *,
+        client: str = "",
+        model: str | None = None,
+    ) -> Result:
+        """The result of `call`, which tokenises `texts` with the models, on a tokenizer thread.
+
+        `model` is as in `embed`. Takes no place in the queue. Raises `UnavailableError` as `embed`
+        does.
+        """
+        async with self.lease(model) as models:
+            threads = self._pipelines.tokenizer_threads
+            return await threads.run(partial(call, models), texts, client)
+
+    async def rerank(
+        self, request: RerankRequest, leased: LoadedModels | None = None
+    ) -> RerankResult:
+        """Score each passage for its query; the scores are in the order of the passages.
+
+        `leased` is as in `embed`.
+        Raises `EmptyInputError` for a blank query or without passages, `InvalidRequestError` where
+        there is neither one query nor one for each passage, `InferenceTimeoutError` where the
+        forwards take longer than RERANK_GPU_TIMEOUT, and the other errors of `embed`.
+        """
+        request.check()
+        async with self._leased(request.model, leased) as models:
+            return await self._pipelines.reranking.run(models, request)
+
+    async def classify(self, request: ClassificationRequest) -> ClassificationResult:
+        """The logits of each input's labels, from a reranker that is a classifier.
+
+        Raises `EmptyInputError` without inputs, `InvalidRequestError` where the reranker is no
+        classifier, and the other errors of `rerank`.
+        """
+        if not request.inputs:
+            raise EmptyInputError("there are no texts to classify")
+        async with self.lease(request.model) as models:
+            return await self._pipelines.classification.run(models, request)
+
+    def _leased(
+        self, model: str | None, leased: LoadedModels | None
+    ) -> AbstractAsyncContextManager[LoadedModels]:
+        """A second lease within a first one would wait where the model has to give way."""
+        return self.lease(model) if leased is None else nullcontext(leased)
+
+    @asynccontextmanager
+    async def lease(
+        self, model: str | None = None, seconds: float | None = None
+    ) -> AsyncIterator[LoadedModels]:
+        """Accept a request; its models stay loaded, and `close` waits, until the block ends.
+
+        A `model` of MODELS that is not loaded is waited for, at most `seconds` (nine tenths of
+        REQUEST_TIMEOUT by default). Raises `UnavailableError` as `embed` does.
+        """
+        models = self._ready()
+        with self._requests.track():
+            if model is None:
+                yield models
+                self._further.relieve()
+                return
+            async with self._further.lease(model, seconds) as leased:
+                yield leased
+
+    async def load(self, model: str) -> None:
+        """Load a model of MODELS, if it is not loaded; raises the errors of `lease`."""
+        async with self.lease(model):
+            pass
+
+    async def unload(self, model: str) -> None:
+        """Unload a model of MODELS after the requests that use it; later ones load it again.
+
+        Raises `UnavailableError` as `embed` does, and where those requests take too long.
+        """
+        self._ready()
+        with self._requests.track():
+            await self._further.unload(model)
+
+    def _ready(self) -> LoadedModels:
+        if self._closing:
+            raise DrainingError("the service is shutting down", retry_after=5)
+        failure = self.failure
+        if failure is not None:
+            raise UnhealthyError(str(failure), retry_after=30) from failure.__cause__
+        if self._models is None:
+            raise LoadingError("the models are still being loaded", retry_after=5)
+        return self._models

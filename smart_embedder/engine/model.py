@@ -1,0 +1,391 @@
+"""The models' interface, as the engine calls it, and what a loader hands over.
+
+`smart_embedder.models` implements both; nothing here knows how a model computes or where its files
+lie.
+"""
+
+import gc
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+from smart_embedder import __version__
+from smart_embedder.engine.records import (
+    CUT_AT_END,
+    InputType,
+    Outputs,
+    SpecialToken,
+    TokenIds,
+    TokenizedPair,
+    TokenizedText,
+    TokenSpans,
+    TruncationOptions,
+)
+from smart_embedder.settings import Settings
+from smart_embedder.settings.types import ModelEntry
+
+# The kernel and its services, or the context of a process on a GPU.
+_OF_SYSTEM = 2**30
+_MEGABYTE, _GIGABYTE = 10**6, 10**9
+
+
+class Model(Protocol):
+    """A loaded model as the device thread sees it."""
+
+    @property
+    def name(self) -> str:
+        """The name that answers carry."""
+
+    @property
+    def max_length(self) -> int:
+        """The most tokens of one sequence, special tokens included."""
+
+    @property
+    def max_batch_sequences(self) -> int | None:
+        """The most sequences in one forward; None for no limit."""
+
+    def launch(
+        self, sequences: list[TokenIds], outputs: Sequence[Outputs]
+    ) -> Callable[[], Sequence[Any]]:
+        """Launch the forward of one batch, in the device thread, with `outputs` of each sequence.
+
+        Returns a function that waits for the forward, in any thread, and returns a result for each
+        sequence, in order. The result is an `InferenceError` for a sequence that has made a number
+        that is not finite.
+        """
+
+    @property
+    def special_tokens(self) -> tuple[list[SpecialToken], list[SpecialToken]]:
+        """The special tokens before, and those after, every text."""
+
+    def token_spans(self, text: str) -> Iterator[TokenSpans]:
+        """The tokens of a whole text, slice by slice; safe to call from several threads."""
+
+    def decode(self, ids: list[int], *, skip_special_tokens: bool) -> str:
+        """The text of these tokens; ids outside the vocabulary are left out."""
+
+
+class Embedder(Model, Protocol):
+    """A model whose results are `TextEmbedding`s, with None for kinds not asked for or not made."""
+
+    @property
+    def kinds(self) -> Outputs:
+        """The kinds of vectors that it makes."""
+
+    @property
+    def colbert_width(self) -> int:
+        """Numbers in each ColBERT vector; 0 where it makes none."""
+
+    @property
+    def dense_width(self) -> int:
+        """Numbers in a dense vector."""
+
+    @property
+    def states_width(self) -> int:
+        """Numbers in a hidden state."""
+
+    @property
+    def pooling(self) -> str:
+        """How the hidden states become a dense vector, such as `cls` or `mean`."""
+
+    @property
+    def normalizes(self) -> bool:
+        """Whether its dense vectors always have unit length."""
+
+    @property
+    def min_dimensions(self) -> int | None:
+        """The fewest dimensions that it was trained for; None if it was trained for all only."""
+
+    @property
+    def prompts(self) -> Mapping[str, str]:
+        """Its prompts by name, from its sentence-transformers configuration."""
+
+    @property
+    def reads_input_type(self) -> bool:
+        """Whether it reads queries and documents differently, apart from their prompts."""
+
+    @property
+    def default_prompt(self) -> str:
+        """The prompt of requests that name none."""
+
+    def tokenize(
+        self,
+        texts: list[str],
+        prompt: str = "",
+        truncation: TruncationOptions = CUT_AT_END,
+        input_type: InputType | None = None,
+    ) -> list[TokenizedText]:
+        """Token ids of each text behind `prompt`; safe to call from several threads."""
+
+    def colbert_tokens(self, ids: TokenIds) -> TokenIds:
+        """The token behind each ColBERT vector of the sequence `ids`."""
+
+    def token_strings(self, ids: TokenIds) -> list[str]:
+        """The strings of these tokens in the vocabulary."""
+
+
+class Reranker(Model, Protocol):
+    """A model whose results are scores."""
+
+    @property
+    def reads_instruction(self) -> bool:
+        """Whether it reads an instruction."""
+
+    @property
+    def scores_are_logits(self) -> bool:
+        """Whether its scores are logits, whose sigmoid is a probability."""
+
+    @property
+    def refusal(self) -> str | None:
+        """Why it cannot score passages, if it cannot: a classifier may have no label for that."""
+
+    def tokenize_pairs(
+        self,
+        query: str,
+        passages: list[str],
+        instruction: str | None,
+        truncation: TruncationOptions = CUT_AT_END,
+    ) -> list[TokenizedPair]:
+        """Token ids of the query with each passage; safe to call from several threads."""
+
+
+@runtime_checkable
+class Classifier(Model, Protocol):
+    """A model whose results are `[labels]` float32 logits where `Outputs.logits` asks for them."""
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The name of each logit."""
+
+    def tokenize_input(
+        self, text: str, other: str | None, truncation: TruncationOptions = CUT_AT_END
+    ) -> TokenizedText:
+        """Token ids of a text alone, or of two together; safe to call from several threads."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceInfo:
+    """The hardware that the models run on, as /health and /stats show it.
+
+    On a GPU, `read_memory` returns bytes by kind: allocated, reserved, free or total.
+    """
+
+    name: str
+    description: str
+    dtype: str
+    attention: str
+    gpu_available: bool = False
+    device_count: int = 0
+    memory_bytes: int | None = None
+    read_memory: Callable[[str], int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedPath:
+    """An implementation of an operation that failed the proof at the start, and why."""
+
+    operation: str
+    path: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """How a model is computed: its number format, and the implementation of each operation."""
+
+    name: str
+    dtype: str
+    paths: dict[str, str]
+    refused: tuple[RefusedPath, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryUsage:
+    """The size of a memory and how much of it is in use, in bytes; `own` is this process's part."""
+
+    used: int
+    total: int
+    own: int | None = None
+
+    @property
+    def of_others(self) -> int:
+        """What other programs hold, apart from what the system itself needs; 0 if not known."""
+        if self.own is None:
+            return 0
+        return max(0, self.used - self.own - min(_OF_SYSTEM, self.total // 10))
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The measurement of a model's forwards on a device."""
+
+    max_batch_tokens: int
+    seconds_per_token: float
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedModel:
+    """A model on one device.
+
+    `measure` runs its first forwards in steps, each in the device's thread, which may do other work
+    between two: it yields None after each step, and then the measurement. Called with false, it
+    measures less, so that the other work hardly waits. The other fields are as in `LoadedModels`.
+    """
+
+    model: Model
+    device: DeviceInfo
+    measure: Callable[[bool], Iterator[Measured | None]]
+    free_memory: Callable[[], object]
+    prepare_thread: Callable[[], None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedModels:
+    """One model on all of its devices.
+
+    `describe` tells how it is computed, once `measure` has run. `fingerprint` identifies what was
+    read of its files, where a cache needs that.
+    """
+
+    models: tuple[PlacedModel, ...]
+    describe: Callable[[], ModelInfo]
+    fingerprint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadPlan:
+    """How to load a model: `needs` are the bytes that it takes of each memory, by name.
+
+    `files` differs from that of an earlier plan if the model's files were changed or replaced.
+    """
+
+    needs: Mapping[str, int]
+    load: Callable[[], PlacedModels]
+    files: str = ""
+
+
+class ModelLoader(Protocol):
+    """Loads single models in its own thread while others serve."""
+
+    def prepare_thread(self) -> None:
+        """Give the calling thread the lowest priority."""
+
+    def plan(self, entry: ModelEntry) -> LoadPlan:
+        """Find the model's files, which may be downloaded; raises `StartupError` without them."""
+
+    def read_memory(self, name: str) -> MemoryUsage:
+        """The usage of a memory that is named in a plan."""
+
+    def free_memory(self) -> None:
+        """Return the memory of unloaded models to the system."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModels:
+    """Everything a loader made: warm models, their device, and the token budget of one forward.
+
+    `dense` is the separate model for dense vectors, if there is one. With `late_interaction`,
+    `embedder` reranks; otherwise `reranker` does, if there is one. `demo` describes the demo model
+    where one is served. `seconds_per_token` was measured at the start. `free_memory` makes the
+    device's allocator return memory that it does not use. `replicas` are the same models on further
+    devices. `infos` tell how each model is computed. `fingerprints` identify what was read of each
+    embedder's files, where a cache needs that. `prepare_thread` is called first in each thread that
+    computes on the device. `loader` loads the models of MODELS. `kinds` are the kinds of vectors
+    that the models make together.
+    """
+
+    embedder: Embedder
+    device: DeviceInfo
+    max_batch_tokens: int
+    dense: Embedder | None = None
+    reranker: Reranker | None = None
+    late_interaction: bool = False
+    demo: str | None = None
+    seconds_per_token: float = 0.0
+    free_memory: Callable[[], object] = gc.collect
+    replicas: "tuple[LoadedModels, ...]" = ()
+    infos: tuple[ModelInfo, ...] = ()
+    fingerprints: Mapping[Model, str] = field(default_factory=dict)
+    prepare_thread: Callable[[], None] | None = None
+    loader: ModelLoader | None = None
+    kinds: Outputs = field(init=False)
+
+    @property
+    def dense_model(self) -> Embedder:
+        """The model that makes the dense vectors."""
+        return self.embedder if self.dense is None else self.dense
+
+    def __post_init__(self) -> None:
+        """Set what every request asks for."""
+        dense, rest = self.dense_model.kinds, self.embedder.kinds
+        kinds = Outputs(dense.dense, rest.sparse, rest.colbert, dense.states)
+        object.__setattr__(self, "kinds", kinds)
+
+    @property
+    def each(self) -> list[Model]:
+        """All models that run on the device."""
+        models = (self.embedder, self.dense, self.reranker)
+        return [model for model in models if model is not None]
+
+    def dtype_of(self, model: Model) -> str:
+        """The number format of one of these models."""
+        own = (info.dtype for info in self.infos if info.name == model.name)
+        return next(own, self.device.dtype)
+
+    def identity_of(self, model: Embedder) -> str:
+        """A text that differs between any two models whose vectors of one text differ."""
+        files = self.fingerprints.get(model, "")
+        options = f"{self.dtype_of(model)} {model.max_length} {model.pooling} {model.normalizes}"
+        return f"{__version__} {model.name} {files} {options}"
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all models."""
+        return [model.name for model in self.each]
+
+    def read_memory(self, kind: str) -> int:
+        """Bytes of this kind, on all devices that report them."""
+        readers = (device.read_memory for device in self.devices)
+        return sum(read(kind) for read in readers if read is not None)
+
+    @property
+    def devices(self) -> list[DeviceInfo]:
+        """The devices of these models and of their replicas."""
+        return [self.device, *(replica.device for replica in self.replicas)]
+
+
+Loader = Callable[[Settings], LoadedModels]
+
+
+@dataclass(frozen=True, slots=True)
+class Download:
+    """How much of a model's files is on the disk: `done` of `total` bytes."""
+
+    model: str
+    done: int
+    total: int
+
+    @property
+    def percent(self) -> int:
+        """The share of the bytes on the disk, rounded down: 100 only when all are there."""
+        return 100 * self.done // self.total
+
+    def __str__(self) -> str:
+        return (
+            f"{self.model} is being downloaded: {human_size(self.done)} of "
+            f"{human_size(self.total)} ({self.percent} %)"
+        )
+
+
+class DownloadStatus:
+    """The running download, or None; written by the loader's threads, read by any thread."""
+
+    def __init__(self) -> None:
+        self.current: Download | None = None
+
+
+def human_size(count: int) -> str:
+    """A number of bytes as text, in GB or, below one of them, in MB."""
+    if count >= _GIGABYTE:
+        return f"{count / _GIGABYTE:.1f} GB"
+    return f"{count / _MEGABYTE:.0f} MB"

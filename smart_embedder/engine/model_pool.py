@@ -1,0 +1,473 @@
+"""The models of MODELS: loaded when they are needed, unloaded when memory is.
+
+A request leases its model. What nobody leases may be unloaded, the least recently used first,
+unless it is pinned. Where a model is waited for and every other one is leased, one that has had its
+turn gives way: new requests wait, it is unloaded after those that have it, and loaded again when
+its turn comes. One model is loaded at a time, in a thread that leaves the processor to others.
+"""
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from functools import partial
+
+import structlog
+
+from smart_embedder.engine import clock
+from smart_embedder.engine.devices.pool import DevicePool, device_of_model_failed
+from smart_embedder.engine.devices.thread import DeviceThread, ThreadFactory
+from smart_embedder.engine.model import LoadedModels, ModelLoader, human_size
+from smart_embedder.engine.pooled_model import (
+    LoadingQueue,
+    ModelStatus,
+    PooledModel,
+    Residence,
+    models_with,
+)
+from smart_embedder.errors import (
+    DrainingError,
+    LoadingError,
+    MemoryTakenError,
+    ModelTooLargeError,
+    SmartEmbedderError,
+    StartupError,
+    UnavailableError,
+)
+from smart_embedder.observability.metrics import Metrics
+from smart_embedder.settings import Settings
+
+log = structlog.get_logger(__name__)
+
+# Seconds between two looks at the memory.
+PAUSE = 1.0
+# Of the time of a request; the rest is for its own work.
+SHARE_FOR_LOADING = 0.9
+# Of the time of a request that waits for another model, what one may serve meanwhile.
+_SHARE_FOR_TURN = 0.25
+# Seconds after which a command that came to nothing may be tried again.
+_PAUSE_OF_COMMANDS = 10
+
+
+class ModelRoom:
+    """Frees memory by `unload` and `free_memory`, where more than `threshold` of one is in use.
+
+    `models` are in the memories that `loader` reads. `longest_turn` are the seconds after which a
+    busy model gives way to one that waits, whatever its own loading took.
+    """
+
+    def __init__(
+        self,
+        models: Sequence[PooledModel],
+        loader: ModelLoader,
+        devices: DevicePool,
+        queue: LoadingQueue,
+        *,
+        threshold: float,
+        unload: Callable[[PooledModel], Awaitable[None]],
+        free_memory: Callable[[], Awaitable[None]],
+        longest_turn: float,
+    ) -> None:
+        self._models = models
+        self._loader = loader
+        self._devices = devices
+        self._queue = queue
+        self._threshold = threshold
+        self._unload = unload
+        self._free_memory = free_memory
+        self._longest_turn = longest_turn
+        self._lease_ended = asyncio.Event()
+
+    def note_end_of_lease(self) -> None:
+        """A request has ended, so that a model may be idle now."""
+        self._lease_ended.set()
+
+    async def make(self, model: PooledModel) -> None:
+        """Unload idle models until there is room for this one; wait for those that are busy.
+
+        Raises `ModelTooLargeError` where no waiting helps, `MemoryTakenError` where other programs
+        hold the memory, and `LoadingError` where nobody waits for the model any more.
+        """
+        for memory, needed in model.needs.items():
+            if needed > await self._left(memory):
+                await self._make(model, memory)
+
+    async def _make(self, model: PooledModel, memory: str) -> None:
+        # What allocators keep counts as in use, and must neither unload nor refuse a model.
+        await self._free_memory()
+        has_paused = False
+        while (shortage := model.needs[memory] - await self._left(memory)) > 0:
+            idle = self.idle(memory)
+            busy = [each for each in self._unpinned(memory) if each not in idle]
+            most = sum(each.needs[memory] for each in (*idle, *busy))
+            if not has_paused and not (idle and shortage <= most):
+                # For what a request that has just ended still holds.
+                await asyncio.sleep(PAUSE)
+                await self._free_memory()
+                has_paused = True
+                continue
+            if shortage > most:
+                raise await self._refusal(model, memory, shortage - most)
+            if idle:
+                await self._unload(idle[0])
+            else:
+                await self._wait_for_lease_to_end(model, busy)
+
+    async def _left(self, memory: str) -> int:
+        """Bytes that are free below the threshold; negative if more is in use."""
+        usage = await asyncio.to_thread(self._loader.read_memory, memory)
+        return int(usage.total * self._threshold) - usage.used
+
+    async def _refusal(
+        self, model: PooledModel, memory: str, missing: int
+    ) -> MemoryTakenError | ModelTooLargeError:
+        """The error of a model that lacks so many bytes even with all others unloaded.
+
+        `MemoryTakenError` where it would fit without the memory of other programs.
+        """
+        needed = model.needs[memory]
+        usage = await asyncio.to_thread(self._loader.read_memory, memory)
+        if missing <= usage.of_others:
+            return MemoryTakenError(
+                f"the model {model.name} needs {human_size(needed)} of the memory of {memory}, of "
+                f"which other programs hold {human_size(usage.of_others)}: it is loaded when they "
+                "have left enough"
+            )
+        return ModelTooLargeError(
+            f"the model {model.name} needs {human_size(needed)} of the memory of {memory}, and at "
+            f"most {human_size(max(0, needed - missing))} can be had below "
+            f"MODEL_MEMORY_THRESHOLD={self._threshold:g}, where pinned models and the default ones "
+            "stay"
+        )
+
+    async def wait_until_idle(self, model: PooledModel) -> None:
+        """Wait until no request and no batch uses a model that gives way.
+
+        Requests that have waited for its loading use it before.
+        """
+        while model.is_awaited or self._is_busy(model):
+            await self._lease_end(PAUSE)
+
+    async def relieve(self) -> None:
+        """Unload idle models while more memory is in use than the threshold allows."""
+        for memory in dict.fromkeys(name for model in self._unpinned() for name in model.needs):
+            if await self._left(memory) < 0:
+                await self._free_memory()
+            while await self._left(memory) < 0 and (idle := self.idle(memory)):
+                await self._unload(idle[0])
+
+    def idle(self, memory: str | None = None) -> list[PooledModel]:
+        """The models that may be unloaded, the least recently used first."""
+        return [each for each in self._unpinned(memory) if not self._is_busy(each)]
+
+    def _unpinned(self, memory: str | None = None) -> list[PooledModel]:
+        """The loaded models, in this memory or in any, the least recently used first."""
+        loaded = (
+            model
+            for model in self._models
+            if model.residence is not None
+            and not model.entry.pinned
+            and (memory is None or memory in model.needs)
+        )
+        return sorted(loaded, key=lambda model: model.last_used)
+
+    def _is_busy(self, model: PooledModel) -> bool:
+        """Whether a request has it, or a batch whose caller has left."""
+        residence = model.residence
+        return model.is_held or (residence is not None and self._devices.is_using(residence.model))
+
+    async def _wait_for_lease_to_end(self, model: PooledModel, busy: list[PooledModel]) -> None:
+        """Wait until a busy one may be idle; one that has had its turn has to become so."""
+        if not model.is_held:
+            used_by = ", ".join(each.name for each in busy)
+            raise LoadingError(f"the memory for the model {model.name} is in use by {used_by}")
+        first = min(busy, key=lambda each: each.turn_left(self._longest_turn))
+        left = first.turn_left(self._longest_turn)
+        first.gives_way = left <= 0
+        self._queue.expect_room(left)
+        await self._lease_end(min(left, PAUSE) if left > 0 else PAUSE)
+
+    async def _lease_end(self, most: float) -> None:
+        """Wait for a lease to end, at most so long: a batch whose caller has left ends none.
+
+        `asyncio.wait_for` would lose a cancellation at that moment (in Python 3.11), and whoever
+        ends the service would wait.
+        """
+        self._lease_ended.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(most):
+                await self._lease_ended.wait()
+
+
+class ModelPool:
+    """Loads and unloads models beside those that are there always, the `defaults`."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        devices: DevicePool,
+        metrics: Metrics,
+        make_thread: ThreadFactory = DeviceThread,
+    ) -> None:
+        entries = settings.models or ()
+        self._models = {entry.public_name: PooledModel(entry) for entry in entries}
+        self._threshold = settings.model_memory_threshold
+        self._request_timeout = settings.request_timeout
+        self._devices = devices
+        self._metrics = metrics
+        self._make_thread = make_thread
+        for model in self._models.values():
+            metrics.watch_further_model(model.name, partial(getattr, model, "leases"))
+        self._one_at_a_time = asyncio.Lock()
+        self._to_load = LoadingQueue()
+        self._looked_at = -math.inf
+        self._relief: asyncio.Task[None] | None = None
+        self._starting = True
+        self._commands: set[asyncio.Timeout] = set()
+        self._abort_error: DrainingError | None = None
+        self._defaults: LoadedModels | None = None
+
+    @property
+    def statuses(self) -> list[ModelStatus]:
+        """The state of each."""
+        return [model.status for model in self._models.values()]
+
+    def loaded(self, name: str) -> LoadedModels | None:
+        """What requests for this model work with; None while it is not loaded."""
+        residence = self._models[name].residence
+        return None if residence is None else residence.models
+
+    async def start(self, defaults: LoadedModels) -> None:
+        """Load the models that are there from the start; one that fails keeps nobody else out."""
+        if not self._models:
+            return
+        if defaults.loader is None:
+            raise StartupError("MODELS is set, and the loader of the models loads no further ones")
+        self._defaults, self._loader = defaults, defaults.loader
+        self._thread = self._make_thread("model-loader", defaults.loader.prepare_thread)
+        self._room = ModelRoom(
+            list(self._models.values()),
+            defaults.loader,
+            self._devices,
+            self._to_load,
+            threshold=self._threshold,
+            unload=self._unload,
+            free_memory=self._free_memory,
+            longest_turn=_SHARE_FOR_TURN * self._request_timeout,
+        )
+        for model in self._models.values():
+            if model.entry.load == "start":
+                await self._begin(model)
+        self._starting = False
+
+    @asynccontextmanager
+    async def lease(self, name: str, seconds: float | None) -> AsyncIterator[LoadedModels]:
+        """What a request for this model works with, which stays loaded within the block.
+
+        Waits at most so many seconds for its loading. Raises `LoadingError` where that takes
+        longer, `ModelNotLoadedError` where it fails, and `ModelTooLargeError` where there is no
+        room for it.
+        """
+        model = self._models[name]
+        model.leases += 1
+        try:
+            most = SHARE_FOR_LOADING * self._request_timeout if seconds is None else seconds
+            residence = await self._residence(model, most)
+            if not self._devices.serves(residence.model):
+                raise device_of_model_failed()
+            model.users, model.promised_until = model.users + 1, 0.0
+            try:
+                yield residence.models
+            finally:
+                model.users -= 1
+        finally:
+            model.leases -= 1
+            model.last_used = clock.now()
+            self._room.note_end_of_lease()
+            self.relieve()
+
+    async def unload(self, name: str) -> None:
+        """Unload it after the requests that use it, also if it is pinned; later ones wait for it.
+
+        Raises `UnavailableError` where it cannot be unloaded within the time of a request.
+        """
+        command = asyncio.timeout(None)
+        self._commands.add(command)
+        try:
+            async with command:
+                await self._unload_in_turn(self._models[name])
+        except TimeoutError:
+            raise self._aborted() from None
+        finally:
+            self._commands.discard(command)
+
+    async def _unload_in_turn(self, model: PooledModel) -> None:
+        async with AsyncExitStack() as alone:
+            try:
+                async with asyncio.timeout(SHARE_FOR_LOADING * self._request_timeout):
+                    await alone.enter_async_context(self._one_at_a_time)
+                    if model.residence is None:
+                        return
+                    model.gives_way = True
+                    try:
+                        await self._room.wait_until_idle(model)
+                    finally:
+                        model.gives_way = False
+            except TimeoutError:
+                raise UnavailableError(
+                    f"the model {model.name} is still in use, or another one is still being loaded",
+                    retry_after=_PAUSE_OF_COMMANDS,
+                ) from None
+            await self._unload(model)
+
+    def relieve(self) -> None:
+        """After work was done, unload what is idle if too much memory is in use."""
+        if self._defaults is None or self._relief is not None:
+            return
+        now = clock.now()
+        if now < self._looked_at + PAUSE:
+            return
+        self._looked_at = now
+        if self._room.idle():
+            self._relief = asyncio.create_task(self._relieve(), name="relieve-memory")
+
+    def abort(self, error: DrainingError) -> None:
+        """Fail every request that waits for a model, and every command."""
+        self._abort_error = error
+        for command in self._commands:
+            command.reschedule(asyncio.get_running_loop().time())
+        for model in self._models.values():
+            if model.loading is not None:
+                model.loading.cancel()
+
+    async def close(self) -> None:
+        """End what goes on in the background; a thread that loads is left to itself."""
+        loading = (model.loading for model in self._models.values())
+        running = {task for task in (*loading, self._relief) if task is not None}
+        for task in running:
+            task.cancel()
+        if running:
+            await asyncio.wait(running)
+        if self._defaults is not None:
+            await self._thread.close(0)
+
+    async def _residence(self, model: PooledModel, seconds: float) -> Residence:
+        if model.residence is None or model.gives_way:
+            await self._wait_for(model, seconds)
+        if model.residence is None:  # Unloaded again before this request could go on.
+            raise self._still_loading(model)
+        return model.residence
+
+    async def _wait_for(self, model: PooledModel, seconds: float) -> None:
+        if (refusal := model.refusal) is not None:
+            raise refusal
+        loading = self._begin(model)
+        if not model.is_measured or self._to_load.seconds_left(model) <= seconds:
+            await asyncio.wait({loading}, timeout=seconds)
+        if self._abort_error is not None:
+            raise self._aborted()
+        if not loading.done():
+            raise self._still_loading(model)
+        if (error := loading.result()) is not None:
+            raise type(error)(str(error), retry_after=error.retry_after)
+
+    def _aborted(self) -> DrainingError:
+        error = self._abort_error
+        assert error is not None  # noqa: S101 - only `abort` ends what waits
+        return DrainingError(str(error), retry_after=error.retry_after)
+
+    def _still_loading(self, model: PooledModel) -> LoadingError:
+        left = math.ceil(self._to_load.seconds_left(model))
+        model.promise(left)
+        return LoadingError(f"the model {model.name} is still being loaded", retry_after=left)
+
+    def _begin(self, model: PooledModel) -> "asyncio.Task[SmartEmbedderError | None]":
+        """Load it, unless that is under way."""
+        if model.loading is None:
+            self._to_load.add(model)
+            model.loading = asyncio.create_task(self._load(model), name=f"load-{model.name}")
+        return model.loading
+
+    async def _load(self, model: PooledModel) -> SmartEmbedderError | None:
+        """Load it when its turn comes; returns what its requests are told if that fails."""
+        try:
+            async with self._one_at_a_time:
+                if model.residence is not None:  # It was to give way, and did not have to.
+                    return None
+                # As a value: whatever it is, those who wait must hear of it.
+                (outcome,) = await asyncio.gather(self._bring(model), return_exceptions=True)
+        finally:
+            self._to_load.remove(model)
+            model.loading = None
+        if isinstance(outcome, Residence):
+            self._note_success(model, outcome)
+            return None
+        if isinstance(outcome, LoadingError) and not isinstance(outcome, MemoryTakenError):
+            return outcome  # Nobody waits for it any more.
+        if not isinstance(outcome, Exception):
+            raise outcome
+        self._note_failure(model, outcome)
+        return model.refusal
+
+    def _note_success(self, model: PooledModel, residence: Residence) -> None:
+        seconds = model.succeed(residence)
+        self._to_load.note_speed(model.nbytes, seconds)
+        self._metrics.model_loads.labels(model.name, "success").inc()
+        log.info("model_loaded", model=model.name, seconds=round(seconds, 2), bytes=model.nbytes)
+
+    def _note_failure(self, model: PooledModel, error: Exception) -> None:
+        if isinstance(error, MemoryTakenError):
+            log.warning("model_waits_for_memory", model=model.name, reason=str(error))
+            model.fail(error)
+            return
+        own = isinstance(error, SmartEmbedderError)
+        reason = str(error) if own else f"{type(error).__name__}: {error}"
+        traceback = {} if own else {"exc_info": error}
+        log.error("model_load_failed", model=model.name, reason=reason, **traceback)
+        self._metrics.model_loads.labels(model.name, "failure").inc()
+        model.fail(error if isinstance(error, ModelTooLargeError) else None)
+
+    async def _bring(self, model: PooledModel) -> Residence:
+        """Find it, make room for it, load it and let the devices serve it."""
+        assert self._defaults is not None  # noqa: S101 - requests come after the start
+        model.begin()
+        plan = await self._thread.run(partial(self._loader.plan, model.entry))
+        model.needs = plan.needs
+        try:
+            await self._room.make(model)
+        finally:
+            self._to_load.note_room()
+            for each in self._models.values():
+                each.gives_way = False
+        model.begin()
+        placed = await self._thread.run(plan.load)
+        if model.has_other_files(plan.files):
+            log.warning(
+                "model_files_replaced",
+                model=model.name,
+                effect="its vectors may differ from those that it made before",
+            )
+            self._metrics.model_replacements.labels(model.name).inc()
+        added = await self._devices.add(placed, thoroughly=self._starting)
+        tokens = min(self._devices.token_budgets(model.name).values())
+        return Residence(added, models_with(placed, model.entry.task, self._defaults, tokens))
+
+    async def _relieve(self) -> None:
+        try:
+            async with self._one_at_a_time:
+                await self._room.relieve()
+        finally:
+            self._relief = None
+
+    async def _unload(self, model: PooledModel) -> None:
+        residence = model.leave()
+        assert residence is not None  # noqa: S101 - only those that are loaded are unloaded
+        self._devices.remove(residence.model)
+        del residence  # What is unreferenced can be given back.
+        await self._free_memory()
+        self._metrics.model_unloads.labels(model.name).inc()
+        log.info("model_unloaded", model=model.name)
+
+    async def _free_memory(self) -> None:
+        """Give back to the system what is not referenced any more."""
+        await self._thread.run(self._loader.free_memory)

@@ -1,0 +1,356 @@
+"""A model of MODELS: its state, its leases, and how long it takes to load; and what /health shows.
+
+Nothing here loads or waits: `model_pool` does.
+"""
+
+import asyncio
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import cast, get_args
+
+from smart_embedder.engine import clock
+from smart_embedder.engine.checks import has_prompt_for
+from smart_embedder.engine.model import (
+    Embedder,
+    LoadedModels,
+    Model,
+    ModelInfo,
+    PlacedModels,
+    Reranker,
+)
+from smart_embedder.engine.records import InputType
+from smart_embedder.errors import (
+    MemoryTakenError,
+    ModelNotLoadedError,
+    ModelTooLargeError,
+    SmartEmbedderError,
+    UnavailableError,
+)
+from smart_embedder.settings import LATE_INTERACTION, NO_RERANKER, Settings
+from smart_embedder.settings.types import ModelEntry, public_name
+
+# Seconds until a model that could not be loaded is tried again.
+_PAUSE_AFTER_FAILURE = 30.0
+# The same where other programs hold its memory, which they may leave at any time.
+_PAUSE_FOR_MEMORY = 10.0
+# The expected seconds of loading a model of unknown size.
+_UNKNOWN_TIME = 10.0
+# Seconds after the time of Retry-After for which a model is kept.
+_GRACE = 1.0
+# A model serves for so many seconds at least, and so many times its loading time, before it gives
+# way to another one: two models that are always in demand should not spend their time on loading.
+_LEAST_TURN = 2.0
+_TIMES_LOADING = 4
+# Bytes of a model that are loaded in a second, until one has been measured.
+_USUAL_RATE = 200e6
+
+
+class ModelState(Enum):
+    """The state of a model; loading a `FAILED` one is tried again after a pause."""
+
+    UNLOADED = "unloaded"
+    LOADING = "loading"
+    READY = "ready"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelAbilities:
+    """What a model makes of texts.
+
+    `kinds` are those of `dense`, `sparse` and `colbert` that it makes, or of a reranker's `scores`
+    and `labels`. `input_types` change how it reads a text; `max_length` are its most tokens.
+    """
+
+    kinds: tuple[str, ...]
+    input_types: tuple[str, ...]
+    max_length: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelStatus:
+    """The state of one model.
+
+    `requests` is how many use it or wait for it. `load_seconds` is the duration of its latest
+    loading, and `reason` is why that failed or waits. `files_replaced` is how often it was loaded
+    from other files than the time before. While the model is loaded, `info` describes how it is
+    computed, `makes` what it makes, and `token_budgets` what one forward may hold on each device.
+    """
+
+    name: str
+    task: str
+    state: ModelState
+    pinned: bool
+    requests: int | None = None
+    load_seconds: float | None = None
+    reason: str | None = None
+    files_replaced: int | None = None
+    info: ModelInfo | None = None
+    makes: ModelAbilities | None = None
+    token_budgets: Mapping[str, int] = field(default_factory=dict)
+
+
+def abilities_of(task: str, models: LoadedModels) -> ModelAbilities | None:
+    """Those of the model that does the task alone; None where there is no such model."""
+    if task == "embed":
+        return _embedder_abilities(models.embedder)
+    return None if models.reranker is None else _reranker_abilities(models.reranker)
+
+
+def _embedder_abilities(model: Embedder) -> ModelAbilities:
+    kinds = tuple(kind for kind in ("dense", "sparse", "colbert") if getattr(model.kinds, kind))
+    types = tuple(each for each in get_args(InputType) if has_prompt_for(model, each))
+    return ModelAbilities(kinds, types, model.max_length)
+
+
+def _reranker_abilities(model: Reranker) -> ModelAbilities:
+    scores = () if model.refusal else ("scores",)
+    labels = ("labels",) if len(getattr(model, "labels", ())) > 1 else ()
+    return ModelAbilities((*scores, *labels), (), model.max_length)
+
+
+def default_statuses(
+    settings: Settings, models: LoadedModels | None, *, has_failed: bool
+) -> list[ModelStatus]:
+    """The statuses of the default models, which are never unloaded."""
+    state = ModelState.LOADING if models is None else ModelState.READY
+    if has_failed:
+        state = ModelState.FAILED
+    names = {settings.embedding_model: "embed", settings.dense_model: "embed"}
+    if settings.reranker_model not in {LATE_INTERACTION, NO_RERANKER}:
+        names |= {settings.reranker_model: "rerank"}
+    infos: dict[str, ModelInfo] = {}
+    makes: dict[str, ModelAbilities] = {}
+    if models is not None:
+        infos = {info.name: info for info in models.infos}
+        embedders = (models.embedder, models.dense_model)
+        makes = {each.name: _embedder_abilities(each) for each in embedders}
+        if models.reranker is not None:
+            makes[models.reranker.name] = _reranker_abilities(models.reranker)
+    return [
+        ModelStatus(
+            public, task, state, pinned=True, info=infos.get(public), makes=makes.get(public)
+        )
+        for name, task in names.items()
+        for public in [public_name(name)]
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Residence:
+    """A loaded model: `model` is the one of its jobs, `models` what its requests use."""
+
+    model: Model
+    models: LoadedModels
+
+
+@dataclass(slots=True, eq=False)
+class PooledModel:
+    """One model; to be used in the event loop's thread only.
+
+    `leases` counts the requests that use it or wait for it, and `users` those that use it. Until
+    `promised_until` a request may come that was told to come again. One that `gives_way` is to be
+    unloaded, for another model, as soon as no request uses it. `needs` are the bytes that it takes
+    of each memory, empty until they are known. The result of `loading` is the error, if it fails.
+    `replaced` counts the loadings that found other files than the one before.
+    """
+
+    entry: ModelEntry
+    leases: int = 0
+    users: int = 0
+    promised_until: float = 0.0
+    gives_way: bool = False
+    last_used: float = 0.0
+    needs: Mapping[str, int] = field(default_factory=dict)
+    residence: Residence | None = None
+    loading: "asyncio.Task[SmartEmbedderError | None] | None" = None
+    load_seconds: float | None = None
+    _began: float | None = None
+    _loaded_at: float = 0.0
+    _failed_at: float = 0.0
+    _failure: UnavailableError | None = None
+    _files: str | None = None
+    replaced: int = 0
+
+    @property
+    def name(self) -> str:
+        """What clients call it."""
+        return self.entry.public_name
+
+    @property
+    def state(self) -> ModelState:
+        """Where it stands."""
+        if self.residence is not None:
+            return ModelState.READY
+        if self.loading is not None:
+            return ModelState.LOADING
+        if isinstance(self._failure, MemoryTakenError):
+            return ModelState.UNLOADED if self.refusal is None else ModelState.LOADING
+        return ModelState.UNLOADED if self._failure is None else ModelState.FAILED
+
+    @property
+    def is_held(self) -> bool:
+        """Whether a request has it, waits for it, or was told to come back for it."""
+        if self.gives_way:
+            return self.users > 0
+        return self.leases > 0 or clock.now() < self.promised_until
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether a request that has waited for its loading is about to have it."""
+        return self.leases > self.users and self.loading is None
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that it takes of all memories together."""
+        return sum(self.needs.values())
+
+    def wait(self) -> None:
+        """It is to be loaded after others."""
+        self._began = None
+
+    def promise(self, seconds: float) -> None:
+        """A request was told to come again after so many seconds: keep the model for it."""
+        self.promised_until = clock.now() + seconds + _GRACE
+
+    def begin(self) -> None:
+        """Loading begins, or there is room for it now: the wait for room is not counted."""
+        self._began = clock.now()
+
+    def has_other_files(self, files: str) -> bool:
+        """Note what it was loaded from; whether that was replaced since it was loaded before."""
+        before, self._files = self._files, files
+        is_replaced = before is not None and before != files
+        self.replaced += is_replaced
+        return is_replaced
+
+    def succeed(self, residence: Residence) -> float:
+        """Loading has succeeded; return the seconds that it took."""
+        self.residence, self._failure = residence, None
+        self.last_used = self._loaded_at = clock.now()
+        self.load_seconds = self._loaded_at - (self._began or self._loaded_at)
+        return self.load_seconds
+
+    def fail(self, of_memory: ModelTooLargeError | MemoryTakenError | None) -> None:
+        """Loading has failed: refuse requests until a pause is over."""
+        self._failed_at = clock.now()
+        # The reason of any other failure may name folders of this machine.
+        message = f"the model {self.name} could not be loaded; the log says why"
+        self._failure = of_memory or ModelNotLoadedError(message)
+
+    def leave(self) -> Residence | None:
+        """Become unloaded; return the residence that it had."""
+        residence, self.residence = self.residence, None
+        self.gives_way = False
+        return residence
+
+    def turn_left(self, longest: float) -> float:
+        """Seconds until it gives way to another model; it serves at most `longest` seconds."""
+        turn = max(_LEAST_TURN, _TIMES_LOADING * (self.load_seconds or 0.0))
+        return self._loaded_at + min(turn, longest) - clock.now()
+
+    @property
+    def refusal(self) -> UnavailableError | None:
+        """The error of requests during the pause after a failure; None at other times."""
+        is_taken = isinstance(self._failure, MemoryTakenError)
+        pause = _PAUSE_FOR_MEMORY if is_taken else _PAUSE_AFTER_FAILURE
+        left = math.ceil(self._failed_at + pause - clock.now())
+        if self._failure is None or left <= 0:
+            return None
+        # Waiting alone makes no room.
+        seconds = None if isinstance(self._failure, ModelTooLargeError) else left
+        return type(self._failure)(str(self._failure), retry_after=seconds)
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether the time of its loading can be estimated."""
+        return bool(self.load_seconds or self.nbytes)
+
+    def seconds_left(self, bytes_per_second: float) -> float:
+        """Seconds that its loading still takes once it begins; at least 1."""
+        expected = self.load_seconds or self.nbytes / bytes_per_second or _UNKNOWN_TIME
+        elapsed = 0.0 if self._began is None else clock.now() - self._began
+        # Loading that takes longer than expected is expected to take half as long again.
+        return max(1.0, expected - elapsed, elapsed / 2 if elapsed > expected else 0.0)
+
+    @property
+    def status(self) -> ModelStatus:
+        """The state, as /health shows it."""
+        residence, state = self.residence, self.state
+        is_refused = residence is None and self._failure is not None
+        models = residence and residence.models
+        return ModelStatus(
+            self.name,
+            self.entry.task,
+            state,
+            pinned=self.entry.pinned,
+            requests=self.leases,
+            load_seconds=self.load_seconds,
+            reason=str(self._failure) if is_refused else None,
+            files_replaced=self.replaced,
+            info=models.infos[-1] if models else None,
+            makes=abilities_of(self.entry.task, models) if models else None,
+        )
+
+
+def models_with(
+    placed: PlacedModels, task: str, defaults: LoadedModels, max_batch_tokens: int
+) -> LoadedModels:
+    """The models of its requests: an embedder alone, or a reranker beside the default models."""
+    first, info = placed.models[0], placed.describe()
+    if task == "rerank":
+        infos = (*defaults.infos, info)
+        reranker = cast(Reranker, first.model)
+        return replace(
+            defaults,
+            reranker=reranker,
+            late_interaction=False,
+            infos=infos,
+            max_batch_tokens=max_batch_tokens,
+        )
+    return LoadedModels(
+        embedder=cast(Embedder, first.model),
+        device=first.device,
+        max_batch_tokens=max_batch_tokens,
+        infos=(info,),
+        fingerprints={first.model: placed.fingerprint},
+    )
+
+
+class LoadingQueue:
+    """The models that wait to be loaded, the one that is being loaded first."""
+
+    def __init__(self) -> None:
+        self._models: list[PooledModel] = []
+        self._bytes_per_second = _USUAL_RATE
+        self._room_at = -math.inf
+
+    def add(self, model: PooledModel) -> None:
+        """Let the model wait behind the others."""
+        model.wait()
+        self._models.append(model)
+
+    def remove(self, model: PooledModel) -> None:
+        """The model was loaded, or could not be."""
+        self._models.remove(model)
+
+    def expect_room(self, seconds: float) -> None:
+        """The first model waits for memory, which others will have left after so many seconds."""
+        self._room_at = clock.now() + seconds
+
+    def note_room(self) -> None:
+        """The first model waits for memory no longer."""
+        self._room_at = -math.inf
+
+    def note_speed(self, nbytes: int, seconds: float) -> None:
+        """A model of so many bytes took so many seconds."""
+        self._bytes_per_second = nbytes / max(seconds, 1e-3) or _USUAL_RATE
+
+    def seconds_left(self, model: PooledModel) -> float:
+        """Until the model is loaded, those before it included."""
+        place = self._models.index(model) + 1 if model in self._models else 0
+        models = self._models[:place] or [model]
+        loading = sum(each.seconds_left(self._bytes_per_second) for each in models)
+        return loading + max(0.0, self._room_at - clock.now())

@@ -1,0 +1,251 @@
+"""Admission: tokenize off the event loop, then queue jobs until the device has taken them.
+
+The threads of the tokenizers are shared fairly between clients, and huge texts have their own.
+"""
+
+import asyncio
+import os
+import re
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from contextvars import ContextVar, copy_context
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+from smart_embedder.engine import clock
+from smart_embedder.engine.model import Model
+from smart_embedder.engine.scheduling.fairness import FairSemaphore
+from smart_embedder.engine.scheduling.job import Job
+from smart_embedder.engine.scheduling.queue import JobQueue
+from smart_embedder.errors import SmartEmbedderError
+from smart_embedder.observability.metrics import Metrics
+from smart_embedder.observability.tracing import Stage, Timings
+
+Result = TypeVar("Result")
+
+_MOST_THREADS = 8
+# U+FDFA becomes 18 characters under NFKC, U+3316 18 bytes, U+1D160 12 under NFC.
+_LIGATURES = re.compile(
+    "[\u2474-\u24b5\u3200-\u33ff\ufd00-\ufdff\U0001d100-\U0001d1ff\U0001f100-\U0001f2ff]"
+)
+NORMALIZATION_GROWTHS = (1, 4, 18)
+# A tokenizer takes about a second for these.
+_HUGE_CHARACTERS = 1_000_000
+# Scanned in one call, during which Python's other threads wait.
+_SCAN_CHARACTERS = 65_536
+
+# Set when nobody waits any longer for the result of the call that runs on this thread.
+_given_up: ContextVar[threading.Event | None] = ContextVar("given_up", default=None)
+
+
+class GivenUpError(Exception):
+    """Nobody waits for the result of this call any longer; seen only on its thread."""
+
+
+def stop_if_given_up() -> None:
+    """Raise `GivenUpError` where nobody waits any longer for the call that runs on this thread."""
+    given_up = _given_up.get()
+    if given_up is not None and given_up.is_set():
+        raise GivenUpError
+
+
+class TokenizerThreads:
+    """`count` threads for requests of usual size, and one for huge ones, which take seconds."""
+
+    def __init__(self, count: int | None) -> None:
+        usual = count or min(os.cpu_count() or 1, _MOST_THREADS)
+        self._usual = _FairThreads(usual, "tokenizer")
+        self._huge = _FairThreads(1, "tokenizer-huge")
+        self._scopes: set[asyncio.Timeout] = set()
+        self._aborted_by: SmartEmbedderError | None = None
+
+    async def run(self, call: Callable[[], Result], texts: list[str], client: str) -> Result:
+        """Run `call`, which tokenises `texts`, on a thread; return its result."""
+        # It has no deadline until all are aborted.
+        scope = asyncio.timeout(None)
+        try:
+            async with scope:
+                self._scopes.add(scope)
+                if self._aborted_by is not None:
+                    raise self._aborted_by
+                threads = self._huge if await self._are_huge(texts, client) else self._usual
+                return await threads.run(call, client)
+        except TimeoutError:
+            if self._aborted_by is not None and scope.expired():
+                raise self._aborted_by from None
+            raise
+        finally:
+            self._scopes.discard(scope)
+
+    def abort(self, error: SmartEmbedderError) -> None:
+        """Fail every call, those that run, wait and come."""
+        self._aborted_by = error
+        while self._scopes:
+            self._scopes.pop().reschedule(asyncio.get_running_loop().time())
+
+    async def _are_huge(self, texts: list[str], client: str) -> bool:
+        characters = sum(map(len, texts))
+        if characters > _HUGE_CHARACTERS:
+            return True
+        if characters * NORMALIZATION_GROWTHS[-1] <= _HUGE_CHARACTERS or all(
+            map(str.isascii, texts)
+        ):
+            return False
+        return await self._usual.run(partial(_are_huge_normalized, texts), client)
+
+    def close(self) -> None:
+        """Cancel the calls that have not begun."""
+        for threads in (self._usual, self._huge):
+            threads.close()
+
+
+class _FairThreads:
+    """A thread pool whose next free thread goes to the waiting client that uses the fewest."""
+
+    def __init__(self, count: int, name: str) -> None:
+        self._permits = FairSemaphore(count)
+        self._threads = ThreadPoolExecutor(count, thread_name_prefix=name)
+
+    async def run(self, call: Callable[[], Result], client: str) -> Result:
+        """Run `call` on a thread.
+
+        If the caller is cancelled, the call ends where it next calls `stop_if_given_up`, and
+        occupies the thread until then.
+        """
+        await self._permits.acquire(client)
+        given_up, context = threading.Event(), copy_context()
+        context.run(_given_up.set, given_up)
+
+        def free(done: "asyncio.Future[Result]") -> None:
+            self._permits.release(client)
+            if not done.cancelled():
+                done.exception()  # Marks it as retrieved: the caller may have been cancelled.
+
+        running = asyncio.get_running_loop().run_in_executor(self._threads, context.run, call)
+        running.add_done_callback(free)
+        try:
+            return await asyncio.shield(running)
+        finally:
+            given_up.set()
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _are_huge_normalized(texts: list[str]) -> bool:
+    """Whether the texts are huge once they are normalized."""
+    return sum(map(_normalized_characters, texts)) > _HUGE_CHARACTERS
+
+
+def _normalized_characters(text: str) -> int:
+    """An upper bound, apart from the small growth of characters other than ligatures."""
+    stop_if_given_up()
+    parts = (text[i : i + _SCAN_CHARACTERS] for i in range(0, len(text), _SCAN_CHARACTERS))
+    return sum(
+        len(part)
+        * (
+            NORMALIZATION_GROWTHS[-1]
+            if normalization_growth(part) == NORMALIZATION_GROWTHS[-1]
+            else 1
+        )
+        for part in parts
+    )
+
+
+def normalization_growth(text: str) -> int:
+    """The most characters that normalization makes of one in `text`: in NORMALIZATION_GROWTHS.
+
+    Under NFC, NFD, NFKC and NFKD alike; those characters have at most four bytes for each of this
+    number, in UTF-8.
+    """
+    if text.isascii():
+        return 1
+    return 18 if _LIGATURES.search(text) else 4
+
+
+Tokens = TypeVar("Tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenized(Generic[Tokens]):
+    """The result of a tokenizer, and when it ran."""
+
+    value: Tokens
+    stage: Stage
+
+
+class Admission:
+    """Tokenises the texts of requests that hold a permit, and queues their jobs."""
+
+    def __init__(self, queue: JobQueue, threads: TokenizerThreads, metrics: Metrics) -> None:
+        self._queue = queue
+        self._threads = threads
+        self._metrics = metrics
+
+    async def tokenize(
+        self, model: Model, call: Callable[[], Tokens], texts: list[str], client: str
+    ) -> Tokenized[Tokens]:
+        """Run `call`, which tokenises `texts` with the tokenizer of `model`, on another thread."""
+        started = clock.now()
+        value = await self.run_off_loop(call, texts, client)
+        ended = clock.now()
+        self._metrics.tokenize.observe(ended - started)
+        return Tokenized(value, Stage("tokenize", started, ended, model.name))
+
+    async def run_off_loop(
+        self, call: Callable[[], Result], texts: list[str], client: str
+    ) -> Result:
+        """Run `call`, whose cost grows with the size of `texts`, on a tokenizer thread."""
+        return await self._threads.run(call, texts, client)
+
+    async def submit(self, *jobs: Job) -> None:
+        """Queue jobs; return when the device has taken all of them, or raise when one fails.
+
+        Cancelling the caller cancels the jobs.
+        """
+        with ExitStack() as undo:
+            undo.callback(_cancel, jobs)
+            for job in jobs:
+                self._queue.put(job)
+            await asyncio.gather(*(job.dequeued() for job in jobs))
+            undo.pop_all()
+
+    async def run(self, job: Job) -> list[Any]:
+        """Queue a job; return its results, or raise the error that it fails with."""
+        await self.submit(job)
+        (results,) = await self.results(job)
+        return results
+
+    async def results(self, *jobs: Job) -> list[list[Any]]:
+        """The results of each job; if one fails, the others are cancelled."""
+        try:
+            return await asyncio.gather(*(job.result() for job in jobs))
+        finally:
+            _cancel(jobs)
+
+
+def _cancel(jobs: Iterable[Job]) -> None:
+    for job in jobs:
+        job.cancel()
+
+
+def timings_of(started: float, *, tokenized: Iterable[Stage], jobs: Iterable[Job]) -> Timings:
+    """Seconds in each stage until now; `queue` is all time outside tokenizing and forwards."""
+    total = clock.now() - started
+    tokenized, jobs = tuple(tokenized), tuple(jobs)
+    tokenize = sum(stage.ended - stage.began for stage in tokenized)
+    inference = sum(job.inference_seconds for job in jobs)
+    stages = (*tokenized, *(stage for job in jobs for stage in _stages_of(job)))
+    return Timings(tokenize, max(0.0, total - tokenize - inference), inference, total, stages)
+
+
+def _stages_of(job: Job) -> Iterator[Stage]:
+    """The wait for the first forward, and the time from there to the end of the last one."""
+    taken, completed, model = job.first_taken_at, job.last_completed_at, job.model.name
+    if taken is not None:
+        yield Stage("queue", job.enqueued_at, taken, model)
+        if completed is not None:
+            yield Stage("forward", taken, completed, model, job.inference_seconds)

@@ -1,0 +1,198 @@
+"""How many requests may be in work at once, divided fairly between the clients."""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Generator
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+from smart_embedder.errors import QueueFullError
+
+Result = TypeVar("Result")
+
+
+class FairSemaphore:
+    """`capacity` permits; a freed one goes to the waiting client that holds the fewest."""
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._free = capacity
+        self._held: dict[str, int] = {}
+        self._waiters: dict[str, deque[asyncio.Future[None]]] = {}
+
+    @property
+    def held(self) -> int:
+        """How many permits are held."""
+        return self._capacity - self._free
+
+    def held_by(self, client: str) -> int:
+        """How many permits one client holds."""
+        return self._held.get(client, 0)
+
+    def try_acquire(self, client: str) -> bool:
+        """Take a permit if one is free."""
+        if not self._free:
+            return False
+        self._free -= 1
+        self._held[client] = self.held_by(client) + 1
+        return True
+
+    async def acquire(self, client: str) -> None:
+        """Wait for a permit and take it."""
+        if self.try_acquire(client):
+            return
+        turn = asyncio.get_running_loop().create_future()
+        self._waiters.setdefault(client, deque()).append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():  # It was handed over in the same moment.
+                self.release(client)
+            raise
+        finally:
+            self._forget(client, turn)
+
+    def release(self, client: str) -> None:
+        """Return a permit; the next waiting client gets it at once."""
+        self._drop(client)
+        self._free += 1
+        next_client = self._next_client(client)
+        if next_client is not None:
+            self.try_acquire(next_client)
+            self._next_turn(next_client).set_result(None)
+            # Last in the order, so that clients that hold equally many alternate.
+            self._waiters[next_client] = self._waiters.pop(next_client)
+
+    def transfer(self, source: str, target: str) -> None:
+        """Move a permit from one client to another, past all waiting clients."""
+        self._drop(source)
+        self._held[target] = self.held_by(target) + 1
+
+    def _drop(self, client: str) -> None:
+        self._held[client] -= 1
+        if not self._held[client]:
+            del self._held[client]
+
+    def _next_client(self, last: str) -> str | None:
+        """The waiting client that holds the fewest; of equals not `last`, so that two alternate."""
+        waiting = (client for client in self._waiters if self._has_turn(client))
+        return min(waiting, key=lambda client: (self.held_by(client), client == last), default=None)
+
+    def _has_turn(self, client: str) -> bool:
+        return any(not turn.done() for turn in self._waiters[client])
+
+    def _next_turn(self, client: str) -> "asyncio.Future[None]":
+        return next(turn for turn in self._waiters[client] if not turn.done())
+
+    def _forget(self, client: str, turn: "asyncio.Future[None]") -> None:
+        waiters = self._waiters[client]
+        waiters.remove(turn)
+        if not waiters:
+            del self._waiters[client]
+
+
+class LoopTurns:
+    """Turns for work that holds the event loop for some milliseconds, fair between clients.
+
+    Between two turns everything else that waits runs once, so that a hundred such requests hold up
+    the others for as long as one does.
+    """
+
+    def __init__(self) -> None:
+        self._permit = FairSemaphore(1)
+
+    async def run(self, client: str, steps: Generator[None, None, Result]) -> Result:
+        """Run `steps` to its end, each step in a turn of its own, and return its result."""
+        while True:
+            async with self.turn(client):
+                try:
+                    next(steps)
+                except StopIteration as end:
+                    result: Result = end.value
+                    return result
+
+    @asynccontextmanager
+    async def turn(self, client: str) -> AsyncIterator[None]:
+        """The next turn of `client`; the block must not wait for anything."""
+        await self._permit.acquire(client)
+        try:
+            yield
+        finally:
+            try:
+                await asyncio.sleep(0)
+            finally:
+                self._permit.release(client)
+
+
+class ConcurrencyLimit:
+    """At most `capacity` requests at once.
+
+    Where no permit is free, a client that holds fewer than another one takes over the permit of
+    that client's newest request, which is then refused. Otherwise it waits for `acquire_timeout`
+    seconds at most, and is refused. `seconds_to_place` gives the Retry-After of a refusal, the
+    seconds until a permit is free, and `full` its message.
+    """
+
+    def __init__(
+        self, capacity: int, acquire_timeout: float, full: str, seconds_to_place: Callable[[], int]
+    ) -> None:
+        self._acquire_timeout = acquire_timeout
+        self._full = full
+        self._seconds_to_place = seconds_to_place
+        self._permits = FairSemaphore(capacity)
+        self._scopes: dict[asyncio.Timeout, str] = {}  # The oldest first.
+
+    @property
+    def held(self) -> int:
+        """How many requests hold a permit."""
+        return self._permits.held
+
+    def held_by(self, client: str) -> int:
+        """How many permits one client holds."""
+        return self._permits.held_by(client)
+
+    @asynccontextmanager
+    async def hold(self, client: str) -> AsyncIterator[None]:
+        """Hold a permit; raise `QueueFullError` if none is free in time or it is taken over."""
+        await self._acquire(client)
+        # It has no deadline until another client takes the permit over.
+        scope = asyncio.timeout(None)
+        try:
+            async with scope:
+                self._scopes[scope] = client
+                yield
+        except TimeoutError:
+            if scope.expired():
+                raise self._error() from None
+            raise
+        finally:
+            if self._scopes.pop(scope, None) is not None:
+                self._permits.release(client)
+
+    async def _acquire(self, client: str) -> None:
+        if self._permits.try_acquire(client) or self._take_over(client):
+            return
+        # Who was handed a permit at this moment holds it, but can lose it only once it has run.
+        await asyncio.sleep(0)
+        if self._permits.try_acquire(client) or self._take_over(client):
+            return
+        try:
+            async with asyncio.timeout(self._acquire_timeout):
+                await self._permits.acquire(client)
+        except TimeoutError:
+            raise self._error() from None
+
+    def _take_over(self, client: str) -> bool:
+        """Take the newest permit of the client that holds most, unless it would then hold fewer."""
+        clients = dict.fromkeys(self._scopes.values())
+        largest = max(clients, key=self._permits.held_by, default=client)
+        if self._permits.held_by(client) + 1 >= self._permits.held_by(largest):
+            return False
+        scope = next(each for each, of in reversed(self._scopes.items()) if of == largest)
+        del self._scopes[scope]
+        scope.reschedule(asyncio.get_running_loop().time())
+        self._permits.transfer(largest, client)
+        return True
+
+    def _error(self) -> QueueFullError:
+        return QueueFullError(self._full, retry_after=self._seconds_to_place())

@@ -1,0 +1,219 @@
+"""The engine for other Python programs: `from smart_embedder import Engine`.
+
+    engine = Engine("BAAI/bge-m3")
+    await engine.start()
+    vectors = await engine.embed(["What is hybrid search?"], sparse=True)
+    await engine.stop()
+
+It is the service's own engine, with the same queue, batches and fairness, behind arrays in place of
+records. `SyncEngine` is the same where there is no event loop.
+"""
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from smart_embedder.engine import EmbeddingOptions, FusionWeights, RerankRequest
+from smart_embedder.engine import Engine as ServiceEngine
+from smart_embedder.engine.records import NO_OPTIONS, FloatArray, Truncation
+from smart_embedder.models.load import load_models
+from smart_embedder.settings import NO_RERANKER, Settings
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Vectors:
+    """The vectors of texts, in the order given; a kind that was not asked for is None.
+
+    `dense` is `[texts, width]` float32. Text `i` has `sparse_weights[i]` float32 > 0 for the token
+    ids `sparse_indices[i]` int64, ascending, and `colbert[i]` `[tokens - 1, colbert width]`
+    float32. `tokens` is what the model read of all texts, with special tokens; `truncations` tells
+    of each text that was longer than that.
+    """
+
+    dense: FloatArray | None
+    sparse_indices: list[npt.NDArray[np.int64]] | None
+    sparse_weights: list[FloatArray] | None
+    colbert: list[FloatArray] | None
+    tokens: int
+    truncations: list[Truncation]
+
+
+class Engine:
+    """A model on its devices; use it as `async with`, or between `start` and `stop`.
+
+    `model` is a hub id or a folder. `dtype` and `device` are as DTYPE and DEVICE in
+    docs/configuration.md, and so is every further setting, in small letters, such as
+    `max_batch_tokens=16384`. `reranker` is a hub id or a folder, `"late-interaction"` where `model`
+    itself scores passages, or `"none"`. Neither .env nor the environment is read. Raises
+    `ValueError` for a name that is no setting and for a value that is not allowed.
+    """
+
+    def __init__(
+        self,
+        model: str = "BAAI/bge-m3",
+        *,
+        dtype: str = "auto",
+        device: str = "auto",
+        reranker: str = NO_RERANKER,
+        **settings: Any,
+    ) -> None:
+        chosen = {
+            "embedding_model": model,
+            "reranker_model": reranker,
+            "dtype": dtype,
+            "device": device,
+        }
+        self._engine = ServiceEngine(Settings.model_validate(chosen | settings), load_models)
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
+        """Load and warm the models; raises `StartupError` if that fails, and ends the threads."""
+        try:
+            await self._engine.start()
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def stop(self) -> None:
+        """Serve what was accepted, then end the threads; an engine is started once."""
+        await self._engine.close()
+
+    async def embed(
+        self,
+        texts: Sequence[str],
+        *,
+        dense: bool = True,
+        sparse: bool = False,
+        colbert: bool = False,
+        options: EmbeddingOptions = NO_OPTIONS,
+        client: str = "",
+    ) -> Vectors:
+        """Embed texts in one forward pass or several, shared with whoever else calls at the time.
+
+        `client` names whom the texts are for: clients share the device fairly. Raises the errors of
+        `smart_embedder.engine.Engine.embed`.
+        """
+        result = await self._engine.embed(
+            [*texts], dense=dense, sparse=sparse, colbert=colbert, options=options, client=client
+        )
+        embeddings = result.embeddings
+        weights = [each.sparse for each in embeddings if each.sparse is not None]
+        return Vectors(
+            dense=np.stack([e.dense for e in embeddings if e.dense is not None]) if dense else None,
+            sparse_indices=[each.indices for each in weights] if sparse else None,
+            sparse_weights=[each.values for each in weights] if sparse else None,
+            colbert=[e.colbert for e in embeddings if e.colbert is not None] if colbert else None,
+            tokens=result.tokens,
+            truncations=result.truncations,
+        )
+
+    async def rerank(
+        self,
+        query: str,
+        passages: Sequence[str],
+        *,
+        normalize: bool = False,
+        weights: FusionWeights | None = None,
+        client: str = "",
+    ) -> FloatArray:
+        """The score of each passage for the query, `[passages]` float32, in the order given.
+
+        `normalize` turns logits into probabilities; `weights` are for late interaction. Raises the
+        errors of `smart_embedder.engine.Engine.rerank`.
+        """
+        request = RerankRequest(
+            query,
+            [*passages],
+            normalize=normalize,
+            weights=weights or FusionWeights(),
+            client=client,
+        )
+        result = await self._engine.rerank(request)
+        return np.array(result.scores, np.float32)
+
+
+class SyncEngine:
+    """`Engine` for programs without an event loop: use it as `with`, or between `start` and `stop`.
+
+    Any number of threads may call at once and share forwards. Arguments, results and errors are
+    those of `Engine`.
+    """
+
+    def __init__(self, model: str = "BAAI/bge-m3", **settings: Any) -> None:
+        self._engine = Engine(model, **settings)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="smart-embedder", daemon=True
+        )
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """As `Engine.start`."""
+        self._thread.start()
+        try:
+            self._wait_for(self._engine.start())
+        except BaseException:
+            self._end_loop()
+            raise
+
+    def stop(self) -> None:
+        """As `Engine.stop`; a second call does nothing."""
+        if self._thread.is_alive():
+            self._wait_for(self._engine.stop())
+            self._end_loop()
+
+    def embed(self, texts: Sequence[str], **options: Any) -> Vectors:
+        """As `Engine.embed`."""
+        return self._wait_for(self._engine.embed(texts, **options))
+
+    def rerank(self, query: str, passages: Sequence[str], **options: Any) -> FloatArray:
+        """As `Engine.rerank`."""
+        return self._wait_for(self._engine.rerank(query, passages, **options))
+
+    def _wait_for(self, call: Coroutine[Any, Any, Result]) -> Result:
+        if not self._thread.is_alive():
+            call.close()
+            raise RuntimeError("the engine is not started, or was stopped")
+        future = asyncio.run_coroutine_threadsafe(call, self._loop)
+        try:
+            return future.result()
+        except BaseException:  # Such as Ctrl+C: nobody waits for the result any more.
+            future.cancel()
+            raise
+
+    def _end_loop(self) -> None:
+        ended = asyncio.run_coroutine_threadsafe(self._loop.shutdown_default_executor(), self._loop)
+        ended.result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()

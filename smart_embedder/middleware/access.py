@@ -1,0 +1,271 @@
+"""Who may ask: pages of allowed origins, before the drain, with a token, within the rate limit.
+
+The order is that of the checks, each of which refuses a request before its body is read. Tokens and
+buckets are `smart_embedder.access`; what is asked for is of no concern here.
+"""
+
+import asyncio
+import math
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from smart_embedder.access.rate_limit import Buckets
+from smart_embedder.access.tokens import DEFAULT_NAME, ApiTokens
+from smart_embedder.api.context import RequestContext, context_of, working_endpoint
+from smart_embedder.api.errors import error_response
+from smart_embedder.errors import (
+    DrainingError,
+    ForeignOriginError,
+    RateLimitedError,
+    SmartEmbedderError,
+    UnauthorizedError,
+)
+from smart_embedder.observability.logs import escape_text
+from smart_embedder.server.drain import Drain
+
+ANY_ORIGIN = "*"
+_EXPOSED = ("X-Request-ID", "Retry-After", "traceparent")
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+_PUBLIC = ("/health", "/ui", "/docs", "/redoc", "/openapi.json", "/static/docs")
+_OPERATION = ("/stats", "/metrics")
+_HOW = "send Authorization: Bearer <token>, with a token of API_TOKEN or API_TOKENS_FILE"
+_RETRY_AFTER = 5
+_BODY_SECONDS = 2.0
+
+
+class CheckOrigin:
+    """Answers 403 to a page that neither this service served nor CORS_ORIGINS allows.
+
+    A page that is open in a browser on this machine can send requests to its loopback port, and
+    into a network that the page's author cannot reach.
+
+    Browsers send a page's origin, which the page cannot change; other clients send none and pass.
+    `null`, which a page without an origin sends, is foreign. Starlette's `CORSMiddleware` adds the
+    headers for browsers; its own refusals cannot occur behind this check.
+    """
+
+    def __init__(self, app: ASGIApp, allowed: Collection[str]) -> None:
+        self._allowed = allowed
+        self.app = app
+        if allowed:
+            self.app = CORSMiddleware(
+                app,
+                allow_origins=allowed,
+                allow_methods=["*"],
+                allow_headers=["*"],
+                allow_private_network=True,
+                expose_headers=_EXPOSED,
+            )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let the request pass, or refuse it before its body is read."""
+        foreign = self._foreign_origin(Headers(scope=scope)) if scope["type"] == "http" else None
+        if foreign is None:
+            await self.app(scope, receive, send)
+            return
+        error = ForeignOriginError(
+            f"a web page of {escape_text(foreign)} may not ask: CORS_ORIGINS does not name its "
+            "origin"
+        )
+        await error_response(scope, error)(scope, receive, send)
+
+    def _foreign_origin(self, headers: Headers) -> str | None:
+        """The origin, if it is not allowed; a browser sends one, and several together are none."""
+        if ANY_ORIGIN in self._allowed or headers.get("sec-fetch-site") == "same-origin":
+            return None
+        origin = ", ".join(headers.getlist("origin"))
+        if not origin or origin in self._allowed or _is_own(origin, headers.get("host", "")):
+            return None
+        return origin
+
+
+def _is_own(origin: str, host: str) -> bool:
+    """Whether a page of `origin` came from `host`, the request's Host header.
+
+    The scheme is not compared: behind a proxy that ends TLS the page has https, the request http.
+    """
+    try:
+        page = urlsplit(origin)
+        own = urlsplit(f"//{host}")
+        default = _DEFAULT_PORTS.get(page.scheme)
+        ports = page.port or default, own.port or default
+    except ValueError:
+        return False
+    return page.hostname is not None and page.hostname == own.hostname and ports[0] == ports[1]
+
+
+class RefuseWhileDraining:
+    """Answers 503 to requests for work once the drain has begun; health and metrics go on."""
+
+    def __init__(self, app: ASGIApp, drain: Drain) -> None:
+        self.app = app
+        self._drain = drain
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Refuse the request, or track it to its end."""
+        if working_endpoint(scope) is None:
+            await self.app(scope, receive, send)
+        elif self._drain.begun:
+            await self._read_body(scope, receive)
+            error = DrainingError("the service is shutting down", retry_after=_RETRY_AFTER)
+            await error_response(scope, error)(scope, receive, send)
+        else:
+            with self._drain.track():
+                await self.app(scope, receive, send)
+
+    @staticmethod
+    async def _read_body(scope: Scope, receive: Receive) -> None:
+        """Read the body, for a limited time: many clients send it before they read a response."""
+        if "expect" in Headers(scope=scope):
+            return  # The client sends it only after 100 Continue.
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_BODY_SECONDS):
+                while (await receive()).get("more_body", False):
+                    pass
+
+
+class RequireToken:
+    """Answers 401 without a known token; records the token's name for limits and logs.
+
+    Each failure counts for its address, for every path and method, and is answered 429 once that
+    address has no tries left. From then on a correct token gets another answer than a wrong one
+    only for requests that are counted by its name, so that guessing locks out no other client.
+    """
+
+    def __init__(
+        self, app: ASGIApp, tokens: ApiTokens, limiter: "RateLimiter", *, protect_metrics: bool
+    ) -> None:
+        self.app = app
+        self._tokens = tokens
+        self._limiter = limiter
+        self._public = _PUBLIC if protect_metrics else _PUBLIC + _OPERATION
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let the request pass, or refuse it before its body is read."""
+        if scope["type"] != "http" or not self._tokens.required or self._is_public(scope):
+            await self.app(scope, receive, send)
+            return
+        error = await self._check(scope)
+        if error is not None:
+            await error_response(scope, error)(scope, receive, send)
+            return
+        await self.app(scope, receive, send)
+
+    async def _check(self, scope: Scope) -> SmartEmbedderError | None:
+        """The error to answer, or None if the request may pass."""
+        context = context_of(scope)
+        token, fault = _authorization(scope)
+        name = self._tokens.name_of(token)
+        if name is None:
+            limited = await self._limiter.count_failed_token(context)
+            return limited or UnauthorizedError(f"{fault}: {_HOW}")
+        context.token_name = name
+        if _only_confirms_token(scope, name):
+            return await self._limiter.check_failed_tokens(context)
+        return None
+
+    def _is_public(self, scope: Scope) -> bool:
+        """Whether the request needs no token; a request for work always needs one."""
+        context = context_of(scope)
+        path = context.route
+        public = path == "/" or context.is_health_check or _is_below(path, self._public)
+        return public and working_endpoint(scope) is None
+
+
+def _only_confirms_token(scope: Scope, name: str) -> bool:
+    """Whether the answer would only tell a guessing client that the token is correct.
+
+    False for requests for work, which the rate limit counts.
+    """
+    if working_endpoint(scope) is not None:
+        return False
+    return name == DEFAULT_NAME or not _is_below(context_of(scope).route, _OPERATION)
+
+
+def _is_below(path: str, parents: Sequence[str]) -> bool:
+    return any(path == parent or path.startswith(f"{parent}/") for parent in parents)
+
+
+def _authorization(scope: Scope) -> tuple[bytes, str]:
+    """The token that was sent, empty if there is none, and what to say if it is not known.
+
+    It stands after `Bearer`, in upper or lower case, or alone, as some clients send it.
+    """
+    # Bytes: str.strip would remove more than white space.
+    header = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+    scheme, _, token = header.strip().partition(b" ")
+    if not scheme:
+        return b"", "no token was sent"
+    if scheme.lower() != b"bearer":
+        return header, "the Authorization header holds no bearer token"
+    if not token.strip():
+        return b"", "the Authorization header holds no bearer token"
+    return token, "the token that was sent is not known"
+
+
+class LimitRate:
+    """Answers 429 before the body is read; runs after the token check, which sets the client."""
+
+    def __init__(self, app: ASGIApp, limiter: "RateLimiter") -> None:
+        self.app = app
+        self._limiter = limiter
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let the request pass, or refuse it with a Retry-After."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        error = await self._limiter.count(context_of(scope))
+        if error is not None:
+            await error_response(scope, error)(scope, receive, send)
+            return
+        await self.app(scope, receive, send)
+
+
+class RateLimiter:
+    """Decides in which bucket a request counts, and whether it may go on.
+
+    After the token check only requests for work count, for their client. A request whose token
+    failed counts for its address, on every path, in two buckets: that of work without a named
+    token, and one of failures alone. So a client that guesses does not lock out a named token from
+    the same address.
+    """
+
+    def __init__(self, buckets: Buckets, requests_per_minute: int, burst: int) -> None:
+        self._buckets = buckets
+        self._allowed = (
+            f"{burst} requests at once and {requests_per_minute} a minute are allowed "
+            "(RATE_LIMIT_BURST_SIZE, RATE_LIMIT_REQUESTS_PER_MINUTE)"
+        )
+
+    async def count(self, context: RequestContext) -> RateLimitedError | None:
+        """Count a request if it asks for work; the error, if its client exceeds the limit."""
+        if context.endpoint is None:
+            return None
+        return self._error(await self._buckets.take(context.client))
+
+    async def count_failed_token(self, context: RequestContext) -> RateLimitedError | None:
+        """Count a request whose token failed; the error, if its address has no tries left."""
+        wait = await self._buckets.take(context.client)
+        return self._error(max(wait, await self._buckets.take(_failures_key(context))))
+
+    async def check_failed_tokens(self, context: RequestContext) -> RateLimitedError | None:
+        """The error, if the address of this request has no tries left; counts nothing."""
+        return self._error(await self._buckets.peek(_failures_key(context)))
+
+    def _error(self, wait: float) -> RateLimitedError | None:
+        if not wait:
+            return None
+        seconds = math.ceil(wait)
+        return RateLimitedError(
+            f"too many requests: {self._allowed}; try again in {seconds} s", retry_after=seconds
+        )
+
+
+def _failures_key(context: RequestContext) -> str:
+    return f"failures:{context.client_address}"

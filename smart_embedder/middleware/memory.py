@@ -1,0 +1,503 @@
+"""Limits the memory of request bodies, and of answers from before they are made to their end.
+
+A request waits for its client while its body arrives and while its response is read. When memory is
+short, one that has waited for a second without progress is evicted. A request that the service
+works on is never evicted. Knows neither what is in a body nor how an answer is made: the engine and
+the formats say what they need through the request's `AnswerMemory`.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from smart_embedder.api.context import context_of, is_stream
+from smart_embedder.engine.checks import BYTES_PER_BODY_BYTE, AnswerMemory
+from smart_embedder.engine.scheduling.fairness import LoopTurns
+from smart_embedder.errors import BodyStalledError, QueueFullError
+from smart_embedder.observability.logs import SampledLog
+
+BODY_SECONDS = 10.0
+MIN_BYTES_PER_SECOND = 1024
+STALLED_SECONDS = 1.0
+# Fewer bytes than this in a second count as no progress where memory is short.
+_PROGRESS_BYTES = 16_384
+_SHARE_OF_FREE = 3
+# After a process was stopped, timers expire before the bytes that arrived meanwhile are read.
+_GRACE_SECONDS = 0.25
+_RETRY_SECONDS = 0.5
+# To give back 32 MiB takes some milliseconds.
+_LARGE_BODY = 1 << 20
+
+
+class LimitMemory:
+    """Holds at most about `max_bytes` of request bodies, and `max_answers_bytes` of answers.
+
+    A client that holds more than its share gets 503 for large bodies and answers, a stalled body
+    gets 408, and a response that is not read is cut off. One answer may hold `answer_bytes`, and
+    more where its body is large. Requests without a body, such as those to /health, are never
+    refused. A body must make progress within each `body_seconds`; the body of a stream may
+    pause for `stream_seconds`. Large bodies whose requests end early are given back in `turns`.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        max_bytes: int,
+        body_seconds: float = BODY_SECONDS,
+        stream_seconds: float = BODY_SECONDS,
+        *,
+        answer_bytes: int,
+        max_answers_bytes: int,
+        turns: LoopTurns,
+    ) -> None:
+        self.app = app
+        self.bodies = BodyMemory(max_bytes)
+        self.responses = ResponseMemory(max_answers_bytes)
+        self.answer_bytes = answer_bytes
+        self.body_seconds = body_seconds
+        self.stream_seconds = stream_seconds
+        self.turns = turns
+        self.log = SampledLog()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Count what this request holds, and release it at the end."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        kind = StreamedExchange if is_stream(scope) else Exchange
+        exchange = kind(self, scope, receive, send)
+        try:
+            await self.app(scope, exchange.receive, exchange.send)
+        finally:
+            exchange.release()
+
+
+class Exchange:
+    """One request: it holds its body until its response begins, and its answer until it is sent."""
+
+    def __init__(self, limit: LimitMemory, scope: Scope, receive: Receive, send: Send) -> None:
+        self._limit, self._send = limit, send
+        context = context_of(scope)
+        self._client = context.client
+        self._held_body = Reservation(context.client)
+        self._body = TimedBody(receive, self._held_body, limit.body_seconds)
+        # Only our own connections can be aborted; other servers have limits of their own.
+        self._abort: Callable[[], None] | None = scope["state"].get("abort_connection")
+        self._evict_answer = self._cut_off if self._abort else None
+        context.answer = self._answer = HeldAnswer(
+            limit.responses, context.client, limit.answer_bytes, self._evict_answer
+        )
+
+    async def receive(self) -> Message:
+        """Receive a part of the body; raises `QueueFullError` if there is no room for it."""
+        try:
+            message = await self._body.receive()
+            size = len(message.get("body", b""))
+            if size:
+                self._limit.bodies.reserve(self._held_body, size)
+                self._answer.body_bytes += size
+        except (BodyStalledError, QueueFullError):
+            await self._wait_to_end()
+            raise
+        if message["type"] == "http.disconnect":
+            await self._wait_to_end()
+        return message
+
+    async def send(self, message: Message) -> None:
+        """Send a part of the response; when it begins, the body is counted with it if at all."""
+        if message["type"] == "http.response.start":
+            self._limit.bodies.release(self._held_body)
+            length = Headers(raw=message["headers"]).get("content-length")
+            self._answer.begin(None if length is None else int(length))
+        await self._send(message)
+        self._answer.sent(len(message.get("body", b"")))
+
+    def release(self) -> None:
+        """Hold nothing any more."""
+        self._limit.bodies.release(self._held_body)
+        self._answer.release()
+        self._evict_answer = None  # Ends a reference cycle.
+
+    async def _wait_to_end(self) -> None:
+        """Wait for a turn before a request ends early that has a large body.
+
+        Otherwise a client that ends many at the same moment holds the event loop: giving back
+        384 MiB takes 30 milliseconds.
+        """
+        if self._answer.body_bytes >= _LARGE_BODY:
+            async with self._limit.turns.turn(self._client):
+                pass
+
+    def _cut_off(self) -> None:
+        self._limit.log.warning("answer_not_taken", reason="unread answers fill the memory")
+        if self._abort:
+            self._abort()
+
+
+class StreamedExchange(Exchange):
+    """One stream: it holds what its reader has not released, and waits where there is no room.
+
+    Its client may pause for `stream_seconds` before it sends more.
+    """
+
+    def __init__(self, limit: LimitMemory, scope: Scope, receive: Receive, send: Send) -> None:
+        super().__init__(limit, scope, receive, send)
+        self._patience = limit.stream_seconds
+        self._body = PausingBody(receive, self._held_body, limit.stream_seconds)
+        context_of(scope).memory = self
+
+    async def receive(self) -> Message:
+        """Receive a part of the body, and wait until there is room for it.
+
+        Raises `QueueFullError` if there is none for `stream_seconds`.
+        """
+        message = await self._body.receive()
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._patience
+        while size := len(message.get("body", b"")):
+            try:
+                self._limit.bodies.reserve(self._held_body, size)
+                break
+            except QueueFullError:
+                if loop.time() >= deadline:
+                    raise
+                await asyncio.sleep(_RETRY_SECONDS)
+        return message
+
+    async def send(self, message: Message) -> None:
+        """Send a part of the answer."""
+        reservation = self._answer.reservation
+        reservation.begin_to_wait(self._evict_answer)
+        try:
+            await self._send(message)
+        finally:
+            reservation.evict = None
+
+    def release_body(self, size: int) -> None:
+        """Record that `size` bytes of the body are no longer held."""
+        self._limit.bodies.release_part(self._held_body, size)
+
+    def hold_vectors(self, size: int) -> None:
+        """Record that `size` bytes of vectors wait to be sent."""
+        self._limit.responses.hold(self._answer.reservation, size)
+
+    def release_vectors(self, size: int) -> None:
+        """Record that `size` bytes of vectors no longer wait."""
+        self._limit.responses.release_sent(self._answer.reservation, size)
+
+
+class TimedBody:
+    """Passes a body on; raises `BodyStalledError` where it arrives too slowly.
+
+    In each `window` of seconds MIN_BYTES_PER_SECOND or the rest of the body must arrive. While it
+    waits for more, `held` can be evicted, which makes it raise at once.
+    """
+
+    def __init__(self, receive: Receive, held: "Reservation", window: float) -> None:
+        self._receive = receive
+        self._held = held
+        self._window = window
+        self._bytes_in_window = 0
+        self._window_end = asyncio.get_running_loop().time() + window
+        self._timeout: asyncio.Timeout | None = None
+        self._is_evicted = False
+        self.complete = False
+
+    async def receive(self) -> Message:
+        """The next message: a part of the body, or what follows it."""
+        if self.complete:
+            return await self._receive()
+        late = False
+        self._held.evict = self._evict
+        try:
+            message = await self._receive_until(self._window_end)
+        except TimeoutError:
+            message, late = await self._receive_within_grace(), True
+        finally:
+            self._held.evict = None
+        self._bytes_in_window += len(message.get("body", b""))
+        self.complete = not message.get("more_body", False)
+        if late:
+            self._begin_window()
+        return message
+
+    def _evict(self) -> None:
+        """Fail the request now, because its body stalls while memory is short."""
+        self._is_evicted = True
+        if self._timeout is not None and not self._timeout.expired():
+            self._timeout.reschedule(asyncio.get_running_loop().time())
+
+    async def _receive_until(self, moment: float) -> Message:
+        if self._is_evicted:
+            raise self._error()
+        try:
+            async with asyncio.timeout_at(moment) as self._timeout:
+                return await self._receive()
+        finally:
+            self._timeout = None
+
+    async def _receive_within_grace(self) -> Message:
+        """A message that has arrived although the time is over."""
+        try:
+            return await self._receive_until(asyncio.get_running_loop().time() + _GRACE_SECONDS)
+        except TimeoutError:
+            raise self._error() from None
+
+    def _begin_window(self) -> None:
+        if not self.complete and self._bytes_in_window < MIN_BYTES_PER_SECOND * self._window:
+            raise self._error()
+        self._bytes_in_window = 0
+        self._window_end = asyncio.get_running_loop().time() + self._window
+
+    def _error(self) -> BodyStalledError:
+        if self._is_evicted:
+            return BodyStalledError(
+                "the body did not go on for a second while memory was short: send it without pause"
+            )
+        return BodyStalledError(self._too_slow())
+
+    def _too_slow(self) -> str:
+        return (
+            f"the body came too slowly: {self._window:g} s must bring the rest of it, "
+            f"or {MIN_BYTES_PER_SECOND} bytes a second"
+        )
+
+
+class PausingBody(TimedBody):
+    """The body of a stream: each part, however small, may take a whole `window`."""
+
+    async def receive(self) -> Message:
+        """The next message: a part of the body, or what follows it."""
+        self._window_end = asyncio.get_running_loop().time() + self._window
+        self._held.begin_to_wait(None)
+        return await super().receive()
+
+    def _begin_window(self) -> None:
+        """It begins with the next part."""
+
+    def _too_slow(self) -> str:
+        return (
+            f"nothing of the body came for {self._window:g} seconds (REQUEST_TIMEOUT): end the "
+            "stream where there is a longer pause"
+        )
+
+
+class HeldAnswer(AnswerMemory):
+    """What the answer to one request may hold: `max_bytes`, and more for a large body.
+
+    It is taken from `responses` before it is made. `begin` is called when its first bytes are sent.
+    """
+
+    def __init__(
+        self,
+        responses: "ResponseMemory",
+        client: str,
+        max_bytes: int,
+        cut_off: Callable[[], None] | None = None,
+    ) -> None:
+        super().__init__(max_bytes)
+        self.reservation = Reservation(client)
+        self._responses = responses
+        self._cut_off = cut_off
+        self._is_rendered = False
+        self._is_released = False
+
+    @property
+    def allowed(self) -> int:
+        """The most bytes that the answer may hold."""
+        return self._allowed + BYTES_PER_BODY_BYTE * self.body_bytes
+
+    def need(self, size: int, what: str, advice: str) -> None:
+        """Implement `AnswerMemory`."""
+        super().need(size, what, advice)
+        # Work that others share goes on when its request is over, and is counted for them.
+        if size > self.reservation.size and not self._is_released:
+            self._responses.reserve(self.reservation, size - self.reservation.size)
+
+    def begin(self, length: int | None) -> None:
+        """The answer is there: `length` bytes, or None where it is rendered while it is read.
+
+        Then its vectors are held to the end, and so are the texts of the request.
+        """
+        self._is_rendered = length is not None
+        if length is not None:
+            self._responses.release(self.reservation)
+        # From now on, and not from when it was begun to be made.
+        self.reservation.begin_to_wait(self._cut_off)
+        self._responses.hold(self.reservation, self.body_bytes if length is None else length)
+
+    def sent(self, size: int) -> None:
+        """Record that `size` bytes of it were sent."""
+        if self._is_rendered:
+            self._responses.release_sent(self.reservation, size)
+        else:
+            self.reservation.record_progress(size)
+
+    def release(self) -> None:
+        """Hold nothing any more, whatever is needed later."""
+        self._is_released = True
+        self._responses.release(self.reservation)
+        self.reservation.evict = self._cut_off = None  # Ends a reference cycle.
+
+
+@dataclass(eq=False, slots=True)
+class Reservation:
+    """The bytes held for one request; `evict` ends it, and is None while it must not be evicted."""
+
+    client: str
+    evict: Callable[[], None] | None = None
+    size: int = 0
+    progress_at: float = 0.0
+    bytes_since: int = 0
+
+    def begin_to_wait(self, evict: Callable[[], None] | None) -> None:
+        """It can be evicted from now on, where its client makes no progress from now on."""
+        self.progress_at, self.bytes_since = asyncio.get_running_loop().time(), 0
+        self.evict = evict
+
+    def record_progress(self, size: int) -> None:
+        """Record that the client has sent, or read, `size` bytes."""
+        self.bytes_since += size
+        if self.bytes_since >= _PROGRESS_BYTES:
+            self.progress_at, self.bytes_since = asyncio.get_running_loop().time(), 0
+
+
+class Memory:
+    """The bytes held for all requests, of bodies or of responses, about `max_bytes` at most.
+
+    A client may hold three times the bytes that are free, which is three quarters for a single one,
+    so that no client can fill the memory. What is small is refused only without any room at all.
+    """
+
+    _small: int
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self._total = 0
+        self._by_client: Counter[str] = Counter()
+        self._reservations: set[Reservation] = set()
+
+    def reserve(self, reservation: Reservation, size: int) -> None:
+        """Hold `size` more bytes; evict stalled requests for them, or raise `QueueFullError`."""
+        while not self._fits(reservation, size):
+            over_all = self._total + size > self.max_bytes
+            if not self._evict_stalled(None if over_all else reservation.client):
+                own = self._by_client[reservation.client]
+                raise QueueFullError(self._full(size, own), retry_after=1)
+        self._add(reservation, size)
+        reservation.record_progress(size)
+
+    def release(self, reservation: Reservation) -> None:
+        """Release all of it."""
+        if reservation in self._reservations:
+            self._reservations.remove(reservation)
+            self._change(reservation, -reservation.size)
+
+    def release_part(self, reservation: Reservation, size: int) -> None:
+        """Release `size` bytes of it."""
+        if reservation in self._reservations:
+            self._change(reservation, -min(size, reservation.size))
+
+    def _full(self, size: int, own: int) -> str:
+        """Why `size` bytes are refused to a client that holds `own` bytes."""
+        raise NotImplementedError
+
+    def _fits(self, reservation: Reservation, size: int) -> bool:
+        free = self.max_bytes - self._total - size
+        if free < 0:
+            return False
+        own = self._by_client[reservation.client] + size
+        return reservation.size + size <= self._small or own <= _SHARE_OF_FREE * free
+
+    def _add(self, reservation: Reservation, size: int) -> None:
+        if reservation not in self._reservations:
+            self._reservations.add(reservation)
+            reservation.progress_at = asyncio.get_running_loop().time()
+        self._change(reservation, size)
+
+    def _change(self, reservation: Reservation, size: int) -> None:
+        reservation.size += size
+        self._total += size
+        self._by_client[reservation.client] += size
+        if not self._by_client[reservation.client]:
+            del self._by_client[reservation.client]
+
+    def _evict_stalled(self, client: str | None = None) -> bool:
+        """Evict one stalled request, of `client` or else of the client that holds most.
+
+        It is the one that has made no progress for longest. False if none is stalled.
+        """
+        now = asyncio.get_running_loop().time()
+        stalled = [
+            each
+            for each in self._reservations
+            if each.evict and now - each.progress_at >= STALLED_SECONDS
+            if client is None or each.client == client
+        ]
+        if not stalled:
+            return False
+        worst = max(stalled, key=lambda each: (self._by_client[each.client], -each.progress_at))
+        self.release(worst)
+        if worst.evict:
+            worst.evict()
+        return True
+
+
+class BodyMemory(Memory):
+    """Request bodies that arrive or are worked on."""
+
+    _small = 65_536
+
+    def _full(self, _size: int, own: int) -> str:
+        return (
+            f"bodies in work hold {self._total} bytes, {own} of them from this client; at most "
+            f"{self.max_bytes} are held, 16 times MAX_BODY_BYTES, and of one client "
+            f"{_SHARE_OF_FREE} times what is left free"
+        )
+
+
+class ResponseMemory(Memory):
+    """Answers that are to be made, are made, or wait to be read.
+
+    One that is to be made is refused where there is no room. One that is made is not, but evicted
+    if it stalls.
+    """
+
+    _small = 1 << 20
+
+    def __init__(self, max_bytes: int) -> None:
+        super().__init__(max_bytes)
+        self._check_scheduled = False
+
+    def hold(self, reservation: Reservation, size: int) -> None:
+        """Hold `size` bytes of a response that is there."""
+        self._add(reservation, size)
+        self._evict_until_it_fits()
+
+    def release_sent(self, reservation: Reservation, size: int) -> None:
+        """Release `size` bytes that were sent."""
+        self.release_part(reservation, size)
+        reservation.record_progress(size)
+
+    def _full(self, size: int, own: int) -> str:
+        return (
+            f"answers in work hold {self._total} bytes, {own} of them for this client, and this "
+            f"one needs {size} more; at most {self.max_bytes} are held, 16 times MAX_BODY_BYTES or "
+            f"4 times MAX_ANSWER_BYTES, and of one client {_SHARE_OF_FREE} times what is left free"
+        )
+
+    def _evict_until_it_fits(self) -> None:
+        """Evict stalled responses; check again later if that is not enough."""
+        while self._total > self.max_bytes and self._evict_stalled():
+            pass
+        if self._total > self.max_bytes and not self._check_scheduled:
+            self._check_scheduled = True
+            asyncio.get_running_loop().call_later(STALLED_SECONDS, self._check_again)
+
+    def _check_again(self) -> None:
+        self._check_scheduled = False
+        self._evict_until_it_fits()

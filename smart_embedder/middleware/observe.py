@@ -1,0 +1,284 @@
+"""What is told of every request: its context, and at its end its line, its metrics and its span.
+
+Each middleware only looks: none refuses or changes a request, but for its id, path and headers.
+"""
+
+import re
+import time
+import uuid
+from collections.abc import Sequence
+from http import HTTPStatus
+
+import structlog
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from smart_embedder.access.client_address import (
+    Network,
+    client_address,
+    forwarded_prefix,
+    network_key,
+    unmapped,
+)
+from smart_embedder.api.context import Endpoint, Paths, RequestContext, context_of, working_endpoint
+from smart_embedder.api.errors import unforeseen_error_response
+from smart_embedder.api.negotiation import preference
+from smart_embedder.engine.scheduling.job import Purpose
+from smart_embedder.errors import ClientGoneError
+from smart_embedder.observability.logs import escape_text
+from smart_embedder.observability.metrics import EMBEDDING_ENDPOINT, EndpointMetrics, Metrics
+from smart_embedder.observability.tracing import Attributes, RequestSpan, Tracer
+
+_REQUEST_ID = re.compile(r"[!-~]{1,128}")
+_W3C_HEADERS = ("traceparent", "tracestate")
+_COUNTS = {"sentences", "passages", "tokens"}
+_REASON_OF = {
+    "queue_full": "backpressure",
+    "rate_limited": "rate_limit",
+    "unauthorized": "auth",
+    "body_too_large": "body_too_large",
+    "loading": "loading",
+    "model_not_loaded": "model",
+    "model_too_large": "model",
+    "draining": "draining",
+    "unhealthy": "unhealthy",
+    "reranker_disabled": "disabled",
+    "foreign_origin": "origin",
+}
+log = structlog.get_logger(__name__)
+
+
+class ProvideContext:
+    """Creates the `RequestContext`, keeps it up to date, and adds X-Request-ID to the response.
+
+    The id is the client's own if it sent a printable one. Only `trusted_proxies` may name another
+    client's address, through X-Forwarded-For, and the path below which the service is, through
+    X-Forwarded-Prefix. An ASGI server may name that path, too, as `root_path`. The query is left to
+    the endpoint that reads one, and cookies to nobody.
+    """
+
+    def __init__(self, app: ASGIApp, trusted_proxies: Sequence[Network], paths: Paths) -> None:
+        self.app = app
+        self._paths = paths
+        self._trusted_proxies = [unmapped(network) for network in trusted_proxies]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Create the context of an HTTP request and go on."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        context = self._create_context(scope)
+        scope.setdefault("state", {})["context"] = context
+
+        async def record_receive() -> Message:
+            message = await receive()
+            context.bytes_in += len(message.get("body", b""))
+            return message
+
+        async def record_send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                context.status = message["status"]
+                MutableHeaders(scope=message)["X-Request-ID"] = context.request_id
+            else:
+                context.bytes_out += len(message.get("body", b""))
+            await send(message)
+
+        await self.app(scope, record_receive, record_send)
+
+    def _create_context(self, scope: Scope) -> RequestContext:
+        headers = Headers(scope=scope)
+        given = headers.get("x-request-id", "")
+        peer, _ = scope["client"] or ("", 0)
+        forwarded_for = ",".join(headers.getlist("x-forwarded-for"))
+        root_path = scope.get("root_path", "").rstrip("/")
+        path = _below(root_path, scope["path"])
+        forwarded = headers.get("x-forwarded-prefix", "")
+        prefix = root_path or forwarded_prefix(peer, forwarded, self._trusted_proxies)
+        normalized = _normalize(path)
+        scope["root_path"], scope["path"] = prefix, prefix + normalized
+        place = self._paths.find(normalized)
+        # FastAPI would parse both for every endpoint: 64 KiB of a query in 20 ms, and of a cookie's
+        # backslashes, whose time grows with the square of their number, in six seconds.
+        query, scope["query_string"] = scope.get("query_string", b""), b""
+        scope["headers"] = [each for each in scope["headers"] if each[0] != b"cookie"]
+        return RequestContext(
+            request_id=given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex,
+            path=escape_text(path),
+            endpoint=place.endpoint if scope["method"] == "POST" else None,
+            dialects=place.dialects,
+            is_health_check=place.is_health_check,
+            client_address=network_key(client_address(peer, forwarded_for, self._trusted_proxies)),
+            route=normalized,
+            prefix=prefix,
+            query=query,
+        )
+
+
+def _below(root_path: str, path: str) -> str:
+    """The path without `root_path`, which servers put before it."""
+    below = path.removeprefix(root_path)
+    return below if below.startswith("/") else path if below else "/"
+
+
+def _normalize(path: str) -> str:
+    """Remove slashes from the end of the path, where they change nothing.
+
+    The router's patterns also match a line feed at the end (%0A). It is removed, too, so that no
+    request bypasses middleware that compares paths.
+    """
+    bare = path.rstrip("/\n")
+    return EMBEDDING_ENDPOINT if f"{bare}/" == EMBEDDING_ENDPOINT else bare or "/"
+
+
+class LogRequests:
+    """Logs the end of each request.
+
+    The line holds method, path, route, status, sizes and, where work was done, how much and how
+    long each stage took, the name of the client's token and its address (of IPv6 the /64); never
+    texts, tokens or query strings.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the request, and log how it ended."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        context = context_of(scope)
+        started = time.perf_counter()
+        try:
+            await self.app(scope, receive, send)
+        except Exception as error:  # The last resort: the client must get a response.
+            log.exception("request_failed", request_id=context.request_id)
+            if context.status is None:
+                await unforeseen_error_response(scope, error)(scope, receive, send)
+        finally:
+            _log_end(scope, context, time.perf_counter() - started)
+
+
+def _log_end(scope: Scope, context: RequestContext, seconds: float) -> None:
+    write = log.debug if _is_routine(scope["method"], context.status) else log.info
+    write(
+        "request",
+        request_id=context.request_id,
+        method=scope["method"],
+        path=context.path,
+        route=getattr(scope.get("route"), "path", None),
+        client=context.token_name,
+        client_address=context.client_address,
+        status=context.status,
+        code=context.error_code,
+        bytes_in=context.bytes_in,
+        bytes_out=context.bytes_out,
+        ms=round(seconds * 1000, 3),
+        **context.counts,
+    )
+
+
+def _is_routine(method: str, status: int | None) -> bool:
+    """Whether this is a health check or a scrape, unless its sender made a mistake."""
+    client_error = status is not None and 400 <= status < 500  # noqa: PLR2004 - a 4xx
+    return method in {"GET", "HEAD"} and not client_error
+
+
+class MeasureRequests:
+    """Updates the request metrics: outcome, duration, and how many are in work."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics, endpoints: Sequence[Endpoint]) -> None:
+        self.app = app
+        self._abandoned = metrics.abandoned
+        reranking = metrics.rerank_endpoint()
+        self._endpoints = {
+            endpoint.path: reranking
+            if endpoint.purpose is Purpose.RERANKING
+            else metrics.embedding_endpoint(endpoint.path)
+            for endpoint in endpoints
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Measure POST requests to known endpoints; pass everything else through."""
+        endpoint = working_endpoint(scope)
+        if endpoint is None:
+            await self.app(scope, receive, send)
+            return
+        started = time.perf_counter()
+        try:
+            with self._endpoints[endpoint.path].active.track_inprogress():
+                await self.app(scope, receive, send)
+        finally:
+            # If dialects share a path, the body has decided between them by now.
+            endpoint = working_endpoint(scope) or endpoint
+            seconds = time.perf_counter() - started
+            self._count(self._endpoints[endpoint.path], context_of(scope), seconds)
+
+    def _count(self, endpoint: EndpointMetrics, context: RequestContext, seconds: float) -> None:
+        """Count a request once: as refused, as abandoned, or by its outcome."""
+        code = context.error_code
+        if code in _REASON_OF:
+            endpoint.rejected[_REASON_OF[code]].inc()
+        elif code == ClientGoneError.code:
+            self._abandoned.inc()
+        else:
+            outcome = _outcome(context.error_status or context.status)
+            endpoint.requests[outcome].inc()
+            if outcome != "client_error":  # It measures how fast a request is refused.
+                endpoint.duration.observe(seconds)
+
+
+def _outcome(status: int | None) -> str:
+    if status == HTTPStatus.OK:
+        return "success"
+    if status and HTTPStatus.BAD_REQUEST <= status < HTTPStatus.INTERNAL_SERVER_ERROR:
+        return "client_error"
+    return "timeout" if status == HTTPStatus.GATEWAY_TIMEOUT else "error"
+
+
+class TraceRequests:
+    """Continues the client's W3C trace context, or begins one, and returns it in the response.
+
+    A span holds route, status, request id, counts and times; never a text, a vector or a token.
+    Health checks and scrapes are not traced.
+    """
+
+    def __init__(self, app: ASGIApp, tracer: Tracer) -> None:
+        self.app = app
+        self._tracer = tracer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the request inside its span."""
+        endpoint = working_endpoint(scope)
+        if endpoint is None:
+            await self.app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        sent = {name: preference(headers, name) for name in _W3C_HEADERS}
+        context = {name: value for name, value in sent.items() if value}
+        span = self._tracer.begin(f"POST {endpoint.path}", context)
+
+        async def send_with_traceparent(message: Message) -> None:
+            if message["type"] == "http.response.start" and span.traceparent is not None:
+                MutableHeaders(scope=message)["traceparent"] = span.traceparent
+            await send(message)
+
+        try:
+            await self.app(scope, receive, send_with_traceparent)
+        finally:
+            _end(span, context_of(scope), endpoint.path)
+
+
+def _end(span: RequestSpan, context: RequestContext, route: str) -> None:
+    status = context.status or HTTPStatus.INTERNAL_SERVER_ERROR
+    attributes: Attributes = {
+        "http.request.method": "POST",
+        "http.route": route,
+        "http.response.status_code": status,
+        "smart_embedder.request_id": context.request_id,
+        **{
+            f"smart_embedder.{name}": context.counts[name]
+            for name in _COUNTS & context.counts.keys()
+        },
+    }
+    failed = (context.error_status or status) >= HTTPStatus.INTERNAL_SERVER_ERROR
+    span.end(attributes, context.stages, context.error_code or "internal_error" if failed else None)

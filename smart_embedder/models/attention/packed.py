@@ -1,0 +1,334 @@
+"""Attention by kernels that take packed sequences of any lengths, and the choice by name.
+
+Also what no kernel computes alone: attention in a window, where a kernel has none, and sequences
+that end in tokens that are not attended to.
+"""
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial, wraps
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from smart_embedder.errors import StartupError
+from smart_embedder.models.attention.dense import (
+    Attention,
+    QueryKeyValue,
+    WindowedAttention,
+    attend_padded,
+    eager,
+    fused,
+    matmul,
+    sdpa,
+    with_window,
+)
+from smart_embedder.models.batch.blocks import LengthClass
+from smart_embedder.models.batch.packing import PackedBatch
+
+FLASH_MODULES = {
+    "flash_attention_2": ("flash_attn", "the package flash-attn"),
+    "flash_attention_3": ("flash_attn_interface", "FlashAttention 3 (flash_attn_interface)"),
+}
+
+
+def load_attention(name: str) -> Attention:
+    """The attention `name`; raises `StartupError` if its package or kernel is missing.
+
+    `native` is in the table of `ops.native.native_backend` where there are kernels.
+    """
+    if name in FLASH_MODULES:
+        module_name, package = FLASH_MODULES[name]
+        try:
+            kernel = importlib.import_module(module_name).flash_attn_varlen_func
+        except ImportError as error:
+            raise StartupError(
+                f"ATTENTION={name} needs {package}, which is not installed: {error}"
+            ) from error
+        return partial(_flash_attention, kernel)
+    if name == "native":
+        raise StartupError(
+            "ATTENTION=native needs the kernels, which are not built, or not for this processor: "
+            "python -m smart_embedder.models.ops.build builds them"
+        )
+    attentions: dict[str, Attention] = {
+        "varlen": varlen,
+        "sdpa": sdpa,
+        "matmul": matmul,
+        "eager": eager,
+    }
+    return attentions[name]
+
+
+def flash_runs(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether `device` has FlashAttention's kernels for `dtype`: NVIDIA's Ampere or newer."""
+    if device.type != "cuda" or dtype not in {torch.float16, torch.bfloat16}:
+        return False
+    return torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def require_runs(name: str, device: torch.device, dtype: torch.dtype) -> None:
+    """Raise `StartupError` where the attention `name` cannot run on `device` in `dtype`."""
+    needs_flash = name == "varlen" or name in FLASH_MODULES
+    if needs_flash and not flash_runs(device, dtype):
+        needed = "an NVIDIA GPU of compute capability 8.0 or newer, and float16 or bfloat16"
+    elif name == "native" and device.type != "cpu":
+        needed = "a CPU"
+    else:
+        return
+    where = device.type
+    if device.type == "cuda":
+        major, minor = torch.cuda.get_device_capability(device)
+        where = f"cuda, which has {major}.{minor}"
+    raise StartupError(
+        f"ATTENTION={name} needs {needed}, but the model runs in "
+        f"{str(dtype).removeprefix('torch.')} on {where}; set ATTENTION to auto"
+    )
+
+
+def varlen(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    packed: PackedBatch,
+    *,
+    scale: float,
+    causal: bool,
+    window: int | None = None,
+) -> Tensor:
+    """Implement `WindowedAttention` by the kernel of `torch.nn.attention.varlen`.
+
+    Not by that module, which fills a tensor with zeros at every call and takes a second to import.
+    """
+    left, right = _reach(window, causal=causal)
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, sequences: LengthClass) -> Tensor:
+        bounds, longest = sequences.bounds, sequences.longest
+        output: Tensor = torch.ops.aten._flash_attention_forward(  # noqa: SLF001
+            query, key, value, bounds, bounds, longest, longest, 0.0, causal, False,
+            scale=scale, window_size_left=left, window_size_right=right,
+        )[0]  # fmt: skip
+        return output
+
+    return attend_by_length(attend, (query, key, value), packed)
+
+
+def _reach(window: int | None, *, causal: bool) -> tuple[int, int]:
+    """How many tokens before and after its own a token attends to; -1 is all of them."""
+    if window is None:
+        return -1, -1
+    return window - 1, 0 if causal else window - 1
+
+
+def _flash_attention(
+    kernel: Callable[..., Any],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    packed: PackedBatch,
+    *,
+    scale: float,
+    causal: bool,
+    window: int | None = None,
+) -> Tensor:
+    reach = _reach(window, causal=causal)
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, sequences: LengthClass) -> Tensor:
+        bounds, longest = sequences.bounds, sequences.longest
+        output: Tensor | tuple[Tensor, ...] = kernel(
+            query, key, value, bounds, bounds, longest, longest,
+            softmax_scale=scale, causal=causal, window_size=reach,
+        )  # fmt: skip
+        # FlashAttention 3 returns the log-sum-exp with it.
+        return output[0] if isinstance(output, tuple) else output
+
+    return attend_by_length(attend, (query, key, value), packed)
+
+
+def attend_by_length(
+    attend: Callable[[Tensor, Tensor, Tensor, LengthClass], Tensor],
+    states: QueryKeyValue,
+    packed: PackedBatch,
+) -> Tensor:
+    """`[T, H, D]`: call `attend` for each length class, with its tokens `[tokens, H, D]`.
+
+    Query, key and value in `states` are `[H, T, D]`; nothing is copied.
+    """
+    query, key, value = (each.transpose(0, 1) for each in states)
+    outputs = []
+    for sequences in packed.length_classes:
+        tokens = slice(sequences.start, sequences.stop)
+        outputs.append(attend(query[tokens], key[tokens], value[tokens], sequences))
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+
+# As `CustomMaskType` in PyTorch's kernel.
+_NO_MASK, _CAUSAL = 0, 1
+
+
+def memory_efficient(
+    query: Tensor, key: Tensor, value: Tensor, packed: PackedBatch, *, scale: float, causal: bool
+) -> Tensor:
+    """Implement `Attention`.
+
+    `scaled_dot_product_attention` calls the same kernel; called directly it takes sequences of any
+    lengths at once. It has no grouped heads, so these are copied.
+    """
+    group = query.shape[0] // key.shape[0]
+    if group > 1:
+        key, value = (each.repeat_interleave(group, dim=0) for each in (key, value))
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, sequences: LengthClass) -> Tensor:
+        bounds, longest = sequences.bounds, sequences.longest
+        output: Tensor = torch.ops.aten._efficient_attention_forward(  # noqa: SLF001
+            query[None], key[None], value[None], None, bounds, bounds, longest, longest, 0.0,
+            _CAUSAL if causal else _NO_MASK, False, scale=scale,
+        )[0]  # fmt: skip
+        return output[0]
+
+    return attend_by_length(attend, (query, key, value), packed)
+
+
+# Queries at a time, of a sequence that is longer than the window.
+_BLOCK = 256
+
+
+@dataclass(frozen=True, slots=True)
+class PackedAttention:
+    """Attention in each sequence of `packed`; `attend` is for those no longer than the window."""
+
+    attend: Attention
+    packed: PackedBatch
+    _short_sequences: dict[int, PackedBatch] = field(default_factory=dict)
+    _windowed: WindowedAttention | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Look at `attend` once for all layers of a forward."""
+        object.__setattr__(self, "_windowed", with_window(self.attend))
+
+    def __call__(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        scale: float,
+        causal: bool,
+        window: int | None,
+    ) -> Tensor:
+        """`[T, H, D]` of query `[H, T, D]`, key and value `[Hkv, T, D]`.
+
+        A token attends to those less than `window` tokens away. Partly attended sequences are
+        never longer than the window.
+        """
+        packed, states = self.packed, (query, key, value)
+        if window is None or packed.max_length <= window:
+            return self.attend(*states, packed, scale=scale, causal=causal)
+        if self._windowed is not None:
+            return self._windowed(*states, packed, scale=scale, causal=causal, window=window)
+        short = self._no_longer_than(window)
+        attended = []
+        if short.tokens:
+            of_short = _tokens(states, 0, short.tokens)
+            attended.append(self.attend(*of_short, short, scale=scale, causal=causal))
+        for start, stop in pairwise(packed.offsets[len(short.unpack_order) :].tolist()):
+            of_one = _tokens(states, start, stop)
+            attended.append(attend_in_window(of_one, scale=scale, causal=causal, window=window))
+        return torch.cat(attended)
+
+    def _no_longer_than(self, window: int) -> PackedBatch:
+        """The sequences no longer than the window, as a batch; perhaps none."""
+        if window not in self._short_sequences:
+            packed = self.packed
+            count = int(np.argmax(np.diff(packed.offsets) > window))
+            tokens = int(packed.offsets[count])
+            self._short_sequences[window] = PackedBatch(
+                packed.input_ids[:, :tokens],
+                packed.position_ids[:, :tokens],
+                packed.cu_seqlens[: count + 1],
+                packed.offsets[: count + 1],
+                np.arange(count),
+                partly_attended=packed.partly_attended,
+            )
+        return self._short_sequences[window]
+
+
+def _tokens(states: QueryKeyValue, start: int, stop: int) -> QueryKeyValue:
+    query, key, value = states
+    return query[:, start:stop], key[:, start:stop], value[:, start:stop]
+
+
+def attend_in_window(states: QueryKeyValue, *, scale: float, causal: bool, window: int) -> Tensor:
+    """`[L, H, D]` of one sequence's query `[H, L, D]`, key and value `[Hkv, L, D]`, in blocks."""
+    query, key, value = states
+    length = query.shape[1]
+    blocks = []
+    for start in range(0, length, _BLOCK):
+        stop = min(length, start + _BLOCK)
+        last_key = stop if causal else min(length, stop + window - 1)
+        queries, keys = slice(start, stop), slice(max(0, start - window + 1), last_key)
+        distances = _positions(queries, query.device)[:, None] - _positions(keys, query.device)
+        visible = distances.abs() < window
+        blocks.append(
+            functional.scaled_dot_product_attention(
+                query[None, :, queries],
+                key[None, :, keys],
+                value[None, :, keys],
+                attn_mask=visible & (distances >= 0) if causal else visible,
+                scale=scale,
+                enable_gqa=query.shape[0] != key.shape[0],
+            )[0]
+        )
+    return torch.cat(blocks, dim=1).transpose(0, 1)
+
+
+def _positions(tokens: slice, device: torch.device) -> Tensor:
+    return torch.arange(tokens.start, tokens.stop, device=device)
+
+
+def excluding_unattended(attend: Attention) -> Attention:
+    """`attend` for the sequences without unattended tokens; the others are padded and masked.
+
+    It takes a window if `attend` does, which the others must not be longer than.
+    """
+
+    # `wraps` shows the signature of `attend`, which tells whether it takes a window.
+    @wraps(attend)
+    def excluding(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        packed: PackedBatch,
+        *,
+        scale: float,
+        causal: bool,
+        **window: Any,
+    ) -> Tensor:
+        output = attend(query, key, value, packed, scale=scale, causal=causal, **window)
+        padding = packed.partly_attended
+        if padding is not None:
+            masked = _causal if causal else partial(fused, causal=False)
+            attended = output.new_empty(len(padding.tokens), *output.shape[1:])
+            attend_padded(masked, (query, key, value), padding, attended, scale=scale)
+            output.index_copy_(0, padding.tokens, attended)
+        return output
+
+    return excluding
+
+
+def _causal(
+    states: QueryKeyValue, output: Tensor, *, scale: float, mask: Tensor | None = None
+) -> None:
+    """Implement `BlockAttention`: no token attends to a later one, nor to one that `mask` hides.
+
+    PyTorch's operator takes a mask or computes causally, not both.
+    """
+    length = output.shape[2]
+    later = torch.full((length, length), -torch.inf, dtype=output.dtype, device=output.device)
+    later = later.triu(1)
+    fused(states, output, scale=scale, mask=later if mask is None else mask + later, causal=False)

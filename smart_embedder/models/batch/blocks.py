@@ -1,0 +1,184 @@
+"""How the sequences of a packed batch are divided for kernels, and what ids say beside the token.
+
+Blocks are neighbouring sequences as one dense tensor, padded where necessary; length classes are
+neighbours that a kernel for packed sequences computes in one call. Marks are bits above a token's
+id. Knows nothing of the batch itself: lengths come in, places go out.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from smart_embedder.engine.records import TokenIds
+
+Indices = npt.NDArray[np.int64]
+
+
+def to_device(device: torch.device, array: npt.NDArray[Any]) -> torch.Tensor:
+    """Copy an array to the device; to a CUDA device without waiting for the copy."""
+    tensor = torch.from_numpy(array)
+    if device.type != "cuda":
+        return tensor.to(device)
+    # From pageable memory the copy would wait for the forward that still runs.
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
+# A call for every length costs more than padding does while sequences are this short.
+_LONGEST_PADDED = 64
+_BUCKET_WIDTH = 16
+
+
+@dataclass(frozen=True, slots=True)
+class DenseBlock:
+    """Neighbouring sequences of one length: `count` of `length` tokens from token `start`."""
+
+    start: int
+    count: int
+    length: int
+
+    @property
+    def stop(self) -> int:
+        """The first token after the block."""
+        return self.start + self.count * self.length
+
+
+@dataclass(frozen=True, slots=True)
+class Padding:
+    """How `count` sequences are padded to `length` slots each; all tensors are on the device.
+
+    `tokens` `[n]` are the sequences' tokens in the packed row, and `slots` `[n]` where each of them
+    is in the padded block. `token_of_slot` `[count x length]` is the token in each slot; in a slot
+    of padding it is the first token of the same sequence, so that a number that is not finite stays
+    within its sequence. `mask` `[count, 1, 1, length]` float32 is 0 for attended tokens and minus
+    infinity for all other slots.
+    """
+
+    count: int
+    length: int
+    tokens: torch.Tensor
+    slots: torch.Tensor
+    token_of_slot: torch.Tensor
+    mask: torch.Tensor
+
+    @classmethod
+    def of(cls, starts: Indices, lengths: Indices, attended: Indices, device: torch.device) -> Self:
+        """Pad sequences that begin at the tokens `starts`; of each the first `attended` count.
+
+        All three are `[count]`.
+        """
+        slot = np.arange(lengths.max())
+        filled, token = slot < lengths[:, None], starts[:, None] + slot
+        mask = np.where(slot < attended[:, None], np.float32(0), np.float32(-np.inf))
+        return cls(
+            len(starts),
+            len(slot),
+            tokens=to_device(device, token[filled]),
+            slots=to_device(device, np.flatnonzero(filled)),
+            token_of_slot=to_device(device, np.where(filled, token, starts[:, None]).ravel()),
+            mask=to_device(device, mask)[:, None, None],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PaddedBlock:
+    """Neighbouring short sequences of similar lengths: the tokens from `start` to `stop`."""
+
+    start: int
+    stop: int
+    padding: Padding
+
+
+Block = DenseBlock | PaddedBlock
+
+
+def divide_into_blocks(lengths: list[int], device: torch.device) -> Iterator[Block]:
+    """Divide sequences of ascending `lengths` into blocks of equal or, if short, similar length."""
+    start = 0
+    for _, near in groupby(lengths, key=_bucket):
+        block = list(near)
+        stop = start + sum(block)
+        if block[0] == block[-1]:
+            yield DenseBlock(start, len(block), block[0])
+        else:
+            sizes = np.array(block)
+            starts = start + np.cumsum(sizes) - sizes
+            yield PaddedBlock(start, stop, Padding.of(starts, sizes, sizes, device))
+        start = stop
+
+
+def _bucket(length: int) -> int:
+    """Sequences of one bucket form a block; long ones only with others of the same length."""
+    return length if length > _LONGEST_PADDED else -(-length // _BUCKET_WIDTH) - _LONGEST_PADDED
+
+
+# Queries in one block of threads, as in FlashAttention's kernels for packed sequences.
+QUERIES_OF_A_BLOCK = 128
+# The cost of one more call, as a number of superfluous blocks for each head.
+WORTH_A_CALL = 256
+# The most blocks of threads in the second and third dimension of a grid, one for each sequence.
+_MOST_SEQUENCES = 65_535
+
+
+@dataclass(frozen=True, slots=True)
+class LengthClass:
+    """Neighbouring sequences, the tokens from `start` to `stop`, the longest of `longest` tokens.
+
+    `bounds` int32 on the device are their cumulative lengths, from 0.
+    """
+
+    start: int
+    stop: int
+    longest: int
+    bounds: torch.Tensor
+
+
+def divide_lengths(lengths: Sequence[int]) -> list[slice]:
+    """Divide sequences of ascending lengths so that all calls together cost least."""
+    blocks = -(-np.asarray(lengths) // QUERIES_OF_A_BLOCK)
+    groups = np.flatnonzero(np.diff(np.ceil(np.log2(blocks)))) + 1
+    borders = [0, *groups.tolist(), len(blocks)]
+    # For each border the least cost up to it, and the border at which the last class begins.
+    best = [(0, 0)]
+    for index, stop in enumerate(borders[1:], start=1):
+        highest = int(blocks[stop - 1])
+        costs = (
+            (best[first][0] + WORTH_A_CALL + (stop - borders[first]) * highest, first)
+            for first in range(index)
+        )
+        best.append(min(costs))
+    classes: list[slice] = []
+    index = len(borders) - 1
+    while index:
+        first = best[index][1]
+        classes.append(slice(borders[first], borders[index]))
+        index = first
+    return [
+        slice(start, min(start + _MOST_SEQUENCES, each.stop))
+        for each in reversed(classes)
+        for start in range(each.start, each.stop, _MOST_SEQUENCES)
+    ]
+
+
+_ID_BITS = 28
+_IDS = (1 << _ID_BITS) - 1
+# A token of the second text of a pair, to which BERT adds another type embedding.
+SECOND_SEGMENT = 1 << _ID_BITS
+# A token at the end of its sequence to which no token attends, not even itself.
+UNATTENDED = SECOND_SEGMENT << 1
+# A token without a ColBERT vector.
+WITHOUT_VECTOR = UNATTENDED << 1
+
+
+def without_marks(ids: TokenIds) -> TokenIds:
+    """The ids alone."""
+    return ids & _IDS
+
+
+def marked(ids: TokenIds, mark: int) -> npt.NDArray[np.bool_]:
+    """Which tokens have the mark."""
+    return np.bitwise_and(ids, mark).astype(np.bool_)

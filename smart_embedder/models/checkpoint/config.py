@@ -1,0 +1,413 @@
+"""What a model's files of JSON say: numbers, modules, poolings, prompts, how texts are read.
+
+Those are `config.json` and the files of sentence-transformers. Whatever is wrong in them, or is not
+computed here, is a `StartupError`. What a task makes of them is not known here.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from smart_embedder.errors import StartupError
+from smart_embedder.models.checkpoint.reading import read_file
+
+# In the config.json of a demo model: what to tell whoever serves it.
+DEMO_KEY = "smart_embedder_demo"
+# No size of a model and no number of its positions is larger.
+_LARGEST = 2**31
+# The packages of known classes, none of which is imported.
+_PACKAGES = ("sentence_transformers", "pylate")
+# Names in the configuration of a pooling: `pooling_mode` since version 5.4, before that flags.
+POOLINGS = {
+    "cls": "cls",
+    "max": "max",
+    "mean": "mean",
+    "mean_sqrt_len_tokens": "mean_sqrt_length",
+    "weightedmean": "weighted_mean",
+    "lasttoken": "last_token",
+}
+_OLD_FLAGS = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_length",
+    "pooling_mode_weightedmean_tokens": "weighted_mean",
+    "pooling_mode_lasttoken": "last_token",
+}
+# Older versions named the file by the family; of several the first one counts.
+_TEXT_FAMILIES = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+# What is given to tokenizers and configurations of transformers, by its older and newer name.
+_UNREAD_OPTIONS = (
+    "processing_kwargs", "processor_kwargs", "tokenizer_args", "config_kwargs", "config_args",
+)  # fmt: skip
+_HARMLESS = {"padding_side", "trust_remote_code", "use_fast"}
+# Of ColBERT models alone.
+_OPTIONS_BY_TYPE = ("query_length", "document_length", "query_expansion")
+_POOLING_FOLDER = "1_Pooling"
+_ACTIVATIONS = ("Identity", "Tanh", "ReLU", "GELU", "SiLU", "Sigmoid")
+_TEXT_VECTOR = "sentence_embedding"
+# In a tokenizer's configuration a much larger number stands for no limit.
+_NO_LIMIT = 1_000_000_000
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The model's `config.json`."""
+    path = folder / "config.json"
+    if not path.is_file():
+        raise StartupError(f"{folder} is not a model: it holds no config.json")
+    return read_object(path)
+
+
+def read_json(path: Path) -> Any:
+    """The value in a file of JSON."""
+    try:
+        return json.loads(read_file(path))
+    except (OSError, ValueError) as error:
+        raise StartupError(f"{path} cannot be read: {error}") from error
+    except RecursionError as error:
+        raise StartupError(f"{path} cannot be read: it is nested too deeply") from error
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file."""
+    config = read_json(path)
+    if not isinstance(config, dict):
+        raise StartupError(f"{path} is not a JSON object")
+    return config
+
+
+def read_optional(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; empty where there is no such file."""
+    return read_object(path) if path.is_file() else {}
+
+
+def whole_number(
+    folder: Path, config: dict[str, Any], key: str, default: int | None = None, *, least: int = 1
+) -> int:
+    """The number under `key`; raises `StartupError` for any other value, or one out of range."""
+    value = config.get(key, default)
+    if type(value) is not int or not least <= value <= _LARGEST:
+        raise unusable(folder, key, value)
+    return value
+
+
+def number(folder: Path, config: dict[str, Any], key: str, default: float) -> float:
+    """The number under `key`; raises `StartupError` for any other value, or one not above 0.
+
+    JSON as Python reads it has `NaN` and `Infinity`, which would make every result one of these.
+    """
+    value = config.get(key, default)
+    if type(value) not in {int, float} or not 0 < value <= _LARGEST:
+        raise unusable(folder, key, value)
+    return float(value)
+
+
+def unusable(folder: Path, key: str, value: Any) -> StartupError:
+    """The error for a value that cannot be used."""
+    return StartupError(f"{folder / 'config.json'} has no usable {key}: {value!s:.60}")
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """The class that an entry names, without its package, and the folder of its files."""
+
+    kind: str
+    folder: Path
+
+
+def read_modules(folder: Path) -> list[Module]:
+    """All modules; none where there is no `modules.json`.
+
+    Raises `StartupError` for a malformed file, and for classes in the checkpoint's own code.
+    """
+    path = folder / "modules.json"
+    if not path.is_file():
+        return []
+    entries = read_json(path)
+    if not isinstance(entries, list):
+        raise StartupError(f"{path} is not a list of modules")
+    modules: list[Module] = []
+    for entry in entries:
+        kind = entry.get("type") if isinstance(entry, dict) else None
+        if not isinstance(kind, str):
+            raise StartupError(f"{path} has a module without a type")
+        if kind.partition(".")[0] not in _PACKAGES:
+            raise StartupError(f"{path} names {kind}: code of a checkpoint is never run")
+        name = str(entry.get("path") or "")
+        if "\0" in name or not (folder / name).resolve().is_relative_to(folder.resolve()):
+            raise StartupError(f"{path} names a folder outside the model: {name!r:.200}")
+        modules.append(Module(kind.rpartition(".")[2], folder / name))
+    return modules
+
+
+def require_known_modules(folder: Path, *kinds: str) -> None:
+    """Raise `StartupError` for a module of another kind, which would not be computed."""
+    other = next((each.kind for each in read_modules(folder) if each.kind not in kinds), None)
+    if other is not None:
+        raise StartupError(
+            f"{folder / 'modules.json'} names the module {other}; known here: {', '.join(kinds)}"
+        )
+
+
+def has_modules(folder: Path) -> bool:
+    """Whether the folder has a configuration of modules."""
+    return (folder / "modules.json").is_file() or (folder / _POOLING_FOLDER).is_dir()
+
+
+@dataclass(frozen=True, slots=True)
+class Projection:
+    """A linear layer in `folder`, with an activation and, where `residual`, its input added.
+
+    `activation` names a class of `torch.nn` with its package.
+    """
+
+    folder: Path
+    in_features: int
+    out_features: int
+    bias: bool
+    activation: str
+    residual: bool
+
+    @classmethod
+    def read(cls, folder: Path) -> "Projection":
+        """Read the configuration of a module Dense."""
+        config = read_config(folder)
+        return cls(
+            folder,
+            whole_number(folder, config, "in_features"),
+            whole_number(folder, config, "out_features"),
+            bool(config.get("bias", True)),
+            str(config.get("activation_function", "torch.nn.modules.activation.Tanh")),
+            bool(config.get("use_residual", False)),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Normalization:
+    """Scaling to unit length."""
+
+
+@dataclass(frozen=True, slots=True)
+class Truncation:
+    """The first `width` numbers of a vector, which are not scaled again."""
+
+    width: int
+
+
+Step = Projection | Normalization | Truncation
+
+
+@dataclass(frozen=True, slots=True)
+class SentenceConfig:
+    """The steps from the states of texts to vectors: `poolings`, then `steps`; and the prompts.
+
+    `poolings` is empty if the configuration names none. `default_prompt` is read before each text
+    of a request that names no prompt.
+    """
+
+    poolings: tuple[str, ...] = ()
+    steps: tuple[Step, ...] = ()
+    prompts: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    default_prompt: str = ""
+
+    @classmethod
+    def read(cls, folder: Path) -> "SentenceConfig":
+        """Read it; raises `StartupError` for unknown modules and impossible values."""
+        modules, pooling = read_modules(folder), folder / _POOLING_FOLDER
+        if not modules and (pooling / "config.json").is_file():
+            modules = [Module("Pooling", pooling)]
+        poolings: tuple[str, ...] = ()
+        steps: list[Step] = []
+        for module in modules:
+            match module.kind:
+                case "Transformer":
+                    if module.folder != folder:
+                        raise StartupError(
+                            f"{folder / 'modules.json'} has the transformer in "
+                            f"{module.folder.name}, and not beside it"
+                        )
+                case "Dropout":
+                    pass
+                case "Pooling":
+                    poolings = poolings or read_poolings(module.folder)
+                case "Dense":
+                    steps.append(_projection(module.folder))
+                case "Normalize":
+                    _require_text_vector(module.folder)
+                    steps.append(Normalization())
+                case _:
+                    raise StartupError(
+                        f"{folder / 'modules.json'} names the module {module.kind}; known here: "
+                        "Transformer, Pooling, Dense, Normalize"
+                    )
+        width = read_vector_limit(folder, "truncate_dim")
+        if width is not None:
+            steps.append(Truncation(width))
+        return cls(poolings, tuple(steps), read_prompts(folder), read_default_prompt(folder))
+
+
+def _projection(folder: Path) -> Projection:
+    _require_text_vector(folder)
+    projection = Projection.read(folder)
+    package, _, name = projection.activation.rpartition(".")
+    if package.split(".")[0] != "torch" or name not in _ACTIVATIONS:
+        raise StartupError(
+            f"the projection in {folder} has the activation {name}; known: "
+            f"{', '.join(_ACTIVATIONS)}"
+        )
+    return projection
+
+
+def _require_text_vector(folder: Path) -> None:
+    """Raise `StartupError` where a module reads or writes something else than a text's vector."""
+    config = read_optional(folder / "config.json")
+    named = {config.get(f"module_{side}_name") for side in ("input", "output")}
+    other = next(iter(named - {None, _TEXT_VECTOR}), None)
+    if other is not None:
+        raise StartupError(
+            f"{folder} works on {other}; known here behind a pooling: {_TEXT_VECTOR}"
+        )
+
+
+def read_poolings(folder: Path) -> tuple[str, ...]:
+    """The poolings in a configuration; the vectors of several are concatenated."""
+    config = read_config(folder)
+    path = folder / "config.json"
+    if config.get("include_prompt", True) is not True:
+        raise StartupError(f"{path} leaves the prompt out of the pooling, which is not done here")
+    named = config.get("pooling_mode")
+    if named is None:
+        found = [name for flag, name in _OLD_FLAGS.items() if config.get(flag)] or ["mean"]
+    else:
+        found = [
+            POOLINGS.get(str(each), "") for each in (named if isinstance(named, list) else [named])
+        ]
+    if not all(found):
+        raise StartupError(f"{path} names no pooling that is known here: {', '.join(POOLINGS)}")
+    return tuple(found)
+
+
+def read_pooling(folder: Path) -> str:
+    """`cls` or `mean`, the poolings of bge-m3's kind; `cls` where there is no configuration."""
+    path = folder / _POOLING_FOLDER
+    if not (path / "config.json").is_file():
+        return "cls"
+    poolings = read_poolings(path)
+    if poolings not in {("cls",), ("mean",)}:
+        raise StartupError(
+            f"{path / 'config.json'} names no pooling that is known for this kind: use cls or mean"
+        )
+    return poolings[0]
+
+
+def read_prompts(folder: Path) -> dict[str, str]:
+    """The prompts by name in sentence-transformers' configuration; empty if all prompts are."""
+    path, config = _sentence_transformers(folder)
+    prompts = config.get("prompts") or {}
+    if not isinstance(prompts, dict) or not all(isinstance(each, str) for each in prompts.values()):
+        raise StartupError(f"{path} has no usable prompts: each is a string under its name")
+    return prompts if any(prompts.values()) else {}
+
+
+def read_default_prompt(folder: Path) -> str:
+    """The prompt that `default_prompt_name` names; empty if it names none."""
+    path, config = _sentence_transformers(folder)
+    name = config.get("default_prompt_name")
+    if name is None:
+        return ""
+    prompts = config.get("prompts") or {}
+    if name not in prompts:
+        raise StartupError(f"{path} has no prompt of its default_prompt_name: {name}")
+    return str(prompts[name])
+
+
+def read_vector_limit(folder: Path, name: str) -> int | None:
+    """A limit of vectors in sentence-transformers' configuration; None if it names none."""
+    path, config = _sentence_transformers(folder)
+    value = config.get(name)
+    if value is not None and (type(value) is not int or value < 1):
+        raise StartupError(f"{path} has no usable {name}: {value}")
+    return value
+
+
+def _sentence_transformers(folder: Path) -> tuple[Path, dict[str, Any]]:
+    path = folder / "config_sentence_transformers.json"
+    return path, read_optional(path)
+
+
+@dataclass(frozen=True, slots=True)
+class SentenceOverrides:
+    """What settings say of a model, in place of its configuration; None leaves that as it is."""
+
+    pooling: str | None = None
+    normalize: bool | None = None
+    query_prompt: str | None = None
+    document_prompt: str | None = None
+
+    @property
+    def prompts(self) -> dict[str, str]:
+        """The prompts that are set, by their names in a configuration."""
+        named = {"query": self.query_prompt, "document": self.document_prompt}
+        return {name: prompt for name, prompt in named.items() if prompt is not None}
+
+    def refuse(self, *settings: str, for_model: str) -> None:
+        """Raise `StartupError` if one of these is set, which has no effect on such a model."""
+        for setting in settings:
+            value = getattr(self, setting)
+            if value is not None:
+                shown = str(value).lower() if isinstance(value, bool) else value
+                raise StartupError(f"{setting.upper()}={shown} has no effect on {for_model}")
+
+
+NO_OVERRIDES = SentenceOverrides()
+
+
+@dataclass(frozen=True, slots=True)
+class TextOptions:
+    """How a model of any task reads texts, by sentence-transformers' configuration.
+
+    They are cut to `max_length` tokens, if it is set, and converted to lower case with
+    `lower_case`.
+    """
+
+    max_length: int | None = None
+    lower_case: bool = False
+
+    @classmethod
+    def read(cls, folder: Path, *, by_type: bool = False) -> "TextOptions":
+        """Read them; those of a folder without such a configuration are its tokenizer's.
+
+        With `by_type`, queries and documents have options of their own, which are read elsewhere.
+        Raises `StartupError` for options that would change what is read, and are not known here.
+        """
+        texts = read_text_config(folder)
+        unread = [each for each in _UNREAD_OPTIONS if set(texts.get(each) or ()) - _HARMLESS]
+        if not by_type:
+            unread += [each for each in _OPTIONS_BY_TYPE if texts.get(each) is not None]
+        if unread:
+            raise StartupError(
+                f"{folder} has {unread[0]} for its texts, which is not applied to this model"
+            )
+        if "message" in (texts.get("modality_config") or ()):
+            raise StartupError(
+                f"{folder} reads texts as messages of a chat template, which is not done here"
+            )
+        length = texts.get("max_seq_length") or _tokenizer_limit(folder)
+        return cls(
+            max_length=length if type(length) is int and length > 0 else None,
+            lower_case=bool(texts.get("do_lower_case")),
+        )
+
+
+def read_text_config(folder: Path) -> dict[str, Any]:
+    """`sentence_bert_config.json`, or, from older versions, a file with the family's name."""
+    configs = (read_optional(folder / f"sentence_{each}_config.json") for each in _TEXT_FAMILIES)
+    return next(filter(None, configs), {})
+
+
+def _tokenizer_limit(folder: Path) -> int | None:
+    limit = read_optional(folder / "tokenizer_config.json").get("model_max_length")
+    return limit if isinstance(limit, int) and 0 < limit < _NO_LIMIT else None

@@ -1,0 +1,239 @@
+"""Reads the files of models by ordinary reads, and identifies what was read.
+
+Nothing of a file stays mapped or open: once a model is loaded, its files may be written over, cut
+short or removed. While one is being read, a change of it ends the loading.
+"""
+
+import ctypes
+import hashlib
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import dataclass
+from mmap import mmap
+from pathlib import Path
+
+from smart_embedder.errors import StartupError
+from smart_embedder.settings import Settings
+
+# Bytes that are read at once: a larger number is no faster, and these are rounded in the cache.
+AT_ONCE = 2**22
+# The most bytes of a file that is read as a whole. The largest are tokenizers, of some 30 MB.
+_LARGEST = 2**29
+# Bytes of weights after which the allocator gives back what is left of those that were laid out
+# anew, which is a tenth of them.
+_TRIM_AFTER = 2**28
+
+# What is read ahead.
+_WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+# Large, because after each the thread may wait for Python's lock.
+_AHEAD_AT_ONCE = 2**25
+
+_current: ContextVar["Reading | None"] = ContextVar("reading", default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class _FileState:
+    """Identifies one state of a file; writing changes the last three."""
+
+    device: int
+    inode: int
+    size: int
+    modified: int
+    changed: int
+
+    @classmethod
+    def of(cls, found: os.stat_result) -> "_FileState":
+        return cls(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+
+
+class Reading:
+    """What was read of the files of models: their states and, `with_digests`, their contents."""
+
+    def __init__(self, *, with_digests: bool) -> None:
+        self.with_digests = with_digests
+        self._states: dict[Path, _FileState] = {}
+        self._digests: dict[tuple[Path, str], str] = {}
+        self._lock = threading.Lock()
+
+    def note_state(self, path: Path, found: os.stat_result) -> None:
+        """Note the state of an open file; raises `StartupError` if it was opened in another one.
+
+        A model may be loaded for several devices, and its configuration is read more than once.
+        """
+        state = _FileState.of(found)
+        with self._lock:
+            if self._states.setdefault(path, state) != state:
+                raise _changed(path)
+
+    def note_content(self, path: Path, part: str, digest: str) -> None:
+        """Note the digest of a part of a file, such as a tensor; raises as `note_state` does."""
+        with self._lock:
+            if self._digests.setdefault((path, part), digest) != digest:
+                raise _changed(path)
+
+    def require_unchanged(self) -> None:
+        """Raise `StartupError` if a file that was read is another one by now, or was changed."""
+        for path, state in self._states.items():
+            try:
+                now = _FileState.of(path.stat())
+            except OSError as error:
+                raise _changed(path) from error
+            if now != state:
+                raise _changed(path)
+
+    def fingerprint(self, folder: Path) -> str:
+        """Identifies what was read of a folder, wherever it lies; empty without digests."""
+        if not self.with_digests:
+            return ""
+        whole = hashlib.sha256()
+        for (path, part), digest in sorted(self._digests.items()):
+            if path.is_relative_to(folder):
+                line = f"{path.relative_to(folder).as_posix()!r} {part!r} {digest}\n"
+                whole.update(line.encode())
+        return whole.hexdigest()
+
+
+@contextmanager
+def reading(*, with_digests: bool = False) -> Iterator[Reading]:
+    """Note what the calling thread reads of models within the block.
+
+    Raises `StartupError` at the end if a file was changed meanwhile.
+    """
+    noted = Reading(with_digests=with_digests)
+    token = _current.set(noted)
+    try:
+        yield noted
+    finally:
+        _current.reset(token)
+    noted.require_unchanged()
+
+
+class ModelFile:
+    """A file of a model, open as long as this object exists; threads may read from it.
+
+    `opened` is the file itself, for libraries. `size` is in bytes.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Open it; raises `OSError`."""
+        self.path = path
+        self.opened = path.open("rb", buffering=0)
+        weakref.finalize(self, self.opened.close)
+        self.size = os.fstat(self.opened.fileno()).st_size
+        self._lock = threading.Lock()
+        self._read_since_trim = 0
+        self._reading = _current.get()
+        if self._reading is not None:
+            self._reading.note_state(path, os.fstat(self.opened.fileno()))
+
+    def read_into(self, buffer: memoryview, start: int) -> None:
+        """Fill the buffer from the byte `start` on; raises `StartupError` if the file ends there.
+
+        It is longer when it is opened, or such a read is not begun.
+        """
+        done = 0
+        while done < len(buffer):
+            count = self._read_part(buffer[done : done + AT_ONCE], start + done)
+            if not count:
+                raise _changed(self.path)
+            done += count
+        with self._lock:
+            self._read_since_trim += len(buffer)
+            trims = self._read_since_trim > _TRIM_AFTER
+            if trims:
+                self._read_since_trim = 0
+        if trims:
+            trim_heap()
+
+    def _read_part(self, buffer: memoryview, start: int) -> int:
+        if sys.platform != "win32":
+            return os.preadv(self.opened.fileno(), [buffer], start)
+        with self._lock:  # Threads share the file's position.
+            self.opened.seek(start)
+            return self.opened.readinto(buffer) or 0
+
+    def read(self, start: int, length: int) -> bytes:
+        """So many bytes; raises `EOFError` where the file has fewer."""
+        if start + length > self.size:
+            raise EOFError(f"{self.path.name} is cut short")
+        content = bytearray(length)
+        self.read_into(memoryview(content), start)
+        return bytes(content)
+
+    def digest(self, content: memoryview | bytes) -> str:
+        """The digest of a part, empty where none is wanted."""
+        wanted = self._reading is not None and self._reading.with_digests
+        return hashlib.sha256(content).hexdigest() if wanted else ""
+
+    def note_content(self, what: str, digests: Sequence[str]) -> None:
+        """Note the digests of all parts of what was read of it."""
+        if self._reading is not None and self._reading.with_digests:
+            digest = hashlib.sha256("".join(digests).encode()).hexdigest()
+            self._reading.note_content(self.path, what, digest)
+
+    def note_all(self) -> None:
+        """Read all of it once more, for its digest."""
+        if self._reading is not None and self._reading.with_digests:
+            starts = range(0, self.size, AT_ONCE)
+            parts = (self.read(start, min(AT_ONCE, self.size - start)) for start in starts)
+            self.note_content("", [self.digest(part) for part in parts])
+
+
+def read_file(path: Path) -> bytes:
+    """The content of a file; raises `OSError`, also where it is too large for what it should be."""
+    file = ModelFile(path)
+    if file.size > _LARGEST:
+        raise OSError(f"it has {file.size:,} bytes, and at most {_LARGEST:,} are read")
+    content = file.read(0, file.size)
+    file.note_content("", [file.digest(content)])
+    return content
+
+
+def _changed(path: Path) -> StartupError:
+    return StartupError(f"{path} was changed while it was being read: start again")
+
+
+def read_ahead(settings: Settings) -> threading.Thread:
+    """Read, on a thread of its own, each model's weights that lie on the disk.
+
+    It only fills the system's cache: errors are raised when the weights are loaded. posix_fadvise,
+    which only announces the reads, gained nothing.
+    """
+    # In the order in which they are loaded, each once.
+    names = (settings.embedding_model, settings.dense_model, settings.reranker_model)
+    paths = [path for name in dict.fromkeys(names) for path in _weights(name, settings)]
+    thread = threading.Thread(target=_read_all, args=(paths,), name="read-ahead", daemon=True)
+    thread.start()
+    return thread
+
+
+def _read_all(paths: list[Path]) -> None:
+    # Not a bytearray, which would be filled with zeros under Python's lock.
+    with mmap(-1, _AHEAD_AT_ONCE) as buffer:
+        for path in paths:
+            with suppress(OSError), path.open("rb", buffering=0) as file:
+                while file.readinto(buffer):
+                    pass
+
+
+def _weights(name: str, settings: Settings) -> Iterator[Path]:
+    """The files in the model's folder, or in its snapshots from the hub."""
+    folders: Iterable[Path] = [Path(name)]
+    if "/" in name and not Path(name).is_dir():
+        model = f"models--{name.replace('/', '--')}"
+        folders = (settings.hub_cache / model / "snapshots").glob("*")
+    for folder in folders:
+        for pattern in _WEIGHTS:
+            yield from folder.glob(pattern)
+
+
+def trim_heap() -> None:
+    """Return memory that the allocator keeps after it was freed, if the allocator can."""
+    if sys.platform == "linux":
+        with suppress(AttributeError):  # glibc alone has it.
+            ctypes.CDLL(None).malloc_trim(0)

@@ -1,0 +1,327 @@
+"""The tensors of a checkpoint by name: safetensors or PyTorch's files, whole or in shards.
+
+Opening a checkpoint reads only what describes its tensors. Each is read when it is asked for, into
+memory of its own; see `smart_embedder.models.checkpoint.reading`.
+"""
+
+import json
+import math
+import pickle
+import zipfile
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from smart_embedder.errors import StartupError
+from smart_embedder.models.checkpoint.reading import AT_ONCE, ModelFile, read_file
+
+_FILE_ERRORS = (
+    OSError,
+    EOFError,
+    ValueError,
+    LookupError,
+    OverflowError,
+    TypeError,
+    AttributeError,
+    RuntimeError,
+    pickle.UnpicklingError,
+)
+_DTYPES = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
+_FILES = ("model.safetensors", "pytorch_model.bin")
+# By their names in safetensors. Those that are not in `_DTYPES` are only named in errors.
+_STORED_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+}
+_BYTES_OF_LENGTH = 8
+_LONGEST_HEADER = 100_000_000  # As in safetensors' own library.
+# That read one tensor. More gain little: they share what the memory takes.
+_THREADS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor that lies in a file, from the byte `start` on."""
+
+    name: str
+    file: ModelFile
+    start: int
+    shape: torch.Size
+    dtype: torch.dtype
+
+    def __getitem__(self, index: Any) -> Tensor:
+        """As of a tensor, which transformers expects; `...` reads all of it."""
+        return self.read(self.dtype)[index]
+
+    def row(self, index: int) -> "StoredTensor":
+        """One row of it."""
+        size = math.prod(self.shape[1:])
+        return replace(
+            self,
+            name=f"{self.name}[{index}]",
+            start=self.start + index * size * self.dtype.itemsize,
+            shape=self.shape[1:],
+        )
+
+    def read(self, dtype: torch.dtype) -> Tensor:
+        """Read it, rounded to `dtype` part by part: it is never in memory twice."""
+        tensor = torch.empty(self.shape, dtype=dtype)
+        flat, at_once = tensor.view(-1), AT_ONCE // self.dtype.itemsize
+        parts = range(0, len(flat), at_once)
+        rounds = dtype is not self.dtype
+
+        def read_every(step: int, number: int) -> list[tuple[int, str]]:
+            """Read of each `step` parts the one of that number; where they begin, their digests."""
+            exact = torch.empty(min(len(flat), at_once) if rounds else 0, dtype=self.dtype)
+            digests = []
+            for first in parts[number::step]:
+                part = flat[first : first + at_once]
+                stored = exact[: len(part)] if rounds else part
+                content = memoryview(stored.view(torch.uint8).numpy())  # type: ignore[arg-type]
+                self.file.read_into(content, self.start + first * self.dtype.itemsize)
+                digests.append((first, self.file.digest(content)))
+                if rounds:
+                    part.copy_(stored)
+            return digests
+
+        # A thread copies less than memory takes. PyTorch rounds by as many threads as it has.
+        threads = 1 if rounds else max(1, min(_THREADS, torch.get_num_threads(), len(parts)))
+        if threads == 1:
+            digests = read_every(1, 0)
+        else:
+            with ThreadPoolExecutor(threads, "read-tensor") as pool:
+                found = pool.map(partial(read_every, threads), range(threads))
+                digests = sorted(chain.from_iterable(found))
+        described = f"{self.name} {self.dtype} {[*self.shape]}"
+        self.file.note_content(described, [digest for _, digest in digests])
+        return tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """The tensors of the checkpoint in `folder`; names in methods do not include `prefix`.
+
+    With `shapes_only` none is read: `get` returns tensors on the device `meta`, which hold nothing.
+    """
+
+    folder: Path
+    tensors: Mapping[str, StoredTensor | Tensor]
+    prefix: str = ""
+    shapes_only: bool = False
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """Find all tensors; raise `StartupError` for files that are absent or damaged."""
+        try:
+            return cls(folder, dict(_find_tensors(folder)))
+        except _FILE_ERRORS as error:
+            raise StartupError(
+                f"the weights in {folder} cannot be loaded: {_first_line(error)}"
+            ) from error
+
+    def __contains__(self, name: str) -> bool:
+        return self.prefix + name in self.tensors
+
+    def before(self, name: str) -> Self:
+        """The same tensors with the prefix that `name` has in this checkpoint."""
+        found = (known.removesuffix(name) for known in self.tensors if known.endswith(name))
+        return replace(self, prefix=next(found, self.prefix))
+
+    def get(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        """The tensor, of that shape, in its own memory, and rounded to `dtype` if that is given.
+
+        Raises `StartupError` where it is missing, another's, or not in a known dtype, before it is
+        read, and where its file ends too early.
+        """
+        stored = self._find(name, *shape)
+        dtype = dtype or stored.dtype
+        if self.shapes_only:
+            return torch.empty(shape, dtype=dtype, device="meta")
+        return stored.read(dtype) if isinstance(stored, StoredTensor) else stored.to(dtype)
+
+    def row(self, name: str, index: int, *shape: int) -> Tensor:
+        """One row of the tensor of that shape; the others are not read."""
+        stored = self._find(name, *shape)
+        row = stored.row(index) if isinstance(stored, StoredTensor) else stored[index]
+        return row[...]
+
+    def _find(self, name: str, *shape: int) -> StoredTensor | Tensor:
+        full_name = self.prefix + name
+        tensor = self.tensors.get(full_name)
+        # A random tensor in its place would make random results.
+        if tensor is None:
+            raise StartupError(f"the checkpoint in {self.folder} lacks the tensor {full_name}")
+        if tensor.shape != shape:
+            raise StartupError(
+                f"the checkpoint in {self.folder} has another shape for the tensor {full_name}: "
+                f"{[*tensor.shape]}, and its configuration says {[*shape]}"
+            )
+        # Other dtypes are those of quantized weights, which mean nothing without their scales.
+        if tensor.dtype not in _DTYPES:
+            raise StartupError(
+                f"the checkpoint in {self.folder} has the tensor {full_name} in "
+                f"{str(tensor.dtype).removeprefix('torch.')}; take one in float32, float16 or "
+                "bfloat16"
+            )
+        return tensor
+
+    def linear(
+        self,
+        name: str,
+        in_features: int,
+        out_features: int,
+        *,
+        bias: bool = True,
+        dtype: torch.dtype | None = None,
+    ) -> nn.Linear:
+        """The linear layer of that name."""
+        weight = self.get(f"{name}.weight", out_features, in_features, dtype=dtype)
+        return linear_of(
+            weight, self.get(f"{name}.bias", out_features, dtype=dtype) if bias else None
+        )
+
+
+def _find_tensors(folder: Path) -> Iterator[tuple[str, StoredTensor | Tensor]]:
+    for path in _weight_files(folder):
+        found = _in_safetensors if path.suffix == ".safetensors" else _in_pytorch_file
+        for name, tensor in found(path):
+            yield _modern(name), tensor
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    for name in _FILES:
+        index = folder / f"{name}.index.json"
+        if (folder / name).is_file():
+            return [folder / name]
+        if index.is_file():
+            shards = json.loads(read_file(index))["weight_map"].values()
+            return [folder / Path(shard).name for shard in sorted(set(shards))]
+    raise FileNotFoundError(f"there is no {' and no '.join(_FILES)}")
+
+
+def count_parameters(folder: Path) -> int:
+    """The number of parameters of a checkpoint, none of which is read.
+
+    0 if they cannot be found: loading raises the error.
+    """
+    with suppress(StartupError):
+        return sum(math.prod(each.shape) for each in Weights.read(folder).tensors.values())
+    return 0
+
+
+def _in_safetensors(path: Path) -> Iterator[tuple[str, StoredTensor]]:
+    """The tensors that the file's header describes; raises `ValueError` where it cannot be so."""
+    file = ModelFile(path)
+    length = int.from_bytes(file.read(0, _BYTES_OF_LENGTH), "little")
+    if length > _LONGEST_HEADER:
+        raise ValueError(f"{path.name} is no file of safetensors")
+    header = json.loads(file.read(_BYTES_OF_LENGTH, length))
+    content = end_of_last = _BYTES_OF_LENGTH + length
+    tensors = {name: entry for name, entry in header.items() if name != "__metadata__"}
+    # As the format demands, each byte is of one tensor.
+    for name, entry in sorted(tensors.items(), key=lambda item: item[1]["data_offsets"]):
+        dtype = _STORED_DTYPES.get(entry["dtype"])
+        if dtype is None:
+            raise ValueError(f"{path.name} has {name} in {entry['dtype']}, which is not known here")
+        is_whole = all(type(each) is int for each in (*entry["shape"], *entry["data_offsets"]))
+        shape = torch.Size(entry["shape"])
+        start, end = (content + each for each in entry["data_offsets"])
+        size = math.prod(shape) * dtype.itemsize
+        if not is_whole or min(shape, default=0) < 0 or (start, end - start) != (end_of_last, size):
+            raise ValueError(f"{path.name} describes {name} in a way that cannot be")
+        if end > file.size:
+            raise ValueError(f"{path.name} ends before its tensor {name} does")
+        end_of_last = end
+        yield name, StoredTensor(name, file, start, shape, dtype)
+    if end_of_last != file.size:
+        raise ValueError(f"{path.name} has {file.size - end_of_last} bytes that are of no tensor")
+
+
+def _in_pytorch_file(path: Path) -> Iterator[tuple[str, StoredTensor | Tensor]]:
+    """The tensors of a state dict."""
+    file = ModelFile(path)
+    is_archive = zipfile.is_zipfile(file.opened)
+    file.opened.seek(0)
+    if not is_archive:
+        # As written before PyTorch 1.6: all tensors are read at once.
+        state = torch.load(file.opened, map_location="cpu", weights_only=True)
+        file.note_all()
+        yield from state.items()
+        return
+    for name, tensor in torch.load(file.opened, map_location="meta", weights_only=True).items():
+        if isinstance(tensor, Tensor):
+            yield name, _stored(name, file, tensor)
+
+
+def _stored(name: str, file: ModelFile, tensor: Tensor) -> StoredTensor | Tensor:
+    """Where a tensor on the device `meta` lies in its file, or its content if that is scattered."""
+    stored_at = tensor.untyped_storage()._checkpoint_offset or 0  # noqa: SLF001 - see torch.load
+    start = stored_at + int(tensor.storage_offset()) * tensor.itemsize
+    if tensor.is_contiguous():
+        return StoredTensor(name, file, start, tensor.shape, tensor.dtype)
+    # One row may stand for any number of equal ones.
+    if tensor.nbytes > file.size:
+        raise ValueError(f"{file.path.name} describes {name} in a way that cannot be")
+    last = sum(step * (size - 1) for step, size in zip(tensor.stride(), tensor.shape, strict=True))
+    region = StoredTensor(name, file, start, torch.Size([last + 1]), tensor.dtype)
+    return region[...].as_strided(tensor.shape, tensor.stride()).contiguous()
+
+
+def _modern(name: str) -> str:
+    """The name of a norm's parameter that has another one in checkpoints from TensorFlow."""
+    return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace(
+        "LayerNorm.beta", "LayerNorm.bias"
+    )
+
+
+def read_linear(path: Path, in_features: int, out_features: int | None = None) -> nn.Linear:
+    """A linear head from a state dict with `weight` `[out, in]` and `bias` `[out]`.
+
+    Raises `StartupError` where the file is missing, damaged, or of another shape.
+    """
+    if not path.is_file():
+        raise StartupError(f"the head {path.name} is missing in {path.parent}")
+    try:
+        state = dict(_in_pytorch_file(path))
+        weight, bias = state["weight"], state["bias"]
+        if out_features is None:
+            out_features = weight.shape[0]
+        fits = weight.shape == (out_features, in_features) and bias.shape == (out_features,)
+    except _FILE_ERRORS as error:
+        raise StartupError(f"the head {path} is damaged: {_first_line(error)}") from error
+    if not fits:
+        raise StartupError(
+            f"the head {path} has the wrong shape: weight {list(weight.shape)} and bias "
+            f"{list(bias.shape)}, but [{out_features}, {in_features}] and [{out_features}] fit"
+        )
+    return linear_of(weight[...], bias[...])
+
+
+def linear_of(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+    """A linear layer with these tensors, which are not copied."""
+    linear = nn.Linear(weight.shape[1], weight.shape[0], bias is not None, device="meta")
+    parameters = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
+    linear.load_state_dict(parameters, assign=True)
+    return linear
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]

@@ -1,0 +1,260 @@
+"""Forwards of small batches as CUDA graphs: hundreds of launches captured once, repeated as one.
+
+A forward of few tokens takes as long as the launches of its kernels. A graph always computes the
+bucket that it was captured for: a number of tokens in a number of sequences. A smaller batch is
+copied to the memory that the graph reads, and its states from the memory that it writes; the rest
+of the bucket belongs to no sequence. All copies are in the order of one stream, so that several
+batches may be in flight.
+"""
+
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cache, cached_property, partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from smart_embedder.engine.records import TokenIds
+from smart_embedder.models.batch.blocks import (
+    QUERIES_OF_A_BLOCK,
+    WORTH_A_CALL,
+    LengthClass,
+    to_device,
+)
+from smart_embedder.models.batch.packing import PackedBatch
+from smart_embedder.models.device.choose import capturing, shortest
+from smart_embedder.models.ops.proof import Proof, try_path, warn_of_refused
+
+# Each computes at most half as much again as the smallest batch that it takes, or the weights cost
+# more than the tokens; larger forwards take longer than their launches on every GPU.
+_TOKENS = (32, 64, 128, 256, 384, 512, 768, 1024, 1536, 2048)
+_TOKENS_OF_A_SEQUENCE = 8
+# The rounding errors of all layers, which are random, as a multiple of one operation's.
+_LAYERS = 4
+# Ids that every vocabulary has.
+_RANDOM_IDS = (5, 100)
+
+LAUNCH, GRAPHS, PLAIN = "launch", "graphs", "eager"
+
+Forward = Callable[[PackedBatch], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """The size of a graph: its tokens, sequences, and tokens of the longest sequence."""
+
+    tokens: int
+    sequences: int
+    longest: int
+
+    def holds(self, packed: PackedBatch) -> bool:
+        """Whether the batch fits the bucket."""
+        return (
+            packed.tokens <= self.tokens
+            and len(packed.lengths) <= self.sequences
+            and packed.max_length <= self.longest
+        )
+
+
+def make_buckets(tokens: Sequence[int] = _TOKENS) -> Iterator[Bucket]:
+    """For each number of tokens a bucket for few long sequences and one for many short ones.
+
+    Attention starts as many blocks for each sequence as for the longest one of the bucket.
+    """
+    for count in tokens:
+        most = max(1, count // _TOKENS_OF_A_SEQUENCE)
+        found = -1
+        for longest in (count, min(count, QUERIES_OF_A_BLOCK)):
+            sequences = min(most, WORTH_A_CALL * QUERIES_OF_A_BLOCK // longest)
+            if sequences > found:
+                yield Bucket(count, sequences, longest)
+            found = sequences
+
+
+@dataclass(frozen=True)
+class _StaticBatch(PackedBatch):
+    """The memory that a graph reads; the lengths of its sequences are on the device alone."""
+
+    longest: int = 0
+
+    @property
+    def lengths(self) -> list[int]:
+        raise NotImplementedError("this attention asks for lengths that a CUDA graph does not know")
+
+    @cached_property
+    def length_classes(self) -> list[LengthClass]:
+        return [LengthClass(0, self.tokens, self.longest, self.cu_seqlens)]
+
+
+class GraphedForward:
+    """A forward, captured for a bucket; raises PyTorch's errors of the capture.
+
+    The graph allocates in `pool`, which other graphs on the device share: none needs the contents
+    before it begins or after it ends.
+    """
+
+    def __init__(
+        self, forward: Forward, bucket: Bucket, stream: torch.cuda.Stream, pool: Any
+    ) -> None:
+        self.bucket = bucket
+        device = stream.device
+        self._batch = _StaticBatch(
+            input_ids=torch.zeros(1, bucket.tokens, dtype=torch.int64, device=device),
+            position_ids=torch.zeros(1, bucket.tokens, dtype=torch.int64, device=device),
+            cu_seqlens=torch.zeros(bucket.sequences + 1, dtype=torch.int32, device=device),
+            offsets=np.array([0, bucket.tokens]),
+            unpack_order=np.zeros(1, np.intp),
+            longest=bucket.longest,
+        )
+        self._graph = torch.cuda.CUDAGraph()
+        with _beside_the_current_stream(stream):
+            # A first call, in which libraries allocate the memory that they keep.
+            forward(self._batch)
+            with capturing, _captured(self._graph, stream, pool):
+                self._states = forward(self._batch)
+
+    def __call__(self, packed: PackedBatch) -> Tensor:
+        """`[T, hidden]`: the states of a batch that the bucket holds."""
+        batch, tokens = self._batch, packed.tokens
+        # The sequences that are missing have no tokens.
+        missing = self.bucket.sequences + 1 - len(packed.offsets)
+        bounds = np.pad(packed.offsets, (0, missing), mode="edge").astype(np.int32)
+        batch.input_ids[:, :tokens].copy_(packed.input_ids)
+        batch.position_ids[:, :tokens].copy_(packed.position_ids)
+        batch.cu_seqlens.copy_(to_device(packed.device, bounds))
+        self._graph.replay()
+        # The next batch may be computed before these are back.
+        return self._states[:tokens].clone()
+
+
+@contextmanager
+def _beside_the_current_stream(stream: torch.cuda.Stream) -> Iterator[None]:
+    """Run the block on `stream`, because an error in a capture makes its stream unusable."""
+    current = torch.cuda.current_stream(stream.device)
+    stream.wait_stream(current)
+    try:
+        with torch.cuda.stream(stream):
+            yield
+    finally:
+        current.wait_stream(stream)
+
+
+@contextmanager
+def _captured(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, pool: Any) -> Iterator[None]:
+    try:
+        # Other threads, which wait for results, must not be affected.
+        graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+        try:
+            yield
+        finally:
+            graph.capture_end()
+    except RuntimeError:
+        # CUDA may have ended the capture by itself. PyTorch's allocator has to know, or it would
+        # never again reuse memory that two streams have used, such as results.
+        device = stream.device.index
+        with suppress(RuntimeError):  # It knows already.
+            torch._C._cuda_endAllocateToPool(device, pool)  # noqa: SLF001 - there is no other way
+            torch._C._cuda_releasePool(device, pool)  # noqa: SLF001
+        raise
+
+
+@dataclass(frozen=True, slots=True)
+class GraphedForwards:
+    """Graphs in ascending order; none if the proof of one failed, which is then `proof`."""
+
+    forwards: tuple[GraphedForward, ...]
+    proof: Proof
+
+    def find(self, packed: PackedBatch) -> GraphedForward | None:
+        """The smallest graph that the batch fits."""
+        return next((each for each in self.forwards if each.bucket.holds(packed)), None)
+
+
+@dataclass(frozen=True, slots=True)
+class GraphTrial:
+    """Captures graphs of a forward, and compares the states of each with those of the forward.
+
+    `max_length` is the most tokens of a sequence, and `tolerance` that of one operation.
+    """
+
+    forward: Forward
+    pack: Callable[[list[TokenIds]], PackedBatch]
+    max_length: int
+    tolerance: float
+
+    @torch.inference_mode()
+    def capture(
+        self, buckets: Sequence[Bucket], device: torch.device
+    ) -> Generator[None, None, GraphedForwards]:
+        """Graphs for the buckets in which even the smallest batch is faster than without.
+
+        Yields wherever the device may do other work: a model may be loaded while others serve.
+        """
+        make = partial(
+            GraphedForward,
+            self.forward,
+            stream=_capture_stream(device),
+            pool=torch.cuda.graph_pool_handle(),
+        )
+        captured: list[GraphedForward] = []
+        faster: list[GraphedForward] = []
+        # The largest first, whose memory the others share. All are kept until the last is captured.
+        for bucket in reversed(buckets):
+            least = 1 + max(
+                (each.tokens for each in buckets if each.tokens < bucket.tokens), default=0
+            )
+            smallest = self._draw(bucket, least, bucket.longest // 3)
+            full = self._draw(bucket, bucket.tokens, bucket.longest)
+            proof = self._prove(partial(make, bucket), [full, smallest], captured)
+            yield
+            if not proof.holds:
+                warn_of_refused([proof], PLAIN)
+                return GraphedForwards((), proof)
+            graphed = _seconds(captured[-1], smallest)
+            yield
+            if graphed < _seconds(self.forward, smallest):
+                faster.append(captured[-1])
+            yield
+        return GraphedForwards(tuple(reversed(faster)), proof)
+
+    def _draw(self, bucket: Bucket, tokens: int, longest: int) -> PackedBatch:
+        """A random batch of `tokens`, or of fewer if the bucket holds no more."""
+        longest = min(longest, self.max_length)
+        drawn = np.random.default_rng(0).integers(
+            *_RANDOM_IDS, min(tokens, longest * bucket.sequences)
+        )
+        return self.pack(np.split(drawn, range(longest, len(drawn), longest)))
+
+    def _prove(
+        self,
+        make: Callable[[], GraphedForward],
+        batches: list[PackedBatch],
+        captured: list[GraphedForward],
+    ) -> Proof:
+        """Capture a graph, and compare its states of the batches, token by token."""
+        states = [self.forward(each).float() for each in batches]
+        largest = [each.abs().amax(dim=1, keepdim=True) for each in states]
+
+        def compute() -> list[Tensor]:
+            captured.append(make())
+            return [captured[-1](batch) / by for batch, by in zip(batches, largest, strict=True)]
+
+        expected = [each / by for each, by in zip(states, largest, strict=True)]
+        return try_path(LAUNCH, GRAPHS, compute, expected, _LAYERS * self.tolerance)
+
+
+@cache
+def _capture_stream(device: torch.device) -> torch.cuda.Stream:
+    """One stream for all models, because cuBLAS keeps memory for each stream."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+def _seconds(forward: Forward, packed: PackedBatch) -> float:
+    def run() -> None:
+        forward(packed)
+        torch.cuda.synchronize(packed.device)
+
+    return shortest(run)

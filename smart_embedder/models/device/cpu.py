@@ -1,0 +1,201 @@
+"""The cores that the process may use: how many threads a forward is worth, and workers' shares."""
+
+import math
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+from smart_embedder.errors import StartupError
+
+CGROUPS = Path("/sys/fs/cgroup")
+MEMBERSHIP = Path("/proc/self/cgroup")
+_NODES = Path("/sys/devices/system/node")
+_CPUS = Path("/sys/devices/system/cpu")
+# With less work for each thread, waiting for each other costs more than it saves, as the threads
+# share their cores with the event loop, the tokenizer and the clients.
+_FLOP_WORTH_A_THREAD = 0.5e9
+_LOWEST_PRIORITY = 19
+
+Result = TypeVar("Result")
+
+
+@cache
+def available_threads() -> int:
+    """PyTorch's default number of threads, or fewer if a quota allows fewer CPUs.
+
+    Threads beyond the quota would be halted in turn while the others wait for them. Cached, because
+    `set_for` changes PyTorch's number.
+    """
+    quota = cpu_quota(CGROUPS, MEMBERSHIP)
+    threads = torch.get_num_threads()
+    return threads if quota is None else max(1, min(threads, int(quota)))
+
+
+def cpu_quota(cgroups: Path, membership: Path) -> float | None:
+    """The smallest quota in CPUs of the process's control groups, version 1 or 2; None without."""
+    folders = groups_of("cpu", cgroups, membership)
+    quotas = [quota for folder in folders if (quota := _quota_of(folder)) is not None]
+    return min(quotas, default=None)
+
+
+def _quota_of(group: Path) -> float | None:
+    """CPUs that one control group may use."""
+    both = read_or_empty(group / "cpu.max").split()
+    if not both:
+        both = [read_or_empty(group / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")]
+    try:
+        quota, period = (int(value) for value in both)
+    except ValueError:  # "max", or no such file.
+        return None
+    return quota / period if quota > 0 and period > 0 else None
+
+
+class CpuThreads:
+    """Sets the calling thread's number of intra-operation threads by the size of a batch.
+
+    `fixed` is the number for every forward, where several workers share the cores: PyTorch's matrix
+    library has one number for all threads of the process.
+    """
+
+    def __init__(self, parameters: int, fixed: int | None = None) -> None:
+        self._flop_per_token = 2 * parameters
+        self._least = fixed or 1
+        self._most = fixed or available_threads()
+
+    def choose(self, tokens: int) -> int:
+        """The number of threads for a batch; at most PyTorch's default."""
+        worth = math.ceil(tokens * self._flop_per_token / _FLOP_WORTH_A_THREAD)
+        return max(self._least, min(self._most, worth))
+
+    def set_for(self, tokens: int) -> None:
+        """Apply `choose` to the thread that calls this."""
+        threads = self.choose(tokens)
+        if threads != torch.get_num_threads():
+            torch.set_num_threads(threads)
+
+
+@dataclass(frozen=True, slots=True)
+class CpuShare:
+    """The share of the worker `name`: `cpus` of the memory node `node`, and a number of threads.
+
+    `cpus` is empty on systems that cannot bind threads to CPUs.
+    """
+
+    name: str
+    node: int
+    cpus: frozenset[int]
+    threads: int
+
+    def bind_thread(self) -> None:
+        """Bind the calling thread, and those that it starts, to these CPUs.
+
+        Each thread that computes starts a pool of PyTorch's. The system gives a thread memory of
+        the node on which it runs.
+        """
+        if self.cpus and sys.platform == "linux":
+            with suppress(OSError):  # A CPU may have been taken away meanwhile.
+                os.sched_setaffinity(0, self.cpus)
+
+    def run(self, call: Callable[[], Result]) -> Result:
+        """Run `call` on a thread that is bound to these CPUs; return its result."""
+        with ThreadPoolExecutor(1, initializer=self.bind_thread) as executor:
+            return executor.submit(call).result()
+
+
+def share_cpus(names: Sequence[str], nodes: Path = _NODES, cpus: Path = _CPUS) -> list[CpuShare]:
+    """A share for each worker; raises `StartupError` where there are more of them than cores.
+
+    All have the same number of threads, of which PyTorch's matrix library has one for the process.
+    """
+    available = available_threads()
+    if len(names) > available:
+        raise StartupError(
+            f"DEVICE={','.join(names)} names {len(names)} workers, and this process may use "
+            f"{available} of the machine's cores: name at most {available}"
+        )
+    parts = divide(_by_node(nodes, cpus), len(names))
+    threads = min([available // len(names), *(len(part) for _, part in parts if part)])
+    return [
+        CpuShare(name, node, frozenset(part), threads)
+        for name, (node, part) in zip(names, parts, strict=True)
+    ]
+
+
+def divide(nodes: Sequence[Sequence[int]], workers: int) -> list[tuple[int, list[int]]]:
+    """Node and CPUs of each worker; CPUs that are neighbours in a node stay together.
+
+    No worker is on two nodes unless there are fewer workers than nodes.
+    """
+    if workers < len(nodes):
+        return list(enumerate(_cut([cpu for node in nodes for cpu in node], workers)))
+    counts = [1] * len(nodes)
+    for _ in range(workers - len(nodes)):
+        fullest = max(range(len(nodes)), key=lambda node: len(nodes[node]) / counts[node])
+        counts[fullest] += 1
+    return [(node, part) for node, count in enumerate(counts) for part in _cut(nodes[node], count)]
+
+
+def _cut(cpus: Sequence[int], parts: int) -> list[list[int]]:
+    """`parts` runs of lengths as equal as possible."""
+    borders = [len(cpus) * part // parts for part in range(parts + 1)]
+    return [list(cpus[start:stop]) for start, stop in pairwise(borders)]
+
+
+def _by_node(nodes: Path, cpus: Path) -> list[list[int]]:
+    """The CPUs that the process may use, node by node, the threads of one core side by side."""
+    if sys.platform != "linux":
+        return [[]]
+    usable = os.sched_getaffinity(0)
+    lists = [read_or_empty(node / "cpulist") for node in sorted(nodes.glob("node[0-9]*"))]
+    found = [node for each in lists if (node := usable.intersection(parse_cpu_list(each)))]
+    return [sorted(node, key=lambda cpu: _core(cpus, cpu)) for node in found or [usable]]
+
+
+def parse_cpu_list(text: str) -> Iterable[int]:
+    """The numbers in a list of the kernel's, such as `0-3,8`."""
+    for part in filter(None, text.strip().split(",")):
+        first, _, last = part.partition("-")
+        yield from range(int(first), int(last or first) + 1)
+
+
+def _core(cpus: Path, cpu: int) -> tuple[int, int]:
+    """The core of a CPU and the CPU itself, by which they are sorted."""
+    core = read_or_empty(cpus / f"cpu{cpu}" / "topology" / "core_id").strip()
+    return int(core) if core.isdigit() else cpu, cpu
+
+
+def leave_processor_to_others() -> None:
+    """Give the calling thread the lowest priority, on Linux."""
+    if sys.platform == "linux":  # Elsewhere this would change the whole process.
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
+
+
+def groups_of(controller: str, cgroups: Path, membership: Path) -> set[Path]:
+    """The folders of the process's groups for a controller, of version 1 or 2, and those above."""
+    folders = {cgroups, cgroups / controller}
+    for line in read_or_empty(membership).splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers == "" or controller in controllers.split(","):
+            root = cgroups / controller if controllers else cgroups
+            group = root / path.strip("/")
+            folders |= {group, *group.parents} if group.is_relative_to(root) else set()
+    return folders
+
+
+def read_or_empty(path: Path) -> str:
+    """The text of a system file; empty if there is no such file."""
+    try:
+        return path.read_text(encoding="ascii")
+    except (OSError, UnicodeError):
+        return ""

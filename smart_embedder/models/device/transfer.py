@@ -1,0 +1,157 @@
+"""Copies results from the device to the host while the device computes the next batch."""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import accumulate
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from smart_embedder.engine.records import FloatArray
+from smart_embedder.errors import InferenceError, StartupError
+
+# In bytes: the alignment of a result in pinned memory, and the smallest buffer.
+_ALIGNMENT = 64
+_LEAST = 2**20
+# As many as batches in flight, each of which has one.
+_MOST_BUFFERS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceRows:
+    """`values` `[rows, ...]` on the device; `check` `[rows]` is finite if its whole row is."""
+
+    values: Tensor
+    check: Tensor
+
+    @classmethod
+    def of(cls, values: Tensor) -> "DeviceRows":
+        """Check rows by their sums, which are not finite if a number is not."""
+        return cls(values, values if values.dim() == 1 else values.sum(dim=-1))
+
+
+@dataclass(frozen=True, slots=True)
+class HostRows:
+    """`values` `[rows, ...]` float32 on the host; `finite` `[rows]` says if a whole row is."""
+
+    values: FloatArray
+    finite: npt.NDArray[np.bool_]
+
+
+def start_copies(results: Sequence[DeviceRows]) -> Callable[[], list[HostRows]]:
+    """Begin to copy results of one device to the host.
+
+    Returns a function that waits for the copies, to be called once, in any thread.
+    """
+    collect_arrays = _copy([each for rows in results for each in (rows.check, rows.values)])
+
+    def collect() -> list[HostRows]:
+        arrays = collect_arrays()
+        return [
+            HostRows(values, np.isfinite(checks))
+            for checks, values in zip(arrays[::2], arrays[1::2], strict=True)
+        ]
+
+    return collect
+
+
+def never_finite(model: str) -> StartupError:
+    """The error for a model of which no result is finite."""
+    return StartupError(
+        f"the model {model} computes nothing but numbers that are not finite: its weights or its "
+        "configuration are damaged, or the range of DTYPE is too small for it"
+    )
+
+
+def not_finite() -> InferenceError:
+    """The error in place of a result with a number that is not finite."""
+    return InferenceError("the model returned a number that is not finite")
+
+
+def _copy(tensors: list[Tensor]) -> Callable[[], list[FloatArray]]:
+    """Begin to copy tensors; return a function that waits for the copies in float32."""
+    if tensors[0].device.type == "cuda":
+        return _copy_from_cuda(tensors)
+    copies = [tensor.cpu() for tensor in tensors]
+    return lambda: [copy.float().numpy() for copy in copies]
+
+
+def _copy_from_cuda(tensors: list[Tensor]) -> Callable[[], list[FloatArray]]:
+    device = tensors[0].device
+    buffers = _pinned_buffers(device)
+    buffer = buffers.take(sum(map(_space, tensors)))
+    copies = _divide(buffer, tensors)
+    # A stream of its own: the next batch's kernels need not wait for the copies.
+    stream = _copy_stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        for copy, tensor in zip(copies, tensors, strict=True):
+            copy.copy_(tensor, non_blocking=True)
+    for tensor in tensors:
+        # Its memory must not be given to another tensor before it is copied.
+        tensor.record_stream(stream)
+    # Blocking: the thread that waits sleeps, and leaves its core to others.
+    copied = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+    copied.record(stream)
+
+    def collect() -> list[FloatArray]:
+        copied.synchronize()
+        arrays: list[FloatArray] = [copy.to(torch.float32, copy=True).numpy() for copy in copies]
+        buffers.give_back(buffer)
+        return arrays
+
+    return collect
+
+
+class PinnedBuffers:
+    """Reused buffers of pinned memory, to which results are copied.
+
+    Allocating one blocks the launching thread for milliseconds. The buffer of a batch that is never
+    collected is lost and replaced.
+    """
+
+    def __init__(self) -> None:
+        self._free: deque[Tensor] = deque(maxlen=_MOST_BUFFERS)
+
+    def take(self, size: int) -> Tensor:
+        """A buffer of at least `size` bytes, until `give_back` is called with it."""
+        try:
+            buffer = self._free.popleft()
+        except IndexError:
+            buffer = None
+        if buffer is None or len(buffer) < size:
+            rounded = max(_LEAST, 1 << (size - 1).bit_length())
+            return torch.empty(rounded, dtype=torch.uint8, pin_memory=True)
+        return buffer
+
+    def give_back(self, buffer: Tensor) -> None:
+        """Make a buffer available to other batches; called in any thread."""
+        self._free.append(buffer)
+
+
+def _space(tensor: Tensor) -> int:
+    return -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
+
+
+def _divide(buffer: Tensor, tensors: list[Tensor]) -> list[Tensor]:
+    """For each tensor a part of the buffer, of its dtype and shape."""
+    starts = accumulate(map(_space, tensors), initial=0)
+    return [
+        buffer[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+        for start, tensor in zip(starts, tensors, strict=False)
+    ]
+
+
+@cache
+def _pinned_buffers(device: torch.device) -> PinnedBuffers:
+    del device  # Each has its own.
+    return PinnedBuffers()
+
+
+@cache
+def _copy_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

@@ -1,0 +1,312 @@
+"""What all families of transformers share: where they run, and how they are read and called.
+
+A `Backbone` is a transformer on its `Target`, which maps a packed batch to the hidden state of
+every token. Families derive from `Transformer` and read their tensors through `Parameters`; what
+becomes of the states is a matter of `smart_embedder.models.tasks`.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from copy import copy
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+
+from smart_embedder.engine.devices.thread import run_preempting_call
+from smart_embedder.engine.model import ModelInfo, RefusedPath
+from smart_embedder.engine.records import TokenIds
+from smart_embedder.errors import StartupError
+from smart_embedder.models.attention.dense import Attention
+from smart_embedder.models.attention.packed import excluding_unattended
+from smart_embedder.models.batch.packing import (
+    PackedBatch,
+    PositionScheme,
+    TokenSelection,
+    pack,
+    select_tokens,
+)
+from smart_embedder.models.checkpoint.weights import Weights
+from smart_embedder.models.cuda_graphs import (
+    GRAPHS,
+    LAUNCH,
+    PLAIN,
+    GraphedForwards,
+    GraphTrial,
+    make_buckets,
+)
+from smart_embedder.models.device.cpu import CpuThreads
+from smart_embedder.models.ops.backend import Backend
+from smart_embedder.models.ops.proof import TOLERANCES, Proof, Shapes, Trial
+from smart_embedder.settings import INT8
+
+# The cost of all layers is measured with one in so many of them.
+_DEPTH_RATIO = 12
+# Rows of a thread that `in_row_blocks` computes at once.
+_ROWS_PER_THREAD = 256
+# oneDNN compiles a kernel for each number of rows, which takes milliseconds in bfloat16. Rounding
+# up makes the numbers few, so that kernels are reused; added rows cost more the fewer rows there
+# are. (Tokens up to, multiple.)
+_CPU_MULTIPLES = ((32, 1), (512, 8), (math.inf, 32))
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where and how a model runs.
+
+    `paths` holds the name of the proven implementation of each operation, and `refused` the proofs
+    that failed.
+    """
+
+    device: torch.device
+    dtype: torch.dtype
+    backend: Backend
+    # Matrix products in 8 bits, the rest in `dtype`.
+    quantized: bool = False
+    # Threads of every forward, where several workers share the cores of a CPU.
+    cpu_threads: int | None = None
+    # Whether a setting names the attention, so that no other may replace it.
+    attention_named: bool = False
+    paths: dict[str, str] = field(default_factory=dict)
+    refused: tuple[Proof, ...] = ()
+
+    def prove(self, shapes: Shapes, operations: Sequence[str]) -> Self:
+        """A copy with proven operations; raises `StartupError` if one cannot be proven."""
+        trial = Trial(self.backend, shapes, self.device, self.dtype)
+        proven = trial.prove(operations, attention_named=self.attention_named)
+        return replace(self, backend=proven.backend, paths=proven.paths, refused=proven.refused)
+
+    def launched_by(self, graphs: GraphedForwards) -> Self:
+        """A copy that describes whether forwards are launched as graphs."""
+        launch = GRAPHS if graphs.forwards else PLAIN
+        refused = () if graphs.proof.holds else (graphs.proof,)
+        return replace(self, paths=self.paths | {LAUNCH: launch}, refused=(*self.refused, *refused))
+
+    def describe(self, name: str) -> ModelInfo:
+        """The description of a model that runs so."""
+        return ModelInfo(
+            name=name,
+            dtype=INT8 if self.quantized else str(self.dtype).removeprefix("torch."),
+            paths=self.paths,
+            refused=tuple(RefusedPath(p.operation, p.path, p.reason) for p in self.refused),
+        )
+
+
+class Parameters(ABC):
+    """Reads parameters from `weights`, to a device and in a dtype."""
+
+    def __init__(
+        self, weights: Weights, device: torch.device, dtype: torch.dtype, *, tokens: str
+    ) -> None:
+        self.device = device
+        self.dtype = dtype
+        # In a model with a head, all names but the head's have a prefix, which that of `tokens`
+        # has.
+        self._weights = weights.before(tokens)
+        self._tokens = tokens
+
+    def compare_shapes(self) -> None:
+        """Raise `StartupError` where a tensor is missing or of another shape; none is read.
+
+        Sizes that are wrong would otherwise be computed with first.
+        """
+        shapes = copy(self)
+        shapes.device = torch.device("meta")
+        shapes._weights = replace(self._weights, shapes_only=True)  # noqa: SLF001 - its own
+        shapes._get_all()  # noqa: SLF001 - its own
+
+    @abstractmethod
+    def _get_all(self) -> None:
+        """Get every parameter once."""
+
+    def _get(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        return self._weights.get(name, *shape, dtype=dtype or self.dtype).to(self.device)
+
+    def _linear(
+        self, name: str, in_features: int, out_features: int, *, bias: bool = True
+    ) -> nn.Linear:
+        linear = self._weights.linear(name, in_features, out_features, bias=bias, dtype=self.dtype)
+        return linear.to(self.device)
+
+
+class Transformer(ABC):
+    """Maps a packed batch to the hidden state of every token.
+
+    `shares_prefixes`: common prefixes are computed once. `capturable`: a forward can be captured as
+    a CUDA graph. `rounds_up`: a forward accepts rows that belong to no sequence. `window`: the
+    attention window of some layers, if there is one.
+    """
+
+    shares_prefixes: ClassVar[bool] = False
+    capturable: ClassVar[bool] = True
+    rounds_up = True
+    window: int | None = None
+
+    @abstractmethod
+    def __call__(self, packed: PackedBatch) -> Tensor:
+        """`[T, hidden]`: the last hidden state of every token."""
+
+    @abstractmethod
+    def with_attention(self, change: Callable[[Attention], Attention]) -> Self:
+        """A copy whose attention is `change` of this one's."""
+
+    @abstractmethod
+    def with_fewer_layers(self) -> tuple[Self, float]:
+        """A copy with only the first layers, and by what factor this one has more."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayeredTransformer(Transformer):
+    """Layers, one after the other, which are called with states, batch and attention."""
+
+    layers: Sequence[Callable[..., Tensor]]
+    attend: Attention
+
+    def run_layers(self, states: Tensor, packed: PackedBatch, *others: Any) -> Tensor:
+        """The states after the last layer; each layer is called with `others`, too."""
+        for layer in self.layers:
+            preemption_point()
+            states = layer(states, packed, self.attend, *others)
+        return states
+
+    def with_attention(self, change: Callable[[Attention], Attention]) -> Self:
+        """Implement `Transformer`."""
+        return replace(self, attend=change(self.attend))
+
+    def with_fewer_layers(self) -> tuple[Self, float]:
+        """Implement `Transformer`: enough layers to measure the cost of all."""
+        few: Any = self.layers[: max(2, len(self.layers) // _DEPTH_RATIO)]
+        return replace(self, layers=few), len(self.layers) / len(few)
+
+
+def in_row_blocks(step: Callable[..., Tensor], states: Tensor, *others: Tensor) -> Tensor:
+    """Compute `step`, which treats each row by itself, on a CPU for a few rows at a time.
+
+    Its intermediate results then fit the cache. From 32 MiB on the allocator would also return them
+    to the system each time, and new pages cost more than a pass over them.
+    """
+    at_once = _ROWS_PER_THREAD * torch.get_num_threads()
+    if states.device.type != "cpu" or len(states) <= at_once:
+        return step(states, *others)
+    blocks = (torch.split(each, at_once) for each in (states, *others))
+    outputs = []
+    for block in zip(*blocks, strict=True):
+        preemption_point()
+        outputs.append(step(*block))
+    return torch.cat(outputs)
+
+
+def preemption_point() -> None:
+    """Run a short forward that waits for this thread, if there is one."""
+    threads = torch.get_num_threads()
+    if run_preempting_call():
+        torch.set_num_threads(threads)
+
+
+class Backbone:
+    """A transformer that maps a packed batch to the hidden state of every token.
+
+    `max_length` is the number of positions, and `positions` says how tokens are numbered.
+    `parameters` is the number of weights that each token is multiplied with.
+    """
+
+    def __init__(
+        self,
+        transformer: Transformer,
+        target: Target,
+        *,
+        hidden_size: int,
+        max_length: int,
+        parameters: int,
+        positions: PositionScheme,
+    ) -> None:
+        self.target = target
+        self.device = target.device
+        self.dtype = target.dtype
+        self.backend = target.backend
+        self.hidden_size = hidden_size
+        self.max_length = max_length
+        self._transformer = transformer
+        self._positions = positions
+        self._graphs: GraphedForwards | None = None
+        self._cpu_threads = CpuThreads(parameters, target.cpu_threads)
+
+    @property
+    def reads_segments(self) -> bool:
+        """Whether the tokens of the second text of a pair must be marked."""
+        return self._positions.segment_offset > 0
+
+    @property
+    def shares_prefixes(self) -> bool:
+        """Whether common prefixes of sequences are computed once, as a causal model allows."""
+        return self._transformer.shares_prefixes
+
+    @property
+    def wire_dtype(self) -> torch.dtype:
+        """The dtype in which vectors are copied to the host: as exact as the model."""
+        half = self.device.type == "cuda" and self.dtype is not torch.float32
+        return torch.float16 if half else torch.float32
+
+    def pack(self, sequences: list[TokenIds]) -> PackedBatch:
+        """Join token sequences as this transformer reads them."""
+        return pack(
+            sequences,
+            device=self.device,
+            positions=self._positions,
+            multiple=self._multiple(sum(map(len, sequences))),
+            causal=self.shares_prefixes,
+        )
+
+    def _multiple(self, tokens: int) -> int:
+        """The multiple to which this number of tokens is rounded up."""
+        rounds_up = self.device.type == "cpu" and self._transformer.rounds_up
+        return cpu_multiple(tokens) if rounds_up else 1
+
+    def forward(self, packed: PackedBatch) -> torch.Tensor:
+        """`[T, hidden]`: the last hidden state of every token, in the model's dtype."""
+        if self.device.type == "cpu":
+            self._cpu_threads.set_for(packed.tokens)
+        graphs = self._graphs if packed.partly_attended is None else None
+        graph = None if graphs is None else graphs.find(packed)
+        return self._transformer(packed) if graph is None else graph(packed)
+
+    def capture_graphs_in_steps(self) -> Iterator[None]:
+        """On an NVIDIA GPU, launch small batches as CUDA graphs from the end on.
+
+        Yields wherever the device may do other work.
+        """
+        if self.device.type == "cuda" and self._transformer.capturable:
+            tolerance = TOLERANCES[self.dtype]
+            trial = GraphTrial(self._transformer, self.pack, self.max_length, tolerance)
+            self._graphs = yield from trial.capture(tuple(make_buckets()), self.device)
+            self.target = self.target.launched_by(self._graphs)
+
+    def select_tokens(self, packed: PackedBatch, selected: Sequence[bool]) -> TokenSelection:
+        """The tokens of the selected sequences, their number rounded up as for a forward."""
+        return select_tokens(packed, selected, self._multiple)
+
+    def leave_out_unattended(self, length: int) -> None:
+        """Exclude tokens that are marked as unattended, in sequences of at most `length` tokens.
+
+        Raises `StartupError` if such a sequence is longer than the attention window.
+        """
+        window = self._transformer.window
+        if window is not None and length > window:
+            raise StartupError(
+                f"queries are filled up to {length} tokens, and the model's tokens see no further "
+                f"than {window}: only shorter queries are computed"
+            )
+        self._transformer = self._transformer.with_attention(excluding_unattended)
+
+    def with_fewer_layers(self) -> tuple["Backbone", float]:
+        """A copy with fewer layers, and by what factor this one has more."""
+        fewer = copy(self)
+        fewer._transformer, times = self._transformer.with_fewer_layers()  # noqa: SLF001 - its own
+        return fewer, times
+
+
+def cpu_multiple(tokens: int) -> int:
+    """The multiple to which the rows of a forward of `tokens` are rounded up on a CPU."""
+    return next(multiple for most, multiple in _CPU_MULTIPLES if tokens <= most)

@@ -1,0 +1,290 @@
+"""Qwen3's decoder: its configuration, its parameters, and a plain loop over packed tokens.
+
+There is no generation here. The tests compare it with transformers' modules.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from smart_embedder.errors import StartupError
+from smart_embedder.models.attention.dense import Attention
+from smart_embedder.models.batch.packing import PackedBatch
+from smart_embedder.models.checkpoint.config import number, read_config, unusable, whole_number
+from smart_embedder.models.checkpoint.weights import Weights
+from smart_embedder.models.families.backbone import (
+    LayeredTransformer,
+    Parameters,
+    in_row_blocks,
+    preemption_point,
+)
+from smart_embedder.models.ops.backend import AddLinear, Backend, Linear, RmsNorm, RotaryEmbedding
+
+_SIZES = {
+    "vocabulary": "vocab_size",
+    "width": "hidden_size",
+    "inner_width": "intermediate_size",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "key_heads": "num_key_value_heads",
+    "head_width": "head_dim",
+    "positions": "max_position_embeddings",
+}
+# The defaults of transformers' class, for values that the file leaves out.
+_DEFAULT_HEAD_WIDTH = 128
+_DEFAULT_EPSILON = 1e-6
+_DEFAULT_THETA = 10_000.0
+# Options of which only the value of all known models is implemented.
+_FIXED = {"hidden_act": "silu", "attention_bias": False, "use_sliding_window": False}
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderConfig:
+    """Sizes from `config.json`; the queries' `heads` share the `key_heads`, all `head_width` wide.
+
+    `theta` is the base of the rotary embedding's wave lengths. `tied` says whether the language
+    model's head is the token embedding.
+    """
+
+    vocabulary: int
+    width: int
+    inner_width: int
+    layers: int
+    heads: int
+    key_heads: int
+    head_width: int
+    positions: int
+    epsilon: float
+    theta: float
+    tied: bool
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """Read it; raises `StartupError` for another kind of model, and for impossible values."""
+        config = read_config(folder)
+        model_type = config.get("model_type")
+        if model_type != "qwen3":
+            raise StartupError(f"{folder} holds a model of type {model_type}, not a Qwen3 model")
+        config.setdefault("head_dim", _DEFAULT_HEAD_WIDTH)
+        size = {name: whole_number(folder, config, key) for name, key in _SIZES.items()}
+        for key, known in _FIXED.items():
+            value = config.get(key, known)
+            if value != known:
+                raise StartupError(f"{folder} has {key} {value}; known here: {known}")
+        if size["heads"] % size["key_heads"] or size["head_width"] % 2:
+            raise StartupError(
+                f"{folder} has {size['heads']} heads of {size['head_width']} numbers, which "
+                f"{size['key_heads']} heads of keys cannot serve"
+            )
+        return cls(
+            **size,
+            epsilon=number(folder, config, "rms_norm_eps", _DEFAULT_EPSILON),
+            theta=_theta(folder, config),
+            tied=bool(config.get("tie_word_embeddings", False)),
+        )
+
+    @property
+    def parameters(self) -> int:
+        """The number of weights that each token is multiplied with."""
+        attention = 2 * (self.heads + self.key_heads) * self.head_width
+        return self.layers * self.width * (attention + 3 * self.inner_width)
+
+
+def _theta(folder: Path, config: dict[str, Any]) -> float:
+    """Transformers 5 writes it into `rope_parameters`, and versions before it beside them."""
+    key = "rope_parameters" if config.get("rope_parameters") else "rope_scaling"
+    rotary = config.get(key) or {}
+    if not isinstance(rotary, dict):
+        raise unusable(folder, key, rotary)
+    kind = rotary.get("rope_type", rotary.get("type", "default"))
+    if kind != "default":
+        raise StartupError(f"{folder} has rotary positions of type {kind}; known here: default")
+    theta = number(folder, {**config, **rotary}, "rope_theta", _DEFAULT_THETA)
+    if not theta:
+        raise unusable(folder, "rope_theta", rotary.get("rope_theta", config.get("rope_theta")))
+    return theta
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderLayer:
+    """Attention and feed-forward, each behind a norm and added to its input.
+
+    `head_norm` is that of the heads of queries and keys, `[heads + key_heads, width]`.
+    """
+
+    backend: Backend
+    key_heads: int
+    input_norm: RmsNorm
+    to_query_key_value: Linear
+    head_norm: RmsNorm
+    from_attended: AddLinear
+    inner_norm: RmsNorm
+    to_gate_up: Linear
+    from_inner: AddLinear
+
+    def __call__(
+        self, states: Tensor, packed: PackedBatch, attend: Attention, rotary: RotaryEmbedding
+    ) -> Tensor:
+        """The next states."""
+        projected = in_row_blocks(self._project, states, rotary.cosines, rotary.sines)
+        if packed.sharing is None:
+            attended = self._attend(projected, packed, attend)
+        else:
+            every = projected.index_select(0, packed.sharing.inverse)
+            attended = self._attend(every, packed, attend).index_select(0, packed.sharing.unique)
+        return in_row_blocks(self._feed_forward, attended, states)
+
+    def _project(self, states: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+        """Queries, keys and values, `[T, heads + 2 key_heads, width]`."""
+        width = self.head_norm.weight.shape[1]
+        projected = self.to_query_key_value(self.backend.rms_norm(states, self.input_norm))
+        projected = projected.view(len(states), -1, width)
+        self.backend.rotary(projected, self.head_norm, RotaryEmbedding(cosines, sines))
+        return projected
+
+    def _attend(self, projected: Tensor, packed: PackedBatch, attend: Attention) -> Tensor:
+        preemption_point()
+        rotated, width = self.head_norm.weight.shape
+        heads = [rotated - self.key_heads, self.key_heads, self.key_heads]
+        query, key, value = torch.split(projected.transpose(0, 1), heads)
+        return attend(query, key, value, packed, scale=width**-0.5, causal=True).flatten(1)
+
+    def _feed_forward(self, attended: Tensor, states: Tensor) -> Tensor:
+        states = self.from_attended(attended, states)
+        both = self.to_gate_up(self.backend.rms_norm(states, self.inner_norm))
+        return self.from_inner(self.backend.gate(both), states)
+
+
+@dataclass(frozen=True, slots=True)
+class Decoder(LayeredTransformer):
+    """The decoder; common prefixes of sequences are computed once.
+
+    `embeddings` are those of the tokens, `[vocabulary, width]`.
+    """
+
+    shares_prefixes: ClassVar[bool] = True
+    embeddings: Tensor
+    final_norm: RmsNorm
+    head_width: int
+    theta: float
+
+    def __call__(self, packed: PackedBatch) -> Tensor:
+        """Implement `Transformer`."""
+        token_ids, positions, sharing = packed.input_ids[0], packed.position_ids[0], packed.sharing
+        if sharing is not None:
+            token_ids, positions = token_ids[sharing.unique], positions[sharing.unique]
+        states = functional.embedding(token_ids, self.embeddings)
+        rotary = RotaryEmbedding.at(positions, self.head_width, self.theta)
+        states = self.final_norm(self.run_layers(states, packed, rotary))
+        return states if sharing is None else states.index_select(0, sharing.inverse)
+
+
+_TOKENS = "embed_tokens.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderLayerParameters:
+    """One layer's matrices and norms; `head_norms` are those of queries and of keys."""
+
+    input_norm: RmsNorm
+    projections: list[nn.Linear]
+    head_norms: list[RmsNorm]
+    attended: nn.Linear
+    inner_norm: RmsNorm
+    gate_up: list[nn.Linear]
+    down: nn.Linear
+
+
+class DecoderParameters(Parameters):
+    """The parameters under the names that transformers gives them."""
+
+    def __init__(
+        self, weights: Weights, config: DecoderConfig, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        super().__init__(weights, device, dtype, tokens=_TOKENS)
+        self.config = config
+
+    def _get_all(self) -> None:
+        self.embeddings()
+        self.final_norm()
+        for index in range(self.config.layers):
+            self.layer(index)
+
+    def embeddings(self) -> Tensor:
+        """The embeddings of the tokens."""
+        return self._get(_TOKENS, self.config.vocabulary, self.config.width)
+
+    def final_norm(self) -> RmsNorm:
+        """The norm after the last layer."""
+        return self._norm("norm", self.config.width)
+
+    def layer(self, index: int) -> DecoderLayerParameters:
+        """The layer number `index`."""
+        config, width, inner_width = self.config, self.config.width, self.config.inner_width
+        queries, keys = config.heads * config.head_width, config.key_heads * config.head_width
+        name = f"layers.{index}"
+        return DecoderLayerParameters(
+            input_norm=self._norm(f"{name}.input_layernorm", width),
+            projections=[
+                self._matrix(f"{name}.self_attn.{each}_proj", width, out_features)
+                for each, out_features in (("q", queries), ("k", keys), ("v", keys))
+            ],
+            head_norms=[
+                self._norm(f"{name}.self_attn.{each}_norm", config.head_width) for each in "qk"
+            ],
+            attended=self._matrix(f"{name}.self_attn.o_proj", queries, width),
+            inner_norm=self._norm(f"{name}.post_attention_layernorm", width),
+            gate_up=[
+                self._matrix(f"{name}.mlp.{each}_proj", width, inner_width)
+                for each in ("gate", "up")
+            ],
+            down=self._matrix(f"{name}.mlp.down_proj", inner_width, width),
+        )
+
+    def _matrix(self, name: str, in_features: int, out_features: int) -> nn.Linear:
+        return self._linear(name, in_features, out_features, bias=False)
+
+    def _norm(self, name: str, width: int) -> RmsNorm:
+        return RmsNorm(self._get(f"{name}.weight", width), self.config.epsilon)
+
+
+def vocabulary_head(weights: Weights, config: DecoderConfig, token: int) -> Tensor:
+    """The weights `[width]` of one token in the language model's head, as in the file."""
+    shape = config.vocabulary, config.width
+    if config.tied:
+        return weights.before(_TOKENS).row(_TOKENS, token, *shape)
+    return weights.row("lm_head.weight", token, *shape)
+
+
+def make_decoder(parameters: DecoderParameters, backend: Backend) -> Decoder:
+    """The decoder with the parameters of a checkpoint, in their dtype and on their device."""
+    config = parameters.config
+    return Decoder(
+        [_layer(parameters, index, backend) for index in range(config.layers)],
+        backend.attention,
+        parameters.embeddings(),
+        parameters.final_norm(),
+        config.head_width,
+        config.theta,
+    )
+
+
+def _layer(parameters: DecoderParameters, index: int, backend: Backend) -> DecoderLayer:
+    layer, config = parameters.layer(index), parameters.config
+    heads = zip(layer.head_norms, (config.heads, config.key_heads), strict=True)
+    head_norm = torch.cat([norm.weight.expand(count, -1) for norm, count in heads])
+    return DecoderLayer(
+        backend=backend,
+        key_heads=config.key_heads,
+        input_norm=layer.input_norm,
+        to_query_key_value=backend.linear(layer.projections),
+        head_norm=RmsNorm(head_norm, config.epsilon),
+        from_attended=backend.add_linear(layer.attended),
+        inner_norm=layer.inner_norm,
+        to_gate_up=backend.linear(layer.gate_up),
+        from_inner=backend.add_linear(layer.down),
+    )

@@ -1,0 +1,578 @@
+"""Encoders of every family without an implementation here, by transformers' modules.
+
+A module is loaded, then tried: of the layouts that a batch can have, packed first, the fastest that
+computes each text as if it were alone is used. Code of a checkpoint is never run.
+"""
+
+import inspect
+import math
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from copy import copy
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+import transformers
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
+from torch import Tensor, nn
+from torch._C._functorch import is_batchedtensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+from transformers import AttentionInterface, AutoConfig, AutoModel, AutoModelForTextEncoding
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_TEXT_ENCODING_MAPPING
+
+from smart_embedder.errors import OutOfMemoryError, StartupError
+from smart_embedder.models.attention.dense import Attention
+from smart_embedder.models.attention.packed import PackedAttention
+from smart_embedder.models.batch.blocks import to_device
+from smart_embedder.models.batch.packing import PackedBatch, PositionScheme, pack
+from smart_embedder.models.checkpoint.config import read_config, unusable
+from smart_embedder.models.checkpoint.weights import Weights
+from smart_embedder.models.device.choose import memory_usage
+from smart_embedder.models.device.transfer import never_finite
+from smart_embedder.models.families.backbone import Backbone, Target, Transformer, preemption_point
+from smart_embedder.models.families.bert import require_positions
+from smart_embedder.models.ops.proof import (
+    ATTENTION,
+    TOLERANCES,
+    Proof,
+    Shapes,
+    try_path,
+    warn_of_refused,
+)
+
+# Besides what is stored, a module may have an unused pooler, and tables that it computes.
+_MOST_MADE = 1.5
+# Of a model whose layers share their tensors.
+_MOST_LAYERS = 100
+# The errors that transformers raises for files that it cannot use.
+LOADING_ERRORS = (
+    OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, ImportError,
+    IndexError, SafetensorError, StrictDataclassError,
+)  # fmt: skip
+# How the texts of a batch are laid out, the fastest first.
+PACKED, PADDED, ONE_LENGTH, ALONE = "packed", "padded", "one_length", "alone"
+_PACKED = "smart_embedder_packed"
+# Arguments of a family's attention that packed attention does not compute.
+_UNSUPPORTED = ("position_bias", "softcap", "s_aux", "cache")
+# Padding beside the tokens of a group that is computed together, as a share.
+_MOST_PADDING = {PADDED: 0.25, ONE_LENGTH: 0.0, ALONE: 0.0}
+# What attention may take for a group of several texts, and for one on a CPU without asking how much
+# memory is free; then one may take this share of it, because others take memory, too.
+_GROUP_BYTES = 2**28
+_FREE_SHARE = 0.5
+_RETRY_AFTER = 30
+_LAYOUT = "batch"
+# The rounding errors of all layers, as a multiple of one operation's.
+_LAYERS = 4
+# Tokens of the texts of the trial. Some are padded beside others, two are of one length, and one is
+# longer than the blocks of windowed attention and than the window.
+_TRIAL_LENGTHS = (3, 15, 17, 19, 19, 40)
+_LONGEST_TRIAL = 700
+_WIDEST_TRIAL = (_LONGEST_TRIAL - 9) // 2
+# The attributes, of configurations and of attentions, that limit how far a token sees.
+_WINDOWS = ("sliding_window", "attention_chunk_size")
+# Ids that every vocabulary has.
+_TRIAL_IDS = (5, 100)
+# One of them, to pad with where another padding must not change anything.
+_OTHER_PADDING = 7
+# The memory of attention follows from texts of so many tokens, twice and thrice as many.
+_MEASURED_TOKENS = 16
+# The number of positions of a model that limits it nowhere.
+_UNLIMITED = 2**31
+
+
+def load_by_transformers(folder: Path, target: Target) -> Backbone:
+    """Load the transformer in `folder`.
+
+    Raises `StartupError` for a model that transformers does not know or cannot load.
+    """
+    if target.quantized:
+        raise StartupError(
+            "DTYPE=int8 is for models of bge-m3's and bge-reranker's kind, and this is one of type "
+            f"{read_config(folder).get('model_type')}; set DTYPE to auto"
+        )
+    module = load_module(folder, target)
+    positions = _Positions.of(module)
+    with _narrow_windows(module):
+        proven = _Trial(folder, module, target, positions).prove()
+    layout = proven.paths[_LAYOUT]
+    is_packed = layout == PACKED
+    return Backbone(
+        ModuleTransformer(
+            module,
+            layout,
+            proven.backend.attention if is_packed else None,
+            bytes_of_pair=0.0 if is_packed else _bytes_of_pair(module, positions, target.device),
+        ),
+        proven,
+        hidden_size=int(module.config.hidden_size),
+        max_length=positions.count or _UNLIMITED,
+        parameters=_parameters(module),
+        positions=positions.scheme,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Positions:
+    """The number of positions, None if it is not limited, and how they are counted."""
+
+    count: int | None
+    scheme: PositionScheme
+
+    @classmethod
+    def of(cls, module: Any) -> "_Positions":
+        for name, table in module.named_modules():
+            if isinstance(table, nn.Embedding) and name.endswith("position_embeddings"):
+                padding = table.padding_idx
+                unused = 0 if padding is None else padding + 1
+                return cls(table.num_embeddings - unused, PositionScheme(padding))
+        limit = getattr(module.config, "max_position_embeddings", None)
+        is_limit = isinstance(limit, int) and limit > 0
+        return cls(limit if is_limit else None, PositionScheme())
+
+
+def _parameters(module: Any) -> int:
+    """The number of weights that each token is multiplied with."""
+    tables = (each for each in module.modules() if isinstance(each, nn.Embedding))
+    in_tables = sum(table.weight.numel() for table in tables)
+    return int(sum(each.numel() for each in module.parameters()) - in_tables)
+
+
+def load_module(folder: Path, target: Target) -> Any:
+    """The module in `folder`, without a head, on its device.
+
+    Raises `StartupError` for a model that transformers does not know, or cannot load completely.
+    """
+    _require_known(folder)
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            module, report = _from_pretrained(folder, target)
+    except LOADING_ERRORS as error:
+        reason = " ".join((str(error) or type(error).__name__).split())
+        raise StartupError(f"transformers cannot load the model in {folder}: {reason}") from error
+    missing = sorted(name for name in report["missing_keys"] if "pooler" not in name)
+    if missing:
+        raise StartupError(f"the checkpoint in {folder} lacks the tensor {missing[0]}")
+    if report["mismatched_keys"]:
+        raise StartupError(f"the checkpoint in {folder} has a tensor of another shape")
+    module.config.use_cache = False
+    _let_short_forwards_run(module)
+    return module.eval().to(target.device)
+
+
+def _require_known(folder: Path) -> None:
+    config = read_config(folder)
+    model_type = config.get("model_type")
+    if model_type not in CONFIG_MAPPING:
+        if "auto_map" in config:
+            raise StartupError(
+                f"the model in {folder} needs code of its own (auto_map in config.json), and code "
+                "of a checkpoint is never run"
+            )
+        raise StartupError(
+            f"{folder} holds a model of type {model_type}, which transformers "
+            f"{transformers.__version__} does not know"
+        )
+    require_positions(folder, config)
+    if "vision_config" in config or "image_size" in config or "audio_config" in config:
+        raise StartupError(
+            f"{folder} holds a model of type {model_type}, which reads images or sound"
+        )
+
+
+def _from_pretrained(folder: Path, target: Target) -> tuple[Any, dict[str, Any]]:
+    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    weights = Weights.read(folder)
+    encodes = type(config) in MODEL_FOR_TEXT_ENCODING_MAPPING
+    _require_sizes(folder, config, weights)
+    with torch.device("meta"):
+        described = (AutoModelForTextEncoding if encodes else AutoModel).from_config(config)
+    # Those that are missing would be made, however large they are.
+    needed = sum(each.numel() for each in described.parameters())
+    stored = sum(math.prod(each.shape) for each in weights.tensors.values())
+    if needed > _MOST_MADE * stored:
+        raise StartupError(
+            f"{folder / 'config.json'} describes a model of {needed:,} numbers, and its weights "
+            f"have {stored:,}"
+        )
+    # Not by the folder's name: transformers would map the files.
+    loaded: tuple[Any, dict[str, Any]] = type(described).from_pretrained(
+        None,
+        config=config,
+        state_dict=dict(weights.tensors),
+        dtype=target.dtype,
+        output_loading_info=True,
+        local_files_only=True,
+    )
+    return loaded
+
+
+def _require_sizes(folder: Path, config: Any, weights: Weights) -> None:
+    """Raise `StartupError` for sizes of which no model could be made."""
+    for key, value in config.to_dict().items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise unusable(folder, key, value)
+        # Every layer has tensors of its own, unless it is one that is used again and again.
+        if "layers" in key and type(value) is int and value > _MOST_LAYERS + len(weights.tensors):
+            raise unusable(folder, key, value)
+
+
+def _let_short_forwards_run(module: nn.Module) -> None:
+    """Add a preemption point before each layer; the layers are the longest list of modules."""
+    lists = [each for each in module.modules() if isinstance(each, nn.ModuleList)]
+    for layer in max(lists, key=len, default=[]):
+        layer.register_forward_pre_hook(lambda *_: preemption_point())
+
+
+class ModuleTransformer(Transformer):
+    """A module of transformers, whose batches have a `layout`; `attend` is for the packed one.
+
+    `padding` is the token that fills rows up, by default the model's own. `bytes_of_pair` is what
+    attention takes for each pair of tokens of one text, where it is quadratic.
+    """
+
+    shares_prefixes = False
+    capturable = False
+
+    def __init__(
+        self,
+        module: nn.Module,
+        layout: str,
+        attend: Attention | None = None,
+        *,
+        padding: int | None = None,
+        bytes_of_pair: float = 0.0,
+    ) -> None:
+        self._module = module
+        self._layout = layout
+        self._attend = attend
+        own: int | None = getattr(module.config, "pad_token_id", None)
+        self._padding = (own or 0) if padding is None else padding
+        self._bytes_of_pair = bytes_of_pair
+        self.rounds_up = layout == PACKED
+        self.window = getattr(module.config, "sliding_window", None)
+
+    def __call__(self, packed: PackedBatch) -> Tensor:
+        """Implement `Transformer`.
+
+        Raises `OutOfMemoryError` for a text whose attention the free memory of a CPU does not hold.
+        """
+        if self._attend is None:
+            return torch.cat(list(self._padded(packed)))
+        states: Tensor = self._module(
+            input_ids=packed.input_ids,
+            position_ids=packed.position_ids,
+            packed_attention=PackedAttention(self._attend, packed),
+        ).last_hidden_state
+        return states[0]
+
+    def _padded(self, packed: PackedBatch) -> Iterator[Tensor]:
+        """The states of each group of sequences, padded, in packed order."""
+        self._require_memory(packed)
+        ids = torch.split(packed.input_ids[0], packed.lengths)
+        attended = torch.split(packed.attended, packed.lengths)
+        for group in divide_for_padding(
+            packed.lengths, _MOST_PADDING[self._layout], self._most_pairs
+        ):
+            input_ids = nn.utils.rnn.pad_sequence(
+                list(ids[group]), batch_first=True, padding_value=float(self._padding)
+            )
+            is_token = np.arange(input_ids.shape[1]) < np.array(packed.lengths[group])[:, None]
+            mask = nn.utils.rnn.pad_sequence(list(attended[group]), batch_first=True).long()
+            output = self._module(input_ids=input_ids, attention_mask=mask)
+            # A boolean index on the device would make this thread wait for it.
+            slots = to_device(packed.device, np.flatnonzero(is_token))
+            yield output.last_hidden_state.flatten(0, 1).index_select(0, slots)
+
+    @property
+    def _most_pairs(self) -> float:
+        """Pairs of tokens, each of one text, in a group of several."""
+        if self._layout == ALONE:
+            return 0.0
+        return _GROUP_BYTES / self._bytes_of_pair if self._bytes_of_pair else math.inf
+
+    def _require_memory(self, packed: PackedBatch) -> None:
+        """Refuse a text that would take too much of a CPU's memory: the system kills who does.
+
+        A GPU's allocator raises an error.
+        """
+        needed = packed.max_length**2 * self._bytes_of_pair
+        if packed.device.type != "cpu" or needed <= _GROUP_BYTES:
+            return
+        usage = memory_usage(packed.device)
+        most = _FREE_SHARE * (usage.total - usage.used)
+        if needed > most:
+            raise OutOfMemoryError(
+                f"attention over a text of {packed.max_length} tokens takes {needed / 2**30:.1f} "
+                f"GiB in this model, and {max(0.0, most) / 2**30:.1f} GiB can be had; send shorter "
+                "texts, or lower max_tokens or EMBED_MAX_LENGTH",
+                retry_after=_RETRY_AFTER,
+            )
+
+    def with_attention(self, change: Callable[[Attention], Attention]) -> Self:
+        """Implement `Transformer`; a padded batch hides unattended tokens by its mask."""
+        changed = copy(self)
+        if self._attend is not None:
+            changed._attend = change(self._attend)  # noqa: SLF001 - its own
+        return changed
+
+    def with_fewer_layers(self) -> tuple[Self, float]:
+        """Implement `Transformer`: families differ, so all layers are measured."""
+        return self, 1.0
+
+
+def divide_for_padding(
+    lengths: list[int], most_padding: float, most_pairs: float
+) -> Iterator[slice]:
+    """Groups of neighbours, of ascending lengths, that need little padding.
+
+    Padding is at most the share `most_padding` of a group's tokens, and a group of several has at
+    most `most_pairs` pairs of tokens, each of one text with its padding.
+    """
+    start = tokens = 0
+    for index, length in enumerate(lengths):
+        padded = (index + 1 - start) * length
+        too_many = padded > (1 + most_padding) * (tokens + length) or padded * length > most_pairs
+        if index > start and too_many:
+            yield slice(start, index)
+            start, tokens = index, 0
+        tokens += length
+    yield slice(start, len(lengths))
+
+
+def attend_packed(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: object,
+    *,
+    packed_attention: PackedAttention,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    sliding_window: int | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """An attention function for transformers: from `[1, H, T, D]` to `[1, T, H, D]`.
+
+    Raises `ValueError` for arguments that it does not compute.
+    """
+    del attention_mask
+    unsupported = [name for name in _UNSUPPORTED if others.get(name) is not None]
+    if unsupported:
+        raise ValueError(f"the attention has {', '.join(unsupported)}")
+    attended = packed_attention(
+        query[0], key[0], value[0],
+        scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
+        causal=_is_causal(module) if is_causal is None else is_causal,
+        window=sliding_window,
+    )  # fmt: skip
+    return attended[None], None
+
+
+def _is_causal(module: nn.Module) -> bool:
+    config = getattr(module, "config", None)
+    return bool(getattr(module, "is_causal", True) and getattr(config, "is_causal", True))
+
+
+class _Trial:
+    """Random texts, on which the layouts of batches are compared with each text by itself."""
+
+    def __init__(self, folder: Path, module: Any, target: Target, positions: _Positions) -> None:
+        self._folder = folder
+        self._module = module
+        self._target = target
+        window = getattr(module.config, "sliding_window", None) or 0
+        longest = positions.count or _LONGEST_TRIAL
+        lengths = (*_TRIAL_LENGTHS, min(_LONGEST_TRIAL, 2 * window + 9))
+        random = np.random.default_rng(0)
+        texts = [random.integers(*_TRIAL_IDS, min(each, longest)) for each in sorted(lengths)]
+        others = [ids[::-1] if i % 2 == 0 else ids for i, ids in enumerate(texts)]
+        join = partial(pack, device=target.device, positions=positions.scheme)
+        self._texts = join(texts)
+        # The same lengths, and every second text is another: its own tokens backwards.
+        self._beside_others = join(others)
+        kept = np.concatenate([np.full(len(ids), i % 2 == 1) for i, ids in enumerate(texts)])
+        self._kept = to_device(target.device, np.flatnonzero(kept))
+
+    @torch.inference_mode()
+    def prove(self) -> Target:
+        """Choose the first layout that computes what a text is by itself.
+
+        Raises `StartupError` if none does.
+        """
+        module, target = self._module, self._target
+        own_attention = module.config._attn_implementation  # noqa: SLF001 - it has no public name
+        expected = self._alone()
+        if not expected.cpu().isfinite().any():
+            raise never_finite(f"in {self._folder}")
+        refused: list[Proof] = []
+        takes_positions = "position_ids" in inspect.signature(module.forward).parameters
+        # `_supports_attention_backend` has no public name.
+        if module._supports_attention_backend and takes_positions:  # noqa: SLF001
+            AttentionInterface.register(_PACKED, attend_packed)
+            module.set_attn_implementation(_PACKED)
+            packed = target.prove(_shapes(module), (ATTENTION,))
+            refused.append(self._proof(PACKED, expected, packed.backend.attention))
+            if refused[0].holds:
+                return replace(packed, paths=packed.paths | {_LAYOUT: PACKED})
+            module.set_attn_implementation(own_attention)
+        if target.attention_named:
+            raise StartupError(
+                f"the model in {self._folder} brings an attention of its own, which no other can "
+                "replace; set ATTENTION to auto"
+            )
+        for layout in (PADDED, ONE_LENGTH, ALONE):
+            proof = self._proof(layout, expected)
+            if proof.holds:
+                warn_of_refused(refused, layout)
+                paths = {ATTENTION: own_attention or "eager", _LAYOUT: layout}
+                return replace(target, paths=paths, refused=tuple(refused))
+            refused.append(proof)
+        raise StartupError(
+            f"the model in {self._folder}, of type {self._type}, makes other vectors of the same "
+            f"text each time ({refused[-1].reason})"
+        )
+
+    @property
+    def _type(self) -> Any:
+        return read_config(self._folder).get("model_type")
+
+    def _alone(self) -> Tensor:
+        """The states of each text by itself."""
+        try:
+            return ModuleTransformer(self._module, ALONE)(self._texts)
+        except (*LOADING_ERRORS, AssertionError) as error:
+            raise StartupError(
+                f"the model in {self._folder}, of type {self._type}, does not read texts alone: "
+                f"{error}"
+            ) from error
+
+    def _proof(self, layout: str, expected: Tensor, attend: Attention | None = None) -> Proof:
+        """Compare a layout with each text by itself, and with itself beside other texts.
+
+        The second shapes are those of the first, so the tolerance is that of one operation: a
+        smaller influence of padding or neighbours shows in half precision, too.
+        """
+        tolerance = TOLERANCES[self._target.dtype]
+        states: list[Tensor] = []
+
+        def compute() -> list[Tensor]:
+            states.append(ModuleTransformer(self._module, layout, attend)(self._texts))
+            return states
+
+        proof = try_path("forward", layout, compute, [expected], _LAYERS * tolerance)
+        if not proof.holds:
+            return proof
+
+        def compute_beside_others() -> list[Tensor]:
+            other = ModuleTransformer(self._module, layout, attend, padding=_OTHER_PADDING)
+            return [other(self._beside_others).index_select(0, self._kept)]
+
+        kept = [states[0].index_select(0, self._kept)]
+        return try_path("forward", layout, compute_beside_others, kept, tolerance)
+
+
+def _shapes(module: Any) -> Shapes:
+    config = module.config
+    heads = config.num_attention_heads
+    width = config.hidden_size
+    return Shapes(
+        width=width,
+        inner_width=getattr(config, "intermediate_size", None) or width,
+        heads=heads,
+        key_heads=getattr(config, "num_key_value_heads", None) or heads,
+        head_width=getattr(config, "head_dim", None) or width // heads,
+        bias=False,
+        causal=any(getattr(each, "is_causal", False) for each in module.modules()),
+    )
+
+
+@contextmanager
+def _narrow_windows(module: Any) -> Iterator[None]:
+    """Narrow attention windows until some texts of the trial are longer, without long texts.
+
+    A window is read where it is used, so that a wide one is computed as a narrow one.
+    """
+    window = getattr(module.config, "sliding_window", None) or 0
+    parts = list(module.modules())
+    configs = [part.config for part in parts if getattr(part, "config", None) is not None]
+    holders = {id(each): each for each in (*parts, *configs)}
+    before = [
+        (holder, name, value)
+        for holder in holders.values()
+        for name in _WINDOWS
+        if isinstance(value := getattr(holder, name, None), int) and value > _WIDEST_TRIAL
+    ]
+    # Some families add one to the configuration's number, in each attention.
+    by = max(0, window - _WIDEST_TRIAL)
+    for holder, name, value in before:
+        narrowed = value - by if name == "sliding_window" and value - by > 0 else _WIDEST_TRIAL
+        setattr(holder, name, narrowed)
+    try:
+        yield
+    finally:
+        for holder, name, value in before:
+            setattr(holder, name, value)
+
+
+class _LiveBytes(TorchFunctionMode):
+    """Notes after each operation, in `after`, the bytes of the results that are still alive."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.after: list[int] = []
+        self._sizes: dict[int, int] = {}
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Implement `TorchFunctionMode`."""
+        del types
+        result = func(*args, **(kwargs or {}))
+        for each in tree_leaves(result):
+            # Of a function that is mapped over a batch, as one that makes a mask, only the result
+            # of the map is in memory.
+            if isinstance(each, Tensor) and not is_batchedtensor(each):
+                storage = each.untyped_storage()
+                if id(storage) not in self._sizes:
+                    weakref.finalize(storage, self._sizes.pop, id(storage))
+                self._sizes[id(storage)] = storage.nbytes()
+        self.after.append(sum(self._sizes.values()))
+        return result
+
+
+@torch.inference_mode()
+def _bytes_of_pair(module: Any, positions: _Positions, device: torch.device) -> float:
+    """What the module takes for each pair of tokens of a text while it computes it; 0 if nothing.
+
+    After each operation the memory in use is a polynomial of the number of tokens, and texts of
+    three lengths say what the factor of its square is.
+    """
+    step = _MEASURED_TOKENS
+    if positions.count is not None:
+        step = max(1, min(step, positions.count // 3))
+    counts: list[list[int]] = []
+    for length in (step, 2 * step, 3 * step):
+        with _LiveBytes() as live:
+            ids = torch.full((1, length), _OTHER_PADDING, device=device)
+            module(input_ids=ids, attention_mask=torch.ones_like(ids))
+        counts.append(live.after)
+    if len({len(each) for each in counts}) > 1:  # Longer texts take other operations.
+        counts = [[max(each)] for each in counts]
+    squares = [
+        (third - 2 * second + first) / 2 for first, second, third in zip(*counts, strict=True)
+    ]
+    return float(max(0.0, *squares) / step**2)

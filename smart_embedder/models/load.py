@@ -1,0 +1,57 @@
+"""The service's loader: from settings to warm models.
+
+torch is imported when the loader is called and not with this module, because that takes seconds,
+and the port must answer before.
+"""
+
+import os
+import sys
+from dataclasses import replace
+
+from pydantic import SecretStr
+
+from smart_embedder.engine.model import DownloadStatus, LoadedModels
+from smart_embedder.models.checkpoint.reading import read_ahead
+from smart_embedder.settings import Settings
+
+# How often a thread of PyTorch's pool polls for work before it sleeps: about 80 microseconds,
+# longer than the time between two operators. GNU OpenMP's default, 300,000, means milliseconds in
+# which the thread that the others wait for may have no core.
+_SPINS = "2000"
+# Seconds until a thread that waits for the GIL may request it. A forward waits anew for each of its
+# hundreds of operators, and in vain as long as the event loop releases the GIL and takes it again
+# within that time, as it does within Python's default of 5 ms.
+_SWITCH_INTERVAL = 1e-4
+
+
+def load_models(
+    settings: Settings, status: DownloadStatus | None = None, *, with_digests: bool = False
+) -> LoadedModels:
+    """Load and warm the models of the settings; called in the device thread.
+
+    `status` shows a running download; `with_digests` asks for `LoadedModels.fingerprints`, which a
+    cache of embeddings asks for, too. Raises `StartupError` if a model cannot be loaded.
+    """
+    _prepare_libraries(settings)
+    sys.setswitchinterval(min(_SWITCH_INTERVAL, sys.getswitchinterval()))
+    # The weights come from the disk while Python imports.
+    read_ahead(settings)
+    from smart_embedder.models.loader import EntryLoader, load  # noqa: PLC0415 - see above
+
+    models = load(settings, status, with_digests=with_digests)
+    if settings.models:
+        models = replace(models, loader=EntryLoader(settings, status))
+    return models
+
+
+def _prepare_libraries(settings: Settings) -> None:
+    """Set the variables that PyTorch and the hub's library read, which may stand in .env alone."""
+    os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
+    for name in ("hf_token", "hf_endpoint", "https_proxy", "http_proxy", "no_proxy"):
+        if value := getattr(settings, name):
+            secret = isinstance(value, SecretStr)
+            os.environ[name.upper()] = value.get_secret_value() if secret else value
+    if "PYTORCH_ALLOC_CONF" not in os.environ:  # PyTorch's newer name of the variable.
+        os.environ["PYTORCH_CUDA_ALLOC_CONF"] = settings.pytorch_cuda_alloc_conf
+    if "OMP_WAIT_POLICY" not in os.environ:  # A standard variable for the same purpose.
+        os.environ.setdefault("GOMP_SPINCOUNT", _SPINS)

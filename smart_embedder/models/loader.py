@@ -1,0 +1,433 @@
+"""From settings to warm models: those of the start (`load`), and single ones later (`EntryLoader`).
+
+Both find a model's folder, place it on devices, load it there, and measure its token budget. What a
+folder holds is `tasks.load`'s affair, and when an entry is loaded, the engine's.
+"""
+
+import gc
+import logging
+import math
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import copy_context
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import structlog
+import torch
+from huggingface_hub.utils.tqdm import disable_progress_bars
+
+from smart_embedder.engine.model import (
+    DeviceInfo,
+    DownloadStatus,
+    LoadedModels,
+    LoadPlan,
+    Measured,
+    MemoryUsage,
+    Model,
+    ModelInfo,
+    PlacedModel,
+    PlacedModels,
+)
+from smart_embedder.errors import StartupError
+from smart_embedder.models.budget import (
+    capped,
+    named_or_chosen,
+    probe,
+    probe_in_steps,
+    tokens_that_fit,
+    warm_up,
+)
+from smart_embedder.models.checkpoint.config import (
+    DEMO_KEY,
+    NO_OVERRIDES,
+    SentenceOverrides,
+    read_config,
+)
+from smart_embedder.models.checkpoint.hub import Hub, local_folder, locate
+from smart_embedder.models.checkpoint.reading import reading, trim_heap
+from smart_embedder.models.checkpoint.weights import count_parameters
+from smart_embedder.models.device.choose import (
+    choose_device,
+    choose_dtype,
+    describe_device,
+    empty_cuda_cache,
+    ensure_allocates,
+    memory_bytes,
+    memory_freer,
+    memory_reader,
+    memory_usage,
+)
+from smart_embedder.models.device.cpu import CpuShare, leave_processor_to_others, share_cpus
+from smart_embedder.models.families.backbone import Target
+from smart_embedder.models.families.load import is_qwen3, overflows_float16
+from smart_embedder.models.ops.choose import choose_backend
+from smart_embedder.models.ops.proof import ATTENTION
+from smart_embedder.models.tasks.base import DeviceModel, EmbeddingModel
+from smart_embedder.models.tasks.cross_encoder import CrossEncoder
+from smart_embedder.models.tasks.load import load_embedder, load_reranker
+from smart_embedder.models.tasks.qwen3 import QwenReranker
+from smart_embedder.settings import INT8, LATE_INTERACTION, NO_RERANKER, Settings
+from smart_embedder.settings.types import ModelEntry, public_name
+
+log = structlog.get_logger(__name__)
+
+# What a model takes beside its weights.
+_OVERHEAD = 1.05
+# Seconds of a forward that is measured while the device serves other models.
+_LONGEST_RUN = 0.1
+
+Result = TypeVar("Result")
+
+
+def load(
+    settings: Settings, status: DownloadStatus | None = None, *, with_digests: bool = False
+) -> LoadedModels:
+    """Load and warm the models of the settings; raise `StartupError` if one cannot be loaded.
+
+    `status` shows a running download. `with_digests` makes fingerprints also where no cache needs
+    them.
+    """
+    # It would log every retry; a failure becomes one `StartupError`.
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+    disable_progress_bars()
+    warnings.filterwarnings("ignore", module="huggingface_hub")
+    if settings.torch_compile:
+        log.warning("torch_compile_has_no_effect", reason="kernels of the service took its place")
+    folders = locate_models(settings, status)
+    with reading(with_digests=with_digests or settings.caches_embeddings) as read:
+        first, *others = _load_workers(settings, folders)
+    trim_heap()
+    embedders = ((first.embedder, folders.embedding), (first.dense, folders.dense))
+    prints: dict[Model, str] = {
+        model: read.fingerprint(folder)
+        for model, folder in embedders
+        if model is not None and folder is not None
+    }
+    return replace(first, replicas=tuple(others), fingerprints=prints)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFolders:
+    """The folders of the models; None for a model that is not separate."""
+
+    embedding: Path
+    dense: Path | None
+    reranker: Path | None
+
+
+def locate_models(settings: Settings, status: DownloadStatus | None = None) -> ModelFolders:
+    """Find the models, each in its own revision; download those that are not on the disk."""
+    status = status or DownloadStatus()
+    embedding = settings.embedding_model
+
+    def find(name: str, revision: str | None, *no_models: str) -> Path | None:
+        if name not in no_models:
+            return locate_model(name, revision, settings, status)
+        _warn_of_revision(name, revision)
+        return None
+
+    return ModelFolders(
+        locate_model(embedding, settings.model_revision, settings, status),
+        find(settings.dense_model, settings.dense_model_revision, embedding),
+        find(
+            settings.reranker_model,
+            settings.reranker_model_revision,
+            LATE_INTERACTION,
+            NO_RERANKER,
+        ),
+    )
+
+
+def locate_model(
+    name: str, revision: str | None, settings: Settings, status: DownloadStatus
+) -> Path:
+    """Find a model by its name in a setting; download it if it is not on the disk."""
+    folder = local_folder(name)
+    if folder.is_dir():
+        _warn_of_revision(name, revision)
+        return folder
+    # Only here: without a home folder there is no cache.
+    return locate(name, Hub(settings.hub_cache, revision, settings.hf_hub_offline, status))
+
+
+def _warn_of_revision(name: str, revision: str | None) -> None:
+    if revision is not None:
+        log.warning("revision_not_used", model=public_name(name), revision=revision)
+
+
+@dataclass(frozen=True, slots=True)
+class _Placement:
+    """A device for a model, by the name of its worker; a CPU's has a share where several share."""
+
+    name: str
+    device: torch.device
+    share: CpuShare | None = None
+
+    @property
+    def memory(self) -> str:
+        """The name of its memory."""
+        return "cpu" if self.device.type == "cpu" else self.name
+
+    @property
+    def node(self) -> tuple[str, int]:
+        """Where workers share one copy."""
+        return self.memory, self.share.node if self.share is not None else 0
+
+    @property
+    def bind_thread(self) -> Callable[[], None] | None:
+        """What each thread that computes there calls first."""
+        return None if self.share is None else self.share.bind_thread
+
+    def run(self, call: Callable[[], Result]) -> Result:
+        """Run `call` on the cores of the share: the system gives a thread its own node's memory."""
+        if self.share is None:
+            return call()
+        return self.share.run(partial(copy_context().run, call))
+
+
+def _workers(settings: Settings) -> Iterator[_Placement]:
+    """Those that DEVICE names."""
+    if settings.device.startswith("cpu:") and len(settings.devices) > 1:
+        cpu = torch.device("cpu")
+        yield from (_Placement(share.name, cpu, share) for share in share_cpus(settings.devices))
+        return
+    for name in settings.devices:
+        device = choose_device(name)
+        yield _Placement(str(device), device)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceLoader:
+    """Loads models for one worker."""
+
+    settings: Settings
+    placement: _Placement
+
+    def target_of(self, folder: Path) -> Target:
+        """The target of the model in `folder`; the dtype depends on the model."""
+        settings, device, share = self.settings, self.placement.device, self.placement.share
+        ensure_allocates(device)
+        dtype = choose_dtype(settings.dtype, device, qwen=overflows_float16(folder))
+        return Target(
+            device,
+            dtype,
+            choose_backend(device, dtype, settings.attention),
+            quantized=settings.dtype == INT8,
+            attention_named=settings.attention != "auto",
+            cpu_threads=None if share is None else share.threads,
+        )
+
+    def load_embedder(self, name: str, folder: Path) -> EmbeddingModel:
+        """The embedding model of that name in a setting."""
+        settings = self.settings
+        limit = settings.qwen_embed_max_length if is_qwen3(folder) else settings.embed_max_length
+        overrides = overrides_in(settings) if name == settings.dense_model else NO_OVERRIDES
+        return load_embedder(public_name(name), folder, limit, self.target_of(folder), overrides)
+
+    def load_reranker(self, name: str, folder: Path) -> CrossEncoder | QwenReranker:
+        """The reranker of that name in a setting."""
+        settings, qwen = self.settings, is_qwen3(folder)
+        limit = settings.qwen_rerank_max_length if qwen else settings.bge_rerank_max_length
+        pairs, target = settings.qwen_rerank_batch_size, self.target_of(folder)
+        return load_reranker(public_name(name), folder, limit, target, max_qwen_pairs=pairs)
+
+
+def overrides_in(settings: Settings) -> SentenceOverrides:
+    """What settings say of the model of dense vectors."""
+    names = (each.name for each in fields(SentenceOverrides))
+    return SentenceOverrides(**{name: getattr(settings, name) for name in names})
+
+
+def _described(device: torch.device, model: ModelInfo) -> DeviceInfo:
+    """The hardware, with the number format and the attention of a model on it."""
+    return DeviceInfo(
+        name=str(device),
+        description=describe_device(device),
+        dtype=model.dtype,
+        attention=model.paths[ATTENTION],
+        gpu_available=device.type != "cpu",
+        device_count=torch.cuda.device_count(),
+        memory_bytes=memory_bytes(device),
+        read_memory=memory_reader(device),
+    )
+
+
+def _load_workers(settings: Settings, folders: ModelFolders) -> Iterator[LoadedModels]:
+    """The models of each worker; those on one memory node share them."""
+    workers = list(_workers(settings))
+    on_node: dict[tuple[str, int], LoadedModels] = {}
+    for worker in workers:
+        if worker.node not in on_node:
+            on_node[worker.node] = worker.run(partial(_load_on, worker, settings, folders))
+        models = on_node[worker.node]
+        if worker.share is not None:
+            description = f"{models.device.description}, shared by {len(workers)} workers"
+            device = replace(models.device, name=worker.name, description=description)
+            models = replace(models, device=device, prepare_thread=worker.bind_thread)
+        yield models
+
+
+def _load_on(worker: _Placement, settings: Settings, folders: ModelFolders) -> LoadedModels:
+    """Load, warm up and measure the models of the settings for one worker."""
+    loader, device = DeviceLoader(settings, worker), worker.device
+    embedder = loader.load_embedder(settings.embedding_model, folders.embedding)
+    dense = reranker = None
+    if folders.dense is not None:
+        dense = loader.load_embedder(settings.dense_model, folders.dense)
+    if folders.reranker is not None:
+        reranker = loader.load_reranker(settings.reranker_model, folders.reranker)
+    if dense is not None and not dense.kinds.dense:
+        raise StartupError(f"DENSE_EMBEDDING_MODEL={dense.name} makes no dense vectors")
+    others = [each for each in (dense, reranker) if each is not None]
+    models = [embedder, *others]
+    for model in models:
+        model.capture_graphs()
+    budget = probe(embedder, device)
+    for other in others:
+        warm_up(other)
+        budget = capped(budget, tokens_that_fit(other, device))
+    budget = named_or_chosen(budget, settings.max_batch_tokens)
+    log.info("token_budget", tokens=budget.tokens, reason=budget.reason)
+    return LoadedModels(
+        embedder=embedder,
+        device=_described(device, embedder.info),
+        infos=tuple(each.info for each in models),
+        max_batch_tokens=budget.tokens,
+        dense=dense,
+        reranker=reranker,
+        late_interaction=settings.reranker_model == LATE_INTERACTION,
+        demo=read_config(folders.embedding).get(DEMO_KEY),
+        seconds_per_token=budget.seconds_per_token,
+        free_memory=memory_freer(device),
+    )
+
+
+class EntryLoader:
+    """Implements `smart_embedder.engine.model.ModelLoader`; `status` shows a download."""
+
+    def __init__(self, settings: Settings, status: DownloadStatus | None = None) -> None:
+        self._settings = settings
+        self._status = status or DownloadStatus()
+        self._workers = list(_workers(settings))
+
+    def prepare_thread(self) -> None:
+        """Make the calling thread leave the processor to others."""
+        leave_processor_to_others()
+        torch.set_num_threads(1)
+
+    def read_memory(self, name: str) -> MemoryUsage:
+        """The usage of a device's memory."""
+        return memory_usage(torch.device(name))
+
+    def free_memory(self) -> None:
+        """Give back what models that were unloaded have left."""
+        gc.collect()
+        if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            empty_cuda_cache()
+        trim_heap()
+
+    def plan(self, entry: ModelEntry) -> LoadPlan:
+        """Find the model's files, and say how much memory they take."""
+        settings = _settings_for(entry, self._settings)
+        folder = locate_model(entry.name, entry.revision, settings, self._status)
+        placements = list(_placements_of(entry, self._workers))
+        needs: dict[str, int] = {}
+        for each in {placement.node: placement for placement in placements}.values():
+            size = _bytes_of(folder, DeviceLoader(settings, each))
+            needs[each.memory] = needs.get(each.memory, 0) + size
+        load = partial(_load, entry, settings, folder, placements)
+        return LoadPlan(needs, load, _state_of(folder))
+
+
+def _state_of(folder: Path) -> str:
+    """A text that changes when files of the model are replaced; reads none of them."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    states = [(path.relative_to(folder).as_posix(), path.stat()) for path in files]
+    return repr([(name, state.st_size, state.st_mtime_ns) for name, state in states])
+
+
+def _settings_for(entry: ModelEntry, settings: Settings) -> Settings:
+    """The settings as they are for one model."""
+    update: dict[str, Any] = {"dense_embedding_model": entry.name}
+    # These are for the default model of dense vectors, whose place this one takes.
+    update |= {each.name: getattr(entry, each.name) for each in fields(SentenceOverrides)}
+    if entry.dtype is not None:
+        update["dtype"] = entry.dtype
+    if entry.device is not None:  # Another device may not have what was named.
+        update["attention"] = "auto"
+    if entry.max_length is not None:
+        limits = ("bge_embed", "qwen_embed", "bge_rerank", "qwen_rerank")
+        update |= {f"{limit}_max_length": entry.max_length for limit in limits}
+    return settings.model_copy(update=update)
+
+
+def _placements_of(entry: ModelEntry, workers: Sequence[_Placement]) -> Iterator[_Placement]:
+    """Where a model is to be: on every worker, or on the devices that it names."""
+    if entry.device is None:
+        yield from workers
+        return
+    for name in entry.device.split(","):
+        device = choose_device(name.strip())
+        same = [each for each in workers if _is_same(each.device, device)]
+        named = [each for each in same if each.name == name.strip()]
+        if device.type == "cpu" and ":" in name and same and not named:
+            raise StartupError(
+                f"{entry.location}: device={name.strip()} is none of DEVICE's workers"
+            )
+        yield from named or same or [_Placement(str(device), device)]
+
+
+def _is_same(one: torch.device, other: torch.device) -> bool:
+    """Whether both name one device: without a number it is the first."""
+    return one.type == other.type and (one.index or 0) == (other.index or 0)
+
+
+def _bytes_of(folder: Path, loader: DeviceLoader) -> int:
+    """How much memory the model will take, about."""
+    size = 1 if loader.settings.dtype == INT8 else loader.target_of(folder).dtype.itemsize
+    return int(_OVERHEAD * size * count_parameters(folder))
+
+
+def _load(
+    entry: ModelEntry, settings: Settings, folder: Path, placements: Sequence[_Placement]
+) -> PlacedModels:
+    copies: dict[tuple[str, int], DeviceModel[Any]] = {}
+    with reading(with_digests=settings.caches_embeddings) as read:
+        for placement in placements:
+            if placement.node not in copies:
+                loader = DeviceLoader(settings, placement)
+                load = loader.load_embedder if entry.task == "embed" else loader.load_reranker
+                call = partial(load, entry.name, folder)
+                _, node = placement.node  # The calling thread does for the first one.
+                copies[placement.node] = placement.run(call) if node else call()
+    trim_heap()
+    placed = tuple(_placed(placement, copies[placement.node], settings) for placement in placements)
+    first = copies[placements[0].node]
+    return PlacedModels(placed, lambda: first.info, read.fingerprint(folder))
+
+
+def _placed(placement: _Placement, model: DeviceModel[Any], settings: Settings) -> PlacedModel:
+    def measure(thoroughly: bool) -> Iterator[Measured | None]:
+        for _ in model.capture_graphs_in_steps():
+            yield None
+        longest_run = math.inf if thoroughly else _LONGEST_RUN
+        for found in probe_in_steps(model, placement.device, longest_run):
+            if found is None:
+                yield None
+                continue
+            budget = named_or_chosen(found, settings.max_batch_tokens)
+            log.info(
+                "token_budget",
+                model=model.name,
+                device=placement.name,
+                tokens=budget.tokens,
+                reason=budget.reason,
+            )
+            yield Measured(budget.tokens, budget.seconds_per_token)
+
+    device = replace(_described(placement.device, model.info), name=placement.name)
+    free = memory_freer(placement.device)
+    return PlacedModel(model, device, measure, free, placement.bind_thread)

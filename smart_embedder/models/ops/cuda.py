@@ -1,0 +1,251 @@
+"""The operations on NVIDIA GPUs: attention over packed sequences, and kernels in CUDA.
+
+The kernels are compiled at the start, for the GPU and one dtype; where they cannot be, PyTorch's
+operators compute the same.
+"""
+
+import ctypes
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import structlog
+import torch
+from torch import Tensor, nn
+
+from smart_embedder.models.attention.packed import flash_runs, memory_efficient, varlen
+from smart_embedder.models.ops.backend import (
+    SHORTEST_ROW,
+    AddLinear,
+    Backend,
+    LayerNorm,
+    RmsNorm,
+    RotaryEmbedding,
+    adding,
+    linear,
+    torch_backend,
+)
+
+log = structlog.get_logger(__name__)
+
+SOURCE = Path(__file__).parent / "csrc" / "row_ops.cu"
+NAMES = ("embed", "add_norm", "rms_norm", "rotary", "gate", "unit_rows")
+_MACROS = {torch.float16: "FLOAT16", torch.bfloat16: "BFLOAT16", torch.float32: "FLOAT32"}
+# As in row_ops.cu: a thread holds so many numbers, and a block has at most 1,024 threads.
+_EIGHT = 8
+_WARP = 32
+_WIDEST_ROW = 8192
+_MOST_WARPS = 32
+_GATE_THREADS = 256
+_ALIGNMENT = 16
+
+
+def cuda_backend(device: torch.device, dtype: torch.dtype) -> Backend:
+    """PyTorch's operators, attention over packed sequences, and products with their residual."""
+    # Of large sums in half precision the last bits would depend on how cuBLAS divides the work.
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    backend = torch_backend().faster("cuda", add_linear=_add_linear)
+    backend = backend.faster("sdpa", attention=memory_efficient)
+    return backend.faster("varlen", attention=varlen) if flash_runs(device, dtype) else backend
+
+
+def _add_linear(layer: nn.Linear) -> AddLinear:
+    """The product is added to its residual as it is computed."""
+    if layer.bias is not None:
+        return adding(linear)(layer)
+    weight = layer.weight.detach().t()
+    return lambda states, residual: residual.addmm_(states, weight)
+
+
+def fused_backend(kernels: "CudaKernels", dtype: torch.dtype, otherwise: Backend) -> Backend:
+    """The operations between two matrix products, each in one pass, in front of `otherwise`."""
+    fused = FusedOperations(kernels, dtype, otherwise)
+    return otherwise.faster("fused", **{name: getattr(fused, name) for name in NAMES})
+
+
+class FusedOperations:
+    """Sums are in float32. Rows that a kernel does not take are left to `otherwise`."""
+
+    def __init__(self, kernels: "CudaKernels", dtype: torch.dtype, otherwise: Backend) -> None:
+        self._kernels = kernels
+        self._dtype = dtype
+        self._otherwise = otherwise
+
+    def embed(
+        self, indices: tuple[Tensor, Tensor], tables: tuple[Tensor, Tensor], norm: LayerNorm
+    ) -> Tensor:
+        """Implement `Backend.embed`; where a table has no such row, the row is NaN."""
+        if not _fit(*tables, norm.weight, norm.bias):
+            return self._otherwise.embed(indices, tables, norm)
+        (first, second), (tokens, positions) = indices, tables
+        width = tokens.shape[1]
+        output = tokens.new_empty(len(first), width)
+        self._kernels.run(
+            "embed", len(first), _threads(width),
+            first, tokens, second, positions, norm.weight, norm.bias, output,
+            norm.epsilon, len(tokens), len(positions), width,
+        )  # fmt: skip
+        return output
+
+    def add_norm(self, states: Tensor, residual: Tensor, norm: LayerNorm) -> Tensor:
+        """Implement `Backend.add_norm`."""
+        if not _fit(states, residual, norm.weight, norm.bias):
+            return self._otherwise.add_norm(states, residual, norm)
+        rows, width = states.shape
+        self._kernels.run(
+            "add_norm", rows, _threads(width),
+            states, residual, norm.weight, norm.bias, norm.epsilon, width,
+        )  # fmt: skip
+        return states
+
+    def rms_norm(self, states: Tensor, norm: RmsNorm) -> Tensor:
+        """Implement `Backend.rms_norm`."""
+        if not _fit(states, norm.weight):
+            return self._otherwise.rms_norm(states, norm)
+        rows, width = states.shape
+        output = torch.empty_like(states)
+        self._kernels.run(
+            "rms_norm", rows, _threads(width), states, norm.weight, output, norm.epsilon, width
+        )
+        return output
+
+    def rotary(self, states: Tensor, norm: RmsNorm, embedding: RotaryEmbedding) -> None:
+        """Implement `Backend.rotary`."""
+        heads, width = norm.weight.shape
+        alike = norm.weight.dtype is states.dtype
+        if not (alike and states.is_contiguous()):
+            self._otherwise.rotary(states, norm, embedding)
+            return
+        self._kernels.run(
+            "rotary", len(states), min(heads, _MOST_WARPS) * _WARP,
+            states, norm.weight, embedding.cosines, embedding.sines, norm.epsilon,
+            states.stride(0), heads, width,
+        )  # fmt: skip
+
+    def gate(self, states: Tensor) -> Tensor:
+        """Implement `Backend.gate`."""
+        rows, width = states.shape[0], states.shape[1] // 2
+        if width % _EIGHT or not _lies_well(states):
+            return self._otherwise.gate(states)
+        output = states.new_empty(rows, width)
+        count = rows * width // _EIGHT
+        blocks = -(-count // _GATE_THREADS)
+        self._kernels.run("gate", blocks, _GATE_THREADS, states, output, Wide(count), width)
+        return output
+
+    def unit_rows(
+        self, states: Tensor, dtype: torch.dtype, indices: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Implement `Backend.unit_rows`."""
+        # The mean of states, which is float32, has another type than the kernels are compiled for.
+        if states.dtype is not self._dtype or not _fit(states):
+            return self._otherwise.unit_rows(states, dtype, indices)
+        rows, width = len(states if indices is None else indices), states.shape[1]
+        output = states.new_empty(rows, width, dtype=dtype)
+        lengths = states.new_empty(rows, dtype=torch.float32)
+        self._kernels.run(
+            "unit_rows", rows, _threads(width), states, indices, output, lengths,
+            SHORTEST_ROW, int(dtype is torch.float16), width,
+        )  # fmt: skip
+        return output, lengths
+
+
+def _fit(states: Tensor, *others: Tensor) -> bool:
+    width = states.shape[1]
+    fits = len(states) > 0 and width % _EIGHT == 0 and width <= _WIDEST_ROW
+    alike = all(each.dtype is states.dtype for each in others)
+    return fits and alike and all(map(_lies_well, (states, *others)))
+
+
+def _lies_well(tensor: Tensor) -> bool:
+    """Whether its rows begin where a thread can read eight numbers at once."""
+    offset = tensor.storage_offset() * tensor.element_size()
+    return tensor.is_contiguous() and offset % _ALIGNMENT == 0
+
+
+def _threads(width: int) -> int:
+    return -(-width // (_EIGHT * _WARP)) * _WARP
+
+
+class Wide(int):
+    """A number that a kernel takes as `long long`."""
+
+
+class CudaKernels:
+    """The kernels for numbers of one type; raises `RuntimeError` where they cannot be compiled."""
+
+    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+        from cuda.bindings import driver  # noqa: PLC0415 - only builds for CUDA have it
+
+        self._device = device
+        self._driver = driver
+        binary = compile_for(torch.cuda.get_device_capability(device), dtype)
+        with torch.cuda.device(device):
+            torch.empty(1, device=device)  # Makes the device's context the current one.
+            (module,) = _checked(driver.cuModuleLoadData(binary))
+            self._functions = {
+                name: _checked(driver.cuModuleGetFunction(module, name.encode()))[0]
+                for name in NAMES
+            }
+
+    def run(self, name: str, blocks: int, threads: int, *arguments: Tensor | float | None) -> None:
+        """Launch a kernel on the current stream; None is a null pointer."""
+        values = tuple(
+            each.data_ptr() if isinstance(each, Tensor) else each or 0 for each in arguments
+        )
+        types = tuple(_type_of(each) for each in arguments)
+        with torch.cuda.device(self._device):
+            stream = torch.cuda.current_stream(self._device).cuda_stream
+            launched = self._driver.cuLaunchKernel(
+                self._functions[name], blocks, 1, 1, threads, 1, 1, 0, stream, (values, types), 0
+            )
+            if launched[0] != 0:
+                # Raises PyTorch's own error if the device has failed for good.
+                torch.cuda.synchronize(self._device)
+            _checked(launched)
+
+
+def _type_of(argument: Tensor | float | None) -> Any:
+    if argument is None or isinstance(argument, Tensor):
+        return ctypes.c_void_p
+    if isinstance(argument, Wide):
+        return ctypes.c_longlong
+    return ctypes.c_float if isinstance(argument, float) else ctypes.c_int
+
+
+@cache
+def load_kernels(device: torch.device, dtype: torch.dtype) -> CudaKernels | None:
+    """The kernels; None, with a warning, if they cannot be compiled."""
+    try:
+        return CudaKernels(device, dtype)
+    except (ImportError, OSError, RuntimeError) as error:
+        log.warning("cuda_kernels_not_compiled", reason=str(error) or type(error).__name__)
+        return None
+
+
+def compile_for(capability: tuple[int, int], dtype: torch.dtype) -> bytes:
+    """Machine code for GPUs of a compute capability."""
+    from cuda.bindings import nvrtc  # noqa: PLC0415 - only builds for CUDA have it
+
+    major, minor = capability
+    options = [f"--gpu-architecture=sm_{major}{minor}".encode(), f"-D{_MACROS[dtype]}".encode()]
+    (program,) = _checked(
+        nvrtc.nvrtcCreateProgram(SOURCE.read_bytes(), SOURCE.name.encode(), 0, [], [])
+    )
+    try:
+        _checked(nvrtc.nvrtcCompileProgram(program, len(options), options))
+        (size,) = _checked(nvrtc.nvrtcGetCUBINSize(program))
+        binary = bytes(size)
+        _checked(nvrtc.nvrtcGetCUBIN(program, binary))
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
+    return binary
+
+
+def _checked(result: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The results of a call of CUDA, without its status."""
+    status, *values = result
+    if status != 0:
+        raise RuntimeError(f"CUDA says {status.name}")
+    return tuple(values)

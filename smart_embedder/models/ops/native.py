@@ -1,0 +1,353 @@
+"""The operations on a CPU by the kernels in C, in float32 or bfloat16; sums in float32.
+
+In bfloat16 they multiply as fast as oneDNN, which compiles anew for each number of rows; of few
+rows, as a query has, they take three quarters to nine tenths of its time. With AMX, for which there
+is no kernel, oneDNN multiplies. Each operation between two products is one pass over the memory.
+"""
+
+import ctypes
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import structlog
+import torch
+from torch import Tensor, nn
+
+from smart_embedder.models.attention.dense import sdpa
+from smart_embedder.models.batch.packing import PackedBatch
+from smart_embedder.models.ops.backend import (
+    Backend,
+    Columns,
+    Int8Gemm,
+    LayerNorm,
+    Linear,
+    QuantizedRows,
+    QuantizedWeights,
+    RmsNorm,
+    RotaryEmbedding,
+    adding,
+    dequantize,
+    has_fast_sdpa,
+    join_layers,
+    onednn_backend,
+)
+from smart_embedder.models.ops.build import (
+    AARCH64,
+    InstructionSet,
+    architecture_here,
+    arm_features,
+    library_path,
+)
+
+log = structlog.get_logger(__name__)
+
+_POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_float
+# As the C files declare them; each function's last argument, the number of threads, is left out.
+_ARGUMENTS: dict[str, list[Any]] = {
+    "attention": [_POINTER] * 4 + [_INT] + [_LONG] * 6 + [_POINTER] + [_LONG] * 4 + [_FLOAT, _INT],
+    "gemm": [_POINTER] * 8 + [_INT] * 2 + [_LONG] * 4 + [_INT],
+    "add_norm": [_POINTER] * 2 + [_INT] + [_POINTER] * 2 + [_FLOAT] + [_LONG] * 2,
+    "rms_norm": [_POINTER] * 3 + [_INT, _FLOAT] + [_LONG] * 2,
+    "rotary": [_POINTER] * 2 + [_INT] + [_POINTER] * 2 + [_FLOAT] + [_LONG] * 4,
+    "gate": [_POINTER] * 2 + [_INT] + [_LONG] * 2,
+    "quantize_rows": [_POINTER, _INT] + [_POINTER] * 6 + [_LONG] * 3,
+    "dequantize": [_POINTER] * 6 + [_INT] + [_LONG] * 2 + [_INT],
+}
+# As `Format` in vector.h.
+FORMATS = {torch.float32: 0, torch.bfloat16: 1, torch.uint8: 2}
+# Most kernels compute this many numbers of a row at a time.
+STEP = 16
+
+
+class Library:
+    """Functions of the library at `path`; raises `OSError` where it cannot be loaded."""
+
+    def __init__(self, path: str, instructions: InstructionSet) -> None:
+        _share_threads()
+        library = ctypes.CDLL(path)
+        self.instructions = instructions
+        self._functions = {
+            name: getattr(library, f"{name}_{instructions.name}") for name in _ARGUMENTS
+        }
+        for name, function in self._functions.items():
+            function.argtypes = [*_ARGUMENTS[name], _INT]
+            function.restype = None
+
+    def run(self, name: str, *arguments: float | None) -> None:
+        """Call a function on as many threads as PyTorch uses."""
+        self._functions[name](*arguments, torch.get_num_threads())
+
+
+def _share_threads() -> None:
+    """Let other libraries use the OpenMP that PyTorch brought and loaded.
+
+    Its builds for x86-64 do so themselves, those for ARM do not.
+    """
+    for brought in Path(torch.__file__).parent.glob("lib/libgomp*"):
+        ctypes.CDLL(str(brought), os.RTLD_NOLOAD | os.RTLD_GLOBAL | os.RTLD_LAZY)
+
+
+def runnable_here() -> list[InstructionSet]:
+    """The sets of instructions that this processor has, the fastest first."""
+    architecture = architecture_here()
+    if architecture is AARCH64:
+        return list(architecture.runnable(arm_features()))
+    capabilities = torch.cpu.get_capabilities()
+    features = {name for name, has in capabilities.items() if has is True}
+    return list(architecture.runnable(features))
+
+
+@cache
+def load_library(instructions: InstructionSet | None = None) -> Library | None:
+    """The kernels, if they are built: for the fastest instructions of this processor, or others."""
+    path, sets = library_path(), [instructions] if instructions else runnable_here()
+    if not sets:
+        return None
+    if not path.exists():
+        log.info("kernels_not_built", build="python -m smart_embedder.models.ops.build")
+        return None
+    try:
+        return Library(str(path), sets[0])
+    except OSError as error:
+        log.warning("kernels_not_loaded", reason=str(error))
+        return None
+
+
+def address(tensor: Tensor, dtype: torch.dtype) -> int:
+    """The address of a tensor; raises `ValueError` for a layout that kernels do not read."""
+    if tensor.dtype is not dtype or not tensor.is_contiguous() or tensor.device.type != "cpu":
+        raise ValueError(f"a kernel needs {dtype} numbers without gaps, not {tensor.dtype}")
+    return tensor.data_ptr()
+
+
+# As in gemm.c.
+_PANEL = 64
+_ACTIVATIONS = {None: 0, "gelu": 1, "relu": 2}
+# As `Bytes` there, for other formats.
+_NO_BYTES = (None,) * 4
+# As `MAX_WIDTH` in attention.c.
+_WIDEST_HEAD = 128
+
+
+def native_backend(library: Library, dtype: torch.dtype) -> Backend:
+    """The kernels in front of oneDNN and PyTorch, to which they leave what they do not take."""
+    otherwise = onednn_backend(dtype, dequantizing_by(library))
+    kernels = NativeKernels(library, dtype, otherwise)
+    backend = otherwise.faster(
+        "native",
+        add_norm=kernels.add_norm,
+        rms_norm=kernels.rms_norm,
+        rotary=kernels.rotary,
+        gate=kernels.gate,
+        quantize_rows=kernels.quantize_rows,
+        attention=kernels.attend,
+    )
+    in_bfloat16 = dtype is torch.bfloat16
+    if not (in_bfloat16 and torch.cpu.get_capabilities().get("amx_tile")):
+        backend = backend.faster(
+            "native",
+            linear=kernels.linear,
+            add_linear=adding(kernels.linear),
+            int8_gemm=kernels.int8_gemm,
+        )
+    if in_bfloat16 and has_fast_sdpa():
+        backend = backend.faster("sdpa", attention=sdpa)
+    return replace(backend, int8_weight_limit=library.instructions.int8_weight_limit)
+
+
+class NativeKernels:
+    """The operations by the kernels; `otherwise` computes shapes that a kernel does not take."""
+
+    def __init__(self, library: Library, dtype: torch.dtype, otherwise: Backend) -> None:
+        self._library = library
+        self._dtype = dtype
+        self._format = FORMATS[dtype]
+        self._otherwise = otherwise
+
+    def linear(self, layers: Sequence[nn.Linear], activation: str | None = None) -> Linear:
+        """Implement `Backend.linear`."""
+        depth, out = layers[0].in_features, sum(layer.out_features for layer in layers)
+        is_ours = layers[0].weight.dtype is self._dtype
+        if not is_ours or not _can_multiply(out, depth, activation):
+            return self._otherwise.linear(layers, activation)
+        weight, bias = join_layers(layers)
+        panels = self._panels(weight)
+        bias = torch.zeros(out) if bias is None else bias.float().contiguous()
+        library, number_format, code = self._library, self._format, _ACTIVATIONS[activation]
+
+        def linear(states: Tensor) -> Tensor:
+            output = states.new_empty(len(states), out)
+            library.run(
+                "gemm",
+                self._address(states), panels.data_ptr(), *_NO_BYTES, bias.data_ptr(),
+                output.data_ptr(), number_format, number_format, len(states), depth, out, out, code,
+            )  # fmt: skip
+            return output
+
+        return linear
+
+    def add_norm(self, states: Tensor, residual: Tensor, norm: LayerNorm) -> Tensor:
+        """Implement `Backend.add_norm`."""
+        self._library.run(
+            "add_norm",
+            self._address(states), self._address(residual), self._format,
+            norm.weight.data_ptr(), norm.bias.data_ptr(), norm.epsilon, *states.shape,
+        )  # fmt: skip
+        return states
+
+    def rms_norm(self, states: Tensor, norm: RmsNorm) -> Tensor:
+        """Implement `Backend.rms_norm`."""
+        output = torch.empty_like(states)
+        self._library.run(
+            "rms_norm",
+            self._address(states), self._address(norm.weight), output.data_ptr(),
+            self._format, norm.epsilon, *states.shape,
+        )  # fmt: skip
+        return output
+
+    def rotary(self, states: Tensor, norm: RmsNorm, embedding: RotaryEmbedding) -> None:
+        """Implement `Backend.rotary`."""
+        self._library.run(
+            "rotary",
+            self._address(states), self._address(norm.weight), self._format,
+            address(embedding.cosines, torch.float32), address(embedding.sines, torch.float32),
+            norm.epsilon, len(states), states.stride(0), *norm.weight.shape,
+        )  # fmt: skip
+
+    def gate(self, states: Tensor) -> Tensor:
+        """Implement `Backend.gate`."""
+        width = states.shape[1] // 2
+        if width % STEP:
+            return self._otherwise.gate(states)
+        output = states.new_empty(len(states), width)
+        self._library.run(
+            "gate",
+            self._address(states), output.data_ptr(), self._format, len(states), width,
+        )  # fmt: skip
+        return output
+
+    def _address(self, tensor: Tensor) -> int:
+        return address(tensor, self._dtype)
+
+    def _can_attend(self, query: Tensor, key: Tensor, value: Tensor) -> bool:
+        width, numbers_of_word = query.shape[-1], 4 // query.element_size()
+        return (
+            query.dtype is self._dtype
+            and width % STEP == 0
+            and width <= _WIDEST_HEAD
+            and query.stride(-1) == key.stride(-1) == 1
+            and key.stride(1) % numbers_of_word == 0
+            and key.shape == value.shape
+            and key.stride() == value.stride()
+        )
+
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        packed: PackedBatch,
+        *,
+        scale: float,
+        causal: bool,
+    ) -> Tensor:
+        """Implement `Attention`: as FlashAttention does, with the scores in the cache alone."""
+        if not self._can_attend(query, key, value):
+            return sdpa(query, key, value, packed, scale=scale, causal=causal)
+        heads, tokens, width = query.shape
+        output = query.new_empty(tokens, heads, width)
+        output[packed.real_tokens :] = 0
+        self._library.run(
+            "attention",
+            *(each.data_ptr() for each in (query, key, value, output)), self._format,
+            query.stride(1), query.stride(0), key.stride(1), key.stride(0),
+            output.stride(0), output.stride(1),
+            packed.offsets.ctypes.data, len(packed.unpack_order),
+            heads, heads // len(key), width, scale, causal,
+        )  # fmt: skip
+        return output
+
+    def quantize_rows(self, states: Tensor, columns: Columns) -> QuantizedRows:
+        """Implement `Backend.quantize_rows`."""
+        count, width = states.shape
+        if width % STEP:
+            return self._otherwise.quantize_rows(states, columns)
+        values = torch.empty(count, len(columns.offsets), dtype=torch.uint8)
+        scale, minimum = torch.empty(2, count, 1)
+        self._library.run(
+            "quantize_rows",
+            address(states, states.dtype), FORMATS[states.dtype],
+            columns.factors.data_ptr(), columns.offsets.data_ptr(), columns.repeated.data_ptr(),
+            values.data_ptr(), scale.data_ptr(), minimum.data_ptr(),
+            count, width, len(columns.repeated),
+        )  # fmt: skip
+        return QuantizedRows(values, scale, minimum)
+
+    def int8_gemm(
+        self, weights: QuantizedWeights, dtype: torch.dtype, activation: str | None = None
+    ) -> Int8Gemm:
+        """Implement `Backend.int8_gemm`."""
+        out, depth = weights.values.shape
+        if not _can_multiply(out, depth, activation):
+            return self._otherwise.int8_gemm(weights, dtype, activation)
+        library, code = self._library, _ACTIVATIONS[activation]
+        weights = replace(weights, values=self._panels(weights.values))
+        of_columns = [
+            address(each, torch.float32) for each in (weights.scale, weights.sums, weights.bias)
+        ]
+
+        def gemm(rows: QuantizedRows) -> Tensor:
+            count = len(rows.values)
+            output = torch.empty(count, out, dtype=dtype)
+            library.run(
+                "gemm",
+                address(rows.values, torch.uint8), weights.values.data_ptr(),
+                address(rows.scale, torch.float32), address(rows.minimum, torch.float32),
+                *of_columns, output.data_ptr(),
+                FORMATS[torch.uint8], FORMATS[dtype], count, depth, out, out, code,
+            )  # fmt: skip
+            return output
+
+        return gemm
+
+    def _panels(self, weight: Tensor) -> Tensor:
+        """A copy of `[out, depth]` as panels of 4-byte words `[out / tile, words / n, tile, n]`.
+
+        n is 1, or 2 for matrix instructions, which there are not for float32.
+        """
+        instructions, words = self._library.instructions, weight.contiguous().view(torch.int32)
+        paired = 1 if weight.dtype is torch.float32 else instructions.matrix_rows
+        panels = words.view(len(words) // instructions.tile, instructions.tile, -1, paired)
+        return panels.transpose(1, 2).contiguous()
+
+
+def _can_multiply(out: int, depth: int, activation: str | None) -> bool:
+    return out % _PANEL == 0 and depth % STEP == 0 and activation in _ACTIVATIONS
+
+
+def dequantizing_by(library: Library) -> Callable[..., Tensor]:
+    """As `dequantize` in `backend`, in one pass."""
+
+    def by_kernel(
+        product: Tensor,
+        rows: QuantizedRows,
+        weights: QuantizedWeights,
+        dtype: torch.dtype,
+        activation: str | None,
+    ) -> Tensor:
+        if product.shape[1] % STEP or activation not in _ACTIVATIONS:
+            return dequantize(product, rows, weights, dtype, activation)
+        each = product, rows.scale, rows.minimum, weights.sums, weights.bias
+        output = torch.empty_like(product, dtype=dtype)
+        library.run(
+            "dequantize",
+            *(address(tensor, torch.float32) for tensor in each),
+            output.data_ptr(), FORMATS[dtype], *product.shape, _ACTIVATIONS[activation],
+        )  # fmt: skip
+        return output
+
+    return by_kernel

@@ -1,0 +1,388 @@
+"""Proves at the start that each operation of a backend computes what it should on this machine.
+
+Each path of an operation (a kernel in C, a library's operator, an attention) computes a small
+batch, which is compared with the reference on the same device: PyTorch in float32 with eager
+attention. A path that raises an error, or differs by more than its dtype explains, is refused, and
+the next one is tried. `CASES` says of each operation what is computed.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import structlog
+import torch
+from torch import Tensor, nn
+
+from smart_embedder.engine.devices.thread import outcome_of
+from smart_embedder.errors import StartupError
+from smart_embedder.models.batch.packing import PackedBatch, pack
+from smart_embedder.models.ops.backend import (
+    Backend,
+    Columns,
+    LayerNorm,
+    QuantizedRows,
+    QuantizedWeights,
+    RmsNorm,
+    RotaryEmbedding,
+    torch_backend,
+)
+from smart_embedder.models.ops.build import MAX_INT8
+
+log = structlog.get_logger(__name__)
+
+ATTENTION = "attention"
+# The operations of a layer.
+ENCODER = ("linear", "add_norm", "unit_rows", ATTENTION)
+GPU_ENCODER = ("embed", *ENCODER)
+QUANTIZED_ENCODER = ("quantize_rows", "int8_gemm", "add_norm", "unit_rows", ATTENTION)
+DECODER = ("linear", "add_linear", "rms_norm", "rotary", "gate", ATTENTION)
+# The largest difference, as a share of the largest number; PyTorch rounds some sums in between.
+TOLERANCES = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 3e-2}
+# Where a value lies between two of the 255 steps of its row, either may be chosen.
+_ONE_STEP = {"quantize_rows": 0.02}
+
+
+@dataclass(frozen=True, slots=True)
+class Shapes:
+    """The sizes and features of a model's layers."""
+
+    width: int
+    inner_width: int
+    heads: int
+    key_heads: int
+    head_width: int
+    activation: str | None = None
+    bias: bool = True
+    causal: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """The result of the trial of one path of an operation.
+
+    `difference` is the largest one, relative to the largest number. `error` is the class of an
+    error that was raised, and `message` its first line.
+    """
+
+    operation: str
+    path: str
+    difference: float
+    tolerance: float
+    error: str | None = None
+    message: str = ""
+
+    @property
+    def holds(self) -> bool:
+        """Whether the path may be used."""
+        return self.error is None and self.difference <= self.tolerance
+
+    @property
+    def reason(self) -> str:
+        """Why it was refused, without the message, which may name folders of this machine."""
+        if self.error is not None:
+            return f"raises {self.error}"
+        return f"differs by {self.difference:.1e}, allowed are {self.tolerance:.0e}"
+
+
+@dataclass(frozen=True, slots=True)
+class ProvenBackend:
+    """A backend with a proven path for each operation, their names, and the refused ones."""
+
+    backend: Backend
+    paths: dict[str, str]
+    refused: tuple[Proof, ...]
+
+
+class Trial:
+    """Tries the paths of a backend for one model."""
+
+    def __init__(
+        self, backend: Backend, shapes: Shapes, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        self._backend = backend
+        self._shapes = shapes
+        self._device = device
+        self._dtype = dtype
+
+    def prove(self, operations: Sequence[str], *, attention_named: bool = False) -> ProvenBackend:
+        """Choose the first path of each operation whose proof holds.
+
+        Raises `StartupError` if none holds, or if that of an attention that a setting names fails.
+        """
+        proven, paths, refused = self._backend, {}, []
+        for operation in operations:
+            failed: list[Proof] = []
+            for proof in self._proofs(operation):
+                if proof.holds:
+                    break
+                failed.append(proof)
+            else:
+                raise StartupError(
+                    f"this device does not compute {operation} correctly, not even by PyTorch's "
+                    f"own operators ({failed[-1].reason}); choose another with DEVICE"
+                )
+            if failed and attention_named and operation == ATTENTION:
+                raise StartupError(
+                    f"ATTENTION={failed[0].path} does not compute what it should on this device "
+                    f"({failed[0].reason}); set ATTENTION to auto"
+                )
+            warn_of_refused(failed, proof.path)
+            refused += failed
+            proven = proven.by(operation, proof.path)
+            paths[operation] = proof.path
+        return ProvenBackend(proven, paths, tuple(refused))
+
+    def every_proof(self, operations: Sequence[str]) -> list[Proof]:
+        """The proofs of all paths."""
+        return [proof for each in operations for proof in self._proofs(each)]
+
+    @torch.inference_mode()
+    def _proofs(self, operation: str) -> Iterator[Proof]:
+        """The proof of each path; the last one is that of the plain path."""
+        tolerance = _ONE_STEP.get(operation, TOLERANCES[self._dtype])
+        reference = torch_backend().by(ATTENTION, "eager")
+        expected = self._compute(operation, reference, exact=True)
+        for path in self._backend.table[operation]:
+            variant = self._backend.by(operation, path)
+            compute = partial(self._compute, operation, variant, exact=False)
+            yield try_path(operation, path, compute, expected, tolerance)
+
+    def _compute(self, operation: str, backend: Backend, *, exact: bool) -> list[Tensor]:
+        limit = self._backend.int8_weight_limit
+        inputs = TrialInputs(self._shapes, self._device, self._dtype, limit, exact=exact)
+        return list(CASES[operation](backend, inputs))
+
+
+def try_path(
+    operation: str,
+    path: str,
+    compute: Callable[[], list[Tensor]],
+    expected: list[Tensor],
+    tolerance: float,
+) -> Proof:
+    """Compare what a path computes with the expected results; an error is part of the proof."""
+    actual = outcome_of(compute)
+    if isinstance(actual, Exception):
+        message = next(iter(str(actual).splitlines()), "")
+        return Proof(operation, path, math.inf, 0.0, type(actual).__name__, message)
+    return Proof(operation, path, _difference(actual, expected), tolerance)
+
+
+def _difference(actual: list[Tensor], expected: list[Tensor]) -> float:
+    pairs = zip(actual, expected, strict=True)
+    return max(_largest_difference(mine, other) for mine, other in pairs)
+
+
+def _largest_difference(actual: Tensor, expected: Tensor) -> float:
+    if actual.shape != expected.shape:
+        return math.inf
+    # On the host: Apple's GPUs have no float64.
+    mine, other = (each.cpu().double() for each in (actual, expected))
+    share = float((mine - other).abs().amax() / other.abs().amax())
+    # `max` would pass over what is not a number.
+    return math.inf if math.isnan(share) else share
+
+
+def warn_of_refused(refused: Sequence[Proof], used_instead: str) -> None:
+    """One warning for each path that is not used."""
+    for proof in refused:
+        log.warning(
+            "path_refused",
+            operation=proof.operation,
+            path=proof.path,
+            reason=f"{proof.reason}: {proof.message}" if proof.message else proof.reason,
+            used_instead=used_instead,
+        )
+
+
+# Shorter and longer than the blocks in which kernels compute, and no multiple of them.
+_LENGTHS = (1, 8, 66)
+_MULTIPLE = 8
+# Few columns, to be fast, but more than a kernel computes at once.
+_MOST_COLUMNS = 192
+# A prime number, so that all rows of a matrix that is filled with these numbers differ.
+_DRAWN = 65_537
+_EPSILON = 1e-5
+_THETA = 10_000.0
+
+
+class TrialInputs:
+    """Random numbers, the same for every path.
+
+    They are rounded to `dtype`; the reference, which is `exact`, gets them in float32.
+    """
+
+    def __init__(
+        self,
+        shapes: Shapes,
+        device: torch.device,
+        dtype: torch.dtype,
+        int8_weight_limit: int,
+        *,
+        exact: bool,
+    ) -> None:
+        self.shapes = shapes
+        self.int8_weight_limit = int8_weight_limit
+        self.device = device
+        self.dtype = torch.float32 if exact else dtype
+        self._rounded = dtype
+        self._drawn = torch.randn(_DRAWN, generator=torch.Generator().manual_seed(0))
+        self._next = 0
+        texts = [np.zeros(length, np.int64) for length in _LENGTHS]
+        self.packed: PackedBatch = pack(texts, device=device, multiple=_MULTIPLE)
+
+    @property
+    def tokens(self) -> int:
+        """Rows of the batch."""
+        return self.packed.tokens
+
+    def normal(self, *shape: int) -> Tensor:
+        """Of the standard normal distribution, in the model's number format."""
+        return self.float32(*shape).to(self._rounded).to(self.dtype)
+
+    def float32(self, *shape: int) -> Tensor:
+        """The same, in float32 for every path."""
+        count = math.prod(shape)
+        times = -(-(self._next + count) // _DRAWN)
+        taken = self._drawn.repeat(times)[self._next : self._next + count]
+        self._next = (self._next + count) % _DRAWN
+        return taken.view(shape).to(self.device)
+
+    def bytes(self, *shape: int) -> Tensor:
+        """Whole numbers, u8; some are the lowest and the highest but 0."""
+        return self._whole_numbers(shape, MAX_INT8).add_(128).to(torch.uint8)
+
+    def int8_weights(self, *shape: int) -> Tensor:
+        """Whole numbers, s8; some are the lowest and the highest that a weight may be."""
+        return self._whole_numbers(shape, self.int8_weight_limit).to(torch.int8)
+
+    def _whole_numbers(self, shape: tuple[int, ...], limit: int) -> Tensor:
+        return (self.float32(*shape) * limit / 2).clamp_(-limit, limit)
+
+    def linear(self, in_features: int, out_features: int) -> nn.Linear:
+        """A layer whose outputs are about as large as its inputs."""
+        out = min(out_features, _MOST_COLUMNS)
+        layer = nn.Linear(in_features, out, self.shapes.bias, "meta")
+        layer.weight = nn.Parameter(self.normal(out, in_features) * in_features**-0.5)
+        if self.shapes.bias:
+            layer.bias = nn.Parameter(self.normal(out))
+        return layer
+
+    def layer_norm(self, width: int) -> LayerNorm:
+        """On a CPU its parameters are float32 in every number format."""
+        draw = self.float32 if self.device.type == "cpu" else self.normal
+        return LayerNorm(draw(width), draw(width), _EPSILON)
+
+
+Case = Callable[[Backend, TrialInputs], Iterable[Tensor]]
+
+
+def _linear(backend: Backend, inputs: TrialInputs) -> Iterator[Tensor]:
+    shapes, tokens = inputs.shapes, inputs.tokens
+    attended = shapes.heads * shapes.head_width
+    sizes = (
+        (shapes.width, attended, 3, None),
+        (attended, shapes.width, 1, None),
+        (shapes.width, shapes.inner_width, 1, shapes.activation),
+        (shapes.inner_width, shapes.width, 1, None),
+    )
+    for depth, out, count, activation in sizes:
+        layers = [inputs.linear(depth, out) for _ in range(count)]
+        yield backend.linear(layers, activation)(inputs.normal(tokens, depth))
+
+
+def _embed(backend: Backend, inputs: TrialInputs) -> Iterator[Tensor]:
+    count, width = inputs.tokens, inputs.shapes.width
+    tables = inputs.normal(count, width), inputs.normal(count, width)
+    rows = torch.arange(count, device=inputs.device)
+    yield backend.embed((rows, rows.flip(0)), tables, inputs.layer_norm(width))
+
+
+def _add_norm(backend: Backend, inputs: TrialInputs) -> Iterator[Tensor]:
+    shape = inputs.tokens, inputs.shapes.width
+    norm = inputs.layer_norm(inputs.shapes.width)
+    yield backend.add_norm(inputs.normal(*shape), inputs.normal(*shape), norm)
+
+
+def _add_linear(backend: Backend, inputs: TrialInputs) -> Iterator[Tensor]:
+    width, depth = inputs.shapes.width, inputs.shapes.inner_width
+    layer = inputs.linear(depth, width)
+    residual = inputs.normal(inputs.tokens, layer.out_features)
+    yield backend.add_linear(layer)(inputs.normal(inputs.tokens, depth), residual)
+
+
+def _unit_rows(backend: Backend, inputs: TrialInputs) -> Iterator[Tensor]:
+    states = inputs.normal(inputs.tokens, inputs.shapes.width)
+    indices = inputs.packed.cu_seqlens[:-1].long()
+    for rows in (None, indices):
+        yield from backend.unit_rows(states, torch.float32, rows)
+
+
+def _rms_norm(backend: Backend, inputs: TrialInputs) -> Iterator[Tensor]:
+    width = inputs.shapes.width
+    norm = RmsNorm(inputs.normal(width), _EPSILON)
+    yield backend.rms_norm(inputs.normal(inputs.tokens, width), norm)
+
+
+def _rotary(backend: Backend, inputs: TrialInputs) -> Iterator[Tensor]:
+    shapes = inputs.shapes
+    rotated = shapes.heads + shapes.key_heads
+    states = inputs.normal(inputs.tokens, rotated + shapes.key_heads, shapes.head_width)
+    norm = RmsNorm(inputs.normal(rotated, shapes.head_width), _EPSILON)
+    positions = inputs.packed.position_ids[0]
+    backend.rotary(states, norm, RotaryEmbedding.at(positions, shapes.head_width, _THETA))
+    yield states
+
+
+def _gate(backend: Backend, inputs: TrialInputs) -> Iterator[Tensor]:
+    yield backend.gate(inputs.normal(inputs.tokens, 2 * inputs.shapes.inner_width))
+
+
+def _attention(backend: Backend, inputs: TrialInputs) -> Iterator[Tensor]:
+    shapes, packed = inputs.shapes, inputs.packed
+    heads = [shapes.heads, shapes.key_heads, shapes.key_heads]
+    projected = inputs.normal(packed.tokens, sum(heads), shapes.head_width)
+    query, key, value = torch.split(projected.transpose(0, 1), heads)
+    scale = shapes.head_width**-0.5
+    attended = backend.attention(query, key, value, packed, scale=scale, causal=shapes.causal)
+    yield attended[: packed.real_tokens]
+
+
+def _quantize_rows(backend: Backend, inputs: TrialInputs) -> Iterator[Tensor]:
+    for width in (inputs.shapes.width, inputs.shapes.inner_width):
+        repeated = torch.arange(0, width, 3, dtype=torch.int32)
+        offsets = inputs.float32(width + len(repeated)).sigmoid()
+        columns = Columns(inputs.float32(width).abs(), repeated, offsets)
+        rows = backend.quantize_rows(inputs.normal(inputs.tokens, width), columns)
+        yield rows.values * rows.scale + rows.minimum
+
+
+def _int8_gemm(backend: Backend, inputs: TrialInputs) -> Iterator[Tensor]:
+    shapes, float32 = inputs.shapes, inputs.float32
+    for depth, activation in ((shapes.width, shapes.activation), (shapes.inner_width, None)):
+        values = inputs.int8_weights(_MOST_COLUMNS, depth)
+        scale = float32(_MOST_COLUMNS).abs() / depth
+        weights = QuantizedWeights(values, scale, float32(_MOST_COLUMNS), float32(_MOST_COLUMNS))
+        rows = QuantizedRows(
+            inputs.bytes(inputs.tokens, depth), float32(inputs.tokens, 1), float32(inputs.tokens, 1)
+        )
+        for dtype in (torch.float32, inputs.dtype):
+            yield backend.int8_gemm(weights, dtype, activation)(rows)
+
+
+CASES: dict[str, Case] = {
+    "linear": _linear,
+    "embed": _embed,
+    "add_norm": _add_norm,
+    "add_linear": _add_linear,
+    "unit_rows": _unit_rows,
+    "rms_norm": _rms_norm,
+    "rotary": _rotary,
+    "gate": _gate,
+    ATTENTION: _attention,
+    "quantize_rows": _quantize_rows,
+    "int8_gemm": _int8_gemm,
+}

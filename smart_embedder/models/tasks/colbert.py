@@ -1,0 +1,387 @@
+"""ColBERT: a vector for each token, for late interaction between queries and documents.
+
+Source: "ColBERTv2" (Santhanam et al. 2022), as PyLate and sentence-transformers compute it.
+"""
+
+import string
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from torch import nn
+
+from smart_embedder.engine.records import (
+    CUT_AT_END,
+    InputType,
+    Outputs,
+    TokenIds,
+    TokenizedText,
+    TruncationOptions,
+)
+from smart_embedder.errors import StartupError
+from smart_embedder.models.batch.blocks import UNATTENDED, WITHOUT_VECTOR, marked
+from smart_embedder.models.checkpoint.config import (
+    Module,
+    TextOptions,
+    read_config,
+    read_modules,
+    read_optional,
+    read_prompts,
+    read_text_config,
+    require_known_modules,
+)
+from smart_embedder.models.checkpoint.weights import Weights
+from smart_embedder.models.families.backbone import Backbone, Target
+from smart_embedder.models.families.load import load_backbone
+from smart_embedder.models.tasks.base import HeadsEmbedder, token_vectors
+from smart_embedder.models.tasks.pooling import load_token_projection
+from smart_embedder.models.text.tokenizer import NO_IDS, TextTokenizer, ids_of
+
+_LONGEST = 2**31
+# Those of PyLate, for what its configuration leaves out.
+_QUERY_LENGTH, _DOCUMENT_LENGTH = 32, 180
+_MARKERS = {"query": "[Q] ", "document": "[D] "}
+_STANFORD_MARKERS = {"query": "[unused0]", "document": "[unused1]"}
+
+
+@dataclass(frozen=True, slots=True)
+class Expansion:
+    """Queries are filled up to `length` tokens with `token`, which is `attended` to or not."""
+
+    length: int
+    attended: bool
+    token: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How texts of one type are read: behind a `marker` token and a `prompt`, cut to `length`."""
+
+    marker: str = ""
+    prompt: str = ""
+    length: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ColbertConfig:
+    """How queries and documents are read.
+
+    Tokens of documents that are in `skipped` get no vector. With `skips_unknown`, as in PyLate, a
+    word in `skipped` that is no token stands for the unknown token.
+    """
+
+    query: Reading
+    document: Reading
+    expansion: Expansion | None
+    skipped: Sequence[str]
+    skips_unknown: bool
+
+
+def is_colbert(folder: Path) -> bool:
+    """Whether the folder's model makes a vector of each token, and none of a whole text."""
+    modules = read_modules(folder)
+    kinds = {module.kind for module in modules}
+    if "MultiVectorMask" in kinds:
+        return True
+    if "Dense" in kinds and "Pooling" not in kinds:
+        return True
+    return not modules and "HF_ColBERT" in (read_config(folder).get("architectures") or ())
+
+
+def read_colbert_config(folder: Path) -> ColbertConfig:
+    """Read it; raises `StartupError` for options that are not known here."""
+    require_known_modules(folder, "Transformer", "Dense", "MultiVectorMask", "Normalize", "Dropout")
+    modules = read_modules(folder)
+    mask = next((module for module in modules if module.kind == "MultiVectorMask"), None)
+    if mask is not None:
+        _require_unit_vectors(folder, modules)
+        return _by_sentence_transformers(folder, mask)
+    if not modules:
+        return _by_stanford(read_optional(folder / "artifact.metadata"))
+    return _by_pylate(read_optional(folder / "config_sentence_transformers.json"))
+
+
+def _require_unit_vectors(folder: Path, modules: Sequence[Module]) -> None:
+    """Raise `StartupError` where vectors are not scaled to unit length behind all projections."""
+    steps = [each.kind for each in modules if each.kind in {"Dense", "Normalize"}]
+    if "Normalize" not in steps or "Dense" in steps[steps.index("Normalize") :]:
+        raise StartupError(
+            f"{folder / 'modules.json'} does not end in Normalize, and vectors of tokens have unit "
+            "length here"
+        )
+
+
+def _by_pylate(config: Mapping[str, Any]) -> ColbertConfig:
+    query_length = _length(config, "query_length", _QUERY_LENGTH)
+    expands = _or_default(config, "do_query_expansion", True)
+    attended = bool(config.get("attend_to_expansion_tokens"))
+    return ColbertConfig(
+        query=Reading(
+            marker=_or_default(config, "query_prefix", _MARKERS["query"]), length=query_length
+        ),
+        document=Reading(
+            marker=_or_default(config, "document_prefix", _MARKERS["document"]),
+            length=_length(config, "document_length", _DOCUMENT_LENGTH),
+        ),
+        expansion=Expansion(query_length, attended) if expands else None,
+        skipped=_or_default(config, "skiplist_words", list(string.punctuation)),
+        skips_unknown=True,
+    )
+
+
+def _by_stanford(metadata: Mapping[str, Any]) -> ColbertConfig:
+    query_length = _length(metadata, "query_maxlen", _QUERY_LENGTH)
+    return ColbertConfig(
+        query=Reading(
+            marker=_or_default(metadata, "query_token_id", _STANFORD_MARKERS["query"]),
+            length=query_length,
+        ),
+        document=Reading(
+            marker=_or_default(metadata, "doc_token_id", _STANFORD_MARKERS["document"]),
+            length=_length(metadata, "doc_maxlen", _DOCUMENT_LENGTH),
+        ),
+        expansion=Expansion(query_length, bool(metadata.get("attend_to_mask_tokens"))),
+        skipped=list(string.punctuation) if metadata.get("mask_punctuation", True) else [],
+        skips_unknown=True,
+    )
+
+
+def _by_sentence_transformers(folder: Path, mask: Module) -> ColbertConfig:
+    masks = read_optional(mask.folder / "config.json")
+    tasks = masks.get("skiplist_tasks")
+    tasks = ["document"] if tasks is None else [tasks] if isinstance(tasks, str) else tasks
+    if masks.get("keep_only_token_ids") or "query" in tasks:
+        raise StartupError(
+            f"{mask.folder} leaves out other tokens than some of documents, which is not done here"
+        )
+    texts, longest = read_text_config(folder), TextOptions.read(folder, by_type=True).max_length
+    prompts = read_optional(folder / "config_sentence_transformers.json").get("prompts") or {}
+    documents = (prompts[name] for name in ("document", "passage", "corpus") if name in prompts)
+    expansion = _expansion(folder, texts.get("query_expansion"))
+    return ColbertConfig(
+        query=Reading(
+            prompt=prompts.get("query") or "",
+            length=expansion.length if expansion else _length(texts, "query_length", 0) or longest,
+        ),
+        document=Reading(
+            prompt=next(documents, None) or "",
+            length=_length(texts, "document_length", 0) or longest,
+        ),
+        expansion=expansion,
+        skipped=masks.get("skiplist_words") or [] if "document" in tasks else [],
+        skips_unknown=False,
+    )
+
+
+def _expansion(folder: Path, config: Mapping[str, Any] | None) -> Expansion | None:
+    if config is None:
+        return None
+    if config.get("strategy") != "fixed":
+        raise StartupError(
+            f"{folder} expands queries by the strategy {config.get('strategy')}; known here: fixed"
+        )
+    return Expansion(
+        _length(config, "length", _QUERY_LENGTH), bool(config.get("attend")), config.get("token")
+    )
+
+
+def _length(config: Mapping[str, Any], key: str, default: int) -> int:
+    """A number of tokens; raises `StartupError` for any other value."""
+    value = config.get(key)
+    if value is None:
+        return default
+    if type(value) is not int or not 0 < value < _LONGEST:
+        raise StartupError(f"the configuration of ColBERT has no usable {key}: {value!s:.60}")
+    return value
+
+
+def _or_default(config: Mapping[str, Any], key: str, default: Any) -> Any:
+    value = config.get(key)
+    return default if value is None else value
+
+
+def special_token(folder: Path, name: str) -> str | None:
+    """A special token in the tokenizer's configuration, where `name` is such as `mask_token`."""
+    for file in ("tokenizer_config.json", "special_tokens_map.json"):
+        value = read_optional(folder / file).get(name)
+        content = value.get("content") if isinstance(value, dict) else value
+        if isinstance(content, str):
+            return content
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class TextReader:
+    """Tokenises queries or documents; `marker` holds at most one id, put after the first token.
+
+    `max_tokens` is the limit of a text without special tokens.
+    """
+
+    tokenizer: TextTokenizer
+    marker: TokenIds
+    prompt: str
+    max_tokens: int
+
+    @classmethod
+    def of(cls, reading: Reading, tokenizer: TextTokenizer) -> "TextReader":
+        """Raises `StartupError` if the marker is no token, or leaves no room for text."""
+        marker = NO_IDS
+        if reading.marker:
+            marker = ids_of([_required(tokenizer, reading.marker, "marker")])
+        frame = len(marker) + sum(map(len, tokenizer.special_tokens))
+        length = min(tokenizer.max_length, reading.length or tokenizer.max_length)
+        if length <= frame:
+            raise StartupError(
+                f"a length limit of {length} tokens leaves no room for text beside the {frame} "
+                "special tokens of this model"
+            )
+        return cls(tokenizer, marker, reading.prompt, length - frame)
+
+    def read(
+        self, texts: list[str], prompt: str, truncation: TruncationOptions
+    ) -> list[TokenizedText]:
+        """Token ids of each text behind its own prompt and `prompt`."""
+        most = self.max_tokens
+        if truncation.max_tokens is not None:
+            most = min(most, truncation.max_tokens)
+        options = replace(truncation, max_tokens=most)
+        read = self.tokenizer.encode(texts, self.prompt + prompt, options)
+        if not len(self.marker):
+            return read
+        return [
+            TokenizedText(
+                np.concatenate((text.ids[:1], self.marker, text.ids[1:])),
+                text.original_tokens + 1,
+                text.exact,
+            )
+            for text in read
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class QueryExpansion:
+    """Fills queries up to `length` tokens with `token`, which may be marked as unattended."""
+
+    length: int
+    token: int
+
+    @classmethod
+    def of(cls, expansion: Expansion, folder: Path, tokenizer: TextTokenizer) -> "QueryExpansion":
+        """Raises `StartupError` if the vocabulary has no such token, or texts are padded before."""
+        side = read_optional(folder / "tokenizer_config.json").get("padding_side")
+        pads_left = side == "left" if side else tokenizer.pads_left
+        if pads_left:
+            raise StartupError(
+                f"the tokenizer in {folder} pads texts on the left, and queries are filled up with "
+                "tokens on the right alone here"
+            )
+        name = expansion.token or special_token(folder, "mask_token")
+        name = name or special_token(folder, "eos_token")
+        if name is None:
+            raise StartupError(f"{folder} expands queries, and names no mask token to do it with")
+        token = _required(tokenizer, name, "mask token")
+        return cls(expansion.length, token if expansion.attended else token | UNATTENDED)
+
+    def fill(self, query: TokenizedText) -> TokenizedText:
+        """The query with as many tokens appended as are missing."""
+        missing = max(0, self.length - len(query.ids))
+        filling = np.full(missing, self.token, np.int64)
+        ids = np.concatenate((query.ids, filling))
+        return TokenizedText(ids, query.original_tokens + missing, query.exact)
+
+
+class ColbertEmbedder(HeadsEmbedder):
+    """Implements `smart_embedder.engine.model.Embedder` for ColBERT vectors alone."""
+
+    kinds = Outputs(colbert=True)
+    pooling = "colbert"
+    normalizes = False
+    reads_input_type = True
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        folder: Path,
+        backbone: Backbone,
+        tokenizer: TextTokenizer,
+        projection: nn.Sequential,
+        config: ColbertConfig,
+        prompts: Mapping[str, str],
+    ) -> None:
+        layers = projection.to(backbone.device, backbone.dtype)
+        super().__init__(
+            name, backbone, tokenizer, prompts,
+            token_heads={"colbert": partial(token_vectors, layers, backbone)},
+        )  # fmt: skip
+        self.colbert_width = int(projection[-1].out_features)  # type: ignore[arg-type]
+        self._query = TextReader.of(config.query, tokenizer)
+        self._document = TextReader.of(config.document, tokenizer)
+        expansion = config.expansion
+        self._expansion = expansion and QueryExpansion.of(expansion, folder, tokenizer)
+        self._skipped = _skipped(config, folder, tokenizer)
+        if expansion is not None and not expansion.attended:
+            backbone.leave_out_unattended(expansion.length)
+
+    def tokenize(
+        self,
+        texts: list[str],
+        prompt: str = "",
+        truncation: TruncationOptions = CUT_AT_END,
+        input_type: InputType | None = None,
+    ) -> list[TokenizedText]:
+        """Token ids of queries, or of documents, the default."""
+        if input_type == "query":
+            queries = self._query.read(texts, prompt, truncation)
+            return [*map(self._expansion.fill, queries)] if self._expansion else queries
+        documents = self._document.read(texts, prompt, truncation)
+        return [
+            replace(each, ids=each.ids | WITHOUT_VECTOR * np.isin(each.ids, self._skipped))
+            for each in documents
+        ]
+
+    def _with_vector(self, ids: TokenIds) -> slice | npt.NDArray[np.bool_]:
+        without = marked(ids, WITHOUT_VECTOR)
+        return ~without if without.any() else slice(None)
+
+
+def _required(tokenizer: TextTokenizer, token: str, what: str) -> int:
+    token_id = tokenizer.token_id(token)
+    if token_id is None:
+        raise StartupError(f"the vocabulary has not the {what} {token!r} of its configuration")
+    return token_id
+
+
+def _skipped(config: ColbertConfig, folder: Path, tokenizer: TextTokenizer) -> TokenIds:
+    """The tokens of documents that get no vector."""
+    ids = [tokenizer.token_id(word) for word in config.skipped]
+    if config.skips_unknown and None in ids:
+        unknown = special_token(folder, "unk_token")
+        ids.append(None if unknown is None else tokenizer.token_id(unknown))
+    return ids_of([token_id for token_id in ids if token_id is not None])
+
+
+def load_colbert_embedder(
+    name: str, folder: Path, max_length: int, target: Target
+) -> ColbertEmbedder:
+    """Load a ColBERT model; raises `StartupError` for whatever is wrong with the folder."""
+    config = read_colbert_config(folder)
+    weights = Weights.read(folder)
+    # Its own lengths, of queries and documents, stand in place of the one for every text.
+    longest = max(each.length or max_length for each in (config.query, config.document))
+    texts = replace(TextOptions.read(folder, by_type=True), max_length=longest)
+    backbone, tokenizer = load_backbone(folder, target, max_length, texts, weights=weights)
+    return ColbertEmbedder(
+        name=name,
+        folder=folder,
+        backbone=backbone,
+        tokenizer=tokenizer,
+        projection=load_token_projection(folder, weights, backbone.hidden_size),
+        config=config,
+        # Those of sentence-transformers are the markers.
+        prompts={} if config.query.prompt or config.document.prompt else read_prompts(folder),
+    )

@@ -1,0 +1,361 @@
+"""Cross-encoders: query and passage read together by a classifier with one logit or several.
+
+The pair's layout is that of the tokenizer's own template; the way it is cut follows FlagEmbedding's
+`FlagReranker`.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from smart_embedder.engine.records import (
+    CUT_AT_END,
+    FloatArray,
+    JoinedIds,
+    Outputs,
+    TokenIds,
+    TokenizedPair,
+    TokenizedText,
+    TruncationOptions,
+)
+from smart_embedder.errors import InferenceError, StartupError
+from smart_embedder.models.batch.blocks import SECOND_SEGMENT
+from smart_embedder.models.batch.packing import PackedBatch
+from smart_embedder.models.checkpoint.config import (
+    TextOptions,
+    number,
+    read_config,
+    read_modules,
+    read_optional,
+    require_known_modules,
+)
+from smart_embedder.models.checkpoint.weights import Weights
+from smart_embedder.models.device.transfer import DeviceRows, not_finite, start_copies
+from smart_embedder.models.families.backbone import Backbone, Target
+from smart_embedder.models.families.load import load_backbone
+from smart_embedder.models.tasks.base import DeviceModel
+from smart_embedder.models.tasks.pooling import first, mean
+from smart_embedder.models.text.tokenizer import NO_IDS, TextTokenizer, TruncatedTokens
+
+
+@dataclass(frozen=True, slots=True)
+class _Names:
+    """The names of a head's layers, and the activation after the dense one.
+
+    That is a module, or the name under which `config.json` says it. A head without a dense layer
+    has no bias either. It reads the first token or the last one, or what the configuration says.
+    """
+
+    dense: str | None = None
+    activation: Callable[[], nn.Module] | str = nn.Identity
+    logits: str = "classifier"
+    norm: str | None = None
+    reads: Literal["first", "last", "configured"] = "first"
+
+
+_ROBERTA = _Names("classifier.dense", nn.Tanh, "classifier.out_proj")
+# By the type of the model.
+_NAMES = {
+    "bert": _Names("pooler.dense", nn.Tanh),
+    "roberta": _ROBERTA,
+    "xlm-roberta": _ROBERTA,
+    "camembert": _ROBERTA,
+    "mpnet": _ROBERTA,
+    "distilbert": _Names("pre_classifier", nn.ReLU),
+    "qwen3": _Names(logits="score", reads="last"),
+    "modernbert": _Names(
+        "head.dense", "classifier_activation", norm="head.norm", reads="configured"
+    ),
+}
+_POOLINGS = {"cls": first, "mean": mean}
+# Names of the label that a passage is relevant, by priority: the first one is that of natural
+# language inference, the others those of rerankers with two labels.
+_RANKING_LABELS = ("entailment", "relevant", "yes", "true")
+_SECOND_OF_TWO = "label_1"
+# Classes of tokenizers that tell the texts of a pair apart, where a file does not say it.
+_SEGMENT_TOKENIZERS = {"BertTokenizer", "ElectraTokenizer", "MobileBertTokenizer"}
+# The types that FlagReranker is for, which leaves out an empty passage.
+_FLAG_TYPES = ("xlm-roberta", "roberta")
+
+
+@dataclass(frozen=True, slots=True)
+class ClassificationHead:
+    """Logits of `labels` from one state of each sequence, which `pool` chooses or makes."""
+
+    pool: Callable[[Tensor, PackedBatch], Tensor]
+    layers: nn.Module
+    labels: tuple[str, ...]
+
+    def __call__(self, hidden: Tensor, packed: PackedBatch) -> Tensor:
+        """`[N, labels]` float32, in packed order, from the states `[T, hidden]`."""
+        pooled = self.pool(hidden, packed).to(hidden.dtype)
+        return self.layers(pooled).float()  # type: ignore[no-any-return]
+
+
+class CrossEncoder(DeviceModel[float | FloatArray]):
+    """Implements `smart_embedder.engine.model.Reranker` and `Classifier`.
+
+    With `drops_empty`, a query whose passage is empty is read as a single text. With `segments`,
+    the passage is marked as the second text where the model tells them apart. A score is the raw
+    logit, or of several labels the log odds of `ranking_label`, whose sigmoid is its probability.
+    """
+
+    scores_are_logits = True
+    reads_instruction = False
+
+    def __init__(
+        self,
+        name: str,
+        backbone: Backbone,
+        head: ClassificationHead,
+        tokenizer: TextTokenizer,
+        *,
+        drops_empty: bool,
+        segments: bool,
+    ) -> None:
+        super().__init__(name, backbone, tokenizer)
+        self.labels = head.labels
+        self.ranking_label = find_ranking_label(head.labels)
+        self._head = head
+        self._template = tokenizer.pair_template()
+        self._drops_empty = drops_empty
+        self._marks_segments = backbone.reads_segments and segments
+
+    def tokenize_pairs(
+        self,
+        query: str,
+        passages: list[str],
+        instruction: str | None,
+        truncation: TruncationOptions = CUT_AT_END,
+    ) -> list[TokenizedPair]:
+        """Cut the query to three quarters of the limit and each passage to the rest.
+
+        A cross-encoder reads no instruction.
+        """
+        del instruction
+        (query_tokens,) = self._tokenizer.encode_plain([query], self.max_length * 3 // 4)
+        limit = self.max_length - len(self._template) - query_tokens.kept
+        if truncation.max_tokens is not None:
+            limit = min(limit, truncation.max_tokens)
+        cut_passages = self._tokenizer.encode_plain(passages, max(0, limit), truncation.side)
+        head = np.concatenate((self._template.prefix, query_tokens.ids))
+        return [self._join(head, query_tokens, passage) for passage in cut_passages]
+
+    def tokenize_input(
+        self, text: str, other: str | None, truncation: TruncationOptions = CUT_AT_END
+    ) -> TokenizedText:
+        """Token ids of a text alone, or of a pair, cut as a query and a passage are."""
+        if other is None:
+            return self._tokenizer.encode([text], truncation=truncation)[0]
+        (pair,) = self.tokenize_pairs(text, [other], None, truncation)
+        cut = pair.query_tokens - pair.query_kept + pair.passage_tokens - pair.passage_kept
+        exact = pair.query_exact and pair.passage_exact
+        return TokenizedText(pair.ids, len(pair.sequence) + cut, exact)
+
+    def _join(
+        self, head: TokenIds, query: TruncatedTokens, passage: TruncatedTokens
+    ) -> TokenizedPair:
+        template = self._template
+        alone = self._drops_empty and not passage.total
+        middle = NO_IDS if alone else template.middle
+        end = passage.take(middle, template.suffix)
+        if not len(head) + len(end):  # A forward needs at least one token.
+            end = np.zeros(1, np.int64)
+        if self._marks_segments:
+            end[len(middle) :] |= SECOND_SEGMENT
+        return TokenizedPair(
+            sequence=JoinedIds(head, end),
+            query_tokens=query.total,
+            query_kept=query.kept,
+            passage_tokens=passage.total,
+            passage_kept=passage.kept,
+            query_exact=query.exact,
+            passage_exact=passage.exact,
+        )
+
+    @property
+    def refusal(self) -> str | None:
+        """Implement `smart_embedder.engine.model.Reranker`."""
+        if self.ranking_label is not None:
+            return None
+        return (
+            f"{self.name} cannot rerank: none of its labels, {', '.join(self.labels)}, says that a "
+            "passage answers a query; /predict tells their probabilities"
+        )
+
+    @torch.inference_mode()
+    def launch(
+        self, sequences: list[TokenIds], outputs: Sequence[Outputs]
+    ) -> Callable[[], list[float | FloatArray | InferenceError]]:
+        """Implement `DeviceModel`: the score of each pair, or all its logits if asked for."""
+        packed = self._backbone.pack(sequences)
+        logits = self._head(self._backbone.forward(packed), packed)
+        copies = start_copies([DeviceRows.of(logits)])
+
+        def collect() -> list[float | FloatArray | InferenceError]:
+            (rows,) = copies()
+            scores = self._scores(rows.values)
+            return [
+                (rows.values[row] if outputs[index].logits else scores[row])
+                if rows.finite[row]
+                else not_finite()
+                for index, row in enumerate(packed.unpack_order)
+            ]
+
+        return collect
+
+    def _scores(self, logits: FloatArray) -> list[float]:
+        """The score of each row of `[N, labels]`; 0 without a ranking label."""
+        if logits.shape[1] == 1:
+            return logits[:, 0].tolist()  # type: ignore[no-any-return]
+        if self.ranking_label is None:
+            return [0.0] * len(logits)
+        # PyTorch's, because numpy warns of numbers that are not finite.
+        others = torch.from_numpy(np.delete(logits, self.ranking_label, axis=1))
+        log_odds = torch.from_numpy(logits[:, self.ranking_label]) - others.logsumexp(dim=1)
+        return log_odds.tolist()
+
+
+def find_ranking_label(labels: tuple[str, ...]) -> int | None:
+    """The index of the label that a passage is relevant; None if no label has such a name."""
+    names = [label.lower() for label in labels]
+    known = (*_RANKING_LABELS, _SECOND_OF_TWO) if len(labels) <= 2 else _RANKING_LABELS  # noqa: PLR2004
+    found = (names.index(name) for name in known if name in names)
+    return 0 if len(labels) == 1 else next(found, None)
+
+
+def is_classifier(folder: Path) -> bool:
+    """Whether the folder's architecture is one for sequence classification."""
+    named = read_config(folder).get("architectures") or [""]
+    return str(named[0]).endswith("ForSequenceClassification")
+
+
+def load_cross_encoder(name: str, folder: Path, max_length: int, target: Target) -> CrossEncoder:
+    """Load a classifier; raise `StartupError` where the folder holds something else."""
+    weights = Weights.read(folder)
+    if f"{_names(folder).logits}.weight" not in weights:
+        raise StartupError(
+            f"{folder} holds an embedding model and not a reranker: it has no classification head"
+        )
+    _require_plain_pairs(folder)
+    texts = TextOptions.read(folder)
+    backbone, tokenizer = load_backbone(folder, target, max_length, texts, weights=weights)
+    head = load_classification_head(folder, weights, backbone)
+    flag = read_config(folder).get("model_type") in _FLAG_TYPES and len(head.labels) == 1
+    segments = _tells_segments(folder)
+    return CrossEncoder(name, backbone, head, tokenizer, drops_empty=flag, segments=segments)
+
+
+def _tells_segments(folder: Path) -> bool:
+    """Whether transformers' tokenizer says of each token which text of a pair it is of."""
+    config = read_optional(folder / "tokenizer_config.json")
+    names = config.get("model_input_names")
+    if isinstance(names, list):
+        return "token_type_ids" in names
+    kind = config.get("tokenizer_class") or read_config(folder).get("tokenizer_class")
+    return kind is None or str(kind).removesuffix("Fast") in _SEGMENT_TOKENIZERS
+
+
+def _require_plain_pairs(folder: Path) -> None:
+    """Raise `StartupError` where sentence-transformers makes something else of pairs or states."""
+    require_known_modules(folder, "Transformer")
+    in_config = bool(read_optional(folder / "tokenizer_config.json").get("chat_template"))
+    if not read_modules(folder) and (in_config or (folder / "chat_template.jinja").is_file()):
+        raise StartupError(
+            f"{folder} has a chat template for its pairs, which is not done here; without it they "
+            "are read one text after the other"
+        )
+
+
+def load_classification_head(
+    folder: Path, weights: Weights, backbone: Backbone
+) -> ClassificationHead:
+    """The head in the model's `folder`, on the backbone's device and in its dtype."""
+    names, width = _names(folder), backbone.hidden_size
+    logits = weights.tensors[f"{names.logits}.weight"].shape[0]
+    layers: list[nn.Module] = []
+    if names.dense is not None:
+        # BERT's pooler stands beside its layers, behind the name that they have in the checkpoint.
+        of_dense = weights.before(f"{names.dense}.weight")
+        has_bias = f"{names.dense}.bias" in of_dense
+        layers = [
+            of_dense.linear(names.dense, width, width, bias=has_bias),
+            _activation(folder, names),
+            *([] if names.norm is None else [_norm(folder, weights, names.norm, width)]),
+        ]
+    layers.append(weights.linear(names.logits, width, logits, bias=names.dense is not None))
+    modules = nn.Sequential(*layers).to(backbone.device, backbone.dtype)
+    return ClassificationHead(_pooling(folder, names), modules, _labels(folder, logits))
+
+
+def _names(folder: Path) -> _Names:
+    kind = read_config(folder).get("model_type")
+    if kind not in _NAMES:
+        raise StartupError(
+            f"{folder} is no reranker known here, being of type {kind}: use a cross-encoder of "
+            f"type {', '.join(_NAMES)}, or Qwen3-Reranker"
+        )
+    return _NAMES[kind]
+
+
+def _activation(folder: Path, names: _Names) -> nn.Module:
+    if not isinstance(names.activation, str):
+        return names.activation()
+    # Where a configuration says it, the backbone was loaded by transformers.
+    from transformers.activations import ACT2FN  # noqa: PLC0415
+
+    name = str(read_config(folder).get(names.activation, "gelu"))
+    if name not in ACT2FN:
+        raise StartupError(
+            f"{folder} has the {names.activation} {name}, which transformers does not know"
+        )
+    return ACT2FN[name]  # type: ignore[no-any-return]
+
+
+def _norm(folder: Path, weights: Weights, name: str, width: int) -> nn.LayerNorm:
+    """ModernBERT's."""
+    epsilon = number(folder, read_config(folder), "norm_eps", 1e-5)
+    has_bias = f"{name}.bias" in weights
+    norm = nn.LayerNorm(width, epsilon, bias=has_bias, device="meta")
+    parameters = {"weight": weights.get(f"{name}.weight", width)}
+    if has_bias:
+        parameters["bias"] = weights.get(f"{name}.bias", width)
+    norm.load_state_dict(parameters, assign=True)
+    return norm
+
+
+def _pooling(folder: Path, names: _Names) -> Callable[[Tensor, PackedBatch], Tensor]:
+    config = read_config(folder)
+    if names.reads == "last":
+        return partial(_last_before_padding, config.get("pad_token_id"))
+    pooling = config.get("classifier_pooling", "cls") if names.reads == "configured" else "cls"
+    if pooling not in _POOLINGS:
+        raise StartupError(
+            f"{folder} has the classifier_pooling {pooling}; known here: {', '.join(_POOLINGS)}"
+        )
+    return _POOLINGS[pooling]
+
+
+def _last_before_padding(padding: int | None, hidden: Tensor, packed: PackedBatch) -> Tensor:
+    """`[N, hidden]`: the state of each sequence's last token that is not the one `padding`.
+
+    So transformers finds the end of a text, also of one that ends in that token itself.
+    """
+    starts, stops = packed.cu_seqlens[:-1].long(), packed.cu_seqlens[1:].long()
+    places = torch.arange(packed.tokens, device=packed.device)
+    if padding is not None:
+        places = torch.where(packed.input_ids[0] != padding, places, -1).cummax(0).values
+    return hidden[torch.maximum(places[stops - 1], starts)]
+
+
+def _labels(folder: Path, logits: int) -> tuple[str, ...]:
+    """The names of `id2label`, or those that transformers gives."""
+    names: Any = read_config(folder).get("id2label")
+    names = names if isinstance(names, dict) else {}
+    return tuple(str(names.get(str(index), f"LABEL_{index}")) for index in range(logits))

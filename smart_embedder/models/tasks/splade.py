@@ -1,0 +1,348 @@
+"""SPLADE: lexical weights over the whole vocabulary, from the head of a masked language model.
+
+Source: "SPLADE v2" (Formal et al. 2021), as sentence-transformers' `SpladePooling` computes it.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from smart_embedder.engine.records import Outputs, SparseVector, TextEmbedding, TokenIds
+from smart_embedder.errors import InferenceError, StartupError
+from smart_embedder.models.batch.packing import PackedBatch
+from smart_embedder.models.checkpoint.config import (
+    TextOptions,
+    number,
+    read_config,
+    read_default_prompt,
+    read_prompts,
+    read_vector_limit,
+    require_known_modules,
+)
+from smart_embedder.models.checkpoint.weights import Weights, linear_of
+from smart_embedder.models.device.transfer import not_finite
+from smart_embedder.models.families.backbone import Backbone, Target, preemption_point
+from smart_embedder.models.families.load import load_backbone
+from smart_embedder.models.ops.backend import ACTIVATIONS, LayerNorm, Linear
+from smart_embedder.models.tasks.base import EmbeddingModel
+from smart_embedder.models.text.tokenizer import TextTokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class _Names:
+    """The parameters of a family's head, and where `config.json` says its activation and epsilon.
+
+    `decoder` is left out of a file where it is `tokens`, the table that tokens are looked up in.
+    Its bias has one of two names, of which the first counts.
+    """
+
+    dense: str
+    norm: str
+    decoder: str
+    bias: tuple[str, ...]
+    tokens: str
+    activation: str | None
+    epsilon: str | None = "layer_norm_eps"
+
+
+_WORDS = "embeddings.word_embeddings.weight"
+_BERT = "cls.predictions"
+_ROBERTA = _Names(
+    dense="lm_head.dense",
+    norm="lm_head.layer_norm",
+    decoder="lm_head.decoder.weight",
+    bias=("lm_head.decoder.bias", "lm_head.bias"),
+    tokens=_WORDS,
+    activation=None,
+)
+# By the type of the model.
+_NAMES = {
+    "bert": _Names(
+        dense=f"{_BERT}.transform.dense",
+        norm=f"{_BERT}.transform.LayerNorm",
+        decoder=f"{_BERT}.decoder.weight",
+        bias=(f"{_BERT}.decoder.bias", f"{_BERT}.bias"),
+        tokens=_WORDS,
+        activation="hidden_act",
+    ),
+    "roberta": _ROBERTA,
+    "xlm-roberta": _ROBERTA,
+    "camembert": _ROBERTA,
+    "mpnet": _ROBERTA,
+    "distilbert": _Names(
+        dense="vocab_transform",
+        norm="vocab_layer_norm",
+        decoder="vocab_projector.weight",
+        bias=("vocab_projector.bias",),
+        tokens=_WORDS,
+        activation="activation",
+        epsilon=None,
+    ),
+    "modernbert": _Names(
+        dense="head.dense",
+        norm="head.norm",
+        decoder="decoder.weight",
+        bias=("decoder.bias",),
+        tokens="embeddings.tok_embeddings.weight",
+        activation="classifier_activation",
+        epsilon="norm_eps",
+    ),
+}
+_DEFAULT_EPSILON = 1e-12
+# Logits held at once: 64 MiB of them in float32, whatever the batch.
+_MOST_LOGITS = 2**24
+_POOLINGS = ("max", "sum")
+# How often the logarithm is taken, by the name of `SpladePooling`'s activation.
+_LOGARITHMS = {"relu": 1, "log1p_relu": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class MaskedLanguageHead:
+    """The logit of every token of the `vocabulary`, from the state of a token."""
+
+    to_transformed: Linear
+    norm: LayerNorm
+    to_logits: Linear
+    vocabulary: int
+
+    def __call__(self, states: Tensor) -> Tensor:
+        """`[rows, vocabulary]` of states `[rows, hidden]`, in their dtype."""
+        return self.to_logits(self.norm(self.to_transformed(states)))
+
+
+@dataclass(frozen=True, slots=True)
+class SpladePooling:
+    """The weight of each token of the vocabulary: the `max` or the `sum` over a text's tokens.
+
+    Of a logit x each of those is log(1 + relu(x)), or that function taken twice. Only the `most`
+    largest weights are kept, if it is set.
+    """
+
+    sums: bool
+    logarithms: int
+    most: int | None = None
+
+    @classmethod
+    def read(cls, folder: Path, most: int | None = None) -> "SpladePooling":
+        """From the module's configuration; raises `StartupError` for what is not known here."""
+        config = read_config(folder)
+        pooling = config.get("pooling_strategy", "max")
+        activation = config.get("activation_function", "relu")
+        if pooling not in _POOLINGS or activation not in _LOGARITHMS:
+            raise StartupError(
+                f"{folder / 'config.json'} has the pooling {pooling} of {activation}; known here: "
+                f"{' and '.join(_POOLINGS)} of {' and '.join(_LOGARITHMS)}"
+            )
+        return cls(pooling == "sum", _LOGARITHMS[activation], most)
+
+    def reduce(self, logits: Tensor) -> Tensor:
+        """`[vocabulary]` float32 of some tokens' logits `[rows, vocabulary]`."""
+        # The function only rises, so that of the highest logit is the highest.
+        return self._weights(logits.float()).sum(0) if self.sums else logits.amax(0).float()
+
+    def join(self, first: Tensor, second: Tensor) -> Tensor:
+        """What `reduce` gives for the tokens of both."""
+        return first + second if self.sums else torch.maximum(first, second)
+
+    def finish(self, reduced: Tensor) -> Tensor:
+        """The weights, of whole texts."""
+        weights = reduced if self.sums else self._weights(reduced)
+        if self.most is None or self.most >= len(weights):
+            return weights
+        kept = weights.topk(self.most).indices
+        return torch.zeros_like(weights).index_copy_(0, kept, weights[kept])
+
+    def _weights(self, logits: Tensor) -> Tensor:
+        weights = logits.relu()
+        for _ in range(self.logarithms):
+            weights = weights.log1p_()
+        return weights
+
+
+class SpladeEmbedder(EmbeddingModel):
+    """Implements `smart_embedder.engine.model.Embedder` for sparse vectors alone."""
+
+    kinds = Outputs(sparse=True)
+    pooling = "splade"
+    normalizes = False
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        backbone: Backbone,
+        tokenizer: TextTokenizer,
+        head: MaskedLanguageHead,
+        splade: SpladePooling,
+        prompts: Mapping[str, str],
+        default_prompt: str,
+    ) -> None:
+        super().__init__(name, backbone, tokenizer)
+        self.prompts = prompts
+        self.default_prompt = default_prompt
+        self._head = head
+        self._splade = splade
+
+    @torch.inference_mode()
+    def launch(
+        self, sequences: list[TokenIds], outputs: Sequence[Outputs]
+    ) -> Callable[[], list[TextEmbedding | InferenceError]]:
+        """Implement `DeviceModel`.
+
+        It waits for the device: how many weights there are decides the size of the result.
+        """
+        packed = self._backbone.pack(sequences)
+        hidden = self._backbone.forward(packed)
+        results: list[TextEmbedding | InferenceError] = [TextEmbedding()] * len(sequences)
+        wanted = [index for index, each in enumerate(outputs) if each.sparse]
+        for index, weights in self._pool(hidden, packed, wanted):
+            results[index] = _embedding(weights)
+        return lambda: results
+
+    def _pool(
+        self, hidden: Tensor, packed: PackedBatch, wanted: Sequence[int]
+    ) -> Iterator[tuple[int, Tensor]]:
+        """The weights `[vocabulary]` of each wanted sequence, a bounded slice of logits at a time.
+
+        Sequences are taken as they are packed, so that a slice holds many short ones.
+        """
+        order = packed.unpack_order
+        rows_at_once = max(1, _MOST_LOGITS // self._head.vocabulary)
+        for run in _runs(sorted(wanted, key=lambda index: order[index]), packed, rows_at_once):
+            states = hidden[packed.offsets[order[run[0]]] : packed.offsets[order[run[-1]] + 1]]
+            if len(run) == 1:
+                yield run[0], self._pool_one(torch.split(states, rows_at_once))
+            else:
+                lengths = [packed.lengths[order[index]] for index in run]
+                parts = torch.split(self._logits(states), lengths)
+                reduced = map(self._splade.reduce, parts)
+                yield from zip(run, map(self._splade.finish, reduced), strict=True)
+
+    def _pool_one(self, slices: Sequence[Tensor]) -> Tensor:
+        """The weights of a sequence whose states come in slices."""
+        reduced = (self._splade.reduce(self._logits(states)) for states in slices)
+        return self._splade.finish(reduce(self._splade.join, reduced))
+
+    def _logits(self, states: Tensor) -> Tensor:
+        preemption_point()
+        return self._head(states)
+
+
+def _runs(wanted: list[int], packed: PackedBatch, most: int) -> Iterator[list[int]]:
+    """Neighbours of together at most `most` tokens; a longer sequence is alone."""
+    run: list[int] = []
+    tokens = 0
+    for index in wanted:
+        position = packed.unpack_order[index]
+        length = packed.lengths[position]
+        beside = bool(run) and position == packed.unpack_order[run[-1]] + 1
+        if run and not (beside and tokens + length <= most):
+            yield run
+            run, tokens = [], 0
+        run.append(index)
+        tokens += length
+    if run:
+        yield run
+
+
+def _embedding(weights: Tensor) -> TextEmbedding | InferenceError:
+    """A sum is not finite as soon as one number is not."""
+    indices = weights.nonzero().squeeze(1)
+    values = weights[indices].cpu()
+    if not bool(weights.sum().isfinite()):
+        return not_finite()
+    return TextEmbedding(sparse=SparseVector(indices.cpu().numpy(), values.numpy()))
+
+
+def load_splade_embedder(
+    name: str, folder: Path, max_length: int, target: Target, *, pooling: Path
+) -> SpladeEmbedder:
+    """Load a SPLADE model whose `SpladePooling` is configured in the folder `pooling`.
+
+    Raises `StartupError` for whatever is wrong with them.
+    """
+    require_known_modules(folder, "Transformer", "MLMTransformer", "SpladePooling")
+    weights = Weights.read(folder)
+    texts = TextOptions.read(folder)
+    backbone, tokenizer = load_backbone(folder, target, max_length, texts, weights=weights)
+    return SpladeEmbedder(
+        name=name,
+        backbone=backbone,
+        tokenizer=tokenizer,
+        head=load_masked_language_head(folder, weights, backbone),
+        splade=SpladePooling.read(pooling, read_vector_limit(folder, "max_active_dims")),
+        prompts=read_prompts(folder),
+        default_prompt=read_default_prompt(folder),
+    )
+
+
+def load_masked_language_head(
+    folder: Path, weights: Weights, backbone: Backbone
+) -> MaskedLanguageHead:
+    """The head in the model's `folder`, on the backbone's device and in its dtype.
+
+    Raises `StartupError` where it has none, or one of a family that is not known here.
+    """
+    config = read_config(folder)
+    names = _names(folder, config, weights)
+    device, dtype, backend = backbone.device, backbone.dtype, backbone.backend
+    to_logits = _decoder(weights, names, has_bias=bool(config.get("decoder_bias", True)))
+    epsilon = _DEFAULT_EPSILON
+    if names.epsilon is not None:
+        epsilon = number(folder, config, names.epsilon, _DEFAULT_EPSILON)
+    # The table has as many columns as a token's embedding, and the head's states.
+    width = to_logits.in_features
+    has_bias = f"{names.dense}.bias" in weights
+    dense = weights.linear(names.dense, backbone.hidden_size, width, bias=has_bias)
+    return MaskedLanguageHead(
+        backend.linear([dense.to(device, dtype)], _activation(folder, config, names)),
+        _norm(weights, names.norm, width, epsilon, backbone),
+        backend.linear([to_logits.to(device, dtype)]),
+        to_logits.out_features,
+    )
+
+
+def _decoder(weights: Weights, names: _Names, *, has_bias: bool) -> nn.Linear:
+    """The layer from the head's states to the vocabulary's logits."""
+    name = names.decoder if names.decoder in weights else names.tokens
+    decoder = weights.before(name)
+    weight = decoder.get(name, *decoder.tensors[decoder.prefix + name].shape)
+    bias = next((each for each in names.bias if each in weights), names.bias[0])
+    return linear_of(weight, weights.get(bias, len(weight)) if has_bias else None)
+
+
+def _names(folder: Path, config: dict[str, Any], weights: Weights) -> _Names:
+    kind = config.get("model_type")
+    names = _NAMES.get(str(kind))
+    if names is None:
+        raise StartupError(
+            f"{folder} holds a masked language model of type {kind}; known here: "
+            f"{', '.join(_NAMES)}"
+        )
+    if f"{names.dense}.weight" not in weights:
+        raise StartupError(f"{folder} lacks the head of a masked language model: {names.dense}")
+    return names
+
+
+def _activation(folder: Path, config: dict[str, Any], names: _Names) -> str:
+    name = "gelu" if names.activation is None else config.get(names.activation, "gelu")
+    if name not in ACTIVATIONS:
+        raise StartupError(f"{folder} has the activation {name}, which is not known here")
+    return str(name)
+
+
+def _norm(weights: Weights, name: str, width: int, epsilon: float, backbone: Backbone) -> LayerNorm:
+    # PyTorch takes parameters that are more exact than the states on a CPU alone.
+    dtype = torch.float32 if backbone.device.type == "cpu" else backbone.dtype
+    weight = weights.get(f"{name}.weight", width)
+    has_bias = f"{name}.bias" in weights
+    bias = weights.get(f"{name}.bias", width) if has_bias else torch.zeros(width)
+    device = backbone.device
+    return LayerNorm(
+        weight.to(device, dtype, copy=True), bias.to(device, dtype, copy=True), epsilon
+    )

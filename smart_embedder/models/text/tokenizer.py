@@ -1,0 +1,429 @@
+"""Tokenisation in time and memory that do not grow with the text.
+
+The model's `tokenizer.json` is read with the tokenizers library. Its calls for batches release the
+GIL, and may run in several threads at once; those for one text hold it, 50 ms for one slice. A text
+is tokenised slice by slice, from the end if its beginning is cut. Only the ids that the model reads
+are kept; the others are counted. Far beyond the model's limit a text is not read any further, and
+its number of tokens is a lower bound.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import structlog
+from tokenizers import Encoding, Tokenizer, normalizers
+
+from smart_embedder.engine.records import (
+    CUT_AT_END,
+    Side,
+    SpecialToken,
+    TokenIds,
+    TokenizedText,
+    TokenSpans,
+    TruncationOptions,
+)
+from smart_embedder.engine.scheduling.admission import normalization_growth, stop_if_given_up
+from smart_embedder.errors import StartupError
+from smart_embedder.models.checkpoint.config import read_config, read_optional
+from smart_embedder.models.checkpoint.reading import read_file
+from smart_embedder.models.text.slices import SLICE_CHARACTERS, RunShortener, Slicer, steps_of
+
+log = structlog.get_logger(__name__)
+
+# Words that the tokenizers library remembers, up to 15 kB each; ten times as many by default, which
+# makes it hardly faster.
+_REMEMBERED_WORDS = 1000
+_END_IDS = 16
+_OFFSETS_AT_ONCE = 4096
+# What `tokenizer_config.json` may say of the text, besides `tokenizer.json`.
+_READING = ("do_lower_case", "strip_accents", "tokenize_chinese_chars", "add_prefix_space")
+# The errors that transformers raises for files of a tokenizer that it cannot use.
+_LOADING_ERRORS = (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError)
+_PREPENDS = {"always": True, "never": False}
+# Tokens that are counted beyond those that are kept: about as long as a forward of bge-m3's 8,192
+# takes on a GPU.
+COUNTED_TOKENS = 65_536
+
+
+def ids_of(ids: list[int]) -> TokenIds:
+    """The ids as an array."""
+    return np.array(ids, dtype=np.int64)
+
+
+NO_IDS = ids_of([])
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """The special tokens before and after a text."""
+
+    prefix: TokenIds
+    suffix: TokenIds
+
+    def __len__(self) -> int:
+        return len(self.prefix) + len(self.suffix)
+
+
+@dataclass(frozen=True, slots=True)
+class PairTemplate:
+    """The special tokens before, between and after two texts."""
+
+    prefix: TokenIds
+    middle: TokenIds
+    suffix: TokenIds
+
+    def __len__(self) -> int:
+        return len(self.prefix) + len(self.middle) + len(self.suffix)
+
+
+@dataclass(slots=True)
+class TruncatedTokens:
+    """The token ids of a text, at most `limit`: the first, or the last if `side` left is cut.
+
+    It has `total` ids, or more where not `exact`. Where `exact`, `first` and `last` hold those at
+    its ends, kept or not, as many as begin or end a template.
+    """
+
+    limit: int
+    side: Side = "right"
+    total: int = 0
+    exact: bool = True
+    first: list[int] = field(default_factory=list)
+    last: list[int] = field(default_factory=list)
+    _parts: list[TokenIds] = field(default_factory=list)
+
+    @property
+    def ids(self) -> TokenIds:
+        """The kept ids, `[tokens]`."""
+        if len(self._parts) != 1:
+            self._parts = [np.concatenate([NO_IDS, *self._parts])]
+        return self._parts[0]
+
+    @property
+    def kept(self) -> int:
+        """How many ids were kept."""
+        return min(self.total, self.limit)
+
+    def take(self, before: TokenIds, after: TokenIds) -> TokenIds:
+        """The kept ids between these, `[tokens]`; they are not kept any longer."""
+        ids = np.concatenate([before, *self._parts, after])
+        self._parts.clear()
+        return ids
+
+    @property
+    def counted(self) -> bool:
+        """Whether further ids are neither kept nor counted."""
+        return self.total >= self.limit + COUNTED_TOKENS
+
+    def add(self, ids: list[int]) -> None:
+        """Add the next ids of the text, which precede the others if `side` is left."""
+        left = self.limit - self.total
+        if self.side == "right":
+            if left > 0:
+                self._parts.append(ids_of(ids[:left]))
+            self.first = (self.first + ids[:_END_IDS])[:_END_IDS]
+            self.last = (self.last + ids[-_END_IDS:])[-_END_IDS:]
+        else:
+            if left > 0:
+                self._parts.insert(0, ids_of(ids[-left:]))
+            self.first = (ids[:_END_IDS] + self.first)[:_END_IDS]
+            self.last = (ids[-_END_IDS:] + self.last)[-_END_IDS:]
+        self.total += len(ids)
+
+    def begin_with(self, ids: list[int]) -> None:
+        """Keep these ids of the text's beginning, in place of the first kept ones."""
+        end = self.ids[min(len(ids), self.limit) :]
+        self._parts = [ids_of(ids[: self.limit]), end]
+
+
+class TextTokenizer:
+    """Turns texts into the token ids of one model, cut to `max_length`."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        max_length: int,
+        *,
+        closing: str | None = None,
+        slice_characters: int = SLICE_CHARACTERS,
+    ) -> None:
+        self.pads_left = (tokenizer.padding or {}).get("direction") == "left"
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        if hasattr(tokenizer.model, "_resize_cache"):  # Unigram and BPE, which have no public name.
+            # An attacker's long words would fill the library's cache with 150 MB.
+            tokenizer.model._resize_cache(_REMEMBERED_WORDS)  # noqa: SLF001
+        self._tokenizer = tokenizer
+        self._template = closed_with(template_of(tokenizer), closing, tokenizer)
+        self._slicer = Slicer(tokenizer, slice_characters)
+        self._shortener = RunShortener(tokenizer)
+        self.max_length = max_length
+        if max_length <= len(self._template):
+            raise StartupError(
+                f"a length limit of {max_length} tokens leaves no room for text beside the "
+                f"{len(self._template)} special tokens of this model"
+            )
+
+    @classmethod
+    def from_folder(
+        cls,
+        folder: Path,
+        max_length: int,
+        *,
+        closing: str | None = None,
+        lower_case: bool = False,
+        slice_characters: int = SLICE_CHARACTERS,
+    ) -> "TextTokenizer":
+        """Read `tokenizer.json`; raise `StartupError` where it is missing, damaged or another's.
+
+        `closing` is a token that must end every text, whether the file's own template adds it or
+        not. `lower_case` makes letters small first. Texts are tokenised in slices of
+        `slice_characters`.
+        """
+        path = folder / "tokenizer.json"
+        if not path.is_file():
+            raise StartupError(f"{folder} holds no tokenizer.json")
+        try:
+            tokenizer = _as_transformers_reads(Tokenizer.from_str(read_file(path).decode()), folder)
+            _require_embeddings(tokenizer, folder)
+            if lower_case:
+                own, lower = tokenizer.normalizer, normalizers.Lowercase()
+                tokenizer.normalizer = lower if own is None else normalizers.Sequence([lower, own])
+            return cls(tokenizer, max_length, closing=closing, slice_characters=slice_characters)
+        except StartupError:
+            raise
+        except Exception as error:  # The tokenizers library raises bare Exception.
+            raise StartupError(f"{path} cannot be read: {error}") from error
+
+    def encode(
+        self, texts: list[str], prompt: str = "", truncation: TruncationOptions = CUT_AT_END
+    ) -> list[TokenizedText]:
+        """Token ids of each text behind `prompt`, with special tokens; neither of these is cut.
+
+        A text without a token, of a model without special ones, is read as token 0.
+        """
+        limit = self.max_length - len(self._template)
+        if truncation.max_tokens is not None:
+            limit = min(limit, truncation.max_tokens)
+        plain = self.encode_plain(texts, limit, truncation.side, prompt)
+        template, tokenized = self._template, []
+        for text in plain:
+            ids = text.take(template.prefix, template.suffix)
+            if len(ids):
+                tokenized.append(TokenizedText(ids, text.total + len(template), text.exact))
+            else:  # A forward needs at least one token.
+                tokenized.append(TokenizedText(np.zeros(1, dtype=np.int64), 1))
+        return tokenized
+
+    def encode_plain(
+        self, texts: list[str], limit: int, side: Side = "right", prompt: str = ""
+    ) -> list[TruncatedTokens]:
+        """At most `limit` token ids of each text behind `prompt`, without special tokens."""
+        truncated = [TruncatedTokens(limit, side) for _ in texts]
+        for batch in self._batches(texts, truncated, prompt):
+            slices = [text for _, text in batch]
+            encodings = self._tokenizer.encode_batch_fast(slices, add_special_tokens=False)
+            for (tokens, _), encoding in zip(batch, encodings, strict=True):
+                tokens.add(encoding.ids)
+        if prompt and side == "left":
+            for text, tokens in zip(texts, truncated, strict=True):
+                if tokens.total > limit:
+                    tokens.begin_with(self._ids_of_prompt(prompt, text))
+        return truncated
+
+    def _batches(
+        self, texts: list[str], truncated: list[TruncatedTokens], prompt: str
+    ) -> Iterator[list[tuple[TruncatedTokens, str]]]:
+        """Slices with the tokens of their texts, together no larger than one slice may be."""
+        batch: list[tuple[TruncatedTokens, str]] = []
+        left = self._slicer.characters
+        for text, tokens in zip(texts, truncated, strict=True):
+            for text_slice in self._slicer.slices(prompt + text, from_end=tokens.side == "left"):
+                stop_if_given_up()
+                if tokens.counted:
+                    tokens.exact = False
+                    break
+                short = self._shortener.shorten(text_slice)
+                size = len(short) * normalization_growth(short)
+                if size > left and batch:
+                    yield batch
+                    batch, left = [], self._slicer.characters
+                batch.append((tokens, short))
+                left -= size
+        if batch:
+            yield batch
+
+    def _encode(self, text_slice: str) -> Encoding:
+        """Ids and offsets of one slice."""
+        (encoding,) = self._tokenizer.encode_batch([text_slice], add_special_tokens=False)
+        return encoding
+
+    def _ids_of_prompt(self, prompt: str, text: str) -> list[int]:
+        """The ids of the tokens that begin within the prompt when it precedes the text."""
+        ids: list[int] = []
+        begin, end = 0, len(prompt.rstrip())
+        for text_slice in self._slicer.slices(prompt + text):
+            encoding = self._encode(text_slice)
+            starts = [begin + start for start, _ in encoding.offsets]
+            ids += [each for each, start in zip(encoding.ids, starts, strict=True) if start < end]
+            begin += len(text_slice)
+            if begin >= end:
+                break
+        return ids
+
+    def spans(self, text: str) -> Iterator[TokenSpans]:
+        """The tokens of the whole text, without special ones, and the characters they stand for.
+
+        They come slice by slice, so that a caller may stop when there are too many.
+        """
+        begin = 0
+        for text_slice in self._slicer.slices(text):
+            stop_if_given_up()
+            encoding = self._encode(text_slice)
+            pairs = encoding.offsets
+            offsets = np.empty((len(pairs), 2), dtype=np.int64)
+            # NumPy holds the GIL while it reads a list: the event loop runs between the parts.
+            for start in range(0, len(pairs), _OFFSETS_AT_ONCE):
+                part = slice(start, start + _OFFSETS_AT_ONCE)
+                offsets[part] = pairs[part]
+            offsets += begin
+            yield TokenSpans(ids_of(encoding.ids), offsets[:, 0], offsets[:, 1])
+            begin += len(text_slice)
+
+    @property
+    def special_tokens(self) -> tuple[list[SpecialToken], list[SpecialToken]]:
+        """Those of the template, before and after a text."""
+        before, after = (
+            list(map(SpecialToken, ids.tolist(), self.token_strings(ids)))
+            for ids in (self._template.prefix, self._template.suffix)
+        )
+        return before, after
+
+    def decode(self, ids: list[int], *, skip_special_tokens: bool) -> str:
+        """The text of these tokens; ids outside the vocabulary are left out."""
+        (text,) = self._tokenizer.decode_batch([ids], skip_special_tokens=skip_special_tokens)
+        return str(text)
+
+    def pair_template(self) -> PairTemplate:
+        """The special tokens around and between two texts that are read together."""
+        return pair_template_of(self._tokenizer)
+
+    def token_strings(self, ids: TokenIds) -> list[str]:
+        """The strings of these tokens in the vocabulary."""
+        return [self._tokenizer.id_to_token(token_id) or "" for token_id in ids.tolist()]
+
+    def token_id(self, token: str) -> int | None:
+        """The id of a token, or None where the vocabulary has none."""
+        return self._tokenizer.token_to_id(token)
+
+
+def template_of(tokenizer: Tokenizer) -> Template:
+    """Find the special tokens by the position of a plain text between them."""
+    plain = tokenizer.encode("a", add_special_tokens=False).ids
+    framed = tokenizer.encode("a", add_special_tokens=True).ids
+    start = _find(plain, framed)
+    return Template(ids_of(framed[:start]), ids_of(framed[start + len(plain) :]))
+
+
+def closed_with(template: Template, closing: str | None, tokenizer: Tokenizer) -> Template:
+    """The template with the token `closing` at its end, if it is not there already."""
+    if closing is None:
+        return template
+    token_id = tokenizer.token_to_id(closing)
+    if token_id is None:
+        raise StartupError(f"the vocabulary has no token {closing}")
+    if len(template.suffix) and template.suffix[-1] == token_id:
+        return template
+    return Template(template.prefix, np.append(template.suffix, token_id))
+
+
+def pair_template_of(tokenizer: Tokenizer) -> PairTemplate:
+    """Find the special tokens by the positions of two plain texts between them."""
+    first = tokenizer.encode("a", add_special_tokens=False).ids
+    second = tokenizer.encode("b", add_special_tokens=False).ids
+    framed = tokenizer.encode("a", "b", add_special_tokens=True).ids
+    start = _find(first, framed)
+    behind_first = framed[start + len(first) :]
+    between = _find(second, behind_first)
+    return PairTemplate(
+        ids_of(framed[:start]),
+        ids_of(behind_first[:between]),
+        ids_of(behind_first[between + len(second) :]),
+    )
+
+
+def _find(tokens: list[int], whole: list[int]) -> int:
+    for start in range(len(whole) - len(tokens) + 1):
+        if whole[start : start + len(tokens)] == tokens:
+            return start
+    raise StartupError("tokenizer.json changes the text itself where it adds special tokens")
+
+
+def _as_transformers_reads(tokenizer: Tokenizer, folder: Path) -> Tokenizer:
+    """The tokenizer of `tokenizer.json`, or transformers' own where that follows another file.
+
+    Which file counts depends on the class of the tokenizer, and on transformers' version.
+    """
+    config = read_optional(folder / "tokenizer_config.json")
+    contradicted = _contradicted(tokenizer, config)
+    if not contradicted:
+        return tokenizer
+    # It takes seconds to import, and hardly any model needs it.
+    from transformers import AutoTokenizer  # noqa: PLC0415
+
+    try:
+        own = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        read: Tokenizer = own.backend_tokenizer
+    except _LOADING_ERRORS as error:
+        raise StartupError(
+            f"tokenizer_config.json in {folder} contradicts its tokenizer.json in "
+            f"{', '.join(contradicted)}, and transformers, which decides what counts, cannot read "
+            "them"
+        ) from error
+    followed = sorted({*contradicted} - {*_contradicted(read, config)})
+    if not followed:
+        return tokenizer
+    log.info(
+        "tokenizer_json_contradicted",
+        members=followed,
+        detail="transformers follows tokenizer_config.json or its defaults, and so are texts read",
+    )
+    return read
+
+
+def _contradicted(tokenizer: Tokenizer, config: dict[str, Any]) -> list[str]:
+    """The members of `tokenizer_config.json`, or their defaults, that the tokenizer does not do."""
+    does: dict[str, bool | None] = {}
+    expected = {name: config[name] for name in _READING if isinstance(config.get(name), bool)}
+    normalizer = tokenizer.normalizer
+    if normalizer is not None:
+        does["do_lower_case"] = normalizer.normalize_str("A") == "a"
+        does["strip_accents"] = normalizer.normalize_str("\u00e9") == "e"
+    for step in steps_of(normalizer, "normalizers"):
+        if step["type"] == "BertNormalizer":
+            does["tokenize_chinese_chars"] = step["handle_chinese_chars"]
+            lower = expected.setdefault("do_lower_case", True)
+            expected = {"strip_accents": lower, "tokenize_chinese_chars": True} | expected
+    for step in steps_of(tokenizer.pre_tokenizer, "pretokenizers"):
+        if step["type"] == "ByteLevel":
+            does["add_prefix_space"] = step["add_prefix_space"]
+            expected.setdefault("add_prefix_space", False)
+        elif step["type"] == "Metaspace":
+            # "first" is neither: it depends on how the text is split before.
+            does["add_prefix_space"] = _PREPENDS.get(step["prepend_scheme"])
+            expected.setdefault("add_prefix_space", True)
+    return [name for name, done in does.items() if expected.get(name, done) != done]
+
+
+def _require_embeddings(tokenizer: Tokenizer, folder: Path) -> None:
+    """Raise `StartupError` where a token has no embedding, at which a whole batch would fail."""
+    tokens = tokenizer.get_vocab_size(with_added_tokens=True)
+    embedded = read_config(folder).get("vocab_size", tokens)
+    if tokens > embedded:
+        raise StartupError(
+            f"the tokenizer in {folder} has {tokens} tokens, and the model only {embedded}: "
+            "they are not of one model"
+        )

@@ -1,0 +1,314 @@
+"""The Prometheus metrics of one service, in one object with a registry of its own.
+
+Each series exists at zero from the start. Labels hold only fixed words, never anything that a
+client sent. /stats reads the same counters, so the two always agree.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    Info,
+    ProcessCollector,
+    generate_latest,
+)
+
+from smart_embedder import __version__
+
+STATUSES: Final = ("success", "client_error", "error", "timeout")
+REJECTION_REASONS: Final = (
+    "backpressure",
+    "rate_limit",
+    "auth",
+    "body_too_large",
+    "loading",
+    "model",
+    "draining",
+    "unhealthy",
+    "disabled",
+    "origin",
+)
+EMBEDDING_ENDPOINT: Final = "/embeddings/"
+RERANK_ENDPOINT: Final = "/rerank"
+# Where a vector was found: in memory, in Redis, or in a computation that was under way.
+CACHE_SOURCES: Final = ("memory", "redis", "in_flight")
+
+
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+_PAUSES = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+_TEXTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+_TOKENS = (16, 64, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072, 262144)
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointMetrics:
+    """The metrics of one endpoint that does work, by status and by reason."""
+
+    requests: dict[str, Counter]
+    rejected: dict[str, Counter]
+    duration: Histogram
+    active: Gauge
+
+
+class Metrics:
+    """The metrics of one service; build one for each app."""
+
+    def __init__(self) -> None:
+        self.started_at = time.monotonic()
+        self.registry = CollectorRegistry()
+        self._make_request_metrics()
+        self._make_engine_metrics()
+        self._make_cache_metrics()
+        self._make_memory_metrics()
+        self._make_info()
+        # Memory, CPU time, open files and start time of this process, on Linux.
+        ProcessCollector(registry=self.registry)
+
+    def _counter(self, name: str, help_text: str, *labels: str) -> Counter:
+        return Counter(name, help_text, labels, registry=self.registry)
+
+    def _gauge(self, name: str, help_text: str, *labels: str) -> Gauge:
+        return Gauge(name, help_text, labels, registry=self.registry)
+
+    def _histogram(
+        self, name: str, help_text: str, buckets: tuple[float, ...], *labels: str
+    ) -> Histogram:
+        return Histogram(name, help_text, labels, buckets=buckets, registry=self.registry)
+
+    def _make_request_metrics(self) -> None:
+        counter, gauge, histogram = self._counter, self._gauge, self._histogram
+        self.embedding_requests = counter(
+            "embedding_requests_total", "Embedding requests answered", "status", "endpoint"
+        )
+        self.embedding_rejected = counter(
+            "embedding_requests_rejected_total", "Embedding requests refused", "reason"
+        )
+        self.sentences = counter("embedding_sentences_processed_total", "Sentences embedded")
+        self.embedding_duration = histogram(
+            "embedding_request_duration_seconds", "Whole embedding request", _SECONDS, "endpoint"
+        )
+        self.embedding_active = gauge("embedding_active_requests", "Embedding requests in work")
+        self.rerank_requests = counter(
+            "rerank_requests_total", "Rerank requests answered", "status"
+        )
+        self.rerank_rejected = counter(
+            "rerank_requests_rejected_total", "Rerank requests refused", "reason"
+        )
+        self.pairs = counter("rerank_pairs_processed_total", "Query-passage pairs scored")
+        self.rerank_duration = histogram(
+            "rerank_request_duration_seconds", "Whole rerank request", _SECONDS
+        )
+        self.rerank_active = gauge("rerank_active_requests", "Rerank requests in work")
+        self.rate_limit_store_errors = counter(
+            "embedder_rate_limit_store_errors_total",
+            "Times the rate limit's store did not answer, or not what it can hold",
+        )
+        self.loop_blocked = histogram(
+            "embedder_event_loop_blocked_seconds",
+            "Each time that the event loop did not turn for 10 ms or more",
+            _PAUSES,
+        )
+        self._start_at_zero()
+
+    def _start_at_zero(self) -> None:
+        for status in STATUSES:
+            self.rerank_requests.labels(status)
+        for reason in REJECTION_REASONS:
+            self.embedding_rejected.labels(reason)
+            self.rerank_rejected.labels(reason)
+
+    def _make_engine_metrics(self) -> None:
+        counter, histogram = self._counter, self._histogram
+        self._make_queue_metrics()
+        self._make_model_metrics()
+        self.batch_size = histogram("embedding_batch_size", "Texts in one forward", _TEXTS)
+        self.batch_tokens = histogram("embedder_batch_tokens", "Tokens in one forward", _TOKENS)
+        self.embedding_inference = histogram(
+            "embedding_gpu_inference_duration_seconds", "One embedding forward", _SECONDS
+        )
+        self.rerank_inference = histogram(
+            "rerank_inference_duration_seconds", "One rerank forward", _SECONDS
+        )
+        self.queue_wait = histogram(
+            "embedder_queue_wait_seconds", "Wait before the first forward", _SECONDS
+        )
+        self.tokenize = histogram(
+            "embedder_tokenize_seconds", "Tokenisation of one request", _SECONDS
+        )
+        self.tokens = counter("embedder_tokens_processed_total", "Tokens through a model", "model")
+        self.splits = counter(
+            "embedder_out_of_memory_splits_total", "Batches split for lack of memory"
+        )
+        self.abandoned = counter("embedder_abandoned_requests_total", "Requests whose client left")
+
+    def _make_model_metrics(self) -> None:
+        self.model_state = self._gauge(
+            "embedder_model_state", "1 for the state that a model is in, else 0", "model", "state"
+        )
+        self.model_requests = self._gauge(
+            "embedder_model_requests", "Requests that use a model of MODELS or wait for it", "model"
+        )
+        self.model_loads = self._counter(
+            "embedder_model_loads_total", "Times a model of MODELS was loaded", "model", "result"
+        )
+        self.model_unloads = self._counter(
+            "embedder_model_unloads_total", "Times a model of MODELS was unloaded", "model"
+        )
+        self.model_replacements = self._counter(
+            "embedder_model_replacements_total",
+            "Times a model of MODELS was loaded from other files than before",
+            "model",
+        )
+
+    def _make_queue_metrics(self) -> None:
+        gauge = self._gauge
+        self.queue_size = gauge("embedding_queue_size", "Embedding requests waiting")
+        self.queue_capacity = gauge(
+            "embedder_embedding_queue_capacity", "Embedding requests that may wait"
+        )
+        self.rerank_capacity = gauge(
+            "embedder_rerank_queue_capacity", "Rerank requests accepted at once"
+        )
+        self.stuck_seconds = gauge(
+            "embedder_device_stuck_seconds",
+            "Seconds since a forward last returned, while one takes over twice its limit; else 0",
+        )
+
+    def _make_cache_metrics(self) -> None:
+        counter, gauge = self._counter, self._gauge
+        self.embedding_cache_hits = counter(
+            "embedder_cache_hits_total",
+            "Vectors that were not computed again, one for each text and kind",
+            "source",
+        )
+        for source in CACHE_SOURCES:
+            self.embedding_cache_hits.labels(source)
+        self.embedding_cache_misses = counter(
+            "embedder_cache_misses_total",
+            "Vectors that the cache did not have, one for each text and kind",
+        )
+        self.embedding_cache_bytes = gauge(
+            "embedder_cache_bytes", "Memory that the embedding cache takes in this process"
+        )
+        self.embedding_cache_entries = gauge(
+            "embedder_cache_entries", "Entries of the embedding cache, one for each text and kind"
+        )
+        self.embedding_cache_store_errors = counter(
+            "embedder_cache_store_errors_total",
+            "Times the embedding cache's Redis did not answer, or with no entry of the model's",
+        )
+
+    def _make_memory_metrics(self) -> None:
+        """`self.memory` holds the gauges for each kind of memory; the older names first."""
+        gauge = self._gauge
+        self.memory = {
+            kind: [
+                gauge(f"embedding_gpu_memory_{kind}_bytes", f"GPU memory {kind} by this process"),
+                gauge(f"gpu_memory_{kind}_bytes", f"GPU memory {kind} by this process"),
+            ]
+            for kind in ("allocated", "reserved")
+        } | {
+            kind: [gauge(f"gpu_memory_{kind}_bytes", f"GPU memory {kind} on the device in use")]
+            for kind in ("free", "total")
+        }
+
+    def _make_info(self) -> None:
+        self.server = Info("embedding_server", "Models and limits", registry=self.registry)
+        build = Info("embedder_build", "Version of the software", registry=self.registry)
+        build.info({"version": __version__})
+
+    def embedding_endpoint(self, endpoint: str) -> EndpointMetrics:
+        """The metrics of an endpoint that embeds, which begin at zero."""
+        requests = self.embedding_requests
+        return EndpointMetrics(
+            requests={status: requests.labels(status, endpoint) for status in STATUSES},
+            rejected={
+                reason: self.embedding_rejected.labels(reason) for reason in REJECTION_REASONS
+            },
+            duration=self.embedding_duration.labels(endpoint),
+            active=self.embedding_active,
+        )
+
+    def rerank_endpoint(self) -> EndpointMetrics:
+        """The metrics of reranking, in every dialect."""
+        return EndpointMetrics(
+            requests={status: self.rerank_requests.labels(status) for status in STATUSES},
+            rejected={reason: self.rerank_rejected.labels(reason) for reason in REJECTION_REASONS},
+            duration=self.rerank_duration,
+            active=self.rerank_active,
+        )
+
+    def describe(self, facts: dict[str, str]) -> None:
+        """Fill the info series."""
+        self.server.info(facts)
+
+    def watch_memory(self, read: Callable[[str], int]) -> None:
+        """Let the memory gauges read bytes of each kind whenever they are scraped."""
+        for kind, gauges in self.memory.items():
+            for each in gauges:
+                each.set_function(partial(read, kind))
+
+    def watch_queue(self, waiting: Callable[[], int]) -> None:
+        """Let the queue's gauge read `waiting` whenever it is scraped."""
+        self.queue_size.set_function(waiting)
+
+    def watch_embedding_cache(self, size: Callable[[], float], entries: Callable[[], int]) -> None:
+        """Let the cache's gauges read `size`, in bytes, and `entries` whenever they are scraped."""
+        self.embedding_cache_bytes.set_function(size)
+        self.embedding_cache_entries.set_function(entries)
+
+    def watch_device(self, stuck_seconds: Callable[[], float]) -> None:
+        """Let the gauge of a stuck device read `stuck_seconds` whenever it is scraped."""
+        self.stuck_seconds.set_function(stuck_seconds)
+
+    def set_capacities(self, *, embedding: int, rerank: int) -> None:
+        """Set the gauges of how many requests of each kind may wait or be in work."""
+        self.queue_capacity.set(embedding)
+        self.rerank_capacity.set(rerank)
+
+    def start_models(self, names: Iterable[str]) -> None:
+        """Create the counter of tokens for each model."""
+        for name in names:
+            self.tokens.labels(name)
+
+    def watch_models(
+        self, names: Sequence[str], states: Sequence[str], read: Callable[[int], str]
+    ) -> None:
+        """Let the gauges of states call `read` with a model's index whenever they are scraped."""
+        for index, name in enumerate(names):
+            for state in states:
+                is_in = partial(_is_in, state, partial(read, index))
+                self.model_state.labels(name, state).set_function(is_in)
+
+    def watch_further_model(self, name: str, requests: Callable[[], int]) -> None:
+        """Create the series of a model of MODELS; its gauge reads `requests` when it is scraped."""
+        self.tokens.labels(name)
+        self.model_requests.labels(name).set_function(requests)
+        for result in ("success", "failure"):
+            self.model_loads.labels(name, result)
+        self.model_unloads.labels(name)
+        self.model_replacements.labels(name)
+
+    def value(self, name: str, **labels: str) -> float:
+        """The present value of one series; 0 for one that does not exist."""
+        return self.registry.get_sample_value(name, labels) or 0.0
+
+    def total(self, counter: Counter) -> int:
+        """The sum of a counter over all its labels."""
+        samples = (sample for metric in counter.collect() for sample in metric.samples)
+        return int(sum(sample.value for sample in samples if sample.name.endswith("_total")))
+
+    def render(self) -> bytes:
+        """All series in Prometheus' text format."""
+        return generate_latest(self.registry)
+
+
+def _is_in(state: str, read: Callable[[], str]) -> float:
+    return float(read() == state)

@@ -1,0 +1,153 @@
+"""Sends spans to an OTLP receiver over HTTP; imported only if OTLP_ENDPOINT is set."""
+
+import logging
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from urllib.parse import urlsplit
+
+import structlog
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import SERVICE_NAME, SERVICE_VERSION, Resource
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.sampling import ALWAYS_ON, ParentBased
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer, set_span_in_context
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from smart_embedder import __version__
+from smart_embedder.observability.tracing import Attributes, Stage
+
+log = structlog.get_logger(__name__)
+
+_PATH = "/v1/traces"
+_NANOSECONDS = 1_000_000_000
+_BATCH_TIMEOUT_SECONDS = 2
+_BATCH_INTERVAL_MS = 1000
+_MAX_QUEUED_SPANS = 8192
+_MAX_BATCH_SPANS = 512
+
+_W3C = TraceContextTextMapPropagator()
+
+
+class OtlpTracer:
+    """Sends the spans of every request that the client's trace context does not leave unsampled."""
+
+    def __init__(self, endpoint: str, service_name: str) -> None:
+        # They log every failed try; `QuietExporter` logs the first.
+        logging.getLogger("opentelemetry.exporter").setLevel(logging.CRITICAL)
+        self._exporter = QuietExporter(
+            OTLPSpanExporter(_traces_url(endpoint), timeout=_BATCH_TIMEOUT_SECONDS),
+            _origin(endpoint),
+        )
+        processor = BatchSpanProcessor(
+            self._exporter,
+            max_queue_size=_MAX_QUEUED_SPANS,
+            max_export_batch_size=_MAX_BATCH_SPANS,
+            schedule_delay_millis=_BATCH_INTERVAL_MS,
+        )
+        self._provider = TracerProvider(
+            sampler=ParentBased(ALWAYS_ON),
+            resource=Resource.create({SERVICE_NAME: service_name, SERVICE_VERSION: __version__}),
+            shutdown_on_exit=False,
+        )
+        self._provider.add_span_processor(processor)
+        self._tracer = self._provider.get_tracer("app", __version__)
+
+    def begin(self, name: str, context: Mapping[str, str]) -> "OtlpRequestSpan":
+        """Begin a request's span; `context` holds the W3C headers that the client sent."""
+        parent = _W3C.extract(context)
+        return OtlpRequestSpan(self._tracer, self._tracer.start_span(name, parent, SpanKind.SERVER))
+
+    def close(self) -> None:
+        """Send the remaining spans, for a few seconds at most; blocks."""
+        self._exporter.limit_time()
+        self._provider.shutdown()
+
+
+class OtlpRequestSpan:
+    """One request's span; its child spans are made when it ends, from recorded times."""
+
+    def __init__(self, tracer: Tracer, span: Span) -> None:
+        self._tracer = tracer
+        self._span = span
+
+    @property
+    def traceparent(self) -> str | None:
+        """The span's W3C trace context; None where OTEL_SDK_DISABLED is set."""
+        carrier: dict[str, str] = {}
+        _W3C.inject(carrier, set_span_in_context(self._span))
+        return carrier.get("traceparent")
+
+    def end(self, attributes: Attributes, stages: Sequence[Stage], error: str | None) -> None:
+        """End it now, with a child for each stage; `error` is the error's code."""
+        now = time.time_ns() - int(time.perf_counter() * _NANOSECONDS)
+        for stage in stages:
+            self._add_stage(stage, now)
+        self._span.set_attributes(dict(attributes))
+        if error is not None:
+            self._span.set_status(Status(StatusCode.ERROR, error))
+        self._span.end()
+
+    def _add_stage(self, stage: Stage, clock: int) -> None:
+        """A child; `clock` is the time of day, in nanoseconds, at which perf_counter was 0."""
+        parent = set_span_in_context(self._span)
+        begin = clock + int(stage.began * _NANOSECONDS)
+        child = self._tracer.start_span(
+            stage.name, parent, attributes=_attributes_of(stage), start_time=begin
+        )
+        child.end(clock + int(stage.ended * _NANOSECONDS))
+
+
+class QuietExporter(SpanExporter):
+    """Logs once that spans are lost, and once that they are delivered again.
+
+    What cannot be delivered is dropped: traces must not delay a request.
+    """
+
+    def __init__(self, exporter: SpanExporter, receiver: str) -> None:
+        self._exporter = exporter
+        self._receiver = receiver
+        self._failing = False
+        self._time_limited = threading.Event()
+        self._give_up_at = float("inf")
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        """Send one batch."""
+        if time.monotonic() > self._give_up_at:
+            return SpanExportResult.FAILURE
+        result = self._exporter.export(spans)
+        failed = result is not SpanExportResult.SUCCESS
+        if failed and not self._failing:
+            log.warning("traces_not_delivered", receiver=self._receiver)
+        elif self._failing and not failed:
+            log.info("traces_delivered_again", receiver=self._receiver)
+        self._failing = failed
+        if failed and self._time_limited.is_set():
+            self._give_up_at = 0.0
+        return result
+
+    def limit_time(self) -> None:
+        """Stop at the next failure, or after a few seconds; called before the process ends."""
+        self._give_up_at = 0.0 if self._failing else time.monotonic() + _BATCH_TIMEOUT_SECONDS
+        self._time_limited.set()
+
+    def shutdown(self) -> None:
+        """End the connections."""
+        self._exporter.shutdown()
+
+
+def _traces_url(endpoint: str) -> str:
+    base = endpoint.rstrip("/")
+    return base if base.endswith(_PATH) else f"{base}{_PATH}"
+
+
+def _origin(endpoint: str) -> str:
+    """Scheme, host and port, which may be logged; the path may hold a key."""
+    parts = urlsplit(endpoint)
+    return f"{parts.scheme}://{parts.netloc}"
+
+
+def _attributes_of(stage: Stage) -> Attributes:
+    found = {"smart_embedder.model": stage.model, "smart_embedder.device_s": stage.device_seconds}
+    return {name: value for name, value in found.items() if value is not None}

@@ -1,0 +1,36 @@
+"""Checks that a port can be listened on, before the slow parts of a start.
+
+Imports only the standard library: the launcher uses it too.
+"""
+
+import errno
+import os
+import socket
+
+from smart_embedder.errors import StartupError
+
+
+def require_port(host: str, port: int) -> None:
+    """Raise `StartupError` if the port cannot be bound, which uvicorn would only log."""
+    try:
+        for family, kind, number, _, address in socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        ):
+            with socket.socket(family, kind, number) as probe:
+                _bind(probe, address)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise StartupError(
+                f"port {port} of {host} is taken: end what listens there, or set another PORT"
+            ) from error
+        raise StartupError(
+            f"HOST={host} PORT={port} cannot be listened on: {error.strerror}"
+        ) from error
+
+
+def _bind(probe: socket.socket, address: tuple[object, ...]) -> None:
+    if os.name == "posix":  # As asyncio does; on Windows it would take over another process's port.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if probe.family == socket.AF_INET6:
+        probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+    probe.bind(address)

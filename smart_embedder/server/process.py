@@ -1,0 +1,253 @@
+"""The service as a process: from settings to an exit status."""
+
+import atexit
+import gc
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Protocol, TextIO
+
+import structlog
+import uvicorn
+from starlette.types import ASGIApp
+
+from smart_embedder.engine.model import LoadedModels, Model
+from smart_embedder.errors import StartupError
+from smart_embedder.observability.logs import configure_logs
+from smart_embedder.server.connection import bounded_connection
+from smart_embedder.server.drain import Drain
+from smart_embedder.server.ports import require_port
+from smart_embedder.server.server import DrainingServer
+from smart_embedder.settings import Settings
+from smart_embedder.settings.sources import load_settings, misspelt_names
+
+# Seconds. Longer than clients and proxies keep an idle connection (httpx 5, nginx 60): a request
+# that is sent while the server closes its connection gets no response.
+IDLE_TIMEOUT = 75
+# Allocations before a collection of the youngest generation, and collections before the older ones.
+_STARTUP_THRESHOLD = (20_000, 1000, 1000)
+_DEFAULT_THRESHOLD = gc.get_threshold()
+_EXAMPLE = """
+Documentation: {url}/docs. Try:
+
+  curl -s {url}/embeddings/ -H 'Content-Type: application/json' \\
+    {header}-d '{{"sentences": ["What is hybrid search?"], "return_colbert": false}}'
+"""
+log = structlog.get_logger(__name__)
+
+
+class CreateApp(Protocol):
+    """Creates the app that is served, which tracks its requests with `drain`."""
+
+    def __call__(
+        self,
+        settings: Settings,
+        *,
+        drain: Drain,
+        on_ready: Callable[[LoadedModels], None],
+        on_settled: Callable[[], None],
+        on_failure: Callable[[Exception], None],
+    ) -> ASGIApp:
+        """Create the app; its lifespan calls `on_ready` or `on_failure` when the start is over.
+
+        It calls `on_settled` when nothing is left to do that only the start does.
+        """
+
+
+def run(create_app: CreateApp, arguments: Sequence[str] = ()) -> None:
+    """Serve until SIGTERM or SIGINT; the exit status tells whether the start succeeded."""
+    # Until the server sets its own handlers: without one, process 1 of a container ignores SIGTERM.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    collect_rarely()
+    try:
+        settings = load_settings(arguments)
+        configure_logs(settings.log_format, settings.log_level)
+        warn_of_misspelt_names()
+        require_port(settings.host, settings.port)
+        status = serve(settings, create_app)
+    except StartupError as error:
+        status = 1
+        with suppress(OSError):
+            print(f"Smart Embedder cannot start: {error}", file=sys.stderr, flush=True)
+    except KeyboardInterrupt:
+        status = 0
+    _exit(status)
+
+
+def serve(settings: Settings, create_app: CreateApp) -> int:
+    """Run the service; 0 after a graceful shutdown, 1 where the models could not be loaded."""
+    failures: list[Exception] = []
+
+    def on_ready(models: LoadedModels) -> None:
+        log_ready(models, server.url)
+        if settings.log_format == "console":
+            _print_example(server.url, settings)
+
+    def on_failure(error: Exception) -> None:
+        failures.append(error)
+        server.should_exit = True
+
+    drain = Drain()
+    app = create_app(
+        settings,
+        drain=drain,
+        on_ready=on_ready,
+        on_settled=freeze_startup_objects,
+        on_failure=on_failure,
+    )
+    server = DrainingServer(
+        _uvicorn_config(app, settings, drain),
+        drain,
+        settings.shutdown_timeout,
+        settings.shutdown_delay,
+    )
+    try:
+        server.run()
+    except SystemExit:
+        # Raises a `StartupError` if another process has taken the port since it was checked.
+        require_port(settings.host, settings.port)
+        raise
+    # After the server has stopped, so that the log ends with the reason.
+    for error in failures:
+        log_failure(error)
+    return 1 if failures or not server.started else 0
+
+
+def _uvicorn_config(app: ASGIApp, settings: Settings, drain: Drain) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        host=settings.host,
+        port=settings.port,
+        http=bounded_connection(settings.request_timeout, drain),
+        ws="none",
+        timeout_keep_alive=IDLE_TIMEOUT,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+    )
+
+
+def _print_example(url: str, settings: Settings) -> None:
+    page = f"\nSee it: {url}/ui" if settings.ui else ""
+    header = ""
+    if settings.api_token or settings.api_tokens_file:
+        # The variable and not the token: what is printed stays in logs.
+        header = '-H "Authorization: Bearer $API_TOKEN" '
+        page = f"\nRequests need a token: API_TOKEN in the example.{page}"
+    with suppress(OSError):  # The reader may be gone, or the disk full.
+        print(page + _EXAMPLE.format(url=url, header=header), flush=True)
+
+
+def _exit(status: int) -> None:
+    """End the process, without waiting for threads that may never end."""
+    for stream in (sys.stdout, sys.stderr):
+        _flush(stream)
+    if threading.active_count() == 1:
+        sys.exit(status)
+    # Such as a device thread that hangs, or one that still loads a model.
+    logging.shutdown()
+    os._exit(status)
+
+
+def _flush(stream: TextIO | None) -> None:
+    """Flush, or drop the output where that fails: Python would exit with status 120."""
+    if stream is None:
+        return
+    try:
+        stream.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+@contextmanager
+def exit_on_startup_error() -> Iterator[None]:
+    """Exit with one sentence if the app cannot be created; uvicorn would print a traceback."""
+    try:
+        yield
+    except StartupError as error:
+        sys.exit(f"Smart Embedder cannot start: {error}")
+
+
+def load_settings_and_configure_logs() -> Settings:
+    """Read the settings and take over the log; uvicorn's own flags say where it listens."""
+    settings = load_settings()
+    configure_logs(settings.log_format, settings.log_level, server_at="info")
+    warn_of_misspelt_names()
+    return settings
+
+
+def stop_uvicorn(error: Exception) -> None:
+    """End uvicorn with status 1, the reason last; another ASGI server keeps an unhealthy app."""
+    server = getattr(signal.getsignal(signal.SIGTERM), "__self__", None)
+    if not isinstance(server, uvicorn.Server):
+        log_failure(error)
+        return
+    server.should_exit = True
+    atexit.register(_exit_uvicorn, error)
+
+
+def _exit_uvicorn(error: Exception) -> None:
+    log_failure(error)
+    os._exit(1)
+
+
+def log_ready(models: LoadedModels, url: str | None = None) -> None:
+    """Log that the service is ready, with the limits in force, and its `url` if that is known."""
+    reranker = models.embedder if models.late_interaction else models.reranker
+    if reranker is not None:
+        log.info("Reranker ready.", **_limits(reranker))
+    if models.demo:
+        log.warning("demo_model", note=models.demo)
+    log.info(
+        "Server ready to accept requests",
+        **({} if url is None else {"url": url}),
+        **_limits(models.embedder),
+        device=models.device.description,
+        dtype=models.device.dtype,
+        attention=models.device.attention,
+        max_batch_tokens=models.max_batch_tokens,
+    )
+
+
+def _limits(model: Model) -> dict[str, str | int]:
+    """The model's name and its limits in force, which may be lower than the settings."""
+    limits: dict[str, str | int] = {"model": model.name, "max_length": model.max_length}
+    if model.max_batch_sequences is not None:
+        limits["max_pairs_in_forward"] = model.max_batch_sequences
+    return limits
+
+
+def log_failure(error: Exception) -> None:
+    """Log why the start failed; the last line holds the reason."""
+    reason = str(error)
+    if not isinstance(error, StartupError):
+        first_line = reason.partition("\n")[0]
+        reason = f"unexpected error while loading: {type(error).__name__}: {first_line}"
+        log.error("unexpected_error", exc_info=error)
+    log.error("start_failed", reason=reason)
+
+
+def warn_of_misspelt_names() -> None:
+    """Warn of environment variables whose names are close to a setting's."""
+    for name, setting in misspelt_names():
+        log.warning("unknown_setting", name=name, nearest=setting)
+
+
+def collect_rarely() -> None:
+    """Collect rarely while libraries and models load: their objects stay, and scans cost 0.4 s."""
+    gc.set_threshold(*_STARTUP_THRESHOLD)
+
+
+def freeze_startup_objects() -> None:
+    """Exclude every present object from collections, and collect as usual from now on.
+
+    These are more than 400,000 objects; a full collection that scanned them stopped every thread
+    for 0.3 seconds, /health included.
+    """
+    gc.freeze()
+    gc.set_threshold(*_DEFAULT_THRESHOLD)

@@ -1,0 +1,169 @@
+"""uvicorn's server with a graceful shutdown that loses no request.
+
+uvicorn closes its port at once: the system refuses new connections, and resets those that it has
+completed and the server has not accepted yet. Here the port stays open and answers 503 until every
+accepted request has its response; then new connections are kept out and the waiting ones accepted.
+"""
+
+import asyncio
+import ctypes
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+from contextlib import suppress
+from types import FrameType
+from typing import Protocol
+
+import structlog
+import uvicorn
+
+from smart_embedder.server.connection import BoundedConnection
+from smart_embedder.server.drain import Drain
+
+log = structlog.get_logger(__name__)
+
+_SHARE_FOR_RESPONSES = 0.9
+_SIGNAL_STATUS = 128
+# How long connections may last when every request has its response, and how often they are polled.
+_LINGER_SECONDS = 1.0
+_POLL_SECONDS = 0.02
+# A handshake that began before new connections were kept out is complete by then.
+_HANDSHAKE_SECONDS = 0.1
+# An address that listens everywhere is shown as one that can be called.
+_LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "127.0.0.1"}  # noqa: S104
+
+# A classic BPF program for the kernel's socket filter: (operation, jump if true, if false, k).
+_LOAD_BYTE, _JUMP_IF_SET, _RETURN = 0x30, 0x45, 0x06
+_TCP_FLAGS, _SYN, _WHOLE_PACKET = 13, 0x02, 0xFFFF_FFFF
+_DROP_SYN = (
+    (_LOAD_BYTE, 0, 0, _TCP_FLAGS),
+    (_JUMP_IF_SET, 0, 1, _SYN),
+    (_RETURN, 0, 0, 0),
+    (_RETURN, 0, 0, _WHOLE_PACKET),
+)
+_SO_ATTACH_FILTER = 26
+
+
+class DrainingServer(uvicorn.Server):
+    """Serves until a signal arrives, then drains; after SIGTERM `delay` seconds later.
+
+    After nine tenths of `timeout` seconds the drain times out, so that every request in work gets
+    an error while there is time to send it. The port is closed when every client has read its
+    response, or after a second. A second signal ends the process at once.
+    """
+
+    def __init__(
+        self, config: uvicorn.Config, drain: Drain, timeout: float, delay: float = 0.0
+    ) -> None:
+        super().__init__(config)
+        self._drain = drain
+        self._timeout = timeout
+        self._delay = delay
+
+    @property
+    def url(self) -> str:
+        """The address to call it at."""
+        host, port = self.servers[0].sockets[0].getsockname()[:2]
+        host = _LOOPBACK.get(host, host)
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, and log the address."""
+        await super().startup(sockets)
+        if self.started:
+            log.info("listening", url=self.url)
+
+    def handle_exit(self, sig: int, _frame: FrameType | None) -> None:
+        """Begin to drain; at the second signal exit with the status of that signal."""
+        if self._drain.announced:
+            name = signal.Signals(sig).name
+            # Not the log: the signal may have interrupted it while it was writing.
+            os.write(2, f"second signal ({name}): ended at once\n".encode())
+            os._exit(_SIGNAL_STATUS + sig)
+        self._drain.announced = True
+        loop = asyncio.get_running_loop()
+        if sig == signal.SIGTERM and self._delay:
+            loop.call_soon_threadsafe(loop.call_later, self._delay, self._begin_to_drain)
+        else:
+            self._drain.begin()  # Before any other callback of the loop.
+            loop.call_soon_threadsafe(self._begin_to_drain)
+
+    def _begin_to_drain(self) -> None:
+        self._drain.begin()
+        self.should_exit = True
+        # At once, because `main_loop` looks every tenth of a second, and responses may begin
+        # before.
+        self._close_after_responses()
+
+    async def main_loop(self) -> None:
+        """Serve until a signal arrives and every accepted request has its response."""
+        await super().main_loop()
+        self._drain.begin()
+        self._close_after_responses()
+        limit = self._timeout * _SHARE_FOR_RESPONSES
+        if not await self._drain.wait(self._drain.seconds_left(limit)):
+            self._drain.time_out()
+        await self._finish_connections()
+        # uvicorn passes it to asyncio, which takes fractions.
+        self.config.timeout_graceful_shutdown = self._drain.seconds_left(self._timeout)  # type: ignore[assignment]
+
+    def _close_after_responses(self) -> None:
+        """Announce with the responses in work that their connections close, and end streams."""
+        self._drain.wake()
+        for connection in self.server_state.connections:
+            if isinstance(connection, BoundedConnection):
+                connection.close_after_response()
+
+    async def _finish_connections(self) -> None:
+        """Keep new connections out, and wait until each client has read its response."""
+        listeners = [listener for server in self.servers for listener in server.sockets]
+        for listener in listeners:
+            _refuse_new_connections(listener)
+        left = self._drain.seconds_left(self._timeout)
+        await asyncio.sleep(min(_HANDSHAKE_SECONDS, left))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(min(_LINGER_SECONDS, left)):
+                # uvicorn has no event for the end of a connection.
+                while self.server_state.connections or any(map(_has_backlog, listeners)):  # noqa: ASYNC110
+                    await asyncio.sleep(_POLL_SECONDS)
+
+
+class _Listener(Protocol):
+    """A listening socket, as the event loop shows it."""
+
+    def fileno(self) -> int: ...
+
+
+def _refuse_new_connections(listener: _Listener) -> None:
+    """Refuse new connections; those in the backlog stay.
+
+    On Linux the first packet (SYN) of a new connection is dropped: the client's system sends it
+    again after a second and finds the port closed. Elsewhere the backlog is shortened to its size.
+    """
+    with socket.socket(fileno=os.dup(listener.fileno())) as own:
+        if sys.platform != "linux" or not _drop_syn(own):
+            own.listen(0)
+
+
+def _has_backlog(listener: _Listener) -> bool:
+    """Whether connections wait to be accepted."""
+    if not hasattr(select, "poll"):
+        return False
+    poll = select.poll()
+    poll.register(listener.fileno(), select.POLLIN)
+    return bool(poll.poll(0))
+
+
+def _drop_syn(listener: socket.socket) -> bool:
+    """Attach the filter; False where the kernel refuses it, as some sandboxes do."""
+    program = b"".join(struct.pack("HBBI", *step) for step in _DROP_SYN)
+    memory = ctypes.create_string_buffer(program, len(program))
+    option = struct.pack("@HP", len(_DROP_SYN), ctypes.addressof(memory))
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, option)
+    except OSError:
+        return False
+    return True

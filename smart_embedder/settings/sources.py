@@ -1,0 +1,341 @@
+"""Settings from the command line, the environment and .env, in that order.
+
+A value that is not allowed stops the start with one sentence that names the setting, the value and
+the allowed values. So does an unknown name in .env. A wrong value is never replaced by the default;
+an empty value counts as not set.
+"""
+
+import argparse
+import os
+import tomllib
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+import yaml
+from dotenv import dotenv_values
+from pydantic import ValidationError
+
+from smart_embedder.errors import StartupError
+from smart_embedder.settings.declaration import (
+    Settings,
+    allowed,
+    allowed_in,
+    default,
+    meaning,
+    sections,
+    shown,
+    without_markup,
+)
+from smart_embedder.settings.types import ModelEntry
+
+DOTENV = Path(".env")
+# In names up to this length more than one difference makes another word, as in HOME and HOST.
+_SHORT = 5
+# The least similarity: two swapped pairs of letters in the shortest longer name leave more.
+_ALIKE = 0.5
+_FIELDS = {name: field for name, field in ModelEntry.model_fields.items() if name != "location"}
+_ABOUT = """\
+Serve embeddings and reranking over HTTP. Where the client's package is installed, too,
+`smart-embedder ingest` and `smart-embedder search` fill a Qdrant collection and ask it; each has
+a --help of its own.
+
+Every flag is also a variable of the environment, or a line of .env, in capitals and with
+underscores: --max-queue-size is MAX_QUEUE_SIZE. A flag wins over the environment, which wins over
+.env. Every user of the machine can read the flags of a process: keep secrets in .env.
+"""
+
+
+class ComposeVariable(NamedTuple):
+    """A variable of the compose files, or of compose itself, with its default there."""
+
+    name: str
+    default: str
+    description: str
+
+
+COMPOSE_VARIABLES = (
+    ComposeVariable(
+        "MEMORY_LIMIT",
+        "16g",
+        "the most memory of the service; above it, its container is ended and started again",
+    ),
+    ComposeVariable("MONITORING_MEMORY_LIMIT", "1g", "the same for Prometheus and for Grafana"),
+    ComposeVariable("QDRANT_MEMORY_LIMIT", "4g", "the same for Qdrant"),
+    ComposeVariable("PIDS_LIMIT", "2048", "the most threads of a container"),
+    ComposeVariable(
+        "STOP_GRACE_PERIOD",
+        "40s",
+        "how long compose waits before it kills; it must be above `SHUTDOWN_TIMEOUT`",
+    ),
+    ComposeVariable(
+        "HF_CACHE_VOLUME", "smart-embedder-hf-cache", "the volume of downloaded models"
+    ),
+    ComposeVariable(
+        "MODELS_FOLDER",
+        "./deploy/models",
+        "the folder that is mounted read-only at `/models`: for models that are folders, and for "
+        "the file of `MODELS`; in the settings their paths begin with `/models`",
+    ),
+    ComposeVariable("PROMETHEUS_PORT", "9090", "the port of Prometheus on this machine"),
+    ComposeVariable("GRAFANA_PORT", "3000", "the port of Grafana on this machine"),
+    ComposeVariable("QDRANT_PORT", "6333", "the port of Qdrant's REST API on this machine"),
+    ComposeVariable("QDRANT_GRPC_PORT", "6334", "the port of Qdrant's gRPC API on this machine"),
+    ComposeVariable("QDRANT__SERVICE__API_KEY", "", "the key that Qdrant asks its clients for"),
+    ComposeVariable("COMPOSE_FILE", "", "the same as compose's flag -f"),
+    ComposeVariable("COMPOSE_PROFILES", "", "the same as compose's flag --profile"),
+    ComposeVariable("COMPOSE_PROJECT_NAME", "smart-embedder", "the same as compose's flag -p"),
+)
+_SETTINGS = {name.upper() for name in Settings.model_fields}
+_KNOWN = _SETTINGS | {variable.name for variable in COMPOSE_VARIABLES}
+
+
+def load_settings(arguments: Sequence[str] = ()) -> Settings:
+    """Read the settings; raise `StartupError` naming all that is wrong with them.
+
+    `arguments` are those of the command line, of which `--help` prints the flags and ends the
+    process.
+    """
+    flags = parse_flags(arguments)
+    values: dict[str, Any] = _settings_in(_read_dotenv()) | _settings_in(os.environ) | flags
+    if "models" in values:
+        values["models"] = read_model_entries(Path(values["models"]))
+    try:
+        return Settings.model_validate(values)
+    except ValidationError as error:
+        raise StartupError(_explain(error)) from None
+
+
+def _settings_in(variables: Mapping[str, str | None]) -> dict[str, str]:
+    """The settings among variables, whose names may be in any case; empty ones are left out."""
+    found = {name.lower(): value for name, value in variables.items() if value}
+    return {name: value for name, value in found.items() if name in Settings.model_fields}
+
+
+def _explain(error: ValidationError) -> str:
+    """One sentence for all that is wrong with the settings."""
+    return "; ".join(dict.fromkeys(_explain_one(dict(item)) for item in error.errors()))
+
+
+def _explain_one(item: dict[str, Any]) -> str:
+    if not item["loc"]:
+        return str(item["msg"]).removeprefix("Value error, ")
+    name = str(item["loc"][0])
+    value = shown(name.upper(), str(item["input"]))
+    return f"{name.upper()}={value} is not allowed: {allowed(name)}"
+
+
+def parse_flags(arguments: Sequence[str]) -> dict[str, str]:
+    """The settings that are given as flags, by name in lower case; empty ones count as not set.
+
+    Raises `StartupError` for an unknown flag; `--help` prints all flags and ends the process.
+    """
+    known, unknown = _parser().parse_known_args(arguments)
+    if unknown:
+        raise StartupError(_unknown_flag(unknown[0]))
+    return {name: value for name, value in vars(known).items() if value}
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="python -m smart_embedder",
+        usage="python -m smart_embedder [--SETTING VALUE ...]",
+        description=_ABOUT,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+        argument_default=argparse.SUPPRESS,
+    )
+    for title, names in sections().items():
+        group = parser.add_argument_group(title)
+        for name in names:
+            if Settings.model_fields[name].annotation is bool:
+                group.add_argument(
+                    _flag(name), help=_help(name), metavar="true|false", nargs="?", const="true"
+                )
+            else:
+                group.add_argument(_flag(name), help=_help(name), metavar="VALUE")
+    return parser
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """Raise the message alone: argparse would print a usage of fifty flags."""
+        raise StartupError(message)
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _help(name: str) -> str:
+    ending = f" (default: {default(name)})" if default(name) else ""
+    return f"{without_markup(meaning(name))}{ending}".replace("%", "%%")
+
+
+def _unknown_flag(argument: str) -> str:
+    flag = argument.partition("=")[0]
+    if not flag.startswith("-"):
+        return "flags begin with --, and one of the arguments belongs to none"
+    (nearest,) = get_close_matches(
+        "--" + flag.lstrip("-"), map(_flag, Settings.model_fields), n=1, cutoff=0
+    )
+    return f"there is no flag {flag}: the nearest is {nearest}; --help lists all"
+
+
+def _read_dotenv() -> dict[str, str | None]:
+    """The variables in .env; raises `StartupError` if it cannot be read or has unknown names."""
+    if not DOTENV.is_file():
+        return {}
+    try:
+        variables = dotenv_values(DOTENV, encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise StartupError(f"{DOTENV} cannot be read: {error}") from error
+    unknown = [name for name in variables if name.upper() not in _KNOWN]
+    if unknown:
+        raise StartupError("; ".join(map(_unknown, unknown)))
+    return variables
+
+
+def _unknown(name: str) -> str:
+    (nearest,) = get_close_matches(name.upper(), sorted(_KNOWN), n=1, cutoff=0)
+    return f".env sets {name}, which is no setting: the nearest is {nearest}"
+
+
+def misspelt_names(environment: Mapping[str, str] = os.environ) -> Iterator[tuple[str, str]]:
+    """Names in the environment that differ from a setting by a letter or two, each with it."""
+    for name in sorted(environment):
+        upper = name.upper()
+        near = [setting for setting in _SETTINGS - {upper} if _has_the_letters(upper, setting)]
+        if upper not in _KNOWN and (found := get_close_matches(upper, near, cutoff=_ALIKE)):
+            yield name, found[0]
+
+
+def _has_the_letters(name: str, setting: str) -> bool:
+    """Whether all letters but one or two are the same, in any order."""
+    most = 1 if len(setting) <= _SHORT else 2
+    if abs(len(name) - len(setting)) > most:
+        return False
+    letters, wanted = Counter(name), Counter(setting)
+    return max((letters - wanted).total(), (wanted - letters).total()) <= most
+
+
+def read_model_entries(path: Path) -> tuple[ModelEntry, ...]:
+    """The models in a YAML or TOML file; raises a `StartupError` that tells where an error is."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise StartupError(f"MODELS={path} cannot be read: {error}") from error
+    read = _read_toml if path.suffix.lower() == ".toml" else _read_yaml
+    entries = read(path, text)
+    _require_own_names(entries)
+    return entries
+
+
+def _read_toml(path: Path, text: str) -> tuple[ModelEntry, ...]:
+    try:
+        root = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # Its message has the line.
+        raise StartupError(f"{path.name}: {error}") from error
+    models = root.get("models")
+    if list(root) != ["models"] or not models or not isinstance(models, list):
+        raise StartupError(f"{path.name}: this is no list of models, each a table [[models]]")
+    return tuple(
+        _toml_entry(model, f"{path.name}, model {number}") for number, model in enumerate(models, 1)
+    )
+
+
+def _toml_entry(model: object, location: str) -> ModelEntry:
+    if not isinstance(model, dict):
+        raise StartupError(f"{location}: a model is a table [[models]]")
+    for name in model:
+        if name not in _FIELDS:
+            raise StartupError(f"{location}: {_unknown_key(name)}")
+    return _validated(model, location, lambda _: location)
+
+
+def _read_yaml(path: Path, text: str) -> tuple[ModelEntry, ...]:
+    try:
+        loader = yaml.SafeLoader(text)
+        root = loader.get_single_node()
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise StartupError(
+            f"{path.name}, line {line}: there is a character that YAML does not allow"
+        ) from error
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        raise StartupError(f"{path.name}, line {mark.line + 1}: {error.problem}") from error
+    if not isinstance(root, yaml.SequenceNode) or not root.value:
+        raise StartupError(
+            f"{path.name}, line 1: this is no list of models, of which each has a name"
+        )
+    return tuple(_Reader(path.name, loader).entry(node) for node in root.value)
+
+
+class _Reader:
+    """Makes entries of YAML nodes, which know their lines."""
+
+    def __init__(self, file: str, loader: yaml.SafeLoader) -> None:
+        self._file = file
+        self._loader = loader
+
+    def entry(self, node: yaml.Node) -> ModelEntry:
+        """One model."""
+        if not isinstance(node, yaml.MappingNode):
+            raise StartupError(
+                f"{self._location(node)}: a model needs a name, as in `- name: my/model`"
+            )
+        values: dict[str, yaml.Node] = {}
+        for key, value in node.value:
+            name = str(key.value)
+            if name not in _FIELDS:
+                raise StartupError(f"{self._location(key)}: {_unknown_key(name)}")
+            if name in values:
+                raise StartupError(f"{self._location(key)}: {name} is there twice for this model")
+            values[name] = value
+        fields = {name: self._value(value) for name, value in values.items()}
+        return _validated(fields, self._location(node), lambda name: self._location(values[name]))
+
+    def _value(self, node: yaml.Node) -> Any:
+        try:
+            return self._loader.construct_object(node, deep=True)
+        except (yaml.YAMLError, ValueError) as error:
+            raise StartupError(f"{self._location(node)}: YAML knows no such value") from error
+
+    def _location(self, node: yaml.Node) -> str:
+        return f"{self._file}, line {node.start_mark.line + 1}"
+
+
+def _validated(
+    values: Mapping[str, Any], location: str, location_of: Callable[[str], str]
+) -> ModelEntry:
+    """The model with these fields, at `location`; `location_of` tells where a field is."""
+    try:
+        return ModelEntry.model_validate({**values, "location": location})
+    except ValidationError as error:
+        name = str(error.errors()[0]["loc"][0])
+    if name not in values:
+        raise StartupError(f"{location}: this model has no {name}")
+    raise StartupError(
+        f"{location_of(name)}: {name}={shown(name, str(values[name]))} is not allowed: "
+        f"{allowed_in(_FIELDS[name])}"
+    )
+
+
+def _unknown_key(name: str) -> str:
+    (nearest,) = get_close_matches(name, _FIELDS, n=1, cutoff=0)
+    return f"{name} is nothing that a model has: the nearest is {nearest}"
+
+
+def _require_own_names(entries: tuple[ModelEntry, ...]) -> None:
+    """Raise `StartupError` where two models have a name in common."""
+    owners: dict[str, ModelEntry] = {}
+    for entry in entries:
+        for name in (entry.public_name, *entry.aliases):
+            other = owners.setdefault(name.casefold(), entry)
+            if other is not entry:
+                raise StartupError(
+                    f"{entry.location}: {name} is a name of the model of {other.location}, too"
+                )

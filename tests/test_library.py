@@ -1,0 +1,117 @@
+"""`from smart_embedder import Engine`, on a real tiny model."""
+
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import smart_embedder
+from smart_embedder import Engine, SyncEngine
+from smart_embedder.engine import Engine as ServiceEngine
+from smart_embedder.engine import RerankRequest
+from smart_embedder.engine.records import EmbeddingOptions, TruncationOptions
+from smart_embedder.errors import StartupError, TextTooLongError
+from smart_embedder.models.load import load_models
+from smart_embedder.settings import Settings
+
+TEXTS = ["a short text", "hybrid search with sparse and dense vectors", "one"]
+
+
+@pytest.fixture(scope="module")
+def sync_engine(tiny_m3: Path) -> Iterator[SyncEngine]:
+    with SyncEngine(
+        str(tiny_m3), dtype="float32", device="cpu", reranker="late-interaction"
+    ) as engine:
+        yield engine
+
+
+async def test_arrays_are_the_vectors_of_the_services_engine(tiny_m3: Path) -> None:
+    settings = Settings(
+        embedding_model=str(tiny_m3),
+        reranker_model="late-interaction",
+        dtype="float32",
+        device="cpu",
+    )
+    async with ServiceEngine(settings, load_models) as engine:
+        expected = await engine.embed(TEXTS)
+        scores = (await engine.rerank(RerankRequest(TEXTS[0], TEXTS))).scores
+    library = Engine(str(tiny_m3), dtype="float32", device="cpu", reranker="late-interaction")
+    await library.start()
+    vectors = await library.embed(TEXTS, sparse=True, colbert=True)
+    ranked = await library.rerank(TEXTS[0], TEXTS)
+    await library.stop()
+
+    assert vectors.dense.shape == (3, len(expected.embeddings[0].dense))
+    for index, each in enumerate(expected.embeddings):
+        np.testing.assert_array_equal(vectors.dense[index], each.dense)
+        np.testing.assert_array_equal(vectors.sparse_indices[index], each.sparse.indices)
+        np.testing.assert_array_equal(vectors.sparse_weights[index], each.sparse.values)
+        np.testing.assert_array_equal(vectors.colbert[index], each.colbert)
+    assert vectors.tokens == expected.tokens
+    assert ranked.dtype == np.float32
+    np.testing.assert_allclose(ranked, scores, rtol=1e-6)
+
+
+def test_what_is_not_asked_for_is_none(sync_engine: SyncEngine) -> None:
+    vectors = sync_engine.embed(TEXTS)
+    assert vectors.dense is not None
+    assert (vectors.sparse_indices, vectors.sparse_weights, vectors.colbert) == (None, None, None)
+    assert sync_engine.embed(TEXTS, dense=False, sparse=True).dense is None
+
+
+def test_threads_share_a_synchronous_engine(sync_engine: SyncEngine) -> None:
+    alone = sync_engine.embed(TEXTS).dense
+    with ThreadPoolExecutor(8) as threads:
+        for vectors in threads.map(lambda _: sync_engine.embed(TEXTS), range(32)):
+            np.testing.assert_allclose(vectors.dense, alone, atol=1e-6)
+
+
+def test_errors_and_truncations_reach_the_caller(sync_engine: SyncEngine) -> None:
+    long = ["word " * 9000]
+    (cut,) = sync_engine.embed(long).truncations
+    assert cut.original_tokens > cut.max_tokens
+    with pytest.raises(TextTooLongError):
+        sync_engine.embed(long, options=EmbeddingOptions(TruncationOptions(truncate=False)))
+
+
+def test_a_failed_start_names_its_reason_and_leaves_no_thread(tmp_path: Path) -> None:
+    before = {*threading.enumerate()}
+    with pytest.raises(StartupError, match="config.json"):
+        SyncEngine(str(tmp_path), device="cpu").start()
+    assert {*threading.enumerate()} <= before
+
+
+def test_a_stopped_engine_says_so(tiny_m3: Path) -> None:
+    engine = SyncEngine(str(tiny_m3), device="cpu")
+    with pytest.raises(RuntimeError, match="not started"):
+        engine.embed(TEXTS)
+    engine.start()
+    engine.stop()
+    engine.stop()
+    with pytest.raises(RuntimeError, match="was stopped"):
+        engine.embed(TEXTS)
+
+
+def test_a_name_that_is_no_setting_is_refused() -> None:
+    with pytest.raises(ValueError, match="max_batch"):
+        Engine("BAAI/bge-m3", max_batch=3)
+
+
+def test_the_package_imports_nothing_until_it_is_asked(tmp_path: Path) -> None:
+    code = (
+        "import sys, smart_embedder\n"
+        "print(*[name for name in sys.modules if name.startswith('smart_embedder.')])\n"
+        "assert smart_embedder.Engine and 'torch' not in sys.modules\n"
+    )
+    root = str(Path(smart_embedder.__file__).parents[1])
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=root, check=True, capture_output=True, text=True
+    )
+    assert done.stdout.split() == []
+    with pytest.raises(AttributeError, match="no_such_name"):
+        smart_embedder.no_such_name  # noqa: B018
