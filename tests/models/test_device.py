@@ -65,7 +65,7 @@ def compare(load: Callable[[Target], object], *, qwen: bool, outputs: list[Outpu
     expected = [plain.forward([text], kinds)[0] for text, kinds in zip(texts, chosen, strict=True)]
     for results in (first(), second()[::-1]):
         for mine, exact in zip(results, expected, strict=True):
-            np.testing.assert_allclose(numbers(mine), numbers(exact), rtol=0.05, atol=0.03)
+            np.testing.assert_allclose(numbers(mine), numbers(exact), rtol=0.05, atol=0.05)
 
 
 def test_bge_m3_with_every_selection_of_kinds(tiny_m3: Path) -> None:
