@@ -260,7 +260,7 @@ async def _start(
     on_settled: Callable[[], None],
 ) -> None:
     await service.engine.start()
-    models = service.engine.models
+    models = service.engine.loaded()
     assert models is not None  # noqa: S101 - start has returned
     service.metrics.describe(operations.describe_server(service.settings, models))
     on_ready(models)

@@ -138,7 +138,7 @@ async def measure(folder: Path, device: str, size: Size) -> dict[str, Any]:
     )
     began = time.perf_counter()
     async with Engine(settings, load_models) as engine:
-        models = engine.models
+        models = engine.loaded()
         assert models is not None
         found: dict[str, Any] = {
             "start_seconds": time.perf_counter() - began,

@@ -62,7 +62,7 @@ def profile_forward(model: Model, texts: int, length: int, *, cuda: bool) -> dic
 async def measure(settings: Settings, kind: str, sizes: dict[str, tuple[int, int]]) -> Any:
     """A table for each size."""
     async with Engine(settings, load_models) as engine:
-        models = engine.models
+        models = engine.loaded()
         assert models is not None
         model = models.embedder if kind == "embedder" else models.reranker
         assert model is not None

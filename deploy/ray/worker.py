@@ -103,7 +103,7 @@ class BlockEmbedder:
             )
 
     def _models(self) -> dict[str, dict[str, str]]:
-        models = self._engine.models
+        models = self._engine.loaded()
         assert models is not None  # noqa: S101 - the engine has started
         return {
             name: {
@@ -118,7 +118,7 @@ class BlockEmbedder:
     @property
     def widths(self) -> tuple[int, int]:
         """Numbers in a dense vector, and in a ColBERT vector."""
-        models = self._engine.models
+        models = self._engine.loaded()
         assert models is not None  # noqa: S101 - the engine has started
         return models.dense_model.dense_width, models.embedder.colbert_width
 

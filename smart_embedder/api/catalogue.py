@@ -37,24 +37,19 @@ class ServedModel:
 
     @property
     def name(self) -> str:
-        """The name that answers carry."""
+        """The name that answers carry, and that the engine knows it by."""
         return self.names[0]
-
-    @property
-    def is_default_embedder(self) -> bool:
-        """Whether it is EMBEDDING_MODEL, which makes dense vectors for requests that name it."""
-        return self.role is Role.EMBEDDER and not self.further
-
-    @property
-    def key(self) -> str | None:
-        """Its name in the engine; None for a default model, which the engine finds by its role."""
-        return self.name if self.further else None
 
     def is_called(self, name: str) -> bool:
         """Whether this is one of its names, in upper or lower case."""
         # Folding makes three characters of one at most, and a body may hold a name of megabytes.
         may_be = len(name) <= 3 * max(map(len, self.names))
         return may_be and name.casefold() in map(str.casefold, self.names)
+
+
+def name_of(model: ServedModel | None) -> str | None:
+    """The engine's name of the models that a request asks for; None for the default ones."""
+    return None if model is None else model.name
 
 
 class ModelCatalogue:

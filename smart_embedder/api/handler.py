@@ -7,7 +7,7 @@ another operation.
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ from starlette.responses import Response
 
 from smart_embedder.access.rate_limit import Buckets
 from smart_embedder.api.body import BodyForm, max_json_values, read_body
-from smart_embedder.api.catalogue import ModelCatalogue
+from smart_embedder.api.catalogue import ModelCatalogue, ServedModel, name_of
 from smart_embedder.api.context import NATIVE, Dialect, Endpoint, Paths, RequestContext, context_of
 from smart_embedder.api.negotiation import encoding_of, preference
 from smart_embedder.api.rendering import JSON, Chunk, ChunkedResponse, timings_as_json
@@ -75,7 +75,7 @@ class Service:
             return "unhealthy", str(failure)
         if self.drain.announced or self.engine.closing:
             return "draining", "the service is shutting down"
-        if self.engine.models is None:
+        if self.engine.loaded() is None:
             return "loading", "the models are being loaded"
         return "healthy", None
 
@@ -93,7 +93,7 @@ ServiceDep = Annotated[Service, Depends(get_service)]
 class Call:
     """A request in work; its `leases` are held to its end, at the latest at `deadline`.
 
-    `leased` are the models of MODELS that they hold.
+    `leased` are the models that they hold, by the name that the request gives; see `Engine.lease`.
     """
 
     request: Request
@@ -112,27 +112,24 @@ class Call:
         """The urgency that its Priority header asks for."""
         return urgency_of(self.request)
 
-    async def lease(self, model: str) -> LoadedModels:
-        """Load a model of MODELS, if necessary, and keep it loaded until the request is answered.
+    async def lease(self, model: ServedModel | None) -> LoadedModels:
+        """The models for a request that names `model`, loaded until the request is answered.
 
-        Raises as `Engine.lease`, and `ClientGoneError` if the client disconnects meanwhile.
+        Raises as `Engine.lease`.
         """
-        if (held := self.leased.get(model)) is not None:
+        name = name_of(model)
+        if (held := self.leased.get(name)) is not None:
             return held
         left = self.service.settings.request_timeout
         if self.deadline is not None:
             left = max(0.0, self.deadline - asyncio.get_running_loop().time())
-        lease = self.service.engine.lease(model, SHARE_FOR_LOADING * left)
-        entered = self.leases.enter_async_context(lease)
-        self.leased[model] = await cancel_on_disconnect(self.request, entered)
-        return self.leased[model]
+        lease = self.service.engine.lease(name, SHARE_FOR_LOADING * left)
+        self.leased[name] = models = await self.leases.enter_async_context(lease)
+        return models
 
     async def run(self, work: Coroutine[Any, Any, WorkResult], **counts: int) -> WorkResult:
-        """Run `work` and return its result; record `counts`, tokens and stages for log and trace.
-
-        If the client disconnects, cancels the work and raises `ClientGoneError`.
-        """
-        result = await cancel_on_disconnect(self.request, work)
+        """The result of `work`; records `counts`, tokens and stages for log and trace."""
+        result = await work
         timings = timings_as_json(result.timings)
         stages = {f"{stage}_ms": timings[stage] for stage in ("tokenize", "queue", "inference")}
         self.context.counts = counts | {"tokens": result.tokens} | stages
@@ -169,7 +166,7 @@ class Call:
 class Operation(BodyForm):
     """Work that can be asked for in one dialect; `answer` is called with a body of `schema`."""
 
-    answer: Callable[[Any, Call], Awaitable[Response]]
+    answer: Callable[[Any, Call], Coroutine[Any, Any, Response]]
 
 
 class Router(APIRouter):
@@ -247,7 +244,7 @@ def shared_by(routers: Sequence[Router]) -> dict[str, list["Operation"]]:
 
 
 async def respond(request: Request, service: Service, operation: Operation) -> Response:
-    """Read the body and answer it, all within REQUEST_TIMEOUT.
+    """Read the body and answer it, all within REQUEST_TIMEOUT and while the client stays.
 
     It is answered by `operation`, or by the one of those sharing the path whose field it has.
     """
@@ -259,7 +256,8 @@ async def respond(request: Request, service: Service, operation: Operation) -> R
         values = max_json_values(service.settings)
         asked, body = await read_body(request, operations, values, service.turns)
         async with AsyncExitStack() as leases:
-            return await asked.answer(body, Call(request, service, leases, deadline=deadline))
+            call = Call(request, service, leases, deadline=deadline)
+            return await cancel_on_disconnect(request, asked.answer(body, call))
 
     seconds = service.settings.request_timeout
     deadline = asyncio.get_running_loop().time() + seconds

@@ -147,7 +147,7 @@ def install_openapi(app: FastAPI, service: Service) -> None:
 
     def describe() -> dict[str, Any]:
         description = fixed()
-        limits = _describe_limits(service.settings, service.engine.models)
+        limits = _describe_limits(service.settings, service.engine.loaded())
         return description | {
             "info": description["info"] | {"description": limits},
             "paths": _paths(description["paths"], service.settings),

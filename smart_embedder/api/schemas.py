@@ -277,10 +277,10 @@ def check_truncation(truncate: bool, side: Side) -> None:
 
 
 def check_rerank_options(
-    models: LoadedModels | None, *, instruction: str | None = None, weights: object = None
+    models: LoadedModels, *, instruction: str | None = None, weights: object = None
 ) -> None:
     """Raise `InvalidRequestError` for an option that the model would ignore."""
-    if models is None or (models.reranker is None and not models.late_interaction):
+    if models.reranker is None and not models.late_interaction:
         return  # The engine raises the error for that.
     reranker = models.reranker
     name = models.embedder.name if reranker is None else reranker.name

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from smart_embedder.api.catalogue import Role, ServedModel
+from smart_embedder.api.catalogue import Role, ServedModel, name_of
 from smart_embedder.api.formats.vectors import ModelNames, VectorOptions
 from smart_embedder.api.handler import Call
 from smart_embedder.api.schemas import (
@@ -33,16 +33,9 @@ from smart_embedder.engine.records import (
 )
 from smart_embedder.engine.requests.reranking import sigmoid
 from smart_embedder.errors import InvalidRequestError, TextTooLongError
-from smart_embedder.settings import Settings
-from smart_embedder.settings.types import public_name
 
 Scoring = TypeVar("Scoring", RerankRequest, ClassificationRequest)
 Scores = TypeVar("Scores", RerankResult, ClassificationResult)
-
-
-def key_of(model: ServedModel | None) -> str | None:
-    """The engine's name of a model; None for the default models."""
-    return None if model is None else model.key
 
 
 def embedder_of(call: Call, role: Role | None = None) -> ServedModel:
@@ -58,15 +51,6 @@ def embedder_of(call: Call, role: Role | None = None) -> ServedModel:
     if model.role is Role.RERANKER or role not in {None, model.role}:
         raise InvalidRequestError(f"the model {model.name} does not make what is asked for here")
     return model
-
-
-async def models_for(call: Call, model: ServedModel | None) -> LoadedModels | None:
-    """The models for a request that names `model`, which is loaded if necessary.
-
-    None while the default models are being loaded, for which the engine raises the error.
-    """
-    key = key_of(model)
-    return call.service.engine.models if key is None else await call.lease(key)
 
 
 async def embed(
@@ -86,7 +70,7 @@ async def embed(
     which may have unit length all the same.
     """
     check_texts(texts, field, call.service.settings, allowed=allowed)
-    await models_for(call, model)
+    await call.lease(model)
     with _errors_name("sentences", field):
         return await vectors(call, texts, EmbeddingWork(outputs, model, options, normalize))
 
@@ -117,8 +101,7 @@ class EmbeddingWork:
         self, texts: list[str], call: Call, urgency: int, answer: AnswerMemory | None = None
     ) -> Coroutine[Any, Any, EmbeddingResult]:
         """Embed texts that have been checked; `answer` is the call's by default."""
-        model, outputs = self.model, self.outputs
-        key = key_of(model)
+        name, outputs = name_of(self.model), self.outputs
         return call.service.engine.embed(
             texts,
             dense=outputs.dense,
@@ -126,13 +109,12 @@ class EmbeddingWork:
             colbert=outputs.colbert,
             states=outputs.states,
             normalize_dense=self.normalize,
-            embedder_only=model is not None and model.role is Role.EMBEDDER,
             options=self.options,
             urgency=urgency,
             client=call.context.client,
             answer=call.context.answer if answer is None else answer,
-            model=key,
-            leased=call.leased.get(key),
+            model=name,
+            models=call.leased.get(name),
         )
 
 
@@ -166,7 +148,7 @@ async def rerank(
     Late interaction has no probabilities: its scores go through a sigmoid, which keeps the order.
     """
     check_passages(passages.query, passages.texts, passages.field, call.service.settings)
-    check_rerank_options(await models_for(call, model), instruction=instruction)
+    check_rerank_options(await call.lease(model), instruction=instruction)
     request = RerankRequest(
         passages.query,
         passages.texts,
@@ -201,7 +183,7 @@ def _of_call(request: Scoring, call: Call, model: ServedModel | None) -> Scoring
         request,
         urgency=call.urgency,
         client=context.client,
-        model=key_of(model),
+        model=name_of(model),
         answer=context.answer,
     )
 
@@ -212,18 +194,16 @@ async def _count_pairs(call: Call, work: Coroutine[Any, Any, Scores], count: int
     return result
 
 
-def vector_options(fields: EmbeddingFields, models: LoadedModels | None) -> VectorOptions:
+def vector_options(fields: EmbeddingFields, models: LoadedModels) -> VectorOptions:
     """The options of vectors; raises `InvalidRequestError` for ones that contradict each other."""
     # A kind that the request leaves out is made if it can be.
     said = fields.model_fields_set
-    outputs = Outputs(fields.return_dense, fields.return_sparse, fields.return_colbert)
-    if models is not None:  # Otherwise the engine raises the error.
-        outputs = wanted_kinds(
-            models,
-            dense=fields.return_dense if "return_dense" in said else None,
-            sparse=fields.return_sparse if "return_sparse" in said else None,
-            colbert=fields.return_colbert if "return_colbert" in said else None,
-        )
+    outputs = wanted_kinds(
+        models,
+        dense=fields.return_dense if "return_dense" in said else None,
+        sparse=fields.return_sparse if "return_sparse" in said else None,
+        colbert=fields.return_colbert if "return_colbert" in said else None,
+    )
     if not (outputs or fields.muvera):
         raise InvalidRequestError(
             "nothing is asked for: set return_dense, return_sparse or return_colbert to true"
@@ -248,16 +228,7 @@ def check_numbers(fields: EmbeddingFields, media_type: str, binary: list[str]) -
         )
 
 
-def as_asked_for(models: LoadedModels | None, model: ServedModel | None) -> LoadedModels | None:
-    """The models for a request that names `model`: the default embedder, named, works alone."""
-    if models is None or model is None or not model.is_default_embedder:
-        return models
-    return replace(models, dense=None)
-
-
-def model_names(settings: Settings, model: ServedModel | None = None) -> ModelNames:
-    """The model of each kind of vectors; `model` is the one that the request names."""
-    if model is not None and (model.further or model.is_default_embedder):
-        return ModelNames(dense=model.name, sparse=model.name, colbert=model.name)
-    bge = public_name(settings.embedding_model)
-    return ModelNames(dense=public_name(settings.dense_model), sparse=bge, colbert=bge)
+def model_names(models: LoadedModels) -> ModelNames:
+    """The model that makes each kind of vectors."""
+    own = models.embedder.name
+    return ModelNames(dense=models.dense_model.name, sparse=own, colbert=own)

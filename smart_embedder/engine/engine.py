@@ -48,6 +48,7 @@ from smart_embedder.errors import (
 )
 from smart_embedder.observability.metrics import Metrics
 from smart_embedder.settings import Settings
+from smart_embedder.settings.types import public_name
 
 Result = TypeVar("Result")
 
@@ -144,7 +145,7 @@ class Engine:
         self._devices = DevicePool(settings, self._queue, self._metrics, make_thread)
         self._further = ModelPool(settings, self._devices, self._metrics, make_thread)
         self._pipelines = Pipelines(settings, self._queue, self._devices, self._metrics)
-        self._models: LoadedModels | None = None
+        self._defaults: dict[str | None, LoadedModels] = {}
         self._requests = ActiveRequests()
         self._closing = self._aborted = False
         self._loading: asyncio.Future[LoadedModels] | None = None
@@ -167,23 +168,15 @@ class Engine:
     ) -> None:
         await self.close()
 
-    @property
-    def models(self) -> LoadedModels | None:
-        """The warm models, or None while they are being loaded."""
-        return self._models
-
     def loaded(self, model: str | None = None) -> LoadedModels | None:
-        """The models that serve requests for `model` of MODELS; None while it is not loaded.
-
-        Without `model`, the default models.
-        """
-        return self._models if model is None else self._further.loaded(model)
+        """What a lease of `model` would yield at once; None where it is not loaded now."""
+        return self._defaults.get(model) or self._further.loaded(model)
 
     @property
     def statuses(self) -> list[ModelStatus]:
         """The state of each model: the default ones, and then those of MODELS."""
         has_failed = start_failure(self._loading) is not None
-        own = default_statuses(self._settings, self._models, has_failed=has_failed)
+        own = default_statuses(self._settings, self.loaded(), has_failed=has_failed)
         return [
             replace(status, token_budgets=self._devices.token_budgets(status.name))
             for status in (*own, *self._further.statuses)
@@ -212,7 +205,10 @@ class Engine:
             self._metrics.watch_memory(models.read_memory)
         self._metrics.start_models(models.names)
         await self._further.start(models)
-        self._models = models
+        names = (status.name for status in default_statuses(self._settings, models))
+        self._defaults = dict.fromkeys((None, *names), models)
+        # EMBEDDING_MODEL, named, makes the dense vectors, too.
+        self._defaults[public_name(self._settings.embedding_model)] = replace(models, dense=None)
 
     async def close(self) -> None:
         """Refuse new requests, serve the accepted ones, and end the threads.
@@ -248,22 +244,19 @@ class Engine:
         colbert: bool | None = None,
         states: bool = False,
         normalize_dense: bool = False,
-        embedder_only: bool = False,
         options: EmbeddingOptions = NO_OPTIONS,
         urgency: int = DEFAULT_URGENCY,
         client: str = "",
         answer: AnswerMemory = UNLIMITED,
         model: str | None = None,
-        leased: LoadedModels | None = None,
+        models: LoadedModels | None = None,
     ) -> EmbeddingResult:
         """Embed texts; a text's vectors never depend on the other texts.
 
-        `model` is a name in MODELS; without it the default models are used. `leased` is what a
-        `lease` of it has yielded, if the caller has one.
+        `model` is as in `lease`; `models` is what a lease has yielded, if the caller has one.
 
         A kind of vectors that is None is made if the models make it. `states` asks for the last
-        hidden state of every token, by the model that makes dense vectors. `embedder_only` leaves
-        out DENSE_EMBEDDING_MODEL: EMBEDDING_MODEL makes dense vectors, too. `urgency` is that of
+        hidden state of every token, by the model that makes dense vectors. `urgency` is that of
         RFC 9218, 0 to 7; each step towards 0 doubles the request's share of the device. `client`
         names whom the request is for: places in the queue and the device are shared fairly between
         clients. `answer` is asked for room as soon as it is known what the vectors will hold.
@@ -275,17 +268,16 @@ class Engine:
         """
         if not texts:
             raise EmptyInputError("there are no texts to embed")
-        async with self._leased(model, leased) as loaded:
-            models = replace(loaded, dense=None) if embedder_only else loaded
+        async with self._leased(model, models) as leased:
             outputs = wanted_kinds(
-                models, dense=dense, sparse=sparse, colbert=colbert, states=states
+                leased, dense=dense, sparse=sparse, colbert=colbert, states=states
             )
             if not outputs:
                 raise InvalidRequestError("nothing is asked for: choose dense, sparse or colbert")
             request = EmbedRequest(
                 texts, outputs, options, normalize_dense, urgency, client, answer
             )
-            return await self._pipelines.embedding.run(models, request)
+            return await self._pipelines.embedding.run(leased, request)
 
     async def run_tokenizer(
         self,
@@ -305,18 +297,18 @@ class Engine:
             return await threads.run(partial(call, models), texts, client)
 
     async def rerank(
-        self, request: RerankRequest, leased: LoadedModels | None = None
+        self, request: RerankRequest, models: LoadedModels | None = None
     ) -> RerankResult:
         """Score each passage for its query; the scores are in the order of the passages.
 
-        `leased` is as in `embed`.
+        `models` is as in `embed`.
         Raises `EmptyInputError` for a blank query or without passages, `InvalidRequestError` where
         there is neither one query nor one for each passage, `InferenceTimeoutError` where the
         forwards take longer than RERANK_GPU_TIMEOUT, and the other errors of `embed`.
         """
         request.check()
-        async with self._leased(request.model, leased) as models:
-            return await self._pipelines.reranking.run(models, request)
+        async with self._leased(request.model, models) as leased:
+            return await self._pipelines.reranking.run(leased, request)
 
     async def classify(self, request: ClassificationRequest) -> ClassificationResult:
         """The logits of each input's labels, from a reranker that is a classifier.
@@ -330,10 +322,10 @@ class Engine:
             return await self._pipelines.classification.run(models, request)
 
     def _leased(
-        self, model: str | None, leased: LoadedModels | None
+        self, model: str | None, models: LoadedModels | None
     ) -> AbstractAsyncContextManager[LoadedModels]:
         """A second lease within a first one would wait where the model has to give way."""
-        return self.lease(model) if leased is None else nullcontext(leased)
+        return self.lease(model) if models is None else nullcontext(models)
 
     @asynccontextmanager
     async def lease(
@@ -341,17 +333,19 @@ class Engine:
     ) -> AsyncIterator[LoadedModels]:
         """Accept a request; its models stay loaded, and `close` waits, until the block ends.
 
-        A `model` of MODELS that is not loaded is waited for, at most `seconds` (nine tenths of
+        `model` is the name of any model that is served; without it, the default models work
+        together. One of MODELS that is not loaded is waited for, at most `seconds` (nine tenths of
         REQUEST_TIMEOUT by default). Raises `UnavailableError` as `embed` does.
         """
-        models = self._ready()
+        self._require_ready()
         with self._requests.track():
-            if model is None:
+            if (models := self._defaults.get(model)) is not None:
                 yield models
                 self._further.relieve()
                 return
-            async with self._further.lease(model, seconds) as leased:
-                yield leased
+            assert model is not None  # noqa: S101 - the default models are there
+            async with self._further.lease(model, seconds) as models:
+                yield models
 
     async def load(self, model: str) -> None:
         """Load a model of MODELS, if it is not loaded; raises the errors of `lease`."""
@@ -363,16 +357,15 @@ class Engine:
 
         Raises `UnavailableError` as `embed` does, and where those requests take too long.
         """
-        self._ready()
+        self._require_ready()
         with self._requests.track():
             await self._further.unload(model)
 
-    def _ready(self) -> LoadedModels:
+    def _require_ready(self) -> None:
         if self._closing:
             raise DrainingError("the service is shutting down", retry_after=5)
         failure = self.failure
         if failure is not None:
             raise UnhealthyError(str(failure), retry_after=30) from failure.__cause__
-        if self._models is None:
+        if not self._defaults:
             raise LoadingError("the models are still being loaded", retry_after=5)
-        return self._models

@@ -232,10 +232,10 @@ class ModelPool:
         """The state of each."""
         return [model.status for model in self._models.values()]
 
-    def loaded(self, name: str) -> LoadedModels | None:
+    def loaded(self, name: str | None) -> LoadedModels | None:
         """What requests for this model work with; None while it is not loaded."""
-        residence = self._models[name].residence
-        return None if residence is None else residence.models
+        model = self._models.get(name) if name else None
+        return model.residence.models if model and model.residence else None
 
     async def start(self, defaults: LoadedModels) -> None:
         """Load the models that are there from the start; one that fails keeps nobody else out."""

@@ -112,7 +112,7 @@ def _reranker_abilities(model: Reranker) -> ModelAbilities:
 
 
 def default_statuses(
-    settings: Settings, models: LoadedModels | None, *, has_failed: bool
+    settings: Settings, models: LoadedModels | None, *, has_failed: bool = False
 ) -> list[ModelStatus]:
     """The statuses of the default models, which are never unloaded."""
     state = ModelState.LOADING if models is None else ModelState.READY

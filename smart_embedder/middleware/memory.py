@@ -379,7 +379,8 @@ class Memory:
         self.max_bytes = max_bytes
         self._total = 0
         self._by_client: Counter[str] = Counter()
-        self._reservations: set[Reservation] = set()
+        # In their order: of equals the first one is evicted.
+        self._reservations: dict[Reservation, None] = {}
 
     def reserve(self, reservation: Reservation, size: int) -> None:
         """Hold `size` more bytes; evict stalled requests for them, or raise `QueueFullError`."""
@@ -394,7 +395,7 @@ class Memory:
     def release(self, reservation: Reservation) -> None:
         """Release all of it."""
         if reservation in self._reservations:
-            self._reservations.remove(reservation)
+            del self._reservations[reservation]
             self._change(reservation, -reservation.size)
 
     def release_part(self, reservation: Reservation, size: int) -> None:
@@ -415,7 +416,7 @@ class Memory:
 
     def _add(self, reservation: Reservation, size: int) -> None:
         if reservation not in self._reservations:
-            self._reservations.add(reservation)
+            self._reservations[reservation] = None
             reservation.progress_at = asyncio.get_running_loop().time()
         self._change(reservation, size)
 

@@ -84,7 +84,8 @@ def test_a_model_of_models_has_the_names_of_its_entry_and_is_found_by_its_task()
     assert (embedder.names, embedder.revision) == (("own/e5", "e5", "e5-embed"), "abc")
     assert (reranker.names, reranker.revision) == (("own/judge", "judge", "Other"), None)
     assert (embedder.role, reranker.role) == (Role.EMBEDDER, Role.RERANKER)
-    assert (embedder.key, reranker.key) == ("own/e5", "own/judge")
+    assert embedder.further
+    assert reranker.further
     assert served.embedder("E5").name == "own/e5"
     assert served.reranker("other").name == "own/judge"
     assert served.find("own/judge") is reranker
@@ -92,14 +93,9 @@ def test_a_model_of_models_has_the_names_of_its_entry_and_is_found_by_its_task()
     assert (served.embedder(None).name, served.reranker(None).name) == (BGE, RERANKER)
 
 
-def test_the_default_embedder_is_one_and_known_to_the_engine_by_its_role() -> None:
+def test_each_default_model_has_a_role() -> None:
     served = further({"name": "own/e5"}, JUDGE, dense_embedding_model=QWEN)
-    default = [each.name for each in served.models if each.is_default_embedder]
-    assert default == [BGE]
-    keys = {each.name: each.key for each in served.models}
-    assert keys == {BGE: None, QWEN: None, RERANKER: None} | {
-        name: name for name in ("own/e5", "own/judge")
-    }
+    assert [each.name for each in served.models if not each.further] == [BGE, QWEN, RERANKER]
     assert served.with_role(Role.EMBEDDER).name == BGE
     assert served.with_role(Role.DENSE).name == QWEN
     assert served.with_role(Role.RERANKER).name == RERANKER

@@ -190,10 +190,12 @@ async def test_a_model_is_leased_once_and_until_the_request_is_answered() -> Non
     async with served(default, models=further, model_memory_threshold=1.0) as (service, _):
         leases = AsyncExitStack()
         call = Call(Client().request, service, leases)
-        first = await call.lease("a")
-        assert await call.lease("a") is first
-        assert (await call.lease("b")) is not first
-        assert call.leased == {"a": first, "b": await call.lease("b")}
+        a, b = map(service.catalogue.find, ("a", "b"))
+        first = await call.lease(a)
+        assert await call.lease(a) is first
+        assert (await call.lease(b)) is not first
+        assert await call.lease(None) is service.engine.loaded()
+        assert call.leased == {"a": first, "b": await call.lease(b), None: service.engine.loaded()}
         assert models.loads == ["a", "b"]
         unloading = asyncio.ensure_future(service.engine.unload("a"))
         for _ in range(5):
@@ -213,7 +215,7 @@ async def test_a_model_is_waited_for_as_long_as_the_request_may_take(overdue: bo
         deadline = asyncio.get_running_loop().time() + (-1.0 if overdue else 60.0)
         async with AsyncExitStack() as leases:
             call = Call(Client().request, service, leases, deadline=deadline)
-            leasing = asyncio.ensure_future(call.lease("a"))
+            leasing = asyncio.ensure_future(call.lease(service.catalogue.find("a")))
             if overdue:
                 with pytest.raises(UnavailableError, match="a is still being loaded"):
                     await leasing

@@ -65,7 +65,6 @@ QWEN, BGE = (
 @pytest.mark.parametrize(
     ("served", "options", "refused"),
     [
-        (None, {"instruction": "i", "weights": 1}, None),
         (models(), {"instruction": "i", "weights": 1}, None),
         (models(late=True), {"weights": 1}, None),
         (

@@ -1,58 +1,33 @@
 """From a request's fields to kinds of vectors, number types and the names of their models."""
 
-from dataclasses import dataclass
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
-from smart_embedder.api.catalogue import Role, ServedModel
 from smart_embedder.api.formats.vectors import ModelNames
 from smart_embedder.api.schemas import EmbeddingFields
-from smart_embedder.api.work import as_asked_for, check_numbers, model_names, vector_options
+from smart_embedder.api.work import check_numbers, model_names, vector_options
+from smart_embedder.engine.model import DeviceInfo, LoadedModels
 from smart_embedder.engine.records import Outputs
 from smart_embedder.errors import InvalidRequestError
-from smart_embedder.settings import Settings
 
-SETTINGS = Settings(api_token=None, embedding_model="own/bge", dense_embedding_model="own/qwen")
+
+def of(name: str) -> SimpleNamespace:
+    """A model that makes every kind."""
+    return SimpleNamespace(name=name, kinds=Outputs(dense=True, sparse=True, colbert=True))
+
+
+MODELS = LoadedModels(of("bge"), DeviceInfo("cpu", "CPU", "float32", "none"), 100)
 
 
 def fields(**values: object) -> EmbeddingFields:
     return EmbeddingFields.model_validate(values)
 
 
-@pytest.mark.parametrize(
-    ("model", "names"),
-    [
-        (None, ("own/qwen", "own/bge", "own/bge")),
-        (ServedModel(Role.DENSE, ("dense",)), ("own/qwen", "own/bge", "own/bge")),
-        (ServedModel(Role.RERANKER, ("reranker",)), ("own/qwen", "own/bge", "own/bge")),
-        (ServedModel(Role.EMBEDDER, ("bge", "other")), ("bge",) * 3),
-        (ServedModel(Role.EMBEDDER, ("more",), further=True), ("more",) * 3),
-        (ServedModel(Role.DENSE, ("more",), further=True), ("more",) * 3),
-    ],
-)
-def test_a_kind_is_told_with_the_model_that_makes_it(model, names) -> None:
-    assert model_names(SETTINGS, model) == ModelNames(*names)
-
-
-@dataclass
-class Models:
-    dense: str | None = "qwen"
-
-
-@pytest.mark.parametrize(
-    ("model", "alone"),
-    [
-        (None, False),
-        (ServedModel(Role.DENSE, ("dense",)), False),
-        (ServedModel(Role.EMBEDDER, ("more",), further=True), False),
-        (ServedModel(Role.EMBEDDER, ("bge",)), True),
-    ],
-)
-def test_the_default_embedder_works_alone_where_it_is_named(model, alone) -> None:
-    models = Models()
-    assert as_asked_for(models, model) == Models(None if alone else "qwen")
-    assert models == Models()
-    assert as_asked_for(None, model) is None
+@pytest.mark.parametrize(("dense", "name"), [(None, "bge"), ("qwen", "qwen")])
+def test_a_kind_is_told_with_the_model_that_makes_it(dense, name) -> None:
+    assert model_names(replace(MODELS, dense=dense and of(dense))) == ModelNames(name, "bge", "bge")
 
 
 @pytest.mark.parametrize(
@@ -76,14 +51,14 @@ def test_a_format_holds_the_numbers_or_says_which_one_does(accept, asked, refuse
             check_numbers(fields(**asked), accept, ["arrow", "msgpack"])
 
 
-def test_before_there_are_models_the_kinds_are_those_of_the_request() -> None:
-    options = vector_options(fields(return_sparse=False, output_dtype="int8"), None)
+def test_kinds_are_those_that_the_request_names_and_else_those_that_are_made() -> None:
+    options = vector_options(fields(return_sparse=False, output_dtype="int8"), MODELS)
     assert options.outputs == Outputs(dense=True, colbert=True)
     assert (options.dtype, options.pool_factor, options.muvera) == ("int8", None, None)
     nothing = dict.fromkeys(("return_dense", "return_sparse", "return_colbert"), False)
     with pytest.raises(InvalidRequestError, match="nothing is asked for"):
-        vector_options(fields(**nothing), None)
-    options = vector_options(fields(**nothing, muvera="query"), None)
+        vector_options(fields(**nothing), MODELS)
+    options = vector_options(fields(**nothing, muvera="query"), MODELS)
     assert (options.outputs, options.muvera) == (Outputs(), "query")
 
 
@@ -98,7 +73,7 @@ def test_before_there_are_models_the_kinds_are_those_of_the_request() -> None:
 )
 def test_what_contradicts_itself_is_refused(asked, refused) -> None:
     if refused is None:
-        assert vector_options(fields(**asked), None).pool_factor == 2
+        assert vector_options(fields(**asked), MODELS).pool_factor == 2
     else:
         with pytest.raises(InvalidRequestError, match=refused):
-            vector_options(fields(**asked), None)
+            vector_options(fields(**asked), MODELS)

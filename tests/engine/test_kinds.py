@@ -46,7 +46,7 @@ async def test_a_kind_that_is_not_made_is_refused_and_the_models_are_named() -> 
         with pytest.raises(KindNotMadeError) as caught:
             await engine.embed(["ab"], colbert=True)
         with pytest.raises(KindNotMadeError, match="dense vectors are not made here"):
-            await engine.embed(["ab"], dense=True, embedder_only=True)
+            await engine.embed(["ab"], dense=True, model="BAAI/bge-m3")
         with pytest.raises(InvalidRequestError, match="nothing is asked for"):
             await engine.embed(["ab"], dense=False, sparse=False)
     assert str(caught.value) == (

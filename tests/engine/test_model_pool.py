@@ -360,7 +360,7 @@ async def test_what_a_request_has_in_hand_is_done_before_its_model_gives_way(
             other = asyncio.create_task(vector(engine, "a", "two"))
             with pytest.raises(LoadingError):
                 await lease_until_refused(engine, "one")
-            made = await engine.embed(["a"], model="one", leased=leased)
+            made = await engine.embed(["a"], model="one", models=leased)
             assert made.embeddings[0].dense[0] == A + 1
             del leased, made
         assert await other == A + 1

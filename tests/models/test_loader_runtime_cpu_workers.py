@@ -41,7 +41,7 @@ async def test_two_workers_answer_as_one_does_on_cores_of_their_own(tiny_m3: Pat
         expected = await embed(engine)
     async with Engine(settings(tiny_m3, "cpu:0,cpu:1"), load_models) as engine:
         found = await embed(engine)
-        models = engine.models
+        models = engine.loaded()
         assert models is not None
         assert [device.name for device in models.devices] == ["cpu:0", "cpu:1"]
         assert models.device.description.endswith("threads, shared by 2 workers")

@@ -17,9 +17,10 @@ from typing import Any, cast
 import numpy as np
 from starlette.types import Message, Receive, Scope, Send
 
+from smart_embedder.api.catalogue import Role, ServedModel
 from smart_embedder.api.context import NATIVE_EMBEDDINGS, RERANK, RequestContext
 from smart_embedder.api.errors import status_of
-from smart_embedder.api.handler import Call, Service, with_timeout
+from smart_embedder.api.handler import Call, Service, cancel_on_disconnect, with_timeout
 from smart_embedder.engine import Engine, FusionWeights, RerankRequest
 from smart_embedder.engine.model import LoadedModels
 from smart_embedder.engine.records import (
@@ -51,6 +52,10 @@ from tests.simulation.virtual_time import Moments, VirtualLoop
 _ANSWER_BYTES = 2**20
 # Of the pieces of a stream, as in the service.
 _PIECES = 4
+
+
+def _served(model: str | None) -> ServedModel | None:
+    return None if model is None else ServedModel(Role.EMBEDDER, (model,))
 
 
 @dataclass(eq=False)
@@ -107,7 +112,7 @@ class Client:
         engine = self.world.engine
 
         async def work(call: Call) -> None:
-            leased = None if model is None else await call.lease(model)
+            leased = await call.lease(_served(model))
             async with self._uses(leased):
                 options = EmbeddingOptions(truncation=TruncationOptions(truncate=truncate))
                 asked = engine.embed(
@@ -120,7 +125,7 @@ class Client:
                     client=self.name,
                     answer=call.context.answer,
                     model=model,
-                    leased=leased,
+                    models=leased,
                 )
                 self._check_vectors(texts, kinds, await call.run(asked), leased)
 
@@ -138,7 +143,7 @@ class Client:
         engine = self.world.engine
 
         async def work(call: Call) -> None:
-            leased = None if model is None else await call.lease(model)
+            leased = await call.lease(_served(model))
             async with self._uses(leased):
                 request = RerankRequest(
                     urgency=call_urgency(),
@@ -149,9 +154,7 @@ class Client:
                     passages=passages,
                 )
                 result = await call.run(engine.rerank(request, leased))
-                models = leased or engine.models
-                assert models is not None
-                expected = expected_scores(models, query, passages)
+                expected = expected_scores(leased, query, passages)
                 if result.scores != expected:
                     self.world.auditor.fail("own", f"scores {result.scores}, not {expected}")
 
@@ -162,7 +165,7 @@ class Client:
         engine = self.world.engine
 
         async def work(call: Call) -> None:
-            leased = None if model is None else await call.lease(model)
+            leased = await call.lease(_served(model))
             slots = asyncio.Semaphore(_PIECES)
             book = OWNER.get()
             assert book is not None
@@ -172,7 +175,7 @@ class Client:
                 async with slots:
                     asked = engine.embed(
                         texts, dense=True, sparse=False, colbert=False, urgency=call_urgency(),
-                        client=self.name, model=model, leased=leased,
+                        client=self.name, model=model, models=leased,
                     )  # fmt: skip
                     try:
                         result = await asked
@@ -193,9 +196,9 @@ class Client:
         return self.urgency
 
     @asynccontextmanager
-    async def _uses(self, leased: LoadedModels | None) -> AsyncIterator[None]:
-        """Tell the auditor of a lease, within the block."""
-        if leased is None:
+    async def _uses(self, leased: LoadedModels) -> AsyncIterator[None]:
+        """Tell the auditor of a lease of a model that may be unloaded, within the block."""
+        if leased is self.world.engine.loaded():
             yield
             return
         model = leased.each[-1]
@@ -241,7 +244,8 @@ class Client:
                 async with AsyncExitStack() as leases:
                     deadline = loop.time() + settings.request_timeout
                     call = Call(request, service, leases, deadline=deadline)
-                    await with_timeout(settings.request_timeout, work(call))
+                    while_there = cancel_on_disconnect(request, work(call))
+                    await with_timeout(settings.request_timeout, while_there)
                     context.status = 200
             except SmartEmbedderError as error:
                 outcome = context.error_code = error.code
@@ -305,10 +309,8 @@ class Client:
         texts: list[str],
         kinds: Outputs,
         result: EmbeddingResult,
-        leased: LoadedModels | None,
+        models: LoadedModels,
     ) -> None:
-        models = leased or self.world.engine.models
-        assert models is not None
         if len(result.embeddings) != len(texts):
             self.world.auditor.fail("own", f"{len(result.embeddings)} results of {len(texts)}")
         model = cast(FakeEmbedder, models.embedder)

@@ -121,8 +121,8 @@ class Verification:
 async def run_engine(settings: Settings) -> Ours:
     """Embed and, where there is a reranker, rerank the texts of this check."""
     async with Engine(settings, load_models) as engine:
-        if engine.models is not None:
-            print_models(engine.models.infos)
+        async with engine.lease() as models:
+            print_models(models.infos)
         embedding = await engine.embed(TEXTS)
         if settings.reranker_model == NO_RERANKER:
             return Ours(embedding, None)

@@ -483,9 +483,9 @@ def _commanded(name: str, request: Request, service: Service) -> str:
             f"API_TOKENS_FILE names {OPERATOR_NAME}"
         )
     model = service.catalogue.find(name)
-    if model.key is None:
+    if not model.further:
         raise UnknownModelError(f"the model {model.name} is a default model, and always loaded")
-    return model.key
+    return model.name
 
 
 def _describe(name: str, model: ServedModel, service: Service) -> dict[str, JsonValue]:

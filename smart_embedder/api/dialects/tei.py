@@ -4,7 +4,7 @@ Reranking at the root is /rerank, where a body is this dialect's by its field `t
 """
 
 import os
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from functools import partial
 from http import HTTPStatus
 from itertools import chain
@@ -25,7 +25,6 @@ from smart_embedder.api.handler import (
     Router,
     Service,
     ServiceDep,
-    cancel_on_disconnect,
     respond,
 )
 from smart_embedder.api.openapi import BEARER, describe_work, error_responses
@@ -118,13 +117,13 @@ def _operation(
     *,
     field: str = "inputs",
     at_root: bool = True,
-) -> Callable[[Callable[[Any, Call], Awaitable[Response]]], Operation]:
+) -> Callable[[Callable[[Any, Call], Coroutine[Any, Any, Response]]], Operation]:
     """Register the function that answers a body of `schema`, described by its own docstring.
 
     Its path is below /models/{model}, and at the root unless others share it there.
     """
 
-    def register(work: Callable[[Any, Call], Awaitable[Response]]) -> Operation:
+    def register(work: Callable[[Any, Call], Coroutine[Any, Any, Response]]) -> Operation:
         operation = Operation(TEI, endpoint, field, schema, work)
         described = _describe(str(schema.__doc__).rstrip("."), schema, response)
 
@@ -274,7 +273,7 @@ def _with_headers(
     result: EmbeddingResult | RerankResult | ClassificationResult,
 ) -> Response:
     """TEI's headers: what was computed, and how many milliseconds each stage took."""
-    models = call.service.engine.models
+    models = call.service.engine.loaded()
     on_gpu = models is not None and models.device.gpu_available
     timings = result.timings
     milliseconds = {
@@ -334,11 +333,10 @@ def _model_of(call: Call) -> ServedModel:
 async def _on_tokenizer_thread(
     call: Call, work: Callable[[LoadedModels], Result], texts: list[str], model: ServedModel
 ) -> Result:
-    """The result of `work` on `texts`, which is given up where the client leaves."""
-    run = call.service.engine.run_tokenizer(
-        work, texts, client=call.context.client, model=model.key
+    """The result of `work` on `texts`."""
+    return await call.service.engine.run_tokenizer(
+        work, texts, client=call.context.client, model=model.name
     )
-    return await cancel_on_disconnect(call.request, run)
 
 
 def _loaded(model: ServedModel, models: LoadedModels) -> Model:
@@ -511,8 +509,8 @@ def _status(service: Service) -> Response:
 
 
 def _describe_model(service: Service, model: ServedModel) -> Response:
-    settings, models = service.settings, service.engine.loaded(model.key)
-    if models is None and model.further and service.engine.models is not None:
+    settings, models = service.settings, service.engine.loaded(model.name)
+    if models is None and service.engine.loaded() is not None:
         raise ModelNotLoadedError(
             f"the model {model.name} is not loaded now: the next request for vectors or scores of "
             "it loads it"

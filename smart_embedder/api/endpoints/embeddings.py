@@ -17,10 +17,8 @@ from smart_embedder.api.rendering import Chunk
 from smart_embedder.api.schemas import EmbeddingRequest, check_texts
 from smart_embedder.api.work import (
     EmbeddingWork,
-    as_asked_for,
     check_numbers,
     model_names,
-    models_for,
     vector_options,
     vectors,
 )
@@ -54,13 +52,13 @@ async def _embed(body: EmbeddingRequest, call: Call) -> Response:
     model = call.service.catalogue.embedder(body.model) if body.model else None
     media_type = media_type_of(call.request)
     check_texts(sentences, "sentences", settings)
-    models = as_asked_for(await models_for(call, model), model)
+    models = await call.lease(model)
     wanted = vector_options(body, models)
     check_numbers(body, media_type, [*BINARY])
     work = EmbeddingWork(wanted.needed, model, body.options, body.normalize)
     result = await vectors(call, sentences, work)
     wanted.hold(result.embeddings, call.context.answer, at_once=media_type == SAFETENSORS)
-    answer = EmbeddingAnswer(sentences, result, model_names(settings, model), wanted)
+    answer = EmbeddingAnswer(sentences, result, model_names(models), wanted)
     render: Callable[[], Iterable[Chunk]] = partial(
         json_answer.render,
         answer,

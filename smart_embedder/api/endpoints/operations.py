@@ -70,7 +70,7 @@ def describe_download(download: Download | None) -> dict[str, Any] | None:
 
 def describe(service: Service) -> dict[str, Any]:
     """Models, limits and hardware; null where they are not known yet."""
-    settings, models = service.settings, service.engine.models
+    settings, models = service.settings, service.engine.loaded()
     return {
         "gpu": describe_gpu(service),
         "model": public_name(settings.embedding_model),
@@ -86,7 +86,7 @@ def describe(service: Service) -> dict[str, Any]:
 
 def describe_gpu(service: Service) -> dict[str, Any]:
     """The `gpu` object of /health."""
-    settings, models = service.settings, service.engine.models
+    settings, models = service.settings, service.engine.loaded()
     device = None if models is None else models.device
     memory = None if device is None else device.memory_bytes
     return {

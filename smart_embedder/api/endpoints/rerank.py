@@ -16,7 +16,7 @@ from smart_embedder.api.schemas import (
     check_rerank_options,
     check_truncation,
 )
-from smart_embedder.api.work import models_for, scores
+from smart_embedder.api.work import scores
 from smart_embedder.engine import FusionWeights, RerankRequest, TruncationOptions
 from smart_embedder.settings.types import public_name
 
@@ -44,7 +44,7 @@ async def _rerank(body: RerankBody, call: Call) -> Response:
     model = service.catalogue.reranker(body.model)
     check_passages(body.query, passages, "passages", service.settings)
     check_truncation(body.truncate, body.truncation_side)
-    models = await models_for(call, model)
+    models = await call.lease(model)
     check_rerank_options(models, instruction=body.instruction, weights=body.weights)
     weights = body.weights
     request = RerankRequest(

@@ -14,6 +14,7 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 
 from smart_embedder.api.body import check_encoding, content_type_of, validate
+from smart_embedder.api.catalogue import name_of
 from smart_embedder.api.context import EMBEDDING_STREAM, context_of
 from smart_embedder.api.formats.records import (
     ARROW,
@@ -39,9 +40,7 @@ from smart_embedder.api.stream.arrow_lines import ArrowReader
 from smart_embedder.api.stream.lines import LineReader, NdjsonReader, StreamLine
 from smart_embedder.api.work import (
     EmbeddingWork,
-    as_asked_for,
     check_numbers,
-    key_of,
     model_names,
     vector_options,
 )
@@ -84,9 +83,8 @@ async def stream_embeddings(request: Request, service: ServiceDep) -> Response:
     media_type = media_type_of(request, tuple(WRITERS))
     model = service.catalogue.embedder(fields.model) if fields.model else None
     # Only while the stream is set up: each piece leases the model by itself.
-    async with service.engine.lease(key_of(model)) as loaded:
-        models = as_asked_for(loaded, model) or loaded
-    vectors = vector_options(fields, models)
+    async with service.engine.lease(name_of(model)) as models:
+        vectors = vector_options(fields, models)
     check_numbers(fields, media_type, [each for each in WRITERS if each != NDJSON])
     check_options(models, vectors.needed, fields.options)
     find_prompt(models, vectors.needed, fields.options)
@@ -95,7 +93,7 @@ async def stream_embeddings(request: Request, service: ServiceDep) -> Response:
     urgency = urgency_of(request, BULK_URGENCY)
     of_token = vector_bytes(models.embedder, replace(vectors.needed, dense=False), [1])
     tokens = call.context.answer.allowed // PIECES // of_token
-    records = _record_options(fields, vectors, model_names(service.settings, model), models)
+    records = _record_options(fields, vectors, model_names(models), models)
     plan = StreamPlan(
         lines,
         PieceEmbedder(

@@ -325,7 +325,7 @@ async def test_vectors_of_another_model_of_the_same_name_are_other_entries() -> 
     model = KindsModel()
     async with cached_engine(model) as engine:
         await engine.embed(["ab"])
-        engine._models = replace(engine._models, fingerprints={model: "other files"})
+        engine._defaults[None] = replace(engine.loaded(), fingerprints={model: "other files"})
         await engine.embed(["ab"])
     assert model.batches == [[2], [2]]
 
