@@ -1,13 +1,18 @@
-"""The machine's own matrix ceiling: the most that a product of two matrices reaches here.
+"""What bge-m3's outputs take, and the most that the machine reaches: a product of two matrices.
 
-An engine's share of it tells how well it uses the hardware, which texts per second do not.
+An engine's share of that tells how well it uses the hardware, which texts per second do not. A
+product of `[m, k]` and `[k, n]` counts 2mkn operations. Softmax, norms, activations and padding are
+left out: they are a small part, no matrix unit computes them, or an engine may avoid them.
 """
 
+import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import product
-from typing import Any
+from pathlib import Path
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -15,6 +20,33 @@ from torch.nn import functional
 
 # (rows, inner, columns): what a forward of 1,024 tokens multiplies, and two squares.
 SHAPES = ((1024, 1024, 4096), (1024, 4096, 1024), (2048, 2048, 2048), (4096, 4096, 4096))
+
+
+@dataclass(frozen=True, slots=True)
+class Encoder:
+    """The sizes of an XLM-RoBERTa encoder that decide its cost."""
+
+    hidden: int
+    layers: int
+    inner: int
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """The sizes in a checkpoint's config.json."""
+        config = json.loads((folder / "config.json").read_text())
+        return cls(config["hidden_size"], config["num_hidden_layers"], config["intermediate_size"])
+
+    def flop(self, lengths: Iterable[int], *, heads: bool = True) -> int:
+        """Of texts with that many tokens, with or without the sparse and the ColBERT head."""
+        # Four projections of attention, two of the feed-forward.
+        linear = 4 * self.hidden * self.hidden + 2 * self.hidden * self.inner
+        total = 0
+        for length in lengths:
+            scores_and_values = 2 * length * self.hidden
+            total += length * (linear + scores_and_values) * self.layers
+            if heads:
+                total += length * self.hidden + (length - 1) * self.hidden * self.hidden
+        return 2 * total
 
 
 def measure_ceilings(

@@ -5,24 +5,117 @@ memory are its own, and machines that hold one engine can compare many. Every tu
 workload twice and counts the second run, when caches and kernels are warm.
 """
 
+import hashlib
 import statistics
+import subprocess
 import sys
+import venv
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.adapters.interface import Setting
-from benchmarks.catalogue import CATALOGUE, Contender
-from benchmarks.environments import EnvironmentFailureError, interpreter
-from benchmarks.process import Encoded, EngineFailureError, EngineProcess, engine_process
 from benchmarks.turns import turns
+from benchmarks.worker import Encoded, EngineFailureError, EngineProcess, engine_process
 from benchmarks.workload import Workload
 
 Ceilings = dict[str, float]
 
 # On how many texts a setting is tried.
 _TRIAL_TEXTS = 32
+_REQUIREMENTS = Path(__file__).parents[1] / "requirements"
+DEFAULT_FOLDER = Path("~/.cache/smart-embedder/benchmarks").expanduser()
+OWN = "own"
+_BATCHES = (1, 4, 8, 32)
+_DEFAULTS = (Setting(),)
+_BATCHED = tuple(Setting(batch) for batch in _BATCHES)
+_OPENVINO = tuple(Setting(b, hint) for hint in ("latency", "throughput") for b in _BATCHES)
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """One row of the table.
+
+    `environment` names the requirements file of its packages, or is this project's own. The
+    fastest of `settings` is found before the rounds. A `slow` one has a single round.
+    """
+
+    adapter: str
+    precision: str
+    settings: tuple[Setting, ...] = _BATCHED
+    environment: str = "peers"
+    dense_only: bool = False
+    slow: bool = False
+
+    def settings_for(self, workload: Workload, texts: int) -> list[Setting]:
+        """Those whose batches that many texts of the workload can fill; at least one."""
+        largest = min(workload.largest_batch, texts)
+        fitting = [each for each in self.settings if (each.batch or 1) <= largest]
+        return [each for each in fitting if not (workload.one_at_a_time and _parallel(each))]
+
+
+def _parallel(setting: Setting) -> bool:
+    return setting.hint == "throughput"
+
+
+def _own(precision: str) -> Contender:
+    return Contender("smart_embedder", precision, _DEFAULTS, OWN)
+
+
+CATALOGUE = {
+    "smart-embedder-float32": _own("float32"),
+    "smart-embedder-bfloat16": _own("bfloat16"),
+    "smart-embedder-int8": _own("int8"),
+    "flagembedding-defaults": Contender("flag_embedding", "float32", _DEFAULTS, slow=True),
+    "flagembedding": Contender("flag_embedding", "float32"),
+    "m3serve-defaults": Contender("m3serve", "float32", _DEFAULTS, slow=True),
+    "m3serve": Contender("m3serve", "float32"),
+    "sentence-transformers-float32": Contender("sentence_transformers", "float32", dense_only=True),
+    "sentence-transformers-bfloat16": Contender(
+        "sentence_transformers", "bfloat16", dense_only=True
+    ),
+    "infinity-float32": Contender("infinity", "float32", environment="infinity", dense_only=True),
+    "openvino-bfloat16": Contender("openvino", "bfloat16", _OPENVINO),
+    "openvino-int8": Contender("openvino", "int8", _OPENVINO),
+}
+# The ratios are to the faster of these.
+REFERENCES = ("flagembedding", "flagembedding-defaults")
+# The cosines are to the first of these that ran.
+EXACT = ("flagembedding", "flagembedding-defaults", "smart-embedder-float32")
+
+
+class EnvironmentFailureError(Exception):
+    """Packages could not be installed; the text says which and why in one line."""
+
+
+def interpreter(name: str, folder: Path) -> Path:
+    """The Python of the environment `name` under `folder`, which is made or renewed if needed."""
+    if name == OWN:
+        return Path(sys.executable)
+    requirements = _REQUIREMENTS / f"{name}.txt"
+    wanted = hashlib.sha256(requirements.read_bytes()).hexdigest()
+    stamp = folder / name / "installed"
+    python = folder / name / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
+    if not stamp.exists() or stamp.read_text() != wanted:
+        print(
+            f"Installing requirements/{requirements.name} into {folder / name} ...", file=sys.stderr
+        )
+        venv.create(folder / name, clear=True)
+        _install(python, requirements)
+        stamp.write_text(wanted)
+    return python
+
+
+def _install(python: Path, requirements: Path) -> None:
+    pip = [sys.executable, "-m", "pip", "--python", str(python), "--disable-pip-version-check"]
+    install = ["install", "--quiet", "--retries", "1", "-r", str(requirements)]
+    done = subprocess.run([*pip, *install], capture_output=True, text=True, check=False)
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or [f"pip ended with {done.returncode}"]
+        raise EnvironmentFailureError(
+            f"requirements/{requirements.name} cannot be installed: {lines[-1]}"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,46 +11,81 @@ knows the texts before the clock starts, and only one is in memory at any time.
 import argparse
 import asyncio
 import json
+import os
+import platform
+from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import psutil
 from tokenizers import Tokenizer
 
-from benchmarks.catalogue import CATALOGUE
-from benchmarks.ceiling import measure_ceilings
+from benchmarks.ceiling import Encoder, measure_ceilings
 from benchmarks.checkpoints import SHAPES, save_bge_m3
-from benchmarks.comparison import Comparison, Plan
-from benchmarks.cost import Encoder
-from benchmarks.environments import DEFAULT_FOLDER
-from benchmarks.figures import Figures, Work, median_ceilings
+from benchmarks.comparison import CATALOGUE, DEFAULT_FOLDER, Comparison, Plan
+from benchmarks.figures import Figures, Work, format_table, median_ceilings
 from benchmarks.pictures import draw_engines
-from benchmarks.report import make_report
 from benchmarks.workload import WORKLOADS, draw_texts
+from smart_embedder import __version__
 
 
 def main() -> None:
-    """Run the comparison that the command line asks for."""
+    """Run the comparison that the command line asks for; print it, and write and draw it."""
     arguments = _parser().parse_args()
-    _existing_checkpoint(arguments.folder)
+    if not (arguments.folder / "config.json").exists():
+        print(f"Making a random checkpoint of bge-m3's shape in {arguments.folder} ...")
+        save_bge_m3(arguments.folder, SHAPES["bge-m3"])
+    workload = WORKLOADS[arguments.workload]
+    texts = draw_texts(workload.lengths, arguments.texts or workload.texts)
+    # As the checkpoint's own tokenizer counts, special tokens included.
+    tokenizer = Tokenizer.from_file(str(arguments.folder / "tokenizer.json"))
+    lengths = [len(encoding.ids) for encoding in tokenizer.encode_batch(texts)]
+    work = Work(lengths, Encoder.read(arguments.folder))
     with TemporaryDirectory() as vectors:
-        plan = _plan(arguments, Path(vectors))
-        work = Work(_lengths(arguments.folder, plan.texts), Encoder.read(arguments.folder))
+        plan = Plan(
+            folder=arguments.folder,
+            workload=workload,
+            texts=texts,
+            rounds=arguments.rounds,
+            environments=arguments.environment,
+            patience=arguments.patience,
+            vectors=Path(vectors),
+        )
         comparison = Comparison(plan, arguments.engines, measure_ceilings)
         asyncio.run(comparison.run())
         ceilings = median_ceilings(comparison.ceilings)
         rows = Figures(comparison.outcomes, work, ceilings, comparison.vectors_file).rows()
-    report = make_report(arguments.workload, work, ceilings, rows)
-    print(report.as_text(latencies=plan.workload.one_at_a_time))
-    _write(report.as_dict(), arguments)
+    report = {
+        "workload": arguments.workload,
+        "texts": len(lengths),
+        "tokens": sum(lengths),
+        "longest": max(lengths),
+        "gflop": work.encoder.flop(lengths) / 1e9,
+        "ceilings_gflop_per_second": {name: rate / 1e9 for name, rate in ceilings.items()},
+        "machine": _machine(),
+        "smart_embedder": __version__,
+        "engines": [asdict(row) for row in rows],
+    }
+    shown = ", ".join(f"{name} {rate / 1e9:.0f}" for name, rate in ceilings.items())
+    print(
+        f"{report['workload']}: {len(lengths)} texts, {sum(lengths)} tokens, "
+        f"the longest {max(lengths)}; {report['gflop']:.0f} GFLOP\n{report['machine']}\n"
+        f"matrix ceilings in GFLOP/s: {shown}\n\n{format_table(rows)}"
+    )
+    if arguments.json:
+        arguments.json.write_text(json.dumps(report, indent=2) + "\n")
+    if arguments.pictures:
+        print(draw_engines(report, arguments.pictures))
 
 
 def _parser() -> argparse.ArgumentParser:
-    lines = (__doc__ or "").splitlines()
     parser = argparse.ArgumentParser(
-        description=lines[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+        description=(__doc__ or "").splitlines()[0],
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add = parser.add_argument
-    add("folder", type=_absolute, help="a checkpoint of bge-m3's shape, made if missing")
+    # Workers run in a folder of their own.
+    add("folder", type=lambda text: Path(text).resolve(), help="a checkpoint, made if missing")
     add("--workload", choices=sorted(WORKLOADS), default="mixed", help="which texts")
     add("--engines", type=_names, default=",".join(CATALOGUE), help="which, separated by commas")
     add("--rounds", type=int, default=3, help="turns of each engine; slow ones have one")
@@ -62,11 +97,6 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _absolute(text: str) -> Path:
-    """Argparse type: workers run in a folder of their own."""
-    return Path(text).resolve()
-
-
 def _names(text: str) -> list[str]:
     """Argparse type: names of the catalogue, each once, in its order."""
     wanted = {name.strip() for name in text.split(",")}
@@ -76,36 +106,14 @@ def _names(text: str) -> list[str]:
     return [name for name in CATALOGUE if name in wanted]
 
 
-def _existing_checkpoint(folder: Path) -> None:
-    if not (folder / "config.json").exists():
-        print(f"Making a random checkpoint of bge-m3's shape in {folder} ...")
-        save_bge_m3(folder, SHAPES["bge-m3"])
-
-
-def _plan(arguments: argparse.Namespace, vectors: Path) -> Plan:
-    workload = WORKLOADS[arguments.workload]
-    return Plan(
-        folder=arguments.folder,
-        workload=workload,
-        texts=draw_texts(workload.lengths, arguments.texts or workload.texts),
-        rounds=arguments.rounds,
-        environments=arguments.environment,
-        patience=arguments.patience,
-        vectors=vectors,
-    )
-
-
-def _lengths(folder: Path, texts: list[str]) -> list[int]:
-    """As the checkpoint's own tokenizer counts, special tokens included."""
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    return [len(encoding.ids) for encoding in tokenizer.encode_batch(texts)]
-
-
-def _write(report: dict[str, object], arguments: argparse.Namespace) -> None:
-    if arguments.json:
-        arguments.json.write_text(json.dumps(report, indent=2) + "\n")
-    if arguments.pictures:
-        print(draw_engines(report, arguments.pictures))
+def _machine() -> str:
+    """Processor, cores, memory and system."""
+    file = Path("/proc/cpuinfo")
+    lines = file.read_text().splitlines() if file.exists() else []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    processor = next(names, platform.processor() or platform.machine())
+    memory = psutil.virtual_memory().total / 2**30
+    return f"{processor}, {os.cpu_count()} cores, {memory:.0f} GiB, {platform.system()}"
 
 
 if __name__ == "__main__":

@@ -1,18 +1,23 @@
 """From outcomes to the figures of the table and of the JSON file."""
 
 import statistics
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from benchmarks.adapters.interface import FloatArray
-from benchmarks.catalogue import EXACT, REFERENCES
-from benchmarks.comparison import Ceilings, Outcome
-from benchmarks.cost import Encoder
+from benchmarks.ceiling import Encoder
+from benchmarks.comparison import EXACT, REFERENCES, Ceilings, Outcome
+from tools.table import markdown
 
 Arrays = Mapping[str, FloatArray]
+
+_COLUMNS = (
+    *("engine", "setting", "texts/s", "tokens/s", "ratio", "of ceiling", "peak MiB"),
+    *("dense cosine", "ColBERT cosine", "P50 ms", "P99 ms", "rounds, seconds"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +61,6 @@ class Row:
     speed: Speed | None
 
 
-def median_ceilings(rounds: Iterable[Ceilings]) -> Ceilings:
-    """The median of the rounds, in each precision."""
-    found: dict[str, list[float]] = {}
-    for ceilings in rounds:
-        for precision, rate in ceilings.items():
-            found.setdefault(precision, []).append(rate)
-    return {precision: statistics.median(rates) for precision, rates in found.items()}
-
-
 class OtherVectorsError(ValueError):
     """An engine's answer does not hold a vector for each of what it was given."""
 
@@ -100,21 +96,30 @@ class Figures:
             return dict(arrays)
 
     def _row(self, outcome: Outcome) -> Row:
-        if not outcome.measured:
-            return _row(outcome, failure=outcome.failure)
+        speed, failure = None, outcome.failure
         try:
-            return _row(outcome, speed=self._speed(outcome))
+            speed = self._speed(outcome) if outcome.measured else None
         except OtherVectorsError as error:
-            return _row(outcome, failure=str(error))
+            failure = str(error)
+        return Row(
+            engine=outcome.name,
+            version=outcome.version,
+            setting=str(outcome.setting or ""),
+            dense_only=outcome.contender.dense_only,
+            failure=failure,
+            speed=speed,
+        )
 
     def _speed(self, outcome: Outcome) -> Speed:
-        median, vectors = outcome.median, self._vectors(outcome)
+        median, vectors, lengths = outcome.median, self._vectors(outcome), self._work.lengths
         p50, p99 = np.percentile(outcome.call_seconds, (50, 99))
+        flop = self._work.encoder.flop(lengths, heads=not outcome.contender.dense_only)
+        ceiling = self._ceilings.get(outcome.contender.precision)
         return Speed(
-            texts_per_second=len(self._work.lengths) / median,
-            tokens_per_second=sum(self._work.lengths) / median,
+            texts_per_second=len(lengths) / median,
+            tokens_per_second=sum(lengths) / median,
             ratio=self._reference / median if self._reference else None,
-            share=self._share(outcome),
+            share=flop / median / ceiling if ceiling else None,
             peak_mib=outcome.peak_bytes / 2**20,
             dense=worst_cosine(vectors, self._exact, "dense"),
             colbert=worst_cosine(vectors, self._exact, "colbert"),
@@ -123,24 +128,14 @@ class Figures:
             rounds=outcome.seconds,
         )
 
-    def _share(self, outcome: Outcome) -> float | None:
-        contender = outcome.contender
-        ceiling = self._ceilings.get(contender.precision)
-        if not ceiling:
-            return None
-        flop = self._work.encoder.flop(self._work.lengths, heads=not contender.dense_only)
-        return flop / outcome.median / ceiling
 
-
-def _row(outcome: Outcome, failure: str = "", speed: Speed | None = None) -> Row:
-    return Row(
-        engine=outcome.name,
-        version=outcome.version,
-        setting=str(outcome.setting or ""),
-        dense_only=outcome.contender.dense_only,
-        failure=failure,
-        speed=speed,
-    )
+def median_ceilings(rounds: Iterable[Ceilings]) -> Ceilings:
+    """The median of the rounds, in each precision."""
+    found: dict[str, list[float]] = {}
+    for ceilings in rounds:
+        for precision, rate in ceilings.items():
+            found.setdefault(precision, []).append(rate)
+    return {precision: statistics.median(rates) for precision, rates in found.items()}
 
 
 def worst_cosine(one: Arrays, other: Arrays, kind: str) -> float | None:
@@ -151,3 +146,28 @@ def worst_cosine(one: Arrays, other: Arrays, kind: str) -> float | None:
         shapes = f"{one[kind].shape} instead of {other[kind].shape}"
         raise OtherVectorsError(f"its {kind} vectors are {shapes}")
     return float(np.einsum("nw,nw->n", one[kind], other[kind]).min())
+
+
+def format_table(rows: Sequence[Row]) -> str:
+    """One line for each row, and why an engine did not run."""
+    reasons = [f"- {row.engine} did not run: {row.failure}" for row in rows if row.speed is None]
+    return "\n".join([markdown(_COLUMNS, map(_cells, rows)), "", *reasons]).rstrip()
+
+
+def _cells(row: Row) -> list[str]:
+    name, speed = row.engine + (", dense only" if row.dense_only else ""), row.speed
+    if speed is None:
+        return [name, row.setting, *["-"] * (len(_COLUMNS) - 3), "did not run"]
+    figures = (
+        (speed.texts_per_second, ".2f"),
+        (speed.tokens_per_second, ".0f"),
+        (speed.ratio, ".2f"),
+        (speed.share, ".0%"),
+        (speed.peak_mib, ".0f"),
+        (speed.dense, ".6f"),
+        (speed.colbert, ".6f"),
+        (speed.p50_ms, ".1f"),
+        (speed.p99_ms, ".1f"),
+    )
+    cells = ["-" if value is None else format(value, form) for value, form in figures]
+    return [name, row.setting, *cells, ", ".join(f"{seconds:.2f}" for seconds in speed.rounds)]

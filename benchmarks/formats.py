@@ -26,6 +26,7 @@ from smart_embedder.api.negotiation import compress
 from smart_embedder.engine.records import EmbeddingResult, Outputs, SparseVector, TextEmbedding
 from smart_embedder.observability.tracing import Timings
 from smart_embedder.vectors import OutputDtype
+from tools.table import markdown
 
 _WIDTH = 1024
 _WEIGHTS = 150
@@ -109,22 +110,19 @@ def main() -> None:
         "--runs", type=int, default=3, help="how often each format is measured (%(default)s)"
     )
     arguments = parser.parse_args()
-    print("| format | numbers | MB | of raw | server, ms | client, ms | JSON is slower by |")
-    print("|---|---|---|---|---|---|---|")
     dtypes: dict[str, tuple[OutputDtype, ...]] = dict.fromkeys(FORMATS, ("float32",))
     dtypes["Arrow"] = ("float32", "float16", "int8", "ubinary")
-    json_seconds = 0.0
+    rows, json_seconds = [], 0.0
     for name, form in FORMATS.items():
         for dtype in dtypes[name]:
             answer = answer_of(arguments.texts, arguments.tokens, VectorOptions(_ALL, dtype))
-            raw = raw_bytes(answer)
             size, made, taken = measure(answer, form, arguments.runs)
             json_seconds = json_seconds or made
+            figures = (f"{size / 1e6:.1f}", f"{size / raw_bytes(answer):.3f}", f"{1000 * made:.0f}")
             read = "" if form[1] is len else f"{1000 * taken:.0f}"
-            print(
-                f"| {name} | {dtype} | {size / 1e6:.1f} | {size / raw:.3f} | {1000 * made:.0f} "
-                f"| {read} | {json_seconds / made:.1f} |"
-            )
+            rows.append([name, dtype, *figures, read, f"{json_seconds / made:.1f}"])
+    heads = ("format", "numbers", "MB", "of raw", "server, ms", "client, ms", "JSON is slower by")
+    print(markdown(heads, rows))
 
 
 if __name__ == "__main__":

@@ -8,6 +8,9 @@ default on a CPU; that of Qwen3-Reranker is transformers, in the same dtype.
 
 import argparse
 import asyncio
+import statistics
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +18,7 @@ import torch
 from FlagEmbedding import FlagReranker
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from benchmarks.turns import Compute, measure, print_table
+from benchmarks.turns import measure, rounds_of
 from benchmarks.workload import PASSAGES, QUERIES, draw_texts
 from smart_embedder.engine import Engine, RerankRequest
 from smart_embedder.engine.records import FloatArray
@@ -24,19 +27,21 @@ from smart_embedder.models.load import load_models
 from smart_embedder.models.tasks.qwen3 import DEFAULT_INSTRUCTION
 from smart_embedder.settings import Settings
 from tools.references.qwen import padded, qwen_rows, yes_and_no
+from tools.table import markdown
 
 QUERY = draw_texts(QUERIES, 1, seed=1)[0]
 
+# Passages to scores [N].
+Score = Callable[[list[str]], FloatArray]
 
-def this_engine(arguments: argparse.Namespace, loop: asyncio.AbstractEventLoop) -> Compute:
+
+def this_engine(arguments: argparse.Namespace, loop: asyncio.AbstractEventLoop) -> Score:
     """Passages to logits through `Engine`; bge-m3 is resident beside the reranker."""
-    settings = Settings.model_validate(
-        {
-            "embedding_model": str(arguments.embedder),
-            "reranker_model": str(arguments.reranker),
-            "device": "cpu",
-            "dtype": arguments.dtype,
-        }
+    settings = Settings(
+        embedding_model=str(arguments.embedder),
+        reranker_model=str(arguments.reranker),
+        device="cpu",
+        dtype=arguments.dtype,
     )
     engine = loop.run_until_complete(Engine(settings, load_models).__aenter__())
 
@@ -47,7 +52,7 @@ def this_engine(arguments: argparse.Namespace, loop: asyncio.AbstractEventLoop) 
     return score
 
 
-def flag_reranker(folder: Path) -> Compute:
+def flag_reranker(folder: Path) -> Score:
     """The reference implementation with its default batch size, in float32 on a CPU."""
     model = FlagReranker(str(folder), use_fp16=False, devices="cpu", max_length=8192)
 
@@ -57,7 +62,7 @@ def flag_reranker(folder: Path) -> Compute:
     return score
 
 
-def transformers_reranker(folder: Path, dtype: str) -> Compute:
+def transformers_reranker(folder: Path, dtype: str) -> Score:
     """Qwen3-Reranker by transformers, pairs of near lengths together in batches of 8.
 
     The model card's code is slower: it computes the vocabulary's logits for every token.
@@ -78,35 +83,48 @@ def transformers_reranker(folder: Path, dtype: str) -> Compute:
     return score
 
 
-def reference(folder: Path, dtype: str) -> tuple[str, Compute]:
-    """Its name, and how it computes scores."""
-    if read_config(folder).get("model_type") == "qwen3":
-        return f"transformers {dtype}", transformers_reranker(folder, dtype)
-    return "FlagReranker float32", flag_reranker(folder)
-
-
 def main() -> None:
     """Run the comparison that the command line asks for."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("embedder", type=Path, help="a checkpoint of bge-m3's shape")
-    parser.add_argument("reranker", type=Path, help="a checkpoint of a reranker")
-    parser.add_argument(
-        "--dtype",
-        default="float32",
-        choices=["float32", "bfloat16"],
-        help="the number format, as DTYPE (%(default)s)",
-    )
-    parser.add_argument(
-        "--passages", type=int, default=32, help="passages of a request (%(default)s)"
-    )
-    parser.add_argument("--rounds", type=int, default=3, help="turns of each case (%(default)s)")
+    add = parser.add_argument
+    add("embedder", type=Path, help="a checkpoint of bge-m3's shape")
+    add("reranker", type=Path, help="a checkpoint of a reranker")
+    add("--dtype", default="float32", choices=["float32", "bfloat16"], help="as DTYPE")
+    add("--passages", type=int, default=32, help="passages of a request (%(default)s)")
+    add("--rounds", type=int, default=3, help="turns of each case (%(default)s)")
     arguments = parser.parse_args()
+    passages = draw_texts(PASSAGES, arguments.passages)
     with asyncio.Runner() as runner:
         ours = this_engine(arguments, runner.get_loop())
-        name, theirs = reference(arguments.reranker, arguments.dtype)
+        if read_config(arguments.reranker).get("model_type") == "qwen3":
+            theirs = transformers_reranker(arguments.reranker, arguments.dtype)
+            name = f"transformers {arguments.dtype}"
+        else:
+            theirs, name = flag_reranker(arguments.reranker), "FlagReranker float32"
         engines = {f"smart-embedder {arguments.dtype}": ours, name: theirs}
-        passages = draw_texts(PASSAGES, arguments.passages)
-        print_table(measure(engines, passages, arguments.rounds), len(passages), "Pairs/s")
+        # The first, short run is not counted.
+        for score in engines.values():
+            score(passages[:8])
+        runs = {name: partial(score, passages) for name, score in engines.items()}
+        seconds = measure(runs, arguments.rounds)
+        expected = theirs(passages)
+        differences = {name: np.abs(run() - expected).max() for name, run in runs.items()}
+    reference = statistics.median(seconds[name])
+    print(
+        markdown(
+            ("engine", "pairs/s", "ratio", "largest difference", "rounds"),
+            (
+                (
+                    engine,
+                    f"{len(passages) / statistics.median(took):.2f}",
+                    f"{reference / statistics.median(took):.2f}",
+                    f"{differences[engine]:.6f}",
+                    rounds_of(took),
+                )
+                for engine, took in seconds.items()
+            ),
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -10,13 +10,13 @@ the memory that the cache had.
 import argparse
 import os
 import statistics
-import subprocess
-import sys
+import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 
-_ROOT = Path(__file__).parent.parent
+from benchmarks.turns import measure, rounds_of
+from tests.support.server import RunningServer, start_process
+
 _READY = "Server ready to accept requests"
 _AT_ONCE = 2**24
 
@@ -44,74 +44,48 @@ def read(paths: list[Path]) -> None:
                 pass
 
 
-def start(folder: Path, reranker: str, dtype: str) -> None:
-    """Start the service and wait for its word that it is ready; it is ended afterwards."""
-    settings = {
-        "EMBEDDING_MODEL": str(folder.resolve()),
-        "RERANKER_MODEL": str(Path(reranker).resolve()) if Path(reranker).is_dir() else reranker,
-        "DTYPE": dtype,
-        "HF_HUB_OFFLINE": "1",
-        "HOST": "127.0.0.1",
-        "PORT": "0",
-    }
-    with subprocess.Popen(
-        [sys.executable, "-m", "smart_embedder"],
-        cwd=_ROOT,
-        env=os.environ | settings,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    ) as process:
+def start(settings: dict[str, str]) -> None:
+    """Start the service and wait for its word that it is ready; it is ended at once."""
+    with tempfile.TemporaryDirectory() as scratch:
+        process = start_process(Path(scratch), fresh=True, **settings)
+        server = RunningServer(process)
         try:
-            wait_until_ready(process)
+            server.wait_for_line(_READY)
         finally:
             process.kill()
-
-
-def wait_until_ready(process: "subprocess.Popen[str]") -> None:
-    """Read the service's log until it says that it is ready; end this program if it never does."""
-    last = ""
-    for last in process.stdout or ():
-        if _READY in last:
-            return
-    sys.exit(f"the service did not start: {last}")
-
-
-def seconds(run: Callable[[], None]) -> float:
-    """How long `run` takes."""
-    began = time.perf_counter()
-    run()
-    return time.perf_counter() - began
+            process.wait()
+            server.close()
 
 
 def main() -> None:
     """Print the seconds of every round, and the ratio of the medians."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("folder", type=Path, help="a checkpoint of bge-m3's shape")
-    parser.add_argument(
-        "--reranker", default="late-interaction", help="the setting RERANKER_MODEL (%(default)s)"
-    )
-    parser.add_argument("--dtype", default="auto", help="the number format, as DTYPE (%(default)s)")
-    parser.add_argument("--rounds", type=int, default=5, help="turns of each case (%(default)s)")
-    parser.add_argument("--pause", type=float, default=5.0, help="seconds before each turn")
-    parser.add_argument("--warm", action="store_true", help="measure with the files in the cache")
+    add = parser.add_argument
+    add("folder", type=Path, help="a checkpoint of bge-m3's shape")
+    add("--reranker", default="late-interaction", help="as RERANKER_MODEL (%(default)s)")
+    add("--dtype", default="auto", help="the number format, as DTYPE (%(default)s)")
+    add("--rounds", type=int, default=5, help="turns of each case (%(default)s)")
+    add("--pause", type=float, default=5.0, help="seconds before each turn (%(default)g)")
+    add("--warm", action="store_true", help="measure with the files in the cache")
     arguments = parser.parse_args()
-    paths = weights_of(arguments.folder, Path(arguments.reranker))
-    turns: dict[str, Callable[[], None]] = {
-        "read": lambda: read(paths),
-        "start": lambda: start(arguments.folder, arguments.reranker, arguments.dtype),
+    reranker = Path(arguments.reranker)
+    paths = weights_of(arguments.folder, reranker)
+    settings = {
+        "EMBEDDING_MODEL": str(arguments.folder.resolve()),
+        "RERANKER_MODEL": str(reranker.resolve()) if reranker.is_dir() else arguments.reranker,
+        "DTYPE": arguments.dtype,
     }
-    prepare = read if arguments.warm else drop
-    found: dict[str, list[float]] = {name: [] for name in turns}
-    for _ in range(arguments.rounds):
-        for name, run in turns.items():
-            prepare(paths)
-            time.sleep(arguments.pause)
-            found[name].append(seconds(run))
-        print("  ".join(f"{name} {of[-1]:.2f} s" for name, of in found.items()), flush=True)
-    medians = {name: statistics.median(of) for name, of in found.items()}
-    print("median:", "  ".join(f"{name} {of:.2f} s" for name, of in medians.items()))
-    print(f"a start takes {medians['start'] / medians['read']:.2f} times as long as reading")
+
+    def prepare() -> None:
+        (read if arguments.warm else drop)(paths)
+        time.sleep(arguments.pause)
+
+    runs = {"read": lambda: read(paths), "start": lambda: start(settings)}
+    seconds = measure(runs, arguments.rounds, prepare)
+    for name, took in seconds.items():
+        print(f"{name:6}{rounds_of(took)}")
+    ratio = statistics.median(seconds["start"]) / statistics.median(seconds["read"])
+    print(f"a start takes {ratio:.2f} times as long as reading")
 
 
 if __name__ == "__main__":

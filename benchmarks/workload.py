@@ -47,11 +47,8 @@ WORKLOADS = {
 def draw_texts(lengths: Lengths, count: int, seed: int = 0) -> list[str]:
     """`count` texts for the tokenizer of `benchmarks.checkpoints`, where a word is one token."""
     rng = random.Random(seed)
-    return [_text(rng, round(_log_uniform(rng, lengths))) for _ in range(count)]
-
-
-def _log_uniform(rng: random.Random, lengths: Lengths) -> float:
-    return math.exp(rng.uniform(math.log(lengths.shortest), math.log(lengths.longest)))
+    low, high = math.log(lengths.shortest), math.log(lengths.longest)
+    return [_text(rng, round(math.exp(rng.uniform(low, high)))) for _ in range(count)]
 
 
 def _text(rng: random.Random, tokens: int) -> str:

@@ -1,5 +1,7 @@
 """OpenVINO on the CPU: the converted model in bfloat16, or the one that NNCF quantized."""
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +10,6 @@ import openvino
 from tokenizers import Tokenizer
 
 from benchmarks.adapters.interface import Setting, Vectors, by_length
-from benchmarks.adapters.openvino_files import existing_model
 
 PACKAGE = "openvino"
 _DEFAULT_BATCH = 1
@@ -26,7 +27,7 @@ class OpenVino:
     """
 
     def __init__(self, folder: Path, kind: str) -> None:
-        self._file = existing_model(folder, kind)
+        self._file = _existing_model(folder, kind)
         self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         self._tokenizer.enable_truncation(8192)
         self._hint = ""
@@ -58,6 +59,23 @@ class OpenVino:
             dense=np.stack(dense),
             colbert=np.concatenate(colbert),
         )
+
+
+def model_file(folder: Path, kind: str) -> Path:
+    """The model of that kind, `float` or `int8`, whether it exists or not."""
+    return folder.parent / f"{folder.name}-openvino" / kind / "model.xml"
+
+
+def _existing_model(folder: Path, kind: str) -> Path:
+    """The model, made now if there is none or the checkpoint is newer.
+
+    Another process makes it, so that its memory does not count as that of the engine.
+    """
+    file = model_file(folder, kind)
+    if not file.exists() or file.stat().st_mtime < (folder / "config.json").stat().st_mtime:
+        maker = "benchmarks.adapters.openvino_models"
+        subprocess.run([sys.executable, "-m", maker, str(folder), kind], check=True)
+    return file
 
 
 def _pad(rows: list[np.ndarray]) -> dict[str, np.ndarray]:

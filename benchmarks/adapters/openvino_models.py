@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 from transformers import XLMRobertaModel
 
-from benchmarks.adapters.openvino_files import model_file
+from benchmarks.adapters.openvino import model_file
 from benchmarks.workload import MIXED, draw_texts
 
 _CALIBRATION_TEXTS, _CALIBRATION_TOKENS = 24, 256

@@ -17,12 +17,14 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu.workload import FULL, QUICK, Size
-from benchmarks.workload import QUERIES, draw_texts
+from benchmarks.workload import QUERIES, Lengths, draw_texts
 from smart_embedder.engine import Engine
 from smart_embedder.models.load import load_models
 from smart_embedder.settings import Settings
 
+# Tokens of a text, and of all texts of one length; those of a rehearsal on a CPU.
+_LENGTHS, _TOKENS = (32, 128, 256, 512, 2048, 8192), 262_144
+_QUICK_LENGTHS, _QUICK_TOKENS = (32, 128, 256, 512), 2048
 # The names of what is asked for, and whether that is more than dense vectors.
 _KINDS = {"dense": False, "all kinds": True}
 # Texts in one call of `embed`: several are in the queue, so that the device need not wait for one.
@@ -74,15 +76,16 @@ def peer_seconds(peer: Peer, texts: list[str], *, every_kind: bool) -> float:
     return time.perf_counter() - began
 
 
-async def rates(engine: Engine, peer: Peer | None, size: Size) -> list[dict[str, Any]]:
+async def rates(engine: Engine, peer: Peer | None, *, quick: bool) -> list[dict[str, Any]]:
     """One row for each length and selection of kinds; the best of the rounds of each engine.
 
     On a slow device the longest texts are left out.
     """
     rows: list[dict[str, Any]] = []
     ends = time.monotonic() + _SECONDS
-    for length in size.lengths():
-        texts = size.texts(length)
+    tokens = _QUICK_TOKENS if quick else _TOKENS
+    for length in _QUICK_LENGTHS if quick else _LENGTHS:
+        texts = draw_texts(Lengths(length, length), max(1, tokens // length))
         fewer = texts[: max(1, len(texts) // _PEERS_SHARE)]
         for name, every_kind in _KINDS.items():
             if time.monotonic() > ends:
@@ -131,7 +134,7 @@ def _load_peer(folder: Path, device: str) -> Peer | None:
         return None
 
 
-async def measure(folder: Path, device: str, size: Size) -> dict[str, Any]:
+async def measure(folder: Path, device: str, *, quick: bool) -> dict[str, Any]:
     """Everything that this program prints."""
     settings = Settings(
         embedding_model=str(folder), reranker_model="none", device=device, request_timeout=600
@@ -151,7 +154,7 @@ async def measure(folder: Path, device: str, size: Size) -> dict[str, Any]:
             "lone_query": await lone_query(engine),
         }
         alone = memory()
-        found["rates"] = await rates(engine, _load_peer(folder, device), size)
+        found["rates"] = await rates(engine, _load_peer(folder, device), quick=quick)
     return found | {"memory_before_load": alone, "memory": memory()}
 
 
@@ -162,9 +165,8 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--quick", action="store_true", help="few short texts")
     arguments = parser.parse_args()
-    size = QUICK if arguments.quick else FULL
-    found = asyncio.run(measure(arguments.folder.resolve(), arguments.device, size))
-    print(json.dumps(found))
+    folder, device = arguments.folder.resolve(), arguments.device
+    print(json.dumps(asyncio.run(measure(folder, device, quick=arguments.quick))))
 
 
 if __name__ == "__main__":

@@ -10,16 +10,20 @@ weights are made beside them and may be used again.
 import argparse
 import json
 import os
+import platform
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.page import page
+import torch
+
+from smart_embedder.models.device.choose import choose_device, describe_device
+from tools.table import markdown
 
 _ROOT = Path(__file__).parents[2]
 # For all sections together; what comes last is left out where it is over.
@@ -56,16 +60,14 @@ def sections(out: Path, device: str, *, quick: bool) -> Iterator[Section]:
         models = {"bge-m3": out / "models" / "two-layer"}
     hurry = ["--quick"] if quick else []
 
-    def module(name: str, seconds: float, *arguments: str, **environment: str) -> Section:
-        label, *_ = name.split(" ")
-        command = [sys.executable, "-m", f"benchmarks.gpu.{label}", *arguments, *hurry]
-        return Section(name, command, seconds, environment)
+    def module(name: str, program: str, seconds: float, *arguments: str) -> Section:
+        command = [sys.executable, "-m", f"benchmarks.gpu.{program}", *arguments]
+        return Section(name, [*command, "--device", device, *hurry], seconds, {})
 
     def checkpoint(path: Path) -> Section:
         command = [sys.executable, "-m", "benchmarks.checkpoints", path.name, str(path)]
         return Section(f"checkpoint {path.name}", command, 90.0, {}, figures=False)
 
-    yield module("machine", 60.0)
     yield checkpoint(models["bge-m3"])
     tests = [sys.executable, "-m", "pytest", "-q", "-m", "device", *_device_tests()]
     # A module that cannot be imported there costs its own tests alone.
@@ -74,15 +76,14 @@ def sections(out: Path, device: str, *, quick: bool) -> Iterator[Section]:
     bge = str(models["bge-m3"])
     verify = {"EMBEDDING_MODEL": bge, "RERANKER_MODEL": "late-interaction", "DEVICE": device}
     yield Section("verify", [sys.executable, "-m", "tools.verify"], 120.0, verify, figures=False)
-    on_device = ["--device", device]
-    yield module("kernels embedder", 60.0, bge, *on_device)
-    yield module("engines", 200.0, bge, *on_device)
-    yield module("http_rate", 90.0, bge, *on_device, "--seconds", "5" if quick else "15")
-    yield module("launching", 90.0, bge, *on_device)
+    yield module("kernels embedder", "forwards", 60.0, bge, "kernels")
+    yield module("engines", "engines", 200.0, bge)
+    yield module("http_rate", "http_rate", 90.0, bge, "--seconds", "5" if quick else "15")
+    yield module("launching", "forwards", 90.0, bge, "launching")
     if "qwen-reranker" in models:
         yield checkpoint(models["qwen-reranker"])
         qwen = str(models["qwen-reranker"])
-        yield module("kernels reranker", 60.0, qwen, *on_device, "--kind", "reranker")
+        yield module("kernels reranker", "forwards", 60.0, qwen, "reranker-kernels")
 
 
 def _device_tests() -> list[str]:
@@ -113,21 +114,82 @@ def run(section: Section, seconds: float) -> Outcome:
             printed, errors = process.communicate()
             errors += f"\nended after {seconds:.0f} seconds"
     said = printed + errors
-    figures = _figures(printed) if section.figures and status == 0 else None
+    # The JSON of the last line; libraries may print before it.
+    lines = printed.strip().splitlines()
+    figures = json.loads(lines[-1]) if lines and section.figures and status == 0 else None
     last = "\n".join(said.strip().splitlines()[-_LAST_LINES:])
     return Outcome(section.name, round(time.monotonic() - began, 1), status, figures, last)
 
 
-def _figures(printed: str) -> Any:
-    """The JSON of the last line; libraries may print before it."""
-    lines = printed.strip().splitlines()
-    return json.loads(lines[-1]) if lines else None
+def machine() -> dict[str, object]:
+    """What the machine is."""
+    found: dict[str, object] = {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "cpus": os.cpu_count(),
+        "device": describe_device(choose_device("auto")),
+    }
+    if torch.cuda.is_available():
+        properties = torch.cuda.get_device_properties(0)
+        found |= {
+            "gpu": properties.name,
+            "compute_capability": f"{properties.major}.{properties.minor}",
+            "memory_gib": round(properties.total_memory / 2**30, 1),
+            "multiprocessors": properties.multi_processor_count,
+        }
+    return found
+
+
+def page(outcomes: list[Outcome]) -> str:
+    """Tables of what was measured, then what the sections said that failed."""
+    parts = ["# GPU report", "## Sections"]
+    verdicts = {0: "ok", None: "**not finished**"}
+    rows = (
+        (each.name, verdicts.get(each.status, f"**failed** ({each.status})"), each.seconds)
+        for each in outcomes
+    )
+    parts.append(markdown(("section", "result", "seconds"), rows))
+    for each in outcomes:
+        if each.figures:
+            parts.append(f"## {each.name.replace('_', ' ').capitalize()}")
+            parts += _tables(each.figures)
+        if each.name in {"tests", "verify"} or each.status != 0:
+            parts.append(f"## {each.name}\n\n```text\n{each.said}\n```")
+    return "\n\n".join(parts) + "\n"
+
+
+def _tables(figures: Any) -> Iterator[str]:
+    """A list of records is a table, and so are the plain figures of a record; others follow it."""
+    if isinstance(figures, list) and figures and isinstance(figures[0], dict):
+        heads = list(figures[0])
+        yield markdown(heads, ([_cell(row.get(head, "")) for head in heads] for row in figures))
+        return
+    nested = {name: each for name, each in figures.items() if _holds_records(each)}
+    yield markdown(("figure", "value"), _rows(figures, leave_out=nested))
+    for name, each in nested.items():
+        yield f"### {name.replace('_', ' ').capitalize()}"
+        yield from _tables(each)
+
+
+def _holds_records(figures: Any) -> bool:
+    if isinstance(figures, list):
+        return bool(figures) and isinstance(figures[0], dict)
+    return isinstance(figures, dict) and any(map(_holds_records, figures.values()))
+
+
+def _rows(record: dict[str, Any], leave_out: Iterable[str] = ()) -> Iterator[tuple[str, str]]:
+    return ((name, _cell(each)) for name, each in record.items() if name not in leave_out)
+
+
+def _cell(value: object) -> str:
+    return f"{value:,.3f}" if isinstance(value, float) else str(value)
 
 
 def report(out: Path, device: str, *, quick: bool) -> list[Outcome]:
     """Run the sections; both files are written anew after each, in case the machine goes away."""
     ends = time.monotonic() + _SECONDS
-    outcomes: list[Outcome] = []
+    outcomes = [Outcome("machine", 0.0, 0, machine(), "")]
     for section in sections(out, device, quick=quick):
         left = ends - time.monotonic()
         if left < 1:
@@ -138,7 +200,7 @@ def report(out: Path, device: str, *, quick: bool) -> list[Outcome]:
         print(f"  {outcomes[-1].seconds} s, status {outcomes[-1].status}", flush=True)
         found = [asdict(each) for each in outcomes]
         (out / "report.json").write_text(json.dumps(found, indent=2) + "\n", "utf-8")
-        (out / "report.md").write_text(page(found), "utf-8")
+        (out / "report.md").write_text(page(outcomes), "utf-8")
     return outcomes
 
 

@@ -7,10 +7,16 @@ from pathlib import Path
 import pytest
 
 from benchmarks import comparison as comparing
-from benchmarks import environments
-from benchmarks.comparison import Comparison, Plan
-from benchmarks.environments import EnvironmentFailureError, interpreter
-from benchmarks.workload import MIXED, Workload
+from benchmarks.adapters.interface import Setting, by_length
+from benchmarks.comparison import (
+    CATALOGUE,
+    Comparison,
+    EnvironmentFailureError,
+    Plan,
+    interpreter,
+)
+from benchmarks.turns import turns
+from benchmarks.workload import MIXED, WORKLOADS, Workload
 from tests.support.checkpoints import plain_corpus
 
 
@@ -33,7 +39,7 @@ def plan(folder: Path, scratch: Path, *, rounds: int) -> Plan:
 async def test_engines_take_turns_and_one_that_cannot_start_tells_why(
     tiny_m3: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(environments, "_install", unreachable_index)
+    monkeypatch.setattr(comparing, "_install", unreachable_index)
     names = ["smart-embedder-float32", "flagembedding"]
     comparison = Comparison(plan(tiny_m3, tmp_path, rounds=2), names, lambda: {"float32": 1e9})
     await comparison.run()
@@ -64,18 +70,37 @@ async def test_the_fastest_setting_that_was_tried_goes_into_the_rounds(
     assert seconds[outcome.setting.batch or 0] == min(seconds.values())
 
 
-def test_this_projects_own_environment_is_the_one_it_runs_in(tmp_path: Path) -> None:
-    assert interpreter("own", tmp_path) == Path(sys.executable)
-
-
 def test_an_environment_is_made_once_for_each_version_of_its_requirements(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     installed = []
-    monkeypatch.setattr(environments, "_install", lambda *arguments: installed.append(arguments))
+    monkeypatch.setattr(comparing, "_install", lambda *arguments: installed.append(arguments))
     python = interpreter("peers", tmp_path)
     assert python.exists()
     assert interpreter("peers", tmp_path) == python
     (tmp_path / "peers" / "installed").write_text("of an older version")
     interpreter("peers", tmp_path)
     assert [requirements.name for _, requirements in installed] == ["peers.txt"] * 2
+    assert interpreter("own", tmp_path) == Path(sys.executable)
+
+
+@pytest.mark.parametrize("workload", WORKLOADS.values(), ids=WORKLOADS)
+def test_every_engine_has_a_setting_for_every_workload(workload: Workload) -> None:
+    for contender in CATALOGUE.values():
+        settings = contender.settings_for(workload, texts=4)
+        assert all((each.batch or 1) <= min(workload.largest_batch, 4) for each in settings)
+        assert len(settings) == 1 if workload.one_at_a_time else settings
+
+
+def test_batches_hold_texts_of_near_equal_length_and_each_text_once() -> None:
+    texts = ["aa", "a" * 9, "a", "a" * 8, "aaa"]
+    assert list(by_length(texts, 2)) == [[1, 3], [4, 0], [2]]
+    assert [str(each) for each in (Setting(), Setting(8, "throughput"))] == [
+        "default",
+        "batch 8 throughput",
+    ]
+
+
+def test_engines_alternate_and_leave_when_their_rounds_are_over() -> None:
+    order = [*turns({"a": 3, "b": 1, "c": 2})]
+    assert order == [(0, "a"), (0, "b"), (0, "c"), (1, "a"), (1, "c"), (2, "a")]

@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 
 from benchmarks.adapters.interface import Setting
+from benchmarks.ceiling import Encoder
 from benchmarks.comparison import Outcome
-from benchmarks.cost import Encoder
-from benchmarks.figures import Figures, Row, Work, median_ceilings, worst_cosine
-from benchmarks.process import Encoded
-from benchmarks.table import format_table
+from benchmarks.figures import Figures, Row, Work, format_table, median_ceilings, worst_cosine
+from benchmarks.worker import Encoded
 
 WORK = Work([10, 30], Encoder(hidden=64, layers=2, inner=256))
 EAST, NORTH = [1.0, 0.0], [0.0, 1.0]
@@ -59,19 +58,9 @@ def test_an_engine_that_failed_is_a_row_with_its_reason(tmp_path: Path) -> None:
     rows = make_rows(tmp_path, outcome("flagembedding", 2), failed)
     assert rows["m3serve"].speed is None
     table = format_table(list(rows.values()))
-    assert "did not run" in table
     assert table.endswith("- m3serve did not run: no memory")
-
-
-def test_every_line_of_the_table_is_as_wide_as_its_header(tmp_path: Path) -> None:
-    rows = make_rows(tmp_path, outcome("sentence-transformers-float32", 2), outcome("m3serve"))
-    for latencies in (False, True):
-        lines = format_table(list(rows.values()), latencies=latencies).splitlines()
-        table = [line for line in lines if line.startswith("|")]
-        assert len(table) == 4
-        assert len({(len(line), line.count("|")) for line in table}) == 1
-        assert ("P50 ms" in table[0]) is latencies
-    assert "sentence-transformers-float32, dense only" in lines[2]
+    lines = table.splitlines()[:4]
+    assert len({(len(line), line.count("|")) for line in lines}) == 1
 
 
 def test_the_ceiling_is_the_median_of_the_rounds_that_have_it() -> None:

@@ -1,8 +1,7 @@
 """The worker, in a process of its own, with the engines that this environment has."""
 
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import numpy as np
@@ -10,16 +9,14 @@ import pytest
 
 from benchmarks.adapters.interface import Setting
 from benchmarks.figures import worst_cosine
-from benchmarks.process import EngineFailureError, EngineProcess, engine_process
+from benchmarks.worker import EngineFailureError, EngineProcess, engine_process
 from tests.support.checkpoints import plain_corpus
 
 TEXTS = plain_corpus(lines=5)
 
 
-@asynccontextmanager
-async def worker(patience: float = 120) -> AsyncIterator[EngineProcess]:
-    async with engine_process(Path(sys.executable), patience) as engine:
-        yield engine
+def worker(patience: float = 120) -> AbstractAsyncContextManager[EngineProcess]:
+    return engine_process(Path(sys.executable), patience)
 
 
 async def vectors(adapter: str, folder: Path, file: Path, **how: object) -> dict[str, np.ndarray]:

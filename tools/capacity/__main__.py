@@ -26,6 +26,7 @@ from tools.capacity.plan import (
 )
 from tools.capacity.service import ServiceError, started_service
 from tools.capacity.simulation import QUEUE_PLACES
+from tools.table import markdown
 
 _MOST_TEXTS = 1000
 _QUESTIONS = {
@@ -129,14 +130,19 @@ def report(table: TimeTable, load: Load, target: Target, options: list[list[Opti
     """A line for each simulation, and the answer."""
     kind = "passages" if table.kinds == RERANK else "texts"
     print(f"{load.rate:g} requests/s of {load.texts} {kind}, {table.kinds}, on {table.device}\n")
-    head = ("replicas", "devices of each", "P50 ms", "P99 ms", "busy", "refused")
-    print(f"| {' | '.join(head)} |\n|{'---:|' * len(head)}")
-    for option in (each for some in options for each in some):
-        outcome = option.outcome
-        p50, p99 = (outcome.percentile(at) * 1000 for at in (50, 99))
-        figures = (f"{p50:.1f}", f"{p99:.1f}", f"{outcome.utilisation:.0%}", str(outcome.refused))
-        print(f"| {option.replicas} | {option.devices} | {' | '.join(figures)} |")
-    print()
+    rows = (
+        (
+            option.replicas,
+            option.devices,
+            *(f"{option.outcome.percentile(at) * 1000:.1f}" for at in (50, 99)),
+            f"{option.outcome.utilisation:.0%}",
+            option.outcome.refused,
+        )
+        for some in options
+        for option in some
+    )
+    heads = ("replicas", "devices of each", "P50 ms", "P99 ms", "busy", "refused")
+    print(f"{markdown(heads, rows)}\n")
     for some, what in zip(options, ("Devices behind one queue", "Replicas"), strict=True):
         print(_answer(some[-1], what, target))
 

@@ -9,6 +9,7 @@ from typing import Any
 from smart_embedder import __version__
 from tools.evaluate.dataset import Dataset
 from tools.evaluate.evaluation import Evaluation, Row, Speed
+from tools.table import markdown
 
 _SPEEDS = (
     ("documents/s", "documents_per_second"),
@@ -28,11 +29,9 @@ def print_report(dataset: Dataset, evaluations: Sequence[Evaluation]) -> None:
     own = "" if dataset.candidates is None else ", each with candidates of its own"
     counts = f"{len(dataset.corpus)} documents, {len(dataset.queries)} queries{own}"
     print(f"{dataset.name}: {counts}.\n")
-    for line in _table(*_quality(ours, others)):
-        print(line)
+    print(markdown(*_quality(ours, others)))
     print()
-    for line in _table(*_speeds(evaluations)):
-        print(line)
+    print(markdown(*_speeds(evaluations)))
 
 
 def write_json(
@@ -85,20 +84,3 @@ def _speeds(evaluations: Iterable[Evaluation]) -> tuple[list[str], list[list[str
 def _figure(speed: Speed, name: str) -> str:
     value = getattr(speed, name)
     return "" if value is None else f"{value:,.1f}"
-
-
-def _table(heads: list[str], rows: list[list[str]]) -> list[str]:
-    """Markdown, in columns."""
-    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
-    rule = ["-" * width for width in widths]
-    rule[1:] = [f"{line[:-1]}:" for line in rule[1:]]
-    lines = [heads, rule, *rows]
-    return [
-        "| "
-        + " | ".join(
-            cell.ljust(width) if not index else cell.rjust(width)
-            for index, (cell, width) in enumerate(zip(line, widths, strict=True))
-        )
-        + " |"
-        for line in lines
-    ]

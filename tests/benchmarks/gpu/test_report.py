@@ -1,11 +1,12 @@
 """The GPU report: a section that fails or never ends costs itself alone."""
 
-import json
 import sys
 from pathlib import Path
 
-from benchmarks.gpu.page import page
-from benchmarks.gpu.report import Section, run, sections
+import pytest
+
+from benchmarks.gpu.report import Outcome, Section, page, run, sections
+from benchmarks.gpu.wheels import requirements
 
 
 def section(code: str, *, figures: bool = True) -> Section:
@@ -22,8 +23,8 @@ def test_a_section_that_fails_says_why() -> None:
     outcome = run(section("raise SystemExit('no such device')"), 30)
     assert (outcome.status, outcome.figures) == (1, None)
     assert "no such device" in outcome.said
-    assert "**failed** (1)" in page([vars_of(outcome)])
-    assert "no such device" in page([vars_of(outcome)])
+    assert "**failed** (1)" in page([outcome])
+    assert "no such device" in page([outcome])
 
 
 def test_a_section_that_does_not_end_is_ended() -> None:
@@ -31,7 +32,7 @@ def test_a_section_that_does_not_end_is_ended() -> None:
     outcome = run(section(code), 2)
     assert outcome.status is None
     assert "began" in outcome.said
-    assert "**not finished**" in page([vars_of(outcome)])
+    assert "**not finished**" in page([outcome])
 
 
 def test_what_a_section_has_started_ends_with_it() -> None:
@@ -56,13 +57,26 @@ def test_the_tests_are_those_for_devices(tmp_path) -> None:
     assert {"test_backend.py", "test_devices.py"} <= modules
 
 
-def test_how_a_query_is_launched_is_a_table() -> None:
+def test_figures_are_tables_and_records_within_them_tables_of_their_own() -> None:
     rows = [{"launch": "graphs", "switch_ms": 0.1}, {"launch": "eager", "switch_ms": 0.1}]
-    outcome = run(section(f"import json; print(json.dumps({rows}))"), 30)
-    shown = page([vars_of(outcome) | {"name": "launching"}])
-    assert "| launch | switch_ms |" in shown
-    assert "| graphs | 0.100 |" in shown
+    figures = {"seconds": 0.5, "paths": {"linear": "a|b"}, "rates": rows}
+    shown = page([Outcome("engines", 1.0, 0, figures, "")])
+    assert "## Engines\n" in shown
+    assert "| seconds |" in shown
+    assert "a\\|b" in shown
+    assert "### Rates\n" in shown
+    assert "| graphs |     0.100 |" in shown
 
 
-def vars_of(outcome) -> dict:
-    return json.loads(json.dumps({name: getattr(outcome, name) for name in outcome.__slots__}))
+@pytest.mark.parametrize("python", ["3.11", "3.12", "3.13"])
+def test_each_package_comes_in_one_version_and_without_pytorch(python: str) -> None:
+    names = [each.split("==")[0] for each in requirements(python, [])]
+    assert len(names) == len(set(names))
+    assert {"numpy", "pytest", "transformers", "uvloop"} <= set(names)
+    assert not {"torch", "cuda-bindings", "nvidia-cuda-nvrtc"} & set(names)
+
+
+def test_only_some_packages() -> None:
+    assert [each.split("==")[0] for each in requirements("3.12", ["FlagEmbedding"])] == [
+        "flagembedding"
+    ]
