@@ -60,7 +60,7 @@ for fault in address undefined; do
 done
 
 say "the tests of the kernels, and of those for CUDA on a CPU"
-(cd "$checkout" && checked python -m pytest -q -rs tests/models/ops tests/models/quantization \
+(cd "$checkout" && checked python -m pytest -q -rs tests/models/ops tests/models/families/test_int8*.py \
   --deselect tests/models/ops/test_build.py --ignore tests/models/ops/test_native_on_arm.py)
 
 say "the kernels for ARM on an emulated processor"

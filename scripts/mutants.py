@@ -26,8 +26,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-KERNELS = ("smart_embedder/models/ops/cuda.py", "smart_embedder/models/ops/cuda.py")
-DESCRIPTIONS = ("smart_embedder/api/answers.py", "smart_embedder/api/answers.py")
+KERNELS = "smart_embedder/models/ops/cuda.py"
+DESCRIPTIONS = "smart_embedder/api/answers.py"
 MOST_COUNTED = 16
 NOT_MEANT = {
     "daemon", "description", "exc_info", "examples", "frozen", "indent", "init",
@@ -81,7 +81,7 @@ def mutants_below(root: Path, folder: str = "smart_embedder") -> list[Mutant]:
     """Every mutant of the Python files below a folder, in a fixed order."""
     paths = sorted((root / folder).rglob("*.py")) if (root / folder).is_dir() else [root / folder]
     files = [str(path.relative_to(root)) for path in paths]
-    kept = [file for file in files if file not in (*KERNELS, *DESCRIPTIONS)]
+    kept = [file for file in files if file not in {KERNELS, DESCRIPTIONS}]
     return [each for file in kept for each in mutants_of(file, (root / file).read_bytes())]
 
 
