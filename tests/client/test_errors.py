@@ -12,8 +12,8 @@ from pathlib import Path
 import httpx
 import pytest
 from smart_embedder_client import AsyncClient, Client, SmartEmbedderError
+from smart_embedder_client.calls import Retries
 from smart_embedder_client.errors import refusal
-from smart_embedder_client.retries import Retries
 
 from tests.clients.conftest import TOKEN, full_queue
 from tests.support.server import RunningServer, run_server

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 from smart_embedder_client import AsyncClient, Client, SmartEmbedderError, StreamedText
+from smart_embedder_client.calls import Retries
 from smart_embedder_client.records import RecordReader
-from smart_embedder_client.retries import Retries
-from smart_embedder_client.sections import OPEN_SECTIONS, SectionMaker
+from smart_embedder_client.streams import OPEN_SECTIONS, SectionMaker
 
 from tests.support.texts import varied_texts
 

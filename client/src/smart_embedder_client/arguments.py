@@ -1,8 +1,11 @@
-"""The options of both commands: the service and the collection."""
+"""What both commands share: the options of service and collection, and text for a terminal."""
 
 import argparse
+import json
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from smart_embedder_client.calls import (
     DEFAULT_URL,
@@ -11,8 +14,25 @@ from smart_embedder_client.calls import (
     address_of,
     token_of,
 )
-from smart_embedder_client.qdrant.layout import COLBERT, DENSE, SPARSE
-from smart_embedder_client.qdrant.open_store import EDGE, Target
+from smart_embedder_client.qdrant.store import COLBERT, DENSE, EDGE, SPARSE, Target
+
+# C0, DEL and C1, which move the cursor or more, and what changes the direction of writing.
+_CONTROLS = (*range(0x20), *range(0x7F, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+# Halves of surrogate pairs, which no terminal can be sent.
+_HALVES = range(0xD800, 0xE000)
+_PLAIN = dict.fromkeys(_CONTROLS, " ") | dict.fromkeys(_HALVES, "\N{REPLACEMENT CHARACTER}")
+_ESCAPED = {code: f"\\u{code:04x}" for code in (*_CONTROLS, *_HALVES)}
+
+
+def plain(text: str) -> str:
+    """The text in one line, without its control characters."""
+    return text.translate(_PLAIN)
+
+
+def plain_json(value: Any) -> str:
+    """The value as JSON in one line, with its control characters escaped."""
+    return json.dumps(value, ensure_ascii=False).translate(_ESCAPED)
+
 
 _QDRANT, _QDRANT_KEY = "QDRANT_URL", "QDRANT_API_KEY"
 _KINDS = (DENSE, SPARSE, COLBERT)
@@ -20,58 +40,28 @@ _KINDS = (DENSE, SPARSE, COLBERT)
 
 def add_common(parser: argparse.ArgumentParser) -> None:
     """Add the options of the service and of the collection."""
-    _add_service(parser.add_argument_group("the service"))
-    _add_qdrant(parser.add_argument_group("Qdrant"))
-
-
-def _add_service(service: "argparse._ArgumentGroup") -> None:
-    service.add_argument(
-        "--url",
-        type=_address,
-        default=os.environ.get(URL_VARIABLE) or DEFAULT_URL,
-        help=f"the address of the service (%(default)s; {URL_VARIABLE})",
+    add = parser.add_argument_group("the service").add_argument
+    url = os.environ.get(URL_VARIABLE) or DEFAULT_URL
+    help_ = f"the address of the service (%(default)s; {URL_VARIABLE})"
+    add("--url", type=_checked(address_of), default=url, help=help_)
+    token, help_ = os.environ.get(TOKEN_VARIABLE), f"the access token ({TOKEN_VARIABLE})"
+    add("--token", type=_checked(token_of), default=token, help=help_)
+    add = parser.add_argument_group("Qdrant").add_argument
+    address = os.environ.get(_QDRANT, "http://127.0.0.1:6333")
+    help_ = (
+        "http://host:6333; edge:FOLDER for Qdrant Edge; a folder for Qdrant's engine in Python, up "
+        f"to 20,000 points (%(default)s; {_QDRANT})"
     )
-    service.add_argument(
-        "--token",
-        type=_token,
-        default=os.environ.get(TOKEN_VARIABLE),
-        help=f"the access token ({TOKEN_VARIABLE})",
-    )
-
-
-def _add_qdrant(qdrant: "argparse._ArgumentGroup") -> None:
-    qdrant.add_argument(
-        "--qdrant",
-        default=os.environ.get(_QDRANT, "http://127.0.0.1:6333"),
-        metavar="ADDRESS",
-        help="http://host:6333; edge:FOLDER for Qdrant Edge; a folder for Qdrant's engine in "
-        f"Python, up to 20,000 points (%(default)s; {_QDRANT})",
-    )
-    qdrant.add_argument(
-        "--collection", required=True, metavar="NAME", help="the name of the collection"
-    )
-    qdrant.add_argument(
-        "--qdrant-key",
-        default=os.environ.get(_QDRANT_KEY),
-        metavar="KEY",
-        help=f"the key of a server; safer as {_QDRANT_KEY}",
-    )
-    qdrant.add_argument(
-        "--grpc",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="use gRPC if the server answers on the port (the default), or HTTP alone",
-    )
-    qdrant.add_argument(
-        "--grpc-port", type=int, default=6334, metavar="PORT", help="the port of gRPC (%(default)s)"
-    )
-    qdrant.add_argument(
-        "--qdrant-timeout",
-        type=positive,
-        default=60,
-        metavar="SECONDS",
-        help="after how many seconds a request has failed (%(default)s)",
-    )
+    add("--qdrant", default=address, metavar="ADDRESS", help=help_)
+    add("--collection", required=True, metavar="NAME", help="the name of the collection")
+    key, help_ = os.environ.get(_QDRANT_KEY), f"the key of a server; safer as {_QDRANT_KEY}"
+    add("--qdrant-key", default=key, metavar="KEY", help=help_)
+    help_ = "use gRPC if the server answers on the port (the default), or HTTP alone"
+    add("--grpc", action=argparse.BooleanOptionalAction, default=True, help=help_)
+    help_ = "the port of gRPC (%(default)s)"
+    add("--grpc-port", type=int, default=6334, metavar="PORT", help=help_)
+    help_ = "after how many seconds a request has failed (%(default)s)"
+    add("--qdrant-timeout", type=positive, default=60, metavar="SECONDS", help=help_)
 
 
 def read_target(arguments: argparse.Namespace) -> Target:
@@ -94,34 +84,32 @@ def _absolute(address: str) -> str:
     return EDGE + path if is_edge else path
 
 
-def _address(value: str) -> str:
-    try:
-        return address_of(value)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
+def _checked(check: Callable[[str], str]) -> Callable[[str], str]:
+    """The same for argparse, which shows the sentence of its own error alone."""
 
+    def convert(value: str) -> str:
+        try:
+            return check(value)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
 
-def _token(value: str) -> str:
-    try:
-        return token_of(value)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
+    return convert
 
 
 def positive(value: str) -> int:
     """A number of at least 1, for argparse."""
-    number = int(value)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{value} is less than 1")
-    return number
+    return _at_least(1, value)
 
 
 def not_negative(value: str) -> int:
     """A number of at least 0, for argparse."""
-    number = int(value)
-    if number < 0:
-        raise argparse.ArgumentTypeError(f"{value} is less than 0")
-    return number
+    return _at_least(0, value)
+
+
+def _at_least(least: int, value: str) -> int:
+    if int(value) < least:
+        raise argparse.ArgumentTypeError(f"{value} is less than {least}")
+    return int(value)
 
 
 def kinds(value: str) -> frozenset[str]:

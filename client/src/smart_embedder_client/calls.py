@@ -1,8 +1,9 @@
-"""The requests of both clients, and the functions that read their answers."""
+"""The requests of both clients: what is sent, how it is tried again, and how answers are read."""
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import random
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -20,9 +21,114 @@ from smart_embedder_client.answers import (
     read_health,
     read_ranking,
 )
-from smart_embedder_client.errors import INVALID_INPUT, SmartEmbedderError
-from smart_embedder_client.limits import Limits
-from smart_embedder_client.retries import Retries
+from smart_embedder_client.errors import (
+    CONNECTION_LOST,
+    INVALID_INPUT,
+    UNREACHABLE,
+    SmartEmbedderError,
+    unexpected_answer,
+)
+from smart_embedder_client.limits import SMALL, Limits
+
+
+def check_encoding(response: httpx.Response) -> None:
+    """Raise the error of a compressed answer, which nobody asked for and which hides its size."""
+    encoding = response.headers.get("content-encoding", "identity")
+    if encoding.strip().lower() != "identity":
+        raise unexpected_answer(response, f"the answer is compressed ({encoding})")
+
+
+def chunks_of(response: httpx.Response) -> Iterator[bytes]:
+    """The body as it arrives; all of it if a hook of the caller's has read it already."""
+    return iter([response.content]) if response.is_stream_consumed else response.iter_raw()
+
+
+async def chunks_of_async(response: httpx.Response) -> AsyncIterator[bytes]:
+    """The same for asyncio."""
+    if response.is_stream_consumed:
+        yield response.content
+        return
+    async for chunk in response.aiter_raw():
+        yield chunk
+
+
+def read_body(response: httpx.Response, limits: Limits) -> httpx.Response:
+    """The same response with its body; raises `SmartEmbedderError` if it is too long."""
+    body = _Body(response, limits)
+    for chunk in chunks_of(response):
+        body.add(chunk)
+    return body.whole()
+
+
+async def read_body_async(response: httpx.Response, limits: Limits) -> httpx.Response:
+    """The same for asyncio."""
+    body = _Body(response, limits)
+    async for chunk in chunks_of_async(response):
+        body.add(chunk)
+    return body.whole()
+
+
+class _Body:
+    def __init__(self, response: httpx.Response, limits: Limits) -> None:
+        check_encoding(response)
+        self._response = response
+        # A refusal is no larger, whatever was asked for.
+        self._most = (limits if response.status_code == httpx.codes.OK else SMALL).bytes
+        self._left = self._most
+        self._chunks: list[bytes] = []
+
+    def add(self, chunk: bytes) -> None:
+        self._chunks.append(chunk)
+        self._left -= len(chunk)
+        if self._left < 0:
+            what = f"the answer has more than the {self._most} bytes that it may have"
+            raise unexpected_answer(self._response, what)
+
+    def whole(self) -> httpx.Response:
+        of = self._response
+        content = b"".join(self._chunks)
+        return httpx.Response(
+            of.status_code, headers=of.headers, content=content, request=of.request
+        )
+
+
+_BUSY = (429, 503)
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 8.0
+# Random, so that clients that were refused together do not return together.
+_JITTER = 0.25
+
+
+@dataclass(slots=True)
+class Retries:
+    """The remaining tries of one request.
+
+    A request is sent again after 429 and 503 with a Retry-After, no earlier than that says, and
+    after a failure to connect, with pauses that double. After any other error it would fail again,
+    or be computed twice. A request that `resumes` asks only for what has no answer, so it is sent
+    again after a lost connection, too.
+    """
+
+    max_retries: int
+    max_wait: float
+    resumes: bool = False
+    _done: int = 0
+    _waited: float = 0.0
+
+    def pause_after(self, error: SmartEmbedderError) -> float:
+        """Seconds to wait before the next try; raises `error` if there is none."""
+        pause = self._pause(error)
+        if pause is None or self._done >= self.max_retries or self._waited + pause > self.max_wait:
+            raise error
+        pause = min(pause * random.uniform(1, 1 + _JITTER), self.max_wait - self._waited)  # noqa: S311 - no secret
+        self._done += 1
+        self._waited += pause
+        return pause
+
+    def _pause(self, error: SmartEmbedderError) -> float | None:
+        if error.code == UNREACHABLE or (self.resumes and error.code == CONNECTION_LOST):
+            return min(_FIRST_PAUSE * 2.0**self._done, _LONGEST_PAUSE)
+        return error.retry_after if error.status in _BUSY else None
+
 
 URL_VARIABLE, TOKEN_VARIABLE = "SMART_EMBEDDER_URL", "SMART_EMBEDDER_TOKEN"
 DEFAULT_URL = "http://127.0.0.1:8000"

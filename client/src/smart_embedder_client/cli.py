@@ -36,7 +36,7 @@ def _load(name: str) -> Callable[[Sequence[str]], int]:
         if name == "ingest":
             from smart_embedder_client.ingest.command import main as command  # noqa: PLC0415
         else:
-            from smart_embedder_client.search.command import main as command  # noqa: PLC0415
+            from smart_embedder_client.search import main as command  # noqa: PLC0415
     except ImportError as error:
         sys.exit(f"smart-embedder {name} needs {error.name}: pip install {_EXTRA}")
     return command

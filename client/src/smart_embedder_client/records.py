@@ -7,8 +7,13 @@ from typing import Any
 import numpy as np
 
 from smart_embedder_client import limits, safetensors
-from smart_embedder_client.answers import SparseVector, TokenStrings, read_tokens, read_warnings
-from smart_embedder_client.asked import check_tensors
+from smart_embedder_client.answers import (
+    SparseVector,
+    TokenStrings,
+    check_tensors,
+    read_tokens,
+    read_warnings,
+)
 from smart_embedder_client.errors import SmartEmbedderError, error_in_record
 from smart_embedder_client.options import OnError
 from smart_embedder_client.safetensors import Array

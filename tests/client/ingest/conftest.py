@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 from smart_embedder_client.ingest.options import IngestOptions, Report
-from smart_embedder_client.ingest.start import ingest
-from smart_embedder_client.qdrant.open_store import Target, open_store
-from smart_embedder_client.qdrant.store import Store
+from smart_embedder_client.ingest.run import ingest
+from smart_embedder_client.qdrant.store import Store, Target, open_store
 
 from tests.support.qdrant.process import QdrantServer, run_qdrant
 from tests.support.server import RunningServer

@@ -6,9 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from smart_embedder_client import Client
-from smart_embedder_client.ingest.chunking import Chunker, FileChunker, ServiceChunker
-from smart_embedder_client.ingest.documents import SourceError
-from smart_embedder_client.ingest.tokens import StoppedError, TokenCounter
+from smart_embedder_client.ingest.chunking import (
+    Chunker,
+    FileChunker,
+    ServiceChunker,
+    StoppedError,
+    TokenCounter,
+)
+from smart_embedder_client.ingest.sources import SourceError
 
 from tests.support.checkpoints import corpus
 from tests.support.server import RunningServer

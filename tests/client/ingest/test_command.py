@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from smart_embedder_client import cli
 from smart_embedder_client.ingest.command import main
-from smart_embedder_client.qdrant.open_store import open_store
+from smart_embedder_client.qdrant.store import open_store
 
 from tests.client.ingest.conftest import Runs
 from tests.support.qdrant.process import QdrantServer

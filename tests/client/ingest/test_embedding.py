@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from smart_embedder_client import AsyncClient, SmartEmbedderError
 from smart_embedder_client.ingest.embedding import Embedder, Refusal, VectorOptions
-from smart_embedder_client.ingest.patience import Patience
-from smart_embedder_client.qdrant.layout import make_layout
+from smart_embedder_client.ingest.pace import Patience
+from smart_embedder_client.qdrant.store import make_layout
 
 from tests.support.server import RunningServer
 

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from smart_embedder_client import SmartEmbedderError
 from smart_embedder_client.ingest.options import IngestError
-from smart_embedder_client.qdrant.errors import QdrantBusyError, QdrantError, QdrantFullError
-from smart_embedder_client.qdrant.open_store import Target
+from smart_embedder_client.qdrant.store import QdrantBusyError, QdrantError, QdrantFullError, Target
 
 from tests.client.ingest.conftest import Runs
 from tests.support.qdrant.process import QdrantServer

@@ -6,10 +6,15 @@ from uuid import uuid4
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from smart_embedder_client.ingest.batches import batches
-from smart_embedder_client.ingest.documents import Document
-from smart_embedder_client.ingest.identity import Recipe, chunk_ids, document_digest
-from smart_embedder_client.ingest.journal import Journal, JournalError
+from smart_embedder_client.ingest.journal import (
+    Journal,
+    JournalError,
+    Recipe,
+    chunk_ids,
+    document_digest,
+)
+from smart_embedder_client.ingest.pace import batches
+from smart_embedder_client.ingest.sources import Document
 
 RECIPE = Recipe("texts", ("model",), (512, 64))
 DIGESTS = [bytes([i] * 16) for i in range(3)]

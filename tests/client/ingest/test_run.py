@@ -10,16 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from smart_embedder_client import AsyncClient, Embeddings, SparseVector
-from smart_embedder_client.ingest.chunking import ServiceChunker
-from smart_embedder_client.ingest.documents import Fields
+from smart_embedder_client.ingest.chunking import ServiceChunker, StoppedError
 from smart_embedder_client.ingest.options import IngestError
-from smart_embedder_client.ingest.sources import PART_CHARACTERS
-from smart_embedder_client.ingest.start import ingest
-from smart_embedder_client.ingest.tokens import StoppedError
-from smart_embedder_client.qdrant import layout
+from smart_embedder_client.ingest.run import ingest
+from smart_embedder_client.ingest.sources import PART_CHARACTERS, Fields
+from smart_embedder_client.qdrant import store as qdrant_store
 from smart_embedder_client.qdrant.edge_store import EdgeStore
-from smart_embedder_client.qdrant.layout import make_layout
-from smart_embedder_client.qdrant.store import Point, Vectors
+from smart_embedder_client.qdrant.store import Point, Vectors, make_layout
 
 from tests.client.ingest.conftest import Runs
 from tests.support.checkpoints import WORDS
@@ -163,7 +160,7 @@ def test_long_chunks_are_pooled_or_split_for_colbert_and_it_is_said(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """As of bge-m3 with more than 1,023 vectors, in a collection with room for 19."""
-    monkeypatch.setattr(layout, "MULTIVECTOR_NUMBERS", 64 * 20)
+    monkeypatch.setattr(qdrant_store, "MULTIVECTOR_NUMBERS", 64 * 20)
     pooled = edge_runs.run()
     assert pooled.pooled > 0
     assert (

@@ -12,11 +12,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from smart_embedder_client.ingest import sources
-from smart_embedder_client.ingest.documents import Document, Fields, SourceError
 from smart_embedder_client.ingest.sources import (
     LONGEST_ROW,
     PART_CHARACTERS,
+    Document,
+    Fields,
     Skipped,
+    SourceError,
     input_bytes,
     read_documents,
 )

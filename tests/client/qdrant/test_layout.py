@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from smart_embedder_client.qdrant.layout import Layout, VectorSpace, differences, make_layout
+from smart_embedder_client.qdrant.store import Layout, VectorSpace, differences, make_layout
 
 WANTED = make_layout(1024, 1024, sparse=True, datatype="float32")
 

@@ -11,13 +11,19 @@ import numpy as np
 import pytest
 from smart_embedder_client import Client
 from smart_embedder_client.ingest.options import IngestOptions
-from smart_embedder_client.ingest.start import ingest
-from smart_embedder_client.qdrant.open_store import Target, open_store
-from smart_embedder_client.qdrant.store import Depths
-from smart_embedder_client.search.command import main
-from smart_embedder_client.search.explain import BestMatch, Explanation, SharedTerm
-from smart_embedder_client.search.show import as_json, as_text
-from smart_embedder_client.search.stages import Found, Score, find
+from smart_embedder_client.ingest.run import ingest
+from smart_embedder_client.qdrant.store import Depths, Target, open_store
+from smart_embedder_client.search import (
+    BestMatch,
+    Explanation,
+    Found,
+    Score,
+    SharedTerm,
+    as_json,
+    as_text,
+    find,
+    main,
+)
 
 from tests.support.checkpoints import plain_corpus
 from tests.support.server import RunningServer, run_server

@@ -6,17 +6,19 @@ from smart_embedder_client.answers import Embeddings
 from smart_embedder_client.async_client import AsyncClient
 from smart_embedder_client.ingest.journal import Journal
 from smart_embedder_client.ingest.options import IngestError, IngestOptions
-from smart_embedder_client.ingest.patience import Patience
-from smart_embedder_client.qdrant.layout import (
+from smart_embedder_client.ingest.pace import Patience
+from smart_embedder_client.qdrant.store import (
     COLBERT,
     DENSE,
+    MODEL,
+    PAGE,
     SPARSE,
     Datatype,
     Layout,
+    Store,
     differences,
     make_layout,
 )
-from smart_embedder_client.qdrant.store import MODEL, PAGE, Store
 
 _WORD = "width"
 

@@ -5,22 +5,25 @@ import asyncio
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, fields
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 from smart_embedder_client import arguments as common
+from smart_embedder_client.arguments import plain, plain_json
 from smart_embedder_client.errors import SmartEmbedderError
-from smart_embedder_client.ingest.documents import Fields, SourceError
 from smart_embedder_client.ingest.journal import JournalError
 from smart_embedder_client.ingest.options import IngestError, IngestOptions, Report
-from smart_embedder_client.ingest.patience import is_temporary
-from smart_embedder_client.ingest.sources import encodable_name
-from smart_embedder_client.ingest.start import ingest
-from smart_embedder_client.qdrant.errors import QdrantBusyError, QdrantError, QdrantFullError
-from smart_embedder_client.qdrant.layout import Datatype
-from smart_embedder_client.terminal import plain, plain_json
+from smart_embedder_client.ingest.pace import is_temporary
+from smart_embedder_client.ingest.run import ingest
+from smart_embedder_client.ingest.sources import Fields, SourceError, encodable_name
+from smart_embedder_client.qdrant.store import (
+    Datatype,
+    QdrantBusyError,
+    QdrantError,
+    QdrantFullError,
+)
 
 _STOPS = (IngestError, JournalError, QdrantError, SmartEmbedderError, SourceError)
 _AGAIN = "The same command goes on from here."
@@ -103,24 +106,17 @@ def _told(report: Report, *, sync: bool) -> Iterator[str]:
 
 
 def _read_options(parsed: argparse.Namespace) -> IngestOptions:
+    told: dict[str, Any] = {
+        each.name: getattr(parsed, each.name, None) for each in fields(IngestOptions)
+    }
     return IngestOptions(
-        source=parsed.source,
-        dataset=encodable_name(parsed.dataset or parsed.source.resolve().name),
-        fields=Fields(parsed.text_field, parsed.id_field),
-        chunk_tokens=parsed.chunk_tokens,
-        overlap=parsed.overlap,
-        tokenizer=parsed.tokenizer,
-        kinds=parsed.kinds,
-        datatype=parsed.datatype,
-        colbert_pool_factor=parsed.colbert_pool_factor,
-        split_for_colbert=parsed.long_colbert == "split",
-        requests=parsed.requests,
-        streams=parsed.streams,
-        batch_bytes=parsed.batch_mib * _MIB,
-        patience=parsed.patience,
-        sync=parsed.sync,
-        index=parsed.index,
-        recheck=parsed.recheck,
+        **told
+        | {
+            "dataset": encodable_name(parsed.dataset or parsed.source.resolve().name),
+            "fields": Fields(parsed.text_field, parsed.id_field),
+            "split_for_colbert": parsed.long_colbert == "split",
+            "batch_bytes": parsed.batch_mib * _MIB,
+        }
     )
 
 
@@ -133,131 +129,53 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("source", type=Path, metavar="SOURCE", help="a file or a folder")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     common.add_common(parser)
-    _add_texts(parser.add_argument_group("texts"))
-    _add_vectors(parser.add_argument_group("vectors"))
-    run = parser.add_argument_group("the run")
-    _add_source(run)
-    _add_limits(run)
-    _add_end(run)
+    _add_texts_and_vectors(parser)
+    _add_run(parser.add_argument_group("the run").add_argument)
     return parser
 
 
-def _add_texts(texts: "argparse._ArgumentGroup") -> None:
-    texts.add_argument(
-        "--text-field",
-        default="text",
-        metavar="NAME",
-        help="the field that is embedded (%(default)s)",
+def _add_texts_and_vectors(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("texts").add_argument
+    number: dict[str, Any] = {"type": common.positive, "metavar": "N"}
+    help_ = "the field that is embedded (%(default)s)"
+    add("--text-field", default="text", metavar="NAME", help=help_)
+    help_ = "the field that names a row; without it a row is named by its text"
+    add("--id-field", metavar="NAME", help=help_)
+    add("--chunk-tokens", **number, default=512, help="the most tokens of a chunk (%(default)s)")
+    help_ = "tokens that a chunk repeats of the one before (%(default)s)"
+    add("--overlap", type=common.not_negative, default=64, metavar="N", help=help_)
+    help_ = "the model's tokenizer.json; without it the service counts tokens"
+    add("--tokenizer", type=Path, metavar="FILE", help=help_)
+    add = parser.add_argument_group("vectors").add_argument
+    every = "dense,sparse,colbert"
+    help_ = "the kinds of vectors (%(default)s)"
+    add("--kinds", type=common.kinds, default=every, metavar="LIST", help=help_)
+    help_ = "the type of dense and ColBERT vectors in the collection (float32)"
+    add("--datatype", choices=get_args(Datatype), help=help_)
+    help_ = "how many similar ColBERT vectors become one"
+    add("--colbert-pool-factor", **number, help=help_)
+    help_ = (
+        "if a chunk has more ColBERT vectors than a point may have (1,023 of bge-m3): pool them, "
+        "or make all chunks shorter (%(default)s)"
     )
-    texts.add_argument(
-        "--id-field",
-        metavar="NAME",
-        help="the field that names a row; without it a row is named by its text",
-    )
-    texts.add_argument(
-        "--chunk-tokens",
-        type=common.positive,
-        default=512,
-        metavar="N",
-        help="the most tokens of a chunk (%(default)s)",
-    )
-    texts.add_argument(
-        "--overlap",
-        type=common.not_negative,
-        default=64,
-        metavar="N",
-        help="tokens that a chunk repeats of the one before (%(default)s)",
-    )
-    texts.add_argument(
-        "--tokenizer",
-        type=Path,
-        metavar="FILE",
-        help="the model's tokenizer.json; without it the service counts tokens",
-    )
+    add("--long-colbert", choices=("pool", "split"), default="pool", help=help_)
 
 
-def _add_vectors(vectors: "argparse._ArgumentGroup") -> None:
-    vectors.add_argument(
-        "--kinds",
-        type=common.kinds,
-        default="dense,sparse,colbert",
-        metavar="LIST",
-        help="the kinds of vectors (%(default)s)",
-    )
-    vectors.add_argument(
-        "--datatype",
-        choices=get_args(Datatype),
-        help="the type of dense and ColBERT vectors in the collection (float32)",
-    )
-    vectors.add_argument(
-        "--colbert-pool-factor",
-        type=common.positive,
-        metavar="N",
-        help="how many similar ColBERT vectors become one",
-    )
-    vectors.add_argument(
-        "--long-colbert",
-        choices=("pool", "split"),
-        default="pool",
-        help="if a chunk has more ColBERT vectors than a point may have (1,023 of bge-m3): pool "
-        "them, or make all chunks shorter (%(default)s)",
-    )
-
-
-def _add_source(run: "argparse._ArgumentGroup") -> None:
-    run.add_argument(
-        "--dataset",
-        metavar="NAME",
-        help="the name of this set of points (that of the file or folder)",
-    )
-    run.add_argument(
-        "--sync", action="store_true", help="remove points whose sources are gone or have changed"
-    )
-
-
-def _add_limits(run: "argparse._ArgumentGroup") -> None:
-    run.add_argument(
-        "--requests",
-        type=common.positive,
-        default=4,
-        metavar="N",
-        help="requests to the service at a time (%(default)s)",
-    )
-    run.add_argument(
-        "--streams",
-        type=common.positive,
-        default=4,
-        metavar="N",
-        help="uploads at a time (%(default)s)",
-    )
-    run.add_argument(
-        "--batch-mib",
-        type=common.positive,
-        default=16,
-        metavar="MIB",
-        help="the size of an upload in MiB (%(default)s); Qdrant takes 32 as JSON",
-    )
-    run.add_argument(
-        "--patience",
-        type=float,
-        default=300.0,
-        metavar="SECONDS",
-        help="how long the service or Qdrant may be away (%(default)g)",
-    )
-
-
-def _add_end(run: "argparse._ArgumentGroup") -> None:
-    run.add_argument(
-        "--index",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="make the HNSW graph at the end, if there is none (the default)",
-    )
-    run.add_argument(
-        "--journal", type=Path, metavar="FILE", help="the file that notes what is stored"
-    )
-    run.add_argument(
-        "--recheck",
-        action="store_true",
-        help="ask Qdrant for every point, whatever the journal says",
-    )
+def _add_run(add: Callable[..., argparse.Action]) -> None:
+    number: dict[str, Any] = {"type": common.positive}
+    help_ = "the name of this set of points (that of the file or folder)"
+    add("--dataset", metavar="NAME", help=help_)
+    help_ = "remove points whose sources are gone or have changed"
+    add("--sync", action="store_true", help=help_)
+    help_ = "requests to the service at a time (%(default)s)"
+    add("--requests", **number, default=4, metavar="N", help=help_)
+    add("--streams", **number, default=4, metavar="N", help="uploads at a time (%(default)s)")
+    help_ = "the size of an upload in MiB (%(default)s); Qdrant takes 32 as JSON"
+    add("--batch-mib", **number, default=16, metavar="MIB", help=help_)
+    help_ = "how long the service or Qdrant may be away (%(default)g)"
+    add("--patience", type=float, default=300.0, metavar="SECONDS", help=help_)
+    help_ = "make the HNSW graph at the end, if there is none (the default)"
+    add("--index", action=argparse.BooleanOptionalAction, default=True, help=help_)
+    add("--journal", type=Path, metavar="FILE", help="the file that notes what is stored")
+    help_ = "ask Qdrant for every point, whatever the journal says"
+    add("--recheck", action="store_true", help=help_)

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from smart_embedder_client.answers import Embeddings
 from smart_embedder_client.async_client import AsyncClient
 from smart_embedder_client.errors import SmartEmbedderError
-from smart_embedder_client.ingest.patience import Patience
+from smart_embedder_client.ingest.pace import Patience
 from smart_embedder_client.options import EmbedOptions
-from smart_embedder_client.qdrant.layout import COLBERT, DENSE, SPARSE, Datatype
-from smart_embedder_client.qdrant.store import Vectors
+from smart_embedder_client.qdrant.store import COLBERT, DENSE, SPARSE, Datatype, Vectors
 
 # RFC 9218: a bulk load has the lowest priority.
 BACKGROUND = 7

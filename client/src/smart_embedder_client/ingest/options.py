@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from smart_embedder_client.ingest.documents import Fields
-from smart_embedder_client.qdrant.layout import COLBERT, DENSE, SPARSE, Datatype
+from smart_embedder_client.ingest.sources import Fields
+from smart_embedder_client.qdrant.store import COLBERT, DENSE, SPARSE, Datatype
 
 
 class IngestError(Exception):

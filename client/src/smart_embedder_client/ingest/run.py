@@ -1,30 +1,47 @@
-"""One run, from the first document to the last point."""
+"""One run, from the checks at its start and the first document to the last point."""
 
 import asyncio
+import hashlib
+import os
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field
+from pathlib import Path
 
-from smart_embedder_client.ingest.batches import Pace, batches
-from smart_embedder_client.ingest.chunking import Chunker
-from smart_embedder_client.ingest.collection import Collection
-from smart_embedder_client.ingest.documents import Document
-from smart_embedder_client.ingest.embedding import Embedder, Refusal
-from smart_embedder_client.ingest.identity import Recipe, chunk_ids, document_digest
-from smart_embedder_client.ingest.journal import Journal
+from smart_embedder_client.async_client import AsyncClient
+from smart_embedder_client.client import Client
+from smart_embedder_client.ingest.chunking import (
+    SPECIAL_TOKENS,
+    Chunker,
+    FileChunker,
+    ServiceChunker,
+)
+from smart_embedder_client.ingest.collection import Collection, Served, ask_service
+from smart_embedder_client.ingest.embedding import Embedder, Refusal, VectorOptions
+from smart_embedder_client.ingest.journal import Journal, Recipe, chunk_ids, document_digest
 from smart_embedder_client.ingest.options import IngestError, IngestOptions, Report
-from smart_embedder_client.ingest.patience import Patience
-from smart_embedder_client.ingest.progress import Progress
-from smart_embedder_client.ingest.sources import Skipped, read_documents
-from smart_embedder_client.qdrant.errors import QdrantRefusedError
+from smart_embedder_client.ingest.pace import Pace, Patience, Progress, batches
+from smart_embedder_client.ingest.sources import (
+    Document,
+    Skipped,
+    encodable_name,
+    input_bytes,
+    read_documents,
+)
 from smart_embedder_client.qdrant.store import (
+    COLBERT,
     DATASET,
     METADATA,
     MODEL,
     SOURCE,
     TEXT,
     Point,
+    QdrantRefusedError,
+    Target,
     Vectors,
+    open_store,
 )
 
 # What is read before it is looked up and split: little memory, and few questions.
@@ -266,3 +283,124 @@ class Ingest:
         if not load.is_refused:
             self.journal.add(load.digest, load.ids)
         self.progress.read(load.document.size)
+
+
+_SOURCE_PATH = "source path"
+_OTHER_THREADS = 4
+
+
+def default_journal(target: Target, dataset: str) -> Path:
+    """The file for a data set in a collection, in the user's folder for the state of programs."""
+    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    told = f"{target.address}\n{target.collection}\n{dataset}"
+    name = hashlib.sha256(told.encode()).hexdigest()[:16]
+    return Path(state, "smart-embedder", f"ingest-{name}.sqlite")
+
+
+async def ingest(
+    options: IngestOptions,
+    target: Target,
+    url: str,
+    token: str | None = None,
+    journal: Path | None = None,
+) -> Report:
+    """Load a source into a collection; the same call goes on after an interruption.
+
+    Args:
+        options: What is loaded, and how.
+        target: The collection.
+        url: The service's address.
+        token: Its access token, if one is set.
+        journal: Where it is noted what is stored.
+
+    Raises:
+        IngestError, JournalError, QdrantError, SmartEmbedderError, SourceError: Why the run
+            stopped, in one sentence.
+    """
+    # Each upload waits in a thread, beside those that read and split.
+    threads = ThreadPoolExecutor(options.streams + _OTHER_THREADS, "ingest")
+    asyncio.get_running_loop().set_default_executor(threads)
+    path = journal or default_journal(target, options.dataset)
+    size = await asyncio.to_thread(input_bytes, options.source)
+    # Outages are waited for by `Patience`.
+    async with AsyncClient(url, token=token, max_retries=0) as client:
+        with (
+            Client(url, token=token, max_retries=0) as token_client,
+            Journal(path) as notes,
+            closing(await asyncio.to_thread(open_store, target)) as store,
+            Progress(size, options.dataset) as progress,
+        ):
+            patience = Patience(options.patience, progress.note)
+            served = await ask_service(client, patience, options.kinds)
+            _check_length(options, served)
+            _check_path(notes, options)
+            name = target.collection
+            collection = await Collection.prepare(store, patience, name, options, served)
+            # The journal is trusted unless the collection has less than that says.
+            if options.recheck or await collection.count(options.dataset) < notes.points:
+                notes.forget()
+            progress.tell(f"{options.source} goes into {name} by {store.transport}")
+            limit = _chunk_limit(options, collection, progress)
+            kinds, factor = options.kinds, options.colbert_pool_factor
+            vectors = VectorOptions(kinds, collection.datatype, factor)
+            made = (*served.models, sorted(kinds), collection.datatype, factor)
+            most = collection.layout.most_colbert_vectors
+            prepared = Ingest(
+                options=options,
+                recipe=Recipe(options.dataset, made, (limit, options.overlap)),
+                model=served.name,
+                collection=collection,
+                chunker=_chunker(options, token_client, served, limit),
+                embedder=Embedder(client, vectors, patience, most),
+                journal=notes,
+                patience=patience,
+                progress=progress,
+            )
+            return await prepared.run()
+
+
+def _check_length(options: IngestOptions, served: Served) -> None:
+    if options.chunk_tokens > served.max_tokens:
+        raise IngestError(
+            f"chunks of {options.chunk_tokens} tokens are longer than the {served.max_tokens} that "
+            "the service reads of a text"
+        )
+    if not options.overlap < options.chunk_tokens - SPECIAL_TOKENS:
+        raise IngestError(
+            f"an overlap of {options.overlap} tokens needs chunks of more than "
+            f"{options.overlap + SPECIAL_TOKENS}"
+        )
+
+
+def _check_path(notes: Journal, options: IngestOptions) -> None:
+    """Two folders of the same name must not remove each other's points."""
+    path, before = encodable_name(str(options.source.resolve())), notes.fact(_SOURCE_PATH)
+    if options.sync and before not in (None, path):
+        raise IngestError(
+            f"the data set {options.dataset} was ingested from {before} before, so {path} may not "
+            "remove its points: --dataset gives this one another name"
+        )
+    if before is None:
+        notes.note(_SOURCE_PATH, path)
+
+
+def _chunk_limit(options: IngestOptions, collection: Collection, progress: Progress) -> int:
+    most = collection.layout.most_colbert_vectors
+    # ColBERT has a vector for each token but the first.
+    if COLBERT not in options.kinds or most is None or options.chunk_tokens <= most + 1:
+        return options.chunk_tokens
+    if options.split_for_colbert:
+        progress.note(f"chunks have at most {most + 1} tokens, so that ColBERT fits into a point")
+        return most + 1
+    progress.note(f"of chunks with more than {most} ColBERT vectors, these are pooled")
+    return options.chunk_tokens
+
+
+def _chunker(options: IngestOptions, client: Client, served: Served, chunk_tokens: int) -> Chunker:
+    if options.tokenizer is not None:
+        return FileChunker(options.tokenizer, chunk_tokens, options.overlap)
+
+    def count(texts: Sequence[str]) -> Sequence[int]:
+        return client.count_tokens(texts, model=served.token_model)
+
+    return ServiceChunker(count, chunk_tokens, options.overlap)

@@ -6,29 +6,161 @@ from contextlib import contextmanager
 from typing import Any, cast
 from urllib.parse import urlsplit
 
+import grpc
+import httpx
 from qdrant_client import QdrantClient
 from qdrant_client import grpc as q_grpc
 from qdrant_client import models as q
+from qdrant_client.common.client_exceptions import ResourceExhaustedResponse
+from qdrant_client.conversions.conversion import RestToGrpc
+from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedResponse
 
-from smart_embedder_client.qdrant.errors import QdrantBusyError, QdrantError
-from smart_embedder_client.qdrant.failures import qdrant_failures
-from smart_embedder_client.qdrant.layout import (
+from smart_embedder_client.qdrant.store import (
+    COLBERT,
+    DATASET,
     DEFAULT_EDGES,
     DENSE,
-    Datatype,
-    Layout,
-    VectorSpace,
-)
-from smart_embedder_client.qdrant.store import (
-    DATASET,
     PAGE,
     SOURCE,
+    SPARSE,
+    Datatype,
     Depths,
     Hit,
+    Layout,
     Point,
+    QdrantBusyError,
+    QdrantError,
+    QdrantFullError,
+    QdrantRefusedError,
     Vectors,
+    VectorSpace,
+    as_lists,
+    named_vectors,
+    says_full,
 )
-from smart_embedder_client.qdrant.structs import to_message, to_stages, to_struct
+
+_REFUSED = {400, 413, 422}
+_BUSY = {408, 429, 500, 502, 503, 504}
+_INSUFFICIENT_STORAGE = 507
+_LONGEST_REASON = 300
+
+_Code = grpc.StatusCode
+_GRPC_REFUSED = {_Code.INVALID_ARGUMENT, _Code.FAILED_PRECONDITION, _Code.OUT_OF_RANGE}
+_GRPC_BUSY = {
+    _Code.UNAVAILABLE,
+    _Code.DEADLINE_EXCEEDED,
+    _Code.RESOURCE_EXHAUSTED,
+    _Code.INTERNAL,
+    _Code.UNKNOWN,
+    _Code.ABORTED,
+}
+
+
+@contextmanager
+def qdrant_failures(address: str) -> Iterator[None]:
+    """Raise what Qdrant's client raises as `QdrantError`."""
+    try:
+        yield
+    except UnexpectedResponse as error:
+        raise _of_status(address, error.status_code or 0, _reason(error)) from error
+    except ResourceExhaustedResponse as error:
+        detail = f"Qdrant at {address} has no room for more requests: {error}"
+        raise QdrantBusyError(detail, error.retry_after_s) from error
+    except ResponseHandlingException as error:
+        raise _of_transport(address, error.source) from error
+    except grpc.RpcError as error:
+        raise _of_grpc(address, error.code(), str(error.details())) from error
+    except ValueError as error:  # Of the local engine.
+        raise QdrantRefusedError(f"Qdrant at {address} refuses it: {error}") from error
+
+
+def _of_status(address: str, status: int, reason: str) -> QdrantError:
+    told = f"Qdrant at {address} answers {status}: {reason}"
+    if status == _INSUFFICIENT_STORAGE or says_full(reason):
+        return QdrantFullError(told)
+    if status in _REFUSED:
+        return QdrantRefusedError(told)
+    return QdrantBusyError(told) if status in _BUSY else QdrantError(told)
+
+
+def _of_grpc(address: str, code: grpc.StatusCode, reason: str) -> QdrantError:
+    told = f"Qdrant at {address} answers {code.name}: {reason[:_LONGEST_REASON]}"
+    if says_full(reason):
+        return QdrantFullError(told)
+    if code in _GRPC_REFUSED or "message larger" in reason:
+        return QdrantRefusedError(told)
+    return QdrantBusyError(told) if code in _GRPC_BUSY else QdrantError(told)
+
+
+def _of_transport(address: str, source: Exception) -> QdrantError:
+    if isinstance(source, httpx.TimeoutException):
+        return QdrantBusyError(f"Qdrant at {address} did not answer in time")
+    if isinstance(source, httpx.TransportError):
+        return QdrantBusyError(f"no connection to Qdrant at {address}: {source}")
+    return QdrantError(f"what answers at {address} is not Qdrant: {source}")
+
+
+def _reason(error: UnexpectedResponse) -> str:
+    """Qdrant's own words, else the beginning of what answered."""
+    try:
+        return str(error.structured()["status"]["error"])
+    except (ValueError, KeyError, TypeError):
+        return error.content.decode(errors="replace")[:_LONGEST_REASON] or error.reason_phrase
+
+
+def to_struct(point: Point) -> q.PointStruct:
+    """A point for JSON, and for the engine in Python."""
+    payload = cast("dict[str, Any]", point.payload)
+    return q.PointStruct(id=point.id, vector=_named(point.vectors), payload=payload)
+
+
+def to_message(point: Point) -> q_grpc.PointStruct:
+    """A point for gRPC, in a quarter of the time and memory that the client would need for it."""
+    vectors = point.vectors
+    named: dict[str, q_grpc.Vector] = {}
+    if vectors.dense is not None:
+        named[DENSE] = q_grpc.Vector(dense=q_grpc.DenseVector(data=as_lists(vectors.dense)))
+    if vectors.sparse is not None:
+        indices, values = vectors.sparse.indices.tolist(), vectors.sparse.values.tolist()
+        sparse = q_grpc.SparseVector(indices=indices, values=values)
+        named[SPARSE] = q_grpc.Vector(sparse=sparse)
+    if vectors.colbert is not None:
+        rows = [q_grpc.DenseVector(data=as_lists(row)) for row in vectors.colbert]
+        named[COLBERT] = q_grpc.Vector(multi_dense=q_grpc.MultiDenseVector(vectors=rows))
+    return q_grpc.PointStruct(
+        id=q_grpc.PointId(uuid=point.id),
+        vectors=q_grpc.Vectors(vectors=q_grpc.NamedVectors(vectors=named)),
+        payload=RestToGrpc.convert_payload(cast("dict[str, Any]", point.payload)),
+    )
+
+
+def _named(vectors: Vectors) -> dict[str, Any]:
+    return named_vectors(vectors, lambda ids, values: q.SparseVector(indices=ids, values=values))
+
+
+def to_stages(query: Vectors, depths: Depths) -> dict[str, q.QueryRequest]:
+    """A request for each stage, for each of which Qdrant repeats those below it."""
+    named = _named(query)
+    colbert = named.pop(COLBERT, None)
+    first = {
+        name: q.Prefetch(query=vector, using=name, limit=depths.candidates)
+        for name, vector in named.items()
+    }
+    rrf = q.FusionQuery(fusion=q.Fusion.RRF)
+    requests = {
+        name: q.QueryRequest(query=each.query, using=name, limit=each.limit)
+        for name, each in first.items()
+    }
+    requests["fused"] = q.QueryRequest(
+        prefetch=list(first.values()), query=rrf, limit=depths.fused, with_payload=True
+    )
+    if colbert is not None:
+        fused = q.Prefetch(prefetch=list(first.values()), query=rrf, limit=depths.fused)
+        requests[COLBERT] = q.QueryRequest(
+            prefetch=fused, query=colbert, using=COLBERT, limit=depths.limit, with_payload=True
+        )
+    return requests
+
 
 IN_MEMORY = ":memory:"
 _GRPC = "gRPC"

@@ -9,25 +9,23 @@ from typing import Any, cast
 
 import qdrant_edge as edge
 
-from smart_embedder_client.qdrant.errors import QdrantError, QdrantFullError, QdrantRefusedError
-from smart_embedder_client.qdrant.failures import says_full
-from smart_embedder_client.qdrant.layout import (
-    COLBERT,
-    DEFAULT_EDGES,
-    DENSE,
-    SPARSE,
-    Datatype,
-    Layout,
-    VectorSpace,
-)
 from smart_embedder_client.qdrant.store import (
+    COLBERT,
     DATASET,
+    DEFAULT_EDGES,
     PAGE,
+    Datatype,
     Depths,
     Hit,
+    Layout,
     Point,
+    QdrantError,
+    QdrantFullError,
+    QdrantRefusedError,
     Vectors,
-    as_lists,
+    VectorSpace,
+    named_vectors,
+    says_full,
 )
 
 _CONFIGURATION = "edge_config.json"
@@ -200,15 +198,7 @@ def _params(space: VectorSpace) -> edge.EdgeVectorParams:
 
 
 def _named(vectors: Vectors) -> dict[str, Any]:
-    named: dict[str, Any] = {}
-    if vectors.dense is not None:
-        named[DENSE] = as_lists(vectors.dense)
-    if vectors.sparse is not None:
-        sparse = vectors.sparse
-        named[SPARSE] = edge.SparseVector(sparse.indices.tolist(), sparse.values.tolist())
-    if vectors.colbert is not None:
-        named[COLBERT] = as_lists(vectors.colbert)
-    return named
+    return named_vectors(vectors, edge.SparseVector)
 
 
 def _of_dataset(dataset: str) -> edge.Filter:

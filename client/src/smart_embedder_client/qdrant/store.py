@@ -1,14 +1,133 @@
-"""What the programs need of a collection, whichever Qdrant has it."""
+"""A collection, whichever Qdrant has it: its vectors, what it is asked for, and its errors."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
 from smart_embedder_client.answers import SparseVector
-from smart_embedder_client.qdrant.layout import Layout
 from smart_embedder_client.safetensors import Array
+
+
+class QdrantError(Exception):
+    """Qdrant cannot do what is asked, now or later."""
+
+
+class QdrantRefusedError(QdrantError):
+    """A point of the request is refused; the others may pass without it."""
+
+
+class QdrantBusyError(QdrantError):
+    """Qdrant cannot be reached or is busy: the same request may pass later.
+
+    Attributes:
+        retry_after: Seconds after which it may; None if Qdrant does not say.
+    """
+
+    def __init__(self, detail: str, retry_after: float | None = None) -> None:
+        super().__init__(detail)
+        self.retry_after = retry_after
+
+
+class QdrantFullError(QdrantError):
+    """Qdrant has no space left."""
+
+
+_NO_SPACE = ("no space", "disk is full", "out of disk", "insufficient storage")
+
+Datatype = Literal["float32", "float16", "uint8"]
+
+DENSE, SPARSE, COLBERT = "dense", "sparse", "colbert"
+COSINE = "Cosine"
+# A multivector has fewer numbers than this.
+MULTIVECTOR_NUMBERS = 1_048_576
+# Edges of a node in Qdrant's HNSW graph, unless a collection says otherwise; 0 is no graph.
+DEFAULT_EDGES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class VectorSpace:
+    """One named vector of a collection.
+
+    `edges` is the `m` of its HNSW graph; None is the collection's own.
+    """
+
+    size: int
+    distance: str = COSINE
+    datatype: Datatype = "float32"
+    is_multivector: bool = False
+    edges: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The named vectors of a collection; `sparse` has their modifiers, such as `idf`."""
+
+    vectors: Mapping[str, VectorSpace]
+    sparse: Mapping[str, str | None]
+
+    @property
+    def kinds(self) -> frozenset[str]:
+        """The names of all vectors."""
+        return frozenset(self.vectors) | frozenset(self.sparse)
+
+    @property
+    def datatype(self) -> Datatype | None:
+        """Of the vectors that are not sparse; None if there are none of ours."""
+        types = [self.vectors[name].datatype for name in (DENSE, COLBERT) if name in self.vectors]
+        return types[0] if types else None
+
+    @property
+    def most_colbert_vectors(self) -> int | None:
+        """How many ColBERT vectors one point may have; None without ColBERT."""
+        if COLBERT not in self.vectors:
+            return None
+        return (MULTIVECTOR_NUMBERS - 1) // self.vectors[COLBERT].size
+
+
+def make_layout(
+    dense: int | None, colbert: int | None, *, sparse: bool, datatype: Datatype
+) -> Layout:
+    """A collection for vectors of these widths.
+
+    ColBERT vectors only rescore, so no graph is made of them. bge-m3's sparse weights are learned,
+    so they are not changed by IDF.
+    """
+    vectors = {}
+    if dense is not None:
+        vectors[DENSE] = VectorSpace(dense, datatype=datatype)
+    if colbert is not None:
+        vectors[COLBERT] = VectorSpace(colbert, datatype=datatype, is_multivector=True, edges=0)
+    return Layout(vectors, {SPARSE: None} if sparse else {})
+
+
+def differences(wanted: Layout, found: Layout) -> list[str]:
+    """What keeps the vectors of one layout out of a collection with another one."""
+    return [*_dense_differences(wanted, found), *_sparse_differences(wanted, found)]
+
+
+def _dense_differences(wanted: Layout, found: Layout) -> Iterator[str]:
+    for name, space in wanted.vectors.items():
+        existing = found.vectors.get(name)
+        if existing is None:
+            yield f"it has no vector {name}"
+        elif _facts(existing) != _facts(space):
+            yield f"its vector {name} is {_facts(existing)}, and {_facts(space)} is needed"
+
+
+def _facts(space: VectorSpace) -> str:
+    several = "multivector of " if space.is_multivector else ""
+    return f"{several}{space.size} numbers ({space.distance}, {space.datatype})"
+
+
+def _sparse_differences(wanted: Layout, found: Layout) -> Iterator[str]:
+    for name in wanted.sparse:
+        if name not in found.sparse:
+            yield f"it has no sparse vector {name}"
+        elif found.sparse[name] is not None:
+            yield f"its sparse vector {name} has the modifier {found.sparse[name]}"
+
 
 # The keys of a point's payload.
 TEXT, SOURCE, DATASET, MODEL, METADATA = "text", "source", "dataset", "model", "metadata"
@@ -112,3 +231,71 @@ class Store(Protocol):
 def as_lists(array: Array) -> Any:
     """The numbers as Qdrant's clients take them."""
     return np.asarray(array, np.float32).tolist()
+
+
+EDGE = "edge:"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where a collection is.
+
+    Attributes:
+        address: `http://host:6333`, a folder of Qdrant's engine in Python, `:memory:`, or
+            `edge:FOLDER` for Qdrant Edge.
+        collection: Its name.
+        api_key: Of the server, if it has one.
+        use_grpc: Use gRPC where the server answers it.
+        grpc_port: Of the server.
+        timeout: Seconds until a request has failed.
+    """
+
+    address: str
+    collection: str
+    api_key: str | None = None
+    use_grpc: bool = True
+    grpc_port: int = 6334
+    timeout: int = 60
+
+
+def open_store(target: Target) -> Store:
+    """Connect to a collection, which need not exist.
+
+    Raises:
+        QdrantError: Nothing answers, or another process has the folder open.
+        ImportError: Of the package that the address needs.
+    """
+    # Each of the two packages is needed for its own addresses alone.
+    if target.address.startswith(EDGE):
+        from smart_embedder_client.qdrant.edge_store import EdgeStore  # noqa: PLC0415
+
+        return EdgeStore(target.address.removeprefix(EDGE), target.collection)
+    from smart_embedder_client.qdrant.client_store import ClientStore  # noqa: PLC0415
+
+    return ClientStore(
+        target.address,
+        target.collection,
+        api_key=target.api_key,
+        use_grpc=target.use_grpc,
+        grpc_port=target.grpc_port,
+        timeout=target.timeout,
+    )
+
+
+def says_full(reason: str) -> bool:
+    """Whether a reason is that there is no space left."""
+    return any(each in reason.lower() for each in _NO_SPACE)
+
+
+def named_vectors(
+    vectors: Vectors, make_sparse: Callable[[list[int], list[float]], Any]
+) -> dict[str, Any]:
+    """The vectors that there are, by their names, as Qdrant's clients take them."""
+    named: dict[str, Any] = {}
+    if vectors.dense is not None:
+        named[DENSE] = as_lists(vectors.dense)
+    if vectors.sparse is not None:
+        named[SPARSE] = make_sparse(vectors.sparse.indices.tolist(), vectors.sparse.values.tolist())
+    if vectors.colbert is not None:
+        named[COLBERT] = as_lists(vectors.colbert)
+    return named

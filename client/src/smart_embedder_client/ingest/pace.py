@@ -1,0 +1,170 @@
+"""How a run keeps going: batches of some seconds, patience, and the progress bar."""
+
+import asyncio
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Self, TypeVar
+
+from tqdm import tqdm
+
+from smart_embedder_client.arguments import plain
+from smart_embedder_client.errors import (
+    CLIENT_TIMEOUT,
+    CONNECTION_LOST,
+    UNREACHABLE,
+    SmartEmbedderError,
+)
+from smart_embedder_client.qdrant.store import QdrantBusyError
+
+Item = TypeVar("Item")
+
+
+@dataclass(slots=True)
+class Pace:
+    """How much is done at a time, so that it takes about two seconds.
+
+    A run that is killed again and again then loses little each time, on a slow machine, too.
+    `size` is at most doubled or halved at once.
+    """
+
+    size: int
+    least: int
+    most: int
+
+    def record(self, size: int, seconds: float) -> None:
+        """Adapt to how long so much has taken; little of it tells nothing."""
+        if 2 * size >= self.size:
+            factor = min(max(_SECONDS / max(seconds, 0.001), 0.5), 2.0)
+            self.size = min(max(int(self.size * factor), self.least), self.most)
+
+
+_SECONDS = 2.0
+
+
+def batches(
+    items: Iterable[Item],
+    weight: Callable[[Item], int],
+    most: Callable[[], int],
+    most_items: int | None = None,
+) -> Iterator[list[Item]]:
+    """Batches of at most `most()` together, asked again for each item; a heavier one is alone."""
+    batch: list[Item] = []
+    total = 0
+    for item in items:
+        heavier = total + weight(item)
+        if batch and (heavier > most() or len(batch) == most_items):
+            yield batch
+            batch, heavier = [], weight(item)
+        batch.append(item)
+        total = heavier
+    if batch:
+        yield batch
+
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 10.0
+_LOST = {UNREACHABLE, CONNECTION_LOST, CLIENT_TIMEOUT}
+_BUSY = {408, 429, 502, 503, 504}
+_TOO_LARGE = "out_of_memory"
+
+Result = TypeVar("Result")
+
+
+class Patience:
+    """Asks again until it works, or until too much time has gone by without success.
+
+    What is asked for is the same the second time: texts are embedded again, and points are stored
+    under the same ids.
+
+    Args:
+        seconds: How long an outage may last.
+        note: Told once for each outage.
+    """
+
+    def __init__(self, seconds: float, note: Callable[[str], None]) -> None:
+        self._seconds = seconds
+        self._note = note
+        self._noted = False
+
+    async def wait_for(self, attempt: Callable[[], Awaitable[Result]]) -> Result:
+        """What `attempt` returns at last; raises its error if it is lasting or lasts too long."""
+        pause, deadline = _FIRST_PAUSE, time.monotonic() + self._seconds
+        while True:
+            try:
+                result = await attempt()
+            except (QdrantBusyError, SmartEmbedderError) as error:
+                wait = max(pause, error.retry_after or 0.0)
+                if not is_temporary(error) or time.monotonic() + wait > deadline:
+                    raise
+                self._tell(error)
+                await asyncio.sleep(wait)
+                pause = min(2 * pause, _LONGEST_PAUSE)
+            else:
+                self._noted = False
+                return result
+
+    async def ask(self, function: Callable[..., Result], *arguments: Any) -> Result:
+        """What `function` returns at last, called in a thread."""
+        return await self.wait_for(lambda: asyncio.to_thread(function, *arguments))
+
+    def _tell(self, error: Exception) -> None:
+        if not self._noted:
+            self._note(f"{error}; trying again for {self._seconds:g} seconds")
+        self._noted = True
+
+
+def is_temporary(error: QdrantBusyError | SmartEmbedderError) -> bool:
+    """Whether the same request may succeed later."""
+    if isinstance(error, QdrantBusyError):
+        return True
+    return error.code in _LOST or (error.status in _BUSY and error.code != _TOO_LARGE)
+
+
+class Progress:
+    """A bar on a terminal; elsewhere nothing but the notes.
+
+    Args:
+        total: Bytes of the input.
+        title: What stands before the bar.
+    """
+
+    def __init__(self, total: int, title: str) -> None:
+        self._began = time.monotonic()
+        self._chunks = 0
+        # disable=None is tqdm's way to say: no bar where stderr is no terminal.
+        self._bar = tqdm(
+            total=total,
+            desc=plain(title),
+            unit="B",
+            unit_scale=True,
+            disable=None,
+            dynamic_ncols=True,
+            file=sys.stderr,
+        )
+
+    def read(self, size: int) -> None:
+        """Count the bytes of a document that is done."""
+        self._bar.update(size)
+
+    def store(self, chunks: int) -> None:
+        """Count chunks that are stored."""
+        self._chunks += chunks
+        seconds = max(time.monotonic() - self._began, 1e-3)
+        rate = f"{self._chunks} chunks, {self._chunks / seconds:.0f} chunks/s"
+        self._bar.set_postfix_str(rate, refresh=False)
+
+    def tell(self, sentence: str) -> None:
+        """Print a line above the bar, where there is one."""
+        if not self._bar.disable:
+            self.note(sentence)
+
+    def note(self, sentence: str) -> None:
+        """Print a line, also where there is no bar."""
+        tqdm.write(plain(sentence), file=sys.stderr)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.close()

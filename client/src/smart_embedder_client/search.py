@@ -1,0 +1,317 @@
+"""`smart-embedder search`: hybrid search in a Qdrant collection, with the scores of each stage.
+
+Dense and sparse vectors, their fusion, then ColBERT or reranking; and the words behind them.
+"""
+
+import argparse
+import sys
+import textwrap
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from smart_embedder_client import arguments as common
+from smart_embedder_client.answers import Embeddings
+from smart_embedder_client.arguments import plain, plain_json
+from smart_embedder_client.client import Client
+from smart_embedder_client.errors import SmartEmbedderError
+from smart_embedder_client.options import EmbedOptions
+from smart_embedder_client.qdrant.store import (
+    COLBERT,
+    DENSE,
+    MODEL,
+    SOURCE,
+    SPARSE,
+    TEXT,
+    Depths,
+    Hit,
+    Layout,
+    QdrantError,
+    Store,
+    Vectors,
+    open_store,
+)
+from smart_embedder_client.safetensors import Array
+
+Rescore = Literal["colbert", "rerank", "none"]
+
+FUSED, RERANK = "fused", "rerank"
+STAGES = (DENSE, SPARSE, FUSED, COLBERT, RERANK)
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """What one stage says of a passage; `rank` begins with 1."""
+
+    score: float
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """One passage, with the score of every stage that it has reached."""
+
+    id: str
+    payload: Mapping[str, Any]
+    scores: Mapping[str, Score] = field(default_factory=dict)
+
+    @property
+    def text(self) -> str:
+        """The passage."""
+        return str(self.payload.get(TEXT, ""))
+
+
+def find(client: Client, store: Store, query: str, depths: Depths, rescore: Rescore) -> list[Found]:
+    """The best passages by the last stage, which `rescore` chooses.
+
+    Raises:
+        QdrantError: There is no collection, or its vectors are of another model.
+        SmartEmbedderError: The service does not answer.
+    """
+    layout = store.layout()
+    if layout is None or not layout.kinds & {DENSE, SPARSE}:
+        raise QdrantError("there is no such collection with dense or sparse vectors")
+    vectors = _embed(client, store, query, layout, with_colbert=rescore == "colbert")
+    stages = store.search(vectors, depths)
+    last = stages.get(COLBERT, stages[FUSED])
+    if rescore == "rerank" and last:
+        last = stages[RERANK] = _rerank(client, query, last)
+    ranks = {name: _ranks(hits) for name, hits in stages.items()}
+    return [
+        Found(hit.id, hit.payload, {name: of[hit.id] for name, of in ranks.items() if hit.id in of})
+        for hit in last[: depths.limit]
+    ]
+
+
+def _embed(
+    client: Client, store: Store, query: str, layout: Layout, *, with_colbert: bool
+) -> Vectors:
+    """The question in the vectors that the collection has, and in their type."""
+    options: EmbedOptions = {
+        "return_dense": DENSE in layout.kinds,
+        "return_sparse": SPARSE in layout.kinds,
+        "return_colbert": with_colbert and COLBERT in layout.kinds,
+        "output_dtype": layout.datatype or "float32",
+    }
+    answer = client.embed_query(query, **options)
+    _check_model(store, answer.dense_model_name)
+    return Vectors(
+        None if answer.dense is None else answer.dense[0],
+        None if answer.sparse is None else answer.sparse[0],
+        None if answer.colbert is None else answer.colbert[0],
+    )
+
+
+def _check_model(store: Store, served: str) -> None:
+    """Raise `QdrantError` if the collection has vectors of another model than the served one."""
+    stored = (store.any_payload() or {}).get(MODEL, served)
+    if stored != served:
+        raise QdrantError(
+            f"the collection has vectors of {stored}, and the service makes those of {served}: ask "
+            "a service with the same model"
+        )
+
+
+def _rerank(client: Client, query: str, hits: Sequence[Hit]) -> list[Hit]:
+    ranking = client.rerank(query, [str(hit.payload.get(TEXT, "")) for hit in hits])
+    pairs = zip(ranking.indices.tolist(), ranking.scores.tolist(), strict=True)
+    return [Hit(hits[i].id, score, hits[i].payload) for i, score in pairs]
+
+
+def _ranks(hits: Sequence[Hit]) -> dict[str, Score]:
+    return {hit.id: Score(hit.score, rank) for rank, hit in enumerate(hits, 1)}
+
+
+@dataclass(frozen=True, slots=True)
+class SharedTerm:
+    """A token that both have; its weights multiplied are its part of the sparse score."""
+
+    token: str
+    query_weight: float
+    passage_weight: float
+
+
+@dataclass(frozen=True, slots=True)
+class BestMatch:
+    """The token of the passage whose ColBERT vector is most similar to that of a query token."""
+
+    query_token: str
+    passage_token: str
+    similarity: float
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """`terms` by falling product; `matches` in the order of the question."""
+
+    terms: list[SharedTerm]
+    matches: list[BestMatch]
+
+
+def explain(client: Client, query: str, passages: Sequence[str]) -> list[Explanation]:
+    """The matching tokens of each passage, of vectors that are computed anew.
+
+    Raises:
+        SmartEmbedderError: The service does not answer.
+    """
+    if not passages:
+        return []
+    answer = client.embed(
+        [query, *passages], return_dense=False, return_colbert=True, return_tokens=True
+    )
+    return [
+        Explanation(_shared_terms(answer, i), _best_matches(answer, i))
+        for i in range(1, 1 + len(passages))
+    ]
+
+
+def _shared_terms(answer: Embeddings, passage: int) -> list[SharedTerm]:
+    if answer.sparse is None or answer.tokens is None:
+        return []
+    weights = answer.sparse[passage].as_dict()
+    query = answer.sparse[0]
+    terms = [
+        SharedTerm(token, weight, weights[index])
+        for token, index, weight in zip(
+            answer.tokens[0].sparse or (),
+            query.indices.tolist(),
+            query.values.tolist(),
+            strict=True,
+        )
+        if index in weights
+    ]
+    return sorted(terms, key=lambda term: -term.query_weight * term.passage_weight)
+
+
+def _best_matches(answer: Embeddings, passage: int) -> list[BestMatch]:
+    if answer.colbert is None or answer.tokens is None:
+        return []
+    similarity: Array = answer.colbert[0] @ answer.colbert[passage].T
+    best = np.argmax(similarity, axis=1)
+    query_tokens = answer.tokens[0].colbert or []
+    passage_tokens = answer.tokens[passage].colbert or []
+    return [
+        BestMatch(token, passage_tokens[place], float(similarity[i, place]))
+        for i, (token, place) in enumerate(zip(query_tokens, best.tolist(), strict=True))
+    ]
+
+
+_NAMES = {"dense": "dense", "sparse": "sparse", "fused": "RRF", "colbert": "ColBERT"}
+_LONGEST_TEXT = 300
+
+
+def as_json(query: str, found: Sequence[Found], explained: Sequence[Explanation] | None) -> str:
+    """One JSON object: the query, and its hits with the score and the rank of each stage."""
+    hits = []
+    for i, each in enumerate(found):
+        hit: dict[str, Any] = {
+            "id": each.id,
+            **each.payload,
+            "scores": {name: score.score for name, score in each.scores.items()},
+            "ranks": {name: score.rank for name, score in each.scores.items()},
+        }
+        if explained is not None:
+            hit["explanation"] = asdict(explained[i])
+        hits.append(hit)
+    return plain_json({"query": query, "hits": hits})
+
+
+def as_text(found: Sequence[Found], explained: Sequence[Explanation] | None) -> Iterator[str]:
+    """Lines for a terminal."""
+    if not found:
+        yield "Nothing was found."
+    for place, each in enumerate(found, 1):
+        text = textwrap.shorten(each.text, _LONGEST_TEXT, placeholder=" ...")
+        yield f"{place:2}. {plain(text)}"
+        yield f"    {plain(str(each.payload.get(SOURCE, each.id)))}: {_scores(each)}"
+        if explained is not None:
+            yield from _explanation(explained[place - 1])
+
+
+def _scores(found: Found) -> str:
+    """Each stage with its score and, after `#`, its rank."""
+    return ", ".join(
+        f"{_NAMES.get(name, name)} {found.scores[name].score:.4f} #{found.scores[name].rank}"
+        for name in STAGES
+        if name in found.scores
+    )
+
+
+def _explanation(explanation: Explanation) -> Iterator[str]:
+    terms = ", ".join(
+        f"{_word(term.token)} {term.query_weight:.3f} x {term.passage_weight:.3f}"
+        for term in explanation.terms
+    )
+    yield f"    terms: {terms or 'none in common'}"
+    matches = ", ".join(
+        f"{_word(each.query_token)} > {_word(each.passage_token)} {each.similarity:.2f}"
+        for each in explanation.matches
+    )
+    yield f"    ColBERT: {matches}"
+
+
+def _word(token: str) -> str:
+    """A token without SentencePiece's mark for the space before it."""
+    return plain(token.replace("\N{LOWER ONE EIGHTH BLOCK}", "")) or "(space)"
+
+
+_ABOUT = """\
+Search a collection that `smart-embedder ingest` has made.
+
+Dense and sparse vectors find candidates, reciprocal rank fusion joins them, and ColBERT vectors or
+the service's reranker order the best. Each score is followed by the rank in its stage.
+"""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run it; the exit status is 0 if the question was answered."""
+    parsed = _parser().parse_args(arguments)
+    warnings.filterwarnings("ignore", category=UserWarning, module="smart_embedder_client")
+    try:
+        _search(parsed)
+    except (QdrantError, SmartEmbedderError) as error:
+        sys.stderr.write(f"{plain(str(error))}\n")
+        return 1
+    return 0
+
+
+def _search(parsed: argparse.Namespace) -> None:
+    depths = Depths(parsed.candidates, max(parsed.fused, parsed.limit), parsed.limit)
+    with (
+        Client(parsed.url, token=parsed.token) as client,
+        closing(open_store(common.read_target(parsed))) as store,
+    ):
+        found = find(client, store, parsed.query, depths, parsed.rescore)
+        texts = [each.text for each in found]
+        explained = explain(client, parsed.query, texts) if parsed.explain else None
+    if parsed.json:
+        sys.stdout.write(f"{as_json(parsed.query, found, explained)}\n")
+    else:
+        sys.stdout.writelines(f"{line}\n" for line in as_text(found, explained))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="smart-embedder search",
+        description=_ABOUT,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("query", metavar="QUERY", help="a question, or some words")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    parser.add_argument(
+        "--explain", action="store_true", help="show which tokens of each passage match"
+    )
+    common.add_common(parser)
+    add = parser.add_argument_group("stages").add_argument
+    number: dict[str, Any] = {"type": common.positive, "metavar": "N"}
+    help_ = "passages found by dense and by sparse vectors each (%(default)s)"
+    add("--candidates", **number, default=100, help=help_)
+    add("--fused", **number, default=20, help="passages that the last stage orders (%(default)s)")
+    add("--limit", **number, default=10, help="passages that are printed (%(default)s)")
+    help_ = "the last stage: ColBERT in Qdrant, the service's /rerank, or none (%(default)s)"
+    add("--rescore", choices=get_args(Rescore), default="colbert", help=help_)
+    return parser

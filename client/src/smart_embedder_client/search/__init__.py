@@ -1,1 +1,0 @@
-"""Hybrid search in a Qdrant collection, with the scores of each stage and the words behind them."""

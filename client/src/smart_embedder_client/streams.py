@@ -1,0 +1,341 @@
+"""Streams of any number of texts, for threads and for asyncio.
+
+httpx reads nothing of an answer before the whole request is sent. A stream is therefore divided
+into sections: requests of some seconds each, small enough to be sent at once, of which a lost one
+costs little. A few are with the service at a time: while the answer to one is read, it computes the
+next. Only texts that are sent and not answered are kept in memory.
+"""
+
+import asyncio
+import json
+import time
+from collections import deque
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Generator,
+    Iterable,
+    Iterator,
+    Mapping,
+)
+from contextlib import aclosing, closing
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from smart_embedder_client import safetensors
+from smart_embedder_client.calls import (
+    Service,
+    StreamOptions,
+    check_encoding,
+    chunks_of,
+    chunks_of_async,
+    read_body,
+    read_body_async,
+)
+from smart_embedder_client.errors import (
+    CONNECTION_LOST,
+    INVALID_INPUT,
+    MALFORMED,
+    SmartEmbedderError,
+    transport_errors,
+    unexpected_answer,
+)
+from smart_embedder_client.limits import SMALL
+from smart_embedder_client.records import RecordReader, StreamedText
+
+# While one is computed, the others wait in the service.
+OPEN_SECTIONS = 3
+# Seconds to wait for a connection for a further section, which can be sent later, too.
+POOL_SECONDS = 1.0
+_SECTION_SECONDS = 2.0
+_LEAST_BYTES, _FIRST_BYTES, _MOST_BYTES = 4096, 16_384, 524_288
+# As many as one request may have.
+_MOST_TEXTS = 1024
+
+Id = int | str
+TextOrPair = str | tuple[Id, str]
+
+
+class Section:
+    """Some texts that are sent as one request, and how many of them are answered."""
+
+    def __init__(self, texts: list[tuple[Id, str]], options: Mapping[str, Any]) -> None:
+        self._texts = texts
+        self._options = options
+        self._answered = 0
+        self._reader = RecordReader(texts, options)
+
+    @property
+    def answered(self) -> int:
+        """How many texts have a record."""
+        return self._answered
+
+    @property
+    def body(self) -> bytes:
+        """The lines that are not answered yet."""
+        left = self._texts[self._answered :]
+        return b"".join(json.dumps({"text": text}).encode() + b"\n" for _, text in left)
+
+    def begin(self, response: httpx.Response) -> None:
+        """Check the beginning of an answer."""
+        safetensors.check_media_type(response)
+        check_encoding(response)
+        self._reader = RecordReader(self._texts[self._answered :], self._options)
+
+    def read(self, response: httpx.Response, chunk: bytes) -> Iterator[StreamedText]:
+        """The records in the next part of an answer.
+
+        Raises `SmartEmbedderError` for anything else, or if the service has ended the stream.
+        """
+        try:
+            for record in self._reader.feed(chunk):
+                self._answered += 1
+                yield record
+        except MALFORMED as error:
+            raise unexpected_answer(response, f"the stream cannot be read: {error!r}") from error
+
+    def end(self) -> None:
+        """Raise `SmartEmbedderError` unless every text has a record."""
+        if self._answered < len(self._texts):
+            raise SmartEmbedderError("the answer ended before all texts had one", CONNECTION_LOST)
+
+
+@dataclass(slots=True)
+class SectionSize:
+    """The bytes of a section, adapted so that one takes about two seconds."""
+
+    bytes: int = _FIRST_BYTES
+    _last_end: float | None = None
+
+    def record_end(self) -> None:
+        """Adapt the size when a section is answered, by a factor of two at most."""
+        now = time.monotonic()
+        if self._last_end is not None:
+            factor = _SECTION_SECONDS / max(now - self._last_end, 0.001)
+            size = int(self.bytes * min(max(factor, 0.5), 2.0))
+            self.bytes = min(max(size, _LEAST_BYTES), _MOST_BYTES)
+        self._last_end = now
+
+
+class SectionMaker:
+    """Collects texts for the next section.
+
+    A section is also `full` after a second, so that a slow source does not hold back texts.
+    """
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self.size = SectionSize()
+        self._options = options
+        self._texts: list[tuple[Id, str]] = []
+        self._bytes = 0
+        self._count = 0
+        self._began = 0.0
+
+    def add(self, given: TextOrPair) -> None:
+        """Add a text, or an id and a text; raises `SmartEmbedderError` for anything else."""
+        match given:
+            case str():
+                name, text = self._count, given
+            case [name, str(text)]:
+                pass
+            case _:
+                raise SmartEmbedderError(
+                    f"item {self._count} of the stream is {type(given).__name__}, and a stream is "
+                    "made of texts, or of pairs of an id and a text",
+                    INVALID_INPUT,
+                )
+        if not self._texts:
+            self._began = time.monotonic()
+        self._count += 1
+        self._texts.append((name, text))
+        self._bytes += len(text)
+
+    @property
+    def full(self) -> bool:
+        """Whether the section is to be sent."""
+        return bool(self._texts) and (
+            self._bytes >= self.size.bytes
+            or len(self._texts) >= _MOST_TEXTS
+            or time.monotonic() - self._began > _SECTION_SECONDS / 2
+        )
+
+    def take(self) -> Section | None:
+        """The section; None if it is empty."""
+        texts, self._texts, self._bytes = self._texts, [], 0
+        return Section(texts, self._options) if texts else None
+
+
+@dataclass(frozen=True, slots=True)
+class SyncStream:
+    """Sends texts in sections and reads their records, in order."""
+
+    http: httpx.Client
+    service: Service
+    options: StreamOptions
+
+    def run(self, texts: Iterable[TextOrPair]) -> Generator[StreamedText]:
+        """The records; a few sections are with the service at a time."""
+        maker, source = SectionMaker(self.options.options), iter(texts)
+        waiting: deque[tuple[Section, httpx.Response | None]] = deque()
+        try:
+            while True:
+                while len(waiting) < OPEN_SECTIONS and (section := _next(maker, source)):
+                    waiting.append((section, self._open_early(section)))
+                if not waiting:
+                    return
+                yield from self._records(*waiting.popleft())
+                maker.size.record_end()
+        finally:
+            for _, response in waiting:
+                if response is not None:
+                    response.close()
+
+    def _open_early(self, section: Section) -> httpx.Response | None:
+        """Send a section early; None if that fails: `_records` sends it again."""
+        try:
+            return self._open(section, pool=POOL_SECONDS)
+        except SmartEmbedderError:
+            return None
+
+    def _open(self, section: Section, pool: float | None = None) -> httpx.Response:
+        request = self.http.build_request(
+            **self.service.stream_request(section.body, self.options, pool=pool)
+        )
+        with transport_errors(self.http, self.service.url):
+            response = self.http.send(request, stream=True)
+            try:
+                is_stream = response.status_code == httpx.codes.OK
+                section.begin(response if is_stream else read_body(response, SMALL))
+            except BaseException:
+                response.close()
+                raise
+        return response
+
+    def _records(
+        self, section: Section, response: httpx.Response | None
+    ) -> Generator[StreamedText]:
+        """The records of one section, which is sent again if its answer ends too early."""
+        retries = self.service.retries(resumes=True)
+        while True:
+            before = section.answered
+            try:
+                response = response or self._open(section)
+                with closing(response), transport_errors(self.http, self.service.url):
+                    for chunk in chunks_of(response):
+                        yield from section.read(response, chunk)
+                section.end()
+            except SmartEmbedderError as error:
+                if section.answered > before:
+                    retries = self.service.retries(resumes=True)
+                pause = retries.pause_after(error)
+            else:
+                return
+            response = None
+            time.sleep(pause)
+
+
+def _next(maker: SectionMaker, source: Iterator[TextOrPair]) -> Section | None:
+    for given in source:
+        maker.add(given)
+        if maker.full:
+            break
+    return maker.take()
+
+
+@dataclass(frozen=True, slots=True)
+class AsyncStream:
+    """Sends texts in sections and reads their records, in order."""
+
+    http: httpx.AsyncClient
+    service: Service
+    options: StreamOptions
+
+    async def run(
+        self, texts: Iterable[TextOrPair] | AsyncIterable[TextOrPair]
+    ) -> AsyncGenerator[StreamedText]:
+        """The records; a few sections are with the service at a time."""
+        maker, source = SectionMaker(self.options.options), _iterate(texts)
+        waiting: deque[tuple[Section, httpx.Response | None]] = deque()
+        try:
+            while True:
+                while len(waiting) < OPEN_SECTIONS and (section := await _following(maker, source)):
+                    waiting.append((section, await self._open_early(section)))
+                if not waiting:
+                    return
+                async with aclosing(self._records(*waiting.popleft())) as records:
+                    async for record in records:
+                        yield record
+                maker.size.record_end()
+        finally:
+            for _, response in waiting:
+                if response is not None:
+                    await response.aclose()
+
+    async def _open_early(self, section: Section) -> httpx.Response | None:
+        """Send a section early; None if that fails: `_records` sends it again."""
+        try:
+            return await self._open(section, pool=POOL_SECONDS)
+        except SmartEmbedderError:
+            return None
+
+    async def _open(self, section: Section, pool: float | None = None) -> httpx.Response:
+        request = self.http.build_request(
+            **self.service.stream_request(section.body, self.options, pool=pool)
+        )
+        with transport_errors(self.http, self.service.url):
+            response = await self.http.send(request, stream=True)
+            try:
+                is_stream = response.status_code == httpx.codes.OK
+                section.begin(response if is_stream else await read_body_async(response, SMALL))
+            except BaseException:
+                await response.aclose()
+                raise
+        return response
+
+    async def _records(
+        self, section: Section, response: httpx.Response | None
+    ) -> AsyncGenerator[StreamedText]:
+        """The records of one section, which is sent again if its answer ends too early."""
+        retries = self.service.retries(resumes=True)
+        while True:
+            before = section.answered
+            try:
+                response = response or await self._open(section)
+                with transport_errors(self.http, self.service.url):
+                    async for chunk in chunks_of_async(response):
+                        for record in section.read(response, chunk):
+                            yield record
+                section.end()
+            except SmartEmbedderError as error:
+                if section.answered > before:
+                    retries = self.service.retries(resumes=True)
+                pause = retries.pause_after(error)
+            else:
+                return
+            finally:
+                if response is not None:
+                    await response.aclose()
+            response = None
+            await asyncio.sleep(pause)
+
+
+async def _iterate(
+    texts: Iterable[TextOrPair] | AsyncIterable[TextOrPair],
+) -> AsyncIterator[TextOrPair]:
+    if isinstance(texts, AsyncIterable):
+        async for given in texts:
+            yield given
+    else:
+        for given in texts:
+            yield given
+
+
+async def _following(maker: SectionMaker, source: AsyncIterator[TextOrPair]) -> Section | None:
+    async for given in source:
+        maker.add(given)
+        if maker.full:
+            break
+    return maker.take()
