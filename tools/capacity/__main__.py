@@ -13,9 +13,17 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from tools.capacity.cost import TimesError, TimeTable, read_times
-from tools.capacity.load import Lengths, Load, LoadError, drawn_from, parse_lengths
-from tools.capacity.measure import RERANK, Client, measure
+from tools.capacity.cost import (
+    Lengths,
+    Load,
+    LoadError,
+    TimesError,
+    TimeTable,
+    drawn_from,
+    parse_lengths,
+    read_times,
+)
+from tools.capacity.measure import RERANK, Client, ServiceError, measure, started_service
 from tools.capacity.plan import (
     REQUESTS,
     Option,
@@ -24,7 +32,6 @@ from tools.capacity.plan import (
     more_devices,
     more_replicas,
 )
-from tools.capacity.service import ServiceError, started_service
 from tools.capacity.simulation import QUEUE_PLACES
 from tools.table import markdown
 

@@ -1,12 +1,19 @@
 """Short measurements of a service: requests of growing size alone, then some at a time."""
 
+import os
+import re
 import statistics
+import subprocess
+import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from http import HTTPStatus
+from queue import Empty, Queue
 from typing import Any
 
 import httpx2
@@ -14,7 +21,74 @@ import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
 
 from tools.capacity.cost import MeasuredTime, TimeTable, fit
-from tools.capacity.service import ServiceError
+
+_LISTENING = re.compile(r"listening.*?(http://[\w.:\[\]]+)")
+_START_SECONDS = 900.0
+_END_SECONDS = 60.0
+# A measurement comes from one address.
+_UNLIMITED = {
+    "PORT": "0",
+    "LOG_FORMAT": "console",
+    "RATE_LIMIT_REQUESTS_PER_MINUTE": "1000000",
+    "RATE_LIMIT_BURST_SIZE": "1000000",
+}
+
+
+class ServiceError(Exception):
+    """The service cannot be measured; the message is one sentence."""
+
+
+@contextmanager
+def started_service() -> Iterator[str]:
+    """Start `python -m smart_embedder` with the settings in force; its address, once it is ready.
+
+    Raises `ServiceError` where it does not become ready.
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-m", "smart_embedder"],
+        env={**os.environ, **_UNLIMITED},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    printed, bound = deque[str](maxlen=1), Queue[str]()
+
+    def read() -> None:
+        """What it prints, so that it never waits for a reader."""
+        for line in process.stdout or ():
+            printed.extend([line.strip()] if line.strip() else [])
+            if found := _LISTENING.search(line):
+                bound.put(found[1])
+        bound.put("")
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    try:
+        url = ""
+        with suppress(Empty):
+            url = bound.get(timeout=_START_SECONDS)
+        if not url:
+            raise ServiceError(f"the service did not start: {''.join(printed)}")
+        until = time.monotonic() + _START_SECONDS
+        while not _is_ready(url):
+            if process.poll() is not None or time.monotonic() > until:
+                raise ServiceError(f"the service did not become ready: {''.join(printed)}")
+            time.sleep(0.1)
+        yield url
+    finally:
+        process.terminate()
+        process.wait(_END_SECONDS)
+        reader.join(_END_SECONDS)
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+def _is_ready(url: str) -> bool:
+    try:
+        return httpx2.get(f"{url}/health").status_code == HTTPStatus.OK
+    except httpx2.HTTPError:
+        return False
+
 
 RERANK = "rerank"
 _KINDS = ("dense", "sparse", "colbert")

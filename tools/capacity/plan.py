@@ -1,10 +1,10 @@
 """From a load and a target to devices and replicas."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from smart_embedder.engine.scheduling.batcher import Limits
-from tools.capacity.cost import TimeTable, fit
-from tools.capacity.load import Load
+from tools.capacity.cost import Load, TimeTable, fit
 from tools.capacity.simulation import QUEUE_PLACES, Devices, Outcome, Simulation
 
 # Requests of one simulation; more for a rarer percentile.
@@ -57,30 +57,32 @@ def more_devices(
     load: Load, devices: Devices, target: Target, requests: int = REQUESTS
 ) -> list[Option]:
     """One process with more and more devices behind its queue, until the target is met."""
-    options: list[Option] = []
-    for number in range(1, _MOST + 1):
+
+    def option(number: int) -> Option:
         outcome = simulate(load, replace(devices, number=number), requests=requests)
-        options.append(Option(1, number, outcome, target.met_by(outcome)))
-        if _enough(options, target):
-            break
-    return options
+        return Option(1, number, outcome, target.met_by(outcome))
+
+    return _until_met(option)
 
 
 def more_replicas(
     load: Load, devices: Devices, target: Target, requests: int = REQUESTS
 ) -> list[Option]:
     """More and more processes of one device, with the requests shared among them at random."""
+
+    def option(number: int) -> Option:
+        outcome = simulate(replace(load, rate=load.rate / number), devices, requests=requests)
+        return Option(number, 1, outcome, target.met_by(outcome))
+
+    return _until_met(option)
+
+
+def _until_met(option: Callable[[int], Option]) -> list[Option]:
+    """One after the other, until one meets the target or more would not help any more."""
     options: list[Option] = []
     for number in range(1, _MOST + 1):
-        outcome = simulate(replace(load, rate=load.rate / number), devices, requests=requests)
-        options.append(Option(number, 1, outcome, target.met_by(outcome)))
-        if _enough(options, target):
+        options.append(last := option(number))
+        # A request never waits then.
+        if last.meets or last.outcome.utilisation < 0.02:  # noqa: PLR2004
             break
     return options
-
-
-def _enough(options: list[Option], target: Target) -> bool:
-    """Whether the last one meets the target, or more would not help any more."""
-    last = options[-1]
-    idle = last.outcome.utilisation < 0.02  # noqa: PLR2004 - then a request never waits
-    return last.meets or (idle and not target.met_by(last.outcome))

@@ -19,8 +19,7 @@ from smart_embedder.engine.records import Outputs, TokenIds
 from smart_embedder.engine.scheduling.batcher import Batch, Limits
 from smart_embedder.engine.scheduling.job import Job
 from smart_embedder.engine.scheduling.queue import JobQueue, Preemption, is_long, split_short
-from tools.capacity.cost import CostModel
-from tools.capacity.load import Arrival
+from tools.capacity.cost import Arrival, CostModel
 
 # Requests that wait at most: MAX_QUEUE_SIZE.
 QUEUE_PLACES = 200

@@ -21,8 +21,7 @@ from smart_embedder.errors import SmartEmbedderError
 from smart_embedder.settings import Settings
 from smart_embedder.settings.sources import load_settings
 from tools.evaluate.dataset import Dataset, DatasetError, read_beir
-from tools.evaluate.evaluation import Evaluation, Evaluator, Plan
-from tools.evaluate.ranking import MOST_RANKED
+from tools.evaluate.evaluation import MOST_RANKED, Evaluation, Evaluator, Plan
 from tools.evaluate.report import print_report, write_json
 from tools.evaluate.representations import COLBERT, KINDS, Representation, all_representations
 from tools.evaluate.sources import (

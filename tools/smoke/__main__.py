@@ -15,9 +15,8 @@ from urllib.parse import urlsplit
 import httpx2
 from pydantic import ValidationError
 
-from tools.smoke import operation, refusals, reranking, vectors
-from tools.smoke.expectations import CheckFailedError, Skip
-from tools.smoke.target import NotOursError, Target
+from tools.smoke import operation, refusals, vectors
+from tools.smoke.target import CheckFailedError, NotOursError, Skip, Target
 
 _TIMEOUT = 120.0
 # What a check raises where there is no answer, or where one has another shape than the contract's.
@@ -30,7 +29,6 @@ CHECKS: tuple[Check, ...] = (
     *operation.CHECKS,
     *refusals.CHECKS,
     *vectors.CHECKS,
-    *reranking.CHECKS,
     *refusals.LAST_CHECKS,
     *operation.LAST_CHECKS,
 )

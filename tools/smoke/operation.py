@@ -4,8 +4,16 @@ import re
 from http import HTTPStatus
 
 from smart_embedder.api.answers import HealthResponse, StatsResponse
-from tools.smoke.expectations import Skip, expect, expect_that
-from tools.smoke.target import EMBED, RERANK, Target, describe, read_error
+from tools.smoke.target import (
+    EMBED,
+    RERANK,
+    Skip,
+    Target,
+    describe,
+    expect,
+    expect_that,
+    read_error,
+)
 
 _SERIES = [
     "embedding_requests_total",

@@ -3,8 +3,17 @@
 from http import HTTPStatus
 from typing import Any
 
-from tools.smoke.expectations import Skip, expect, expect_that
-from tools.smoke.target import EMBED, RERANK, Access, Target, describe, read_error
+from tools.smoke.target import (
+    EMBED,
+    RERANK,
+    Access,
+    Skip,
+    Target,
+    describe,
+    expect,
+    expect_that,
+    read_error,
+)
 
 _DEFAULT_MAX_TEXTS = 1024
 _WRONG = "wrong-" * 4

@@ -8,8 +8,7 @@ import pytest
 from smart_embedder.engine.scheduling.batcher import Limits
 from tests.support.server import RunningServer
 from tools.capacity import __main__ as tool
-from tools.capacity.cost import CostModel, MeasuredTime, TimeTable, read_times
-from tools.capacity.load import Load, uniform
+from tools.capacity.cost import CostModel, Load, MeasuredTime, TimeTable, read_times, uniform
 from tools.capacity.plan import Target, more_devices, more_replicas
 from tools.capacity.simulation import Devices
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tools.capacity.load import Load, LoadError, parse_lengths
+from tools.capacity.cost import Load, LoadError, parse_lengths
 
 
 @pytest.mark.parametrize(

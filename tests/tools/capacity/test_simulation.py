@@ -11,8 +11,7 @@ from smart_embedder.engine.records import Outputs
 from smart_embedder.engine.scheduling.batcher import Limits
 from smart_embedder.engine.scheduling.job import Job
 from smart_embedder.engine.scheduling.queue import JobQueue
-from tools.capacity.cost import CostModel
-from tools.capacity.load import Arrival, Load, uniform
+from tools.capacity.cost import Arrival, CostModel, Load, uniform
 from tools.capacity.plan import simulate
 from tools.capacity.simulation import Devices, Simulation
 

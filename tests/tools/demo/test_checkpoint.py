@@ -3,7 +3,6 @@
 import errno
 import json
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -59,15 +58,13 @@ def test_holds_what_a_checkpoint_of_bge_m3s_shape_holds(demo_checkpoint: Path):
     }
 
 
-def test_a_second_build_leaves_the_checkpoint_as_it_is(own_copy: Path):
+def test_a_second_build_leaves_the_checkpoint_as_it_is_and_needs_no_package(
+    own_copy: Path, monkeypatch: pytest.MonkeyPatch
+):
     before = inodes(own_copy)
-    assert build_demo_checkpoint(own_copy) == own_copy
-    assert inodes(own_copy) == before
-
-
-def test_a_second_build_does_not_need_the_package(own_copy: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, PACKAGE, None)
     assert build_demo_checkpoint(own_copy) == own_copy
+    assert inodes(own_copy) == before
 
 
 @pytest.mark.parametrize(
@@ -196,34 +193,17 @@ def test_a_place_that_cannot_be_a_folder_is_said_so(tmp_path: Path, demo_checkpo
             build_demo_checkpoint(folder)
 
 
-def test_the_command_says_where_the_model_lies(own_copy: Path, capsys: pytest.CaptureFixture[str]):
+def test_the_command_says_where_the_model_lies_or_fails_with_one_sentence(
+    own_copy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     assert main([str(own_copy)]) == 0
     assert capsys.readouterr().out == f"The demo model lies in {own_copy}.\n"
-
-
-def test_the_command_fails_with_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     (tmp_path / "other").write_text("")
     assert main([str(tmp_path)]) == 1
     printed = capsys.readouterr()
     assert printed.out == ""
     assert printed.err.startswith("The demo model cannot be made: ")
     assert printed.err.count("\n") == 1
-
-
-def test_importing_does_nothing(tmp_path: Path):
-    script = (
-        "import os, tools.demo, tools.demo.checkpoint, tools.demo.__main__; print(os.listdir())"
-    )
-    root = Path(checkpoint.__file__).parents[2]
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        cwd=tmp_path,
-        env={"PYTHONPATH": str(root), "PATH": ""},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout == "[]\n"
 
 
 @pytest.mark.parametrize(

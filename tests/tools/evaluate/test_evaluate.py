@@ -158,24 +158,6 @@ def test_models_beside_the_default_ones_find_what_they_find_alone(
     assert "reranked" in ndcg(service)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([], "--model and --reranker need --url"),
-        (
-            ["--url", "http://127.0.0.1:9", "--reference"],
-            "--reference is of the models in settings",
-        ),
-    ],
-)
-def test_models_beside_the_default_ones_are_those_of_a_service(
-    arguments: list[str], message: str, capsys
-) -> None:
-    with pytest.raises(SystemExit):
-        tool.parse(["folder", "--model", "one", *arguments])
-    assert message in capsys.readouterr().err
-
-
 def test_only_what_is_asked_for_is_computed(tiny_m3: Path, few_questions, run) -> None:
     (dense,) = run(
         *(few_questions(4), "--kinds", "dense", "--rerank", "0"), EMBEDDING_MODEL=tiny_m3
@@ -184,19 +166,13 @@ def test_only_what_is_asked_for_is_computed(tiny_m3: Path, few_questions, run) -
     assert dense.speed.pairs_per_second is None
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["nowhere"], "corpus.jsonl is missing"),
-    ],
-)
-def test_what_cannot_run_is_one_sentence(
-    arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys
+def test_a_missing_data_set_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.argv", ["evaluate", *arguments])
+    monkeypatch.setattr("sys.argv", ["evaluate", "nowhere"])
     assert tool.main() == 2
-    assert message in capsys.readouterr().err
+    assert "corpus.jsonl is missing" in capsys.readouterr().err
 
 
 def test_a_service_that_is_away_is_one_sentence(few_questions, run) -> None:
@@ -251,10 +227,16 @@ def test_queries_are_told_from_documents_where_the_model_reads_them_differently(
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [[], ["folder", "--rerank", "101"], ["folder", "--input-types", "--query-prompt", "a"]],
+    ("arguments", "message"),
+    [
+        ("", "name a folder, or a task with --mteb"),
+        ("folder --rerank 101", "--rerank must be between 0 and 100"),
+        ("folder --input-types --query-prompt a", "--input-types does not go with --query-prompt"),
+        ("folder --model one", "--model and --reranker need --url"),
+        ("folder --model one --url http://127.0.0.1:9 --reference", "--reference is of the models"),
+    ],
 )
-def test_a_wrong_command_line_is_refused(arguments: list[str], capsys) -> None:
+def test_a_wrong_command_line_is_refused(arguments: str, message: str, capsys) -> None:
     with pytest.raises(SystemExit):
-        tool.parse(arguments)
-    assert "python -m tools.evaluate: error:" in capsys.readouterr().err
+        tool.parse(arguments.split())
+    assert f"python -m tools.evaluate: error: {message}" in capsys.readouterr().err

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tools.evaluate.dataset import Document
-from tools.evaluate.ranking import Quality, Ranking, measure, run_of
+from tools.evaluate.evaluation import Quality, Ranking, measure, run_of
 
 
 @given(

@@ -8,6 +8,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -82,18 +84,30 @@ class OverItsRate(http.server.BaseHTTPRequestHandler):
     do_GET = do_POST = answer  # noqa: N815 - the names that the library calls
 
 
-def test_where_the_rate_is_small_it_waits_as_long_as_it_is_told() -> None:
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), OverItsRate) as server:
-        server.times = []
+@contextmanager
+def serving(handler) -> Iterator[http.server.ThreadingHTTPServer]:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        server.times, server.url = [], f"http://127.0.0.1:{server.server_address[1]}"
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
-        target = Target(f"http://127.0.0.1:{server.server_address[1]}", None, 10)
         try:
-            answers = [target.get("/"), target.announce_huge_body()]
+            yield server
         finally:
-            target.close()
             server.shutdown()
             thread.join()
+
+
+def the_failure(output: str) -> str:
+    """The only line of a check that failed."""
+    (failed,) = re.findall(r"^FAILED .*$", output, re.MULTILINE)
+    return failed
+
+
+def test_where_the_rate_is_small_it_waits_as_long_as_it_is_told() -> None:
+    with serving(OverItsRate) as server:
+        target = Target(server.url, None, 10)
+        with closing(target):
+            answers = [target.get("/"), target.announce_huge_body()]
     assert [answer.status_code for answer in answers] == [413, 413]
     assert target.waited == 2
     first, second, third, fourth = server.times
@@ -126,8 +140,7 @@ def test_a_server_with_a_token_and_without_a_reranker_passes(closed_server) -> N
 def test_without_the_token_it_says_that_one_is_needed(closed_server) -> None:
     status, output = smoke(closed_server.url)
     assert status == 1
-    (failed,) = re.findall(r"^FAILED .*$", output, re.MULTILINE)
-    assert "none was given: it needs --token" in failed
+    assert "none was given: it needs --token" in the_failure(output)
     assert "it asks for a token and none was given: it needs --token" in skipped(output)
 
 
@@ -136,8 +149,7 @@ def test_a_token_that_is_refused_is_told_from_one_that_is_not_asked_for(
 ) -> None:
     status, output = smoke(closed_server.url, "--token", "hush-hush-not")
     assert status == 1
-    (failed,) = re.findall(r"^FAILED .*$", output, re.MULTILINE)
-    assert "it asks for a token and refuses this one" in failed
+    assert "it asks for a token and refuses this one" in the_failure(output)
     assert "it asks for a token and refuses this one" in skipped(output)
     assert "hush" not in output
 
@@ -145,8 +157,7 @@ def test_a_token_that_is_refused_is_told_from_one_that_is_not_asked_for(
 def test_a_token_that_the_server_does_not_ask_for_is_a_failure(server: RunningServer) -> None:
     status, output = smoke(server.url, "--token", "hush-hush")
     assert status == 1
-    (failed,) = re.findall(r"^FAILED .*$", output, re.MULTILINE)
-    assert "a token was given, and this service asks for none" in failed
+    assert "a token was given, and this service asks for none" in the_failure(output)
     assert f"{server.url}: it asks for no token\n" in output
 
 
@@ -155,8 +166,7 @@ def test_a_server_that_is_loading_fails_and_its_work_is_skipped(tiny_m3, tmp_pat
     with run_server(tmp_path, module, EMBEDDING_MODEL=str(tiny_m3)) as running:
         status, output = smoke(running.url)
     assert status == 1
-    (failed,) = re.findall(r"^FAILED .*$", output, re.MULTILINE)
-    assert "saw 'loading: the models are being loaded'" in failed
+    assert "saw 'loading: the models are being loaded'" in the_failure(output)
     assert skipped(output).count("the service is loading") > 10
     assert "ok      While loading, draining or unhealthy" in output
 
@@ -205,15 +215,8 @@ def test_an_answer_of_another_shape_is_a_failure_that_names_the_place() -> None:
 
 def test_another_server_is_recognised_as_none_of_ours(tmp_path: Path) -> None:
     handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=tmp_path)
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as other:
-        thread = threading.Thread(target=other.serve_forever)
-        thread.start()
-        try:
-            url = f"http://127.0.0.1:{other.server_address[1]}"
-            status, output = smoke(url)
-        finally:
-            other.shutdown()
-            thread.join()
+    with serving(handler) as other:
+        status, output = smoke(url := other.url)
     assert status == 1
     assert output == (
         f"Nothing was checked: what answers at {url} is no Smart Embedder: see its /health\n"
