@@ -113,41 +113,6 @@ def read_away(raw: socket.socket, until: float) -> None:
                 return
 
 
-def pipeline(server: RunningServer, seconds: float) -> None:
-    """Requests without a token that are answered with 200."""
-    send_ahead(server, seconds, b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n")
-
-
-def pipeline_refused(server: RunningServer, seconds: float) -> None:
-    """Requests without a token that are answered with 401."""
-    send_ahead(server, seconds, b"GET /stats HTTP/1.1\r\nHost: x\r\n\r\n")
-
-
-def post(server: RunningServer, path: str, body: object) -> None:
-    """One request from the attacker's address; whatever it is answered."""
-    content = json.dumps(body, ensure_ascii=False).encode()
-    with connect(server) as raw, suppress(OSError):
-        raw.settimeout(PATIENCE)
-        raw.sendall(head(len(content), path) + content)
-        print(f"  {len(content) / MIB:.1f} MiB: {raw.recv(12).decode()}", flush=True)
-
-
-def ligatures(server: RunningServer, _seconds: float) -> None:
-    """2.9 MiB of a character that normalisation makes eighteen times as long."""
-    body = {"sentences": ["\ufdfa" * 1_000_000], "return_colbert": False}
-    post(server, "/embeddings/", body)
-
-
-def full_stops(server: RunningServer, _seconds: float) -> None:
-    """16 MiB without a letter."""
-    post(server, "/embeddings/", {"sentences": [". " * (8 * MIB)], "return_colbert": False})
-
-
-def long_query(server: RunningServer, _seconds: float) -> None:
-    """70 KiB: a long query, and many passages that it is joined with."""
-    post(server, "/rerank", {"query": "search " * 9_500, "passages": ["a"] * 1000})
-
-
 def unread_answers(server: RunningServer, seconds: float) -> None:
     """Two clients that ask for more than all may hold and do not read it."""
     body = json.dumps({"sentences": ["search vector " * 50] * 600}).encode()
@@ -244,13 +209,18 @@ def together(
 
 def once(name: str, asked: Request, settings: Settings, connections: int = 1) -> Attack:
     """A request on each of some connections, until they are answered."""
-    run = partial(together, content=asked.content, connections=connections, again=False)
-    return Attack(name, run, settings, (asked.size,) * connections)
+    return _asking(name, asked, settings, connections, again=False)
 
 
 def again(name: str, asked: Request, settings: Settings, connections: int = 1) -> Attack:
     """The same, again and again."""
-    run = partial(together, content=asked.content, connections=connections, again=True)
+    return _asking(name, asked, settings, connections, again=True)
+
+
+def _asking(
+    name: str, asked: Request, settings: Settings, connections: int, *, again: bool
+) -> Attack:
+    run = partial(together, content=asked.content, connections=connections, again=again)
     return Attack(name, run, settings, (asked.size,) * connections)
 
 
@@ -425,12 +395,21 @@ def earlier_attacks(m3: Path, qwen: Path) -> list[Attack]:
     # The length that the launcher sets on a CPU: one longer forward would hold up everybody.
     reranker = plain | {"RERANKER_MODEL": str(qwen), "QWEN_RERANK_MAX_LENGTH": "2048"}
     small = plain | {"MAX_BODY_BYTES": str(SMALL_BODIES)}
+    live, stats = (
+        partial(send_ahead, request=f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        for path in ("/health/live", "/stats")
+    )
+    dense = {"return_colbert": False}
+    # The character that normalisation makes eighteen times as long.
+    ligatures = request("/embeddings/", {"sentences": ["\ufdfa" * 1_000_000]} | dense)
+    full_stops = request("/embeddings/", {"sentences": [". " * (8 * MIB)]} | dense)
+    long_query = request("/rerank", {"query": "search " * 9_500, "passages": ["a"] * 1000})
     return [
-        Attack("requests sent ahead, answered 200", pipeline, plain),
-        Attack("requests sent ahead, answered 401", pipeline_refused, locked),
-        Attack("2.9 MiB of U+FDFA", ligatures, plain),
-        Attack("16 MiB of full stops", full_stops, plain),
-        Attack("a query of 65 KiB, 1,000 passages", long_query, reranker),
+        Attack("requests sent ahead, answered 200", live, plain),
+        Attack("requests sent ahead, answered 401", stats, locked),
+        once("2.9 MiB of U+FDFA", ligatures, plain),
+        once("16 MiB of full stops", full_stops, plain),
+        once("a query of 65 KiB, 1,000 passages", long_query, reranker),
         Attack("two answers that nobody reads", unread_answers, small),
         Attack("seventeen uploads that stall", stalled_uploads, small),
     ]
@@ -465,9 +444,32 @@ def be_beside(
     url: str, memory: psutil.Process, seen: Beside, headers: dict[str, str], end: Connection
 ) -> None:
     """Look and ask until something comes from the other end, and send what was seen to it."""
-    over, works = threading.Event(), (look_at_memory, ask_health, be_normal)
-    arguments = (url, memory, seen, over, headers)
-    threads = [threading.Thread(target=each, args=arguments) for each in works]
+    over = threading.Event()
+
+    def look_at_memory() -> None:
+        while not over.wait(0.01):
+            seen.peak = max(seen.peak, memory.memory_info().rss)
+
+    def ask_health() -> None:
+        with httpx2.Client(base_url=url, timeout=PATIENCE) as client:
+            while not over.wait(0.02):
+                began = time.perf_counter()
+                client.get("/health")
+                seen.healths.append(time.perf_counter() - began)
+
+    def be_normal() -> None:
+        """One sentence after the other; 0 stands for no answer."""
+        with httpx2.Client(base_url=url, timeout=PATIENCE, headers=headers) as client:
+            while not over.wait(0.02):
+                began = time.perf_counter()
+                try:
+                    status = client.post("/embeddings/", json=GOOD).status_code
+                except httpx2.TransportError:
+                    status = 0
+                seen.statuses[status] += 1
+                seen.slowest = max(seen.slowest, time.perf_counter() - began)
+
+    threads = [threading.Thread(target=each) for each in (look_at_memory, ask_health, be_normal)]
     for thread in threads:
         thread.start()
     end.recv()
@@ -480,52 +482,6 @@ def be_beside(
 def resident(server: RunningServer) -> int:
     """Resident memory in bytes."""
     return int(psutil.Process(server.process.pid).memory_info().rss)
-
-
-def look_at_memory(
-    _url: str,
-    memory: psutil.Process,
-    seen: Beside,
-    over: threading.Event,
-    _headers: dict[str, str],
-) -> None:
-    """Its peak."""
-    while not over.wait(0.01):
-        seen.peak = max(seen.peak, memory.memory_info().rss)
-
-
-def ask_health(
-    url: str,
-    _memory: psutil.Process,
-    seen: Beside,
-    over: threading.Event,
-    _headers: dict[str, str],
-) -> None:
-    """How long /health takes."""
-    with httpx2.Client(base_url=url, timeout=PATIENCE) as client:
-        while not over.wait(0.02):
-            began = time.perf_counter()
-            client.get("/health")
-            seen.healths.append(time.perf_counter() - began)
-
-
-def be_normal(
-    url: str,
-    _memory: psutil.Process,
-    seen: Beside,
-    over: threading.Event,
-    headers: dict[str, str],
-) -> None:
-    """One sentence after the other; 0 stands for no answer."""
-    with httpx2.Client(base_url=url, timeout=PATIENCE, headers=headers) as client:
-        while not over.wait(0.02):
-            began = time.perf_counter()
-            try:
-                status = client.post("/embeddings/", json=GOOD).status_code
-            except httpx2.TransportError:
-                status = 0
-            seen.statuses[status] += 1
-            seen.slowest = max(seen.slowest, time.perf_counter() - began)
 
 
 @contextmanager
