@@ -1,6 +1,7 @@
 """Both clients behind one face, and a server whose one place and whose device can be taken."""
 
 import asyncio
+import socket
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,14 @@ def connect(request: pytest.FixtureRequest):
 def client(connect, server: RunningServer):
     with connect(server.url) as client:
         yield client
+
+
+@pytest.fixture
+def closed_port():
+    """The address of a port that is taken, and where nobody listens."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{taken.getsockname()[1]}"
 
 
 @pytest.fixture(scope="module")

@@ -56,6 +56,8 @@ def test_vectors_equal_those_in_json_to_the_last_bit(client, plain) -> None:
     for i, each in enumerate(expected):
         equal(found.sparse[i].indices, each["sparse"]["indices"], "uint32")
         equal(found.sparse[i].values, each["sparse"]["values"], "float32")
+        weights = zip(each["sparse"]["indices"], each["sparse"]["values"], strict=True)
+        assert found.sparse[i].as_dict() == pytest.approx(dict(weights))
         equal(found.colbert[i], each["colbert"], "float32")
         assert found.colbert[i].ndim == 2
     assert (found.muvera, found.tokens, found.dense_scale, found.colbert_scale) == (None,) * 4
@@ -201,13 +203,9 @@ class _BgeM3:
     states_width = 0
 
 
-def test_colbert_vectors_are_made_where_they_are_asked_for(client) -> None:
-    assert client.embed(["search"]).colbert is None
-    assert client.embed(["search"], return_colbert=True).colbert is not None
-
-
 def test_a_model_that_reads_queries_as_any_text_gives_them_the_same_vectors(client) -> None:
     plain = client.embed(["a river"])
+    assert plain.colbert is None, "these are made where they are asked for"
     for same in (client.embed_query("a river"), client.embed_documents(["a river"])):
         assert same.dense.tobytes() == plain.dense.tobytes()
     with pytest.raises(TypeError, match="leave the option out"):
@@ -228,13 +226,6 @@ def test_a_model_of_colbert_alone_has_vectors_of_queries_and_of_documents(
     assert (query.dense, query.sparse) == (None, None)
     # PyLate fills a query up.
     assert len(query.colbert[0]) > len(document) > 0
-
-
-def test_a_sparse_vector_as_a_dictionary(client, plain) -> None:
-    (sparse,) = client.embed(["search a river"]).sparse
-    (told,) = plain("/embeddings/", sentences=["search a river"])["data"]
-    expected = {int(index): weight for index, weight in told["embeddings"]["sparse"].items()}
-    assert sparse.as_dict() == pytest.approx(expected)
 
 
 def test_health(client) -> None:

@@ -58,14 +58,6 @@ def held(hold: Path):
 
 
 @pytest.fixture
-def closed_port():
-    """The address of a port that is taken, and where nobody listens."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        yield f"http://127.0.0.1:{taken.getsockname()[1]}"
-
-
-@pytest.fixture
 def silent_port():
     """The address of a port where connections are made, and nothing is answered."""
     with socket.create_server(("127.0.0.1", 0)) as silent:

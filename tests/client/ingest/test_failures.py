@@ -1,6 +1,5 @@
 """A Qdrant that is slow, full, away, or refuses a point: the run goes on, or can be resumed."""
 
-import socket
 from dataclasses import replace
 from pathlib import Path
 
@@ -157,14 +156,6 @@ def test_the_graph_is_put_off_for_the_load_and_made_at_its_end(
     http_runs.run()
     layout = http_runs.look(lambda store: store.layout())
     assert (layout.vectors["dense"].edges, layout.vectors["colbert"].edges) == (16, 0)
-
-
-@pytest.fixture
-def closed_port():
-    """The address of a port that is taken, and where nobody listens."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        yield f"http://127.0.0.1:{taken.getsockname()[1]}"
 
 
 def test_nobody_listens(edge_runs: Runs, closed_port: str) -> None:
