@@ -79,8 +79,14 @@ def find(client: Client, store: Store, query: str, depths: Depths, rescore: Resc
     stages = store.search(vectors, depths)
     last = stages.get(COLBERT, stages[FUSED])
     if rescore == "rerank" and last:
-        last = stages[RERANK] = _rerank(client, query, last)
-    ranks = {name: _ranks(hits) for name, hits in stages.items()}
+        ranking = client.rerank(query, [str(hit.payload.get(TEXT, "")) for hit in last])
+        order = zip(ranking.indices.tolist(), ranking.scores.tolist(), strict=True)
+        last = [Hit(last[i].id, score, last[i].payload) for i, score in order]
+        stages[RERANK] = last
+    ranks = {
+        name: {hit.id: Score(hit.score, rank) for rank, hit in enumerate(hits, 1)}
+        for name, hits in stages.items()
+    }
     return [
         Found(hit.id, hit.payload, {name: of[hit.id] for name, of in ranks.items() if hit.id in of})
         for hit in last[: depths.limit]
@@ -90,7 +96,10 @@ def find(client: Client, store: Store, query: str, depths: Depths, rescore: Resc
 def _embed(
     client: Client, store: Store, query: str, layout: Layout, *, with_colbert: bool
 ) -> Vectors:
-    """The question in the vectors that the collection has, and in their type."""
+    """The question in the vectors that the collection has, and in their type.
+
+    Raises `QdrantError` if these are of another model than the served one.
+    """
     options: EmbedOptions = {
         "return_dense": DENSE in layout.kinds,
         "return_sparse": SPARSE in layout.kinds,
@@ -98,32 +107,18 @@ def _embed(
         "output_dtype": layout.datatype or "float32",
     }
     answer = client.embed_query(query, **options)
-    _check_model(store, answer.dense_model_name)
-    return Vectors(
-        None if answer.dense is None else answer.dense[0],
-        None if answer.sparse is None else answer.sparse[0],
-        None if answer.colbert is None else answer.colbert[0],
-    )
-
-
-def _check_model(store: Store, served: str) -> None:
-    """Raise `QdrantError` if the collection has vectors of another model than the served one."""
+    served = answer.dense_model_name
     stored = (store.any_payload() or {}).get(MODEL, served)
     if stored != served:
         raise QdrantError(
             f"the collection has vectors of {stored}, and the service makes those of {served}: ask "
             "a service with the same model"
         )
-
-
-def _rerank(client: Client, query: str, hits: Sequence[Hit]) -> list[Hit]:
-    ranking = client.rerank(query, [str(hit.payload.get(TEXT, "")) for hit in hits])
-    pairs = zip(ranking.indices.tolist(), ranking.scores.tolist(), strict=True)
-    return [Hit(hits[i].id, score, hits[i].payload) for i, score in pairs]
-
-
-def _ranks(hits: Sequence[Hit]) -> dict[str, Score]:
-    return {hit.id: Score(hit.score, rank) for rank, hit in enumerate(hits, 1)}
+    return Vectors(
+        None if answer.dense is None else answer.dense[0],
+        None if answer.sparse is None else answer.sparse[0],
+        None if answer.colbert is None else answer.colbert[0],
+    )
 
 
 @dataclass(frozen=True, slots=True)

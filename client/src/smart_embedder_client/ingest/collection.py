@@ -108,8 +108,16 @@ class Collection:
         if found is None:
             await patience.ask(store.create, wanted)
             return cls(store, patience, wanted, datatype, is_new=True)
-        _check_vectors(name, wanted, found)
-        _check_model(name, served, await patience.ask(store.any_payload))
+        if problems := list(differences(wanted, found)):
+            raise IngestError(
+                f"the collection {name} does not fit the service's vectors: {'; '.join(problems)}"
+            )
+        model = (await patience.ask(store.any_payload) or {}).get(MODEL)
+        if model not in {None, served.name}:
+            raise IngestError(
+                f"the collection {name} has vectors of {model}, and the service makes those of "
+                f"{served.name}: give the collection another name, or make it anew"
+            )
         return cls(store, patience, found, datatype, is_new=False)
 
     async def count(self, dataset: str) -> int:
@@ -146,20 +154,3 @@ class Collection:
             unseen = journal.unseen(ids)
             if unseen:
                 self.store.delete(unseen)
-
-
-def _check_vectors(name: str, wanted: Layout, found: Layout) -> None:
-    problems = differences(wanted, found)
-    if problems:
-        raise IngestError(
-            f"the collection {name} does not fit the service's vectors: {'; '.join(problems)}"
-        )
-
-
-def _check_model(name: str, served: Served, payload: object) -> None:
-    model = payload.get(MODEL) if isinstance(payload, dict) else None
-    if model is not None and model != served.name:
-        raise IngestError(
-            f"the collection {name} has vectors of {model}, and the service makes those of "
-            f"{served.name}: give the collection another name, or make it anew"
-        )

@@ -97,7 +97,9 @@ class Patience:
                 wait = max(pause, error.retry_after or 0.0)
                 if not is_temporary(error) or time.monotonic() + wait > deadline:
                     raise
-                self._tell(error)
+                if not self._noted:
+                    self._note(f"{error}; trying again for {self._seconds:g} seconds")
+                self._noted = True
                 await asyncio.sleep(wait)
                 pause = min(2 * pause, _LONGEST_PAUSE)
             else:
@@ -107,11 +109,6 @@ class Patience:
     async def ask(self, function: Callable[..., Result], *arguments: Any) -> Result:
         """What `function` returns at last, called in a thread."""
         return await self.wait_for(lambda: asyncio.to_thread(function, *arguments))
-
-    def _tell(self, error: Exception) -> None:
-        if not self._noted:
-            self._note(f"{error}; trying again for {self._seconds:g} seconds")
-        self._noted = True
 
 
 def is_temporary(error: QdrantBusyError | SmartEmbedderError) -> bool:

@@ -412,13 +412,19 @@ def _read_parquet(file: Path, source: str, fields: Fields) -> Iterator[Document]
 def _of_row(
     row: Mapping[Any, Any], size: int, fields: Fields, source: str, place: str
 ) -> Iterator[Document]:
-    _check_fields(row, fields, place)
+    for name, option in ((fields.text, "--text-field"), (fields.id, "--id-field")):
+        if name is not None and name not in row:
+            names = ", ".join(map(str, row))
+            raise SourceError(f"{place} has no field {name}, only {names}: {option} names another")
     text = row[fields.text]
     if text is not None and not isinstance(text, str):
         raise SourceError(f"{place} has {text!r:.80} in {fields.text}, which is no text")
     if text is None or not text.strip():
         return
-    key = _encodable(_digest(text) if fields.id is None else str(row[fields.id]))
+    if fields.id is None:
+        key = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+    else:
+        key = _encodable(str(row[fields.id]))
     others = {str(name): row[name] for name in row if name not in (fields.text, None)}
     if _is_deep(others):
         raise SourceError(f"{place} has fields in more than {_MOST_LEVELS} levels")
@@ -453,17 +459,6 @@ def _is_deep(value: Any) -> bool:
         nested = [each for each in level if isinstance(each, dict | list)]
         level = [v for each in nested for v in (each.values() if isinstance(each, dict) else each)]
     return any(isinstance(each, dict | list) for each in level)
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
-
-
-def _check_fields(row: Mapping[Any, Any], fields: Fields, place: str) -> None:
-    for name, option in ((fields.text, "--text-field"), (fields.id, "--id-field")):
-        if name is not None and name not in row:
-            names = ", ".join(map(str, row))
-            raise SourceError(f"{place} has no field {name}, only {names}: {option} names another")
 
 
 _Reader = Callable[[Path, str, Fields], Iterator[Document]]

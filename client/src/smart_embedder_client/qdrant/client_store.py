@@ -291,13 +291,14 @@ class ClientStore:
         """Store points; it returns when they can be found."""
         with self._asking():
             if self.transport == _GRPC:
-                self._send_messages(list(map(to_message, points)))
+                request = q_grpc.UpsertPoints(
+                    collection_name=self._collection,
+                    wait=True,
+                    points=list(map(to_message, points)),
+                )
+                self._client.grpc_points.Upsert(request, timeout=self._timeout)
             else:
                 self._client.upsert(self._collection, list(map(to_struct, points)), wait=True)
-
-    def _send_messages(self, points: list[q_grpc.PointStruct]) -> None:
-        request = q_grpc.UpsertPoints(collection_name=self._collection, wait=True, points=points)
-        self._client.grpc_points.Upsert(request, timeout=self._timeout)
 
     def delete(self, ids: Sequence[str]) -> None:
         """Remove points."""

@@ -102,31 +102,24 @@ def make_layout(
     return Layout(vectors, {SPARSE: None} if sparse else {})
 
 
-def differences(wanted: Layout, found: Layout) -> list[str]:
+def differences(wanted: Layout, found: Layout) -> Iterator[str]:
     """What keeps the vectors of one layout out of a collection with another one."""
-    return [*_dense_differences(wanted, found), *_sparse_differences(wanted, found)]
-
-
-def _dense_differences(wanted: Layout, found: Layout) -> Iterator[str]:
     for name, space in wanted.vectors.items():
         existing = found.vectors.get(name)
         if existing is None:
             yield f"it has no vector {name}"
         elif _facts(existing) != _facts(space):
             yield f"its vector {name} is {_facts(existing)}, and {_facts(space)} is needed"
-
-
-def _facts(space: VectorSpace) -> str:
-    several = "multivector of " if space.is_multivector else ""
-    return f"{several}{space.size} numbers ({space.distance}, {space.datatype})"
-
-
-def _sparse_differences(wanted: Layout, found: Layout) -> Iterator[str]:
     for name in wanted.sparse:
         if name not in found.sparse:
             yield f"it has no sparse vector {name}"
         elif found.sparse[name] is not None:
             yield f"its sparse vector {name} has the modifier {found.sparse[name]}"
+
+
+def _facts(space: VectorSpace) -> str:
+    several = "multivector of " if space.is_multivector else ""
+    return f"{several}{space.size} numbers ({space.distance}, {space.datatype})"
 
 
 # The keys of a point's payload.
