@@ -166,7 +166,8 @@ def _tables(figures: Any) -> Iterator[str]:
         yield markdown(heads, ([_cell(row.get(head, "")) for head in heads] for row in figures))
         return
     nested = {name: each for name, each in figures.items() if _holds_records(each)}
-    yield markdown(("figure", "value"), _rows(figures, leave_out=nested))
+    if plain := list(_rows(figures, leave_out=nested)):
+        yield markdown(("figure", "value"), plain)
     for name, each in nested.items():
         yield f"### {name.replace('_', ' ').capitalize()}"
         yield from _tables(each)
