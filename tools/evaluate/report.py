@@ -1,25 +1,25 @@
 """What an evaluation says: tables for a person, JSON for a program."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from smart_embedder import __version__
 from tools.evaluate.dataset import Dataset
-from tools.evaluate.evaluation import Evaluation, Row, Speed
+from tools.evaluate.evaluation import Evaluation, Row
 from tools.table import markdown
 
-_SPEEDS = (
-    ("documents/s", "documents_per_second"),
-    ("tokens/s", "tokens_per_second"),
-    ("query P50 ms", "query_p50_ms"),
-    ("query P99 ms", "query_p99_ms"),
-    ("pairs/s", "pairs_per_second"),
-    ("rerank P50 ms", "rerank_p50_ms"),
-    ("rerank P99 ms", "rerank_p99_ms"),
-)
+_SPEEDS = {
+    "documents/s": "documents_per_second",
+    "tokens/s": "tokens_per_second",
+    "query P50 ms": "query_p50_ms",
+    "query P99 ms": "query_p99_ms",
+    "pairs/s": "pairs_per_second",
+    "rerank P50 ms": "rerank_p50_ms",
+    "rerank P99 ms": "rerank_p99_ms",
+}
 _COMPARED = ("nDCG@10", "recall@100")
 
 
@@ -31,7 +31,11 @@ def print_report(dataset: Dataset, evaluations: Sequence[Evaluation]) -> None:
     print(f"{dataset.name}: {counts}.\n")
     print(markdown(*_quality(ours, others)))
     print()
-    print(markdown(*_speeds(evaluations)))
+    rows = []
+    for each in evaluations:
+        speeds = (getattr(each.speed, name) for name in _SPEEDS.values())
+        rows.append([each.source, *("" if one is None else f"{one:,.1f}" for one in speeds)])
+    print(markdown(["source", *_SPEEDS], rows))
 
 
 def write_json(
@@ -72,15 +76,3 @@ def _of(row: Row | None) -> list[str]:
     if row is None:
         return [""] * len(_COMPARED)
     return [f"{figure:.4f}" for figure in (row.quality.ndcg_10, row.quality.recall_100)]
-
-
-def _speeds(evaluations: Iterable[Evaluation]) -> tuple[list[str], list[list[str]]]:
-    rows = [
-        [each.source, *(_figure(each.speed, name) for _, name in _SPEEDS)] for each in evaluations
-    ]
-    return ["source", *(head for head, _ in _SPEEDS)], rows
-
-
-def _figure(speed: Speed, name: str) -> str:
-    value = getattr(speed, name)
-    return "" if value is None else f"{value:,.1f}"

@@ -179,66 +179,35 @@ def all_representations(kinds: Kinds, dimensions: Sequence[int] = ()) -> list[Re
 
     `dimensions` are those that the dense vectors may be shortened to.
     """
-    shortened = _shortened(dimensions)
-    each = [*_basic(kinds), *_smaller_dense(), *shortened, *_smaller_colbert(), *_muveras()]
-    return [representation for representation in each if representation.kinds <= kinds]
+    dense, colbert = frozenset({DENSE}), frozenset({COLBERT})
+    fewer_types: tuple[OutputDtype, ...] = ("float32", "int8")
 
+    def as_dense(dtype: OutputDtype, width: int | None = None) -> Representation:
+        shorter = "" if width is None else f" {width} dimensions,"
+        name = f"dense,{shorter} {dtype}"
+        return Representation(name, dense, lambda piece: piece.dense(dtype, width))
 
-def _basic(kinds: Kinds) -> list[Representation]:
-    def scored(kind: str) -> Callable[[Piece], Scored]:
-        return lambda piece: piece.by_kind(kind)
+    def as_colbert(dtype: OutputDtype, factor: int = 1) -> Representation:
+        pooled = "" if factor == 1 else f" pooled by {factor},"
+        name = f"colbert,{pooled} {dtype}"
+        return Representation(name, colbert, lambda piece: piece.colbert(dtype, factor))
 
-    each = [Representation(kind, frozenset({kind}), scored(kind), basic=True) for kind in KINDS]
+    def whole(kind: str) -> Representation:
+        return Representation(
+            kind, frozenset({kind}), lambda piece: piece.by_kind(kind), basic=True
+        )
+
+    each = [whole(kind) for kind in KINDS]
     if len(kinds) > 1:
         each.append(Representation("fused", kinds, lambda piece: piece.fused(kinds), basic=True))
-    return each
-
-
-def _smaller_dense() -> list[Representation]:
-    return [_dense_as(dtype) for dtype in OUTPUT_DTYPES[1:]]
-
-
-def _shortened(dimensions: Sequence[int]) -> list[Representation]:
-    dtypes: tuple[OutputDtype, ...] = ("float32", "int8")
-    return [_dense_as(dtype, width) for width in dimensions for dtype in dtypes]
-
-
-def _dense_as(dtype: OutputDtype, dimensions: int | None = None) -> Representation:
-    shorter = "" if dimensions is None else f" {dimensions} dimensions,"
-    return Representation(
-        f"dense,{shorter} {dtype}",
-        frozenset({DENSE}),
-        lambda piece: piece.dense(dtype, dimensions),
-    )
-
-
-def _smaller_colbert() -> list[Representation]:
-    def scored(dtype: OutputDtype, factor: int) -> Callable[[Piece], Scored]:
-        return lambda piece: piece.colbert(dtype, factor)
-
-    kinds = frozenset({COLBERT})
-    types = [
-        Representation(f"colbert, {dtype}", kinds, scored(dtype, 1)) for dtype in OUTPUT_DTYPES[1:]
-    ]
-    pooled_types: tuple[OutputDtype, ...] = ("float32", "int8")
-    pooled = [
-        Representation(f"colbert, pooled by {factor}, {dtype}", kinds, scored(dtype, factor))
-        for factor in _POOL_FACTORS
-        for dtype in pooled_types
-    ]
-    return types + pooled
-
-
-def _muveras() -> list[Representation]:
-    kinds = frozenset({COLBERT})
-
-    def score(piece: Piece) -> Scored:
-        return piece.muvera
-
-    return [
-        Representation("muvera", kinds, score),
-        Representation("muvera, best by colbert", kinds, score, lambda piece: piece.colbert()),
-    ]
+    each += [as_dense(dtype) for dtype in OUTPUT_DTYPES[1:]]
+    each += [as_dense(dtype, width) for width in dimensions for dtype in fewer_types]
+    each += [as_colbert(dtype) for dtype in OUTPUT_DTYPES[1:]]
+    each += [as_colbert(dtype, factor) for factor in _POOL_FACTORS for dtype in fewer_types]
+    by_muvera, by_colbert = (lambda piece: piece.muvera), (lambda piece: piece.colbert())
+    each.append(Representation("muvera", colbert, by_muvera))
+    each.append(Representation("muvera, best by colbert", colbert, by_muvera, by_colbert))
+    return [representation for representation in each if representation.kinds <= kinds]
 
 
 def _dense(embeddings: Sequence[TextEmbedding], dimensions: int | None) -> FloatArray:

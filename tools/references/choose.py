@@ -45,11 +45,6 @@ class References:
         self._folders = locate_models(settings)
 
     @property
-    def has_dense(self) -> bool:
-        """Whether dense vectors are made by a model of their own."""
-        return self._folders.dense is not None
-
-    @property
     def reranks(self) -> bool:
         """Whether there is a reranker."""
         return self._settings.reranker_model != NO_RERANKER

@@ -17,11 +17,8 @@ import numpy as np
 import torch
 
 from smart_embedder.engine import Engine, RerankRequest
-from smart_embedder.engine.model import ModelInfo
 from smart_embedder.engine.records import (
-    EmbeddingResult,
     FloatArray,
-    RerankResult,
     SparseVector,
     TextEmbedding,
 )
@@ -49,7 +46,6 @@ from tools.references.choose import References
 from tools.references.reference import (
     EmbeddingReference,
     ReferenceMissingError,
-    RerankingReference,
 )
 
 # Those of bge-m3 and Qwen3-0.6B.
@@ -160,70 +156,43 @@ class Row:
         return self.difference <= self.tolerance
 
 
-@dataclass(frozen=True, slots=True)
-class Ours:
-    """What this engine returned."""
-
-    embedding: EmbeddingResult
-    rerank: RerankResult | None
-
-
-@dataclass(frozen=True)
-class Verification:
-    """One run: the settings, and this engine's results."""
-
-    settings: Settings
-    ours: Ours
-
-    @property
-    def tolerance(self) -> float:
-        """The largest difference that rounding explains."""
-        return _FLOAT32_TOLERANCE if self.settings.dtype == "float32" else _HALF_TOLERANCE
-
-    def rows(self) -> Iterator[Row]:
-        """One row for each output of the configured models."""
-        references = References(self.settings)
-        ours = self.ours.embedding.embeddings
-        yield from self._rows_of(references.embedding, ours, leave_out_dense=references.has_dense)
-        if references.dense is not None:
-            yield from self._rows_of(references.dense, ours)
-        if self.ours.rerank is not None and references.reranking is not None:
-            yield self._rerank_row(references.reranking, self.ours.rerank)
-
-    def _rows_of(
-        self,
-        reference: EmbeddingReference,
-        ours: list[TextEmbedding],
-        *,
-        leave_out_dense: bool = False,
-    ) -> Iterator[Row]:
-        """One row for each kind of vectors that the reference makes."""
-        theirs = reference.embed(TEXTS)
-        for kind, difference in _DIFFERENCES.items():
-            both = [(getattr(a, kind), getattr(b, kind)) for a, b in zip(ours, theirs, strict=True)]
-            if both[0][1] is not None and not (kind == "dense" and leave_out_dense):
-                # numpy's, which does not lose a NaN.
-                largest = float(np.max([difference(a, b) for a, b in both]))
-                yield self._row(kind, reference.package, largest, len(both))
-
-    def _rerank_row(self, reference: RerankingReference, result: RerankResult) -> Row:
-        theirs = reference.scores(QUERY, PASSAGES)
-        difference = _largest(np.array(result.scores), np.array(theirs))
-        return self._row("rerank score", reference.package, difference, len(theirs))
-
-    def _row(self, output: str, reference: str, difference: float, compared: int) -> Row:
-        return Row(output, reference, compared, difference, self.tolerance)
-
-
-async def run_engine(settings: Settings) -> Ours:
-    """Embed and, where there is a reranker, rerank the texts of this check."""
+async def compare(settings: Settings) -> list[Row]:
+    """One row for each output of the configured models: this engine's beside its reference's."""
     async with Engine(settings, load_models) as engine:
-        async with engine.lease() as models:
-            print_models(models.infos)
-        embedding = await engine.embed(TEXTS)
-        if settings.reranker_model == NO_RERANKER:
-            return Ours(embedding, None)
-        return Ours(embedding, await engine.rerank(RerankRequest(QUERY, PASSAGES)))
+        models = engine.loaded()
+        for info in () if models is None else models.infos:
+            paths = ", ".join(f"{operation} by {path}" for operation, path in info.paths.items())
+            print(f"{info.name} in {info.dtype}: {paths}.")
+        print()
+        ours = (await engine.embed(TEXTS)).embeddings
+        scores = None
+        if settings.reranker_model != NO_RERANKER:
+            scores = (await engine.rerank(RerankRequest(QUERY, PASSAGES))).scores
+    tolerance = _FLOAT32_TOLERANCE if settings.dtype == "float32" else _HALF_TOLERANCE
+    references = References(settings)
+    rows = list(rows_of(references.embedding, ours, tolerance))
+    if references.dense is not None:
+        rows = [row for row in rows if row.output != "dense"]
+        rows += rows_of(references.dense, ours, tolerance)
+    if scores is not None and references.reranking is not None:
+        theirs = references.reranking.scores(QUERY, PASSAGES)
+        difference = _largest(np.array(scores), np.array(theirs))
+        package = references.reranking.package
+        rows.append(Row("rerank score", package, len(theirs), difference, tolerance))
+    return rows
+
+
+def rows_of(
+    reference: EmbeddingReference, ours: list[TextEmbedding], tolerance: float
+) -> Iterator[Row]:
+    """One row for each kind of vectors that the reference makes."""
+    theirs = reference.embed(TEXTS)
+    for kind, difference in _DIFFERENCES.items():
+        both = [(getattr(a, kind), getattr(b, kind)) for a, b in zip(ours, theirs, strict=True)]
+        if both[0][1] is not None:
+            # numpy's, which does not lose a NaN.
+            largest = float(np.max([difference(a, b) for a, b in both]))
+            yield Row(kind, reference.package, len(both), largest, tolerance)
 
 
 def comparable(settings: Settings) -> Settings:
@@ -239,14 +208,6 @@ def comparable(settings: Settings) -> Settings:
             "request_timeout": 7200.0,
         }
     )
-
-
-def print_models(infos: Sequence[ModelInfo]) -> None:
-    """What computes each operation of the loaded models."""
-    for info in infos:
-        paths = ", ".join(f"{operation} by {path}" for operation, path in info.paths.items())
-        print(f"{info.name} in {info.dtype}: {paths}.")
-    print()
 
 
 def print_table(rows: list[Row]) -> None:
@@ -268,8 +229,7 @@ def main(argv: Sequence[str] = ()) -> int:
     try:
         settings = comparable(load_settings())
         print_paths([row for name in settings.devices for row in path_rows(name)])
-        ours = asyncio.run(run_engine(settings))
-        rows = list(Verification(settings, ours).rows())
+        rows = asyncio.run(compare(settings))
     except (StartupError, ReferenceMissingError) as error:
         print(f"The check cannot run: {error}", file=sys.stderr)
         return 2

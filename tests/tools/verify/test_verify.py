@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers import BertForMaskedLM, BertModel
 
+from smart_embedder.engine.records import EmbeddingResult
 from tests.support.encoders import save_family, word_tokenizer
 from tests.support.server import REPOSITORY
 from tests.support.wordpiece import save_colbert, save_splade
@@ -64,9 +65,7 @@ def test_any_dense_encoder_agrees_with_sentence_transformers(
 
 async def rows_of(**settings: str) -> list[verify.Row]:
     """What it compares, without the paths of operations, which take seconds."""
-    compared = verify.comparable(verify.Settings(device="cpu", **settings))
-    ours = await verify.run_engine(compared)
-    return list(verify.Verification(compared, ours).rows())
+    return await verify.compare(verify.comparable(verify.Settings(device="cpu", **settings)))
 
 
 @pytest.mark.parametrize("kind", ["sparse", "colbert"])
@@ -111,12 +110,15 @@ def test_a_model_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
 async def test_a_wrong_number_is_out_of_tolerance(
     tiny_m3: Path, monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:
-    settings = verify.comparable(
-        verify.Settings(embedding_model=str(tiny_m3), reranker_model="none", device="cpu")
-    )
-    ours = await verify.run_engine(settings)
-    ours.embedding.embeddings[3].colbert[0, 0] += 0.01
-    rows = list(verify.Verification(settings, ours).rows())
+    embed = verify.Engine.embed
+
+    async def wrong(engine: verify.Engine, texts: list[str]) -> EmbeddingResult:
+        result = await embed(engine, texts)
+        result.embeddings[3].colbert[0, 0] += 0.01
+        return result
+
+    monkeypatch.setattr(verify.Engine, "embed", wrong)
+    rows = await rows_of(embedding_model=str(tiny_m3), reranker_model="none")
     assert [row.output for row in rows if not row.agrees] == ["colbert"]
     verify.print_table(rows)
     assert "OUT OF TOLERANCE" in capsys.readouterr().out
