@@ -440,7 +440,7 @@ def test_an_answer_does_not_become_many_times_its_size(honest, make) -> None:
     with client_of(answering(body, content_type=MEDIA_TYPE, **headers)) as client:
         tracemalloc.start()
         try:
-            with pytest.raises(SmartEmbedderError, match="compressed .gzip|cannot be read"):
+            with pytest.raises(SmartEmbedderError, match=r"compressed \(gzip\)|has more than the"):
                 client.embed(TEXTS, output_dtype="bfloat16")
             assert tracemalloc.get_traced_memory()[1] < most
         finally:
