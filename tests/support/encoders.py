@@ -100,7 +100,7 @@ FAMILIES: dict[str, tuple[Callable[[], PreTrainedModel], str]] = {
     "gte": (lambda: _of("Gte"), "packed"),
     "eurobert": (lambda: _of("EuroBert"), "packed"),
     "electra": (lambda: _of("Electra"), "packed"),
-    "camembert": (lambda: _of("Camembert"), "packed"),
+    "camembert": (lambda: _of("Camembert", pad_token_id=1), "own"),
     "t5": (_t5, "padded"),
     "mistral": (_mistral, "packed"),
     "convbert": (_convbert, "one_length"),

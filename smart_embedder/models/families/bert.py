@@ -26,7 +26,7 @@ from smart_embedder.models.families.backbone import (
 )
 from smart_embedder.models.ops.backend import ACTIVATIONS, Backend, LayerNorm, Linear
 
-_ROBERTA = ("xlm-roberta", "roberta")
+_ROBERTA = ("xlm-roberta", "roberta", "camembert")
 ENCODER_TYPES = (*_ROBERTA, "bert")
 _SIZES = {
     "vocabulary": "vocab_size",

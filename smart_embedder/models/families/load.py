@@ -25,7 +25,7 @@ from smart_embedder.models.ops.proof import DECODER, ENCODER, GPU_ENCODER, QUANT
 from smart_embedder.models.text.tokenizer import TextTokenizer
 
 # Types whose states stay within the range of float16.
-_HALF_PRECISION_TYPES = {*ENCODER_TYPES, "camembert", "distilbert", "electra", "mpnet"}
+_HALF_PRECISION_TYPES = {*ENCODER_TYPES, "distilbert", "electra", "mpnet"}
 
 
 def is_qwen3(folder: Path) -> bool:
