@@ -31,6 +31,10 @@ _BATCHES = (1, 4, 8, 32)
 _DEFAULTS = (Setting(),)
 _BATCHED = tuple(Setting(batch) for batch in _BATCHES)
 _OPENVINO = tuple(Setting(b, hint) for hint in ("latency", "throughput") for b in _BATCHES)
+# The ratios are to the faster of these.
+REFERENCES = ("flagembedding", "flagembedding-defaults")
+# The cosines are to the first of these that ran.
+EXACT = ("flagembedding", "flagembedding-defaults", "smart-embedder-float32")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +81,6 @@ CATALOGUE = {
     "openvino-bfloat16": Contender("openvino", "bfloat16", _OPENVINO),
     "openvino-int8": Contender("openvino", "int8", _OPENVINO),
 }
-# The ratios are to the faster of these.
-REFERENCES = ("flagembedding", "flagembedding-defaults")
-# The cosines are to the first of these that ran.
-EXACT = ("flagembedding", "flagembedding-defaults", "smart-embedder-float32")
 
 
 class EnvironmentFailureError(Exception):

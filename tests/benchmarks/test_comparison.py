@@ -8,13 +8,7 @@ import pytest
 
 from benchmarks import comparison as comparing
 from benchmarks.adapters.interface import Setting, by_length
-from benchmarks.comparison import (
-    CATALOGUE,
-    Comparison,
-    EnvironmentFailureError,
-    Plan,
-    interpreter,
-)
+from benchmarks.comparison import CATALOGUE, Comparison, EnvironmentFailureError, Plan, interpreter
 from benchmarks.turns import turns
 from benchmarks.workload import MIXED, WORKLOADS, Workload
 from tests.support.checkpoints import plain_corpus

@@ -24,14 +24,7 @@ from tools.capacity.cost import (
     read_times,
 )
 from tools.capacity.measure import RERANK, Client, ServiceError, measure, started_service
-from tools.capacity.plan import (
-    REQUESTS,
-    Option,
-    Target,
-    devices_of,
-    more_devices,
-    more_replicas,
-)
+from tools.capacity.plan import REQUESTS, Option, Target, devices_of, more_devices, more_replicas
 from tools.capacity.simulation import QUEUE_PLACES
 from tools.table import markdown
 

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from scipy.optimize import nnls
 
+Lengths = Callable[[np.random.Generator, int], Sequence[int]]
+
 
 class LoadError(Exception):
     """The load is not described as it should be; the message is one sentence."""
@@ -21,9 +23,6 @@ class Arrival:
     time: float
     client: str
     lengths: tuple[int, ...]
-
-
-Lengths = Callable[[np.random.Generator, int], Sequence[int]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,17 @@ _UNLIMITED = {
     "RATE_LIMIT_REQUESTS_PER_MINUTE": "1000000",
     "RATE_LIMIT_BURST_SIZE": "1000000",
 }
+RERANK = "rerank"
+_KINDS = ("dense", "sparse", "colbert")
+_WORDS = ("river", "winter", "copper", "engine", "letter", "garden", "signal", "market", "paper")
+_LENGTHS = (8, 32, 96, 224, 448)
+_TEXTS = (1, 4, 16)
+_MOST_TOKENS = 2048
+# Each shape until so many seconds are gone, but often enough for a median.
+_SECONDS = 0.4
+_FEWEST, _MOST = 5, 40
+_AT_ONCE = 4
+_ROUNDS = 8
 
 
 class ServiceError(Exception):
@@ -88,19 +99,6 @@ def _is_ready(url: str) -> bool:
         return httpx2.get(f"{url}/health").status_code == HTTPStatus.OK
     except httpx2.HTTPError:
         return False
-
-
-RERANK = "rerank"
-_KINDS = ("dense", "sparse", "colbert")
-_WORDS = ("river", "winter", "copper", "engine", "letter", "garden", "signal", "market", "paper")
-_LENGTHS = (8, 32, 96, 224, 448)
-_TEXTS = (1, 4, 16)
-_MOST_TOKENS = 2048
-# Each shape until so many seconds are gone, but often enough for a median.
-_SECONDS = 0.4
-_FEWEST, _MOST = 5, 40
-_AT_ONCE = 4
-_ROUNDS = 8
 
 
 class Client:

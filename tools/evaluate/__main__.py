@@ -23,14 +23,7 @@ from tools.evaluate.dataset import Dataset, DatasetError, read_beir
 from tools.evaluate.evaluation import MOST_RANKED, Evaluation, Evaluator, Plan
 from tools.evaluate.report import print_report, write_json
 from tools.evaluate.representations import COLBERT, KINDS, Representation, all_representations
-from tools.evaluate.sources import (
-    Made,
-    Source,
-    SourceError,
-    engine_source,
-    look_at,
-    service_source,
-)
+from tools.evaluate.sources import Made, Source, SourceError, engine_source, look_at, service_source
 from tools.references.reference import ReferenceMissingError
 
 # One request may take as long as it needs: nobody waits for the answer.

@@ -18,6 +18,10 @@ Indices = npt.NDArray[np.int64]
 # recall@100 needs no more.
 MOST_RANKED = 100
 _MEASURES = {"ndcg_cut.10": "ndcg_cut_10", "recall.100": "recall_100", "success.1": "success_1"}
+RERANKED = "reranked"
+# Documents of one request, and requests under way: the next is tokenised while one is computed.
+_REQUEST = 32
+_AT_ONCE = 4
 
 
 class Ranking:
@@ -90,12 +94,6 @@ def run_of(ranked: Mapping[str, list[int]], corpus: Corpus) -> dict[str, dict[st
         query: {document.id: -float(rank) for rank, document in enumerate(corpus.read(indices))}
         for query, indices in ranked.items()
     }
-
-
-RERANKED = "reranked"
-# Documents of one request, and requests under way: the next is tokenised while one is computed.
-_REQUEST = 32
-_AT_ONCE = 4
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,11 +23,7 @@ from smart_embedder.models.tasks.colbert import is_colbert
 from smart_embedder.models.tasks.cross_encoder import is_classifier
 from smart_embedder.models.tasks.dense import HEADS
 from smart_embedder.settings import LATE_INTERACTION, NO_RERANKER, Settings
-from tools.references.reference import (
-    EmbeddingReference,
-    ReferenceMissingError,
-    RerankingReference,
-)
+from tools.references.reference import EmbeddingReference, ReferenceMissingError, RerankingReference
 
 _FLAG_TYPES = ("xlm-roberta", "roberta")
 

@@ -17,6 +17,13 @@ from smart_embedder.api.answers import EmbeddingResponse, ErrorResponse, RerankR
 _MAX_CHARACTERS = 200
 # Two forwards of one text may differ so much in half precision.
 TOLERANCE = 0.02
+EMBED = "/embeddings/"
+RERANK = "/rerank"
+NO_RERANKER = "none"
+_NEEDS_RETRY_AFTER = {HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE}
+_FAR_TOO_LARGE = 2**50
+# Tries of one request, because other clients may use up the rate limit meanwhile.
+_MAX_TRIES = 5
 
 
 class CheckFailedError(AssertionError):
@@ -50,15 +57,6 @@ def expect_unit(what: str, vector: Sequence[float]) -> None:
 def _shorten(value: object) -> str:
     text = repr(value)
     return text if len(text) <= _MAX_CHARACTERS else f"{text[:_MAX_CHARACTERS]} ..."
-
-
-EMBED = "/embeddings/"
-RERANK = "/rerank"
-NO_RERANKER = "none"
-_NEEDS_RETRY_AFTER = {HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE}
-_FAR_TOO_LARGE = 2**50
-# Tries of one request, because other clients may use up the rate limit meanwhile.
-_MAX_TRIES = 5
 
 
 class Access(StrEnum):

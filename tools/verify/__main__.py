@@ -17,11 +17,7 @@ import numpy as np
 import torch
 
 from smart_embedder.engine import Engine, RerankRequest
-from smart_embedder.engine.records import (
-    FloatArray,
-    SparseVector,
-    TextEmbedding,
-)
+from smart_embedder.engine.records import FloatArray, SparseVector, TextEmbedding
 from smart_embedder.errors import StartupError
 from smart_embedder.models.device.choose import (
     choose_device,
@@ -43,14 +39,43 @@ from smart_embedder.models.ops.proof import (
 from smart_embedder.settings import INT8, NO_RERANKER, Settings
 from smart_embedder.settings.sources import load_settings
 from tools.references.choose import References
-from tools.references.reference import (
-    EmbeddingReference,
-    ReferenceMissingError,
-)
+from tools.references.reference import EmbeddingReference, ReferenceMissingError
 
 # Those of bge-m3 and Qwen3-0.6B.
 _ENCODER_SHAPES = Shapes(1024, 4096, 16, 16, 64, "gelu")
 _DECODER_SHAPES = Shapes(1024, 3072, 16, 8, 128, bias=False, causal=True)
+QUERY = "How do I combine keyword search with semantic search?"
+_SENTENCES = [
+    "Hybrid search joins the exact words of a query with its meaning in one ranking.",
+    "Dense Vektoren tragen die Bedeutung, spärliche die Wörter, die wirklich dastehen.",
+    "Le moteur calcule trois sortes de vecteurs en un seul passage.",
+    "La búsqueda léxica encuentra nombres propios y números de pieza.",
+    "検索エンジンは質問に合う文書を探します。",
+    "混合检索把关键词和语义结合起来。",
+    "Поиск по смыслу находит то, что сказано другими словами.",
+    "البحث الهجين يجمع بين الكلمات والمعنى.",
+    "חיפוש היברידי משלב מילים ומשמעות.",
+    "Bake the bread at 230 °C for 35 minutes, then let it cool on a rack.",
+]
+TEXTS = [
+    *_SENTENCES,
+    "",
+    "a",
+    "👩\u200d💻 writes tests 🙂",
+    "search search search hybrid search",
+    " ".join(_SENTENCES),
+    " ".join(_SENTENCES * 4),
+    " ".join(_SENTENCES * 12),
+]
+PASSAGES = [*_SENTENCES, " ".join(_SENTENCES), " ".join(_SENTENCES * 8)]
+_FLOAT32_TOLERANCE = 1e-4
+_HALF_TOLERANCE = 5e-2
+_HELP = (
+    "Compare this engine with the reference implementations. The models are those of the settings "
+    "(the environment, .env)."
+)
+# The references pad; beyond this length their attention needs gigabytes.
+_LONGEST = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,43 +126,6 @@ def print_paths(rows: list[PathRow]) -> None:
         print(f"{names}{proof.difference:11.1e}{proof.tolerance:11.0e}  {verdict}")
     held = sum(row.proof.holds for row in rows)
     print(f"\n{held} of {len(rows)} paths compute what the plain reference does.\n")
-
-
-QUERY = "How do I combine keyword search with semantic search?"
-
-_SENTENCES = [
-    "Hybrid search joins the exact words of a query with its meaning in one ranking.",
-    "Dense Vektoren tragen die Bedeutung, spärliche die Wörter, die wirklich dastehen.",
-    "Le moteur calcule trois sortes de vecteurs en un seul passage.",
-    "La búsqueda léxica encuentra nombres propios y números de pieza.",
-    "検索エンジンは質問に合う文書を探します。",
-    "混合检索把关键词和语义结合起来。",
-    "Поиск по смыслу находит то, что сказано другими словами.",
-    "البحث الهجين يجمع بين الكلمات والمعنى.",
-    "חיפוש היברידי משלב מילים ומשמעות.",
-    "Bake the bread at 230 °C for 35 minutes, then let it cool on a rack.",
-]
-TEXTS = [
-    *_SENTENCES,
-    "",
-    "a",
-    "👩\u200d💻 writes tests 🙂",
-    "search search search hybrid search",
-    " ".join(_SENTENCES),
-    " ".join(_SENTENCES * 4),
-    " ".join(_SENTENCES * 12),
-]
-PASSAGES = [*_SENTENCES, " ".join(_SENTENCES), " ".join(_SENTENCES * 8)]
-
-
-_FLOAT32_TOLERANCE = 1e-4
-_HALF_TOLERANCE = 5e-2
-_HELP = (
-    "Compare this engine with the reference implementations. The models are those of the settings "
-    "(the environment, .env)."
-)
-# The references pad; beyond this length their attention needs gigabytes.
-_LONGEST = 2048
 
 
 @dataclass(frozen=True, slots=True)

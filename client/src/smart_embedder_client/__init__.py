@@ -1,12 +1,6 @@
 """A client of Smart Embedder: vectors as numpy arrays, and reranking; for threads and asyncio."""
 
-from smart_embedder_client.answers import (
-    Embeddings,
-    Health,
-    Ranking,
-    SparseVector,
-    TokenStrings,
-)
+from smart_embedder_client.answers import Embeddings, Health, Ranking, SparseVector, TokenStrings
 from smart_embedder_client.async_client import AsyncClient
 from smart_embedder_client.client import Client
 from smart_embedder_client.errors import SmartEmbedderError

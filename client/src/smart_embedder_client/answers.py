@@ -35,6 +35,8 @@ _NUMPY_TYPES = {
 _OF_BITS = ("binary", "ubinary")
 _BITS = 8
 _SCALED = ("int8", "uint8")
+FloatArray = npt.NDArray[np.float32]
+_CHANGED = "the service has changed its model between two requests for parts of a list"
 
 
 def dtype_of(options: Mapping[str, Any]) -> str:
@@ -133,9 +135,6 @@ def _check_sparse(tensors: Mapping[str, Array], texts: int) -> None:
     falls = np.flatnonzero(indices[1:] <= indices[:-1]) + 1
     if not np.isin(falls, offsets).all():
         raise ValueError("sparse_indices that do not rise")
-
-
-FloatArray = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -358,9 +357,6 @@ def join_embeddings(parts: Sequence[Embeddings], sizes: Sequence[int]) -> Embedd
             for warning in part.warnings
         ],
     )
-
-
-_CHANGED = "the service has changed its model between two requests for parts of a list"
 
 
 def _sum(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

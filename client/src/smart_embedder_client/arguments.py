@@ -22,6 +22,8 @@ _CONTROLS = (*range(0x20), *range(0x7F, 0xA0), *range(0x202A, 0x202F), *range(0x
 _HALVES = range(0xD800, 0xE000)
 _PLAIN = dict.fromkeys(_CONTROLS, " ") | dict.fromkeys(_HALVES, "\N{REPLACEMENT CHARACTER}")
 _ESCAPED = {code: f"\\u{code:04x}" for code in (*_CONTROLS, *_HALVES)}
+_QDRANT, _QDRANT_KEY = "QDRANT_URL", "QDRANT_API_KEY"
+_KINDS = (DENSE, SPARSE, COLBERT)
 
 
 def plain(text: str) -> str:
@@ -32,10 +34,6 @@ def plain(text: str) -> str:
 def plain_json(value: Any) -> str:
     """The value as JSON in one line, with its control characters escaped."""
     return json.dumps(value, ensure_ascii=False).translate(_ESCAPED)
-
-
-_QDRANT, _QDRANT_KEY = "QDRANT_URL", "QDRANT_API_KEY"
-_KINDS = (DENSE, SPARSE, COLBERT)
 
 
 def add_common(parser: argparse.ArgumentParser) -> None:

@@ -9,13 +9,7 @@ import httpx
 
 from smart_embedder_client import calls
 from smart_embedder_client.answers import Embeddings, Health, Ranking, join_embeddings
-from smart_embedder_client.calls import (
-    Answer,
-    Call,
-    StreamOptions,
-    read_body_async,
-    with_defaults,
-)
+from smart_embedder_client.calls import Answer, Call, StreamOptions, read_body_async, with_defaults
 from smart_embedder_client.errors import SmartEmbedderError, transport_errors
 from smart_embedder_client.options import EmbedOptions, OnError, RerankOptions
 from smart_embedder_client.records import StreamedText, checked

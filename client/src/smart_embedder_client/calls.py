@@ -30,6 +30,23 @@ from smart_embedder_client.errors import (
 )
 from smart_embedder_client.limits import SMALL, Limits
 
+_BUSY = (429, 503)
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 8.0
+# Random, so that clients that were refused together do not return together.
+_JITTER = 0.25
+URL_VARIABLE, TOKEN_VARIABLE = "SMART_EMBEDDER_URL", "SMART_EMBEDDER_TOKEN"
+DEFAULT_URL = "http://127.0.0.1:8000"
+_PORTS = range(65_536)
+_CONNECT_SECONDS = 5.0
+# The service takes as many texts in one request; their bytes bound the time of one.
+_MOST_TEXTS, _MOST_BYTES = 1024, 524_288
+# Where a vector of each token is made, its answer may hold no more (MAX_ANSWER_BYTES): a byte of
+# text then makes some thousand, and MUVERA adds 40 KiB for each text.
+_MOST_TOKEN_VECTOR_BYTES, _MOST_MUVERA_TEXTS = 16_384, 64
+# Compression hardly makes vectors smaller, and a compressed answer hides its size.
+_UNCOMPRESSED = {"Accept-Encoding": "identity"}
+Answer = TypeVar("Answer")
+
 
 def check_encoding(response: httpx.Response) -> None:
     """Raise the error of a compressed answer, which nobody asked for and which hides its size."""
@@ -92,12 +109,6 @@ class _Body:
         )
 
 
-_BUSY = (429, 503)
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 8.0
-# Random, so that clients that were refused together do not return together.
-_JITTER = 0.25
-
-
 @dataclass(slots=True)
 class Retries:
     """The remaining tries of one request.
@@ -128,21 +139,6 @@ class Retries:
         if error.code == UNREACHABLE or (self.resumes and error.code == CONNECTION_LOST):
             return min(_FIRST_PAUSE * 2.0**self._done, _LONGEST_PAUSE)
         return error.retry_after if error.status in _BUSY else None
-
-
-URL_VARIABLE, TOKEN_VARIABLE = "SMART_EMBEDDER_URL", "SMART_EMBEDDER_TOKEN"
-DEFAULT_URL = "http://127.0.0.1:8000"
-_PORTS = range(65_536)
-_CONNECT_SECONDS = 5.0
-# The service takes as many texts in one request; their bytes bound the time of one.
-_MOST_TEXTS, _MOST_BYTES = 1024, 524_288
-# Where a vector of each token is made, its answer may hold no more (MAX_ANSWER_BYTES): a byte of
-# text then makes some thousand, and MUVERA adds 40 KiB for each text.
-_MOST_TOKEN_VECTOR_BYTES, _MOST_MUVERA_TEXTS = 16_384, 64
-# Compression hardly makes vectors smaller, and a compressed answer hides its size.
-_UNCOMPRESSED = {"Accept-Encoding": "identity"}
-
-Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True, slots=True)

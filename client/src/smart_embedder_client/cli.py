@@ -10,6 +10,7 @@ usage: smart-embedder ingest SOURCE --collection NAME [options]
        smart-embedder search QUERY --collection NAME [options]
 
 `smart-embedder ingest --help` and `smart-embedder search --help` list the options."""
+_EXTRA = '"smart-embedder-client[qdrant]"'
 
 
 def main() -> None:
@@ -40,6 +41,3 @@ def _load(name: str) -> Callable[[Sequence[str]], int]:
     except ImportError as error:
         sys.exit(f"smart-embedder {name} needs {error.name}: pip install {_EXTRA}")
     return command
-
-
-_EXTRA = '"smart-embedder-client[qdrant]"'

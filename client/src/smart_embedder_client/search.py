@@ -41,6 +41,14 @@ Rescore = Literal["colbert", "rerank", "none"]
 
 FUSED, RERANK = "fused", "rerank"
 STAGES = (DENSE, SPARSE, FUSED, COLBERT, RERANK)
+_NAMES = {"dense": "dense", "sparse": "sparse", "fused": "RRF", "colbert": "ColBERT"}
+_LONGEST_TEXT = 300
+_ABOUT = """\
+Search a collection that `smart-embedder ingest` has made.
+
+Dense and sparse vectors find candidates, reciprocal rank fusion joins them, and ColBERT vectors or
+the service's reranker order the best. Each score is followed by the rank in its stage.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,10 +203,6 @@ def _best_matches(answer: Embeddings, passage: int) -> list[BestMatch]:
     ]
 
 
-_NAMES = {"dense": "dense", "sparse": "sparse", "fused": "RRF", "colbert": "ColBERT"}
-_LONGEST_TEXT = 300
-
-
 def as_json(query: str, found: Sequence[Found], explained: Sequence[Explanation] | None) -> str:
     """One JSON object: the query, and its hits with the score and the rank of each stage."""
     hits = []
@@ -252,14 +256,6 @@ def _explanation(explanation: Explanation) -> Iterator[str]:
 def _word(token: str) -> str:
     """A token without SentencePiece's mark for the space before it."""
     return plain(token.replace("\N{LOWER ONE EIGHTH BLOCK}", "")) or "(space)"
-
-
-_ABOUT = """\
-Search a collection that `smart-embedder ingest` has made.
-
-Dense and sparse vectors find candidates, reciprocal rank fusion joins them, and ColBERT vectors or
-the service's reranker order the best. Each score is followed by the rank in its stage.
-"""
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -15,6 +15,8 @@ _TEXTS_PER_REQUEST, _CHARACTERS_PER_REQUEST = 128, 500_000
 _LONGEST_PIECE = 10_000
 # About 5 MB. Texts full of numbers have new words without end.
 _REMEMBERED_WORDS, _REMEMBERED_CHARACTERS = 30_000, 1_000_000
+# The beginning and the end that the models add to a text.
+SPECIAL_TOKENS = 2
 
 
 class StoppedError(Exception):
@@ -87,10 +89,6 @@ def _requests(words: Sequence[str]) -> Iterable[Sequence[str]]:
         characters += len(word)
     if request:
         yield request
-
-
-# The beginning and the end that the models add to a text.
-SPECIAL_TOKENS = 2
 
 
 class Chunker(Protocol):

@@ -16,6 +16,14 @@ from smart_embedder_client.ingest.sources import Document
 
 _NAMESPACE = uuid.uuid5(uuid.NAMESPACE_URL, "smart-embedder/ingest")
 _DIGEST_BYTES = 16
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS documents
+    (digest BLOB PRIMARY KEY, points BLOB NOT NULL, run INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TEMPORARY TABLE seen (id BLOB PRIMARY KEY) WITHOUT ROWID;
+"""
+_BYTES_PER_POINT = 16
+_MOST_VARIABLES = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,16 +61,6 @@ def _of_document(document: Document, recipe: Recipe) -> tuple[Any, ...]:
 
 def _encode(parts: tuple[Any, ...]) -> bytes:
     return json.dumps(parts, sort_keys=True, ensure_ascii=False).encode()
-
-
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS documents
-    (digest BLOB PRIMARY KEY, points BLOB NOT NULL, run INTEGER NOT NULL) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
-CREATE TEMPORARY TABLE seen (id BLOB PRIMARY KEY) WITHOUT ROWID;
-"""
-_BYTES_PER_POINT = 16
-_MOST_VARIABLES = 500
 
 
 class JournalError(Exception):

@@ -19,6 +19,12 @@ from smart_embedder_client.errors import (
 from smart_embedder_client.qdrant.store import QdrantBusyError
 
 Item = TypeVar("Item")
+_SECONDS = 2.0
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 10.0
+_LOST = {UNREACHABLE, CONNECTION_LOST, CLIENT_TIMEOUT}
+_BUSY = {408, 429, 502, 503, 504}
+_TOO_LARGE = "out_of_memory"
+Result = TypeVar("Result")
 
 
 @dataclass(slots=True)
@@ -40,9 +46,6 @@ class Pace:
             self.size = min(max(int(self.size * factor), self.least), self.most)
 
 
-_SECONDS = 2.0
-
-
 def batches(
     items: Iterable[Item],
     weight: Callable[[Item], int],
@@ -61,14 +64,6 @@ def batches(
         total = heavier
     if batch:
         yield batch
-
-
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 10.0
-_LOST = {UNREACHABLE, CONNECTION_LOST, CLIENT_TIMEOUT}
-_BUSY = {408, 429, 502, 503, 504}
-_TOO_LARGE = "out_of_memory"
-
-Result = TypeVar("Result")
 
 
 class Patience:

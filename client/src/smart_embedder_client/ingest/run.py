@@ -51,6 +51,8 @@ _LEAST_REQUEST, _REQUEST_CHARACTERS, _REQUEST_TEXTS = 1_000, 24_000, 128
 _MOST_REFUSED = 100
 # Of an id, and of the names in a point.
 _BYTES_BESIDES = 300
+_SOURCE_PATH = "source path"
+_OTHER_THREADS = 4
 
 
 @dataclass(slots=True, eq=False)
@@ -283,10 +285,6 @@ class Ingest:
         if not load.is_refused:
             self.journal.add(load.digest, load.ids)
         self.progress.read(load.document.size)
-
-
-_SOURCE_PATH = "source path"
-_OTHER_THREADS = 4
 
 
 def default_journal(target: Target, dataset: str) -> Path:

@@ -17,6 +17,35 @@ from typing import Any
 
 from lxml import etree
 
+_UNSEEN = {"head", "iframe", "noscript", "object", "script", "style", "svg", "template"}
+_HEADINGS = {f"h{level}": f"{'#' * level} " for level in range(1, 7)}
+_BEGINNINGS = _HEADINGS | {"li": "- "}
+_BLOCKS = {
+    *("address", "article", "aside", "blockquote", "body", "caption", "dd", "details", "dialog"),
+    *("div", "dl", "dt", "fieldset", "figcaption", "figure", "footer", "form", "header", "hr"),
+    *("main", "nav", "ol", "p", "pre", "section", "summary", "table", "title", "ul"),
+    *_HEADINGS,
+}
+_LINES = {"br", "li", "option", "tr"}
+_CELLS = {"td", "th"}
+# Where HTML says that a declaration of its encoding must stand.
+_DECLARED_WITHIN = 1024
+_DECLARED = re.compile(
+    rb"""<meta[^>]{0,200}charset\s{0,9}=\s{0,9}["']?\s{0,9}([\w.:-]{1,40})""", re.IGNORECASE
+)
+# Those of web pages, by their names in Python, which has other codecs, too.
+_ENCODINGS = ("big5", "cp", "euc", "gb", "iso8859", "iso2022", "koi8", "mac", "shift_jis", "tis")
+_UTF8 = "utf-8-sig"
+_MARKDOWN = (".md", ".markdown")
+# A text beyond this becomes several documents, each of which is split, stored and noted by itself.
+PART_CHARACTERS = 131_072
+# Of a line of JSONL, a row of CSV, a file of HTML; of Parquet, of the rows that are read together.
+LONGEST_ROW = 2**24
+_PARQUET_ROWS, _PARQUET_BYTES = 256, 2**28
+# Qdrant Edge stores 122, and cannot open a collection again that has more. A message of gRPC has at
+# most 100, of which a level takes up to three.
+_MOST_LEVELS = 20
+
 
 class SourceError(Exception):
     """A source cannot be read; the message is one sentence."""
@@ -51,27 +80,6 @@ class Document:
     size: int
     is_markdown: bool = False
     is_part: bool = False
-
-
-_UNSEEN = {"head", "iframe", "noscript", "object", "script", "style", "svg", "template"}
-_HEADINGS = {f"h{level}": f"{'#' * level} " for level in range(1, 7)}
-_BEGINNINGS = _HEADINGS | {"li": "- "}
-_BLOCKS = {
-    *("address", "article", "aside", "blockquote", "body", "caption", "dd", "details", "dialog"),
-    *("div", "dl", "dt", "fieldset", "figcaption", "figure", "footer", "form", "header", "hr"),
-    *("main", "nav", "ol", "p", "pre", "section", "summary", "table", "title", "ul"),
-    *_HEADINGS,
-}
-_LINES = {"br", "li", "option", "tr"}
-_CELLS = {"td", "th"}
-# Where HTML says that a declaration of its encoding must stand.
-_DECLARED_WITHIN = 1024
-_DECLARED = re.compile(
-    rb"""<meta[^>]{0,200}charset\s{0,9}=\s{0,9}["']?\s{0,9}([\w.:-]{1,40})""", re.IGNORECASE
-)
-# Those of web pages, by their names in Python, which has other codecs, too.
-_ENCODINGS = ("big5", "cp", "euc", "gb", "iso8859", "iso2022", "koi8", "mac", "shift_jis", "tis")
-_UTF8 = "utf-8-sig"
 
 
 def read_html(content: bytes) -> tuple[str, str]:
@@ -145,17 +153,6 @@ def _tidied(text: str) -> str:
     lines = [line.rstrip() for line in text.split("\n")]
     groups = groupby(lines, bool)
     return "\n".join(line for full, group in groups for line in (group if full else ("",))).strip()
-
-
-_MARKDOWN = (".md", ".markdown")
-# A text beyond this becomes several documents, each of which is split, stored and noted by itself.
-PART_CHARACTERS = 131_072
-# Of a line of JSONL, a row of CSV, a file of HTML; of Parquet, of the rows that are read together.
-LONGEST_ROW = 2**24
-_PARQUET_ROWS, _PARQUET_BYTES = 256, 2**28
-# Qdrant Edge stores 122, and cannot open a collection again that has more. A message of gRPC has at
-# most 100, of which a level takes up to three.
-_MOST_LEVELS = 20
 
 
 @dataclass(slots=True)

@@ -54,6 +54,13 @@ _GRPC_BUSY = {
     _Code.UNKNOWN,
     _Code.ABORTED,
 }
+IN_MEMORY = ":memory:"
+_GRPC = "gRPC"
+_GRPC_PORT = 6334
+_GRPC_PROBE_SECONDS = 5
+# JSON has a float32 in about 20 characters, and gRPC in its 4 bytes.
+_JSON_BYTES, _GRPC_BYTES = 22, 4
+_SERVER_STREAMS = 64
 
 
 @contextmanager
@@ -160,15 +167,6 @@ def to_stages(query: Vectors, depths: Depths) -> dict[str, q.QueryRequest]:
             prefetch=fused, query=colbert, using=COLBERT, limit=depths.limit, with_payload=True
         )
     return requests
-
-
-IN_MEMORY = ":memory:"
-_GRPC = "gRPC"
-_GRPC_PORT = 6334
-_GRPC_PROBE_SECONDS = 5
-# JSON has a float32 in about 20 characters, and gRPC in its 4 bytes.
-_JSON_BYTES, _GRPC_BYTES = 22, 4
-_SERVER_STREAMS = 64
 
 
 def is_server(address: str) -> bool:

@@ -9,6 +9,19 @@ import numpy as np
 from smart_embedder_client.answers import SparseVector
 from smart_embedder_client.safetensors import Array
 
+_NO_SPACE = ("no space", "disk is full", "out of disk", "insufficient storage")
+Datatype = Literal["float32", "float16", "uint8"]
+DENSE, SPARSE, COLBERT = "dense", "sparse", "colbert"
+COSINE = "Cosine"
+# A multivector has fewer numbers than this.
+MULTIVECTOR_NUMBERS = 1_048_576
+# Edges of a node in Qdrant's HNSW graph, unless a collection says otherwise; 0 is no graph.
+DEFAULT_EDGES = 16
+# The keys of a point's payload.
+TEXT, SOURCE, DATASET, MODEL, METADATA = "text", "source", "dataset", "model", "metadata"
+PAGE = 1_000
+EDGE = "edge:"
+
 
 class QdrantError(Exception):
     """Qdrant cannot do what is asked, now or later."""
@@ -32,18 +45,6 @@ class QdrantBusyError(QdrantError):
 
 class QdrantFullError(QdrantError):
     """Qdrant has no space left."""
-
-
-_NO_SPACE = ("no space", "disk is full", "out of disk", "insufficient storage")
-
-Datatype = Literal["float32", "float16", "uint8"]
-
-DENSE, SPARSE, COLBERT = "dense", "sparse", "colbert"
-COSINE = "Cosine"
-# A multivector has fewer numbers than this.
-MULTIVECTOR_NUMBERS = 1_048_576
-# Edges of a node in Qdrant's HNSW graph, unless a collection says otherwise; 0 is no graph.
-DEFAULT_EDGES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,12 +121,6 @@ def differences(wanted: Layout, found: Layout) -> Iterator[str]:
 def _facts(space: VectorSpace) -> str:
     several = "multivector of " if space.is_multivector else ""
     return f"{several}{space.size} numbers ({space.distance}, {space.datatype})"
-
-
-# The keys of a point's payload.
-TEXT, SOURCE, DATASET, MODEL, METADATA = "text", "source", "dataset", "model", "metadata"
-
-PAGE = 1_000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -224,9 +219,6 @@ class Store(Protocol):
 def as_lists(array: Array) -> Any:
     """The numbers as Qdrant's clients take them."""
     return np.asarray(array, np.float32).tolist()
-
-
-EDGE = "edge:"
 
 
 @dataclass(frozen=True, slots=True)
