@@ -507,17 +507,14 @@ def row(attack: Attack, seen: Beside) -> str:
 def main() -> None:
     """Run every attack."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument(
-        "--seconds", type=float, default=10, help="seconds of each lasting attack (%(default)g)"
-    )
-    parser.add_argument("--tree", type=Path, default=REPOSITORY, help="the checkout to attack")
-    parser.add_argument("--only", default="", help="run the attacks with this in their name")
-    parser.add_argument("--model", type=Path, help="EMBEDDING_MODEL, if not a tiny one")
-    parser.add_argument(
-        "--elsewhere",
-        action="store_true",
-        help="attack at the lowest priority, as from a machine that shares no core with the server",
-    )
+    add = parser.add_argument
+    help_ = "seconds of each lasting attack (%(default)g)"
+    add("--seconds", type=float, default=10, help=help_)
+    add("--tree", type=Path, default=REPOSITORY, help="the checkout to attack")
+    add("--only", default="", help="run the attacks with this in their name")
+    add("--model", type=Path, help="EMBEDDING_MODEL, if not a tiny one")
+    help_ = "attack at the lowest priority, as from a machine that shares no core with the server"
+    add("--elsewhere", action="store_true", help=help_)
     options = parser.parse_args()
     print(
         "| attack | longest /health, ms | longest embedding, ms | memory before, MiB | rise "

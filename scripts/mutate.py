@@ -285,17 +285,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     running = commands.add_parser("run")
-    running.add_argument("--folder", type=Path, required=True, help="that of scripts.test_lines")
-    running.add_argument("--seed", type=int, default=1)
-    running.add_argument("--count", type=int, default=100)
-    running.add_argument(
-        "--only", default="smart_embedder", help="a folder or a file of smart_embedder/"
-    )
-    running.add_argument("--jobs", type=int, default=1)
-    running.add_argument(
-        "--seconds", type=float, default=60.0, help="for other than mirrored tests"
-    )
-    running.add_argument("--without-servers", action="store_true", help="a later run asks those")
+    add = running.add_argument
+    add("--folder", type=Path, required=True, help="that of scripts.test_lines")
+    add("--seed", type=int, default=1)
+    add("--count", type=int, default=100)
+    add("--only", default="smart_embedder", help="a folder or a file of smart_embedder/")
+    add("--jobs", type=int, default=1)
+    add("--seconds", type=float, default=60.0, help="for other than mirrored tests")
+    add("--without-servers", action="store_true", help="a later run asks those")
     reporting = commands.add_parser("report")
     reporting.add_argument("results", type=Path, nargs="+")
     arguments = parser.parse_args()

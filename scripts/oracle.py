@@ -130,30 +130,17 @@ def run(options: argparse.Namespace, scratch: Path) -> bool:
 def parse_options() -> argparse.Namespace:
     """The command line; int8 only where it runs, and without the models that are refused in it."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument(
-        "--parts", nargs="+", choices=_PARTS, default=_PARTS, help="what is done (both)"
-    )
-    parser.add_argument(
-        "--seconds", type=float, default=60, help="seconds of traffic for each server (%(default)g)"
-    )
-    parser.add_argument(
-        "--dtype",
-        choices=sorted(TOLERANCES),
-        default="float32",
-        help="the number format, as DTYPE (%(default)s)",
-    )
-    parser.add_argument(
-        "--models",
-        nargs="+",
-        default=MODELS,
-        help="the models that are served, one set after the other (all)",
-    )
-    parser.add_argument(
-        "--distinct", type=int, default=150, help="the number of different requests (%(default)s)"
-    )
-    parser.add_argument(
-        "--seed", type=int, default=5, help="the seed of what is random (%(default)s)"
-    )
+    add = parser.add_argument
+    add("--parts", nargs="+", choices=_PARTS, default=_PARTS, help="what is done (both)")
+    help_ = "seconds of traffic for each server (%(default)g)"
+    add("--seconds", type=float, default=60, help=help_)
+    dtypes, help_ = sorted(TOLERANCES), "the number format, as DTYPE (%(default)s)"
+    add("--dtype", choices=dtypes, default="float32", help=help_)
+    help_ = "the models that are served, one set after the other (all)"
+    add("--models", nargs="+", default=MODELS, help=help_)
+    help_ = "the number of different requests (%(default)s)"
+    add("--distinct", type=int, default=150, help=help_)
+    add("--seed", type=int, default=5, help="the seed of what is random (%(default)s)")
     options = parser.parse_args()
     if options.dtype == "int8":
         if not cpu_has_int8():

@@ -453,18 +453,14 @@ def row(result: Result) -> str:
 def main() -> None:
     """Measure, print what is found, and write a report of all."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--seed", type=int, default=0, help="the same shapes again (%(default)d)")
-    parser.add_argument(
-        "--minutes", type=float, default=18, help="of the processor, in all (%(default)g)"
-    )
-    parser.add_argument("--tree", type=Path, default=REPOSITORY, help="the checkout to measure")
-    parser.add_argument(
-        "--largest", type=int, default=32, help="MiB of a body, and MAX_BODY_BYTES (%(default)d)"
-    )
-    parser.add_argument(
-        "--only", default="", help="a regular expression in the name of a shape, such as ^body"
-    )
-    parser.add_argument("--report", type=Path, help="where a row for each shape is written")
+    add = parser.add_argument
+    add("--seed", type=int, default=0, help="the same shapes again (%(default)d)")
+    add("--minutes", type=float, default=18, help="of the processor, in all (%(default)g)")
+    add("--tree", type=Path, default=REPOSITORY, help="the checkout to measure")
+    help_ = "MiB of a body, and MAX_BODY_BYTES (%(default)d)"
+    add("--largest", type=int, default=32, help=help_)
+    add("--only", default="", help="a regular expression in the name of a shape, such as ^body")
+    add("--report", type=Path, help="where a row for each shape is written")
     options = parser.parse_args()
     found, left_out = 0, 0
     judged: Counter[str] = Counter()
@@ -472,14 +468,8 @@ def main() -> None:
     began = time.monotonic()
     with (options.report or Path(os.devnull)).open("w") as report:
         print(HEADER, file=report)
-        shapes = run(
-            options.tree.resolve(),
-            options.seed,
-            options.minutes,
-            options.only,
-            options.largest * MIB,
-        )
-        for result in shapes:
+        given = (options.tree.resolve(), options.seed, options.minutes, options.only)
+        for result in run(*given, options.largest * MIB):
             if isinstance(result, int):
                 left_out = result
                 continue

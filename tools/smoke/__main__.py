@@ -91,19 +91,12 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m tools.smoke",
         description="Check that a running server answers as its documentation says.",
     )
-    parser.add_argument(
-        "--url",
-        default="http://localhost:8000",
-        type=_address,
-        help="the address of the server (%(default)s)",
-    )
-    parser.add_argument("--token", help="the access token, if the server asks for one")
-    parser.add_argument(
-        "--timeout",
-        default=_TIMEOUT,
-        type=float,
-        help="the most seconds for one answer (%(default)g)",
-    )
+    add = parser.add_argument
+    url = "http://localhost:8000"
+    add("--url", default=url, type=_address, help="the address of the server (%(default)s)")
+    add("--token", help="the access token, if the server asks for one")
+    help_ = "the most seconds for one answer (%(default)g)"
+    add("--timeout", default=_TIMEOUT, type=float, help=help_)
     return parser
 
 
