@@ -55,10 +55,7 @@ class OpenVino:
     def vectors(self, answer: list[Parts]) -> Vectors:
         """The arrays, joined."""
         dense, _, colbert = zip(*answer, strict=True)
-        return Vectors(
-            dense=np.stack(dense),
-            colbert=np.concatenate(colbert),
-        )
+        return Vectors(dense=np.stack(dense), colbert=np.concatenate(colbert))
 
 
 def model_file(folder: Path, kind: str) -> Path:

@@ -39,10 +39,7 @@ def print_report(dataset: Dataset, evaluations: Sequence[Evaluation]) -> None:
 
 
 def write_json(
-    path: Path,
-    dataset: Dataset,
-    evaluations: Sequence[Evaluation],
-    options: dict[str, Any],
+    path: Path, dataset: Dataset, evaluations: Sequence[Evaluation], options: dict[str, Any]
 ) -> None:
     """The same figures, unrounded, and what they were made with."""
     told = {

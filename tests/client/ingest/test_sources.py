@@ -172,11 +172,7 @@ def test_a_folder_that_cannot_be_listed_does_not_look_empty(
         ("a.jsonl", b'{"text": "a"}', None),
         ("a.csv", b"body,b\n1,2\n", "line 2, has no field text, only body, b"),
         ("a.csv", b'text\n"a\x00b"', None),
-        (
-            "a.csv",
-            b'text\na\n"b\nc\nd\n',
-            "begins in line 3, is no CSV: unexpected end of",
-        ),
+        ("a.csv", b'text\na\n"b\nc\nd\n', "begins in line 3, is no CSV: unexpected end of"),
         ("a.csv", b'"text\na\n', "begins in line 1, is no CSV: unexpected end of"),
         ("a.csv", b'text,b\n"a"x,1\n', "begins in line 2, is no CSV: ',' expected after"),
         ("a.parquet", b"no parquet", "is no Parquet"),

@@ -100,10 +100,7 @@ class Collection:
         found = await patience.ask(store.layout)
         datatype = options.datatype or (found and found.datatype) or "float32"
         wanted = make_layout(
-            served.dense,
-            served.colbert,
-            sparse=SPARSE in options.kinds,
-            datatype=datatype,
+            served.dense, served.colbert, sparse=SPARSE in options.kinds, datatype=datatype
         )
         if found is None:
             await patience.ask(store.create, wanted)
