@@ -1,5 +1,6 @@
 """What every test process does before it imports anything large."""
 
+import gc
 import os
 import signal
 from pathlib import Path
@@ -39,6 +40,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Leave out with `--fast` what computes for long."""
     if config.getoption("fast"):
         items[:] = [item for item in items if item.get_closest_marker("long") is None]
+
+
+def pytest_collection_finish() -> None:
+    """Let no collection of garbage look again at what was imported: a million objects."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_configure(config: pytest.Config) -> None:

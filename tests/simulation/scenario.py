@@ -493,11 +493,12 @@ def run(seed: int, most_steps: int = 30_000) -> Report:
     was_enabled = gc.isenabled()
     gc.disable()  # When it runs depends on what ran before.
     gc.collect()
-    gc.freeze()  # A scenario collects often, and only what is its own.
+    # A scenario collects often, and only what is its own. Nothing thaws it: the next run would have
+    # to look at every module again.
+    gc.freeze()
     try:
         return Scenario(seed, most_steps).run()
     finally:
         structlog.configure(**logs)
-        gc.unfreeze()
         if was_enabled:
             gc.enable()
