@@ -18,6 +18,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+# FLOP/s in each precision.
+Ceilings = dict[str, float]
+
 # (rows, inner, columns): what a forward of 1,024 tokens multiplies, and two squares.
 SHAPES = ((1024, 1024, 4096), (1024, 4096, 1024), (2048, 2048, 2048), (4096, 4096, 4096))
 
@@ -51,12 +54,12 @@ class Encoder:
 
 def measure_ceilings(
     seconds: float = 0.5, shapes: Sequence[tuple[int, int, int]] = SHAPES
-) -> dict[str, float]:
+) -> Ceilings:
     """FLOP/s of the best shape in each precision, each shape running for at least `seconds`.
 
     A precision that this build of PyTorch cannot multiply in is left out.
     """
-    best: dict[str, float] = {}
+    best: Ceilings = {}
     for (name, make), shape in product(PRODUCTS.items(), shapes):
         with suppress(AttributeError, RuntimeError):
             best[name] = max(best.get(name, 0.0), _rate(make(*shape), shape, seconds))

@@ -25,6 +25,7 @@ from transformers import (
 )
 
 from benchmark import WORDS
+from benchmarks.workload import SYLLABLES
 from smart_embedder.models.tasks.qwen3 import DEFAULT_INSTRUCTION, PREFIX, SUFFIX
 
 
@@ -49,13 +50,28 @@ _QWEN_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</thi
 _ANSWERS = [AddedToken(word, single_word=True) for word in ("yes", "no")]
 
 
-def save_bge_m3(folder: Path, shape: Shape, *, seed: int = 0) -> Path:
+def save_bge_m3(folder: Path, shape: Shape) -> Path:
     """A checkpoint that every engine for bge-m3 can read: weights, heads and tokenizer."""
     folder.mkdir(parents=True, exist_ok=True)
     save_tokenizer(folder)
-    save_encoder(folder, shape, vocabulary=VOCABULARY, seed=seed)
+    save_encoder(folder, shape, vocabulary=VOCABULARY)
     save_heads(folder, shape.hidden)
-    save_sentence_modules(folder, shape.hidden)
+    # What sentence-transformers reads: the first token's state, normalised, is the vector.
+    parts = {"Transformer": "", "Pooling": "1_Pooling", "Normalize": "2_Normalize"}
+    modules = [
+        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for i, (kind, path) in enumerate(parts.items())
+    ]
+    pooling = {
+        "word_embedding_dimension": shape.hidden,
+        "pooling_mode_cls_token": True,
+        "pooling_mode_mean_tokens": False,
+    }
+    (folder / "1_Pooling").mkdir(exist_ok=True)
+    (folder / "2_Normalize").mkdir(exist_ok=True)
+    _save_json(folder / "modules.json", modules)
+    _save_json(folder / "1_Pooling" / "config.json", pooling)
+    _save_json(folder / "sentence_bert_config.json", {"max_seq_length": 8192})
     return folder
 
 
@@ -66,11 +82,11 @@ def save_encoder(folder: Path, shape: Shape, *, vocabulary: int, seed: int = 0) 
     XLMRobertaModel(config, add_pooling_layer=False).save_pretrained(folder)
 
 
-def save_bge_reranker(folder: Path, shape: Shape, *, seed: int = 1) -> Path:
+def save_bge_reranker(folder: Path, shape: Shape) -> Path:
     """A checkpoint of bge-reranker-v2-m3's architecture: a classifier with one logit."""
     folder.mkdir(parents=True, exist_ok=True)
     save_tokenizer(folder)
-    save_classifier(folder, shape, vocabulary=VOCABULARY, seed=seed)
+    save_classifier(folder, shape, vocabulary=VOCABULARY)
     return folder
 
 
@@ -82,7 +98,7 @@ def save_classifier(folder: Path, shape: Shape, *, vocabulary: int, seed: int = 
     XLMRobertaForSequenceClassification(config).save_pretrained(folder)
 
 
-def save_qwen_reranker(folder: Path, *, seed: int = 2) -> Path:
+def save_qwen_reranker(folder: Path) -> Path:
     """A checkpoint of Qwen3-Reranker-0.6B's architecture, in bfloat16."""
     folder.mkdir(parents=True, exist_ok=True)
     # So that the template is about as long as in the model's own vocabulary.
@@ -90,7 +106,7 @@ def save_qwen_reranker(folder: Path, *, seed: int = 2) -> Path:
     tokenizer.add_special_tokens(_QWEN_TOKENS)
     tokenizer.add_tokens(_ANSWERS)
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>").save_pretrained(folder)
-    torch.manual_seed(seed)
+    torch.manual_seed(2)
     config = Qwen3Config(
         vocab_size=tokenizer.get_vocab_size(),
         hidden_size=1024,
@@ -127,33 +143,20 @@ def save_heads(folder: Path, hidden: int) -> None:
         torch.save(torch.nn.Linear(hidden, width).state_dict(), folder / name)
 
 
-def save_sentence_modules(folder: Path, hidden: int) -> None:
-    """What sentence-transformers reads: the first token's state, normalised, is the vector."""
-    parts = {"Transformer": "", "Pooling": "1_Pooling", "Normalize": "2_Normalize"}
-    modules = [
-        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
-        for i, (kind, path) in enumerate(parts.items())
-    ]
-    pooling = {
-        "word_embedding_dimension": hidden,
-        "pooling_mode_cls_token": True,
-        "pooling_mode_mean_tokens": False,
-    }
-    (folder / "1_Pooling").mkdir(exist_ok=True)
-    (folder / "2_Normalize").mkdir(exist_ok=True)
-    _save_json(folder / "modules.json", modules)
-    _save_json(folder / "1_Pooling" / "config.json", pooling)
-    _save_json(folder / "sentence_bert_config.json", {"max_seq_length": 8192})
-
-
 def _save_json(file: Path, content: object) -> None:
     file.write_text(json.dumps(content, indent=2) + "\n")
 
 
 def make_tokenizer(words: Sequence[str] = ()) -> Tokenizer:
     """A unigram tokenizer of bge-m3's size: these words, benchmark.py's, and made-up syllables."""
-    pieces = _pieces(sorted({*WORDS, *words}))
-    tokenizer = Tokenizer(models.Unigram(pieces, unk_id=3, byte_fallback=False))
+    known = sorted({*WORDS, *words})
+    letters = [chr(code) for code in range(33, 127)]
+    parts = ["<s>", "<pad>", "</s>", "<unk>", "▁", *letters, *SYLLABLES]
+    coined = map("".join, itertools.product(SYLLABLES, repeat=3))
+    coined = itertools.islice(coined, VOCABULARY - len(parts) - len(known) - 1)
+    # A word as one piece is always likelier than the same word in parts.
+    pieces = [*((part, -20.0) for part in parts), *((f"▁{w}", -1.0) for w in (*known, *coined))]
+    tokenizer = Tokenizer(models.Unigram([*pieces, ("<mask>", 0.0)], unk_id=3, byte_fallback=False))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()]
     )
@@ -179,33 +182,17 @@ def save_tokenizer(folder: Path) -> None:
         pad_token="<pad>",
         mask_token="<mask>",
     ).save_pretrained(folder)
-    _name_tokenizer_class(folder / "tokenizer_config.json")
-
-
-def _name_tokenizer_class(file: Path) -> None:
-    """The name under which transformers 4 and 5 both know it: some peers stay with 4."""
+    # The name under which transformers 4 and 5 both know it: some peers stay with 4.
+    file = folder / "tokenizer_config.json"
     config = json.loads(file.read_text())
     _save_json(file, config | {"tokenizer_class": "PreTrainedTokenizerFast"})
 
 
-def _pieces(known: list[str]) -> list[tuple[str, float]]:
-    special = ["<s>", "<pad>", "</s>", "<unk>"]
-    letters = [chr(code) for code in range(33, 127)]
-    syllables = [a + b for a in "bcdfghjklmnprstvwz" for b in "aeiou"]
-    words = ("".join(parts) for parts in itertools.product(syllables, repeat=3))
-    parts = [*special, "▁", *letters, *syllables]
-    coined = itertools.islice(words, VOCABULARY - len(parts) - len(known) - 1)
-    whole = [f"▁{word}" for word in (*known, *coined)]
-    # A word as one piece is always likelier than the same word in parts.
-    return [*((part, -20.0) for part in parts), *((word, -1.0) for word in whole), ("<mask>", 0.0)]
-
-
 def main() -> None:
     """Make the checkpoint that the command line names."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument(
-        "shape", choices=[*sorted(SHAPES), "qwen-reranker"], help="the architecture"
-    )
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    names = [*sorted(SHAPES), "qwen-reranker"]
+    parser.add_argument("shape", choices=names, help="the architecture")
     parser.add_argument("folder", type=Path, help="the folder that is written")
     arguments = parser.parse_args()
     if arguments.shape == "qwen-reranker":

@@ -10,31 +10,24 @@ import statistics
 import subprocess
 import sys
 import venv
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.adapters.interface import Setting
+from benchmarks.ceiling import Ceilings, measure_ceilings
 from benchmarks.turns import turns
-from benchmarks.worker import Encoded, EngineFailureError, EngineProcess, engine_process
+from benchmarks.worker import Encoded, Engine, EngineFailureError, Run, measured
 from benchmarks.workload import Workload
-
-Ceilings = dict[str, float]
 
 # On how many texts a setting is tried.
 _TRIAL_TEXTS = 32
 _REQUIREMENTS = Path(__file__).parents[1] / "requirements"
-DEFAULT_FOLDER = Path("~/.cache/smart-embedder/benchmarks").expanduser()
+ENVIRONMENTS = Path("~/.cache/smart-embedder/benchmarks").expanduser()
 OWN = "own"
 _BATCHES = (1, 4, 8, 32)
 _DEFAULTS = (Setting(),)
 _BATCHED = tuple(Setting(batch) for batch in _BATCHES)
 _OPENVINO = tuple(Setting(b, hint) for hint in ("latency", "throughput") for b in _BATCHES)
-# The ratios are to the faster of these.
-REFERENCES = ("flagembedding", "flagembedding-defaults")
-# The cosines are to the first of these that ran.
-EXACT = ("flagembedding", "flagembedding-defaults", "smart-embedder-float32")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +54,10 @@ class Contender:
         ]
 
 
-def _own(precision: str) -> Contender:
-    return Contender("smart_embedder", precision, _DEFAULTS, OWN)
-
-
 CATALOGUE = {
-    "smart-embedder-float32": _own("float32"),
-    "smart-embedder-bfloat16": _own("bfloat16"),
-    "smart-embedder-int8": _own("int8"),
+    "smart-embedder-float32": Contender("smart_embedder", "float32", _DEFAULTS, OWN),
+    "smart-embedder-bfloat16": Contender("smart_embedder", "bfloat16", _DEFAULTS, OWN),
+    "smart-embedder-int8": Contender("smart_embedder", "int8", _DEFAULTS, OWN),
     "flagembedding-defaults": Contender("flag_embedding", "float32", _DEFAULTS, slow=True),
     "flagembedding": Contender("flag_embedding", "float32"),
     "m3serve-defaults": Contender("m3serve", "float32", _DEFAULTS, slow=True),
@@ -83,10 +72,6 @@ CATALOGUE = {
 }
 
 
-class EnvironmentFailureError(Exception):
-    """Packages could not be installed; the text says which and why in one line."""
-
-
 def interpreter(name: str, folder: Path) -> Path:
     """The Python of the environment `name` under `folder`, which is made or renewed if needed."""
     if name == OWN:
@@ -96,9 +81,7 @@ def interpreter(name: str, folder: Path) -> Path:
     stamp = folder / name / "installed"
     python = folder / name / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
     if not stamp.exists() or stamp.read_text() != wanted:
-        print(
-            f"Installing requirements/{requirements.name} into {folder / name} ...", file=sys.stderr
-        )
+        _say(f"Installing requirements/{requirements.name} into {folder / name} ...")
         venv.create(folder / name, clear=True)
         _install(python, requirements)
         stamp.write_text(wanted)
@@ -111,7 +94,7 @@ def _install(python: Path, requirements: Path) -> None:
     done = subprocess.run([*pip, *install], capture_output=True, text=True, check=False)
     if done.returncode:
         lines = done.stderr.strip().splitlines() or [f"pip ended with {done.returncode}"]
-        raise EnvironmentFailureError(
+        raise EngineFailureError(
             f"requirements/{requirements.name} cannot be installed: {lines[-1]}"
         )
 
@@ -124,17 +107,18 @@ class Plan:
     workload: Workload
     texts: list[str]
     rounds: int
-    environments: Path
     patience: float
     vectors: Path
+    environments: Path = ENVIRONMENTS
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What came of one engine: its rounds, or why it has none."""
+    """What came of one engine: its rounds and where its vectors are, or why it has none."""
 
     name: str
-    setting: Setting | None = None
+    vectors: Path
+    setting: Setting = field(default_factory=Setting)
     version: str = ""
     rounds: list[Encoded] = field(default_factory=list)
     failure: str = ""
@@ -159,96 +143,62 @@ class Outcome:
         """Seconds of the median round."""
         return statistics.median(self.seconds)
 
-    @property
-    def call_seconds(self) -> list[float]:
-        """Of every single call of every round."""
-        return [seconds for encoded in self.rounds for seconds in encoded.seconds]
 
-    @property
-    def peak_bytes(self) -> int:
-        """Of resident memory, in any round."""
-        return max(encoded.peak_bytes for encoded in self.rounds)
-
-
-class Comparison:
-    """Collects an outcome for each engine and the machine's ceilings in each round."""
-
-    def __init__(self, plan: Plan, names: list[str], ceilings: Callable[[], Ceilings]) -> None:
-        self._plan = plan
-        self._measure_ceilings = ceilings
-        self.outcomes = {name: Outcome(name) for name in names}
-        self.ceilings: list[Ceilings] = []
-
-    async def run(self) -> None:
-        """Choose every engine's setting, then take turns; an engine that fails has no more."""
-        for outcome in self.outcomes.values():
-            with _failure_kept(outcome):
-                await self._choose_setting(outcome)
-        rounds = {name: 1 if CATALOGUE[name].slow else self._plan.rounds for name in self.outcomes}
-        last = -1
-        for number, name in turns(rounds):
-            if number > last:
-                self.ceilings.append(self._measure_ceilings())
-                last = number
-            await self._turn(self.outcomes[name], number)
-
-    def vectors_file(self, outcome: Outcome) -> Path:
-        """Where the vectors of its last round are."""
-        return self._plan.vectors / f"{outcome.name}.npz"
-
-    async def _choose_setting(self, outcome: Outcome) -> None:
-        """The fastest on a part of the texts; with nothing to choose from, nothing is run."""
-        sample = self._plan.texts[:: max(1, len(self._plan.texts) // _TRIAL_TEXTS)]
-        settings = outcome.contender.settings_for(self._plan.workload, len(sample))
-        outcome.setting = settings[0]
-        if len(settings) == 1:
-            return
-        async with self._started(outcome) as engine:
-            tried = {each: await _try_out(engine, outcome.name, sample, each) for each in settings}
-        outcome.setting = min(tried, key=lambda setting: tried[setting])
-
-    async def _turn(self, outcome: Outcome, number: int) -> None:
-        if outcome.failure or outcome.setting is None:
-            return
-        with _failure_kept(outcome):
-            encoded = await self._measure(outcome, outcome.setting)
-            outcome.rounds.append(encoded)
-            _say(f"{outcome.name}, round {number + 1}: {sum(encoded.seconds):.2f} s")
-
-    async def _measure(self, outcome: Outcome, setting: Setting) -> Encoded:
-        plan, alone = self._plan, self._plan.workload.one_at_a_time
-        # A slow engine is slow because of its padding, not for want of a warm-up.
-        warm_up = plan.texts[:2] if outcome.contender.slow else plan.texts
-        async with self._started(outcome) as engine:
-            await engine.encode(warm_up, setting, one_at_a_time=alone)
-            return await engine.encode(
-                plan.texts, setting, one_at_a_time=alone, save=self.vectors_file(outcome)
-            )
-
-    @asynccontextmanager
-    async def _started(self, outcome: Outcome) -> AsyncIterator[EngineProcess]:
-        plan, contender = self._plan, outcome.contender
-        python = interpreter(contender.environment, plan.environments)
-        async with engine_process(python, plan.patience) as engine:
-            outcome.version = await engine.load(contender.adapter, plan.folder, contender.precision)
-            yield engine
+def compare(plan: Plan, names: list[str]) -> tuple[list[Outcome], list[Ceilings]]:
+    """The outcome of each engine, one that fails has no more turns; the ceilings of each round."""
+    outcomes = {name: Outcome(name, plan.vectors / f"{name}.npz") for name in names}
+    for outcome in outcomes.values():
+        _choose_setting(plan, outcome)
+    ceilings: list[Ceilings] = []
+    for number, name in turns({n: 1 if CATALOGUE[n].slow else plan.rounds for n in names}):
+        if number == len(ceilings):
+            ceilings.append(measure_ceilings())
+        _take_turn(plan, outcomes[name])
+    return list(outcomes.values()), ceilings
 
 
-async def _try_out(engine: EngineProcess, name: str, texts: list[str], setting: Setting) -> float:
-    """Seconds of the second run with that setting."""
-    await engine.encode(texts, setting)
-    seconds = sum((await engine.encode(texts, setting)).seconds)
-    _say(f"{name}, {setting}: {seconds:.2f} s, a trial with {len(texts)} texts")
-    return seconds
+def _choose_setting(plan: Plan, outcome: Outcome) -> None:
+    """The fastest on a part of the texts; with nothing to choose from, nothing is run."""
+    sample = plan.texts[:: max(1, len(plan.texts) // _TRIAL_TEXTS)]
+    settings = outcome.contender.settings_for(plan.workload, len(sample))
+    outcome.setting = settings[0]
+    if len(settings) == 1:
+        return
+    # Of each the second run counts.
+    tried = _run(plan, outcome, [Run(sample, each) for each in settings for _ in range(2)])[1::2]
+    for setting, encoded in zip(settings, tried, strict=False):
+        took = f"{sum(encoded.seconds):.2f} s, a trial with {len(sample)} texts"
+        _say(f"{outcome.name}, {setting}: {took}")
+    if tried:
+        seconds = [sum(encoded.seconds) for encoded in tried]
+        outcome.setting = settings[seconds.index(min(seconds))]
 
 
-@contextmanager
-def _failure_kept(outcome: Outcome) -> Iterator[None]:
+def _take_turn(plan: Plan, outcome: Outcome) -> None:
+    if outcome.failure:
+        return
+    alone = plan.workload.one_at_a_time
+    # A slow engine is slow because of its padding, not for want of a warm-up.
+    warm_up = plan.texts[:2] if outcome.contender.slow else plan.texts
+    runs = [Run(warm_up, outcome.setting, alone)]
+    runs.append(Run(plan.texts, outcome.setting, alone, str(outcome.vectors)))
+    outcome.rounds += (found := _run(plan, outcome, runs)[1:])
+    for encoded in found:
+        _say(f"{outcome.name}, round {len(outcome.rounds)}: {sum(encoded.seconds):.2f} s")
+
+
+def _run(plan: Plan, outcome: Outcome, runs: list[Run]) -> list[Encoded]:
+    """What came of the runs; nothing where the engine failed, of which the reason is kept."""
+    contender = outcome.contender
     try:
-        yield
-    except (EngineFailureError, EnvironmentFailureError) as error:
+        python = interpreter(contender.environment, plan.environments)
+        engine = Engine(python, contender.adapter, plan.folder, contender.precision)
+        outcome.version, found = measured(engine, runs, plan.patience)
+    except EngineFailureError as error:
         outcome.failure = str(error)
         _say(f"{outcome.name}: {error}")
+        return []
+    return found
 
 
 def _say(line: str) -> None:

@@ -1,7 +1,7 @@
 """This engine and its peers on the same files and texts, in turn, each in a process of its own.
 
     python -m benchmarks.engines FOLDER                     # every engine, texts of mixed lengths
-    python -m benchmarks.engines FOLDER --workload queries --json queries.json --pictures docs
+    python -m benchmarks.engines FOLDER --workload queries --json queries.json
 
 FOLDER holds a checkpoint of bge-m3's shape; where it is missing, one with random weights is made
 there. The peers' packages are installed on the first run, into environments of their own. No engine
@@ -9,7 +9,6 @@ knows the texts before the clock starts, and only one is in memory at any time.
 """
 
 import argparse
-import asyncio
 import json
 import os
 import platform
@@ -20,47 +19,39 @@ from tempfile import TemporaryDirectory
 import psutil
 from tokenizers import Tokenizer
 
-from benchmarks.ceiling import Encoder, measure_ceilings
+from benchmarks.ceiling import Encoder
 from benchmarks.checkpoints import SHAPES, save_bge_m3
-from benchmarks.comparison import CATALOGUE, DEFAULT_FOLDER, Comparison, Plan
-from benchmarks.figures import Figures, Work, format_table, median_ceilings
-from benchmarks.pictures import draw_engines
+from benchmarks.comparison import CATALOGUE, Plan, compare
+from benchmarks.figures import format_table, median_ceilings, rows_of
 from benchmarks.workload import WORKLOADS, draw_texts
 from smart_embedder import __version__
 
 
 def main() -> None:
-    """Run the comparison that the command line asks for; print it, and write and draw it."""
+    """Run the comparison that the command line asks for; print it, and write it."""
     arguments = _parser().parse_args()
-    if not (arguments.folder / "config.json").exists():
-        print(f"Making a random checkpoint of bge-m3's shape in {arguments.folder} ...")
-        save_bge_m3(arguments.folder, SHAPES["bge-m3"])
+    # Workers run in a folder of their own.
+    folder, patience = arguments.folder.resolve(), arguments.patience
+    if not (folder / "config.json").exists():
+        print(f"Making a random checkpoint of bge-m3's shape in {folder} ...")
+        save_bge_m3(folder, SHAPES["bge-m3"])
     workload = WORKLOADS[arguments.workload]
-    texts = draw_texts(workload.lengths, arguments.texts or workload.texts)
+    texts = draw_texts(workload.lengths, workload.texts)
     # As the checkpoint's own tokenizer counts, special tokens included.
-    tokenizer = Tokenizer.from_file(str(arguments.folder / "tokenizer.json"))
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     lengths = [len(encoding.ids) for encoding in tokenizer.encode_batch(texts)]
-    work = Work(lengths, Encoder.read(arguments.folder))
+    encoder = Encoder.read(folder)
     with TemporaryDirectory() as vectors:
-        plan = Plan(
-            folder=arguments.folder,
-            workload=workload,
-            texts=texts,
-            rounds=arguments.rounds,
-            environments=arguments.environment,
-            patience=arguments.patience,
-            vectors=Path(vectors),
-        )
-        comparison = Comparison(plan, arguments.engines, measure_ceilings)
-        asyncio.run(comparison.run())
-        ceilings = median_ceilings(comparison.ceilings)
-        rows = Figures(comparison.outcomes, work, ceilings, comparison.vectors_file).rows()
+        plan = Plan(folder, workload, texts, arguments.rounds, patience, Path(vectors))
+        outcomes, rounds = compare(plan, arguments.engines)
+        ceilings = median_ceilings(rounds)
+        rows = rows_of(outcomes, lengths, encoder, ceilings)
     report = {
         "workload": arguments.workload,
         "texts": len(lengths),
         "tokens": sum(lengths),
         "longest": max(lengths),
-        "gflop": work.encoder.flop(lengths) / 1e9,
+        "gflop": encoder.flop(lengths) / 1e9,
         "ceilings_gflop_per_second": {name: rate / 1e9 for name, rate in ceilings.items()},
         "machine": _machine(),
         "smart_embedder": __version__,
@@ -74,8 +65,6 @@ def main() -> None:
     )
     if arguments.json:
         arguments.json.write_text(json.dumps(report, indent=2) + "\n")
-    if arguments.pictures:
-        print(draw_engines(report, arguments.pictures))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -84,16 +73,12 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add = parser.add_argument
-    # Workers run in a folder of their own.
-    add("folder", type=lambda text: Path(text).resolve(), help="a checkpoint, made if missing")
+    add("folder", type=Path, help="a checkpoint, made if missing")
     add("--workload", choices=sorted(WORKLOADS), default="mixed", help="which texts")
     add("--engines", type=_names, default=",".join(CATALOGUE), help="which, separated by commas")
     add("--rounds", type=int, default=3, help="turns of each engine; slow ones have one")
-    add("--texts", type=int, help="instead of the workload's own number")
-    add("--patience", type=float, default=3600, help="seconds until an engine counts as failed")
-    add("--environment", type=Path, default=DEFAULT_FOLDER, help="where peers are installed")
+    add("--patience", type=float, default=7200, help="seconds of a turn until an engine has failed")
     add("--json", type=Path, metavar="FILE", help="also write the figures to this file")
-    add("--pictures", type=Path, metavar="FOLDER", help="also draw the figures into this folder")
     return parser
 
 

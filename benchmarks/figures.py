@@ -1,31 +1,34 @@
 """From outcomes to the figures of the table and of the JSON file."""
 
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
 from benchmarks.adapters.interface import FloatArray
-from benchmarks.ceiling import Encoder
-from benchmarks.comparison import EXACT, REFERENCES, Ceilings, Outcome
+from benchmarks.ceiling import Ceilings, Encoder
+from benchmarks.comparison import Outcome
 from tools.table import markdown
 
 Arrays = Mapping[str, FloatArray]
 
-_COLUMNS = (
-    *("engine", "setting", "texts/s", "tokens/s", "ratio", "of ceiling", "peak MiB"),
-    *("dense cosine", "ColBERT cosine", "P50 ms", "P99 ms", "rounds, seconds"),
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """The tokens of each text, and the model that reads them."""
-
-    lengths: list[int]
-    encoder: Encoder
+# The ratios are to the faster of these.
+REFERENCES = ("flagembedding", "flagembedding-defaults")
+# The cosines are to the first of these that ran.
+EXACT = (*REFERENCES, "smart-embedder-float32")
+# The columns between the setting and the rounds, and how a figure is written in them.
+_FIGURES = {
+    "texts/s": ("texts_per_second", ".2f"),
+    "tokens/s": ("tokens_per_second", ".0f"),
+    "ratio": ("ratio", ".2f"),
+    "of ceiling": ("share", ".0%"),
+    "peak MiB": ("peak_mib", ".0f"),
+    "dense cosine": ("dense", ".6f"),
+    "ColBERT cosine": ("colbert", ".6f"),
+    "P50 ms": ("p50_ms", ".1f"),
+    "P99 ms": ("p99_ms", ".1f"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,72 +64,48 @@ class Row:
     speed: Speed | None
 
 
-class OtherVectorsError(ValueError):
-    """An engine's answer does not hold a vector for each of what it was given."""
+def rows_of(
+    outcomes: Sequence[Outcome], lengths: list[int], encoder: Encoder, ceilings: Ceilings
+) -> list[Row]:
+    """A row for each outcome, of texts that have so many tokens."""
+    ran = {each.name: each for each in outcomes if each.measured}
+    reference = min((ran[name].median for name in REFERENCES if name in ran), default=None)
+    exact = next((_vectors(ran[name]) for name in EXACT if name in ran), {})
 
-
-class Figures:
-    """Makes the rows; `vectors_file` tells where an outcome's vectors are."""
-
-    def __init__(
-        self,
-        outcomes: Mapping[str, Outcome],
-        work: Work,
-        ceilings: Ceilings,
-        vectors_file: Callable[[Outcome], Path],
-    ) -> None:
-        self._outcomes = outcomes
-        self._work = work
-        self._ceilings = ceilings
-        self._vectors_file = vectors_file
-        self._reference = min((one.median for one in self._ran(REFERENCES)), default=None)
-        exact = next(iter(self._ran(EXACT)), None)
-        self._exact = self._vectors(exact) if exact else {}
-
-    def rows(self) -> list[Row]:
-        """In the order of the outcomes."""
-        return [self._row(outcome) for outcome in self._outcomes.values()]
-
-    def _ran(self, names: Iterable[str]) -> list[Outcome]:
-        known = (self._outcomes[name] for name in names if name in self._outcomes)
-        return [outcome for outcome in known if outcome.measured]
-
-    def _vectors(self, outcome: Outcome) -> Arrays:
-        with np.load(self._vectors_file(outcome)) as arrays:
-            return dict(arrays)
-
-    def _row(self, outcome: Outcome) -> Row:
-        speed, failure = None, outcome.failure
-        try:
-            speed = self._speed(outcome) if outcome.measured else None
-        except OtherVectorsError as error:
-            failure = str(error)
-        return Row(
-            engine=outcome.name,
-            version=outcome.version,
-            setting=str(outcome.setting or ""),
-            dense_only=outcome.contender.dense_only,
-            failure=failure,
-            speed=speed,
-        )
-
-    def _speed(self, outcome: Outcome) -> Speed:
-        median, vectors, lengths = outcome.median, self._vectors(outcome), self._work.lengths
-        p50, p99 = np.percentile(outcome.call_seconds, (50, 99))
-        flop = self._work.encoder.flop(lengths, heads=not outcome.contender.dense_only)
-        ceiling = self._ceilings.get(outcome.contender.precision)
+    def speed_of(outcome: Outcome) -> Speed:
+        median, vectors, contender = outcome.median, _vectors(outcome), outcome.contender
+        calls = [seconds for encoded in outcome.rounds for seconds in encoded.seconds]
+        p50, p99 = np.percentile(calls, (50, 99)) * 1000
+        ceiling = ceilings.get(contender.precision)
+        flop = encoder.flop(lengths, heads=not contender.dense_only)
         return Speed(
             texts_per_second=len(lengths) / median,
             tokens_per_second=sum(lengths) / median,
-            ratio=self._reference / median if self._reference else None,
+            ratio=reference / median if reference else None,
             share=flop / median / ceiling if ceiling else None,
-            peak_mib=outcome.peak_bytes / 2**20,
-            dense=worst_cosine(vectors, self._exact, "dense"),
-            colbert=worst_cosine(vectors, self._exact, "colbert"),
-            p50_ms=float(p50) * 1000,
-            p99_ms=float(p99) * 1000,
+            peak_mib=max(encoded.peak_bytes for encoded in outcome.rounds) / 2**20,
+            dense=worst_cosine(vectors, exact, "dense"),
+            colbert=worst_cosine(vectors, exact, "colbert"),
+            p50_ms=float(p50),
+            p99_ms=float(p99),
             rounds=outcome.seconds,
         )
+
+    rows = []
+    for outcome in outcomes:
+        speed, failure = None, outcome.failure
+        try:
+            speed = speed_of(outcome) if outcome.measured else None
+        except ValueError as error:
+            failure = str(error)
+        about = (outcome.name, outcome.version, str(outcome.setting), outcome.contender.dense_only)
+        rows.append(Row(*about, failure, speed))
+    return rows
+
+
+def _vectors(outcome: Outcome) -> Arrays:
+    with np.load(outcome.vectors) as arrays:
+        return dict(arrays)
 
 
 def median_ceilings(rounds: Iterable[Ceilings]) -> Ceilings:
@@ -139,35 +118,29 @@ def median_ceilings(rounds: Iterable[Ceilings]) -> Ceilings:
 
 
 def worst_cosine(one: Arrays, other: Arrays, kind: str) -> float | None:
-    """Of unit vectors in the same order; None where either has none of that kind."""
+    """Of unit vectors in the same order; None where either has none of that kind.
+
+    Raises `ValueError` where an answer does not hold a vector for each of what it was given.
+    """
     if kind not in one or kind not in other:
         return None
     if one[kind].shape != other[kind].shape:
         shapes = f"{one[kind].shape} instead of {other[kind].shape}"
-        raise OtherVectorsError(f"its {kind} vectors are {shapes}")
+        raise ValueError(f"its {kind} vectors are {shapes}")
     return float(np.einsum("nw,nw->n", one[kind], other[kind]).min())
 
 
 def format_table(rows: Sequence[Row]) -> str:
     """One line for each row, and why an engine did not run."""
+    heads = ("engine", "setting", *_FIGURES, "rounds, seconds")
     reasons = [f"- {row.engine} did not run: {row.failure}" for row in rows if row.speed is None]
-    return "\n".join([markdown(_COLUMNS, map(_cells, rows)), "", *reasons]).rstrip()
+    return "\n".join([markdown(heads, map(_cells, rows)), "", *reasons]).rstrip()
 
 
 def _cells(row: Row) -> list[str]:
     name, speed = row.engine + (", dense only" if row.dense_only else ""), row.speed
     if speed is None:
-        return [name, row.setting, *["-"] * (len(_COLUMNS) - 3), "did not run"]
-    figures = (
-        (speed.texts_per_second, ".2f"),
-        (speed.tokens_per_second, ".0f"),
-        (speed.ratio, ".2f"),
-        (speed.share, ".0%"),
-        (speed.peak_mib, ".0f"),
-        (speed.dense, ".6f"),
-        (speed.colbert, ".6f"),
-        (speed.p50_ms, ".1f"),
-        (speed.p99_ms, ".1f"),
-    )
+        return [name, row.setting, *["-"] * len(_FIGURES), "did not run"]
+    figures = [(getattr(speed, field), form) for field, form in _FIGURES.values()]
     cells = ["-" if value is None else format(value, form) for value, form in figures]
     return [name, row.setting, *cells, ", ".join(f"{seconds:.2f}" for seconds in speed.rounds)]

@@ -7,7 +7,6 @@ bge-m3's, made of random numbers, and reads it again with the libraries that a c
 needs pyarrow, which requirements-cpu.txt brings along.
 """
 
-import argparse
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -30,6 +29,7 @@ from tools.table import markdown
 
 _WIDTH = 1024
 _WEIGHTS = 150
+_TEXTS, _TOKENS, _RUNS = 64, 256, 3
 _ALL = Outputs(dense=True, sparse=True, colbert=True)
 
 Chunks = Iterable[bytes | memoryview]
@@ -84,12 +84,12 @@ FORMATS: dict[str, Format] = {
 }
 
 
-def measure(answer: EmbeddingAnswer, form: Format, runs: int) -> tuple[int, float, float]:
+def measure(answer: EmbeddingAnswer, form: Format) -> tuple[int, float, float]:
     """Bytes, and the medians of the seconds to make and to read them."""
     render, read = form
     made, taken = [], []
     size = 0
-    for _ in range(runs):
+    for _ in range(_RUNS):
         began = time.process_time()
         chunks = list(render(answer))
         made.append(time.process_time() - began)
@@ -103,20 +103,13 @@ def measure(answer: EmbeddingAnswer, form: Format, runs: int) -> tuple[int, floa
 
 def main() -> None:
     """Print a table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--texts", type=int, default=64, help="texts of a request (%(default)s)")
-    parser.add_argument("--tokens", type=int, default=256, help="tokens of a text (%(default)s)")
-    parser.add_argument(
-        "--runs", type=int, default=3, help="how often each format is measured (%(default)s)"
-    )
-    arguments = parser.parse_args()
     dtypes: dict[str, tuple[OutputDtype, ...]] = dict.fromkeys(FORMATS, ("float32",))
     dtypes["Arrow"] = ("float32", "float16", "int8", "ubinary")
     rows, json_seconds = [], 0.0
     for name, form in FORMATS.items():
         for dtype in dtypes[name]:
-            answer = answer_of(arguments.texts, arguments.tokens, VectorOptions(_ALL, dtype))
-            size, made, taken = measure(answer, form, arguments.runs)
+            answer = answer_of(_TEXTS, _TOKENS, VectorOptions(_ALL, dtype))
+            size, made, taken = measure(answer, form)
             json_seconds = json_seconds or made
             figures = (f"{size / 1e6:.1f}", f"{size / raw_bytes(answer):.3f}", f"{1000 * made:.0f}")
             read = "" if form[1] is len else f"{1000 * taken:.0f}"

@@ -3,8 +3,8 @@
 python -m benchmarks.pictures mixed.json --folder docs
 python -m benchmarks.pictures c1.json c4.json c8.json --scenario embed_full
 
-The first draws a file of `benchmarks.engines --json`, the second files of `benchmark.py --json`,
-each of another `--concurrency`.
+The first draws a file that `benchmarks.engines --json` wrote, the second files of
+`benchmark.py --json`, each of another `--concurrency`.
 """
 
 import argparse

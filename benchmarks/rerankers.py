@@ -18,7 +18,7 @@ import torch
 from FlagEmbedding import FlagReranker
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from benchmarks.turns import measure, rounds_of
+from benchmarks.turns import measure
 from benchmarks.workload import PASSAGES, QUERIES, draw_texts
 from smart_embedder.engine import Engine, RerankRequest
 from smart_embedder.engine.records import FloatArray
@@ -90,10 +90,9 @@ def main() -> None:
     add("embedder", type=Path, help="a checkpoint of bge-m3's shape")
     add("reranker", type=Path, help="a checkpoint of a reranker")
     add("--dtype", default="float32", choices=["float32", "bfloat16"], help="as DTYPE")
-    add("--passages", type=int, default=32, help="passages of a request (%(default)s)")
     add("--rounds", type=int, default=3, help="turns of each case (%(default)s)")
     arguments = parser.parse_args()
-    passages = draw_texts(PASSAGES, arguments.passages)
+    passages = draw_texts(PASSAGES, 32)
     with asyncio.Runner() as runner:
         ours = this_engine(arguments, runner.get_loop())
         if read_config(arguments.reranker).get("model_type") == "qwen3":
@@ -109,22 +108,19 @@ def main() -> None:
         seconds = measure(runs, arguments.rounds)
         expected = theirs(passages)
         differences = {name: np.abs(run() - expected).max() for name, run in runs.items()}
-    reference = statistics.median(seconds[name])
-    print(
-        markdown(
-            ("engine", "pairs/s", "ratio", "largest difference", "rounds"),
-            (
-                (
-                    engine,
-                    f"{len(passages) / statistics.median(took):.2f}",
-                    f"{reference / statistics.median(took):.2f}",
-                    f"{differences[engine]:.6f}",
-                    rounds_of(took),
-                )
-                for engine, took in seconds.items()
-            ),
+    medians = {name: statistics.median(took) for name, took in seconds.items()}
+    rows = (
+        (
+            engine,
+            f"{len(passages) / median:.2f}",
+            f"{medians[name] / median:.2f}",
+            f"{differences[engine]:.6f}",
+            ", ".join(f"{each:.2f}" for each in seconds[engine]),
         )
+        for engine, median in medians.items()
     )
+    heads = ("engine", "pairs/s", "ratio", "largest difference", "rounds, seconds")
+    print(markdown(heads, rows))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ import math
 import random
 from dataclasses import dataclass
 
-_SYLLABLES = [a + b for a in "bcdfghjklmnprstvwz" for b in "aeiou"]
+SYLLABLES = [a + b for a in "bcdfghjklmnprstvwz" for b in "aeiou"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +54,6 @@ def draw_texts(lengths: Lengths, count: int, seed: int = 0) -> list[str]:
 def _text(rng: random.Random, tokens: int) -> str:
     # Two of the tokens are the special ones around the text. The first syllable is taken from the
     # first third, for which the vocabulary holds every word of three syllables.
-    firsts = _SYLLABLES[: len(_SYLLABLES) // 3]
-    words = (rng.choice(firsts) + "".join(rng.choices(_SYLLABLES, k=2)) for _ in range(tokens - 2))
+    firsts = SYLLABLES[: len(SYLLABLES) // 3]
+    words = (rng.choice(firsts) + "".join(rng.choices(SYLLABLES, k=2)) for _ in range(tokens - 2))
     return " ".join(words)

@@ -12,10 +12,10 @@ PACKAGE = "FlagEmbedding"
 _DEFAULT_BATCH = 256
 
 
-class FlagEmbedding:
+class Adapter:
     """It sorts by length itself, pads each batch, and runs the longest batch twice."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, _precision: str) -> None:
         self._model = BGEM3FlagModel(str(folder), use_fp16=False, devices="cpu")
 
     def encode(self, texts: list[str], setting: Setting) -> Any:
@@ -35,8 +35,3 @@ class FlagEmbedding:
             dense=np.asarray(answer["dense_vecs"], np.float32),
             colbert=np.concatenate(answer["colbert_vecs"]).astype(np.float32),
         )
-
-
-def load(folder: Path, _precision: str) -> FlagEmbedding:
-    """The model in float32."""
-    return FlagEmbedding(folder)

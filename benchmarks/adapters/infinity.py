@@ -13,7 +13,7 @@ PACKAGE = "infinity-emb"
 _DEFAULT_BATCH = 32
 
 
-class Infinity:
+class Adapter:
     """It makes batches of at most the given size itself, from texts of near-equal length."""
 
     def __init__(self, folder: Path, precision: str) -> None:
@@ -27,34 +27,25 @@ class Infinity:
         return self._runner.run(self._encode(texts, setting.batch or _DEFAULT_BATCH))
 
     async def _encode(self, texts: list[str], batch: int) -> Any:
+        # The size of its batches is fixed when it starts.
         if self._engine is None or self._batch != batch:
-            self._engine, self._batch = await self._restarted(batch), batch
+            if self._engine is not None:
+                await self._engine.astop()
+            arguments = EngineArgs(
+                model_name_or_path=self._folder,
+                batch_size=batch,
+                device="cpu",
+                dtype=self._precision,
+                engine="torch",
+                bettertransformer=False,
+                lengths_via_tokenize=True,
+                model_warmup=False,
+            )
+            self._engine, self._batch = AsyncEmbeddingEngine.from_args(arguments), batch
+            await self._engine.astart()
         vectors, _ = await self._engine.embed(texts)
         return vectors
-
-    async def _restarted(self, batch: int) -> AsyncEmbeddingEngine:
-        """The size of its batches is fixed when it starts."""
-        if self._engine is not None:
-            await self._engine.astop()
-        arguments = EngineArgs(
-            model_name_or_path=self._folder,
-            batch_size=batch,
-            device="cpu",
-            dtype=self._precision,
-            engine="torch",
-            bettertransformer=False,
-            lengths_via_tokenize=True,
-            model_warmup=False,
-        )
-        engine = AsyncEmbeddingEngine.from_args(arguments)
-        await engine.astart()
-        return engine
 
     def vectors(self, answer: Any) -> Vectors:
         """One array."""
         return Vectors(dense=np.array(answer, np.float32))
-
-
-def load(folder: Path, precision: str) -> Infinity:
-    """The engine is started with the batch size that the first call asks for."""
-    return Infinity(folder, precision)

@@ -1,8 +1,7 @@
-"""What every adapter offers, and the records that pass between it and the comparison."""
+"""The records that pass between an adapter and the comparison."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -34,16 +33,6 @@ class Vectors:
 
     dense: FloatArray
     colbert: FloatArray | None = None
-
-
-class Adapter(Protocol):
-    """A loaded engine."""
-
-    def encode(self, texts: list[str], setting: Setting) -> Any:
-        """What the engine itself answers; this is what is timed."""
-
-    def vectors(self, answer: Any) -> Vectors:
-        """The vectors in an answer of `encode`; not timed."""
 
 
 def by_length(texts: Sequence[str], batch: int) -> Iterator[list[int]]:

@@ -13,14 +13,14 @@ PACKAGE = "m3serve"
 _PATIENCE = 7200.0
 
 
-class M3Serve:
+class Adapter:
     """With its defaults one call is one padded batch and attention is the plain one.
 
     With a batch size, calls of that many texts of near-equal length are made at once, each a batch
     of its own, with PyTorch's fused attention.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, _precision: str) -> None:
         self._folder = str(folder)
         self._runner = asyncio.Runner()
         self._engines: dict[bool, Engine] = {}
@@ -62,8 +62,3 @@ class M3Serve:
             dense=np.array(dense, np.float32),
             colbert=np.concatenate([np.array(one, np.float32) for one in colbert]),
         )
-
-
-def load(folder: Path, _precision: str) -> M3Serve:
-    """The engines are made when a setting asks for them."""
-    return M3Serve(folder)

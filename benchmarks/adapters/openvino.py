@@ -19,15 +19,15 @@ _PAD, _SPECIAL = 1, 4
 Parts = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
-class OpenVino:
+class Adapter:
     """Texts of near-equal length are padded together.
 
     The hint `throughput` runs as many forwards at once as OpenVINO finds best; otherwise one
     forward has all cores.
     """
 
-    def __init__(self, folder: Path, kind: str) -> None:
-        self._file = _existing_model(folder, kind)
+    def __init__(self, folder: Path, precision: str) -> None:
+        self._file = _existing_model(folder, "int8" if precision == "int8" else "float")
         self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         self._tokenizer.enable_truncation(8192)
         self._hint = ""
@@ -93,8 +93,3 @@ def _split(request: Any, batch: dict[int, np.ndarray]) -> dict[int, Parts]:
         )
         for row, (place, ids) in enumerate(batch.items())
     }
-
-
-def load(folder: Path, precision: str) -> OpenVino:
-    """The model is compiled when a setting asks for it."""
-    return OpenVino(folder, "int8" if precision == "int8" else "float")

@@ -13,8 +13,8 @@ PACKAGE = "sentence-transformers"
 _DEFAULT_BATCH = 32
 
 
-class DenseOnly:
-    """It sorts by length itself and pads each batch."""
+class Adapter:
+    """It sorts by length itself and pads each batch; the pooling is what its folder names."""
 
     def __init__(self, folder: Path, precision: str) -> None:
         self._model = SentenceTransformer(
@@ -32,8 +32,3 @@ class DenseOnly:
         """In float32, made unit length again: bfloat16 rounds a norm too."""
         dense = answer.float().numpy()
         return Vectors(dense=dense / np.linalg.norm(dense, axis=1, keepdims=True))
-
-
-def load(folder: Path, precision: str) -> DenseOnly:
-    """The model with the pooling that its folder names: the first token's state, normalised."""
-    return DenseOnly(folder, precision)

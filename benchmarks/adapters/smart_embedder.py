@@ -14,26 +14,15 @@ from smart_embedder.settings import Settings
 PACKAGE = "smart-embedder"
 
 
-class SmartEmbedder:
+class Adapter:
     """All three kinds in one call; the engine makes its batches itself."""
 
     def __init__(self, folder: Path, precision: str) -> None:
-        settings = Settings.model_validate(
-            {
-                "embedding_model": str(folder),
-                "reranker_model": "none",
-                "device": "cpu",
-                "dtype": precision,
-            }
-        )
+        models = {"embedding_model": str(folder), "reranker_model": "none"}
+        settings = Settings.model_validate(models | {"device": "cpu", "dtype": precision})
         self._runner = asyncio.Runner()
-        self._engine = self._runner.run(self._start(settings))
-
-    @staticmethod
-    async def _start(settings: Settings) -> Engine:
-        engine = Engine(settings, load_models)
-        await engine.start()
-        return engine
+        self._engine = Engine(settings, load_models)
+        self._runner.run(self._engine.start())
 
     def encode(self, texts: list[str], _setting: Setting) -> EmbeddingResult:
         """Dense, sparse and ColBERT vectors."""
@@ -45,8 +34,3 @@ class SmartEmbedder:
             dense=np.stack([e.dense for e in answer.embeddings if e.dense is not None]),
             colbert=np.concatenate([e.colbert for e in answer.embeddings if e.colbert is not None]),
         )
-
-
-def load(folder: Path, precision: str) -> SmartEmbedder:
-    """The engine, warm."""
-    return SmartEmbedder(folder, precision)

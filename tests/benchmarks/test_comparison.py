@@ -8,58 +8,44 @@ import pytest
 
 from benchmarks import comparison as comparing
 from benchmarks.adapters.interface import Setting, by_length
-from benchmarks.comparison import CATALOGUE, Comparison, EnvironmentFailureError, Plan, interpreter
+from benchmarks.comparison import CATALOGUE, Plan, compare, interpreter
 from benchmarks.turns import turns
+from benchmarks.worker import EngineFailureError
 from benchmarks.workload import MIXED, WORKLOADS, Workload
 from tests.support.checkpoints import plain_corpus
 
 
-def unreachable_index(_python: Path, requirements: Path) -> None:
-    raise EnvironmentFailureError(f"requirements/{requirements.name} cannot be installed: no index")
+@pytest.fixture
+def plan(tiny_m3: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plan:
+    monkeypatch.setattr(comparing, "measure_ceilings", lambda: {"float32": 1e9})
+    workload = Workload(MIXED, texts=4, largest_batch=4)
+    return Plan(tiny_m3, workload, plain_corpus(lines=4), 2, 120, tmp_path, tmp_path / "made")
 
 
-def plan(folder: Path, scratch: Path, *, rounds: int) -> Plan:
-    return Plan(
-        folder=folder,
-        workload=Workload(MIXED, texts=4, largest_batch=4),
-        texts=plain_corpus(lines=4),
-        rounds=rounds,
-        environments=scratch / "environments",
-        patience=120,
-        vectors=scratch,
-    )
-
-
-async def test_engines_take_turns_and_one_that_cannot_start_tells_why(
-    tiny_m3: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_engines_take_turns_and_one_that_cannot_start_tells_why(
+    plan: Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def unreachable_index(_python: Path, requirements: Path) -> None:
+        raise EngineFailureError(f"{requirements.name} cannot be installed: no index")
+
     monkeypatch.setattr(comparing, "_install", unreachable_index)
-    names = ["smart-embedder-float32", "flagembedding"]
-    comparison = Comparison(plan(tiny_m3, tmp_path, rounds=2), names, lambda: {"float32": 1e9})
-    await comparison.run()
-    ours, theirs = comparison.outcomes.values()
-    assert (len(ours.rounds), ours.failure) == (2, "")
-    assert comparison.vectors_file(ours).exists()
-    assert theirs.failure == "requirements/peers.txt cannot be installed: no index"
-    assert len(comparison.ceilings) == 2
+    (ours, theirs), ceilings = compare(plan, ["smart-embedder-float32", "flagembedding"])
+    assert (len(ours.rounds), ours.failure, ours.measured) == (2, "", True)
+    assert ours.vectors.exists()
+    assert (theirs.failure, theirs.measured) == ("peers.txt cannot be installed: no index", False)
+    assert ceilings == [{"float32": 1e9}] * 2
 
 
-async def test_the_fastest_setting_that_was_tried_goes_into_the_rounds(
-    tiny_m3: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+def test_the_fastest_setting_that_was_tried_goes_into_the_rounds(
+    plan: Plan, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # FlagEmbedding is installed where the tests run too.
     monkeypatch.setattr(comparing, "interpreter", lambda *_: Path(sys.executable))
-    comparison = Comparison(plan(tiny_m3, tmp_path, rounds=1), ["flagembedding"], dict)
-    await comparison.run()
-    (outcome,) = comparison.outcomes.values()
+    (outcome,), _ = compare(plan, ["flagembedding"])
     trials = [line for line in capsys.readouterr().err.splitlines() if "trial" in line]
     seconds = {int(line.split()[2].strip(",:")): float(line.split()[3]) for line in trials}
     assert outcome.measured
     assert outcome.version == metadata.version("FlagEmbedding")
-    assert outcome.setting is not None
     assert seconds.keys() == {1, 4}
     assert seconds[outcome.setting.batch or 0] == min(seconds.values())
 
@@ -89,10 +75,8 @@ def test_every_engine_has_a_setting_for_every_workload(workload: Workload) -> No
 def test_batches_hold_texts_of_near_equal_length_and_each_text_once() -> None:
     texts = ["aa", "a" * 9, "a", "a" * 8, "aaa"]
     assert list(by_length(texts, 2)) == [[1, 3], [4, 0], [2]]
-    assert [str(each) for each in (Setting(), Setting(8, "throughput"))] == [
-        "default",
-        "batch 8 throughput",
-    ]
+    settings = [str(each) for each in (Setting(), Setting(8, "throughput"))]
+    assert settings == ["default", "batch 8 throughput"]
 
 
 def test_engines_alternate_and_leave_when_their_rounds_are_over() -> None:

@@ -8,59 +8,62 @@ import pytest
 from benchmarks.adapters.interface import Setting
 from benchmarks.ceiling import Encoder
 from benchmarks.comparison import Outcome
-from benchmarks.figures import Figures, Row, Work, format_table, median_ceilings, worst_cosine
+from benchmarks.figures import Row, format_table, median_ceilings, rows_of, worst_cosine
 from benchmarks.worker import Encoded
 
-WORK = Work([10, 30], Encoder(hidden=64, layers=2, inner=256))
+ENCODER = Encoder(hidden=64, layers=2, inner=256)
 EAST, NORTH = [1.0, 0.0], [0.0, 1.0]
 
 
-def outcome(name: str, *seconds: float, failure: str = "") -> Outcome:
-    rounds = [Encoded([each], 2**20 * (place + 1)) for place, each in enumerate(seconds)]
-    return Outcome(name, Setting(4), "1.0", rounds, failure)
+@pytest.fixture
+def make(tmp_path: Path):
+    """Rows by name, of the seconds of an engine's rounds or of why it has none."""
+
+    def make_rows(vectors: dict[str, list] | None = None, **seconds: tuple[float, ...] | str):
+        outcomes = []
+        for key, took in seconds.items():
+            name, file = key.replace("_", "-"), tmp_path / f"{key}.npz"
+            np.savez(file, dense=np.array((vectors or {}).get(key, [EAST, NORTH]), np.float32))
+            failure = took if isinstance(took, str) else ""
+            rounds = [Encoded([s], 2**20 * n) for n, s in enumerate(() if failure else took, 1)]
+            outcomes.append(Outcome(name, file, Setting(4), "1.0", rounds, failure))
+        rows = rows_of(outcomes, [10, 30], ENCODER, {"float32": 1e6})
+        return {row.engine: row for row in rows}
+
+    return make_rows
 
 
-def make_rows(folder: Path, *outcomes: Outcome) -> dict[str, Row]:
-    for one in outcomes:
-        np.savez(folder / f"{one.name}.npz", dense=np.array([EAST, NORTH], np.float32))
-    figures = Figures(
-        {one.name: one for one in outcomes},
-        WORK,
-        {"float32": 1e6},
-        lambda one: folder / f"{one.name}.npz",
-    )
-    return {row.engine: row for row in figures.rows()}
-
-
-def test_rates_come_from_the_median_round_and_memory_from_the_worst(tmp_path: Path) -> None:
-    speed = make_rows(tmp_path, outcome("flagembedding", 9, 4, 5))["flagembedding"].speed
-    assert speed is not None
+def test_rates_come_from_the_median_round_and_memory_from_the_worst(make) -> None:
+    speed = make(flagembedding=(9, 4, 5))["flagembedding"].speed
     assert (speed.texts_per_second, speed.tokens_per_second) == (2 / 5, 40 / 5)
     assert speed.peak_mib == 3
-    assert speed.share == pytest.approx(WORK.encoder.flop([10, 30]) / 5 / 1e6)
+    assert speed.share == pytest.approx(ENCODER.flop([10, 30]) / 5 / 1e6)
 
 
-def test_the_ratio_is_to_the_faster_of_the_two_settings_of_flagembedding(tmp_path: Path) -> None:
-    names = ("smart-embedder-float32", "flagembedding-defaults", "flagembedding")
-    rows = make_rows(tmp_path, *map(outcome, names, (2, 40, 10)))
-    ratios = [row.speed.ratio for row in rows.values() if row.speed]
-    assert ratios == [5, 0.25, 1]
+def test_the_ratio_is_to_the_faster_of_the_two_settings_of_flagembedding(make) -> None:
+    rows = make(smart_embedder_float32=(2,), flagembedding_defaults=(40,), flagembedding=(10,))
+    assert [row.speed.ratio for row in rows.values()] == [5, 0.25, 1]
 
 
-def test_without_flagembedding_there_is_no_ratio(tmp_path: Path) -> None:
-    speed = make_rows(tmp_path, outcome("openvino-int8", 1))["openvino-int8"].speed
-    assert speed is not None
+def test_without_flagembedding_there_is_no_ratio(make) -> None:
+    speed = make(openvino_int8=(1,))["openvino-int8"].speed
     assert (speed.ratio, speed.share, speed.dense) == (None, None, None)
 
 
-def test_an_engine_that_failed_is_a_row_with_its_reason(tmp_path: Path) -> None:
-    failed = outcome("m3serve", 3, failure="no memory")
-    rows = make_rows(tmp_path, outcome("flagembedding", 2), failed)
+def test_an_engine_that_failed_is_a_row_with_its_reason(make) -> None:
+    rows: dict[str, Row] = make(flagembedding=(2,), m3serve="no memory")
     assert rows["m3serve"].speed is None
     table = format_table(list(rows.values()))
     assert table.endswith("- m3serve did not run: no memory")
     lines = table.splitlines()[:4]
     assert len({(len(line), line.count("|")) for line in lines}) == 1
+
+
+def test_an_engine_whose_vectors_are_not_those_of_the_texts_has_no_figures(make) -> None:
+    rows = make({"m3serve": [EAST]}, flagembedding=(1,), m3serve=(1,))
+    assert rows["flagembedding"].speed is not None
+    assert rows["m3serve"].speed is None
+    assert rows["m3serve"].failure == "its dense vectors are (1, 2) instead of (2, 2)"
 
 
 def test_the_ceiling_is_the_median_of_the_rounds_that_have_it() -> None:
@@ -73,14 +76,3 @@ def test_the_worst_cosine_counts_and_a_missing_kind_has_none() -> None:
     other = {"dense": np.array([EAST, NORTH], np.float32), "colbert": np.zeros((3, 2), np.float32)}
     assert worst_cosine(one, other, "dense") == 0
     assert worst_cosine(one, other, "colbert") is None
-
-
-def test_an_engine_whose_vectors_are_not_those_of_the_texts_has_no_figures(tmp_path: Path) -> None:
-    names = ("flagembedding", "m3serve")
-    make_rows(tmp_path, *map(outcome, names, (1, 2)))
-    np.savez(tmp_path / "m3serve.npz", dense=np.array([EAST], np.float32))
-    outcomes = {name: outcome(name, 1) for name in names}
-    figures = Figures(outcomes, WORK, {}, lambda one: tmp_path / f"{one.name}.npz")
-    exact, other = figures.rows()
-    assert exact.speed is not None
-    assert (other.speed, other.failure) == (None, "its dense vectors are (1, 2) instead of (2, 2)")

@@ -1,7 +1,6 @@
 """The worker, in a process of its own, with the engines that this environment has."""
 
 import sys
-from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import numpy as np
@@ -9,77 +8,72 @@ import pytest
 
 from benchmarks.adapters.interface import Setting
 from benchmarks.figures import worst_cosine
-from benchmarks.worker import EngineFailureError, EngineProcess, engine_process
+from benchmarks.worker import Engine, EngineFailureError, Run, measured
 from tests.support.checkpoints import plain_corpus
 
 TEXTS = plain_corpus(lines=5)
 
 
-def worker(patience: float = 120) -> AbstractAsyncContextManager[EngineProcess]:
-    return engine_process(Path(sys.executable), patience)
+def engine(folder: Path, adapter: str = "smart_embedder", python: str = sys.executable) -> Engine:
+    return Engine(Path(python), adapter, folder, "float32")
 
 
-async def vectors(adapter: str, folder: Path, file: Path, **how: object) -> dict[str, np.ndarray]:
-    async with worker() as engine:
-        await engine.load(adapter, folder, "float32")
-        encoded = await engine.encode(TEXTS, Setting(2), save=file, **how)
-    assert len(encoded.seconds) == (len(TEXTS) if how else 1)
-    assert min(encoded.seconds) > 0
-    assert encoded.peak_bytes > 2**26
-    with np.load(file) as arrays:
-        return dict(arrays)
-
-
-async def test_this_engine_and_flagembedding_agree_on_the_same_files(
+def test_this_engine_and_flagembedding_agree_and_texts_have_the_same_vectors_one_at_a_time(
     tiny_m3: Path, tmp_path: Path
 ) -> None:
-    ours = await vectors("smart_embedder", tiny_m3, tmp_path / "ours.npz")
-    theirs = await vectors("flag_embedding", tiny_m3, tmp_path / "theirs.npz")
-    assert ours["dense"].shape == (5, 64)
+    files = {name: tmp_path / f"{name}.npz" for name in ("ours", "apart", "theirs")}
+    ours = [
+        Run(TEXTS, Setting(2), apart, str(files[name]))
+        for name, apart in (("ours", False), ("apart", True))
+    ]
+    version, (together, apart) = measured(engine(tiny_m3), ours, 120)
+    assert version == ""
+    assert [len(together.seconds), len(apart.seconds)] == [1, len(TEXTS)]
+    assert min(together.seconds + apart.seconds) > 0
+    assert together.peak_bytes > 2**26
+    theirs = [Run(TEXTS, Setting(2), save=str(files["theirs"]))]
+    assert measured(engine(tiny_m3, "flag_embedding"), theirs, 120)[0]
+    vectors = {name: dict(np.load(file)) for name, file in files.items()}
+    assert vectors["ours"]["dense"].shape == (5, 64)
     for kind in ("dense", "colbert"):
-        assert worst_cosine(ours, theirs, kind) == pytest.approx(1, abs=1e-5)
+        for other in ("apart", "theirs"):
+            cosine = worst_cosine(vectors["ours"], vectors[other], kind)
+            assert cosine == pytest.approx(1, abs=1e-5)
 
 
-async def test_one_text_at_a_time_gives_the_same_vectors_and_every_calls_time(
-    tiny_m3: Path, tmp_path: Path
+@pytest.mark.parametrize(
+    ("adapter", "folder", "message"),
+    [
+        ("m3serve", ".", "ModuleNotFoundError: No module named 'm3serve'"),
+        ("smart_embedder", "missing", "missing"),
+    ],
+)
+def test_what_an_engine_raises_is_one_line(
+    tmp_path: Path, adapter: str, folder: str, message: str
 ) -> None:
-    together = await vectors("smart_embedder", tiny_m3, tmp_path / "together.npz")
-    apart = await vectors("smart_embedder", tiny_m3, tmp_path / "apart.npz", one_at_a_time=True)
-    np.testing.assert_allclose(apart["dense"], together["dense"], atol=1e-5)
-    np.testing.assert_allclose(apart["colbert"], together["colbert"], atol=1e-5)
-
-
-async def test_an_engine_that_is_not_installed_is_named(tiny_m3: Path) -> None:
-    async with worker() as engine:
-        with pytest.raises(EngineFailureError, match="No module named 'm3serve'"):
-            await engine.load("m3serve", tiny_m3, "float32")
-
-
-async def test_what_an_engine_raises_is_one_line(tmp_path: Path) -> None:
-    async with worker() as engine:
-        with pytest.raises(EngineFailureError) as caught:
-            await engine.load("smart_embedder", tmp_path / "missing", "float32")
+    with pytest.raises(EngineFailureError, match=message) as caught:
+        measured(engine(tmp_path / folder, adapter), [Run(TEXTS, Setting())], 120)
     assert len(str(caught.value).splitlines()) == 1
 
 
-async def test_a_worker_answers_on_after_a_failure(tiny_m3: Path) -> None:
-    async with worker() as engine:
-        with pytest.raises(EngineFailureError, match="no engine is loaded"):
-            await engine.encode(TEXTS, Setting())
-        await engine.load("smart_embedder", tiny_m3, "float32")
-        assert (await engine.encode(TEXTS, Setting())).seconds
+def test_a_worker_that_is_too_slow_is_given_up(tiny_m3: Path) -> None:
+    with pytest.raises(EngineFailureError, match="no answer within 0 s"):
+        measured(engine(tiny_m3), [Run(TEXTS, Setting())], 0.01)
 
 
-async def test_a_worker_that_is_too_slow_is_given_up(tiny_m3: Path) -> None:
-    async with worker(patience=0.01) as engine:
-        with pytest.raises(EngineFailureError, match="no answer within"):
-            await engine.load("smart_embedder", tiny_m3, "float32")
-
-
-async def test_a_process_that_ends_early_is_told_by_its_last_words(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        ("echo 'cannot load a library' >&2; exit 3", "cannot load a library"),
+        ("exit 3", "ended with exit code 3"),
+        ("kill -KILL $$", r"ended by signal 9 \(out of memory\?\)"),
+    ],
+)
+def test_a_process_that_ends_early_is_told_by_its_last_words(
+    tmp_path: Path, script: str, message: str
+) -> None:
     program = tmp_path / "broken"
-    program.write_text("#!/bin/sh\necho 'cannot load a library' >&2\nexit 3\n")
+    program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(0o755)
-    async with engine_process(program, patience=60) as engine:
-        with pytest.raises(EngineFailureError, match="cannot load a library"):
-            await engine.load("smart_embedder", tmp_path, "float32")
+    with pytest.raises(EngineFailureError, match=message):
+        measured(engine(tmp_path, python=str(program)), [], 60)
