@@ -152,8 +152,8 @@ def make_tokenizer(words: Sequence[str] = ()) -> Tokenizer:
     known = sorted({*WORDS, *words})
     letters = [chr(code) for code in range(33, 127)]
     parts = ["<s>", "<pad>", "</s>", "<unk>", "▁", *letters, *SYLLABLES]
-    coined = map("".join, itertools.product(SYLLABLES, repeat=3))
-    coined = itertools.islice(coined, VOCABULARY - len(parts) - len(known) - 1)
+    every = map("".join, itertools.product(SYLLABLES, repeat=3))
+    coined = itertools.islice(every, VOCABULARY - len(parts) - len(known) - 1)
     # A word as one piece is always likelier than the same word in parts.
     pieces = [*((part, -20.0) for part in parts), *((f"▁{w}", -1.0) for w in (*known, *coined))]
     tokenizer = Tokenizer(models.Unigram([*pieces, ("<mask>", 0.0)], unk_id=3, byte_fallback=False))

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.adapters.interface import Setting
-from benchmarks.ceiling import Ceilings, measure_ceilings
 from benchmarks.turns import turns
 from benchmarks.worker import Encoded, Engine, EngineFailureError, Run, measured
 from benchmarks.workload import Workload
@@ -144,17 +143,14 @@ class Outcome:
         return statistics.median(self.seconds)
 
 
-def compare(plan: Plan, names: list[str]) -> tuple[list[Outcome], list[Ceilings]]:
-    """The outcome of each engine, one that fails has no more turns; the ceilings of each round."""
+def compare(plan: Plan, names: list[str]) -> list[Outcome]:
+    """The outcome of each engine; one that fails has no more turns."""
     outcomes = {name: Outcome(name, plan.vectors / f"{name}.npz") for name in names}
     for outcome in outcomes.values():
         _choose_setting(plan, outcome)
-    ceilings: list[Ceilings] = []
-    for number, name in turns({n: 1 if CATALOGUE[n].slow else plan.rounds for n in names}):
-        if number == len(ceilings):
-            ceilings.append(measure_ceilings())
+    for name in turns({name: 1 if CATALOGUE[name].slow else plan.rounds for name in names}):
         _take_turn(plan, outcomes[name])
-    return list(outcomes.values()), ceilings
+    return list(outcomes.values())
 
 
 def _choose_setting(plan: Plan, outcome: Outcome) -> None:

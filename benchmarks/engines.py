@@ -19,10 +19,9 @@ from tempfile import TemporaryDirectory
 import psutil
 from tokenizers import Tokenizer
 
-from benchmarks.ceiling import Encoder
 from benchmarks.checkpoints import SHAPES, save_bge_m3
 from benchmarks.comparison import CATALOGUE, Plan, compare
-from benchmarks.figures import format_table, median_ceilings, rows_of
+from benchmarks.figures import format_table, rows_of
 from benchmarks.workload import WORKLOADS, draw_texts
 from smart_embedder import __version__
 
@@ -40,28 +39,21 @@ def main() -> None:
     # As the checkpoint's own tokenizer counts, special tokens included.
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     lengths = [len(encoding.ids) for encoding in tokenizer.encode_batch(texts)]
-    encoder = Encoder.read(folder)
     with TemporaryDirectory() as vectors:
         plan = Plan(folder, workload, texts, arguments.rounds, patience, Path(vectors))
-        outcomes, rounds = compare(plan, arguments.engines)
-        ceilings = median_ceilings(rounds)
-        rows = rows_of(outcomes, lengths, encoder, ceilings)
+        rows = rows_of(compare(plan, arguments.engines), lengths)
     report = {
         "workload": arguments.workload,
         "texts": len(lengths),
         "tokens": sum(lengths),
         "longest": max(lengths),
-        "gflop": encoder.flop(lengths) / 1e9,
-        "ceilings_gflop_per_second": {name: rate / 1e9 for name, rate in ceilings.items()},
         "machine": _machine(),
         "smart_embedder": __version__,
         "engines": [asdict(row) for row in rows],
     }
-    shown = ", ".join(f"{name} {rate / 1e9:.0f}" for name, rate in ceilings.items())
     print(
         f"{report['workload']}: {len(lengths)} texts, {sum(lengths)} tokens, "
-        f"the longest {max(lengths)}; {report['gflop']:.0f} GFLOP\n{report['machine']}\n"
-        f"matrix ceilings in GFLOP/s: {shown}\n\n{format_table(rows)}"
+        f"the longest {max(lengths)}\n{report['machine']}\n\n{format_table(rows)}"
     )
     if arguments.json:
         arguments.json.write_text(json.dumps(report, indent=2) + "\n")

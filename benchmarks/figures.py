@@ -1,13 +1,11 @@
 """From outcomes to the figures of the table and of the JSON file."""
 
-import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from benchmarks.adapters.interface import FloatArray
-from benchmarks.ceiling import Ceilings, Encoder
 from benchmarks.comparison import Outcome
 from tools.table import markdown
 
@@ -22,7 +20,6 @@ _FIGURES = {
     "texts/s": ("texts_per_second", ".2f"),
     "tokens/s": ("tokens_per_second", ".0f"),
     "ratio": ("ratio", ".2f"),
-    "of ceiling": ("share", ".0%"),
     "peak MiB": ("peak_mib", ".0f"),
     "dense cosine": ("dense", ".6f"),
     "ColBERT cosine": ("colbert", ".6f"),
@@ -35,15 +32,14 @@ _FIGURES = {
 class Speed:
     """What was measured of one engine; None where there is nothing to compare with.
 
-    `ratio` is to the faster FlagEmbedding, `share` of the machine's ceiling in the same precision;
-    `dense` and `colbert` are the worst cosine of a text and of a token to float32; `p50_ms` and
-    `p99_ms` are of single calls; `rounds` are seconds of the whole workload.
+    `ratio` is to the faster FlagEmbedding; `dense` and `colbert` are the worst cosine of a text and
+    of a token to float32; `p50_ms` and `p99_ms` are of single calls;
+    `rounds` are seconds of the whole workload.
     """
 
     texts_per_second: float
     tokens_per_second: float
     ratio: float | None
-    share: float | None
     peak_mib: float
     dense: float | None
     colbert: float | None
@@ -64,25 +60,20 @@ class Row:
     speed: Speed | None
 
 
-def rows_of(
-    outcomes: Sequence[Outcome], lengths: list[int], encoder: Encoder, ceilings: Ceilings
-) -> list[Row]:
+def rows_of(outcomes: Sequence[Outcome], lengths: list[int]) -> list[Row]:
     """A row for each outcome, of texts that have so many tokens."""
     ran = {each.name: each for each in outcomes if each.measured}
     reference = min((ran[name].median for name in REFERENCES if name in ran), default=None)
     exact = next((_vectors(ran[name]) for name in EXACT if name in ran), {})
 
     def speed_of(outcome: Outcome) -> Speed:
-        median, vectors, contender = outcome.median, _vectors(outcome), outcome.contender
+        median, vectors = outcome.median, _vectors(outcome)
         calls = [seconds for encoded in outcome.rounds for seconds in encoded.seconds]
         p50, p99 = np.percentile(calls, (50, 99)) * 1000
-        ceiling = ceilings.get(contender.precision)
-        flop = encoder.flop(lengths, heads=not contender.dense_only)
         return Speed(
             texts_per_second=len(lengths) / median,
             tokens_per_second=sum(lengths) / median,
             ratio=reference / median if reference else None,
-            share=flop / median / ceiling if ceiling else None,
             peak_mib=max(encoded.peak_bytes for encoded in outcome.rounds) / 2**20,
             dense=worst_cosine(vectors, exact, "dense"),
             colbert=worst_cosine(vectors, exact, "colbert"),
@@ -106,15 +97,6 @@ def rows_of(
 def _vectors(outcome: Outcome) -> Arrays:
     with np.load(outcome.vectors) as arrays:
         return dict(arrays)
-
-
-def median_ceilings(rounds: Iterable[Ceilings]) -> Ceilings:
-    """The median of the rounds, in each precision."""
-    found: dict[str, list[float]] = {}
-    for ceilings in rounds:
-        for precision, rate in ceilings.items():
-            found.setdefault(precision, []).append(rate)
-    return {precision: statistics.median(rates) for precision, rates in found.items()}
 
 
 def worst_cosine(one: Arrays, other: Arrays, kind: str) -> float | None:

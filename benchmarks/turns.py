@@ -4,18 +4,18 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 
 
-def turns(rounds: Mapping[str, int]) -> Iterator[tuple[int, str]]:
-    """(round, name) in the order A B C A B C; a name leaves when its rounds are over."""
+def turns(rounds: Mapping[str, int]) -> Iterator[str]:
+    """Names in the order A B C A B C; one leaves when its rounds are over."""
     for number in range(max(rounds.values(), default=0)):
         for name, wanted in rounds.items():
             if number < wanted:
-                yield number, name
+                yield name
 
 
 def measure(runs: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
     """Seconds of each, round by round."""
     seconds: dict[str, list[float]] = {name: [] for name in runs}
-    for _, name in turns(dict.fromkeys(runs, rounds)):
+    for name in turns(dict.fromkeys(runs, rounds)):
         began = time.perf_counter()
         runs[name]()
         seconds[name].append(time.perf_counter() - began)

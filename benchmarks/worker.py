@@ -118,7 +118,7 @@ def _run(adapter: Any, run: Run) -> Encoded:
 
 def _save(file: Path, answers: list[Vectors]) -> None:
     """The vectors of all calls; an engine without ColBERT leaves them out."""
-    arrays = {"dense": np.concatenate([each.dense for each in answers])}
+    arrays: dict[str, Any] = {"dense": np.concatenate([each.dense for each in answers])}
     colbert = [each.colbert for each in answers if each.colbert is not None]
     if colbert:
         arrays["colbert"] = np.concatenate(colbert)

@@ -19,8 +19,6 @@ What is not, since it cannot mean anything or is no code of ours to test:
 
 import ast
 import random
-import shutil
-import subprocess
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -58,17 +56,10 @@ class Mutant:
     after: str
     start: int
     end: int
-    first: int  # The lines of the statement, or of the head of a compound one: tests that run any
-    last: int  # of them may notice.
 
     def applied_to(self, source: bytes) -> bytes:
         """The changed file."""
         return source[: self.start] + self.after.encode() + source[self.end :]
-
-    @property
-    def module(self) -> str:
-        """The name that its file is imported by."""
-        return self.file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
     @property
     def name(self) -> str:
@@ -91,7 +82,7 @@ def mutants_of(file: str, source: bytes) -> Iterator[Mutant]:
     for line in source.splitlines(keepends=True):
         starts.append(starts[-1] + len(line))
     seen = set()
-    for statement, target, kind, after in _changes(ast.parse(source).body):
+    for target, kind, after in _changes(ast.parse(source).body):
         first, last = (target, target) if isinstance(target, ast.AST) else (target[0], target[-1])
         start = starts[first.lineno - 1] + first.col_offset
         end = starts[(last.end_lineno or 0) - 1] + (last.end_col_offset or 0)
@@ -99,10 +90,7 @@ def mutants_of(file: str, source: bytes) -> Iterator[Mutant]:
         if (start, end, after) in seen or after == before:
             continue
         seen.add((start, end, after))
-        body = getattr(statement, "body", None)
-        until = body[0].lineno - 1 if isinstance(body, list) else statement.end_lineno
-        lines = (min(statement.lineno, first.lineno), max(until or 0, last.end_lineno or 0))
-        yield Mutant(file, first.lineno, kind, before, after, start, end, *lines)
+        yield Mutant(file, first.lineno, kind, before, after, start, end)
 
 
 def draw(mutants: list[Mutant], seed: int, count: int) -> list[Mutant]:
@@ -122,30 +110,8 @@ def draw(mutants: list[Mutant], seed: int, count: int) -> list[Mutant]:
     return drawn
 
 
-def copy_tree(source: Path, target: Path) -> None:
-    """Copy what git tracks or would track, and the built kernels."""
-    listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
-    names = subprocess.run(listed, cwd=source, check=True, capture_output=True, text=True).stdout
-    kernels = [
-        str(each.relative_to(source)) for each in source.glob("smart_embedder/models/ops/csrc/*.so")
-    ]
-    for name in [*names.splitlines(), *kernels]:
-        if (source / name).is_file():
-            (target / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(source / name, target / name)
-
-
-def test_files(root: Path) -> list[str]:
-    """The test files that mirror smart_embedder/, and those of faults and simulation."""
-    mirrored = sorted(each.parent.name for each in (root / "smart_embedder").glob("*/__init__.py"))
-    folders = [root / "tests" / name for name in (*mirrored, "simulation", "faults")]
-    files = [each for folder in folders for each in folder.rglob("test_*.py")]
-    files += [root / "tests" / f"test_{name}.py" for name in ("main", "errors", "security")]
-    return sorted(str(each.relative_to(root)) for each in files if each.exists())
-
-
 _Target = ast.expr | ast.stmt | list[ast.stmt]
-_Change = tuple[ast.stmt, _Target, str, str]
+_Change = tuple[_Target, str, str]
 
 
 def _changes(body: list[ast.stmt]) -> Iterator[_Change]:
@@ -153,9 +119,9 @@ def _changes(body: list[ast.stmt]) -> Iterator[_Change]:
     for statement in body:
         if _is_meaningless(statement):
             continue
-        yield from ((statement, *change) for change in _of_statement(statement))
+        yield from _of_statement(statement)
         for expression in _expressions(statement):
-            yield from ((statement, *change) for change in _of_expression(expression))
+            yield from _of_expression(expression)
         for name in ("body", "orelse", "finalbody"):
             inside = getattr(statement, name, [])
             yield from _changes([each for each in inside if not _is_unused(each, statement)])
@@ -186,12 +152,9 @@ def _is_meaningless(statement: ast.stmt) -> bool:
 
 def _is_unused(statement: ast.stmt, function: ast.stmt) -> bool:
     """Whether all that it does is to say that parameters of the function are not used."""
-    if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
-        return False
-    arguments = function.args
-    names = {each.arg for each in (*arguments.args, *arguments.kwonlyargs)}
-    match statement:
-        case ast.Delete(targets):
+    match statement, function:
+        case ast.Delete(targets), ast.FunctionDef(args=own) | ast.AsyncFunctionDef(args=own):
+            names = {each.arg for each in (*own.args, *own.kwonlyargs)}
             return all(isinstance(each, ast.Name) and each.id in names for each in targets)
     return False
 
@@ -207,7 +170,7 @@ def _root(expression: ast.expr) -> str:
     return names[-2] if names[-1] in {"self", "cls"} and len(names) > 1 else names[-1]
 
 
-def _of_statement(statement: ast.stmt) -> Iterator[tuple[_Target, str, str]]:
+def _of_statement(statement: ast.stmt) -> Iterator[_Change]:
     if what := _may_be_left_out(statement):
         yield statement, f"{what} left out", "pass"
     match statement:
@@ -236,7 +199,7 @@ def _may_be_left_out(statement: ast.stmt) -> str:
     return ""
 
 
-def _negated(test: ast.expr) -> Iterator[tuple[_Target, str, str]]:
+def _negated(test: ast.expr) -> Iterator[_Change]:
     """The condition turned round, where changing its operator does not do just that."""
     match test:
         case ast.Compare(ops=[op]) if isinstance(op, _OPPOSITES):
@@ -281,7 +244,7 @@ def _inside(node: ast.AST | None) -> Iterator[ast.expr]:
         yield from _inside(each)
 
 
-def _of_expression(node: ast.expr) -> Iterator[tuple[_Target, str, str]]:
+def _of_expression(node: ast.expr) -> Iterator[_Change]:
     match node:
         case ast.Constant(value):
             yield from _of_value(node, value)
@@ -296,7 +259,7 @@ def _of_expression(node: ast.expr) -> Iterator[tuple[_Target, str, str]]:
             yield from _of_operator(node)
 
 
-def _of_value(node: ast.expr, value: object) -> Iterator[tuple[_Target, str, str]]:
+def _of_value(node: ast.expr, value: object) -> Iterator[_Change]:
     if isinstance(value, bool):
         yield node, "boolean", str(not value)
     elif isinstance(value, int) and value <= MOST_COUNTED:
@@ -305,7 +268,7 @@ def _of_value(node: ast.expr, value: object) -> Iterator[tuple[_Target, str, str
             yield node, "number", str(value - 1)
 
 
-def _of_call(node: ast.Call) -> Iterator[tuple[_Target, str, str]]:
+def _of_call(node: ast.Call) -> Iterator[_Change]:
     match node:
         case ast.Call(ast.Name(name) as func) if name in _SWAPPED_CALLS:
             yield func, "min/max", _SWAPPED_CALLS[name]
@@ -316,7 +279,7 @@ def _of_call(node: ast.Call) -> Iterator[tuple[_Target, str, str]]:
                 yield node, "arguments swapped", ast.unparse(swapped)
 
 
-def _of_operator(node: ast.expr) -> Iterator[tuple[_Target, str, str]]:
+def _of_operator(node: ast.expr) -> Iterator[_Change]:
     match node:
         case ast.Compare(left, [op], [right]):
             changed = ast.Compare(left, [_COMPARED[type(op)]()], [right])

@@ -6,12 +6,10 @@ import numpy as np
 import pytest
 
 from benchmarks.adapters.interface import Setting
-from benchmarks.ceiling import Encoder
 from benchmarks.comparison import Outcome
-from benchmarks.figures import Row, format_table, median_ceilings, rows_of, worst_cosine
+from benchmarks.figures import Row, format_table, rows_of, worst_cosine
 from benchmarks.worker import Encoded
 
-ENCODER = Encoder(hidden=64, layers=2, inner=256)
 EAST, NORTH = [1.0, 0.0], [0.0, 1.0]
 
 
@@ -27,7 +25,7 @@ def make(tmp_path: Path):
             failure = took if isinstance(took, str) else ""
             rounds = [Encoded([s], 2**20 * n) for n, s in enumerate(() if failure else took, 1)]
             outcomes.append(Outcome(name, file, Setting(4), "1.0", rounds, failure))
-        rows = rows_of(outcomes, [10, 30], ENCODER, {"float32": 1e6})
+        rows = rows_of(outcomes, [10, 30])
         return {row.engine: row for row in rows}
 
     return make_rows
@@ -37,7 +35,6 @@ def test_rates_come_from_the_median_round_and_memory_from_the_worst(make) -> Non
     speed = make(flagembedding=(9, 4, 5))["flagembedding"].speed
     assert (speed.texts_per_second, speed.tokens_per_second) == (2 / 5, 40 / 5)
     assert speed.peak_mib == 3
-    assert speed.share == pytest.approx(ENCODER.flop([10, 30]) / 5 / 1e6)
 
 
 def test_the_ratio_is_to_the_faster_of_the_two_settings_of_flagembedding(make) -> None:
@@ -47,7 +44,7 @@ def test_the_ratio_is_to_the_faster_of_the_two_settings_of_flagembedding(make) -
 
 def test_without_flagembedding_there_is_no_ratio(make) -> None:
     speed = make(openvino_int8=(1,))["openvino-int8"].speed
-    assert (speed.ratio, speed.share, speed.dense) == (None, None, None)
+    assert (speed.ratio, speed.dense) == (None, None)
 
 
 def test_an_engine_that_failed_is_a_row_with_its_reason(make) -> None:
@@ -64,11 +61,6 @@ def test_an_engine_whose_vectors_are_not_those_of_the_texts_has_no_figures(make)
     assert rows["flagembedding"].speed is not None
     assert rows["m3serve"].speed is None
     assert rows["m3serve"].failure == "its dense vectors are (1, 2) instead of (2, 2)"
-
-
-def test_the_ceiling_is_the_median_of_the_rounds_that_have_it() -> None:
-    rounds = [{"float32": 1.0, "int8": 7.0}, {"float32": 9.0}, {"float32": 3.0}]
-    assert median_ceilings(rounds) == {"float32": 3.0, "int8": 7.0}
 
 
 def test_the_worst_cosine_counts_and_a_missing_kind_has_none() -> None:

@@ -56,41 +56,31 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--token", help="the access token of that service")
     add("--times", type=Path, metavar="FILE", help="use times that --save wrote, here or elsewhere")
     add("--save", type=Path, metavar="FILE", help="write the measured times to this file")
-    add("--json", type=Path, metavar="FILE", help="write the result to this file")
     arguments = parser.parse_args(argv)
-    for missing in _ask(arguments):
-        parser.error(f"--{missing.replace('_', '-')} is missing")
-    return arguments
-
-
-def _ask(arguments: argparse.Namespace) -> Iterator[str]:
-    """Ask for what is missing; what cannot be asked for."""
     for name, question in _QUESTIONS.items():
-        if getattr(arguments, name) is not None or (name == "tokens" and arguments.texts_file):
+        is_given = getattr(arguments, name) is not None
+        others = {"tokens": arguments.texts_file, "p99_ms": arguments.p50_ms}
+        if is_given or others.get(name) is not None:
             continue
-        if name == "p99_ms" and arguments.p50_ms is not None:
-            continue
-        if sys.stdin.isatty():
-            answer = input(question)
-            setattr(arguments, name, answer if name == "tokens" else float(answer))
-        else:
-            yield name
+        if not sys.stdin.isatty():
+            parser.error(f"--{name.replace('_', '-')} is missing")
+        answer = input(question)
+        setattr(arguments, name, answer if name == "tokens" else float(answer))
+    return arguments
 
 
 @contextmanager
 def _service(arguments: argparse.Namespace) -> Iterator[Client | None]:
     """The service to ask, or None where times are given and no text is to be counted."""
+    about = (arguments.kinds, arguments.token)
     if arguments.url is not None:
-        with closing(Client(arguments.url, arguments.kinds, arguments.token)) as client:
+        with closing(Client(arguments.url, *about)) as client:
             yield client
     elif arguments.times is not None and arguments.texts_file is None:
         yield None
     else:
         _tell("starting the service")
-        with (
-            started_service() as url,
-            closing(Client(url, arguments.kinds, arguments.token)) as client,
-        ):
+        with started_service() as url, closing(Client(url, *about)) as client:
             yield client
 
 
@@ -143,17 +133,14 @@ def report(table: TimeTable, load: Load, target: Target, options: list[list[Opti
     )
     heads = ("replicas", "devices of each", "P50 ms", "P99 ms", "busy", "refused")
     print(f"{markdown(heads, rows)}\n")
-    for some, what in zip(options, ("Devices behind one queue", "Replicas"), strict=True):
-        print(_answer(some[-1], what, target))
-
-
-def _answer(last: Option, what: str, target: Target) -> str:
-    number = last.replicas * last.devices
-    if last.meets:
-        return f"{what} that are needed: {number}."
     wanted = [(50, target.p50), (99, target.p99)]
     told = " and ".join(f"P{at} of {most * 1000:g} ms" for at, most in wanted if most is not None)
-    return f"{what}: no number (tried to {number}) reaches {told}."
+    for some, what in zip(options, ("Devices behind one queue", "Replicas"), strict=True):
+        number = some[-1].replicas * some[-1].devices
+        if some[-1].meets:
+            print(f"{what} that are needed: {number}.")
+        else:
+            print(f"{what}: no number (tried to {number}) reaches {told}.")
 
 
 def main() -> int:
@@ -167,29 +154,10 @@ def main() -> int:
         return 2
     milliseconds = arguments.p50_ms, arguments.p99_ms
     target = Target(*(None if each is None else each / 1000 for each in milliseconds))
-    options = [
-        plan(load, devices, target, arguments.requests) for plan in (more_devices, more_replicas)
-    ]
+    given = (load, devices, target, arguments.requests)
+    options = [more_devices(*given), more_replicas(*given)]
     report(table, load, target, options)
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps(_as_json(options), indent=1) + "\n", encoding="utf-8")
     return 0 if all(some[-1].meets for some in options) else 1
-
-
-def _as_json(options: list[list[Option]]) -> list[dict[str, float | bool]]:
-    return [
-        {
-            "replicas": each.replicas,
-            "devices": each.devices,
-            "p50_ms": each.outcome.percentile(50) * 1000,
-            "p99_ms": each.outcome.percentile(99) * 1000,
-            "utilisation": each.outcome.utilisation,
-            "refused": each.outcome.refused,
-            "meets": each.meets,
-        }
-        for some in options
-        for each in some
-    ]
 
 
 if __name__ == "__main__":

@@ -56,16 +56,12 @@ def parse_lengths(described: str) -> Lengths:
     try:
         if colon:
             return uniform(int(low), int(high))
-        return drawn_from([_weighted(part) for part in described.split(",")])
+        parts = (part.partition("*") for part in described.split(","))
+        return drawn_from([(int(length), float(weight or 1)) for length, _, weight in parts])
     except ValueError:
         raise LoadError(
             f"{described!r} is no distribution of tokens: 30, 20:200 or 30*9,2000*1"
         ) from None
-
-
-def _weighted(part: str) -> tuple[int, float]:
-    length, _, weight = part.partition("*")
-    return int(length), float(weight or 1)
 
 
 def uniform(low: int, high: int) -> Lengths:
@@ -171,18 +167,13 @@ def fit(table: TimeTable) -> CostModel:
         raise TimesError("there are no times")
     shapes = np.array([(1, each.texts, each.texts * each.tokens) for each in table.times], float)
     pairs = np.array([each.texts * each.tokens**2 for each in table.times], float)
-    forward = np.array([each.forward for each in table.times])
-    tokenize = np.array([each.tokenize for each in table.times])
-    rest = np.array([each.rest for each in table.times])
-    return CostModel(
-        tuple(_solve(np.column_stack((shapes, pairs)), forward)),
-        tuple(_solve(shapes, tokenize)),
-        tuple(_solve(shapes, rest)),
-    )
 
+    def terms(name: str, features: Any) -> tuple[float, ...]:
+        seconds = np.array([getattr(each, name) for each in table.times])
+        # Of what takes next to nothing, the relative error says nothing.
+        weights = 1 / np.maximum(seconds, 1e-4)
+        found, _ = nnls(features * weights[:, None], seconds * weights)
+        return tuple(float(each) for each in found)
 
-def _solve(features: Any, seconds: Any) -> list[float]:
-    # Of what takes next to nothing, the relative error says nothing.
-    weights = 1 / np.maximum(seconds, 1e-4)
-    terms, _ = nnls(features * weights[:, None], seconds * weights)
-    return [float(each) for each in terms]
+    forward = terms("forward", np.column_stack((shapes, pairs)))
+    return CostModel(forward, terms("tokenize", shapes), terms("rest", shapes))

@@ -1,19 +1,19 @@
 """Short measurements of a service: requests of growing size alone, then some at a time."""
 
 import os
-import re
+import socket
 import statistics
 import subprocess
 import sys
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from http import HTTPStatus
-from queue import Empty, Queue
+from itertools import product
+from tempfile import TemporaryFile
 from typing import Any
 
 import httpx2
@@ -22,12 +22,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tools.capacity.cost import MeasuredTime, TimeTable, fit
 
-_LISTENING = re.compile(r"listening.*?(http://[\w.:\[\]]+)")
 _START_SECONDS = 900.0
 _END_SECONDS = 60.0
 # A measurement comes from one address.
 _UNLIMITED = {
-    "PORT": "0",
     "LOG_FORMAT": "console",
     "RATE_LIMIT_REQUESTS_PER_MINUTE": "1000000",
     "RATE_LIMIT_BURST_SIZE": "1000000",
@@ -55,43 +53,27 @@ def started_service() -> Iterator[str]:
 
     Raises `ServiceError` where it does not become ready.
     """
-    process = subprocess.Popen(
-        [sys.executable, "-m", "smart_embedder"],
-        env={**os.environ, **_UNLIMITED},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    printed, bound = deque[str](maxlen=1), Queue[str]()
-
-    def read() -> None:
-        """What it prints, so that it never waits for a reader."""
-        for line in process.stdout or ():
-            printed.extend([line.strip()] if line.strip() else [])
-            if found := _LISTENING.search(line):
-                bound.put(found[1])
-        bound.put("")
-
-    reader = threading.Thread(target=read, daemon=True)
-    reader.start()
-    try:
-        url = ""
-        with suppress(Empty):
-            url = bound.get(timeout=_START_SECONDS)
-        if not url:
-            raise ServiceError(f"the service did not start: {''.join(printed)}")
-        until = time.monotonic() + _START_SECONDS
-        while not _is_ready(url):
-            if process.poll() is not None or time.monotonic() > until:
-                raise ServiceError(f"the service did not become ready: {''.join(printed)}")
-            time.sleep(0.1)
-        yield url
-    finally:
-        process.terminate()
-        process.wait(_END_SECONDS)
-        reader.join(_END_SECONDS)
-        if process.stdout is not None:
-            process.stdout.close()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    url, command = f"http://127.0.0.1:{port}", [sys.executable, "-m", "smart_embedder"]
+    own = {"HOST": "127.0.0.1", "PORT": port} | _UNLIMITED
+    with TemporaryFile() as printed:
+        process = subprocess.Popen(
+            command, env=os.environ | own, stdout=printed, stderr=subprocess.STDOUT
+        )
+        try:
+            until = time.monotonic() + _START_SECONDS
+            while not _is_ready(url):
+                if process.poll() is not None or time.monotonic() > until:
+                    printed.seek(0)
+                    last = printed.read().decode(errors="replace").strip().rpartition("\n")[2]
+                    raise ServiceError(f"the service did not start: {last}")
+                time.sleep(0.1)
+            yield url
+        finally:
+            process.terminate()
+            process.wait(_END_SECONDS)
 
 
 def _is_ready(url: str) -> bool:
@@ -110,15 +92,19 @@ class Client:
         self._http = httpx2.Client(base_url=url, headers=headers, timeout=None)
         self._kinds = kinds
 
-    def close(self) -> None:
-        """End the connections."""
-        self._http.close()
+        self.close = self._http.close
 
     def send(self, texts: Sequence[str]) -> tuple[float, dict[str, Any]]:
         """Seconds and answer of a request; raises `ServiceError` where there is none."""
+        if self._kinds == RERANK:
+            path: str = "/rerank"
+            body: dict[str, Any] = {"query": "river", "passages": list(texts)}
+        else:
+            path, body = "/embeddings/", {"sentences": list(texts)}
+            body |= {f"return_{kind}": kind in self._kinds.split(",") for kind in _KINDS}
         began = time.perf_counter()
         try:
-            answer = self._http.post(self.path, json=self.body(texts))
+            answer = self._http.post(path, json=body)
         except httpx2.HTTPError as error:
             raise ServiceError(f"the service does not answer: {error!r}") from None
         if answer.status_code != HTTPStatus.OK:
@@ -128,18 +114,6 @@ class Client:
     def count_tokens(self, text: str) -> int:
         """The tokens that a request with this text alone reads."""
         return int(self.send([text])[1]["usage"]["total_tokens"])
-
-    @property
-    def path(self) -> str:
-        """Where requests go."""
-        return "/rerank" if self._kinds == RERANK else "/embeddings/"
-
-    def body(self, texts: Sequence[str]) -> dict[str, Any]:
-        """A request; with reranking, the texts are passages."""
-        if self._kinds == RERANK:
-            return {"query": "river", "passages": list(texts)}
-        wanted = {f"return_{kind}": kind in self._kinds.split(",") for kind in _KINDS}
-        return {"sentences": list(texts)} | wanted
 
     def health(self) -> dict[str, Any]:
         """What /health says; raises `ServiceError` unless the service is ready."""
@@ -166,35 +140,22 @@ class Client:
         return found[f"{name}_sum"], int(found[f"{name}_count"])
 
 
-def make_text(words: int, seed: int) -> str:
-    """A text of so many common words."""
-    return " ".join(np.random.default_rng(seed).choice(_WORDS, words))
-
-
 def measure(client: Client, kinds: str, on_progress: Callable[[str], object]) -> TimeTable:
     """Measure a service that nobody else uses; some ten seconds."""
     health = client.health()
-    gpu = health["gpu"]
-    table = TimeTable(
-        kinds=kinds,
-        device=str(gpu["device_info"]),
-        max_batch_tokens=health["max_batch_tokens"],
-        overlapping=bool(gpu["available"]),
-        times=list(_lone_requests(client, health["max_batch_tokens"], on_progress)),
-    )
+    gpu, most, times = health["gpu"], health["max_batch_tokens"], []
+    for texts, words in product(_TEXTS, _LENGTHS):
+        # What does not fit one forward tells nothing of a forward.
+        if texts == 1 or texts * words < min(most, _MOST_TOKENS):
+            on_progress(f"{texts} texts of {words} words")
+            times.append(_median([_text(words, seed) for seed in range(texts)], client))
     on_progress("several requests at a time")
+    table = TimeTable(kinds, str(gpu["device_info"]), most, bool(gpu["available"]), times)
     return replace(table, interference=_interference(client, table))
 
 
-def _lone_requests(
-    client: Client, max_batch_tokens: int, on_progress: Callable[[str], object]
-) -> Iterator[MeasuredTime]:
-    for texts in _TEXTS:
-        for words in _LENGTHS:
-            # What does not fit one forward tells nothing of a forward.
-            if texts == 1 or texts * words < min(max_batch_tokens, _MOST_TOKENS):
-                on_progress(f"{texts} texts of {words} words")
-                yield _median([make_text(words, seed) for seed in range(texts)], client)
+def _text(words: int, seed: int) -> str:
+    return " ".join(np.random.default_rng(seed).choice(_WORDS, words))
 
 
 def _median(texts: list[str], client: Client) -> MeasuredTime:
@@ -213,7 +174,7 @@ def _median(texts: list[str], client: Client) -> MeasuredTime:
 
 def _interference(client: Client, table: TimeTable) -> float:
     """By how much a request beside a forward makes it longer, in seconds, while all are busy."""
-    texts = [[make_text(words, words)] for words in range(8, 40)]
+    texts = [[_text(words, words)] for words in range(8, 40)]
     with ThreadPoolExecutor(_AT_ONCE) as threads:
         tokens = [told["usage"]["total_tokens"] for _, told in threads.map(client.send, texts)]
         before, forwards_before = client.forwards()

@@ -1,6 +1,6 @@
 """From a load and a target to devices and replicas."""
 
-from collections.abc import Callable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from smart_embedder.engine.scheduling.batcher import Limits
@@ -58,11 +58,10 @@ def more_devices(
 ) -> list[Option]:
     """One process with more and more devices behind its queue, until the target is met."""
 
-    def option(number: int) -> Option:
-        outcome = simulate(load, replace(devices, number=number), requests=requests)
-        return Option(1, number, outcome, target.met_by(outcome))
+    def seen(number: int) -> Outcome:
+        return simulate(load, replace(devices, number=number), requests=requests)
 
-    return _until_met(option)
+    return list(_until_met(target, ((1, number, seen(number)) for number in range(1, _MOST + 1))))
 
 
 def more_replicas(
@@ -70,19 +69,16 @@ def more_replicas(
 ) -> list[Option]:
     """More and more processes of one device, with the requests shared among them at random."""
 
-    def option(number: int) -> Option:
-        outcome = simulate(replace(load, rate=load.rate / number), devices, requests=requests)
-        return Option(number, 1, outcome, target.met_by(outcome))
+    def seen(number: int) -> Outcome:
+        return simulate(replace(load, rate=load.rate / number), devices, requests=requests)
 
-    return _until_met(option)
+    return list(_until_met(target, ((number, 1, seen(number)) for number in range(1, _MOST + 1))))
 
 
-def _until_met(option: Callable[[int], Option]) -> list[Option]:
+def _until_met(target: Target, tried: Iterable[tuple[int, int, Outcome]]) -> Iterator[Option]:
     """One after the other, until one meets the target or more would not help any more."""
-    options: list[Option] = []
-    for number in range(1, _MOST + 1):
-        options.append(last := option(number))
+    for replicas, devices, outcome in tried:
+        yield (last := Option(replicas, devices, outcome, target.met_by(outcome)))
         # A request never waits then.
-        if last.meets or last.outcome.utilisation < 0.02:  # noqa: PLR2004
-            break
-    return options
+        if last.meets or outcome.utilisation < 0.02:  # noqa: PLR2004
+            return

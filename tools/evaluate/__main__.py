@@ -39,17 +39,10 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add = parser.add_argument
     add("folder", type=Path, nargs="?", help="the data set; of --mteb a snapshot of its repository")
     add("--mteb", metavar="TASK", help="a retrieval task of mteb, which must be installed")
-    add(
-        "--subset",
-        default="default",
-        help="the subset of the task, such as a language (%(default)s)",
-    )
+    add("--subset", default="default", help="of the task, such as a language (%(default)s)")
     add("--split", default="test", help="the split, such as dev: reads qrels/dev.tsv (%(default)s)")
-    add(
-        "--ignore-identical-ids",
-        action="store_true",
-        help="a query does not find the document with its own id",
-    )
+    help_ = "a query does not find the document with its own id"
+    add("--ignore-identical-ids", action="store_true", help=help_)
     add("--url", help="ask this running service; without it the engine runs in this process")
     add("--token", help="the access token of that service")
     add("--model", help="the model of MODELS of that service which makes the vectors")
@@ -63,12 +56,6 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--candidates", help="the representation whose best documents are reranked (the first)")
     add("--json", type=Path, metavar="FILE", help="write the figures to this file")
     arguments = parser.parse_args(argv)
-    _check(parser, arguments)
-    return arguments
-
-
-def _check(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
-    """End the program if options do not go together."""
     if arguments.folder is None and arguments.mteb is None:
         parser.error("name a folder, or a task with --mteb")
     if not 0 <= arguments.rerank <= MOST_RANKED:
@@ -79,6 +66,7 @@ def _check(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> No
         parser.error("--reference is of the models in settings: leave --model and --reranker out")
     if arguments.input_types and arguments.query_prompt:
         parser.error("--input-types does not go with --query-prompt")
+    return arguments
 
 
 def plan_of(arguments: argparse.Namespace, made: Made) -> Plan:
@@ -142,8 +130,8 @@ async def run(arguments: argparse.Namespace) -> list[Evaluation]:
     dataset, settings = read_dataset(arguments), load_settings().model_copy(update=_PATIENT)
     made: AbstractAsyncContextManager[Source] = engine_source(settings)
     if arguments.url is not None:
-        asked = (arguments.url, arguments.token, arguments.model, arguments.reranker)
-        made = service_source(*asked)
+        models = (arguments.model, arguments.reranker)
+        made = service_source(arguments.url, arguments.token, *models)
     async with made as source:
         plan = plan_of(arguments, await look_at(source))
         basic = _basic(plan) if arguments.reference else None

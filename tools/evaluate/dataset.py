@@ -75,22 +75,15 @@ class Dataset:
         """All documents in pieces of bounded size, each with the index of its first document."""
         total = len(self.corpus)
         for begin in range(0, total, PIECE_DOCUMENTS):
-            read = self.corpus.read(range(begin, min(begin + PIECE_DOCUMENTS, total)))
-            index = begin
-            for piece in _of_bounded_size(read):
-                yield index, piece
-                index += len(piece)
-
-
-def _of_bounded_size(documents: list[Document]) -> Iterator[list[Document]]:
-    piece, characters = list[Document](), 0
-    for document in documents:
-        if piece and characters + len(document.text) > PIECE_CHARACTERS:
-            yield piece
-            piece, characters = [], 0
-        piece.append(document)
-        characters += len(document.text)
-    yield piece
+            piece, characters = list[Document](), 0
+            indices = range(begin, min(begin + PIECE_DOCUMENTS, total))
+            for index, document in zip(indices, self.corpus.read(indices), strict=True):
+                if piece and characters + len(document.text) > PIECE_CHARACTERS:
+                    yield index - len(piece), piece
+                    piece, characters = [], 0
+                piece.append(document)
+                characters += len(document.text)
+            yield indices.stop - len(piece), piece
 
 
 class JsonLinesCorpus:
@@ -109,13 +102,13 @@ class JsonLinesCorpus:
 
     def read(self, indices: Iterable[int]) -> list[Document]:
         """The documents with these indices."""
+        found = []
         with self._path.open("rb") as file:
-            return [self._read_one(file, index) for index in indices]
-
-    def _read_one(self, file: Any, index: int) -> Document:
-        file.seek(self._starts[index])
-        record = _parse(file.readline(), f"document {index + 1} of {self._path}")
-        return Document(_text(record, "_id", self._path), document_text(record))
+            for index in indices:
+                file.seek(self._starts[index])
+                record = _parse(file.readline(), f"document {index + 1} of {self._path}")
+                found.append(Document(_text(record, "_id", self._path), document_text(record)))
+        return found
 
 
 def document_text(record: dict[str, Any]) -> str:
@@ -149,49 +142,40 @@ def read_beir(folder: Path, split: str, **rules: Any) -> Dataset:
     for file in (corpus, queries):
         if not file.is_file():
             raise DatasetError(f"{file} is missing: a data set has corpus.jsonl and queries.jsonl")
-    texts = dict(_read_queries(queries))
-    qrels = _read_qrels(_find_qrels(folder / "qrels", split))
+    texts: dict[str, str] = {}
+    with queries.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            if line.strip():
+                record = _parse(line, f"line {number} of {queries}")
+                texts[_text(record, "_id", queries)] = _text(record, "text", queries)
+    qrels = _read_qrels(folder / "qrels", split)
     return make_dataset(folder.resolve().name, JsonLinesCorpus(corpus), texts, qrels, **rules)
 
 
-def _find_qrels(folder: Path, split: str) -> Path:
-    """The split's file, or the only one that there is."""
-    chosen = folder / f"{split}.tsv"
-    files = sorted(folder.glob("*.tsv"))
-    if chosen in files:
-        return chosen
-    if len(files) == 1:
-        return files[0]
-    there = ", ".join(file.stem for file in files) or "none"
-    raise DatasetError(f"{chosen} is missing; splits that are there: {there}")
+def _read_qrels(folder: Path, split: str) -> Qrels:
+    """Columns query-id, corpus-id and score, with or without a line that names them.
 
-
-def _read_queries(path: Path) -> Iterator[tuple[str, str]]:
-    with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            if line.strip():
-                record = _parse(line, f"line {number} of {path}")
-                yield _text(record, "_id", path), _text(record, "text", path)
-
-
-def _read_qrels(path: Path) -> Qrels:
-    """Columns query-id, corpus-id and score, with or without a line that names them."""
+    Of the split's file, or of the only one that there is.
+    """
+    path, files = folder / f"{split}.tsv", sorted(folder.glob("*.tsv"))
+    if path not in files and len(files) != 1:
+        there = ", ".join(file.stem for file in files) or "none"
+        raise DatasetError(f"{path} is missing; splits that are there: {there}")
+    path = path if path in files else files[0]
     qrels: Qrels = {}
     with path.open(encoding="utf-8", newline="") as file:
         rows = csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
         for number, row in enumerate(rows, 1):
-            if row and not (number == 1 and row[0] == "query-id"):
-                query, document, score = _judgement(row, f"line {number} of {path}")
-                qrels.setdefault(query, {})[document] = score
+            if not row or (number == 1 and row[0] == "query-id"):
+                continue
+            try:
+                query, document, score = row
+                qrels.setdefault(query, {})[document] = int(score)
+            except ValueError:
+                raise DatasetError(
+                    f"line {number} of {path} has no query id, document id and whole number"
+                ) from None
     return qrels
-
-
-def _judgement(row: Sequence[str], where: str) -> tuple[str, str, int]:
-    try:
-        query, document, score = row
-        return query, document, int(score)
-    except ValueError:
-        raise DatasetError(f"{where} has no query id, document id and whole number") from None
 
 
 def _parse(line: bytes, where: str) -> dict[str, Any]:

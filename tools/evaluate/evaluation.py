@@ -3,7 +3,8 @@
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -40,15 +41,17 @@ class Ranking:
     def add(self, begin: int, scores: Scores, order_by: Scores | None = None) -> None:
         """Add documents from the index `begin` on: `scores` are `[queries, documents]`."""
         indices = np.broadcast_to(np.arange(begin, begin + scores.shape[1]), scores.shape)
-        self._indices = np.concatenate((self._indices, indices), axis=1)
-        self._scores = np.concatenate((self._scores, scores), axis=1)
         other = scores if order_by is None else order_by
-        self._order_by = np.concatenate((self._order_by, other), axis=1)
+        every = np.concatenate((self._scores, scores), axis=1)
         # Stable: of equal scores the earlier document stays.
-        best = np.argsort(-self._scores, axis=1, kind="stable")[:, : self._most]
-        self._indices = np.take_along_axis(self._indices, best, axis=1)
-        self._scores = np.take_along_axis(self._scores, best, axis=1)
-        self._order_by = np.take_along_axis(self._order_by, best, axis=1)
+        best = np.argsort(-every, axis=1, kind="stable")[:, : self._most]
+
+        def kept(before: Any, added: Any) -> Any:
+            return np.take_along_axis(np.concatenate((before, added), axis=1), best, axis=1)
+
+        self._scores = kept(self._scores, scores)
+        self._indices = kept(self._indices, indices)
+        self._order_by = kept(self._order_by, other)
 
     def of_query(self, query: int) -> list[int]:
         """The indices of the query's documents, the best first."""
@@ -152,21 +155,6 @@ class Plan:
 
 
 @dataclass(slots=True)
-class _Clock:
-    """Seconds, texts and tokens of the documents; no tokens where the source does not tell."""
-
-    seconds: float = 0.0
-    texts: int = 0
-    tokens: int = 0
-
-    def add(self, seconds: float, answers: Sequence[Embedded]) -> None:
-        self.seconds += seconds
-        for each in answers:
-            self.texts += len(each.embeddings)
-            self.tokens += each.tokens or 0
-
-
-@dataclass(slots=True)
 class Evaluator:
     """Evaluates one source; `on_progress` hears how many documents or queries are done."""
 
@@ -174,7 +162,9 @@ class Evaluator:
     dataset: Dataset
     plan: Plan
     on_progress: Callable[[int], object] = lambda _: None
-    _clock: _Clock = field(default_factory=_Clock)
+    # Of the documents; no tokens where the source does not tell.
+    _seconds: float = 0.0
+    _tokens: int = 0
 
     async def run(self) -> Evaluation:
         """Embed, rank, rerank and measure."""
@@ -183,17 +173,29 @@ class Evaluator:
             await self.source.rerank("a", ["b"])
         queries, query_seconds = await self._embed_queries()
         rankings, num_bytes = await self._rank(Queries(queries))
+        documents = len(self.dataset.corpus)
         rows = [
-            self._row(each.name, self._ranked(rankings[each.name]), num_bytes[each.name])
-            for each in self.plan.representations
+            Row(name, self._quality(self._ranked(ranking)), num_bytes[name] / documents)
+            for name, ranking in rankings.items()
         ]
-        reranked: list[float] = []
-        pairs = 0
+        query_p50, query_p99 = np.percentile(query_seconds, [50, 99]) * 1000
+        speed = Speed(
+            documents_per_second=documents / self._seconds,
+            tokens_per_second=self._tokens / self._seconds if self._tokens else None,
+            query_p50_ms=float(query_p50),
+            query_p99_ms=float(query_p99),
+        )
         if reranks:
             candidates = self._ranked(rankings[self.plan.candidates])
-            ordered, reranked, pairs = await self._rerank(candidates)
-            rows.append(self._row(RERANKED, ordered, None))
-        speed = self._speed(query_seconds, reranked, pairs)
+            ordered, seconds, pairs = await self._rerank(candidates)
+            rows.append(Row(RERANKED, self._quality(ordered), None))
+            p50, p99 = np.percentile(seconds, [50, 99]) * 1000
+            speed = replace(
+                speed,
+                pairs_per_second=pairs / sum(seconds),
+                rerank_p50_ms=float(p50),
+                rerank_p99_ms=float(p99),
+            )
         return Evaluation(self.source.name, rows, speed)
 
     async def _embed_queries(self) -> tuple[list[TextEmbedding], list[float]]:
@@ -216,10 +218,12 @@ class Evaluator:
             found = self.dataset.may_find(documents)
             piece = Piece(queries, await self._embed_documents([each.text for each in documents]))
             for name, representation in named.items():
-                scored = representation.score(piece)
-                order_by = representation.order_by
+                scored, order_by = representation.score(piece), representation.order_by
                 others = None if order_by is None else order_by(piece).scores
-                rankings[name].add(begin, _where(found, scored.scores), others)
+                scores = scored.scores
+                if found is not None:
+                    scores = np.where(found, scores, np.float32(-np.inf))
+                rankings[name].add(begin, scores, others)
                 num_bytes[name] += scored.num_bytes
             self.on_progress(len(documents))
         return rankings, num_bytes
@@ -234,7 +238,8 @@ class Evaluator:
         began = time.perf_counter()
         requests = (texts[begin : begin + _REQUEST] for begin in range(0, len(texts), _REQUEST))
         answers = await asyncio.gather(*map(embed, requests))
-        self._clock.add(time.perf_counter() - began, answers)
+        self._seconds += time.perf_counter() - began
+        self._tokens += sum(each.tokens or 0 for each in answers)
         return [embedding for answer in answers for embedding in answer.embeddings]
 
     def _ranked(self, ranking: Ranking) -> dict[str, list[int]]:
@@ -257,31 +262,5 @@ class Evaluator:
             ordered[query] = [*(chosen[index] for index in order), *rest]
         return ordered, seconds, pairs
 
-    def _row(self, name: str, ranked: dict[str, list[int]], num_bytes: int | None) -> Row:
-        quality = measure(run_of(ranked, self.dataset.corpus), self.dataset.qrels)
-        mean = None if num_bytes is None else num_bytes / len(self.dataset.corpus)
-        return Row(name, quality, mean)
-
-    def _speed(self, queries: list[float], reranked: list[float], pairs: int) -> Speed:
-        clock = self._clock
-        query_p50, query_p99 = _percentiles_ms(queries)
-        rerank_p50, rerank_p99 = _percentiles_ms(reranked) if reranked else (None, None)
-        return Speed(
-            documents_per_second=clock.texts / clock.seconds,
-            tokens_per_second=clock.tokens / clock.seconds if clock.tokens else None,
-            query_p50_ms=query_p50,
-            query_p99_ms=query_p99,
-            pairs_per_second=pairs / sum(reranked) if reranked else None,
-            rerank_p50_ms=rerank_p50,
-            rerank_p99_ms=rerank_p99,
-        )
-
-
-def _where(found: npt.NDArray[np.bool_] | None, scores: Scores) -> Scores:
-    """The scores, and -infinity of what a query may not find."""
-    return scores if found is None else np.where(found, scores, np.float32(-np.inf))
-
-
-def _percentiles_ms(seconds: list[float]) -> tuple[float, float]:
-    p50, p99 = np.percentile(seconds, [50, 99]) * 1000
-    return float(p50), float(p99)
+    def _quality(self, ranked: dict[str, list[int]]) -> Quality:
+        return measure(run_of(ranked, self.dataset.corpus), self.dataset.qrels)

@@ -104,7 +104,7 @@ class Piece:
         self._embeddings = embeddings
         self.dense = cache(self._score_dense)
         self.colbert = cache(self._score_colbert)
-        self._pooled = cache(self._pool)
+        self._pooled = cache(lambda factor: [pool(_colbert(each), factor) for each in embeddings])
 
     def _score_dense(self, dtype: OutputDtype = "float32", dimensions: int | None = None) -> Scored:
         """Dot products."""
@@ -122,22 +122,15 @@ class Piece:
 
     def _score_colbert(self, dtype: OutputDtype = "float32", factor: int = 1) -> Scored:
         """Means of the best document vector for each query vector (MaxSim)."""
+        queries, starts = self._queries.colbert, self._queries.colbert_starts
+        lengths = np.diff([*starts, len(queries)]).astype(np.float32)
         scores, num_bytes = [], 0
         for vectors in self._pooled(factor):
             made = quantize(vectors, dtype)
             num_bytes += _size_of(made)
-            scores.append(self._maxsim(restore(made, vectors.shape[1])))
+            best = (queries @ restore(made, vectors.shape[1]).T).max(axis=1)
+            scores.append(np.asarray(np.add.reduceat(best, starts) / lengths, np.float32))
         return Scored(np.stack(scores, axis=1), num_bytes)
-
-    def _pool(self, factor: int) -> list[FloatArray]:
-        return [pool(_colbert(each), factor) for each in self._embeddings]
-
-    def _maxsim(self, document: FloatArray) -> Scores:
-        """`[queries]`."""
-        queries, starts = self._queries.colbert, self._queries.colbert_starts
-        best = (queries @ document.T).max(axis=1)
-        lengths = np.diff([*starts, len(queries)]).astype(np.float32)
-        return np.asarray(np.add.reduceat(best, starts) / lengths, np.float32)
 
     @cached_property
     def muvera(self) -> Scored:

@@ -4,7 +4,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Protocol
@@ -12,7 +12,6 @@ from typing import Any, Protocol
 import httpx2
 import msgpack
 import numpy as np
-import numpy.typing as npt
 
 from smart_embedder.engine import Engine, RerankRequest
 from smart_embedder.engine.records import NO_OPTIONS, EmbeddingOptions, SparseVector, TextEmbedding
@@ -25,6 +24,7 @@ from tools.evaluate.representations import COLBERT, DENSE, KINDS, SPARSE, Kinds
 _PASSAGES = 256
 _TRIES = 20
 _FEWEST_DIMENSIONS = 32
+_LATER = {HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE}
 
 
 class SourceError(Exception):
@@ -33,10 +33,7 @@ class SourceError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Embedded:
-    """Vectors of some texts, the tokens that were read, and the seconds that the answer took.
-
-    `tokens` is None where the source does not tell.
-    """
+    """Vectors of some texts, their tokens where the source tells, and the answer's seconds."""
 
     embeddings: list[TextEmbedding]
     tokens: int | None
@@ -57,7 +54,10 @@ class Source(Protocol):
     async def embed(
         self, texts: list[str], kinds: Kinds | None = None, options: EmbeddingOptions = NO_OPTIONS
     ) -> Embedded:
-        """The vectors of the kinds asked for, or of all that are made; of options the prompts."""
+        """The vectors of the kinds asked for, or of all that are made, of unit length.
+
+        Of the options the prompts count.
+        """
 
     async def rerank(self, query: str, passages: list[str]) -> list[float]:
         """A score of each passage."""
@@ -82,20 +82,15 @@ class Made:
 async def look_at(source: Source) -> Made:
     """What a source makes."""
     (found,) = (await source.embed(["a"])).embeddings
-    kinds = frozenset(kind for kind in KINDS if getattr(found, kind) is not None)
-    return Made(kinds, () if found.dense is None else await _dimensions(source, len(found.dense)))
-
-
-async def _dimensions(source: Source, width: int) -> tuple[int, ...]:
-    """A half of the width, a quarter and so on, as long as the source gives them."""
-    taken = []
-    while (width := width // 2) >= _FEWEST_DIMENSIONS:
-        try:
+    taken: list[int] = []
+    width = 0 if found.dense is None else len(found.dense)
+    # A half of the width, a quarter and so on, as long as the source gives them.
+    with suppress(InvalidRequestError, SourceError):
+        while (width := width // 2) >= _FEWEST_DIMENSIONS:
             await source.embed(["a"], frozenset({DENSE}), EmbeddingOptions(dimensions=width))
-        except (InvalidRequestError, SourceError):
-            break
-        taken.append(width)
-    return tuple(taken)
+            taken.append(width)
+    kinds = frozenset(kind for kind in KINDS if getattr(found, kind) is not None)
+    return Made(kinds, tuple(taken))
 
 
 class EngineSource:
@@ -110,16 +105,10 @@ class EngineSource:
     async def embed(
         self, texts: list[str], kinds: Kinds | None = None, options: EmbeddingOptions = NO_OPTIONS
     ) -> Embedded:
-        """As `Source.embed`; dense vectors have unit length."""
+        """As `Source.embed`."""
         began = time.perf_counter()
-        result = await self._engine.embed(
-            texts,
-            dense=None if kinds is None else DENSE in kinds,
-            sparse=None if kinds is None else SPARSE in kinds,
-            colbert=None if kinds is None else COLBERT in kinds,
-            normalize_dense=True,
-            options=options,
-        )
+        wanted: dict[str, Any] = {} if kinds is None else {kind: kind in kinds for kind in KINDS}
+        result = await self._engine.embed(texts, **wanted, normalize_dense=True, options=options)
         return Embedded(result.embeddings, result.tokens, time.perf_counter() - began)
 
     async def rerank(self, query: str, passages: list[str]) -> list[float]:
@@ -142,29 +131,17 @@ async def engine_source(settings: Settings) -> AsyncIterator[EngineSource]:
 class ServiceSource:
     """A running service: its default models, or those of MODELS that are named."""
 
-    def __init__(
-        self, client: httpx2.AsyncClient, model: str | None = None, reranker: str | None = None
-    ) -> None:
+    def __init__(self, client: httpx2.AsyncClient, model: str | None, reranker: str | None) -> None:
         self._client = client
         self._model = model
         self._reranker = reranker
         self.name = f"{model or 'the service'} at {client.base_url}"
-        self.reranks = False
-
-    async def identify(self) -> None:
-        """Look what it serves; raises `SourceError` where it is not ready."""
-        try:
-            health = (await self._client.get("/health")).json()
-        except (httpx2.HTTPError, ValueError) as error:
-            raise SourceError(f"{self.name} does not answer: {error}") from None
-        if health.get("status") != "healthy":
-            raise SourceError(f"{self.name} is not ready: {health.get('reason')}")
-        self.reranks = bool(self._reranker) or health["reranker_model"] != NO_RERANKER
+        self.reranks = True
 
     async def embed(
         self, texts: list[str], kinds: Kinds | None = None, options: EmbeddingOptions = NO_OPTIONS
     ) -> Embedded:
-        """As `Source.embed`; dense vectors have unit length."""
+        """As `Source.embed`."""
         body: dict[str, Any] = {"sentences": texts, "normalize_dense": True, "model": self._model}
         if kinds is not None:
             body |= {f"return_{kind}": kind in kinds for kind in KINDS}
@@ -189,34 +166,35 @@ class ServiceSource:
 
     async def _post(self, path: str, body: Any, accept: str) -> tuple[bytes, float]:
         """The answer and its seconds; waits as the service asks where it has no room now."""
-        answer = None
         for _ in range(_TRIES):
             began = time.perf_counter()
             try:
                 answer = await self._client.post(path, json=body, headers={"Accept": accept})
             except httpx2.HTTPError as error:
                 raise SourceError(f"{self.name} does not answer: {error!r}") from None
-            if answer.status_code not in {
-                HTTPStatus.TOO_MANY_REQUESTS,
-                HTTPStatus.SERVICE_UNAVAILABLE,
-            }:
+            if answer.status_code not in _LATER:
                 break
             await asyncio.sleep(float(answer.headers.get("Retry-After", 1)))
-        if answer is None or answer.status_code != HTTPStatus.OK:
-            told = "" if answer is None else f"{answer.status_code}: {answer.text}"
-            raise SourceError(f"{self.name} answered {told}")
+        if answer.status_code != HTTPStatus.OK:
+            raise SourceError(f"{self.name} answered {answer.status_code}: {answer.text}")
         return answer.content, time.perf_counter() - began
 
 
 @asynccontextmanager
 async def service_source(
-    url: str, token: str | None, model: str | None = None, reranker: str | None = None
+    url: str, token: str | None, model: str | None, reranker: str | None
 ) -> AsyncIterator[ServiceSource]:
     """The service at `url`; raises `SourceError` where it is not ready."""
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     async with httpx2.AsyncClient(base_url=url, headers=headers, timeout=None) as client:
         source = ServiceSource(client, model, reranker)
-        await source.identify()
+        try:
+            health = (await client.get("/health")).json()
+        except (httpx2.HTTPError, ValueError) as error:
+            raise SourceError(f"{source.name} does not answer: {error}") from None
+        if health.get("status") != "healthy":
+            raise SourceError(f"{source.name} is not ready: {health.get('reason')}")
+        source.reranks = bool(reranker) or health["reranker_model"] != NO_RERANKER
         yield source
 
 
@@ -229,13 +207,6 @@ def _array(record: dict[Any, Any]) -> Any:
 
 
 def _embedding(vectors: dict[str, Any]) -> TextEmbedding:
-    sparse = vectors["sparse"]
-    return TextEmbedding(
-        dense=vectors["dense"],
-        sparse=None if sparse is None else SparseVector(_ids(sparse["indices"]), sparse["values"]),
-        colbert=vectors["colbert"],
-    )
-
-
-def _ids(indices: npt.NDArray[np.uint32]) -> npt.NDArray[np.int64]:
-    return indices.astype(np.int64)
+    if sparse := vectors["sparse"]:
+        sparse = SparseVector(sparse["indices"].astype(np.int64), sparse["values"])
+    return TextEmbedding(vectors["dense"], sparse, vectors["colbert"])
