@@ -15,28 +15,27 @@ from urllib.parse import urlsplit
 import httpx2
 from pydantic import ValidationError
 
-from tools.smoke import operation, refusals, vectors
+from tools.smoke.checks import CHECKS
 from tools.smoke.target import CheckFailedError, NotOursError, Skip, Target
 
-_TIMEOUT = 120.0
 # What a check raises where there is no answer, or where one has another shape than the contract's.
 _NO_ANSWER = (httpx2.HTTPError, OSError, http.client.HTTPException)
 _WRONG_SHAPE = (LookupError, TypeError, ValueError)
 
-Check = Callable[[Target], None]
-
-CHECKS: tuple[Check, ...] = (
-    *operation.CHECKS,
-    *refusals.CHECKS,
-    *vectors.CHECKS,
-    *refusals.LAST_CHECKS,
-    *operation.LAST_CHECKS,
-)
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Check the server that the arguments name; the exit status."""
-    options = _parser().parse_args(arguments)
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.smoke",
+        description="Check that a running server answers as its documentation says.",
+    )
+    add = parser.add_argument
+    url = "http://localhost:8000"
+    add("--url", default=url, type=_address, help="the address of the server (%(default)s)")
+    add("--token", help="the access token, if the server asks for one")
+    help_ = "the most seconds for one answer (%(default)g)"
+    add("--timeout", default=120.0, type=float, help=help_)
+    options = parser.parse_args(arguments)
     target = Target(options.url, options.token, options.timeout)
     try:
         target.identify()
@@ -64,7 +63,7 @@ def check(target: Target) -> int:
     return 1 if failed else 0
 
 
-def _outcome(each: Check, target: Target) -> tuple[str, str]:
+def _outcome(each: Callable[[Target], None], target: Target) -> tuple[str, str]:
     """`ok`, `FAILED` or `skipped`, and why."""
     try:
         each(target)
@@ -75,29 +74,12 @@ def _outcome(each: Check, target: Target) -> tuple[str, str]:
     except _NO_ANSWER as error:
         return "FAILED", f"expected an answer, saw {type(error).__name__}: {error}"
     except ValidationError as error:
-        return "FAILED", f"expected the contract's shape, saw {_first_problem(error)}"
+        problem = error.errors(include_url=False, include_input=False)[0]
+        seen = f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}"
+        return "FAILED", f"expected the contract's shape, saw {seen}"
     except _WRONG_SHAPE as error:
         return "FAILED", f"expected the contract's shape, saw {type(error).__name__}: {error}"
     return "ok", ""
-
-
-def _first_problem(error: ValidationError) -> str:
-    problem = error.errors(include_url=False, include_input=False)[0]
-    return f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}"
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m tools.smoke",
-        description="Check that a running server answers as its documentation says.",
-    )
-    add = parser.add_argument
-    url = "http://localhost:8000"
-    add("--url", default=url, type=_address, help="the address of the server (%(default)s)")
-    add("--token", help="the access token, if the server asks for one")
-    help_ = "the most seconds for one answer (%(default)g)"
-    add("--timeout", default=_TIMEOUT, type=float, help=help_)
-    return parser
 
 
 def _address(text: str) -> str:

@@ -1,9 +1,9 @@
 """The server that is checked, and what a check raises when it fails or does not apply."""
 
 import http.client
-import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from contextlib import closing
 from enum import StrEnum
 from http import HTTPStatus
 from typing import Any
@@ -48,12 +48,6 @@ def expect_that(what: str, holds: object, expected: object, seen: object) -> Non
         raise CheckFailedError(what, expected, seen)
 
 
-def expect_unit(what: str, vector: Sequence[float]) -> None:
-    """Raise `CheckFailedError` unless the vector has unit length, as far as half precision goes."""
-    length = math.hypot(*vector)
-    expect_that(what, abs(length - 1) < TOLERANCE, "length 1", f"length {length:.4f}")
-
-
 def _shorten(value: object) -> str:
     text = repr(value)
     return text if len(text) <= _MAX_CHARACTERS else f"{text[:_MAX_CHARACTERS]} ..."
@@ -80,16 +74,13 @@ class Target:
         self.token = token
         self._timeout = timeout
         self._client = httpx2.Client(base_url=url, timeout=timeout)
+        self.close = self._client.close
         self.health: dict[str, Any] = {}
         self.access = Access.OPEN
         self.waited = 0
         self.without_id: list[str] = []
         self.refusals: list[str] = []
         self.without_retry_after: list[str] = []
-
-    def close(self) -> None:
-        """End the connections."""
-        self._client.close()
 
     def identify(self) -> None:
         """Read /health; raise `NotOursError` where it is not the one of this service."""
@@ -102,17 +93,15 @@ class Target:
         if not isinstance(health, dict) or not {"status", "version", "model"} <= health.keys():
             raise NotOursError(f"what answers at {self.url} is no Smart Embedder: see its /health")
         self.health = health
-        self.access = self._find_access()
-
-    def _find_access(self) -> Access:
-        """Ask for nothing, with the token and without any."""
+        # Ask for nothing, with the token and without any.
         with_token, without = (
             self.post(EMBED, {"sentences": []}, token=token).status_code == HTTPStatus.UNAUTHORIZED
             for token in (None, "")
         )
         if with_token:
-            return Access.REFUSED if self.token else Access.CLOSED
-        return Access.GRANTED if without else Access.OPEN
+            self.access = Access.REFUSED if self.token else Access.CLOSED
+        else:
+            self.access = Access.GRANTED if without else Access.OPEN
 
     def get(self, path: str, method: str = "GET") -> httpx2.Response:
         """Ask for a page."""
@@ -133,24 +122,22 @@ class Target:
 
     def announce_huge_body(self) -> httpx2.Response:
         """The answer to a request whose body is announced but never sent."""
-        return self._send(self._announce_huge_body)
-
-    def _announce_huge_body(self) -> httpx2.Response:
         parts = urlsplit(self.url)
         secure = parts.scheme == "https"
         kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
-        connection = kind(parts.hostname or "", parts.port, timeout=self._timeout)
-        try:
-            connection.putrequest("POST", f"{parts.path.rstrip('/')}{EMBED}")
-            announced = {"Content-Type": "application/json", "Content-Length": str(_FAR_TOO_LARGE)}
-            for name, value in (self._headers() | announced).items():
-                connection.putheader(name, value)
-            connection.endheaders()
-            answer = connection.getresponse()
-            request = httpx2.Request("POST", f"{self.url}{EMBED}")
-            return httpx2.Response(answer.status, headers=answer.getheaders(), request=request)
-        finally:
-            connection.close()
+        announced = {"Content-Type": "application/json", "Content-Length": str(_FAR_TOO_LARGE)}
+
+        def send() -> httpx2.Response:
+            with closing(kind(parts.hostname or "", parts.port, timeout=self._timeout)) as raw:
+                raw.putrequest("POST", f"{parts.path.rstrip('/')}{EMBED}")
+                for name, value in (self._headers() | announced).items():
+                    raw.putheader(name, value)
+                raw.endheaders()
+                answer = raw.getresponse()
+                request = httpx2.Request("POST", f"{self.url}{EMBED}")
+                return httpx2.Response(answer.status, headers=answer.getheaders(), request=request)
+
+        return self._send(send)
 
     def embed(
         self, sentences: list[str], path: str = EMBED, /, **options: bool
@@ -215,11 +202,12 @@ class Target:
         """Send a request, and again where the rate limit refuses it, after its Retry-After."""
         for _ in range(_MAX_TRIES):
             answer = self._record(send())
-            wait = _wait_of(answer)
-            if wait is None or wait > self._timeout:
+            after = answer.headers.get("retry-after", "")
+            limited = answer.status_code == HTTPStatus.TOO_MANY_REQUESTS and after.isdecimal()
+            if not limited or int(after) > self._timeout:
                 break
-            self.waited += wait
-            time.sleep(wait)
+            self.waited += int(after)
+            time.sleep(int(after))
         return answer
 
     def _record(self, answer: httpx2.Response) -> httpx2.Response:
@@ -234,13 +222,6 @@ class Target:
             if not after.isdecimal() or int(after) < 1:
                 self.without_retry_after.append(name)
         return answer
-
-
-def _wait_of(answer: httpx2.Response) -> int | None:
-    """The Retry-After of a request that exceeded the rate limit, in seconds."""
-    after = answer.headers.get("retry-after", "")
-    limited = answer.status_code == HTTPStatus.TOO_MANY_REQUESTS and after.isdecimal()
-    return int(after) if limited else None
 
 
 def read_error(answer: httpx2.Response) -> ErrorResponse:

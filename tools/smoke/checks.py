@@ -1,0 +1,523 @@
+"""The checks: what operators see, what is refused, vectors, truncated texts, and rankings."""
+
+import math
+import re
+from http import HTTPStatus
+from typing import Any
+
+from smart_embedder.api.answers import (
+    Embeddings,
+    HealthResponse,
+    RerankResponse,
+    SparseIndices,
+    StatsResponse,
+)
+from tools.smoke.target import (
+    EMBED,
+    NO_RERANKER,
+    RERANK,
+    TOLERANCE,
+    Access,
+    Skip,
+    Target,
+    describe,
+    expect,
+    expect_that,
+    read_error,
+)
+
+_SERIES = [
+    "embedding_requests_total",
+    "embedding_requests_rejected_total",
+    "embedding_sentences_processed_total",
+    "rerank_requests_total",
+    "rerank_requests_rejected_total",
+    "rerank_pairs_processed_total",
+    "embedding_request_duration_seconds_count",
+    "embedding_batch_size_count",
+    "embedding_gpu_inference_duration_seconds_count",
+    "rerank_request_duration_seconds_count",
+    "rerank_inference_duration_seconds_count",
+    "embedding_queue_size",
+    "embedding_active_requests",
+    "rerank_active_requests",
+    "embedding_gpu_memory_allocated_bytes",
+    "embedding_gpu_memory_reserved_bytes",
+    "gpu_memory_allocated_bytes",
+    "gpu_memory_reserved_bytes",
+    "gpu_memory_free_bytes",
+    "gpu_memory_total_bytes",
+    "embedding_server_info",
+    "embedder_batch_tokens_count",
+    "embedder_queue_wait_seconds_count",
+    "embedder_tokenize_seconds_count",
+    "embedder_out_of_memory_splits_total",
+    "embedder_abandoned_requests_total",
+]
+_TOTALS = {
+    "total_requests": ("embedding_requests_total", "rerank_requests_total"),
+    "total_sentences": ("embedding_sentences_processed_total",),
+    "total_batches": ("embedding_batch_size_count",),
+    "rejected_requests": ("embedding_requests_rejected_total", "rerank_requests_rejected_total"),
+}
+_STATES = {"loading", "draining", "unhealthy"}
+_DEFAULT_MAX_TEXTS = 1024
+_WRONG = "wrong-" * 4
+_TEXTS = ["What is hybrid search?", "A recipe for bread."]
+_WORD = "search"
+_LONGEST = 8192
+_MIN_COSINE = 0.999
+_SPARSE_ALONE = {"return_dense": False, "return_colbert": False}
+_UNIT_DENSE_ALONE = {"return_sparse": False, "return_colbert": False, "normalize_dense": True}
+
+
+_PASSAGES = [
+    "A recipe for bread.",
+    "Hybrid search joins meaning and exact words in one ranking.",
+    "A recipe for bread.",
+    "The sea in winter.",
+]
+_BODY: dict[str, Any] = {"query": _TEXTS[0], "passages": _PASSAGES}
+
+
+def health_tells_the_state(target: Target) -> None:
+    """/health is 200 exactly where it says healthy, and gives a reason where it does not."""
+    answer = target.get("/health")
+    body = answer.json()
+    if body["status"] == "healthy":
+        expect("its status", answer.status_code, 200)
+        return
+    expect("its status", answer.status_code, 503)
+    expect_that("the state", body["status"] in _STATES, f"one of {sorted(_STATES)}", body["status"])
+    expect_that("the reason", body.get("reason"), "a sentence", body.get("reason"))
+
+
+def service_is_healthy(target: Target) -> None:
+    """The service is healthy: its models are warm, and it is not shutting down."""
+    state = f"{target.health['status']}: {target.health.get('reason')}"
+    expect_that("status", target.healthy, "healthy", state)
+
+
+def health_describes_the_service(target: Target) -> None:
+    """/health describes models, limits and hardware."""
+    HealthResponse.model_validate_json(target.get("/health").content, strict=True)
+
+
+def probes_answer(target: Target) -> None:
+    """/health/live is 200, and /health/ready says the same as /health."""
+    live = target.get("/health/live").status_code
+    unhealthy = target.health["status"] == "unhealthy"
+    expect_that("/health/live", live == HTTPStatus.OK or unhealthy, 200, live)
+    ready, health = target.get("/health/ready"), target.get("/health")
+    expect("/health/ready", ready.json()["status"], health.json()["status"])
+
+
+def unready_service_refuses_work(target: Target) -> None:
+    """While loading, draining or unhealthy, work is 503 with that code and a Retry-After."""
+    if target.healthy:
+        raise Skip("the service is healthy")
+    answer = target.post(EMBED, {"sentences": ["hello"]})
+    target.require_access(answer)
+    refused = answer.status_code == HTTPStatus.SERVICE_UNAVAILABLE
+    expect_that(f"POST {EMBED}", refused, 503, describe(answer))
+    expect("the code", read_error(answer).code, target.health["status"])
+
+
+def docs_need_no_internet(target: Target) -> None:
+    """/docs and /redoc load everything from this server."""
+    for page in ("/docs", "/redoc"):
+        html = target.get(page)
+        expect(page, html.status_code, 200)
+        addresses = re.findall(r"""(?:src|href)=["']([^"']+)["']""", html.text)
+        expect_that(f"what {page} loads", addresses, "scripts", addresses)
+        outside = re.findall(r"https?://[^\s\"'<]+", html.text)
+        expect(f"addresses elsewhere in {page}", outside, [])
+        for address in addresses:
+            expect(address, target.get(address, "HEAD").status_code, 200)
+
+
+def openapi_describes_the_endpoints(target: Target) -> None:
+    """/openapi.json describes both POST endpoints, and puts the lock on them."""
+    answer = target.get("/openapi.json")
+    expect("GET /openapi.json", answer.status_code, 200)
+    paths = answer.json()["paths"]
+    for path in (EMBED, RERANK):
+        lock = paths[path]["post"].get("security")
+        expect_that(f"security of {path}", lock, "a lock", None)
+
+
+def every_series_exists(target: Target) -> None:
+    """/metrics holds every series of the contract."""
+    expect("missing series", sorted(set(_SERIES) - target.metrics().keys()), [])
+
+
+def metrics_move(target: Target) -> None:
+    """Counters move with a request that succeeds and with one that is wrong."""
+    target.require_healthy()
+    before = target.metrics()
+    target.embed(["one", "two"], return_colbert=False)
+    target.refused(EMBED, {"sentences": []}, 400)
+    after = target.metrics()
+    # Others may use the service meanwhile: at least so many.
+    for name, labels, least in (
+        ("embedding_requests_total", {"status": "success"}, 1),
+        ("embedding_requests_total", {"status": "client_error"}, 1),
+        ("embedding_sentences_processed_total", {}, 2),
+        ("embedding_request_duration_seconds_count", {}, 1),
+        ("embedding_batch_size_count", {}, 1),
+        ("embedder_tokens_processed_total", {}, 2),
+    ):
+        moved = _sum(after, name, labels) - _sum(before, name, labels)
+        expect_that(f"{name} {labels or ''}".strip(), moved >= least, f"{least} more", moved)
+
+
+def stats_agree_with_metrics(target: Target) -> None:
+    """/stats says the same as /metrics."""
+    before = target.metrics()
+    answer = target.get("/stats")
+    after = target.metrics()
+    expect("GET /stats", answer.status_code, 200)
+    stats = StatsResponse.model_validate_json(answer.content, strict=True)
+    for total, names in _TOTALS.items():
+        seen = getattr(stats, total)
+        low, high = (sum(_sum(each, name) for name in names) for each in (before, after))
+        expected = f"{low:g}" if low == high else f"{low:g} to {high:g}"
+        expect_that(total, low <= seen <= high, expected, seen)
+
+
+def _sum(
+    found: dict[str, list[tuple[dict[str, str], float]]],
+    name: str,
+    labels: dict[str, str] | None = None,
+) -> float:
+    expected = (labels or {}).items()
+    return sum(value for own, value in found.get(name, []) if expected <= own.items())
+
+
+def empty_list_is_400(target: Target) -> None:
+    """An empty list of texts is 400."""
+    expect("the code", target.refused(EMBED, {"sentences": []}, 400).code, "empty_input")
+
+
+def malformed_is_422(target: Target) -> None:
+    """What is no JSON, lacks a field, has an unknown one or one of a wrong type, is 422."""
+    bodies: tuple[Any, ...] = (
+        b"{no json",
+        {},
+        {"sentences": ["a"], "unknown": 1},
+        {"sentences": "a"},
+        {"sentences": [1]},
+        {"sentences": ["a"], "return_dense": "yes"},
+    )
+    for body in bodies:
+        expect("the code", target.refused(EMBED, body, 422).code, "invalid_request")
+
+
+def too_many_texts_are_422(target: Target) -> None:
+    """More texts than are allowed are 422."""
+    # No vectors are asked for: a service that allows so many texts then does no work either.
+    nothing = dict.fromkeys(("return_dense", "return_sparse", "return_colbert"), False)
+    _expect_too_many(target, EMBED, {"sentences": ["a"] * (_DEFAULT_MAX_TEXTS + 1)} | nothing)
+
+
+def too_many_passages_are_422(target: Target) -> None:
+    """More passages than are allowed are 422."""
+    weightless = {"weights": {"dense": 0, "sparse": 0, "colbert": 0}}
+    body = {"query": "a", "passages": ["a"] * (_DEFAULT_MAX_TEXTS + 1)} | weightless
+    _expect_too_many(target, RERANK, body)
+
+
+def _expect_too_many(target: Target, path: str, body: dict[str, Any]) -> None:
+    detail = target.refused(path, body, 422).detail
+    if "at most" not in detail:
+        raise Skip(f"more than {_DEFAULT_MAX_TEXTS} are allowed here")
+
+
+def huge_body_is_413(target: Target) -> None:
+    """A body that is announced as far too large is 413 before it is sent."""
+    target.require_healthy()
+    answer = target.announce_huge_body()
+    target.require_access(answer)
+    expect("the status", answer.status_code, 413)
+
+
+def unknown_path_is_404(target: Target) -> None:
+    """An unknown path is 404 in the one shape of errors."""
+    answer = target.get("/no/such/page")
+    target.require_access(answer)
+    expect("the status", answer.status_code, 404)
+    read_error(answer)
+
+
+def missing_or_wrong_token_is_401(target: Target) -> None:
+    """Without a token, or with a wrong one, work is 401 with WWW-Authenticate: Bearer."""
+    if target.access is Access.OPEN and not target.token:
+        raise Skip("no token is asked for")
+    for token in ("", _WRONG):
+        # Empty: a service that asks for no token then does no work.
+        answer = target.post(EMBED, {"sentences": []}, token=token)
+        note = " (a token was given, and this service asks for none)"
+        expected = f"401{note if target.access is Access.OPEN else ''}"
+        refused = answer.status_code == HTTPStatus.UNAUTHORIZED
+        expect_that("the status", refused, expected, describe(answer))
+        expect("WWW-Authenticate", answer.headers.get("www-authenticate"), "Bearer")
+        expect("the code", read_error(answer).code, "unauthorized")
+
+
+def token_opens_the_service(target: Target) -> None:
+    """The token that was given opens the service; where none was, none is asked for."""
+    opened = target.access in {Access.OPEN, Access.GRANTED}
+    expect_that("the service", opened, "an answer", str(target.access))
+
+
+def health_is_public(target: Target) -> None:
+    """/health and the docs ask for no token."""
+    if not target.token:
+        raise Skip("no token was given")
+    token, target.token = target.token, None
+    try:
+        statuses = {page: target.get(page).status_code for page in ("/health", "/docs")}
+    finally:
+        target.token = token
+    refused = [page for page, status in statuses.items() if status == HTTPStatus.UNAUTHORIZED]
+    expect("pages that ask for one", refused, [])
+
+
+def request_id_is_the_clients(target: Target) -> None:
+    """The client's own X-Request-ID comes back, and every answer carries one."""
+    answer = target.post(EMBED, {"sentences": []}, headers={"X-Request-ID": "smoke-check-1"})
+    expect("X-Request-ID", answer.headers.get("x-request-id"), "smoke-check-1")
+    expect("answers without one", target.without_id, [])
+
+
+def refusals_say_when_to_come_again(target: Target) -> None:
+    """Every 429 and 503 of this run that may pass carried a Retry-After in whole seconds."""
+    if not target.refusals:
+        raise Skip("there was none")
+    expect("those without one", target.without_retry_after, [])
+
+
+def answer_is_complete(target: Target) -> None:
+    """An answer names its models, tokens and times, and gives each text back in its place."""
+    answer = target.embed(_TEXTS)
+    expect("model_name", answer.model_name, answer.dense_model_name)
+    expect("dense_model_name", answer.dense_model_name, target.health["dense_embedding_model"])
+    expect("sparse_model_name", answer.sparse_model_name, target.health["model"])
+    expect("warnings", answer.warnings, [])
+    expect("texts", [(item.id, item.text) for item in answer.data], list(enumerate(_TEXTS)))
+    usage = answer.usage
+    expect("total_tokens", usage.total_tokens, usage.prompt_tokens)
+    expect_that("prompt_tokens", usage.prompt_tokens > len(_TEXTS), "tokens", usage)
+
+
+def _expect_unit(what: str, vector: list[float] | None) -> None:
+    """As far as half precision goes."""
+    length = math.hypot(*vector or ())
+    expect_that(what, abs(length - 1) < TOLERANCE, "length 1", f"length {length:.4f}")
+
+
+def three_kinds_come_together(target: Target) -> None:
+    """One request gives dense, sparse and ColBERT vectors."""
+    for item in target.embed(_TEXTS).data:
+        expect_that("dense", item.embeddings.dense, "numbers", item.embeddings.dense)
+        _weights_of(item.embeddings)
+        vectors = item.embeddings.colbert or []
+        widths = {len(vector) for vector in vectors}
+        expect_that("widths of ColBERT vectors", len(widths) == 1, "one", widths)
+        for vector in vectors:
+            _expect_unit("a ColBERT vector", vector)
+
+
+def kinds_not_asked_for_are_null(target: Target) -> None:
+    """A kind that is not asked for is null."""
+    kinds = ("dense", "sparse", "colbert")
+    for kind in kinds:
+        found = _embed(target, **{f"return_{each}": each == kind for each in kinds})
+        given = [each for each in kinds if getattr(found, each) is not None]
+        expect("the kinds given", given, [kind])
+
+
+def sparse_has_two_forms(target: Target) -> None:
+    """Sparse weights are the same by token id and as indices and values."""
+    weights = _weights_of(_embed(target, **_SPARSE_ALONE))
+    both = _embed(target, **_SPARSE_ALONE, sparse_as_indices=True).sparse
+    if not isinstance(both, SparseIndices):
+        raise TypeError("sparse has no indices and values")
+    expect("number of values", len(both.values), len(both.indices))
+    listed = dict(zip(both.indices, both.values, strict=True))
+    expect("different indices", len(listed), len(both.indices))
+    for token in weights.keys() | listed.keys():
+        one, other = weights.get(token, 0.0), listed.get(token, 0.0)
+        alike = abs(one - other) <= TOLERANCE * max(1, abs(one))
+        expect_that(f"the weight of token {token}", alike, one, other)
+
+
+def dense_has_unit_length(target: Target) -> None:
+    """bge-m3's dense vector has unit length without being asked."""
+    embeddings = _embed(target, return_sparse=False, return_colbert=False)
+    if target.health["model"] != target.health["dense_embedding_model"]:
+        raise Skip("another model makes the dense vectors")
+    _expect_unit("dense", embeddings.dense)
+
+
+def normalize_dense_gives_unit_length(target: Target) -> None:
+    """With normalize_dense the dense vector has unit length."""
+    _expect_unit("dense", _embed(target, **_UNIT_DENSE_ALONE).dense)
+
+
+def colbert_has_a_vector_for_each_token(target: Target) -> None:
+    """ColBERT has one vector for each token but the first."""
+    answer = target.embed(_TEXTS[:1], return_dense=False, return_sparse=False)
+    vectors = answer.data[0].embeddings.colbert or []
+    expect("number of vectors", len(vectors), answer.usage.prompt_tokens - 1)
+
+
+def other_texts_change_nothing(target: Target) -> None:
+    """A text has the same vector alone and among others."""
+    alone = _embed(target, **_UNIT_DENSE_ALONE).dense or []
+    texts = [*_TEXTS, "Others", "more words " * 9]
+    among = target.embed(texts, **_UNIT_DENSE_ALONE).data[0].embeddings.dense or []
+    cosine = math.fsum(a * b for a, b in zip(alone, among, strict=True))
+    expect_that("their cosine", cosine > _MIN_COSINE, f"above {_MIN_COSINE}", cosine)
+
+
+def both_paths_answer(target: Target) -> None:
+    """/embeddings answers as /embeddings/ does."""
+    bare, full = (
+        target.embed(_TEXTS[:1], path, return_colbert=False).usage
+        for path in ("/embeddings", EMBED)
+    )
+    expect("usage", bare, full)
+
+
+def long_texts_are_cut_and_reported(target: Target) -> None:
+    """A text longer than the model reads is cut, and the warning counts its tokens exactly."""
+    target.require_healthy()
+    max_tokens = target.health["max_input_length"]
+    if max_tokens > _LONGEST:
+        raise Skip(f"it would take a text of more than {_LONGEST} tokens")
+    # Two short texts show how many tokens a word has, and how many there are besides words.
+    few, more = (_count_tokens(target, _words(count)) for count in (1, 5))
+    original = int(few + (max_tokens - 1) * (more - few) / 4)
+    answer = target.embed([_TEXTS[0], _words(max_tokens)], **_SPARSE_ALONE)
+    expect("number of warnings", len(answer.warnings), 1)
+    for name, expected in {
+        "code": "input_truncated",
+        "severity": "warning",
+        "target": {"field": "sentences", "index": 1, "pointer": "/sentences/1"},
+        "details": {
+            "model": answer.sparse_model_name,
+            "max_tokens": max_tokens,
+            "original_tokens": original,
+            "truncated_tokens": original - max_tokens,
+            "truncation_side": "end",
+        },
+    }.items():
+        expect(name, answer.warnings[0].model_dump(exclude_none=True)[name], expected)
+    short = _count_tokens(target, _TEXTS[0])
+    expect("prompt_tokens", answer.usage.prompt_tokens, short + max_tokens)
+
+
+def _embed(target: Target, **options: bool) -> Embeddings:
+    return target.embed(_TEXTS[:1], **options).data[0].embeddings
+
+
+def _weights_of(embeddings: Embeddings) -> dict[int, float]:
+    sparse = embeddings.sparse
+    if not isinstance(sparse, dict):
+        raise TypeError("sparse has no weights by token id")
+    expect_that("token ids", all(map(str.isdecimal, sparse)), "numbers", list(sparse))
+    smallest = min(sparse.values())
+    expect_that("weights", smallest > 0, "above 0", smallest)
+    return {int(token): weight for token, weight in sparse.items()}
+
+
+def _words(count: int) -> str:
+    return " ".join([_WORD] * count)
+
+
+def _count_tokens(target: Target, text: str) -> int:
+    return target.embed([text], **_SPARSE_ALONE).usage.prompt_tokens
+
+
+def rerank_orders_by_falling_score(target: Target) -> None:
+    """Every passage comes back once, by falling score; equal scores keep the request's order."""
+    target.require_reranker()
+    answer = target.rerank(**_BODY)
+    expect("warnings", answer.warnings, [])
+    scores = [result.score for result in answer.results]
+    order = [(-result.score, result.index) for result in answer.results]
+    expect_that("scores", order == sorted(order), "falling, equal ones in order", scores)
+    indices = [result.index for result in answer.results]
+    expect("indices", sorted(indices), list(range(len(_PASSAGES))))
+    passages = [result.passage for result in answer.results]
+    expect("passages", passages, [_PASSAGES[index] for index in indices])
+
+
+def normalize_keeps_the_order(target: Target) -> None:
+    """`normalize` makes logits probabilities, and changes no score that is no logit."""
+    target.require_reranker()
+    raw = _scores(target.rerank(**_BODY))
+    normal = _scores(target.rerank(**_BODY, normalize=True))
+    sigmoids = {index: 1 / (1 + math.exp(-score)) for index, score in raw.items()}
+    same = any(
+        all(math.isclose(each[i], normal[i], abs_tol=TOLERANCE) for i in normal)
+        for each in (raw, sigmoids)
+    )
+    expect_that("scores", same, f"{sigmoids} or {raw}", normal)
+
+
+def blank_query_is_400(target: Target) -> None:
+    """A blank query, and an empty list of passages, is 400."""
+    for body in (_BODY | {"query": "  "}, _BODY | {"passages": []}):
+        expect("the code", target.refused(RERANK, body, 400).code, "empty_input")
+
+
+def disabled_reranker_is_503(target: Target) -> None:
+    """With RERANKER_MODEL=none, reranking is 503 and says so."""
+    if target.health["reranker_model"] != NO_RERANKER:
+        raise Skip("there is a reranker")
+    expect("the code", target.refused(RERANK, _BODY, 503).code, "reranker_disabled")
+
+
+def _scores(answer: RerankResponse) -> dict[int, float]:
+    return {result.index: result.score for result in answer.results}
+
+
+CHECKS = (
+    health_tells_the_state,
+    service_is_healthy,
+    health_describes_the_service,
+    probes_answer,
+    unready_service_refuses_work,
+    docs_need_no_internet,
+    openapi_describes_the_endpoints,
+    every_series_exists,
+    metrics_move,
+    token_opens_the_service,
+    missing_or_wrong_token_is_401,
+    health_is_public,
+    empty_list_is_400,
+    malformed_is_422,
+    too_many_texts_are_422,
+    too_many_passages_are_422,
+    huge_body_is_413,
+    unknown_path_is_404,
+    answer_is_complete,
+    three_kinds_come_together,
+    kinds_not_asked_for_are_null,
+    sparse_has_two_forms,
+    dense_has_unit_length,
+    normalize_dense_gives_unit_length,
+    colbert_has_a_vector_for_each_token,
+    other_texts_change_nothing,
+    both_paths_answer,
+    long_texts_are_cut_and_reported,
+    rerank_orders_by_falling_score,
+    normalize_keeps_the_order,
+    blank_query_is_400,
+    disabled_reranker_is_503,
+    request_id_is_the_clients,
+    refusals_say_when_to_come_again,
+    stats_agree_with_metrics,
+)
