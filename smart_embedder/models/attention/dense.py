@@ -4,10 +4,10 @@ The signature of every attention is here, the plain one for comparison (`eager`)
 (`sdpa`), and two matrix products with a softmax between them (`matmul`).
 """
 
+from collections.abc import Callable
 from functools import partial
-from inspect import signature
 from itertools import product
-from typing import Protocol, cast
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -18,10 +18,16 @@ from smart_embedder.models.batch.packing import PackedBatch
 
 # Query [H, T, D], key and value [Hkv, T, D]; in a block [N, H, L, D] and [N, Hkv, L, D].
 QueryKeyValue = tuple[Tensor, Tensor, Tensor]
+# (states, output, *, scale, mask): attention within a block of N sequences of L tokens. It fills
+# `output` [N, H, L, D]; `mask` [N, 1, 1, L] is added to the scores, None adds nothing.
+BlockAttention = Callable[..., None]
 
 
 class Attention(Protocol):
-    """Attention within each sequence of a packed batch."""
+    """Attention within each sequence of a packed batch.
+
+    One that takes `window`, too, lets a token attend to those less than `window` tokens away.
+    """
 
     def __call__(
         self,
@@ -36,29 +42,6 @@ class Attention(Protocol):
         """`[T, H, D]` of query `[H, T, D]`, key and value `[Hkv, T, D]`; Hkv divides H."""
 
 
-class WindowedAttention(Attention, Protocol):
-    """Attention that can leave out what is far away."""
-
-    def __call__(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        packed: PackedBatch,
-        *,
-        scale: float,
-        causal: bool,
-        window: int | None = None,
-    ) -> Tensor:
-        """As `Attention`; a token attends to those less than `window` tokens away."""
-
-
-def with_window(attend: Attention) -> WindowedAttention | None:
-    """The same attention, if it takes a window."""
-    takes_window = "window" in signature(attend).parameters
-    return cast(WindowedAttention, attend) if takes_window else None
-
-
 def eager(
     query: Tensor, key: Tensor, value: Tensor, packed: PackedBatch, *, scale: float, causal: bool
 ) -> Tensor:
@@ -67,9 +50,13 @@ def eager(
     q = _pad_rows(query, packed).float()
     k = _pad_rows(key, packed).float().repeat_interleave(group, dim=1)
     v = _pad_rows(value, packed).float().repeat_interleave(group, dim=1)
+    position = torch.arange(packed.max_length, device=query.device)
+    lengths = torch.tensor(packed.lengths, device=query.device)
+    visible = (position < lengths[:, None])[:, None, None, :]
+    if causal:
+        visible = visible & (position <= position[:, None])
     scores = (q @ k.transpose(-1, -2)) * scale
-    scores = scores.masked_fill(~_mask(packed, query.device, causal=causal), -torch.inf)
-    padded = scores.softmax(dim=-1) @ v
+    padded = scores.masked_fill(~visible, -torch.inf).softmax(dim=-1) @ v
     rows = [padded[i, :, :length] for i, length in enumerate(packed.lengths)]
     return torch.cat(rows, dim=1).transpose(0, 1).to(query.dtype)
 
@@ -80,33 +67,16 @@ def _pad_rows(states: Tensor, packed: PackedBatch) -> Tensor:
     return nn.utils.rnn.pad_sequence(list(rows), batch_first=True).transpose(1, 2)
 
 
-def _mask(packed: PackedBatch, device: torch.device, *, causal: bool) -> Tensor:
-    """`[N, 1, longest or 1, longest]`: which keys each query may attend to."""
-    position = torch.arange(packed.max_length, device=device)
-    lengths = torch.tensor(packed.lengths, device=device)
-    mask = (position < lengths[:, None])[:, None, None, :]
-    return mask & (position <= position[:, None]) if causal else mask
-
-
-class BlockAttention(Protocol):
-    """Attention within a block of N sequences of L tokens."""
-
-    def __call__(
-        self, states: QueryKeyValue, output: Tensor, *, scale: float, mask: Tensor | None
-    ) -> None:
-        """Fill `output` `[N, H, L, D]`; `mask` `[N, 1, 1, L]` is added to the scores."""
-
-
 def sdpa(
     query: Tensor, key: Tensor, value: Tensor, packed: PackedBatch, *, scale: float, causal: bool
 ) -> Tensor:
     """Implement `Attention`, on every device."""
     attend = partial(fused, causal=causal)
-    return attend_in_blocks(attend, (query, key, value), packed, scale=scale)
+    return _attend_in_blocks(attend, (query, key, value), packed, scale=scale)
 
 
 def fused(
-    states: QueryKeyValue, output: Tensor, *, scale: float, mask: Tensor | None = None, causal: bool
+    states: QueryKeyValue, output: Tensor, *, scale: float, mask: Tensor | None, causal: bool
 ) -> None:
     """Implement `BlockAttention` by PyTorch's operator."""
     query, key, value = states
@@ -122,7 +92,7 @@ def fused(
     )
 
 
-def attend_in_blocks(
+def _attend_in_blocks(
     attend: BlockAttention, states: QueryKeyValue, packed: PackedBatch, *, scale: float
 ) -> Tensor:
     """`[T, H, D]`: call `attend` for each block of `packed`; zeros for tokens that round T up."""
@@ -140,27 +110,26 @@ def attend_in_blocks(
     return output
 
 
-def attend_padded(
-    attend: BlockAttention, states: QueryKeyValue, padding: Padding, output: Tensor, *, scale: float
-) -> None:
-    """Fill `output` `[tokens, H, D]`: call `attend` for sequences that are padded and masked."""
-    query, key, value = (_pad(each, padding) for each in states)
-    padded = query.new_empty(padding.count, padding.length, query.shape[1], value.shape[-1])
-    mask = padding.mask.to(query.dtype)
-    attend((query, key, value), padded.transpose(1, 2), scale=scale, mask=mask)
-    torch.index_select(padded.flatten(0, 1), 0, padding.slots, out=output)
-
-
 def _block(states: Tensor, block: DenseBlock) -> Tensor:
     """View sequences of one length as `[count, H, length, D]`."""
     tokens = states[:, block.start : block.stop]
     return tokens.view(states.shape[0], block.count, block.length, -1).transpose(0, 1)
 
 
-def _pad(states: Tensor, padding: Padding) -> Tensor:
-    """Copy the sequences of states `[H, T, D]` into `[count, H, length, D]`."""
-    slots = states.transpose(0, 1).index_select(0, padding.token_of_slot)
-    return slots.view(padding.count, padding.length, *slots.shape[1:]).transpose(1, 2)
+def attend_padded(
+    attend: BlockAttention, states: QueryKeyValue, padding: Padding, output: Tensor, *, scale: float
+) -> None:
+    """Fill `output` `[tokens, H, D]`: call `attend` for copies that are padded and masked."""
+    padded = []
+    for each in states:
+        slots = each.transpose(0, 1).index_select(0, padding.token_of_slot)
+        slots = slots.view(padding.count, padding.length, *slots.shape[1:])
+        padded.append(slots.transpose(1, 2))
+    query, key, value = padded
+    attended = query.new_empty(padding.count, padding.length, query.shape[1], value.shape[-1])
+    mask = padding.mask.to(query.dtype)
+    attend((query, key, value), attended.transpose(1, 2), scale=scale, mask=mask)
+    torch.index_select(attended.flatten(0, 1), 0, padding.slots, out=output)
 
 
 # Scores held at once, 4 MiB of them: they stay in the cache.
@@ -175,9 +144,9 @@ def matmul(
     query: Tensor, key: Tensor, value: Tensor, packed: PackedBatch, *, scale: float, causal: bool
 ) -> Tensor:
     """Implement `Attention`; causal attention and grouped heads are left to PyTorch's operator."""
-    simple = not causal and query.shape[0] == key.shape[0]
-    attend = attend_by_matmul if simple else partial(fused, causal=causal)
-    return attend_in_blocks(attend, (query, key, value), packed, scale=scale)
+    if causal or query.shape[0] != key.shape[0]:
+        return sdpa(query, key, value, packed, scale=scale, causal=causal)
+    return _attend_in_blocks(attend_by_matmul, (query, key, value), packed, scale=scale)
 
 
 def attend_by_matmul(
@@ -191,25 +160,17 @@ def attend_by_matmul(
     sequences = max(1, _MOST_SCORES // (heads * length * length))
     for start in range(0, count, sequences):
         chosen = slice(start, start + sequences)
-        query, key, value = (each[chosen] for each in states)
-        masks = None if mask is None else mask[chosen]
-        _attend_at_once((query, key, value), output[chosen], scale=scale, mask=masks)
-
-
-def _attend_at_once(
-    states: QueryKeyValue, output: Tensor, *, scale: float, mask: Tensor | None
-) -> None:
-    # Contiguous: the products below are far slower on a view of the projection.
-    query, key, value = (each.contiguous() for each in (states[0] * scale, *states[1:]))
-    count, heads, length, _ = query.shape
-    at_once = max(1, min(heads, _MOST_SCORES // (count * _FEWEST_QUERIES * length)))
-    rows = max(1, _MOST_SCORES // (count * at_once * length))
-    for head, row in product(range(0, heads, at_once), range(0, length, rows)):
-        some, block = slice(head, head + at_once), slice(row, row + rows)
-        scores = _multiply(query[:, some, block], key[:, some].transpose(-1, -2))
-        if mask is not None:
-            scores += mask
-        output[:, some, block] = _multiply(scores.softmax(dim=-1), value[:, some])
+        # Contiguous: the products below are far slower on a view of the projection.
+        query = (states[0][chosen] * scale).contiguous()
+        key, value = (each[chosen].contiguous() for each in states[1:])
+        at_once = max(1, min(heads, _MOST_SCORES // (len(query) * _FEWEST_QUERIES * length)))
+        rows = max(1, _MOST_SCORES // (len(query) * at_once * length))
+        for head, row in product(range(0, heads, at_once), range(0, length, rows)):
+            some, block = slice(head, head + at_once), slice(row, row + rows)
+            scores = _multiply(query[:, some, block], key[:, some].transpose(-1, -2))
+            if mask is not None:
+                scores += mask[chosen]
+            output[chosen, some, block] = _multiply(scores.softmax(dim=-1), value[:, some])
 
 
 def _multiply(left: Tensor, right: Tensor) -> Tensor:

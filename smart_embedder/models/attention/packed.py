@@ -6,8 +6,8 @@ that end in tokens that are not attended to.
 
 import importlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial, wraps
+from inspect import signature
 from itertools import pairwise
 from typing import Any
 
@@ -20,13 +20,11 @@ from smart_embedder.errors import StartupError
 from smart_embedder.models.attention.dense import (
     Attention,
     QueryKeyValue,
-    WindowedAttention,
     attend_padded,
     eager,
     fused,
     matmul,
     sdpa,
-    with_window,
 )
 from smart_embedder.models.batch.blocks import LengthClass
 from smart_embedder.models.batch.packing import PackedBatch
@@ -43,9 +41,9 @@ def load_attention(name: str) -> Attention:
     `native` is in the table of `ops.native.native_backend` where there are kernels.
     """
     if name in FLASH_MODULES:
-        module_name, package = FLASH_MODULES[name]
+        module, package = FLASH_MODULES[name]
         try:
-            kernel = importlib.import_module(module_name).flash_attn_varlen_func
+            kernel = importlib.import_module(module).flash_attn_varlen_func
         except ImportError as error:
             raise StartupError(
                 f"ATTENTION={name} needs {package}, which is not installed: {error}"
@@ -56,13 +54,8 @@ def load_attention(name: str) -> Attention:
             "ATTENTION=native needs the kernels, which are not built, or not for this processor: "
             "python -m smart_embedder.models.ops.build builds them"
         )
-    attentions: dict[str, Attention] = {
-        "varlen": varlen,
-        "sdpa": sdpa,
-        "matmul": matmul,
-        "eager": eager,
-    }
-    return attentions[name]
+    known: dict[str, Attention] = {"varlen": varlen, "sdpa": sdpa, "matmul": matmul, "eager": eager}
+    return known[name]
 
 
 def flash_runs(device: torch.device, dtype: torch.dtype) -> bool:
@@ -74,12 +67,12 @@ def flash_runs(device: torch.device, dtype: torch.dtype) -> bool:
 
 def require_runs(name: str, device: torch.device, dtype: torch.dtype) -> None:
     """Raise `StartupError` where the attention `name` cannot run on `device` in `dtype`."""
-    needs_flash = name == "varlen" or name in FLASH_MODULES
-    if needs_flash and not flash_runs(device, dtype):
+    if name in {"varlen", *FLASH_MODULES}:
+        runs = flash_runs(device, dtype)
         needed = "an NVIDIA GPU of compute capability 8.0 or newer, and float16 or bfloat16"
-    elif name == "native" and device.type != "cpu":
-        needed = "a CPU"
     else:
+        runs, needed = name != "native" or device.type == "cpu", "a CPU"
+    if runs:
         return
     where = device.type
     if device.type == "cuda":
@@ -89,40 +82,6 @@ def require_runs(name: str, device: torch.device, dtype: torch.dtype) -> None:
         f"ATTENTION={name} needs {needed}, but the model runs in "
         f"{str(dtype).removeprefix('torch.')} on {where}; set ATTENTION to auto"
     )
-
-
-def varlen(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    packed: PackedBatch,
-    *,
-    scale: float,
-    causal: bool,
-    window: int | None = None,
-) -> Tensor:
-    """Implement `WindowedAttention` by the kernel of `torch.nn.attention.varlen`.
-
-    Not by that module, which fills a tensor with zeros at every call and takes a second to import.
-    """
-    left, right = _reach(window, causal=causal)
-
-    def attend(query: Tensor, key: Tensor, value: Tensor, sequences: LengthClass) -> Tensor:
-        bounds, longest = sequences.bounds, sequences.longest
-        output: Tensor = torch.ops.aten._flash_attention_forward(  # noqa: SLF001
-            query, key, value, bounds, bounds, longest, longest, 0.0, causal, False,
-            scale=scale, window_size_left=left, window_size_right=right,
-        )[0]  # fmt: skip
-        return output
-
-    return attend_by_length(attend, (query, key, value), packed)
-
-
-def _reach(window: int | None, *, causal: bool) -> tuple[int, int]:
-    """How many tokens before and after its own a token attends to; -1 is all of them."""
-    if window is None:
-        return -1, -1
-    return window - 1, 0 if causal else window - 1
 
 
 def _flash_attention(
@@ -136,7 +95,9 @@ def _flash_attention(
     causal: bool,
     window: int | None = None,
 ) -> Tensor:
-    reach = _reach(window, causal=causal)
+    """Attention by a kernel with the arguments of `flash_attn_varlen_func`."""
+    # How many tokens before and after its own a token attends to; -1 is all of them.
+    reach = (-1, -1) if window is None else (window - 1, 0 if causal else window - 1)
 
     def attend(query: Tensor, key: Tensor, value: Tensor, sequences: LengthClass) -> Tensor:
         bounds, longest = sequences.bounds, sequences.longest
@@ -148,6 +109,27 @@ def _flash_attention(
         return output[0] if isinstance(output, tuple) else output
 
     return attend_by_length(attend, (query, key, value), packed)
+
+
+def _varlen_kernel(
+    *states_and_lengths: Tensor | int,
+    softmax_scale: float,
+    causal: bool,
+    window_size: tuple[int, int],
+) -> Tensor:
+    """The kernel of `torch.nn.attention.varlen`.
+
+    Not by that module, which fills a tensor with zeros at every call and takes a second to import.
+    """
+    left, right = window_size
+    output: Tensor = torch.ops.aten._flash_attention_forward(  # noqa: SLF001
+        *states_and_lengths, 0.0, causal, False,
+        scale=softmax_scale, window_size_left=left, window_size_right=right,
+    )[0]  # fmt: skip
+    return output
+
+
+varlen = partial(_flash_attention, _varlen_kernel)
 
 
 def attend_by_length(
@@ -194,22 +176,15 @@ def memory_efficient(
     return attend_by_length(attend, (query, key, value), packed)
 
 
-# Queries at a time, of a sequence that is longer than the window.
-_BLOCK = 256
-
-
-@dataclass(frozen=True, slots=True)
 class PackedAttention:
     """Attention in each sequence of `packed`; `attend` is for those no longer than the window."""
 
-    attend: Attention
-    packed: PackedBatch
-    _short_sequences: dict[int, PackedBatch] = field(default_factory=dict)
-    _windowed: WindowedAttention | None = field(init=False)
-
-    def __post_init__(self) -> None:
-        """Look at `attend` once for all layers of a forward."""
-        object.__setattr__(self, "_windowed", with_window(self.attend))
+    def __init__(self, attend: Attention, packed: PackedBatch) -> None:
+        self._attend: Callable[..., Tensor] = attend
+        self._packed = packed
+        # Once for all layers of a forward.
+        self._takes_window = "window" in signature(attend).parameters
+        self._short_sequences: dict[int, PackedBatch] = {}
 
     def __call__(
         self,
@@ -226,25 +201,26 @@ class PackedAttention:
         A token attends to those less than `window` tokens away. Partly attended sequences are
         never longer than the window.
         """
-        packed, states = self.packed, (query, key, value)
+        packed, attend = self._packed, partial(self._attend, scale=scale, causal=causal)
         if window is None or packed.max_length <= window:
-            return self.attend(*states, packed, scale=scale, causal=causal)
-        if self._windowed is not None:
-            return self._windowed(*states, packed, scale=scale, causal=causal, window=window)
+            return attend(query, key, value, packed)
+        if self._takes_window:
+            return attend(query, key, value, packed, window=window)
         short = self._no_longer_than(window)
         attended = []
         if short.tokens:
-            of_short = _tokens(states, 0, short.tokens)
-            attended.append(self.attend(*of_short, short, scale=scale, causal=causal))
+            attended.append(
+                attend(*(each[:, : short.tokens] for each in (query, key, value)), short)
+            )
         for start, stop in pairwise(packed.offsets[len(short.unpack_order) :].tolist()):
-            of_one = _tokens(states, start, stop)
-            attended.append(attend_in_window(of_one, scale=scale, causal=causal, window=window))
+            one = query[:, start:stop], key[:, start:stop], value[:, start:stop]
+            attended.append(_attend_in_window(one, scale=scale, causal=causal, window=window))
         return torch.cat(attended)
 
     def _no_longer_than(self, window: int) -> PackedBatch:
         """The sequences no longer than the window, as a batch; perhaps none."""
         if window not in self._short_sequences:
-            packed = self.packed
+            packed = self._packed
             count = int(np.argmax(np.diff(packed.offsets) > window))
             tokens = int(packed.offsets[count])
             self._short_sequences[window] = PackedBatch(
@@ -258,21 +234,21 @@ class PackedAttention:
         return self._short_sequences[window]
 
 
-def _tokens(states: QueryKeyValue, start: int, stop: int) -> QueryKeyValue:
-    query, key, value = states
-    return query[:, start:stop], key[:, start:stop], value[:, start:stop]
+# Queries at a time, of a sequence that is longer than the window.
+_BLOCK = 256
 
 
-def attend_in_window(states: QueryKeyValue, *, scale: float, causal: bool, window: int) -> Tensor:
+def _attend_in_window(states: QueryKeyValue, *, scale: float, causal: bool, window: int) -> Tensor:
     """`[L, H, D]` of one sequence's query `[H, L, D]`, key and value `[Hkv, L, D]`, in blocks."""
     query, key, value = states
     length = query.shape[1]
+    position = torch.arange(length, device=query.device)
     blocks = []
     for start in range(0, length, _BLOCK):
         stop = min(length, start + _BLOCK)
         last_key = stop if causal else min(length, stop + window - 1)
         queries, keys = slice(start, stop), slice(max(0, start - window + 1), last_key)
-        distances = _positions(queries, query.device)[:, None] - _positions(keys, query.device)
+        distances = position[queries, None] - position[keys]
         visible = distances.abs() < window
         blocks.append(
             functional.scaled_dot_product_attention(
@@ -285,10 +261,6 @@ def attend_in_window(states: QueryKeyValue, *, scale: float, causal: bool, windo
             )[0]
         )
     return torch.cat(blocks, dim=1).transpose(0, 1)
-
-
-def _positions(tokens: slice, device: torch.device) -> Tensor:
-    return torch.arange(tokens.start, tokens.stop, device=device)
 
 
 def excluding_unattended(attend: Attention) -> Attention:
@@ -321,14 +293,11 @@ def excluding_unattended(attend: Attention) -> Attention:
     return excluding
 
 
-def _causal(
-    states: QueryKeyValue, output: Tensor, *, scale: float, mask: Tensor | None = None
-) -> None:
+def _causal(states: QueryKeyValue, output: Tensor, *, scale: float, mask: Tensor) -> None:
     """Implement `BlockAttention`: no token attends to a later one, nor to one that `mask` hides.
 
     PyTorch's operator takes a mask or computes causally, not both.
     """
     length = output.shape[2]
     later = torch.full((length, length), -torch.inf, dtype=output.dtype, device=output.device)
-    later = later.triu(1)
-    fused(states, output, scale=scale, mask=later if mask is None else mask + later, causal=False)
+    fused(states, output, scale=scale, mask=mask + later.triu(1), causal=False)

@@ -1,20 +1,18 @@
 """How the sequences of a packed batch are divided for kernels, and what ids say beside the token.
 
 Blocks are neighbouring sequences as one dense tensor, padded where necessary; length classes are
-neighbours that a kernel for packed sequences computes in one call. Marks are bits above a token's
-id. Knows nothing of the batch itself: lengths come in, places go out.
+neighbours that a kernel for packed sequences computes in one call.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, pairwise
+from operator import itemgetter
 from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 import torch
-
-from smart_embedder.engine.records import TokenIds
 
 Indices = npt.NDArray[np.int64]
 
@@ -51,11 +49,10 @@ class DenseBlock:
 class Padding:
     """How `count` sequences are padded to `length` slots each; all tensors are on the device.
 
-    `tokens` `[n]` are the sequences' tokens in the packed row, and `slots` `[n]` where each of them
-    is in the padded block. `token_of_slot` `[count x length]` is the token in each slot; in a slot
-    of padding it is the first token of the same sequence, so that a number that is not finite stays
-    within its sequence. `mask` `[count, 1, 1, length]` float32 is 0 for attended tokens and minus
-    infinity for all other slots.
+    `tokens` `[n]` are the sequences' tokens in the packed row, and `slots` `[n]` their places in
+    the padded block. `token_of_slot` `[count x length]` is the token in each slot; in padding it is
+    the first of the same sequence, so that a number that is not finite stays within its sequence.
+    `mask` `[count, 1, 1, length]` float32 is 0 for attended tokens, minus infinity elsewhere.
     """
 
     count: int
@@ -67,10 +64,7 @@ class Padding:
 
     @classmethod
     def of(cls, starts: Indices, lengths: Indices, attended: Indices, device: torch.device) -> Self:
-        """Pad sequences that begin at the tokens `starts`; of each the first `attended` count.
-
-        All three are `[count]`.
-        """
+        """Pad sequences from the tokens `starts` on; of each the first `attended` ones count."""
         slot = np.arange(lengths.max())
         filled, token = slot < lengths[:, None], starts[:, None] + slot
         mask = np.where(slot < attended[:, None], np.float32(0), np.float32(-np.inf))
@@ -142,43 +136,27 @@ def divide_lengths(lengths: Sequence[int]) -> list[slice]:
     blocks = -(-np.asarray(lengths) // QUERIES_OF_A_BLOCK)
     groups = np.flatnonzero(np.diff(np.ceil(np.log2(blocks)))) + 1
     borders = [0, *groups.tolist(), len(blocks)]
-    # For each border the least cost up to it, and the border at which the last class begins.
-    best = [(0, 0)]
-    for index, stop in enumerate(borders[1:], start=1):
+    # For each border the least cost up to it, and the borders between the classes up to it.
+    best: list[tuple[int, list[int]]] = [(0, [0])]
+    for stop in borders[1:]:
         highest = int(blocks[stop - 1])
-        costs = (
-            (best[first][0] + WORTH_A_CALL + (stop - borders[first]) * highest, first)
-            for first in range(index)
+        ways = (
+            (cost + WORTH_A_CALL + (stop - before[-1]) * highest, [*before, stop])
+            for cost, before in best
         )
-        best.append(min(costs))
-    classes: list[slice] = []
-    index = len(borders) - 1
-    while index:
-        first = best[index][1]
-        classes.append(slice(borders[first], borders[index]))
-        index = first
+        best.append(min(ways, key=itemgetter(0)))
     return [
-        slice(start, min(start + _MOST_SEQUENCES, each.stop))
-        for each in reversed(classes)
-        for start in range(each.start, each.stop, _MOST_SEQUENCES)
+        slice(start, min(start + _MOST_SEQUENCES, last))
+        for first, last in pairwise(best[-1][1])
+        for start in range(first, last, _MOST_SEQUENCES)
     ]
 
 
-_ID_BITS = 28
-_IDS = (1 << _ID_BITS) - 1
+# The bits of a token's id; those above are marks.
+TOKEN_ID = (1 << 28) - 1
 # A token of the second text of a pair, to which BERT adds another type embedding.
-SECOND_SEGMENT = 1 << _ID_BITS
+SECOND_SEGMENT = 1 << 28
 # A token at the end of its sequence to which no token attends, not even itself.
-UNATTENDED = SECOND_SEGMENT << 1
+UNATTENDED = 1 << 29
 # A token without a ColBERT vector.
-WITHOUT_VECTOR = UNATTENDED << 1
-
-
-def without_marks(ids: TokenIds) -> TokenIds:
-    """The ids alone."""
-    return ids & _IDS
-
-
-def marked(ids: TokenIds, mark: int) -> npt.NDArray[np.bool_]:
-    """Which tokens have the mark."""
-    return np.bitwise_and(ids, mark).astype(np.bool_)
+WITHOUT_VECTOR = 1 << 30

@@ -1,8 +1,7 @@
 """Packing: the token sequences of a batch joined end to end into one row, with no padding.
 
-Knows nothing of models or attention kernels. Within a pack the sequences are ordered by length, so
-that sequences of equal length lie side by side and can be viewed as one dense block; `unpack_order`
-leads back to the order in which they were given.
+Knows nothing of models or attention kernels. Sequences are ordered by length, so that those of
+equal length lie side by side and can be viewed as one dense block; `unpack_order` leads back.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,6 +16,7 @@ from torch import Tensor
 from smart_embedder.engine.records import TokenIds
 from smart_embedder.models.batch.blocks import (
     SECOND_SEGMENT,
+    TOKEN_ID,
     UNATTENDED,
     Block,
     Indices,
@@ -24,9 +24,7 @@ from smart_embedder.models.batch.blocks import (
     Padding,
     divide_into_blocks,
     divide_lengths,
-    marked,
     to_device,
-    without_marks,
 )
 
 
@@ -35,35 +33,23 @@ class PositionScheme:
     """Positions count from 0 in each sequence, or as RoBERTa's do.
 
     RoBERTa's count from `roberta_padding` + 1, its padding id; a padding token that a text spells
-    out stays at `roberta_padding`. Tokens that are marked as of the second segment have
-    `segment_offset` added, if it is not 0.
+    out stays at `roberta_padding`. Tokens of the second segment have `segment_offset` added.
     """
 
     roberta_padding: int | None = None
     segment_offset: int = 0
 
-    def position_ids(self, ids: TokenIds, marked_ids: TokenIds, offsets: Indices) -> Indices:
-        """`[T]`, of sequences that begin at `offsets` `[N + 1]`, of which the last one is T.
-
-        `ids` `[T]` are without the marks of `marked_ids` `[T]`.
-        """
-        padding = self.roberta_padding
-        if padding is None:
-            positions = _count(np.ones_like(ids), offsets) - 1
-        else:
-            real = (ids != padding).astype(np.int64)
-            positions = _count(real, offsets) * real + padding
+    def position_ids(self, marked_ids: TokenIds, offsets: Indices) -> Indices:
+        """`[T]`, of sequences that begin at `offsets` `[N + 1]`, of which the last one is T."""
+        padding = -1 if self.roberta_padding is None else self.roberta_padding
+        # No token has the id -1, and counting on from it begins at 0.
+        counted = ((marked_ids & TOKEN_ID) != padding).astype(np.int64)
+        running = np.cumsum(counted)
+        before = np.concatenate(([0], running))[offsets[:-1]]
+        positions: Indices = (running - np.repeat(before, np.diff(offsets))) * counted + padding
         if self.segment_offset:
-            positions += self.segment_offset * marked(marked_ids, SECOND_SEGMENT)
+            positions += self.segment_offset * ((marked_ids & SECOND_SEGMENT) != 0)
         return positions
-
-
-def _count(flags: Indices, offsets: Indices) -> Indices:
-    """Running count of the set `flags`, begun anew at every offset."""
-    running = np.cumsum(flags)
-    before = np.concatenate(([0], running))[offsets[:-1]]
-    counted: Indices = running - np.repeat(before, np.diff(offsets))
-    return counted
 
 
 _FROM_ZERO = PositionScheme()
@@ -84,13 +70,13 @@ class PackedBatch:
     `input_ids` and `position_ids` are `[1, T]` int64 on the device, `cu_seqlens` is `[N + 1]` int32
     on the device; `offsets` is the same on the host. `unpack_order[i]` is the packed index of the
     i-th sequence given to `pack`. `sharing` is set if tokens that sequences share are computed
-    once. `partly_attended` is set if some tokens are not attended to: how the sequences that end in
-    such tokens are padded.
+    once, `partly_attended` if some tokens are not attended to: how the sequences that end in such
+    tokens are padded.
     """
 
-    input_ids: torch.Tensor
-    position_ids: torch.Tensor
-    cu_seqlens: torch.Tensor
+    input_ids: Tensor
+    position_ids: Tensor
+    cu_seqlens: Tensor
     offsets: Indices
     unpack_order: npt.NDArray[np.intp]
     sharing: Sharing | None = None
@@ -102,12 +88,17 @@ class PackedBatch:
         return self.input_ids.device
 
     @property
+    def tokens(self) -> int:
+        """T, the tokens of all sequences."""
+        return int(self.offsets[-1])
+
+    @property
     def real_tokens(self) -> int:
         """The tokens of the given sequences, without those that only round T up."""
         return int(self.offsets[len(self.unpack_order)])
 
     @property
-    def attended(self) -> torch.Tensor:
+    def attended(self) -> Tensor:
         """`[T]` bool: which tokens are attended to."""
         attended = torch.ones(self.tokens, dtype=torch.bool, device=self.device)
         padding = self.partly_attended
@@ -120,11 +111,6 @@ class PackedBatch:
         """Tokens of each sequence, in packed order."""
         return np.diff(self.offsets).tolist()  # type: ignore[no-any-return]
 
-    @property
-    def tokens(self) -> int:
-        """T, the tokens of all sequences."""
-        return int(self.offsets[-1])
-
     @cached_property
     def max_length(self) -> int:
         """Tokens of the longest sequence."""
@@ -133,16 +119,15 @@ class PackedBatch:
     @cached_property
     def length_classes(self) -> list[LengthClass]:
         """All sequences, in packed order, in one class or in several where that is faster."""
-        return [self._length_class(sequences) for sequences in divide_lengths(self.lengths)]
-
-    def _length_class(self, sequences: slice) -> LengthClass:
-        bounds = self.offsets[sequences.start : sequences.stop + 1]
-        start, stop = int(bounds[0]), int(bounds[-1])
-        if stop - start == self.tokens:
+        classes = []
+        for sequences in divide_lengths(self.lengths):
+            bounds = self.offsets[sequences.start : sequences.stop + 1]
+            start, stop = int(bounds[0]), int(bounds[-1])
             cu_seqlens = self.cu_seqlens
-        else:
-            cu_seqlens = to_device(self.device, (bounds - start).astype(np.int32))
-        return LengthClass(start, stop, max(self.lengths[sequences]), cu_seqlens)
+            if stop - start < self.tokens:
+                cu_seqlens = to_device(self.device, (bounds - start).astype(np.int32))
+            classes.append(LengthClass(start, stop, max(self.lengths[sequences]), cu_seqlens))
+        return classes
 
     @cached_property
     def blocks(self) -> list[Block]:
@@ -163,42 +148,37 @@ def pack(
     T is rounded up to a multiple of `multiple` by one more sequence at the end, which is not in
     `unpack_order`. In a `causal` model common prefixes are computed once.
     """
-    order = np.argsort([len(ids) for ids in sequences], kind="stable")
-    packed = [sequences[i] for i in order]
+    order = np.argsort(list(map(len, sequences)), kind="stable")
+    packed = list(map(sequences.__getitem__, order))
     missing = -sum(map(len, packed)) % multiple
     if missing:
         packed.append(np.zeros(missing, np.int64))
-    offsets = np.concatenate(([0], np.cumsum([len(ids) for ids in packed])))
+    lengths = np.array(list(map(len, packed)))
+    offsets = np.concatenate(([0], np.cumsum(lengths)))
     joined = np.concatenate(packed)
-    ids = without_marks(joined)
-    shared = find_shared_prefixes(packed) if causal else None
     sharing = None
-    if shared is not None:
+    if causal and (shared := find_shared_prefixes(packed)):
         unique, inverse = shared
         # What is computed is rounded up, too, by repeating the first token.
         unique = np.pad(unique, (0, -len(unique) % multiple), constant_values=unique[0])
         sharing = Sharing(to_device(device, unique), to_device(device, inverse))
+    partly_attended = None
+    unattended = (joined & UNATTENDED) != 0
+    if unattended.any():
+        left_out = np.add.reduceat(unattended, offsets[:-1], dtype=np.int64)
+        starts, chosen = offsets[:-1], left_out > 0
+        partly_attended = Padding.of(
+            starts[chosen], lengths[chosen], (lengths - left_out)[chosen], device
+        )
     return PackedBatch(
-        input_ids=to_device(device, ids)[None],
-        position_ids=to_device(device, positions.position_ids(ids, joined, offsets))[None],
+        input_ids=to_device(device, joined & TOKEN_ID)[None],
+        position_ids=to_device(device, positions.position_ids(joined, offsets))[None],
         cu_seqlens=to_device(device, offsets.astype(np.int32)),
         offsets=offsets,
         unpack_order=np.argsort(order),
         sharing=sharing,
-        partly_attended=_partly_attended(marked(joined, UNATTENDED), offsets, device),
+        partly_attended=partly_attended,
     )
-
-
-def _partly_attended(
-    unattended: npt.NDArray[np.bool_], offsets: Indices, device: torch.device
-) -> Padding | None:
-    """How sequences that end in `unattended` tokens are padded; None if there are none."""
-    if not unattended.any():
-        return None
-    left_out = np.add.reduceat(unattended, offsets[:-1], dtype=np.int64)
-    chosen = left_out > 0
-    lengths = np.diff(offsets)[chosen]
-    return Padding.of(offsets[:-1][chosen], lengths, lengths - left_out[chosen], device)
 
 
 # The rows of each sequence, in the order given to `pack`; None for one without rows.
@@ -210,8 +190,7 @@ class TokenSelection:
     """Some sequences of a packed batch, token by token.
 
     `tokens` `[R]` int64 on the device are the selected tokens of the packed row; None selects them
-    all. `spans[i]` is where the tokens of the i-th sequence given to `pack` lie among the selected
-    ones, None for a sequence that is not selected.
+    all. `spans` says where those of each sequence lie among the selected ones.
     """
 
     tokens: Tensor | None
@@ -265,18 +244,30 @@ _LEAST_SAVED = 1 / 16
 
 def find_shared_prefixes(sequences: Sequence[TokenIds]) -> tuple[Indices, Indices] | None:
     """`unique` and `inverse` of the sequences joined end to end; None where little is shared."""
-    lengths = np.array([len(ids) for ids in sequences])
+    if len(sequences) == 1:
+        return None
     joined = np.concatenate(sequences)
-    order = _dictionary_order(joined, lengths)
-    starts = _starts(lengths)[order]
-    lengths = lengths[order]
-    shared = _shared_with_the_one_before(joined, starts, lengths)
+    # In dictionary order each one shares at least as much with the one before it as with any other
+    # that comes before.
+    keys = [ids.astype(">i8").tobytes() for ids in sequences]
+    order = np.array(sorted(range(len(keys)), key=keys.__getitem__))
+    lengths = np.array([len(ids) for ids in sequences])
+    starts, lengths = _starts(lengths)[order], lengths[order]
+    most = np.minimum(lengths[1:], lengths[:-1])
+    differ = joined[_ranges(starts[1:], most)] != joined[_ranges(starts[:-1], most)]
+    within = np.where(differ, _ranges(np.zeros_like(most), most), np.repeat(most, most))
+    shared = np.concatenate(([0], np.minimum.reduceat(within, _starts(most))))
     if shared.sum() < _LEAST_SAVED * len(joined):
         return None
     tokens = _ranges(starts, lengths)
     computed = _ranges(np.zeros_like(starts), lengths) >= np.repeat(shared, lengths)
     number = np.cumsum(computed) - 1
-    _take_from_the_one_before(number, _starts(lengths), shared)
+    # One after the other: what is taken may have been taken by the one before.
+    before = 0
+    for start, count in zip(_starts(lengths).tolist(), shared.tolist(), strict=True):
+        if count:
+            number[start : start + count] = number[before : before + count]
+        before = start
     inverse = np.empty_like(tokens)
     inverse[tokens] = number
     return tokens[computed], inverse
@@ -289,33 +280,3 @@ def _starts(lengths: Indices) -> Indices:
 def _ranges(starts: Indices, lengths: Indices) -> Indices:
     """From each start on so many numbers, one after the other."""
     return np.arange(lengths.sum()) + np.repeat(starts - _starts(lengths), lengths)
-
-
-def _dictionary_order(joined: TokenIds, lengths: Indices) -> Indices:
-    comparable = joined.astype(">i8").tobytes()
-    ends = (np.cumsum(lengths) * 8).tolist()
-    keys = [comparable[start:end] for start, end in zip([0, *ends], ends, strict=False)]
-    return np.array(sorted(range(len(keys)), key=keys.__getitem__))
-
-
-def _shared_with_the_one_before(joined: TokenIds, starts: Indices, lengths: Indices) -> Indices:
-    """How many tokens each sequence, in dictionary order, begins with like the one before it.
-
-    No other that comes before begins with more of it.
-    """
-    most = np.minimum(lengths[1:], lengths[:-1])
-    if not len(most):
-        return np.zeros_like(starts)
-    within = _ranges(np.zeros_like(most), most)
-    differ = joined[_ranges(starts[1:], most)] != joined[_ranges(starts[:-1], most)]
-    common = np.minimum.reduceat(np.where(differ, within, np.repeat(most, most)), _starts(most))
-    return np.concatenate(([0], common))
-
-
-def _take_from_the_one_before(number: Indices, starts: Indices, shared: Indices) -> None:
-    """One after the other: what is taken may have been taken by the one before."""
-    before = 0
-    for start, count in zip(starts.tolist(), shared.tolist(), strict=True):
-        if count:
-            number[start : start + count] = number[before : before + count]
-        before = start

@@ -30,7 +30,7 @@ from smart_embedder.engine.records import (
     TruncationOptions,
 )
 from smart_embedder.errors import InferenceError
-from smart_embedder.models.batch.blocks import Indices, without_marks
+from smart_embedder.models.batch.blocks import TOKEN_ID, Indices
 from smart_embedder.models.batch.packing import PackedBatch, Spans, select_sequences
 from smart_embedder.models.device.transfer import DeviceRows, HostRows, not_finite, start_copies
 from smart_embedder.models.families.backbone import Backbone
@@ -142,7 +142,7 @@ class EmbeddingModel(DeviceModel[TextEmbedding]):
 
     def colbert_tokens(self, ids: TokenIds) -> TokenIds:
         """The token of each ColBERT vector."""
-        return without_marks(ids[self._with_vector(ids)])
+        return ids[self._with_vector(ids)] & TOKEN_ID
 
     def _with_vector(self, ids: TokenIds) -> slice | npt.NDArray[np.bool_]:
         """Which tokens have a ColBERT vector: in bge-m3 all but the first, the dense vector's."""

@@ -23,7 +23,7 @@ from smart_embedder.engine.records import (
     TruncationOptions,
 )
 from smart_embedder.errors import StartupError
-from smart_embedder.models.batch.blocks import UNATTENDED, WITHOUT_VECTOR, marked
+from smart_embedder.models.batch.blocks import UNATTENDED, WITHOUT_VECTOR
 from smart_embedder.models.checkpoint.config import (
     Module,
     TextOptions,
@@ -345,7 +345,7 @@ class ColbertEmbedder(HeadsEmbedder):
         ]
 
     def _with_vector(self, ids: TokenIds) -> slice | npt.NDArray[np.bool_]:
-        without = marked(ids, WITHOUT_VECTOR)
+        without = (ids & WITHOUT_VECTOR) != 0
         return ~without if without.any() else slice(None)
 
 

@@ -172,7 +172,7 @@ def test_a_window_is_given_to_the_kernel_and_means_what_it_means_in_blocks(
     in_blocks = PackedAttention(sdpa, packed)(*states, **options)
     by_kernel = PackedAttention(wrap(attend), packed)
     torch.testing.assert_close(by_kernel(*states, **options), in_blocks)
-    assert by_kernel._windowed is not None
+    assert by_kernel._takes_window
     everything = by_kernel(*states, **options | {"window": None})
     torch.testing.assert_close(everything, sdpa(*states, packed, scale=0.3, causal=causal))
 
