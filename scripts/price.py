@@ -127,11 +127,6 @@ class Measured:
         paths = [Path(f"/proc/{self._pid}/task/{each}/schedstat") for each in threads]
         return sum(int(path.read_text().split()[0]) for path in paths if path.exists()) / 1e9
 
-    @property
-    def is_alive(self) -> bool:
-        """Whether the process has not ended."""
-        return self.server.process.poll() is None
-
     def trim(self) -> None:
         """Let it give free memory back, so that its next use is seen."""
         self._seen[TRIM_AT] = 1
@@ -148,30 +143,24 @@ class Measured:
         status, answer, ended = self._exchange(asked.content, began)
         seconds = self.seconds() - began - self._seconds_of_forwards() + forwards
         left_over = 0.0 if ended else self._wait_for_idle()
-        self._wait_for_ticks()
+        # Until the loop has turned, and what it was held for is known.
+        tick, until = self._seen[TICKS_AT], time.monotonic() + PATIENCE
+        while (self._seen[TICKS_AT] - tick) % 256 < 2 and time.monotonic() < until:
+            time.sleep(0.001)
         turn, waited = struct.unpack_from("dd", self._seen)
         place = self._seen[STACK_AT:THREADS_AT].split(b"\0")[0].decode(errors="replace")
-        rise = self._memory("VmHWM") - before
-        held = max(turn, waited)
-        where = place if turn >= waited else f"another thread while {place}"
         return Cost(
             asked=size,
             size=asked.size,
             sent=len(asked.content),
             status=status,
             seconds=seconds,
-            held=held,
-            place=where,
-            rise=rise,
+            held=max(turn, waited),
+            place=place if turn >= waited else f"another thread while {place}",
+            rise=self._memory("VmHWM") - before,
             answer=answer,
             left_over=left_over,
         )
-
-    def _wait_for_ticks(self) -> None:
-        """Until the loop has turned, and what it was held for is known."""
-        before, until = self._seen[TICKS_AT], time.monotonic() + PATIENCE
-        while (self._seen[TICKS_AT] - before) % 256 < 2 and time.monotonic() < until:
-            time.sleep(0.001)
 
     def _memory(self, name: str) -> int:
         status = Path(f"/proc/{self._pid}/status").read_text()
@@ -216,19 +205,14 @@ class Measured:
         return last - began
 
 
+@dataclass(slots=True)
 class _Answer:
-    """Counts the bytes of an answer."""
+    """Counts the bytes of an answer; its status is 0 where there was none."""
 
-    def __init__(self) -> None:
-        self._head = b""
-        self.size = 0
-        self.is_whole = False
-
-    @property
-    def status(self) -> int:
-        """0 where there was none."""
-        found = re.match(rb"HTTP/1\.[01] (\d+)", self._head)
-        return int(found[1]) if found else 0
+    size: int = 0
+    status: int = 0
+    is_whole: bool = False
+    _head: bytes = b""
 
     def take(self, raw: socket.socket) -> None:
         """Read what is there."""
@@ -239,6 +223,8 @@ class _Answer:
         self.size += len(part)
         if b"\r\n\r\n" not in self._head:
             self._head += part
+        if found := re.match(rb"HTTP/1\.[01] (\d+)", self._head):
+            self.status = int(found[1])
         head = self._head.partition(b"\r\n\r\n")[0]
         length = re.search(rb"(?i)\r\ncontent-length: (\d+)", head)
         self.is_whole = not part or (
@@ -251,13 +237,14 @@ class Judge:
 
     def __init__(self, measured: Measured) -> None:
         self._measured = measured
-        harmless = [measured.measure(_harmless(FIRST), FIRST) for _ in range(3)]
+        head = b"GET /health/live HTTP/1.1\r\nHost: a\r\nConnection: close\r\nCookie: %b\r\n\r\n"
+        harmless = Asked(head % (b"a" * FIRST), 0)
         # What a request costs whatever is in it.
-        self._base = min(cost.seconds for cost in harmless)
+        self._base = min(measured.measure(harmless, FIRST).seconds for _ in range(3))
 
     def judge(self, shape: Shape) -> Result:
         """The costs of a shape as far as it can grow, or until something is wrong."""
-        result, began = Result(shape), self._seconds()
+        result, began = Result(shape), self._measured.seconds() + time.process_time()
         if shape.limit > MIB:
             self._measured.trim()
         for size in sizes(shape):
@@ -267,25 +254,18 @@ class Judge:
             result.findings += self._findings(result)
             if result.findings or result.costs[-1].seconds > MOST_JUDGED:
                 break
-        result.seconds = self._seconds() - began
+        result.seconds = self._measured.seconds() + time.process_time() - began
         return result
-
-    def _seconds(self) -> float:
-        return self._measured.seconds() + time.process_time()
 
     def _findings(self, result: Result) -> list[str]:
         """What is wrong with the last cost, and is so again each time."""
         found = self._suspicions(result.costs)
         for _ in range(REPEATS):
-            if not found:
-                break
-            first = max(0, len(result.costs) - 3)
-            result.costs[first:] = [
-                self._repeated(result.shape, cost) for cost in result.costs[first:]
-            ]
-            found = {
-                name: why for name, why in self._suspicions(result.costs).items() if name in found
-            }
+            if found:
+                last = [self._repeated(result.shape, cost) for cost in result.costs[-3:]]
+                result.costs[-3:] = last
+                again = self._suspicions(result.costs)
+                found = {name: why for name, why in again.items() if name in found}
         return list(found.values())
 
     def _repeated(self, shape: Shape, before: Cost) -> Cost:
@@ -313,12 +293,11 @@ class Judge:
             )
         if last.left_over >= MOST_LEFT_OVER:
             found["goes on"] = f"work goes on for {last.left_over:.1f} s after its client has left"
-        growth = self.growth(costs)
-        if growth:
+        if growth := self._growth(costs):
             found["growth"] = f"a doubling costs {growth:.1f} times"
         return found
 
-    def growth(self, costs: list[Cost]) -> float:
+    def _growth(self, costs: list[Cost]) -> float:
         """How many times the last cost is the one before; 0 where that is not above linear.
 
         The doubling before is looked at, too: a cost that only jumps, as where another way is taken
@@ -328,17 +307,13 @@ class Judge:
             return 0.0
         last = costs[-3:]
         own = [max(cost.seconds - self._base, LITTLE / 3) for cost in last]
-        growth = [
-            (own[-1] / before) ** (1 / math.log2(_times_larger(last[-1], cost)))
-            for before, cost in zip(own[:-1], last[:-1], strict=True)
-        ]
+        growth = []
+        for before, cost in zip(own[:-1], last[:-1], strict=True):
+            # In what was asked for, or in the bytes received and sent.
+            exchanged = (last[-1].size + last[-1].answer) / (cost.size + cost.answer)
+            times_larger = max(last[-1].asked / cost.asked, exchanged)
+            growth.append((own[-1] / before) ** (1 / math.log2(times_larger)))
         return growth[-1] if min(growth) > MOST_GROWTH else 0.0
-
-
-def _times_larger(cost: Cost, before: Cost) -> float:
-    """How many times it is, in what was asked for or in the bytes received and sent."""
-    exchanged = (cost.size + cost.answer) / (before.size + before.answer)
-    return max(cost.asked / before.asked, exchanged)
 
 
 def sizes(shape: Shape) -> list[int]:
@@ -346,13 +321,6 @@ def sizes(shape: Shape) -> list[int]:
     first = FIRST // 8 if shape.family in {"head", "url"} else FIRST
     doubled = [first << times for times in range(20) if first << times < shape.limit]
     return [*doubled, shape.limit]
-
-
-def _harmless(size: int) -> Asked:
-    head = (
-        b"GET /health/live HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nCookie: %b\r\n\r\n"
-    )
-    return Asked(head % (b"a" * size), 0)
 
 
 @contextmanager
@@ -417,7 +385,8 @@ def run(tree: Path, seed: int, minutes: float, only: str, largest: int) -> Itera
                         yield len(shapes)
                         return
                     yield (result := judge.judge(shapes.pop(0)))
-                    if result.costs[-1].left_over >= MOST_LEFT_OVER or not measured.is_alive:
+                    ended = measured.server.process.poll() is not None
+                    if ended or result.costs[-1].left_over >= MOST_LEFT_OVER:
                         break
                 spent += measured.seconds()
                 measured.server.process.kill()

@@ -31,7 +31,6 @@ _FEW, _MANY = 20, 1000
 
 Json = Any
 Write = Callable[[int], bytes]
-Named = tuple[str, Write]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,24 +79,15 @@ class Target:
         return f"{self.method} {self.path}"
 
 
-def targets(description: Json) -> list[Target]:
+def targets(description: Json) -> Iterator[Target]:
     """Every operation of an OpenAPI description."""
-    return [
-        Target(
-            method.upper(),
-            path,
-            {
-                kind: content["schema"]
-                for kind, content in operation.get("requestBody", {}).get("content", {}).items()
-            },
-            tuple(operation["responses"].get("200", {}).get("content", ())),
-            tuple(
-                each["name"] for each in operation.get("parameters", ()) if each["in"] == "query"
-            ),
-        )
-        for path, operations in description["paths"].items()
-        for method, operation in operations.items()
-    ]
+    for path, operations in description["paths"].items():
+        for method, about in operations.items():
+            content = about.get("requestBody", {}).get("content", {})
+            kinds = {kind: each["schema"] for kind, each in content.items()}
+            formats = tuple(about["responses"].get("200", {}).get("content", ()))
+            query = [e["name"] for e in about.get("parameters", ()) if e["in"] == "query"]
+            yield Target(method.upper(), path, kinds, formats, tuple(query))
 
 
 # ---- units, which are repeated
@@ -139,25 +129,20 @@ _TOKENS = ("{", "}", "[", "]", ",", ":", '"', "\\", "0", "-", "e", "null", "{}",
 
 def string(unit: str, *, escaped: bool) -> Fill:
     """A string of the unit, as UTF-8 or in escapes."""
-    raw = json.dumps(unit, ensure_ascii=escaped)[1:-1].encode()
+    raw = json.dumps(unit, ensure_ascii=False)[1:-1].encode()
     if escaped:
-        raw = "".join(f"\\u{code:04x}" for code in _utf16(unit)).encode()
+        codes = struct.iter_unpack("<H", unit.encode("utf-16-le"))
+        raw = b"".join(b"\\u%04x" % code for code in codes)
     repeated = repeat(raw).write
     return Fill(f"string of {_short(raw)}", lambda size: b'"' + repeated(size - 2) + b'"')
-
-
-def _utf16(text: str) -> Iterator[int]:
-    raw = text.encode("utf-16-le")
-    return (code for (code,) in struct.iter_unpack("<H", raw))
 
 
 def array(item: bytes) -> Fill:
     """A list of one item, again and again."""
 
     def write(size: int) -> bytes:
-        return (
-            b"[" + (item + b",") * (max(0, size - len(item) - 2) // (len(item) + 1)) + item + b"]"
-        )
+        others = max(0, size - len(item) - 2) // (len(item) + 1)
+        return b"[" + (item + b",") * others + item + b"]"
 
     return Fill(f"list of {_short(item)}", write)
 
@@ -196,21 +181,16 @@ def around(opening: str, unit: str, closing: str) -> Fill:
 
 def wild_values(rng: random.Random) -> list[Fill]:
     """Values of any type, whatever the schema says."""
-    digits = (
-        around("", "9", ""),
-        around("0.", "0", "1"),
-        around("1e", "9", ""),
-        around("-", "1", ""),
-    )
+    digits = (("", "9", ""), ("0.", "0", "1"), ("1e", "9", ""), ("-", "1", ""))
+    members_of = (members("f", rng.choice(_ATOMS), distinct=each) for each in (True, False))
     return [
-        *digits,
+        *(around(*each) for each in digits),
         *(array(atom.encode()) for atom in _ATOMS),
         *(nested(*each) for each in (("[", "", "]"), ('{"a":', "0", "}"), ("[[],", "0", "]"))),
         *(around("{", each, "}") for each in ('"a":0,', ",", '"":')),
         around("", " ", "0"),
         around('"', rng.choice(_TOKENS), '"'),
-        _object(members("f", rng.choice(_ATOMS), distinct=True)),
-        _object(members("f", rng.choice(_ATOMS), distinct=False)),
+        *(_object(each) for each in members_of),
     ]
 
 
@@ -290,7 +270,7 @@ def admits(schema: Json, kind: str) -> bool:
     return schema.get("type") == kind or any(admits(each, kind) for each in branches)
 
 
-def valid_values(schema: Json, rng: random.Random, units: Sequence[str]) -> Iterator[Named]:
+def valid_values(schema: Json, rng: random.Random, units: Sequence[str]) -> Iterator[Fill]:
     """Bodies that a schema describes, growing in their texts or in the number of them."""
     texts = [units[0], "a ", *rng.sample(units, 2)]
     for body in examples(schema):
@@ -300,14 +280,14 @@ def valid_values(schema: Json, rng: random.Random, units: Sequence[str]) -> Iter
             is_usual = count < _MANY or unit in texts[:2]
             if is_usual and _HOLE in json.dumps(holed, ensure_ascii=False):
                 write = spliced(holed, within(fill), _HOLE.encode())
-                yield f"{count} x {fill.name} in {shown}", write
+                yield Fill(f"{count} x {fill.name} in {shown}", write)
         holed, item = with_lists(body)
         if item is not None:
             fill = array(json.dumps(item).encode())
-            yield f"{fill.name} in {shown}", spliced(holed, fill)
+            yield Fill(f"{fill.name} in {shown}", spliced(holed, fill))
 
 
-def other_values(schema: Json, rng: random.Random, units: Sequence[str]) -> Iterator[Named]:
+def other_values(schema: Json, rng: random.Random, units: Sequence[str]) -> Iterator[Fill]:
     """Bodies with a field, or a name, that grows, whether or not the schema has it so."""
     fields, body = schema.get("properties", {}), examples(schema)[0]
     for name, about in fields.items():
@@ -317,9 +297,10 @@ def other_values(schema: Json, rng: random.Random, units: Sequence[str]) -> Iter
         if admits(about, "array"):
             fills += [array(b'"x"'), array(rng.choice(_ATOMS).encode())]
         for fill in fills:
-            yield f"{name} = {fill.name}", spliced(body | {name: _HOLE}, fill)
+            yield Fill(f"{name} = {fill.name}", spliced(body | {name: _HOLE}, fill))
     for fill in (*rng.sample(wild_values(rng), 6), string(rng.choice(units), escaped=False)):
-        yield f"an unknown field = {fill.name}", spliced(body | {"unknown": _HOLE}, fill)
+        write = spliced(body | {"unknown": _HOLE}, fill)
+        yield Fill(f"an unknown field = {fill.name}", write)
     known = [*fields, "text"]
     stems = [misspelt(rng.choice(known), rng), "\u0130" + rng.choice(units).strip(), ""]
     # A beginning of several names is near to each of them.
@@ -328,38 +309,34 @@ def other_values(schema: Json, rng: random.Random, units: Sequence[str]) -> Iter
     for stem, distinct, base in itertools.product(escaped, (True, False), (body, {})):
         fill = members(stem, rng.choice(_ATOMS), distinct=distinct)
         beside = "beside what is required" if base else "and nothing that is required"
-        yield f"{fill.name}, {beside}", spliced(base | {_HOLE: 0}, fill, _HOLE_MEMBER)
-    for fill in rng.sample(wild_values(rng), 4):
-        yield f"nothing but {fill.name}", fill.write
+        yield Fill(f"{fill.name}, {beside}", spliced(base | {_HOLE: 0}, fill, _HOLE_MEMBER))
+    yield from rng.sample(wild_values(rng), 4)
 
 
-def json_values(schema: Json, rng: random.Random, units: Sequence[str]) -> Iterator[Named]:
+def json_values(schema: Json, rng: random.Random, units: Sequence[str]) -> Iterator[Fill]:
     """Bodies that a schema describes, and others, each growing in one place."""
     yield from valid_values(schema, rng, units)
     yield from other_values(schema, rng, units)
 
 
-def junk(valid: bytes, separator: str) -> Iterator[Named]:
+def junk(valid: bytes, separator: str) -> Iterator[Fill]:
     """Tokens again and again, alone, before and behind something valid."""
     for token, end in itertools.product((*_TOKENS, "\x00", "\u00e9"), {"", separator}):
-        fill = repeat(token + end)
-        yield fill.name, fill.write
+        yield repeat(token + end)
     for token in (" ", "\n", "\ufeff", "0,"):
-        before, behind = around("", token, valid.decode()), around(valid.decode(), token, "")
-        yield f"{_short(token)}... before a body", before.write
-        yield f"{_short(token)}... behind a body", behind.write
+        yield around("", token, valid.decode())
+        yield around(valid.decode(), token, "")
 
 
 # ---- lines of a stream
 
 
-def lines(schema: Json, rng: random.Random, units: Sequence[str]) -> Iterator[Named]:
+def lines(schema: Json, rng: random.Random, units: Sequence[str]) -> Iterator[Fill]:
     """Lines of JSON: one that grows, or so many bytes of them again and again; and no lines."""
-    for name, write in json_values(schema, rng, units):
-        yield f"a line: {name}", write
-        length = rng.choice((200, 3000, 60_000))
-        line = write(length) + b"\n"
-        yield f"lines of {len(line)} bytes: {name}", repeat(line).write
+    for fill in json_values(schema, rng, units):
+        yield Fill(f"a line: {fill.name}", fill.write)
+        line = fill.write(rng.choice((200, 3000, 60_000))) + b"\n"
+        yield Fill(f"lines of {len(line)} bytes: {fill.name}", repeat(line).write)
     yield from junk(b'"a"\n', "\n")
 
 
@@ -380,7 +357,7 @@ def _batch(columns: dict[str, Json], metadata: dict[str, str] | None = None) -> 
     return pa.record_batch(arrays, schema=pa.schema(fields, metadata=metadata))
 
 
-def arrow_messages(rng: random.Random, units: Sequence[str]) -> Iterator[Named]:
+def arrow_messages(rng: random.Random, units: Sequence[str]) -> Iterator[Fill]:
     """Streams of Arrow that grow in rows, texts, messages, columns, names or metadata."""
     one = {"text": ["a"], "id": [1]}
     none = {"text": pa.array([], pa.string())}
@@ -405,10 +382,10 @@ def arrow_messages(rng: random.Random, units: Sequence[str]) -> Iterator[Named]:
         "schemas": lambda n: repeat(_arrow([_batch(none)])[:-8]).write(n),
         "frames": repeat(struct.pack("<Ii", 0xFFFFFFFF, 8) + bytes(8)).write,
     }
-    yield from makes.items()
+    yield from (Fill(name, make) for name, make in makes.items())
     for _ in range(8):
         name, make = rng.choice(list(makes.items()))
-        yield f"{name}, damaged", partial(_damaged, make, rng.randrange(1 << 30))
+        yield Fill(f"{name}, damaged", partial(_damaged, make, rng.randrange(1 << 30)))
 
 
 def _repeated_batches(columns: dict[str, Json], size: int) -> bytes:
@@ -487,6 +464,7 @@ _HEADERS = {
     "If-None-Match": "*",
     "If-Vector-Space": "x",
     "Origin": "http://localhost",
+    "Priority": "u=1",
     "Range": "bytes=0-1",
     "TE": "trailers",
     "Upgrade": "h2c",
@@ -546,13 +524,14 @@ def asked(
     return Asked(head + b"\r\n" + content, body.size)
 
 
-def _encoded(
-    target: Target,
-    headers: Sequence[tuple[str, bytes]],
-    make_body: Callable[[int], Asked],
-    size: int,
+def _body(content: bytes) -> Asked:
+    return Asked(content, len(content))
+
+
+def _in_encoding(
+    target: Target, headers: Sequence[tuple[str, bytes]], make: Callable[[int], Asked], size: int
 ) -> Asked:
-    return asked(target, make_body(size - _ENVELOPE), headers)
+    return asked(target, make(size - _ENVELOPE), headers)
 
 
 def in_chunks(size: int, content: bytes, extension: bytes = b"", trailer: bytes = b"") -> bytes:
@@ -582,14 +561,7 @@ class Grammar:
 
     def shapes(self) -> list[Shape]:
         """All of them, in an order in which a part of them has something of everything."""
-        families = (
-            self._bodies,
-            self._streams,
-            self._encoded,
-            self._framed,
-            self._heads,
-            self._urls,
-        )
+        families = (self._bodies, self._encoded, self._framed, self._heads, self._urls)
         drawn = [list(family()) for family in families]
         for each in drawn:
             self._rng.shuffle(each)
@@ -603,27 +575,20 @@ class Grammar:
 
     def _bodies(self) -> Iterator[Shape]:
         for target in self._posts:
-            schema = target.kinds.get("application/json")
-            if schema is None:
-                continue
-            valid = json.dumps(examples(schema)[0]).encode()
-            drawn = [*json_values(schema, self._rng, self._units)]
-            drawn += self._rng.sample(list(junk(valid, "")), 8)
-            for name, write in drawn:
-                yield self._with_body("body", target, "application/json", name, write)
+            for kind, schema in target.kinds.items():
+                if kind == "application/json":
+                    valid = json.dumps(examples(schema)[0]).encode()
+                    drawn = [*json_values(schema, self._rng, self._units)]
+                    drawn += self._rng.sample(list(junk(valid, "")), 8)
+                elif "ndjson" in kind:
+                    drawn = [*lines(schema, self._rng, self._units)]
+                else:
+                    drawn = [*arrow_messages(self._rng, self._units)]
+                family = "body" if kind == "application/json" else "stream"
+                for fill in drawn:
+                    yield self._with_body(family, target, kind, fill)
 
-    def _streams(self) -> Iterator[Shape]:
-        for target, (kind, schema) in ((t, each) for t in self._posts for each in t.kinds.items()):
-            if "ndjson" in kind:
-                drawn = lines(schema, self._rng, self._units)
-            elif "arrow" in kind:
-                drawn = arrow_messages(self._rng, self._units)
-            else:
-                continue
-            for name, write in drawn:
-                yield self._with_body("stream", target, kind, name, write)
-
-    def _with_body(self, family: str, target: Target, kind: str, name: str, write: Write) -> Shape:
+    def _with_body(self, family: str, target: Target, kind: str, fill: Fill) -> Shape:
         headers = [("Content-Type", kind.encode())]
         if len(target.formats) > 1 and self._rng.random() < 0.5:
             headers.append(("Accept", self._rng.choice(target.formats).encode()))
@@ -635,12 +600,12 @@ class Grammar:
             query = self._rng.choice(target.query).encode() + b"=true"
 
         def make(size: int) -> Asked:
-            content = write(size - _ENVELOPE)
-            body = Asked(content, len(content))
-            return asked(target, body, headers, version=version, query=query)
+            return asked(
+                target, _body(fill.write(size - _ENVELOPE)), headers, version=version, query=query
+            )
 
         about = " ".join(each.decode() for _, each in headers[1:])
-        what = f"{target.name} {about} HTTP/{version}: {name}"
+        what = f"{target.name} {about} HTTP/{version}: {fill.name}"
         return Shape(family, what, self._largest_body, make)
 
     def _sample(self, target: Target) -> tuple[str, Write]:
@@ -664,7 +629,7 @@ class Grammar:
             kind, write = self._sample(target)
             for name, encoding, make_body in encodings(write):
                 headers = [("Content-Type", kind.encode()), ("Content-Encoding", encoding.encode())]
-                make = partial(_encoded, target, headers, make_body)
+                make = partial(_in_encoding, target, headers, make_body)
                 yield Shape("encoding", f"{target.name}: {name}", self._largest_body, make)
 
     def _framed(self) -> Iterator[Shape]:
@@ -687,43 +652,40 @@ class Grammar:
 
     def _in_frames(self, target: Target, frame: Callable[[bytes], bytes], size: int) -> Asked:
         kind, write = self._sample(target)
-        content = write(size - _ENVELOPE)
         headers = [("Content-Type", kind.encode())]
-        return asked(target, Asked(content, len(content)), headers, chunked=frame)
+        return asked(target, _body(write(size - _ENVELOPE)), headers, chunked=frame)
 
     def _with_trailer(self, target: Target, unit: bytes, size: int) -> Asked:
         trailer = repeat(unit).write(size) + b"\r\n"
         return self._in_frames(target, partial(in_chunks, 64, trailer=trailer), 2 * _ENVELOPE)
 
     def _heads(self) -> Iterator[Shape]:
-        described = {"Priority": "u=1"}
-        posts = self._some_posts(1)
         pages = [each for each in self._targets if each.method == "GET"]
         pages = [*(each for each in pages if each.path == "/"), self._rng.choice(pages)]
-        for target, (name, valid) in itertools.product(
-            posts + pages, (_HEADERS | described).items()
-        ):
-            for fill in header_values(valid):
-                yield self._with_head(target, f"{name}: {fill.name}", name, fill)
-        for target, unit in itertools.product(
-            posts + pages, ("a: b\r\n", "Accept: a\r\n", "a:\r\n")
-        ):
-            yield self._with_head(
-                target, f"headers {_short(unit)}", "X", around("b\r\n", unit, "c: d")
-            )
+        for target in self._some_posts(1) + pages:
+            for name, valid in _HEADERS.items():
+                for fill in header_values(valid):
+                    yield self._growing("head", target, f"{name}: {fill.name}", fill, header=name)
+            for unit in ("a: b\r\n", "Accept: a\r\n", "a:\r\n"):
+                fill = around("b\r\n", unit, "c: d")
+                yield self._growing("head", target, f"headers {_short(unit)}", fill, header="X")
 
-    def _with_head(self, target: Target, what: str, name: str, fill: Fill) -> Shape:
+    def _growing(
+        self, family: str, target: Target, what: str, fill: Fill, *, header: str = "", at: str = ""
+    ) -> Shape:
+        """A request with a small body that grows in a header, or at its `path` or `query`."""
         body, headers = Asked(b"", 0), list[tuple[str, bytes]]()
         if target.kinds:
             kind, write = self._sample(target)
-            content = write(200)
-            body, headers = Asked(content, len(content)), [("Content-Type", kind.encode())]
+            body, headers = _body(write(200)), [("Content-Type", kind.encode())]
 
         def make(size: int) -> Asked:
-            value = fill.write(size - _ENVELOPE)
-            return asked(target, body, [*headers, (name, value)])
+            written = fill.write(size - _ENVELOPE)
+            own = [(header, written)] if header else []
+            where: dict[str, Any] = {at: written} if at else {}
+            return asked(target, body, [*headers, *own], **where)
 
-        return Shape("head", f"{target.name} {what}", LARGEST_HEAD, make)
+        return Shape(family, f"{target.name} {what}", LARGEST_HEAD, make)
 
     def _urls(self) -> Iterator[Shape]:
         for target in self._targets:
@@ -733,32 +695,10 @@ class Grammar:
             if not target.query:
                 fills = self._rng.sample(fills, 5)
             for fill in fills + named:
-                yield self._with_url(target, f"?{fill.name}", query=fill)
+                yield self._growing("url", target, f"?{fill.name}", fill, at="query")
             for unit in self._rng.sample(_UNITS_OF_PATHS, 4):
-                beginning = target.path.rpartition("/")[0] + "/"
-                yield self._with_url(
-                    target, f"path {_short(unit)}...", path=around(beginning, unit, "")
-                )
-
-    def _with_url(
-        self, target: Target, what: str, *, query: Fill | None = None, path: Fill | None = None
-    ) -> Shape:
-        body, headers = Asked(b"", 0), list[tuple[str, bytes]]()
-        if target.kinds:
-            kind, write = self._sample(target)
-            content = write(200)
-            body, headers = Asked(content, len(content)), [("Content-Type", kind.encode())]
-
-        def make(size: int) -> Asked:
-            return asked(
-                target,
-                body,
-                headers,
-                query=b"" if query is None else query.write(size - _ENVELOPE),
-                path=None if path is None else path.write(size - _ENVELOPE),
-            )
-
-        return Shape("url", f"{target.name} {what}", LARGEST_HEAD, make)
+                fill = around(target.path.rpartition("/")[0] + "/", unit, "")
+                yield self._growing("url", target, f"path {_short(unit)}...", fill, at="path")
 
 
 def draw(description: Json, seed: int, models: Sequence[str], largest_body: int) -> list[Shape]:

@@ -18,9 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import contextmanager
 from pathlib import Path
 
 from tests.simulation.scenario import Report, run
@@ -72,11 +70,10 @@ def simulate(first: int, steps: int, processes: int, most: int) -> int:
         while running:
             finished = next(as_completed(running))
             running.remove(finished)
-            for count, found in [finished.result()]:
-                done += count
-                broken += len(found)
-                for line in found:
-                    print(line, flush=True)
+            count, found = finished.result()
+            done, broken = done + count, broken + len(found)
+            for line in found:
+                print(line, flush=True)
             if done < steps:
                 running.add(pool.submit(_run_all, next(chunks), most))
             if done // MILLION > printed:
@@ -110,17 +107,15 @@ def shrunk(seed: int, most: int) -> str:
 
 def until_broken(first: int, most: int) -> int:
     """Print, as JSON, the first law that is broken and after how many steps."""
-    steps = 0
+    steps, found = 0, {}
     for seed in itertools.count(first):
         report = run(seed, MOST_STEPS_OF_A_SEED)
         steps += report.steps
         if report.broken is not None:
             found = {"seed": seed, "law": report.broken.law, "detail": str(report.broken)}
-            print(json.dumps(found | {"steps": steps}))
-            return 0
-        if steps > most:
+        if found or steps > most:
             break
-    print(json.dumps({"steps": steps}))
+    print(json.dumps(found | {"steps": steps}))
     return 0
 
 
@@ -130,35 +125,19 @@ def plant(names: list[str], steps: int, processes: int) -> int:
     found = 0
     print("| fault | found by the law | after steps | seed |\n|---|---|---|---|")
     with ProcessPoolExecutor(processes) as pool:
-        for patch, result in zip(
-            patches, pool.map(look_for, patches, itertools.repeat(steps)), strict=True
-        ):
+        results = pool.map(look_for, patches, itertools.repeat(steps))
+        for patch, result in zip(patches, results, strict=True):
             found += "law" in result
+            # What the fault is.
+            title = patch.read_text().splitlines()[0]
             law, seed = result.get("law", "**not found**"), result.get("seed", "")
-            print(f"| {title_of(patch)} | {law} | {result['steps']:,} | {seed} |", flush=True)
+            print(f"| {title} | {law} | {result['steps']:,} | {seed} |", flush=True)
     print(f"\n{found} of {len(patches)} found")
     return int(found < len(patches) - 1)
 
 
-def title_of(patch: Path) -> str:
-    """What the fault is: the first line of the patch."""
-    return patch.read_text().splitlines()[0]
-
-
 def look_for(patch: Path, steps: int) -> dict[str, int | str]:
     """Plant a fault, and simulate until a law is broken; its name, the seed and the steps."""
-    with planted(patch) as tree:
-        command = ["-m", "scripts.simulate", "--until-broken", "--steps", str(steps)]
-        done = subprocess.run(
-            [sys.executable, *command], cwd=tree, check=True, capture_output=True, text=True
-        )
-    result: dict[str, int | str] = json.loads(done.stdout.splitlines()[-1])
-    return result
-
-
-@contextmanager
-def planted(patch: Path) -> Iterator[Path]:
-    """A copy of what the simulation needs, with the fault in it."""
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder)
         ignored = shutil.ignore_patterns("*.so", "__pycache__", "ui", "csrc")
@@ -168,7 +147,12 @@ def planted(patch: Path) -> Iterator[Path]:
         shutil.copy(ROOT / "scripts/simulate.py", tree / "scripts")
         # One line around a change is enough, wherever it has moved to.
         subprocess.run(["git", "apply", "-C1", str(patch)], cwd=tree, check=True)
-        yield tree
+        command = ["-m", "scripts.simulate", "--until-broken", "--steps", str(steps)]
+        done = subprocess.run(
+            [sys.executable, *command], cwd=tree, check=True, capture_output=True, text=True
+        )
+    result: dict[str, int | str] = json.loads(done.stdout.splitlines()[-1])
+    return result
 
 
 if __name__ == "__main__":

@@ -38,26 +38,6 @@ _QUERIES = 100
 _PEERS_SHARE = 4
 
 
-class Peer:
-    """FlagEmbedding on the same files and device; in float16 on a GPU, as is its default."""
-
-    def __init__(self, folder: Path, device: str) -> None:
-        from FlagEmbedding import BGEM3FlagModel  # noqa: PLC0415 - seconds, and may be missing
-
-        self._model = BGEM3FlagModel(str(folder), use_fp16=device != "cpu", devices=device)
-
-    def encode(self, texts: list[str], *, every_kind: bool) -> None:
-        """All texts in one call, as its users make it."""
-        self._model.encode(
-            texts,
-            batch_size=max(1, 32 * 1024 // max(map(len, texts))),
-            max_length=8192,
-            return_dense=True,
-            return_sparse=every_kind,
-            return_colbert_vecs=every_kind,
-        )
-
-
 async def own_seconds(engine: Engine, texts: list[str], *, every_kind: bool) -> float:
     """For all texts, in calls that wait at the same time."""
     at_once = max(1, min(_TEXTS_IN_A_CALL, len(texts) // _LEAST_CALLS))
@@ -69,14 +49,32 @@ async def own_seconds(engine: Engine, texts: list[str], *, every_kind: bool) -> 
     return time.perf_counter() - began
 
 
-def peer_seconds(peer: Peer, texts: list[str], *, every_kind: bool) -> float:
-    """For all texts."""
+def load_peer(folder: Path, device: str) -> Any:
+    """FlagEmbedding on the same files and device; in float16 on a GPU, as is its default."""
+    try:
+        from FlagEmbedding import BGEM3FlagModel  # noqa: PLC0415 - seconds, and may be missing
+
+        return BGEM3FlagModel(str(folder), use_fp16=device != "cpu", devices=device)
+    except (ImportError, RuntimeError) as error:
+        print(f"FlagEmbedding cannot be compared: {error}", file=sys.stderr)
+        return None
+
+
+def peer_seconds(peer: Any, texts: list[str], *, every_kind: bool) -> float:
+    """For all texts in one call, as its users make it."""
     began = time.perf_counter()
-    peer.encode(texts, every_kind=every_kind)
+    peer.encode(
+        texts,
+        batch_size=max(1, 32 * 1024 // max(map(len, texts))),
+        max_length=8192,
+        return_dense=True,
+        return_sparse=every_kind,
+        return_colbert_vecs=every_kind,
+    )
     return time.perf_counter() - began
 
 
-async def rates(engine: Engine, peer: Peer | None, *, quick: bool) -> list[dict[str, Any]]:
+async def rates(engine: Engine, peer: Any, *, quick: bool) -> list[dict[str, Any]]:
     """One row for each length and selection of kinds; the best of the rounds of each engine.
 
     On a slow device the longest texts are left out.
@@ -120,18 +118,8 @@ def memory() -> dict[str, int]:
     """Bytes at their peak, of the GPU's memory that PyTorch asked for."""
     if not torch.cuda.is_available():
         return {}
-    return {
-        "allocated": torch.cuda.max_memory_allocated(),
-        "reserved": torch.cuda.max_memory_reserved(),
-    }
-
-
-def _load_peer(folder: Path, device: str) -> Peer | None:
-    try:
-        return Peer(folder, device)
-    except (ImportError, RuntimeError) as error:
-        print(f"FlagEmbedding cannot be compared: {error}", file=sys.stderr)
-        return None
+    allocated, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+    return {"allocated": allocated, "reserved": reserved}
 
 
 async def measure(folder: Path, device: str, *, quick: bool) -> dict[str, Any]:
@@ -154,7 +142,7 @@ async def measure(folder: Path, device: str, *, quick: bool) -> dict[str, Any]:
             "lone_query": await lone_query(engine),
         }
         alone = memory()
-        found["rates"] = await rates(engine, _load_peer(folder, device), quick=quick)
+        found["rates"] = await rates(engine, load_peer(folder, device), quick=quick)
     return found | {"memory_before_load": alone, "memory": memory()}
 
 

@@ -121,16 +121,9 @@ def launching(model: Any, seconds: float) -> list[dict[str, Any]]:
             beside.start()
             rate = busy_loop(seconds)
             beside.join()
-            rows.append(
-                {
-                    "launch": launch,
-                    "switch_ms": 1000 * interval,
-                    "alone_ms": alone,
-                    "beside_ms": statistics.median(took),
-                    "longest_ms": max(took),
-                    "loop": rate / undisturbed,
-                }
-            )
+            row = {"launch": launch, "switch_ms": 1000 * interval, "alone_ms": alone}
+            row |= {"beside_ms": statistics.median(took), "longest_ms": max(took)}
+            rows.append(row | {"loop": rate / undisturbed})
     return rows
 
 

@@ -30,42 +30,34 @@ _KEPT = ("PYTHONPATH", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES")
 def bodies(texts: int) -> list[bytes]:
     """A few different requests for dense vectors."""
     drawn = draw_texts(Lengths(_LENGTH, _LENGTH), 4 * texts)
+    dense_alone = {"return_sparse": False, "return_colbert": False}
     return [
-        json.dumps(
-            {
-                "sentences": drawn[start : start + texts],
-                "return_sparse": False,
-                "return_colbert": False,
-            }
-        ).encode()
+        json.dumps({"sentences": drawn[start : start + texts]} | dense_alone).encode()
         for start in range(0, len(drawn), texts)
     ]
 
 
 def client(url: str, texts: int, seconds: float) -> int:
     """Requests answered in time; raises for any other answer than 200."""
-    return asyncio.run(_client(url, bodies(texts), seconds))
+    requests, began, answered = bodies(texts), time.monotonic() + _WARM_UP, 0
 
-
-async def _client(url: str, requests: list[bytes], seconds: float) -> int:
-    began = time.monotonic() + _WARM_UP
-    headers = {"Content-Type": "application/json"}
-    answered = 0
-
-    async def call_again_and_again(session: aiohttp.ClientSession, first: int) -> None:
+    async def call_again_and_again(session: aiohttp.ClientSession, number: int) -> None:
         nonlocal answered
-        number = first
         while (now := time.monotonic()) < began + seconds:
             body = requests[number % len(requests)]
-            async with session.post(f"{url}/embeddings/", data=body, headers=headers) as response:
+            async with session.post(f"{url}/embeddings/", data=body) as response:
                 response.raise_for_status()
                 await response.read()
             answered += now >= began and time.monotonic() < began + seconds
             number += 1
 
-    async with aiohttp.ClientSession() as session, asyncio.TaskGroup() as group:
-        for first in range(_CONNECTIONS):
-            group.create_task(call_again_and_again(session, first))
+    async def run() -> None:
+        headers = {"Content-Type": "application/json"}
+        async with aiohttp.ClientSession(headers=headers) as session:
+            calls = (call_again_and_again(session, first) for first in range(_CONNECTIONS))
+            await asyncio.gather(*calls)
+
+    asyncio.run(run())
     return answered
 
 

@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -69,7 +69,10 @@ def sections(out: Path, device: str, *, quick: bool) -> Iterator[Section]:
         return Section(f"checkpoint {path.name}", command, 90.0, {}, figures=False)
 
     yield checkpoint(models["bge-m3"])
-    tests = [sys.executable, "-m", "pytest", "-q", "-m", "device", *_device_tests()]
+    # The modules that have any: collecting all others takes longer than running these.
+    modules = (_ROOT / "tests").rglob("test_*.py")
+    with_any = [str(each) for each in modules if "pytest.mark.device" in each.read_text("utf-8")]
+    tests = [sys.executable, "-m", "pytest", "-q", "-m", "device", *with_any]
     # A module that cannot be imported there costs its own tests alone.
     tests += ["-p", "no:cacheprovider", "--continue-on-collection-errors"]
     yield Section("tests", tests, 120.0, {}, figures=False)
@@ -84,12 +87,6 @@ def sections(out: Path, device: str, *, quick: bool) -> Iterator[Section]:
         yield checkpoint(models["qwen-reranker"])
         qwen = str(models["qwen-reranker"])
         yield module("kernels reranker", "forwards", 60.0, qwen, "reranker-kernels")
-
-
-def _device_tests() -> list[str]:
-    """The modules that have any: collecting all others takes longer than running these."""
-    modules = (_ROOT / "tests").rglob("test_*.py")
-    return [str(each) for each in modules if "pytest.mark.device" in each.read_text("utf-8")]
 
 
 def run(section: Section, seconds: float) -> Outcome:
@@ -161,12 +158,13 @@ def page(outcomes: list[Outcome]) -> str:
 
 def _tables(figures: Any) -> Iterator[str]:
     """A list of records is a table, and so are the plain figures of a record; others follow it."""
-    if isinstance(figures, list) and figures and isinstance(figures[0], dict):
+    if isinstance(figures, list):
         heads = list(figures[0])
         yield markdown(heads, ([_cell(row.get(head, "")) for head in heads] for row in figures))
         return
     nested = {name: each for name, each in figures.items() if _holds_records(each)}
-    if plain := list(_rows(figures, leave_out=nested)):
+    plain = [(name, _cell(each)) for name, each in figures.items() if name not in nested]
+    if plain:
         yield markdown(("figure", "value"), plain)
     for name, each in nested.items():
         yield f"### {name.replace('_', ' ').capitalize()}"
@@ -177,10 +175,6 @@ def _holds_records(figures: Any) -> bool:
     if isinstance(figures, list):
         return bool(figures) and isinstance(figures[0], dict)
     return isinstance(figures, dict) and any(map(_holds_records, figures.values()))
-
-
-def _rows(record: dict[str, Any], leave_out: Iterable[str] = ()) -> Iterator[tuple[str, str]]:
-    return ((name, _cell(each)) for name, each in record.items() if name not in leave_out)
 
 
 def _cell(value: object) -> str:

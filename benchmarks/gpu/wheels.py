@@ -60,9 +60,7 @@ def main() -> int:
     if download(arguments.folder, arguments.python, packages):
         return 0
     missing = [
-        package
-        for package in packages
-        if not download(arguments.folder, arguments.python, [package])
+        each for each in packages if not download(arguments.folder, arguments.python, [each])
     ]
     print("no wheels of:", *missing)
     return 1

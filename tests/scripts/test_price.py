@@ -53,7 +53,7 @@ def judge(server: FakeServer, limit: int = LARGEST) -> Result:
 
 
 def test_every_operation_and_type_of_body_is_asked_for(description, shapes) -> None:
-    targets = grammar.targets(description)
+    targets = [*grammar.targets(description)]
     bodies = [shape.name for shape in shapes if shape.family in {"body", "stream"}]
 
     missing = [
@@ -73,7 +73,7 @@ def test_every_field_of_a_schema_grows(description) -> None:
     schema = schema["application/json"]["schema"]
     units = grammar.characters(random.Random(0))
 
-    drawn = [name for name, _ in grammar.other_values(schema, random.Random(0), units)]
+    drawn = [each.name for each in grammar.other_values(schema, random.Random(0), units)]
 
     assert all(
         any(each.startswith(f"{name} = ") for each in drawn) for name in schema["properties"]
@@ -105,8 +105,8 @@ def test_bodies_grow_with_the_size_that_is_asked_for(shapes) -> None:
 
 def test_texts_of_one_request_differ_so_that_none_is_computed_for_another() -> None:
     schema = {"type": "array", "items": {"type": "string"}}
-    values = dict(grammar.valid_values(schema, random.Random(0), ["b "] * 4))
-    texts = json.loads(next(values[name] for name in values if name.startswith("1000 x "))(FIRST))
+    values = grammar.valid_values(schema, random.Random(0), ["b "] * 4)
+    texts = json.loads(next(e for e in values if e.name.startswith("1000 x ")).write(FIRST))
 
     assert len(set(texts)) == len(texts) == 1000
 
@@ -114,14 +114,16 @@ def test_texts_of_one_request_differ_so_that_none_is_computed_for_another() -> N
 def test_unknown_names_come_with_and_without_what_is_required(description) -> None:
     schema = description["paths"]["/embed"]["post"]["requestBody"]["content"]
     schema = schema["application/json"]["schema"]
-    drawn = dict(grammar.other_values(schema, random.Random(0), ["b "]))
-    named = {name: json.loads(write(FIRST)) for name, write in drawn.items() if ", beside" in name}
-    without = {name: json.loads(write(FIRST)) for name, write in drawn.items() if ", and" in name}
+    drawn = [*grammar.other_values(schema, random.Random(0), ["b "])]
+    named, without = (
+        [json.loads(each.write(FIRST)) for each in drawn if told in each.name]
+        for told in (", beside", ", and")
+    )
 
     assert named
     assert without
-    assert all("inputs" in each for each in named.values())
-    assert not any("inputs" in each for each in without.values())
+    assert all("inputs" in each for each in named)
+    assert not any("inputs" in each for each in without)
 
 
 def test_the_characters_that_normalisation_makes_longest_are_found() -> None:

@@ -72,7 +72,7 @@ class References:
 
             return QwenEmbedding(folder, settings.qwen_embed_max_length, device)
         limit = settings.qwen_embed_max_length if is_qwen3(folder) else settings.embed_max_length
-        if _is_m3(folder):
+        if any((folder / head).is_file() for head in HEADS):
             with _installed("FlagEmbedding"):
                 from tools.references.flag_embedding import M3  # noqa: PLC0415
             return M3(folder, _m3_limit(limit, folder), device)
@@ -96,7 +96,10 @@ class References:
         limit = settings.bge_rerank_max_length
         if is_qwen3(folder):
             limit = settings.qwen_rerank_max_length
-        if _is_flag_reranker(folder):
+        config = read_config(folder)
+        # Of bge-reranker's shape.
+        has_one_label = len(config.get("id2label") or "ab") == 1
+        if config.get("model_type") in _FLAG_TYPES and has_one_label:
             with _installed("FlagEmbedding"):
                 from tools.references.flag_embedding import Reranker  # noqa: PLC0415
             return Reranker(folder, _m3_limit(limit, folder), device)
@@ -118,16 +121,6 @@ class LateInteraction:
         found = self._embedder.embed(passages, EmbeddingOptions(prompt="", input_type="document"))
         weights = FusionWeights()
         return [weights.fuse(score(asked, passage)) for passage in found]
-
-
-def _is_m3(folder: Path) -> bool:
-    return any((folder / head).is_file() for head in HEADS)
-
-
-def _is_flag_reranker(folder: Path) -> bool:
-    """Whether it is of bge-reranker's shape."""
-    config = read_config(folder)
-    return config.get("model_type") in _FLAG_TYPES and len(config.get("id2label") or "ab") == 1
 
 
 def _m3_limit(limit: int, folder: Path) -> int:

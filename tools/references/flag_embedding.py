@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from FlagEmbedding import BGEM3FlagModel, FlagReranker
 
-from smart_embedder.engine.records import NO_OPTIONS, EmbeddingOptions, TextEmbedding
+from smart_embedder.engine.records import NO_OPTIONS, EmbeddingOptions, SparseVector, TextEmbedding
 from smart_embedder.models.checkpoint.config import read_pooling, read_prompts
-from tools.references.reference import BATCH, prompt_of, sparse_vector
+from tools.references.reference import BATCH, prompt_of
 
 
 class M3:
@@ -34,16 +34,21 @@ class M3:
         found = self._encode([prompt + text for text in texts])
         # XLM-RoBERTa's separator is its end token, which is dropped; BERT's is dropped here.
         separator = self._model.tokenizer.sep_token_id
-        return [
-            TextEmbedding(
-                np.asarray(dense, np.float32),
-                sparse_vector(_without(separator, weights)),
-                np.asarray(colbert, np.float32),
+        kinds = (found["dense_vecs"], found["lexical_weights"], found["colbert_vecs"])
+        made = []
+        for dense, named, colbert in zip(*kinds, strict=True):
+            weights = {int(key): float(each) for key, each in named.items()}
+            weights.pop(separator, None)
+            ids = sorted(weights)
+            values = np.array([weights[each] for each in ids], np.float32)
+            made.append(
+                TextEmbedding(
+                    np.asarray(dense, np.float32),
+                    SparseVector(np.array(ids, np.int64), values),
+                    np.asarray(colbert, np.float32),
+                )
             )
-            for dense, weights, colbert in zip(
-                found["dense_vecs"], found["lexical_weights"], found["colbert_vecs"], strict=True
-            )
-        ]
+        return made
 
     def scores(self, query: str, passages: list[str]) -> list[float]:
         """The mean of the three scores that `BGEM3FlagModel` computes from its own vectors.
@@ -75,10 +80,6 @@ class M3:
             return_colbert_vecs=True,
         )
         return found
-
-
-def _without(separator: int, weights: dict[str, float]) -> dict[int, float]:
-    return {int(key): float(value) for key, value in weights.items() if int(key) != separator}
 
 
 class Reranker:

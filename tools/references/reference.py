@@ -3,9 +3,7 @@
 from collections.abc import Mapping
 from typing import Protocol, runtime_checkable
 
-import numpy as np
-
-from smart_embedder.engine.records import NO_OPTIONS, EmbeddingOptions, SparseVector, TextEmbedding
+from smart_embedder.engine.records import NO_OPTIONS, EmbeddingOptions, TextEmbedding
 
 # Texts of one padded forward, where a package's own default would need gigabytes.
 BATCH = 8
@@ -47,10 +45,3 @@ def prompt_of(prompts: Mapping[str, str], options: EmbeddingOptions) -> str:
         return options.prompt
     named = (prompts[name] for name in _PROMPT_NAMES[options.input_type] if name in prompts)
     return next(named, "")
-
-
-def sparse_vector(weights: dict[int, float]) -> SparseVector:
-    """The vector of these weights by token id."""
-    ids = sorted(weights)
-    values = [weights[each] for each in ids]
-    return SparseVector(np.array(ids, np.int64), np.array(values, np.float32))

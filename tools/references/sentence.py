@@ -34,13 +34,16 @@ class Dense:
         device: str,
         overrides: SentenceOverrides = NO_OVERRIDES,
     ) -> None:
-        self._model = _loaded(SentenceTransformer, folder, max_length, device)
+        self._model = model = _loaded(SentenceTransformer, folder, max_length, device)
         if overrides.pooling is not None:
             names = {ours: theirs for theirs, ours in POOLINGS.items()}
-            self._model[1].pooling_mode = names[overrides.pooling]
+            model[1].pooling_mode = names[overrides.pooling]
         if overrides.normalize is not None:
-            _scale(self._model, normalize=overrides.normalize)
-        self._model.prompts |= overrides.prompts
+            if isinstance(model[-1], Normalize):
+                del model[-1]
+            if overrides.normalize:
+                model.append(Normalize())
+        model.prompts |= overrides.prompts
 
     def embed(
         self, texts: list[str], options: EmbeddingOptions = NO_OPTIONS
@@ -48,13 +51,6 @@ class Dense:
         """As `EmbeddingReference.embed`."""
         vectors = _encoder(self._model, options)(texts, show_progress_bar=False)
         return [TextEmbedding(dense=vector) for vector in np.asarray(vectors, np.float32)]
-
-
-def _scale(model: SentenceTransformer, *, normalize: bool) -> None:
-    if isinstance(model[-1], Normalize):
-        del model[-1]
-    if normalize:
-        model.append(Normalize())
 
 
 class Sparse:
@@ -71,11 +67,9 @@ class Sparse:
         """As `EmbeddingReference.embed`."""
         encode = _encoder(self._model, options)
         rows = encode(texts, show_progress_bar=False, convert_to_tensor=False, save_to_cpu=True)
-        return [TextEmbedding(sparse=_sparse(row.coalesce())) for row in rows]
-
-
-def _sparse(row: torch.Tensor) -> SparseVector:
-    return SparseVector(row.indices()[0].numpy(), row.values().numpy())
+        found = [row.coalesce() for row in rows]
+        vectors = (SparseVector(row.indices()[0].numpy(), row.values().numpy()) for row in found)
+        return [TextEmbedding(sparse=vector) for vector in vectors]
 
 
 class MultiVector:

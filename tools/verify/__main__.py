@@ -8,6 +8,7 @@ that it prints, for each path that an operation could take on this machine, what
 
 import argparse
 import asyncio
+import itertools
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -70,62 +71,45 @@ TEXTS = [
 PASSAGES = [*_SENTENCES, " ".join(_SENTENCES), " ".join(_SENTENCES * 8)]
 _FLOAT32_TOLERANCE = 1e-4
 _HALF_TOLERANCE = 5e-2
-_HELP = (
-    "Compare this engine with the reference implementations. The models are those of the settings "
-    "(the environment, .env)."
-)
 # The references pad; beyond this length their attention needs gigabytes.
 _LONGEST = 2048
 
 
-@dataclass(frozen=True, slots=True)
-class PathRow:
-    """The proof of one path for one kind of model in one number format."""
-
-    model: str
-    dtype: str
-    proof: Proof
-
-
-def path_rows(device_name: str) -> Iterator[PathRow]:
-    """One for each path that could run on the device of that name."""
+def proofs(device_name: str) -> Iterator[tuple[str, str, Proof]]:
+    """A kind of model, a number format, and the proof of each path that could run there."""
     device = choose_device(device_name)
-    for dtype in _dtypes(device):
-        encoder = ENCODER if device.type == "cpu" else GPU_ENCODER
-        backend, name = choose_backend(device, dtype), str(dtype).removeprefix("torch.")
-        for model, shapes, operations in (
-            ("encoder", _ENCODER_SHAPES, encoder),
-            ("decoder", _DECODER_SHAPES, DECODER),
-        ):
-            for proof in Trial(backend, shapes, device, dtype).every_proof(operations):
-                yield PathRow(model, name, proof)
-    if device.type == "cpu" and cpu_has_int8():
+    on_cpu = device.type == "cpu"
+    dtypes = [choose_dtype("auto", device, qwen=qwen) for qwen in (False, True)]
+    if on_cpu:
+        dtypes = [torch.float32, *([torch.bfloat16] if cpu_has_bfloat16() else [])]
+    encoder = ENCODER if on_cpu else GPU_ENCODER
+    models = (("encoder", _ENCODER_SHAPES, encoder), ("decoder", _DECODER_SHAPES, DECODER))
+    asked = [
+        (model, str(dtype).removeprefix("torch."), dtype, shapes, operations)
+        for dtype in dict.fromkeys([*dtypes, torch.float32])
+        for model, shapes, operations in models
+    ]
+    if on_cpu and cpu_has_int8():
         dtype = choose_dtype(INT8, device)
-        trial = Trial(choose_backend(device, dtype), _ENCODER_SHAPES, device, dtype)
-        for proof in trial.every_proof(QUANTIZED_ENCODER):
-            yield PathRow("encoder", INT8, proof)
+        asked.append(("encoder", INT8, dtype, _ENCODER_SHAPES, QUANTIZED_ENCODER))
+    for model, name, dtype, shapes, operations in asked:
+        trial = Trial(choose_backend(device, dtype), shapes, device, dtype)
+        yield from ((model, name, proof) for proof in trial.every_proof(operations))
 
 
-def _dtypes(device: torch.device) -> list[torch.dtype]:
-    if device.type == "cpu":
-        return [torch.float32, torch.bfloat16] if cpu_has_bfloat16() else [torch.float32]
-    chosen = (choose_dtype("auto", device, qwen=qwen) for qwen in (False, True))
-    return list(dict.fromkeys([*chosen, torch.float32]))
-
-
-def print_paths(rows: list[PathRow]) -> None:
-    """The rows, and how many hold."""
-    header = (
+def print_paths(device_names: Sequence[str]) -> None:
+    """What the trial of each path showed, and how many hold."""
+    heads = (
         f"{'Model':9}{'Format':10}{'Operation':21}{'Path':19}{'Difference':>11}{'Tolerance':>11}"
     )
-    print(header)
-    for row in rows:
-        proof = row.proof
+    print(heads)
+    held: list[bool] = []
+    for model, dtype, proof in itertools.chain.from_iterable(map(proofs, device_names)):
         verdict = "ok" if proof.holds else f"refused: it {proof.reason} {proof.message}".rstrip()
-        names = f"{row.model:9}{row.dtype:10}{proof.operation:21}{proof.path:19}"
+        names = f"{model:9}{dtype:10}{proof.operation:21}{proof.path:19}"
         print(f"{names}{proof.difference:11.1e}{proof.tolerance:11.0e}  {verdict}")
-    held = sum(row.proof.holds for row in rows)
-    print(f"\n{held} of {len(rows)} paths compute what the plain reference does.\n")
+        held.append(proof.holds)
+    print(f"\n{sum(held)} of {len(held)} paths compute what the plain reference does.\n")
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,17 +169,12 @@ def rows_of(
 
 def comparable(settings: Settings) -> Settings:
     """The settings with lengths that the padding references can run, and a definite dtype."""
-    return settings.model_copy(
-        update={
-            "dtype": "float32" if settings.dtype == "auto" else settings.dtype,
-            "bge_embed_max_length": min(settings.embed_max_length, _LONGEST),
-            "qwen_embed_max_length": min(settings.qwen_embed_max_length, _LONGEST),
-            "bge_rerank_max_length": min(settings.bge_rerank_max_length, _LONGEST),
-            "qwen_rerank_max_length": min(settings.qwen_rerank_max_length, _LONGEST),
-            "rerank_gpu_timeout": 3600.0,
-            "request_timeout": 7200.0,
-        }
-    )
+    names = ("qwen_embed_max_length", "bge_rerank_max_length", "qwen_rerank_max_length")
+    lengths = {name: min(getattr(settings, name), _LONGEST) for name in names}
+    lengths["bge_embed_max_length"] = min(settings.embed_max_length, _LONGEST)
+    dtype = "float32" if settings.dtype == "auto" else settings.dtype
+    patient = {"rerank_gpu_timeout": 3600.0, "request_timeout": 7200.0}
+    return settings.model_copy(update={"dtype": dtype} | lengths | patient)
 
 
 def print_table(rows: list[Row]) -> None:
@@ -213,10 +192,11 @@ def print_table(rows: list[Row]) -> None:
 
 def main(argv: Sequence[str] = ()) -> int:
     """Compare, print, and return the exit status."""
-    argparse.ArgumentParser(prog="python -m tools.verify", description=_HELP).parse_args(argv)
+    help_ = "Compare this engine with the references, on the models of the settings."
+    argparse.ArgumentParser(prog="python -m tools.verify", description=help_).parse_args(argv)
     try:
         settings = comparable(load_settings())
-        print_paths([row for name in settings.devices for row in path_rows(name)])
+        print_paths(settings.devices)
         rows = asyncio.run(compare(settings))
     except (StartupError, ReferenceMissingError) as error:
         print(f"The check cannot run: {error}", file=sys.stderr)
@@ -241,14 +221,13 @@ def _sparse_difference(ours: SparseVector, theirs: SparseVector) -> float:
 
     A weight above 1, which a sum over a text's tokens may be, counts relative to the largest.
     """
-    mine, other = _weights(ours), _weights(theirs)
+    mine, other = (
+        dict(zip(each.indices.tolist(), each.values.tolist(), strict=True))
+        for each in (ours, theirs)
+    )
     differences = [abs(mine.get(id_, 0) - other.get(id_, 0)) for id_ in mine.keys() | other.keys()]
     # A model may give no token of these texts a weight.
     return float(np.max(differences, initial=0.0)) / max([1.0, *other.values()])
-
-
-def _weights(vector: SparseVector) -> dict[int, float]:
-    return dict(zip(vector.indices.tolist(), vector.values.tolist(), strict=True))
 
 
 _DIFFERENCES: dict[str, Callable[[Any, Any], float]] = {
