@@ -132,7 +132,7 @@ def string(unit: str, *, escaped: bool) -> Fill:
     raw = json.dumps(unit, ensure_ascii=False)[1:-1].encode()
     if escaped:
         codes = struct.iter_unpack("<H", unit.encode("utf-16-le"))
-        raw = b"".join(b"\\u%04x" % code for code in codes)
+        raw = b"".join(b"\\u%04x" % code for (code,) in codes)
     repeated = repeat(raw).write
     return Fill(f"string of {_short(raw)}", lambda size: b'"' + repeated(size - 2) + b'"')
 

@@ -222,7 +222,7 @@ def _sparse_difference(ours: SparseVector, theirs: SparseVector) -> float:
     A weight above 1, which a sum over a text's tokens may be, counts relative to the largest.
     """
     mine, other = (
-        dict(zip(each.indices.tolist(), each.values.tolist(), strict=True))
+        dict[int, float](zip(each.indices.tolist(), each.values.tolist(), strict=True))
         for each in (ours, theirs)
     )
     differences = [abs(mine.get(id_, 0) - other.get(id_, 0)) for id_ in mine.keys() | other.keys()]
