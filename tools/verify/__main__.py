@@ -222,12 +222,13 @@ def _sparse_difference(ours: SparseVector, theirs: SparseVector) -> float:
     A weight above 1, which a sum over a text's tokens may be, counts relative to the largest.
     """
     mine, other = (
-        dict[int, float](zip(each.indices.tolist(), each.values.tolist(), strict=True))
+        dict(zip(each.indices.tolist(), each.values.tolist(), strict=True))
         for each in (ours, theirs)
     )
     differences = [abs(mine.get(id_, 0) - other.get(id_, 0)) for id_ in mine.keys() | other.keys()]
+    largest: float = max([1.0, *other.values()])
     # A model may give no token of these texts a weight.
-    return float(np.max(differences, initial=0.0)) / max([1.0, *other.values()])
+    return float(np.max(differences, initial=0.0)) / largest
 
 
 _DIFFERENCES: dict[str, Callable[[Any, Any], float]] = {
