@@ -1,15 +1,12 @@
 """The operations of a model's layers: one table of them, and their implementations by libraries.
 
-Each model has one `Backend` for its device and dtype. PyTorch's operators compute every operation
-on every device and are the reference in tests; oneDNN, and the kernels in `native` and `cuda`, add
-what they compute faster with `Backend.faster`. A new device or a fused kernel is a new module in
-this folder and a line in `choose`.
-
-No row of a result depends on the other rows of its batch.
+PyTorch's operators compute every operation on every device and are the reference in tests; oneDNN,
+and the kernels in `native` and `cuda`, add what they compute faster with `Backend.faster`. No row
+of a result depends on the other rows of its batch.
 """
 
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -155,14 +152,13 @@ class Backend:
     # (weights, dtype, activation=None): prepares `activation(rows x weights + bias)` in `dtype`.
     int8_gemm: Callable[..., Int8Gemm]
     attention: Attention
-    table: Mapping[str, Mapping[str, Callable[..., Any]]]
+    table: dict[str, dict[str, Callable[..., Any]]]
     int8_weight_limit: int = MAX_INT8
 
     def faster(self, name: str, **implementations: Any) -> "Backend":
         """A copy whose fastest implementations of some operations are these, of that name."""
         table = {
-            operation: {name: fastest}
-            | {other: each for other, each in self.table[operation].items() if other != name}
+            operation: {name: fastest} | self.table[operation] | {name: fastest}
             for operation, fastest in implementations.items()
         }
         return replace(self, table={**self.table, **table}, **implementations)
@@ -273,11 +269,7 @@ def int8_gemm(
 ) -> Int8Gemm:
     """`Backend.int8_gemm` by PyTorch; exact and slow, in float64."""
     exact = weights.values.double().t() * weights.scale.double()
-
-    def gemm(rows: QuantizedRows) -> Tensor:
-        return dequantize(rows.values.double() @ exact, rows, weights, dtype, activation)
-
-    return gemm
+    return lambda rows: dequantize(rows.values.double() @ exact, rows, weights, dtype, activation)
 
 
 def dequantize(
@@ -308,12 +300,11 @@ def activate(states: Tensor, activation: str | None) -> Tensor:
 
 def join_layers(layers: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
     """Weights `[out, in]` and biases one below the other, those of a single layer not copied."""
-    weight = _join([layer.weight for layer in layers])
-    return weight, None if layers[0].bias is None else _join([layer.bias for layer in layers])
-
-
-def _join(tensors: list[Tensor]) -> Tensor:
-    return (tensors[0] if len(tensors) == 1 else torch.cat(tensors)).detach()
+    weights = [layer.weight.detach() for layer in layers]
+    biases = [layer.bias.detach() for layer in layers if layer.bias is not None]
+    if len(layers) == 1:
+        return weights[0], biases[0] if biases else None
+    return torch.cat(weights), torch.cat(biases) if biases else None
 
 
 # Any number of rows runs on weights that were packed for this many.
@@ -344,20 +335,21 @@ def onednn_backend(dtype: torch.dtype, dequantize: Callable[..., Tensor] = dequa
 
         return gemm
 
-    backend = torch_backend().faster("onednn", int8_gemm=int8_gemm)
-    if dtype is torch.bfloat16 and can_pack_bfloat16():
-        backend = backend.faster(
-            "onednn", linear=linear_by_onednn, add_linear=adding(linear_by_onednn)
-        )
-    # Attention by two products was measured on this architecture.
-    is_x86 = platform.machine() in {"x86_64", "AMD64"}
-    if dtype is torch.bfloat16 and is_x86 and not has_fast_sdpa():
-        backend = backend.faster("matmul", attention=matmul)
-    limit = MAX_INT8 if sums_bytes_exactly() else MAX_INT8_IN_PAIRS
-    return replace(backend, int8_weight_limit=limit)
+    backend, has = torch_backend().faster("onednn", int8_gemm=int8_gemm), cpu_features()
+    if dtype is torch.bfloat16:
+        available = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+        if available and "avx512_bf16" in has:
+            multiply = _linear_by_onednn
+            backend = backend.faster("onednn", linear=multiply, add_linear=adding(multiply))
+        # Two products were measured on this architecture; with AMX PyTorch's attention is faster.
+        if platform.machine() in {"x86_64", "AMD64"} and "amx_bf16" not in has:
+            backend = backend.faster("matmul", attention=matmul)
+    # Whether the processor sums products of bytes in 32 bits, and not first in 16.
+    exact = has & {"amx_int8", "avx512_vnni", "avx_vnni"}
+    return replace(backend, int8_weight_limit=MAX_INT8 if exact else MAX_INT8_IN_PAIRS)
 
 
-def linear_by_onednn(layers: Sequence[nn.Linear], activation: str | None = None) -> Linear:
+def _linear_by_onednn(layers: Sequence[nn.Linear], activation: str | None = None) -> Linear:
     """`Backend.linear`; layers in float32 are left to PyTorch."""
     if layers[0].weight.dtype is not torch.bfloat16:
         return linear(layers, activation)
@@ -373,18 +365,6 @@ def linear_by_onednn(layers: Sequence[nn.Linear], activation: str | None = None)
     return multiply
 
 
-def sums_bytes_exactly() -> bool:
-    """Whether the processor sums products of bytes in 32 bits, and not first in 16."""
-    capabilities = torch.cpu.get_capabilities()
-    return any(capabilities.get(name) for name in ("amx_int8", "avx512_vnni", "avx_vnni"))
-
-
-def has_fast_sdpa() -> bool:
-    """Whether PyTorch's fused attention in bfloat16 is fast: with AMX, many times as fast."""
-    return bool(torch.cpu.get_capabilities().get("amx_bf16"))
-
-
-def can_pack_bfloat16() -> bool:
-    """Whether oneDNN multiplies bfloat16 on this processor."""
-    native = torch.cpu.get_capabilities().get("avx512_bf16", False)
-    return bool(native and torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
+def cpu_features() -> set[str]:
+    """What the processor can do, by PyTorch's names."""
+    return {name for name, has in torch.cpu.get_capabilities().items() if has is True}

@@ -60,12 +60,12 @@ def _add_linear(layer: nn.Linear) -> AddLinear:
 
 def fused_backend(kernels: "CudaKernels", dtype: torch.dtype, otherwise: Backend) -> Backend:
     """The operations between two matrix products, each in one pass, in front of `otherwise`."""
-    fused = FusedOperations(kernels, dtype, otherwise)
+    fused = _FusedOperations(kernels, dtype, otherwise)
     return otherwise.faster("fused", **{name: getattr(fused, name) for name in NAMES})
 
 
-class FusedOperations:
-    """Sums are in float32. Rows that a kernel does not take are left to `otherwise`."""
+class _FusedOperations:
+    """Those of `Backend`, with sums in float32; `otherwise` has what a kernel does not take."""
 
     def __init__(self, kernels: "CudaKernels", dtype: torch.dtype, otherwise: Backend) -> None:
         self._kernels = kernels
@@ -75,7 +75,7 @@ class FusedOperations:
     def embed(
         self, indices: tuple[Tensor, Tensor], tables: tuple[Tensor, Tensor], norm: LayerNorm
     ) -> Tensor:
-        """Implement `Backend.embed`; where a table has no such row, the row is NaN."""
+        """Where a table has no such row, the row is NaN."""
         if not _fit(*tables, norm.weight, norm.bias):
             return self._otherwise.embed(indices, tables, norm)
         (first, second), (tokens, positions) = indices, tables
@@ -89,7 +89,6 @@ class FusedOperations:
         return output
 
     def add_norm(self, states: Tensor, residual: Tensor, norm: LayerNorm) -> Tensor:
-        """Implement `Backend.add_norm`."""
         if not _fit(states, residual, norm.weight, norm.bias):
             return self._otherwise.add_norm(states, residual, norm)
         rows, width = states.shape
@@ -100,7 +99,6 @@ class FusedOperations:
         return states
 
     def rms_norm(self, states: Tensor, norm: RmsNorm) -> Tensor:
-        """Implement `Backend.rms_norm`."""
         if not _fit(states, norm.weight):
             return self._otherwise.rms_norm(states, norm)
         rows, width = states.shape
@@ -111,33 +109,29 @@ class FusedOperations:
         return output
 
     def rotary(self, states: Tensor, norm: RmsNorm, embedding: RotaryEmbedding) -> None:
-        """Implement `Backend.rotary`."""
         heads, width = norm.weight.shape
-        alike = norm.weight.dtype is states.dtype
-        if not (alike and states.is_contiguous()):
+        if norm.weight.dtype is states.dtype and states.is_contiguous():
+            self._kernels.run(
+                "rotary", len(states), min(heads, _MOST_WARPS) * _WARP,
+                states, norm.weight, embedding.cosines, embedding.sines, norm.epsilon,
+                states.stride(0), heads, width,
+            )  # fmt: skip
+        else:
             self._otherwise.rotary(states, norm, embedding)
-            return
-        self._kernels.run(
-            "rotary", len(states), min(heads, _MOST_WARPS) * _WARP,
-            states, norm.weight, embedding.cosines, embedding.sines, norm.epsilon,
-            states.stride(0), heads, width,
-        )  # fmt: skip
 
     def gate(self, states: Tensor) -> Tensor:
-        """Implement `Backend.gate`."""
         rows, width = states.shape[0], states.shape[1] // 2
         if width % _EIGHT or not _lies_well(states):
             return self._otherwise.gate(states)
         output = states.new_empty(rows, width)
-        count = rows * width // _EIGHT
+        count = Wide(rows * width // _EIGHT)
         blocks = -(-count // _GATE_THREADS)
-        self._kernels.run("gate", blocks, _GATE_THREADS, states, output, Wide(count), width)
+        self._kernels.run("gate", blocks, _GATE_THREADS, states, output, count, width)
         return output
 
     def unit_rows(
         self, states: Tensor, dtype: torch.dtype, indices: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Implement `Backend.unit_rows`."""
         # The mean of states, which is float32, has another type than the kernels are compiled for.
         if states.dtype is not self._dtype or not _fit(states):
             return self._otherwise.unit_rows(states, dtype, indices)
@@ -154,8 +148,8 @@ class FusedOperations:
 def _fit(states: Tensor, *others: Tensor) -> bool:
     width = states.shape[1]
     fits = len(states) > 0 and width % _EIGHT == 0 and width <= _WIDEST_ROW
-    alike = all(each.dtype is states.dtype for each in others)
-    return fits and alike and all(map(_lies_well, (states, *others)))
+    every = states, *others
+    return fits and all(each.dtype is states.dtype and _lies_well(each) for each in every)
 
 
 def _lies_well(tensor: Tensor) -> bool:

@@ -7,9 +7,9 @@ is no kernel, oneDNN multiplies. Each operation between two products is one pass
 
 import ctypes
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +30,8 @@ from smart_embedder.models.ops.backend import (
     RmsNorm,
     RotaryEmbedding,
     adding,
+    cpu_features,
     dequantize,
-    has_fast_sdpa,
     join_layers,
     onednn_backend,
 )
@@ -67,7 +67,10 @@ class Library:
     """Functions of the library at `path`; raises `OSError` where it cannot be loaded."""
 
     def __init__(self, path: str, instructions: InstructionSet) -> None:
-        _share_threads()
+        # Let it use the OpenMP that PyTorch brought: its builds for x86-64 do so themselves, those
+        # for ARM do not.
+        for brought in Path(torch.__file__).parent.glob("lib/libgomp*"):
+            ctypes.CDLL(str(brought), os.RTLD_NOLOAD | os.RTLD_GLOBAL | os.RTLD_LAZY)
         library = ctypes.CDLL(path)
         self.instructions = instructions
         self._functions = {
@@ -82,22 +85,10 @@ class Library:
         self._functions[name](*arguments, torch.get_num_threads())
 
 
-def _share_threads() -> None:
-    """Let other libraries use the OpenMP that PyTorch brought and loaded.
-
-    Its builds for x86-64 do so themselves, those for ARM do not.
-    """
-    for brought in Path(torch.__file__).parent.glob("lib/libgomp*"):
-        ctypes.CDLL(str(brought), os.RTLD_NOLOAD | os.RTLD_GLOBAL | os.RTLD_LAZY)
-
-
 def runnable_here() -> list[InstructionSet]:
     """The sets of instructions that this processor has, the fastest first."""
     architecture = architecture_here()
-    if architecture is AARCH64:
-        return list(architecture.runnable(arm_features()))
-    capabilities = torch.cpu.get_capabilities()
-    features = {name for name, has in capabilities.items() if has is True}
+    features = arm_features() if architecture is AARCH64 else cpu_features()
     return list(architecture.runnable(features))
 
 
@@ -135,8 +126,8 @@ _WIDEST_HEAD = 128
 
 def native_backend(library: Library, dtype: torch.dtype) -> Backend:
     """The kernels in front of oneDNN and PyTorch, to which they leave what they do not take."""
-    otherwise = onednn_backend(dtype, dequantizing_by(library))
-    kernels = NativeKernels(library, dtype, otherwise)
+    otherwise = onednn_backend(dtype, partial(dequantize_by, library=library))
+    kernels = _Kernels(library, dtype, otherwise)
     backend = otherwise.faster(
         "native",
         add_norm=kernels.add_norm,
@@ -144,23 +135,23 @@ def native_backend(library: Library, dtype: torch.dtype) -> Backend:
         rotary=kernels.rotary,
         gate=kernels.gate,
         quantize_rows=kernels.quantize_rows,
-        attention=kernels.attend,
+        attention=kernels.attention,
     )
-    in_bfloat16 = dtype is torch.bfloat16
-    if not (in_bfloat16 and torch.cpu.get_capabilities().get("amx_tile")):
+    amx = cpu_features() if dtype is torch.bfloat16 else set()
+    if "amx_tile" not in amx:
         backend = backend.faster(
             "native",
             linear=kernels.linear,
             add_linear=adding(kernels.linear),
             int8_gemm=kernels.int8_gemm,
         )
-    if in_bfloat16 and has_fast_sdpa():
+    if "amx_bf16" in amx:
         backend = backend.faster("sdpa", attention=sdpa)
     return replace(backend, int8_weight_limit=library.instructions.int8_weight_limit)
 
 
-class NativeKernels:
-    """The operations by the kernels; `otherwise` computes shapes that a kernel does not take."""
+class _Kernels:
+    """The operations of `Backend`; `otherwise` computes shapes that a kernel does not take."""
 
     def __init__(self, library: Library, dtype: torch.dtype, otherwise: Backend) -> None:
         self._library = library
@@ -169,7 +160,6 @@ class NativeKernels:
         self._otherwise = otherwise
 
     def linear(self, layers: Sequence[nn.Linear], activation: str | None = None) -> Linear:
-        """Implement `Backend.linear`."""
         depth, out = layers[0].in_features, sum(layer.out_features for layer in layers)
         is_ours = layers[0].weight.dtype is self._dtype
         if not is_ours or not _can_multiply(out, depth, activation):
@@ -177,13 +167,14 @@ class NativeKernels:
         weight, bias = join_layers(layers)
         panels = self._panels(weight)
         bias = torch.zeros(out) if bias is None else bias.float().contiguous()
-        library, number_format, code = self._library, self._format, _ACTIVATIONS[activation]
+        library, dtype, number_format = self._library, self._dtype, self._format
+        code = _ACTIVATIONS[activation]
 
         def linear(states: Tensor) -> Tensor:
             output = states.new_empty(len(states), out)
             library.run(
                 "gemm",
-                self._address(states), panels.data_ptr(), *_NO_BYTES, bias.data_ptr(),
+                address(states, dtype), panels.data_ptr(), *_NO_BYTES, bias.data_ptr(),
                 output.data_ptr(), number_format, number_format, len(states), depth, out, out, code,
             )  # fmt: skip
             return output
@@ -191,61 +182,42 @@ class NativeKernels:
         return linear
 
     def add_norm(self, states: Tensor, residual: Tensor, norm: LayerNorm) -> Tensor:
-        """Implement `Backend.add_norm`."""
         self._library.run(
             "add_norm",
-            self._address(states), self._address(residual), self._format,
+            address(states, self._dtype), address(residual, self._dtype), self._format,
             norm.weight.data_ptr(), norm.bias.data_ptr(), norm.epsilon, *states.shape,
         )  # fmt: skip
         return states
 
     def rms_norm(self, states: Tensor, norm: RmsNorm) -> Tensor:
-        """Implement `Backend.rms_norm`."""
         output = torch.empty_like(states)
         self._library.run(
             "rms_norm",
-            self._address(states), self._address(norm.weight), output.data_ptr(),
+            address(states, self._dtype), address(norm.weight, self._dtype), output.data_ptr(),
             self._format, norm.epsilon, *states.shape,
         )  # fmt: skip
         return output
 
     def rotary(self, states: Tensor, norm: RmsNorm, embedding: RotaryEmbedding) -> None:
-        """Implement `Backend.rotary`."""
         self._library.run(
             "rotary",
-            self._address(states), self._address(norm.weight), self._format,
+            address(states, self._dtype), address(norm.weight, self._dtype), self._format,
             address(embedding.cosines, torch.float32), address(embedding.sines, torch.float32),
             norm.epsilon, len(states), states.stride(0), *norm.weight.shape,
         )  # fmt: skip
 
     def gate(self, states: Tensor) -> Tensor:
-        """Implement `Backend.gate`."""
         width = states.shape[1] // 2
         if width % STEP:
             return self._otherwise.gate(states)
         output = states.new_empty(len(states), width)
         self._library.run(
             "gate",
-            self._address(states), output.data_ptr(), self._format, len(states), width,
+            address(states, self._dtype), output.data_ptr(), self._format, len(states), width,
         )  # fmt: skip
         return output
 
-    def _address(self, tensor: Tensor) -> int:
-        return address(tensor, self._dtype)
-
-    def _can_attend(self, query: Tensor, key: Tensor, value: Tensor) -> bool:
-        width, numbers_of_word = query.shape[-1], 4 // query.element_size()
-        return (
-            query.dtype is self._dtype
-            and width % STEP == 0
-            and width <= _WIDEST_HEAD
-            and query.stride(-1) == key.stride(-1) == 1
-            and key.stride(1) % numbers_of_word == 0
-            and key.shape == value.shape
-            and key.stride() == value.stride()
-        )
-
-    def attend(
+    def attention(
         self,
         query: Tensor,
         key: Tensor,
@@ -255,15 +227,24 @@ class NativeKernels:
         scale: float,
         causal: bool,
     ) -> Tensor:
-        """Implement `Attention`: as FlashAttention does, with the scores in the cache alone."""
-        if not self._can_attend(query, key, value):
-            return sdpa(query, key, value, packed, scale=scale, causal=causal)
+        """As FlashAttention does, with the scores in the cache alone."""
         heads, tokens, width = query.shape
+        numbers_of_word = 4 // query.element_size()
+        if (
+            query.dtype is not self._dtype
+            or width % STEP
+            or width > _WIDEST_HEAD
+            or not query.stride(-1) == key.stride(-1) == 1
+            or key.stride(1) % numbers_of_word
+            or key.shape != value.shape
+            or key.stride() != value.stride()
+        ):
+            return sdpa(query, key, value, packed, scale=scale, causal=causal)
         output = query.new_empty(tokens, heads, width)
         output[packed.real_tokens :] = 0
         self._library.run(
             "attention",
-            *(each.data_ptr() for each in (query, key, value, output)), self._format,
+            query.data_ptr(), key.data_ptr(), value.data_ptr(), output.data_ptr(), self._format,
             query.stride(1), query.stride(0), key.stride(1), key.stride(0),
             output.stride(0), output.stride(1),
             packed.offsets.ctypes.data, len(packed.unpack_order),
@@ -272,7 +253,6 @@ class NativeKernels:
         return output
 
     def quantize_rows(self, states: Tensor, columns: Columns) -> QuantizedRows:
-        """Implement `Backend.quantize_rows`."""
         count, width = states.shape
         if width % STEP:
             return self._otherwise.quantize_rows(states, columns)
@@ -290,11 +270,11 @@ class NativeKernels:
     def int8_gemm(
         self, weights: QuantizedWeights, dtype: torch.dtype, activation: str | None = None
     ) -> Int8Gemm:
-        """Implement `Backend.int8_gemm`."""
         out, depth = weights.values.shape
         if not _can_multiply(out, depth, activation):
             return self._otherwise.int8_gemm(weights, dtype, activation)
         library, code = self._library, _ACTIVATIONS[activation]
+        # `gemm` holds on to them, so that the addresses stay theirs.
         weights = replace(weights, values=self._panels(weights.values))
         of_columns = [
             address(each, torch.float32) for each in (weights.scale, weights.sums, weights.bias)
@@ -329,25 +309,23 @@ def _can_multiply(out: int, depth: int, activation: str | None) -> bool:
     return out % _PANEL == 0 and depth % STEP == 0 and activation in _ACTIVATIONS
 
 
-def dequantizing_by(library: Library) -> Callable[..., Tensor]:
+def dequantize_by(
+    product: Tensor,
+    rows: QuantizedRows,
+    weights: QuantizedWeights,
+    dtype: torch.dtype,
+    activation: str | None,
+    *,
+    library: Library,
+) -> Tensor:
     """As `dequantize` in `backend`, in one pass."""
-
-    def by_kernel(
-        product: Tensor,
-        rows: QuantizedRows,
-        weights: QuantizedWeights,
-        dtype: torch.dtype,
-        activation: str | None,
-    ) -> Tensor:
-        if product.shape[1] % STEP or activation not in _ACTIVATIONS:
-            return dequantize(product, rows, weights, dtype, activation)
-        each = product, rows.scale, rows.minimum, weights.sums, weights.bias
-        output = torch.empty_like(product, dtype=dtype)
-        library.run(
-            "dequantize",
-            *(address(tensor, torch.float32) for tensor in each),
-            output.data_ptr(), FORMATS[dtype], *product.shape, _ACTIVATIONS[activation],
-        )  # fmt: skip
-        return output
-
-    return by_kernel
+    if product.shape[1] % STEP or activation not in _ACTIVATIONS:
+        return dequantize(product, rows, weights, dtype, activation)
+    each = product, rows.scale, rows.minimum, weights.sums, weights.bias
+    output = torch.empty_like(product, dtype=dtype)
+    library.run(
+        "dequantize",
+        *(address(tensor, torch.float32) for tensor in each),
+        output.data_ptr(), FORMATS[dtype], *product.shape, _ACTIVATIONS[activation],
+    )  # fmt: skip
+    return output

@@ -27,7 +27,7 @@ from smart_embedder.models.ops.backend import (
 )
 from smart_embedder.models.ops.choose import choose_backend, with_attention
 from smart_embedder.models.ops.cuda import cuda_backend, fused_backend
-from smart_embedder.models.ops.native import dequantizing_by, native_backend
+from smart_embedder.models.ops.native import dequantize_by, native_backend
 from tests.support.emulated_kernels import CAN_EMULATE, EmulatedKernels
 from tests.support.native import LIBRARIES
 from tests.support.packed_attention import pack_lengths, random_states
@@ -204,7 +204,9 @@ def test_every_backend_multiplies_bytes_as_the_plain_one(backend, count, width, 
 
 
 @pytest.mark.parametrize(
-    "compute", [dequantize, *map(dequantizing_by, LIBRARIES)], ids=["torch", *NAMES_OF_LIBRARIES]
+    "compute",
+    [dequantize, *(partial(dequantize_by, library=each) for each in LIBRARIES)],
+    ids=["torch", *NAMES_OF_LIBRARIES],
 )
 @torch.inference_mode()
 def test_a_product_by_another_library_becomes_what_it_stands_for(compute) -> None:

@@ -21,7 +21,7 @@ from smart_embedder.models.ops.backend import (
 )
 from smart_embedder.models.ops.build import AARCH64
 from smart_embedder.models.ops.choose import with_attention
-from smart_embedder.models.ops.native import NativeKernels, native_backend, runnable_here
+from smart_embedder.models.ops.native import _Kernels, native_backend, runnable_here
 from smart_embedder.models.ops.proof import DECODER, ENCODER, QUANTIZED_ENCODER, Shapes, Trial
 from smart_embedder.models.tasks.cross_encoder import load_cross_encoder
 from smart_embedder.models.tasks.dense import load_dense_embedder, load_m3_embedder
@@ -35,7 +35,7 @@ from tests.support.texts import varied_texts
 CPU = torch.device("cpu")
 ENCODER_SHAPES = Shapes(128, 256, 4, 4, 32, "gelu")
 DECODER_SHAPES = Shapes(128, 192, 4, 2, 64, bias=False, causal=True)
-KERNELS = {"attention", "add_linear", *vars(NativeKernels)}
+KERNELS = {"add_linear", *vars(_Kernels)}
 # Bits of the auxiliary vector as processors have them: Cortex-A72, Neoverse N1 and V1.
 HWCAPS = {"a72": (0x8FB, 0), "n1": (0x119FFB, 0), "v1": (0xECFFFFFB, 0x7F87_7FFF)}
 
