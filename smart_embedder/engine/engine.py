@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from smart_embedder.engine.checks import UNLIMITED, AnswerMemory, wanted_kinds
-from smart_embedder.engine.devices.pool import DevicePool, find_failure, start_failure
+from smart_embedder.engine.devices.pool import DevicePool, start_failure
 from smart_embedder.engine.devices.thread import DeviceThread, ThreadFactory
 from smart_embedder.engine.model import LoadedModels, Loader
 from smart_embedder.engine.model_pool import ModelPool
@@ -194,8 +194,8 @@ class Engine:
 
     @property
     def failure(self) -> Exception | None:
-        """The fault after which only a restart helps, if there is one: see `find_failure`."""
-        return find_failure(self._loading, self._devices, closing=self._closing)
+        """The fault after which only a restart helps, if there is one."""
+        return self._devices.failure(self._loading, closing=self._closing)
 
     async def start(self) -> None:
         """Load and warm the models; raises `StartupError` if that fails."""

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from smart_embedder.engine.devices.thread import run_preempting_call
 from smart_embedder.engine.model import DeviceInfo, LoadedModels
 from smart_embedder.engine.records import (
     CUT_AT_END,
@@ -125,19 +124,6 @@ class FakeReranker(HeldDevice):
 
     def results(self, sequences: list[np.ndarray]) -> list[float]:
         return [len(ids) - 1 + self.offset for ids in sequences]
-
-
-class PartedModel(FakeModel):
-    """Its forward has parts, and each waits at `gate`; between two a short one may run."""
-
-    parts = 2
-
-    def finish(self, sequences: list[np.ndarray]) -> list[TextEmbedding]:
-        for part in range(self.parts):
-            if part:
-                run_preempting_call()
-            results = super().finish(sequences)
-        return results
 
 
 def loaded(

@@ -343,7 +343,8 @@ class Auditor:
         """What preempts a forward has had less time than that takes, and is no less urgent."""
         preempting = self._preempting[executor]
         outer = next(each for each in executor._in_flight if each.preempts is None)
-        if min(each.job.weight for each in batch.slices) < outer.batch.weight:
+        most = max(each.job.weight for each in outer.batch.slices)
+        if min(each.job.weight for each in batch.slices) < most:
             self.fail("preemption", "a job preempts a more urgent one")
         forwards = {
             forward
@@ -583,7 +584,7 @@ class Auditor:
             if executor._in_flight:
                 rests = False
             if waits and self._may_take(executor) and queue.has_work(executor.serves):
-                self.fail("work", f"{worker.name} rests while a job waits for it")
+                self.fail("work", f"{executor.name} rests while a job waits for it")
         if waits:
             self._check_stuck()
         if rests and not waits and self._unresolved:
@@ -606,7 +607,7 @@ class Auditor:
         """Nobody waits for devices that have failed, or are away for twice their limit."""
         away: list[Callable[[Model], bool]] = []
         for worker in self._devices._workers:
-            dog = worker.executor._watchdog
+            dog = worker.executor.watchdog
             limit = max(dog._limits, default=float("inf"))
             if self._loop.now - dog._since > 2 * limit + 0.1:
                 away.append(worker.executor.serves)
@@ -646,10 +647,10 @@ class Auditor:
             held["shared works"] = len(source._in_flight)
         for worker in self._devices._workers:
             executor = worker.executor
-            held[f"batches on {worker.name}"] = len(executor._in_flight)
-            held[f"limits on {worker.name}"] = len(executor._watchdog._limits)
-            slots = executor._threads.most_batches - executor._slots._value
-            held[f"slots of {worker.name}"] = 0 if executor.failed else slots
+            held[f"batches on {executor.name}"] = len(executor._in_flight)
+            held[f"limits on {executor.name}"] = len(executor.watchdog._limits)
+            slots = executor.most_batches - executor._slots._value
+            held[f"slots of {executor.name}"] = 0 if executor.failed else slots
         for status in engine._further._models.values():
             held[f"leases of {status.name}"] = status.leases
             held[f"users of {status.name}"] = status.users
@@ -665,7 +666,7 @@ class Auditor:
             return False
         if not executor._in_flight:
             return True
-        return len(executor._in_flight) < executor._threads.most_batches and all(
+        return len(executor._in_flight) < executor.most_batches and all(
             each.launched.is_set() and not each.batch.handed_over for each in executor._in_flight
         )
 

@@ -18,7 +18,12 @@ from smart_embedder.engine.model import Model
 from smart_embedder.engine.records import Outputs, TokenIds
 from smart_embedder.engine.scheduling.batcher import Batch, Limits
 from smart_embedder.engine.scheduling.job import Job
-from smart_embedder.engine.scheduling.queue import JobQueue, Preemption, is_long, split_short
+from smart_embedder.engine.scheduling.queue import (
+    WORTH_PREEMPTING,
+    JobQueue,
+    Preemption,
+    split_short,
+)
 from tools.capacity.cost import Arrival, CostModel
 
 # Requests that wait at most: MAX_QUEUE_SIZE.
@@ -148,7 +153,7 @@ class _Device:
 
     def _begin(self, batch: Batch) -> None:
         seconds = self._simulation.seconds_of(batch)
-        if self._simulation.devices.overlapping or not is_long(seconds):
+        if self._simulation.devices.overlapping or seconds <= WORTH_PREEMPTING:
             self._run(batch)
             return
         short, batch = split_short(batch)
@@ -229,8 +234,8 @@ class Simulation:
         for index, arrival in enumerate(requests):
             tokenized = arrival.time + self.devices.cost.tokenize(arrival.lengths)
             self.clock.call_at(tokenized, partial(self._arrive, arrival, index))
-        with self.consumer.listener(self._offer):
-            self.clock.run()
+        self.consumer.on_arrival = self._offer
+        self.clock.run()
         busy = sum(worker.busy_seconds for worker in self._workers)
         return Outcome(
             [self._latencies[index] for index in sorted(self._latencies)],

@@ -2,8 +2,10 @@
 
 import asyncio
 import math
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -17,11 +19,16 @@ from smart_embedder.engine.devices.limits import (
     TokenBudget,
     fail_overdue,
 )
-from smart_embedder.engine.devices.thread import DeviceGuard, DeviceThreads
+from smart_embedder.engine.devices.thread import DeviceGuard, DeviceThread
 from smart_embedder.engine.model import Model
 from smart_embedder.engine.scheduling.batcher import Batch, Limits
 from smart_embedder.engine.scheduling.job import Job, Purpose
-from smart_embedder.engine.scheduling.queue import JobQueue, Preemption, is_long, split_short
+from smart_embedder.engine.scheduling.queue import (
+    WORTH_PREEMPTING,
+    JobQueue,
+    Preemption,
+    split_short,
+)
 from smart_embedder.errors import (
     DeviceCrashedError,
     DeviceFailedError,
@@ -84,84 +91,66 @@ class InFlight:
         self.first_began = self.first_began or self.began
 
 
-def observe_wait(metrics: Metrics, batch: Batch) -> None:
-    """Count the wait of each job whose first sequences are taken for the first time."""
-    if batch.handed_over:
-        return
-    for batch_slice in batch.slices:
-        taken_at = batch_slice.job.first_taken_at
-        if batch_slice.start == 0 and taken_at is not None:
-            metrics.queue_wait.observe(taken_at - batch_slice.job.enqueued_at)
-
-
-def observe_forward(metrics: Metrics, batch: Batch, seconds: float) -> None:
-    """Count a forward of `seconds`."""
-    metrics.tokens.labels(batch.model.name).inc(batch.tokens)
-    metrics.batch_tokens.observe(batch.tokens)
-    embedded = batch.count(Purpose.EMBEDDING)
-    if embedded:
-        metrics.batch_size.observe(embedded)
-        metrics.embedding_inference.observe(seconds)
-    if batch.count(Purpose.RERANKING):
-        metrics.rerank_inference.observe(seconds)
-
-
 class DeviceExecutor:
     """Runs batches one after the other on one device until it is cancelled or the device fails.
 
+    A GPU has two threads, so that the next batch is launched while the last one is computed:
+    `launching` launches forwards, and `collecting` waits for their results. A CPU computes in
+    `launching`, where a call may run within another, and has no `collecting`.
+
     `models` maps the model of a job to the one that this device runs, and `budgets` to what its
     forwards may hold. `on_stuck` is called when a forward has taken so long that it may never
-    return. `on_failed` is called with the error that takes the device out of service; `has_others`
-    says whether another device runs a model, which then gets the batches of this one.
+    return. `on_failed` is called as an error takes the device out of service; `has_others` says
+    whether another device runs a model, which then gets the batches of this one.
     """
 
     def __init__(
         self,
+        name: str,
         queue: JobQueue,
-        threads: DeviceThreads,
-        budgets: Mapping[Model, TokenBudget],
+        launching: DeviceThread,
+        collecting: DeviceThread | None,
+        *,
         limit: ForwardLimit,
         metrics: Metrics,
-        *,
         guard: DeviceGuard,
-        models: Mapping[Model, Model],
-        batch_wait: float = 0.0,
-        on_stuck: Callable[[], None] = lambda: None,
-        on_failed: Callable[[DeviceFailedError], None] = lambda _: None,
-        has_others: Callable[[Model], bool] = lambda _: False,
+        models: dict[Model, Model],
+        budgets: dict[Model, TokenBudget],
+        batch_wait: float,
+        on_stuck: Callable[[], None],
+        on_failed: Callable[[], None],
+        has_others: Callable[[Model], bool],
     ) -> None:
-        self._queue = queue.consumer(self.serves)
-        self._threads = threads
-        self._budgets = budgets
-        self._limit = limit
+        self.name = name
+        self.launching = launching
+        self.guard = guard
+        self.limit = limit
+        self.models = models
+        self.budgets = budgets
+        self.watchdog = DeviceWatchdog(on_stuck)
+        self.rate = ServiceRate()
+        self.failed = False
+        self.most_batches = 1 if collecting is None else 2
+        self._consumer = queue.consumer(self.serves)
+        self._collecting = collecting
         self._metrics = metrics
-        self._guard = guard
-        self._models = models
         self._batch_wait = batch_wait
-        self._slots = asyncio.Semaphore(threads.most_batches)
+        self._on_stuck = on_stuck
+        self._on_failed = on_failed
+        self._has_others = has_others
+        self._slots = asyncio.Semaphore(self.most_batches)
         self._in_flight: set[InFlight] = set()
         self._last_done = asyncio.Event()
         self._last_done.set()
         self._last_returned: asyncio.Event | None = None
         self._preemption: Preemption | None = None
-        self._watchdog = DeviceWatchdog(on_stuck)
-        self._on_stuck = on_stuck
-        self._on_failed = on_failed
-        self._has_others = has_others
-        self.rate = ServiceRate()
         # Weak, so that an unloaded model is freed.
         self._rates = WeakKeyDictionary[Model, ServiceRate]()
-        self.failed = False
-
-    @property
-    def stuck_seconds(self) -> float:
-        """Seconds since a forward returned, if the device may never return; else 0."""
-        return self._watchdog.stuck_seconds
 
     @property
     def tokens_per_second(self) -> float:
         """The measured rate; before the first forward that of the start, 0 if there is none."""
-        at_start = self._limit.seconds_per_token
+        at_start = self.limit.seconds_per_token
         return self.rate.tokens_per_second or (1 / at_start if at_start else 0.0)
 
     @property
@@ -173,79 +162,76 @@ class DeviceExecutor:
     def seconds_left(self) -> float:
         """Seconds until it can take another batch, about."""
         running = [each for each in self._in_flight if each.preempts is None]
-        if len(running) < self._threads.most_batches:
+        if len(running) < self.most_batches:
             return 0.0
         first = min(running, key=lambda each: each.began or math.inf)
         return first.seconds_left
 
     def serves(self, model: Model) -> bool:
         """Whether the device computes this model."""
-        return not self.failed and model in self._models
-
-    def is_using(self, model: Model) -> bool:
-        """Whether a batch of this model is on the device."""
-        return any(each.batch.model is model for each in self._in_flight)
+        return not self.failed and model in self.models
 
     async def run(self) -> None:
         """Serve the queue. A batch that fails fails its own requests and no other."""
         async with asyncio.TaskGroup() as tasks:
-            with self._queue.listener(self._offer):
+            self._consumer.on_arrival = self._offer
+            try:
                 while not self.failed:
                     await self._serve_once(tasks)
+            finally:
+                self._consumer.on_arrival = None
 
     async def _serve_once(self, tasks: asyncio.TaskGroup) -> None:
-        await self._queue.wait()
+        await self._consumer.wait()
         if self._batch_wait:
             await asyncio.sleep(self._batch_wait)
         await self._slots.acquire()
         # As late as possible, so that the batch can hold jobs that arrived meanwhile.
-        batch = None if self.failed else self._queue.take(self._limits_of)
+        queue = self._consumer.queue
+        batch = None if self.failed else queue.take(self._limits_of, self.serves)
         if batch is None:
             self._slots.release()
             return
-        seconds = self._expected_seconds(batch)
+        rate = self._rates.get(batch.model)
+        if rate is not None and rate.tokens_per_second:
+            seconds = batch.tokens / rate.tokens_per_second
+        else:
+            seconds = self.limit.predicted(batch)
         in_flight = InFlight(batch, device_free=self._last_done, expected_seconds=seconds)
         self._last_done = in_flight.done
         if batch.handed_over:
-            await self._serve_alone(in_flight, tasks)
+            # It has failed another device, and may fail this one: it runs beside no other.
+            self._in_flight.add(in_flight)
+            await in_flight.device_free.wait()
+            self._start(tasks, in_flight)
+            await in_flight.done.wait()
             return
-        if self._threads.preemptible and is_long(seconds):
-            self._let_short_jobs_preempt(in_flight, seconds, tasks)
+        if self._collecting is None and seconds > WORTH_PREEMPTING:
+            self._let_short_jobs_preempt(in_flight, tasks)
         self._start(tasks, in_flight)
         await in_flight.launched.wait()
 
-    async def _serve_alone(self, in_flight: InFlight, tasks: asyncio.TaskGroup) -> None:
-        """Run a batch that has failed another device, and may fail this one, beside no other."""
-        self._in_flight.add(in_flight)
-        await in_flight.device_free.wait()
-        self._start(tasks, in_flight)
-        await in_flight.done.wait()
-
     def _limits_of(self, model: Model) -> Limits:
-        return self._budgets[model].limits
-
-    def _expected_seconds(self, batch: Batch) -> float:
-        """The expected seconds of its forward; 0 if nothing is known yet."""
-        rate = self._rates.get(batch.model)
-        if rate is None or not rate.tokens_per_second:
-            return self._limit.predicted(batch)
-        return batch.tokens / rate.tokens_per_second
+        return self.budgets[model].limits
 
     def _start(self, tasks: asyncio.TaskGroup, in_flight: InFlight) -> None:
-        observe_wait(self._metrics, in_flight.batch)
+        for each in in_flight.batch.slices:
+            taken_at, is_first = each.job.first_taken_at, each.start == 0
+            if taken_at is not None and is_first and not in_flight.batch.handed_over:
+                self._metrics.queue_wait.observe(taken_at - each.job.enqueued_at)
         self._in_flight.add(in_flight)
         tasks.create_task(self._execute(in_flight))
 
-    def _let_short_jobs_preempt(
-        self, in_flight: InFlight, seconds: float, tasks: asyncio.TaskGroup
-    ) -> None:
+    def _let_short_jobs_preempt(self, in_flight: InFlight, tasks: asyncio.TaskGroup) -> None:
         """Let short jobs run between the layers of this forward, first those of its own batch."""
 
         def start(batch: Batch) -> None:
             self._start(tasks, InFlight(batch, in_flight.device_free, preempts=in_flight))
 
         short, in_flight.batch = split_short(in_flight.batch)
-        self._preemption = Preemption(in_flight.batch, seconds, self._queue, self._limits_of, start)
+        self._preemption = Preemption(
+            in_flight.batch, in_flight.expected_seconds, self._consumer, self._limits_of, start
+        )
         if short.slices:
             self._preemption.begin(short)
 
@@ -254,7 +240,7 @@ class DeviceExecutor:
 
         If that may never return, the job must not wait for it.
         """
-        if self.stuck_seconds:
+        if self.watchdog.stuck_seconds:
             self._on_stuck()
         elif self._preemption is not None:
             self._preemption.offer([job])
@@ -264,58 +250,52 @@ class DeviceExecutor:
         for in_flight in self._in_flight:
             in_flight.batch.fail(error)
 
+    async def close(self, seconds: float) -> None:
+        """End its threads; a running forward gets `seconds` to return."""
+        threads = (self.launching, self._collecting)
+        await asyncio.gather(*(each.close(seconds) for each in threads if each is not None))
+
     async def _execute(self, in_flight: InFlight) -> None:
-        ended = True
         try:
             await self._run_batch(in_flight.batch, in_flight)
-            ended = False
+        except BaseException:  # It ends the consumer: its callers must not wait for ever.
+            in_flight.batch.fail(consumer_ended())
+            raise
         finally:
-            if ended:  # An unexpected error ends the consumer: its callers must not wait for ever.
-                in_flight.batch.fail(consumer_ended())
             self._in_flight.discard(in_flight)
             in_flight.launched.set()
             in_flight.done.set()
-            self._free(in_flight)
-
-    def _free(self, in_flight: InFlight) -> None:
-        """Let the next batch begin, or the next batch that preempts."""
-        preempted, preemption = in_flight.preempts, self._preemption
-        if preempted is None:
-            self._preemption = None
-            self._slots.release()
-        elif preemption is not None and preemption.batch is preempted.batch:
-            first = in_flight.first_began
-            seconds = clock.now() - first if first else 0.0
-            preemption.ended(seconds)
+            # Let the next batch begin, or the next batch that preempts.
+            preempted, preemption = in_flight.preempts, self._preemption
+            if preempted is None:
+                self._preemption = None
+                self._slots.release()
+            elif preemption is not None and preemption.batch is preempted.batch:
+                first = in_flight.first_began
+                preemption.ended(clock.now() - first if first else 0.0)
 
     async def _run_batch(self, batch: Batch, in_flight: InFlight) -> None:
-        forward = Forward(batch)
-        # As a value: the callers of this batch must get it, whatever it is.
-        outcome: list[Any] | BaseException
-        (outcome,) = await asyncio.gather(
-            self._on_device(forward, in_flight), return_exceptions=True
-        )
-        batch = forward.batch
-        if isinstance(outcome, OutOfMemoryError):
-            # By then the batch before it has returned its memory.
-            await in_flight.device_free.wait()
-            await self._run_in_halves(batch, outcome, in_flight)
-        elif isinstance(outcome, DeviceFailedError):
-            self._take_out_of_service(batch, outcome)
-        elif isinstance(outcome, _NotLaunchedError):
+        forward, out_of_memory = Forward(batch), None
+        try:
+            results = await self._compute(forward, in_flight)
+        except OutOfMemoryError as error:
+            out_of_memory = error
+        except DeviceFailedError as error:
+            self._take_out_of_service(forward.batch, error)
+        except _NotLaunchedError:
             if self.failed:
                 message = "a device has failed before it computed this"
-                self._hand_over(batch, DeviceFailedError(message, retry_after=30))
-        elif isinstance(outcome, Exception):
-            if not isinstance(outcome, SmartEmbedderError):
-                log.error(
-                    "batch_failed", model=batch.model.name, tokens=batch.tokens, exc_info=outcome
-                )
-            batch.fail(outcome)
-        elif isinstance(outcome, BaseException):
-            raise outcome
+                self._hand_over(forward.batch, DeviceFailedError(message, retry_after=30))
+        except Exception as error:
+            if not isinstance(error, SmartEmbedderError):
+                log.exception("batch_failed", model=batch.model.name, tokens=forward.batch.tokens)
+            forward.batch.fail(error)
         else:
-            self._complete(batch, outcome, in_flight)
+            self._complete(forward.batch, results, in_flight)
+        if out_of_memory is not None:
+            # By then the batch before it has returned its memory.
+            await in_flight.device_free.wait()
+            await self._run_in_halves(forward.batch, out_of_memory, in_flight)
 
     def _take_out_of_service(self, batch: Batch, error: DeviceFailedError) -> None:
         """Take no more batches; hand `batch` to another device, unless it may be the cause."""
@@ -326,7 +306,8 @@ class DeviceExecutor:
             self._hand_over(replace(batch, handed_over=True), error)
         if was_serving:
             self.rate = ServiceRate()
-            self._on_failed(error)
+            log.error("device_failed", device=self.name, exc_info=error)
+            self._on_failed()
 
     def _hand_over(self, batch: Batch, error: DeviceFailedError) -> None:
         """Give a batch to another device; it fails with `error` if none has its model."""
@@ -334,25 +315,30 @@ class DeviceExecutor:
             batch.fail(error)
             return
         log.warning("batch_handed_over", model=batch.model.name, tokens=batch.tokens)
-        self._queue.hand_over(batch)
+        self._consumer.queue.hand_over(batch)
 
     def _complete(self, batch: Batch, results: list[Any], in_flight: InFlight) -> None:
-        seconds = self._device_seconds(in_flight)
-        if in_flight.preempts is None:  # Small batches say little of the device's rate.
-            self.rate.observe(batch.tokens, seconds)
-            self._rates.setdefault(batch.model, ServiceRate()).observe(batch.tokens, seconds)
-        self._budgets[batch.model].recover()
-        observe_forward(self._metrics, batch, seconds)
-        batch.complete(results, seconds)
-
-    def _device_seconds(self, in_flight: InFlight) -> float:
-        """Seconds that the device worked on this batch alone."""
+        # Seconds that the device worked on this batch alone.
         seconds, preempted = clock.now() - in_flight.began, in_flight.preempts
         if preempted is None:
-            return seconds - in_flight.preempted_seconds
-        if in_flight.began > preempted.began > 0:
+            seconds -= in_flight.preempted_seconds
+            # Those that preempt are small, and say little of the device's rate.
+            self.rate.observe(batch.tokens, seconds)
+            self._rates.setdefault(batch.model, ServiceRate()).observe(batch.tokens, seconds)
+        elif in_flight.began > preempted.began > 0:
             preempted.preempted_seconds += seconds
-        return seconds
+        self.budgets[batch.model].recover()
+        metrics, counts = self._metrics, Counter[Purpose]()
+        for each in batch.slices:
+            counts[each.job.purpose] += each.count
+        metrics.tokens.labels(batch.model.name).inc(batch.tokens)
+        metrics.batch_tokens.observe(batch.tokens)
+        if counts[Purpose.EMBEDDING]:
+            metrics.batch_size.observe(counts[Purpose.EMBEDDING])
+            metrics.embedding_inference.observe(seconds)
+        if counts[Purpose.RERANKING]:
+            metrics.rerank_inference.observe(seconds)
+        batch.complete(results, seconds)
 
     async def _run_in_halves(
         self, batch: Batch, error: OutOfMemoryError, in_flight: InFlight
@@ -363,15 +349,16 @@ class DeviceExecutor:
             batch.fail(error)
             return
         self._metrics.splits.inc()
-        self._budgets[batch.model].shrink(batch.tokens)
-        left = self._limits_of(batch.model).max_tokens
+        self.budgets[batch.model].shrink(batch.tokens)
+        left = self.budgets[batch.model].limits.max_tokens
         log.warning("out_of_memory", tokens=batch.tokens, max_batch_tokens=left)
         for half in halves:
             await self._run_batch(half, in_flight)
 
-    async def _on_device(self, forward: Forward, in_flight: InFlight) -> list[Any]:
-        with self._watchdog.over(self._limit.split(forward.batch).device):
-            running = asyncio.ensure_future(self._compute(forward, in_flight))
+    async def _compute(self, forward: Forward, in_flight: InFlight) -> list[Any]:
+        """The results of a forward, which may be above the time limits of its jobs."""
+        with self.watchdog.over(self.limit.of_device(forward.batch)):
+            running = asyncio.ensure_future(self._on_device(forward, in_flight))
             try:
                 # The limits include neither the wait for the thread nor the forward before this
                 # one, which may be of the batch after it if this is a half.
@@ -379,19 +366,22 @@ class DeviceExecutor:
                 if forward.device_free is not None and not forward.device_free.is_set():
                     await forward.device_free.wait()
                     in_flight.begin()
-                await fail_overdue(forward.batch, self._limit.split(forward.batch), running)
+                await fail_overdue(forward.batch, self.limit.of_batch(forward.batch), running)
                 return await running
             finally:
                 running.cancel()
                 forward.returned.set()
 
-    async def _compute(self, forward: Forward, in_flight: InFlight) -> list[Any]:
-        model = self._models[forward.batch.model]
+    async def _on_device(self, forward: Forward, in_flight: InFlight) -> list[Any]:
+        model = self.models[forward.batch.model]
         preempts = in_flight.preempts is not None
         loop = asyncio.get_running_loop()
 
-        def launch() -> Callable[[], list[Any]]:
-            """Look at the latest moment for whom to compute, and on what: it may have waited."""
+        def launch() -> Any:
+            """Look at the latest moment for whom to compute, and on what: it may have waited.
+
+            Returns the results, or with a second thread what collects them there.
+            """
             batch = forward.batch.unresolved()
             if self.failed or not batch.slices:
                 raise _NotLaunchedError
@@ -400,11 +390,18 @@ class DeviceExecutor:
                 forward.device_free, self._last_returned = self._last_returned, forward.returned
             in_flight.begin()
             loop.call_soon_threadsafe(forward.begun.set)
-            collect = self._guard.guard(lambda: batch.launch(model))
-            return lambda: self._guard.guard(collect)
+            collect = self.guard.guard(partial(batch.launch, model))
+            if self._collecting is None:
+                return self.guard.guard(collect)
+            return partial(self.guard.guard, collect)
 
         try:
-            return await self._threads.compute(launch, in_flight.launched, preempts=preempts)
+            launched = await self.launching.run(launch, preempts=preempts)
+            if self._collecting is not None:
+                in_flight.launched.set()
+                launched = await self._collecting.run(launched)
+            results: list[Any] = launched
+            return results
         finally:  # The thread may have ended before this began.
             forward.begun.set()
 

@@ -2,9 +2,10 @@
 
 import asyncio
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import numpy as np
 from smart_embedder.engine import clock
 from smart_embedder.engine.model import Model
 from smart_embedder.engine.scheduling.batcher import Batch, Limits
+from smart_embedder.engine.scheduling.job import Job
 from smart_embedder.errors import InferenceTimeoutError
 
 GPU_SECONDS = 15.0
@@ -38,7 +40,7 @@ class ForwardLimit:
     fixed: float | None
     least: float
     seconds_per_token: float = 0.0
-    seconds_of: Mapping[Model, float] = field(default_factory=dict)
+    seconds_of: dict[Model, float] = field(default_factory=dict)
 
     def predicted(self, batch: Batch) -> float:
         """Seconds that a batch takes by the measurement; 0 if nothing was measured."""
@@ -52,26 +54,11 @@ class ForwardLimit:
             return self.fixed
         return max(self.least, _SAFETY_FACTOR * self.predicted(batch))
 
-    def split(self, batch: Batch) -> "BatchLimits":
-        """Seconds for each slice of a batch, and for the device."""
+    def of_device(self, batch: Batch) -> float:
+        """Seconds that the device may take, however much of its time limit a job has left."""
         whole = self.of_batch(batch)
-        jobs = [batch_slice.job for batch_slice in batch.slices]
-        return BatchLimits(
-            slices=[whole if job.time_left is None else job.time_left for job in jobs],
-            device=max(whole if job.time_limit is None else job.time_limit for job in jobs),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class BatchLimits:
-    """Seconds that one forward may take: `slices` for each slice's caller, in order.
-
-    `device` is how long the device may take, which does not depend on how much of its time limit a
-    job has left.
-    """
-
-    slices: list[float]
-    device: float
+        jobs = (each.job for each in batch.slices)
+        return max(whole if job.time_limit is None else job.time_limit for job in jobs)
 
 
 @dataclass(slots=True)
@@ -129,28 +116,26 @@ class DeviceWatchdog:
             self._alarm = loop.call_later(max(0.0, left) + _CLOCK_TOLERANCE, self._on_stuck)
 
 
-async def fail_overdue(
-    batch: Batch, limits: BatchLimits, running: "asyncio.Future[list[Any]]"
-) -> None:
-    """Wait for the forward; fail each job at the moment when its time limit passes.
+async def fail_overdue(batch: Batch, whole: float, running: "asyncio.Future[list[Any]]") -> None:
+    """Wait for the forward; fail each job when `whole`, or what is left of its own limit, is over.
 
     The forward itself cannot be stopped and occupies the device until it returns.
     """
-    began = clock.now()
-    order = sorted(range(len(batch.slices)), key=limits.slices.__getitem__)
-    for index in order:
-        left = began + limits.slices[index] - clock.now()
-        await asyncio.wait({running}, timeout=max(0.0, left))
+    began, limits = clock.now(), list[tuple[float, Job]]()
+    for each in batch.slices:
+        job, limit = each.job, whole
+        if job.time_limit is not None:
+            limit = job.time_limit - job.time_spent - job.inference_seconds
+        limits.append((limit, job))
+    for limit, job in sorted(limits, key=itemgetter(0)):
+        await asyncio.wait({running}, timeout=max(0.0, began + limit - clock.now()))
         if running.done():
             return
-        job = batch.slices[index].job
-        seconds = limits.slices[index] if job.time_limit is None else job.time_limit
-        of_request = job.time_limit is not None
-        what, setting = ("forwards", "RERANK_GPU") if of_request else ("forward", "GPU_PROCESS")
+        what, seconds, setting = "forwards", job.time_limit, "RERANK_GPU_TIMEOUT"
+        if seconds is None:
+            what, seconds, setting = "forward", limit, "GPU_PROCESS_TIMEOUT"
         job.fail(
-            InferenceTimeoutError(
-                f"the {what} took longer than {seconds:g} seconds ({setting}_TIMEOUT)"
-            )
+            InferenceTimeoutError(f"the {what} took longer than {seconds:g} seconds ({setting})")
         )
 
 
@@ -161,19 +146,15 @@ class TokenBudget:
         self, tokens: int, max_sequences: int | None = None, max_requests: int | None = None
     ) -> None:
         self._most = tokens
-        self._now = tokens
-        self._max_sequences = max_sequences
-        self._max_requests = max_requests
-
-    @property
-    def limits(self) -> Limits:
-        """The limits of the next forward."""
-        return Limits(self._now, self._max_sequences, self._max_requests)
+        self.limits = Limits(tokens, max_sequences, max_requests)
 
     def shrink(self, failed_tokens: int) -> None:
         """Lower the budget to half of `failed_tokens`, which did not fit."""
-        self._now = max(1, min(self._now, failed_tokens // 2))
+        left = max(1, min(self.limits.max_tokens, failed_tokens // 2))
+        self.limits = replace(self.limits, max_tokens=left)
 
     def recover(self) -> None:
         """Raise the budget by a hundredth of the whole, after a forward that fitted."""
-        self._now = min(self._most, self._now + max(1, self._most // _RECOVERY_STEPS))
+        if self.limits.max_tokens < self._most:
+            raised = self.limits.max_tokens + max(1, self._most // _RECOVERY_STEPS)
+            self.limits = replace(self.limits, max_tokens=min(self._most, raised))

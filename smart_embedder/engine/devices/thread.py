@@ -8,7 +8,6 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
 from typing import Any, TypeVar
@@ -38,9 +37,9 @@ _Work = SimpleQueue[Callable[[], object] | None]
 
 
 class _Current(threading.local):
-    """The hook of the current thread for calls that preempt a forward."""
+    """The calls that may preempt the one of the current thread."""
 
-    run_preempting: Callable[[], bool] = staticmethod(lambda: False)
+    preempting: deque[Callable[[], None]] | None = None
 
 
 _current = _Current()
@@ -52,7 +51,16 @@ def run_preempting_call() -> bool:
     A model calls this between two layers of a forward. It does nothing in a thread that is not a
     device thread, and within a call that itself preempts another.
     """
-    return _current.run_preempting()
+    waiting = _current.preempting
+    if not waiting:
+        return False
+    answer = waiting.popleft()
+    _current.preempting = None
+    try:
+        answer()
+    finally:
+        _current.preempting = waiting
+    return True
 
 
 class DeviceThread:
@@ -85,7 +93,7 @@ class DeviceThread:
             self._pending.append(future)
             if preempts:
                 self._preempting.append(answer)
-            self._work.put(self._run_preempting if preempts else answer)
+            self._work.put(run_preempting_call if preempts else answer)
         return await asyncio.wrap_future(future)
 
     async def close(self, seconds: float) -> None:
@@ -112,7 +120,7 @@ class DeviceThread:
         try:
             if self._initializer is not None:
                 self._initializer()
-            _current.run_preempting = self._run_preempting
+            _current.preempting = self._preempting
             while (call := work.get()) is not None:
                 call()
                 del call  # It may hold a model that is to be unloaded.
@@ -128,17 +136,6 @@ class DeviceThread:
                         InferenceError("the device thread ended in the middle of its work")
                     )
 
-    def _run_preempting(self) -> bool:
-        if not self._preempting:
-            return False
-        answer = self._preempting.popleft()
-        _current.run_preempting = lambda: False
-        try:
-            answer()
-        finally:
-            _current.run_preempting = self._run_preempting
-        return True
-
     def _answer(self, future: "Future[Any]", call: Callable[[], Any]) -> None:
         if future.set_running_or_notify_cancel():
             outcome = outcome_of(call)
@@ -151,54 +148,6 @@ class DeviceThread:
 
 # Makes a thread from its name and its initializer.
 ThreadFactory = Callable[[str, Callable[[], None] | None], DeviceThread]
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceThreads:
-    """`launching` launches forwards, `collecting` waits for their results.
-
-    A GPU has both, so that the next batch is launched while the last one is computed. A CPU
-    computes in `launching` and has no `collecting`.
-    """
-
-    launching: DeviceThread
-    collecting: DeviceThread | None = None
-
-    @property
-    def preemptible(self) -> bool:
-        """Whether a call may run within another."""
-        return self.collecting is None
-
-    @property
-    def most_batches(self) -> int:
-        """The most batches in flight at once."""
-        return 1 if self.preemptible else 2
-
-    async def compute(
-        self,
-        launch: Callable[[], Callable[[], Result]],
-        launched: asyncio.Event,
-        *,
-        preempts: bool = False,
-    ) -> Result:
-        """Call `launch`, set `launched`, then call what `launch` returned; return its result.
-
-        If the device is `preemptible`, a call that `preempts` may run within another.
-        """
-
-        def compute_at_once() -> Result:
-            return launch()()
-
-        if self.collecting is None:
-            return await self.launching.run(compute_at_once, preempts=preempts)
-        collect = await self.launching.run(launch)
-        launched.set()
-        return await self.collecting.run(collect)
-
-    async def close(self, seconds: float) -> None:
-        """End both, as `DeviceThread.close`."""
-        both = [each for each in (self.launching, self.collecting) if each is not None]
-        await asyncio.gather(*(thread.close(seconds) for thread in both))
 
 
 _RETRY_AFTER = 30
@@ -235,11 +184,20 @@ class DeviceGuard:
         try:
             return call()
         except (MemoryError, RuntimeError) as error:
-            if _is_out_of_memory(error):
+            # By their names and messages: the engine does not import torch, which adds the number
+            # to errors that it raises itself.
+            names = {each.__name__ for each in type(error).__mro__}
+            number = getattr(error, "error_code", None)
+            code = number if isinstance(number, int) else None
+            if (
+                isinstance(error, MemoryError)
+                or type(error).__name__ == "OutOfMemoryError"
+                or any(message in str(error) for message in _OUT_OF_MEMORY)
+            ):
                 pass
-            elif not _is_of_accelerator(error) or _code_of(error) in _PASSING:
+            elif "AcceleratorError" not in names or code in _PASSING:
                 raise
-            elif _code_of(error) in _OF_HARDWARE:
+            elif code in _OF_HARDWARE:
                 raise DeviceFailedError(
                     "a device has failed while it computed this", retry_after=_RETRY_AFTER
                 ) from error
@@ -253,21 +211,3 @@ class DeviceGuard:
         raise OutOfMemoryError(
             "the device has too little memory for this", retry_after=_RETRY_AFTER
         )
-
-
-def _is_out_of_memory(error: MemoryError | RuntimeError) -> bool:
-    """Recognised by name and message: the engine does not import torch."""
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
-        return True
-    return any(message in str(error) for message in _OUT_OF_MEMORY)
-
-
-def _is_of_accelerator(error: MemoryError | RuntimeError) -> bool:
-    """Whether it is an error of the GPU's driver or runtime."""
-    return any(each.__name__ == "AcceleratorError" for each in type(error).__mro__)
-
-
-def _code_of(error: MemoryError | RuntimeError) -> int | None:
-    """Its number, which PyTorch adds to errors that it raises itself."""
-    code = getattr(error, "error_code", None)
-    return code if isinstance(code, int) else None

@@ -244,7 +244,7 @@ class CachedForwards:
         if lookup.characters <= _LARGE_CHARACTERS:
             return call()
         texts = [text for task in lookup.tasks for text in task.texts]
-        return await self._admission.run_off_loop(call, texts, lookup.request.client)
+        return await self._admission.threads.run(call, texts, lookup.request.client)
 
     async def _fill(self, lookup: _Lookup, wanted: list[_Wanted]) -> _Filled:
         """Find or compute every entry."""

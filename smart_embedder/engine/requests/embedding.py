@@ -249,7 +249,7 @@ class EmbeddingPipeline:
     ) -> list[TokenStrings]:
         sequences = [text.ids for text in result.texts]
         call = partial(_token_strings, result.task.model, sequences, embeddings)
-        return await self._admission.run_off_loop(call, result.task.texts, client)
+        return await self._admission.threads.run(call, result.task.texts, client)
 
 
 def assign_models(models: LoadedModels, request: EmbedRequest, prompt: str) -> list[Task]:

@@ -7,9 +7,8 @@ import asyncio
 import os
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass
 from functools import partial
@@ -136,23 +135,14 @@ class _FairThreads:
 
 
 def _are_huge_normalized(texts: list[str]) -> bool:
-    """Whether the texts are huge once they are normalized."""
-    return sum(map(_normalized_characters, texts)) > _HUGE_CHARACTERS
-
-
-def _normalized_characters(text: str) -> int:
-    """An upper bound, apart from the small growth of characters other than ligatures."""
-    stop_if_given_up()
-    parts = (text[i : i + _SCAN_CHARACTERS] for i in range(0, len(text), _SCAN_CHARACTERS))
-    return sum(
-        len(part)
-        * (
-            NORMALIZATION_GROWTHS[-1]
-            if normalization_growth(part) == NORMALIZATION_GROWTHS[-1]
-            else 1
-        )
-        for part in parts
-    )
+    """Whether the texts are huge once they are normalized: by an upper bound for ligatures."""
+    characters, most = 0, NORMALIZATION_GROWTHS[-1]
+    for text in texts:
+        stop_if_given_up()
+        for begin in range(0, len(text), _SCAN_CHARACTERS):
+            part = text[begin : begin + _SCAN_CHARACTERS]
+            characters += len(part) * (most if normalization_growth(part) == most else 1)
+    return characters > _HUGE_CHARACTERS
 
 
 def normalization_growth(text: str) -> int:
@@ -178,11 +168,14 @@ class Tokenized(Generic[Tokens]):
 
 
 class Admission:
-    """Tokenises the texts of requests that hold a permit, and queues their jobs."""
+    """Tokenises the texts of requests that hold a permit, and queues their jobs.
+
+    `threads` also run what else costs more with the size of texts.
+    """
 
     def __init__(self, queue: JobQueue, threads: TokenizerThreads, metrics: Metrics) -> None:
+        self.threads = threads
         self._queue = queue
-        self._threads = threads
         self._metrics = metrics
 
     async def tokenize(
@@ -190,28 +183,24 @@ class Admission:
     ) -> Tokenized[Tokens]:
         """Run `call`, which tokenises `texts` with the tokenizer of `model`, on another thread."""
         started = clock.now()
-        value = await self.run_off_loop(call, texts, client)
+        value = await self.threads.run(call, texts, client)
         ended = clock.now()
         self._metrics.tokenize.observe(ended - started)
         return Tokenized(value, Stage("tokenize", started, ended, model.name))
-
-    async def run_off_loop(
-        self, call: Callable[[], Result], texts: list[str], client: str
-    ) -> Result:
-        """Run `call`, whose cost grows with the size of `texts`, on a tokenizer thread."""
-        return await self._threads.run(call, texts, client)
 
     async def submit(self, *jobs: Job) -> None:
         """Queue jobs; return when the device has taken all of them, or raise when one fails.
 
         Cancelling the caller cancels the jobs.
         """
-        with ExitStack() as undo:
-            undo.callback(_cancel, jobs)
+        try:
             for job in jobs:
                 self._queue.put(job)
             await asyncio.gather(*(job.dequeued() for job in jobs))
-            undo.pop_all()
+        except BaseException:
+            for job in jobs:
+                job.cancel()
+            raise
 
     async def run(self, job: Job) -> list[Any]:
         """Queue a job; return its results, or raise the error that it fails with."""
@@ -224,28 +213,24 @@ class Admission:
         try:
             return await asyncio.gather(*(job.result() for job in jobs))
         finally:
-            _cancel(jobs)
-
-
-def _cancel(jobs: Iterable[Job]) -> None:
-    for job in jobs:
-        job.cancel()
+            for job in jobs:
+                job.cancel()
 
 
 def timings_of(started: float, *, tokenized: Iterable[Stage], jobs: Iterable[Job]) -> Timings:
-    """Seconds in each stage until now; `queue` is all time outside tokenizing and forwards."""
+    """Seconds in each stage until now; `queue` is all time outside tokenizing and forwards.
+
+    The stages of a job are its wait for the first forward, and from there to the end of the last.
+    """
     total = clock.now() - started
-    tokenized, jobs = tuple(tokenized), tuple(jobs)
-    tokenize = sum(stage.ended - stage.began for stage in tokenized)
-    inference = sum(job.inference_seconds for job in jobs)
-    stages = (*tokenized, *(stage for job in jobs for stage in _stages_of(job)))
-    return Timings(tokenize, max(0.0, total - tokenize - inference), inference, total, stages)
-
-
-def _stages_of(job: Job) -> Iterator[Stage]:
-    """The wait for the first forward, and the time from there to the end of the last one."""
-    taken, completed, model = job.first_taken_at, job.last_completed_at, job.model.name
-    if taken is not None:
-        yield Stage("queue", job.enqueued_at, taken, model)
-        if completed is not None:
-            yield Stage("forward", taken, completed, model, job.inference_seconds)
+    stages, inference = [*tokenized], 0.0
+    tokenize = sum(stage.ended - stage.began for stage in stages)
+    for job in jobs:
+        inference += job.inference_seconds
+        taken, completed, model = job.first_taken_at, job.last_completed_at, job.model.name
+        if taken is not None:
+            stages.append(Stage("queue", job.enqueued_at, taken, model))
+            if completed is not None:
+                stages.append(Stage("forward", taken, completed, model, job.inference_seconds))
+    queue = max(0.0, total - tokenize - inference)
+    return Timings(tokenize, queue, inference, total, tuple(stages))

@@ -27,7 +27,7 @@ Urgency is that of RFC 9218, 0 (most urgent) to 7; each step doubles a job's sha
 import heapq
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -35,8 +35,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from smart_embedder.engine.model import Model
-from smart_embedder.engine.records import Outputs, TextEmbedding, TokenSequence, join
-from smart_embedder.engine.scheduling.job import Job, Purpose
+from smart_embedder.engine.records import TextEmbedding, TokenSequence, join
+from smart_embedder.engine.scheduling.job import Job
+
+DEFAULT_URGENCY = 3
+QUANTUM_TOKENS = 32
+# The event loop waits meanwhile: thousands of short sequences are taken in about so many steps.
+_ROUNDS = 64
 
 
 @dataclass(frozen=True)
@@ -52,20 +57,10 @@ class BatchSlice:
         """The number of its sequences."""
         return self.stop - self.start
 
-    @property
-    def sequences(self) -> Sequence[TokenSequence]:
-        """The token ids of its sequences."""
-        return self.job.sequences[self.start : self.stop]
-
     @cached_property
     def tokens(self) -> int:
         """The tokens of its sequences."""
-        return sum(map(len, self.sequences))
-
-    def split(self, count: int) -> "tuple[BatchSlice, BatchSlice]":
-        """Its first `count` sequences, and the rest."""
-        middle = self.start + count
-        return BatchSlice(self.job, self.start, middle), BatchSlice(self.job, middle, self.stop)
+        return sum(map(len, self.job.sequences[self.start : self.stop]))
 
 
 @dataclass(frozen=True)
@@ -82,70 +77,41 @@ class Batch:
     @cached_property
     def sequences(self) -> list[TokenSequence]:
         """The token ids of every sequence, slice after slice."""
-        return [ids for each in self.slices for ids in each.sequences]
-
-    @cached_property
-    def outputs(self) -> list[Outputs]:
-        """The outputs of each sequence."""
-        return [each.job.outputs for each in self.slices for _ in range(each.count)]
+        return [ids for each in self.slices for ids in each.job.sequences[each.start : each.stop]]
 
     @cached_property
     def tokens(self) -> int:
         """Tokens of the whole batch."""
-        return sum(each.tokens for each in self.slices)
-
-    @cached_property
-    def weight(self) -> float:
-        """The greatest weight of its jobs."""
-        return max((each.job.weight for each in self.slices), default=0.0)
+        return sum(map(len, self.sequences))
 
     @cached_property
     def client_tokens(self) -> dict[str, int]:
         """The tokens of each client."""
         tokens: Counter[str] = Counter()
-        for batch_slice in self.slices:
-            tokens[batch_slice.job.client] += batch_slice.tokens
+        for each in self.slices:
+            tokens[each.job.client] += each.tokens
         return tokens
-
-    @cached_property
-    def longest_slices(self) -> dict[str, int]:
-        """The tokens of each client's longest slice."""
-        longest: dict[str, int] = {}
-        for batch_slice in self.slices:
-            client = batch_slice.job.client
-            longest[client] = max(longest.get(client, 0), batch_slice.tokens)
-        return longest
-
-    def count(self, purpose: Purpose) -> int:
-        """The number of its sequences whose job has this purpose."""
-        return sum(each.count for each in self.slices if each.job.purpose is purpose)
-
-    def take(self, now: float) -> None:
-        """Mark its sequences as taken, in every job."""
-        for batch_slice in self.slices:
-            batch_slice.job.take(batch_slice.count, now)
 
     def launch(self, model: Model) -> Callable[[], list[Any]]:
         """Launch the forward, in the device thread; return a function that waits for its results.
 
         `model` is the batch's own model, or the replica of it on this device.
         """
-        collect = model.launch([join(ids) for ids in self.sequences], self.outputs)
+        outputs = [each.job.outputs for each in self.slices for _ in range(each.count)]
+        collect = model.launch([join(ids) for ids in self.sequences], outputs)
         return lambda: self._reduce(collect())
 
     def complete(self, results: Sequence[Any], seconds: float) -> None:
         """Give each job the results of its sequences; the forward took `seconds`."""
         begin = 0
-        for batch_slice in self.slices:
-            batch_slice.job.complete(
-                batch_slice.start, results[begin : begin + batch_slice.count], seconds
-            )
-            begin += batch_slice.count
+        for each in self.slices:
+            each.job.complete(each.start, results[begin : begin + each.count], seconds)
+            begin += each.count
 
     def fail(self, error: Exception) -> None:
         """Fail every job that has a slice in it."""
-        for batch_slice in self.slices:
-            batch_slice.job.fail(error)
+        for each in self.slices:
+            each.job.fail(error)
 
     def unresolved(self) -> "Batch":
         """The same batch without the slices of jobs that are resolved."""
@@ -157,43 +123,34 @@ class Batch:
         left = len(self.sequences) // 2
         first: list[BatchSlice] = []
         second: list[BatchSlice] = []
-        for batch_slice in self.slices:
-            count = min(left, batch_slice.count)
-            left -= count
-            for piece, slices in zip(batch_slice.split(count), (first, second), strict=True):
-                if piece.count:
-                    slices.append(piece)
+        for each in self.slices:
+            middle = each.start + min(left, each.count)
+            left -= middle - each.start
+            if each.start < middle:
+                first.append(BatchSlice(each.job, each.start, middle))
+            if middle < each.stop:
+                second.append(BatchSlice(each.job, middle, each.stop))
         return replace(self, slices=first), replace(self, slices=second)
 
     def _reduce(self, results: Sequence[Any]) -> list[Any]:
-        """What each job keeps of its results, of which none keeps those of another one alive."""
+        """What each job keeps of its results, of which none keeps those of another one alive.
+
+        An error in place of a result is kept.
+        """
         reduced: list[Any] = []
-        for batch_slice in self.slices:
-            own = results[len(reduced) : len(reduced) + batch_slice.count]
-            reduced.extend(_reduce_each(batch_slice, own))
+        for each in self.slices:
+            own, reduce = results[len(reduced) : len(reduced) + each.count], each.job.reduce
+            if reduce is None:
+                reduced.extend(own)
+                continue
+            for index, result in enumerate(own, each.start):
+                reduced.append(result if isinstance(result, Exception) else reduce(index, result))
         if len(self.slices) == 1:
             return reduced
         return [
             each.copy() if isinstance(each, TextEmbedding | np.ndarray) else each
             for each in reduced
         ]
-
-
-def _reduce_each(batch_slice: BatchSlice, results: Sequence[Any]) -> Sequence[Any]:
-    """Reduce each result; an error in place of a result is kept."""
-    reduce = batch_slice.job.reduce
-    if reduce is None:
-        return results
-    return [
-        each if isinstance(each, Exception) else reduce(index, each)
-        for index, each in enumerate(results, batch_slice.start)
-    ]
-
-
-DEFAULT_URGENCY = 3
-QUANTUM_TOKENS = 32
-# The event loop waits meanwhile: thousands of short sequences are taken in about so many steps.
-_ROUNDS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,23 +192,38 @@ def form_batch(jobs: Mapping[Job, Flow], limits_of: LimitsOf) -> Batch:
     taken whatever its length and fixes the model, whose limits count; later ones must fit what is
     left, and leave those that were passed over their share.
     """
-    turns = [active.turn for active in _active_flows(jobs)]
+    clients: dict[Flow, _ActiveFlow] = {}
+    for order, (job, flow) in enumerate(jobs.items()):
+        client = clients.get(flow)
+        if client is None:
+            client = clients[flow] = _ActiveFlow(flow.virtual_start)
+        client.weight = max(client.weight, job.weight)
+        client.candidates.append(_candidate(job, order, job.taken, job.virtual_start))
+    turns: list[_Turn] = []
+    for client in clients.values():
+        heapq.heapify(client.candidates)
+        turns.append(client.turn())
     heapq.heapify(turns)
-    filling = _Filling(limits_of)
+    model = turns[0].client.candidates[0].job.model
+    filling = _Filling(model, limits_of(model))
+    # The earliest virtual finish of a client of which all that waits was passed over.
     passed_over = math.inf
-    while turns and not filling.full:
-        active = heapq.heappop(turns).active
-        candidate = heapq.heappop(active.candidates)
-        room = filling.room(max(active.lead(passed_over), active.lead_of(candidate)))
+    while turns and filling.tokens_left > 0 and filling.sequences_left > 0:
+        client = heapq.heappop(turns).client
+        candidate = heapq.heappop(client.candidates)
+        room = min(filling.tokens_left, filling.most_tokens - client.lead(candidate, passed_over))
         if filling.fits(candidate, room):
-            active.advance(candidate, *filling.add(candidate, room))
+            client.advance(candidate, *filling.add(candidate, room))
         else:
-            active.pass_over(candidate, is_ahead=filling.fits(candidate, filling.room(0)))
-        if active.candidates:
-            heapq.heappush(turns, active.turn)
-        elif active.passed_over < math.inf:
-            passed_over = min(passed_over, active.latest_finish)
-    return filling.batch()
+            would_fit = filling.fits(candidate, filling.tokens_left)
+            client.pass_over(candidate, is_ahead=would_fit)
+        if client.candidates:
+            heapq.heappush(turns, client.turn())
+        elif client.passed_over < math.inf:
+            finish = client.virtual_start + QUANTUM_TOKENS / client.weight
+            passed_over = min(passed_over, finish)
+    slices = [BatchSlice(job, job.taken, stop) for job, stop in filling.stops.items()]
+    return Batch(model, slices)
 
 
 class _Candidate(NamedTuple):
@@ -264,14 +236,11 @@ class _Candidate(NamedTuple):
     start: int
     tokens: int
 
-    @property
-    def latest_finish(self) -> float:
-        """Its virtual finish if it is long."""
-        return self.virtual_start + QUANTUM_TOKENS / self.job.weight
 
-    def lead(self, finish: float) -> float:
-        """The tokens that its job has had beyond a virtual finish."""
-        return (self.virtual_start - finish) * self.job.weight
+def _candidate(job: Job, order: int, start: int, virtual_start: float) -> _Candidate:
+    tokens = len(job.sequences[start])
+    finish = virtual_start + min(tokens, QUANTUM_TOKENS) / job.weight
+    return _Candidate(finish, order, virtual_start, job, start, tokens)
 
 
 class _Turn(NamedTuple):
@@ -279,16 +248,16 @@ class _Turn(NamedTuple):
 
     virtual_finish: float
     order: int
-    active: "_ActiveFlow"
+    client: "_ActiveFlow"
 
 
 @dataclass(slots=True)
 class _ActiveFlow:
     """A client while a batch is formed; `candidates` is a heap.
 
-    `passed_over` is the earliest `latest_finish` of its jobs that were passed over.
-    `refused_weight` is the greatest weight of its new jobs that were refused the rest as they are
-    too far ahead.
+    `passed_over` is the earliest virtual finish that one of its jobs that were passed over may
+    have. `refused_weight` is the greatest weight of its new jobs that were refused the rest as they
+    are too far ahead.
     """
 
     virtual_start: float
@@ -297,32 +266,30 @@ class _ActiveFlow:
     passed_over: float = math.inf
     refused_weight: float = 0.0
 
-    @property
     def turn(self) -> _Turn:
+        """The turn of its first candidate."""
         best = self.candidates[0]
         finish = self.virtual_start + min(best.tokens, QUANTUM_TOKENS) / self.weight
         return _Turn(finish, best.order, self)
 
-    @property
-    def latest_finish(self) -> float:
-        """The virtual finish of its next sequence if that is long."""
-        return self.virtual_start + QUANTUM_TOKENS / self.weight
+    def lead(self, candidate: _Candidate, passed_over: float) -> float:
+        """The tokens that it, or its job, has had beyond those that were passed over.
 
-    def lead(self, finish: float) -> float:
-        """The tokens that it has had beyond a virtual finish."""
-        return (self.virtual_start - finish) * self.weight
-
-    def lead_of(self, candidate: _Candidate) -> float:
-        """The tokens that one of its jobs has had beyond those that were passed over."""
-        if candidate.job.weight < self.refused_weight:
+        `passed_over` is the earliest virtual finish of other clients.
+        """
+        weight = candidate.job.weight
+        if weight < self.refused_weight:
             return math.inf
-        return candidate.lead(self.passed_over)
+        of_job = (candidate.virtual_start - self.passed_over) * weight
+        return max((self.virtual_start - passed_over) * self.weight, of_job)
 
     def pass_over(self, candidate: _Candidate, *, is_ahead: bool) -> None:
         """Leave a candidate out, for its length or its model, or as it `is_ahead` of others."""
-        self.passed_over = min(self.passed_over, candidate.latest_finish)
+        weight = candidate.job.weight
+        finish = candidate.virtual_start + QUANTUM_TOKENS / weight
+        self.passed_over = min(self.passed_over, finish)
         if is_ahead and not candidate.start:
-            self.refused_weight = max(self.refused_weight, candidate.job.weight)
+            self.refused_weight = max(self.refused_weight, weight)
 
     def advance(self, chosen: _Candidate, after: int, tokens: int) -> None:
         """Advance by the tokens that were taken; the job's next sequence is at `after`."""
@@ -333,51 +300,24 @@ class _ActiveFlow:
             heapq.heappush(self.candidates, _candidate(job, chosen.order, after, start))
 
 
-def _active_flows(jobs: Mapping[Job, Flow]) -> Iterable[_ActiveFlow]:
-    active_flows: dict[Flow, _ActiveFlow] = {}
-    for order, (job, flow) in enumerate(jobs.items()):
-        active = active_flows.get(flow)
-        if active is None:
-            active = active_flows[flow] = _ActiveFlow(flow.virtual_start)
-        active.weight = max(active.weight, job.weight)
-        active.candidates.append(_candidate(job, order, job.taken, job.virtual_start))
-    for active in active_flows.values():
-        heapq.heapify(active.candidates)
-    return active_flows.values()
-
-
-def _candidate(job: Job, order: int, start: int, virtual_start: float) -> _Candidate:
-    tokens = len(job.sequences[start])
-    finish = virtual_start + min(tokens, QUANTUM_TOKENS) / job.weight
-    return _Candidate(finish, order, virtual_start, job, start, tokens)
-
-
 class _Filling:
-    """A batch while it is formed; the first sequence fixes its model."""
+    """A batch of one model while it is formed; `stops` are the ends of its slices."""
 
-    def __init__(self, limits_of: LimitsOf) -> None:
-        self._limits_of = limits_of
-        # Until the model is fixed; its limits are known only then.
-        self._tokens_left = self._sequences_left = 1
-        self._most_tokens = self._turn_tokens = self._max_requests = 0
-        self._model: Model | None = None
-        self._stops: dict[Job, int] = {}
-
-    @property
-    def full(self) -> bool:
-        """Whether nothing more can be added."""
-        return self._tokens_left <= 0 or self._sequences_left <= 0
-
-    def room(self, lead: float) -> float:
-        """The tokens for whoever has had `lead` more than its turn gives it, or less if below 0."""
-        return min(self._tokens_left, self._most_tokens - lead)
+    def __init__(self, model: Model, limits: Limits) -> None:
+        self._model = model
+        self.most_tokens = self.tokens_left = limits.max_tokens
+        self._turn_tokens = limits.max_tokens // _ROUNDS
+        self._max_requests = limits.max_requests or limits.max_tokens
+        most = limits.max_sequences or limits.max_tokens
+        self.sequences_left = min(most, model.max_batch_sequences or most)
+        self.stops: dict[Job, int] = {}
 
     def fits(self, candidate: _Candidate, room: float) -> bool:
         """Whether a sequence fits beside the chosen ones; the first always does."""
-        return self._model is None or (
+        return not self.stops or (
             candidate.job.model is self._model
             and candidate.tokens <= room
-            and (candidate.job in self._stops or len(self._stops) < self._max_requests)
+            and (candidate.job in self.stops or len(self.stops) < self._max_requests)
         )
 
     def add(self, candidate: _Candidate, room: float) -> tuple[int, int]:
@@ -385,39 +325,15 @@ class _Filling:
 
         Returns the index after the last one, and their tokens.
         """
-        if self._model is None:
-            self._fix_model(candidate.job.model)
-            room = self._tokens_left
-        lengths = self._turn(candidate, room)
-        after, tokens = candidate.start + len(lengths), sum(lengths)
-        self._stops[candidate.job] = after
-        self._sequences_left -= len(lengths)
-        self._tokens_left -= tokens
-        return after, tokens
-
-    def _turn(self, candidate: _Candidate, room: float) -> list[int]:
-        """The lengths of the sequences that one turn holds, from the candidate on."""
-        first = candidate.start + 1
-        lengths = [candidate.tokens]
-        left = int(min(self._turn_tokens, room)) - candidate.tokens
-        for ids in candidate.job.sequences[
-            first : first + max(0, min(left, self._sequences_left - 1))
-        ]:
-            left -= len(ids)
-            if left < 0:
+        job, after, tokens = candidate.job, candidate.start + 1, candidate.tokens
+        most = int(min(self._turn_tokens, room))
+        count = max(0, min(most - tokens, self.sequences_left - 1))
+        for ids in job.sequences[after : after + count]:
+            if tokens + len(ids) > most:
                 break
-            lengths.append(len(ids))
-        return lengths
-
-    def _fix_model(self, model: Model) -> None:
-        limits = self._limits_of(model)
-        self._model = model
-        self._tokens_left = self._most_tokens = limits.max_tokens
-        self._turn_tokens = limits.max_tokens // _ROUNDS
-        self._max_requests = limits.max_requests or limits.max_tokens
-        most = limits.max_sequences or limits.max_tokens
-        self._sequences_left = min(most, model.max_batch_sequences or most)
-
-    def batch(self) -> Batch:
-        slices = [BatchSlice(job, job.taken, stop) for job, stop in self._stops.items()]
-        return Batch(slices[0].job.model, slices)
+            tokens += len(ids)
+            after += 1
+        self.stops[job] = after
+        self.sequences_left -= after - candidate.start
+        self.tokens_left -= tokens
+        return after, tokens

@@ -34,7 +34,7 @@ class FairSemaphore:
         if not self._free:
             return False
         self._free -= 1
-        self._held[client] = self.held_by(client) + 1
+        self._held[client] = self._held.get(client, 0) + 1
         return True
 
     async def acquire(self, client: str) -> None:
@@ -50,45 +50,37 @@ class FairSemaphore:
                 self.release(client)
             raise
         finally:
-            self._forget(client, turn)
+            waiters = self._waiters[client]
+            waiters.remove(turn)
+            if not waiters:
+                del self._waiters[client]
 
     def release(self, client: str) -> None:
         """Return a permit; the next waiting client gets it at once."""
-        self._drop(client)
-        self._free += 1
-        next_client = self._next_client(client)
-        if next_client is not None:
-            self.try_acquire(next_client)
-            self._next_turn(next_client).set_result(None)
-            # Last in the order, so that clients that hold equally many alternate.
-            self._waiters[next_client] = self._waiters.pop(next_client)
-
-    def transfer(self, source: str, target: str) -> None:
-        """Move a permit from one client to another, past all waiting clients."""
-        self._drop(source)
-        self._held[target] = self.held_by(target) + 1
-
-    def _drop(self, client: str) -> None:
         self._held[client] -= 1
         if not self._held[client]:
             del self._held[client]
+        self._free += 1
+        turns: dict[str, asyncio.Future[None]] = {}
+        for each, waiters in self._waiters.items():
+            for turn in waiters:
+                if not turn.done():
+                    turns[each] = turn
+                    break
+        if turns:
+            # Who holds the fewest; of equals another one than `client`, so that two alternate.
+            chosen = min(turns, key=lambda each: (self.held_by(each), each == client))
+            self.try_acquire(chosen)
+            turns[chosen].set_result(None)
+            # Last in the order, so that clients that hold equally many alternate.
+            self._waiters[chosen] = self._waiters.pop(chosen)
 
-    def _next_client(self, last: str) -> str | None:
-        """The waiting client that holds the fewest; of equals not `last`, so that two alternate."""
-        waiting = (client for client in self._waiters if self._has_turn(client))
-        return min(waiting, key=lambda client: (self.held_by(client), client == last), default=None)
-
-    def _has_turn(self, client: str) -> bool:
-        return any(not turn.done() for turn in self._waiters[client])
-
-    def _next_turn(self, client: str) -> "asyncio.Future[None]":
-        return next(turn for turn in self._waiters[client] if not turn.done())
-
-    def _forget(self, client: str, turn: "asyncio.Future[None]") -> None:
-        waiters = self._waiters[client]
-        waiters.remove(turn)
-        if not waiters:
-            del self._waiters[client]
+    def transfer(self, source: str, target: str) -> None:
+        """Move a permit from one client to another, past all waiting clients."""
+        self._held[source] -= 1
+        if not self._held[source]:
+            del self._held[source]
+        self._held[target] = self.held_by(target) + 1
 
 
 class LoopTurns:

@@ -33,11 +33,16 @@ class JobState(Enum):
 class Job:
     """The sequences of one request for one model, on their way through the device.
 
-    The device takes them in order, in one or more batches. `outputs` are the outputs of each
-    sequence. `weight` is the job's share of the device beside the other jobs of its client.
-    `time_limit` is the most seconds of its forwards together, of which `time_spent` have passed;
-    None limits each forward by itself. `reduce` is called off the event loop with the index of each
-    sequence and its result, and returns what is kept as its result.
+    The device takes them in order, in one or more batches, and makes `outputs` of each. `weight` is
+    the job's share of the device beside the other jobs of its client. `time_limit` is the most
+    seconds of its forwards together, of which `time_spent` have passed; None limits each forward by
+    itself. `reduce` is called off the event loop with the index of each sequence and its result,
+    and returns what is kept as its result.
+
+    The rest changes on its way. The device has `taken` so many sequences, and `waiting_tokens` are
+    those of the others. `inference_seconds` are those of the forwards that held a part of it, and
+    moments are by `clock.now`. The queue that it enters keeps its `virtual_start` (see `batcher`),
+    and sets `leave_queue`, which is called once, when no sequence waits any longer.
 
     Each transition is a method that changes state, outcome and place in the queue together: a
     resolved job is in no queue, and is resolved once. All methods must be called in the event
@@ -54,16 +59,16 @@ class Job:
     time_limit: float | None = None
     time_spent: float = 0.0
     reduce: Callable[[int, Any], Any] | None = None
+    state: JobState = field(init=False, default=JobState.WAITING)
+    taken: int = field(init=False, default=0)
+    waiting_tokens: int = field(init=False)
+    virtual_start: float = field(init=False, default=0.0)
+    leave_queue: "Callable[[Job], None] | None" = field(init=False, default=None)
     enqueued_at: float = field(init=False)
-    _state: JobState = field(init=False, default=JobState.WAITING)
-    _leave_queue: "Callable[[Job], None] | None" = field(init=False, default=None)
-    _virtual_start: float = field(init=False, default=0.0)
-    _taken: int = field(init=False, default=0)
-    _waiting_tokens: int = field(init=False)
+    first_taken_at: float | None = field(init=False, default=None)
+    last_completed_at: float | None = field(init=False, default=None)
+    inference_seconds: float = field(init=False, default=0.0)
     _finished: int = field(init=False, default=0)
-    _first_taken_at: float | None = field(init=False, default=None)
-    _last_completed_at: float | None = field(init=False, default=None)
-    _inference_seconds: float = field(init=False, default=0.0)
     _results: list[Any] = field(init=False)
     _error: SmartEmbedderError | None = field(init=False, default=None)
     _dequeued: asyncio.Event = field(init=False, default_factory=asyncio.Event)
@@ -72,80 +77,28 @@ class Job:
     def __post_init__(self) -> None:
         self.enqueued_at = clock.now()
         self._results = [None] * len(self.sequences)
-        self._waiting_tokens = sum(map(len, self.sequences))
-
-    @property
-    def state(self) -> JobState:
-        """The current state."""
-        return self._state
-
-    @property
-    def taken(self) -> int:
-        """How many of its sequences the device has taken."""
-        return self._taken
+        self.waiting_tokens = sum(map(len, self.sequences))
 
     @property
     def waiting(self) -> bool:
         """Whether sequences of it still wait for the device."""
-        return self._state is JobState.WAITING
+        return self.state is JobState.WAITING
 
     @property
     def resolved(self) -> bool:
         """Whether it is in a final state."""
         return self._resolved.is_set()
 
-    @property
-    def waiting_tokens(self) -> int:
-        """Tokens of the sequences that the device has not taken."""
-        return self._waiting_tokens
-
-    @property
-    def virtual_start(self) -> float:
-        """The virtual start of its next sequence: see `batcher`."""
-        return self._virtual_start
-
-    @property
-    def first_taken_at(self) -> float | None:
-        """When its first sequence went to the device, by `clock.now`."""
-        return self._first_taken_at
-
-    @property
-    def last_completed_at(self) -> float | None:
-        """When its latest results arrived, by `clock.now`."""
-        return self._last_completed_at
-
-    @property
-    def inference_seconds(self) -> float:
-        """Seconds of the forwards that held a part of it."""
-        return self._inference_seconds
-
-    @property
-    def time_left(self) -> float | None:
-        """Seconds that its forwards may still take; None without a `time_limit`."""
-        if self.time_limit is None:
-            return None
-        return self.time_limit - self.time_spent - self._inference_seconds
-
-    def enter(self, virtual_start: float, leave: "Callable[[Job], None]") -> None:
-        """Enter a queue, whose `leave` is called once, when no sequence waits any longer."""
-        self._virtual_start = virtual_start
-        self._leave_queue = leave
-
-    def bound_lead(self, virtual_start: float) -> None:
-        """Let its next sequence start there at the latest."""
-        self._virtual_start = min(self._virtual_start, virtual_start)
-
     def take(self, count: int, now: float) -> None:
         """Mark its next `count` sequences as taken by the device."""
-        tokens = sum(map(len, self.sequences[self._taken : self._taken + count]))
-        self._virtual_start += tokens / self.weight
-        self._waiting_tokens -= tokens
-        self._taken += count
-        if self._first_taken_at is None:
-            self._first_taken_at = now
-        if self._taken == len(self.sequences):
-            self._state = JobState.TAKEN
-            self._dequeue()
+        tokens = sum(map(len, self.sequences[self.taken : self.taken + count]))
+        self.virtual_start += tokens / self.weight
+        self.waiting_tokens -= tokens
+        self.taken += count
+        if self.first_taken_at is None:
+            self.first_taken_at = now
+        if self.taken == len(self.sequences):
+            self._end_wait(JobState.TAKEN)
 
     def complete(self, start: int, results: Sequence[Any], seconds: float) -> None:
         """Store `results` of its sequences from `start` on; their forward took `seconds`.
@@ -156,24 +109,31 @@ class Job:
             return
         self._results[start : start + len(results)] = results
         self._finished += len(results)
-        self._inference_seconds += seconds
-        self._last_completed_at = clock.now()
-        error = next((each for each in results if isinstance(each, Exception)), None)
-        if error is not None:
-            self.fail(error)
-        elif self._finished == len(self.sequences):
-            self._resolve(JobState.COMPLETED)
+        self.inference_seconds += seconds
+        self.last_completed_at = clock.now()
+        for each in results:
+            if isinstance(each, Exception):
+                self.fail(each)
+                return
+        if self._finished == len(self.sequences):
+            self._end_wait(JobState.COMPLETED)
 
     def fail(self, error: Exception) -> None:
         """Fail with `error`, unless it is resolved."""
-        if not self.resolved:
-            self._error = _error_for_one_job(error)
-            self._resolve(JobState.FAILED)
+        if self.resolved:
+            return
+        # A new error for each job: a shared one would collect the tracebacks of all callers.
+        if isinstance(error, SmartEmbedderError):
+            self._error = type(error)(str(error), retry_after=error.retry_after)
+        else:
+            self._error = InferenceError("the model failed on this request")
+            self._error.__cause__ = error
+        self._end_wait(JobState.FAILED)
 
     def cancel(self) -> None:
         """Cancel it, unless it is resolved."""
         if not self.resolved:
-            self._resolve(JobState.CANCELLED)
+            self._end_wait(JobState.CANCELLED)
 
     def forget(self) -> None:
         """Let go of its results and its `reduce`, when it is resolved; its times are left."""
@@ -190,26 +150,16 @@ class Job:
         await self._resolved.wait()
         if self._error is not None:
             raise self._error
-        if self._state is JobState.CANCELLED:
+        if self.state is JobState.CANCELLED:
             raise asyncio.CancelledError
         return self._results
 
-    def _resolve(self, state: JobState) -> None:
-        self._state = state
-        self._resolved.set()
-        self._dequeue()
-
-    def _dequeue(self) -> None:
-        leave, self._leave_queue = self._leave_queue, None
+    def _end_wait(self, state: JobState) -> None:
+        """Leave the queue, if it is still there, for a state in which no sequence waits."""
+        self.state = state
+        if state is not JobState.TAKEN:
+            self._resolved.set()
+        leave, self.leave_queue = self.leave_queue, None
         if leave is not None:
             leave(self)
         self._dequeued.set()
-
-
-def _error_for_one_job(error: Exception) -> SmartEmbedderError:
-    """A new error for each job: a shared one would collect the tracebacks of all callers."""
-    if isinstance(error, SmartEmbedderError):
-        return type(error)(str(error), retry_after=error.retry_after)
-    wrapped = InferenceError("the model failed on this request")
-    wrapped.__cause__ = error
-    return wrapped

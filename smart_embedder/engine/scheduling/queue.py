@@ -5,8 +5,7 @@ The batcher chooses among them. On a CPU, short jobs may preempt a long forward 
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from smart_embedder.engine import clock
@@ -28,7 +27,7 @@ _MOST_TOKENS = 256
 # Jobs of similar length would gain nothing.
 _TIMES_SHORTER = 8
 # Seconds; a shorter forward is not preempted.
-_WORTH_PREEMPTING = 0.05
+WORTH_PREEMPTING = 0.05
 
 
 class JobQueue:
@@ -61,9 +60,7 @@ class JobQueue:
         between clients, each other client and each other job of its own has taken about as many
         tokens by then as the job itself, or all that it has.
         """
-        flows: dict[Flow, list[Job]] = {}
-        for job, flow in self._jobs.items():
-            flows.setdefault(flow, []).append(job)
+        flows = _by_flow(self._jobs)
         first: tuple[int, Job, Flow] | None = None
         for flow, jobs in flows.items():
             of_purpose = (job for job in jobs if job.purpose is purpose)
@@ -96,13 +93,14 @@ class JobQueue:
         flow.jobs += 1
         self._jobs[job] = flow
         self._waiting_tokens += job.waiting_tokens
-        job.enter(flow.virtual_time, self._leave)
+        job.virtual_start, job.leave_queue = flow.virtual_time, self._leave
         serving = [each for each in self._consumers if each.serves(job.model)]
         idle = [each for each in serving if each.idle]
-        for consumer in idle:
-            consumer.wake()
-        for consumer in [] if idle else serving:
-            consumer.tell(job)
+        for consumer in idle or serving:
+            if consumer.idle:
+                consumer.arrival.set()
+            elif consumer.on_arrival is not None:
+                consumer.on_arrival(job)
 
     def hand_over(self, batch: Batch) -> None:
         """Put back a batch whose device has failed; it is the first to be taken."""
@@ -112,7 +110,7 @@ class JobQueue:
         self._handed_over.append(batch)
         for consumer in self._consumers:
             if consumer.serves(batch.model):
-                consumer.wake()
+                consumer.arrival.set()
 
     def fail(self, error: SmartEmbedderError, of: Callable[[Model], bool] = lambda _: True) -> None:
         """Fail every waiting job whose model `of` accepts."""
@@ -129,8 +127,9 @@ class JobQueue:
 
     def has_work(self, serves: Callable[[Model], bool]) -> bool:
         """Whether a job waits whose model `serves` accepts."""
-        waits = any(serves(job.model) for job in self._jobs)
-        return waits or any(serves(batch.model) for batch in self._handed_over)
+        return any(serves(job.model) for job in self._jobs) or any(
+            serves(batch.model) for batch in self._handed_over
+        )
 
     def take(
         self,
@@ -143,27 +142,20 @@ class JobQueue:
         Chooses from the jobs in `among`, or from all; from all, a batch that was handed over is
         first.
         """
-        if among is None and (batch := self._take_handed_over(serves)) is not None:
-            return batch
+        for handed_over in list(self._handed_over) if among is None else ():
+            if serves(handed_over.model):
+                self._handed_over.remove(handed_over)
+                # Fairness counted it when it was first taken.
+                if (unresolved := handed_over.unresolved()).slices:
+                    return unresolved
         candidates = self._jobs if among is None else among
         jobs = {job: self._jobs[job] for job in candidates if serves(job.model)}
         if not jobs:
             return None
         self._bound_leads(jobs, limits_of)
         batch = form_batch(jobs, limits_of)
-        self._move_virtual_times(batch)
-        self._waiting_tokens -= batch.tokens
-        batch.take(clock.now())
-        self._catch_up()
+        self._take_out(batch)
         return batch
-
-    def _take_handed_over(self, serves: Callable[[Model], bool]) -> Batch | None:
-        """The first one with unresolved jobs; fairness counted it when it was first taken."""
-        for batch in [each for each in self._handed_over if serves(each.model)]:
-            self._handed_over.remove(batch)
-            if (unresolved := batch.unresolved()).slices:
-                return unresolved
-        return None
 
     def _bound_leads(self, jobs: Mapping[Job, Flow], limits_of: LimitsOf) -> None:
         """Let no flow, and no job of a flow, be ahead of the last one by more than a forward.
@@ -173,9 +165,7 @@ class JobQueue:
         for as long as that took. The least weight that a flow has had counts, as its lead is of
         that time, and for the last one the longest turn, as whoever comes may be more urgent.
         """
-        of_flow: dict[Flow, list[Job]] = {}
-        for job, flow in jobs.items():
-            of_flow.setdefault(flow, []).append(job)
+        of_flow = _by_flow(jobs)
         for flow, own in of_flow.items():
             flow.least_weight = min(flow.least_weight, max(job.weight for job in own))
         limits = (limits_of(model).max_tokens for model in {job.model for job in jobs})
@@ -187,27 +177,29 @@ class JobQueue:
             last_job = min(job.virtual_start for job in own)
             last_job += QUANTUM_TOKENS / min(job.weight for job in own)
             for job in own:
-                job.bound_lead(last_job + most / job.weight)
+                job.virtual_start = min(job.virtual_start, last_job + most / job.weight)
 
-    def _move_virtual_times(self, batch: Batch) -> None:
-        """Advance by the batch's tokens divided by the weights that shared the device."""
+    def _take_out(self, batch: Batch) -> None:
+        """Take its sequences; advance by its tokens divided by the weights that share the device.
+
+        Virtual time is then at least that of the earliest flow that waits, and idle flows that it
+        has passed are dropped: a client that worked alone for a while is at no disadvantage later.
+        """
         weights: dict[Flow, float] = {}
         shares: dict[Flow, float] = {}
         for job, flow in self._jobs.items():
             weights[flow] = weights.get(flow, 0.0) + job.weight
             shares[flow] = max(shares.get(flow, 0.0), job.weight)
-        for batch_slice in batch.slices:
-            flow = self._jobs[batch_slice.job]
-            flow.virtual_start += batch_slice.tokens / shares[flow]
-            flow.virtual_time += batch_slice.tokens / weights[flow]
+        for each in batch.slices:
+            flow = self._jobs[each.job]
+            flow.virtual_start += each.tokens / shares[flow]
+            flow.virtual_time += each.tokens / weights[flow]
         self._virtual_time += batch.tokens / sum(shares.values())
         self._most_tokens = max(self._most_tokens, batch.tokens)
-
-    def _catch_up(self) -> None:
-        """Advance virtual time to the earliest waiting flow; drop idle flows that it has passed.
-
-        Without this, a client that worked alone for a while would be at a disadvantage later.
-        """
+        self._waiting_tokens -= batch.tokens
+        now = clock.now()
+        for each in batch.slices:
+            each.job.take(each.count, now)
         earliest: dict[Flow, float] = {}
         for job, flow in self._jobs.items():
             earliest[flow] = min(earliest.get(flow, job.virtual_start), job.virtual_start)
@@ -216,13 +208,9 @@ class JobQueue:
         if earliest:
             first = min(flow.virtual_start for flow in earliest)
             self._virtual_time = max(self._virtual_time, first)
-        passed = [
-            client
-            for client, flow in self._flows.items()
-            if not flow.jobs and flow.virtual_start <= self._virtual_time
-        ]
-        for client in passed:
-            del self._flows[client]
+        for client, flow in list(self._flows.items()):
+            if not flow.jobs and flow.virtual_start <= self._virtual_time:
+                del self._flows[client]
 
     def _leave(self, job: Job) -> None:
         flow = self._jobs.pop(job)
@@ -232,83 +220,57 @@ class JobQueue:
             self._flows.clear()
 
 
+def _by_flow(jobs: Mapping[Job, Flow]) -> dict[Flow, list[Job]]:
+    of_flow: dict[Flow, list[Job]] = {}
+    for job, flow in jobs.items():
+        of_flow.setdefault(flow, []).append(job)
+    return of_flow
+
+
 def _tokens_before_last(job: Job) -> int:
     return job.waiting_tokens - len(job.sequences[-1])
 
 
 class QueueConsumer:
-    """One device's view of the queue: the jobs of the models that it `serves`."""
+    """One device's view of the queue: the jobs of the models that it `serves`.
+
+    While no device is idle, `on_arrival` is called for each job that arrives.
+    """
 
     def __init__(self, queue: JobQueue, serves: Callable[[Model], bool]) -> None:
+        self.queue = queue
         self.serves = serves
-        self._queue = queue
-        self._arrival = asyncio.Event()
-        self._on_arrival: Callable[[Job], None] | None = None
+        self.arrival = asyncio.Event()
+        self.on_arrival: Callable[[Job], None] | None = None
         self.idle = False
-
-    @property
-    def jobs(self) -> list[Job]:
-        """The jobs that wait for it, in order of arrival."""
-        return [job for job in self._queue.jobs if self.serves(job.model)]
-
-    @contextmanager
-    def listener(self, on_arrival: Callable[[Job], None]) -> Iterator[None]:
-        """Within the block, call `on_arrival` for each job that arrives while no device is idle."""
-        self._on_arrival = on_arrival
-        try:
-            yield
-        finally:
-            self._on_arrival = None
 
     async def wait(self) -> None:
         """Wait for work."""
         self.idle = True
         try:
-            while not self._queue.has_work(self.serves):
-                self._arrival.clear()
-                await self._arrival.wait()
+            while not self.queue.has_work(self.serves):
+                self.arrival.clear()
+                await self.arrival.wait()
         finally:
             self.idle = False
-
-    def wake(self) -> None:
-        """Make `wait` look for work again."""
-        self._arrival.set()
-
-    def tell(self, job: Job) -> None:
-        """Pass a job to the listener, if there is one."""
-        if self._on_arrival is not None:
-            self._on_arrival(job)
-
-    def take(self, limits_of: LimitsOf, among: Iterable[Job] | None = None) -> Batch | None:
-        """Remove and return the next batch for this device, as `JobQueue.take`."""
-        return self._queue.take(limits_of, self.serves, among)
-
-    def hand_over(self, batch: Batch) -> None:
-        """Give a batch back, for another device."""
-        self._queue.hand_over(batch)
-
-
-def is_long(seconds: float) -> bool:
-    """Whether a forward of `seconds` is long enough to be preempted."""
-    return seconds > _WORTH_PREEMPTING
 
 
 def split_short(batch: Batch) -> tuple[Batch, Batch]:
     """Split off the jobs that are short beside the others of `batch`; there may be none."""
     short: list[BatchSlice] = []
     rest: list[BatchSlice] = []
-    for batch_slice in batch.slices:
-        is_whole = batch_slice.count == len(batch_slice.job.sequences)
-        preempts = is_whole and _is_short(batch_slice.job, batch_slice.tokens, batch)
-        (short if preempts else rest).append(batch_slice)
-    if sum(batch_slice.tokens for batch_slice in short) > _MOST_TOKENS:
+    for each in batch.slices:
+        is_whole = each.count == len(each.job.sequences)
+        preempts = is_whole and _is_short(each.job, each.tokens, batch)
+        (short if preempts else rest).append(each)
+    if sum(each.tokens for each in short) > _MOST_TOKENS:
         short, rest = [], batch.slices
     return replace(batch, slices=short), replace(batch, slices=rest)
 
 
 @dataclass(slots=True, eq=False)
 class Preemption:
-    """Takes short jobs from `queue` while the forward of `batch` runs, one batch at a time.
+    """Takes short jobs of `consumer` while the forward of `batch` runs, one batch at a time.
 
     Together they may take `seconds_left`, at first the seconds of the forward itself. `start` is
     called to run a batch; `ended` must be called after it.
@@ -316,7 +278,7 @@ class Preemption:
 
     batch: Batch
     seconds_left: float
-    queue: QueueConsumer
+    consumer: QueueConsumer
     limits_of: LimitsOf
     start: Callable[[Batch], None]
     running: bool = False
@@ -330,8 +292,17 @@ class Preemption:
         """Start a batch of the jobs that are short enough, unless one is running."""
         if self.running or self.seconds_left <= 0:
             return
-        short = [job for job in jobs if self._is_short(job, self._limits_of(job.model).max_tokens)]
-        batch = self.queue.take(self._limits_of, short)
+        short: list[Job] = []
+        for job in jobs:
+            most, tokens = self._limits_of(job.model).max_tokens, job.waiting_tokens
+            is_new = job.waiting and not job.taken
+            if (
+                is_new
+                and tokens <= most >= len(job.sequences)
+                and _is_short(job, tokens, self.batch)
+            ):
+                short.append(job)
+        batch = self.consumer.queue.take(self._limits_of, self.consumer.serves, short)
         if batch is not None:
             self.begin(batch)
 
@@ -339,17 +310,12 @@ class Preemption:
         """Record that a batch took `seconds`, and start the next one from the jobs that wait."""
         self.running = False
         self.seconds_left -= seconds
-        self.offer(self.queue.jobs)
+        consumer = self.consumer
+        self.offer([job for job in consumer.queue.jobs if consumer.serves(job.model)])
 
     def _limits_of(self, model: Model) -> Limits:
         limits = self.limits_of(model)
         return replace(limits, max_tokens=min(_MOST_TOKENS, limits.max_tokens))
-
-    def _is_short(self, job: Job, most: int) -> bool:
-        if not job.waiting or job.taken or len(job.sequences) > most:
-            return False
-        tokens = job.waiting_tokens
-        return tokens <= most and _is_short(job, tokens, self.batch)
 
 
 def _is_short(job: Job, tokens: int, batch: Batch) -> bool:
@@ -357,10 +323,12 @@ def _is_short(job: Job, tokens: int, batch: Batch) -> bool:
 
     False if a job in `batch` is more urgent.
     """
-    if job.weight < batch.weight:
+    if any(each.job.weight > job.weight for each in batch.slices):
         return False
     clients = batch.client_tokens
     own = max(tokens, clients.get(job.client, 0))
     others = max((share for client, share in clients.items() if client != job.client), default=0)
-    longest = batch.longest_slices.get(job.client, 0)
-    return others >= _TIMES_SHORTER * own or longest >= _TIMES_SHORTER * tokens
+    return others >= _TIMES_SHORTER * own or any(
+        each.job.client == job.client and each.tokens >= _TIMES_SHORTER * tokens
+        for each in batch.slices
+    )

@@ -1,14 +1,16 @@
 """A device that computes while the next batch is launched: what overlaps, and what does not."""
 
 import asyncio
-import time
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
 from smart_embedder.engine import Engine, clock
 from smart_embedder.engine.devices.limits import TokenBudget
+from smart_embedder.engine.devices.thread import run_preempting_call
+from smart_embedder.engine.records import TextEmbedding
 from smart_embedder.engine.scheduling.job import Job, Purpose
 from smart_embedder.errors import (
     DeviceCrashedError,
@@ -22,7 +24,7 @@ from smart_embedder.errors import (
 from smart_embedder.settings import Settings
 from tests.engine.devices.virtual_device import VirtualDevice, numbers
 from tests.engine.fakes import FakeModel, loaded
-from tests.engine.scheduling.test_queue import job
+from tests.engine.scheduling.jobs import job
 from tests.support.skipped_time import in_skipped_time, now, turns
 
 
@@ -63,84 +65,31 @@ async def test_the_next_batch_is_launched_before_the_results_of_the_last_are_bac
         assert await asyncio.gather(*requests) == [970, 980, 990, 1000]
 
 
-async def test_no_batch_is_formed_before_it_can_be_launched(model) -> None:
-    async with engine_of(model) as engine:
-        first = [request(engine, letter) for letter in "ab"]
-        for _ in range(2):
-            await launched(model)
-        # Both wait while two batches are on their way, and share the third.
-        late = [asyncio.create_task(engine.embed([letter])) for letter in "cd"]
-        while engine._queue.waiting_tokens < 2:  # noqa: ASYNC110 - turns, not time
+class PartedModel(FakeModel):
+    """Its forward has two parts that wait at the gate; between them a short one may run."""
+
+    def finish(self, sequences: list[np.ndarray]) -> list[TextEmbedding]:
+        super().finish(sequences)
+        run_preempting_call()
+        return super().finish(sequences)
+
+
+async def test_a_short_request_is_answered_between_two_parts_of_a_long_forward() -> None:
+    model = PartedModel()
+    model.held = True
+    models = loaded(model, 200, seconds_per_token=1.0)
+    async with Engine(Settings(), lambda _: models) as engine:
+        long = asyncio.create_task(engine.embed(["l" * 96]))
+        await launched(model)
+        short = asyncio.create_task(engine.embed(["s" * 12], client="other"))
+        while not engine._devices._first_thread._preempting:  # noqa: ASYNC110 - turns, not time
             await asyncio.sleep(0)
-        for _ in range(3):
-            model.gate.release()
-        await asyncio.gather(*first, *late)
-    assert model.batches == [[10], [10], [1, 1]]
-
-
-async def test_results_that_fail_cost_nobody_else_anything(model) -> None:
-    model.failures = [RuntimeError("unwell"), None]
-    async with engine_of(model) as engine:
-        failing, well = request(engine, "a"), request(engine, "b")
-        for _ in range(2):
-            model.gate.release()
-        with pytest.raises(InferenceError):
-            await failing
-        assert await well == 980
-
-
-async def test_too_little_memory_is_met_with_halves_once_the_device_is_free(model) -> None:
-    async with engine_of(model) as engine:
-        first = request(engine, "a")
-        await launched(model)
-        model.failures = [None, MemoryError()]
-        second = asyncio.create_task(engine.embed(["bbbbb", "ccccc"]))
-        for _ in range(4):
-            model.gate.release()
-        result = await second
-        assert await first == 970
-    assert [each.dense[0] for each in result.embeddings] == [490, 495]
-    assert model.batches == [[10], [5, 5], [5], [5]]
-
-
-async def test_a_forward_that_waits_for_the_one_before_has_its_time_limit_still(model) -> None:
-    async with engine_of(model, gpu_process_timeout=0.2) as engine:
-        slow, behind = request(engine, "a"), request(engine, "b")
-        for _ in range(2):
-            await launched(model)
-        with pytest.raises(InferenceTimeoutError):
-            await slow
-        assert not behind.done()
-        for _ in range(2):
-            model.gate.release()
-        assert await behind == 980
-
-
-async def test_seconds_on_the_device_are_counted_once(model) -> None:
-    began = time.perf_counter()
-    async with engine_of(model) as engine:
-        requests = [asyncio.create_task(engine.embed([letter * 10])) for letter in "ab"]
-        for _ in range(2):
-            await launched(model)
-        for _ in range(2):
-            model.gate.release()
-        results = await asyncio.gather(*requests)
-    elapsed = time.perf_counter() - began
-    assert sum(result.timings.inference for result in results) <= elapsed
-
-
-async def test_an_abort_reaches_every_batch_on_its_way(model) -> None:
-    engine = engine_of(model, shutdown_timeout=1)
-    await engine.start()
-    requests = [request(engine, letter) for letter in "abc"]
-    for _ in range(2):
-        await launched(model)
-    engine.abort()
-    results = await asyncio.gather(*requests, return_exceptions=True)
-    assert [type(each).__name__ for each in results] == ["DrainingError"] * 3
-    for _ in range(2):
+        model.gate.release(3)  # The long one's first part, and both of the short one's.
+        assert (await short).embeddings[0].dense[0] == 12 * ord("s")
+        assert not long.done()
         model.gate.release()
-    await engine.close()
+        assert (await long).embeddings[0].dense[0] == 96 * ord("l")
+    assert model.batches == [[96], [12]]
 
 
 # In virtual time.
@@ -206,14 +155,19 @@ async def test_a_gpu_takes_another_batch_while_one_is_computed_and_counts_no_sec
 ) -> None:
     async with VirtualDevice(2.0, gpu=True).running() as device:
         (model,) = device.models
-        jobs = [device.put(of(model, 10)) for _ in range(3)]
+        jobs = [device.put(of(model, 10)) for _ in range(2)]
         await turns(20)
         assert len(device.executor.batches) == 2
+        # No batch is formed before it can be launched: these share one.
+        for _ in range(2):
+            jobs.append(device.put(of(model, 5)))
+            await turns(20)
         began = now()
         for each in jobs:
             await each.result()
         assert now() - began == pytest.approx(6, rel=0.01)
-        assert [each.inference_seconds for each in jobs] == [pytest.approx(2, rel=0.01)] * 3
+        assert [each.inference_seconds for each in jobs] == [pytest.approx(2, rel=0.01)] * 4
+        assert model.batches == [[10], [10], [5, 5]]
         assert device.executor.tokens_per_second == pytest.approx(5, rel=0.01)
         assert device.executor.batches == []
 
@@ -390,7 +344,7 @@ def test_a_forward_that_takes_too_long_fails_its_requests_and_the_next_has_its_o
             with pytest.raises(InferenceTimeoutError, match="longer than 3 seconds"):
                 await slow.result()
             assert now() - began == pytest.approx(3, abs=0.01)
-            assert device.executor.stuck_seconds == 0
+            assert device.executor.watchdog.stuck_seconds == 0
             await asyncio.sleep(1)
             device.thread.seconds = 2.0
             assert numbers(await behind.result()) == [0]
@@ -409,12 +363,12 @@ async def test_a_device_that_is_away_for_twice_its_time_is_stuck_until_it_comes_
         with pytest.raises(InferenceTimeoutError):
             await device.compute(of(device.models[0], 10))
         await asyncio.sleep(2.9)
-        assert (device.executor.stuck_seconds, device.stuck) == (0, [])
+        assert (device.executor.watchdog.stuck_seconds, device.stuck) == (0, [])
         await asyncio.sleep(0.2)
         assert device.stuck == [pytest.approx(began + 6, abs=0.05)]
-        assert device.executor.stuck_seconds == pytest.approx(6.1, abs=0.05)
+        assert device.executor.watchdog.stuck_seconds == pytest.approx(6.1, abs=0.05)
         await asyncio.sleep(100)
-        assert device.executor.stuck_seconds == 0
+        assert device.executor.watchdog.stuck_seconds == 0
 
 
 @in_skipped_time
@@ -422,16 +376,11 @@ async def test_requests_with_a_time_limit_of_their_own_are_held_to_that(skipped)
     async with VirtualDevice(5.0, fixed=30.0).running() as device:
         (model,) = device.models
         began = now()
-        own = Job(model, of(model, 4).sequences, of(model, 4).outputs, time_limit=8.0)
-        own.purpose = Purpose.RERANKING
-        device.put(own)
+        own = device.put(of(model, 4, time_limit=8.0, purpose=Purpose.RERANKING))
         usual = device.put(of(model, 4))
         assert numbers(await usual.result()) == [0]
         await own.result()
-        assert own.time_left == pytest.approx(3, abs=0.01)
-        late = Job(
-            model, of(model, 4).sequences, of(model, 4).outputs, time_limit=8.0, time_spent=6.0
-        )
+        late = of(model, 4, time_limit=8.0, time_spent=6.0)
         began = now()
         with pytest.raises(InferenceTimeoutError, match=r"8 seconds \(RERANK_GPU_TIMEOUT\)"):
             await device.compute(late)
@@ -474,7 +423,7 @@ def test_what_has_not_begun_as_its_device_fails_is_no_suspect(has_other: bool, s
             model.asynchronous, model.failures = True, [broken(719)]
             crashes = device.put(of(model, 10))
             await turns(20)
-            launching = device.executor._threads.launching
+            launching = device.executor.launching
             launching.seconds = 3.0
             measuring = asyncio.create_task(launching.run(lambda: None))
             await turns()
@@ -511,7 +460,7 @@ def test_a_batch_that_may_be_the_cause_or_has_nowhere_to_go_fails(case: str, ski
                 device.put(failing)
                 taken = device.queue.take(lambda _: device.budgets[model].limits)
                 assert taken is not None
-                device.queue._consumers.append(device.executor._queue)
+                device.queue._consumers.append(device.executor._consumer)
                 device.queue.hand_over(replace(taken, handed_over=True))
             else:
                 device.put(failing)
@@ -531,7 +480,7 @@ async def test_a_batch_that_has_failed_another_device_runs_beside_no_other(skipp
         suspect = device.put(of(model, 10))
         taken = device.queue.take(lambda _: device.budgets[model].limits)
         assert taken is not None
-        device.queue._consumers.append(device.executor._queue)
+        device.queue._consumers.append(device.executor._consumer)
         before = device.put(of(model, 9))
         await turns(20)
         device.queue.hand_over(replace(taken, handed_over=True))
@@ -576,9 +525,9 @@ async def test_callers_of_a_consumer_that_ends_unexpectedly_are_told(skipped, mo
     assert device.executor.batches == []
 
 
-def preemptible() -> VirtualDevice:
+def preemptible(seconds_per_token: float = 0.05) -> VirtualDevice:
     """A CPU, on which 200 tokens take ten seconds."""
-    return VirtualDevice(10.0, budget=1000, seconds_per_token=0.05, fixed=1000.0)
+    return VirtualDevice(10.0, budget=1000, seconds_per_token=seconds_per_token, fixed=1000.0)
 
 
 @in_skipped_time
@@ -590,7 +539,6 @@ async def test_a_short_job_that_arrives_runs_within_a_long_forward_and_at_no_cos
         (model,) = device.models
         long = device.put(of(model, 200, client="a"))
         await asyncio.sleep(1)
-        assert device.executor.is_using(model)
         device.thread.seconds = 2.0
         came = device.put(of(model, 7, client="b"))
         waits = device.put(of(model, 8, client="c"))
@@ -605,7 +553,34 @@ async def test_a_short_job_that_arrives_runs_within_a_long_forward_and_at_no_cos
         assert came.inference_seconds == pytest.approx(2, abs=0.1)
         assert device.executor.tokens_per_second == pytest.approx(200 / 6, rel=0.05)
         assert device.executor.batches == []
-        assert not device.executor.is_using(model)
+
+
+@in_skipped_time
+async def test_what_preempts_and_fails_uses_up_the_time_too_and_costs_the_long_one_nothing(
+    skipped,
+) -> None:
+    async with preemptible(0.02).running() as device:
+        (model,) = device.models
+        long = device.put(of(model, 200, client="a"))
+        await asyncio.sleep(1)
+        device.thread.seconds, model.failures = 5.0, [ValueError()]
+        failing, late = device.put(of(model, 7)), device.put(of(model, 7))
+        with pytest.raises(InferenceError):
+            await failing.result()
+        assert model.batches == [[200], [7]]
+        await long.result()
+        await late.result()
+
+
+@in_skipped_time
+async def test_a_forward_that_is_soon_over_is_not_preempted(skipped) -> None:
+    async with preemptible(0.0002).running() as device:
+        (model,) = device.models
+        long = device.put(of(model, 200, client="a"))
+        await asyncio.sleep(1)
+        device.put(of(model, 7))
+        await long.result()
+        assert model.batches == [[200]]
 
 
 @in_skipped_time

@@ -9,13 +9,13 @@ import numpy as np
 
 from smart_embedder.engine.devices.executor import DeviceExecutor
 from smart_embedder.engine.devices.limits import ForwardLimit, TokenBudget
-from smart_embedder.engine.devices.thread import DeviceGuard, DeviceThreads, outcome_of
+from smart_embedder.engine.devices.thread import DeviceGuard, outcome_of
 from smart_embedder.engine.model import Model
 from smart_embedder.engine.scheduling.job import Job
 from smart_embedder.engine.scheduling.queue import JobQueue
-from smart_embedder.errors import DeviceFailedError
 from smart_embedder.observability.metrics import Metrics
 from tests.engine.fakes import FakeModel
+from tests.support.skipped_time import now
 
 
 class VirtualThread:
@@ -66,18 +66,20 @@ class VirtualDevice:
         self.thread = collecting or launching
         self.budgets = {model: TokenBudget(budget) for model in self.models}
         self.stuck: list[float] = []
-        self.failures: list[DeviceFailedError] = []
+        self.failures: list[float] = []
         self.executor = DeviceExecutor(
+            "device",
             self.queue,
-            DeviceThreads(launching, collecting),  # type: ignore[arg-type]
-            self.budgets,
-            ForwardLimit(fixed, 30.0, seconds_per_token),
-            self.metrics,
+            launching,
+            collecting,
+            limit=ForwardLimit(fixed, 30.0, seconds_per_token),
+            metrics=self.metrics,
             guard=DeviceGuard(lambda: None),
             models={model: model for model in self.models},
+            budgets=self.budgets,
             batch_wait=batch_wait,
-            on_stuck=lambda: self.stuck.append(asyncio.get_running_loop().time()),
-            on_failed=self.failures.append,
+            on_stuck=lambda: self.stuck.append(now()),
+            on_failed=lambda: self.failures.append(now()),
             has_others=lambda model: model in others,
         )
 

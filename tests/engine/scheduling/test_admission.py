@@ -14,7 +14,7 @@ from smart_embedder.errors import InferenceError
 from smart_embedder.observability.metrics import Metrics
 from smart_embedder.observability.tracing import Stage
 from tests.engine.fakes import FakeModel
-from tests.engine.scheduling.test_queue import job
+from tests.engine.scheduling.jobs import job
 from tests.support.skipped_time import turns
 
 

@@ -1,41 +1,26 @@
-"""The pure batcher: budget, fairness, order, and that nobody waits for ever."""
+"""A batch: which it is, by budget, fairness and order, and whose results are whose."""
 
-import asyncio
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smart_embedder.engine.records import Outputs
+from smart_embedder.engine.records import Outputs, TextEmbedding
 from smart_embedder.engine.scheduling.batcher import (
     QUANTUM_TOKENS,
     Batch,
     Flow,
     Limits,
     form_batch,
-    weight_of,
 )
 from smart_embedder.engine.scheduling.job import Job
-from smart_embedder.engine.scheduling.queue import JobQueue
+from smart_embedder.errors import InferenceError
 from tests.engine.fakes import FakeModel
+from tests.engine.scheduling.jobs import MODEL, OTHER, batch_of, job
 
-MODEL = FakeModel()
 LENGTHS = st.lists(st.integers(1, 30), min_size=1, max_size=8)
-
-
-def job(
-    *lengths: int,
-    virtual_start: float = 0.0,
-    model: FakeModel = MODEL,
-    urgency: int = 3,
-    client: str = "",
-) -> Job:
-    sequences = [np.zeros(length, np.int64) for length in lengths]
-    weight = weight_of(urgency)
-    made = Job(model, sequences, Outputs(dense=True), client=client, weight=weight)
-    made.enter(virtual_start, lambda _: None)
-    return made
 
 
 def choose(jobs: list[Job], limits: Limits) -> Batch:
@@ -47,41 +32,55 @@ def taken(batch: Batch, jobs: list[Job]) -> list[tuple[int, int, int]]:
     return [(jobs.index(part.job), part.start, part.stop) for part in batch.slices]
 
 
-def test_everything_that_fits_goes_in_one_batch() -> None:
-    jobs = [job(2, 3), job(4)]
-    assert taken(choose(jobs, Limits(9)), jobs) == [(0, 0, 2), (1, 0, 1)]
+CHOICES = {
+    "everything that fits": ([job(2, 3), job(4)], 9, [(0, 0, 2), (1, 0, 1)]),
+    "a part of what is larger than the budget": ([job(4, 4, 4)], 9, [(0, 0, 2)]),
+    "alone what is longer than the budget": (
+        [job(50), job(1, virtual_start=32.0)],
+        9,
+        [(0, 0, 1)],
+    ),
+    "a short one with a long one that came first": (
+        [job(*[3] * 10), job(2)],
+        9,
+        [(1, 0, 1), (0, 0, 2)],
+    ),
+    "who has had less before a long one": (
+        [job(8192), job(20, virtual_start=13.0), job(20, virtual_start=11.0)],
+        9,
+        [(2, 0, 1)],
+    ),
+    "a long one no later than a sentence would be": (
+        [job(8192), job(20, virtual_start=13.0)],
+        9,
+        [(0, 0, 1)],
+    ),
+    "two long ones evenly": ([job(*[2] * 10), job(*[2] * 10)], 8, [(0, 0, 2), (1, 0, 2)]),
+    "smaller ones in place of what does not fit": (
+        [job(5), job(8), job(3, virtual_start=6.0)],
+        9,
+        [(0, 0, 1), (2, 0, 1)],
+    ),
+    "the model of whoever is next": (
+        [job(2, virtual_start=5.0), job(2, model=OTHER), job(2, virtual_start=5.0)],
+        9,
+        [(1, 0, 1)],
+    ),
+    "the more urgent of equal newcomers": (
+        [job(4, urgency=7), job(4), job(4, urgency=0)],
+        12,
+        [(2, 0, 1), (1, 0, 1), (0, 0, 1)],
+    ),
+}
 
 
-def test_a_request_larger_than_the_budget_is_spread_over_batches() -> None:
-    jobs = [job(4, 4, 4)]
-    assert taken(choose(jobs, Limits(9)), jobs) == [(0, 0, 2)]
-
-
-def test_a_sequence_longer_than_the_budget_goes_alone() -> None:
-    jobs = [job(50), job(1, virtual_start=32.0)]
-    assert taken(choose(jobs, Limits(9)), jobs) == [(0, 0, 1)]
-
-
-def test_a_short_request_rides_with_a_long_one_that_came_first() -> None:
-    jobs = [job(*[3] * 10), job(2)]
-    assert taken(choose(jobs, Limits(9)), jobs) == [(1, 0, 1), (0, 0, 2)]
-
-
-def test_a_long_text_is_held_back_no_longer_than_a_sentence_would_be() -> None:
-    jobs = [job(8192), job(20, virtual_start=13.0), job(20, virtual_start=11.0)]
-    assert taken(choose(jobs, Limits(9)), jobs) == [(2, 0, 1)]
-    assert taken(choose(jobs[:2], Limits(9)), jobs) == [(0, 0, 1)]
-
-
-def test_two_long_requests_share_a_batch_evenly() -> None:
-    jobs = [job(*[2] * 10), job(*[2] * 10)]
-    assert taken(choose(jobs, Limits(8)), jobs) == [(0, 0, 2), (1, 0, 2)]
-
-
-def test_one_that_does_not_fit_keeps_its_turn_while_smaller_ones_fill_the_batch() -> None:
-    jobs = [job(5), job(8), job(3, virtual_start=6.0)]
-    assert taken(choose(jobs, Limits(9)), jobs) == [(0, 0, 1), (2, 0, 1)]
-    assert taken(choose(jobs[1:2], Limits(9)), jobs) == [(1, 0, 1)]
+@pytest.mark.parametrize("case", CHOICES)
+def test_a_batch_holds(case: str) -> None:
+    jobs, budget, expected = CHOICES[case]
+    batch = choose(jobs, Limits(budget))
+    assert taken(batch, jobs) == expected
+    assert batch.model is jobs[expected[0][0]].model
+    assert taken(choose(jobs, Limits(budget)), jobs) == expected, "it changes no job"
 
 
 @pytest.mark.parametrize(("lead", "is_taken"), [(53, True), (54, True), (55, False)])
@@ -101,14 +100,6 @@ def test_beside_one_that_was_passed_over_nobody_is_ahead_by_more_than_a_forward(
     assert [part.job for part in batch.slices] == [first, *([short] if is_taken else [])]
 
 
-def test_a_batch_is_for_one_model_that_of_whoever_is_next() -> None:
-    other = FakeModel()
-    jobs = [job(2, virtual_start=5.0), job(2, model=other), job(2, virtual_start=5.0)]
-    batch = choose(jobs, Limits(9))
-    assert batch.model is other
-    assert taken(batch, jobs) == [(1, 0, 1)]
-
-
 def test_a_model_may_limit_how_many_sequences_a_forward_holds() -> None:
     limited = FakeModel()
     limited.max_batch_sequences = 3
@@ -116,89 +107,11 @@ def test_a_model_may_limit_how_many_sequences_a_forward_holds() -> None:
     assert taken(choose(jobs, Limits(100)), jobs) == [(0, 0, 2), (1, 0, 1)]
 
 
-def test_forming_a_batch_changes_no_job() -> None:
-    jobs = [job(2, 3), job(4)]
-    first = taken(choose(jobs, Limits(5)), jobs)
-    assert taken(choose(jobs, Limits(5)), jobs) == first
-    assert [j.taken for j in jobs] == [0, 0]
-
-
 @given(st.lists(LENGTHS, min_size=1, max_size=6), st.integers(1, 60))
 def test_a_batch_keeps_the_budget_or_is_one_sequence(requests, budget) -> None:
     batch = choose([job(*lengths) for lengths in requests], Limits(budget))
     assert batch.tokens <= budget or len(batch.sequences) == 1
     assert len(batch.sequences) >= 1
-
-
-@given(st.lists(LENGTHS, min_size=1, max_size=6), st.integers(1, 200))
-def test_halving_a_batch_loses_and_repeats_nothing(requests, budget) -> None:
-    jobs = [job(*lengths) for lengths in requests]
-    batch = choose(jobs, Limits(budget))
-    first, second = batch.halves()
-    assert 0 <= len(second.sequences) - len(first.sequences) <= 1
-    both = [part for half in (first, second) for part in half.slices]
-    assert sum(part.tokens for part in both) == batch.tokens
-    places = [(jobs.index(s.job), place) for s in both for place in range(s.start, s.stop)]
-    assert sorted(places) == sorted(
-        (jobs.index(s.job), place) for s in batch.slices for place in range(s.start, s.stop)
-    )
-
-
-async def drain(requests: list[list[int]], budget: int) -> list[list[tuple[int, int, int]]]:
-    queue = JobQueue()
-    jobs = [job(*lengths) for lengths in requests]
-    for each in jobs:
-        queue.put(each)
-    batches = []
-    while (batch := queue.take(lambda _: Limits(budget))) is not None:
-        batches.append(taken(batch, jobs))
-    return batches
-
-
-@given(st.lists(LENGTHS, min_size=1, max_size=6), st.integers(1, 60))
-def test_every_sequence_is_taken_exactly_once_and_in_order(requests, budget) -> None:
-    batches = asyncio.run(drain(requests, budget))
-    for index, lengths in enumerate(requests):
-        spans = [(start, stop) for batch in batches for i, start, stop in batch if i == index]
-        assert [place for span in spans for place in range(*span)] == list(range(len(lengths)))
-
-
-async def test_a_newcomer_is_served_in_the_next_batch_under_a_bulk_load() -> None:
-    queue = JobQueue()
-    bulk = [job(*[4] * 500) for _ in range(3)]
-    for each in bulk:
-        queue.put(each)
-    for _ in range(50):
-        queue.take(lambda _: Limits(16))
-    newcomer = job(4)
-    queue.put(newcomer)
-    batch = queue.take(lambda _: Limits(16))
-    assert batch is not None
-    assert newcomer in [part.job for part in batch.slices]
-
-
-async def test_a_long_request_is_not_starved_by_a_stream_of_short_ones() -> None:
-    """Twenty short rivals at every moment, each gone after one batch and replaced at once."""
-    queue = JobQueue()
-    bulk = job(*[4] * 20)
-    queue.put(bulk)
-    rivals: list[Job] = []
-    batches = 0
-    while bulk.waiting:
-        rivals = [rival for rival in rivals if rival.waiting]
-        for rival in [job(4) for _ in range(20 - len(rivals))]:
-            queue.put(rival)
-            rivals.append(rival)
-        queue.take(lambda _: Limits(16))
-        batches += 1
-    # An equal share for 21 is 16 / 21 tokens of each batch; the bulk's 80 tokens need 105 batches.
-    assert batches <= 110
-
-
-def test_of_two_equal_newcomers_the_more_urgent_goes_first() -> None:
-    jobs = [job(4, urgency=7), job(4), job(4, urgency=0)]
-    order = taken(choose(jobs, Limits(12)), jobs)
-    assert order == [(2, 0, 1), (1, 0, 1), (0, 0, 1)]
 
 
 def test_a_rest_that_an_urgent_newcomer_may_not_have_is_not_for_one_that_is_less_urgent() -> None:
@@ -214,205 +127,6 @@ def test_a_rest_that_an_urgent_newcomer_may_not_have_is_not_for_one_that_is_less
     after.take(1, 0.0)
     jobs = [first, long, after, other]
     assert taken(choose(jobs, Limits(100)), jobs) == [(0, 0, 1), (3, 0, 1)], "it has had its turn"
-
-
-async def test_an_urgent_newcomer_overtakes_those_who_still_wait() -> None:
-    queue = JobQueue()
-    for _ in range(100):
-        queue.put(job(20))
-    queue.take(lambda _: Limits(200))
-    urgent = job(20, urgency=0)
-    queue.put(urgent)
-    batch = queue.take(lambda _: Limits(200))
-    assert batch is not None
-    assert batch.slices[0].job is urgent
-
-
-async def test_each_step_of_urgency_doubles_the_share_of_the_device() -> None:
-    queue = JobQueue()
-    jobs = [job(*[4] * 4000, urgency=urgency) for urgency in (2, 3, 4, 7)]
-    for each in jobs:
-        queue.put(each)
-    for _ in range(400):
-        queue.take(lambda _: Limits(16))
-    shares = [each.taken / 1600 for each in jobs]
-    assert shares == pytest.approx([32 / 57, 16 / 57, 8 / 57, 1 / 57], abs=0.005)
-
-
-async def test_the_least_urgent_is_not_starved_by_a_stream_of_the_most_urgent() -> None:
-    """Ten urgent rivals at every moment: the share of the last is 1 in 1281, and it gets it."""
-    queue = JobQueue()
-    last = job(4, urgency=7)
-    queue.put(last)
-    rivals: list[Job] = []
-    batches = 0
-    while last.waiting:
-        rivals = [rival for rival in rivals if rival.waiting]
-        for rival in [job(4, urgency=0) for _ in range(10 - len(rivals))]:
-            queue.put(rival)
-            rivals.append(rival)
-        queue.take(lambda _: Limits(16))
-        batches += 1
-    assert batches <= 4 * 1281 / 16 + 10
-
-
-@given(st.lists(st.tuples(LENGTHS, st.integers(0, 7)), min_size=1, max_size=6), st.integers(1, 60))
-def test_no_urgency_changes_what_is_taken_only_when(requests, budget) -> None:
-    queue = JobQueue()
-    jobs = [job(*lengths, urgency=urgency) for lengths, urgency in requests]
-    asyncio.run(put_all(queue, jobs))
-    batches = 0
-    while queue.take(lambda _: Limits(budget)) is not None:
-        batches += 1
-    assert batches <= sum(len(lengths) for lengths, _ in requests)
-    assert not any(each.waiting for each in jobs)
-
-
-async def put_all(queue: JobQueue, jobs: list[Job]) -> None:
-    for each in jobs:
-        queue.put(each)
-
-
-async def test_a_job_whose_caller_has_left_is_never_batched() -> None:
-    queue = JobQueue()
-    gone, here = job(4), job(4)
-    queue.put(gone)
-    queue.put(here)
-    gone.cancel()
-    await gone.dequeued()
-    batch = queue.take(lambda _: Limits(16))
-    assert batch is not None
-    assert [part.job for part in batch.slices] == [here]
-    assert queue.take(lambda _: Limits(16)) is None
-
-
-async def test_a_client_gains_nothing_by_sending_its_work_as_many_requests() -> None:
-    """A hundred requests of one beside one of another: each has half of every batch."""
-    queue = JobQueue()
-    alices = [job(*[4] * 50, client="alice") for _ in range(100)]
-    bob = job(*[4] * 400, client="bob")
-    for each in (*alices, bob):
-        queue.put(each)
-    for _ in range(100):
-        queue.take(lambda _: Limits(16))
-    assert bob.taken == pytest.approx(200, abs=8)
-
-
-async def test_a_client_with_one_request_at_a_time_is_always_in_the_next_batch() -> None:
-    queue = JobQueue()
-    for _ in range(300):
-        queue.put(job(*[20] * 64, client="alice"))
-    for _ in range(50):
-        bob = job(20, client="bob")
-        queue.put(bob)
-        queue.take(lambda _: Limits(512))
-        assert not bob.waiting
-        queue.put(job(*[20] * 64, client="alice"))
-
-
-async def test_what_a_client_did_while_it_was_alone_is_not_held_against_it() -> None:
-    """Alice works alone, beside a rival who never wants much; then Carol comes with a bulk."""
-    queue = JobQueue()
-    alice, carol = job(*[4] * 5000, client="alice"), job(*[4] * 1000, client="carol")
-    queue.put(alice)
-    for _ in range(200):
-        queue.put(job(1, client="bob"))
-        queue.take(lambda _: Limits(64))
-    before = alice.taken
-    queue.put(carol)
-    for _ in range(20):
-        queue.take(lambda _: Limits(64))
-    assert alice.taken - before == pytest.approx(carol.taken, abs=32)
-
-
-async def test_what_a_client_did_where_there_was_room_for_all_is_not_held_against_it() -> None:
-    """Alice's requests fill the batches that hold all of Bob's, too; then Carol sends a bulk load.
-
-    Bob always has a request that waits, as two clients with two connections each would have.
-    """
-    queue = JobQueue()
-    queue.put(job(10, client="bob"))
-    for _ in range(200):
-        queue.put(job(*[100] * 9, client="alice"))
-        queue.put(job(10, client="bob"))
-        queue.take(lambda _: Limits(1000))
-    bulk = job(*[100] * 3000, client="carol")
-    queue.put(bulk)
-    own = job(*[100] * 9, client="alice")
-    queue.put(own)
-    batches = 0
-    while own.waiting:
-        queue.take(lambda _: Limits(1000))
-        batches += 1
-    assert batches <= 4
-
-
-async def test_what_one_device_does_for_a_request_is_not_held_against_it() -> None:
-    """Another request of its client has waited for another device meanwhile."""
-    here, there = FakeModel(), FakeModel()
-    queue = JobQueue()
-    queue.put(job(*[100] * 10, model=here))
-    first = job(*[100] * 5000, model=there)
-    queue.put(first)
-    for _ in range(100):
-        queue.take(lambda _: Limits(1000), lambda model: model is there)
-    second = job(*[100] * 5000, model=there)
-    queue.put(second)
-    for _ in range(20):
-        queue.take(lambda _: Limits(1000), lambda model: model is there)
-    assert first.taken - 1000 == pytest.approx(second.taken, abs=20)
-
-
-async def test_what_one_device_does_for_a_client_is_not_held_against_it_on_another() -> None:
-    here, there = FakeModel(), FakeModel()
-    queue = JobQueue()
-    queue.put(job(*[100] * 5000, client="bob", model=there))
-    alice = job(*[100] * 5000, client="alice", model=here)
-    queue.put(alice)
-    for _ in range(100):
-        queue.take(lambda _: Limits(1000), lambda model: model is there)
-    queue.put(job(*[100] * 5000, client="bob", model=here))
-    carol = job(*[100] * 5000, client="carol", model=here)
-    queue.put(carol)
-    for _ in range(30):
-        queue.take(lambda _: Limits(1000), lambda model: model is here)
-    bob = 300 - alice.taken - carol.taken
-    assert min(alice.taken, bob, carol.taken) >= 80
-
-
-async def test_where_nobody_waits_no_client_is_remembered() -> None:
-    queue = JobQueue()
-    leaving = job(4, client="alice")
-    queue.put(leaving)
-    leaving.cancel()
-    queue.put(job(*[4] * 10, client="alice"))
-    queue.put(job(4, client="bob"))
-    queue.take(lambda _: Limits(100))
-    assert not queue._flows
-
-
-async def test_urgency_counts_between_clients_too() -> None:
-    queue = JobQueue()
-    background = job(*[4] * 4000, urgency=7, client="alice")
-    usual = job(*[4] * 4000, client="bob")
-    for each in (background, usual):
-        queue.put(each)
-    for _ in range(400):
-        queue.take(lambda _: Limits(16))
-    assert background.taken == pytest.approx(1600 / 17, abs=4)
-
-
-async def test_clients_that_have_gone_are_forgotten() -> None:
-    queue = JobQueue()
-    for number in range(100):
-        queue.put(job(4, client=str(number)))
-    while queue.take(lambda _: Limits(16)) is not None:
-        pass
-    queue.put(job(*[4] * 500, client="alice"))
-    queue.take(lambda _: Limits(1000))
-    queue.put(job(*[4] * 500, client="alice"))
-    queue.take(lambda _: Limits(1000))
-    assert set(queue._flows) <= {"alice"}
 
 
 def test_a_batch_may_be_limited_in_requests_and_in_sequences() -> None:
@@ -465,7 +179,6 @@ class Watched(list):
 def test_thousands_of_short_sequences_are_taken_in_few_steps() -> None:
     sequences = Watched([np.zeros(1, np.int64)] * 6400)
     many = Job(MODEL, sequences, Outputs(dense=True))
-    many.enter(0.0, lambda _: None)
     form_batch({many: Flow()}, lambda _: Limits(6400))
     assert sequences.looks <= 3 * 64
 
@@ -482,3 +195,101 @@ def test_the_limits_are_those_of_the_model_of_the_batch(order, tokens, sequences
     batch = form_batch(dict.fromkeys(jobs, Flow()), limits.__getitem__)
     assert batch.model is models[order[0]]
     assert batch.tokens == {"a": tokens, "b": sequences, "c": 8}[order[0]]
+
+
+# Whose results are whose.
+
+
+async def test_each_job_gets_the_results_of_its_own_sequences() -> None:
+    first, second = job(1, 2, 3), job(4, 5)
+    whole = batch_of((first, 1, 3), (second, 0, 2))
+    assert [len(ids) for ids in whole.sequences] == [2, 3, 4, 5]
+    assert whole.tokens == 14
+    whole.complete(["b", "c", "d", "e"], 2.0)
+    assert await second.result() == ["d", "e"]
+    assert not first.resolved
+    batch_of((first, 0, 1)).complete(["a"], 1.0)
+    assert await first.result() == ["a", "b", "c"]
+    assert (first.inference_seconds, second.inference_seconds) == (3, 2)
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=5))
+def test_halves_hold_every_sequence_once_the_first_as_many_as_the_second_or_one_less(counts):
+    jobs = [job(*range(1, count + 1)) for count in counts]
+    whole = batch_of(*jobs)
+    first, second = whole.halves()
+    assert len(second.sequences) - len(first.sequences) in {0, 1}
+    places = [
+        (part.job, place)
+        for half in (first, second)
+        for part in half.slices
+        for place in range(part.start, part.stop)
+    ]
+    assert places == [(each, place) for each in jobs for place in range(len(each.sequences))]
+    assert all(part.count for half in (first, second) for part in half.slices)
+
+
+def test_the_clients_of_a_batch_are_told_by_their_tokens() -> None:
+    alice, more, bob = job(5, 5, client="a"), job(7, client="a"), job(3, client="b")
+    assert batch_of(bob, alice, more).client_tokens == {"a": 17, "b": 3}
+
+
+def test_who_has_left_is_left_out_and_the_rest_fails_together() -> None:
+    here, gone = job(1), job(1)
+    whole = replace(batch_of(gone, here), handed_over=True)
+    gone.cancel()
+    assert [each.job for each in whole.unresolved().slices] == [here]
+    assert whole.unresolved().handed_over
+    whole.fail(InferenceError("no"))
+    assert here.resolved
+
+
+class Shared(FakeModel):
+    """Its results are views of one array, as those of a device are."""
+
+    def launch(self, sequences, outputs):
+        self.sequences = [list(ids) for ids in sequences]
+        self.outputs.append(list(outputs))
+        whole = np.arange(float(len(sequences)), dtype=np.float32)[:, None]
+        return lambda: [TextEmbedding(dense=row) for row in whole]
+
+
+@pytest.mark.parametrize("shared", [False, True])
+async def test_results_are_reduced_by_their_job_and_keep_no_other_jobs_alive(shared: bool) -> None:
+    model, asked = Shared(), list[int]()
+
+    def reduce(index: int, result: TextEmbedding) -> float:
+        asked.append(index)
+        return float(result.dense[0]) * 10
+
+    reduced, plain = job(1, 1, 1, model=model), job(1, model=model)
+    reduced.reduce = reduce
+    slices = [(reduced, 1, 3), *([(plain, 0, 1)] if shared else [])]
+    results = batch_of(*slices).launch(model)()
+    assert results[:2] == [0.0, 10.0]
+    assert asked == [1, 2], "the places in the job, not in the batch"
+    if shared:
+        assert results[2].dense[0] == 2
+        assert results[2].dense.base is None
+    kept = batch_of((plain, 0, 1)).launch(model)()
+    assert kept[0].dense.base is not None, "a batch of one job is not copied"
+
+
+async def test_an_error_in_place_of_a_result_is_not_reduced() -> None:
+    class Fails(Shared):
+        def launch(self, sequences, outputs):
+            return lambda: [InferenceError("not finite"), TextEmbedding()]
+
+    failing = job(1, 1, model=Fails())
+    failing.reduce = lambda _index, _result: 7
+    results = batch_of((failing, 0, 2)).launch(failing.model)()
+    assert isinstance(results[0], InferenceError)
+    assert results[1] == 7
+
+
+def test_a_forward_is_asked_for_the_outputs_of_each_sequence() -> None:
+    model = Shared()
+    dense, sparse = job(1, 1, model=model), job(1, model=model)
+    sparse.outputs = Outputs(sparse=True)
+    batch_of((dense, 0, 2), (sparse, 0, 1)).launch(model)
+    assert model.outputs == [[Outputs(dense=True)] * 2 + [Outputs(sparse=True)]]

@@ -19,16 +19,10 @@ from smart_embedder.errors import (
     OutOfMemoryError,
     UnhealthyError,
 )
-from tests.engine.fakes import FakeModel
+from tests.engine.scheduling.jobs import MODEL, OTHER, job
 
-MODELS = [FakeModel(), FakeModel()]
 KINDS = [Outputs(dense=True), Outputs(sparse=True, colbert=True), Outputs(True, True, True)]
 ENDS = {JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED}
-
-
-def job(*lengths: int, **options) -> Job:
-    sequences = [np.zeros(length, np.int64) for length in lengths]
-    return Job(MODELS[0], sequences, Outputs(dense=True), **options)
 
 
 async def test_a_completed_job_gives_every_result_in_order() -> None:
@@ -71,18 +65,10 @@ async def test_an_error_in_the_place_of_one_result_fails_the_job_with_it() -> No
         await made.result()
 
 
-def test_the_time_that_was_spent_before_counts_against_the_limit() -> None:
-    made = job(1, 1, time_limit=60.0, time_spent=20.0)
-    made.take(1, 0.0)
-    made.complete(0, ["a"], 15.0)
-    assert made.time_left == 25.0
-    assert job(1).time_left is None
-
-
 def test_what_is_taken_of_it_moves_its_place_by_the_tokens_and_its_weight() -> None:
-    made, left = job(4, 6, 2, weight=2.0), list[Job]()
+    made, left = job(4, 6, 2, urgency=2), list[Job]()
     assert (made.waiting_tokens, made.taken, made.virtual_start) == (12, 0, 0)
-    made.enter(100.0, left.append)
+    made.virtual_start, made.leave_queue = 100.0, left.append
     made.take(2, 7.0)
     assert (made.waiting_tokens, made.taken, made.virtual_start) == (2, 2, 105)
     assert (made.waiting, left, made.first_taken_at) == (True, [], 7)
@@ -127,6 +113,11 @@ async def test_when_its_results_came_is_known_after_they_are_forgotten(monkeypat
     assert (made.reduce, made.last_completed_at) == (None, 8)
 
 
+def complete(batch: Batch) -> None:
+    outputs = [part.job.outputs for part in batch.slices for _ in range(part.count)]
+    batch.complete(list(zip(outputs, map(id, batch.sequences), strict=True)), 0.1)
+
+
 class Lifetimes(RuleBasedStateMachine):
     """Jobs of several clients and models through a queue and batches, in every order."""
 
@@ -140,7 +131,7 @@ class Lifetimes(RuleBasedStateMachine):
     @rule(
         lengths=st.lists(st.integers(1, 9), min_size=1, max_size=5),
         kind=st.sampled_from(KINDS),
-        model=st.sampled_from(MODELS),
+        model=st.sampled_from([MODEL, OTHER]),
         client=st.sampled_from("ab"),
         weight=st.sampled_from([0.25, 1.0, 4.0]),
     )
@@ -161,8 +152,7 @@ class Lifetimes(RuleBasedStateMachine):
     @rule(data=st.data())
     def finish(self, data) -> None:
         """As a model does: for each sequence the kinds that its job asked for."""
-        batch = self._some_batch(data)
-        batch.complete(list(zip(batch.outputs, map(id, batch.sequences), strict=True)), 0.1)
+        complete(self._some_batch(data))
 
     @precondition(lambda self: self.batches)
     @rule(data=st.data())
@@ -208,7 +198,7 @@ class Lifetimes(RuleBasedStateMachine):
         """Serve what is left: then every caller has its own results or its error."""
         self.queue.close(UnhealthyError("the end"))
         for batch in self.batches:
-            batch.complete(list(zip(batch.outputs, map(id, batch.sequences), strict=True)), 0.1)
+            complete(batch)
         assert self.queue.take(lambda _: Limits(1)) is None
         asyncio.run(self._check_outcomes())
 

@@ -5,45 +5,19 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
-import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from smart_embedder.engine.records import Outputs
-from smart_embedder.engine.scheduling.batcher import QUANTUM_TOKENS, Batch, Limits, weight_of
+from smart_embedder.engine.scheduling.batcher import QUANTUM_TOKENS, Batch, Limits
 from smart_embedder.engine.scheduling.job import Job, Purpose
-from smart_embedder.engine.scheduling.queue import JobQueue
+from smart_embedder.engine.scheduling.queue import JobQueue, Preemption, split_short
 from smart_embedder.errors import DeviceFailedError, UnhealthyError
 from tests.engine.fakes import FakeModel
+from tests.engine.scheduling.jobs import MODEL, OTHER, batch_of, job, queue_of, take
 
-MODEL, OTHER = FakeModel(), FakeModel()
 BUDGET = 16
-
-
-def job(
-    *lengths: int,
-    client: str = "",
-    model: FakeModel = MODEL,
-    urgency: int = 3,
-    purpose: Purpose = Purpose.EMBEDDING,
-) -> Job:
-    sequences = [np.zeros(length, np.int64) for length in lengths]
-    weight, outputs = weight_of(urgency), Outputs(dense=True)
-    return Job(model, sequences, outputs, client=client, weight=weight, purpose=purpose)
-
-
-def queue_of(*jobs: Job) -> JobQueue:
-    queue = JobQueue()
-    for each in jobs:
-        queue.put(each)
-    return queue
-
-
-def take(queue: JobQueue, budget: int = BUDGET, **options) -> Batch:
-    batch = queue.take(lambda _: Limits(budget), **options)
-    assert batch is not None
-    return batch
+LENGTHS = st.lists(st.integers(1, 30), min_size=1, max_size=8)
 
 
 def serves(*models: FakeModel) -> Callable[[FakeModel], bool]:
@@ -54,7 +28,134 @@ def jobs_of(batch: Batch) -> list[Job]:
     return [each.job for each in batch.slices]
 
 
+# Shares of jobs over time.
+
+
+@given(st.lists(st.tuples(LENGTHS, st.integers(0, 7)), min_size=1, max_size=6), st.integers(1, 60))
+def test_every_sequence_is_taken_exactly_once_and_in_order_whatever_its_urgency(
+    requests, budget
+) -> None:
+    jobs = [job(*lengths, urgency=urgency) for lengths, urgency in requests]
+    queue, places = queue_of(*jobs), {each: list[int]() for each in jobs}
+    while (batch := queue.take(lambda _: Limits(budget))) is not None:
+        for part in batch.slices:
+            places[part.job] += range(part.start, part.stop)
+    assert list(places.values()) == [list(range(len(each.sequences))) for each in jobs]
+
+
+def test_a_newcomer_is_served_in_the_next_batch_under_a_bulk_load() -> None:
+    queue = queue_of(*(job(*[4] * 500) for _ in range(3)))
+    for _ in range(50):
+        take(queue)
+    queue.put(newcomer := job(4))
+    assert newcomer in jobs_of(take(queue))
+
+
+def test_an_urgent_newcomer_overtakes_those_who_still_wait() -> None:
+    queue = queue_of(*(job(20) for _ in range(100)))
+    take(queue, 200)
+    queue.put(urgent := job(20, urgency=0))
+    assert jobs_of(take(queue, 200))[0] is urgent
+
+
+@pytest.mark.parametrize(
+    ("sequences", "urgency", "rivals", "rivals_urgency", "batches"),
+    [
+        # An equal share for 21 is 16 / 21 tokens of each batch; 80 tokens need 105 batches.
+        (20, 3, 20, 3, 110),
+        # The share of the last is 1 in 1281, and it gets it.
+        (1, 7, 10, 0, 4 * 1281 / 16 + 10),
+    ],
+)
+def test_nobody_is_starved_by_rivals_who_are_gone_after_a_batch_and_replaced_at_once(
+    sequences, urgency, rivals, rivals_urgency, batches
+) -> None:
+    queue = queue_of(last := job(*[4] * sequences, urgency=urgency))
+    for taken in range(int(batches) + 1):
+        while len(queue.jobs) <= rivals:
+            queue.put(job(4, urgency=rivals_urgency))
+        take(queue)
+        if not last.waiting:
+            assert taken < batches
+            return
+    pytest.fail("it waits still")
+
+
+@pytest.mark.parametrize("clients", ["aaaa", "abcd"])
+def test_each_step_of_urgency_doubles_the_share_of_the_device(clients: str) -> None:
+    urgencies = zip(clients, (2, 3, 4, 7), strict=True)
+    jobs = [job(*[4] * 4000, urgency=urgency, client=client) for client, urgency in urgencies]
+    queue = queue_of(*jobs)
+    for _ in range(400):
+        take(queue)
+    shares = [each.taken / 1600 for each in jobs]
+    assert shares == pytest.approx([32 / 57, 16 / 57, 8 / 57, 1 / 57], abs=0.005)
+
+
 # Shares of clients over time.
+
+
+def test_a_client_with_one_request_at_a_time_is_always_in_the_next_batch() -> None:
+    queue = queue_of(*(job(*[20] * 64, client="alice") for _ in range(300)))
+    for _ in range(50):
+        queue.put(bob := job(20, client="bob"))
+        take(queue, 512)
+        assert not bob.waiting
+        queue.put(job(*[20] * 64, client="alice"))
+
+
+def test_what_a_client_did_while_it_was_alone_is_not_held_against_it() -> None:
+    """Alice works alone, beside a rival who never wants much; then Carol comes with a bulk."""
+    queue = queue_of(alice := job(*[4] * 5000, client="alice"))
+    for _ in range(200):
+        queue.put(job(1, client="bob"))
+        take(queue, 64)
+    before = alice.taken
+    queue.put(carol := job(*[4] * 1000, client="carol"))
+    for _ in range(20):
+        take(queue, 64)
+    assert alice.taken - before == pytest.approx(carol.taken, abs=32)
+
+
+def test_what_a_client_did_where_there_was_room_for_all_is_not_held_against_it() -> None:
+    """Alice's requests fill the batches that hold all of Bob's, too; then Carol sends a bulk load.
+
+    Bob always has a request that waits, as two clients with two connections each would have.
+    """
+    queue = queue_of(job(10, client="bob"))
+    for _ in range(200):
+        queue.put(job(*[100] * 9, client="alice"))
+        queue.put(job(10, client="bob"))
+        take(queue, 1000)
+    queue.put(job(*[100] * 3000, client="carol"))
+    queue.put(own := job(*[100] * 9, client="alice"))
+    for _ in range(4):
+        take(queue, 1000)
+    assert not own.waiting
+
+
+def test_what_one_device_does_for_a_request_is_not_held_against_it() -> None:
+    """Another request of its client has waited for another device meanwhile."""
+    queue = queue_of(job(*[100] * 10), first := job(*[100] * 5000, model=OTHER))
+    for _ in range(100):
+        take(queue, 1000, serves=serves(OTHER))
+    queue.put(second := job(*[100] * 5000, model=OTHER))
+    for _ in range(20):
+        take(queue, 1000, serves=serves(OTHER))
+    assert first.taken - 1000 == pytest.approx(second.taken, abs=20)
+
+
+def test_what_one_device_does_for_a_client_is_not_held_against_it_on_another() -> None:
+    alice = job(*[100] * 5000, client="alice")
+    queue = queue_of(job(*[100] * 5000, client="bob", model=OTHER), alice)
+    for _ in range(100):
+        take(queue, 1000, serves=serves(OTHER))
+    queue.put(job(*[100] * 5000, client="bob"))
+    queue.put(carol := job(*[100] * 5000, client="carol"))
+    for _ in range(30):
+        take(queue, 1000, serves=serves(MODEL))
+    bob = 300 - alice.taken - carol.taken
+    assert min(alice.taken, bob, carol.taken) >= 80
 
 
 @pytest.mark.parametrize(("most_of_alices", "length"), [(1, 4), (2, 4), (5, 4), (2, 12)])
@@ -195,6 +296,11 @@ def test_who_waits_for_nothing_is_forgotten_and_who_waits_is_not() -> None:
         queue.put(job(4, client=str(number)))
         take(queue)
     assert len(queue._flows) <= 1
+    queue = queue_of(leaving := job(4, client="alice"))
+    leaving.cancel()
+    queue.put(job(*[4] * 10, client="alice"))
+    take(queue, 100)
+    assert not queue._flows, "nobody waits"
 
 
 # Who waits, and how much.
@@ -283,30 +389,24 @@ async def test_busy_devices_are_told_of_what_arrives_unless_an_idle_one_takes_it
     queue, told = JobQueue(), list[tuple[str, Job]]()
     busy, unfit, idle = (queue.consumer(serves(*each)) for each in ([MODEL], [OTHER], [MODEL]))
 
-    def listen(name: str) -> Callable[[Job], None]:
-        return lambda job: told.append((name, job))
-
-    with busy.listener(listen("busy")), unfit.listener(listen("unfit")):
-        queue.put(first := job(4))
-        assert told == [("busy", first)]
-        take(queue)
-        waits = asyncio.create_task(idle.wait())
-        await asyncio.sleep(0)
-        queue.put(job(4))
-        await asyncio.wait_for(waits, 10)
-        assert told == [("busy", first)]
+    busy.on_arrival = lambda job: told.append(("busy", job))
+    unfit.on_arrival = lambda job: told.append(("unfit", job))
+    queue.put(first := job(4))
+    assert told == [("busy", first)]
+    take(queue)
+    waits = asyncio.create_task(idle.wait())
+    await asyncio.sleep(0)
     queue.put(job(4))
-    assert told == [("busy", first)], "nobody listens any more"
+    await asyncio.wait_for(waits, 10)
+    assert told == [("busy", first)]
 
 
-async def test_each_device_sees_and_takes_the_jobs_of_its_models() -> None:
+def test_each_device_takes_the_jobs_of_its_models() -> None:
     queue = queue_of(first := job(4), second := job(4, model=OTHER), third := job(4))
-    consumer, other = queue.consumer(serves(MODEL)), queue.consumer(serves(OTHER))
-    assert (consumer.jobs, other.jobs) == ([first, third], [second])
-    assert jobs_of(consumer.take(lambda _: Limits(4), [third])) == [third]
-    assert jobs_of(consumer.take(lambda _: Limits(16))) == [first]
-    assert consumer.take(lambda _: Limits(16)) is None
-    assert jobs_of(other.take(lambda _: Limits(16))) == [second]
+    assert jobs_of(take(queue, serves=serves(MODEL), among=[second, third])) == [third]
+    assert jobs_of(take(queue, serves=serves(MODEL))) == [first]
+    assert queue.take(lambda _: Limits(16), serves(MODEL)) is None
+    assert jobs_of(take(queue, serves=serves(OTHER))) == [second]
 
 
 async def test_a_batch_that_is_handed_over_is_the_first_and_wakes_a_device_that_serves_it() -> None:
@@ -316,7 +416,7 @@ async def test_a_batch_that_is_handed_over_is_the_first_and_wakes_a_device_that_
     waits = [asyncio.create_task(takes.wait())]
     waits.append(asyncio.create_task(queue.consumer(serves(OTHER)).wait()))
     await asyncio.sleep(0)
-    takes.hand_over(given)
+    queue.hand_over(given)
     await asyncio.wait_for(waits[0], 10)
     assert not waits[1].done()
     waits[1].cancel()
@@ -373,3 +473,89 @@ async def test_a_closed_queue_fails_what_waits_and_all_that_comes_later() -> Non
         assert str(await error_of(each)) == "closed"
     assert (queue.jobs, queue.waiting_tokens) == ([], 0)
     assert not queue.has_work(lambda _: True)
+
+
+# Short jobs that preempt a long forward.
+
+
+def preemption(
+    queue: JobQueue, *jobs: Job, seconds: float = 10.0, budget: int = 9999
+) -> tuple[Preemption, list[Batch]]:
+    """One of a forward of these jobs, and the batches that it starts."""
+    started, consumer = list[Batch](), queue.consumer(serves(MODEL, OTHER))
+    made = Preemption(batch_of(*jobs), seconds, consumer, lambda _: Limits(budget), started.append)
+    return made, started
+
+
+ARRIVALS = {
+    "a short one of the same client": (job(12, client="bulk"), True),
+    "a short one of another client": (job(5, 7), True),
+    "one of another model": (job(12, model=OTHER), True),
+    "one of like length": (job(13), False),
+    "a less urgent one": (job(12, urgency=4), False),
+    "a more urgent one": (job(12, urgency=2), True),
+    "one of whose client the forward has as much": (job(3, client="same"), False),
+}
+
+
+@pytest.mark.parametrize("case", ARRIVALS)
+def test_what_is_an_eighth_of_what_another_has_and_no_less_urgent_preempts(case: str) -> None:
+    arrived, preempts = ARRIVALS[case]
+    queue = queue_of(arrived)
+    offered, started = preemption(queue, job(96, client="bulk"), job(20, client="same"))
+    offered.offer([arrived])
+    assert [jobs_of(batch) for batch in started] == ([[arrived]] if preempts else [])
+    arrived.cancel()
+
+
+@pytest.mark.parametrize(
+    ("length", "budget", "preempts"), [(256, 9999, True), (257, 9999, False), (8, 7, False)]
+)
+def test_what_preempts_is_within_256_tokens_and_the_budget(length, budget, preempts) -> None:
+    queue = queue_of(arrived := job(length))
+    offered, started = preemption(queue, job(8192, client="bulk"), budget=budget)
+    offered.offer([arrived])
+    assert bool(started) is preempts
+
+
+def test_of_what_was_taken_in_part_or_waits_no_longer_nothing_preempts() -> None:
+    queue = queue_of(begun := job(4, 4), gone := job(4))
+    take(queue, 4, among=[begun])
+    gone.cancel()
+    offered, started = preemption(queue, job(96, client="bulk"))
+    offered.offer([begun, gone])
+    assert started == []
+
+
+def test_one_batch_preempts_at_a_time_and_all_together_no_longer_than_the_forward() -> None:
+    queue = queue_of(first := job(6))
+    offered, started = preemption(queue, job(96, client="bulk"), seconds=10.0)
+    offered.offer([first])
+    later = [job(3), job(3), job(50)]
+    for each in later:
+        queue.put(each)
+        offered.offer([each])
+    assert len(started) == 1
+    offered.ended(4.0)
+    assert [jobs_of(batch) for batch in started] == [[first], later[:2]]
+    queue.put(job(1))
+    offered.ended(6.0)
+    assert len(started) == 2, "its time is used up"
+
+
+@given(
+    st.lists(
+        st.tuples(st.lists(st.integers(1, 90), min_size=1, max_size=6), st.sampled_from("abc")),
+        min_size=1,
+        max_size=8,
+    )
+)
+# Short jobs of two clients: without that of "b", the rest is less than eight times that of "a".
+@example([([8], "b"), ([27], "b"), ([1, 1, 1, 22, 90, 90], "b"), ([30], "a")])
+def test_a_batch_is_split_into_its_short_jobs_and_a_rest_that_is_never_empty(requests) -> None:
+    jobs = [job(*lengths, client=client) for lengths, client in requests]
+    batch = batch_of(*jobs)
+    short, rest = split_short(batch)
+    assert rest.slices
+    assert sorted(map(id, short.slices + rest.slices)) == sorted(map(id, batch.slices))
+    assert 8 * max((part.tokens for part in short.slices), default=0) <= batch.tokens

@@ -1,4 +1,4 @@
-"""The device thread: in order, every call answered, replaced when it dies."""
+"""The device thread: in order, every call answered, replaced when it dies. And its errors."""
 
 import asyncio
 import ctypes
@@ -10,8 +10,13 @@ from functools import partial
 
 import pytest
 
-from smart_embedder.engine.devices.thread import DeviceThread, DeviceThreads, run_preempting_call
-from smart_embedder.errors import InferenceError
+from smart_embedder.engine.devices.thread import DeviceGuard, DeviceThread, run_preempting_call
+from smart_embedder.errors import (
+    DeviceCrashedError,
+    DeviceFailedError,
+    InferenceError,
+    OutOfMemoryError,
+)
 
 
 @pytest.fixture
@@ -114,52 +119,6 @@ async def test_no_other_thread_runs_what_preempts(thread) -> None:
     await held
 
 
-class Calls:
-    """Launches, and collects what was launched; knows on which threads."""
-
-    def __init__(self) -> None:
-        self.threads: list[str] = []
-        self.gate = threading.Event()
-
-    def launch(self):
-        self.threads.append(threading.current_thread().name)
-        return self.collect
-
-    def collect(self) -> int:
-        self.threads.append(threading.current_thread().name)
-        self.gate.wait()
-        return 7
-
-
-async def test_a_gpu_launches_on_one_thread_and_collects_on_another() -> None:
-    threads = DeviceThreads(DeviceThread("launches"), DeviceThread("collects"))
-    assert (threads.preemptible, threads.most_batches) == (False, 2)
-    calls, launched = Calls(), asyncio.Event()
-    computing = asyncio.create_task(threads.compute(calls.launch, launched))
-    await asyncio.wait_for(launched.wait(), 60)
-    assert not computing.done()
-    calls.gate.set()
-    assert await computing == 7
-    assert calls.threads == ["launches", "collects"]
-    await threads.close(10)
-    assert threads.launching._thread is threads.collecting._thread is None
-
-
-async def test_a_cpu_computes_on_one_thread_and_another_call_may_come_between() -> None:
-    threads = DeviceThreads(DeviceThread("computes"))
-    assert (threads.preemptible, threads.most_batches) == (True, 1)
-    calls, launched = Calls(), asyncio.Event()
-    calls.gate.set()
-    assert await threads.compute(calls.launch, launched) == 7
-    assert calls.threads == ["computes"] * 2
-    assert not launched.is_set(), "it is launched when it is done"
-    within = Calls()
-    within.gate.set()
-    inner = asyncio.create_task(threads.compute(within.launch, launched, preempts=True))
-    assert await inner == 7
-    await threads.close(10)
-
-
 async def test_calls_that_were_to_preempt_end_with_their_thread() -> None:
     thread, waits = DeviceThread("device"), threading.Event()
 
@@ -193,3 +152,90 @@ async def test_a_call_whose_caller_has_left_before_it_began_is_not_run() -> None
     await thread.close(10)
     assert ran == []
     assert not thread._pending
+
+
+# What an error of a device means: of one batch, of its memory, or of the device.
+
+
+class AcceleratorError(RuntimeError):
+    """Has the name of PyTorch's."""
+
+    def __init__(self, code: object) -> None:
+        super().__init__("CUDA error")
+        self.error_code = code
+
+
+class VendorError(AcceleratorError):
+    """A subclass of it."""
+
+
+def named(name: str, message: str = "no") -> RuntimeError:
+    error: RuntimeError = type(name, (RuntimeError,), {})(message)
+    return error
+
+
+MEMORY = [
+    MemoryError(),
+    named("OutOfMemoryError"),
+    RuntimeError("CUDA out of memory. Tried to allocate"),
+    RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"),
+    RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when calling"),
+    RuntimeError("CUDA_ERROR_OUT_OF_MEMORY"),
+    type("AcceleratorError", (RuntimeError,), {})("CUDA error: out of memory"),
+    RuntimeError("NVML_SUCCESS == r INTERNAL ASSERT FAILED"),
+]
+OTHERS = [
+    (RuntimeError("shapes do not match"), RuntimeError),
+    (ValueError("out of memory"), ValueError),
+    # Wrong arguments and configurations, kernels that this GPU has not, what is not ready, not
+    # supported, or in the way of a capture.
+    *((AcceleratorError(code), AcceleratorError) for code in (1, 9, 98, 209, 222, 400, 600, 701)),
+    *((AcceleratorError(code), AcceleratorError) for code in (720, 801, 900, 905, 908, 910, 912)),
+    # Reads outside the memory, traps, and whatever nobody has heard of.
+    *((AcceleratorError(code), DeviceCrashedError) for code in (2, 8, 10, 700, 899, 909, 913)),
+    (AcceleratorError(214), DeviceFailedError),
+    (VendorError(46), DeviceFailedError),
+    (AcceleratorError(719), DeviceCrashedError),
+    (AcceleratorError(None), DeviceCrashedError),
+    (AcceleratorError("214"), DeviceCrashedError),
+]
+
+
+def guarded(error: BaseException | None) -> tuple[list[str], BaseException | None]:
+    """What is raised for it, and whether memory was freed."""
+    freed = list[str]()
+
+    def call() -> int:
+        if error is not None:
+            raise error
+        return 7
+
+    try:
+        assert DeviceGuard(lambda: freed.append("freed")).guard(call) == 7
+    except BaseException as raised:  # noqa: BLE001 - the test looks at it
+        return freed, raised
+    return freed, None
+
+
+@pytest.mark.parametrize("error", MEMORY, ids=str)
+def test_too_little_memory_is_freed_and_told_without_what_holds_it(error: BaseException) -> None:
+    freed, raised = guarded(error)
+    assert freed == ["freed"]
+    assert isinstance(raised, OutOfMemoryError)
+    assert raised.retry_after == 30
+    assert (raised.__cause__, raised.__context__) == (None, None), "it keeps tensors alive"
+
+
+@pytest.mark.parametrize(("error", "expected"), OTHERS, ids=lambda case: str(case)[-30:])
+def test_an_error_of_the_device_is_told_from_one_of_the_batch(error, expected) -> None:
+    freed, raised = guarded(error)
+    assert freed == []
+    assert type(raised) is expected
+    if expected is DeviceFailedError:
+        assert raised.retry_after == 30
+    if raised is not error:
+        assert raised.__cause__ is error
+
+
+def test_what_succeeds_is_returned_and_frees_nothing() -> None:
+    assert guarded(None) == ([], None)

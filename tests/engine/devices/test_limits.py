@@ -1,9 +1,8 @@
-"""How long a forward may take: set, by default, or as the probe predicts."""
+"""What a forward may take: seconds, set, by default, or as the probe predicts; and tokens."""
 
 import asyncio
 from contextlib import ExitStack
 
-import numpy as np
 import pytest
 
 from smart_embedder.engine import clock
@@ -11,65 +10,48 @@ from smart_embedder.engine.devices.limits import (
     DeviceWatchdog,
     ForwardLimit,
     ServiceRate,
+    TokenBudget,
     fail_overdue,
 )
-from smart_embedder.engine.records import Outputs
-from smart_embedder.engine.scheduling.batcher import Batch, BatchSlice
-from smart_embedder.engine.scheduling.job import Job
 from smart_embedder.errors import InferenceTimeoutError
-from tests.engine.fakes import FakeModel
+from tests.engine.scheduling.jobs import OTHER, batch_of, job
 from tests.support.skipped_time import in_skipped_time, now
-
-
-def batch_of(tokens: int, time_limit: float | None = None, spent: float = 0.0) -> Batch:
-    sequences = [np.zeros(tokens, np.int64)]
-    outputs = Outputs(dense=True)
-    job = Job(FakeModel(), sequences, outputs, time_limit=time_limit, time_spent=spent)
-    return Batch(job.model, [BatchSlice(job, 0, 1)])
 
 
 def test_what_was_set_holds_whatever_the_probe_says() -> None:
     limit = ForwardLimit(2.0, least=30.0, seconds_per_token=1.0)
-    assert limit.of_batch(batch_of(100)) == 2.0
+    assert limit.of_batch(batch_of(job(100))) == 2.0
 
 
 def test_unset_it_grows_to_five_times_the_predicted_time() -> None:
     limit = ForwardLimit(None, least=30.0, seconds_per_token=0.01)
-    assert limit.of_batch(batch_of(100)) == 30.0
-    assert limit.of_batch(batch_of(1024)) == pytest.approx(5 * 10.24 * 1.5)
+    assert limit.of_batch(batch_of(job(100))) == 30.0
+    assert limit.of_batch(batch_of(job(1024))) == pytest.approx(5 * 10.24 * 1.5)
 
 
 def test_a_long_sequence_is_given_the_time_that_its_attention_takes() -> None:
     limit = ForwardLimit(None, least=0.0, seconds_per_token=0.01)
-    short = [batch_of(512) for _ in range(16)]
-    assert limit.of_batch(batch_of(8192)) > 3 * sum(map(limit.of_batch, short))
+    short = [batch_of(job(512)) for _ in range(16)]
+    assert limit.of_batch(batch_of(job(8192))) > 3 * sum(map(limit.of_batch, short))
 
 
 def test_a_model_that_was_measured_by_itself_has_its_own_time() -> None:
-    batch = batch_of(1024)
+    batch = batch_of(job(1024))
     limit = ForwardLimit(None, 0.0, 0.01, {batch.model: 0.02})
     assert limit.predicted(batch) == pytest.approx(0.02 * 1024 * 1.5)
-    assert limit.predicted(batch_of(1024)) == pytest.approx(0.01 * 1024 * 1.5)
+    other = batch_of(job(1024, model=OTHER))
+    assert limit.predicted(other) == pytest.approx(0.01 * 1024 * 1.5)
     assert ForwardLimit(None, 3.0).of_batch(batch) == 3.0
 
 
 @pytest.mark.parametrize(
-    ("jobs", "slices", "device"),
-    [
-        ([(None, 0.0)], [2.0], 2.0),
-        ([(60.0, 45.0)], [15.0], 60.0),
-        ([(60.0, 59.9)], [pytest.approx(0.1)], 60.0),  # That does not make the device look stuck.
-        ([(1.0, 0.0), (None, 0.0), (0.5, 0.2)], [1.0, 2.0, 0.3], 2.0),
-    ],
+    ("time_limits", "seconds"),
+    [([None], 2.0), ([60.0], 60.0), ([1.0, None, 0.5], 2.0)],
 )
-def test_each_request_is_held_to_what_is_left_of_its_own_limit(jobs, slices, device) -> None:
-    limits = ForwardLimit(2.0, least=30.0).split(joined(*(batch_of(10, *each) for each in jobs)))
-    assert limits.slices == pytest.approx(slices)
-    assert limits.device == device
-
-
-def joined(*batches: Batch) -> Batch:
-    return Batch(batches[0].model, [part for batch in batches for part in batch.slices])
+def test_the_device_has_the_longest_limit_of_its_jobs(time_limits, seconds) -> None:
+    """However little of it is left: that does not make the device look stuck."""
+    jobs = [job(10, time_limit=limit, time_spent=0.4) for limit in time_limits]
+    assert ForwardLimit(2.0, least=30.0).of_device(batch_of(*jobs)) == seconds
 
 
 def test_the_rate_of_a_device_is_a_mean_in_which_the_latest_forward_is_a_fifth() -> None:
@@ -118,14 +100,15 @@ async def test_a_device_is_stuck_after_twice_the_longest_limit_and_told_once() -
 @pytest.mark.usefixtures("skipped")
 @in_skipped_time
 async def test_each_request_fails_when_its_own_time_is_over_and_the_rest_is_waited_for() -> None:
-    batch = joined(batch_of(10), batch_of(10, 60.0, 57.0), batch_of(10, 1.0), batch_of(10, 9.0))
-    limits = ForwardLimit(2.0, least=30.0).split(batch)
+    spent = job(10, time_limit=60.0, time_spent=56.0)
+    spent.inference_seconds = 1.0
+    batch = batch_of(job(10), spent, job(10, time_limit=1.0), job(10, time_limit=9.0))
     running: asyncio.Future[list] = asyncio.get_running_loop().create_future()
-    waiting = asyncio.create_task(fail_overdue(batch, limits, running))
+    waiting = asyncio.create_task(fail_overdue(batch, 2.0, running))
     jobs, failed = [part.job for part in batch.slices], []
     for _ in range(3):
         await asyncio.sleep(1.01)
-        failed.append([job.resolved for job in jobs])
+        failed.append([each.resolved for each in jobs])
     assert failed == [
         [False, False, True, False],
         [True, False, True, False],
@@ -135,7 +118,33 @@ async def test_each_request_fails_when_its_own_time_is_over_and_the_rest_is_wait
     await waiting
     assert not jobs[3].resolved
     said = ["2 seconds (GPU_PROCESS_TIMEOUT)", "60 seconds (RERANK_GPU_TIMEOUT)"]
-    for job, what, sentence in zip(jobs, ("forward", "forwards"), said, strict=False):
+    for failed_job, what, sentence in zip(jobs, ("forward", "forwards"), said, strict=False):
         with pytest.raises(InferenceTimeoutError) as error:
-            await job.result()
+            await failed_job.result()
         assert str(error.value) == f"the {what} took longer than {sentence}"
+
+
+def test_it_shrinks_to_half_of_what_was_too_much_and_never_below_one() -> None:
+    budget = TokenBudget(1000)
+    budget.shrink(800)
+    assert budget.limits.max_tokens == 400
+    for _ in range(20):
+        budget.shrink(budget.limits.max_tokens)
+    assert budget.limits.max_tokens == 1
+
+
+def test_a_small_batch_that_did_not_fit_after_the_budget_shrank_does_not_raise_it() -> None:
+    budget = TokenBudget(1000)
+    budget.shrink(200)
+    budget.shrink(900)
+    assert budget.limits.max_tokens == 100
+
+
+def test_it_recovers_slowly_and_never_beyond_where_it_began() -> None:
+    budget = TokenBudget(1000)
+    budget.shrink(1000)
+    budget.recover()
+    assert budget.limits.max_tokens == 510
+    for _ in range(200):
+        budget.recover()
+    assert budget.limits.max_tokens == 1000

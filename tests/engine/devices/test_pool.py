@@ -2,7 +2,7 @@
 
 import asyncio
 import gc
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -12,13 +12,13 @@ import torch
 from smart_embedder.engine import Engine, clock
 from smart_embedder.engine.devices.pool import DevicePool
 from smart_embedder.engine.model import LoadedModels, Measured, PlacedModel, PlacedModels
+from smart_embedder.engine.records import EmbeddingResult
 from smart_embedder.engine.scheduling.job import Purpose
 from smart_embedder.engine.scheduling.queue import JobQueue
 from smart_embedder.errors import (
     DeviceCrashedError,
     DeviceFailedError,
     DrainingError,
-    InferenceError,
     InferenceTimeoutError,
     OutOfMemoryError,
     UnhealthyError,
@@ -27,12 +27,8 @@ from smart_embedder.observability.metrics import Metrics
 from smart_embedder.settings import Settings
 from tests.engine.devices.virtual_device import VirtualThread
 from tests.engine.fakes import FakeModel, loaded
-from tests.engine.scheduling.test_queue import job
+from tests.engine.scheduling.jobs import job
 from tests.support.skipped_time import in_skipped_time, now, turns
-
-
-def two_devices(first: FakeModel, second: FakeModel) -> LoadedModels:
-    return replace(named("first", first), replicas=(named("second", second),))
 
 
 def named(name: str, model: FakeModel) -> LoadedModels:
@@ -52,271 +48,179 @@ def broken_memory() -> Exception:
     return accelerator_error(214, "uncorrectable ECC error encountered")
 
 
+@asynccontextmanager
+async def engine_of(*models: FakeModel, **settings: float) -> AsyncIterator[Engine]:
+    """An engine with a device for each model, whose forwards are held."""
+    for model in models:
+        model.held = True
+    first, *others = (named(f"device {n}", model) for n, model in enumerate(models, 1))
+    served = replace(first, replicas=tuple(others))
+    async with Engine(Settings(**settings), loader=lambda _: served) as engine:
+        yield engine
+
+
 async def entered(model: FakeModel) -> None:
     await asyncio.to_thread(model.entered.acquire)
 
 
-async def embed_on(model: FakeModel, engine: Engine, texts: list[str]) -> "asyncio.Task":
-    """Occupy the next device, which is that of `model`, with a request."""
-    task = asyncio.create_task(engine.embed(texts))
-    await entered(model)
-    return task
+async def occupy(engine: Engine, *models: FakeModel) -> "list[asyncio.Task]":
+    """A request for each device, as large as the token budget: the letters a, b, ..."""
+    tasks = []
+    for letter, model in zip("abcde", models, strict=False):
+        tasks.append(asyncio.create_task(engine.embed([letter * 10])))
+        await entered(model)
+    return tasks
 
 
-async def test_two_devices_work_at_the_same_time() -> None:
-    models = [FakeModel(), FakeModel()]
+def let_go(*models: FakeModel) -> None:
     for model in models:
-        model.held = True
-    async with Engine(Settings(), loader=lambda _: two_devices(*models)) as engine:
-        # Each as long as the token budget, so that one forward cannot hold both.
-        requests = [asyncio.create_task(engine.embed([text * 10])) for text in "ab"]
-        await asyncio.gather(*map(entered, models))
-        for model in models:
-            model.gate.release()
-        results = await asyncio.gather(*requests)
-    assert [result.embeddings[0].dense[0] for result in results] == [970, 980]
+        model.held = False
+        model.gate.release()
 
 
-async def test_one_request_is_spread_over_both_and_comes_back_in_order() -> None:
-    models = [FakeModel(), FakeModel()]
-    for model in models:
-        model.held = True
-    async with Engine(Settings(), loader=lambda _: two_devices(*models)) as engine:
+def letters(*results: EmbeddingResult, length: int = 10) -> str:
+    """The letter of each text."""
+    vectors = [each.dense[0] for result in results for each in result.embeddings]
+    return "".join(chr(int(vector) // length) for vector in vectors)
+
+
+async def test_one_request_is_spread_over_both_devices_and_comes_back_in_order() -> None:
+    models = FakeModel(), FakeModel()
+    async with engine_of(*models) as engine:
         request = asyncio.create_task(engine.embed([letter * 5 for letter in "abcdefgh"]))
         await asyncio.gather(*map(entered, models))
-        for model in models:
-            model.held = False
-            model.gate.release()
-        result = await request
-    assert [e.dense[0] for e in result.embeddings] == [5 * ord(letter) for letter in "abcdefgh"]
+        let_go(*models)
+        assert letters(await request, length=5) == "abcdefgh"
     assert sum(len(batch) for model in models for batch in model.batches) == 8
 
 
-async def test_a_device_that_fails_leaves_the_other_one_at_work() -> None:
-    models = [FakeModel(), FakeModel()]
-    for model in models:
-        model.held = True
-    async with Engine(Settings(), loader=lambda _: two_devices(*models)) as engine:
-        requests = [asyncio.create_task(engine.embed([text * 10])) for text in "ab"]
-        await asyncio.gather(*map(entered, models))
-        models[0].failures.append(RuntimeError("unwell"))
-        for model in models:
-            model.gate.release()
-        results = await asyncio.gather(*requests, return_exceptions=True)
-    assert sorted(isinstance(result, InferenceError) for result in results) == [False, True]
-
-
 async def test_one_stuck_device_is_a_failure_of_the_whole() -> None:
-    models = [FakeModel(), FakeModel()]
-    settings = Settings(gpu_process_timeout=0.02)
-    async with Engine(settings, loader=lambda _: two_devices(*models)) as engine:
-        for model in models:
-            model.held = True
+    models = FakeModel(), FakeModel()
+    async with engine_of(*models, gpu_process_timeout=0.02) as engine:
         stuck = asyncio.create_task(engine.embed(["a"]))
         while engine.failure is None:  # noqa: ASYNC110 - the clock must reach twice the limit
             await asyncio.sleep(0.005)
-        for model in models:
-            model.gate.release()
+        let_go(*models)
         with pytest.raises(InferenceTimeoutError):
             await stuck
 
 
 async def test_a_device_that_fails_for_good_gives_its_batch_to_the_other_and_gets_no_more() -> None:
-    models = [FakeModel(), FakeModel()]
-    for model in models:
-        model.held = True
-    async with Engine(Settings(), loader=lambda _: two_devices(*models)) as engine:
-        requests = [asyncio.create_task(engine.embed([text * 10])) for text in "ab"]
-        await asyncio.gather(*map(entered, models))
+    models = FakeModel(), FakeModel()
+    async with engine_of(*models) as engine:
+        requests = await occupy(engine, *models)
         models[0].failures.append(broken_memory())
-        for model in models:
-            model.held = False
-            model.gate.release()
-        results = await asyncio.gather(*requests)
-        assert [result.embeddings[0].dense[0] for result in results] == [970, 980]
-        assert engine.failed_devices == ["first"]
+        let_go(*models)
+        assert letters(*await asyncio.gather(*requests)) == "ab"
+        assert engine.failed_devices == ["device 1"]
         assert engine.failure is None
         later = await asyncio.gather(*(engine.embed([letter * 10]) for letter in "cdefgh"))
-    assert [result.embeddings[0].dense[0] for result in later] == [10 * ord(c) for c in "cdefgh"]
+    assert letters(*later) == "cdefgh"
     assert len(models[0].batches) == 1
 
 
 async def test_the_last_device_that_fails_is_a_failure_of_the_whole() -> None:
-    models = [FakeModel(), FakeModel()]
-    for model in models:
-        model.failures.append(broken_memory())
-    async with Engine(Settings(), loader=lambda _: two_devices(*models)) as engine:
+    models = FakeModel(), FakeModel()
+    async with engine_of(*models) as engine:
+        for model in models:
+            model.failures.append(broken_memory())
+            model.held = False
         # Six batches: the last device fails with its own, and the others have nowhere to go.
         requests = [engine.embed([letter * 10]) for letter in "abcdef"]
         results = await asyncio.gather(*requests, return_exceptions=True)
         assert all(isinstance(result, UnhealthyError) for result in results)
         assert sum(isinstance(result, DeviceFailedError) for result in results) == 1
-        assert engine.failed_devices == ["first", "second"]
+        assert engine.failed_devices == ["device 1", "device 2"]
         assert "every device has failed" in str(engine.failure)
         with pytest.raises(UnhealthyError, match="restarted"):
             await engine.embed(["later"])
 
 
-async def test_what_a_failed_gpu_still_computes_fails_with_it() -> None:
-    model = FakeModel()
-    model.asynchronous = model.held = True
-    model.failures += [broken_memory(), broken_memory()]
-    async with Engine(Settings(), loader=lambda _: loaded(model)) as engine:
-        requests = [asyncio.create_task(engine.embed([letter * 10])) for letter in "abc"]
-        await entered(model)
-        await entered(model)
-        model.gate.release(2)
-        results = await asyncio.gather(*requests, return_exceptions=True)
-    assert all(isinstance(result, UnhealthyError) for result in results)
-    assert len(model.batches) == 2
-
-
-async def test_both_batches_that_a_gpu_had_in_flight_go_to_another_device() -> None:
+@pytest.mark.parametrize("has_other", [False, True])
+async def test_both_batches_that_a_failed_gpu_had_in_flight_go_to_another_device_or_fail(
+    has_other: bool,
+) -> None:
     gpu, other = FakeModel(), FakeModel()
-    gpu.asynchronous = gpu.held = other.held = True
+    gpu.asynchronous = True
     gpu.failures += [broken_memory(), broken_memory()]
-    async with Engine(Settings(), loader=lambda _: two_devices(gpu, other)) as engine:
+    models = [gpu, gpu, *([other] if has_other else [])]
+    async with engine_of(*dict.fromkeys(models)) as engine:
         requests = [asyncio.create_task(engine.embed([letter * 10])) for letter in "abc"]
-        # Two on the GPU, the third on the other device.
-        await asyncio.gather(entered(gpu), entered(gpu), entered(other))
+        await asyncio.gather(*map(entered, models))
         gpu.gate.release(2)
-        other.held = False
-        other.gate.release()
-        results = await asyncio.gather(*requests)
-        assert engine.failed_devices == ["first"]
-    assert [result.embeddings[0].dense[0] for result in results] == [970, 980, 990]
-    assert (gpu.batches, other.batches) == ([[10], [10]], [[10], [10], [10]])
+        let_go(other)
+        results = await asyncio.gather(*requests, return_exceptions=True)
+        assert engine.failed_devices == ["device 1"]
+    if has_other:
+        assert letters(*results) == "abc"
+    else:
+        assert all(isinstance(result, UnhealthyError) for result in results)
+    assert (gpu.batches, other.batches) == ([[10]] * 2, [[10]] * 3 if has_other else [])
 
 
-async def test_what_a_batch_has_done_before_its_device_fails_is_not_done_again() -> None:
-    models = [FakeModel(), FakeModel()]
-    for model in models:
-        model.held = True
-    # Too little memory for all: the first half succeeds, and the second fails the device.
-    models[0].failures += [MemoryError(), None, broken_memory()]
-    async with Engine(Settings(), loader=lambda _: two_devices(*models)) as engine:
-        request = await embed_on(models[0], engine, ["aa", "bb", "cc", "dd"])
-        occupied = await embed_on(models[1], engine, ["e" * 10])
-        models[0].held = False
-        models[0].gate.release()
-        await asyncio.to_thread(lambda: [models[0].entered.acquire() for _ in range(2)])
-        models[1].held = False
-        models[1].gate.release()
+@pytest.mark.parametrize("fits", [True, False])
+async def test_of_the_halves_of_a_batch_only_what_is_not_done_goes_to_another_device(
+    fits: bool,
+) -> None:
+    models = first, second = FakeModel(), FakeModel()
+    # Too little memory for all: the first half succeeds or not, and the device fails with it.
+    first.failures += [MemoryError(), *([None] if fits else []), broken_memory()]
+    async with engine_of(*models) as engine:
+        request = asyncio.create_task(engine.embed(["aa", "bb", "cc", "dd"]))
+        await entered(first)
+        occupied = asyncio.create_task(engine.embed(["e" * 10]))
+        await entered(second)
+        let_go(first)
+        for _ in range(1 + fits):
+            await entered(first)
+        let_go(second)
         result, _ = await asyncio.gather(request, occupied)
-    assert [each.dense[0] for each in result.embeddings] == [2 * ord(c) for c in "abcd"]
-    assert models[0].batches == [[2, 2, 2, 2], [2, 2], [2, 2]]
-    assert models[1].batches == [[10], [2, 2]]
-
-
-async def test_both_halves_go_to_another_device_where_the_first_fails_theirs() -> None:
-    models = [FakeModel(), FakeModel()]
-    models[0].failures += [MemoryError(), broken_memory()]
-    models[1].held = True
-    async with Engine(Settings(), loader=lambda _: two_devices(*models)) as engine:
-        models[0].held = True
-        request = await embed_on(models[0], engine, ["aa", "bb", "cc", "dd"])
-        occupied = await embed_on(models[1], engine, ["e" * 10])
-        for model in models:
-            model.held = False
-            model.gate.release()
-        result, _ = await asyncio.gather(request, occupied)
-        assert engine.failed_devices == ["first"]
-    assert [each.dense[0] for each in result.embeddings] == [2 * ord(c) for c in "abcd"]
-    assert models[0].batches == [[2, 2, 2, 2], [2, 2]]
-    assert models[1].batches == [[10], [2, 2], [2, 2]]
+        assert engine.failed_devices == ["device 1"]
+    assert letters(result, length=2) == "abcd"
+    assert first.batches == [[2, 2, 2, 2], *[[2, 2]] * (1 + fits)]
+    assert second.batches == [[10], *[[2, 2]] * (2 - fits)]
 
 
 async def test_a_batch_that_fails_two_devices_is_given_to_no_third_and_harms_no_other() -> None:
-    models = [FakeModel(), FakeModel(), FakeModel()]
-    for model in models:
-        model.held = True
-    first, second, third = (named(name, model) for name, model in zip("123", models, strict=True))
-    served = replace(first, replicas=(second, third))
-    async with Engine(Settings(), loader=lambda _: served) as engine:
-        pairs = zip(models, "abc", strict=True)
-        requests = [await embed_on(model, engine, [text * 10]) for model, text in pairs]
+    models = FakeModel(), FakeModel(), FakeModel()
+    async with engine_of(*models) as engine:
+        poison, *others = await occupy(engine, *models)
         models[0].failures.append(broken_memory())
         models[1].failures += [None, broken_memory()]
-        for model in models[:2]:  # The third is busy until the second has failed, too.
-            model.held = False
-            model.gate.release()
-        poison, *others = requests
+        let_go(*models[:2])  # The third is busy until the second has failed, too.
         with pytest.raises(DeviceFailedError, match="while it computed this"):
             await poison
-        models[2].held = False
-        models[2].gate.release()
-        results = await asyncio.gather(*others, engine.embed(["d" * 10]))
-        assert engine.failed_devices == ["1", "2"]
-    assert [result.embeddings[0].dense[0] for result in results] == [980, 990, 1000]
+        let_go(models[2])
+        assert letters(*await asyncio.gather(*others, engine.embed(["d" * 10]))) == "bcd"
+        assert engine.failed_devices == ["device 1", "device 2"]
 
 
-CRASHES = {
-    "illegal access": (700, "an illegal memory access was encountered"),
-    "assertion": (710, "device-side assert triggered"),
-    "unknown": (12345, "something new"),
-    "without a number": (None, "an illegal memory access was encountered"),
-}
-
-
-@pytest.mark.parametrize("crash", CRASHES.values(), ids=CRASHES)
-async def test_what_may_have_crashed_a_device_is_given_to_no_other(crash) -> None:
-    models = [FakeModel(), FakeModel()]
-    for model in models:
-        model.held = True
-    async with Engine(Settings(), loader=lambda _: two_devices(*models)) as engine:
-        poison, other = [
-            await embed_on(model, engine, [text * 10])
-            for model, text in zip(models, "ab", strict=True)
-        ]
-        models[0].failures.append(accelerator_error(*crash))
-        for model in models:
-            model.held = False
-            model.gate.release()
+@pytest.mark.parametrize("code", [700, None])
+async def test_what_may_have_crashed_a_device_is_given_to_no_other(code: int | None) -> None:
+    models = FakeModel(), FakeModel()
+    async with engine_of(*models) as engine:
+        poison, other = await occupy(engine, *models)
+        models[0].failures.append(accelerator_error(code, "an illegal memory access"))
+        let_go(*models)
         with pytest.raises(DeviceCrashedError, match="computed on no other") as failed:
             await poison
         assert failed.value.retry_after is None
-        results = await asyncio.gather(other, engine.embed(["c" * 10]))
-        assert engine.failed_devices == ["first"]
-    assert [result.embeddings[0].dense[0] for result in results] == [980, 990]
+        assert letters(*await asyncio.gather(other, engine.embed(["c" * 10]))) == "bc"
+        assert engine.failed_devices == ["device 1"]
     assert models[1].batches == [[10], [10]]
-
-
-@pytest.mark.parametrize("code", [1, 9, 98, 209, 400, 701, 900])
-async def test_a_passing_error_fails_its_batch_and_no_device(code: int) -> None:
-    model = FakeModel()
-    model.failures.append(accelerator_error(code, "invalid argument"))
-    async with Engine(Settings(), loader=lambda _: loaded(model)) as engine:
-        with pytest.raises(InferenceError):
-            await engine.embed(["aaa"])
-        assert engine.failed_devices == []
-        assert (await engine.embed(["aaa"])).tokens == 3
 
 
 async def test_a_request_whose_client_has_left_is_not_handed_over() -> None:
-    models = [FakeModel(), FakeModel()]
-    for model in models:
-        model.held = True
-    async with Engine(Settings(), loader=lambda _: two_devices(*models)) as engine:
-        pairs = zip(models, "ab", strict=True)
-        requests = [await embed_on(model, engine, [text * 10]) for model, text in pairs]
-        requests[0].cancel()
-        await asyncio.wait({requests[0]})
+    models = FakeModel(), FakeModel()
+    async with engine_of(*models) as engine:
+        left, other = await occupy(engine, *models)
+        left.cancel()
+        await asyncio.wait({left})
         models[0].failures.append(broken_memory())
-        for model in models:
-            model.held = False
-            model.gate.release()
-        await requests[1]
+        let_go(*models)
+        await other
         await engine.embed(["c" * 10])
     assert models[1].batches == [[10], [10]]
-
-
-async def test_too_little_memory_is_no_failed_device_whatever_class_its_error_has() -> None:
-    model = FakeModel()
-    model.failures.append(torch.AcceleratorError("CUDA error: out of memory"))
-    async with Engine(Settings(), loader=lambda _: loaded(model)) as engine:
-        result = await engine.embed(["aaa", "bbb"])
-        assert engine.failed_devices == []
-    assert [each.dense[0] for each in result.embeddings] == [3 * ord("a"), 3 * ord("b")]
 
 
 # In virtual time.
@@ -355,10 +259,6 @@ def slow(models: LoadedModels, seconds_per_token: float = 0.1) -> LoadedModels:
     return replace(models, seconds_per_token=seconds_per_token)
 
 
-def reranks(*lengths: int, client: str = "", model: FakeModel):
-    return job(*lengths, client=client, model=model, purpose=Purpose.RERANKING)
-
-
 @in_skipped_time
 async def test_a_place_is_free_when_the_last_of_a_request_is_taken(skipped) -> None:
     """Ten tokens a second and ten in a forward; what fits beside the last one is taken with it."""
@@ -375,7 +275,7 @@ async def test_a_place_is_free_when_the_last_of_a_request_is_taken(skipped) -> N
         pool.queue.put(job(5, 10, 10, 10, 2, model=model, client="b"))
         # As much of the other's is taken meanwhile; nothing changes where that has less.
         assert pool.seconds_to_place(Purpose.EMBEDDING) == 6
-        pool.queue.put(reranks(30, client="c", model=model))
+        pool.queue.put(job(30, client="c", model=model, purpose=Purpose.RERANKING))
         assert pool.seconds_to_place(Purpose.RERANKING) == 4, "the scores of all 30, and a second"
 
 
@@ -383,8 +283,8 @@ async def test_a_place_is_free_when_the_last_of_a_request_is_taken(skipped) -> N
 async def test_who_waits_for_scores_waits_for_the_forward_that_makes_them(skipped) -> None:
     model = FakeModel()
     async with VirtualPool(100.0).started(slow(loaded(model), 2.0)) as pool:
-        pool.queue.put(reranks(8, model=model))
-        pool.queue.put(reranks(10, 10, 10, client="b", model=model))
+        pool.queue.put(job(8, model=model, purpose=Purpose.RERANKING))
+        pool.queue.put(job(10, 10, 10, client="b", model=model, purpose=Purpose.RERANKING))
         await turns()
         assert pool.seconds_to_place(Purpose.RERANKING) == pytest.approx(16, abs=1)
         assert pool.seconds_to_place(Purpose.EMBEDDING) == pytest.approx(16, abs=1)
@@ -402,7 +302,7 @@ async def test_devices_that_have_failed_promise_nothing(skipped) -> None:
             pool.queue.put(each)
         for each in jobs:
             await each.result()
-        assert (pool.failed, pool.all_failed, pool.ended) == (["first"], False, False)
+        assert (pool.failed, pool.failure(None, closing=False)) == (["first"], None)
         assert pool.serves(first), "by its replica"
         assert not pool.is_using(first)
         pool.queue.put(job(10, 10, 10, 10, model=first))
@@ -457,7 +357,7 @@ async def test_a_device_for_further_models_alone_is_no_device_of_the_service(ski
         for each in (fails, waits):
             with pytest.raises(UnhealthyError):
                 await each.result()
-        assert (pool.failed, pool.all_failed, pool.ended) == (["other"], False, False)
+        assert (pool.failed, pool.failure(None, closing=False)) == (["other"], None)
         pool.queue.put(serves := job(2, model=default))
         await serves.result()
         default.failures.append(broken_memory())

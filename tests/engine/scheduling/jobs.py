@@ -1,0 +1,47 @@
+"""Jobs, batches and queues, built in a line."""
+
+import numpy as np
+
+from smart_embedder.engine.records import Outputs
+from smart_embedder.engine.scheduling.batcher import Batch, BatchSlice, Limits, weight_of
+from smart_embedder.engine.scheduling.job import Job
+from smart_embedder.engine.scheduling.queue import JobQueue
+from tests.engine.fakes import FakeModel
+
+MODEL, OTHER = FakeModel(), FakeModel()
+
+
+def job(
+    *lengths: int,
+    model: FakeModel = MODEL,
+    urgency: int = 3,
+    virtual_start: float = 0.0,
+    outputs: Outputs = Outputs(dense=True),  # noqa: B008 - it is frozen
+    **options,
+) -> Job:
+    sequences = [np.zeros(length, np.int64) for length in lengths]
+    made = Job(model, sequences, outputs, weight=weight_of(urgency), **options)
+    made.virtual_start = virtual_start
+    return made
+
+
+def batch_of(*slices: Job | tuple[Job, int, int]) -> Batch:
+    """Of jobs as a whole, or from a sequence up to another."""
+    parts = [
+        BatchSlice(each, 0, len(each.sequences)) if isinstance(each, Job) else BatchSlice(*each)
+        for each in slices
+    ]
+    return Batch(parts[0].job.model, parts)
+
+
+def queue_of(*jobs: Job) -> JobQueue:
+    queue = JobQueue()
+    for each in jobs:
+        queue.put(each)
+    return queue
+
+
+def take(queue: JobQueue, budget: int = 16, **options) -> Batch:
+    batch = queue.take(lambda _: Limits(budget), **options)
+    assert batch is not None
+    return batch
