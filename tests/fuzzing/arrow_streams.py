@@ -24,7 +24,6 @@ _READ_BY_PYARROW_ALONE = ("compressed", "send the stream format", "big-endian")
 
 
 def stream_of(table: pa.Table, rows_in_a_batch: int = 3, **options) -> bytes:
-    """As pyarrow writes it."""
     sink = io.BytesIO()
     with pa.ipc.new_stream(sink, table.schema, **options) as writer:
         writer.write_table(table, max_chunksize=rows_in_a_batch)
@@ -32,7 +31,6 @@ def stream_of(table: pa.Table, rows_in_a_batch: int = 3, **options) -> bytes:
 
 
 def seeds() -> Iterator[bytes]:
-    """Streams of every type that is read, and some that are not."""
     texts = pa.array(["a", "bé", None, "x" * 30, "", "字"])
     tables = [
         pa.table({"text": texts}),

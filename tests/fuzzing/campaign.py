@@ -37,7 +37,6 @@ class Result:
 
 
 def main(arguments: list[str]) -> int:
-    """Fuzz every target in its share of the time."""
     parser = ArgumentParser(prog="python -m tests.fuzzing.campaign")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--seconds", type=float, default=3600)
@@ -96,7 +95,6 @@ def _fuzz(name: str, log: Path, *arguments: str) -> int:
 
 
 def print_table(results: list[Result]) -> None:
-    """A line for each target."""
     print(f"{'target':<15}{'executions':>12}{'branches':>10}{'features':>10}{'inputs':>8}  found")
     for each in results:
         print(

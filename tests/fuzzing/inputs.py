@@ -57,7 +57,6 @@ def cut(content: bytes, chance: random.Random) -> list[bytes]:
 
 
 def result_of(steps: Generator[Any, Any, Any]) -> Any:
-    """What a generator returns."""
     while True:
         try:
             next(steps)
@@ -102,7 +101,6 @@ def linear(content: bytes, calls_per_byte: float, calls_beside: int = 20_000) ->
 
 
 def outcome(read: Callable[[], Any], *refusals: type[Exception]) -> tuple[Any, Exception | None]:
-    """What is read, or the refusal."""
     try:
         return read(), None
     except refusals as error:

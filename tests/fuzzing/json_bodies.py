@@ -48,7 +48,6 @@ _SPECIAL = [
 
 
 def seeds() -> Iterator[bytes]:
-    """Examples of every dialect."""
     examples = [json.dumps(dict(each.example)).encode() for each in SCHEMAS]
     return seeds_of([*dict.fromkeys(examples), *_SPECIAL])
 

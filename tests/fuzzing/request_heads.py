@@ -33,16 +33,13 @@ class VirtualTime(asyncio.SelectorEventLoop):
     now = 0.0
 
     def time(self) -> float:
-        """As told."""
         return self.now
 
     def turn(self) -> None:
-        """Run what is ready, once."""
         self.call_soon(self.stop)
         self.run_forever()
 
     def rest(self) -> None:
-        """Run what is ready, until nothing is."""
         self.turn()
         while self._ready:
             self.turn()

@@ -59,7 +59,6 @@ def read_plainly(content: bytes) -> dict[str, torch.Tensor] | None:
 
 
 def checkpoint_seeds() -> Iterator[bytes]:
-    """Checkpoints, and some that cannot be."""
     whole = file_of(_tensors())
     overlapping = {
         "a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]},

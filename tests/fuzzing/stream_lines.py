@@ -36,7 +36,6 @@ def _small_parts() -> ExitStack:
 
 
 def seeds() -> Iterator[bytes]:
-    """Bodies of streams."""
     good = (
         b'{"text": "a"}\n{"id": 7, "text": "\\u00e9\\n"}\n"only a text"\n{"id": "x", "text": "b"}'
     )

@@ -17,5 +17,4 @@ MODULES = {
 
 
 def load(name: str) -> Target:
-    """The target of that name."""
     return importlib.import_module(f"tests.fuzzing.{MODULES[name]}").TARGETS[name]

@@ -48,7 +48,6 @@ class Outcome:
 def ask_everything(
     client: httpx2.Client, description: Schema, served: Served, *, every: int = 1
 ) -> Outcome:
-    """Ask every question, or only one in `every`."""
     outcome = Outcome()
     for number, question in enumerate(questions(description)):
         if number % every:

@@ -34,7 +34,6 @@ class Case:
 
     @property
     def content(self) -> bytes:
-        """The body as it is sent."""
         return json.dumps(self.body).encode()
 
 

@@ -38,7 +38,6 @@ class Checkpoints:
 
 
 def save_checkpoints(folder: Path) -> Checkpoints:
-    """Make them all."""
     return Checkpoints(
         save_m3(folder / "m3"),
         save_reranker(folder / "reranker"),

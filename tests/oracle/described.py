@@ -80,7 +80,6 @@ class Question:
 
 
 def operations(description: Schema) -> Iterator[Operation]:
-    """All of them."""
     for path, methods in description["paths"].items():
         for method, about in methods.items():
             body = about.get("requestBody", {}).get("content", {})

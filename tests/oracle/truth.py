@@ -209,7 +209,6 @@ class QwenReranker(Checkpoint):
 
 
 def unit(vectors: Numbers) -> Numbers:
-    """Scaled to unit length along the last axis."""
     lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
     return np.asarray(vectors / np.maximum(lengths, 1e-12))
 
@@ -219,7 +218,6 @@ def sigmoid(value: float) -> float:
 
 
 def quantized(vectors: Numbers, dtype: str) -> tuple[Numbers, Numbers | None]:
-    """The values of `dtype`, as numbers, and the scales of 8 bits."""
     if dtype in {"int8", "uint8"}:
         largest = np.maximum(np.abs(vectors).max(axis=-1, keepdims=True), 1e-12)
         values = np.rint(vectors / largest * 127) + (128 if dtype == "uint8" else 0)
@@ -235,12 +233,10 @@ def quantized(vectors: Numbers, dtype: str) -> tuple[Numbers, Numbers | None]:
 
 
 def pooled(vectors: Numbers, factor: int | None) -> Numbers:
-    """Fewer ColBERT vectors."""
     return vectors if factor is None else pool(vectors.astype(np.float32), factor)
 
 
 def muvera(vectors: Numbers, side: MuveraSide) -> Numbers:
-    """One vector for all of a text's."""
     return muvera_of(vectors.shape[1]).encode(vectors.astype(np.float32), side)
 
 

@@ -119,7 +119,6 @@ class _Outcome(asyncio.Event):
         self._resolved = resolved
 
     def set(self) -> None:
-        """Resolve the job."""
         super().set()
         self._resolved()
 
@@ -161,7 +160,6 @@ class Auditor:
     # How it sees the engine.
 
     def attach(self, engine: Engine) -> None:
-        """Watch an engine that has not been started."""
         self._engine = engine
         self._queue = queue = engine._queue
         self._devices = devices = engine._devices
@@ -196,7 +194,6 @@ class Auditor:
         self._loop.set_exception_handler(self._unhandled)
 
     def fail(self, law: str, detail: str) -> None:
-        """Record that a law is broken, and stop."""
         if self._broken is None:
             self._broken = LawBrokenError(law, detail, self._loop.steps)
         raise self._broken
@@ -485,7 +482,6 @@ class Auditor:
     # Forwards.
 
     def launched(self, forward: Forward) -> None:
-        """Implement `Watcher`."""
         now, device = self._loop.now, forward.device
         failing = self._failing.setdefault(device, [])
         # What a forward preempts, or is preempted by, may fail before it does.
@@ -554,11 +550,9 @@ class Auditor:
     # Leases.
 
     def leases(self, model: Model) -> None:
-        """A request has this model."""
         self._leased[id(model)] += 1
 
     def releases(self, model: Model) -> None:
-        """It has it no longer."""
         self._leased[id(model)] -= 1
 
     def _unloads(self, model: Model) -> None:

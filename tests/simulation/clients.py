@@ -79,11 +79,9 @@ class World:
     measured: MeasureRequests = field(init=False)
 
     def __post_init__(self) -> None:
-        """Put the middleware in front that counts requests."""
         self.measured = MeasureRequests(_answer, self.metrics, (NATIVE_EMBEDDINGS, RERANK))
 
     def count(self, what: str) -> None:
-        """Count what became of a request."""
         self.tally[what] = self.tally.get(what, 0) + 1
 
 
@@ -107,7 +105,6 @@ class Client:
         kinds: Outputs | None = None,
         answer_bytes: int = _ANSWER_BYTES,
     ) -> str:
-        """Ask for vectors, and check them; returns what became of the request."""
         kinds = kinds or Outputs(dense=True)
         engine = self.world.engine
 
@@ -139,7 +136,6 @@ class Client:
         model: str | None = None,
         leaves_after: float | None = None,
     ) -> str:
-        """Ask for scores, and check them."""
         engine = self.world.engine
 
         async def work(call: Call) -> None:
@@ -325,14 +321,12 @@ class Client:
 
 
 def call_urgency() -> int:
-    """The urgency of the request that runs."""
     book = OWNER.get()
     assert book is not None
     return book.urgency
 
 
 def expected_scores(models: LoadedModels, query: str, passages: list[str]) -> list[float]:
-    """What reranking has to give."""
     if not models.late_interaction:
         number = cast(FakeModel, models.reranker).number
         return [score_of(number, number_of(query), number_of(each)) for each in passages]
@@ -351,13 +345,9 @@ def _equal(got: TextEmbedding, expected: TextEmbedding) -> bool:
             return False
         if left is not None and right is not None and left.tobytes() != right.tobytes():
             return False
-    if (got.sparse is None) != (expected.sparse is None):
-        return False
-    return (
-        got.sparse is None
-        or expected.sparse is None
-        or np.array_equal(got.sparse.indices, expected.sparse.indices)
-    )
+    if got.sparse is None or expected.sparse is None:
+        return got.sparse is expected.sparse
+    return np.array_equal(got.sparse.indices, expected.sparse.indices)
 
 
 class _Departure:
@@ -373,14 +363,12 @@ class _Departure:
             self._left.set_result(None)
 
     async def receive(self) -> Message:
-        """Wait until the client leaves."""
         await asyncio.shield(self._left)
         for _ in range(self._turns):
             await asyncio.sleep(0)
         return {"type": "http.disconnect"}
 
     def forget(self) -> None:
-        """The request is over."""
         if self._timer is not None:
             self._timer.cancel()
         self._left.cancel()

@@ -56,7 +56,14 @@ class AcceleratorError(RuntimeError):
         self.error_code = code
 
 
-LASTING, CRASH, PASSING = 220, 700, 701
+# What a forward with a fault raises.
+_RAISED: dict[str | None, Callable[[], Exception]] = {
+    "memory": partial(MemoryError, "out of memory"),
+    "raises": partial(RuntimeError, "the forward failed"),
+    "lasting": partial(AcceleratorError, 220),
+    "crash": partial(AcceleratorError, 700),
+    "passing": partial(AcceleratorError, 701),
+}
 
 
 @dataclass(slots=True)
@@ -75,7 +82,6 @@ class Chances:
     load_fails: float = 0.0
 
     def calm(self) -> None:
-        """Nothing goes wrong from now on."""
         for name in self.__slots__:
             setattr(self, name, 0.0)
 
@@ -149,11 +155,8 @@ class FakeDevice:
             launch = 0.0 if self.moments.are_common else 0.0002
             self.effects.append(Effect(launch, death=fault == "thread_dies"))
             return collect
-        parts = (
-            self.random.choice([1, 8, 16])
-            if self.moments.are_common
-            else self.random.randint(1, 24)
-        )
+        common = self.moments.are_common
+        parts = self.random.choice([1, 8, 16]) if common else self.random.randint(1, 24)
         self.effects.append(Effect(seconds, parts, fault == "thread_dies"))
         return collect
 
@@ -192,16 +195,11 @@ class FakeDevice:
     ) -> Sequence[Any]:
         if self.on_gpu:
             self.effects.append(Effect(max(0.0, forward.ends - self.now())))
-        fault = forward.fault
-        if fault == "memory":
-            raise MemoryError("out of memory")
-        if fault == "raises":
-            raise RuntimeError("the forward failed")
-        if fault in {"lasting", "crash", "passing"}:
-            codes = {"lasting": LASTING, "crash": CRASH, "passing": PASSING}
-            raise AcceleratorError(codes[fault])
+        if forward.fault in _RAISED:
+            error = _RAISED[forward.fault]()
+            raise error
         results = model.results(sequences, outputs)
-        if fault == "not_finite":
+        if forward.fault == "not_finite":
             results[self.random.randrange(len(results))] = InferenceError(_NOT_FINITE)
         return results
 
@@ -209,7 +207,6 @@ class FakeDevice:
         """Nothing is kept."""
 
     def info(self) -> DeviceInfo:
-        """What the engine knows of it."""
         return DeviceInfo(self.name, "fake", "float32", "sdpa", gpu_available=self.on_gpu)
 
 
@@ -228,29 +225,23 @@ class FakeModel:
     def launch(
         self, sequences: list[TokenIds], outputs: Sequence[Outputs]
     ) -> Callable[[], Sequence[Any]]:
-        """Implement `Model`."""
         return self.device.compute(self, sequences, outputs)
 
     def results(self, sequences: list[TokenIds], outputs: Sequence[Outputs]) -> list[Any]:
-        """A result for each sequence."""
         raise NotImplementedError
 
     def token_spans(self, text: str) -> Iterator[Any]:
-        """Nothing in the simulation asks for them."""
         raise NotImplementedError
 
     def decode(self, ids: list[int], *, skip_special_tokens: bool) -> str:
-        """Nothing in the simulation asks for it."""
         raise NotImplementedError
 
 
 def text_of(number: int, tokens: int) -> str:
-    """The text of this number, which has so many tokens."""
     return str(number).ljust(tokens, "x")
 
 
 def number_of(text: str) -> int:
-    """The number of a text."""
     return int(text.rstrip("x"))
 
 
@@ -280,22 +271,18 @@ class FakeEmbedder(FakeModel):
         return [TokenizedText(ids_of(text, MOST_TOKENS), len(text)) for text in texts]
 
     def colbert_tokens(self, ids: TokenIds) -> TokenIds:
-        """Implement `Embedder`."""
         return ids[1:]
 
     def token_strings(self, ids: TokenIds) -> list[str]:
-        """Implement `Embedder`."""
         return [str(each) for each in ids]
 
     def results(self, sequences: list[TokenIds], outputs: Sequence[Outputs]) -> list[Any]:
-        """The vectors that are asked for."""
         return [
             self.vectors(int(ids[0]), len(ids), wanted)
             for ids, wanted in zip(sequences, outputs, strict=True)
         ]
 
     def vectors(self, text: int, tokens: int, outputs: Outputs) -> TextEmbedding:
-        """The vectors of the text of this number."""
         return TextEmbedding(
             np.array([text, tokens, self.number, 1], np.float32) if outputs.dense else None,
             SparseVector(np.array([text]), np.array([self.number + 1], np.float32))
@@ -322,7 +309,6 @@ class PairIds(JoinedIds):
         self.joined = super().join()
 
     def join(self) -> TokenIds:
-        """The same array each time."""
         return self.joined
 
 
@@ -351,12 +337,10 @@ class FakeReranker(FakeModel):
         return TokenizedPair(PairIds(first, second), *counts)
 
     def results(self, sequences: list[TokenIds], outputs: Sequence[Outputs]) -> list[Any]:
-        """The scores."""
         return [score_of(self.number, int(ids[0]), int(ids[1:].max())) for ids in sequences]
 
 
 def score_of(model: int, query: int, passage: int) -> float:
-    """The score of a passage for a query by a model."""
     return float((query * 7919 + passage) * 8 + model)
 
 
@@ -372,7 +356,6 @@ class FakeMemory:
 
     @property
     def own(self) -> int:
-        """Bytes of this process."""
         return sum(self.models.values())
 
 
@@ -397,12 +380,10 @@ class FakeLoader:
         """Implement `ModelLoader`."""
 
     def plan(self, entry: ModelEntry) -> LoadPlan:
-        """Implement `ModelLoader`."""
         self._spend(0.01, 0.5)
         return LoadPlan({"memory": self._sizes[entry.name]}, partial(self._load, entry))
 
     def read_memory(self, name: str) -> MemoryUsage:
-        """Implement `ModelLoader`."""
         own = self.memory.own
         return MemoryUsage(own + self.memory.others, self.memory.total, own)
 
@@ -411,7 +392,6 @@ class FakeLoader:
         gc.collect()
 
     def number_of(self, name: str) -> int:
-        """The number of a model."""
         return self._numbers[name]
 
     def _spend(self, least: float, most: float) -> None:

@@ -301,19 +301,35 @@ class Scenario:
     async def _think(self, most: float) -> None:
         await asyncio.sleep(self.moments.rounded(self.random.random() * most))
 
-    async def _bulk(self, client: Client) -> None:
-        """Several connections that always ask for much."""
+    async def _connections(
+        self,
+        least: int,
+        most: int,
+        ask: Callable[[], Coroutine[Any, Any, str]],
+        pause: float,
+        after_errors: float | None = None,
+    ) -> None:
+        """So many at once, each of which asks, thinks for up to `pause` seconds, and asks again."""
 
         async def connection() -> None:
             while not self._is_over:
-                outcome = await client.embed(
-                    self._some_texts(64),
-                    model=self._some_model("embed", 0.3),
-                    kinds=self.random.choice(_KINDS),
-                )
-                await self._think(0.01 if outcome == "success" else 4.0)
+                failed = await ask() != "success"
+                longer = failed and after_errors is not None
+                await self._think(after_errors if longer else pause)
 
-        await asyncio.gather(*(connection() for _ in range(self.random.randint(1, 12))))
+        await asyncio.gather(*(connection() for _ in range(self.random.randint(least, most))))
+
+    async def _bulk(self, client: Client) -> None:
+        """Several connections that always ask for much."""
+
+        def ask() -> Coroutine[Any, Any, str]:
+            return client.embed(
+                self._some_texts(64),
+                model=self._some_model("embed", 0.3),
+                kinds=self.random.choice(_KINDS),
+            )
+
+        await self._connections(1, 12, ask, 0.01, after_errors=4.0)
 
     async def _lonely(self, client: Client) -> None:
         """One short request, a pause, another one."""
@@ -328,16 +344,14 @@ class Scenario:
     async def _leaving(self, client: Client) -> None:
         """Its requests are given up at any moment."""
 
-        async def connection() -> None:
-            while not self._is_over:
-                await client.embed(
-                    self._some_texts(16),
-                    leaves_after=self.random.choice([0.0, 0.002, 0.1, 2.0]) * self.random.random(),
-                    model=self._some_model("embed", 0.3),
-                )
-                await self._think(0.5)
+        def ask() -> Coroutine[Any, Any, str]:
+            return client.embed(
+                self._some_texts(16),
+                leaves_after=self.random.choice([0.0, 0.002, 0.1, 2.0]) * self.random.random(),
+                model=self._some_model("embed", 0.3),
+            )
 
-        await asyncio.gather(*(connection() for _ in range(self.random.randint(1, 6))))
+        await self._connections(1, 6, ask, 0.5)
 
     async def _many(self, client: Client) -> None:
         """Nothing for a while, and then everything at once, often the same."""
@@ -356,43 +370,31 @@ class Scenario:
         """One short text after the other, on several connections."""
         shortest = sorted(self.world.texts, key=len)[: _TEXTS // 4]
 
-        async def connection() -> None:
-            while not self._is_over:
-                outcome = await client.embed([self.random.choice(shortest)])
-                await self._think(0.01 if outcome == "success" else 4.0)
+        def ask() -> Coroutine[Any, Any, str]:
+            return client.embed([self.random.choice(shortest)])
 
-        await asyncio.gather(*(connection() for _ in range(self.random.randint(2, 16))))
+        await self._connections(2, 16, ask, 0.01, after_errors=4.0)
 
     async def _slow(self, client: Client) -> None:
         """Reads its answers slowly, and asks for large ones."""
 
-        async def connection() -> None:
-            while not self._is_over:
-                await client.embed(
-                    self._some_texts(16),
-                    reads_for=self.random.random() * 20,
-                    model=self._some_model("embed", 0.3),
-                )
-                await self._think(0.1)
+        def ask() -> Coroutine[Any, Any, str]:
+            texts, reads_for = self._some_texts(16), self.random.random() * 20
+            return client.embed(texts, reads_for=reads_for, model=self._some_model("embed", 0.3))
 
-        await asyncio.gather(*(connection() for _ in range(self.random.randint(1, 8))))
+        await self._connections(1, 8, ask, 0.1)
 
     async def _reranks(self, client: Client) -> None:
         """Scores of passages, now and then given up."""
         leaves = self.random.random() < 0.3
 
-        async def connection() -> None:
-            while not self._is_over:
-                query, *passages = self._some_texts(30) + self._some_texts(1)
-                await client.rerank(
-                    query,
-                    passages,
-                    model=self._some_model("rerank"),
-                    leaves_after=self.random.random() if leaves else None,
-                )
-                await self._think(1.0)
+        def ask() -> Coroutine[Any, Any, str]:
+            query, *passages = self._some_texts(30) + self._some_texts(1)
+            model = self._some_model("rerank")
+            leaves_after = self.random.random() if leaves else None
+            return client.rerank(query, passages, model=model, leaves_after=leaves_after)
 
-        await asyncio.gather(*(connection() for _ in range(self.random.randint(1, 6))))
+        await self._connections(1, 6, ask, 1.0)
 
     async def _streams(self, client: Client) -> None:
         """A stream after the other."""
@@ -432,21 +434,17 @@ class Scenario:
             return
         probe = Client(self.world, "probe", 3)
         text = [text_of(_FIRST_TEXT, 4)]
-        outcomes = {"embedder": await probe.embed(text)}
-        if self.settings.reranker_model != "none":
-            outcomes["reranker"] = await probe.rerank(text[0], text)
-        for name, outcome in outcomes.items():
-            if outcome != "success":
-                self.auditor.fail("again", f"{name} answers {outcome} when all is calm")
-        for entry in self.entries:
-            ask = (
-                probe.embed(text, model=entry.public_name)
-                if entry.task == "embed"
-                else probe.rerank(text[0], text, model=entry.public_name)
-            )
-            outcome = await ask
-            if outcome not in {"success", "model_too_large", "loading"}:
-                self.auditor.fail("again", f"{entry.name} answers {outcome} when all is calm")
+        asked = [("embed", None), ("rerank", None)][: 1 + (self.settings.reranker_model != "none")]
+        asked += [(entry.task, entry.public_name) for entry in self.entries]
+        for task, name in asked:
+            if task == "embed":
+                outcome = await probe.embed(text, model=name)
+            else:
+                outcome = await probe.rerank(text[0], text, model=name)
+            may_be_away = {"model_too_large", "loading"} if name else set()
+            if outcome not in {"success"} | may_be_away:
+                answers = f"answers {outcome} when all is calm"
+                self.auditor.fail("again", f"{name or f'the default to {task}'} {answers}")
 
     async def _drain(self) -> None:
         """SIGTERM: what was accepted is answered, and the end comes in time."""

@@ -33,7 +33,6 @@ class Moments:
     are_common: bool = False
 
     def rounded(self, seconds: float) -> float:
-        """So many seconds, or a little more."""
         if not self.are_common or math.isinf(seconds):
             return seconds
         return math.ceil(seconds * 16) / 16
@@ -60,7 +59,6 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._stopping: bool
 
     def time(self) -> float:
-        """The virtual time in seconds."""
         return self.now
 
     def _run_once(self) -> None:
@@ -176,7 +174,6 @@ class VirtualThread(DeviceThread):
         self._idle.set()
 
     async def run(self, call: Callable[[], Result], *, preempts: bool = False) -> Result:
-        """Implement `DeviceThread`."""
         own = _Call(self._loop.create_future(), call)
         if preempts:
             self._to_preempt.append(own)
@@ -192,7 +189,6 @@ class VirtualThread(DeviceThread):
         return result
 
     async def close(self, seconds: float) -> None:
-        """Implement `DeviceThread`."""
         idle = asyncio.ensure_future(self._idle.wait())
         await asyncio.wait({idle}, timeout=seconds)
         idle.cancel()
