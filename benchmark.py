@@ -42,9 +42,6 @@ RATE_LIMIT_HINT = (
 
 Row = dict[str, str | float | None]
 
-# A text is a sentence: this many words.
-FEWEST_WORDS, MOST_WORDS = 5, 30
-
 
 class BenchmarkError(Exception):
     """The run cannot go on; the text is one sentence for the user."""
@@ -75,27 +72,27 @@ class Outcome:
     wall: float = 0.0
 
 
-def make_text(rng: random.Random) -> str:
-    """Return a text as long as a sentence."""
-    return " ".join(rng.choices(WORDS, k=rng.randint(FEWEST_WORDS, MOST_WORDS)))
-
-
-def make_body(scenario: str, rng: random.Random, number: int, batch_size: int) -> bytes:
-    """Return an encoded request whose texts no request of another number has."""
-    texts = [f"{number}.{place} {make_text(rng)}" for place in range(batch_size)]
-    if scenario == "rerank":
-        query = f"{number} {' '.join(rng.choices(WORDS, k=rng.randint(3, 12)))}"
-        return orjson.dumps({"query": query, "passages": texts})
-    full = scenario == "embed_full"
-    kinds = {"return_dense": True, "return_sparse": full, "return_colbert": full}
-    return orjson.dumps({"sentences": texts, **kinds})
-
-
 def make_bodies(scenario: str, plan: Plan) -> list[bytes]:
-    """Return the bodies of a scenario, those of the warm-up first; the same ones every run."""
+    """Return the bodies of a scenario, those of the warm-up first; the same ones every run.
+
+    No two texts are the same.
+    """
     rng = random.Random(scenario)  # noqa: S311 (texts must repeat, not surprise)
-    numbers = range(plan.warmup + plan.requests)
-    return [make_body(scenario, rng, number, plan.batch_size) for number in numbers]
+
+    def words(fewest: int, most: int) -> str:
+        return " ".join(rng.choices(WORDS, k=rng.randint(fewest, most)))
+
+    bodies = []
+    for number in range(plan.warmup + plan.requests):
+        # A text is a sentence.
+        texts = [f"{number}.{place} {words(5, 30)}" for place in range(plan.batch_size)]
+        full = scenario == "embed_full"
+        body: dict[str, object] = {"sentences": texts, "return_dense": True}
+        body |= {"return_sparse": full, "return_colbert": full}
+        if scenario == "rerank":
+            body = {"query": f"{number} {words(3, 12)}", "passages": texts}
+        bodies.append(orjson.dumps(body))
+    return bodies
 
 
 async def send(session: aiohttp.ClientSession, url: str, body: bytes, outcome: Outcome) -> None:
@@ -110,17 +107,12 @@ async def send(session: aiohttp.ClientSession, url: str, body: bytes, outcome: O
     elapsed = time.perf_counter() - start
     if response.status == HTTPStatus.OK:
         outcome.latencies.append(elapsed)
-    else:
-        outcome.failures[f"{response.status} {error_code(content)}".rstrip()] += 1
-
-
-def error_code(content: bytes) -> str:
-    """Return the `code` of an error body, or nothing if it has none."""
+        return
     try:
-        body = orjson.loads(content)
-    except orjson.JSONDecodeError:
-        return ""
-    return str(body.get("code", "")) if isinstance(body, dict) else ""
+        code = orjson.loads(content)["code"]
+    except (ValueError, TypeError, KeyError):  # No error of the service's.
+        code = ""
+    outcome.failures[f"{response.status} {code}".rstrip()] += 1
 
 
 async def run_load(
@@ -143,21 +135,24 @@ async def run_load(
     return outcome
 
 
-async def check_reachable(session: aiohttp.ClientSession, url: str) -> None:
-    """Raise `BenchmarkError` unless something answers HTTP at `url`."""
-    try:
-        async with session.get(url + "/health") as response:
-            await response.read()
-    except (aiohttp.ClientError, OSError) as error:
-        kind = type(error).__name__
-        raise BenchmarkError(f"No server answers at {url} ({kind}); is it running?") from None
-
-
 async def run(plan: Plan) -> dict[str, Outcome]:
     """Run every scenario of the plan in turn, with a pause between them."""
     outcomes: dict[str, Outcome] = {}
-    async with open_session(plan) as session:
-        await check_reachable(session, plan.url)
+    headers = {"Content-Type": "application/json"}
+    if plan.token:
+        headers["Authorization"] = f"Bearer {plan.token}"
+    # Shorter than the five seconds after which uvicorn closes an idle connection.
+    connector = aiohttp.TCPConnector(limit=plan.concurrency, keepalive_timeout=3)
+    timeout = aiohttp.ClientTimeout(total=plan.timeout)
+    async with aiohttp.ClientSession(
+        headers=headers, connector=connector, timeout=timeout
+    ) as session:
+        try:
+            async with session.get(plan.url + "/health") as response:
+                await response.read()
+        except (aiohttp.ClientError, OSError) as error:
+            answers = f"No server answers at {plan.url} ({type(error).__name__})"
+            raise BenchmarkError(f"{answers}; is it running?") from None
         for name in plan.scenarios:
             if outcomes and plan.sleep_between:
                 await asyncio.sleep(plan.sleep_between)
@@ -166,20 +161,6 @@ async def run(plan: Plan) -> dict[str, Outcome]:
                 await run_load(session, name, plan, bodies[: plan.warmup], f"{name} warm-up")
             outcomes[name] = await run_load(session, name, plan, bodies[plan.warmup :], name)
     return outcomes
-
-
-def open_session(plan: Plan) -> aiohttp.ClientSession:
-    """Return a session with a connection for every worker."""
-    headers = {"Content-Type": "application/json"}
-    if plan.token:
-        headers["Authorization"] = f"Bearer {plan.token}"
-    # Shorter than the five seconds after which uvicorn closes an idle connection.
-    connector = aiohttp.TCPConnector(limit=plan.concurrency, keepalive_timeout=3)
-    return aiohttp.ClientSession(
-        headers=headers,
-        connector=connector,
-        timeout=aiohttp.ClientTimeout(total=plan.timeout),
-    )
 
 
 def figures(name: str, plan: Plan, outcome: Outcome) -> Row:
@@ -195,17 +176,12 @@ def figures(name: str, plan: Plan, outcome: Outcome) -> Row:
         "Req/s": ok / outcome.wall,
         "Units/s": ok * plan.batch_size / outcome.wall,
     }
-    return row | latency_figures(outcome.latencies)
-
-
-def latency_figures(latencies: Sequence[float]) -> dict[str, float | None]:
-    """Return mean, percentiles, minimum and maximum in milliseconds."""
     names = ("Avg", "P50", "P95", "P99", "Min", "Max")
-    if not latencies:
-        return dict.fromkeys(names)
-    ms = np.asarray(latencies) * 1000.0
+    if not ok:
+        return row | dict.fromkeys(names)
+    ms = np.asarray(outcome.latencies) * 1000.0
     values = (ms.mean(), *np.percentile(ms, (50, 95, 99)), ms.min(), ms.max())
-    return {name: float(value) for name, value in zip(names, values, strict=True)}
+    return row | {name: float(value) for name, value in zip(names, values, strict=True)}
 
 
 def format_table(rows: Sequence[Row]) -> str:
@@ -238,15 +214,10 @@ def report(plan: Plan, outcomes: dict[str, Outcome]) -> None:
         failures = (dict(outcome.failures) for outcome in outcomes.values())
         pairs = zip(rows, failures, strict=True)
         content = {"scenarios": [row | {"Failures": kinds} for row, kinds in pairs]}
-        write_json(plan.json, content)
-
-
-def write_json(path: Path, content: object) -> None:
-    """Write the figures, unrounded."""
-    try:
-        path.write_bytes(orjson.dumps(content, option=orjson.OPT_INDENT_2) + b"\n")
-    except OSError as error:
-        raise BenchmarkError(f"{path} cannot be written: {error.strerror}") from None
+        try:
+            plan.json.write_bytes(orjson.dumps(content, option=orjson.OPT_INDENT_2) + b"\n")
+        except OSError as error:
+            raise BenchmarkError(f"{plan.json} cannot be written: {error.strerror}") from None
 
 
 def at_least(low: int) -> Callable[[str], int]:
@@ -289,8 +260,8 @@ def scenario_names(text: str) -> list[str]:
     return names
 
 
-def make_parser() -> argparse.ArgumentParser:
-    """Return the parser of the command line."""
+def read_plan() -> Plan:
+    """Parse the command line; a bad one ends the program with exit code 2."""
     parser = argparse.ArgumentParser(
         description="Measure latency and throughput of a running Smart Embedder.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
@@ -303,27 +274,13 @@ def make_parser() -> argparse.ArgumentParser:
     add("--batch-size", type=at_least(1), default=4, help="sentences or passages in a request")
     add("--warmup", type=at_least(0), default=5, help="requests before the measured ones")
     add("--timeout", type=seconds, default=60.0, help="seconds until a request counts as failed")
-    add(
-        "--max-batch-size",
-        type=at_least(0),
-        default=128,
-        help="the largest --batch-size that is allowed; 0 allows any",
-    )
-    add(
-        "--scenarios",
-        type=scenario_names,
-        default=",".join(PATHS),
-        help="what to measure, separated by commas",
-    )
+    help_ = "the largest --batch-size that is allowed; 0 allows any"
+    add("--max-batch-size", type=at_least(0), default=128, help=help_)
+    help_ = "what to measure, separated by commas"
+    add("--scenarios", type=scenario_names, default=",".join(PATHS), help=help_)
     add("--sleep-between", type=seconds, default=0.0, help="seconds of pause between scenarios")
     add("--json", type=Path, metavar="FILE", help="also write the figures to this file")
-    return parser
-
-
-def read_plan(arguments: Sequence[str] | None = None) -> Plan:
-    """Parse the command line; a bad one ends the program with exit code 2."""
-    parser = make_parser()
-    options = vars(parser.parse_args(arguments))
+    options = vars(parser.parse_args())
     largest = options.pop("max_batch_size")
     if options["token"] is None:
         options["token"] = os.environ.get("API_TOKEN", "").strip()
