@@ -50,15 +50,11 @@ def draw(title: str, about: str, bars: Sequence[Bar], file: Path) -> Path:
 
 def draw_engines(report: Content, folder: Path) -> Path:
     """Texts per second, the fastest first; engines that did not run are left out."""
-    bars = [
-        (
-            row["engine"] + "*" * row["dense_only"],
-            row["speed"]["texts_per_second"],
-            row["engine"].startswith("smart-embedder"),
-        )
-        for row in report["engines"]
-        if row["speed"]
-    ]
+    bars: list[Bar] = []
+    for row in report["engines"]:
+        if row["speed"]:
+            name, rate = row["engine"], row["speed"]["texts_per_second"]
+            bars.append((name + "*" * row["dense_only"], rate, name.startswith("smart-embedder")))
     title = f"Texts per second: {report['workload']}, {report['texts']} texts"
     about = f"{report['tokens']} tokens; {report['machine']}; * dense vectors only"
     file = folder / f"engines-{report['workload']}.svg"

@@ -104,22 +104,6 @@ build() {
 # What the image says about itself.
 facts() { engine inspect --type image --format "$1" "$image"; }
 
-show_layers() {
-  engine push --quiet --disable-compression "$image" "dir:$work/pushed"
-  python3 - "$work/pushed" <<'PY'
-import json, pathlib, re, sys
-noise = re.compile(r"^\|\d+ \S+|/bin/sh -c|#\(nop\)|--mount=\S+")
-folder = pathlib.Path(sys.argv[1])
-manifest = json.loads((folder / "manifest.json").read_text())
-config = json.loads((folder / manifest["config"]["digest"].partition(":")[2]).read_text())
-made_by = [step.get("created_by", "") for step in config["history"] if not step.get("empty_layer")]
-sizes = [layer["size"] for layer in manifest["layers"]]
-for size, step in zip(sizes, made_by, strict=True):
-    print(f"{size / 1e6:8.1f} MB  {' '.join(noise.sub('', step).split())[:100]}")
-print(f"{sum(sizes) / 1e6:8.1f} MB  in all, uncompressed")
-PY
-}
-
 check_contents() {
   local container=$1
   # shellcheck disable=SC2016 # for the shell inside
@@ -231,7 +215,6 @@ stop_server() {
 
 say "making the base";              make_base
 say "building $image";              build
-say "layers";                       show_layers
 container=$(engine from --pull-never "$image")
 say "contents";                     check_contents "$container"
 say "making the demo model inside"; make_model "$container"

@@ -20,17 +20,13 @@ def table() -> str:
     return "\n".join([*_HEAD, *_rows(), ""])
 
 
-def _metrics() -> Metrics:
-    """The metrics of a service with a model, whose series exist with their labels."""
+def _rows() -> Iterator[str]:
+    # Those of a service with a model, whose series exist with their labels.
     metrics = Metrics()
     metrics.embedding_endpoint(EMBEDDING_ENDPOINT)
     metrics.watch_models(["model"], ["ready"], lambda _: "ready")
     metrics.watch_further_model("model", lambda: 0)
-    return metrics
-
-
-def _rows() -> Iterator[str]:
-    families = {family.name: family for family in _metrics().registry.collect()}
+    families = {family.name: family for family in metrics.registry.collect()}
     for name, family in sorted(families.items()):
         if name.startswith(_PROCESS):
             continue

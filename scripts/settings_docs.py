@@ -42,13 +42,10 @@ def env_example() -> str:
 def _section(title: str, variables: Iterable[tuple[str, str, str]]) -> str:
     lines = [f"# --- {title} ---"]
     for name, value, text in variables:
-        lines += [*_comment(text), f"# {name}={value}"]
+        sentence = without_markup(text[0].upper() + text[1:] + ".")
+        lines += textwrap.wrap(sentence, _WIDTH, initial_indent="# ", subsequent_indent="# ")
+        lines.append(f"# {name}={value}")
     return "\n".join(lines) + "\n"
-
-
-def _comment(text: str) -> list[str]:
-    sentence = without_markup(text[0].upper() + text[1:] + ".")
-    return textwrap.wrap(sentence, _WIDTH, initial_indent="# ", subsequent_indent="# ")
 
 
 def with_tables(page: str) -> str:
@@ -62,15 +59,12 @@ def with_tables(page: str) -> str:
 
 
 def _table(title: str) -> str:
-    rows = [_row(name) for name in sections()[title]]
+    rows = []
+    for name in sections()[title]:
+        value, text = f"`{default(name)}`" if default(name) else "not set", meaning(name)
+        full_stop = "." if ". " in text else ""
+        rows.append(f"| `{name.upper()}` | {value} | {text}{full_stop} |")
     return "\n".join(["", "| setting | default | meaning |", "|---|---|---|", *rows, ""])
-
-
-def _row(name: str) -> str:
-    value = f"`{default(name)}`" if default(name) else "not set"
-    text = meaning(name)
-    full_stop = "." if ". " in text else ""
-    return f"| `{name.upper()}` | {value} | {text}{full_stop} |"
 
 
 if __name__ == "__main__":

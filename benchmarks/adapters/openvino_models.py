@@ -40,11 +40,8 @@ class DenseSparseColbert(nn.Module):
         """Ids and mask [N, L]; what stands at padding is to be ignored."""
         states = self.encoder(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
         sparse = torch.relu(self.sparse(states))[..., 0]
-        return (
-            normalize(states[:, 0], dim=-1),
-            sparse,
-            normalize(self.colbert(states[:, 1:]), dim=-1),
-        )
+        colbert = normalize(self.colbert(states[:, 1:]), dim=-1)
+        return normalize(states[:, 0], dim=-1), sparse, colbert
 
 
 def _head(file: Path) -> nn.Linear:
@@ -70,7 +67,11 @@ def quantize(folder: Path) -> openvino.Model:
     if not model_file(folder, "float").exists():
         make(folder, "float")
     model = openvino.Core().read_model(model_file(folder, "float"))
-    samples = _calibration(Tokenizer.from_file(str(folder / "tokenizer.json")))
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    texts = draw_texts(MIXED, _CALIBRATION_TEXTS, seed=_CALIBRATION_SEED)
+    rows = [tokenizer.encode(text).ids[:_CALIBRATION_TOKENS] for text in texts]
+    ids = [np.array([row], np.int64) for row in rows]
+    samples = [{"input_ids": each, "attention_mask": np.ones_like(each)} for each in ids]
     return nncf.quantize(
         model,
         nncf.Dataset(samples),
@@ -78,13 +79,6 @@ def quantize(folder: Path) -> openvino.Model:
         model_type=nncf.ModelType.TRANSFORMER,
         preset=nncf.QuantizationPreset.MIXED,
     )
-
-
-def _calibration(tokenizer: Tokenizer) -> list[dict[str, np.ndarray]]:
-    texts = draw_texts(MIXED, _CALIBRATION_TEXTS, seed=_CALIBRATION_SEED)
-    rows = [tokenizer.encode(text).ids[:_CALIBRATION_TOKENS] for text in texts]
-    ids = [np.array([row], np.int64) for row in rows]
-    return [{"input_ids": each, "attention_mask": np.ones_like(each)} for each in ids]
 
 
 def make(folder: Path, kind: str) -> None:

@@ -17,8 +17,6 @@ import io
 import json
 import shutil
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.resources import files
 from importlib.util import find_spec
@@ -111,9 +109,14 @@ def build_demo_checkpoint(folder: Path) -> Path:
             raise StartupError(
                 f"{folder} holds something other than a demo model: name another folder or empty it"
             )
-        with _staging(folder) as staged:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        staged = _sibling(folder)
+        staged.mkdir()
+        try:
             _fill(staged, source, recipe)
             _put_in_place(staged, folder)
+        finally:
+            shutil.rmtree(staged, ignore_errors=True)
     except OSError as error:
         reason = error.strerror or error
         raise StartupError(f"the demo model cannot be written to {folder}: {reason}") from error
@@ -127,18 +130,6 @@ def _config(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return config if isinstance(config, dict) else {}
-
-
-@contextmanager
-def _staging(folder: Path) -> Iterator[Path]:
-    """A new folder beside `folder`, gone when the block ends unless it was moved."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    staged = _sibling(folder)
-    staged.mkdir()
-    try:
-        yield staged
-    finally:
-        shutil.rmtree(staged, ignore_errors=True)
 
 
 def _sibling(folder: Path) -> Path:
