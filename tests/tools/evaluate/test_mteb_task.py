@@ -2,10 +2,7 @@
 
 import asyncio
 import json
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -19,7 +16,6 @@ import pyarrow as pa
 from pyarrow import parquet
 from sentence_transformers import SentenceTransformer
 
-from tests.support.server import REPOSITORY
 from tools.demo.checkpoint import package_folder
 from tools.evaluate import __main__ as tool
 from tools.evaluate.dataset import DatasetError
@@ -49,17 +45,20 @@ def tables(demo_questions: Path) -> dict[str, list[dict[str, object]]]:
     return {**read, "default": [dict(zip(NAMES, row.split("\t"), strict=True)) for row in rows]}
 
 
-@pytest.fixture
-def snapshot(tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Those as a task of retrieval."""
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+
+
+@pytest.fixture
+def snapshot(tables, tmp_path: Path) -> Path:
+    """Those as a task of retrieval."""
     return save_snapshot(tmp_path / "snapshot", tables)
 
 
 @pytest.fixture
-def reranking(tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def reranking(tables, tmp_path: Path) -> Path:
     """Those as a task of reranking: a query's candidates are every third passage and its own."""
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     ids = [record["_id"] for record in tables["corpus"]]
     ranked = [
         {"query-id": row["query-id"], "corpus-ids": sorted({*ids[::3], row["corpus-id"]})}
@@ -133,8 +132,7 @@ def test_the_candidates_of_a_reranking_task_are_read(reranking: Path) -> None:
     assert {len(each) for each in task.candidates.values()} == {40, 41}
 
 
-def test_an_instruction_stands_behind_its_query(tables, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+def test_an_instruction_stands_behind_its_query(tables, tmp_path: Path) -> None:
     told = [{"query-id": row["_id"], "instruction": "Be brief."} for row in tables["queries"]]
     folder = save_snapshot(tmp_path / "instructed", {**tables, "instruction": told})
     task = read_mteb("SciFact", folder, "test", "default")
@@ -146,27 +144,11 @@ def test_an_instruction_stands_behind_its_query(tables, tmp_path: Path, monkeypa
     [
         ("NoSuchTask", "mteb has no task NoSuchTask"),
         ("Banking77Classification", "is no retrieval task of texts"),
+        ("SciFact", "the task SciFact cannot be loaded"),
     ],
 )
-def test_what_is_no_retrieval_task_is_one_sentence(name: str, message: str) -> None:
+def test_what_is_no_retrieval_task_on_the_disk_is_one_sentence(
+    name: str, message: str, tmp_path: Path
+) -> None:
     with pytest.raises(DatasetError, match=message):
-        read_mteb(name, None, "test", "default")
-
-
-def test_a_task_that_is_not_on_the_disk_is_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(DatasetError, match="the task SciFact cannot be loaded"):
-        read_mteb("SciFact", tmp_path, "test", "default")
-
-
-def test_a_classification_task_is_one_sentence_on_the_command_line(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "tools.evaluate", "--mteb", "Banking77Classification"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": f"{REPOSITORY}:{os.environ.get('PYTHONPATH', '')}"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 2
-    expected = "The evaluation cannot run: the task Banking77Classification is no retrieval task"
-    assert done.stderr.splitlines()[-1].startswith(expected)
+        read_mteb(name, tmp_path, "test", "default")

@@ -137,20 +137,18 @@ def test_a_server_with_a_token_and_without_a_reranker_passes(closed_server) -> N
     assert "hush" not in output
 
 
-def test_without_the_token_it_says_that_one_is_needed(closed_server) -> None:
-    status, output = smoke(closed_server.url)
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ([], "it asks for a token and none was given: it needs --token"),
+        (["--token", "hush-hush-not"], "it asks for a token and refuses this one"),
+    ],
+)
+def test_without_the_right_token_it_says_so(closed_server, arguments, told: str) -> None:
+    status, output = smoke(closed_server.url, *arguments)
     assert status == 1
-    assert "none was given: it needs --token" in the_failure(output)
-    assert "it asks for a token and none was given: it needs --token" in skipped(output)
-
-
-def test_a_token_that_is_refused_is_told_from_one_that_is_not_asked_for(
-    closed_server: RunningServer,
-) -> None:
-    status, output = smoke(closed_server.url, "--token", "hush-hush-not")
-    assert status == 1
-    assert "it asks for a token and refuses this one" in the_failure(output)
-    assert "it asks for a token and refuses this one" in skipped(output)
+    assert told in the_failure(output)
+    assert told in skipped(output)
     assert "hush" not in output
 
 
