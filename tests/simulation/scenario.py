@@ -307,15 +307,14 @@ class Scenario:
         most: int,
         ask: Callable[[], Coroutine[Any, Any, str]],
         pause: float,
-        after_errors: float | None = None,
+        after_errors: float = 0.0,
     ) -> None:
         """So many at once, each of which asks, thinks for up to `pause` seconds, and asks again."""
 
         async def connection() -> None:
             while not self._is_over:
                 failed = await ask() != "success"
-                longer = failed and after_errors is not None
-                await self._think(after_errors if longer else pause)
+                await self._think((failed and after_errors) or pause)
 
         await asyncio.gather(*(connection() for _ in range(self.random.randint(least, most))))
 
@@ -434,15 +433,17 @@ class Scenario:
             return
         probe = Client(self.world, "probe", 3)
         text = [text_of(_FIRST_TEXT, 4)]
-        asked = [("embed", None), ("rerank", None)][: 1 + (self.settings.reranker_model != "none")]
+        asked: list[tuple[str, str | None]] = [("embed", None)]
+        if self.settings.reranker_model != "none":
+            asked.append(("rerank", None))
         asked += [(entry.task, entry.public_name) for entry in self.entries]
         for task, name in asked:
             if task == "embed":
                 outcome = await probe.embed(text, model=name)
             else:
                 outcome = await probe.rerank(text[0], text, model=name)
-            may_be_away = {"model_too_large", "loading"} if name else set()
-            if outcome not in {"success"} | may_be_away:
+            may_be_away = name and outcome in {"model_too_large", "loading"}
+            if outcome != "success" and not may_be_away:
                 answers = f"answers {outcome} when all is calm"
                 self.auditor.fail("again", f"{name or f'the default to {task}'} {answers}")
 
