@@ -8,7 +8,7 @@ from enum import Enum, auto
 from smart_embedder.errors import StartupError, UnknownModelError
 from smart_embedder.observability.logs import escape_text
 from smart_embedder.settings import LATE_INTERACTION, NO_RERANKER, Settings
-from smart_embedder.settings.types import ModelEntry, public_name
+from smart_embedder.settings.types import public_name
 
 _MAX_QUOTED = 100
 # Some clients list only models whose name has this in it.
@@ -61,9 +61,19 @@ class ModelCatalogue:
 
     def __init__(self, settings: Settings) -> None:
         self.created = int(time.time())
-        own = [*_defaults(settings), *map(_of_entry, settings.models or ())]
-        _require_own_names(own, settings.models or ())
-        aliases = settings.model_aliases or {}
+        aliases, entries = settings.model_aliases or {}, settings.models or ()
+        own = list(_defaults(settings))
+        for entry in entries:
+            for name in (entry.public_name, *entry.aliases):
+                if any(model.is_called(name) for model in own):
+                    raise StartupError(
+                        f"{entry.location}: {name} is a name of a model that has a setting of its "
+                        "own"
+                    )
+        for entry in entries:
+            role = Role.EMBEDDER if entry.task == "embed" else Role.RERANKER
+            names = tuple(dict.fromkeys((*_own_names(role, entry.public_name), *entry.aliases)))
+            own.append(ServedModel(role, names, further=True, revision=entry.revision))
         self.models = tuple(_with_aliases(model, aliases) for model in own)
         for alias, target in aliases.items():
             if not any(model.is_called(target) for model in own):
@@ -74,13 +84,9 @@ class ModelCatalogue:
         embedders = [each for each in self.models if each.role is not Role.RERANKER]
         self._embedders = sorted(embedders, key=lambda each: each.role is Role.EMBEDDER)
         scorer = Role.EMBEDDER if settings.reranker_model == LATE_INTERACTION else Role.RERANKER
-        self._default_reranker = next(
-            (each for each in self.models if each.role is scorer and not each.further), None
-        )
-        further = (each for each in self.models if each.role is Role.RERANKER and each.further)
+        # The default one, if there is one, is the first.
         self._rerankers = [
-            *([] if self._default_reranker is None else [self._default_reranker]),
-            *further,
+            each for each in self.models if each.role is (Role.RERANKER if each.further else scorer)
         ]
 
     def embedder(self, name: str | None) -> ServedModel:
@@ -90,7 +96,7 @@ class ModelCatalogue:
     def reranker(self, name: str | None) -> ServedModel | None:
         """The reranker of that name, or the default one; None if there is no reranker."""
         if not (name and self._rerankers):
-            return self._default_reranker
+            return next((each for each in self._rerankers if not each.further), None)
         return _find(name, self._rerankers, "rerankers")
 
     def find(self, name: str) -> ServedModel:
@@ -108,11 +114,8 @@ class ModelCatalogue:
 
 def _defaults(settings: Settings) -> Iterator[ServedModel]:
     """The models that have settings of their own."""
-    embedder, dense, reranker = (
-        settings.embedding_model,
-        settings.dense_model,
-        settings.reranker_model,
-    )
+    embedder, dense = settings.embedding_model, settings.dense_model
+    reranker = settings.reranker_model
     served = [(Role.EMBEDDER, embedder, settings.model_revision)]
     if dense != embedder:
         served.append((Role.DENSE, dense, settings.dense_model_revision))
@@ -120,23 +123,6 @@ def _defaults(settings: Settings) -> Iterator[ServedModel]:
         served.append((Role.RERANKER, reranker, settings.reranker_model_revision))
     for role, name, revision in served:
         yield ServedModel(role, tuple(_own_names(role, public_name(name))), revision=revision)
-
-
-def _of_entry(entry: ModelEntry) -> ServedModel:
-    role = Role.EMBEDDER if entry.task == "embed" else Role.RERANKER
-    names = tuple(dict.fromkeys((*_own_names(role, entry.public_name), *entry.aliases)))
-    return ServedModel(role, names, further=True, revision=entry.revision)
-
-
-def _require_own_names(models: Sequence[ServedModel], entries: Sequence[ModelEntry]) -> None:
-    """Raise `StartupError` where a model of MODELS has a name of one that has its own setting."""
-    defaults = [model for model in models if not model.further]
-    for entry in entries:
-        for name in (entry.public_name, *entry.aliases):
-            if any(model.is_called(name) for model in defaults):
-                raise StartupError(
-                    f"{entry.location}: {name} is a name of a model that has a setting of its own"
-                )
 
 
 def _own_names(role: Role, name: str) -> Iterator[str]:

@@ -19,7 +19,7 @@ from starlette.types import Scope
 
 from smart_embedder import errors
 from smart_embedder.api.context import ErrorFacts, context_of, is_stream
-from smart_embedder.api.schemas import MAX_PROBLEMS, RequestModel
+from smart_embedder.api.schemas import MAX_PROBLEMS, RequestModel, invalid_body
 from smart_embedder.errors import InvalidRequestError, SmartEmbedderError
 from smart_embedder.observability.logs import escape_text
 
@@ -138,7 +138,11 @@ def _out_of_memory() -> errors.OutOfMemoryError:
 async def _handle_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)  # noqa: S101 - Starlette's signature is wider
     status, detail, headers = error.status_code, error.detail, dict(error.headers or {})
-    known = _known_paths(request.app)
+    # The methods of each path that the API's description names.
+    known: dict[str, list[str]] = {}
+    for route in iter_route_contexts(request.app.routes):
+        if isinstance(route.original_route, APIRoute) and route.include_in_schema:
+            known.setdefault(route.path_format or "", []).extend(sorted(route.methods or ()))
     path = context_of(request.scope).route
     if status == HTTPStatus.NOT_FOUND:
         # The paths of one model repeat those at the root.
@@ -148,22 +152,11 @@ async def _handle_http_exception(request: Request, error: Exception) -> Response
     if status == HTTPStatus.METHOD_NOT_ALLOWED:
         # The router knows the methods of a path with a name in it.
         methods = known.get(path) or sorted(headers.get("Allow", "GET, HEAD").split(", "))
-        allowed = ", ".join(methods)
-        headers["Allow"] = allowed
+        head = ["HEAD"] if "GET" in methods and "HEAD" not in methods else []
+        headers["Allow"] = allowed = ", ".join([*methods, *head])
         detail = f"{request.method} is not allowed for {escape_text(path)}, but {allowed}"
     code = HTTPStatus(status).name.lower()
     return _response(request.scope, ErrorFacts(_sentence(detail), code, status), headers)
-
-
-def _known_paths(app: FastAPI) -> dict[str, list[str]]:
-    """The methods of each path that the API's description names."""
-    known: dict[str, list[str]] = {}
-    for route in iter_route_contexts(app.routes):
-        if isinstance(route.original_route, APIRoute) and route.include_in_schema:
-            known.setdefault(route.path_format or "", []).extend(sorted(route.methods or ()))
-    return {
-        path: [*methods, "HEAD"] if "GET" in methods else methods for path, methods in known.items()
-    }
 
 
 def _response(
@@ -184,13 +177,11 @@ def _sentence(text: str) -> str:
 
 def not_json(reason: str, model: type[RequestModel], size: int) -> InvalidRequestError:
     """The error for a body of `size` bytes that no parser reads; it shows an example of `model`."""
-    message = f"the body is empty: send {_example(model)}"
-    if size:
-        message = (
-            f"the body of {size} bytes is no JSON ({reason}): send an object such as "
-            f"{_example(model)}"
-        )
-    return InvalidRequestError(message, [{"pointer": "", "message": message}])
+    if not size:
+        return invalid_body(f"the body is empty: send {_example(model)}")
+    return invalid_body(
+        f"the body of {size} bytes is no JSON ({reason}): send an object such as {_example(model)}"
+    )
 
 
 def as_invalid_request(
@@ -212,52 +203,52 @@ def as_invalid_request(
 
 def _message(item: Item, model: type[RequestModel], unknown: list[str]) -> str:
     location: Location = item["loc"]
-    match item["type"]:
-        case "missing":
-            if not unknown and isinstance(item["input"], dict):
-                # Where unknown fields are ignored, they are none of the errors.
-                unknown = [name for name in model.aliases if name in item["input"]]
-            return _missing(str(location[-1]), model, unknown)
-        case "extra_forbidden":
-            return _unknown(str(location[-1])[:_MAX_NAME], _model_at(location, model))
-        case _:
-            return _wrong_value(item, model)
+    name, kind = str(location[-1]) if location else "", item["type"]
+    if kind == "missing":
+        if not unknown and isinstance(item["input"], dict):
+            # Where unknown fields are ignored, they are none of the errors.
+            unknown = [alias for alias in model.aliases if alias in item["input"]]
+        return _missing(name, model, unknown)
+    if kind == "extra_forbidden":
+        name, nearest = name[:_MAX_NAME], _model_at(location, model)
+        meant = _suggest(name, nearest)
+        advice = f"did you mean {meant}? There are" if meant else "there are"
+        fields = ", ".join(nearest.model_fields)
+        return f"there is no field {escape_text(name)} here: {advice} {fields}"
+    return _wrong_value(item, model)
 
 
 def _missing(field: str, model: type[RequestModel], unknown: list[str]) -> str:
     aliases = [name for name in unknown if model.aliases.get(name.lower()) == field]
     near = (name for name in unknown[:_MAX_SEARCHED] if _suggest(name, model) == field)
     sent = next(iter(aliases), None) or next(near, None)
-    if sent is not None:
-        name = escape_text(sent)
-        return (
-            f"the field {field} is missing, and {name} is none: call it {field}, as in "
-            f"{_example(model)}"
-        )
-    return f"the field {field} is missing: send it, as in {_example(model)}"
-
-
-def _unknown(name: str, model: type[RequestModel]) -> str:
-    meant = _suggest(name, model)
-    advice = f"did you mean {meant}? There are" if meant else "there are"
-    return f"there is no field {escape_text(name)} here: {advice} {', '.join(model.model_fields)}"
+    if sent is None:
+        return f"the field {field} is missing: send it, as in {_example(model)}"
+    return (
+        f"the field {field} is missing, and {escape_text(sent)} is none: call it {field}, as in "
+        f"{_example(model)}"
+    )
 
 
 def _wrong_value(item: Item, model: type[RequestModel]) -> str:
     location: Location = item["loc"]
+    # As sentences[3] or weights.dense.
+    parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
+    field = "".join(parts).removeprefix(".")
+    name = f"the field {field}" if field else "the body"
     kind, sent = item["type"], _describe(item["input"])
     if kind in {"model_type", "model_attributes_type"}:
         expected = _model_at((*location, ""), model)
-        return f"{_name(location)} is {sent}: send an object such as {_example(expected)}"
+        return f"{name} is {sent}: send an object such as {_example(expected)}"
     if kind == "greater_than_equal":
-        return f"{_name(location)} is out of range: send at least {item['ctx']['ge']:g}"
+        return f"{name} is out of range: send at least {item['ctx']['ge']:g}"
     if kind == "less_than_equal":
-        return f"{_name(location)} is out of range: send at most {item['ctx']['le']:.0f}"
+        return f"{name} is out of range: send at most {item['ctx']['le']:.0f}"
     allowed = f"send {item['ctx']['expected']}" if kind == "literal_error" else _ALLOWED.get(kind)
     if allowed is None:  # pydantic's own message, which quotes nothing.
-        return f"{_name(location)}: {item['msg']}"
+        return f"{name}: {item['msg']}"
     example = f", as in {_example(model)}" if location[0] in model.example else ""
-    return f"{_name(location)} is {sent}: {allowed}{example}"
+    return f"{name} is {sent}: {allowed}{example}"
 
 
 def _model_at(location: Location, model: type[RequestModel]) -> type[RequestModel]:
@@ -292,13 +283,6 @@ def _describe(value: Any) -> str:
             return f"a list of {len(value)} items"
         case _:
             return f"an object with {len(value)} fields"
-
-
-def _name(location: Location) -> str:
-    """The field as sentences[3] or weights.dense; the body where there is none."""
-    parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
-    field = "".join(parts).removeprefix(".")
-    return f"the field {field}" if field else "the body"
 
 
 def _example(model: type[RequestModel]) -> str:

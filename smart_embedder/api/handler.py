@@ -7,9 +7,9 @@ another operation.
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Any, TypeVar
@@ -23,7 +23,7 @@ from smart_embedder.access.rate_limit import Buckets
 from smart_embedder.api.body import BodyForm, max_json_values, read_body
 from smart_embedder.api.catalogue import ModelCatalogue, ServedModel, name_of
 from smart_embedder.api.context import NATIVE, Dialect, Endpoint, Paths, RequestContext, context_of
-from smart_embedder.api.negotiation import encoding_of, preference
+from smart_embedder.api.negotiation import preference
 from smart_embedder.api.rendering import JSON, Chunk, ChunkedResponse, timings_as_json
 from smart_embedder.engine import DEFAULT_URGENCY, Engine
 from smart_embedder.engine.model import DownloadStatus, LoadedModels
@@ -107,11 +107,6 @@ class Call:
         """What is known of the request."""
         return context_of(self.request.scope)
 
-    @property
-    def urgency(self) -> int:
-        """The urgency that its Priority header asks for."""
-        return urgency_of(self.request)
-
     async def lease(self, model: ServedModel | None) -> LoadedModels:
         """The models for a request that names `model`, loaded until the request is answered.
 
@@ -131,8 +126,12 @@ class Call:
         """The result of `work`; records `counts`, tokens and stages for log and trace."""
         result = await work
         timings = timings_as_json(result.timings)
-        stages = {f"{stage}_ms": timings[stage] for stage in ("tokenize", "queue", "inference")}
-        self.context.counts = counts | {"tokens": result.tokens} | stages
+        self.context.counts = counts | {
+            "tokens": result.tokens,
+            "tokenize_ms": timings["tokenize"],
+            "queue_ms": timings["queue"],
+            "inference_ms": timings["inference"],
+        }
         self.context.stages.extend(result.timings.stages)
         return result
 
@@ -143,22 +142,13 @@ class Call:
 
         What is beyond some megabytes is rendered while the client reads it.
         """
-        began = time.perf_counter()
-        threads = self.service.render_threads
-        create = partial(
-            ChunkedResponse,
-            render,
-            media_type,
-            threads,
-            accepted=partial(encoding_of, self.request) if media_type == JSON else None,
-            # HTTP/1.0 has no other way to tell the end of an answer from a broken connection.
-            measured=self.request.scope["http_version"] == "1.0",
-        )
-        if self.context.answer.held < LARGE_ANSWER_BYTES:
+        began, context, threads = time.perf_counter(), self.context, self.service.render_threads
+        create = partial(ChunkedResponse, render, self.request, threads, media_type)
+        if context.answer.held < LARGE_ANSWER_BYTES:
             response = create()
         else:
             response = await asyncio.get_running_loop().run_in_executor(threads, create)
-        self.context.stages.append(Stage("render", began, time.perf_counter()))
+        context.stages.append(Stage("render", began, time.perf_counter()))
         return response
 
 
@@ -220,16 +210,18 @@ def paths_of(routers: Sequence[Router]) -> Paths:
     """The places of all paths of these."""
     paths = Paths()
     for router in routers:
-        for path in dict.fromkeys(
-            each.path for each in router.routes if isinstance(each, APIRoute)
-        ):
-            is_health_check = path in router.health_checks
-            endpoint = router.endpoints.get(path)
-            paths.add(path, router.dialect, endpoint, is_health_check=is_health_check)
+        for route in router.routes:
+            if isinstance(route, APIRoute):
+                paths.add(
+                    route.path,
+                    router.dialect,
+                    router.endpoints.get(route.path),
+                    is_health_check=route.path in router.health_checks,
+                )
         for prefix in router.below:
             paths.add_below(prefix, router.dialect)
-    for path, operations in shared_by(routers).items():
-        for operation in operations:
+    for router in routers:
+        for path, operation in router.shared:
             paths.add(path, operation.dialect, operation.endpoint)
     return paths
 
@@ -251,28 +243,24 @@ async def respond(request: Request, service: Service, operation: Operation) -> R
     others = service.shared.get(context_of(request.scope).route, ())
     # The first one decides how errors look before the body is known.
     operations = sorted((operation, *others), key=lambda each: each.dialect is not NATIVE)
-
-    async def read_and_answer() -> Response:
+    async with time_limit(service.settings.request_timeout) as timeout:
         values = max_json_values(service.settings)
         asked, body = await read_body(request, operations, values, service.turns)
         async with AsyncExitStack() as leases:
-            call = Call(request, service, leases, deadline=deadline)
+            call = Call(request, service, leases, deadline=timeout.when())
             return await cancel_on_disconnect(request, asked.answer(body, call))
 
-    seconds = service.settings.request_timeout
-    deadline = asyncio.get_running_loop().time() + seconds
-    return await with_timeout(seconds, read_and_answer())
 
+@asynccontextmanager
+async def time_limit(seconds: float) -> AsyncIterator[asyncio.Timeout]:
+    """Raises `InferenceTimeoutError` where the block takes longer than `seconds`.
 
-async def with_timeout(seconds: float, work: Coroutine[Any, Any, Result]) -> Result:
-    """The result of `work`; raises `InferenceTimeoutError` after `seconds`.
-
-    The time includes the body: a client that sends it too slowly gets the same error (504) as one
+    The block includes the body: a client that sends it too slowly gets the same error (504) as one
     whose work takes too long.
     """
     try:
         async with asyncio.timeout(seconds) as timeout:
-            return await work
+            yield timeout
     except TimeoutError:
         if not timeout.expired():
             raise

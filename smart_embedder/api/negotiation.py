@@ -20,15 +20,18 @@ _QUALITY = re.compile(r"0(\.\d{0,3})?|1(\.0{0,3})?")
 _GZIP_LEVEL = _ZSTD_LEVEL = 1
 _GZIP_WINDOW = 31
 
-_COMPRESSORS: Mapping[str, Callable[[], Any]] = {
-    "zstd": lambda: zstd.ZstdCompressor(_ZSTD_LEVEL),
-    "gzip": lambda: isal_zlib.compressobj(_GZIP_LEVEL, wbits=_GZIP_WINDOW),
-}
-
-# The modes of flushing: after a piece, and at the end.
-_FLUSHES: Mapping[str, tuple[int, int]] = {
-    "zstd": (zstd.ZstdCompressor.FLUSH_BLOCK, zstd.ZstdCompressor.FLUSH_FRAME),
-    "gzip": (isal_zlib.Z_SYNC_FLUSH, isal_zlib.Z_FINISH),
+# Of each encoding: a new compressor, and how it is flushed after a piece and at the end.
+_COMPRESSORS: Mapping[str, tuple[Callable[[], Any], int, int]] = {
+    "zstd": (
+        lambda: zstd.ZstdCompressor(_ZSTD_LEVEL),
+        zstd.ZstdCompressor.FLUSH_BLOCK,
+        zstd.ZstdCompressor.FLUSH_FRAME,
+    ),
+    "gzip": (
+        lambda: isal_zlib.compressobj(_GZIP_LEVEL, wbits=_GZIP_WINDOW),
+        isal_zlib.Z_SYNC_FLUSH,
+        isal_zlib.Z_FINISH,
+    ),
 }
 
 
@@ -65,21 +68,18 @@ class FlushedCompressor:
     """Compresses an answer piece by piece; each piece can be decompressed when it arrives."""
 
     def __init__(self, encoding: str) -> None:
-        self._compressor = _COMPRESSORS[encoding]()
-        self._flush, self._finish = _FLUSHES[encoding]
+        create, self._flush, self._finish = _COMPRESSORS[encoding]
+        self._compressor = create()
 
     def compress(
         self, chunks: Iterable[bytes | memoryview], *, last: bool = False
     ) -> Iterator[bytes]:
-        """The chunks of one piece."""
+        """Compress the chunks of one piece one by one; other threads run meanwhile."""
         for chunk in chunks:
             yield self._compressor.compress(chunk)
         yield self._compressor.flush(self._finish if last else self._flush)
 
 
 def compress(chunks: Iterable[bytes | memoryview], encoding: str) -> Iterator[bytes]:
-    """Compress the chunks one by one; other threads run meanwhile."""
-    compressor = _COMPRESSORS[encoding]()
-    for chunk in chunks:
-        yield compressor.compress(chunk)
-    yield compressor.flush()
+    """Compress a whole answer."""
+    return FlushedCompressor(encoding).compress(chunks, last=True)

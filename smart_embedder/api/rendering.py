@@ -18,16 +18,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import orjson
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from smart_embedder.api.negotiation import compress
-from smart_embedder.engine.records import (
-    EmbeddingResult,
-    RerankResult,
-    SparseVector,
-    Truncation,
-)
+from smart_embedder.api.negotiation import compress, encoding_of
+from smart_embedder.engine.records import EmbeddingResult, RerankResult, SparseVector, Truncation
 from smart_embedder.observability.tracing import Timings
 
 _FLOATS_PER_CHUNK = _CHARACTERS_PER_PART = 65_536
@@ -39,33 +35,40 @@ JSON = "application/json"
 # Of bytes: a memoryview has items of one byte.
 Chunk = bytes | memoryview
 OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
+_WARNING_CODES = {
+    "sentences": "input_truncated",
+    "query": "query_truncated",
+    "passages": "passage_truncated",
+}
 
 
 class ChunkedResponse(Response):
     """A response sent as the chunks it is rendered in; small ones are joined, large ones split.
 
     The beginning is rendered at once, and the rest on one of `threads` as fast as the client reads.
-    If that is more, it is compressed as `accepted` says, and with `measured` it is rendered twice,
-    first for its length alone.
+    If that is more, JSON is compressed as `request` accepts it. For HTTP/1.0, which has no other
+    way to tell the end of an answer from a broken connection, it is rendered twice, first for its
+    length alone.
     """
 
     def __init__(
         self,
         render: Callable[[], Iterable[Chunk]],
-        media_type: str,
+        request: Request,
         threads: Executor,
-        *,
-        accepted: Callable[[], str | None] | None = None,
-        measured: bool = False,
+        media_type: str = JSON,
     ) -> None:
         super().__init__(media_type=media_type)
         self._threads = threads
         length = self._begin(render())
-        encoding = accepted() if accepted and length is None else None
+        is_compressible = length is None and media_type == JSON
+        encoding = encoding_of(request) if is_compressible else None
         if encoding is not None:
             self.headers.update({"Content-Encoding": encoding, "Vary": "Accept-Encoding"})
-            length = self._begin(compress(chain(taken(self._begun), self._rest), encoding))
-        if length is None and measured:
+            begun = self._begun  # None of which is kept.
+            taken = (begun.popleft() for _ in range(len(begun)))
+            length = self._begin(compress(chain(taken, self._rest), encoding))
+        if length is None and request.scope["http_version"] == "1.0":
             chunks = render() if encoding is None else compress(render(), encoding)
             length = sum(map(len, chunks))
         del self.headers["content-length"]
@@ -92,7 +95,8 @@ class ChunkedResponse(Response):
             {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
         )
         has_left = scope["state"].get("is_closing", bool)
-        for body in taken(self._begun):
+        while self._begun:
+            body = self._begun.popleft()
             more = bool(self._begun) or not self._is_whole
             await send({"type": "http.response.body", "body": body, "more_body": more})
         if self._is_whole:
@@ -104,12 +108,6 @@ class ChunkedResponse(Response):
                 break
             await send({"type": "http.response.body", "body": chunk, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-def taken(chunks: deque[Chunk]) -> Iterator[Chunk]:
-    """Each in turn, none of which is kept."""
-    while chunks:
-        yield chunks.popleft()
 
 
 def messages_of(chunks: Iterable[Chunk]) -> Iterator[Chunk]:
@@ -186,19 +184,19 @@ def sparse_as_json(sparse: SparseVector | None, *, as_indices: bool) -> dict[Any
 
 def render_rerank(passages: list[str], result: RerankResult, model: str) -> Iterator[bytes]:
     """The chunks of the JSON answer to a rerank request, by falling score."""
+
+    def ranked() -> Iterator[dict[str, Any]]:
+        for index, score in by_falling_score(result.scores):
+            passage = text_as_json(passages[index])
+            item: dict[str, Any] = {"index": index, "passage": passage, "score": score}
+            if result.parts is not None:
+                parts = asdict(result.parts[index])
+                item["parts"] = {kind: np.float32(part) for kind, part in parts.items()}
+            yield item
+
     yield b'{"results":'
-    yield from render_list(_ranked_passages(passages, result))
+    yield from render_list(ranked())
     yield b"," + orjson.dumps({"model_name": model} | report(result))[1:]
-
-
-def _ranked_passages(passages: list[str], result: RerankResult) -> Iterator[dict[str, Any]]:
-    for index, score in by_falling_score(result.scores):
-        passage = text_as_json(passages[index])
-        item: dict[str, Any] = {"index": index, "passage": passage, "score": score}
-        if result.parts is not None:
-            parts = asdict(result.parts[index])
-            item["parts"] = {kind: np.float32(part) for kind, part in parts.items()}
-        yield item
 
 
 def by_falling_score(scores: list[float]) -> list[tuple[int, np.float32]]:
@@ -216,7 +214,7 @@ def report(result: EmbeddingResult | RerankResult) -> dict[str, Any]:
     timings = timings_as_json(result.timings)
     return {
         "processing_time_ms": timings["total"],
-        "warnings": truncations_as_json(result),
+        "warnings": [truncation_as_json(each, each.field) for each in result.truncations],
         "usage": usage_as_json(result.tokens),
         "timings_ms": timings,
     }
@@ -227,53 +225,36 @@ def usage_as_json(tokens: int) -> dict[str, int]:
     return {"prompt_tokens": tokens, "total_tokens": tokens}
 
 
-def truncations_as_json(
-    result: EmbeddingResult | RerankResult, field: str | None = None
-) -> list[dict[str, Any]]:
-    """A warning for each text that was cut; `field` is the dialect's name for the list of texts."""
-    return [truncation_as_json(each, field or each.field) for each in result.truncations]
-
-
 def timings_as_json(timings: Timings) -> dict[str, float]:
     """Milliseconds, to the microsecond."""
     stages = ("tokenize", "queue", "inference", "total")
     return {stage: round(getattr(timings, stage) * 1000, 3) for stage in stages}
 
 
-_WARNING_CODES = {
-    "sentences": "input_truncated",
-    "query": "query_truncated",
-    "passages": "passage_truncated",
-}
-
-
 def truncation_as_json(
     truncation: Truncation, field: str, pointer: str | None = None
 ) -> dict[str, Any]:
-    """The warning that a text was truncated; `pointer` is set for a text outside a list."""
-    index = truncation.index
+    """The warning that a text was truncated.
+
+    `field` is the dialect's name for the list of texts; `pointer` is set for a text outside a list.
+    """
+    index, is_end = truncation.index, truncation.side == "right"
     if pointer is None:
         pointer = "/query" if field == "query" else f"/{field}/{index}"
+    count = "" if truncation.exact else "at least "
+    read = "the first" if is_end else "the last"
+    details = {
+        "model": truncation.model,
+        "max_tokens": truncation.max_tokens,
+        "original_tokens": truncation.original_tokens,
+        "truncated_tokens": truncation.truncated_tokens,
+        "truncation_side": "end" if is_end else "start",
+    }
     return {
         "code": _WARNING_CODES[truncation.field],
         "severity": "warning",
-        "message": _truncation_message(truncation, pointer),
+        "message": f"The text at {pointer} has {count}{truncation.original_tokens} tokens; "
+        f"{truncation.model} read {read} {truncation.max_tokens}.",
         "target": {"field": field, "index": index, "pointer": pointer},
-        "details": {
-            "model": truncation.model,
-            "max_tokens": truncation.max_tokens,
-            "original_tokens": truncation.original_tokens,
-            "truncated_tokens": truncation.truncated_tokens,
-            "truncation_side": "end" if truncation.side == "right" else "start",
-        }
-        | ({} if truncation.exact else {"lower_bound": True}),
+        "details": details if truncation.exact else details | {"lower_bound": True},
     }
-
-
-def _truncation_message(truncation: Truncation, pointer: str) -> str:
-    count = "" if truncation.exact else "at least "
-    read = "the first" if truncation.side == "right" else "the last"
-    return (
-        f"The text at {pointer} has {count}{truncation.original_tokens} tokens; "
-        f"{truncation.model} read {read} {truncation.max_tokens}."
-    )

@@ -1,12 +1,10 @@
 """The bodies of requests."""
 
 from collections.abc import Mapping, Sequence
-from itertools import islice
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field, JsonValue, model_validator
 
-from smart_embedder.engine import EmbeddingOptions, TruncationOptions
 from smart_embedder.engine.model import LoadedModels
 from smart_embedder.engine.records import InputType, Side
 from smart_embedder.errors import EmptyInputError, InvalidRequestError
@@ -55,6 +53,11 @@ MAX_PROBLEMS = 10
 _MAX_OPTION = 16_384
 
 
+def invalid_body(message: str, pointer: str = "") -> InvalidRequestError:
+    """The error for a body that has one problem, at `pointer`."""
+    return InvalidRequestError(message, [{"pointer": pointer, "message": message}])
+
+
 def _takes_text(kind: Any) -> bool:
     """Whether a field of this type takes any string."""
     return kind in {str, Any, JsonValue} or any(map(_takes_text, get_args(kind)))
@@ -72,28 +75,29 @@ class RequestModel(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _drop_countless_unknown(cls, value: Any) -> Any:
-        """Keep the first MAX_PROBLEMS unknown names: an error for each costs more than the work."""
-        if not isinstance(value, dict) or cls.model_config["extra"] != "forbid":
-            return value
-        fields = cls.model_fields
-        unknown = (name for name in value if name not in fields)
-        dropped = set(islice(unknown, MAX_PROBLEMS, None))
-        return {name: sent for name, sent in value.items() if name not in dropped}
+    def _limit_errors(cls, value: Any) -> Any:
+        """Keep the first MAX_PROBLEMS unknown names: an error for each costs more than the work.
 
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_long_options(cls, value: Any) -> Any:
-        """Raise `InvalidRequestError` for a very long string where the field takes no text."""
-        for name, sent in value.items() if isinstance(value, dict) else ():
-            strings = sent if isinstance(sent, list) else [sent]
-            longest = max((len(each) for each in strings if isinstance(each, str)), default=0)
-            if longest > _MAX_OPTION and name in cls.model_fields:
-                if _takes_text(cls.model_fields[name].annotation):
-                    continue
+        Raises `InvalidRequestError` for a very long string where the field takes no text.
+        """
+        if not isinstance(value, dict):
+            return value
+        fields, unknown = cls.model_fields, list[str]()
+        for name, sent in value.items():
+            if name not in fields:
+                unknown.append(name)
+                continue
+            longest = 0
+            for each in sent if isinstance(sent, list) else [sent]:
+                if isinstance(each, str) and len(each) > longest:
+                    longest = len(each)
+            if longest > _MAX_OPTION and not _takes_text(fields[name].annotation):
                 message = f"the field {name} holds a string of {longest} characters, and no text"
-                raise InvalidRequestError(message, [{"pointer": f"/{name}", "message": message}])
-        return value
+                raise invalid_body(message, f"/{name}")
+        if len(unknown) <= MAX_PROBLEMS or cls.model_config["extra"] != "forbid":
+            return value
+        dropped = set(unknown[MAX_PROBLEMS:])
+        return {name: sent for name, sent in value.items() if name not in dropped}
 
 
 class ForeignRequest(RequestModel):
@@ -171,23 +175,6 @@ class EmbeddingFields(RequestModel):
     ] = "float"
     model: ModelName = None
 
-    @property
-    def normalize(self) -> bool:
-        """Whether dense vectors are scaled to unit length; those with fewer dimensions always."""
-        return self.normalize_dense or self.dimensions is not None
-
-    @property
-    def options(self) -> EmbeddingOptions:
-        """What the engine is asked for beside kinds of vectors."""
-        return EmbeddingOptions(
-            truncation=TruncationOptions(self.truncate, self.truncation_side),
-            prompt=self.prompt,
-            prompt_name=self.prompt_name,
-            input_type=self.input_type,
-            dimensions=self.dimensions,
-            return_tokens=self.return_tokens,
-        )
-
 
 # In this order pydantic has the texts first.
 class EmbeddingRequest(EmbeddingFields, _Sentences):
@@ -255,7 +242,7 @@ def check_texts(
     As many as `allowed` are never too many.
     """
     most = max(settings.max_sentences_per_request, allowed)
-    _check(texts, field, most, "MAX_SENTENCES_PER_REQUEST")
+    _check_count(texts, field, most, "MAX_SENTENCES_PER_REQUEST")
 
 
 def check_passages(
@@ -264,7 +251,17 @@ def check_passages(
     """The same for passages; raises `EmptyInputError` for a blank query, too."""
     if not all(map(str.strip, [query] if isinstance(query, str) else query)):
         raise EmptyInputError("the query is blank: send what the passages are to be judged by")
-    _check(passages, field, settings.max_rerank_passages, "MAX_RERANK_PASSAGES")
+    _check_count(passages, field, settings.max_rerank_passages, "MAX_RERANK_PASSAGES")
+
+
+def _check_count(texts: Sequence[object], field: str, most: int, setting: str) -> None:
+    if not texts:
+        raise EmptyInputError(f"the list {field} is empty: send at least one text")
+    if len(texts) > most:
+        raise InvalidRequestError(
+            f"the list {field} holds {len(texts)} texts, and at most {most} are allowed "
+            f"({setting}): send them in several requests"
+        )
 
 
 def check_truncation(truncate: bool, side: Side) -> None:
@@ -279,29 +276,21 @@ def check_truncation(truncate: bool, side: Side) -> None:
 def check_rerank_options(
     models: LoadedModels, *, instruction: str | None = None, weights: object = None
 ) -> None:
-    """Raise `InvalidRequestError` for an option that the model would ignore."""
-    if models.reranker is None and not models.late_interaction:
-        return  # The engine raises the error for that.
+    """Raise `InvalidRequestError` for an option that the model would ignore.
+
+    Without a reranker it raises nothing: the engine has an error for that.
+    """
     reranker = models.reranker
-    name = models.embedder.name if reranker is None else reranker.name
+    if reranker is None and not models.late_interaction:
+        return
     if weights is not None and reranker is not None:
         raise InvalidRequestError(
-            f"the option weights has no effect with the reranker {name}, which gives one score: "
-            "leave it out (it is for RERANKER_MODEL=late-interaction)"
+            f"the option weights has no effect with the reranker {reranker.name}, which gives one "
+            "score: leave it out (it is for RERANKER_MODEL=late-interaction)"
         )
-    reads_instruction = reranker is not None and reranker.reads_instruction
-    if instruction is not None and not reads_instruction:
+    if instruction is not None and not (reranker is not None and reranker.reads_instruction):
+        name = (reranker or models.embedder).name
         raise InvalidRequestError(
             f"the option instruction has no effect with the reranker {name}, which reads none: "
             "leave it out (it is for Qwen3-Reranker)"
-        )
-
-
-def _check(texts: Sequence[object], field: str, most: int, setting: str) -> None:
-    if not texts:
-        raise EmptyInputError(f"the list {field} is empty: send at least one text")
-    if len(texts) > most:
-        raise InvalidRequestError(
-            f"the list {field} holds {len(texts)} texts, and at most {most} are allowed "
-            f"({setting}): send them in several requests"
         )

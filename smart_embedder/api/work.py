@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from smart_embedder.api.catalogue import Role, ServedModel, name_of
 from smart_embedder.api.formats.vectors import ModelNames, VectorOptions
-from smart_embedder.api.handler import Call
+from smart_embedder.api.handler import Call, urgency_of
 from smart_embedder.api.schemas import (
     EmbeddingFields,
     check_passages,
@@ -35,7 +35,6 @@ from smart_embedder.engine.requests.reranking import sigmoid
 from smart_embedder.errors import InvalidRequestError, TextTooLongError
 
 Scoring = TypeVar("Scoring", RerankRequest, ClassificationRequest)
-Scores = TypeVar("Scores", RerankResult, ClassificationResult)
 
 
 def embedder_of(call: Call, role: Role | None = None) -> ServedModel:
@@ -51,6 +50,93 @@ def embedder_of(call: Call, role: Role | None = None) -> ServedModel:
     if model.role is Role.RERANKER or role not in {None, model.role}:
         raise InvalidRequestError(f"the model {model.name} does not make what is asked for here")
     return model
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingWork:
+    """What a request wants of its texts; without `model`, from the default models together."""
+
+    outputs: Outputs
+    model: ServedModel | None
+    options: EmbeddingOptions = NO_OPTIONS
+    normalize: bool = True
+
+    def run(
+        self, texts: list[str], call: Call, urgency: int, answer: AnswerMemory
+    ) -> Coroutine[Any, Any, EmbeddingResult]:
+        """Embed texts that have been checked."""
+        name, outputs = name_of(self.model), self.outputs
+        return call.service.engine.embed(
+            texts,
+            dense=outputs.dense,
+            sparse=outputs.sparse,
+            colbert=outputs.colbert,
+            states=outputs.states,
+            normalize_dense=self.normalize,
+            options=self.options,
+            urgency=urgency,
+            client=call.context.client,
+            answer=answer,
+            model=name,
+            models=call.leased.get(name),
+        )
+
+
+def native_work(
+    fields: EmbeddingFields,
+    model: ServedModel | None,
+    models: LoadedModels,
+    media_type: str,
+    binary: list[str],
+) -> tuple[EmbeddingWork, VectorOptions]:
+    """What is asked for, and what is made of its vectors; `binary` are the formats beside JSON.
+
+    Raises `InvalidRequestError` for options that contradict each other, and for a number type that
+    the format does not have.
+    """
+    # A kind that the request leaves out is made if it can be.
+    said = fields.model_fields_set
+    outputs = wanted_kinds(
+        models,
+        dense=fields.return_dense if "return_dense" in said else None,
+        sparse=fields.return_sparse if "return_sparse" in said else None,
+        colbert=fields.return_colbert if "return_colbert" in said else None,
+    )
+    if not (outputs or fields.muvera):
+        raise InvalidRequestError(
+            "nothing is asked for: set return_dense, return_sparse or return_colbert to true"
+        )
+    check_truncation(fields.truncate, fields.truncation_side)
+    dtype, as_base64 = fields.output_dtype, fields.encoding == "base64"
+    vectors = VectorOptions(outputs, dtype, fields.colbert_pool_factor, fields.muvera)
+    vectors.check(queries=fields.input_type == "query", tokens=fields.return_tokens)
+    is_json = media_type not in binary
+    if is_json and not as_base64 and dtype in {"float16", "bfloat16"}:
+        raise InvalidRequestError(
+            f"the option output_dtype is {dtype}, which JSON has no numbers for: set encoding to "
+            f"base64, or ask for {', '.join(binary)} in Accept"
+        )
+    if not is_json and as_base64:
+        raise InvalidRequestError(
+            f"the option encoding is for JSON, and Accept asks for {media_type}: send one of them"
+        )
+    options = EmbeddingOptions(
+        truncation=TruncationOptions(fields.truncate, fields.truncation_side),
+        prompt=fields.prompt,
+        prompt_name=fields.prompt_name,
+        input_type=fields.input_type,
+        dimensions=fields.dimensions,
+        return_tokens=fields.return_tokens,
+    )
+    # Vectors with fewer dimensions always have unit length.
+    normalize = fields.normalize_dense or fields.dimensions is not None
+    return EmbeddingWork(vectors.needed, model, options, normalize), vectors
+
+
+def model_names(models: LoadedModels) -> ModelNames:
+    """The model that makes each kind of vectors."""
+    own = models.embedder.name
+    return ModelNames(dense=models.dense_model.name, sparse=own, colbert=own)
 
 
 async def embed(
@@ -72,7 +158,15 @@ async def embed(
     check_texts(texts, field, call.service.settings, allowed=allowed)
     await call.lease(model)
     with _errors_name("sentences", field):
-        return await vectors(call, texts, EmbeddingWork(outputs, model, options, normalize))
+        return await compute(call, texts, EmbeddingWork(outputs, model, options, normalize))
+
+
+async def compute(call: Call, texts: list[str], work: EmbeddingWork) -> EmbeddingResult:
+    """Embed texts that have been checked, and count them."""
+    asked = work.run(texts, call, urgency_of(call.request), call.context.answer)
+    result = await call.run(asked, sentences=len(texts))
+    call.service.metrics.sentences.inc(len(texts))
+    return result
 
 
 @contextmanager
@@ -86,43 +180,6 @@ def _errors_name(ours: str, theirs: str) -> Iterator[None]:
             for each in error.problems
         ]
         raise TextTooLongError(str(error), problems) from None
-
-
-@dataclass(frozen=True, slots=True)
-class EmbeddingWork:
-    """What a request wants of its texts; without `model`, from the default models together."""
-
-    outputs: Outputs
-    model: ServedModel | None
-    options: EmbeddingOptions = NO_OPTIONS
-    normalize: bool = True
-
-    def run(
-        self, texts: list[str], call: Call, urgency: int, answer: AnswerMemory | None = None
-    ) -> Coroutine[Any, Any, EmbeddingResult]:
-        """Embed texts that have been checked; `answer` is the call's by default."""
-        name, outputs = name_of(self.model), self.outputs
-        return call.service.engine.embed(
-            texts,
-            dense=outputs.dense,
-            sparse=outputs.sparse,
-            colbert=outputs.colbert,
-            states=outputs.states,
-            normalize_dense=self.normalize,
-            options=self.options,
-            urgency=urgency,
-            client=call.context.client,
-            answer=call.context.answer if answer is None else answer,
-            model=name,
-            models=call.leased.get(name),
-        )
-
-
-async def vectors(call: Call, texts: list[str], work: EmbeddingWork) -> EmbeddingResult:
-    """Embed texts that have been checked, and count them."""
-    result = await call.run(work.run(texts, call, call.urgency), sentences=len(texts))
-    call.service.metrics.sentences.inc(len(texts))
-    return result
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +223,9 @@ async def scores(call: Call, request: RerankRequest, model: ServedModel | None) 
     """Score passages that have been checked, for the client and with the urgency of `call`."""
     request = _of_call(request, call, model)
     work = call.service.engine.rerank(request, call.leased.get(request.model))
-    return await _count_pairs(call, work, len(request.passages))
+    result = await call.run(work, passages=len(request.passages))
+    call.service.metrics.pairs.inc(len(request.passages))
+    return result
 
 
 async def classify(
@@ -174,61 +233,16 @@ async def classify(
 ) -> ClassificationResult:
     """Classify inputs that have been checked, for the client and with the urgency of `call`."""
     work = call.service.engine.classify(_of_call(request, call, model))
-    return await _count_pairs(call, work, len(request.inputs))
-
-
-def _of_call(request: Scoring, call: Call, model: ServedModel | None) -> Scoring:
-    context = call.context
-    return replace(
-        request,
-        urgency=call.urgency,
-        client=context.client,
-        model=name_of(model),
-        answer=context.answer,
-    )
-
-
-async def _count_pairs(call: Call, work: Coroutine[Any, Any, Scores], count: int) -> Scores:
-    result = await call.run(work, passages=count)
-    call.service.metrics.pairs.inc(count)
+    result = await call.run(work, passages=len(request.inputs))
+    call.service.metrics.pairs.inc(len(request.inputs))
     return result
 
 
-def vector_options(fields: EmbeddingFields, models: LoadedModels) -> VectorOptions:
-    """The options of vectors; raises `InvalidRequestError` for ones that contradict each other."""
-    # A kind that the request leaves out is made if it can be.
-    said = fields.model_fields_set
-    outputs = wanted_kinds(
-        models,
-        dense=fields.return_dense if "return_dense" in said else None,
-        sparse=fields.return_sparse if "return_sparse" in said else None,
-        colbert=fields.return_colbert if "return_colbert" in said else None,
+def _of_call(request: Scoring, call: Call, model: ServedModel | None) -> Scoring:
+    return replace(
+        request,
+        urgency=urgency_of(call.request),
+        client=call.context.client,
+        model=name_of(model),
+        answer=call.context.answer,
     )
-    if not (outputs or fields.muvera):
-        raise InvalidRequestError(
-            "nothing is asked for: set return_dense, return_sparse or return_colbert to true"
-        )
-    check_truncation(fields.truncate, fields.truncation_side)
-    options = VectorOptions(outputs, fields.output_dtype, fields.colbert_pool_factor, fields.muvera)
-    options.check(queries=fields.input_type == "query", tokens=fields.return_tokens)
-    return options
-
-
-def check_numbers(fields: EmbeddingFields, media_type: str, binary: list[str]) -> None:
-    """Raise `InvalidRequestError` for a number type that a format not in `binary` cannot hold."""
-    is_json = media_type not in binary
-    if is_json and fields.encoding != "base64" and fields.output_dtype in {"float16", "bfloat16"}:
-        raise InvalidRequestError(
-            f"the option output_dtype is {fields.output_dtype}, which JSON has no numbers for: set "
-            f"encoding to base64, or ask for {', '.join(binary)} in Accept"
-        )
-    if not is_json and fields.encoding == "base64":
-        raise InvalidRequestError(
-            f"the option encoding is for JSON, and Accept asks for {media_type}: send one of them"
-        )
-
-
-def model_names(models: LoadedModels) -> ModelNames:
-    """The model that makes each kind of vectors."""
-    own = models.embedder.name
-    return ModelNames(dense=models.dense_model.name, sparse=own, colbert=own)

@@ -11,6 +11,7 @@ import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from starlette.requests import Request
 
 from smart_embedder.api import rendering
 from smart_embedder.api.rendering import (
@@ -118,8 +119,13 @@ class Exchange:
         self, render: Callable[[], Iterable[bytes]], *, measured: bool = False
     ) -> "Exchange":
         with ThreadPoolExecutor(1) as threads:
-            response = ChunkedResponse(render, "application/json", threads, measured=measured)
-            scope = {"type": "http", "state": {"is_closing": self.is_closing}}
+            scope = {
+                "type": "http",
+                "http_version": "1.0" if measured else "1.1",
+                "headers": [],
+                "state": {"is_closing": self.is_closing},
+            }
+            response = ChunkedResponse(render, Request(scope), threads)
             await response(scope, None, self.send)  # type: ignore[arg-type]
         return self
 

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from smart_embedder.api.formats.vectors import ModelNames
+from smart_embedder.api.formats.vectors import ModelNames, VectorOptions
 from smart_embedder.api.schemas import EmbeddingFields
-from smart_embedder.api.work import check_numbers, model_names, vector_options
+from smart_embedder.api.work import EmbeddingWork, model_names, native_work
 from smart_embedder.engine.model import DeviceInfo, LoadedModels
 from smart_embedder.engine.records import Outputs
 from smart_embedder.errors import InvalidRequestError
@@ -21,8 +21,9 @@ def of(name: str) -> SimpleNamespace:
 MODELS = LoadedModels(of("bge"), DeviceInfo("cpu", "CPU", "float32", "none"), 100)
 
 
-def fields(**values: object) -> EmbeddingFields:
-    return EmbeddingFields.model_validate(values)
+def work_for(accept: str = "json", **values: object) -> tuple[EmbeddingWork, VectorOptions]:
+    fields = EmbeddingFields.model_validate(values)
+    return native_work(fields, None, MODELS, accept, ["arrow", "msgpack"])
 
 
 @pytest.mark.parametrize(("dense", "name"), [(None, "bge"), ("qwen", "qwen")])
@@ -45,21 +46,23 @@ def test_a_kind_is_told_with_the_model_that_makes_it(dense, name) -> None:
 )
 def test_a_format_holds_the_numbers_or_says_which_one_does(accept, asked, refused) -> None:
     if refused is None:
-        check_numbers(fields(**asked), accept, ["arrow", "msgpack"])
+        work_for(accept, **asked)
     else:
         with pytest.raises(InvalidRequestError, match=refused):
-            check_numbers(fields(**asked), accept, ["arrow", "msgpack"])
+            work_for(accept, **asked)
 
 
 def test_kinds_are_those_that_the_request_names_and_else_those_that_are_made() -> None:
-    options = vector_options(fields(return_sparse=False, output_dtype="int8"), MODELS)
+    work, options = work_for(return_sparse=False, output_dtype="int8", dimensions=3)
     assert options.outputs == Outputs(dense=True, colbert=True)
+    assert (work.outputs, work.normalize) == (options.outputs, True)
     assert (options.dtype, options.pool_factor, options.muvera) == ("int8", None, None)
     nothing = dict.fromkeys(("return_dense", "return_sparse", "return_colbert"), False)
     with pytest.raises(InvalidRequestError, match="nothing is asked for"):
-        vector_options(fields(**nothing), MODELS)
-    options = vector_options(fields(**nothing, muvera="query"), MODELS)
+        work_for(**nothing)
+    work, options = work_for(**nothing, muvera="query")
     assert (options.outputs, options.muvera) == (Outputs(), "query")
+    assert (work.outputs, work.normalize) == (Outputs(colbert=True), False)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +76,7 @@ def test_kinds_are_those_that_the_request_names_and_else_those_that_are_made() -
 )
 def test_what_contradicts_itself_is_refused(asked, refused) -> None:
     if refused is None:
-        assert vector_options(fields(**asked), MODELS).pool_factor == 2
+        assert work_for(**asked)[1].pool_factor == 2
     else:
         with pytest.raises(InvalidRequestError, match=refused):
-            vector_options(fields(**asked), MODELS)
+            work_for(**asked)

@@ -20,7 +20,7 @@ from starlette.types import Message, Receive, Scope, Send
 from smart_embedder.api.catalogue import Role, ServedModel
 from smart_embedder.api.context import NATIVE_EMBEDDINGS, RERANK, RequestContext
 from smart_embedder.api.errors import status_of
-from smart_embedder.api.handler import Call, Service, cancel_on_disconnect, with_timeout
+from smart_embedder.api.handler import Call, Service, cancel_on_disconnect, time_limit
 from smart_embedder.engine import Engine, FusionWeights, RerankRequest
 from smart_embedder.engine.model import LoadedModels
 from smart_embedder.engine.records import (
@@ -240,8 +240,8 @@ class Client:
                 async with AsyncExitStack() as leases:
                     deadline = loop.time() + settings.request_timeout
                     call = Call(request, service, leases, deadline=deadline)
-                    while_there = cancel_on_disconnect(request, work(call))
-                    await with_timeout(settings.request_timeout, while_there)
+                    async with time_limit(settings.request_timeout):
+                        await cancel_on_disconnect(request, work(call))
                     context.status = 200
             except SmartEmbedderError as error:
                 outcome = context.error_code = error.code

@@ -41,7 +41,7 @@ from smart_embedder.api.rendering import (
     render_items,
     render_matrix,
     sparse_as_json,
-    truncations_as_json,
+    truncation_as_json,
     usage_as_json,
 )
 from smart_embedder.api.schemas import OPENAI_TEXTS, PROMPT_SCHEMA, ForeignRequest
@@ -383,7 +383,7 @@ def _render(
         "usage": usage_as_json(result.tokens),
     }
     if result.truncations:
-        trailer["warnings"] = truncations_as_json(result, "input")
+        trailer["warnings"] = [truncation_as_json(each, "input") for each in result.truncations]
     yield b"," + orjson.dumps(trailer)[1:]
 
 

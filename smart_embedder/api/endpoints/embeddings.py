@@ -15,13 +15,7 @@ from smart_embedder.api.handler import Call, Operation, Router, ServiceDep, resp
 from smart_embedder.api.openapi import BEARER, describe_body, error_responses
 from smart_embedder.api.rendering import Chunk
 from smart_embedder.api.schemas import EmbeddingRequest, check_texts
-from smart_embedder.api.work import (
-    EmbeddingWork,
-    check_numbers,
-    model_names,
-    vector_options,
-    vectors,
-)
+from smart_embedder.api.work import compute, model_names, native_work
 
 _BYTES = {"schema": {"type": "string", "format": "binary"}}
 
@@ -53,10 +47,8 @@ async def _embed(body: EmbeddingRequest, call: Call) -> Response:
     media_type = media_type_of(call.request)
     check_texts(sentences, "sentences", settings)
     models = await call.lease(model)
-    wanted = vector_options(body, models)
-    check_numbers(body, media_type, [*BINARY])
-    work = EmbeddingWork(wanted.needed, model, body.options, body.normalize)
-    result = await vectors(call, sentences, work)
+    work, wanted = native_work(body, model, models, media_type, [*BINARY])
+    result = await compute(call, sentences, work)
     wanted.hold(result.embeddings, call.context.answer, at_once=media_type == SAFETENSORS)
     answer = EmbeddingAnswer(sentences, result, model_names(models), wanted)
     render: Callable[[], Iterable[Chunk]] = partial(

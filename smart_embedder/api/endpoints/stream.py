@@ -38,12 +38,7 @@ from smart_embedder.api.stream.answer import (
 )
 from smart_embedder.api.stream.arrow_lines import ArrowReader
 from smart_embedder.api.stream.lines import LineReader, NdjsonReader, StreamLine
-from smart_embedder.api.work import (
-    EmbeddingWork,
-    check_numbers,
-    model_names,
-    vector_options,
-)
+from smart_embedder.api.work import model_names, native_work
 from smart_embedder.engine.checks import check_options, find_prompt
 from smart_embedder.engine.model import LoadedModels
 from smart_embedder.engine.requests.embedding import vector_bytes
@@ -84,14 +79,12 @@ async def stream_embeddings(request: Request, service: ServiceDep) -> Response:
     model = service.catalogue.embedder(fields.model) if fields.model else None
     # Only while the stream is set up: each piece leases the model by itself.
     async with service.engine.lease(name_of(model)) as models:
-        vectors = vector_options(fields, models)
-    check_numbers(fields, media_type, [each for each in WRITERS if each != NDJSON])
-    check_options(models, vectors.needed, fields.options)
-    find_prompt(models, vectors.needed, fields.options)
-    call = Call(request, service)
-    work = EmbeddingWork(vectors.needed, model, fields.options, fields.normalize)
-    urgency = urgency_of(request, BULK_URGENCY)
-    of_token = vector_bytes(models.embedder, replace(vectors.needed, dense=False), [1])
+        binary = [each for each in WRITERS if each != NDJSON]
+        work, vectors = native_work(fields, model, models, media_type, binary)
+    check_options(models, work.outputs, work.options)
+    find_prompt(models, work.outputs, work.options)
+    call, urgency = Call(request, service), urgency_of(request, BULK_URGENCY)
+    of_token = vector_bytes(models.embedder, replace(work.outputs, dense=False), [1])
     tokens = call.context.answer.allowed // PIECES // of_token
     records = _record_options(fields, vectors, model_names(models), models)
     plan = StreamPlan(

@@ -9,10 +9,9 @@ import asyncio
 import time
 from asyncio import TaskGroup
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import repeat
-from typing import Any
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -43,10 +42,11 @@ _BYTES_PER_TOKEN = 4
 # The limits of a piece of several forwards.
 _PIECE_SECONDS = 0.1
 _PIECE_VECTOR_BYTES = 4 << 20
-
-
 # One is computed, one waits for the device (a GPU has launched it), one is tokenised, one sent.
 PIECES = 4
+# Of vectors, rendered and sent at a time.
+_UNIT_BYTES = 1 << 20
+_RETRY_AFTER = 5
 
 EmbedTexts = Callable[[list[str], AnswerMemory], Awaitable[EmbeddingResult]]
 
@@ -58,62 +58,46 @@ class _NoRoomYetError(QueueFullError):
 class PieceMemory:
     """What the pieces of one stream hold together: `max_bytes`, or more if it is the oldest's.
 
-    They are sent in order, so the oldest never waits for the others.
+    They are sent in order, so the oldest never waits for the others. `freed` is set when the next
+    piece is sent.
     """
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
-        self._held: dict[PieceAnswer, int] = {}
-        self._freed = asyncio.Event()
-
-    def begin(self) -> "PieceAnswer":
-        """Begin a piece, younger than all others."""
-        answer = PieceAnswer(self)
-        self._held[answer] = 0
-        return answer
-
-    def hold(self, answer: "PieceAnswer", size: int) -> None:
-        """Let a piece hold `size` bytes in all, if those before it leave room."""
-        others = sum(held for each, held in self._held.items() if each is not answer)
-        if others + size > self.max_bytes and answer is not next(iter(self._held)):
-            raise _NoRoomYetError("the pieces of this stream that come before hold its memory")
-        self._held[answer] = size
-
-    def end(self, answer: "PieceAnswer") -> None:
-        """The piece is sent."""
-        del self._held[answer]
-        self._freed.set()
-        self._freed = asyncio.Event()
-
-    def next_end(self) -> asyncio.Event:
-        """What is set when the next piece is sent."""
-        return self._freed
+        self.pieces: list[PieceAnswer] = []
+        self.freed = asyncio.Event()
 
 
 class PieceAnswer(AnswerMemory):
-    """What one piece holds: that of the texts that are computed together, and of those before."""
+    """What one piece holds: that of the texts that are computed together, and of those before.
+
+    It is younger than all other pieces in `memory`.
+    """
 
     def __init__(self, memory: PieceMemory) -> None:
         super().__init__(memory.max_bytes)
-        self._memory = memory
-        self._computed = 0
+        self.memory = memory
+        self._computed = self.piece_bytes = 0
+        memory.pieces.append(self)
 
     def need(self, size: int, what: str, advice: str) -> None:
         """Implement `AnswerMemory`."""
         super().need(size, what, advice)
-        self._memory.hold(self, self._computed + size)
+        pieces, wanted = self.memory.pieces, self._computed + size
+        held = sum(each.piece_bytes for each in pieces) - self.piece_bytes
+        if held + wanted > self.allowed and self is not pieces[0]:
+            raise _NoRoomYetError("the pieces of this stream that come before hold its memory")
+        self.piece_bytes = wanted
 
     def keep(self, size: int) -> None:
         """Record that some of its texts are computed and hold `size` bytes."""
         self._computed += size
 
-    def next_end(self) -> asyncio.Event:
-        """What is set when there is more room."""
-        return self._memory.next_end()
-
     def end(self) -> None:
         """Hold nothing any more: the piece is sent."""
-        self._memory.end(self)
+        self.memory.pieces.remove(self)
+        self.memory.freed.set()
+        self.memory.freed = asyncio.Event()
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,24 +115,23 @@ class LineResult:
 
         Post-processing that takes more than `max_bytes` is an error.
         """
-        if self.error is not None or self.embedding is None:
-            return Record(self.line.id, None, error=self._error())
-        try:
-            options.hold([self.embedding], AnswerMemory(max_bytes))
-        except InvalidRequestError as error:
-            return replace(self, error=error).record(options, max_bytes)
+        error, line = self.error, self.line
+        if error is None and self.embedding is not None:
+            try:
+                options.hold([self.embedding], AnswerMemory(max_bytes))
+            except InvalidRequestError as refused:
+                error = refused
+        if error is not None or self.embedding is None:
+            facts = error_facts(error or SmartEmbedderError("there is no result"))
+            return Record(line.id, None, error=facts | {"line": line.number})
         warnings = [
-            truncation_as_json(replace(cut, index=self.line.number - 1), "text", "/text")
+            truncation_as_json(replace(cut, index=line.number - 1), "text", "/text")
             for cut in self.truncations
         ]
-        return Record(self.line.id, vectors_of(self.embedding, options, self.tokens), warnings)
-
-    def _error(self) -> dict[str, Any]:
-        error = self.error or SmartEmbedderError("there is no result")
-        return error_facts(error) | {"line": self.line.number}
+        return Record(line.id, vectors_of(self.embedding, options, self.tokens), warnings)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Piece:
     """The results of consecutive lines.
 
@@ -156,21 +139,27 @@ class Piece:
     It holds `answer` until it is sent.
     """
 
-    results: list[LineResult]
     answer: PieceAnswer
+    results: list[LineResult] = field(default_factory=list)
     tokens: int = 0
     nbytes: int = 0
     seconds: float = 0.0
 
-    def joined(self, after: "Piece") -> "Piece":
-        """This one and the one that follows it."""
-        return Piece(
-            self.results + after.results,
-            self.answer,
-            self.tokens + after.tokens,
-            self.nbytes + after.nbytes,
-            self.seconds + after.seconds,
-        )
+    def add(self, lines: Sequence[Line], result: EmbeddingResult) -> None:
+        """Add the results of the next lines, which were computed together."""
+        cuts: dict[int, list[Truncation]] = {}
+        for cut in result.truncations:
+            cuts.setdefault(cut.index, []).append(cut)
+        strings = result.token_strings or repeat(None, len(lines))
+        for i, (line, vectors, tokens) in enumerate(
+            zip(lines, result.embeddings, strings, strict=True)
+        ):
+            self.results.append(LineResult(line, vectors, tokens, tuple(cuts.get(i, ()))))
+        nbytes = sum(each.nbytes for each in result.embeddings)
+        self.answer.keep(nbytes)
+        self.tokens += result.tokens
+        self.nbytes += nbytes
+        self.seconds += result.timings.inference
 
 
 class PieceSize:
@@ -212,48 +201,43 @@ class PieceEmbedder:
 
         Raises `UnavailableError` if the service cannot go on.
         """
-        good = [line for line in lines if line.error is None]
-        piece = await self._results(good, answer)
-        if len(good) == len(lines):
-            return piece
-        computed = {result.line.number: result for result in piece.results}
-        results = [
-            computed.get(line.number) or LineResult(line, error=line.error) for line in lines
-        ]
-        return replace(piece, results=results)
-
-    async def _results(self, lines: Sequence[Line], answer: PieceAnswer) -> Piece:
-        if not lines:
-            return Piece([], answer)
-        try:
-            result = await self._embed_when_possible([line.text for line in lines], answer)
-        except OutOfMemoryError as error:
-            return await self._halves(lines, error, answer)
-        except UnavailableError:
-            raise
-        except InferenceTimeoutError as error:  # Halves would wait for the same device.
-            return Piece([LineResult(line, error=error) for line in lines], answer)
-        except SmartEmbedderError as error:
-            return await self._halves(lines, error, answer)
-        self._metrics.sentences.inc(len(lines))
-        piece = _of_lines(lines, result, answer)
-        answer.keep(piece.nbytes)
+        piece = Piece(answer)
+        if good := [line for line in lines if line.error is None]:
+            await self._add_results(piece, good)
+        if len(good) < len(lines):
+            computed = {result.line.number: result for result in piece.results}
+            piece.results = [
+                computed.get(line.number) or LineResult(line, error=line.error) for line in lines
+            ]
         return piece
 
-    async def _halves(
-        self, lines: Sequence[Line], error: SmartEmbedderError, answer: PieceAnswer
-    ) -> Piece:
-        if len(lines) == 1:
-            return Piece([LineResult(lines[0], error=error)], answer)
-        middle = len(lines) // 2
-        first = await self._results(lines[:middle], answer)
-        return first.joined(await self._results(lines[middle:], answer))
+    async def _add_results(self, piece: Piece, lines: Sequence[Line]) -> None:
+        try:
+            result = await self._embed_when_possible([line.text for line in lines], piece.answer)
+        except InferenceTimeoutError as error:  # Halves would wait for the same device.
+            piece.results += [LineResult(line, error=error) for line in lines]
+        except SmartEmbedderError as error:
+            if isinstance(error, UnavailableError) and not isinstance(error, OutOfMemoryError):
+                raise
+            if len(lines) == 1:
+                piece.results.append(LineResult(lines[0], error=error))
+                return
+            middle = len(lines) // 2
+            await self._add_results(piece, lines[:middle])
+            await self._add_results(piece, lines[middle:])
+        else:
+            self._metrics.sentences.inc(len(lines))
+            piece.add(lines, result)
 
     async def _embed_when_possible(self, texts: list[str], answer: PieceAnswer) -> EmbeddingResult:
         while True:
-            more_room = answer.next_end()
+            more_room = answer.memory.freed
             try:
-                return await self._embed(texts, answer)
+                await self._slots.acquire(self._client)
+                try:
+                    return await self._embed_texts(texts, answer)
+                finally:
+                    self._slots.release(self._client)
             except _NoRoomYetError:
                 await more_room.wait()
                 continue
@@ -261,35 +245,6 @@ class PieceEmbedder:
             except (QueueFullError, LoadingError) as error:
                 pause = error.retry_after or 1
             await asyncio.sleep(pause)
-
-    async def _embed(self, texts: list[str], answer: PieceAnswer) -> EmbeddingResult:
-        await self._slots.acquire(self._client)
-        try:
-            return await self._embed_texts(texts, answer)
-        finally:
-            self._slots.release(self._client)
-
-
-def _of_lines(lines: Sequence[Line], result: EmbeddingResult, answer: PieceAnswer) -> Piece:
-    cuts: dict[int, list[Truncation]] = {}
-    for cut in result.truncations:
-        cuts.setdefault(cut.index, []).append(cut)
-    strings = result.token_strings or repeat(None, len(lines))
-    results = [
-        LineResult(line, vectors, tokens, tuple(cuts.get(i, ())))
-        for i, (line, vectors, tokens) in enumerate(
-            zip(lines, result.embeddings, strings, strict=True)
-        )
-    ]
-    nbytes = sum(each.nbytes for each in result.embeddings)
-    return Piece(results, answer, result.tokens, nbytes, result.timings.inference)
-
-
-# Of vectors, rendered and sent at a time.
-_UNIT_BYTES = 1 << 20
-_RETRY_AFTER = 5
-
-Result = asyncio.Future[Piece | SmartEmbedderError]
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,6 +265,9 @@ class StreamPlan:
     encoding: str | None
 
 
+_Result = asyncio.Task[Piece | SmartEmbedderError] | SmartEmbedderError
+
+
 class StreamResponse(Response):
     """Embeds the lines of the request's body while it arrives."""
 
@@ -324,7 +282,8 @@ class StreamResponse(Response):
         self._call, self._plan = call, plan
         self._slots = asyncio.Semaphore(PIECES)
         self._memory = PieceMemory(call.context.answer.allowed)
-        self._results: asyncio.Queue[Result | None] = asyncio.Queue()
+        # Pieces, or the error that ends the stream, in order; None is the end.
+        self._results: asyncio.Queue[_Result | None] = asyncio.Queue()
         self._sending_since: float | None = None
         self._counts = {"sentences": 0, "failed": 0, "tokens": 0}
         # The rate limit has counted one request, which pays for as many lines as one may have.
@@ -368,31 +327,26 @@ class StreamResponse(Response):
 
     async def _make_pieces(self, body: StreamBody, group: TaskGroup) -> None:
         """Compute a piece whenever a slot is free; an error of the body is sent in its place."""
+        service, plan, client = self._call.service, self._plan, self._call.context.client
         while True:
             await self._slots.acquire()
             try:
-                lines = await body.take(self._plan.max_lines, self._plan.size.bytes)
+                lines = await body.take(plan.max_lines, plan.size.bytes)
             except SmartEmbedderError as error:
-                ended: Result = asyncio.get_running_loop().create_future()
-                ended.set_result(error)
-                self._results.put_nowait(ended)
+                self._results.put_nowait(error)
                 return
             if not lines:
                 self._results.put_nowait(None)
                 return
-            await self._pay(len(lines))
-            self._results.put_nowait(group.create_task(self._compute(lines, self._memory.begin())))
-
-    async def _pay(self, lines: int) -> None:
-        """Count the lines for the rate limit as requests of full size; wait if it is used up."""
-        service = self._call.service
-        self._paid_lines -= lines
-        while self._paid_lines < 0:
-            wait = await service.buckets.take(self._call.context.client)
-            if wait:
-                await asyncio.sleep(wait)
-            else:
-                self._paid_lines += service.settings.max_sentences_per_request
+            # For the rate limit they are as many requests of full size.
+            self._paid_lines -= len(lines)
+            while self._paid_lines < 0:
+                if wait := await service.buckets.take(client):
+                    await asyncio.sleep(wait)
+                else:
+                    self._paid_lines += service.settings.max_sentences_per_request
+            piece = self._compute(lines, PieceAnswer(self._memory))
+            self._results.put_nowait(group.create_task(piece))
 
     async def _compute(self, lines: list[Line], answer: PieceAnswer) -> Piece | SmartEmbedderError:
         try:
@@ -406,14 +360,18 @@ class StreamResponse(Response):
         return piece
 
     async def _answer(self, body: StreamBody, send: Send) -> None:
-        writer = self._plan.make_writer()
+        context, writer = self._call.context, self._plan.make_writer()
         start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
         await send(start)
         last = b""
         while (result := await self._results.get()) is not None:
-            piece = body.given_up or await result
+            outcome = body.given_up or result
+            piece = await outcome if isinstance(outcome, asyncio.Task) else outcome
             if isinstance(piece, SmartEmbedderError):
-                last = self._last_record(writer, piece)
+                # The record of an error that ends the stream before its body.
+                context.error_code, context.error_status = piece.code, status_of(piece)
+                record = Record(None, None, error=error_facts(piece))
+                last = b"".join(self._compressed(writer.write([record])))
                 break
             await self._send_piece(piece, writer, body, send)
         last += b"".join(self._compressed([writer.end()], last=True))
@@ -422,54 +380,42 @@ class StreamResponse(Response):
     async def _send_piece(
         self, piece: Piece, writer: RecordWriter, body: StreamBody, send: Send
     ) -> None:
-        service, memory = self._call.service, self._call.context.memory
+        threads, memory = self._call.service.render_threads, self._call.context.memory
         loop, results = asyncio.get_running_loop(), iter(piece.results)
         render = partial(next, self._messages(writer, results, body), None)
-        while (message := await loop.run_in_executor(service.render_threads, render)) is not None:
+        while (message := await loop.run_in_executor(threads, render)) is not None:
             self._sending_since = time.monotonic()
             await send({"type": "http.response.body", "body": message, "more_body": True})
             self._sending_since = None
         piece.answer.end()
         if memory is not None:
             memory.release_vectors(piece.nbytes)
-        self._count(piece)
+        failed = sum(result.error is not None for result in piece.results)
+        self._counts["sentences"] += len(piece.results) - failed
+        self._counts["failed"] += failed
+        self._counts["tokens"] += piece.tokens
         self._slots.release()
 
     def _messages(
         self, writer: RecordWriter, results: Iterator[LineResult], body: StreamBody
     ) -> Iterator[Chunk]:
         """The messages of all records, or of whole ones until `body` is given up."""
-        while body.given_up is None and (records := self._next_records(results)):
+        while body.given_up is None:
+            records: list[Record] = []
+            size = 0
+            for result in results:
+                records.append(result.record(self._plan.vectors, self._memory.max_bytes))
+                vectors = records[-1].vectors
+                size += 0 if vectors is None else vectors.nbytes
+                if size >= _UNIT_BYTES:
+                    break
+            if not records:
+                return
             for message in messages_of(self._compressed(writer.write(records))):
                 if message:
                     yield message
-
-    def _next_records(self, results: Iterator[LineResult]) -> list[Record]:
-        """The next records that are rendered together; none after the last one."""
-        records: list[Record] = []
-        size = 0
-        for result in results:
-            records.append(result.record(self._plan.vectors, self._memory.max_bytes))
-            vectors = records[-1].vectors
-            size += 0 if vectors is None else vectors.nbytes
-            if size >= _UNIT_BYTES:
-                break
-        return records
-
-    def _last_record(self, writer: RecordWriter, error: SmartEmbedderError) -> bytes:
-        """The record of an error that ends the stream before its body."""
-        context = self._call.context
-        context.error_code, context.error_status = error.code, status_of(error)
-        record = Record(None, None, error=error_facts(error))
-        return b"".join(self._compressed(writer.write([record])))
 
     def _compressed(self, chunks: Iterable[Chunk], *, last: bool = False) -> Iterable[Chunk]:
         if self._compressor is None:
             return chunks
         return self._compressor.compress(chunks, last=last)
-
-    def _count(self, piece: Piece) -> None:
-        failed = sum(result.error is not None for result in piece.results)
-        self._counts["sentences"] += len(piece.results) - failed
-        self._counts["failed"] += failed
-        self._counts["tokens"] += piece.tokens

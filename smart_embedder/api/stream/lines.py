@@ -3,13 +3,13 @@
 import asyncio
 import re
 from collections.abc import Awaitable, Callable, Generator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Protocol, TypeGuard
 
 import orjson
 from pydantic import JsonValue, PlainValidator, ValidationError
 from pydantic_core import PydanticCustomError
-from starlette.types import Receive
+from starlette.types import Message, Receive
 
 from smart_embedder.api.body import JsonValueCounter, parse_large
 from smart_embedder.api.context import StreamMemory
@@ -32,6 +32,10 @@ _MAX_VALUES = 16
 # Of one piece: to say what is wrong with a line takes ten times as long as to read a good one.
 _MAX_BAD_LINES = 64
 _NOT_BLANK = re.compile(rb"\S")
+READ_AHEAD_BYTES = 1 << 20
+# After that a client may be one that reads only when it has sent its whole body.
+_STALLED_SECONDS = 1.0
+_LOOK_SECONDS = 0.25
 
 
 def _is_id(value: object) -> TypeGuard[int | str | None]:
@@ -75,25 +79,27 @@ class Line:
 
 
 class LineReader(Protocol):
-    """Splits a body, which arrives in chunks of any size, into lines."""
+    """Splits a body, which arrives in chunks of any size, into lines.
+
+    `begun` says whether enough has arrived to know how lines are read. Each method raises
+    `SmartEmbedderError` for what cannot be read as lines at all.
+    """
+
+    begun: bool
 
     @property
     def buffered(self) -> int:
         """Bytes that have arrived and are not taken."""
 
     @property
-    def begun(self) -> bool:
-        """Whether enough has arrived to know how lines are read."""
-
-    @property
     def ready(self) -> bool:
         """Whether a line can be taken."""
 
     def feed(self, chunk: bytes) -> None:
-        """Take the next part of the body; raises `SmartEmbedderError` where none can be read."""
+        """Take the next part of the body."""
 
     def end(self) -> None:
-        """The body is complete; raises `SmartEmbedderError` where it ends too early."""
+        """The body is complete."""
 
     def take(self, max_lines: int, max_bytes: int) -> Generator[None, None, list[Line]]:
         """The next lines: at least one, if one is ready; each step takes a few milliseconds."""
@@ -106,25 +112,20 @@ class NdjsonReader:
     not kept while it arrives.
     """
 
+    begun = True
+
     def __init__(self, max_line_bytes: int) -> None:
         self._max_line_bytes = max_line_bytes
         self._buffer = bytearray()
         # Where what is not taken begins, and where to look for the next end of a line.
         self._begin = self._searched = 0
-        self._skipped = 0
+        self._skipped = self._number = self._records = 0
         self._ended = False
-        self._number = 0
-        self._records = 0
 
     @property
     def buffered(self) -> int:
         """Bytes that have arrived and are not taken."""
         return len(self._buffer)
-
-    @property
-    def begun(self) -> bool:
-        """Always: each line is read by itself."""
-        return True
 
     @property
     def ready(self) -> bool:
@@ -167,33 +168,6 @@ class NdjsonReader:
         self._forget_taken()
         return lines
 
-    def _end_of_next(self) -> int:
-        """Where the next line that is not blank ends; -1 if it is not complete."""
-        if not self._skipped and self._buffer[self._begin : self._begin + 1].isspace():
-            self._drop_blanks()
-        end = self._end_of_line()
-        if end < 0 and self._ended and (self._skipped or self._begin < len(self._buffer)):
-            return len(self._buffer)
-        return end
-
-    def _end_of_line(self) -> int:
-        found = self._buffer.find(b"\n", self._searched)
-        self._searched = len(self._buffer) if found < 0 else found
-        return found
-
-    def _drop_blanks(self) -> None:
-        """Drop blank lines, and the blanks that a line begins with, each byte looked at once."""
-        found = _NOT_BLANK.search(self._buffer, self._begin)
-        stop = len(self._buffer) if found is None else found.start()
-        del found  # A buffer cannot change its size while something refers into it.
-        self._number += self._buffer.count(b"\n", self._begin, stop)
-        self._begin = self._searched = stop
-
-    def _forget_taken(self) -> None:
-        del self._buffer[: self._begin]
-        self._searched = max(0, self._searched - self._begin)
-        self._begin = 0
-
     def _line(self, content: bytes) -> Generator[None, None, Line]:
         size, self._skipped = self._skipped + len(content), 0
         # Kept, because more is read while a large line is parsed.
@@ -206,6 +180,30 @@ class NdjsonReader:
         except SmartEmbedderError as error:
             return Line(number, index, size, error=error)
         return Line(number, index if name is None else name, size, text)
+
+    def _end_of_next(self) -> int:
+        """Where the next line that is not blank ends; -1 if it is not complete."""
+        if not self._skipped and self._buffer[self._begin : self._begin + 1].isspace():
+            # Blank lines, and the blanks that a line begins with, each byte looked at once.
+            found = _NOT_BLANK.search(self._buffer, self._begin)
+            stop = len(self._buffer) if found is None else found.start()
+            del found  # A buffer cannot change its size while something refers into it.
+            self._number += self._buffer.count(b"\n", self._begin, stop)
+            self._begin = self._searched = stop
+        end = self._end_of_line()
+        if end < 0 and self._ended and (self._skipped or self._begin < len(self._buffer)):
+            return len(self._buffer)
+        return end
+
+    def _end_of_line(self) -> int:
+        found = self._buffer.find(b"\n", self._searched)
+        self._searched = len(self._buffer) if found < 0 else found
+        return found
+
+    def _forget_taken(self) -> None:
+        del self._buffer[: self._begin]
+        self._searched = max(0, self._searched - self._begin)
+        self._begin = 0
 
 
 def too_large(what: str, max_bytes: int) -> BodyTooLargeError:
@@ -259,18 +257,12 @@ def _parse_large(content: bytes) -> Generator[None, None, Any]:
             "them, and a text and an id are needed"
         ) from None
     try:
-        value = yield from parse_large(content, StreamLine)
+        return (yield from parse_large(content, StreamLine))
     except InvalidRequestError as error:
         raise _of_line(error) from None
-    return value
 
 
-READ_AHEAD_BYTES = 1 << 20
-# After that a client may be one that reads only when it has sent its whole body.
-_STALLED_SECONDS = 1.0
-_LOOK_SECONDS = 0.25
-
-
+@dataclass(eq=False)
 class StreamBody:
     """Reads the lines of a stream in a task of its own, `read`, while others take them.
 
@@ -281,38 +273,26 @@ class StreamBody:
     a client that reads only after sending gets the error. `run` runs the steps of parsing lines.
     """
 
-    def __init__(
-        self,
-        receive: Receive,
-        lines: LineReader,
-        memory: StreamMemory | None,
-        stalled_seconds: Callable[[], float],
-        is_closing: Callable[[], bool] | None,
-        *,
-        run: Callable[[Generator[None, None, list[Line]]], Awaitable[list[Line]]],
-        max_ahead: int,
-        patience: float,
-    ) -> None:
-        self._receive = receive
-        self._lines = lines
-        self._memory = memory
-        self._stalled_seconds = stalled_seconds
-        self._is_closing = is_closing
-        self._run = run
-        self._max_ahead = max(max_ahead, READ_AHEAD_BYTES)
-        self._patience = patience
-        self._held = 0
-        self._complete = False
-        self._error: SmartEmbedderError | None = None
-        self._arrived = asyncio.Event()
-        self._taken = asyncio.Event()
-        self._stopped_by: SmartEmbedderError | None = None
-        self.given_up: SmartEmbedderError | None = None
+    receive: Receive
+    lines: LineReader
+    memory: StreamMemory | None
+    stalled_seconds: Callable[[], float]
+    is_closing: Callable[[], bool] | None
+    run: Callable[[Generator[None, None, list[Line]]], Awaitable[list[Line]]]
+    max_ahead: int
+    patience: float
+    given_up: SmartEmbedderError | None = None
+    _held: int = 0
+    _complete: bool = False
+    _error: SmartEmbedderError | None = None
+    _stopped_by: SmartEmbedderError | None = None
+    _arrived: asyncio.Event = field(default_factory=asyncio.Event)
+    _taken: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def begin(self) -> None:
         """Read the first part, and what is needed to know how the lines are read."""
         await self._read_part()
-        while not (self._lines.begun or self._complete):
+        while not (self.lines.begun or self._complete):
             await self._read_part()
 
     async def read(self) -> None:
@@ -326,7 +306,11 @@ class StreamBody:
             except SmartEmbedderError as error:
                 self._error = error
             self._arrived.set()
-        await self._drop_the_rest()
+        # The rest is dropped, so that a client that is still sending can read the error.
+        while True:
+            body = (await self._receive_part()).get("body", b"")
+            if self.memory is not None:
+                self.memory.release_body(len(body))
 
     def stop(self, error: SmartEmbedderError) -> None:
         """End the body: `take` raises `error` from now on."""
@@ -340,7 +324,7 @@ class StreamBody:
         """
         while self._stopped_by is None:
             self._arrived.clear()
-            lines = await self._run(self._lines.take(max_lines, max_bytes))
+            lines = await self.run(self.lines.take(max_lines, max_bytes))
             self._release_unused()
             if lines:
                 self._taken.set()
@@ -355,57 +339,51 @@ class StreamBody:
         raise self._stopped_by
 
     async def _read_part(self) -> None:
-        message = await self._receive()
-        if message["type"] == "http.disconnect":
-            raise ClientGoneError("the client left before its stream was complete")
+        message = await self._receive_part()
         body = message.get("body", b"")
         self._held += len(body)
-        self._lines.feed(body)
+        self.lines.feed(body)
         self._release_unused()
         if not message.get("more_body", False):
             self._complete = True
-            self._lines.end()
+            self.lines.end()
+
+    async def _receive_part(self) -> Message:
+        message = await self.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGoneError("the client left before its stream was complete")
+        return message
 
     def _release_unused(self) -> None:
-        unused = self._held - self._lines.buffered
-        if self._memory is not None and unused > 0:
-            self._memory.release_body(unused)
+        unused = self._held - self.lines.buffered
+        if self.memory is not None and unused > 0:
+            self.memory.release_body(unused)
             self._held -= unused
 
     async def _wait_for_room(self) -> None:
-        while self._lines.ready and self._lines.buffered >= self._limit():
+        """Wait while enough is read ahead.
+
+        Raises an error if the client has left, which `receive` would tell, or does not read.
+        """
+        max_ahead = max(self.max_ahead, READ_AHEAD_BYTES)
+        while self.lines.ready:
+            is_stalled = self.stalled_seconds() >= _STALLED_SECONDS
+            if self.lines.buffered < (max_ahead if is_stalled else READ_AHEAD_BYTES):
+                return
             self._taken.clear()
             try:
                 async with asyncio.timeout(_LOOK_SECONDS):
                     await self._taken.wait()
+                continue
             except TimeoutError:
-                self._check_client()
-
-    def _check_client(self) -> None:
-        """Raise an error if the client has left, which `receive` would tell, or does not read."""
-        if self._is_closing is not None and self._is_closing():
-            raise ClientGoneError("the client left before its stream was answered")
-        if self._stalled_seconds() >= self._patience:
-            self.given_up = self._not_taken()
-            self.stop(self.given_up)
-            raise self.given_up
-
-    def _limit(self) -> int:
-        stalled = self._stalled_seconds() >= _STALLED_SECONDS
-        return self._max_ahead if stalled else READ_AHEAD_BYTES
-
-    def _not_taken(self) -> SmartEmbedderError:
-        return AnswerNotTakenError(
-            f"the results were not read for {self._patience:g} seconds (REQUEST_TIMEOUT) while "
-            f"more than {self._max_ahead} bytes of lines (MAX_BODY_BYTES) waited: read while you "
-            "send, or send fewer lines in one stream"
-        )
-
-    async def _drop_the_rest(self) -> None:
-        """Drop the rest of the body, so that a client that is still sending can read the error."""
-        while True:
-            message = await self._receive()
-            if message["type"] == "http.disconnect":
+                pass
+            if self.is_closing is not None and self.is_closing():
                 raise ClientGoneError("the client left before its stream was answered")
-            if self._memory is not None:
-                self._memory.release_body(len(message.get("body", b"")))
+            if self.stalled_seconds() >= self.patience:
+                self.given_up = AnswerNotTakenError(
+                    f"the results were not read for {self.patience:g} seconds (REQUEST_TIMEOUT) "
+                    f"while more than {max_ahead} bytes of lines (MAX_BODY_BYTES) waited: read "
+                    "while you send, or send fewer lines in one stream"
+                )
+                self.stop(self.given_up)
+                raise self.given_up

@@ -122,7 +122,7 @@ class Stream:
         self.begun.append(first)
         await self.ready.get(first, self.go).wait()
         while True:
-            more_room = answer.next_end()
+            more_room = answer.memory.freed
             try:
                 answer.need(60, "vectors", "less")
                 break
@@ -136,7 +136,7 @@ class Stream:
             else LineResult(line, TextEmbedding(np.full(self.width, 1, np.float32)))
             for line in lines
         ]
-        return Piece(results, answer, 3 * len(lines), 4 * self.width * len(lines), 0.5)
+        return Piece(answer, results, 3 * len(lines), 4 * self.width * len(lines), 0.5)
 
     def observe(self, piece: Piece) -> None:
         self.observed.append(piece.tokens)

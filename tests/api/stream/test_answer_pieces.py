@@ -9,6 +9,7 @@ from smart_embedder.api.formats.vectors import VectorOptions
 from smart_embedder.api.stream.answer import (
     LineResult,
     Piece,
+    PieceAnswer,
     PieceEmbedder,
     PieceMemory,
     PieceSize,
@@ -40,7 +41,7 @@ FORWARD = 1000
 def piece(lines: int, tokens: int, seconds: float, nbytes: int) -> Piece:
     """A piece of lines of 100 bytes."""
     results = [LineResult(Line(i + 1, i, 100)) for i in range(lines)]
-    return Piece(results, PieceMemory(1).begin(), tokens, nbytes, seconds)
+    return Piece(PieceAnswer(PieceMemory(1)), results, tokens, nbytes, seconds)
 
 
 def settled(*pieces: Piece) -> int:
@@ -78,7 +79,7 @@ def test_one_piece_changes_the_size_by_a_factor_of_two_at_most() -> None:
 def test_a_piece_of_errors_says_nothing() -> None:
     size = PieceSize(FORWARD)
     first = size.bytes
-    size.observe(Piece([LineResult(Line(1, 0, 100))], PieceMemory(1).begin()))
+    size.observe(Piece(PieceAnswer(PieceMemory(1)), [LineResult(Line(1, 0, 100))]))
     assert size.bytes == first
 
 
@@ -87,14 +88,14 @@ NEEDED = ("the vectors", "send fewer texts")
 
 def test_pieces_hold_no_more_together_than_one_answer_but_the_oldest_goes_on() -> None:
     memory = PieceMemory(100)
-    first, second, third = (memory.begin() for _ in range(3))
+    first, second, third = (PieceAnswer(memory) for _ in range(3))
     second.need(60, *NEEDED)
     with pytest.raises(QueueFullError, match="come before"):
         third.need(60, *NEEDED)
     first.need(90, *NEEDED)
     with pytest.raises(InvalidRequestError, match="MAX_ANSWER_BYTES"):
         first.need(101, *NEEDED)
-    ended = third.next_end()
+    ended = memory.freed
     first.end()
     assert ended.is_set()
     third.need(40, *NEEDED)
@@ -102,8 +103,8 @@ def test_pieces_hold_no_more_together_than_one_answer_but_the_oldest_goes_on() -
 
 def test_what_a_piece_has_computed_counts_beside_what_it_computes() -> None:
     memory = PieceMemory(100)
-    memory.begin()
-    piece = memory.begin()
+    PieceAnswer(memory)
+    piece = PieceAnswer(memory)
     piece.need(60, *NEEDED)
     piece.keep(60)
     piece.need(40, *NEEDED)
@@ -139,7 +140,7 @@ class Texts:
             Line(i, f"id {i}", 10, each) if isinstance(each, str) else Line(i, i, 10, error=each)
             for i, each in enumerate(texts, 1)
         ]
-        piece = await self.embedder.embed(lines, PieceMemory(1000).begin())
+        piece = await self.embedder.embed(lines, PieceAnswer(PieceMemory(1000)))
         assert [each.line for each in piece.results] == lines
         assert self.service.stream_slots.held == 0
         assert set(self.held) <= {1}
@@ -223,7 +224,7 @@ async def test_while_there_is_no_place_it_waits_as_long_as_it_is_told(
 
 async def test_without_room_it_goes_on_when_a_piece_before_it_is_sent() -> None:
     texts, memory = Texts(), PieceMemory(20)
-    first, second = memory.begin(), memory.begin()
+    first, second = PieceAnswer(memory), PieceAnswer(memory)
     first.need(16, *NEEDED)
     lines = [Line(1, 0, 10, "a")]
     waiting = asyncio.ensure_future(texts.embedder.embed(lines, second))
