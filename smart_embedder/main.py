@@ -262,7 +262,7 @@ async def _start(
     await service.engine.start()
     models = service.engine.loaded()
     assert models is not None  # noqa: S101 - start has returned
-    service.metrics.describe(operations.describe_server(service.settings, models))
+    service.metrics.server.info(operations.describe_server(service.settings, models))
     on_ready(models)
     # Not before, as imports of large libraries hold Python's lock for long.
     watch.start()

@@ -73,15 +73,12 @@ class MemoryBuckets:
     def __len__(self) -> int:
         return len(self._full_at)
 
-    async def take(self, key: str) -> float:
-        """Take a token: 0, or the seconds until there is one where the bucket is empty."""
-        return self._wait(key, taken=_TOKEN)
-
     async def peek(self, key: str) -> float:
         """The seconds until there is a token, 0 where there is one; takes none."""
-        return self._wait(key, taken=0)
+        return await self.take(key, taken=0)
 
-    def _wait(self, key: str, taken: int) -> float:
+    async def take(self, key: str, taken: int = _TOKEN) -> float:
+        """Take a token: 0, or the seconds until there is one where the bucket is empty."""
         now = monotonic_ns() * self._requests_per_minute
         full_at = max(now, self._full_at.get(key, now))
         wait = max(0, full_at - now - self._depth)
@@ -224,36 +221,24 @@ class CircuitBreaker:
         # The timeout does not include the wait for the semaphore: otherwise a flood, which waits
         # there, would look like a failure of Redis.
         async with self._concurrency:
-            if not self._may_try():
-                return None
+            if self._failing:
+                now = time.monotonic()
+                if now < self._retry_at:
+                    return None
+                # Before the call, so that only one request tries.
+                self._retry_at = now + REDIS_PAUSE
             try:
                 async with asyncio.timeout(REDIS_TIMEOUT):
                     answer = await ask()
             except self._errors as error:
-                self._record_failure(error)
+                self._on_error()
+                self._retry_at = time.monotonic() + REDIS_PAUSE
+                if not self._failing:
+                    self._failing = True
+                    reason = str(error.__cause__ or error) or f"no answer in {REDIS_TIMEOUT} s"
+                    log.warning(self._gone, reason=reason, effect=self._while_gone)
                 return None
-        self._record_success()
-        return answer
-
-    def _may_try(self) -> bool:
-        if not self._failing:
-            return True
-        now = time.monotonic()
-        if now < self._retry_at:
-            return False
-        # Before the call, so that only one request tries.
-        self._retry_at = now + REDIS_PAUSE
-        return True
-
-    def _record_failure(self, error: Exception) -> None:
-        self._on_error()
-        self._retry_at = time.monotonic() + REDIS_PAUSE
-        if not self._failing:
-            self._failing = True
-            reason = str(error.__cause__ or error) or f"no answer in {REDIS_TIMEOUT} s"
-            log.warning(self._gone, reason=reason, effect=self._while_gone)
-
-    def _record_success(self) -> None:
         if self._failing:
             self._failing = False
             log.info(self._back, effect=self._when_back)
+        return answer

@@ -4,7 +4,6 @@ import hashlib
 import hmac
 import os
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
@@ -29,22 +28,9 @@ def _digest(token: bytes) -> bytes:
     return hashlib.sha256(token.strip()).digest()
 
 
-@dataclass(frozen=True, slots=True)
-class _Version:
-    """The attributes by which a change of a file is noticed."""
-
-    modified_ns: int
-    size: int
-    inode: int
-
-    @classmethod
-    def of(cls, status: os.stat_result) -> "_Version":
-        return cls(status.st_mtime_ns, status.st_size, status.st_ino)
-
-    @property
-    def is_certain(self) -> bool:
-        """Whether every later write leaves another version."""
-        return time.time_ns() - self.modified_ns > _CLOCK_TICK_NS
+def _version_of(status: os.stat_result) -> tuple[int, int, int]:
+    """What changes where the file does, but for a write within the tick of another."""
+    return status.st_mtime_ns, status.st_size, status.st_ino
 
 
 class ApiTokens:
@@ -59,7 +45,7 @@ class ApiTokens:
             raise StartupError("API_TOKEN holds nothing but white space: set a token, or leave it")
         self._own = {DEFAULT_NAME: _digest(token.encode())} if token else {}
         self._file = file
-        self._version: _Version | None = None
+        self._version: tuple[int, int, int] | None = None
         self._named: dict[str, bytes] = {}
         self._last_warning: str | None = None
         if file is not None:
@@ -83,8 +69,9 @@ class ApiTokens:
         if self._file is None:
             return
         try:
-            version = _Version.of(self._file.stat())
-            if version != self._version or not version.is_certain:
+            status = self._file.stat()
+            is_recent = time.time_ns() - status.st_mtime_ns <= _CLOCK_TICK_NS
+            if is_recent or _version_of(status) != self._version:
                 self._read(self._file)
         except OSError as error:
             self._version = None  # Read it again once it is back, even if it is unchanged.
@@ -97,7 +84,7 @@ class ApiTokens:
         try:
             with file.open("rb") as opened:
                 # Before the content: a later write is then seen as a change.
-                version = _Version.of(os.fstat(opened.fileno()))
+                version = _version_of(os.fstat(opened.fileno()))
                 text = opened.read().decode("utf-8-sig")
         except OSError as error:
             raise StartupError(

@@ -108,8 +108,9 @@ class Pipelines:
         self.embedding = EmbeddingPipeline(admission, source)
         self.reranking = RerankingPipeline(admission, scoring, time_limit)
         self.classification = ClassificationPipeline(admission, scoring, time_limit)
-        metrics.watch_queue(lambda: waiting.held)
-        metrics.set_capacities(embedding=settings.max_queue_size, rerank=settings.rerank_max_queue)
+        metrics.queue_size.set_function(lambda: waiting.held)
+        metrics.queue_capacity.set(settings.max_queue_size)
+        metrics.rerank_capacity.set(settings.rerank_max_queue)
 
     def _limit(self, capacity: int, what: str, purpose: Purpose) -> ConcurrencyLimit:
         full = f"the queue is full: {capacity} {what}"
@@ -149,7 +150,7 @@ class Engine:
         self._requests = ActiveRequests()
         self._closing = self._aborted = False
         self._loading: asyncio.Future[LoadedModels] | None = None
-        self._metrics.watch_device(lambda: self._devices.stuck_seconds)
+        self._metrics.stuck_seconds.set_function(lambda: self._devices.stuck_seconds)
         self._metrics.watch_models(
             [status.name for status in self.statuses],
             [state.value for state in ModelState],

@@ -44,24 +44,18 @@ def configure_logs(log_format: str, level: str, *, server_at: str = "debug") -> 
         cache_logger_on_first_use=True,
     )
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_formatter(shared, log_format))
+    # Renders the service's events, and the records of libraries after the `shared` processors.
+    remove_meta = structlog.stdlib.ProcessorFormatter.remove_processors_meta
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared, processors=[remove_meta, *renderers(log_format)]
+        )
+    )
     logging.basicConfig(handlers=[handler], level=level.upper(), force=True)
     # Libraries log only warnings and errors.
     for library in ("httpx", "httpx2", "urllib3", "asyncio", "uvicorn.access"):
         logging.getLogger(library).setLevel(max(logging.WARNING, logging.getLogger().level))
-    _take_over_uvicorn(server_at)
-
-
-def _formatter(shared: list[Processor], log_format: str) -> logging.Formatter:
-    """Renders the service's events, and the records of libraries after the `shared` processors."""
-    remove_meta = structlog.stdlib.ProcessorFormatter.remove_processors_meta
-    return structlog.stdlib.ProcessorFormatter(
-        foreign_pre_chain=shared, processors=[remove_meta, *_renderers(log_format)]
-    )
-
-
-def _take_over_uvicorn(server_at: str) -> None:
-    """Replace the handlers that the `uvicorn` command has installed."""
+    # In place of the handlers that the `uvicorn` command has installed.
     for name in ("uvicorn", "uvicorn.error", "uvicorn.access"):
         logger = logging.getLogger(name)
         logger.handlers.clear()
@@ -72,7 +66,8 @@ def _take_over_uvicorn(server_at: str) -> None:
         server.addFilter(_INFO_AS_DEBUG)
 
 
-def _renderers(log_format: str) -> list[Processor]:
+def renderers(log_format: str) -> list[Processor]:
+    """What makes a line of an event."""
     if log_format == "json":
         dumps = lambda event, **_: orjson.dumps(event, default=str).decode()  # noqa: E731
         return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(dumps)]

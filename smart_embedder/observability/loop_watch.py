@@ -180,16 +180,17 @@ class LoopWatch:
         others = {
             names.get(ident, str(ident)): _stack_of(frame)
             for ident, frame in frames.items()
-            if ident not in {watched.ident, self._thread.ident} and not _is_waiting(frame)
+            if ident not in {watched.ident, self._thread.ident}
+            and Path(frame.f_code.co_filename).name not in _WAITING
         }
-        frame = frames.get(watched.ident or 0)
-        stack = [] if frame is None or self._is_of_the_loop(frame) else _stack_of(frame)
+        own, stack = frames.get(watched.ident or 0), list[str]()
+        if (
+            own is not None
+            and own.f_code is not self._turn.__code__
+            and own.f_globals.get("__name__") not in _OF_THE_LOOP
+        ):
+            stack = _stack_of(own)
         return _Seen(late, _is_runnable(watched.native_id), stack, others)
-
-    def _is_of_the_loop(self, frame: FrameType) -> bool:
-        return (
-            frame.f_code is self._turn.__code__ or frame.f_globals.get("__name__") in _OF_THE_LOOP
-        )
 
     def _write(self, pause: _Pause, seen: _Seen | None) -> None:
         """A warning, which blames code only where that ran or waited by itself."""
@@ -199,23 +200,24 @@ class LoopWatch:
             "process_ran": round(pause.process_ran, 3),
         }
         half = pause.seconds / 2
+        event = "event_loop_blocked"
         # As text: that is what the log's library takes for a stack.
         stack = "\n".join(seen.stack) if seen else ""
         if pause.thread_ran is None or pause.thread_ran >= _WARN_AFTER:
             # On a machine of its own it would have held the loop as well.
-            self._log.warning("event_loop_blocked", **facts, stack=stack)
+            facts["stack"] = stack
         elif seen is not None and seen.late < half:
             # This thread ran, and the loop's did not: it waited, or another got the processor.
             if seen.runnable or not stack:
-                self._log.warning("process_stalled", **facts)
+                event = "process_stalled"
             else:
-                self._log.warning("event_loop_blocked", **facts, stack=stack)
+                facts["stack"] = stack
         elif pause.process_ran < half:
-            self._log.warning("process_stalled", **facts)
+            event = "process_stalled"
         else:
             # Neither ran, and something did: another thread held Python's lock.
-            others = seen.others if seen else {}
-            self._log.warning("event_loop_blocked", **facts, other_threads=others)
+            facts["other_threads"] = seen.others if seen else {}
+        self._log.warning(event, **facts)
 
 
 class WatchRequests:
@@ -242,10 +244,6 @@ def _stack_of(frame: FrameType | None) -> list[str]:
         stack.append(f"{module}:{frame.f_lineno} {frame.f_code.co_name}")
         frame = frame.f_back
     return stack
-
-
-def _is_waiting(frame: FrameType) -> bool:
-    return Path(frame.f_code.co_filename).name in _WAITING
 
 
 def _is_runnable(native_id: int | None) -> bool:

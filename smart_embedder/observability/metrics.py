@@ -65,9 +65,13 @@ class Metrics:
         self.registry = CollectorRegistry()
         self._make_request_metrics()
         self._make_engine_metrics()
+        self._make_queue_metrics()
+        self._make_model_metrics()
         self._make_cache_metrics()
         self._make_memory_metrics()
-        self._make_info()
+        self.server = Info("embedding_server", "Models and limits", registry=self.registry)
+        build = Info("embedder_build", "Version of the software", registry=self.registry)
+        build.info({"version": __version__})
         # Memory, CPU time, open files and start time of this process, on Linux.
         ProcessCollector(registry=self.registry)
 
@@ -115,9 +119,6 @@ class Metrics:
             "Each time that the event loop did not turn for 10 ms or more",
             _PAUSES,
         )
-        self._start_at_zero()
-
-    def _start_at_zero(self) -> None:
         for status in STATUSES:
             self.rerank_requests.labels(status)
         for reason in REJECTION_REASONS:
@@ -126,8 +127,6 @@ class Metrics:
 
     def _make_engine_metrics(self) -> None:
         counter, histogram = self._counter, self._histogram
-        self._make_queue_metrics()
-        self._make_model_metrics()
         self.batch_size = histogram("embedding_batch_size", "Texts in one forward", _TEXTS)
         self.batch_tokens = histogram("embedder_batch_tokens", "Tokens in one forward", _TOKENS)
         self.embedding_inference = histogram(
@@ -149,19 +148,20 @@ class Metrics:
         self.abandoned = counter("embedder_abandoned_requests_total", "Requests whose client left")
 
     def _make_model_metrics(self) -> None:
-        self.model_state = self._gauge(
+        counter, gauge = self._counter, self._gauge
+        self.model_state = gauge(
             "embedder_model_state", "1 for the state that a model is in, else 0", "model", "state"
         )
-        self.model_requests = self._gauge(
+        self.model_requests = gauge(
             "embedder_model_requests", "Requests that use a model of MODELS or wait for it", "model"
         )
-        self.model_loads = self._counter(
+        self.model_loads = counter(
             "embedder_model_loads_total", "Times a model of MODELS was loaded", "model", "result"
         )
-        self.model_unloads = self._counter(
+        self.model_unloads = counter(
             "embedder_model_unloads_total", "Times a model of MODELS was unloaded", "model"
         )
-        self.model_replacements = self._counter(
+        self.model_replacements = counter(
             "embedder_model_replacements_total",
             "Times a model of MODELS was loaded from other files than before",
             "model",
@@ -219,19 +219,13 @@ class Metrics:
             for kind in ("free", "total")
         }
 
-    def _make_info(self) -> None:
-        self.server = Info("embedding_server", "Models and limits", registry=self.registry)
-        build = Info("embedder_build", "Version of the software", registry=self.registry)
-        build.info({"version": __version__})
-
     def embedding_endpoint(self, endpoint: str) -> EndpointMetrics:
         """The metrics of an endpoint that embeds, which begin at zero."""
         requests = self.embedding_requests
+        rejected = self.embedding_rejected
         return EndpointMetrics(
             requests={status: requests.labels(status, endpoint) for status in STATUSES},
-            rejected={
-                reason: self.embedding_rejected.labels(reason) for reason in REJECTION_REASONS
-            },
+            rejected={reason: rejected.labels(reason) for reason in REJECTION_REASONS},
             duration=self.embedding_duration.labels(endpoint),
             active=self.embedding_active,
         )
@@ -245,33 +239,11 @@ class Metrics:
             active=self.rerank_active,
         )
 
-    def describe(self, facts: dict[str, str]) -> None:
-        """Fill the info series."""
-        self.server.info(facts)
-
     def watch_memory(self, read: Callable[[str], int]) -> None:
         """Let the memory gauges read bytes of each kind whenever they are scraped."""
         for kind, gauges in self.memory.items():
             for each in gauges:
                 each.set_function(partial(read, kind))
-
-    def watch_queue(self, waiting: Callable[[], int]) -> None:
-        """Let the queue's gauge read `waiting` whenever it is scraped."""
-        self.queue_size.set_function(waiting)
-
-    def watch_embedding_cache(self, size: Callable[[], float], entries: Callable[[], int]) -> None:
-        """Let the cache's gauges read `size`, in bytes, and `entries` whenever they are scraped."""
-        self.embedding_cache_bytes.set_function(size)
-        self.embedding_cache_entries.set_function(entries)
-
-    def watch_device(self, stuck_seconds: Callable[[], float]) -> None:
-        """Let the gauge of a stuck device read `stuck_seconds` whenever it is scraped."""
-        self.stuck_seconds.set_function(stuck_seconds)
-
-    def set_capacities(self, *, embedding: int, rerank: int) -> None:
-        """Set the gauges of how many requests of each kind may wait or be in work."""
-        self.queue_capacity.set(embedding)
-        self.rerank_capacity.set(rerank)
 
     def start_models(self, names: Iterable[str]) -> None:
         """Create the counter of tokens for each model."""
@@ -284,8 +256,9 @@ class Metrics:
         """Let the gauges of states call `read` with a model's index whenever they are scraped."""
         for index, name in enumerate(names):
             for state in states:
-                is_in = partial(_is_in, state, partial(read, index))
-                self.model_state.labels(name, state).set_function(is_in)
+                self.model_state.labels(name, state).set_function(
+                    lambda index=index, state=state: float(read(index) == state)
+                )
 
     def watch_further_model(self, name: str, requests: Callable[[], int]) -> None:
         """Create the series of a model of MODELS; its gauge reads `requests` when it is scraped."""
@@ -308,7 +281,3 @@ class Metrics:
     def render(self) -> bytes:
         """All series in Prometheus' text format."""
         return generate_latest(self.registry)
-
-
-def _is_in(state: str, read: Callable[[], str]) -> float:
-    return float(read() == state)

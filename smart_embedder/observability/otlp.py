@@ -36,9 +36,10 @@ class OtlpTracer:
     def __init__(self, endpoint: str, service_name: str) -> None:
         # They log every failed try; `QuietExporter` logs the first.
         logging.getLogger("opentelemetry.exporter").setLevel(logging.CRITICAL)
+        url, parts = endpoint.rstrip("/"), urlsplit(endpoint)
         self._exporter = QuietExporter(
-            OTLPSpanExporter(_traces_url(endpoint), timeout=_BATCH_TIMEOUT_SECONDS),
-            _origin(endpoint),
+            OTLPSpanExporter(url.removesuffix(_PATH) + _PATH, timeout=_BATCH_TIMEOUT_SECONDS),
+            f"{parts.scheme}://{parts.netloc}",  # The path may hold a key.
         )
         processor = BatchSpanProcessor(
             self._exporter,
@@ -81,22 +82,21 @@ class OtlpRequestSpan:
 
     def end(self, attributes: Attributes, stages: Sequence[Stage], error: str | None) -> None:
         """End it now, with a child for each stage; `error` is the error's code."""
-        now = time.time_ns() - int(time.perf_counter() * _NANOSECONDS)
+        # The time of day at which perf_counter was 0.
+        clock = time.time_ns() - int(time.perf_counter() * _NANOSECONDS)
+        parent = set_span_in_context(self._span)
         for stage in stages:
-            self._add_stage(stage, now)
+            begin = clock + int(stage.began * _NANOSECONDS)
+            child = self._tracer.start_span(stage.name, parent, start_time=begin)
+            if stage.model is not None:
+                child.set_attribute("smart_embedder.model", stage.model)
+            if stage.device_seconds is not None:
+                child.set_attribute("smart_embedder.device_s", stage.device_seconds)
+            child.end(clock + int(stage.ended * _NANOSECONDS))
         self._span.set_attributes(dict(attributes))
         if error is not None:
             self._span.set_status(Status(StatusCode.ERROR, error))
         self._span.end()
-
-    def _add_stage(self, stage: Stage, clock: int) -> None:
-        """A child; `clock` is the time of day, in nanoseconds, at which perf_counter was 0."""
-        parent = set_span_in_context(self._span)
-        begin = clock + int(stage.began * _NANOSECONDS)
-        child = self._tracer.start_span(
-            stage.name, parent, attributes=_attributes_of(stage), start_time=begin
-        )
-        child.end(clock + int(stage.ended * _NANOSECONDS))
 
 
 class QuietExporter(SpanExporter):
@@ -135,19 +135,3 @@ class QuietExporter(SpanExporter):
     def shutdown(self) -> None:
         """End the connections."""
         self._exporter.shutdown()
-
-
-def _traces_url(endpoint: str) -> str:
-    base = endpoint.rstrip("/")
-    return base if base.endswith(_PATH) else f"{base}{_PATH}"
-
-
-def _origin(endpoint: str) -> str:
-    """Scheme, host and port, which may be logged; the path may hold a key."""
-    parts = urlsplit(endpoint)
-    return f"{parts.scheme}://{parts.netloc}"
-
-
-def _attributes_of(stage: Stage) -> Attributes:
-    found = {"smart_embedder.model": stage.model, "smart_embedder.device_s": stage.device_seconds}
-    return {name: value for name, value in found.items() if value is not None}

@@ -168,7 +168,7 @@ def test_the_stack_can_be_read_in_either_format_of_the_log(log_format: str, sepa
     with capture_logs() as lines:
         watch._write(loop_watch._Pause(watch._beat, 1.0, 0.0, 0.0), seen)
     line = lines[0]
-    for render in logs._renderers(log_format):
+    for render in logs.renderers(log_format):
         line = render(None, "warning", line)
     assert "event_loop_blocked" in line
     assert f"app:1 f{separator}app:2 g" in line

@@ -3,12 +3,15 @@
 import pytest
 
 from smart_embedder import __version__
+from smart_embedder.engine import Engine
 from smart_embedder.observability.metrics import (
     CACHE_SOURCES,
     REJECTION_REASONS,
     STATUSES,
     Metrics,
 )
+from smart_embedder.settings import Settings
+from tests.engine.fakes import FakeModel, loaded
 
 EMBEDDING_ENDPOINTS = ("/embeddings/", "/v1/embeddings")
 
@@ -80,26 +83,13 @@ def test_an_endpoint_counts_under_its_own_labels(metrics) -> None:
 
 
 def test_gauges_read_what_they_watch_whenever_they_are_scraped(metrics) -> None:
-    now = {"waiting": 1, "bytes": 2, "entries": 3, "stuck": 4.5, "memory": 10}
-    metrics.watch_queue(lambda: now["waiting"])
-    metrics.watch_embedding_cache(lambda: now["bytes"], lambda: now["entries"])
-    metrics.watch_device(lambda: now["stuck"])
+    now = {"memory": 10}
     metrics.watch_memory(lambda kind: now["memory"] + len(kind))
-    metrics.set_capacities(embedding=7, rerank=8)
-
-    def read() -> list[float]:
-        names = ("embedding_queue_size", "embedder_cache_bytes", "embedder_cache_entries")
-        return [metrics.value(each) for each in (*names, "embedder_device_stuck_seconds")]
-
-    assert read() == [1, 2, 3, 4.5]
-    now |= {"waiting": 5, "stuck": 0.0, "memory": 20}
-    assert read() == [5, 2, 3, 0]
+    now["memory"] = 20
     for kind in ("allocated", "reserved", "free", "total"):
         assert metrics.value(f"gpu_memory_{kind}_bytes") == 20 + len(kind)
     for kind in ("allocated", "reserved"):
         assert metrics.value(f"embedding_gpu_memory_{kind}_bytes") == 20 + len(kind)
-    assert metrics.value("embedder_embedding_queue_capacity") == 7
-    assert metrics.value("embedder_rerank_queue_capacity") == 8
 
 
 def test_a_model_is_in_one_state_and_has_its_series(metrics) -> None:
@@ -124,6 +114,8 @@ def test_a_model_is_in_one_state_and_has_its_series(metrics) -> None:
     assert samples(metrics, "embedder_model_replacements_total") == {("b",): 0}
 
 
-def test_what_is_scraped_holds_the_facts_that_were_told(metrics) -> None:
-    metrics.describe({"model": "bge-m3", "limit": "8"})
-    assert b'embedding_server_info{limit="8",model="bge-m3"} 1.0' in metrics.render()
+def test_an_engine_tells_how_many_requests_may_wait(metrics) -> None:
+    settings = Settings(max_queue_size=7, rerank_max_queue=8)
+    Engine(settings, lambda _: loaded(FakeModel()), metrics)
+    assert metrics.value("embedder_embedding_queue_capacity") == 7
+    assert metrics.value("embedder_rerank_queue_capacity") == 8

@@ -61,7 +61,8 @@ class VectorCache:
     def __init__(self, max_bytes: int, shared: SharedVectors | None, metrics: Metrics) -> None:
         self._entries: LRUCache[str, CachedVectors] = LRUCache(max_bytes, attrgetter("nbytes"))
         self._shared = shared
-        metrics.watch_embedding_cache(lambda: self._entries.currsize, lambda: len(self._entries))
+        metrics.embedding_cache_bytes.set_function(lambda: self._entries.currsize)
+        metrics.embedding_cache_entries.set_function(lambda: len(self._entries))
 
     def get(self, key: str) -> CachedVectors | None:
         """The entry in memory."""

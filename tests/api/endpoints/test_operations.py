@@ -104,35 +104,6 @@ def test_what_no_other_service_counts_has_the_services_own_prefix() -> None:
     assert {name for name in names - own if not name.startswith("process_")} <= shared
 
 
-def test_memory_gauges_read_the_device_whenever_they_are_scraped() -> None:
-    metrics, used = Metrics(), {"allocated": 1, "reserved": 2, "free": 3, "total": 4}
-    metrics.watch_memory(used.__getitem__)
-    used["allocated"] = 10
-    found = series(metrics.render().decode())
-    for name in ("gpu_memory_allocated_bytes", "embedding_gpu_memory_allocated_bytes"):
-        assert found[name] == [({}, 10.0)]
-    assert found["gpu_memory_free_bytes"] == [({}, 3.0)]
-    assert found["gpu_memory_total_bytes"] == [({}, 4.0)]
-
-
-def test_gauges_of_the_queues_and_the_device_show_what_they_watch() -> None:
-    metrics, state = Metrics(), {"waiting": 1, "stuck": 0.0}
-    metrics.watch_queue(lambda: int(state["waiting"]))
-    metrics.watch_device(lambda: state["stuck"])
-    metrics.set_capacities(embedding=200, rerank=32)
-    state.update(waiting=150, stuck=75.0)
-    found = series(metrics.render().decode())
-    assert found["embedding_queue_size"] == [({}, 150)]
-    assert found["embedder_embedding_queue_capacity"] == [({}, 200)]
-    assert found["embedder_rerank_queue_capacity"] == [({}, 32)]
-    assert found["embedder_device_stuck_seconds"] == [({}, 75.0)]
-
-
-def test_the_tokens_of_a_model_are_counted_from_zero() -> None:
-    metrics = Metrics()
-    metrics.start_models(["a", "b"])
-    found = series(metrics.render().decode())
-    assert found["embedder_tokens_processed_total"] == [({"model": "a"}, 0), ({"model": "b"}, 0)]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells these of a process")
