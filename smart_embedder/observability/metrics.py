@@ -256,9 +256,8 @@ class Metrics:
         """Let the gauges of states call `read` with a model's index whenever they are scraped."""
         for index, name in enumerate(names):
             for state in states:
-                self.model_state.labels(name, state).set_function(
-                    lambda index=index, state=state: float(read(index) == state)
-                )
+                is_in = partial(_is_in, state, partial(read, index))
+                self.model_state.labels(name, state).set_function(is_in)
 
     def watch_further_model(self, name: str, requests: Callable[[], int]) -> None:
         """Create the series of a model of MODELS; its gauge reads `requests` when it is scraped."""
@@ -281,3 +280,7 @@ class Metrics:
     def render(self) -> bytes:
         """All series in Prometheus' text format."""
         return generate_latest(self.registry)
+
+
+def _is_in(state: str, read: Callable[[], str]) -> float:
+    return float(read() == state)

@@ -9,7 +9,7 @@ import argparse
 import os
 import tomllib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -105,7 +105,16 @@ def load_settings(arguments: Sequence[str] = ()) -> Settings:
     try:
         return Settings.model_validate(values)
     except ValidationError as error:
-        raise StartupError(_explain(error)) from None
+        wrong = error.errors()
+    reasons: dict[str, None] = {}
+    for item in wrong:
+        reason = item["msg"].removeprefix("Value error, ")
+        if item["loc"]:
+            name = str(item["loc"][0])
+            value = shown(name.upper(), str(item["input"]))
+            reason = f"{name.upper()}={value} is not allowed: {allowed(name)}"
+        reasons[reason] = None
+    raise StartupError("; ".join(reasons))
 
 
 def _settings_in(variables: Mapping[str, str | None]) -> dict[str, str]:
@@ -114,28 +123,24 @@ def _settings_in(variables: Mapping[str, str | None]) -> dict[str, str]:
     return {name: value for name, value in found.items() if name in Settings.model_fields}
 
 
-def _explain(error: ValidationError) -> str:
-    """One sentence for all that is wrong with the settings."""
-    return "; ".join(dict.fromkeys(_explain_one(dict(item)) for item in error.errors()))
-
-
-def _explain_one(item: dict[str, Any]) -> str:
-    if not item["loc"]:
-        return str(item["msg"]).removeprefix("Value error, ")
-    name = str(item["loc"][0])
-    value = shown(name.upper(), str(item["input"]))
-    return f"{name.upper()}={value} is not allowed: {allowed(name)}"
-
-
 def parse_flags(arguments: Sequence[str]) -> dict[str, str]:
     """The settings that are given as flags, by name in lower case; empty ones count as not set.
 
     Raises `StartupError` for an unknown flag; `--help` prints all flags and ends the process.
     """
     known, unknown = _parser().parse_known_args(arguments)
-    if unknown:
-        raise StartupError(_unknown_flag(unknown[0]))
-    return {name: value for name, value in vars(known).items() if value}
+    if not unknown:
+        return {name: value for name, value in vars(known).items() if value}
+    flag = unknown[0].partition("=")[0]
+    if not flag.startswith("-"):
+        raise StartupError("flags begin with --, and one of the arguments belongs to none")
+    flags = map(_flag, Settings.model_fields)
+    (nearest,) = get_close_matches("--" + flag.lstrip("-"), flags, n=1, cutoff=0)
+    raise StartupError(f"there is no flag {flag}: the nearest is {nearest}; --help lists all")
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -150,12 +155,14 @@ def _parser() -> argparse.ArgumentParser:
     for title, names in sections().items():
         group = parser.add_argument_group(title)
         for name in names:
+            ending = f" (default: {default(name)})" if default(name) else ""
+            about = f"{without_markup(meaning(name))}{ending}".replace("%", "%%")
             if Settings.model_fields[name].annotation is bool:
                 group.add_argument(
-                    _flag(name), help=_help(name), metavar="true|false", nargs="?", const="true"
+                    _flag(name), help=about, metavar="true|false", nargs="?", const="true"
                 )
             else:
-                group.add_argument(_flag(name), help=_help(name), metavar="VALUE")
+                group.add_argument(_flag(name), help=about, metavar="VALUE")
     return parser
 
 
@@ -163,25 +170,6 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise the message alone: argparse would print a usage of fifty flags."""
         raise StartupError(message)
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
-
-
-def _help(name: str) -> str:
-    ending = f" (default: {default(name)})" if default(name) else ""
-    return f"{without_markup(meaning(name))}{ending}".replace("%", "%%")
-
-
-def _unknown_flag(argument: str) -> str:
-    flag = argument.partition("=")[0]
-    if not flag.startswith("-"):
-        return "flags begin with --, and one of the arguments belongs to none"
-    (nearest,) = get_close_matches(
-        "--" + flag.lstrip("-"), map(_flag, Settings.model_fields), n=1, cutoff=0
-    )
-    return f"there is no flag {flag}: the nearest is {nearest}; --help lists all"
 
 
 def _read_dotenv() -> dict[str, str | None]:
@@ -192,15 +180,14 @@ def _read_dotenv() -> dict[str, str | None]:
         variables = dotenv_values(DOTENV, encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise StartupError(f"{DOTENV} cannot be read: {error}") from error
-    unknown = [name for name in variables if name.upper() not in _KNOWN]
-    if unknown:
-        raise StartupError("; ".join(map(_unknown, unknown)))
+    wrong = []
+    for name in variables:
+        if name.upper() not in _KNOWN:
+            (nearest,) = get_close_matches(name.upper(), sorted(_KNOWN), n=1, cutoff=0)
+            wrong.append(f".env sets {name}, which is no setting: the nearest is {nearest}")
+    if wrong:
+        raise StartupError("; ".join(wrong))
     return variables
-
-
-def _unknown(name: str) -> str:
-    (nearest,) = get_close_matches(name.upper(), sorted(_KNOWN), n=1, cutoff=0)
-    return f".env sets {name}, which is no setting: the nearest is {nearest}"
 
 
 def misspelt_names(environment: Mapping[str, str] = os.environ) -> Iterator[tuple[str, str]]:
@@ -227,9 +214,15 @@ def read_model_entries(path: Path) -> tuple[ModelEntry, ...]:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise StartupError(f"MODELS={path} cannot be read: {error}") from error
-    read = _read_toml if path.suffix.lower() == ".toml" else _read_yaml
-    entries = read(path, text)
-    _require_own_names(entries)
+    entries = _read_toml(path, text) if path.suffix.lower() == ".toml" else _read_yaml(path, text)
+    owners: dict[str, ModelEntry] = {}
+    for entry in entries:
+        for name in (entry.public_name, *entry.aliases):
+            other = owners.setdefault(name.casefold(), entry)
+            if other is not entry:
+                raise StartupError(
+                    f"{entry.location}: {name} is a name of the model of {other.location}, too"
+                )
     return entries
 
 
@@ -241,18 +234,15 @@ def _read_toml(path: Path, text: str) -> tuple[ModelEntry, ...]:
     models = root.get("models")
     if list(root) != ["models"] or not models or not isinstance(models, list):
         raise StartupError(f"{path.name}: this is no list of models, each a table [[models]]")
-    return tuple(
-        _toml_entry(model, f"{path.name}, model {number}") for number, model in enumerate(models, 1)
-    )
-
-
-def _toml_entry(model: object, location: str) -> ModelEntry:
-    if not isinstance(model, dict):
-        raise StartupError(f"{location}: a model is a table [[models]]")
-    for name in model:
-        if name not in _FIELDS:
-            raise StartupError(f"{location}: {_unknown_key(name)}")
-    return _validated(model, location, lambda _: location)
+    entries = []
+    for number, model in enumerate(models, 1):
+        location = f"{path.name}, model {number}"
+        if not isinstance(model, dict):
+            raise StartupError(f"{location}: a model is a table [[models]]")
+        for name in model:
+            _require_known(name, location)
+        entries.append(_validated(model, location, dict.fromkeys(model, location)))
+    return tuple(entries)
 
 
 def _read_yaml(path: Path, text: str) -> tuple[ModelEntry, ...]:
@@ -271,47 +261,44 @@ def _read_yaml(path: Path, text: str) -> tuple[ModelEntry, ...]:
         raise StartupError(
             f"{path.name}, line 1: this is no list of models, of which each has a name"
         )
-    return tuple(_Reader(path.name, loader).entry(node) for node in root.value)
+    return tuple(_yaml_entry(node, path.name, loader) for node in root.value)
 
 
-class _Reader:
-    """Makes entries of YAML nodes, which know their lines."""
-
-    def __init__(self, file: str, loader: yaml.SafeLoader) -> None:
-        self._file = file
-        self._loader = loader
-
-    def entry(self, node: yaml.Node) -> ModelEntry:
-        """One model."""
-        if not isinstance(node, yaml.MappingNode):
-            raise StartupError(
-                f"{self._location(node)}: a model needs a name, as in `- name: my/model`"
-            )
-        values: dict[str, yaml.Node] = {}
-        for key, value in node.value:
-            name = str(key.value)
-            if name not in _FIELDS:
-                raise StartupError(f"{self._location(key)}: {_unknown_key(name)}")
-            if name in values:
-                raise StartupError(f"{self._location(key)}: {name} is there twice for this model")
-            values[name] = value
-        fields = {name: self._value(value) for name, value in values.items()}
-        return _validated(fields, self._location(node), lambda name: self._location(values[name]))
-
-    def _value(self, node: yaml.Node) -> Any:
+def _yaml_entry(node: yaml.Node, file: str, loader: yaml.SafeLoader) -> ModelEntry:
+    """The model of a node, which knows its line in the file."""
+    location = f"{file}, line {node.start_mark.line + 1}"
+    if not isinstance(node, yaml.MappingNode):
+        raise StartupError(f"{location}: a model needs a name, as in `- name: my/model`")
+    nodes: dict[str, yaml.Node] = {}
+    for key, value in node.value:
+        name, of_key = str(key.value), f"{file}, line {key.start_mark.line + 1}"
+        _require_known(name, of_key)
+        if name in nodes:
+            raise StartupError(f"{of_key}: {name} is there twice for this model")
+        nodes[name] = value
+    values: dict[str, Any] = {}
+    locations: dict[str, str] = {}
+    for name, value in nodes.items():
+        locations[name] = f"{file}, line {value.start_mark.line + 1}"
         try:
-            return self._loader.construct_object(node, deep=True)
+            values[name] = loader.construct_object(value, deep=True)
         except (yaml.YAMLError, ValueError) as error:
-            raise StartupError(f"{self._location(node)}: YAML knows no such value") from error
+            raise StartupError(f"{locations[name]}: YAML knows no such value") from error
+    return _validated(values, location, locations)
 
-    def _location(self, node: yaml.Node) -> str:
-        return f"{self._file}, line {node.start_mark.line + 1}"
+
+def _require_known(name: str, location: str) -> None:
+    if name not in _FIELDS:
+        (nearest,) = get_close_matches(name, _FIELDS, n=1, cutoff=0)
+        raise StartupError(
+            f"{location}: {name} is nothing that a model has: the nearest is {nearest}"
+        )
 
 
 def _validated(
-    values: Mapping[str, Any], location: str, location_of: Callable[[str], str]
+    values: Mapping[str, Any], location: str, locations: Mapping[str, str]
 ) -> ModelEntry:
-    """The model with these fields, at `location`; `location_of` tells where a field is."""
+    """The model with these fields, at `location`; `locations` are those of the fields."""
     try:
         return ModelEntry.model_validate({**values, "location": location})
     except ValidationError as error:
@@ -319,23 +306,6 @@ def _validated(
     if name not in values:
         raise StartupError(f"{location}: this model has no {name}")
     raise StartupError(
-        f"{location_of(name)}: {name}={shown(name, str(values[name]))} is not allowed: "
+        f"{locations[name]}: {name}={shown(name, str(values[name]))} is not allowed: "
         f"{allowed_in(_FIELDS[name])}"
     )
-
-
-def _unknown_key(name: str) -> str:
-    (nearest,) = get_close_matches(name, _FIELDS, n=1, cutoff=0)
-    return f"{name} is nothing that a model has: the nearest is {nearest}"
-
-
-def _require_own_names(entries: tuple[ModelEntry, ...]) -> None:
-    """Raise `StartupError` where two models have a name in common."""
-    owners: dict[str, ModelEntry] = {}
-    for entry in entries:
-        for name in (entry.public_name, *entry.aliases):
-            other = owners.setdefault(name.casefold(), entry)
-            if other is not entry:
-                raise StartupError(
-                    f"{entry.location}: {name} is a name of the model of {other.location}, too"
-                )

@@ -39,14 +39,13 @@ def _split_pairs(value: object) -> object:
     """`alias=model` pairs, separated by commas."""
     if not isinstance(value, str):
         return value
-    return dict(_pair(part) for part in value.split(","))
-
-
-def _pair(text: str) -> tuple[str, str]:
-    alias, sign, model = (part.strip() for part in text.partition("="))
-    if not (alias and sign and model):
-        raise ValueError("no alias=model")
-    return alias, model
+    pairs = {}
+    for part in value.split(","):
+        alias, _, model = (each.strip() for each in part.partition("="))
+        if not (alias and model):
+            raise ValueError("no alias=model")
+        pairs[alias] = model
+    return pairs
 
 
 def _as_model(text: str) -> str:

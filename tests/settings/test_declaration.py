@@ -1,4 +1,4 @@
-"""Settings: defaults of the contract, and wrong values refused by name."""
+"""Each setting: its default, what several mean together, and what is told of it."""
 
 from pathlib import Path
 
@@ -7,7 +7,16 @@ from pydantic import SecretStr
 
 from smart_embedder.errors import StartupError
 from smart_embedder.settings import Settings
-from smart_embedder.settings.sources import load_settings
+from smart_embedder.settings.declaration import (
+    allowed,
+    allowed_in,
+    default,
+    meaning,
+    sections,
+    shown,
+    without_markup,
+)
+from smart_embedder.settings.types import ModelEntry
 
 DEFAULTS = {
     "host": "127.0.0.1",
@@ -66,29 +75,149 @@ DEFAULTS = {
 
 
 def test_defaults_are_those_of_the_contract() -> None:
-    settings = load_settings()
+    settings = Settings()
     assert {name: getattr(settings, name) for name in DEFAULTS} == DEFAULTS
-
-
-def test_every_wrong_value_is_named_at_once(monkeypatch) -> None:
-    monkeypatch.setenv("PORT", "x")
-    monkeypatch.setenv("DTYPE", "y")
-    with pytest.raises(StartupError, match=r"PORT=x .*; DTYPE=y "):
-        load_settings()
-
-
-def test_an_empty_value_counts_as_not_set(monkeypatch) -> None:
-    monkeypatch.setenv("DTYPE", "")
-    monkeypatch.setenv("MAX_BATCH_TOKENS", "")
-    assert load_settings() == Settings()
-
-
-def test_dotenv_is_read_and_the_environment_wins(monkeypatch, tmp_path: Path) -> None:
-    (tmp_path / ".env").write_text("PORT=9000\nDTYPE=float32\n")
-    monkeypatch.setenv("PORT", "9001")
-    assert (load_settings().port, load_settings().dtype) == (9001, "float32")
 
 
 def test_settings_cannot_be_changed() -> None:
     with pytest.raises(ValueError, match="frozen"):
         Settings().port = 1
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"device": "cpu", "dtype": "float16"}, "DTYPE=float16 is for GPUs"),
+        ({"device": "cpu:0,cpu:1", "dtype": "float16"}, "DTYPE=float16 is for GPUs"),
+        *(
+            ({"device": gpu, "dtype": "INT8"}, f"DTYPE=int8 is for CPUs; with DEVICE={gpu} use")
+            for gpu in ("cuda", "cuda:1", "mps")
+        ),
+        ({"rerank_gpu_timeout": 90}, "RERANK_GPU_TIMEOUT=90 must be below REQUEST_TIMEOUT=90"),
+        ({"max_queu_size": 1}, "max_queu_size"),
+    ],
+)
+def test_values_that_contradict_each_other_and_names_of_nothing_are_refused(
+    values, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        Settings(**values)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"device": "auto", "dtype": "float16"},
+        {"device": "cuda", "dtype": "float16"},
+        {"device": "mps", "dtype": "bfloat16"},
+        {"device": "cpu", "dtype": "int8"},
+        {"device": "auto", "dtype": "int8"},
+        {"rerank_gpu_timeout": 89.9},
+    ],
+)
+def test_values_that_go_together_are_taken(values) -> None:
+    settings = Settings(**values)
+    assert {name: getattr(settings, name) for name in values} == values
+
+
+@pytest.mark.parametrize(
+    ("values", "name", "meant"),
+    [
+        ({"max_input_length": 512}, "embed_max_length", 512),
+        ({"max_input_length": 512, "bge_embed_max_length": 1024}, "embed_max_length", 1024),
+        ({"reranker_model": "late-interaction"}, "reranker_name", "BAAI/bge-m3"),
+        ({"reranker_model": "none"}, "reranker_name", "none"),
+        ({"reranker_model": "own/reranker"}, "reranker_name", "own/reranker"),
+        ({"embedding_model": "own/m3"}, "dense_model", "own/m3"),
+        ({"embedding_model": "own/m3", "dense_embedding_model": "a/b"}, "dense_model", "a/b"),
+        ({"device": "cuda:1, cuda:0,cuda:1"}, "devices", ["cuda:1", "cuda:0"]),
+        ({"device": "CPU"}, "devices", ["cpu"]),
+        ({"device": "cpu:0, CPU:1"}, "devices", ["cpu:0", "cpu:1"]),
+        ({"embedding_cache": "memory"}, "shared_embedding_cache", None),
+        ({"rate_limit_store": "memory"}, "shared_rate_limit_store", None),
+        ({"hf_home": "~/models"}, "hub_cache", Path("/home/me/models/hub")),
+    ],
+)
+def test_what_follows_from_several_settings(monkeypatch, values, name: str, meant: object) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    assert getattr(Settings(**values), name) == meant
+
+
+def test_a_user_without_a_home_folder_is_told_to_name_one() -> None:
+    nobody = Settings(hf_home=Path("~nobody-of-this-name/models"))
+    with pytest.raises(StartupError, match=r"^HF_HOME=\S+ cannot be found: .* set HF_HOME"):
+        _ = nobody.hub_cache
+
+
+# What is told of a setting.
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("dtype", "auto, float16, bfloat16, float32 or int8"),
+        ("torch_compile", "true or false"),
+        ("port", "a number from 0 to 65535"),
+        ("bge_embed_max_length", "a number of tokens, at least 1"),
+        ("trusted_proxies", "addresses and networks separated by commas, such as 10.0.0.1,"),
+        ("pooling", "cls, last_token, max, mean, mean_sqrt_length or weighted_mean"),
+        ("host", "see HOST in .env.example"),
+    ],
+)
+def test_what_is_allowed_is_told_by_the_type(name: str, text: str) -> None:
+    assert allowed(name).startswith(text)
+
+
+def test_a_default_is_written_as_in_dotenv() -> None:
+    names = ("torch_compile", "rate_limit_store", "api_token", "max_queue_size")
+    assert [default(name) for name in names] == ["false", "memory", "", "200"]
+    values = {name: default(name) for name in Settings.model_fields if default(name)}
+    assert Settings.model_validate(values) == Settings()
+
+
+def test_the_few_words_that_a_setting_may_be_stand_before_its_meaning() -> None:
+    assert meaning("log_format").startswith("`console` or `json`: the form of the log; ")
+    assert without_markup(meaning("log_format")).startswith("console or json: the form")
+
+
+def test_what_a_model_of_the_file_may_have_is_told_by_the_type_too() -> None:
+    fields = ModelEntry.model_fields
+    names = ("task", "dtype", "revision", "pinned")
+    assert [allowed_in(fields[name]) for name in names] == [
+        "embed or rerank",
+        "auto, float16, bfloat16, float32 or int8",
+        "a branch, tag or commit, in quotes",
+        "true or false",
+    ]
+    assert allowed_in(fields["location"]) == ""
+
+
+def test_sections_hold_their_settings_in_the_order_of_the_declaration() -> None:
+    found = sections()
+    assert found["Address"] == ["host", "port", "ui"]
+    assert found["Traces"] == ["otlp_endpoint", "otel_service_name"]
+    assert list(found)[:2] == ["Address", "Models"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "is_shown"),
+    [
+        ("PORT", "eighty", True),
+        ("API_TOKEN", "x", False),
+        ("HTTPS_PROXY", "http://proxy:3128", False),
+        ("EMBEDDING_CACHE", "of", False),
+        ("EMBEDDING_MODEL", "user:key@hub/m3", False),
+        ("EMBEDDING_MODEL", "own/m3?x", True),
+        ("EMBEDDING_MODEL", "https://hub.example/m3", False),
+        ("CORS_ORIGINS", "https://app.example.com:port", True),
+        ("OTLP_ENDPOINT", "collector:4318", True),
+        ("OTLP_ENDPOINT", "collector:4318/key", False),
+        ("HF_ENDPOINT", "hub.example/key", False),
+        ("HF_ENDPOINT", "ftp://hub.example/", True),
+        ("QUERY_PROMPT", "a/b", True),
+    ],
+)
+def test_a_value_is_shown_unless_it_may_hold_a_password_or_a_key(
+    name: str, value: str, is_shown: bool
+) -> None:
+    assert shown(name, value) == (value if is_shown else "**********")

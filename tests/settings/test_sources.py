@@ -1,5 +1,6 @@
 """Where settings come from: flags, the environment and .env, where no name may be nobody's."""
 
+import re
 import string
 import subprocess
 import sys
@@ -12,10 +13,18 @@ from hypothesis import strategies as st
 from smart_embedder.errors import StartupError
 from smart_embedder.settings import Settings
 from smart_embedder.settings.declaration import meaning, without_markup
-from smart_embedder.settings.sources import load_settings, misspelt_names
+from smart_embedder.settings.sources import COMPOSE_VARIABLES, load_settings, misspelt_names
 from tests.support.env_example import listed_for_others, listed_settings
 from tests.support.server import REPOSITORY
 
+VARIABLE = re.compile(r"\$\{([A-Z_]+)(?::-([^}]*))?")
+# Compose's own, and one that Qdrant reads.
+OF_OTHERS = {
+    "COMPOSE_FILE": "",
+    "COMPOSE_PROFILES": "",
+    "COMPOSE_PROJECT_NAME": "smart-embedder",
+    "QDRANT__SERVICE__API_KEY": "",
+}
 LETTERS = string.ascii_uppercase + "_"
 
 
@@ -44,6 +53,23 @@ def test_the_file_of_models_is_read_with_the_settings(tmp_path: Path) -> None:
     models = load_settings(["--models", "models.yaml"]).models
     assert models is not None
     assert [each.name for each in models] == ["own/one", "own/two"]
+
+
+def test_settings_of_a_program_come_from_it_alone(monkeypatch, tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text("PORT=9000\nDTYPE=float64\n")
+    monkeypatch.setenv("MAX_QUEUE_SIZE", "none")
+    settings = Settings(device="cpu")
+    assert (settings.device, settings.port, settings.max_queue_size) == ("cpu", 8000, 200)
+
+
+def test_every_wrong_value_is_named_at_once_and_an_empty_one_counts_as_not_set(monkeypatch) -> None:
+    monkeypatch.setenv("DTYPE", "")
+    monkeypatch.setenv("MAX_BATCH_TOKENS", "")
+    assert load_settings() == Settings()
+    monkeypatch.setenv("PORT", "x")
+    monkeypatch.setenv("DTYPE", "y")
+    with pytest.raises(StartupError, match=r"PORT=x .*; DTYPE=y "):
+        load_settings()
 
 
 def test_an_empty_flag_counts_as_not_set(monkeypatch) -> None:
@@ -163,3 +189,21 @@ def test_a_letter_too_many_missing_wrong_or_swapped_is_noticed(name, place, lett
     wrong.add(before + after[:1] + there + after[1:])
     for misspelt in wrong - listed_settings().keys():
         assert list(misspelt_names({misspelt: ""})), misspelt
+
+
+# The compose files.
+
+
+@pytest.mark.parametrize("name", ["docker-compose.gpu.yml", "docker-compose.cpu.yml"])
+def test_what_compose_reads_is_listed_with_the_default_it_has_there(name: str) -> None:
+    text = (REPOSITORY / name).read_text()
+    found = dict(VARIABLE.findall(text))
+    found.pop("API_TOKENS_FILE")  # Without one the service gets another.
+    assert found.items() <= (listed_settings() | listed_for_others()).items()
+    assert OF_OTHERS | found == found | listed_for_others()
+    assert f"name: {OF_OTHERS['COMPOSE_PROJECT_NAME']}\n" in text
+
+
+def test_each_has_a_description_and_none_is_a_setting() -> None:
+    assert all(each.description for each in COMPOSE_VARIABLES)
+    assert not set(listed_for_others()) & set(listed_settings())

@@ -1,6 +1,7 @@
 """The types of settings: what is taken, how it is kept, and how what is wrong is refused."""
 
 from ipaddress import ip_network
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,66 +9,68 @@ import pytest
 from smart_embedder.errors import StartupError
 from smart_embedder.settings import Settings
 from smart_embedder.settings.sources import load_settings
+from smart_embedder.settings.types import public_name
+
+WRONG = {
+    "PORT": ["eighty", "65536", "-1"],
+    "BATCH_WAIT_MS": ["1000.1", "-1"],
+    "SHUTDOWN_DELAY": ["-0.1", "inf"],
+    "MODEL_MEMORY_THRESHOLD": ["0", "1.01"],
+    "MODEL_ALIASES": ["small", "small=,large=BAAI/bge-m3"],
+    "DEVICE": ["gpu", "cuda:x", "cuda:0,cpu", "cpu:0,cuda:0", "cpu,cpu:0"],
+    "GPU_PROCESS_TIMEOUT": ["0"],
+    "DTYPE": ["float64"],
+    "ATTENTION": ["flash"],
+    "MAX_BATCH_TOKENS": ["0", "many"],
+    "MAX_INPUT_LENGTH": ["-1"],
+    "BGE_EMBED_MAX_LENGTH": ["1.5"],
+    "MAX_REQUESTS_IN_BATCH": ["0"],
+    "MAX_BATCH_SEQUENCES": ["none"],
+    "TOKENIZER_THREADS": ["0"],
+    "TORCH_COMPILE": ["perhaps"],
+    "MAX_QUEUE_SIZE": ["0"],
+    "REQUEST_TIMEOUT": ["inf", "0"],
+    "SHUTDOWN_TIMEOUT": ["soon"],
+    "MAX_SENTENCES_PER_REQUEST": ["0"],
+    "MAX_BODY_BYTES": ["32M"],
+    "HF_HUB_OFFLINE": ["perhaps"],
+    "PROTECT_METRICS": ["perhaps"],
+    "LOG_FORMAT": ["xml"],
+    "LOG_LEVEL": ["loud"],
+    "EMBEDDING_MODEL": ["   "],
+    "RERANKER_MODEL": ["   "],
+    "QWEN_RERANK_BATCH_SIZE": ["0"],
+    "RERANK_MAX_QUEUE": ["-3"],
+    "MAX_RERANK_PASSAGES": ["0"],
+    "RATE_LIMIT_REQUESTS_PER_MINUTE": ["0", "many"],
+    "RATE_LIMIT_BURST_SIZE": ["-1"],
+    "TRUSTED_PROXIES": ["proxy.example", "10.0.0.1/8", "10.0.0.256"],
+    "CORS_ORIGINS": ["null", "app.example.com"],
+    "OTLP_ENDPOINT": [
+        "collector:4318",
+        "http://",
+        "http://collector:port",
+        "grpc://collector:4317",
+    ],
+}
+
+AT_LEAST_1 = (
+    "MODEL_MEMORY_THRESHOLD",
+    "MAX_INPUT_LENGTH",
+    "MAX_BATCH_TOKENS",
+    "MAX_REQUESTS_IN_BATCH",
+    "MAX_BATCH_SEQUENCES",
+    "TOKENIZER_THREADS",
+    "QWEN_RERANK_BATCH_SIZE",
+    "EMBEDDING_CACHE_BYTES",
+    "MAX_QUEUE_SIZE",
+    "MAX_SENTENCES_PER_REQUEST",
+    "MAX_BODY_BYTES",
+)
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("PORT", "eighty"),
-        ("PORT", "65536"),
-        ("PORT", "-1"),
-        ("BATCH_WAIT_MS", "1000.1"),
-        ("SHUTDOWN_DELAY", "-0.1"),
-        ("SHUTDOWN_DELAY", "inf"),
-        ("MODEL_MEMORY_THRESHOLD", "0"),
-        ("MODEL_MEMORY_THRESHOLD", "1.01"),
-        ("MODEL_ALIASES", "small"),
-        ("MODEL_ALIASES", "small=,large=BAAI/bge-m3"),
-        ("DEVICE", "gpu"),
-        ("DEVICE", "cuda:x"),
-        ("DEVICE", "cuda:0,cpu"),
-        ("DEVICE", "cpu:0,cuda:0"),
-        ("DEVICE", "cpu,cpu:0"),
-        ("GPU_PROCESS_TIMEOUT", "0"),
-        ("DTYPE", "float64"),
-        ("ATTENTION", "flash"),
-        ("MAX_BATCH_TOKENS", "0"),
-        ("MAX_BATCH_TOKENS", "many"),
-        ("MAX_INPUT_LENGTH", "-1"),
-        ("BGE_EMBED_MAX_LENGTH", "1.5"),
-        ("MAX_REQUESTS_IN_BATCH", "0"),
-        ("MAX_BATCH_SEQUENCES", "none"),
-        ("BATCH_WAIT_MS", "-1"),
-        ("TOKENIZER_THREADS", "0"),
-        ("TORCH_COMPILE", "perhaps"),
-        ("MAX_QUEUE_SIZE", "0"),
-        ("REQUEST_TIMEOUT", "inf"),
-        ("REQUEST_TIMEOUT", "0"),
-        ("SHUTDOWN_TIMEOUT", "soon"),
-        ("MAX_SENTENCES_PER_REQUEST", "0"),
-        ("MAX_BODY_BYTES", "32M"),
-        ("HF_HUB_OFFLINE", "perhaps"),
-        ("PROTECT_METRICS", "perhaps"),
-        ("LOG_FORMAT", "xml"),
-        ("LOG_LEVEL", "loud"),
-        ("EMBEDDING_MODEL", "   "),
-        ("RERANKER_MODEL", "   "),
-        ("QWEN_RERANK_BATCH_SIZE", "0"),
-        ("RERANK_MAX_QUEUE", "-3"),
-        ("MAX_RERANK_PASSAGES", "0"),
-        ("RATE_LIMIT_REQUESTS_PER_MINUTE", "0"),
-        ("RATE_LIMIT_REQUESTS_PER_MINUTE", "many"),
-        ("RATE_LIMIT_BURST_SIZE", "-1"),
-        ("TRUSTED_PROXIES", "proxy.example"),
-        ("TRUSTED_PROXIES", "10.0.0.1/8"),
-        ("TRUSTED_PROXIES", "10.0.0.256"),
-        ("CORS_ORIGINS", "null"),
-        ("CORS_ORIGINS", "app.example.com"),
-        ("OTLP_ENDPOINT", "collector:4318"),
-        ("OTLP_ENDPOINT", "http://"),
-        ("OTLP_ENDPOINT", "http://collector:port"),
-        ("OTLP_ENDPOINT", "grpc://collector:4317"),
-    ],
+    ("name", "value"), [(name, value) for name, values in WRONG.items() for value in values]
 )
 def test_a_wrong_value_names_the_variable_the_value_and_what_is_allowed(
     monkeypatch, name: str, value: str
@@ -80,35 +83,26 @@ def test_a_wrong_value_names_the_variable_the_value_and_what_is_allowed(
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("PORT", 0),
-        ("PORT", 65_535),
-        ("BATCH_WAIT_MS", 0),
-        ("BATCH_WAIT_MS", 1000),
-        ("SHUTDOWN_DELAY", 0),
-        ("MODEL_MEMORY_THRESHOLD", 1),
-        ("MAX_INPUT_LENGTH", 1),
-        ("MAX_BATCH_TOKENS", 1),
-        ("MAX_REQUESTS_IN_BATCH", 1),
-        ("MAX_BATCH_SEQUENCES", 1),
-        ("TOKENIZER_THREADS", 1),
-        ("QWEN_RERANK_BATCH_SIZE", 1),
-        ("EMBEDDING_CACHE_BYTES", 1),
-        ("MAX_QUEUE_SIZE", 1),
-        ("MAX_SENTENCES_PER_REQUEST", 1),
-        ("MAX_BODY_BYTES", 1),
-        ("QUERY_PROMPT", "a" * 4096),
-    ],
-)
-def test_a_value_at_its_limit_is_taken(monkeypatch, name: str, value: object) -> None:
-    monkeypatch.setenv(name, str(value))
-    assert getattr(load_settings(), name.lower()) == value
-
-
-@pytest.mark.parametrize(
     ("name", "value", "kept"),
     [
+        *((name, "0", 0) for name in ("PORT", "BATCH_WAIT_MS", "SHUTDOWN_DELAY")),
+        *((name, "1", 1) for name in AT_LEAST_1),
+        ("PORT", "65535", 65_535),
+        ("BATCH_WAIT_MS", "1000", 1000),
+        ("QUERY_PROMPT", "a" * 4096, "a" * 4096),
+        ("DTYPE", "BFloat16", "bfloat16"),
+        ("DEVICE", "CPU", "cpu"),
+        ("MODEL_ALIASES", " small = own/bge ,b=c=d", {"small": "own/bge", "b": "c=d"}),
+        (
+            "TRUSTED_PROXIES",
+            "10.0.0.1, 172.16.0.0/12,fd00::/8",
+            tuple(map(ip_network, ("10.0.0.1/32", "172.16.0.0/12", "fd00::/8"))),
+        ),
+        (
+            "CORS_ORIGINS",
+            "https://App.example.com/, http://localhost:3000,https://a.example:443,*",
+            ("https://app.example.com", "http://localhost:3000", "https://a.example", "*"),
+        ),
         ("OTLP_ENDPOINT", " http://collector:4318 ", "http://collector:4318"),
         ("OTLP_ENDPOINT", "https://collector/v1/traces", "https://collector/v1/traces"),
         ("HF_ENDPOINT", "https://hub.example:8443/", "https://hub.example:8443/"),
@@ -119,58 +113,39 @@ def test_a_value_at_its_limit_is_taken(monkeypatch, name: str, value: object) ->
         ("RERANKER_MODEL", "Own/Reranker", "Own/Reranker"),
     ],
 )
-def test_an_address_or_a_name_is_kept_as_it_is_meant(
-    monkeypatch, name: str, value: str, kept: str
+def test_a_value_is_taken_up_to_its_limits_and_kept_as_it_is_meant(
+    monkeypatch, name: str, value: str, kept: object
 ) -> None:
     monkeypatch.setenv(name, value)
     assert getattr(load_settings(), name.lower()) == kept
 
 
-def test_a_prompt_beyond_its_limit_is_refused(monkeypatch) -> None:
-    monkeypatch.setenv("QUERY_PROMPT", "a" * 4097)
-    with pytest.raises(StartupError, match="a text of at most 4,096 characters"):
-        load_settings()
-
-
-def test_aliases_are_pairs_or_in_a_program_a_dictionary(monkeypatch) -> None:
-    assert Settings(model_aliases={"small": "own/bge"}).model_aliases == {"small": "own/bge"}
-    monkeypatch.setenv("MODEL_ALIASES", " small = own/bge ,b=c=d")
-    assert load_settings().model_aliases == {"small": "own/bge", "b": "c=d"}
-
-
-def test_trusted_proxies_are_addresses_and_networks(monkeypatch) -> None:
-    monkeypatch.setenv("TRUSTED_PROXIES", "10.0.0.1, 172.16.0.0/12,fd00::/8")
-    networks = ("10.0.0.1/32", "172.16.0.0/12", "fd00::/8")
-    assert load_settings().trusted_proxies == tuple(map(ip_network, networks))
-
-
-def test_origins_are_kept_as_browsers_write_them(monkeypatch) -> None:
-    written = "https://App.example.com/, http://localhost:3000,https://a.example:443,*"
-    monkeypatch.setenv("CORS_ORIGINS", written)
-    kept = ("https://app.example.com", "http://localhost:3000", "https://a.example", "*")
-    assert load_settings().cors_origins == kept
-
-
 @pytest.mark.parametrize(
-    "wrong",
+    ("name", "value", "message"),
     [
-        "https://a.example/page",
-        "https://user@a.example",
-        "https://a.example:port",
-        "null",
-        "https:",
+        ("QUERY_PROMPT", "a" * 4097, "QUERY_PROMPT=aaa.* is not allowed: a text of at most 4,096"),
+        # Of several the wrong one is named.
+        ("TRUSTED_PROXIES", "10.0.0.1,any", "TRUSTED_PROXIES=any is not allowed: addresses and"),
+        *(
+            ("CORS_ORIGINS", f"https://a.example,{wrong}", r"CORS_ORIGINS=\S+ is not .*: origins")
+            for wrong in (
+                "https://a.example/page",
+                "https://user@a.example",
+                "https://a.example:port",
+                "null",
+                "https:",
+            )
+        ),
     ],
 )
-def test_what_is_no_origin_stops_the_start(monkeypatch, wrong: str) -> None:
-    monkeypatch.setenv("CORS_ORIGINS", f"https://app.example.com,{wrong}")
-    with pytest.raises(StartupError, match=r"^CORS_ORIGINS=\S+ is not allowed: origins separated"):
+def test_what_is_wrong_in_a_text_or_a_list_is_refused(monkeypatch, name, value, message) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(StartupError, match=f"^{message}"):
         load_settings()
 
 
-def test_of_several_trusted_proxies_the_wrong_one_is_named(monkeypatch) -> None:
-    monkeypatch.setenv("TRUSTED_PROXIES", "10.0.0.1,any")
-    with pytest.raises(StartupError, match=r"^TRUSTED_PROXIES=any is not allowed: addresses and"):
-        load_settings()
+def test_aliases_are_a_dictionary_in_a_program() -> None:
+    assert Settings(model_aliases={"small": "own/bge"}).model_aliases == {"small": "own/bge"}
 
 
 @pytest.mark.parametrize(
@@ -252,22 +227,44 @@ def test_a_password_or_key_in_an_address_is_refused_and_never_shown(
     assert "hush" not in str(raised.value)
 
 
-def test_case_does_not_matter_where_words_are_chosen(monkeypatch) -> None:
-    monkeypatch.setenv("DTYPE", "BFloat16")
-    monkeypatch.setenv("DEVICE", "CPU")
-    assert (load_settings().dtype, load_settings().device) == ("bfloat16", "cpu")
+# What a model is called in public: where its folder lies is never told.
+
+
+@pytest.mark.parametrize("name", ["BAAI/bge-m3", "bge-m3", "late-interaction", "none"])
+def test_a_hub_id_or_a_keyword_is_its_own_name(name: str) -> None:
+    assert public_name(name) == name
 
 
 @pytest.mark.parametrize(
-    ("value", "devices"),
+    "name",
     [
-        ("cuda:0, cuda:1", ["cuda:0", "cuda:1"]),
-        ("CPU", ["cpu"]),
-        ("cuda:1,cuda:1", ["cuda:1"]),
-        ("cpu:0, CPU:1", ["cpu:0", "cpu:1"]),
-        ("cpu:0,cpu:0", ["cpu:0"]),
+        "/home/me/models/bge-m3",
+        "/home/me/models/bge-m3/",
+        "/home/me/models/bge-m3//",
+        "/home/me/models/other/../bge-m3",
+        "./bge-m3",
+        "../models/bge-m3/",
+        "~/models/bge-m3",
+        "models/of/mine/bge-m3",
+        "C:\\models\\bge-m3",
+        "https://user:secret@hub.example/models/bge-m3",
     ],
 )
-def test_each_device_that_is_named_is_one_worker(monkeypatch, value: str, devices) -> None:
-    monkeypatch.setenv("DEVICE", value)
-    assert load_settings().devices == devices
+def test_a_folder_is_called_by_the_last_part_of_its_path(name: str) -> None:
+    assert public_name(name) == "bge-m3"
+
+
+def test_a_folder_that_looks_like_a_hub_id_is_a_folder(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "there" / "my-bge").mkdir(parents=True)
+    assert public_name("there/my-bge") == "my-bge"
+    assert public_name("there/another") == "there/another"
+
+
+def test_the_folder_that_one_stands_in_has_a_name_too(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "my-bge").mkdir()
+    monkeypatch.chdir(tmp_path / "my-bge")
+    public_name.cache_clear()
+    assert public_name(".") == "my-bge"
+    assert public_name("/") == "model"
+    public_name.cache_clear()

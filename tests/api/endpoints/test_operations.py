@@ -104,8 +104,6 @@ def test_what_no_other_service_counts_has_the_services_own_prefix() -> None:
     assert {name for name in names - own if not name.startswith("process_")} <= shared
 
 
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells these of a process")
 def test_the_memory_of_the_process_is_shown_too() -> None:
     ((_, used),) = series(Metrics().render().decode())["process_resident_memory_bytes"]

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smart_embedder.errors import StartupError
-from smart_embedder.settings.sources import load_settings, read_model_entries
+from smart_embedder.settings.sources import read_model_entries
 from smart_embedder.settings.types import ModelEntry
 
 
@@ -21,12 +21,7 @@ def read(folder: Path, text: str) -> tuple[ModelEntry, ...]:
 def test_a_model_needs_a_name_alone(tmp_path: Path) -> None:
     (entry,) = read(tmp_path, "- name: acme/encoder\n")
     assert entry == ModelEntry(name="acme/encoder", location="models.yaml, line 1")
-    assert (entry.task, entry.load, entry.pinned, entry.device) == (
-        "embed",
-        "first_use",
-        False,
-        None,
-    )
+    assert (entry.task, entry.load, entry.pinned) == ("embed", "first_use", False)
 
 
 def test_every_field_is_read(tmp_path: Path) -> None:
@@ -69,62 +64,62 @@ def test_every_field_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "line", "message"),
     [
-        ("", "models.yaml, line 1: this is no list of models, of which each has a name"),
-        ("models: 3", "models.yaml, line 1: this is no list of models, of which each has a name"),
-        (
-            "\n- name: a/b\n  task: \x07\n",
-            "models.yaml, line 3: there is a character that YAML does not allow",
-        ),
-        ("- a\n", "models.yaml, line 1: a model needs a name, as in `- name: my/model`"),
-        ("- name: a/b\n- load: start\n", "models.yaml, line 2: this model has no name"),
+        ("", 1, "this is no list of models, of which each has a name"),
+        ("models: 3", 1, "this is no list of models, of which each has a name"),
+        ("\n- name: a/b\n  task: \x07\n", 3, "there is a character that YAML does not allow"),
+        ("- a\n", 1, "a model needs a name, as in `- name: my/model`"),
+        ("- name: a/b\n- load: start\n", 2, "this model has no name"),
         (
             "- name: a/b\n  dtype: float8\n",
-            "models.yaml, line 2: dtype=float8 is not allowed: auto, float16, bfloat16, float32",
+            2,
+            "dtype=float8 is not allowed: auto, float16, bfloat16, float32",
         ),
         (
             "- name: a/b\n  pooling: median\n",
-            "models.yaml, line 2: pooling=median is not allowed: cls, last_token, max, mean,",
+            2,
+            "pooling=median is not allowed: cls, last_token, max, mean,",
         ),
-        (
-            "- name: a/b\n\n  load: later\n",
-            "models.yaml, line 3: load=later is not allowed: start or first_use",
-        ),
-        (
-            "- name: a/b\n  pinned: 1\n",
-            "models.yaml, line 2: pinned=1 is not allowed: true or false",
-        ),
+        ("- name: a/b\n\n  load: later\n", 3, "load=later is not allowed: start or first_use"),
+        ("- name: a/b\n  pinned: 1\n", 2, "pinned=1 is not allowed: true or false"),
         (
             "- name: a/b\n  max_length: 0\n",
-            "models.yaml, line 2: max_length=0 is not allowed: a number of tokens, at least 1",
+            2,
+            "max_length=0 is not allowed: a number of tokens, at least 1",
         ),
         (
             "- name: a/b\n  revision: 3\n",
-            "models.yaml, line 2: revision=3 is not allowed: a branch, tag or commit, in quotes",
+            2,
+            "revision=3 is not allowed: a branch, tag or commit, in quotes",
         ),
         (
             "- name: a/b\n  aliases: [1]\n",
-            "models.yaml, line 2: aliases=[1] is not allowed: a name, or a list of names",
+            2,
+            "aliases=[1] is not allowed: a name, or a list of names",
         ),
         (
             "- name: a/b\n  alias: c\n",
-            "models.yaml, line 2: alias is nothing that a model has: the nearest is aliases",
+            2,
+            "alias is nothing that a model has: the nearest is aliases",
         ),
-        ("- name: a/b\n  name: c/d\n", "models.yaml, line 2: name is there twice for this model"),
+        ("- name: a/b\n  name: c/d\n", 2, "name is there twice for this model"),
         (
             "- name: a/b\n- name: c/d\n  aliases: A/B\n",
-            "models.yaml, line 2: A/B is a name of the model of models.yaml, line 1, too",
+            2,
+            "A/B is a name of the model of models.yaml, line 1, too",
         ),
-        ("- name: https://u:p@host\n", "models.yaml, line 1: name=**********"),
-        ("- name: [a\n", "models.yaml, line 2: expected ',' or ']'"),
-        ("- name: !!python/object:os.system a\n", "models.yaml, line 1: YAML knows no such value"),
+        ("- name: https://u:p@host\n", 1, "name=**********"),
+        ("- name: [a\n", 2, "expected ',' or ']'"),
+        ("- name: !!python/object:os.system a\n", 1, "YAML knows no such value"),
     ],
 )
-def test_a_mistake_is_told_with_its_line(tmp_path: Path, text: str, message: str) -> None:
+def test_a_mistake_is_told_with_its_line(
+    tmp_path: Path, text: str, line: int, message: str
+) -> None:
     with pytest.raises(StartupError) as caught:
         read(tmp_path, text)
-    assert str(caught.value).startswith(message)
+    assert str(caught.value).startswith(f"models.yaml, line {line}: {message}")
     assert "\n" not in str(caught.value)
 
 
@@ -199,15 +194,3 @@ def test_whatever_the_file_holds_is_models_or_an_error_of_the_start(
     for each in (read, read_toml):
         with suppress(StartupError):
             assert each(tmp_path_factory.getbasetemp(), text)
-
-
-def test_the_setting_names_the_file(tmp_path: Path) -> None:
-    (tmp_path / "models.yaml").write_text("- name: a/b\n", "utf-8")
-    settings = load_settings(["--models", str(tmp_path / "models.yaml")])
-    assert settings.models is not None
-    assert [entry.name for entry in settings.models] == ["a/b"]
-
-
-def test_a_file_that_is_not_there_stops_the_start(tmp_path: Path) -> None:
-    with pytest.raises(StartupError, match="MODELS=nowhere.yaml cannot be read: "):
-        load_settings(["--models", "nowhere.yaml"])
