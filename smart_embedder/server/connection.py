@@ -52,7 +52,7 @@ def bounded_connection(response_timeout: float, drain: Drain) -> "type[BoundedCo
         "response_timeout": response_timeout,
         "drain": drain,
         "log": SampledLog(),
-        "turns": ParserTurns(),
+        "turns": ConnectionTurns(),
     }
     return type("Connection", (BoundedConnection,), parameters)
 
@@ -67,7 +67,7 @@ class BoundedConnection(HttpToolsProtocol):
     response_timeout: float
     drain: Drain
     log: SampledLog
-    turns: "ParserTurns"
+    turns: "ConnectionTurns"
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Wait for the first request, for a limited time."""
@@ -204,7 +204,12 @@ class BoundedConnection(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._active_cycle = cycle
-        super()._start_asgi_task(cycle, app)
+        start = super()._start_asgi_task
+        self.turns.begin(self._address, lambda: start(cycle, app))
+
+    @property
+    def _address(self) -> str:
+        return self.client[0] if self.client else ""
 
     def _is_idle(self) -> bool:
         """Whether every request so far has its response."""
@@ -229,7 +234,7 @@ class BoundedConnection(HttpToolsProtocol):
             if self._events >= _EVENTS_OF_A_TURN:
                 if not self._waits_for_turn:
                     self._waits_for_turn = True
-                    self.turns.wait(self._parse_further)
+                    self.turns.wait(self._address, self._parse_further)
                 break
             chunk = bytes(self._read_buffer[: self._body_remaining or _CHUNK_BYTES])
             del self._read_buffer[: len(chunk)]
@@ -349,25 +354,44 @@ class BoundedConnection(HttpToolsProtocol):
             self._lingering.abort()
 
 
-class ParserTurns:
-    """Turns of connections that have much to parse: between two, the loop runs all else once."""
+class ConnectionTurns:
+    """Turns of connections, in which one begins a request, or parses further where that takes long.
+
+    Between two turns the loop runs everything else once. Turns go round among the clients'
+    addresses, so that a client with many connections holds up another by one turn.
+    """
 
     def __init__(self) -> None:
-        self._waiting: deque[Callable[[], None]] = deque()
+        self._waiting: dict[str, deque[Callable[[], None]]] = {}
+        self._taken = False
 
-    def wait(self, parse: Callable[[], None]) -> None:
-        """Call `parse` when its turn comes; it may wait again."""
-        self._waiting.append(parse)
-        if len(self._waiting) == 1:
-            asyncio.get_running_loop().call_soon(self._next)
+    def begin(self, client: str, call: Callable[[], None]) -> None:
+        """Call at once, if nobody has had a turn since the loop ran everything else."""
+        if self._taken:
+            self.wait(client, call)
+        else:
+            self._take(call)
+
+    def wait(self, client: str, call: Callable[[], None]) -> None:
+        """Call when the turn of `client` comes; it may wait again."""
+        self._waiting.setdefault(client, deque()).append(call)
+        if not self._taken:
+            self._take(lambda: None)
+
+    def _take(self, call: Callable[[], None]) -> None:
+        self._taken = True
+        asyncio.get_running_loop().call_soon(self._next)
+        call()
 
     def _next(self) -> None:
-        try:
-            self._waiting[0]()
-        finally:
-            self._waiting.popleft()
-            if self._waiting:
-                asyncio.get_running_loop().call_soon(self._next)
+        self._taken = False
+        if self._waiting:
+            client = next(iter(self._waiting))
+            calls = self._waiting.pop(client)
+            call = calls.popleft()
+            if calls:  # Behind all others.
+                self._waiting[client] = calls
+            self._take(call)
 
 
 class LingeringTransport(asyncio.Transport):

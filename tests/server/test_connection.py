@@ -23,7 +23,7 @@ from smart_embedder.server.connection import (
     MAX_PATH_BYTES,
     MAX_PIPELINED_REQUESTS,
     BoundedConnection,
-    ParserTurns,
+    ConnectionTurns,
     bounded_connection,
 )
 from smart_embedder.server.drain import Drain
@@ -754,7 +754,7 @@ async def test_chunks_of_one_byte_are_parsed_in_turns_of_a_thousand() -> None:
 
 
 async def test_connections_with_much_to_parse_have_one_turn_at_a_time() -> None:
-    clients, shared = [await begun() for _ in range(4)], ParserTurns()
+    clients, shared = [await begun() for _ in range(4)], ConnectionTurns()
     for client in clients:  # As those of one server do, whose protocol is one class.
         client.protocol.turns = shared
         client.protocol.data_received(b"1\r\na\r\n" * 5000)
@@ -766,6 +766,26 @@ async def test_connections_with_much_to_parse_have_one_turn_at_a_time() -> None:
         most, before = max(most, after - before), after
     assert most <= MOST_OF_A_TURN
     assert {held(client) for client in clients} == {5000}
+
+
+async def test_requests_begin_one_at_a_time_and_in_turns_of_addresses() -> None:
+    shared, clients = ConnectionTurns(), [Client() for _ in range(9)]
+    for client in clients:
+        client.protocol.turns = shared
+        client.protocol.client = ("192.0.2.1", 7)
+    other = clients[-1]
+    other.protocol.client = ("192.0.2.2", 7)
+    for client in clients:
+        client.protocol.data_received(GET % 1)
+    seen, counts = 0, [0]
+    while counts[-1] < len(clients):
+        await turns(1)
+        counts.append(sum(len(client.app.paths) for client in clients))
+        if other.app.paths and not seen:
+            seen = counts[-1]
+    assert max(after - before for before, after in itertools.pairwise(counts)) == 1
+    assert seen <= 3
+    assert all(client.statuses == [200] for client in clients)
 
 
 async def test_a_connection_that_is_lost_has_no_further_turn() -> None:

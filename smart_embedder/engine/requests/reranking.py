@@ -15,6 +15,7 @@ from smart_embedder.engine.checks import (
     refuse_truncation,
     text_truncations,
 )
+from smart_embedder.engine.devices.thread import run_preempting_call
 from smart_embedder.engine.model import Classifier, Embedder, LoadedModels, Model, Reranker
 from smart_embedder.engine.records import (
     CUT_AT_END,
@@ -113,12 +114,15 @@ def _colbert_score(query: FloatArray, passage: FloatArray) -> float:
     """The mean, over the query vectors, of the best product with a passage vector.
 
     Of long texts the products are made for some query vectors at a time: those of two texts of
-    8,192 tokens would take 256 MiB.
+    8,192 tokens would take 256 MiB, and hold the device for a second.
     """
     rows = max(1, _MOST_PRODUCTS // max(1, len(passage)))
-    blocks = (query[start : start + rows] for start in range(0, len(query), rows))
-    best = np.concatenate([(block @ passage.T).max(axis=1) for block in blocks])
-    return float(best.mean())
+    best = []
+    for start in range(0, len(query), rows):
+        run_preempting_call()
+        # Along the first axis NumPy takes the maximum of whole rows at once.
+        best.append((passage @ query[start : start + rows].T).max(axis=0))
+    return float(np.concatenate(best).mean())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,8 +21,8 @@ from smart_embedder.models.checkpoint.weights import Weights
 from smart_embedder.models.families.backbone import (
     LayeredTransformer,
     Parameters,
+    attend_by_heads,
     in_row_blocks,
-    preemption_point,
 )
 from smart_embedder.models.ops.backend import ACTIVATIONS, Backend, LayerNorm, Linear
 
@@ -275,7 +275,8 @@ class EncoderLayer:
 
     def __call__(self, states: Tensor, packed: PackedBatch, attend: Attention) -> Tensor:
         """The next states."""
-        attended = self_attention(self.to_query_key_value(states), self.heads, packed, attend)
+        projected = in_row_blocks(self.to_query_key_value, states)
+        attended = self_attention(projected, self.heads, packed, attend)
         return in_row_blocks(self._feed_forward, attended, states)
 
     def _feed_forward(self, attended: Tensor, states: Tensor) -> Tensor:
@@ -286,10 +287,10 @@ class EncoderLayer:
 
 def self_attention(projected: Tensor, heads: int, packed: PackedBatch, attend: Attention) -> Tensor:
     """Attention `[T, hidden]` over query, key and value side by side, `[T, 3 hidden]`."""
-    preemption_point()
     query, key, value = projected.view(len(projected), 3, heads, -1).permute(1, 2, 0, 3)
     scale = query.shape[-1] ** -0.5
-    return attend(query, key, value, packed, scale=scale, causal=False).flatten(1)
+    attended = attend_by_heads(attend, query, key, value, packed, scale=scale, causal=False)
+    return attended.flatten(1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,8 @@ from smart_embedder.models.checkpoint.weights import Weights
 from smart_embedder.models.families.backbone import (
     LayeredTransformer,
     Parameters,
+    attend_by_heads,
     in_row_blocks,
-    preemption_point,
 )
 from smart_embedder.models.ops.backend import AddLinear, Backend, Linear, RmsNorm, RotaryEmbedding
 
@@ -147,11 +147,12 @@ class DecoderLayer:
         return projected
 
     def _attend(self, projected: Tensor, packed: PackedBatch, attend: Attention) -> Tensor:
-        preemption_point()
         rotated, width = self.head_norm.weight.shape
         heads = [rotated - self.key_heads, self.key_heads, self.key_heads]
         query, key, value = torch.split(projected.transpose(0, 1), heads)
-        return attend(query, key, value, packed, scale=width**-0.5, causal=True).flatten(1)
+        scale = width**-0.5
+        attended = attend_by_heads(attend, query, key, value, packed, scale=scale, causal=True)
+        return attended.flatten(1)
 
     def _feed_forward(self, attended: Tensor, states: Tensor) -> Tensor:
         states = self.from_attended(attended, states)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from smart_embedder.engine import Engine, RerankRequest
 from smart_embedder.engine.checks import AnswerMemory
 from smart_embedder.engine.records import Outputs, SparseVector, TextEmbedding
+from smart_embedder.engine.requests import reranking
 from smart_embedder.engine.requests.reranking import _groups
 from smart_embedder.errors import (
     EmptyInputError,
@@ -361,3 +362,17 @@ async def test_scores_are_computed_only_where_their_tokens_may_be_held() -> None
         await engine.rerank(RerankRequest("q", ["aaa", "bb"], answer=held))
         with pytest.raises(InvalidRequestError, match="these 7 tokens need 56 bytes"):
             await engine.rerank(RerankRequest("q", ["aaa", "bbb"], answer=held))
+
+
+def test_a_short_job_may_run_between_the_products_of_long_texts(monkeypatch) -> None:
+    asked = 0
+
+    def count() -> bool:
+        nonlocal asked
+        asked += 1
+        return False
+
+    monkeypatch.setattr(reranking, "run_preempting_call", count)
+    query, passage = (np.ones((length, 2), dtype=np.float32) for length in (5000, 1000))
+    assert reranking._colbert_score(query, passage) == 2
+    assert asked == 5

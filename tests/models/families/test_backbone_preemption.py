@@ -78,3 +78,23 @@ def test_the_long_forward_goes_on_with_its_own_number_of_threads(monkeypatch) ->
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("model", ["encoder", "decoder"], indirect=True)
+def test_attention_over_a_long_text_stops_between_its_heads(
+    model: EmbeddingModel, monkeypatch
+) -> None:
+    text = [np.random.default_rng(0).integers(5, 100, 300)]
+    points = 0
+
+    def count() -> bool:
+        nonlocal points
+        points += 1
+        return False
+
+    monkeypatch.setattr(backbone, "run_preempting_call", count)
+    at_once, points_at_once = dense(model, text), points
+    points = 0
+    monkeypatch.setattr(backbone, "_SCORES_OF_A_CALL", 1)
+    np.testing.assert_array_equal(dense(model, text), at_once)
+    assert points > points_at_once
