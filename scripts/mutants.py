@@ -246,8 +246,12 @@ def _inside(node: ast.AST | None) -> Iterator[ast.expr]:
 
 def _of_expression(node: ast.expr) -> Iterator[_Change]:
     match node:
-        case ast.Constant(value):
-            yield from _of_value(node, value)
+        case ast.Constant(bool(value)):
+            yield node, "boolean", str(not value)
+        case ast.Constant(int(value)) if value <= MOST_COUNTED:
+            yield node, "number", str(value + 1)
+            if value:
+                yield node, "number", str(value - 1)
         case ast.Call():
             yield from _of_call(node)
         case ast.IfExp(test=test):
@@ -257,15 +261,6 @@ def _of_expression(node: ast.expr) -> Iterator[_Change]:
                 yield from _negated(test)
         case _:
             yield from _of_operator(node)
-
-
-def _of_value(node: ast.expr, value: object) -> Iterator[_Change]:
-    if isinstance(value, bool):
-        yield node, "boolean", str(not value)
-    elif isinstance(value, int) and value <= MOST_COUNTED:
-        yield node, "number", str(value + 1)
-        if value:
-            yield node, "number", str(value - 1)
 
 
 def _of_call(node: ast.Call) -> Iterator[_Change]:

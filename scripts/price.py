@@ -33,6 +33,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 
 from scripts.price_grammar import KIB, Asked, Shape, draw
@@ -97,14 +98,6 @@ class Result:
         last = self.costs[-3:]
         alike = len(last) == 3 and len({cost.status for cost in last}) == 1
         return alike and last[-1].status >= 400 and last[-1].seconds < LITTLE
-
-    @property
-    def largest_growth(self) -> float:
-        """How many times a doubling costs, where it costs enough to tell."""
-        pairs = zip(self.costs, self.costs[1:], strict=False)
-        doubled = (pair for pair in pairs if pair[1].asked <= 2 * pair[0].asked)
-        judged = (b.seconds / a.seconds for a, b in doubled if b.seconds > LEAST_JUDGED)
-        return max(judged, default=0.0)
 
 
 class Measured:
@@ -403,11 +396,17 @@ def row(result: Result) -> str:
     """One row of the table."""
     last, shape = result.costs[-1], result.shape
     worst = max(result.costs, key=lambda cost: cost.rise / cost.allowed)
+    # How many times a doubling costs, where it costs enough to tell.
+    growth = [
+        after.seconds / before.seconds
+        for before, after in pairwise(result.costs)
+        if after.asked <= 2 * before.asked and after.seconds > LEAST_JUDGED
+    ]
     cells = (
         f"{shape.family}: {shape.name}".replace("|", "\\|"),
         f"{last.sent / KIB:.0f}",
         f"{last.seconds * 1e6 / last.sent:.3f}",
-        f"{result.largest_growth:.1f}",
+        f"{max(growth, default=0.0):.1f}",
         f"{max(cost.held for cost in result.costs) * 1000:.1f}",
         f"{worst.rise / MIB:.0f}",
         f"{worst.allowed / MIB:.0f}",

@@ -41,7 +41,11 @@ class Adapter:
         forwards.set_callback(lambda request, batch: found.update(_split(request, batch)))
         for places in by_length(texts, setting.batch or _DEFAULT_BATCH):
             batch = {place: np.array(ids[place], np.int64) for place in places}
-            forwards.start_async(_pad(list(batch.values())), batch)
+            padded = np.full((len(batch), max(map(len, batch.values()))), _PAD, np.int64)
+            for row, each in enumerate(batch.values()):
+                padded[row, : len(each)] = each
+            mask = (padded != _PAD).astype(np.int64)
+            forwards.start_async({"input_ids": padded, "attention_mask": mask}, batch)
         forwards.wait_all()
         return [found[place] for place in range(len(texts))]
 
@@ -73,13 +77,6 @@ def _existing_model(folder: Path, kind: str) -> Path:
         maker = "benchmarks.adapters.openvino_models"
         subprocess.run([sys.executable, "-m", maker, str(folder), kind], check=True)
     return file
-
-
-def _pad(rows: list[np.ndarray]) -> dict[str, np.ndarray]:
-    ids = np.full((len(rows), max(map(len, rows))), _PAD, np.int64)
-    for place, row in enumerate(rows):
-        ids[place, : len(row)] = row
-    return {"input_ids": ids, "attention_mask": (ids != _PAD).astype(np.int64)}
 
 
 def _split(request: Any, batch: dict[int, np.ndarray]) -> dict[int, Parts]:

@@ -9,8 +9,8 @@ asked for on a terminal.
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 from tools.capacity.cost import (
@@ -69,21 +69,6 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     return arguments
 
 
-@contextmanager
-def _service(arguments: argparse.Namespace) -> Iterator[Client | None]:
-    """The service to ask, or None where times are given and no text is to be counted."""
-    about = (arguments.kinds, arguments.token)
-    if arguments.url is not None:
-        with closing(Client(arguments.url, *about)) as client:
-            yield client
-    elif arguments.times is not None and arguments.texts_file is None:
-        yield None
-    else:
-        _tell("starting the service")
-        with started_service() as url, closing(Client(url, *about)) as client:
-            yield client
-
-
 def _tell(what: str) -> None:
     print(f"{what} ...", file=sys.stderr)
 
@@ -100,7 +85,16 @@ def read_lengths(path: Path, client: Client) -> Lengths:
 
 def gather(arguments: argparse.Namespace) -> tuple[TimeTable, Load]:
     """What a request costs, and the load; measured where it is not given."""
-    with _service(arguments) as client:
+    with ExitStack() as stack:
+        client = None
+        # Where times are given and no text is to be counted, no service is asked.
+        if arguments.times is None or arguments.texts_file is not None:
+            url = arguments.url
+            if url is None:
+                _tell("starting the service")
+                url = stack.enter_context(started_service())
+            client = Client(url, arguments.kinds, arguments.token)
+            stack.enter_context(closing(client))
         if arguments.texts_file is not None and client is not None:
             lengths = read_lengths(arguments.texts_file, client)
         else:

@@ -17,7 +17,6 @@ import io
 import json
 import shutil
 import uuid
-from dataclasses import dataclass
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
@@ -45,32 +44,15 @@ COPIED_FILES = (
 _WRITTEN = ("sparse_linear.pt", "colbert_linear.pt", "config.json")
 
 
-@dataclass(frozen=True, slots=True)
-class Recipe:
-    """What `heads.json` says, and the SHA-256 `digest` of that file.
+def read_recipe() -> tuple[dict[str, Any], str]:
+    """What `heads.json` says, and the SHA-256 of that file.
 
-    `checksums` are those of the encoder files that the heads were fitted to. `sparse_weight` has
-    one number for each hidden dimension; the ColBERT head is `colbert_scale` times the identity.
+    `checksums` are those of the encoder files that the heads were fitted to. The weight of
+    `sparse_linear` has one number for each hidden dimension; the ColBERT head is the identity times
+    the scale of `colbert_linear`.
     """
-
-    digest: str
-    checksums: dict[str, str]
-    sparse_weight: list[float]
-    sparse_bias: float
-    colbert_scale: float
-
-
-def read_recipe() -> Recipe:
-    """The recipe that ships with this package."""
     text = files("tools.demo").joinpath("heads.json").read_bytes()
-    heads = json.loads(text)
-    return Recipe(
-        digest=hashlib.sha256(text).hexdigest(),
-        checksums=heads["checksums"],
-        sparse_weight=heads["sparse_linear"]["weight"],
-        sparse_bias=heads["sparse_linear"]["bias"],
-        colbert_scale=heads["colbert_linear"]["scale"],
-    )
+    return json.loads(text), hashlib.sha256(text).hexdigest()
 
 
 def package_folder() -> Path:
@@ -98,10 +80,10 @@ def build_demo_checkpoint(folder: Path) -> Path:
             something else, or it cannot be written.
     """
     folder = folder.expanduser().resolve()
-    recipe = read_recipe()
+    recipe, digest = read_recipe()
     found = _config(folder)
-    files = (*COPIED_FILES, *_WRITTEN)
-    if found.get(RECIPE_KEY) == recipe.digest and all((folder / n).is_file() for n in files):
+    names = (*COPIED_FILES, *_WRITTEN)
+    if found.get(RECIPE_KEY) == digest and all((folder / name).is_file() for name in names):
         return folder
     source = package_folder()
     try:
@@ -114,6 +96,7 @@ def build_demo_checkpoint(folder: Path) -> Path:
         staged.mkdir()
         try:
             _fill(staged, source, recipe)
+            _write_config(staged, source, digest)
             _put_in_place(staged, folder)
         finally:
             shutil.rmtree(staged, ignore_errors=True)
@@ -136,13 +119,13 @@ def _sibling(folder: Path) -> Path:
     return folder.with_name(f".{folder.name}-{uuid.uuid4().hex}")
 
 
-def _fill(staged: Path, source: Path, recipe: Recipe) -> None:
+def _fill(staged: Path, source: Path, recipe: dict[str, Any]) -> None:
     for name in COPIED_FILES:
         target = staged / name
         target.parent.mkdir(exist_ok=True)
         shutil.copyfile(source / name, target)
     # The copies are checked, so that what was checked is what will be used.
-    for name, expected in recipe.checksums.items():
+    for name, expected in recipe["checksums"].items():
         with (staged / name).open("rb") as file:
             found = hashlib.file_digest(file, "sha256").hexdigest()
         if found != expected:
@@ -151,23 +134,21 @@ def _fill(staged: Path, source: Path, recipe: Recipe) -> None:
                 f"demo was made for (SHA-256 {found}, expected {expected}): reinstall "
                 "requirements/demo.txt"
             )
-    width = len(recipe.sparse_weight)
-    weight = torch.tensor([recipe.sparse_weight])
-    _save(staged / "sparse_linear.pt", weight, torch.tensor([recipe.sparse_bias]))
-    _save(staged / "colbert_linear.pt", recipe.colbert_scale * torch.eye(width), torch.zeros(width))
-    _write_config(staged, source, recipe)
+    sparse, scale = recipe["sparse_linear"], recipe["colbert_linear"]["scale"]
+    width = len(sparse["weight"])
+    for name, weight, bias in (
+        ("sparse_linear.pt", torch.tensor([sparse["weight"]]), torch.tensor([sparse["bias"]])),
+        ("colbert_linear.pt", scale * torch.eye(width), torch.zeros(width)),
+    ):
+        # By way of memory, since torch reports a full disk as a RuntimeError.
+        buffer = io.BytesIO()
+        torch.save({"weight": weight, "bias": bias}, buffer)
+        (staged / name).write_bytes(buffer.getvalue())
 
 
-def _save(path: Path, weight: torch.Tensor, bias: torch.Tensor) -> None:
-    # By way of memory, since torch reports a full disk as a RuntimeError.
-    buffer = io.BytesIO()
-    torch.save({"weight": weight, "bias": bias}, buffer)
-    path.write_bytes(buffer.getvalue())
-
-
-def _write_config(staged: Path, source: Path, recipe: Recipe) -> None:
+def _write_config(staged: Path, source: Path, digest: str) -> None:
     config = json.loads((source / "config.json").read_text(encoding="utf-8"))
-    config |= {"dtype": "float32", DEMO_KEY: _NOTE, RECIPE_KEY: recipe.digest}
+    config |= {"dtype": "float32", DEMO_KEY: _NOTE, RECIPE_KEY: digest}
     (staged / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 

