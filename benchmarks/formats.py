@@ -20,7 +20,7 @@ import safetensors
 
 from smart_embedder.api.formats import arrow, binary
 from smart_embedder.api.formats import vectors as json_answer
-from smart_embedder.api.formats.vectors import EmbeddingAnswer, ModelNames, VectorOptions
+from smart_embedder.api.formats.vectors import EmbeddingAnswer, VectorOptions
 from smart_embedder.api.negotiation import compress
 from smart_embedder.engine.records import EmbeddingResult, Outputs, SparseVector, TextEmbedding
 from smart_embedder.observability.tracing import Timings
@@ -41,8 +41,7 @@ def answer_of(texts: int, tokens: int, options: VectorOptions) -> EmbeddingAnswe
     random = np.random.default_rng(0)
     embeddings = [_embedding(random, tokens) for _ in range(texts)]
     result = EmbeddingResult(embeddings, [], texts * tokens, Timings(0, 0, 0, 0))
-    names = ModelNames("bge-m3", "bge-m3", "bge-m3")
-    return EmbeddingAnswer(["text"] * texts, result, names, options)
+    return EmbeddingAnswer(["text"] * texts, result, {"model_name": "bge-m3"}, options)
 
 
 def _embedding(random: np.random.Generator, tokens: int) -> TextEmbedding:

@@ -1,15 +1,17 @@
 """The OpenAPI description: parts that endpoints add, and the limits in force of this server."""
 
 import copy
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, Final
 
 from fastapi import FastAPI, Request, Security
 from fastapi.security import HTTPBearer
 from pydantic import BaseModel
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 
 from smart_embedder.api.answers import ErrorResponse
-from smart_embedder.api.handler import Service
+from smart_embedder.api.context import Endpoint
+from smart_embedder.api.handler import Call, Operation, Router, Service, ServiceDep, respond
 from smart_embedder.api.schemas import OPENAI_TEXTS, RequestModel
 from smart_embedder.engine import DEFAULT_URGENCY
 from smart_embedder.engine.model import LoadedModels
@@ -38,7 +40,9 @@ of them {settings.rerank_gpu_timeout:g} in forwards | `REQUEST_TIMEOUT`, `RERANK
 | requests of one client | {settings.rate_limit_burst_size} at once and \
 {settings.rate_limit_requests_per_minute} a minute | counted together with embeddings \
 | `RATE_LIMIT_BURST_SIZE`, `RATE_LIMIT_REQUESTS_PER_MINUTE` |"""
+Answer = Callable[[Any, Call], Coroutine[Any, Any, Response]]
 _WORK_STATUSES = (400, 401, 403, 408, 413, 415, 429, 500, 503, 504)
+_BYTES = {"schema": {"type": "string", "format": "binary"}}
 
 
 # Checks nothing, which `RequireToken` does: it adds the lock to the operation in the description.
@@ -87,8 +91,7 @@ def describe_stream(
         }
         for name, schema in fields.items()
     ]
-    binary = {"schema": {"type": "string", "format": "binary"}}
-    body = dict.fromkeys(read[1:], binary) | {read[0]: {"schema": line.model_json_schema()}}
+    body = dict.fromkeys(read[1:], _BYTES) | {read[0]: {"schema": line.model_json_schema()}}
     return {
         "requestBody": {"required": True, "content": body},
         "parameters": [
@@ -98,7 +101,7 @@ def describe_stream(
         "responses": {
             "200": {
                 "description": "A record for each line",
-                "content": dict.fromkeys(written, binary),
+                "content": dict.fromkeys(written, _BYTES),
             }
         },
     }
@@ -126,19 +129,58 @@ def describe_work(
     summary: str,
     schema: type[RequestModel],
     response: Any,
-    *further_statuses: int,
+    statuses: Sequence[int] = (),
+    *,
     error: type[BaseModel] = ErrorResponse,
+    media_types: Iterable[str] = (),
 ) -> dict[str, Any]:
     """The description of a route that reads a body of `schema` and does work for it.
 
-    `further_statuses` are its errors beside those of every such route.
+    `statuses` are its errors beside those of every such route, `media_types` what it answers beside
+    JSON.
     """
+    responses = error_responses(*sorted((*_WORK_STATUSES, *statuses)), model=error)
+    if content := dict.fromkeys(media_types, _BYTES):
+        responses[200] = {"content": content}
     return {
         "summary": summary,
         "response_model": response,
-        "responses": error_responses(*sorted((*_WORK_STATUSES, *further_statuses)), model=error),
+        "responses": responses,
         "openapi_extra": describe_body(schema),
     }
+
+
+def operation(
+    router: Router,
+    endpoint: Endpoint,
+    field: str,
+    schema: type[RequestModel],
+    *paths: str,
+    hidden: Sequence[str] = (),
+    shared: Sequence[str] = (),
+    **description: Any,
+) -> Callable[[Answer], Operation]:
+    """Let the decorated function answer bodies of `schema`, in the dialect of `router`.
+
+    It has `paths`, `hidden` ones that the description leaves out, and `shared` ones of other
+    dialects, where its bodies are told by `field`.
+    """
+
+    def register(answer: Answer) -> Operation:
+        made = Operation(router.dialect, endpoint, field, schema, answer)
+
+        async def serve(request: Request, service: ServiceDep) -> Response:
+            return await respond(request, service, made)
+
+        serve.__name__, serve.__doc__ = answer.__name__, answer.__doc__
+        for path in paths:
+            router.work(path, endpoint, **description)(serve)
+        for path in hidden:
+            router.work(path, endpoint, include_in_schema=False)(serve)
+        router.share(made, *shared)
+        return made
+
+    return register
 
 
 def install_openapi(app: FastAPI, service: Service) -> None:

@@ -106,7 +106,11 @@ class ForeignRequest(RequestModel):
     Its clients send fields that are of no interest here, and strings for numbers and booleans.
     """
 
-    model_config = ConfigDict(extra="ignore", strict=False)
+    model_config = ConfigDict(
+        extra="ignore",
+        strict=False,
+        json_schema_extra=lambda schema, model: schema.update(examples=[model.example]),
+    )
 
 
 class _Sentences(RequestModel):

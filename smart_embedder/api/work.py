@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from smart_embedder.api.catalogue import Role, ServedModel, name_of
-from smart_embedder.api.formats.vectors import ModelNames, VectorOptions
+from smart_embedder.api.formats.vectors import VectorOptions
 from smart_embedder.api.handler import Call, urgency_of
 from smart_embedder.api.schemas import (
     EmbeddingFields,
@@ -133,10 +133,15 @@ def native_work(
     return EmbeddingWork(vectors.needed, model, options, normalize), vectors
 
 
-def model_names(models: LoadedModels) -> ModelNames:
-    """The model that makes each kind of vectors."""
-    own = models.embedder.name
-    return ModelNames(dense=models.dense_model.name, sparse=own, colbert=own)
+def model_names(models: LoadedModels) -> dict[str, str]:
+    """The fields of an answer that name the model behind each kind of vectors."""
+    dense, own = models.dense_model.name, models.embedder.name
+    return {
+        "model_name": dense,
+        "dense_model_name": dense,
+        "sparse_model_name": own,
+        "colbert_model_name": own,
+    }
 
 
 async def embed(

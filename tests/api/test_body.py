@@ -217,9 +217,9 @@ def test_an_api_is_told_by_its_field_without_a_description_of_errors(monkeypatch
     context = RequestContext("id", "/embeddings/", NATIVE_EMBEDDINGS, "192.0.2.1")
     request = Request({"type": "http", "state": {"context": context}})
     sent = b'{"input": ["a"], "model": "m", "encoding_format": "base64"}'
-    forms = (embeddings._OPERATION, openai.EMBEDDINGS)
+    forms = (embeddings.create_embeddings, openai.create_embeddings)
     form, _ = body._validate_form(from_json(sent), forms, request)
-    assert form is openai.EMBEDDINGS
+    assert form is openai.create_embeddings
     assert context.dialects == (openai.OPENAI,)
 
 
@@ -298,7 +298,7 @@ def test_a_content_type_of_any_length_is_not_parsed(value: str, monkeypatch) -> 
 # Reading, in process.
 
 
-FORMS = (embeddings._OPERATION, openai.EMBEDDINGS)
+FORMS = (embeddings.create_embeddings, openai.create_embeddings)
 
 
 async def read(

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from smart_embedder.api.formats.vectors import ModelNames, VectorOptions
+from smart_embedder.api.formats.vectors import VectorOptions
 from smart_embedder.api.schemas import EmbeddingFields
 from smart_embedder.api.work import EmbeddingWork, model_names, native_work
 from smart_embedder.engine.model import DeviceInfo, LoadedModels
@@ -28,7 +28,8 @@ def work_for(accept: str = "json", **values: object) -> tuple[EmbeddingWork, Vec
 
 @pytest.mark.parametrize(("dense", "name"), [(None, "bge"), ("qwen", "qwen")])
 def test_a_kind_is_told_with_the_model_that_makes_it(dense, name) -> None:
-    assert model_names(replace(MODELS, dense=dense and of(dense))) == ModelNames(name, "bge", "bge")
+    named = model_names(replace(MODELS, dense=dense and of(dense)))
+    assert list(named.values()) == [name, name, "bge", "bge"]
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from transformers import BertModel
 
 from smart_embedder.api import schemas
 from smart_embedder.api.formats.vectors import VectorOptions
+from smart_embedder.engine.checks import AnswerMemory
 from smart_embedder.engine.records import Outputs, TextEmbedding
 from smart_embedder.engine.requests.embedding import vector_bytes
 from smart_embedder.settings import Settings
@@ -195,7 +196,9 @@ def test_no_part_of_a_list_needs_more_memory_than_an_answer_may_hold(texts, opti
             )
             for length in lengths
         ]
-        assert size + sum(map(wanted.made_bytes, embeddings)) <= most
+        memory = AnswerMemory()
+        wanted.hold(embeddings, memory, at_once=True)
+        assert size + memory.held <= most
 
 
 class _BgeM3:

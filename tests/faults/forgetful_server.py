@@ -6,7 +6,6 @@ A request with the text "parsing", "tokenising" or "rendering" finds no memory i
 import dataclasses
 from functools import partial
 
-from smart_embedder.api.endpoints import embeddings
 from smart_embedder.api.formats import vectors
 from smart_embedder.api.schemas import EmbeddingRequest
 from smart_embedder.engine.model import LoadedModels
@@ -15,16 +14,12 @@ from smart_embedder.models.load import load_models
 from smart_embedder.server.process import run
 from smart_embedder.settings import Settings
 
-_render = vectors.render
+_render, _validate = vectors.render, EmbeddingRequest.model_validate
 
 
-class ForgetfulRequest(EmbeddingRequest):
-    """A request that cannot be made of some bodies."""
-
-    @classmethod
-    def model_validate(cls, obj, **options):
-        _remember("parsing" not in obj["sentences"])
-        return EmbeddingRequest.model_validate(obj, **options)
+def validate(body, **options):
+    _remember("parsing" not in body["sentences"])
+    return _validate(body, **options)
 
 
 class ForgetfulModel:
@@ -57,7 +52,6 @@ def load(settings: Settings) -> LoadedModels:
 
 
 if __name__ == "__main__":
-    operation = embeddings._OPERATION
-    embeddings._OPERATION = dataclasses.replace(operation, schema=ForgetfulRequest)
+    EmbeddingRequest.model_validate = validate
     vectors.render = render
     run(partial(create_app, loader=load))

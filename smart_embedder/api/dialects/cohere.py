@@ -1,17 +1,15 @@
 """Cohere's vectors and order of documents, which Jina, Voyage, Mixedbread and vLLM order alike."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import orjson
-from fastapi import Request
 from pydantic import (
     BaseModel,
     BeforeValidator,
-    ConfigDict,
     FailFast,
     Field,
     JsonValue,
@@ -40,8 +38,8 @@ from smart_embedder.api.dialects.fields import (
     value_of,
 )
 from smart_embedder.api.errors import NO_422
-from smart_embedder.api.handler import Call, Operation, Router, ServiceDep, respond
-from smart_embedder.api.openapi import BEARER, describe_work
+from smart_embedder.api.handler import Call, Router
+from smart_embedder.api.openapi import BEARER, describe_work, operation
 from smart_embedder.api.rendering import (
     OPTIONS,
     base64_of,
@@ -58,10 +56,6 @@ from smart_embedder.engine.records import EmbeddingResult, FloatArray, Outputs, 
 from smart_embedder.errors import InvalidRequestError
 from smart_embedder.vectors import quantize
 
-_RERANK_EXAMPLE: dict[str, JsonValue] = {
-    "query": "What is hybrid search?",
-    "documents": ["A recipe for bread.", "It joins two rankings."],
-}
 _DOCUMENTS_OF_A_UNIT = 100
 
 
@@ -80,8 +74,10 @@ Documents = Annotated[
 class DocumentsRequest(ForeignRequest):
     """A query and documents, each a string or an object with `text`."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [_RERANK_EXAMPLE]})
-    example = _RERANK_EXAMPLE
+    example: ClassVar[Mapping[str, JsonValue]] = {
+        "query": "What is hybrid search?",
+        "documents": ["A recipe for bread.", "It joins two rankings."],
+    }
     aliases = dict.fromkeys(("input", "inputs", "docs"), "documents")
 
     query: Annotated[
@@ -90,31 +86,25 @@ class DocumentsRequest(ForeignRequest):
         Field(json_schema_extra={"minLength": 1, "pattern": r"\S"}),
     ]
     documents: Documents
-    model: Annotated[str | None, Field(description="Any name of the reranker.")] = None
-    top_n: Annotated[
-        int | None, Field(ge=0, description="The best so many; 0 and null are all.")
-    ] = None
-    top_k: Annotated[int | None, Field(ge=0, description="Voyage's name for it.")] = None
-    return_documents: Annotated[
-        bool | None, Field(description="Whether the answer repeats the texts.")
-    ] = None
-    instruction: Annotated[
-        str | None, Field(description="The task, for Qwen3-Reranker: an extension.")
-    ] = None
-    use_activation: Annotated[
-        bool | None, Field(description="vLLM's: false gives the model's raw scores.")
-    ] = None
-    activation: Annotated[bool | None, Field(description="Its older name.")] = None
+    model: str | None = Field(None, description="Any name of the reranker.")
+    top_n: int | None = Field(None, ge=0, description="The best so many; 0 and null are all.")
+    top_k: int | None = Field(None, ge=0, description="Voyage's name for it.")
+    return_documents: bool | None = Field(None, description="Whether the answer repeats the texts.")
+    instruction: str | None = Field(None, description="The task, for Qwen3-Reranker: an extension.")
+    use_activation: bool | None = Field(
+        None, description="vLLM's: false gives the model's raw scores."
+    )
+    activation: bool | None = Field(None, description="Its older name.")
     truncate: Truncate = None
     truncation: Truncation = None
     truncation_side: TruncationSide = None
     rank_fields: Annotated[
         list[str] | None, FailFast(), Field(description="Only `text` is read of a document.")
     ] = None
-    max_tokens_per_doc: Annotated[
-        int | None, Field(ge=1, description="The most tokens of a document that are read.")
-    ] = None
-    max_doc_length: Annotated[int | None, Field(ge=1, description="Jina's name for it.")] = None
+    max_tokens_per_doc: int | None = Field(
+        None, ge=1, description="The most tokens of a document that are read."
+    )
+    max_doc_length: int | None = Field(None, ge=1, description="Jina's name for it.")
     # Cohere's: a document is not split here.
     max_chunks_per_doc: Annotated[Refused, unless()] = None
     # vLLM's.
@@ -172,11 +162,10 @@ class DocumentsResponse(BaseModel):
     id: str
     model: str
     results: list[RankedDocument]
-    object: Annotated[Literal["list"] | None, Field(description="Beside data.")] = None
-    data: Annotated[
-        list[VoyageDocument] | None,
-        Field(description="The same as Voyage has it, for a request with top_k or truncation."),
-    ] = None
+    object: Literal["list"] | None = Field(None, description="Beside data.")
+    data: list[VoyageDocument] | None = Field(
+        None, description="The same as Voyage has it, for a request with top_k or truncation."
+    )
     meta: DocumentsMeta
     usage: Usage
 
@@ -200,28 +189,29 @@ _TAG = {"name": COHERE.name, "description": "Reranking, scores, and Cohere's vec
 
 rerank_router = Router(COHERE, tags=[_TAG["name"]], dependencies=[BEARER])
 
-_RERANK_DESCRIPTION = describe_work(
-    "Order documents by relevance",
+
+@operation(
+    rerank_router,
+    RERANK,
+    "documents",
     DocumentsRequest,
-    DocumentsResponse,
-    404,
-    422,
-    error=CohereError,
+    "/v1/rerank",
+    "/v2/rerank",
+    shared=[RERANK.path],
+    **describe_work(
+        "Order documents by relevance",
+        DocumentsRequest,
+        DocumentsResponse,
+        (404, 422),
+        error=CohereError,
+    ),
 )
-
-
-@rerank_router.work("/v2/rerank", RERANK, **_RERANK_DESCRIPTION)
-@rerank_router.work("/v1/rerank", RERANK, **_RERANK_DESCRIPTION)
-async def rerank_documents(request: Request, service: ServiceDep) -> Response:
+async def rerank_documents(body: DocumentsRequest, call: Call) -> Response:
     """The relevance of each document to the query, from 0 to 1, the best first.
 
     A body with `passages` is read as this service's own, as at /rerank, and one with `texts` as
     text-embeddings-inference's.
     """
-    return await respond(request, service, _RERANK)
-
-
-async def _rerank(body: DocumentsRequest, call: Call) -> Response:
     if body.rank_fields not in (None, [], ["text"]):
         raise InvalidRequestError(
             "the field rank_fields may name text alone: put what is to be read there"
@@ -275,40 +265,26 @@ def _ranked_documents(
         yield item
 
 
-_RERANK = Operation(COHERE, RERANK, "documents", DocumentsRequest, _rerank)
-rerank_router.share(_RERANK, RERANK.path)
-
-
 router = Router(COHERE, [_TAG], tags=[_TAG["name"]], dependencies=[BEARER])
-
-_EMBEDDINGS = Endpoint("/v2/embed")
-
-_EMBED_EXAMPLE: dict[str, JsonValue] = {
-    "texts": ["What is hybrid search?"],
-    "input_type": "search_query",
-    "embedding_types": ["float"],
-}
 
 
 class CohereEmbedRequest(ForeignRequest):
     """Texts to embed."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [_EMBED_EXAMPLE]})
-    example = _EMBED_EXAMPLE
+    example: ClassVar[Mapping[str, JsonValue]] = {
+        "texts": ["What is hybrid search?"],
+        "input_type": "search_query",
+        "embedding_types": ["float"],
+    }
     aliases = dict.fromkeys(("input", "text", "sentences"), "texts")
 
     texts: Annotated[list[str], FailFast()]
-    model: Annotated[str | None, Field(description="Any name of an embedding model.")] = None
-    input_type: Annotated[
-        Literal["search_document", "search_query", "classification", "clustering"] | None,
-        Field(description="Queries get the model's prompt for queries, where it has one."),
-    ] = None
-    embedding_types: Annotated[EmbeddingTypes | None, Field(description="`float` by default.")] = (
-        None
-    )
-    output_dimension: Annotated[int | None, Field(ge=1, description="Fewer, if the model can.")] = (
-        None
-    )
+    model: str | None = Field(None, description="Any name of an embedding model.")
+    input_type: (
+        Literal["search_document", "search_query", "classification", "clustering"] | None
+    ) = Field(None, description="Queries get the model's prompt for queries, where it has one.")
+    embedding_types: EmbeddingTypes | None = Field(None, description="`float` by default.")
+    output_dimension: int | None = Field(None, ge=1, description="Fewer, if the model can.")
     truncate: Annotated[
         Literal["NONE", "START", "END"] | None,
         AnyCase(str.upper),
@@ -318,7 +294,7 @@ class CohereEmbedRequest(ForeignRequest):
     inputs: Annotated[
         Refused, unless(), Field(description="Instead of texts: each with `content` of one text.")
     ] = None
-    max_tokens: Annotated[int | None, Field(ge=1, description="Tokens that are read.")] = None
+    max_tokens: int | None = Field(None, ge=1, description="Tokens that are read.")
 
     @model_validator(mode="before")
     @classmethod
@@ -355,24 +331,29 @@ class CohereEmbeddings(BaseModel):
     response_type: str
 
 
-_DESCRIPTION = describe_work(
-    "Embed texts", CohereEmbedRequest, CohereEmbeddings, 404, error=CohereError
+_operation = partial(
+    operation,
+    router,
+    Endpoint("/v2/embed"),
+    "texts",
+    CohereEmbedRequest,
+    **describe_work("Embed texts", CohereEmbedRequest, CohereEmbeddings, [404], error=CohereError),
 )
 
 
-@router.work("/v2/embed", _EMBEDDINGS, **_DESCRIPTION)
-async def create_embeddings(request: Request, service: ServiceDep) -> Response:
+@_operation("/v2/embed")
+async def create_embeddings(body: CohereEmbedRequest, call: Call) -> Response:
     """A dense vector of each text, of unit length, in each of the types asked for."""
-    return await respond(request, service, _EMBED)
+    return await _embed(body, call, "2")
 
 
-@router.work("/v1/embed", _EMBEDDINGS, **_DESCRIPTION)
-async def create_embeddings_v1(request: Request, service: ServiceDep) -> Response:
+@_operation("/v1/embed")
+async def create_embeddings_v1(body: CohereEmbedRequest, call: Call) -> Response:
     """The same; without `embedding_types` the vectors are a list and not an object."""
-    return await respond(request, service, _EMBED_V1)
+    return await _embed(body, call, "1")
 
 
-async def _embed(body: CohereEmbedRequest, call: Call, *, version: str = "2") -> Response:
+async def _embed(body: CohereEmbedRequest, call: Call, version: str) -> Response:
     model = call.service.catalogue.embedder(body.model)
     task = TASKS[body.input_type or "search_document"]
     options = EmbeddingOptions(
@@ -418,9 +399,3 @@ def _rendered(vectors: list[FloatArray], kind: EmbeddingType) -> Iterator[tuple[
     for vector in vectors:
         values = quantize(vector, DTYPES[kind]).values
         yield (base64_of(values) if kind == "base64" else orjson.dumps(values, option=OPTIONS),)
-
-
-_EMBED = Operation(COHERE, _EMBEDDINGS, "texts", CohereEmbedRequest, _embed)
-_EMBED_V1 = Operation(
-    COHERE, _EMBEDDINGS, "texts", CohereEmbedRequest, partial(_embed, version="1")
-)

@@ -5,19 +5,17 @@ from functools import partial
 from typing import Any, Literal
 
 import orjson
-from fastapi import Request
 from pydantic import BaseModel
 from starlette.responses import Response
 
 from smart_embedder.api.answers import Usage
 from smart_embedder.api.context import Endpoint
 from smart_embedder.api.dialects import tei, tei_schemas
-from smart_embedder.api.handler import Call, Operation, Router, ServiceDep, respond
-from smart_embedder.api.openapi import BEARER, describe_work
+from smart_embedder.api.handler import Call, Router
+from smart_embedder.api.openapi import BEARER, describe_work, operation
 from smart_embedder.api.rendering import render_list, usage_as_json
 from smart_embedder.engine.records import EmbeddingResult
 
-_ENDPOINT = Endpoint("/api/v1/embed")
 _TAG = {"name": "embedding-server"}
 
 # Its errors are text-embeddings-inference's.
@@ -47,24 +45,22 @@ class EmbeddingServerResponse(BaseModel):
     timings: StageTimes
 
 
-@router.work(
-    _ENDPOINT.path,
-    _ENDPOINT,
+@operation(
+    router,
+    Endpoint("/api/v1/embed"),
+    "inputs",
+    tei_schemas.EmbedRequest,
+    "/api/v1/embed",
     **describe_work(
         "Embed texts",
         tei_schemas.EmbedRequest,
         EmbeddingServerResponse,
-        422,
-        424,
+        (422, 424),
         error=tei_schemas.TeiError,
     ),
 )
-async def create_embeddings(request: Request, service: ServiceDep) -> Response:
+async def create_embeddings(body: tei_schemas.EmbedRequest, call: Call) -> Response:
     """One dense vector for each text. Errors are text-embeddings-inference's."""
-    return await respond(request, service, _EMBED)
-
-
-async def _embed(body: tei_schemas.EmbedRequest, call: Call) -> Response:
     result = await tei.embed_dense(body, call)
     return await call.render(partial(_render, result))
 
@@ -92,6 +88,3 @@ def _duration(seconds: float) -> str:
     units: tuple[tuple[float, Literal["s", "ms", "µs"]], ...] = (1, "s"), (1e-3, "ms"), (1e-6, "µs")
     size, unit = next((each for each in units if seconds >= each[0]), units[-1])
     return f"{seconds / size:.3g}{unit}"
-
-
-_EMBED = Operation(tei.TEI, _ENDPOINT, "inputs", tei_schemas.EmbedRequest, _embed)

@@ -4,11 +4,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import orjson
 from fastapi import Request
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import BaseModel, Field, JsonValue
 from starlette.responses import JSONResponse, Response
 
 from smart_embedder.access.tokens import DEFAULT_NAME, OPERATOR_NAME
@@ -33,8 +33,8 @@ from smart_embedder.api.dialects.fields import (
 )
 from smart_embedder.api.errors import NO_422
 from smart_embedder.api.formats.vectors import TextVectors, VectorOptions, vectors_of
-from smart_embedder.api.handler import Call, Operation, Router, Service, ServiceDep, respond
-from smart_embedder.api.openapi import BEARER, describe_work, error_responses
+from smart_embedder.api.handler import Call, Router, Service, ServiceDep
+from smart_embedder.api.openapi import BEARER, describe_work, error_responses, operation
 from smart_embedder.api.rendering import (
     OPTIONS,
     base64_of,
@@ -56,8 +56,6 @@ from smart_embedder.vectors import (
     QuantizedVectors,
     quantize,
 )
-
-_EXAMPLE: dict[str, JsonValue] = {"input": ["What is hybrid search?"]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,63 +81,49 @@ def _unique(types: EmbeddingType | list[EmbeddingType] | None) -> tuple[Embeddin
 class OpenAIEmbeddingRequest(ForeignRequest):
     """Texts to embed."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [_EXAMPLE]})
-    example = _EXAMPLE
+    example: ClassVar[Mapping[str, JsonValue]] = {"input": ["What is hybrid search?"]}
     aliases = dict.fromkeys(("inputs", "texts", "text", "sentences"), "input")
 
     input: TextsOrObjects
-    model: Annotated[
-        str | None, Field(description="Any name of an embedding model; see /v1/models.")
-    ] = None
-    encoding_format: Annotated[
-        EmbeddingType | EmbeddingTypes | None,
-        Field(description="base64 is of little-endian float32; the official clients ask for it."),
-    ] = None
-    embedding_type: Annotated[
-        EmbeddingType | EmbeddingTypes | None,
-        Field(description="Jina's name for it, and for `output_dtype`; several: an object."),
-    ] = None
-    output_dtype: Annotated[
-        NumberType | None, Field(description="Fewer bits; as in /embeddings/.")
-    ] = None
-    dimensions: Annotated[int | None, Field(ge=1, description="Fewer, if the model can.")] = None
-    output_dimension: Annotated[int | None, Field(ge=1, description="The same.")] = None
-    dimensionality: Annotated[int | None, Field(ge=1, description="The same.")] = None
-    input_type: Annotated[
-        str | None,
-        Field(
-            description="What the texts are for: query, document, classification and others; the "
-            "model's prompt for it is read, if it has one."
-        ),
-    ] = None
-    task: Annotated[str | None, Field(description="Jina's name for it.")] = None
-    task_type: Annotated[str | None, Field(description="Nomic's name for it.")] = None
-    prompt: Annotated[
-        str | None, Field(description="Read before each text.", json_schema_extra=PROMPT_SCHEMA)
-    ] = None
-    prompt_name: Annotated[
-        str | None,
-        Field(description="A prompt of the model's sentence-transformers configuration."),
-    ] = None
+    model: str | None = Field(None, description="Any name of an embedding model; see /v1/models.")
+    encoding_format: EmbeddingType | EmbeddingTypes | None = Field(
+        None, description="base64 is of little-endian float32; the official clients ask for it."
+    )
+    embedding_type: EmbeddingType | EmbeddingTypes | None = Field(
+        None, description="Jina's name for it, and for `output_dtype`; several: an object."
+    )
+    output_dtype: NumberType | None = Field(None, description="Fewer bits; as in /embeddings/.")
+    dimensions: int | None = Field(None, ge=1, description="Fewer, if the model can.")
+    output_dimension: int | None = Field(None, ge=1, description="The same.")
+    dimensionality: int | None = Field(None, ge=1, description="The same.")
+    input_type: str | None = Field(
+        None,
+        description="What the texts are for: query, document, classification and others; the "
+        "model's prompt for it is read, if it has one.",
+    )
+    task: str | None = Field(None, description="Jina's name for it.")
+    task_type: str | None = Field(None, description="Nomic's name for it.")
+    prompt: str | None = Field(
+        None, description="Read before each text.", json_schema_extra=PROMPT_SCHEMA
+    )
+    prompt_name: str | None = Field(
+        None, description="A prompt of the model's sentence-transformers configuration."
+    )
     truncate: Truncate = None
     truncation: Truncation = None
-    truncation_strategy: Annotated[Truncate, Field(description="Mixedbread's name for it.")] = None
+    truncation_strategy: Truncate = Field(None, description="Mixedbread's name for it.")
     truncation_side: TruncationSide = None
-    normalize: Annotated[bool | None, Field(description="To unit length, as by default.")] = None
-    normalized: Annotated[bool | None, Field(description="Jina's name for it.")] = None
-    use_activation: Annotated[bool | None, Field(description="vLLM's name for it.")] = None
-    return_sparse: Annotated[
-        bool | None, Field(description="Lexical weights, too: an extension.")
-    ] = None
-    return_colbert: Annotated[
-        bool | None, Field(description="One vector for each token, too: an extension.")
-    ] = None
-    colbert_pool_factor: Annotated[
-        int | None, Field(ge=2, le=MAX_POOL_FACTOR, description="As in /embeddings/: an extension.")
-    ] = None
-    muvera: Annotated[MuveraSide | None, Field(description="As in /embeddings/: an extension.")] = (
-        None
+    normalize: bool | None = Field(None, description="To unit length, as by default.")
+    normalized: bool | None = Field(None, description="Jina's name for it.")
+    use_activation: bool | None = Field(None, description="vLLM's name for it.")
+    return_sparse: bool | None = Field(None, description="Lexical weights, too: an extension.")
+    return_colbert: bool | None = Field(
+        None, description="One vector for each token, too: an extension."
     )
+    colbert_pool_factor: int | None = Field(
+        None, ge=2, le=MAX_POOL_FACTOR, description="As in /embeddings/: an extension."
+    )
+    muvera: MuveraSide | None = Field(None, description="As in /embeddings/: an extension.")
     # vLLM's.
     truncate_prompt_tokens: Annotated[Refused, unless(-1)] = None
     add_special_tokens: Annotated[Refused, unless(True)] = None
@@ -224,9 +208,9 @@ class OpenAIEmbedding(BaseModel):
         list[float] | str | dict[EmbeddingType, list[float] | str],
         Field(description="Of unit length; a string with base64; one of each type of several."),
     ]
-    scale: Annotated[
-        float | None, Field(description="Gives the vector back; with int8 and uint8 only.")
-    ] = None
+    scale: float | None = Field(
+        None, description="Gives the vector back; with int8 and uint8 only."
+    )
     sparse: SparseIndices | None = None
     colbert: list[list[float]] | None = None
     colbert_scale: list[float] | None = None
@@ -240,9 +224,7 @@ class OpenAIEmbeddings(BaseModel):
     data: list[OpenAIEmbedding]
     model: str
     usage: Usage
-    warnings: Annotated[
-        list[TruncationWarning] | None, Field(description="Only where a text was cut.")
-    ] = None
+    warnings: list[TruncationWarning] | None = Field(None, description="Only where a text was cut.")
 
 
 class OpenAIModel(BaseModel):
@@ -326,21 +308,20 @@ router = Router(
 )
 
 
-@router.work(
-    _ENDPOINT.path,
+@operation(
+    router,
     _ENDPOINT,
+    "input",
+    OpenAIEmbeddingRequest,
+    _ENDPOINT.path,
+    hidden=("/models/{model:path}/v1/embeddings", "/models/{model:path}/embeddings"),
+    shared=[NATIVE_EMBEDDINGS.path],
     **describe_work(
-        "Embed texts", OpenAIEmbeddingRequest, OpenAIEmbeddings, 404, error=OpenAIError
+        "Embed texts", OpenAIEmbeddingRequest, OpenAIEmbeddings, [404], error=OpenAIError
     ),
 )
-@router.work("/models/{model:path}/embeddings", _ENDPOINT, include_in_schema=False)
-@router.work("/models/{model:path}/v1/embeddings", _ENDPOINT, include_in_schema=False)
-async def create_embeddings(request: Request, service: ServiceDep) -> Response:
+async def create_embeddings(body: OpenAIEmbeddingRequest, call: Call) -> Response:
     """A dense vector of each text, of unit length. /embeddings takes the same body."""
-    return await respond(request, service, EMBEDDINGS)
-
-
-async def _embed(body: OpenAIEmbeddingRequest, call: Call) -> Response:
     of_path = "model" in call.request.path_params
     model = embedder_of(call) if of_path else call.service.catalogue.embedder(body.model)
     form = body.form
@@ -419,10 +400,6 @@ def _render_embedding(index: int, vectors: TextVectors, form: VectorForm) -> Ite
 
 def _render_vector(vector: QuantizedVectors, *, as_base64: bool) -> bytes:
     return base64_of(vector.values) if as_base64 else orjson.dumps(vector.values, option=OPTIONS)
-
-
-EMBEDDINGS = Operation(OPENAI, _ENDPOINT, "input", OpenAIEmbeddingRequest, _embed)
-router.share(EMBEDDINGS, NATIVE_EMBEDDINGS.path)
 
 
 @router.get_and_head(

@@ -4,11 +4,11 @@ Reranking at the root is /rerank, where a body is this dialect's by its field `t
 """
 
 import os
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from http import HTTPStatus
 from itertools import chain
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import orjson
@@ -19,15 +19,8 @@ from smart_embedder import __version__
 from smart_embedder.api.catalogue import Role, ServedModel
 from smart_embedder.api.context import RERANK, Dialect, Endpoint, ErrorFacts
 from smart_embedder.api.dialects import tei_schemas as schemas
-from smart_embedder.api.handler import (
-    Call,
-    Operation,
-    Router,
-    Service,
-    ServiceDep,
-    respond,
-)
-from smart_embedder.api.openapi import BEARER, describe_work, error_responses
+from smart_embedder.api.handler import Call, Operation, Router, Service, ServiceDep, respond
+from smart_embedder.api.openapi import BEARER, Answer, describe_work, error_responses, operation
 from smart_embedder.api.rendering import (
     OPTIONS,
     by_falling_score,
@@ -43,18 +36,15 @@ from smart_embedder.engine.model import LoadedModels, Model
 from smart_embedder.engine.records import (
     ClassificationResult,
     EmbeddingResult,
-    FloatArray,
     Outputs,
     RerankResult,
     SpecialToken,
-    TextEmbedding,
     TokenSpans,
 )
 from smart_embedder.engine.requests.reranking import sigmoid
 from smart_embedder.engine.scheduling.admission import stop_if_given_up
 from smart_embedder.engine.scheduling.job import Purpose
 from smart_embedder.errors import InvalidRequestError, LoadingError, ModelNotLoadedError
-from smart_embedder.settings import Settings
 
 _ERROR_TYPES = {
     "empty_input": "Empty",
@@ -102,12 +92,10 @@ _BYTES_PER_TOKEN = 64
 _BYTES_PER_CHARACTER = 4
 _ADVICE = "send fewer texts or shorter ones"
 
-Result = TypeVar("Result")
 
-
-def _describe(summary: str, schema: type[RequestModel], response: Any) -> dict[str, Any]:
-    errors = describe_work(summary, schema, response, 404, 422, 424, error=schemas.TeiError)
-    return errors | {"dependencies": [BEARER]}
+def _describe(summary: str, schema: type[RequestModel], response: Any, tag: str) -> dict[str, Any]:
+    errors = describe_work(summary, schema, response, (404, 422, 424), error=schemas.TeiError)
+    return errors | {"dependencies": [BEARER], "tags": [tag]}
 
 
 def _operation(
@@ -117,25 +105,20 @@ def _operation(
     *,
     field: str = "inputs",
     at_root: bool = True,
-) -> Callable[[Callable[[Any, Call], Coroutine[Any, Any, Response]]], Operation]:
-    """Register the function that answers a body of `schema`, described by its own docstring.
+) -> Callable[[Answer], Operation]:
+    """Register the function that answers a body of `schema`, whose docstring is the summary.
 
     Its path is below /models/{model}, and at the root unless others share it there.
     """
 
-    def register(work: Callable[[Any, Call], Coroutine[Any, Any, Response]]) -> Operation:
-        operation = Operation(TEI, endpoint, field, schema, work)
-        described = _describe(str(schema.__doc__).rstrip("."), schema, response)
-
-        async def answer(request: Request, service: ServiceDep) -> Response:
-            return await respond(request, service, operation)
-
-        prefixes = {_BELOW_MODEL: _MODEL_TAG} | ({"": _ROOT_TAG} if at_root else {})
-        for prefix, tag in prefixes.items():
+    def register(answer: Answer) -> Operation:
+        prefixes = {"": _ROOT_TAG} if at_root else {}
+        for prefix, tag in ({_BELOW_MODEL: _MODEL_TAG} | prefixes).items():
+            described = _describe(str(schema.__doc__).rstrip("."), schema, response, tag)
             path = prefix + endpoint.path
-            add = router.work(path, endpoint, tags=[tag], description=work.__doc__, **described)
-            add(answer)
-        return operation
+            add = operation(router, endpoint, field, schema, path, name="answer", **described)
+            made = add(answer)
+        return made
 
     return register
 
@@ -143,18 +126,16 @@ def _operation(
 _EMBED_TYPES = schemas.EmbedRequest, schemas.Vectors
 
 
-@router.work("/", _EMBED, tags=[_ROOT_TAG], **_describe("Embed texts", *_EMBED_TYPES))
+@router.work("/", _EMBED, **_describe("Embed texts", *_EMBED_TYPES, _ROOT_TAG))
 async def answer_at_root(request: Request, service: ServiceDep) -> Response:
     """The same as /embed, for clients that know nothing but an address."""
     return await respond(request, service, _embed)
 
 
-@router.work(
-    "/models/{model}",
-    _EMBED,
-    tags=[_MODEL_TAG],
-    **_describe("Do what the model is for", *_EMBED_TYPES),
-)
+_AS_MODEL = _describe("Do what the model is for", *_EMBED_TYPES, _MODEL_TAG)
+
+
+@router.work("/models/{model}", _EMBED, **_AS_MODEL)
 async def answer_as_model(model: str, request: Request, service: ServiceDep) -> Response:
     """The same as /embed, or for a reranker as /rerank, of the model with that name."""
     reranks = service.catalogue.find(model).role is Role.RERANKER
@@ -185,10 +166,8 @@ async def embed_dense(body: schemas.EmbedRequest, call: Call) -> EmbeddingResult
 @_operation(Endpoint("/embed_all"), schemas.EmbedTokensRequest, schemas.TokenVectors)
 async def _embed_all(body: schemas.EmbedTokensRequest, call: Call) -> Response:
     """The last hidden state of every token, those of special tokens included."""
-    outputs, model = Outputs(states=True), embedder_of(call)
-    result = await embed(
-        call, body.inputs, outputs, field="inputs", model=model, options=body.options()
-    )
+    outputs, model, options = Outputs(states=True), embedder_of(call), body.options()
+    result = await embed(call, body.inputs, outputs, field="inputs", model=model, options=options)
     response = await call.render(
         lambda: render_items(render_matrix(each.states) for each in result.embeddings)
     )
@@ -198,34 +177,31 @@ async def _embed_all(body: schemas.EmbedTokensRequest, call: Call) -> Response:
 @_operation(Endpoint("/embed_sparse"), schemas.EmbedTokensRequest, schemas.SparseVectors)
 async def _embed_sparse(body: schemas.EmbedTokensRequest, call: Call) -> Response:
     """The lexical weights of each text, which only models of bge-m3's kind make."""
-    outputs, model = Outputs(sparse=True), embedder_of(call, Role.EMBEDDER)
-    result = await embed(
-        call, body.inputs, outputs, field="inputs", model=model, options=body.options()
-    )
-    response = await call.render(lambda: render_list(map(_weights, result.embeddings)))
+    outputs, model, options = Outputs(sparse=True), embedder_of(call, Role.EMBEDDER), body.options()
+    result = await embed(call, body.inputs, outputs, field="inputs", model=model, options=options)
+    vectors = [each.sparse for each in result.embeddings if each.sparse is not None]
+
+    def weights() -> Iterator[list[dict[str, Any]]]:
+        for sparse in vectors:
+            pairs = zip(sparse.indices.tolist(), sparse.values, strict=True)
+            yield [{"index": index, "value": value} for index, value in pairs]
+
+    response = await call.render(lambda: render_list(weights()))
     return _with_headers(response, call, body.inputs, result)
-
-
-def _weights(embedding: TextEmbedding) -> list[dict[str, Any]]:
-    sparse = embedding.sparse
-    assert sparse is not None  # noqa: S101 - it was asked for
-    pairs = zip(sparse.indices.tolist(), sparse.values, strict=True)
-    return [{"index": index, "value": value} for index, value in pairs]
 
 
 @_operation(Endpoint("/similarity"), schemas.SimilarityRequest, schemas.Similarities)
 async def _similarity(body: schemas.SimilarityRequest, call: Call) -> Response:
     """The cosine of each sentence's dense vector with that of the source sentence."""
-    source, sentences = body.inputs.source_sentence, body.inputs.sentences
-    parameters = body.parameters or schemas.SimilarityParameters()
-    texts = [source, *sentences]
+    sentences = body.inputs.sentences
+    texts = [body.inputs.source_sentence, *sentences] if sentences else []
     result = await embed(
         call,
-        texts if sentences else [],
+        texts,
         Outputs(dense=True),
         field="inputs",
         model=embedder_of(call),
-        options=parameters.options(),
+        options=(body.parameters or schemas.SimilarityParameters()).options(),
     )
 
     def render() -> list[bytes]:
@@ -240,7 +216,13 @@ async def _rerank(body: schemas.RerankTextsRequest, call: Call) -> Response:
     """At the root, /rerank takes the same body."""
     passages = Passages(body.query, body.texts, "texts", body.truncation)
     result = await rerank(call, passages, _reranker_of(call), raw=bool(body.raw_scores))
-    response = await call.render(lambda: render_list(_ranks(body, result)))
+
+    def ranks() -> Iterator[dict[str, Any]]:
+        for index, score in by_falling_score(result.scores):
+            text = {"text": text_as_json(body.texts[index])} if body.return_text else {}
+            yield {"index": index, "score": score} | text
+
+    response = await call.render(lambda: render_list(ranks()))
     return _with_headers(response, call, [body.query, *body.texts], result)
 
 
@@ -258,14 +240,6 @@ def _reranker_of(call: Call) -> ServedModel | None:
     return model
 
 
-def _ranks(body: schemas.RerankTextsRequest, result: RerankResult) -> Iterator[dict[str, Any]]:
-    for index, score in by_falling_score(result.scores):
-        item: dict[str, Any] = {"index": index, "score": score}
-        if body.return_text:
-            item["text"] = text_as_json(body.texts[index])
-        yield item
-
-
 def _with_headers(
     response: Response,
     call: Call,
@@ -273,9 +247,7 @@ def _with_headers(
     result: EmbeddingResult | RerankResult | ClassificationResult,
 ) -> Response:
     """TEI's headers: what was computed, and how many milliseconds each stage took."""
-    models = call.service.engine.loaded()
-    on_gpu = models is not None and models.device.gpu_available
-    timings = result.timings
+    models, timings = call.service.engine.loaded(), result.timings
     milliseconds = {
         "x-compute-time": timings.total,
         "x-total-time": timings.total,
@@ -285,7 +257,7 @@ def _with_headers(
     }
     response.headers.update(
         {
-            "x-compute-type": "gpu" if on_gpu else "cpu",
+            "x-compute-type": "gpu" if models and models.device.gpu_available else "cpu",
             "x-compute-characters": str(sum(map(len, texts))),
             "x-compute-tokens": str(result.tokens),
         }
@@ -298,15 +270,22 @@ def _with_headers(
 async def _tokenize(body: schemas.TokenizeRequest, call: Call) -> Response:
     """The tokens that the model reads of each text, none of which is cut."""
     check_texts(body.inputs, "inputs", call.service.settings)
-    model = _model_of(call)
-    answer = call.context.answer
+    model, answer = _model_of(call), call.context.answer
 
     def needed(tokens: int) -> tuple[int, str, str]:
         return _BYTES_PER_TOKEN * tokens, f"{tokens} tokens of these texts", _ADVICE
 
     def split(models: LoadedModels) -> tuple[Model, list[str], list[list[TokenSpans]], int]:
         tokenizer = _loaded(model, models)
-        prompt = _prompt(tokenizer, body.prompt_name)
+        prompt = ""
+        if body.prompt_name is not None:
+            prompts: Mapping[str, str] = getattr(tokenizer, "prompts", {})
+            if body.prompt_name not in prompts:
+                raise InvalidRequestError(
+                    f"the field prompt_name is unknown to {tokenizer.name}: it has "
+                    f"{', '.join(prompts) or 'no prompts'}"
+                )
+            prompt = prompts[body.prompt_name]
         texts = [prompt + text for text in body.inputs]
         spans: list[list[TokenSpans]] = [[] for _ in texts]
         tokens = 0
@@ -317,7 +296,9 @@ async def _tokenize(body: schemas.TokenizeRequest, call: Call) -> Response:
                 own.append(part)
         return tokenizer, texts, spans, tokens
 
-    tokenizer, texts, spans, tokens = await _on_tokenizer_thread(call, split, body.inputs, model)
+    tokenizer, texts, spans, tokens = await call.service.engine.run_tokenizer(
+        split, body.inputs, client=call.context.client, model=model.name
+    )
     answer.need(*needed(tokens))
     frame = tokenizer.special_tokens if body.add_special_tokens is not False else ([], [])
     return await call.render(partial(_render_tokens, texts, spans, frame))
@@ -328,15 +309,6 @@ def _model_of(call: Call) -> ServedModel:
     name = call.request.path_params.get("model")
     catalogue = call.service.catalogue
     return catalogue.embedder(None) if name is None else catalogue.find(name)
-
-
-async def _on_tokenizer_thread(
-    call: Call, work: Callable[[LoadedModels], Result], texts: list[str], model: ServedModel
-) -> Result:
-    """The result of `work` on `texts`."""
-    return await call.service.engine.run_tokenizer(
-        work, texts, client=call.context.client, model=model.name
-    )
 
 
 def _loaded(model: ServedModel, models: LoadedModels) -> Model:
@@ -351,24 +323,18 @@ def _loaded(model: ServedModel, models: LoadedModels) -> Model:
     return found
 
 
-def _prompt(model: Model, name: str | None) -> str:
-    if name is None:
-        return ""
-    prompts: Mapping[str, str] = getattr(model, "prompts", {})
-    if name not in prompts:
-        raise InvalidRequestError(
-            f"the field prompt_name is unknown to {model.name}: it has "
-            f"{', '.join(prompts) or 'no prompts'}"
-        )
-    return prompts[name]
-
-
 def _render_tokens(
     texts: list[str],
     spans: list[list[TokenSpans]],
     frame: tuple[list[SpecialToken], list[SpecialToken]],
 ) -> Iterator[bytes]:
-    before, after = (list(map(_special, tokens)) for tokens in frame)
+    before, after = (
+        [
+            {"id": each.id, "text": each.string, "special": True, "start": None, "stop": None}
+            for each in tokens
+        ]
+        for tokens in frame
+    )
     return render_items(
         render_items(
             (orjson.dumps(items)[1:-1],)
@@ -379,24 +345,24 @@ def _render_tokens(
     )
 
 
-def _special(token: SpecialToken) -> dict[str, Any]:
-    return {"id": token.id, "text": token.string, "special": True, "start": None, "stop": None}
-
-
 def _plain(text: str, parts: list[TokenSpans]) -> Iterator[list[dict[str, Any]]]:
-    pieces = (
-        (tokens, slice(begin, begin + _TOKENS_PER_CHUNK))
-        for tokens in parts
-        for begin in range(0, len(tokens.ids), _TOKENS_PER_CHUNK)
-    )
-    for tokens, part in pieces:
-        ids, starts, stops = (
-            each[part].tolist() for each in (tokens.ids, tokens.starts, tokens.stops)
-        )
-        yield [
-            {"id": id_, "text": text[start:stop], "special": False, "start": start, "stop": stop}
-            for id_, start, stop in zip(ids, starts, stops, strict=True)
-        ]
+    """The tokens of a text that are not special, in pieces."""
+    for tokens in parts:
+        for begin in range(0, len(tokens.ids), _TOKENS_PER_CHUNK):
+            ids, starts, stops = (
+                each[begin : begin + _TOKENS_PER_CHUNK].tolist()
+                for each in (tokens.ids, tokens.starts, tokens.stops)
+            )
+            yield [
+                {
+                    "id": id_,
+                    "text": text[start:stop],
+                    "special": False,
+                    "start": start,
+                    "stop": stop,
+                }
+                for id_, start, stop in zip(ids, starts, stops, strict=True)
+            ]
 
 
 @_operation(Endpoint("/decode"), schemas.DecodeRequest, schemas.Texts, field="ids")
@@ -417,7 +383,9 @@ async def _decode(body: schemas.DecodeRequest, call: Call) -> Response:
             answer.check(size, f"{len(texts)} of these texts", _ADVICE)
         return texts, size
 
-    texts, size = await _on_tokenizer_thread(call, decode, [], model)
+    texts, size = await call.service.engine.run_tokenizer(
+        decode, [], client=call.context.client, model=model.name
+    )
     answer.need(size, "these texts", _ADVICE)
     return await call.render(partial(render_list, texts))
 
@@ -430,31 +398,23 @@ async def _predict(body: schemas.PredictRequest, call: Call) -> Response:
     request = ClassificationRequest(pairs, truncation=body.truncation)
     result = await classify(call, request, _reranker_of(call))
 
+    def predictions() -> Iterator[list[dict[str, Any]]]:
+        for logits in result.logits:
+            if body.raw_scores:
+                scores = logits.tolist()
+            elif len(logits) == 1:
+                scores = sigmoid(logits.tolist())
+            else:  # Softmax.
+                powers = np.exp(logits - logits.max())
+                scores = (powers / powers.sum()).tolist()
+            ranked = by_falling_score(scores)
+            yield [{"score": score, "label": result.labels[label]} for label, score in ranked]
+
     def render() -> Iterator[bytes]:
-        predictions = _predictions(body, result)
-        return render_list(next(predictions) if body.is_single else predictions)
+        return render_list(next(predictions()) if body.is_single else predictions())
 
     return _with_headers(await call.render(render), call, request.texts, result)
 
-
-def _predictions(
-    body: schemas.PredictRequest, result: ClassificationResult
-) -> Iterator[list[dict[str, Any]]]:
-    for logits in result.logits:
-        scores = logits.tolist() if body.raw_scores else _probabilities(logits)
-        ranked = by_falling_score(scores)
-        yield [{"score": score, "label": result.labels[label]} for label, score in ranked]
-
-
-def _probabilities(logits: FloatArray) -> list[float]:
-    """The sigmoid of one label's logit, the softmax of several."""
-    if len(logits) == 1:
-        return sigmoid(logits.tolist())
-    powers = np.exp(logits - logits.max())
-    return (powers / powers.sum()).tolist()  # type: ignore[no-any-return]
-
-
-_ONE_LABEL = ("LABEL_0",)
 
 _INFO: dict[str, Any] = {
     "summary": "What is served",
@@ -462,11 +422,7 @@ _INFO: dict[str, Any] = {
     "responses": error_responses(401, 404, 503, model=schemas.TeiError),
     "dependencies": [BEARER],
 }
-_PING: dict[str, Any] = {
-    "summary": "Can this service answer?",
-    "response_class": Response,
-    "responses": error_responses(503, model=schemas.TeiError),
-}
+_PING: dict[str, Any] = {"summary": "Can this service answer?", "response_class": Response}
 
 
 @router.get_and_head("/info", tags=[_ROOT_TAG], **_INFO)
@@ -481,7 +437,12 @@ async def info_of_model(model: str, service: ServiceDep) -> Response:
     return _describe_model(service, service.catalogue.find(model))
 
 
-@router.health_check("/ping", tags=[_ROOT_TAG], **_PING)
+@router.health_check(
+    "/ping",
+    tags=[_ROOT_TAG],
+    responses=error_responses(503, model=schemas.TeiError),
+    **_PING,
+)
 async def ping(service: ServiceDep) -> Response:
     """200 once the models are warm, else 503."""
     return _status(service)
@@ -490,9 +451,8 @@ async def ping(service: ServiceDep) -> Response:
 @router.health_check(
     f"{_BELOW_MODEL}/health",
     tags=[_MODEL_TAG],
-    summary="Can this service answer?",
-    response_class=Response,
     responses=error_responses(404, 503, model=schemas.TeiError),
+    **_PING,
 )
 @router.health_check(f"{_BELOW_MODEL}/ping", include_in_schema=False)
 async def ping_model(model: str, service: ServiceDep) -> Response:
@@ -517,36 +477,31 @@ def _describe_model(service: Service, model: ServedModel) -> Response:
         )
     if models is None:
         raise LoadingError("the models are still being loaded", retry_after=5)
+    loaded, threads = _loaded(model, models), settings.tokenizer_threads
+    model_type: dict[str, Any]
+    if model.role is Role.RERANKER:
+        labels = getattr(loaded, "labels", ("LABEL_0",))
+        named = {str(index): label for index, label in enumerate(labels)}
+        ids = {label: index for index, label in enumerate(labels)}
+        kind = "reranker" if len(labels) == 1 else "classifier"
+        model_type = {kind: {"id2label": named, "label2id": ids}}
+    else:
+        embedder = models.embedder if model.role is Role.EMBEDDER else models.dense_model
+        model_type = {"embedding": {"pooling": embedder.pooling}}
     return JSONResponse(
         {
             "model_id": model.name,
             "model_sha": model.revision,
-            "model_dtype": models.dtype_of(_loaded(model, models)),
+            "model_dtype": models.dtype_of(loaded),
             "served_model_name": model.name,
-            "model_type": _kind(model, models),
+            "model_type": model_type,
             "max_concurrent_requests": settings.max_queue_size,
-            "max_input_length": _loaded(model, models).max_length,
+            "max_input_length": loaded.max_length,
             "max_batch_tokens": models.max_batch_tokens,
             "max_batch_requests": settings.max_requests_in_batch,
             "max_client_batch_size": settings.max_sentences_per_request,
             "auto_truncate": False,
-            "tokenization_workers": _workers(settings),
+            "tokenization_workers": (os.cpu_count() or 1) if threads == "auto" else threads,
             "version": __version__,
         }
     )
-
-
-def _kind(model: ServedModel, models: LoadedModels) -> dict[str, Any]:
-    if model.role is Role.RERANKER:
-        labels = getattr(models.reranker, "labels", _ONE_LABEL)
-        kind = "reranker" if len(labels) == 1 else "classifier"
-        named = {str(index): label for index, label in enumerate(labels)}
-        ids = {label: index for index, label in enumerate(labels)}
-        return {kind: {"id2label": named, "label2id": ids}}
-    embedder = models.embedder if model.role is Role.EMBEDDER else models.dense_model
-    return {"embedding": {"pooling": embedder.pooling}}
-
-
-def _workers(settings: Settings) -> int:
-    threads = settings.tokenizer_threads
-    return (os.cpu_count() or 1) if threads == "auto" else threads

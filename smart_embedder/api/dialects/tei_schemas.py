@@ -1,5 +1,6 @@
 """The bodies of text-embeddings-inference's API."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
@@ -18,21 +19,9 @@ from smart_embedder.api.dialects.fields import AnyCase, Refused, TextsOrText, un
 from smart_embedder.api.schemas import ForeignRequest
 from smart_embedder.engine import EmbeddingOptions, TruncationOptions
 
+# Of a part of a body, which the description shows within its whole.
+_WITHOUT_EXAMPLE = ConfigDict(json_schema_extra=None)
 _EXAMPLE: dict[str, JsonValue] = {"inputs": ["What is hybrid search?"]}
-_PAIR: dict[str, JsonValue] = {
-    "query": "What is hybrid search?",
-    "texts": ["A recipe for bread.", "It joins two rankings."],
-}
-_SIMILAR: dict[str, JsonValue] = {
-    "inputs": {
-        "source_sentence": "What is hybrid search?",
-        "sentences": ["A recipe for bread.", "It joins two rankings."],
-    }
-}
-_IDS: dict[str, JsonValue] = {"ids": [101, 2054]}
-_CLASSIFIED: dict[str, JsonValue] = {"inputs": ["It rains.", "The ground is wet."]}
-
-
 _Direction = Annotated[
     Literal["left", "right"] | None,
     AnyCase(str.lower),
@@ -49,9 +38,9 @@ class _Reading(ForeignRequest):
 
     aliases = dict.fromkeys(("input", "text", "sentences"), "inputs")
 
-    truncate: Annotated[
-        bool | None, Field(description="Cut a text that is too long; else it is an error.")
-    ] = None
+    truncate: bool | None = Field(
+        None, description="Cut a text that is too long; else it is an error."
+    )
     truncation_direction: _Direction = None
 
     @property
@@ -75,18 +64,16 @@ class _Prompted(_Reading):
 class EmbedRequest(_Prompted):
     """Embed texts."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [_EXAMPLE]})
     example = _EXAMPLE
 
     inputs: TextsOrText
-    normalize: Annotated[bool | None, Field(description="To unit length, as by default.")] = None
-    dimensions: Annotated[int | None, Field(ge=1, description="Fewer, if the model can.")] = None
+    normalize: bool | None = Field(None, description="To unit length, as by default.")
+    dimensions: int | None = Field(None, ge=1, description="Fewer, if the model can.")
 
 
 class EmbedTokensRequest(_Prompted):
     """Embed the tokens of texts."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [_EXAMPLE]})
     example = _EXAMPLE
 
     inputs: TextsOrText
@@ -95,7 +82,8 @@ class EmbedTokensRequest(_Prompted):
 class SimilarityInputs(ForeignRequest):
     """A sentence, and those that it is compared with."""
 
-    example: ClassVar[dict[str, JsonValue]] = {"source_sentence": "a", "sentences": ["b"]}
+    example: ClassVar[Mapping[str, JsonValue]] = {"source_sentence": "a", "sentences": ["b"]}
+    model_config = _WITHOUT_EXAMPLE
 
     source_sentence: str
     sentences: Annotated[list[str], FailFast()]
@@ -104,14 +92,19 @@ class SimilarityInputs(ForeignRequest):
 class SimilarityParameters(_Prompted):
     """How the sentences are read."""
 
-    example: ClassVar[dict[str, JsonValue]] = {"truncate": True}
+    example: ClassVar[Mapping[str, JsonValue]] = {"truncate": True}
+    model_config = _WITHOUT_EXAMPLE
 
 
 class SimilarityRequest(ForeignRequest):
     """Compare sentences."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [_SIMILAR]})
-    example = _SIMILAR
+    example: ClassVar[Mapping[str, JsonValue]] = {
+        "inputs": {
+            "source_sentence": "What is hybrid search?",
+            "sentences": ["A recipe for bread.", "It joins two rankings."],
+        }
+    }
 
     inputs: SimilarityInputs
     parameters: SimilarityParameters | None = None
@@ -120,13 +113,15 @@ class SimilarityRequest(ForeignRequest):
 class RerankTextsRequest(_Reading):
     """Order texts by relevance."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [_PAIR]})
-    example = _PAIR
+    example: ClassVar[Mapping[str, JsonValue]] = {
+        "query": "What is hybrid search?",
+        "texts": ["A recipe for bread.", "It joins two rankings."],
+    }
 
     query: Annotated[str, Field(json_schema_extra={"minLength": 1, "pattern": r"\S"})]
     texts: Annotated[list[str], FailFast()]
-    raw_scores: Annotated[bool | None, Field(description="The model's own scores.")] = None
-    return_text: Annotated[bool | None, Field(description="Repeat the texts.")] = None
+    raw_scores: bool | None = Field(None, description="The model's own scores.")
+    return_text: bool | None = Field(None, description="Repeat the texts.")
 
 
 def _is_input(value: Any) -> bool:
@@ -157,11 +152,10 @@ _INPUTS = {
 class PredictRequest(_Reading):
     """Classify texts, or pairs of them."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [_CLASSIFIED]})
-    example = _CLASSIFIED
+    example: ClassVar[Mapping[str, JsonValue]] = {"inputs": ["It rains.", "The ground is wet."]}
 
     inputs: Annotated[Any, BeforeValidator(_require_inputs), WithJsonSchema(_INPUTS)]
-    raw_scores: Annotated[bool | None, Field(description="The model's logits.")] = None
+    raw_scores: bool | None = Field(None, description="The model's logits.")
     # Those of Hugging Face's client, which TEI does not have: raw_scores is the one that it does.
     parameters: Annotated[Refused, unless()] = None
 
@@ -182,7 +176,6 @@ class PredictRequest(_Reading):
 class TokenizeRequest(ForeignRequest):
     """Tokenise texts."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [_EXAMPLE]})
     example = _EXAMPLE
 
     inputs: TextsOrText
@@ -200,8 +193,7 @@ def _as_lists(value: Any) -> Any:
 class DecodeRequest(ForeignRequest):
     """Turn token ids into texts."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [_IDS]})
-    example = _IDS
+    example: ClassVar[Mapping[str, JsonValue]] = {"ids": [101, 2054]}
 
     ids: Annotated[
         list[Annotated[list[_TokenId], FailFast()]], FailFast(), BeforeValidator(_as_lists)

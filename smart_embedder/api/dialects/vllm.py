@@ -1,14 +1,13 @@
 """vLLM's scores of pairs of texts."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import orjson
-from fastapi import Request
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import BaseModel, Field, JsonValue
 from starlette.responses import Response
 
 from smart_embedder.api.answers import Usage
@@ -24,8 +23,8 @@ from smart_embedder.api.dialects.fields import (
     value_of,
 )
 from smart_embedder.api.errors import NO_422
-from smart_embedder.api.handler import Call, Operation, Router, ServiceDep, respond
-from smart_embedder.api.openapi import BEARER, describe_work
+from smart_embedder.api.handler import Call, Router
+from smart_embedder.api.openapi import BEARER, describe_work, operation
 from smart_embedder.api.rendering import OPTIONS, usage_as_json
 from smart_embedder.api.schemas import ForeignRequest
 from smart_embedder.api.work import Passages, rerank
@@ -33,38 +32,31 @@ from smart_embedder.engine.records import RerankResult
 from smart_embedder.engine.scheduling.job import Purpose
 from smart_embedder.errors import EmptyInputError, InvalidRequestError
 
-_EXAMPLE: dict[str, JsonValue] = {
-    "text_1": "What is hybrid search?",
-    "text_2": ["A recipe for bread.", "It joins two rankings."],
-}
-
 
 class ScoreRequest(ForeignRequest):
     """One text and those to compare it with, or two lists of equal length."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [_EXAMPLE]})
-    example = _EXAMPLE
+    example: ClassVar[Mapping[str, JsonValue]] = {
+        "text_1": "What is hybrid search?",
+        "text_2": ["A recipe for bread.", "It joins two rankings."],
+    }
     aliases = dict.fromkeys(("queries", "query", "data_1"), "text_1") | dict.fromkeys(
         ("documents", "items", "data_2"), "text_2"
     )
 
     text_1: TextsOrText
     text_2: TextsOrText
-    model: Annotated[str | None, Field(description="Any name of the reranker.")] = None
-    use_activation: Annotated[
-        bool | None, Field(description="False gives the model's raw scores.")
-    ] = None
-    activation: Annotated[bool | None, Field(description="Its older name.")] = None
-    instruction: Annotated[
-        str | None, Field(description="The task, for Qwen3-Reranker: an extension.")
-    ] = None
+    model: str | None = Field(None, description="Any name of the reranker.")
+    use_activation: bool | None = Field(None, description="False gives the model's raw scores.")
+    activation: bool | None = Field(None, description="Its older name.")
+    instruction: str | None = Field(None, description="The task, for Qwen3-Reranker: an extension.")
     truncate: Truncate = None
     truncation_side: TruncationSide = None
     truncate_prompt_tokens: Annotated[Refused, unless(-1)] = None
     max_tokens_per_query: Annotated[Refused, unless()] = None
-    max_tokens_per_doc: Annotated[
-        int | None, Field(ge=1, description="The most tokens of text_2 that are read.")
-    ] = None
+    max_tokens_per_doc: int | None = Field(
+        None, ge=1, description="The most tokens of text_2 that are read."
+    )
     add_special_tokens: Annotated[Refused, unless(True)] = None
     padding: Annotated[Refused, unless("do_not_pad")] = None
     chat_template: Annotated[Refused, unless()] = None
@@ -107,23 +99,21 @@ def _error_body(error: ErrorFacts, _request_id: str) -> dict[str, Any]:
 
 
 VLLM = Dialect("vLLM", _error_body, NO_422)
-_ENDPOINT = Endpoint("/score", Purpose.RERANKING)
 
 router = Router(VLLM, tags=["Cohere, Jina, vLLM"], dependencies=[BEARER])
 
-_DESCRIPTION = describe_work(
-    "Score pairs of texts", ScoreRequest, ScoreResponse, 404, error=VllmError
+
+@operation(
+    router,
+    Endpoint("/score", Purpose.RERANKING),
+    "text_1",
+    ScoreRequest,
+    "/score",
+    "/v1/score",
+    **describe_work("Score pairs of texts", ScoreRequest, ScoreResponse, [404], error=VllmError),
 )
-
-
-@router.work("/v1/score", _ENDPOINT, **_DESCRIPTION)
-@router.work("/score", _ENDPOINT, **_DESCRIPTION)
-async def create_scores(request: Request, service: ServiceDep) -> Response:
+async def create_scores(body: ScoreRequest, call: Call) -> Response:
     """How relevant each of `text_2` is to `text_1`, or to the one in its place."""
-    return await respond(request, service, _SCORE)
-
-
-async def _score(body: ScoreRequest, call: Call) -> Response:
     model = call.service.catalogue.reranker(body.model)
     _check(body)
     queries = body.text_1 if len(body.text_1) > 1 else body.text_1[0]
@@ -161,6 +151,3 @@ def _render(result: RerankResult, model: str, request_id: str) -> Iterator[bytes
         "usage": usage_as_json(result.tokens),
     }
     yield orjson.dumps(answer, option=OPTIONS)
-
-
-_SCORE = Operation(VLLM, _ENDPOINT, "text_1", ScoreRequest, _score)

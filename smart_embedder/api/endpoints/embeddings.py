@@ -3,54 +3,51 @@
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from fastapi import Request
 from starlette.responses import Response
 
 from smart_embedder.api.answers import Base64Response, EmbeddingResponse
-from smart_embedder.api.context import NATIVE, NATIVE_EMBEDDINGS
+from smart_embedder.api.context import NATIVE_EMBEDDINGS
 from smart_embedder.api.formats import vectors as json_answer
 from smart_embedder.api.formats.records import BINARY, SAFETENSORS, media_type_of
-from smart_embedder.api.formats.vectors import EmbeddingAnswer
-from smart_embedder.api.handler import Call, Operation, Router, ServiceDep, respond
-from smart_embedder.api.openapi import BEARER, describe_body, error_responses
+from smart_embedder.api.handler import Call, Router
+from smart_embedder.api.openapi import BEARER, describe_work, operation
 from smart_embedder.api.rendering import Chunk
 from smart_embedder.api.schemas import EmbeddingRequest, check_texts
 from smart_embedder.api.work import compute, model_names, native_work
-
-_BYTES = {"schema": {"type": "string", "format": "binary"}}
 
 _TAG = {"name": "embeddings", "description": "This service's own: all kinds of vectors at once."}
 
 router = Router(groups=[_TAG], tags=[_TAG["name"]], dependencies=[BEARER])
 
 
-@router.work(
-    NATIVE_EMBEDDINGS.path,
+@operation(
+    router,
     NATIVE_EMBEDDINGS,
-    summary="Embed texts",
-    response_model=EmbeddingResponse | Base64Response,
-    responses=error_responses(400, 401, 403, 404, 408, 413, 415, 422, 429, 500, 503, 504)
-    | {200: {"content": dict.fromkeys(BINARY, _BYTES)}},
-    openapi_extra=describe_body(EmbeddingRequest),
+    "sentences",
+    EmbeddingRequest,
+    NATIVE_EMBEDDINGS.path,
+    **describe_work(
+        "Embed texts",
+        EmbeddingRequest,
+        EmbeddingResponse | Base64Response,
+        (404, 422),
+        media_types=BINARY,
+    ),
 )
-async def create_embeddings(request: Request, service: ServiceDep) -> Response:
+async def create_embeddings(body: EmbeddingRequest, call: Call) -> Response:
     """Dense, sparse and ColBERT vectors of each text, from one forward pass.
 
     A body with `input` is read as OpenAI's, as at /v1/embeddings.
     """
-    return await respond(request, service, _OPERATION)
-
-
-async def _embed(body: EmbeddingRequest, call: Call) -> Response:
-    settings, sentences = call.service.settings, body.sentences
+    sentences = body.sentences
     model = call.service.catalogue.embedder(body.model) if body.model else None
     media_type = media_type_of(call.request)
-    check_texts(sentences, "sentences", settings)
+    check_texts(sentences, "sentences", call.service.settings)
     models = await call.lease(model)
     work, wanted = native_work(body, model, models, media_type, [*BINARY])
     result = await compute(call, sentences, work)
     wanted.hold(result.embeddings, call.context.answer, at_once=media_type == SAFETENSORS)
-    answer = EmbeddingAnswer(sentences, result, model_names(models), wanted)
+    answer = json_answer.EmbeddingAnswer(sentences, result, model_names(models), wanted)
     render: Callable[[], Iterable[Chunk]] = partial(
         json_answer.render,
         answer,
@@ -60,6 +57,3 @@ async def _embed(body: EmbeddingRequest, call: Call) -> Response:
     if media_type in BINARY:
         render = partial(BINARY[media_type], answer)
     return await call.render(render, media_type)
-
-
-_OPERATION = Operation(NATIVE, NATIVE_EMBEDDINGS, "sentences", EmbeddingRequest, _embed)

@@ -6,11 +6,9 @@ The options are those of /embeddings/, in the query.
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
 from urllib.parse import parse_qsl
 
 from fastapi import Request
-from starlette.datastructures import Headers
 from starlette.responses import Response
 
 from smart_embedder.api.body import check_encoding, content_type_of, validate
@@ -24,7 +22,6 @@ from smart_embedder.api.formats.records import (
     RecordWriter,
     media_type_of,
 )
-from smart_embedder.api.formats.vectors import ModelNames, VectorOptions
 from smart_embedder.api.handler import Call, Router, ServiceDep, urgency_of
 from smart_embedder.api.negotiation import encoding_of
 from smart_embedder.api.openapi import BEARER, describe_stream, error_responses
@@ -40,7 +37,6 @@ from smart_embedder.api.stream.arrow_lines import ArrowReader
 from smart_embedder.api.stream.lines import LineReader, NdjsonReader, StreamLine
 from smart_embedder.api.work import model_names, native_work
 from smart_embedder.engine.checks import check_options, find_prompt
-from smart_embedder.engine.model import LoadedModels
 from smart_embedder.engine.requests.embedding import vector_bytes
 from smart_embedder.errors import InvalidRequestError, UnsupportedMediaError
 
@@ -74,7 +70,13 @@ async def stream_embeddings(request: Request, service: ServiceDep) -> Response:
     A bad line is answered with an error in its place, and the rest goes on.
     """
     fields = _options(context_of(request.scope).query)
-    lines = _READERS[_media_type(request.headers)](service.settings.max_body_bytes)
+    check_encoding(request.headers)
+    read_type = content_type_of(request.headers)
+    if read_type not in _READERS:
+        raise UnsupportedMediaError(
+            f"a stream is read as {NDJSON} or {ARROW}: send one of them as Content-Type"
+        )
+    lines = _READERS[read_type](service.settings.max_body_bytes)
     media_type = media_type_of(request, tuple(WRITERS))
     model = service.catalogue.embedder(fields.model) if fields.model else None
     # Only while the stream is set up: each piece leases the model by itself.
@@ -86,7 +88,21 @@ async def stream_embeddings(request: Request, service: ServiceDep) -> Response:
     call, urgency = Call(request, service), urgency_of(request, BULK_URGENCY)
     of_token = vector_bytes(models.embedder, replace(work.outputs, dense=False), [1])
     tokens = call.context.answer.allowed // PIECES // of_token
-    records = _record_options(fields, vectors, model_names(models), models)
+    # Nothing below keeps the models, which may be unloaded between two pieces.
+    records = RecordOptions(
+        vectors,
+        model_names(models),
+        (fields.dimensions or models.dense_model.dense_width, models.embedder.colbert_width),
+        return_tokens=fields.return_tokens,
+        sparse_as_indices=fields.sparse_as_indices,
+        as_base64=fields.encoding == "base64",
+    )
+
+    def make_writer() -> RecordWriter:
+        """When the beginning of the stream has been read, which tells the type of its ids."""
+        integer_ids = isinstance(lines, ArrowReader) and lines.integer_ids
+        return WRITERS[media_type](replace(records, integer_ids=integer_ids))
+
     plan = StreamPlan(
         lines,
         PieceEmbedder(
@@ -95,7 +111,7 @@ async def stream_embeddings(request: Request, service: ServiceDep) -> Response:
             lambda texts, answer: work.run(texts, call, urgency, answer),
         ),
         vectors,
-        partial(_writer, media_type, records, lines),
+        make_writer,
         max_lines=min(_MAX_LINES, service.settings.max_sentences_per_request),
         size=PieceSize(max(1, min(models.max_batch_tokens, tokens))),
         media_type=media_type,
@@ -119,34 +135,3 @@ def _options(query: bytes) -> EmbeddingFields:
         raise InvalidRequestError(f"the option {twice} is given more than once: send it once")
     # In a query, numbers and booleans are strings.
     return validate(dict(items), EmbeddingFields, strict=False)
-
-
-def _media_type(headers: Headers) -> str:
-    """The declared type of the body; raises `UnsupportedMediaError` for one that is not read."""
-    check_encoding(headers)
-    media_type = content_type_of(headers)
-    if media_type not in _READERS:
-        raise UnsupportedMediaError(
-            f"a stream is read as {NDJSON} or {ARROW}: send one of them as Content-Type"
-        )
-    return media_type
-
-
-def _record_options(
-    fields: EmbeddingFields, vectors: VectorOptions, names: ModelNames, models: LoadedModels
-) -> RecordOptions:
-    """The options of the records, without the models, which may be unloaded between two pieces."""
-    return RecordOptions(
-        vectors,
-        names,
-        (fields.dimensions or models.dense_model.dense_width, models.embedder.colbert_width),
-        return_tokens=fields.return_tokens,
-        sparse_as_indices=fields.sparse_as_indices,
-        as_base64=fields.encoding == "base64",
-    )
-
-
-def _writer(media_type: str, options: RecordOptions, lines: LineReader) -> RecordWriter:
-    """The writer of a stream whose beginning has been read, which tells the type of its ids."""
-    integer_ids = isinstance(lines, ArrowReader) and lines.integer_ids
-    return WRITERS[media_type](replace(options, integer_ids=integer_ids))

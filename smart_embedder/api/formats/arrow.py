@@ -19,7 +19,6 @@ from nanoarrow.ipc import StreamWriter
 
 from smart_embedder.api.formats.vectors import METADATA_KEY, EmbeddingAnswer, TextVectors
 from smart_embedder.api.rendering import Chunk
-from smart_embedder.engine.records import SparseVector
 from smart_embedder.vectors import scales_of
 
 BATCH_BYTES = 1 << 20
@@ -27,42 +26,16 @@ _ALIGNMENT = 8
 # A larger buffer is sent without a copy.
 _COPIED_BYTES = 1 << 16
 
-_TYPES = {
-    "float32": na.float32(),
-    "float16": na.float16(),
-    "int8": na.int8(),
-    "uint8": na.uint8(),
-    "uint16": na.uint16(),
-    "uint32": na.uint32(),
-    "int64": na.int64(),
-    "string": na.string(),
-}
+_WEIGHT = na.struct({"index": na.uint32(), "value": na.float32()})
 
 
 # Cached: making them takes half of the time of a batch.
 @cache
-def _type(name: str) -> Any:
-    return na.c_schema(_TYPES[name])
-
-
-@cache
-def _vector_type(name: str, width: int) -> Any:
-    return na.c_schema(na.fixed_size_list(_TYPES[name], width))
-
-
-@cache
-def _list_type(name: str, width: int | None = None) -> Any:
-    kind = _TYPES[name]
-    return na.c_schema(na.list_(kind if width is None else na.fixed_size_list(kind, width)))
-
-
-_WEIGHT = na.struct({"index": na.uint32(), "value": na.float32()})
-
-
-@cache
-def _weight_types() -> tuple[Any, Any]:
-    """The types of a sparse weight and of a list of them."""
-    return na.c_schema(_WEIGHT), na.c_schema(na.list_(_WEIGHT))
+def _type(name: str, width: int | None = None, *, listed: bool = False) -> Any:
+    """A type by its name, which numpy and nanoarrow share; lists of `width`, or of any size."""
+    kind = _WEIGHT if name == "weight" else getattr(na, name)()
+    kind = kind if width is None else na.fixed_size_list(kind, width)
+    return na.c_schema(na.list_(kind) if listed else kind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,13 +70,11 @@ class ArrowStream:
         self._wrote_header = True
         return len(data)
 
-    def batch(self, first_id: int, rows: Sequence[TextVectors]) -> list[Chunk]:
-        """The bytes of one record batch; the first one follows the schema."""
-        ids = _flat(np.arange(first_id, first_id + len(rows)))
-        return self.batch_of({"id": ids} | vector_columns(rows), len(rows))
-
     def batch_of(self, columns: Mapping[str, Column], rows: int) -> list[Chunk]:
-        """The same from `columns` of `rows` rows each, with the types of the first batch."""
+        """The bytes of one record batch, after those of the schema for the first one.
+
+        `columns` have `rows` rows each, and the types of the first batch.
+        """
         self._begin(columns)
         row_batch = _column(self._schema, rows, [None], list(columns.values()))
         self._body, self._wrote_header = _body(row_batch.buffers), False
@@ -135,17 +106,16 @@ class ArrowStream:
 
 def render(answer: EmbeddingAnswer) -> Iterator[Chunk]:
     """The chunks of the stream."""
-    stream = ArrowStream(answer.typed_report())
+    stream = ArrowStream(answer.report())
     rows: list[TextVectors] = []
-    size = begin = 0
-    for row in answer.vectors():
+    size = 0
+    for end, row in enumerate(answer.vectors(), 1):
         rows.append(row)
         size += row.nbytes
-        if size >= BATCH_BYTES:
-            yield from stream.batch(begin, rows)
-            begin, size, rows = begin + len(rows), 0, []
-    if rows:
-        yield from stream.batch(begin, rows)
+        if size >= BATCH_BYTES or end == len(answer.texts):
+            ids = _flat(np.arange(end - len(rows), end))
+            yield from stream.batch_of({"id": ids} | vector_columns(rows), len(rows))
+            size, rows = 0, []
     yield from stream.close()
 
 
@@ -176,36 +146,39 @@ def _body(buffers: Iterable[Any]) -> list[Chunk]:
 
 def vector_columns(rows: Sequence[TextVectors], validity: bytes | None = None) -> dict[str, Column]:
     """The columns of the vectors; a row whose bit in `validity` is not set is null in each."""
-    return {name: column for name, column in _columns(rows, validity) if column is not None}
-
-
-def _columns(
-    rows: Sequence[TextVectors], validity: bytes | None
-) -> Iterator[tuple[str, Column | None]]:
-    """Each column of the batch by name; None for one that the answer does not have."""
+    columns: dict[str, Column] = {}
     dense = [row.dense for row in rows if row.dense is not None]
     if dense:
-        yield "dense", _vectors(np.stack([each.values for each in dense]), validity)
-        scales = scales_of(dense)
-        yield "dense_scale", None if scales is None else _flat(scales, validity)
-    if rows[0].sparse is not None:
-        yield "sparse", _sparse([row.sparse for row in rows if row.sparse is not None], validity)
+        columns["dense"] = _vectors(np.stack([each.values for each in dense]), validity)
+        if (scales := scales_of(dense)) is not None:
+            columns["dense_scale"] = _flat(scales, validity)
+    sparse = [row.sparse for row in rows if row.sparse is not None]
+    if sparse:
+        sizes = [len(each.values) for each in sparse]
+        indices = _flat(_joined([each.indices for each in sparse]).astype(np.uint32))
+        values = _flat(_joined([each.values for each in sparse]))
+        pairs = _column(_type("weight"), sum(sizes), [None], [indices, values])
+        columns["sparse"] = _lists(_type("weight", listed=True), sizes, pairs, validity)
     colbert = [row.colbert for row in rows if row.colbert is not None]
     if colbert:
         sizes = [len(each.values) for each in colbert]
-        matrix, scales = _joined([each.values for each in colbert]), scales_of(colbert)
-        kind = _list_type(matrix.dtype.name, matrix.shape[1])
-        yield "colbert", _lists(kind, sizes, _vectors(matrix), validity)
-        if scales is not None:
-            kind = _list_type("float32")
-            yield "colbert_scale", _lists(kind, sizes, _flat(scales), validity)
+        matrix = _joined([each.values for each in colbert])
+        kind = _type(matrix.dtype.name, matrix.shape[1], listed=True)
+        columns["colbert"] = _lists(kind, sizes, _vectors(matrix), validity)
+        if (scales := scales_of(colbert)) is not None:
+            kind = _type("float32", listed=True)
+            columns["colbert_scale"] = _lists(kind, sizes, _flat(scales), validity)
     muvera = [row.muvera for row in rows if row.muvera is not None]
     if muvera:
-        yield "muvera", _vectors(np.stack(muvera), validity)
-    if rows[0].tokens is not None:
-        for kind in ("sparse", "colbert"):
-            names = [getattr(row.tokens, kind) for row in rows]
-            yield f"{kind}_tokens", None if names[0] is None else _string_lists(names, validity)
+        columns["muvera"] = _vectors(np.stack(muvera), validity)
+    tokens = [row.tokens for row in rows if row.tokens is not None]
+    for name in ("sparse", "colbert"):
+        lists = [strings for each in tokens if (strings := getattr(each, name)) is not None]
+        if lists:
+            items = string_column([text for texts in lists for text in texts])
+            kind, sizes = _type("string", listed=True), list(map(len, lists))
+            columns[f"{name}_tokens"] = _lists(kind, sizes, items, validity)
+    return columns
 
 
 def _flat(values: npt.NDArray[Any], validity: bytes | None = None) -> Column:
@@ -216,27 +189,16 @@ def _flat(values: npt.NDArray[Any], validity: bytes | None = None) -> Column:
 def _vectors(matrix: npt.NDArray[Any], validity: bytes | None = None) -> Column:
     """A fixed-size list for each row of `[rows, width]`."""
     rows, width = matrix.shape
-    kind = _vector_type(matrix.dtype.name, width)
-    return _column(kind, rows, [validity], [_flat(matrix.reshape(-1))])
+    return _column(_type(matrix.dtype.name, width), rows, [validity], [_flat(matrix.reshape(-1))])
 
 
 def _lists(kind: Any, sizes: Sequence[int], items: Column, validity: bytes | None) -> Column:
     """A list column: for each size a list of that many of the `items`."""
-    buffers = [validity, _offsets(sizes)]
-    return _column(kind, len(sizes), buffers, [items])
+    return _column(kind, len(sizes), [validity, _offsets(sizes)], [items])
 
 
 def _offsets(sizes: Iterable[int]) -> npt.NDArray[np.int32]:
     return np.fromiter(accumulate(sizes, initial=0), np.int32)
-
-
-def _sparse(vectors: Sequence[SparseVector], validity: bytes | None) -> Column:
-    sizes = [len(each.values) for each in vectors]
-    weight, weights = _weight_types()
-    indices = _flat(_joined([each.indices for each in vectors]).astype(np.uint32))
-    values = _flat(_joined([each.values for each in vectors]))
-    pairs = _column(weight, sum(sizes), [None], [indices, values])
-    return _lists(weights, sizes, pairs, validity)
 
 
 def integer_column(numbers: Sequence[int | None]) -> Column:
@@ -257,11 +219,6 @@ def validity_of(values: Sequence[object | None]) -> bytes | None:
     """The validity bitmap, a bit for each value; None if no value is None."""
     present = [value is not None for value in values]
     return None if all(present) else np.packbits(present, bitorder="little").tobytes()
-
-
-def _string_lists(lists: Sequence[list[str]], validity: bytes | None) -> Column:
-    items = string_column([text for texts in lists for text in texts])
-    return _lists(_list_type("string"), [len(texts) for texts in lists], items, validity)
 
 
 def _joined(parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:

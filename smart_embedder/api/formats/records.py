@@ -1,9 +1,10 @@
 """The formats of answers with vectors: which one a client prefers, and the records of a stream."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import Any, Protocol
+from typing import Any
 
 import msgpack
 import numpy as np
@@ -14,7 +15,6 @@ from smart_embedder.api.formats import arrow, binary
 from smart_embedder.api.formats.binary import item_of, pack
 from smart_embedder.api.formats.vectors import (
     EmbeddingAnswer,
-    ModelNames,
     TextVectors,
     VectorOptions,
     render_item,
@@ -26,6 +26,8 @@ from smart_embedder.engine.records import SparseVector, TextEmbedding, TokenStri
 
 NDJSON = "application/x-ndjson"
 ARROW = "application/vnd.apache.arrow.stream"
+MSGPACK = "application/msgpack"
+SAFETENSORS = "application/vnd.safetensors"
 
 RecordId = int | str | None
 
@@ -62,7 +64,7 @@ class RecordOptions:
     """
 
     vectors: VectorOptions
-    names: ModelNames
+    names: Mapping[str, str]
     widths: tuple[int, int]
     return_tokens: bool = False
     integer_ids: bool = False
@@ -72,89 +74,69 @@ class RecordOptions:
     @property
     def metadata(self) -> dict[str, Any]:
         """The facts about all records, for formats with metadata."""
-        return self.names.as_json() | {"output_dtype": self.vectors.dtype}
+        return {**self.names, "output_dtype": self.vectors.dtype}
 
 
-class RecordWriter(Protocol):
+class RecordWriter(ABC):
     """Turns records into bytes; the bytes of each call can be read without later ones."""
 
+    def __init__(self, options: RecordOptions) -> None:
+        self._options = options
+
+    @abstractmethod
     def write(self, records: Sequence[Record]) -> Iterator[Chunk]:
         """The chunks of at least one record."""
 
     def end(self) -> bytes:
         """The bytes at the end of the stream."""
+        return b""
 
 
-class _NdjsonWriter:
+class _NdjsonWriter(RecordWriter):
     """A line of JSON for each record."""
 
-    def __init__(self, options: RecordOptions) -> None:
-        self._options = options
-
     def write(self, records: Sequence[Record]) -> Iterator[Chunk]:
         for record in records:
-            yield from self._line(record)
-
-    def _line(self, record: Record) -> Iterator[bytes]:
-        if record.vectors is None:
-            yield orjson.dumps(record.facts)
-        else:
-            yield from render_item(
-                record.facts,
-                record.vectors,
-                sparse_as_indices=self._options.sparse_as_indices,
-                as_base64=self._options.as_base64,
-            )
-        yield b"\n"
-
-    def end(self) -> bytes:
-        return b""
+            if record.vectors is None:
+                yield orjson.dumps(record.facts)
+            else:
+                yield from render_item(
+                    record.facts,
+                    record.vectors,
+                    sparse_as_indices=self._options.sparse_as_indices,
+                    as_base64=self._options.as_base64,
+                )
+            yield b"\n"
 
 
-class _MsgpackWriter:
+class _MsgpackWriter(RecordWriter):
     """An object for each record, one after the other."""
 
-    def __init__(self, _options: RecordOptions) -> None:
-        self._packer = msgpack.Packer()
-
     def write(self, records: Sequence[Record]) -> Iterator[Chunk]:
+        packer = msgpack.Packer()
         for record in records:
-            yield from pack(self._packer, self._object(record))
-
-    def _object(self, record: Record) -> dict[str, Any]:
-        if record.vectors is None:
-            return record.facts
-        return item_of(record.facts["id"], record.vectors) | record.facts
-
-    def end(self) -> bytes:
-        return b""
+            facts, vectors = record.facts, record.vectors
+            item = facts if vectors is None else item_of(facts["id"], vectors) | facts
+            yield from pack(packer, item)
 
 
-class _SafetensorsWriter:
+class _SafetensorsWriter(RecordWriter):
     """Whole files, one after the other; `records` in the metadata says whose vectors are inside."""
 
-    def __init__(self, options: RecordOptions) -> None:
-        self._metadata = options.metadata
-
     def write(self, records: Sequence[Record]) -> Iterator[Chunk]:
-        facts = [record.facts | _tokens_of(record) for record in records]
         rows = [record.vectors for record in records if record.vectors is not None]
-        return binary.file_of(rows, self._metadata | {"records": facts})
-
-    def end(self) -> bytes:
-        return b""
-
-
-def _tokens_of(record: Record) -> dict[str, Any]:
-    tokens = record.vectors and record.vectors.tokens
-    return {"tokens": tokens} if tokens else {}
+        told = []
+        for record in records:
+            tokens = record.vectors and record.vectors.tokens
+            told.append(record.facts | ({"tokens": tokens} if tokens else {}))
+        return binary.file_of(rows, self._options.metadata | {"records": told})
 
 
-class _ArrowWriter:
+class _ArrowWriter(RecordWriter):
     """Record batches, with the columns `warnings` and `error` beside those of an answer."""
 
     def __init__(self, options: RecordOptions) -> None:
-        self._options = options
+        super().__init__(options)
         self._stream = arrow.ArrowStream(options.metadata)
 
     def write(self, records: Sequence[Record]) -> Iterator[Chunk]:
@@ -163,23 +145,31 @@ class _ArrowWriter:
     def _columns(self, records: Sequence[Record]) -> dict[str, Any]:
         rows = [record.vectors or self._null for record in records]
         validity = arrow.validity_of([record.vectors for record in records])
+        ids = [record.id for record in records]
+        if self._options.integer_ids:
+            id_column = arrow.integer_column([None if each is None else int(each) for each in ids])
+        else:
+            id_column = arrow.string_column([None if each is None else str(each) for each in ids])
         return {
-            "id": self._ids(records),
+            "id": id_column,
             **arrow.vector_columns(rows, validity),
             "warnings": arrow.string_column([_as_text(record.warnings) for record in records]),
             "error": arrow.string_column([_as_text(record.error) for record in records]),
         }
 
-    def _ids(self, records: Sequence[Record]) -> Any:
-        ids = [record.id for record in records]
-        if self._options.integer_ids:
-            return arrow.integer_column([None if each is None else int(each) for each in ids])
-        return arrow.string_column([None if each is None else str(each) for each in ids])
-
     @cached_property
     def _null(self) -> TextVectors:
         """The values behind a null row, which give the types of the columns."""
-        return _vectors_of_nothing(self._options)
+        vectors = self._options.vectors
+        outputs, (dense, colbert) = vectors.needed, self._options.widths
+        nothing = SparseVector(np.empty(0, np.int64), np.empty(0, np.float32))
+        tokens = TokenStrings([] if outputs.sparse else None, [] if outputs.colbert else None)
+        embedding = TextEmbedding(
+            dense=np.eye(1, dense, dtype=np.float32)[0] if outputs.dense else None,
+            sparse=nothing if outputs.sparse else None,
+            colbert=np.eye(1, colbert, dtype=np.float32) if outputs.colbert else None,
+        )
+        return vectors_of(embedding, vectors, tokens if self._options.return_tokens else None)
 
     def end(self) -> bytes:
         schema = self._stream.schema_of(self._columns([Record(None, None)]))
@@ -190,33 +180,17 @@ def _as_text(value: Any) -> str | None:
     return orjson.dumps(value).decode() if value else None
 
 
-def _vectors_of_nothing(options: RecordOptions) -> TextVectors:
-    """A text's vectors of the types in the answer."""
-    outputs, (dense, colbert) = options.vectors.needed, options.widths
-    nothing = SparseVector(np.empty(0, np.int64), np.empty(0, np.float32))
-    tokens = TokenStrings([] if outputs.sparse else None, [] if outputs.colbert else None)
-    embedding = TextEmbedding(
-        dense=np.eye(1, dense, dtype=np.float32)[0] if outputs.dense else None,
-        sparse=nothing if outputs.sparse else None,
-        colbert=np.eye(1, colbert, dtype=np.float32) if outputs.colbert else None,
-    )
-    return vectors_of(embedding, options.vectors, tokens if options.return_tokens else None)
-
-
 # By media type; NDJSON is the default.
-WRITERS: Mapping[str, Callable[[RecordOptions], RecordWriter]] = {
+WRITERS: Mapping[str, type[RecordWriter]] = {
     NDJSON: _NdjsonWriter,
     ARROW: _ArrowWriter,
-    "application/msgpack": _MsgpackWriter,
-    "application/vnd.safetensors": _SafetensorsWriter,
+    MSGPACK: _MsgpackWriter,
+    SAFETENSORS: _SafetensorsWriter,
 }
-
-
-SAFETENSORS = "application/vnd.safetensors"
 # Renderers by media type; JSON, the default, has its own.
 BINARY: Mapping[str, Callable[[EmbeddingAnswer], Iterator[Chunk]]] = {
-    "application/vnd.apache.arrow.stream": arrow.render,
-    "application/msgpack": binary.render_msgpack,
+    ARROW: arrow.render,
+    MSGPACK: binary.render_msgpack,
     SAFETENSORS: binary.render_safetensors,
 }
 

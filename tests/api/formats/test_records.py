@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from smart_embedder.api.formats.records import ARROW, NDJSON, WRITERS, Record, RecordOptions
-from smart_embedder.api.formats.vectors import ModelNames, VectorOptions, vectors_of
+from smart_embedder.api.formats.vectors import VectorOptions, vectors_of
 from smart_embedder.engine.records import Outputs, SparseVector, TextEmbedding, TokenStrings
 from tests.support.formats import (
     MSGPACK,
@@ -24,7 +24,7 @@ from tests.support.formats import (
 )
 
 WIDTHS = (16, 8)
-NAMES = ModelNames("d", "s", "c")
+NAMES = {"model_name": "d"}
 KINDS = [
     Outputs(dense=True, sparse=True, colbert=True),
     Outputs(dense=True),
@@ -151,7 +151,7 @@ def test_every_record_is_read_as_it_was_whatever_stands_beside_it(accept, output
         schema = pa.ipc.open_stream(content).schema
         assert schema.field("id").type == (pa.int64() if ids[0] == 3 else pa.string())
         told = json.loads(schema.metadata[b"smart-embedder"])
-        assert told == NAMES.as_json() | {"output_dtype": dtype}
+        assert told == NAMES | {"output_dtype": dtype}
 
 
 @pytest.mark.parametrize("outputs", KINDS, ids=str)

@@ -15,7 +15,7 @@ from starlette.requests import Request
 
 from smart_embedder.api.context import EMBEDDING_STREAM, RequestContext
 from smart_embedder.api.formats.records import NDJSON, WRITERS, Record, RecordOptions
-from smart_embedder.api.formats.vectors import ModelNames, VectorOptions
+from smart_embedder.api.formats.vectors import VectorOptions
 from smart_embedder.api.handler import Call, Service
 from smart_embedder.api.stream import answer as module
 from smart_embedder.api.stream.answer import (
@@ -146,7 +146,7 @@ class Stream:
     def begin(self, encoding: str | None = None) -> "asyncio.Task[None]":
         scope = {"type": "http", "headers": [], "state": {"context": self.context}}
         vectors = VectorOptions(Outputs(dense=True))
-        options = RecordOptions(vectors, ModelNames("d", "s", "c"), (self.width, 8))
+        options = RecordOptions(vectors, {"model_name": "d"}, (self.width, 8))
         writer = WRITERS[NDJSON](options)
         write = writer.write
 

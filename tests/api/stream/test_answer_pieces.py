@@ -15,6 +15,7 @@ from smart_embedder.api.stream.answer import (
     PieceSize,
 )
 from smart_embedder.api.stream.lines import Line
+from smart_embedder.engine.checks import AnswerMemory
 from smart_embedder.engine.records import (
     EmbeddingResult,
     Outputs,
@@ -268,7 +269,9 @@ def test_a_record_holds_what_is_made_of_the_vectors_and_which_line_was_cut() -> 
 
 def test_what_post_processing_takes_too_much_for_is_that_lines_error() -> None:
     options = VectorOptions(Outputs(colbert=True), pool_factor=2)
-    needed = options.working_bytes(made().embedding)
+    memory = AnswerMemory()
+    options.hold([made().embedding], memory)
+    needed = memory.held
     assert made().record(options, needed).vectors.colbert.values.shape[0] < 8
     refused = made().record(options, needed - 1)
     assert (refused.id, refused.vectors, refused.error["line"]) == ("its id", None, 7)
