@@ -24,7 +24,8 @@ _LINK = re.compile(r'href="[^"]*?([^"/]+\.whl)#sha256=([0-9a-f]{64})"')
 
 def main() -> int:
     """Write the lock; 1 where it cannot be brought to the version of the requirements."""
-    version = pinned_version(REQUIREMENTS.read_text("utf-8"))
+    requirements = REQUIREMENTS.read_text("utf-8")
+    (version,) = set(re.findall(r"(?m)^torch==([0-9.]+)", requirements))
     try:
         with urllib.request.urlopen(f"{INDEX}/torch/", timeout=30) as answer:
             page = answer.read().decode()
@@ -35,26 +36,18 @@ def main() -> int:
     return 0
 
 
-def pinned_version(requirements: str) -> str:
-    """The version of torch that the requirements pin."""
-    (version,) = set(re.findall(r"(?m)^torch==([0-9.]+)", requirements))
-    return str(version)
-
-
 def lock_of(page: str, version: str) -> str:
     """The lock of one version's wheels, as the index page lists them; raises where it has none."""
-    found = ((unquote(name), digest) for name, digest in _LINK.findall(page))
-    digests = sorted({digest for name, digest in found if is_wanted(name, version)})
+    # Of that version, its `+cpu` build included, and of a Python of ours.
+    wanted = re.compile(rf"torch-{re.escape(version)}(?:\+cpu)?-cp3(\d+)-.*")
+    found = ((wanted.fullmatch(unquote(name)), digest) for name, digest in _LINK.findall(page))
+    digests = sorted(
+        {digest for is_it, digest in found if is_it and int(is_it[1]) >= OLDEST_PYTHON}
+    )
     if not digests:
         raise ValueError(f"PyTorch's index has no torch {version}")
     hashes = [f"--hash=sha256:{digest}" for digest in digests]
     return HEAD + " \\\n    ".join([f"torch=={version}", *hashes]) + "\n"
-
-
-def is_wanted(wheel: str, version: str) -> bool:
-    """Whether a wheel is of that version, its `+cpu` build included, and of a Python of ours."""
-    named = re.fullmatch(r"torch-([^-+]+)(?:\+cpu)?-cp3(\d+)-.*", wheel)
-    return named is not None and named[1] == version and int(named[2]) >= OLDEST_PYTHON
 
 
 if __name__ == "__main__":

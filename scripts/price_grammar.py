@@ -151,11 +151,9 @@ def members(stem: str, value: str, *, distinct: bool) -> Fill:
     """Members of an object, with names that begin with `stem` or are all the same."""
 
     def write(size: int) -> bytes:
-        one = f'"{stem}00000":{value},'
-        count = max(1, size // len(one.encode()))
-        if not distinct:
-            return (one * count)[:-1].encode()
-        return ",".join(f'"{stem}{i:05x}":{value}' for i in range(count)).encode()
+        count = max(1, size // len(f'"{stem}00000":{value},'.encode()))
+        numbers = range(count) if distinct else [0] * count
+        return ",".join(f'"{stem}{i:05x}":{value}' for i in numbers).encode()
 
     return Fill(f"{'' if distinct else 'the same '}names {_short(stem)}: {value}", write)
 
@@ -190,18 +188,11 @@ def wild_values(rng: random.Random) -> list[Fill]:
         *(around("{", each, "}") for each in ('"a":0,', ",", '"":')),
         around("", " ", "0"),
         around('"', rng.choice(_TOKENS), '"'),
-        *(_object(each) for each in members_of),
+        *(
+            Fill(f"object of {each.name}", spliced({_HOLE: 0}, each, _HOLE_MEMBER))
+            for each in members_of
+        ),
     ]
-
-
-def _object(inner: Fill) -> Fill:
-    return Fill(f"object of {inner.name}", lambda size: b"{" + inner.write(size - 2) + b"}")
-
-
-def misspelt(name: str, rng: random.Random) -> str:
-    """A name with a letter changed."""
-    at = rng.randrange(len(name))
-    return name[:at] + rng.choice("abcdefghijklmnopqrstuvwxyz_") + name[at + 1 :]
 
 
 def examples(schema: Json) -> list[Json]:
@@ -302,7 +293,11 @@ def other_values(schema: Json, rng: random.Random, units: Sequence[str]) -> Iter
         write = spliced(body | {"unknown": _HOLE}, fill)
         yield Fill(f"an unknown field = {fill.name}", write)
     known = [*fields, "text"]
-    stems = [misspelt(rng.choice(known), rng), "\u0130" + rng.choice(units).strip(), ""]
+    # One with a letter changed.
+    name = rng.choice(known)
+    at = rng.randrange(len(name))
+    misspelt = name[:at] + rng.choice("abcdefghijklmnopqrstuvwxyz_") + name[at + 1 :]
+    stems = [misspelt, "\u0130" + rng.choice(units).strip(), ""]
     # A beginning of several names is near to each of them.
     stems += [each[: len(each) * 2 // 3] for each in rng.sample(known, min(3, len(known)))]
     escaped = [json.dumps(each)[1:-1] for each in stems]
@@ -419,9 +414,14 @@ def encodings(write: Write) -> Iterator[tuple[str, str, Callable[[int], Asked]]]
             yield f"members of {name} with {_short(inner)}", name, partial(_members, pack, inner)
     twice = packers["gzip"]
     yield "gzip within gzip", "gzip, gzip", partial(_packed, lambda c: twice(twice(c)), write)
-    yield "blocks of gzip with nothing", "gzip", lambda n: Asked(_empty_blocks(n), 0)
-    yield "a long name in gzip", "gzip", lambda n: Asked(_named(write(100), n), 100)
-    yield "gzip and then junk", "gzip", lambda n: Asked(twice(write(100)) + b"\0" * n, 100)
+    head, end, packed = twice(b"")[:10], b"\1\0\0\xff\xff" + bytes(8), twice(write(100))
+    with_name = packed[:3] + b"\x08" + packed[4:10]
+    for name, prefix, unit, suffix, size in (
+        ("blocks of gzip with nothing", head, b"\0\0\0\xff\xff", end, 0),
+        ("a long name in gzip", with_name, b"n", b"\0" + packed[10:], 100),
+        ("gzip and then junk", packed, b"\0", b"", 100),
+    ):
+        yield name, "gzip", partial(_around, prefix, unit, suffix, size)
 
 
 def _packed(pack: Callable[[bytes], bytes], write: Write, size: int) -> Asked:
@@ -435,14 +435,8 @@ def _members(pack: Callable[[bytes], bytes], inner: bytes, size: int) -> Asked:
     return Asked(member * count, len(inner) * count)
 
 
-def _empty_blocks(size: int) -> bytes:
-    head = gzip.compress(b"", mtime=0)[:10]
-    return head + b"\0\0\0\xff\xff" * (size // 5) + b"\1\0\0\xff\xff" + bytes(8)
-
-
-def _named(content: bytes, size: int) -> bytes:
-    packed = gzip.compress(content, mtime=0)
-    return packed[:3] + b"\x08" + packed[4:10] + b"n" * size + b"\0" + packed[10:]
+def _around(prefix: bytes, unit: bytes, suffix: bytes, unpacked: int, size: int) -> Asked:
+    return Asked(prefix + unit * (size // len(unit)) + suffix, unpacked)
 
 
 # ---- heads, queries and paths
@@ -646,9 +640,8 @@ class Grammar:
                 yield Shape("framing", f"{target.name}: {name}", self._largest_body // 8, make)
             for unit in (b"a: b\r\n", b"a", b"\r\n"):
                 make = partial(self._with_trailer, target, unit)
-                yield Shape(
-                    "framing", f"{target.name}: trailers {_short(unit)}", LARGEST_HEAD, make
-                )
+                what = f"{target.name}: trailers {_short(unit)}"
+                yield Shape("framing", what, LARGEST_HEAD, make)
 
     def _in_frames(self, target: Target, frame: Callable[[bytes], bytes], size: int) -> Asked:
         kind, write = self._sample(target)

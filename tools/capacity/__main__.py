@@ -16,14 +16,13 @@ from pathlib import Path
 from tools.capacity.cost import (
     Lengths,
     Load,
-    LoadError,
-    TimesError,
+    PlanError,
     TimeTable,
     drawn_from,
     parse_lengths,
     read_times,
 )
-from tools.capacity.measure import RERANK, Client, ServiceError, measure, started_service
+from tools.capacity.measure import RERANK, Client, measure, started_service
 from tools.capacity.plan import REQUESTS, Option, Target, devices_of, more_devices, more_replicas
 from tools.capacity.simulation import QUEUE_PLACES
 from tools.table import markdown
@@ -74,13 +73,13 @@ def _tell(what: str) -> None:
 
 
 def read_lengths(path: Path, client: Client) -> Lengths:
-    """Lengths as often as texts of a file have them; raises `LoadError`, `ServiceError`."""
+    """Lengths as often as texts of a file have them; raises `PlanError`."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
         texts = [json.loads(line)["text"] for line in lines if line.strip()][:_MOST_TEXTS]
         return drawn_from([(tokens, 1.0) for tokens in map(client.count_tokens, texts)])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise LoadError(f'{path} is no JSONL of {{"text": ...}}: {error!r}') from None
+        raise PlanError(f'{path} is no JSONL of {{"text": ...}}: {error!r}') from None
 
 
 def gather(arguments: argparse.Namespace) -> tuple[TimeTable, Load]:
@@ -106,7 +105,7 @@ def gather(arguments: argparse.Namespace) -> tuple[TimeTable, Load]:
     if arguments.save is not None:
         table.write(arguments.save)
     if table.kinds != arguments.kinds:
-        raise TimesError(f"these times are of {table.kinds}, and the load is of {arguments.kinds}")
+        raise PlanError(f"these times are of {table.kinds}, and the load is of {arguments.kinds}")
     return table, Load(arguments.rate, lengths, arguments.texts, arguments.clients)
 
 
@@ -143,7 +142,7 @@ def main() -> int:
     try:
         table, load = gather(arguments)
         devices = devices_of(table, arguments.max_queue_size)
-    except (TimesError, LoadError, ServiceError) as error:
+    except PlanError as error:
         print(f"This cannot be planned: {error}", file=sys.stderr)
         return 2
     milliseconds = arguments.p50_ms, arguments.p99_ms

@@ -12,8 +12,8 @@ from scipy.optimize import nnls
 Lengths = Callable[[np.random.Generator, int], Sequence[int]]
 
 
-class LoadError(Exception):
-    """The load is not described as it should be; the message is one sentence."""
+class PlanError(Exception):
+    """Nothing can be planned: of a load, times or a service; the message is one sentence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Load:
 def parse_lengths(described: str) -> Lengths:
     """What draws the lengths that are described: `30`, `20:200`, or `30*9,2000` (nine times 30).
 
-    Raises `LoadError` where it is none of these.
+    Raises `PlanError` where it is none of these.
     """
     low, colon, high = described.partition(":")
     try:
@@ -59,7 +59,7 @@ def parse_lengths(described: str) -> Lengths:
         parts = (part.partition("*") for part in described.split(","))
         return drawn_from([(int(length), float(weight or 1)) for length, _, weight in parts])
     except ValueError:
-        raise LoadError(
+        raise PlanError(
             f"{described!r} is no distribution of tokens: 30, 20:200 or 30*9,2000*1"
         ) from None
 
@@ -78,10 +78,6 @@ def drawn_from(weighted: Sequence[tuple[int, float]]) -> Lengths:
         raise ValueError
     shares = weights / weights.sum()
     return lambda random, count: random.choice(lengths.astype(int), count, p=shares).tolist()
-
-
-class TimesError(Exception):
-    """Times cannot be read or fitted; the message is one sentence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,13 +117,13 @@ class TimeTable:
 
 
 def read_times(path: Path) -> TimeTable:
-    """The table in a file; raises `TimesError`."""
+    """The table in a file; raises `PlanError`."""
     try:
         told: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         times = [MeasuredTime(**each) for each in told.pop("times")]
         return TimeTable(**told, times=times)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise TimesError(f"{path} holds no times of this tool: {error!r}") from None
+        raise PlanError(f"{path} holds no times of this tool: {error!r}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,10 +157,10 @@ class CostModel:
 def fit(table: TimeTable) -> CostModel:
     """The model with the least squares of relative errors, no term below zero.
 
-    Raises `TimesError` where nothing was measured.
+    Raises `PlanError` where nothing was measured.
     """
     if not table.times:
-        raise TimesError("there are no times")
+        raise PlanError("there are no times")
     shapes = np.array([(1, each.texts, each.texts * each.tokens) for each in table.times], float)
     pairs = np.array([each.texts * each.tokens**2 for each in table.times], float)
 

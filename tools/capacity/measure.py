@@ -20,7 +20,7 @@ import httpx2
 import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
 
-from tools.capacity.cost import MeasuredTime, TimeTable, fit
+from tools.capacity.cost import MeasuredTime, PlanError, TimeTable, fit
 
 _START_SECONDS = 900.0
 _END_SECONDS = 60.0
@@ -43,15 +43,11 @@ _AT_ONCE = 4
 _ROUNDS = 8
 
 
-class ServiceError(Exception):
-    """The service cannot be measured; the message is one sentence."""
-
-
 @contextmanager
 def started_service() -> Iterator[str]:
     """Start `python -m smart_embedder` with the settings in force; its address, once it is ready.
 
-    Raises `ServiceError` where it does not become ready.
+    Raises `PlanError` where it does not become ready.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -68,7 +64,7 @@ def started_service() -> Iterator[str]:
                 if process.poll() is not None or time.monotonic() > until:
                     printed.seek(0)
                     last = printed.read().decode(errors="replace").strip().rpartition("\n")[2]
-                    raise ServiceError(f"the service did not start: {last}")
+                    raise PlanError(f"the service did not start: {last}")
                 time.sleep(0.1)
             yield url
         finally:
@@ -95,7 +91,7 @@ class Client:
         self.close = self._http.close
 
     def send(self, texts: Sequence[str]) -> tuple[float, dict[str, Any]]:
-        """Seconds and answer of a request; raises `ServiceError` where there is none."""
+        """Seconds and answer of a request; raises `PlanError` where there is none."""
         if self._kinds == RERANK:
             path: str = "/rerank"
             body: dict[str, Any] = {"query": "river", "passages": list(texts)}
@@ -106,9 +102,9 @@ class Client:
         try:
             answer = self._http.post(path, json=body)
         except httpx2.HTTPError as error:
-            raise ServiceError(f"the service does not answer: {error!r}") from None
+            raise PlanError(f"the service does not answer: {error!r}") from None
         if answer.status_code != HTTPStatus.OK:
-            raise ServiceError(f"the service answered {answer.status_code}: {answer.text}")
+            raise PlanError(f"the service answered {answer.status_code}: {answer.text}")
         return time.perf_counter() - began, answer.json()
 
     def count_tokens(self, text: str) -> int:
@@ -116,13 +112,13 @@ class Client:
         return int(self.send([text])[1]["usage"]["total_tokens"])
 
     def health(self) -> dict[str, Any]:
-        """What /health says; raises `ServiceError` unless the service is ready."""
+        """What /health says; raises `PlanError` unless the service is ready."""
         try:
             told: dict[str, Any] = self._http.get("/health").json()
         except (httpx2.HTTPError, ValueError) as error:
-            raise ServiceError(f"the service does not answer: {error!r}") from None
+            raise PlanError(f"the service does not answer: {error!r}") from None
         if told.get("status") != "healthy":
-            raise ServiceError(f"the service is not ready: {told.get('reason')}")
+            raise PlanError(f"the service is not ready: {told.get('reason')}")
         return told
 
     def forwards(self) -> tuple[float, int]:
@@ -136,7 +132,7 @@ class Client:
         }
         name = f"{family}_duration_seconds"
         if f"{name}_sum" not in found:
-            raise ServiceError("the service does not show its metrics (PROTECT_METRICS?)")
+            raise PlanError("the service does not show its metrics (PROTECT_METRICS?)")
         return found[f"{name}_sum"], int(found[f"{name}_count"])
 
 

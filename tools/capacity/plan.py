@@ -38,7 +38,7 @@ class Option:
 
 
 def devices_of(table: TimeTable, queue_places: int = QUEUE_PLACES) -> Devices:
-    """One device with the times that were measured; raises `TimesError`."""
+    """One device with the times that were measured; raises `PlanError`."""
     return Devices(
         fit(table),
         Limits(table.max_batch_tokens),

@@ -116,15 +116,6 @@ async def evaluate(source: Source, dataset: Dataset, plan: Plan) -> Evaluation:
         return await Evaluator(source, dataset, plan, bar.update).run()
 
 
-def _basic(plan: Plan) -> Plan:
-    """What a reference has, too."""
-    basic: list[Representation] = [each for each in plan.representations if each.basic]
-    candidates = plan.candidates if plan.candidates in {each.name for each in basic} else None
-    if not basic:
-        raise SourceError("--reference needs dense, sparse, colbert or fused among --only")
-    return replace(plan, representations=basic, candidates=candidates or basic[0].name)
-
-
 async def run(arguments: argparse.Namespace) -> list[Evaluation]:
     """Evaluate what the command line asks for, and report it, whatever becomes of a reference."""
     dataset, settings = read_dataset(arguments), load_settings().model_copy(update=_PATIENT)
@@ -134,14 +125,20 @@ async def run(arguments: argparse.Namespace) -> list[Evaluation]:
         made = service_source(arguments.url, arguments.token, *models)
     async with made as source:
         plan = plan_of(arguments, await look_at(source))
-        basic = _basic(plan) if arguments.reference else None
+        # What a reference has, too.
+        basic: list[Representation] = [each for each in plan.representations if each.basic]
+        if arguments.reference and not basic:
+            raise SourceError("--reference needs dense, sparse, colbert or fused among --only")
         evaluations = [await evaluate(source, dataset, plan)]
     try:
-        if basic is not None:
+        if arguments.reference:
             # It imports PyTorch, which the engine wants to be the first to do.
             from tools.evaluate.reference import ReferenceSource  # noqa: PLC0415
 
-            evaluations.append(await evaluate(ReferenceSource(settings), dataset, basic))
+            names = {each.name for each in basic}
+            candidates = plan.candidates if plan.candidates in names else basic[0].name
+            plan = replace(plan, representations=basic, candidates=candidates)
+            evaluations.append(await evaluate(ReferenceSource(settings), dataset, plan))
     except ReferenceMissingError as error:
         print(f"--reference is left out: {error}", file=sys.stderr)
     finally:

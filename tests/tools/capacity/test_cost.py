@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from tools.capacity.cost import (
     CostModel,
     Load,
-    LoadError,
     MeasuredTime,
-    TimesError,
+    PlanError,
     TimeTable,
     fit,
     parse_lengths,
@@ -69,12 +68,12 @@ def test_a_table_is_read_as_it_was_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", ["", "[]", "{}", json.dumps({"times": [{"texts": 1}]})])
 def test_a_file_of_something_else_is_one_sentence(tmp_path: Path, content: str) -> None:
     (tmp_path / "times.json").write_text(content)
-    with pytest.raises(TimesError, match=r"times\.json holds no times of this tool"):
+    with pytest.raises(PlanError, match=r"times\.json holds no times of this tool"):
         read_times(tmp_path / "times.json")
 
 
 def test_nothing_measured_is_one_sentence() -> None:
-    with pytest.raises(TimesError, match="there are no times"):
+    with pytest.raises(PlanError, match="there are no times"):
         fit(TimeTable("dense", "", 1, overlapping=False, times=[]))
 
 
@@ -90,7 +89,7 @@ def test_lengths_are_drawn_as_described(described: str, mean: float, least: int,
 
 @pytest.mark.parametrize("described", ["", "x", "0", "5:2", "10*-1", "10*0", "1:2:3"])
 def test_what_is_no_distribution_is_one_sentence(described: str) -> None:
-    with pytest.raises(LoadError, match="is no distribution of tokens"):
+    with pytest.raises(PlanError, match="is no distribution of tokens"):
         parse_lengths(described)
 
 
