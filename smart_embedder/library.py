@@ -13,7 +13,6 @@ import asyncio
 import threading
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import numpy as np
@@ -65,24 +64,15 @@ class Engine:
         reranker: str = NO_RERANKER,
         **settings: Any,
     ) -> None:
-        chosen = {
-            "embedding_model": model,
-            "reranker_model": reranker,
-            "dtype": dtype,
-            "device": device,
-        }
-        self._engine = ServiceEngine(Settings.model_validate(chosen | settings), load_models)
+        chosen = {"embedding_model": model, "reranker_model": reranker}
+        chosen |= {"dtype": dtype, "device": device} | settings
+        self._engine = ServiceEngine(Settings.model_validate(chosen), load_models)
 
     async def __aenter__(self) -> Self:
         await self.start()
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.stop()
 
     async def start(self) -> None:
@@ -140,12 +130,9 @@ class Engine:
         `normalize` turns logits into probabilities; `weights` are for late interaction. Raises the
         errors of `smart_embedder.engine.Engine.rerank`.
         """
+        weights = weights or FusionWeights()
         request = RerankRequest(
-            query,
-            [*passages],
-            normalize=normalize,
-            weights=weights or FusionWeights(),
-            client=client,
+            query, [*passages], normalize=normalize, weights=weights, client=client
         )
         result = await self._engine.rerank(request)
         return np.array(result.scores, np.float32)
@@ -169,12 +156,7 @@ class SyncEngine:
         self.start()
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def start(self) -> None:

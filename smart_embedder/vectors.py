@@ -3,9 +3,10 @@
 Arrays in, arrays out: neither models nor requests are known here.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from operator import itemgetter
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -55,17 +56,25 @@ class QuantizedVectors:
 
 def quantize(vectors: FloatArray, dtype: OutputDtype) -> QuantizedVectors:
     """Vectors `[..., width]` in another number format."""
-    if dtype in {"int8", "uint8"}:
-        return _scaled(vectors, dtype)
-    return QuantizedVectors(dtype, _CONVERSIONS[dtype](vectors))
-
-
-def _scaled(vectors: FloatArray, dtype: OutputDtype) -> QuantizedVectors:
-    largest = np.maximum(np.abs(vectors).max(axis=-1, keepdims=True), _LEAST)
-    values = np.rint(vectors * (_MAX_INT8 / largest)).astype(np.int8)
-    if dtype == "uint8":
-        values = values.view(np.uint8) + np.uint8(_UINT8_SHIFT)  # Two's complement: modulo 256.
-    return QuantizedVectors(dtype, values, np.asarray(largest[..., 0] / _MAX_INT8, np.float32))
+    values: npt.NDArray[Any]
+    scales: FloatArray | None = None
+    match dtype:
+        case "float32":
+            values = vectors
+        case "float16" | "bfloat16":
+            bits = _rounded(vectors, dtype)
+            values = bits.view(np.float16) if dtype == "float16" else bits
+        case "int8" | "uint8":
+            largest = np.maximum(np.abs(vectors).max(axis=-1, keepdims=True), _LEAST)
+            values = np.rint(vectors * (_MAX_INT8 / largest)).astype(np.int8)
+            if dtype == "uint8":  # Two's complement: modulo 256.
+                values = values.view(np.uint8) + np.uint8(_UINT8_SHIFT)
+            scales = np.asarray(largest[..., 0] / _MAX_INT8, np.float32)
+        case "binary" | "ubinary":
+            values = np.packbits(vectors > 0, axis=-1)
+            if dtype == "binary":
+                values = (values - np.uint8(_UINT8_SHIFT)).view(np.int8)
+    return QuantizedVectors(dtype, values, scales)
 
 
 def _rounded(vectors: FloatArray, dtype: Literal["float16", "bfloat16"]) -> npt.NDArray[Any]:
@@ -80,19 +89,6 @@ def _rounded(vectors: FloatArray, dtype: Literal["float16", "bfloat16"]) -> npt.
         piece = slice(begin, begin + _PIECE)
         rounded[piece] = torch.from_numpy(numbers[piece])
     return bits
-
-
-def _ubinary(vectors: FloatArray) -> npt.NDArray[np.uint8]:
-    return np.packbits(vectors > 0, axis=-1)
-
-
-_CONVERSIONS: Mapping[OutputDtype, Callable[[FloatArray], npt.NDArray[Any]]] = {
-    "float32": lambda vectors: vectors,
-    "float16": lambda vectors: _rounded(vectors, "float16").view(np.float16),
-    "bfloat16": lambda vectors: _rounded(vectors, "bfloat16"),
-    "ubinary": _ubinary,
-    "binary": lambda vectors: (_ubinary(vectors) - np.uint8(_UINT8_SHIFT)).view(np.int8),
-}
 
 
 def scales_of(vectors: Sequence[QuantizedVectors]) -> FloatArray | None:
@@ -113,7 +109,10 @@ def pool(vectors: FloatArray, factor: int) -> FloatArray:
     clusters = max(tokens // factor, 1)
     if clusters >= tokens:
         return vectors
-    firsts = cluster(_cosine_distances(vectors), clusters)
+    distances: FloatArray = vectors @ vectors.T
+    # Those below zero, by rounding, are as near to it: they will be squared.
+    np.subtract(1, distances, out=distances)
+    firsts = cluster(distances, clusters)
     order = np.argsort(firsts, kind="stable")
     _, starts = np.unique(firsts[order], return_index=True)
     sums = np.add.reduceat(vectors[order], starts, axis=0)
@@ -127,13 +126,6 @@ def pooling_bytes(tokens: int) -> int:
     return np.dtype(np.float32).itemsize * tokens**2
 
 
-def _cosine_distances(vectors: FloatArray) -> FloatArray:
-    distances: FloatArray = vectors @ vectors.T
-    # Those below zero, by rounding, are as near to it: they will be squared.
-    np.subtract(1, distances, out=distances)
-    return distances
-
-
 def cluster(distances: npt.NDArray[np.float32], count: int) -> npt.NDArray[np.intp]:
     """For each of `n` points the first point of its cluster, `[n]`, of `count` clusters in all.
 
@@ -142,43 +134,30 @@ def cluster(distances: npt.NDArray[np.float32], count: int) -> npt.NDArray[np.in
     SciPy's keeps Python's lock, for 1.6 seconds of the 8,190 tokens of a long text; between the
     steps of this one other threads run.
     """
-    heights, left, right = _merge_all(np.square(distances, out=distances))
-    parents = np.arange(len(distances))
-    for merge in np.argsort(heights, kind="stable")[: len(distances) - count]:
-        first, second = _root(parents, left[merge]), _root(parents, right[merge])
-        parents[max(first, second)] = min(first, second)
-    return np.array([_root(parents, point) for point in range(len(distances))], np.intp)
-
-
-def _merge_all(
-    squares: npt.NDArray[np.float32],
-) -> tuple[npt.NDArray[np.float64], list[int], list[int]]:
-    """The squared distance of every merge, and a point of each of the two clusters it joins."""
+    squares = np.square(distances, out=distances)
     np.fill_diagonal(squares, np.inf)
     sizes = np.ones(len(squares))
-    left: list[int] = []
-    right: list[int] = []
-    heights: list[float] = []
+    # Of every merge the squared distance, and a point of each of the two clusters.
+    merges: list[tuple[float, int, int]] = []
     chain: list[int] = []
     for _ in range(len(squares) - 1):
         # A point whose cluster was joined to another has no size any more.
         chain = chain or [int(sizes.argmax())]
-        first, second = _mutual_neighbours(squares, chain)
-        heights.append(float(squares[first, second]))
-        left.append(first)
-        right.append(second)
+        # Follow the chain to two clusters that are each other's nearest, and take them off it.
+        while True:
+            last = chain[-1]
+            nearest = int(squares[last].argmin())
+            if len(chain) > 1 and squares[last, chain[-2]] <= squares[last, nearest]:
+                break
+            chain.append(nearest)
+        first, second = chain.pop(), chain.pop()
+        merges.append((float(squares[first, second]), first, second))
         _join(squares, sizes, first, second)
-    return np.array(heights), left, right
-
-
-def _mutual_neighbours(squares: npt.NDArray[np.float32], chain: list[int]) -> tuple[int, int]:
-    """Follow the chain to two clusters that are each other's nearest, and take them off it."""
-    while True:
-        last = chain[-1]
-        nearest = int(squares[last].argmin())
-        if len(chain) > 1 and squares[last, chain[-2]] <= squares[last, nearest]:
-            return chain.pop(), chain.pop()
-        chain.append(nearest)
+    parents = np.arange(len(distances))
+    for _, left, right in sorted(merges, key=itemgetter(0))[: len(distances) - count]:
+        first, second = _root(parents, left), _root(parents, right)
+        parents[max(first, second)] = min(first, second)
+    return np.array([_root(parents, point) for point in range(len(distances))], np.intp)
 
 
 def _join(
@@ -232,43 +211,27 @@ class Muvera:
         """
         tokens = len(vectors)
         encoding = np.zeros((_REPETITIONS, _CELLS, _PROJECTED))
-        if tokens:
-            cells = np.empty((tokens, _REPETITIONS), dtype=np.int64)
-            projected = np.empty((tokens, _REPETITIONS, _PROJECTED))
-            for start in range(0, tokens, _ROWS):
-                rows = slice(start, start + _ROWS)
-                cells[rows], projected[rows] = self._project(vectors[rows])
-            for repetition in range(_REPETITIONS):
-                own = projected[:, repetition]
-                encoding[repetition] = self._encode_once(cells[:, repetition], own, side)
+        # The cell of each vector, and what it adds to that cell.
+        cells = np.empty((tokens, _REPETITIONS), dtype=np.int64)
+        projected = np.empty((tokens, _REPETITIONS, _PROJECTED))
+        for start in range(0, tokens, _ROWS):
+            rows = slice(start, start + _ROWS)
+            part = vectors[rows]
+            above = (part @ self._planes > 0).reshape(-1, _REPETITIONS, _HYPERPLANES)
+            cells[rows] = above @ (1 << np.arange(_HYPERPLANES))
+            projected[rows] = (part @ self._projections).reshape(-1, _REPETITIONS, _PROJECTED)
+        for repetition in range(_REPETITIONS if tokens else 0):
+            cell, added = cells[:, repetition], projected[:, repetition]
+            sums = (cell == np.arange(_CELLS)[:, None]) @ added
+            if side == "document":
+                occupied, first = np.unique(cell, return_index=True)
+                counts = np.bincount(cell, minlength=_CELLS)
+                empty = counts == 0
+                sums /= np.maximum(counts, 1)[:, None]
+                nearest = self._distances[empty][:, occupied].argmin(axis=1)
+                sums[empty] = added[first[nearest]]
+            encoding[repetition] = sums
         return encoding.reshape(-1).astype(np.float32)
-
-    def _project(
-        self, vectors: FloatArray
-    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
-        """The cell of each vector, `[tokens, repetitions]`, and what it adds to that cell."""
-        sides = (-1, _REPETITIONS, _HYPERPLANES)
-        above = (vectors @ self._planes > 0).reshape(sides)
-        projected = (vectors @ self._projections).reshape(-1, _REPETITIONS, _PROJECTED)
-        return above @ (1 << np.arange(_HYPERPLANES)), projected
-
-    def _encode_once(
-        self,
-        cells: npt.NDArray[np.int64],
-        projected: npt.NDArray[np.float64],
-        side: MuveraSide,
-    ) -> npt.NDArray[np.float64]:
-        """`[cells, projected]`."""
-        sums: npt.NDArray[np.float64] = (cells == np.arange(_CELLS)[:, None]) @ projected
-        if side == "query":
-            return sums
-        occupied, first = np.unique(cells, return_index=True)
-        counts = np.bincount(cells, minlength=_CELLS)
-        empty = counts == 0
-        means: npt.NDArray[np.float64] = sums / np.maximum(counts, 1)[:, None]
-        nearest = self._distances[empty][:, occupied].argmin(axis=1)
-        means[empty] = projected[first[nearest]]
-        return means
 
 
 @cache

@@ -8,6 +8,7 @@ measures beside other work takes a step at a time.
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -84,13 +85,28 @@ def probe_in_steps(
     yield None
     warm_up(model, _SIZES[0])
     yield None
-    longest = _LONGEST_OF_TWO if is_cuda else _LONGEST_FORWARD
-    timed_forward, times = (_on_gpu(model, device), 1.0) if is_cuda else _on_few_layers(model)
+    if is_cuda:
+        few, times, outputs, longest = model, 1.0, _ALL_KINDS, _LONGEST_OF_TWO
+    else:
+        # Extrapolated from a few layers, because a forward on a CPU may take long. The heads for
+        # every token are left out: extrapolated, their share would be too large.
+        few, times = model.with_fewer_layers()
+        outputs, longest = Outputs(dense=True), _LONGEST_FORWARD
+
+    def run(tokens: int) -> None:
+        _forward(few, tokens, outputs)
+        if is_cuda:
+            torch.cuda.synchronize(device)
+
     # Those that fit the memory, from one below the minimum on.
     least = min(minimum, _WEIGHTY_SIZE // 2)
     sizes = [size for size in _SIZES if size >= least and (most is None or size <= most)]
     measured = []
-    for each in measure(timed_forward, sizes or [_SIZES[0]], min(longest, times * longest_run)):
+    for each in measure(
+        lambda tokens: times * shortest(partial(run, tokens)),
+        sizes or [_SIZES[0]],
+        min(longest, times * longest_run),
+    ):
         measured.append(each)
         yield None
     yield choose_budget(measured, minimum, most, longest if is_cuda else math.inf)
@@ -139,28 +155,6 @@ def tokens_that_fit(model: Model, device: torch.device) -> int | None:
         used = max(used, torch.cuda.max_memory_allocated(device) - before)
     free, _ = torch.cuda.mem_get_info(device)
     return int(free * _MEMORY_SHARE * _MEMORY_TOKENS / used)
-
-
-def _on_gpu(model: Model, device: torch.device) -> Callable[[int], float]:
-    """A function from a number of tokens to the seconds of their forward."""
-
-    def run(tokens: int) -> None:
-        _forward(model, tokens)
-        torch.cuda.synchronize(device)
-
-    return lambda tokens: shortest(lambda: run(tokens))
-
-
-def _on_few_layers(model: DeviceModel[Any]) -> tuple[Callable[[int], float], float]:
-    """The same, extrapolated from a few layers, because a forward on a CPU may take long.
-
-    Returns also how many times as long as a run the forward takes.
-
-    The heads for every token are left out: extrapolated, their share would be too large.
-    """
-    few, times = model.with_fewer_layers()
-    dense = Outputs(dense=True)
-    return (lambda tokens: times * shortest(lambda: _forward(few, tokens, dense))), times
 
 
 def _forward(

@@ -121,7 +121,6 @@ class ModelFolders:
 def locate_models(settings: Settings, status: DownloadStatus | None = None) -> ModelFolders:
     """Find the models, each in its own revision; download those that are not on the disk."""
     status = status or DownloadStatus()
-    embedding = settings.embedding_model
 
     def find(name: str, revision: str | None, *no_models: str) -> Path | None:
         if name not in no_models:
@@ -129,15 +128,11 @@ def locate_models(settings: Settings, status: DownloadStatus | None = None) -> M
         _warn_of_revision(name, revision)
         return None
 
+    embedding, reranker = settings.embedding_model, settings.reranker_model
     return ModelFolders(
         locate_model(embedding, settings.model_revision, settings, status),
         find(settings.dense_model, settings.dense_model_revision, embedding),
-        find(
-            settings.reranker_model,
-            settings.reranker_model_revision,
-            LATE_INTERACTION,
-            NO_RERANKER,
-        ),
+        find(reranker, settings.reranker_model_revision, LATE_INTERACTION, NO_RERANKER),
     )
 
 
@@ -199,40 +194,39 @@ def _workers(settings: Settings) -> Iterator[_Placement]:
         yield _Placement(str(device), device)
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceLoader:
-    """Loads models for one worker."""
+def _target_of(folder: Path, settings: Settings, placement: _Placement) -> Target:
+    """The target of the model in `folder`; the dtype depends on the model."""
+    device, share = placement.device, placement.share
+    ensure_allocates(device)
+    dtype = choose_dtype(settings.dtype, device, qwen=overflows_float16(folder))
+    return Target(
+        device,
+        dtype,
+        choose_backend(device, dtype, settings.attention),
+        quantized=settings.dtype == INT8,
+        attention_named=settings.attention != "auto",
+        cpu_threads=None if share is None else share.threads,
+    )
 
-    settings: Settings
-    placement: _Placement
 
-    def target_of(self, folder: Path) -> Target:
-        """The target of the model in `folder`; the dtype depends on the model."""
-        settings, device, share = self.settings, self.placement.device, self.placement.share
-        ensure_allocates(device)
-        dtype = choose_dtype(settings.dtype, device, qwen=overflows_float16(folder))
-        return Target(
-            device,
-            dtype,
-            choose_backend(device, dtype, settings.attention),
-            quantized=settings.dtype == INT8,
-            attention_named=settings.attention != "auto",
-            cpu_threads=None if share is None else share.threads,
-        )
+def _load_embedder(
+    name: str, folder: Path, settings: Settings, placement: _Placement
+) -> EmbeddingModel:
+    """The embedding model of that name in a setting, for one worker."""
+    limit = settings.qwen_embed_max_length if is_qwen3(folder) else settings.embed_max_length
+    overrides = overrides_in(settings) if name == settings.dense_model else NO_OVERRIDES
+    target = _target_of(folder, settings, placement)
+    return load_embedder(public_name(name), folder, limit, target, overrides)
 
-    def load_embedder(self, name: str, folder: Path) -> EmbeddingModel:
-        """The embedding model of that name in a setting."""
-        settings = self.settings
-        limit = settings.qwen_embed_max_length if is_qwen3(folder) else settings.embed_max_length
-        overrides = overrides_in(settings) if name == settings.dense_model else NO_OVERRIDES
-        return load_embedder(public_name(name), folder, limit, self.target_of(folder), overrides)
 
-    def load_reranker(self, name: str, folder: Path) -> CrossEncoder | QwenReranker:
-        """The reranker of that name in a setting."""
-        settings, qwen = self.settings, is_qwen3(folder)
-        limit = settings.qwen_rerank_max_length if qwen else settings.bge_rerank_max_length
-        pairs, target = settings.qwen_rerank_batch_size, self.target_of(folder)
-        return load_reranker(public_name(name), folder, limit, target, max_qwen_pairs=pairs)
+def _load_reranker(
+    name: str, folder: Path, settings: Settings, placement: _Placement
+) -> CrossEncoder | QwenReranker:
+    """The reranker of that name in a setting, for one worker."""
+    qwen = is_qwen3(folder)
+    limit = settings.qwen_rerank_max_length if qwen else settings.bge_rerank_max_length
+    pairs, target = settings.qwen_rerank_batch_size, _target_of(folder, settings, placement)
+    return load_reranker(public_name(name), folder, limit, target, max_qwen_pairs=pairs)
 
 
 def overrides_in(settings: Settings) -> SentenceOverrides:
@@ -272,13 +266,13 @@ def _load_workers(settings: Settings, folders: ModelFolders) -> Iterator[LoadedM
 
 def _load_on(worker: _Placement, settings: Settings, folders: ModelFolders) -> LoadedModels:
     """Load, warm up and measure the models of the settings for one worker."""
-    loader, device = DeviceLoader(settings, worker), worker.device
-    embedder = loader.load_embedder(settings.embedding_model, folders.embedding)
+    device = worker.device
+    embedder = _load_embedder(settings.embedding_model, folders.embedding, settings, worker)
     dense = reranker = None
     if folders.dense is not None:
-        dense = loader.load_embedder(settings.dense_model, folders.dense)
+        dense = _load_embedder(settings.dense_model, folders.dense, settings, worker)
     if folders.reranker is not None:
-        reranker = loader.load_reranker(settings.reranker_model, folders.reranker)
+        reranker = _load_reranker(settings.reranker_model, folders.reranker, settings, worker)
     if dense is not None and not dense.kinds.dense:
         raise StartupError(f"DENSE_EMBEDDING_MODEL={dense.name} makes no dense vectors")
     others = [each for each in (dense, reranker) if each is not None]
@@ -336,17 +330,17 @@ class EntryLoader:
         placements = list(_placements_of(entry, self._workers))
         needs: dict[str, int] = {}
         for each in {placement.node: placement for placement in placements}.values():
-            size = _bytes_of(folder, DeviceLoader(settings, each))
-            needs[each.memory] = needs.get(each.memory, 0) + size
+            size = 1
+            if settings.dtype != INT8:
+                size = _target_of(folder, settings, each).dtype.itemsize
+            bytes_ = int(_OVERHEAD * size * count_parameters(folder))
+            needs[each.memory] = needs.get(each.memory, 0) + bytes_
         load = partial(_load, entry, settings, folder, placements)
-        return LoadPlan(needs, load, _state_of(folder))
-
-
-def _state_of(folder: Path) -> str:
-    """A text that changes when files of the model are replaced; reads none of them."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    states = [(path.relative_to(folder).as_posix(), path.stat()) for path in files]
-    return repr([(name, state.st_size, state.st_mtime_ns) for name, state in states])
+        # A text that changes when files of the model are replaced; none of them is read.
+        files = sorted(path for path in folder.rglob("*") if path.is_file())
+        states = [(path.relative_to(folder).as_posix(), path.stat()) for path in files]
+        state = repr([(name, state.st_size, state.st_mtime_ns) for name, state in states])
+        return LoadPlan(needs, load, state)
 
 
 def _settings_for(entry: ModelEntry, settings: Settings) -> Settings:
@@ -369,26 +363,18 @@ def _placements_of(entry: ModelEntry, workers: Sequence[_Placement]) -> Iterator
     if entry.device is None:
         yield from workers
         return
-    for name in entry.device.split(","):
-        device = choose_device(name.strip())
-        same = [each for each in workers if _is_same(each.device, device)]
-        named = [each for each in same if each.name == name.strip()]
+    for name in map(str.strip, entry.device.split(",")):
+        device = choose_device(name)
+        # Without a number it is the first of its kind.
+        same = [
+            each
+            for each in workers
+            if each.device.type == device.type and (each.device.index or 0) == (device.index or 0)
+        ]
+        named = [each for each in same if each.name == name]
         if device.type == "cpu" and ":" in name and same and not named:
-            raise StartupError(
-                f"{entry.location}: device={name.strip()} is none of DEVICE's workers"
-            )
+            raise StartupError(f"{entry.location}: device={name} is none of DEVICE's workers")
         yield from named or same or [_Placement(str(device), device)]
-
-
-def _is_same(one: torch.device, other: torch.device) -> bool:
-    """Whether both name one device: without a number it is the first."""
-    return one.type == other.type and (one.index or 0) == (other.index or 0)
-
-
-def _bytes_of(folder: Path, loader: DeviceLoader) -> int:
-    """How much memory the model will take, about."""
-    size = 1 if loader.settings.dtype == INT8 else loader.target_of(folder).dtype.itemsize
-    return int(_OVERHEAD * size * count_parameters(folder))
 
 
 def _load(
@@ -398,9 +384,8 @@ def _load(
     with reading(with_digests=settings.caches_embeddings) as read:
         for placement in placements:
             if placement.node not in copies:
-                loader = DeviceLoader(settings, placement)
-                load = loader.load_embedder if entry.task == "embed" else loader.load_reranker
-                call = partial(load, entry.name, folder)
+                load = _load_embedder if entry.task == "embed" else _load_reranker
+                call = partial(load, entry.name, folder, settings, placement)
                 _, node = placement.node  # The calling thread does for the first one.
                 copies[placement.node] = placement.run(call) if node else call()
     trim_heap()

@@ -7,7 +7,6 @@ is its subclasses' affair.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
 from typing import Generic, Self, TypeVar
 
 import numpy as np
@@ -22,7 +21,6 @@ from smart_embedder.engine.records import (
     InputType,
     Outputs,
     SparseVector,
-    SpecialToken,
     TextEmbedding,
     TokenIds,
     TokenizedText,
@@ -34,7 +32,7 @@ from smart_embedder.models.batch.blocks import TOKEN_ID, Indices
 from smart_embedder.models.batch.packing import PackedBatch, Spans, select_sequences
 from smart_embedder.models.device.transfer import DeviceRows, HostRows, not_finite, start_copies
 from smart_embedder.models.families.backbone import Backbone
-from smart_embedder.models.text.tokenizer import TextTokenizer
+from smart_embedder.models.text.tokenizer import NO_IDS, TextTokenizer
 
 Result = TypeVar("Result")
 # From the states `[R, hidden]` of the tokens that are read to `[R, ...]`.
@@ -50,23 +48,15 @@ class DeviceModel(ABC, Generic[Result]):
 
     def __init__(self, name: str, backbone: Backbone, tokenizer: TextTokenizer) -> None:
         self.name = name
+        self.max_length = tokenizer.max_length
+        self.special_tokens = tokenizer.special_tokens
         self._backbone = backbone
         self._tokenizer = tokenizer
-
-    @property
-    def max_length(self) -> int:
-        """The most tokens of one sequence, special tokens included."""
-        return self._tokenizer.max_length
 
     @property
     def info(self) -> ModelInfo:
         """How it is computed."""
         return self._backbone.target.describe(self.name)
-
-    @property
-    def special_tokens(self) -> tuple[list[SpecialToken], list[SpecialToken]]:
-        """The special tokens before, and those after, every text."""
-        return self._tokenizer.special_tokens
 
     def token_spans(self, text: str) -> Iterator[TokenSpans]:
         """The tokens of a whole text, without special ones, slice by slice."""
@@ -95,11 +85,7 @@ class DeviceModel(ABC, Generic[Result]):
     def launch(
         self, sequences: list[TokenIds], outputs: Sequence[Outputs]
     ) -> Callable[[], list[Result | InferenceError]]:
-        """Launch one forward for all sequences, with `outputs` of each.
-
-        Returns a function that waits for the forward, in any thread, and returns one result for
-        each sequence, in order: an `InferenceError` for one with a number that is not finite.
-        """
+        """Implement `smart_embedder.engine.model.Model`."""
 
     def forward(self, sequences: list[TokenIds], outputs: Outputs) -> list[Result | InferenceError]:
         """Launch with the same kinds for every sequence, and wait."""
@@ -112,22 +98,22 @@ class EmbeddingModel(DeviceModel[TextEmbedding]):
     kinds: Outputs
     pooling: str
     normalizes: bool
-    prompts: Mapping[str, str]
     min_dimensions: int | None = None
     reads_input_type = False
-    default_prompt = ""
-    # Numbers in each ColBERT vector.
     colbert_width = 0
 
-    @property
-    def dense_width(self) -> int:
-        """Numbers in a dense vector."""
-        return self._backbone.hidden_size
-
-    @property
-    def states_width(self) -> int:
-        """Numbers in a hidden state."""
-        return self._backbone.hidden_size
+    def __init__(
+        self,
+        name: str,
+        backbone: Backbone,
+        tokenizer: TextTokenizer,
+        prompts: Mapping[str, str],
+        default_prompt: str = "",
+    ) -> None:
+        super().__init__(name, backbone, tokenizer)
+        self.prompts = prompts
+        self.default_prompt = default_prompt
+        self.dense_width = self.states_width = backbone.hidden_size
 
     def tokenize(
         self,
@@ -154,44 +140,16 @@ class EmbeddingModel(DeviceModel[TextEmbedding]):
         return self._tokenizer.token_strings(ids)
 
 
-@dataclass(frozen=True, slots=True)
-class KindRows:
-    """The rows of one kind of vectors; `spans` says which of them belong to each sequence."""
-
-    rows: HostRows
-    spans: Spans
-
-    def finite(self, index: int) -> bool:
-        """Whether all numbers of one sequence are finite; true where it has none."""
-        span = self.spans[index]
-        return span is None or bool(self.rows.finite[span].all())
-
-    def of(self, index: int) -> FloatArray | None:
-        """The rows of one sequence; None where it has none."""
-        span = self.spans[index]
-        return None if span is None else self.rows.values[span]
-
-
 class HeadsEmbedder(EmbeddingModel):
     """Implements `DeviceModel.launch`: each head reads the texts that request its kind.
 
-    The names of heads are those of `Outputs`; a kind without a head is left out.
+    The names of heads are those of `Outputs`; a kind without a head is left out. Subclasses set the
+    heads. Tokens in `_without_weight` have no lexical weight.
     """
 
-    def __init__(
-        self,
-        name: str,
-        backbone: Backbone,
-        tokenizer: TextTokenizer,
-        prompts: Mapping[str, str],
-        *,
-        dense_head: SequenceHead | None = None,
-        token_heads: Mapping[str, TokenHead],
-    ) -> None:
-        super().__init__(name, backbone, tokenizer)
-        self.prompts = prompts
-        self._dense_head = dense_head
-        self._token_heads = token_heads
+    _dense_head: SequenceHead | None = None
+    _token_heads: Mapping[str, TokenHead]
+    _without_weight = NO_IDS
 
     @torch.inference_mode()
     def launch(
@@ -199,62 +157,56 @@ class HeadsEmbedder(EmbeddingModel):
     ) -> Callable[[], list[TextEmbedding | InferenceError]]:
         """Implement `DeviceModel`."""
         packed = self._backbone.pack(sequences)
-        kinds = self._run_heads(self._backbone.forward(packed), packed, outputs)
-        if not kinds:
-            return lambda: [TextEmbedding()] * len(sequences)
-        copies = start_copies([rows for rows, _ in kinds.values()])
-        spans = [spans for _, spans in kinds.values()]
-
-        def collect() -> list[TextEmbedding | InferenceError]:
-            rows = map(KindRows, copies(), spans)
-            return self._embeddings(sequences, dict(zip(kinds, rows, strict=True)))
-
-        return collect
-
-    def _run_heads(
-        self, hidden: Tensor, packed: PackedBatch, outputs: Sequence[Outputs]
-    ) -> dict[str, tuple[DeviceRows, Spans]]:
-        """Each requested kind, of the sequences that request it, and the rows of each sequence."""
-        kinds: dict[str, tuple[DeviceRows, Spans]] = {}
-        if self._dense_head is not None and any(requested := [each.dense for each in outputs]):
-            sequences, spans = select_sequences(packed, requested)
-            kinds["dense"] = self._dense_head(hidden, packed, sequences), spans
+        hidden = self._backbone.forward(packed)
+        # The rows of each kind on the device, and which of them belong to each sequence.
+        rows: dict[str, DeviceRows] = {}
+        spans: dict[str, Spans] = {}
+        wanted = [each.dense for each in outputs]
+        if self._dense_head is not None and any(wanted):
+            chosen, spans["dense"] = select_sequences(packed, wanted)
+            rows["dense"] = self._dense_head(hidden, packed, chosen)
         # The states of the same tokens are gathered only once.
         gathered: dict[tuple[bool, ...], tuple[Tensor, Spans]] = {}
         for kind, head in self._token_heads.items():
-            key = tuple(getattr(each, kind) for each in outputs)
+            key = tuple([getattr(each, kind) for each in outputs])
             if any(key):
                 if key not in gathered:
                     tokens = self._backbone.select_tokens(packed, key)
                     gathered[key] = tokens.gather(hidden), tokens.spans
-                states, spans = gathered[key]
-                kinds[kind] = head(states), spans
-        return kinds
+                states, spans[kind] = gathered[key]
+                rows[kind] = head(states)
+        if not rows:
+            return lambda: [TextEmbedding()] * len(sequences)
+        copies = start_copies([*rows.values()])
+        return lambda: self._embeddings(sequences, dict(zip(rows, copies(), strict=True)), spans)
 
     def _embeddings(
-        self, sequences: list[TokenIds], kinds: dict[str, KindRows]
+        self, sequences: list[TokenIds], kinds: Mapping[str, HostRows], spans: Mapping[str, Spans]
     ) -> list[TextEmbedding | InferenceError]:
-        sparse = self._sparse_vectors(sequences, kinds.get("sparse"))
+        sparse: dict[int, SparseVector] = {}
+        if "sparse" in kinds:
+            rows, own_rows = kinds["sparse"].values, spans["sparse"]
+            weights = {i: rows[span] for i, span in enumerate(own_rows) if span is not None}
+            asking = [sequences[index] for index in weights]
+            vectors = sparse_vectors(asking, [*weights.values()], self._without_weight)
+            sparse = dict(zip(weights, vectors, strict=True))
         results: list[TextEmbedding | InferenceError] = []
         for index, ids in enumerate(sequences):
-            rows = {kind: rows.of(index) for kind, rows in kinds.items()}
-            dense, colbert = rows.get("dense"), rows.get("colbert")
+            own: dict[str, FloatArray] = {}
+            is_finite = True
+            for kind, host in kinds.items():
+                if (span := spans[kind][index]) is not None:
+                    own[kind] = host.values[span]
+                    is_finite = is_finite and bool(host.finite[span].all())
+            dense, colbert = own.get("dense"), own.get("colbert")
             embedding = TextEmbedding(
                 dense=None if dense is None else dense[0],
                 sparse=sparse.get(index),
                 colbert=None if colbert is None else colbert[self._with_vector(ids)],
-                states=rows.get("states"),
+                states=own.get("states"),
             )
-            is_finite = all(kind.finite(index) for kind in kinds.values())
             results.append(embedding if is_finite else not_finite())
         return results
-
-    def _sparse_vectors(
-        self, sequences: list[TokenIds], weights: KindRows | None
-    ) -> dict[int, SparseVector]:
-        """The sparse vectors, by the index of the sequences that request them: here none."""
-        del sequences, weights
-        return {}
 
 
 def token_vectors(head: nn.Module, backbone: Backbone, states: Tensor) -> DeviceRows:
@@ -265,3 +217,24 @@ def token_vectors(head: nn.Module, backbone: Backbone, states: Tensor) -> Device
 def token_states(states: Tensor) -> DeviceRows:
     """`[R, hidden]` float32: the states themselves."""
     return DeviceRows.of(states.float())
+
+
+def sparse_vectors(
+    sequences: list[TokenIds], weights: list[FloatArray], without_weight: TokenIds
+) -> list[SparseVector]:
+    """For each sequence its largest weight for each distinct token, where above 0.
+
+    Tokens in `without_weight` have none. One sort over the whole batch; never an array as long as
+    the vocabulary.
+    """
+    ids = np.concatenate(sequences)
+    values = np.concatenate(weights)
+    owner = np.repeat(np.arange(len(sequences)), [len(s) for s in sequences])
+    kept = (values > 0) & ~np.isin(ids, without_weight)
+    keys, inverse = np.unique(owner[kept] << 32 | ids[kept], return_inverse=True)
+    largest = np.zeros(len(keys), dtype=np.float32)
+    np.maximum.at(largest, inverse, values[kept])
+    borders = np.searchsorted(keys, np.arange(1, len(sequences)) << 32)
+    indices = keys & 0xFFFFFFFF
+    pairs = zip(np.split(indices, borders), np.split(largest, borders), strict=True)
+    return [SparseVector(index, value) for index, value in pairs]

@@ -39,7 +39,7 @@ from smart_embedder.models.families.backbone import Backbone, Target
 from smart_embedder.models.families.load import load_backbone
 from smart_embedder.models.tasks.base import HeadsEmbedder, token_vectors
 from smart_embedder.models.tasks.pooling import load_token_projection
-from smart_embedder.models.text.tokenizer import NO_IDS, TextTokenizer, ids_of
+from smart_embedder.models.text.tokenizer import NO_IDS, TextTokenizer
 
 _LONGEST = 2**31
 # Those of PyLate, for what its configuration leaves out.
@@ -98,21 +98,16 @@ def read_colbert_config(folder: Path) -> ColbertConfig:
     modules = read_modules(folder)
     mask = next((module for module in modules if module.kind == "MultiVectorMask"), None)
     if mask is not None:
-        _require_unit_vectors(folder, modules)
+        steps = [each.kind for each in modules if each.kind in {"Dense", "Normalize"}]
+        if "Normalize" not in steps or "Dense" in steps[steps.index("Normalize") :]:
+            raise StartupError(
+                f"{folder / 'modules.json'} does not end in Normalize, and vectors of tokens have "
+                "unit length here"
+            )
         return _by_sentence_transformers(folder, mask)
     if not modules:
         return _by_stanford(read_optional(folder / "artifact.metadata"))
     return _by_pylate(read_optional(folder / "config_sentence_transformers.json"))
-
-
-def _require_unit_vectors(folder: Path, modules: Sequence[Module]) -> None:
-    """Raise `StartupError` where vectors are not scaled to unit length behind all projections."""
-    steps = [each.kind for each in modules if each.kind in {"Dense", "Normalize"}]
-    if "Normalize" not in steps or "Dense" in steps[steps.index("Normalize") :]:
-        raise StartupError(
-            f"{folder / 'modules.json'} does not end in Normalize, and vectors of tokens have unit "
-            "length here"
-        )
 
 
 def _by_pylate(config: Mapping[str, Any]) -> ColbertConfig:
@@ -231,7 +226,7 @@ class TextReader:
         """Raises `StartupError` if the marker is no token, or leaves no room for text."""
         marker = NO_IDS
         if reading.marker:
-            marker = ids_of([_required(tokenizer, reading.marker, "marker")])
+            marker = np.array([_required(tokenizer, reading.marker, "marker")], np.int64)
         frame = len(marker) + sum(map(len, tokenizer.special_tokens))
         length = min(tokenizer.max_length, reading.length or tokenizer.max_length)
         if length <= frame:
@@ -262,38 +257,6 @@ class TextReader:
         ]
 
 
-@dataclass(frozen=True, slots=True)
-class QueryExpansion:
-    """Fills queries up to `length` tokens with `token`, which may be marked as unattended."""
-
-    length: int
-    token: int
-
-    @classmethod
-    def of(cls, expansion: Expansion, folder: Path, tokenizer: TextTokenizer) -> "QueryExpansion":
-        """Raises `StartupError` if the vocabulary has no such token, or texts are padded before."""
-        side = read_optional(folder / "tokenizer_config.json").get("padding_side")
-        pads_left = side == "left" if side else tokenizer.pads_left
-        if pads_left:
-            raise StartupError(
-                f"the tokenizer in {folder} pads texts on the left, and queries are filled up with "
-                "tokens on the right alone here"
-            )
-        name = expansion.token or special_token(folder, "mask_token")
-        name = name or special_token(folder, "eos_token")
-        if name is None:
-            raise StartupError(f"{folder} expands queries, and names no mask token to do it with")
-        token = _required(tokenizer, name, "mask token")
-        return cls(expansion.length, token if expansion.attended else token | UNATTENDED)
-
-    def fill(self, query: TokenizedText) -> TokenizedText:
-        """The query with as many tokens appended as are missing."""
-        missing = max(0, self.length - len(query.ids))
-        filling = np.full(missing, self.token, np.int64)
-        ids = np.concatenate((query.ids, filling))
-        return TokenizedText(ids, query.original_tokens + missing, query.exact)
-
-
 class ColbertEmbedder(HeadsEmbedder):
     """Implements `smart_embedder.engine.model.Embedder` for ColBERT vectors alone."""
 
@@ -304,28 +267,30 @@ class ColbertEmbedder(HeadsEmbedder):
 
     def __init__(
         self,
-        *,
         name: str,
         folder: Path,
         backbone: Backbone,
         tokenizer: TextTokenizer,
+        *,
         projection: nn.Sequential,
         config: ColbertConfig,
-        prompts: Mapping[str, str],
     ) -> None:
+        # The prompts of sentence-transformers are the markers.
+        prompted = config.query.prompt or config.document.prompt
+        super().__init__(name, backbone, tokenizer, {} if prompted else read_prompts(folder))
         layers = projection.to(backbone.device, backbone.dtype)
-        super().__init__(
-            name, backbone, tokenizer, prompts,
-            token_heads={"colbert": partial(token_vectors, layers, backbone)},
-        )  # fmt: skip
+        self._token_heads = {"colbert": partial(token_vectors, layers, backbone)}
         self.colbert_width = int(projection[-1].out_features)  # type: ignore[arg-type]
         self._query = TextReader.of(config.query, tokenizer)
         self._document = TextReader.of(config.document, tokenizer)
-        expansion = config.expansion
-        self._expansion = expansion and QueryExpansion.of(expansion, folder, tokenizer)
-        self._skipped = _skipped(config, folder, tokenizer)
-        if expansion is not None and not expansion.attended:
-            backbone.leave_out_unattended(expansion.length)
+        self._filling = _filling(config.expansion, folder, tokenizer)
+        skipped = [tokenizer.token_id(word) for word in config.skipped]
+        if config.skips_unknown and None in skipped:
+            unknown = special_token(folder, "unk_token")
+            skipped.append(None if unknown is None else tokenizer.token_id(unknown))
+        self._skipped = np.array([each for each in skipped if each is not None], np.int64)
+        if config.expansion is not None and not config.expansion.attended:
+            backbone.leave_out_unattended(config.expansion.length)
 
     def tokenize(
         self,
@@ -337,12 +302,18 @@ class ColbertEmbedder(HeadsEmbedder):
         """Token ids of queries, or of documents, the default."""
         if input_type == "query":
             queries = self._query.read(texts, prompt, truncation)
-            return [*map(self._expansion.fill, queries)] if self._expansion else queries
+            return [*map(self._fill, queries)] if len(self._filling) else queries
         documents = self._document.read(texts, prompt, truncation)
         return [
             replace(each, ids=each.ids | WITHOUT_VECTOR * np.isin(each.ids, self._skipped))
             for each in documents
         ]
+
+    def _fill(self, query: TokenizedText) -> TokenizedText:
+        """The query with as many tokens appended as are missing."""
+        missing = self._filling[len(query.ids) :]
+        ids = np.concatenate((query.ids, missing))
+        return TokenizedText(ids, query.original_tokens + len(missing), query.exact)
 
     def _with_vector(self, ids: TokenIds) -> slice | npt.NDArray[np.bool_]:
         without = (ids & WITHOUT_VECTOR) != 0
@@ -356,13 +327,25 @@ def _required(tokenizer: TextTokenizer, token: str, what: str) -> int:
     return token_id
 
 
-def _skipped(config: ColbertConfig, folder: Path, tokenizer: TextTokenizer) -> TokenIds:
-    """The tokens of documents that get no vector."""
-    ids = [tokenizer.token_id(word) for word in config.skipped]
-    if config.skips_unknown and None in ids:
-        unknown = special_token(folder, "unk_token")
-        ids.append(None if unknown is None else tokenizer.token_id(unknown))
-    return ids_of([token_id for token_id in ids if token_id is not None])
+def _filling(expansion: Expansion | None, folder: Path, tokenizer: TextTokenizer) -> TokenIds:
+    """The tokens of a query that holds nothing else, which may be marked as unattended.
+
+    Raises `StartupError` if the vocabulary has no such token, or texts are padded before.
+    """
+    if expansion is None:
+        return NO_IDS
+    side = read_optional(folder / "tokenizer_config.json").get("padding_side")
+    if side == "left" if side else tokenizer.pads_left:
+        raise StartupError(
+            f"the tokenizer in {folder} pads texts on the left, and queries are filled up with "
+            "tokens on the right alone here"
+        )
+    name = expansion.token or special_token(folder, "mask_token")
+    name = name or special_token(folder, "eos_token")
+    if name is None:
+        raise StartupError(f"{folder} expands queries, and names no mask token to do it with")
+    token = _required(tokenizer, name, "mask token")
+    return np.full(expansion.length, token if expansion.attended else token | UNATTENDED, np.int64)
 
 
 def load_colbert_embedder(
@@ -375,13 +358,5 @@ def load_colbert_embedder(
     longest = max(each.length or max_length for each in (config.query, config.document))
     texts = replace(TextOptions.read(folder, by_type=True), max_length=longest)
     backbone, tokenizer = load_backbone(folder, target, max_length, texts, weights=weights)
-    return ColbertEmbedder(
-        name=name,
-        folder=folder,
-        backbone=backbone,
-        tokenizer=tokenizer,
-        projection=load_token_projection(folder, weights, backbone.hidden_size),
-        config=config,
-        # Those of sentence-transformers are the markers.
-        prompts={} if config.query.prompt or config.document.prompt else read_prompts(folder),
-    )
+    projection = load_token_projection(folder, weights, backbone.hidden_size)
+    return ColbertEmbedder(name, folder, backbone, tokenizer, projection=projection, config=config)

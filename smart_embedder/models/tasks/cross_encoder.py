@@ -41,7 +41,9 @@ from smart_embedder.models.families.backbone import Backbone, Target
 from smart_embedder.models.families.load import load_backbone
 from smart_embedder.models.tasks.base import DeviceModel
 from smart_embedder.models.tasks.pooling import first, mean
-from smart_embedder.models.text.tokenizer import NO_IDS, TextTokenizer, TruncatedTokens
+from smart_embedder.models.text.tokenizer import NO_IDS, TextTokenizer
+
+Pool = Callable[[Tensor, PackedBatch], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,7 @@ _FLAG_TYPES = ("xlm-roberta", "roberta")
 class ClassificationHead:
     """Logits of `labels` from one state of each sequence, which `pool` chooses or makes."""
 
-    pool: Callable[[Tensor, PackedBatch], Tensor]
+    pool: Pool
     layers: nn.Module
     labels: tuple[str, ...]
 
@@ -122,8 +124,14 @@ class CrossEncoder(DeviceModel[float | FloatArray]):
         super().__init__(name, backbone, tokenizer)
         self.labels = head.labels
         self.ranking_label = find_ranking_label(head.labels)
+        self.refusal: str | None = None
+        if self.ranking_label is None:
+            self.refusal = (
+                f"{name} cannot rerank: none of its labels, {', '.join(self.labels)}, says that a "
+                "passage answers a query; /predict tells their probabilities"
+            )
         self._head = head
-        self._template = tokenizer.pair_template()
+        self._prefix, self._middle, self._suffix = tokenizer.pair_template()
         self._drops_empty = drops_empty
         self._marks_segments = backbone.reads_segments and segments
 
@@ -140,12 +148,31 @@ class CrossEncoder(DeviceModel[float | FloatArray]):
         """
         del instruction
         (query_tokens,) = self._tokenizer.encode_plain([query], self.max_length * 3 // 4)
-        limit = self.max_length - len(self._template) - query_tokens.kept
+        frame = len(self._prefix) + len(self._middle) + len(self._suffix)
+        limit = self.max_length - frame - query_tokens.kept
         if truncation.max_tokens is not None:
             limit = min(limit, truncation.max_tokens)
-        cut_passages = self._tokenizer.encode_plain(passages, max(0, limit), truncation.side)
-        head = np.concatenate((self._template.prefix, query_tokens.ids))
-        return [self._join(head, query_tokens, passage) for passage in cut_passages]
+        head = np.concatenate((self._prefix, query_tokens.ids))
+        pairs: list[TokenizedPair] = []
+        for text in self._tokenizer.encode_plain(passages, max(0, limit), truncation.side):
+            middle = self._middle if text.total or not self._drops_empty else NO_IDS
+            end = text.take(middle, self._suffix)
+            if not len(head) + len(end):  # A forward needs at least one token.
+                end = np.zeros(1, np.int64)
+            if self._marks_segments:
+                end[len(middle) :] |= SECOND_SEGMENT
+            pairs.append(
+                TokenizedPair(
+                    sequence=JoinedIds(head, end),
+                    query_tokens=query_tokens.total,
+                    query_kept=query_tokens.kept,
+                    passage_tokens=text.total,
+                    passage_kept=text.kept,
+                    query_exact=query_tokens.exact,
+                    passage_exact=text.exact,
+                )
+            )
+        return pairs
 
     def tokenize_input(
         self, text: str, other: str | None, truncation: TruncationOptions = CUT_AT_END
@@ -157,37 +184,6 @@ class CrossEncoder(DeviceModel[float | FloatArray]):
         cut = pair.query_tokens - pair.query_kept + pair.passage_tokens - pair.passage_kept
         exact = pair.query_exact and pair.passage_exact
         return TokenizedText(pair.ids, len(pair.sequence) + cut, exact)
-
-    def _join(
-        self, head: TokenIds, query: TruncatedTokens, passage: TruncatedTokens
-    ) -> TokenizedPair:
-        template = self._template
-        alone = self._drops_empty and not passage.total
-        middle = NO_IDS if alone else template.middle
-        end = passage.take(middle, template.suffix)
-        if not len(head) + len(end):  # A forward needs at least one token.
-            end = np.zeros(1, np.int64)
-        if self._marks_segments:
-            end[len(middle) :] |= SECOND_SEGMENT
-        return TokenizedPair(
-            sequence=JoinedIds(head, end),
-            query_tokens=query.total,
-            query_kept=query.kept,
-            passage_tokens=passage.total,
-            passage_kept=passage.kept,
-            query_exact=query.exact,
-            passage_exact=passage.exact,
-        )
-
-    @property
-    def refusal(self) -> str | None:
-        """Implement `smart_embedder.engine.model.Reranker`."""
-        if self.ranking_label is not None:
-            return None
-        return (
-            f"{self.name} cannot rerank: none of its labels, {', '.join(self.labels)}, says that a "
-            "passage answers a query; /predict tells their probabilities"
-        )
 
     @torch.inference_mode()
     def launch(
@@ -238,60 +234,64 @@ def is_classifier(folder: Path) -> bool:
 
 def load_cross_encoder(name: str, folder: Path, max_length: int, target: Target) -> CrossEncoder:
     """Load a classifier; raise `StartupError` where the folder holds something else."""
-    weights = Weights.read(folder)
+    weights, config = Weights.read(folder), read_config(folder)
     if f"{_names(folder).logits}.weight" not in weights:
         raise StartupError(
             f"{folder} holds an embedding model and not a reranker: it has no classification head"
         )
-    _require_plain_pairs(folder)
-    texts = TextOptions.read(folder)
-    backbone, tokenizer = load_backbone(folder, target, max_length, texts, weights=weights)
-    head = load_classification_head(folder, weights, backbone)
-    flag = read_config(folder).get("model_type") in _FLAG_TYPES and len(head.labels) == 1
-    segments = _tells_segments(folder)
-    return CrossEncoder(name, backbone, head, tokenizer, drops_empty=flag, segments=segments)
-
-
-def _tells_segments(folder: Path) -> bool:
-    """Whether transformers' tokenizer says of each token which text of a pair it is of."""
-    config = read_optional(folder / "tokenizer_config.json")
-    names = config.get("model_input_names")
-    if isinstance(names, list):
-        return "token_type_ids" in names
-    kind = config.get("tokenizer_class") or read_config(folder).get("tokenizer_class")
-    return kind is None or str(kind).removesuffix("Fast") in _SEGMENT_TOKENIZERS
-
-
-def _require_plain_pairs(folder: Path) -> None:
-    """Raise `StartupError` where sentence-transformers makes something else of pairs or states."""
     require_known_modules(folder, "Transformer")
-    in_config = bool(read_optional(folder / "tokenizer_config.json").get("chat_template"))
+    texts_of_pairs = read_optional(folder / "tokenizer_config.json")
+    in_config = bool(texts_of_pairs.get("chat_template"))
     if not read_modules(folder) and (in_config or (folder / "chat_template.jinja").is_file()):
         raise StartupError(
             f"{folder} has a chat template for its pairs, which is not done here; without it they "
             "are read one text after the other"
         )
+    texts = TextOptions.read(folder)
+    backbone, tokenizer = load_backbone(folder, target, max_length, texts, weights=weights)
+    head = load_classification_head(folder, weights, backbone)
+    flag = config.get("model_type") in _FLAG_TYPES and len(head.labels) == 1
+    # Whether transformers' tokenizer says of each token which text of a pair it is of.
+    inputs = texts_of_pairs.get("model_input_names")
+    kind = texts_of_pairs.get("tokenizer_class") or config.get("tokenizer_class")
+    segments = kind is None or str(kind).removesuffix("Fast") in _SEGMENT_TOKENIZERS
+    if isinstance(inputs, list):
+        segments = "token_type_ids" in inputs
+    return CrossEncoder(name, backbone, head, tokenizer, drops_empty=flag, segments=segments)
 
 
 def load_classification_head(
     folder: Path, weights: Weights, backbone: Backbone
 ) -> ClassificationHead:
     """The head in the model's `folder`, on the backbone's device and in its dtype."""
-    names, width = _names(folder), backbone.hidden_size
+    names, width, config = _names(folder), backbone.hidden_size, read_config(folder)
     logits = weights.tensors[f"{names.logits}.weight"].shape[0]
     layers: list[nn.Module] = []
     if names.dense is not None:
         # BERT's pooler stands beside its layers, behind the name that they have in the checkpoint.
         of_dense = weights.before(f"{names.dense}.weight")
         has_bias = f"{names.dense}.bias" in of_dense
-        layers = [
-            of_dense.linear(names.dense, width, width, bias=has_bias),
-            _activation(folder, names),
-            *([] if names.norm is None else [_norm(folder, weights, names.norm, width)]),
-        ]
+        layers.append(of_dense.linear(names.dense, width, width, bias=has_bias))
+        layers.append(_activation(folder, config, names))
+        if names.norm is not None:
+            layers.append(_norm(folder, config, weights, names.norm, width))
     layers.append(weights.linear(names.logits, width, logits, bias=names.dense is not None))
     modules = nn.Sequential(*layers).to(backbone.device, backbone.dtype)
-    return ClassificationHead(_pooling(folder, names), modules, _labels(folder, logits))
+    if names.reads == "last":
+        pool: Pool = partial(_last_before_padding, config.get("pad_token_id"))
+    else:
+        configured = names.reads == "configured"
+        pooling = config.get("classifier_pooling", "cls") if configured else "cls"
+        if pooling not in _POOLINGS:
+            raise StartupError(
+                f"{folder} has the classifier_pooling {pooling}; known here: {', '.join(_POOLINGS)}"
+            )
+        pool = _POOLINGS[pooling]
+    # Those that have no name are called as transformers calls them.
+    known: Any = config.get("id2label")
+    known = known if isinstance(known, dict) else {}
+    labels = tuple(str(known.get(str(index), f"LABEL_{index}")) for index in range(logits))
+    return ClassificationHead(pool, modules, labels)
 
 
 def _names(folder: Path) -> _Names:
@@ -304,13 +304,13 @@ def _names(folder: Path) -> _Names:
     return _NAMES[kind]
 
 
-def _activation(folder: Path, names: _Names) -> nn.Module:
+def _activation(folder: Path, config: dict[str, Any], names: _Names) -> nn.Module:
     if not isinstance(names.activation, str):
         return names.activation()
     # Where a configuration says it, the backbone was loaded by transformers.
     from transformers.activations import ACT2FN  # noqa: PLC0415
 
-    name = str(read_config(folder).get(names.activation, "gelu"))
+    name = str(config.get(names.activation, "gelu"))
     if name not in ACT2FN:
         raise StartupError(
             f"{folder} has the {names.activation} {name}, which transformers does not know"
@@ -318,9 +318,11 @@ def _activation(folder: Path, names: _Names) -> nn.Module:
     return ACT2FN[name]  # type: ignore[no-any-return]
 
 
-def _norm(folder: Path, weights: Weights, name: str, width: int) -> nn.LayerNorm:
+def _norm(
+    folder: Path, config: dict[str, Any], weights: Weights, name: str, width: int
+) -> nn.LayerNorm:
     """ModernBERT's."""
-    epsilon = number(folder, read_config(folder), "norm_eps", 1e-5)
+    epsilon = number(folder, config, "norm_eps", 1e-5)
     has_bias = f"{name}.bias" in weights
     norm = nn.LayerNorm(width, epsilon, bias=has_bias, device="meta")
     parameters = {"weight": weights.get(f"{name}.weight", width)}
@@ -328,18 +330,6 @@ def _norm(folder: Path, weights: Weights, name: str, width: int) -> nn.LayerNorm
         parameters["bias"] = weights.get(f"{name}.bias", width)
     norm.load_state_dict(parameters, assign=True)
     return norm
-
-
-def _pooling(folder: Path, names: _Names) -> Callable[[Tensor, PackedBatch], Tensor]:
-    config = read_config(folder)
-    if names.reads == "last":
-        return partial(_last_before_padding, config.get("pad_token_id"))
-    pooling = config.get("classifier_pooling", "cls") if names.reads == "configured" else "cls"
-    if pooling not in _POOLINGS:
-        raise StartupError(
-            f"{folder} has the classifier_pooling {pooling}; known here: {', '.join(_POOLINGS)}"
-        )
-    return _POOLINGS[pooling]
 
 
 def _last_before_padding(padding: int | None, hidden: Tensor, packed: PackedBatch) -> Tensor:
@@ -352,10 +342,3 @@ def _last_before_padding(padding: int | None, hidden: Tensor, packed: PackedBatc
     if padding is not None:
         places = torch.where(packed.input_ids[0] != padding, places, -1).cummax(0).values
     return hidden[torch.maximum(places[stops - 1], starts)]
-
-
-def _labels(folder: Path, logits: int) -> tuple[str, ...]:
-    """The names of `id2label`, or those that transformers gives."""
-    names: Any = read_config(folder).get("id2label")
-    names = names if isinstance(names, dict) else {}
-    return tuple(str(names.get(str(index), f"LABEL_{index}")) for index in range(logits))

@@ -4,8 +4,8 @@ The former make dense vectors alone, by pooling, then projections and scaling to
 latter make lexical weights and ColBERT vectors of the same states as well, by a head for each.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from smart_embedder.engine.records import FloatArray, Outputs, SparseVector, TokenIds
+from smart_embedder.engine.records import Outputs
 from smart_embedder.errors import StartupError
 from smart_embedder.models.batch.blocks import Indices, to_device
 from smart_embedder.models.batch.packing import PackedBatch
@@ -39,10 +39,10 @@ from smart_embedder.models.families.load import (
     load_tokenizer,
 )
 from smart_embedder.models.ops.backend import Backend
-from smart_embedder.models.tasks.base import HeadsEmbedder, KindRows, token_states, token_vectors
+from smart_embedder.models.tasks.base import HeadsEmbedder, token_states, token_vectors
 from smart_embedder.models.tasks.pooling import load_steps, mean, pool
 from smart_embedder.models.tasks.qwen3 import DEFAULT_INSTRUCTION
-from smart_embedder.models.text.tokenizer import TextTokenizer, ids_of
+from smart_embedder.models.text.tokenizer import TextTokenizer
 
 # As sentence-transformers does for a folder without a configuration.
 _DEFAULT_POOLING = "mean"
@@ -58,51 +58,21 @@ HEADS = _SPARSE_HEAD, _COLBERT_HEAD = "sparse_linear.pt", "colbert_linear.pt"
 _WITHOUT_WEIGHT = ("<s>", "</s>", "<pad>", "<unk>", "[CLS]", "[SEP]", "[PAD]", "[UNK]")
 
 
-@dataclass(frozen=True, slots=True)
-class PooledVectors:
-    """Makes the dense vectors: `poolings`, then `steps`, from vectors to vectors, in float32."""
-
-    poolings: Sequence[str]
-    steps: Sequence[Callable[[Tensor], Tensor]]
-
-    def __call__(self, hidden: Tensor, packed: PackedBatch, sequences: Indices) -> DeviceRows:
-        """Implement `SequenceHead`."""
-        vectors = pool(hidden, packed, self.poolings, sequences)
-        for step in self.steps:
-            vectors = step(vectors)
-        return DeviceRows.of(vectors)
-
-
 class DenseEmbedder(HeadsEmbedder):
     """Implements `smart_embedder.engine.model.Embedder` for dense vectors alone."""
 
     kinds = Outputs(dense=True, states=True)
 
     def __init__(
-        self,
-        name: str,
-        backbone: Backbone,
-        tokenizer: TextTokenizer,
-        config: SentenceConfig,
-        *,
-        min_dimensions: int | None = None,
+        self, name: str, backbone: Backbone, tokenizer: TextTokenizer, config: SentenceConfig
     ) -> None:
+        super().__init__(name, backbone, tokenizer, config.prompts, config.default_prompt)
         width = backbone.hidden_size * len(config.poolings)
-        steps, self._width = load_steps(config.steps, width, backbone.device)
-        super().__init__(
-            name, backbone, tokenizer, config.prompts,
-            dense_head=PooledVectors(config.poolings, steps),
-            token_heads={"states": token_states},
-        )  # fmt: skip
-        self.default_prompt = config.default_prompt
-        self.min_dimensions = min_dimensions
-        self.normalizes = bool(config.steps) and isinstance(config.steps[-1], Normalization)
+        steps, self.dense_width = load_steps(config.steps, width, backbone.device)
+        self._dense_head = partial(pooled_vectors, config.poolings, steps)
+        self._token_heads = {"states": token_states}
+        self.normalizes = config.steps[-1:] == (Normalization(),)
         self.pooling = "+".join(config.poolings)
-
-    @property
-    def dense_width(self) -> int:
-        """Numbers in a dense vector."""
-        return self._width
 
 
 def load_dense_embedder(
@@ -134,8 +104,9 @@ def load_dense_embedder(
         config = _of_qwen3(folder, config, tokenizer)
     if overrides.normalize is not None:
         config = replace(config, steps=_scaled(config.steps, overrides.normalize))
-    fewest = _QWEN_MIN_DIMENSIONS if decoder else None
-    return DenseEmbedder(name, backbone, tokenizer, config, min_dimensions=fewest)
+    model = DenseEmbedder(name, backbone, tokenizer, config)
+    model.min_dimensions = _QWEN_MIN_DIMENSIONS if decoder else None
+    return model
 
 
 def _of_qwen3(folder: Path, config: SentenceConfig, tokenizer: TextTokenizer) -> SentenceConfig:
@@ -171,8 +142,7 @@ def _require_encoder(folder: Path) -> None:
 
 def _scaled(steps: tuple[Step, ...], normalize: bool) -> tuple[Step, ...]:
     """The steps, with scaling to unit length as their last one or without it there."""
-    scales = bool(steps) and isinstance(steps[-1], Normalization)
-    before = steps[:-1] if scales else steps
+    before = steps[:-1] if steps[-1:] == (Normalization(),) else steps
     return (*before, Normalization()) if normalize else before
 
 
@@ -183,60 +153,42 @@ class M3Embedder(HeadsEmbedder):
     normalizes = True
 
     def __init__(
-        self,
-        *,
-        name: str,
-        backbone: Backbone,
-        tokenizer: TextTokenizer,
-        sparse_head: nn.Linear,
-        colbert_head: nn.Linear,
-        pooling: str,
-        prompts: Mapping[str, str],
+        self, name: str, folder: Path, backbone: Backbone, tokenizer: TextTokenizer
     ) -> None:
-        super().__init__(
-            name, backbone, tokenizer, prompts,
-            dense_head=partial(dense_vectors, backbone.backend, pooling),
-            token_heads={
-                "sparse": partial(token_weights, sparse_head),
-                "colbert": partial(token_vectors, colbert_head, backbone),
-                "states": token_states,
-            },
-        )  # fmt: skip
-        self.pooling = pooling
-        self.colbert_width = colbert_head.out_features
-        without_weight = map(tokenizer.token_id, _WITHOUT_WEIGHT)
-        self._without_weight = ids_of([each for each in without_weight if each is not None])
-
-    def _sparse_vectors(
-        self, sequences: list[TokenIds], weights: KindRows | None
-    ) -> dict[int, SparseVector]:
-        if weights is None:
-            return {}
-        rows = {
-            index: each
-            for index in range(len(sequences))
-            if (each := weights.of(index)) is not None
+        width, device, dtype = backbone.hidden_size, backbone.device, backbone.dtype
+        sparse_head = read_linear(folder / _SPARSE_HEAD, width, 1).to(device, dtype)
+        colbert_head = read_linear(folder / _COLBERT_HEAD, width).to(device, dtype)
+        self.pooling = read_pooling(folder)
+        super().__init__(name, backbone, tokenizer, read_prompts(folder))
+        self._dense_head = partial(dense_vectors, backbone.backend, self.pooling)
+        self._token_heads = {
+            "sparse": partial(token_weights, sparse_head),
+            "colbert": partial(token_vectors, colbert_head, backbone),
+            "states": token_states,
         }
-        asking = [sequences[index] for index in rows]
-        vectors = sparse_vectors(asking, list(rows.values()), self._without_weight)
-        return dict(zip(rows, vectors, strict=True))
+        without_weight = map(tokenizer.token_id, _WITHOUT_WEIGHT)
+        self._without_weight = np.array([i for i in without_weight if i is not None], np.int64)
+        self.colbert_width = colbert_head.out_features
 
 
 def load_m3_embedder(name: str, folder: Path, max_length: int, target: Target) -> M3Embedder:
     """Load a checkpoint of bge-m3's shape; raise `StartupError` for whatever is wrong with it."""
     tokenizer = load_tokenizer(folder, max_length)
-    backbone = load_encoder(folder, target, tokenizer)
-    sparse_head = read_linear(folder / _SPARSE_HEAD, backbone.hidden_size, 1)
-    colbert_head = read_linear(folder / _COLBERT_HEAD, backbone.hidden_size)
-    return M3Embedder(
-        name=name,
-        backbone=backbone,
-        tokenizer=tokenizer,
-        sparse_head=sparse_head.to(backbone.device, backbone.dtype),
-        colbert_head=colbert_head.to(backbone.device, backbone.dtype),
-        pooling=read_pooling(folder),
-        prompts=read_prompts(folder),
-    )
+    return M3Embedder(name, folder, load_encoder(folder, target, tokenizer), tokenizer)
+
+
+def pooled_vectors(
+    poolings: Sequence[str],
+    steps: Sequence[Callable[[Tensor], Tensor]],
+    hidden: Tensor,
+    packed: PackedBatch,
+    sequences: Indices,
+) -> DeviceRows:
+    """`[S, width]` float32 by `poolings`, then `steps` from vectors to vectors."""
+    vectors = pool(hidden, packed, poolings, sequences)
+    for step in steps:
+        vectors = step(vectors)
+    return DeviceRows.of(vectors)
 
 
 def dense_vectors(
@@ -253,24 +205,3 @@ def dense_vectors(
 def token_weights(head: nn.Linear, states: Tensor) -> DeviceRows:
     """`[R]`: the lexical weight of each token with states `[R, hidden]`, if it is above 0."""
     return DeviceRows.of(head(states).squeeze(-1))
-
-
-def sparse_vectors(
-    sequences: list[TokenIds], weights: list[FloatArray], without_weight: TokenIds
-) -> list[SparseVector]:
-    """For each sequence its largest weight for each distinct token, where above 0.
-
-    Tokens in `without_weight` have none. One sort over the whole batch; never an array as long as
-    the vocabulary.
-    """
-    ids = np.concatenate(sequences)
-    values = np.concatenate(weights)
-    owner = np.repeat(np.arange(len(sequences)), [len(s) for s in sequences])
-    kept = (values > 0) & ~np.isin(ids, without_weight)
-    keys, inverse = np.unique(owner[kept] << 32 | ids[kept], return_inverse=True)
-    largest = np.zeros(len(keys), dtype=np.float32)
-    np.maximum.at(largest, inverse, values[kept])
-    borders = np.searchsorted(keys, np.arange(1, len(sequences)) << 32)
-    indices = keys & 0xFFFFFFFF
-    pairs = zip(np.split(indices, borders), np.split(largest, borders), strict=True)
-    return [SparseVector(index, value) for index, value in pairs]

@@ -42,14 +42,7 @@ def load_embedder(
     effect on such a model.
     """
     _warn_of_code(name, folder)
-    model = _load_embedder(name, folder, max_length, target, overrides)
-    model.prompts = {**model.prompts, **overrides.prompts}
-    return model
-
-
-def _load_embedder(
-    name: str, folder: Path, max_length: int, target: Target, overrides: SentenceOverrides
-) -> EmbeddingModel:
+    pooling = None
     for module in read_modules(folder):
         if module.kind in _SPARSE_ALONE:
             raise StartupError(
@@ -57,17 +50,24 @@ def _load_embedder(
                 "SpladePooling is"
             )
         if module.kind == "SpladePooling":
-            overrides.refuse("pooling", "normalize", for_model=f"{name}, a SPLADE model")
-            return load_splade_embedder(name, folder, max_length, target, pooling=module.folder)
-    if is_colbert(folder):
+            pooling = module.folder
+            break
+    model: EmbeddingModel
+    if pooling is not None:
+        overrides.refuse("pooling", "normalize", for_model=f"{name}, a SPLADE model")
+        model = load_splade_embedder(name, folder, max_length, target, pooling=pooling)
+    elif is_colbert(folder):
         every = ("pooling", "normalize", "query_prompt", "document_prompt")
         overrides.refuse(*every, for_model=f"{name}, a ColBERT model")
-        return load_colbert_embedder(name, folder, max_length, target)
-    if any((folder / head).is_file() for head in HEADS):
+        model = load_colbert_embedder(name, folder, max_length, target)
+    elif any((folder / head).is_file() for head in HEADS):
         kind = f"{name}, which is of bge-m3's kind"
         overrides.refuse("pooling", "normalize", for_model=kind)
-        return load_m3_embedder(name, folder, max_length, target)
-    return load_dense_embedder(name, folder, max_length, target, overrides)
+        model = load_m3_embedder(name, folder, max_length, target)
+    else:
+        model = load_dense_embedder(name, folder, max_length, target, overrides)
+    model.prompts = {**model.prompts, **overrides.prompts}
+    return model
 
 
 def load_reranker(

@@ -53,10 +53,6 @@ def mean(hidden: Tensor, packed: PackedBatch) -> Tensor:
     return _reduced(hidden, packed, "mean")
 
 
-def _max(hidden: Tensor, packed: PackedBatch) -> Tensor:
-    return _reduced(hidden, packed, "max")
-
-
 def _mean_sqrt_length(hidden: Tensor, packed: PackedBatch) -> Tensor:
     return _reduced(hidden, packed, "sum") / _lengths(packed).sqrt()[:, None]
 
@@ -80,13 +76,8 @@ def _reduced(states: Tensor, packed: PackedBatch, how: str) -> Tensor:
 
 def one_by_one(states: Tensor, packed: PackedBatch, how: str) -> Tensor:
     """`[N, hidden]`: the mean, max or sum of each sequence's states, by an operator for each."""
-    parts = torch.split(states.float(), packed.lengths)
-    match how:
-        case "mean":
-            return torch.stack([part.mean(0) for part in parts])
-        case "max":
-            return torch.stack([part.amax(0) for part in parts])
-    return torch.stack([part.sum(0) for part in parts])
+    reduce: Callable[..., Tensor] = getattr(torch, {"max": "amax"}.get(how, how))
+    return torch.stack([reduce(part, 0) for part in torch.split(states.float(), packed.lengths)])
 
 
 def _lengths(packed: PackedBatch) -> Tensor:
@@ -96,7 +87,7 @@ def _lengths(packed: PackedBatch) -> Tensor:
 _POOLINGS: dict[str, Callable[[Tensor, PackedBatch], Tensor]] = {
     "cls": first,
     "last_token": last,
-    "max": _max,
+    "max": partial(_reduced, how="max"),
     "mean": mean,
     "mean_sqrt_length": _mean_sqrt_length,
     "weighted_mean": _weighted_mean,
@@ -117,7 +108,10 @@ class DenseLayer(nn.Module):
 
     @classmethod
     def load(cls, projection: Projection) -> "DenseLayer":
-        """Read the weights; raises `StartupError` where they cannot be read."""
+        """Read the weights; raises `StartupError` where they cannot be read.
+
+        The activation is a module of PyTorch; no other code that a configuration names is run.
+        """
         weights = Weights.read(projection.folder)
         shape = projection.in_features, projection.out_features
         residual: nn.Module | None = None
@@ -125,24 +119,19 @@ class DenseLayer(nn.Module):
             same = shape[0] == shape[1]
             residual = nn.Identity() if same else weights.linear("residual", *shape, bias=False)
         linear = weights.linear("linear", *shape, bias=projection.bias)
-        return cls(linear, _activation(projection), residual)
+        package, _, name = projection.activation.rpartition(".")
+        activation = getattr(torch.nn, name, None)
+        if package.split(".")[0] != "torch" or not isinstance(activation, type):
+            raise StartupError(
+                f"{projection.folder} has the activation {projection.activation}, which is none of "
+                "PyTorch's"
+            )
+        return cls(linear, activation(), residual)
 
     def forward(self, states: Tensor) -> Tensor:
         """`[rows, out]` of states `[rows, in]`."""
         projected: Tensor = self._activation(self._linear(states))
         return projected if self._residual is None else projected + self._residual(states)
-
-
-def _activation(projection: Projection) -> nn.Module:
-    """A module of PyTorch; no other code that a configuration names is run."""
-    package, _, name = projection.activation.rpartition(".")
-    found = getattr(torch.nn, name, None)
-    if package.split(".")[0] != "torch" or not isinstance(found, type):
-        raise StartupError(
-            f"{projection.folder} has the activation {projection.activation}, which is none of "
-            "PyTorch's"
-        )
-    return found()  # type: ignore[no-any-return]
 
 
 def load_steps(
@@ -156,23 +145,18 @@ def load_steps(
     for step in steps:
         if isinstance(step, Normalization):
             loaded.append(partial(functional.normalize, dim=-1))
-            continue
-        if isinstance(step, Truncation):
-            loaded.append(partial(_truncate, step.width))
+        elif isinstance(step, Truncation):
             width = min(width, step.width)
-            continue
-        if step.in_features != width:
+            loaded.append(partial(torch.narrow, dim=1, start=0, length=width))
+        elif step.in_features != width:
             raise StartupError(
                 f"the projection in {step.folder} takes {step.in_features} numbers, and there are "
                 f"{width}"
             )
-        loaded.append(DenseLayer.load(step).to(device, torch.float32))
-        width = step.out_features
+        else:
+            loaded.append(DenseLayer.load(step).to(device, torch.float32))
+            width = step.out_features
     return loaded, width
-
-
-def _truncate(width: int, vectors: Tensor) -> Tensor:
-    return vectors[:, :width]
 
 
 def load_token_projection(folder: Path, weights: Weights, width: int) -> nn.Sequential:

@@ -4,7 +4,6 @@ The score is that of the Qwen3-Reranker model card.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -60,11 +59,10 @@ class QwenReranker(DeviceModel[float]):
 
     def __init__(
         self,
-        *,
         name: str,
         backbone: Backbone,
-        yes_minus_no: Tensor,
         tokenizer: TextTokenizer,
+        yes_minus_no: Tensor,
         max_batch_sequences: int,
     ) -> None:
         super().__init__(name, backbone, tokenizer)
@@ -111,27 +109,6 @@ def load_qwen_reranker(
     say what it is for is logged.
     """
     weights = Weights.read(folder)
-    _require_language_model(folder, weights)
-    if "rerank" not in name.lower():
-        log.warning(
-            "language_model_reranks",
-            model=name,
-            detail="its scores are those of Qwen3-Reranker's prompt, and mean little where it was "
-            "not trained with it",
-        )
-    backbone = load_decoder(folder, target, weights)
-    tokenizer = TextTokenizer.from_folder(folder, min(max_length, backbone.max_length))
-    return QwenReranker(
-        name=name,
-        backbone=backbone,
-        yes_minus_no=_yes_minus_no(weights, tokenizer).to(target.device),
-        tokenizer=tokenizer,
-        max_batch_sequences=max_batch_sequences,
-    )
-
-
-def _require_language_model(folder: Path, weights: Weights) -> None:
-    """Raise `StartupError` where architecture or tensors are not those of a language model."""
     if (folder / "1_Pooling").is_dir() or weights.before(_TOKENS).prefix != _PREFIX:
         raise StartupError(
             f"{folder} holds an embedding model and not a reranker: it has no head of a language "
@@ -144,6 +121,17 @@ def _require_language_model(folder: Path, weights: Weights) -> None:
             f"{folder} holds a {named[0]}, which is no reranker: known of type qwen3 are "
             f"{_ARCHITECTURE}, as Qwen3-Reranker, and Qwen3ForSequenceClassification"
         )
+    if "rerank" not in name.lower():
+        log.warning(
+            "language_model_reranks",
+            model=name,
+            detail="its scores are those of Qwen3-Reranker's prompt, and mean little where it was "
+            "not trained with it",
+        )
+    backbone = load_decoder(folder, target, weights)
+    tokenizer = TextTokenizer.from_folder(folder, min(max_length, backbone.max_length))
+    yes_minus_no = _yes_minus_no(weights, tokenizer).to(target.device)
+    return QwenReranker(name, backbone, tokenizer, yes_minus_no, max_batch_sequences)
 
 
 def _yes_minus_no(weights: Weights, tokenizer: TextTokenizer) -> Tensor:
@@ -161,21 +149,6 @@ def _yes_minus_no(weights: Weights, tokenizer: TextTokenizer) -> Tensor:
     sizes = DecoderConfig.read(weights.folder)
     yes_row, no_row = (vocabulary_head(weights, sizes, token) for token in (yes, no))
     return yes_row.float() - no_row.float()
-
-
-@dataclass(frozen=True, slots=True)
-class PromptHead:
-    """The part before a passage: `tokens` of content, of which `ids` holds those that are read.
-
-    The query's tokens are those from `query_start` to `query_stop`; `ids` begins with the prefix.
-    Where not `exact`, the counts are lower bounds.
-    """
-
-    ids: TokenIds
-    tokens: int
-    query_start: int
-    query_stop: int
-    exact: bool = True
 
 
 class QwenTemplate:
@@ -201,50 +174,44 @@ class QwenTemplate:
         truncation: TruncationOptions = CUT_AT_END,
     ) -> list[TokenizedPair]:
         """The query with each passage; the part before a passage is cut only after the passage."""
-        head = self._head(query, instruction)
-        limit = max(0, self._limit - head.tokens)
-        if truncation.max_tokens is not None:
-            limit = min(limit, truncation.max_tokens)
-        texts = [f" {passage}" for passage in passages]
-        ends = self._tokenizer.encode_plain(texts, limit, truncation.side)
-        return [self._pair(head, end) for end in ends]
-
-    def _head(self, query: str, instruction: str) -> PromptHead:
         texts = [f"<Instruct>: {instruction}\n<Query>:", f" {query}{_BEHIND_QUERY}"]
         before, query_tokens = self._tokenizer.encode_plain(texts, self._limit)
         content = np.concatenate((before.ids, query_tokens.ids))[: self._limit]
-        return PromptHead(
-            ids=np.concatenate((self.prefix, content)),
-            tokens=before.total + query_tokens.total,
-            exact=before.exact and query_tokens.exact,
-            query_start=before.total + self._spaces(query_tokens),
-            query_stop=before.total + query_tokens.total - self._tokens_behind(query_tokens),
-        )
+        head = np.concatenate((self.prefix, content))
+        # Of the tokens before a passage, those of the query itself; lower bounds where not `exact`.
+        tokens = before.total + query_tokens.total
+        query_start = before.total + self._spaces(query_tokens)
+        query_stop = tokens
+        exact = before.exact and query_tokens.exact
+        if query_tokens.exact:
+            behind = self._behind_query
+            # A line's end that is one with the query's last token is of the query.
+            alone = query_tokens.last[-len(behind) :] == behind.tolist()
+            query_stop -= len(behind) if alone else len(behind) - 1
+        limit = max(0, self._limit - tokens)
+        if truncation.max_tokens is not None:
+            limit = min(limit, truncation.max_tokens)
+        pairs: list[TokenizedPair] = []
+        passages = [f" {passage}" for passage in passages]
+        for end in self._tokenizer.encode_plain(passages, limit, truncation.side):
+            spaces = self._spaces(end)
+            # Where the passage is cut from the left, the template's space is the first to go.
+            spaces_kept = 0 if end.side == "left" and end.total > end.kept else spaces
+            kept = min(self._limit, tokens + end.total)
+            pairs.append(
+                TokenizedPair(
+                    sequence=JoinedIds(head, end.take(NO_IDS, self.suffix)),
+                    query_tokens=query_stop - query_start,
+                    query_kept=max(0, min(kept, query_stop) - query_start),
+                    passage_tokens=end.total - spaces,
+                    passage_kept=max(0, end.kept - spaces_kept),
+                    query_exact=exact,
+                    passage_exact=end.exact,
+                )
+            )
+        return pairs
 
     def _spaces(self, text: TruncatedTokens) -> int:
         """Tokens of the template's space; none where it is part of the text's first token."""
         space = self._space
         return len(space) if text.first[: len(space)] == space.tolist() and len(space) else 0
-
-    def _tokens_behind(self, query_tokens: TruncatedTokens) -> int:
-        """Tokens behind the query, without a line's end that is one with the query's last token."""
-        behind = self._behind_query
-        if not query_tokens.exact:
-            return 0
-        alone = query_tokens.last[-len(behind) :] == behind.tolist()
-        return len(behind) if alone else len(behind) - 1
-
-    def _pair(self, head: PromptHead, end: TruncatedTokens) -> TokenizedPair:
-        spaces = self._spaces(end)
-        # Where the passage is cut from the left, the template's space is the first to go.
-        spaces_kept = 0 if end.side == "left" and end.total > end.kept else spaces
-        kept = min(self._limit, head.tokens + end.total)
-        return TokenizedPair(
-            sequence=JoinedIds(head.ids, end.take(NO_IDS, self.suffix)),
-            query_tokens=head.query_stop - head.query_start,
-            query_kept=max(0, min(kept, head.query_stop) - head.query_start),
-            passage_tokens=end.total - spaces,
-            passage_kept=max(0, end.kept - spaces_kept),
-            query_exact=head.exact,
-            passage_exact=end.exact,
-        )

@@ -3,11 +3,10 @@
 Source: "SPLADE v2" (Formal et al. 2021), as sentence-transformers' `SpladePooling` computes it.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -173,18 +172,16 @@ class SpladeEmbedder(EmbeddingModel):
 
     def __init__(
         self,
-        *,
         name: str,
+        folder: Path,
         backbone: Backbone,
         tokenizer: TextTokenizer,
+        *,
         head: MaskedLanguageHead,
         splade: SpladePooling,
-        prompts: Mapping[str, str],
-        default_prompt: str,
     ) -> None:
-        super().__init__(name, backbone, tokenizer)
-        self.prompts = prompts
-        self.default_prompt = default_prompt
+        prompts, default = read_prompts(folder), read_default_prompt(folder)
+        super().__init__(name, backbone, tokenizer, prompts, default)
         self._head = head
         self._splade = splade
 
@@ -270,15 +267,9 @@ def load_splade_embedder(
     weights = Weights.read(folder)
     texts = TextOptions.read(folder)
     backbone, tokenizer = load_backbone(folder, target, max_length, texts, weights=weights)
-    return SpladeEmbedder(
-        name=name,
-        backbone=backbone,
-        tokenizer=tokenizer,
-        head=load_masked_language_head(folder, weights, backbone),
-        splade=SpladePooling.read(pooling, read_vector_limit(folder, "max_active_dims")),
-        prompts=read_prompts(folder),
-        default_prompt=read_default_prompt(folder),
-    )
+    head = load_masked_language_head(folder, weights, backbone)
+    splade = SpladePooling.read(pooling, read_vector_limit(folder, "max_active_dims"))
+    return SpladeEmbedder(name, folder, backbone, tokenizer, head=head, splade=splade)
 
 
 def load_masked_language_head(
@@ -289,7 +280,15 @@ def load_masked_language_head(
     Raises `StartupError` where it has none, or one of a family that is not known here.
     """
     config = read_config(folder)
-    names = _names(folder, config, weights)
+    kind = config.get("model_type")
+    names = _NAMES.get(str(kind))
+    if names is None:
+        raise StartupError(
+            f"{folder} holds a masked language model of type {kind}; known here: "
+            f"{', '.join(_NAMES)}"
+        )
+    if f"{names.dense}.weight" not in weights:
+        raise StartupError(f"{folder} lacks the head of a masked language model: {names.dense}")
     device, dtype, backend = backbone.device, backbone.dtype, backbone.backend
     to_logits = _decoder(weights, names, has_bias=bool(config.get("decoder_bias", True)))
     epsilon = _DEFAULT_EPSILON
@@ -299,9 +298,18 @@ def load_masked_language_head(
     width = to_logits.in_features
     has_bias = f"{names.dense}.bias" in weights
     dense = weights.linear(names.dense, backbone.hidden_size, width, bias=has_bias)
+    activation = "gelu" if names.activation is None else config.get(names.activation, "gelu")
+    if activation not in ACTIVATIONS:
+        raise StartupError(f"{folder} has the activation {activation}, which is not known here")
+    to_transformed = backend.linear([dense.to(device, dtype)], str(activation))
+    # PyTorch takes parameters that are more exact than the states on a CPU alone.
+    exact = torch.float32 if device.type == "cpu" else dtype
+    has_bias = f"{names.norm}.bias" in weights
+    weight = weights.get(f"{names.norm}.weight", width)
+    bias = weights.get(f"{names.norm}.bias", width) if has_bias else torch.zeros(width)
     return MaskedLanguageHead(
-        backend.linear([dense.to(device, dtype)], _activation(folder, config, names)),
-        _norm(weights, names.norm, width, epsilon, backbone),
+        to_transformed,
+        LayerNorm(weight.to(device, exact, copy=True), bias.to(device, exact, copy=True), epsilon),
         backend.linear([to_logits.to(device, dtype)]),
         to_logits.out_features,
     )
@@ -314,35 +322,3 @@ def _decoder(weights: Weights, names: _Names, *, has_bias: bool) -> nn.Linear:
     weight = decoder.get(name, *decoder.tensors[decoder.prefix + name].shape)
     bias = next((each for each in names.bias if each in weights), names.bias[0])
     return linear_of(weight, weights.get(bias, len(weight)) if has_bias else None)
-
-
-def _names(folder: Path, config: dict[str, Any], weights: Weights) -> _Names:
-    kind = config.get("model_type")
-    names = _NAMES.get(str(kind))
-    if names is None:
-        raise StartupError(
-            f"{folder} holds a masked language model of type {kind}; known here: "
-            f"{', '.join(_NAMES)}"
-        )
-    if f"{names.dense}.weight" not in weights:
-        raise StartupError(f"{folder} lacks the head of a masked language model: {names.dense}")
-    return names
-
-
-def _activation(folder: Path, config: dict[str, Any], names: _Names) -> str:
-    name = "gelu" if names.activation is None else config.get(names.activation, "gelu")
-    if name not in ACTIVATIONS:
-        raise StartupError(f"{folder} has the activation {name}, which is not known here")
-    return str(name)
-
-
-def _norm(weights: Weights, name: str, width: int, epsilon: float, backbone: Backbone) -> LayerNorm:
-    # PyTorch takes parameters that are more exact than the states on a CPU alone.
-    dtype = torch.float32 if backbone.device.type == "cpu" else backbone.dtype
-    weight = weights.get(f"{name}.weight", width)
-    has_bias = f"{name}.bias" in weights
-    bias = weights.get(f"{name}.bias", width) if has_bias else torch.zeros(width)
-    device = backbone.device
-    return LayerNorm(
-        weight.to(device, dtype, copy=True), bias.to(device, dtype, copy=True), epsilon
-    )

@@ -10,7 +10,7 @@ would be read without limit, so long runs of them are shortened.
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -105,43 +105,21 @@ class Slicer:
 
     def slices(self, text: str, *, from_end: bool = False) -> Iterator[str]:
         """The text in slices, the last one first if `from_end`; an empty text has none."""
-        return self._from_end(text) if from_end else self._from_start(text)
-
-    def _from_start(self, text: str) -> Iterator[str]:
-        start = 0
-        while start < len(text):
-            stop = self._stop(text, start)
+        begin, end = 0, len(text)
+        while begin < end:
+            for growth in NORMALIZATION_GROWTHS:
+                length = max(1, self.characters // growth)
+                start = max(0, end - length) if from_end else begin
+                stop = end if from_end else min(begin + length, end)
+                if normalization_growth(text[start:stop]) <= growth:
+                    break
+            if from_end:
+                border = self._border.search(text, start - 1, stop) if start else None
+                end = start = border.end() if border else start
+            else:
+                border = self._last_border.match(text, start, stop + 1) if stop < end else None
+                begin = stop = border.end() if border else stop
             yield text[start:stop]
-            start = stop
-
-    def _from_end(self, text: str) -> Iterator[str]:
-        stop = len(text)
-        while stop:
-            start = self._start(text, stop)
-            yield text[start:stop]
-            stop = start
-
-    def _stop(self, text: str, start: int) -> int:
-        stop = start + self._max_length(lambda length: text[start : start + length])
-        if stop >= len(text):
-            return len(text)
-        border = self._last_border.match(text, start, stop + 1)
-        return border.end() if border else stop
-
-    def _start(self, text: str, stop: int) -> int:
-        start = stop - self._max_length(lambda length: text[max(0, stop - length) : stop])
-        if start <= 0:
-            return 0
-        border = self._border.search(text, start - 1, stop)
-        return border.end() if border else start
-
-    def _max_length(self, part: Callable[[int], str]) -> int:
-        """The most characters that make one slice; `part` gives so many of the text's next."""
-        for growth in NORMALIZATION_GROWTHS:
-            length = max(1, self.characters // growth)
-            if normalization_growth(part(length)) <= growth:
-                break
-        return length
 
 
 def _borders_of(tokenizer: Tokenizer) -> str:

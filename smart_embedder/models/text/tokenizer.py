@@ -48,35 +48,7 @@ _PREPENDS = {"always": True, "never": False}
 COUNTED_TOKENS = 65_536
 
 
-def ids_of(ids: list[int]) -> TokenIds:
-    """The ids as an array."""
-    return np.array(ids, dtype=np.int64)
-
-
-NO_IDS = ids_of([])
-
-
-@dataclass(frozen=True, slots=True)
-class Template:
-    """The special tokens before and after a text."""
-
-    prefix: TokenIds
-    suffix: TokenIds
-
-    def __len__(self) -> int:
-        return len(self.prefix) + len(self.suffix)
-
-
-@dataclass(frozen=True, slots=True)
-class PairTemplate:
-    """The special tokens before, between and after two texts."""
-
-    prefix: TokenIds
-    middle: TokenIds
-    suffix: TokenIds
-
-    def __len__(self) -> int:
-        return len(self.prefix) + len(self.middle) + len(self.suffix)
+NO_IDS = np.array([], dtype=np.int64)
 
 
 @dataclass(slots=True)
@@ -98,9 +70,7 @@ class TruncatedTokens:
     @property
     def ids(self) -> TokenIds:
         """The kept ids, `[tokens]`."""
-        if len(self._parts) != 1:
-            self._parts = [np.concatenate([NO_IDS, *self._parts])]
-        return self._parts[0]
+        return np.concatenate([NO_IDS, *self._parts])
 
     @property
     def kept(self) -> int:
@@ -113,22 +83,17 @@ class TruncatedTokens:
         self._parts.clear()
         return ids
 
-    @property
-    def counted(self) -> bool:
-        """Whether further ids are neither kept nor counted."""
-        return self.total >= self.limit + COUNTED_TOKENS
-
     def add(self, ids: list[int]) -> None:
         """Add the next ids of the text, which precede the others if `side` is left."""
         left = self.limit - self.total
         if self.side == "right":
             if left > 0:
-                self._parts.append(ids_of(ids[:left]))
+                self._parts.append(np.array(ids[:left], np.int64))
             self.first = (self.first + ids[:_END_IDS])[:_END_IDS]
             self.last = (self.last + ids[-_END_IDS:])[-_END_IDS:]
         else:
             if left > 0:
-                self._parts.insert(0, ids_of(ids[-left:]))
+                self._parts.insert(0, np.array(ids[-left:], np.int64))
             self.first = (ids[:_END_IDS] + self.first)[:_END_IDS]
             self.last = (ids[-_END_IDS:] + self.last)[-_END_IDS:]
         self.total += len(ids)
@@ -136,11 +101,15 @@ class TruncatedTokens:
     def begin_with(self, ids: list[int]) -> None:
         """Keep these ids of the text's beginning, in place of the first kept ones."""
         end = self.ids[min(len(ids), self.limit) :]
-        self._parts = [ids_of(ids[: self.limit]), end]
+        self._parts = [np.array(ids[: self.limit], np.int64), end]
 
 
 class TextTokenizer:
-    """Turns texts into the token ids of one model, cut to `max_length`."""
+    """Turns texts into the token ids of one model, cut to `max_length`.
+
+    `closing` is a token that must end every text, whether the file's own template adds it or not.
+    Texts are tokenised in slices of `slice_characters`.
+    """
 
     def __init__(
         self,
@@ -157,14 +126,21 @@ class TextTokenizer:
             # An attacker's long words would fill the library's cache with 150 MB.
             tokenizer.model._resize_cache(_REMEMBERED_WORDS)  # noqa: SLF001
         self._tokenizer = tokenizer
-        self._template = closed_with(template_of(tokenizer), closing, tokenizer)
         self._slicer = Slicer(tokenizer, slice_characters)
         self._shortener = RunShortener(tokenizer)
+        self._prefix, self._suffix = template_of(tokenizer, "a")
+        if closing is not None:
+            token_id = tokenizer.token_to_id(closing)
+            if token_id is None:
+                raise StartupError(f"the vocabulary has no token {closing}")
+            if token_id not in self._suffix[-1:]:
+                self._suffix = np.append(self._suffix, token_id)
         self.max_length = max_length
-        if max_length <= len(self._template):
+        self._frame = len(self._prefix) + len(self._suffix)
+        if max_length <= self._frame:
             raise StartupError(
                 f"a length limit of {max_length} tokens leaves no room for text beside the "
-                f"{len(self._template)} special tokens of this model"
+                f"{self._frame} special tokens of this model"
             )
 
     @classmethod
@@ -179,9 +155,7 @@ class TextTokenizer:
     ) -> "TextTokenizer":
         """Read `tokenizer.json`; raise `StartupError` where it is missing, damaged or another's.
 
-        `closing` is a token that must end every text, whether the file's own template adds it or
-        not. `lower_case` makes letters small first. Texts are tokenised in slices of
-        `slice_characters`.
+        `lower_case` makes letters small first.
         """
         path = folder / "tokenizer.json"
         if not path.is_file():
@@ -205,15 +179,14 @@ class TextTokenizer:
 
         A text without a token, of a model without special ones, is read as token 0.
         """
-        limit = self.max_length - len(self._template)
+        limit = self.max_length - self._frame
         if truncation.max_tokens is not None:
             limit = min(limit, truncation.max_tokens)
-        plain = self.encode_plain(texts, limit, truncation.side, prompt)
-        template, tokenized = self._template, []
-        for text in plain:
-            ids = text.take(template.prefix, template.suffix)
+        tokenized: list[TokenizedText] = []
+        for text in self.encode_plain(texts, limit, truncation.side, prompt):
+            ids = text.take(self._prefix, self._suffix)
             if len(ids):
-                tokenized.append(TokenizedText(ids, text.total + len(template), text.exact))
+                tokenized.append(TokenizedText(ids, text.total + self._frame, text.exact))
             else:  # A forward needs at least one token.
                 tokenized.append(TokenizedText(np.zeros(1, dtype=np.int64), 1))
         return tokenized
@@ -243,7 +216,7 @@ class TextTokenizer:
         for text, tokens in zip(texts, truncated, strict=True):
             for text_slice in self._slicer.slices(prompt + text, from_end=tokens.side == "left"):
                 stop_if_given_up()
-                if tokens.counted:
+                if tokens.total >= tokens.limit + COUNTED_TOKENS:
                     tokens.exact = False
                     break
                 short = self._shortener.shorten(text_slice)
@@ -290,15 +263,15 @@ class TextTokenizer:
                 part = slice(start, start + _OFFSETS_AT_ONCE)
                 offsets[part] = pairs[part]
             offsets += begin
-            yield TokenSpans(ids_of(encoding.ids), offsets[:, 0], offsets[:, 1])
+            yield TokenSpans(np.array(encoding.ids, np.int64), offsets[:, 0], offsets[:, 1])
             begin += len(text_slice)
 
     @property
     def special_tokens(self) -> tuple[list[SpecialToken], list[SpecialToken]]:
-        """Those of the template, before and after a text."""
+        """Those before, and those after, every text."""
         before, after = (
             list(map(SpecialToken, ids.tolist(), self.token_strings(ids)))
-            for ids in (self._template.prefix, self._template.suffix)
+            for ids in (self._prefix, self._suffix)
         )
         return before, after
 
@@ -307,9 +280,9 @@ class TextTokenizer:
         (text,) = self._tokenizer.decode_batch([ids], skip_special_tokens=skip_special_tokens)
         return str(text)
 
-    def pair_template(self) -> PairTemplate:
-        """The special tokens around and between two texts that are read together."""
-        return pair_template_of(self._tokenizer)
+    def pair_template(self) -> list[TokenIds]:
+        """The special tokens before, between and after two texts that are read together."""
+        return template_of(self._tokenizer, "a", "b")
 
     def token_strings(self, ids: TokenIds) -> list[str]:
         """The strings of these tokens in the vocabulary."""
@@ -320,46 +293,21 @@ class TextTokenizer:
         return self._tokenizer.token_to_id(token)
 
 
-def template_of(tokenizer: Tokenizer) -> Template:
-    """Find the special tokens by the position of a plain text between them."""
-    plain = tokenizer.encode("a", add_special_tokens=False).ids
-    framed = tokenizer.encode("a", add_special_tokens=True).ids
-    start = _find(plain, framed)
-    return Template(ids_of(framed[:start]), ids_of(framed[start + len(plain) :]))
-
-
-def closed_with(template: Template, closing: str | None, tokenizer: Tokenizer) -> Template:
-    """The template with the token `closing` at its end, if it is not there already."""
-    if closing is None:
-        return template
-    token_id = tokenizer.token_to_id(closing)
-    if token_id is None:
-        raise StartupError(f"the vocabulary has no token {closing}")
-    if len(template.suffix) and template.suffix[-1] == token_id:
-        return template
-    return Template(template.prefix, np.append(template.suffix, token_id))
-
-
-def pair_template_of(tokenizer: Tokenizer) -> PairTemplate:
-    """Find the special tokens by the positions of two plain texts between them."""
-    first = tokenizer.encode("a", add_special_tokens=False).ids
-    second = tokenizer.encode("b", add_special_tokens=False).ids
-    framed = tokenizer.encode("a", "b", add_special_tokens=True).ids
-    start = _find(first, framed)
-    behind_first = framed[start + len(first) :]
-    between = _find(second, behind_first)
-    return PairTemplate(
-        ids_of(framed[:start]),
-        ids_of(behind_first[:between]),
-        ids_of(behind_first[between + len(second) :]),
-    )
-
-
-def _find(tokens: list[int], whole: list[int]) -> int:
-    for start in range(len(whole) - len(tokens) + 1):
-        if whole[start : start + len(tokens)] == tokens:
-            return start
-    raise StartupError("tokenizer.json changes the text itself where it adds special tokens")
+def template_of(tokenizer: Tokenizer, first: str, second: str | None = None) -> list[TokenIds]:
+    """The special tokens before, between and after these plain texts, found by their positions."""
+    rest: list[int] = tokenizer.encode(first, second, add_special_tokens=True).ids
+    template: list[TokenIds] = []
+    for text in (first,) if second is None else (first, second):
+        ids = tokenizer.encode(text, add_special_tokens=False).ids
+        places = range(len(rest) - len(ids) + 1)
+        start = next((each for each in places if rest[each : each + len(ids)] == ids), None)
+        if start is None:
+            raise StartupError(
+                "tokenizer.json changes the text itself where it adds special tokens"
+            )
+        template.append(np.array(rest[:start], np.int64))
+        rest = rest[start + len(ids) :]
+    return [*template, np.array(rest, np.int64)]
 
 
 def _as_transformers_reads(tokenizer: Tokenizer, folder: Path) -> Tokenizer:

@@ -13,8 +13,8 @@ from torch.nn import functional
 from smart_embedder.models.batch.packing import pack
 from smart_embedder.models.device.transfer import DeviceRows
 from smart_embedder.models.ops.choose import choose_backend
-from smart_embedder.models.tasks.base import token_states, token_vectors
-from smart_embedder.models.tasks.dense import dense_vectors, sparse_vectors, token_weights
+from smart_embedder.models.tasks.base import sparse_vectors, token_states, token_vectors
+from smart_embedder.models.tasks.dense import dense_vectors, token_weights
 
 CPU = torch.device("cpu")
 

@@ -4,7 +4,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from smart_embedder.errors import StartupError
-from smart_embedder.models.text.tokenizer import closed_with, pair_template_of, template_of
+from smart_embedder.models.text.tokenizer import TextTokenizer, template_of
 
 VOCABULARY = {"[CLS]": 0, "[SEP]": 1, "[END]": 2, "a": 3, "b": 4, "[UNK]": 5}
 
@@ -19,58 +19,55 @@ def tokenizer(single: str, pair: str) -> Tokenizer:
     return made
 
 
-@pytest.mark.parametrize(
-    ("single", "prefix", "suffix"),
-    [
-        ("$A", [], []),
-        ("[CLS] $A [SEP]", [0], [1]),
-        ("[CLS] [SEP] $A", [0, 1], []),
-        ("$A [SEP] [END]", [], [1, 2]),
-    ],
-)
-def test_the_tokens_around_a_text_are_found(single, prefix, suffix) -> None:
-    found = template_of(tokenizer(single, "$A $B"))
-    assert (found.prefix.tolist(), found.suffix.tolist()) == (prefix, suffix)
-    assert len(found) == len(prefix) + len(suffix)
+def parts(found) -> list[list[int]]:
+    return [part.tolist() for part in found]
 
 
 @pytest.mark.parametrize(
-    ("pair", "prefix", "middle", "suffix"),
+    ("single", "expected"),
     [
-        ("$A $B:1", [], [], []),
-        ("[CLS] $A [SEP] $B:1 [SEP]:1", [0], [1], [1]),
-        ("[CLS] [CLS] $A [SEP] [SEP] [END] $B:1", [0, 0], [1, 1, 2], []),
-        ("$A [SEP] $B:1 [SEP]:1 [END]:1", [], [1], [1, 2]),
+        ("$A", [[], []]),
+        ("[CLS] $A [SEP]", [[0], [1]]),
+        ("[CLS] [SEP] $A", [[0, 1], []]),
+        ("$A [SEP] [END]", [[], [1, 2]]),
     ],
 )
-def test_the_tokens_around_and_between_two_texts_are_found(pair, prefix, middle, suffix) -> None:
-    found = pair_template_of(tokenizer("[CLS] $A [END]", pair))
-    parts = (found.prefix, found.middle, found.suffix)
-    assert [part.tolist() for part in parts] == [prefix, middle, suffix]
-    assert len(found) == sum(map(len, parts))
+def test_the_tokens_around_a_text_are_found(single, expected) -> None:
+    assert parts(template_of(tokenizer(single, "$A $B"), "a")) == expected
 
 
 @pytest.mark.parametrize(
-    ("single", "closing", "suffix"),
+    ("pair", "expected"),
     [
-        ("[CLS] $A", None, []),
-        ("[CLS] $A", "[END]", [2]),
-        ("[CLS] $A [SEP]", "[END]", [1, 2]),
-        ("[CLS] $A [END]", "[END]", [2]),
-        ("$A [END] [SEP]", "[END]", [2, 1, 2]),
+        ("$A $B:1", [[], [], []]),
+        ("[CLS] $A [SEP] $B:1 [SEP]:1", [[0], [1], [1]]),
+        ("[CLS] [CLS] $A [SEP] [SEP] [END] $B:1", [[0, 0], [1, 1, 2], []]),
+        ("$A [SEP] $B:1 [SEP]:1 [END]:1", [[], [1], [1, 2]]),
     ],
 )
-def test_a_closing_token_is_added_where_it_is_not_there(single, closing, suffix) -> None:
-    made = tokenizer(single, "$A $B")
-    before = template_of(made)
-    closed = closed_with(before, closing, made)
-    assert closed.suffix.tolist() == suffix
-    assert closed.prefix.tolist() == before.prefix.tolist()
+def test_the_tokens_around_and_between_two_texts_are_found(pair, expected) -> None:
+    found = TextTokenizer(tokenizer("[CLS] $A [END]", pair), 9).pair_template()
+    assert parts(found) == expected
+
+
+@pytest.mark.parametrize(
+    ("single", "closing", "expected"),
+    [
+        ("[CLS] $A", None, [0, 3]),
+        ("[CLS] $A", "[END]", [0, 3, 2]),
+        ("[CLS] $A [SEP]", "[END]", [0, 3, 1, 2]),
+        ("[CLS] $A [END]", "[END]", [0, 3, 2]),
+        ("$A [END] [SEP]", "[END]", [3, 2, 1, 2]),
+    ],
+)
+def test_a_closing_token_is_added_where_it_is_not_there(single, closing, expected) -> None:
+    made = TextTokenizer(tokenizer(single, "$A $B"), 9, closing=closing)
+    assert made.encode(["a"])[0].ids.tolist() == expected
 
 
 def test_what_is_in_no_vocabulary_or_changes_the_text_stops_the_start() -> None:
     made = tokenizer("$A", "$B $A")
     with pytest.raises(StartupError, match=r"the vocabulary has no token \[NONE\]"):
-        closed_with(template_of(made), "[NONE]", made)
+        TextTokenizer(made, 9, closing="[NONE]")
     with pytest.raises(StartupError, match="changes the text itself where it adds special tokens"):
-        pair_template_of(made)
+        template_of(made, "a", "b")

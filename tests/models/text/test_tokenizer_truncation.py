@@ -52,12 +52,15 @@ def test_what_comes_in_parts_is_cut_and_counted_as_a_whole(parts: list[list[int]
         assert tokens.take(np.array([98]), np.array([99])).tolist() == [98, *expected, 99]
 
 
-def test_tokens_are_counted_so_far_beyond_the_limit_and_no_further() -> None:
-    tokens = TruncatedTokens(3)
-    tokens.add([1] * (tokenizer_module.COUNTED_TOKENS + 2))
-    assert not tokens.counted
-    tokens.add([1])
-    assert tokens.counted
+@pytest.mark.parametrize(("counted", "total"), [(3, 8), (4, 10)])
+def test_tokens_are_counted_so_far_beyond_the_limit_and_no_further(
+    tiny_m3: Path, monkeypatch, counted: int, total: int
+) -> None:
+    """In slices of two tokens, of which the next one stands ready when the last is counted."""
+    monkeypatch.setattr(tokenizer_module, "COUNTED_TOKENS", counted)
+    tokenizer = TextTokenizer.from_folder(tiny_m3, 100, slice_characters=14)
+    (tokens,) = tokenizer.encode_plain(["search" + " search" * 20], 3)
+    assert (tokens.total, tokens.exact) == (total, False)
 
 
 @given(TEXTS | ODD | st.text(), st.integers(1, 12))
