@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from shutil import copytree, rmtree
 
 import numpy as np
 import pytest
@@ -107,6 +108,11 @@ def reference(folder: Path) -> tuple[list[np.ndarray], list[np.ndarray]]:
     theirs = MultiVectorEncoder(str(folder), device="cpu")
     queries = theirs.encode_query(TEXTS, convert_to_numpy=True)
     return queries, theirs.encode_document(TEXTS, convert_to_numpy=True)
+
+
+def assert_like_theirs(model: ColbertEmbedder, folder: Path) -> None:
+    for input_type, expected in zip(("query", "document"), reference(folder), strict=True):
+        assert_vectors(model.forward(ids_of(model, TEXTS, input_type), COLBERT), expected)
 
 
 @pytest.mark.parametrize("name", [*EXPANSIONS, "modernbert", "mpnet", *CAUSAL])
@@ -251,17 +257,13 @@ async def test_a_cache_tells_queries_from_documents(model: ColbertEmbedder, fold
 
 def test_the_format_of_sentence_transformers_is_read_too(folders, load, tmp_path: Path) -> None:
     MultiVectorEncoder(str(folders["unattended"]), device="cpu").save_pretrained(str(tmp_path))
-    model = load(tmp_path)
-    queries, documents = reference(tmp_path)
-    assert_vectors(model.forward(ids_of(model, TEXTS, "query"), COLBERT), queries)
-    assert_vectors(model.forward(ids_of(model, TEXTS, "document"), COLBERT), documents)
+    assert_like_theirs(load(tmp_path), tmp_path)
 
 
 def test_texts_are_read_in_lower_case_where_the_configuration_says_so(
     folders, load, tmp_path: Path
 ) -> None:
-    folder = copy_of(folders["unattended"], tmp_path)
-    save_dense(folder / "1_Dense", 64, 16)
+    folder = copytree(folders["unattended"], tmp_path / "copy")
     keep_capital_letters(folder)
     capital = ["Hybrid SEARCH", "the Sea"]
     as_they_are = [load(folder).tokenize([text])[0].ids.tolist() for text in capital]
@@ -285,10 +287,9 @@ def test_without_lengths_of_its_own_it_cuts_texts_as_the_tokenizer_says(
         texts.pop(name, None)
     (tmp_path / "sentence_bert_config.json").write_text(json.dumps(texts))
     change(tmp_path / "tokenizer_config.json", model_max_length=40)
-    model, (queries, documents) = load(tmp_path), reference(tmp_path)
+    model = load(tmp_path)
     assert model.max_length == 40
-    assert_vectors(model.forward(ids_of(model, TEXTS, "query"), COLBERT), queries)
-    assert_vectors(model.forward(ids_of(model, TEXTS, "document"), COLBERT), documents)
+    assert_like_theirs(model, tmp_path)
 
 
 @pytest.mark.parametrize("tasks", [[], ["document"], "document"])
@@ -298,9 +299,7 @@ def test_words_are_skipped_in_texts_of_the_named_types_alone(
     MultiVectorEncoder(str(folders["unattended"]), device="cpu").save_pretrained(str(tmp_path))
     (mask,) = (each for each in tmp_path.iterdir() if each.name.endswith("MultiVectorMask"))
     change(mask / "config.json", skiplist_tasks=tasks)
-    model, (queries, documents) = load(tmp_path), reference(tmp_path)
-    assert_vectors(model.forward(ids_of(model, TEXTS, "query"), COLBERT), queries)
-    assert_vectors(model.forward(ids_of(model, TEXTS, "document"), COLBERT), documents)
+    assert_like_theirs(load(tmp_path), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -329,8 +328,7 @@ def test_vectors_that_are_not_of_unit_length_or_pooled_are_refused(
 def test_queries_are_filled_up_with_the_end_of_a_text_where_no_mask_is_named(
     folders, load, tmp_path: Path
 ) -> None:
-    folder = copy_of(folders["qwen3"], tmp_path)
-    save_dense(folder / "1_Dense", 64, 16)
+    folder = copytree(folders["qwen3"], tmp_path / "copy")
     change(folder / "tokenizer_config.json", mask_token=None, eos_token="[SEP]")
     (text,) = ids_of(load(folder), ["memory"], "query")
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -345,8 +343,7 @@ def test_queries_that_are_longer_than_a_window_are_refused(load, tmp_path: Path)
 
 
 def test_queries_that_are_filled_up_on_the_left_are_refused(folders, load, tmp_path: Path) -> None:
-    folder = copy_of(folders["qwen3"], tmp_path)
-    save_dense(folder / "1_Dense", 64, 16)
+    folder = copytree(folders["qwen3"], tmp_path / "copy")
     change(folder / "tokenizer_config.json", padding_side="left")
     with pytest.raises(StartupError, match="pads texts on the left, and queries are filled up"):
         load(folder)
@@ -355,19 +352,11 @@ def test_queries_that_are_filled_up_on_the_left_are_refused(folders, load, tmp_p
     assert_vectors(model.forward(ids_of(model, TEXTS, "query"), COLBERT), reference(folder)[0])
 
 
-def copy_of(source: Path, target: Path) -> Path:
-    for path in source.iterdir():
-        if path.is_file():
-            (target / path.name).write_bytes(path.read_bytes())
-    return target
-
-
 def test_stanfords_checkpoints_are_read_too(folders, load, tmp_path: Path) -> None:
-    folder = copy_of(folders["unattended"], tmp_path)
+    folder = copytree(folders["unattended"], tmp_path / "copy")
     for name in ("modules.json", "config_sentence_transformers.json", "sentence_bert_config.json"):
         (folder / name).unlink()
-    config = json.loads((folder / "config.json").read_text()) | {"architectures": ["HF_ColBERT"]}
-    (folder / "config.json").write_text(json.dumps(config))
+    change(folder / "config.json", architectures=["HF_ColBERT"])
     weights = load_file(folder / "model.safetensors")
     named = {f"bert.{name}": tensor for name, tensor in weights.items()}
     named["linear.weight"] = torch.randn(16, 64)
@@ -376,18 +365,16 @@ def test_stanfords_checkpoints_are_read_too(folders, load, tmp_path: Path) -> No
     metadata |= {"doc_maxlen": 50, "mask_punctuation": True, "attend_to_mask_tokens": False}
     (folder / "artifact.metadata").write_text(json.dumps(metadata))
     model = load(folder)
-    queries, documents = reference(folder)
-    assert_vectors(model.forward(ids_of(model, TEXTS, "query"), COLBERT), queries)
-    assert_vectors(model.forward(ids_of(model, TEXTS, "document"), COLBERT), documents)
+    assert_like_theirs(model, folder)
 
 
 def test_several_projections_follow_each_other(folders, load, tmp_path: Path) -> None:
-    folder = copy_of(folders["unattended"], tmp_path)
+    folder = copytree(folders["unattended"], tmp_path / "copy")
+    rmtree(folder / "1_Dense")
     save_dense(folder / "1_Dense", 64, 48)
     save_dense(folder / "2_Dense", 48, 48)
-    activation = {"activation_function": "torch.nn.modules.activation.Tanh", "use_residual": True}
-    config = folder / "2_Dense" / "config.json"
-    config.write_text(json.dumps(json.loads(config.read_text()) | activation))
+    tanh = "torch.nn.modules.activation.Tanh"
+    change(folder / "2_Dense" / "config.json", activation_function=tanh, use_residual=True)
     modules = json.loads((folder / "modules.json").read_text())
     modules.append(modules[1] | {"idx": 2, "name": "2", "path": "2_Dense"})
     (folder / "modules.json").write_text(json.dumps(modules))
@@ -407,9 +394,7 @@ def test_several_projections_follow_each_other(folders, load, tmp_path: Path) ->
     ],
 )
 def test_what_cannot_be_computed_is_named(folders, load, tmp_path, file, changes, message) -> None:
-    folder = copy_of(folders["unattended"], tmp_path)
-    save_dense(folder / "1_Dense", 64, 16)
-    config = json.loads((folder / file).read_text()) | changes
-    (folder / file).write_text(json.dumps(config))
+    folder = copytree(folders["unattended"], tmp_path / "copy")
+    change(folder / file, **changes)
     with pytest.raises(StartupError, match=message):
         load(folder)

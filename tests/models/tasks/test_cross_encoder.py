@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from FlagEmbedding import FlagReranker
 from safetensors.torch import load_file, save_file
 
@@ -13,7 +12,7 @@ from smart_embedder.engine.records import Outputs
 from smart_embedder.errors import StartupError
 from smart_embedder.models.families.backbone import Target
 from smart_embedder.models.tasks.cross_encoder import CrossEncoder, load_cross_encoder
-from tests.support.checkpoints import corpus, plain_corpus
+from tests.support.checkpoints import plain_corpus
 from tests.support.texts import ODD_TEXTS
 
 LIMIT = 64
@@ -104,11 +103,3 @@ def test_a_missing_layer_is_named(folder, float32_target, tmp_path: Path) -> Non
     save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(StartupError, match="lacks the tensor roberta.encoder.layer.1"):
         load_cross_encoder("broken", tmp_path, LIMIT, float32_target)
-
-
-def test_scores_do_not_depend_on_batch_mates(ours: CrossEncoder) -> None:
-    passages = corpus(30, seed=9)
-    ids = [pair.ids for pair in ours.tokenize_pairs("search", passages, None)]
-    together = ours.forward(ids, Outputs())
-    alone = [ours.forward([each], Outputs())[0] for each in ids]
-    torch.testing.assert_close(torch.tensor(together), torch.tensor(alone), rtol=0, atol=1e-5)

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from shutil import copytree
 
 import numpy as np
 import pytest
@@ -10,7 +11,6 @@ from safetensors.torch import load_file, save_file
 from sentence_transformers import CrossEncoder as Reference
 from transformers import (
     BertForSequenceClassification,
-    BertModel,
     DistilBertForSequenceClassification,
     ModernBertForSequenceClassification,
     Qwen3ForSequenceClassification,
@@ -213,8 +213,7 @@ def test_a_pair_with_a_number_that_is_not_finite_fails_alone(nli: CrossEncoder) 
 
 
 def test_an_activation_that_is_none_is_named(folders, float32_target, tmp_path: Path) -> None:
-    for path in folders["modernbert"].iterdir():
-        (tmp_path / path.name).write_bytes(path.read_bytes())
+    copytree(folders["modernbert"], tmp_path, dirs_exist_ok=True)
     change(tmp_path / "config.json", classifier_activation="glow")
     with pytest.raises(StartupError, match="has the classifier_activation glow"):
         load_cross_encoder("glow", tmp_path, LIMIT, float32_target)
@@ -223,8 +222,7 @@ def test_an_activation_that_is_none_is_named(folders, float32_target, tmp_path: 
 def test_a_classifier_of_qwen3_is_a_cross_encoder_without_a_chat_template(
     folders, float32_target, tmp_path: Path
 ) -> None:
-    for path in folders["qwen3"].iterdir():
-        (tmp_path / path.name).write_bytes(path.read_bytes())
+    copytree(folders["qwen3"], tmp_path, dirs_exist_ok=True)
     model = load_reranker("q", tmp_path, LIMIT, float32_target, max_qwen_pairs=16)
     assert isinstance(model, CrossEncoder)
     change(tmp_path / "tokenizer_config.json", chat_template=None)
@@ -275,9 +273,3 @@ def test_options_that_change_what_is_read_are_named(
     change(tmp_path / "sentence_bert_config.json", **member)
     with pytest.raises(StartupError, match=message):
         load_cross_encoder("bert", tmp_path, LIMIT, float32_target)
-
-
-def test_a_model_without_a_head_is_no_reranker(float32_target, tmp_path: Path) -> None:
-    folder = save_model(tmp_path, BertModel)
-    with pytest.raises(StartupError, match="an embedding model and not a reranker"):
-        load_cross_encoder("bert", folder, LIMIT, float32_target)

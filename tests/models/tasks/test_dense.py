@@ -28,7 +28,6 @@ from tests.support.encoders import (
     reference_vectors,
     save_family,
     save_modules,
-    save_tokenizer,
     word_tokenizer,
 )
 from tests.support.wordpiece import change
@@ -255,6 +254,20 @@ STOPS = {
         lambda folder: save_modules(folder, prompts={"prompts": {}, "default_prompt_name": "q"}),
         "has no prompt of its default_prompt_name: q",
     ),
+    "a width of nothing": (
+        lambda folder: save_modules(folder, prompts={"truncate_dim": 0}),
+        "has no usable truncate_dim",
+    ),
+    "a width that is no number": (
+        lambda folder: save_modules(folder, prompts={"truncate_dim": "64"}),
+        "has no usable truncate_dim",
+    ),
+    "scaling of something else than a text's vector": (
+        lambda folder: save_modules(
+            folder, further=[("Normalize", {"module_input_name": "token_embeddings"}, None)]
+        ),
+        "works on token_embeddings",
+    ),
     "a language model": (language_model, "holds a language model, .* set POOLING"),
     "a classifier": (classifier, "holds a classifier: name it in RERANKER_MODEL"),
 }
@@ -268,14 +281,6 @@ def test_what_cannot_run_says_why(spoil, message, copy, float32_target) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(copy, float32_target) -> None:
-    tokenizer = word_tokenizer()
-    tokenizer.add_tokens([f"new{number}" for number in range(40)])
-    save_tokenizer(copy, tokenizer)
-    with pytest.raises(StartupError, match="they are not of one model"):
-        load(copy, float32_target)
-
-
 @pytest.mark.parametrize("width", [16, WIDTH, 1000])
 def test_vectors_are_cut_to_the_width_of_the_configuration(
     copy: Path, float32_target: Target, width: int
@@ -286,23 +291,6 @@ def test_vectors_are_cut_to_the_width_of_the_configuration(
     made, theirs = embed(model, TEXTS), reference_vectors(copy, TEXTS)
     assert model.dense_width == made.shape[1] == min(width, WIDTH)
     assert_close(made, theirs)
-
-
-@pytest.mark.parametrize("width", [0, "64"])
-def test_a_width_that_is_none_is_named(copy: Path, float32_target: Target, width) -> None:
-    save_modules(copy, prompts={"truncate_dim": width})
-    with pytest.raises(StartupError, match="has no usable truncate_dim"):
-        load(copy, float32_target)
-
-
-def test_scaling_of_something_else_than_a_texts_vector_is_refused(
-    copy: Path, float32_target: Target
-) -> None:
-    (copy / "2_Normalize").mkdir()
-    of_tokens = {"module_input_name": "token_embeddings"}
-    save_modules(copy, further=[("Normalize", of_tokens, None)])
-    with pytest.raises(StartupError, match="works on token_embeddings"):
-        load(copy, float32_target)
 
 
 def test_code_that_a_known_type_names_is_logged_and_not_run(

@@ -94,27 +94,6 @@ def test_vectors_do_not_depend_on_batch_mates_or_place(embedder: M3Embedder) -> 
         assert_same(shuffled[place], alone[index])
 
 
-@pytest.mark.parametrize(
-    "outputs",
-    [
-        Outputs(dense=True),
-        Outputs(sparse=True),
-        Outputs(colbert=True),
-        Outputs(states=True),
-        Outputs(True, True),
-    ],
-)
-def test_a_kind_does_not_depend_on_the_kinds_beside_it(
-    embedder: M3Embedder, outputs: Outputs
-) -> None:
-    texts = varied_texts(20)
-    for whole, part in zip(embed(embedder, texts), embed(embedder, texts, outputs), strict=True):
-        assert (part.dense is not None) == outputs.dense
-        assert (part.sparse is not None) == outputs.sparse
-        assert (part.colbert is not None) == outputs.colbert
-        assert_same(filled_up(part, whole), whole)
-
-
 def test_dense_and_colbert_vectors_have_unit_length(embedder: M3Embedder) -> None:
     assert embedder.normalizes
     for embedding in embed(embedder, varied_texts(30)):

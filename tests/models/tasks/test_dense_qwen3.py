@@ -102,12 +102,6 @@ def test_dense_vectors_equal_the_last_token_states_of_transformers(
     np.testing.assert_allclose([each.dense for each in ours], theirs, rtol=0, atol=1e-5)
 
 
-def test_the_raw_state_is_not_normalised(embedder: DenseEmbedder) -> None:
-    (text,) = embedder.tokenize(["search"])
-    (embedding,) = embedder.forward([text.ids], Outputs(dense=True))
-    assert np.linalg.norm(embedding.dense) > 2
-
-
 def test_a_text_beside_others_gets_the_states_that_it_asks_for_and_gets_alone(
     embedder: DenseEmbedder, folder: Path
 ) -> None:
@@ -129,14 +123,6 @@ def test_a_text_beside_others_gets_the_states_that_it_asks_for_and_gets_alone(
             np.testing.assert_allclose(embedding.states, theirs, rtol=0, atol=1e-4)
         if outputs.dense:
             np.testing.assert_allclose(embedding.dense, theirs[-1], rtol=0, atol=1e-4)
-
-
-def test_a_batch_and_a_single_text_give_the_same_vector(embedder: DenseEmbedder) -> None:
-    ids = [text.ids for text in embedder.tokenize(varied_texts(50))]
-    together = embedder.forward(ids, Outputs(dense=True))
-    for each, embedding in zip(ids, together, strict=True):
-        (alone,) = embedder.forward([each], Outputs(dense=True))
-        np.testing.assert_allclose(alone.dense, embedding.dense, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("words", [18, 19, 20, 60])

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from shutil import copytree
 
 import numpy as np
 import pytest
@@ -103,24 +104,17 @@ def test_yes_and_no_are_looked_up_in_the_vocabulary(tmp_path: Path, float32_targ
 
 
 def test_an_embedding_folder_is_no_reranker(folder: Path, float32_target, tmp_path) -> None:
-    for file in folder.iterdir():
-        (tmp_path / file.name).write_bytes(file.read_bytes())
+    copytree(folder, tmp_path, dirs_exist_ok=True)
     (tmp_path / "1_Pooling").mkdir()
     with pytest.raises(StartupError, match="holds an embedding model and not a reranker"):
         load_qwen_reranker("tiny", tmp_path, LIMIT, 16, float32_target)
 
 
-def copy_of(source: Path, target: Path, config: dict[str, object]) -> Path:
-    for file in source.iterdir():
-        (target / file.name).write_bytes(file.read_bytes())
-    change(target / "config.json", **config)
-    return target
-
-
 def test_of_one_name_only_its_language_model_is_a_reranker(
     folder: Path, float32_target, tmp_path: Path
 ) -> None:
-    other = copy_of(folder, tmp_path, {"architectures": ["Qwen3ForTokenClassification"]})
+    other = copytree(folder, tmp_path, dirs_exist_ok=True)
+    change(other / "config.json", architectures=["Qwen3ForTokenClassification"])
     with pytest.raises(StartupError, match="holds a Qwen3ForTokenClassification, which is no rera"):
         load_qwen_reranker("tiny", other, LIMIT, 16, float32_target)
 
@@ -129,7 +123,7 @@ def test_tensors_without_a_head_are_no_reranker(
     folder: Path, float32_target, tmp_path: Path
 ) -> None:
     """Qwen3-Embedding names the same architecture as Qwen3-Reranker."""
-    copy = copy_of(folder, tmp_path, {})
+    copy = copytree(folder, tmp_path, dirs_exist_ok=True)
     Qwen3Model.from_pretrained(folder, dtype=torch.float32).save_pretrained(copy)
     change(copy / "config.json", architectures=["Qwen3ForCausalLM"])
     with pytest.raises(StartupError, match="it has no head of a language model"):
@@ -149,7 +143,7 @@ def test_a_language_model_whose_name_says_nothing_of_reranking_is_logged(
 def test_answers_other_than_yes_and_no_are_refused(
     folder: Path, float32_target, tmp_path: Path
 ) -> None:
-    copy = copy_of(folder, tmp_path, {})
+    copy = copytree(folder, tmp_path, dirs_exist_ok=True)
     reference = CrossEncoder(str(copy), device="cpu")
     reference.save_pretrained(str(copy))
     (scores,) = [each for each in copy.iterdir() if each.name.endswith("LogitScore")]

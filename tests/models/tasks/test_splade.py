@@ -3,6 +3,8 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from shutil import copytree
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -97,6 +99,15 @@ def slices(request, monkeypatch) -> None:
     monkeypatch.setattr(splade, "_MOST_LOGITS", request.param)
 
 
+def head_of(function, head) -> SimpleNamespace:
+    """Another function in the place of a head's."""
+
+    class Head(SimpleNamespace):
+        __call__ = staticmethod(function)
+
+    return Head(vocabulary=head.vocabulary)
+
+
 FAMILIES = ["bert", "roberta", "xlm-roberta", "modernbert", "distilbert", "mpnet"]
 FAMILIES += ["modernbert, without a bias"]
 
@@ -124,10 +135,7 @@ def test_every_pooling_and_activation_is_computed(
 
 
 def copy_with_pooling(source: Path, target: Path, **pooling: str) -> Path:
-    for path in source.iterdir():
-        if path.is_file():
-            (target / path.name).write_bytes(path.read_bytes())
-    (target / "1_SpladePooling").mkdir()
+    copytree(source, target, dirs_exist_ok=True)
     (target / "1_SpladePooling" / "config.json").write_text(json.dumps(pooling))
     return target
 
@@ -176,21 +184,10 @@ def test_sequences_share_slices_of_logits_and_none_is_larger_than_it_may_be(
         return head(states)
 
     monkeypatch.setattr(splade, "_MOST_LOGITS", (most + 1) * head.vocabulary - 1)
-    monkeypatch.setattr(bert, "_head", _Head(watch, head.vocabulary))
+    monkeypatch.setattr(bert, "_head", head_of(watch, head))
     outputs = [SPARSE if each == "y" else Outputs() for each in wanted]
     bert.launch([each.ids for each in bert.tokenize(texts)], outputs)()
     assert sorted(rows, reverse=True) == sorted(expected, reverse=True)
-
-
-class _Head:
-    """Another function in the place of a head's."""
-
-    def __init__(self, function, vocabulary: int) -> None:
-        self._function = function
-        self.vocabulary = vocabulary
-
-    def __call__(self, states: torch.Tensor) -> torch.Tensor:
-        return self._function(states)
 
 
 def test_a_text_with_a_number_that_is_not_finite_fails_alone(
@@ -207,7 +204,7 @@ def test_a_text_with_a_number_that_is_not_finite_fails_alone(
         return logits
 
     monkeypatch.setattr(splade, "_MOST_LOGITS", 1 << 12)
-    monkeypatch.setattr(bert, "_head", _Head(spoil, head.vocabulary))
+    monkeypatch.setattr(bert, "_head", head_of(spoil, head))
     results = bert.forward([each.ids for each in bert.tokenize(TEXTS)], SPARSE)
     for made, text, row in zip(results, TEXTS, expected, strict=True):
         if text == spoiled:
@@ -229,7 +226,7 @@ async def test_a_batch_beyond_the_memory_is_halved_beside_a_dense_model(
 
     dense = embedder.forward([each.ids for each in embedder.tokenize(TEXTS)], Outputs(dense=True))
     expected = weights_of(bert, TEXTS)
-    monkeypatch.setattr(bert, "_head", _Head(fill, head.vocabulary))
+    monkeypatch.setattr(bert, "_head", head_of(fill, head))
     device = DeviceInfo("cpu", "a test", "float32", "sdpa")
     models = LoadedModels(bert, device, max_batch_tokens=10_000, dense=embedder)
     async with Engine(Settings(), lambda _: models) as engine:
@@ -301,33 +298,34 @@ def test_no_more_weights_are_kept_than_the_configuration_says(
     np.testing.assert_allclose(actual, reference(folder, TEXTS), rtol=0, atol=1e-5)
 
 
-def test_a_module_behind_the_pooling_is_named(folders, load, tmp_path: Path) -> None:
+def name_modules(folder: Path, *kinds: str) -> None:
+    entries = [{"type": f"sentence_transformers.modules.{kind}", "path": ""} for kind in kinds]
+    (folder / "modules.json").write_text(json.dumps(entries))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (
+            lambda folder: name_modules(folder, "MLMTransformer", "SpladePooling", "Normalize"),
+            "names the module Normalize",
+        ),
+        (
+            lambda folder: change(
+                folder / "1_SpladePooling" / "config.json", pooling_strategy="mean"
+            ),
+            "the pooling mean of relu; known here: max and sum",
+        ),
+        (lambda folder: save_model(folder, BertModel), "lacks the head of a masked language model"),
+        (lambda folder: name_modules(folder, "Router"), "by Router, which is not computed here"),
+        (
+            lambda folder: name_modules(folder, "SparseAutoEncoder"),
+            "by SparseAutoEncoder, which is not computed here",
+        ),
+    ],
+)
+def test_what_is_not_computed_is_named(folders, load, tmp_path: Path, spoil, message: str) -> None:
     folder = copy_with_pooling(folders["bert"], tmp_path)
-    modules = json.loads((folder / "modules.json").read_text())
-    kind = "sentence_transformers.base.modules.normalize.Normalize"
-    modules.append({"idx": 2, "name": "2", "path": "2_Normalize", "type": kind})
-    (folder / "modules.json").write_text(json.dumps(modules))
-    with pytest.raises(StartupError, match="names the module Normalize"):
-        load(folder)
-
-
-def test_an_unknown_pooling_is_named(folders, load, tmp_path: Path) -> None:
-    folder = copy_with_pooling(folders["bert"], tmp_path, pooling_strategy="mean")
-    with pytest.raises(StartupError, match="the pooling mean of relu; known here: max and sum"):
-        load(folder)
-
-
-def test_a_model_without_the_head_is_named(folders, load, tmp_path: Path) -> None:
-    folder = copy_with_pooling(folders["bert"], tmp_path)
-    save_model(folder, BertModel)
-    with pytest.raises(StartupError, match="lacks the head of a masked language model"):
-        load(folder)
-
-
-@pytest.mark.parametrize("kind", ["Router", "SparseAutoEncoder"])
-def test_other_sparse_modules_are_refused(folders, load, tmp_path: Path, kind) -> None:
-    folder = copy_with_pooling(folders["bert"], tmp_path)
-    modules = [{"type": f"sentence_transformers.sparse_encoder.modules.{kind}", "path": ""}]
-    (folder / "modules.json").write_text(json.dumps(modules))
-    with pytest.raises(StartupError, match=f"by {kind}, which is not computed here"):
+    spoil(folder)
+    with pytest.raises(StartupError, match=message):
         load(folder)

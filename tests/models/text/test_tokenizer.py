@@ -143,12 +143,9 @@ def test_tokens_stand_for_their_characters_in_every_slice(
     assert list(zip(*(each.tolist() for each in found[1:]), strict=True)) == expected.offsets
 
 
-def test_a_limit_that_leaves_no_room_for_text_stops_the_start(tiny_m3: Path) -> None:
+def test_a_limit_that_leaves_room_for_one_token_is_taken(tiny_m3: Path) -> None:
     with pytest.raises(StartupError, match="a length limit of 2 tokens leaves no room"):
         TextTokenizer.from_folder(tiny_m3, 2)
-
-
-def test_a_limit_that_leaves_room_for_one_token_is_taken(tiny_m3: Path) -> None:
     (text,) = TextTokenizer.from_folder(tiny_m3, 3).encode(["search vector"])
     assert (len(text.ids), text.original_tokens, text.truncated) == (3, 4, True)
 
@@ -164,21 +161,17 @@ def test_its_vocabulary_and_its_special_tokens_are_told(tiny_m3: Path) -> None:
     assert tokenizer.decode([*ids, 10**6], skip_special_tokens=False) == "<s> search</s>"
 
 
-@pytest.mark.parametrize("direction", ["left", "right"])
+@pytest.mark.parametrize("direction", ["left", "right", None])
 def test_the_side_of_its_padding_is_told_and_nothing_is_padded(tiny_m3: Path, direction) -> None:
     read = Tokenizer.from_file(str(tiny_m3 / "tokenizer.json"))
-    read.enable_padding(direction=direction, length=20)
+    read.no_padding()
+    if direction is not None:
+        read.enable_padding(direction=direction, length=20)
     read.enable_truncation(4)
     tokenizer = TextTokenizer(read, 10)
     assert tokenizer.pads_left == (direction == "left")
     assert len(tokenizer.encode_plain(["search"], 100)[0].ids) == 1
     assert len(tokenizer.encode_plain(["search " * 9], 100)[0].ids) == 9
-
-
-def test_one_without_padding_does_not_pad_on_the_left(tiny_m3: Path) -> None:
-    read = Tokenizer.from_file(str(tiny_m3 / "tokenizer.json"))
-    read.no_padding()
-    assert not TextTokenizer(read, 10).pads_left
 
 
 def test_a_text_without_a_token_is_read_as_the_first_of_the_vocabulary(tiny_m3: Path) -> None:
@@ -199,22 +192,14 @@ def test_letters_may_be_read_as_small_ones(kinds) -> None:
         assert as_ever.ids.tolist() == second.ids.tolist()
 
 
-def test_a_missing_tokenizer_is_named(tmp_path: Path) -> None:
-    with pytest.raises(StartupError, match=r"holds no tokenizer\.json"):
-        TextTokenizer.from_folder(tmp_path, 10)
-
-
-def test_a_damaged_tokenizer_is_named(tmp_path: Path) -> None:
-    (tmp_path / "tokenizer.json").write_text('{"model": ')
-    with pytest.raises(StartupError, match=r"tokenizer\.json cannot be read"):
-        TextTokenizer.from_folder(tmp_path, 10)
-
-
-def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(tiny_m3: Path, tmp_path) -> None:
-    config = json.loads((tiny_m3 / "config.json").read_text())
-    shutil.copy(tiny_m3 / "tokenizer.json", tmp_path)
-    (tmp_path / "config.json").write_text(json.dumps(config | {"vocab_size": 20}))
-    with pytest.raises(StartupError, match=r"tokens, and the model only 20: they are not of one"):
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(None, r"holds no tokenizer\.json"), ('{"model": ', r"tokenizer\.json cannot be read")],
+)
+def test_a_missing_or_damaged_tokenizer_is_named(tmp_path: Path, content, message: str) -> None:
+    if content is not None:
+        (tmp_path / "tokenizer.json").write_text(content)
+    with pytest.raises(StartupError, match=message):
         TextTokenizer.from_folder(tmp_path, 10)
 
 

@@ -1,0 +1,196 @@
+"""From settings to warm models: workers, single models beside others, and what is left of them."""
+
+import asyncio
+import gc
+import os
+import shutil
+import sys
+import threading
+import weakref
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from smart_embedder.engine import Engine
+from smart_embedder.engine.model import Measured, MemoryUsage, PlacedModel
+from smart_embedder.errors import StartupError
+from smart_embedder.models.device.cpu import available_threads
+from smart_embedder.models.load import load_models
+from smart_embedder.models.loader import EntryLoader, load
+from smart_embedder.observability.metrics import Metrics
+from smart_embedder.settings import Settings
+from smart_embedder.settings.types import ModelEntry
+from tests.support.checkpoints import plain_corpus
+
+MAPS = Path("/proc/self/maps")
+SECOND_NODE = Path("/sys/devices/system/node/node1").exists()
+TEXTS = ["hybrid search", "bread in the kitchen"]
+LENGTHS = [" ".join(plain_corpus(lines=5))[: 20 * length] for length in range(1, 33)]
+needs_two_cores = pytest.mark.skipif(available_threads() < 2, reason="one core cannot be shared")
+
+
+def settings(folder: Path, *entries: ModelEntry, **changes: Any) -> Settings:
+    defaults = {"reranker_model": "none", "device": "cpu", "dtype": "float32", "models": entries}
+    return Settings(embedding_model=str(folder), **defaults | changes)
+
+
+def placed(folder: Path, changes: dict[str, Any], **entry: Any) -> list[PlacedModel]:
+    """A model as an entry of MODELS, on each of its devices."""
+    loader = EntryLoader(settings(folder, **changes))
+    return list(loader.plan(ModelEntry(name=str(folder), **entry)).load().models)
+
+
+@pytest.mark.skipif(not MAPS.exists(), reason="the system does not tell what is mapped")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_every_model_has_left_its_files_when_it_is_ready(
+    dtype: str, tiny_m3: Path, tiny_qwen: Path, tiny_reranker: Path, tmp_path: Path
+) -> None:
+    m3, qwen, reranker = [
+        shutil.copytree(each, tmp_path / each.name) for each in (tiny_m3, tiny_qwen, tiny_reranker)
+    ]
+    models = load(
+        settings(
+            m3,
+            dense_embedding_model=str(qwen),
+            reranker_model=str(reranker),
+            dtype=dtype,
+            hf_home=tmp_path,
+        )
+    )
+    assert len(models.each) == 3
+    assert str(tmp_path) not in MAPS.read_text()
+    opened = [each.path for each in psutil.Process().open_files()]
+    assert not [path for path in opened if path.startswith(str(tmp_path))]
+
+
+@needs_two_cores
+async def test_two_workers_answer_as_one_does_on_cores_of_their_own(tiny_m3: Path) -> None:
+    changes = {"reranker_model": "late-interaction", "max_batch_tokens": 64}
+
+    async def embed_each(engine: Engine) -> list[Any]:
+        """Every text as a request of its own, all at once."""
+        results = await asyncio.gather(*(engine.embed([text]) for text in LENGTHS))
+        return [result.embeddings[0] for result in results]
+
+    async with Engine(settings(tiny_m3, **changes), load_models) as engine:
+        expected = await embed_each(engine)
+    both = settings(tiny_m3, device="cpu:0,cpu:1", **changes)
+    async with Engine(both, load_models) as engine:
+        found = await embed_each(engine)
+        models = engine.loaded()
+        assert models is not None
+        assert [device.name for device in models.devices] == ["cpu:0", "cpu:1"]
+        assert models.device.description.endswith("threads, shared by 2 workers")
+        # On one memory node the weights are there once.
+        if not SECOND_NODE:
+            assert models.replicas[0].embedder is models.embedder
+        if sys.platform == "linux":
+            require_own_cores()
+    for one, other in zip(expected, found, strict=True):
+        np.testing.assert_allclose(one.dense, other.dense, atol=1e-6)
+        np.testing.assert_allclose(one.colbert, other.colbert, atol=1e-6)
+        np.testing.assert_array_equal(one.sparse.indices, other.sparse.indices)
+
+
+def require_own_cores() -> None:
+    """The threads of the workers share no CPU."""
+    first, second = [
+        os.sched_getaffinity(thread.native_id)
+        for thread in threading.enumerate()
+        if thread.name in {"device", "device-1"} and thread.native_id is not None
+    ]
+    assert not first & second
+    assert first | second == os.sched_getaffinity(0)
+
+
+@needs_two_cores
+@pytest.mark.parametrize(
+    ("device", "expected"),
+    [(None, ["cpu:0", "cpu:1"]), ("cpu", ["cpu:0", "cpu:1"]), ("cpu:1", ["cpu:1"])],
+)
+def test_a_model_is_on_every_worker_or_on_those_that_it_names(
+    tiny_m3: Path, device: str | None, expected: list[str]
+) -> None:
+    found = placed(tiny_m3, {"device": "cpu:0,cpu:1"}, device=device)
+    assert [each.device.name for each in found] == expected
+
+
+@needs_two_cores
+def test_a_worker_that_there_is_none_of_is_told_with_its_line(tiny_m3: Path) -> None:
+    with pytest.raises(StartupError, match=r"models.yaml, line 1: device=cpu:7 is none of DEVICE"):
+        placed(tiny_m3, {"device": "cpu:0,cpu:1"}, device="cpu:7", location="models.yaml, line 1")
+
+
+def test_what_a_model_needs_is_told_from_its_files(tiny_m3: Path) -> None:
+    loader = EntryLoader(settings(tiny_m3))
+    plan = loader.plan(ModelEntry(name=str(tiny_m3)))
+    size = sum(path.stat().st_size for path in tiny_m3.glob("*.safetensors"))
+    assert plan.needs.keys() == {"cpu"}
+    assert 0.9 < plan.needs["cpu"] / size < 1.2
+    half = loader.plan(ModelEntry(name=str(tiny_m3), dtype="bfloat16"))
+    assert half.needs["cpu"] == pytest.approx(plan.needs["cpu"] / 2, abs=1)
+
+
+def test_what_an_entry_names_is_for_its_own_model_alone(tiny_qwen: Path) -> None:
+    """POOLING, NORMALIZE and QUERY_PROMPT are for the default model of dense vectors."""
+    changes = {"pooling": "cls", "normalize": True, "query_prompt": "theirs: "}
+    (plain,) = placed(tiny_qwen, changes)
+    named = {"pooling": "mean", "normalize": True, "query_prompt": "ours: ", "max_length": 7}
+    (own,) = placed(tiny_qwen, changes, **named)
+    assert (plain.model.pooling, plain.model.normalizes) == ("last_token", False)
+    assert (own.model.pooling, own.model.normalizes, own.model.max_length) == ("mean", True, 7)
+    assert own.model.prompts["query"] == "ours: " != plain.model.prompts["query"] != "theirs: "
+
+
+async def embed(engine: Engine, model: str | None = None) -> np.ndarray:
+    result = await engine.embed(TEXTS, dense=True, sparse=False, colbert=False, model=model)
+    return np.array([each.dense for each in result.embeddings])
+
+
+@needs_two_cores
+async def test_nothing_is_left_of_a_model_that_was_unloaded(
+    tiny_m3: Path, tiny_qwen: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("smart_embedder.engine.model_pool.PAUSE", 0)
+    async with Engine(settings(tiny_qwen), load_models) as engine:
+        expected = await embed(engine)
+    further = ModelEntry(name=str(tiny_qwen))
+    metrics = Metrics()
+    both = settings(tiny_m3, further, device="cpu:0,cpu:1")
+    async with Engine(both, load_models, metrics) as engine:
+        many = asyncio.gather(*(embed(engine, further.public_name) for _ in range(8)))
+        for found in await many:
+            np.testing.assert_allclose(found, expected, atol=1e-6)
+        models = engine.loaded(further.public_name)
+        assert models is not None
+        left = weakref.ref(models.embedder)
+        del models, many
+
+        def short(_: EntryLoader, name: str) -> MemoryUsage:
+            return MemoryUsage(used=10 if left() is not None else 0, total=10)
+
+        monkeypatch.setattr(EntryLoader, "read_memory", short)
+        name = further.public_name
+        while not metrics.value("embedder_model_unloads_total", model=name):
+            await embed(engine)
+        gc.collect()
+        assert left() is None
+        monkeypatch.setattr(EntryLoader, "read_memory", lambda *_: MemoryUsage(0, 10**12))
+        np.testing.assert_allclose(await embed(engine, further.public_name), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("thoroughly", [True, False])
+@pytest.mark.parametrize("named", [None, 77])
+def test_a_model_is_measured_by_itself_a_step_at_a_time_but_for_a_named_budget(
+    tiny_m3: Path, named: int | None, *, thoroughly: bool
+) -> None:
+    (model,) = placed(tiny_m3, {} if named is None else {"max_batch_tokens": named})
+    *steps, last = model.measure(thoroughly)
+    assert len(steps) >= 3
+    assert set(steps) == {None}
+    assert isinstance(last, Measured)
+    assert last.max_batch_tokens >= 512 if named is None else last.max_batch_tokens == named
+    assert last.seconds_per_token > 0
