@@ -44,8 +44,6 @@ from smart_embedder.models.text.tokenizer import NO_IDS, TextTokenizer
 _LONGEST = 2**31
 # Those of PyLate, for what its configuration leaves out.
 _QUERY_LENGTH, _DOCUMENT_LENGTH = 32, 180
-_MARKERS = {"query": "[Q] ", "document": "[D] "}
-_STANFORD_MARKERS = {"query": "[unused0]", "document": "[unused1]"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,35 +110,31 @@ def read_colbert_config(folder: Path) -> ColbertConfig:
 
 def _by_pylate(config: Mapping[str, Any]) -> ColbertConfig:
     query_length = _length(config, "query_length", _QUERY_LENGTH)
-    expands = _or_default(config, "do_query_expansion", True)
-    attended = bool(config.get("attend_to_expansion_tokens"))
+    document_length = _length(config, "document_length", _DOCUMENT_LENGTH)
+    query = _or_default(config, "query_prefix", "[Q] ")
+    document = _or_default(config, "document_prefix", "[D] ")
+    expansion = None
+    if _or_default(config, "do_query_expansion", True):
+        expansion = Expansion(query_length, bool(config.get("attend_to_expansion_tokens")))
     return ColbertConfig(
-        query=Reading(
-            marker=_or_default(config, "query_prefix", _MARKERS["query"]), length=query_length
-        ),
-        document=Reading(
-            marker=_or_default(config, "document_prefix", _MARKERS["document"]),
-            length=_length(config, "document_length", _DOCUMENT_LENGTH),
-        ),
-        expansion=Expansion(query_length, attended) if expands else None,
-        skipped=_or_default(config, "skiplist_words", list(string.punctuation)),
+        Reading(query, length=query_length),
+        Reading(document, length=document_length),
+        expansion,
+        _or_default(config, "skiplist_words", list(string.punctuation)),
         skips_unknown=True,
     )
 
 
 def _by_stanford(metadata: Mapping[str, Any]) -> ColbertConfig:
     query_length = _length(metadata, "query_maxlen", _QUERY_LENGTH)
+    document_length = _length(metadata, "doc_maxlen", _DOCUMENT_LENGTH)
+    query = _or_default(metadata, "query_token_id", "[unused0]")
+    document = _or_default(metadata, "doc_token_id", "[unused1]")
     return ColbertConfig(
-        query=Reading(
-            marker=_or_default(metadata, "query_token_id", _STANFORD_MARKERS["query"]),
-            length=query_length,
-        ),
-        document=Reading(
-            marker=_or_default(metadata, "doc_token_id", _STANFORD_MARKERS["document"]),
-            length=_length(metadata, "doc_maxlen", _DOCUMENT_LENGTH),
-        ),
-        expansion=Expansion(query_length, bool(metadata.get("attend_to_mask_tokens"))),
-        skipped=list(string.punctuation) if metadata.get("mask_punctuation", True) else [],
+        Reading(query, length=query_length),
+        Reading(document, length=document_length),
+        Expansion(query_length, bool(metadata.get("attend_to_mask_tokens"))),
+        list(string.punctuation) if metadata.get("mask_punctuation", True) else [],
         skips_unknown=True,
     )
 
@@ -180,7 +174,9 @@ def _expansion(folder: Path, config: Mapping[str, Any] | None) -> Expansion | No
             f"{folder} expands queries by the strategy {config.get('strategy')}; known here: fixed"
         )
     return Expansion(
-        _length(config, "length", _QUERY_LENGTH), bool(config.get("attend")), config.get("token")
+        _length(config, "length", _QUERY_LENGTH),
+        bool(config.get("attend")),
+        config.get("token"),
     )
 
 

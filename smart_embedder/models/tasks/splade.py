@@ -9,7 +9,7 @@ from functools import reduce
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from smart_embedder.engine.records import Outputs, SparseVector, TextEmbedding, TokenIds
 from smart_embedder.errors import InferenceError, StartupError
@@ -36,60 +36,44 @@ from smart_embedder.models.text.tokenizer import TextTokenizer
 class _Names:
     """The parameters of a family's head, and where `config.json` says its activation and epsilon.
 
-    `decoder` is left out of a file where it is `tokens`, the table that tokens are looked up in.
-    Its bias has one of two names, of which the first counts.
+    The weight of `decoder` is left out of a file where it is that of `tokens`, the table that
+    tokens are looked up in. Its bias may be `bias` instead.
     """
 
     dense: str
     norm: str
     decoder: str
-    bias: tuple[str, ...]
-    tokens: str
-    activation: str | None
+    activation: str | None = None
     epsilon: str | None = "layer_norm_eps"
+    bias: str = ""
+    tokens: str = "embeddings.word_embeddings"
 
 
-_WORDS = "embeddings.word_embeddings.weight"
 _BERT = "cls.predictions"
-_ROBERTA = _Names(
-    dense="lm_head.dense",
-    norm="lm_head.layer_norm",
-    decoder="lm_head.decoder.weight",
-    bias=("lm_head.decoder.bias", "lm_head.bias"),
-    tokens=_WORDS,
-    activation=None,
-)
+_ROBERTA = _Names("lm_head.dense", "lm_head.layer_norm", "lm_head.decoder", bias="lm_head.bias")
 # By the type of the model.
 _NAMES = {
     "bert": _Names(
-        dense=f"{_BERT}.transform.dense",
-        norm=f"{_BERT}.transform.LayerNorm",
-        decoder=f"{_BERT}.decoder.weight",
-        bias=(f"{_BERT}.decoder.bias", f"{_BERT}.bias"),
-        tokens=_WORDS,
-        activation="hidden_act",
+        f"{_BERT}.transform.dense",
+        f"{_BERT}.transform.LayerNorm",
+        f"{_BERT}.decoder",
+        "hidden_act",
+        bias=f"{_BERT}.bias",
     ),
     "roberta": _ROBERTA,
     "xlm-roberta": _ROBERTA,
     "camembert": _ROBERTA,
     "mpnet": _ROBERTA,
     "distilbert": _Names(
-        dense="vocab_transform",
-        norm="vocab_layer_norm",
-        decoder="vocab_projector.weight",
-        bias=("vocab_projector.bias",),
-        tokens=_WORDS,
-        activation="activation",
-        epsilon=None,
+        "vocab_transform", "vocab_layer_norm", "vocab_projector", "activation", epsilon=None
     ),
     "modernbert": _Names(
-        dense="head.dense",
-        norm="head.norm",
-        decoder="decoder.weight",
-        bias=("decoder.bias",),
-        tokens="embeddings.tok_embeddings.weight",
-        activation="classifier_activation",
-        epsilon="norm_eps",
+        "head.dense",
+        "head.norm",
+        "decoder",
+        "classifier_activation",
+        "norm_eps",
+        tokens="embeddings.tok_embeddings",
     ),
 }
 _DEFAULT_EPSILON = 1e-12
@@ -290,7 +274,16 @@ def load_masked_language_head(
     if f"{names.dense}.weight" not in weights:
         raise StartupError(f"{folder} lacks the head of a masked language model: {names.dense}")
     device, dtype, backend = backbone.device, backbone.dtype, backbone.backend
-    to_logits = _decoder(weights, names, has_bias=bool(config.get("decoder_bias", True)))
+    table = f"{names.decoder}.weight"
+    table = table if table in weights else f"{names.tokens}.weight"
+    decoder, bias = weights.before(table), None
+    weight = decoder.get(table, *decoder.tensors[decoder.prefix + table].shape)
+    if config.get("decoder_bias", True):
+        bias_name = f"{names.decoder}.bias"
+        if names.bias in weights and bias_name not in weights:
+            bias_name = names.bias
+        bias = weights.get(bias_name, len(weight))
+    to_logits = linear_of(weight, bias)
     epsilon = _DEFAULT_EPSILON
     if names.epsilon is not None:
         epsilon = number(folder, config, names.epsilon, _DEFAULT_EPSILON)
@@ -305,20 +298,11 @@ def load_masked_language_head(
     # PyTorch takes parameters that are more exact than the states on a CPU alone.
     exact = torch.float32 if device.type == "cpu" else dtype
     has_bias = f"{names.norm}.bias" in weights
-    weight = weights.get(f"{names.norm}.weight", width)
-    bias = weights.get(f"{names.norm}.bias", width) if has_bias else torch.zeros(width)
+    scale = weights.get(f"{names.norm}.weight", width)
+    shift = weights.get(f"{names.norm}.bias", width) if has_bias else torch.zeros(width)
     return MaskedLanguageHead(
         to_transformed,
-        LayerNorm(weight.to(device, exact, copy=True), bias.to(device, exact, copy=True), epsilon),
+        LayerNorm(scale.to(device, exact, copy=True), shift.to(device, exact, copy=True), epsilon),
         backend.linear([to_logits.to(device, dtype)]),
         to_logits.out_features,
     )
-
-
-def _decoder(weights: Weights, names: _Names, *, has_bias: bool) -> nn.Linear:
-    """The layer from the head's states to the vocabulary's logits."""
-    name = names.decoder if names.decoder in weights else names.tokens
-    decoder = weights.before(name)
-    weight = decoder.get(name, *decoder.tensors[decoder.prefix + name].shape)
-    bias = next((each for each in names.bias if each in weights), names.bias[0])
-    return linear_of(weight, weights.get(bias, len(weight)) if has_bias else None)
