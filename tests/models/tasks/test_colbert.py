@@ -1,8 +1,11 @@
 """ColBERT's vectors against sentence-transformers' MultiVectorEncoder on the same files."""
 
 import json
+import string
+from dataclasses import astuple
 from pathlib import Path
 from shutil import copytree, rmtree
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,7 +34,12 @@ from smart_embedder.engine.requests.reranking import FusionWeights
 from smart_embedder.errors import InferenceError, InvalidRequestError, StartupError
 from smart_embedder.models.device.transfer import DeviceRows
 from smart_embedder.models.load import load_models
-from smart_embedder.models.tasks.colbert import ColbertEmbedder
+from smart_embedder.models.tasks.colbert import (
+    ColbertEmbedder,
+    is_colbert,
+    read_colbert_config,
+    special_token,
+)
 from smart_embedder.models.tasks.dense import M3Embedder
 from smart_embedder.models.tasks.load import load_embedder
 from smart_embedder.settings import Settings
@@ -398,3 +406,181 @@ def test_what_cannot_be_computed_is_named(folders, load, tmp_path, file, changes
     change(folder / file, **changes)
     with pytest.raises(StartupError, match=message):
         load(folder)
+
+
+PUNCTUATION = list(string.punctuation)
+PYLATE = ["Transformer", "Dense"]
+MASKED = ["Transformer", "Dense", "Normalize", "MultiVectorMask"]
+
+
+def folder_with(folder: Path, modules: list[str], **files: dict[str, Any]) -> Path:
+    """`files` by their names without `.json`; those of the mask are of its own folder."""
+    (folder / "config.json").write_text("{}")
+    if modules:
+        described = [
+            {
+                "type": f"sentence_transformers.models.{kind}",
+                "path": "" if kind == "Transformer" else kind,
+            }
+            for kind in modules
+        ]
+        (folder / "modules.json").write_text(json.dumps(described))
+    for name, content in files.items():
+        path = {"metadata": "artifact.metadata", "mask": "MultiVectorMask/config.json"}.get(name)
+        target = folder / (path or f"{name}.json")
+        target.parent.mkdir(exist_ok=True)
+        target.write_text(json.dumps(content))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("modules", "architectures", "expected"),
+    [
+        (PYLATE, None, True),
+        (MASKED, None, True),
+        (["Transformer", "MultiVectorMask", "Pooling"], None, True),
+        (["Transformer", "Pooling", "Dense"], None, False),
+        (["Transformer", "Pooling"], ["HF_ColBERT"], False),
+        (["Transformer"], ["HF_ColBERT"], False),
+        ([], ["HF_ColBERT"], True),
+        ([], ["BertModel"], False),
+        ([], None, False),
+    ],
+)
+def test_a_model_of_vectors_of_tokens_is_told_by_its_modules_or_its_architecture(
+    tmp_path: Path, modules, architectures, expected
+) -> None:
+    folder_with(tmp_path, modules, config={"architectures": architectures})
+    assert is_colbert(tmp_path) == expected
+
+
+PYLATE_NAMES = ("query_prefix", "query_length", "document_prefix", "document_length")
+STANFORD_NAMES = ("query_token_id", "query_maxlen", "doc_token_id", "doc_maxlen")
+FIXED = {"strategy": "fixed"}
+# What PyLate's file says, Stanford's, or sentence-transformers' (of texts, of the mask, prompts):
+# marker, prompt and length of queries and of documents, the expansion, and which words are skipped.
+CONFIGS: list[tuple[list[str], dict[str, Any], tuple[Any, ...]]] = [
+    (
+        PYLATE,
+        {"config_sentence_transformers": given},
+        (("[Q] ", "", 32), ("[D] ", "", 180), *expected),
+    )
+    for given, expected in (
+        ({}, ((32, False, None), PUNCTUATION, True)),
+        ({"do_query_expansion": False, "skiplist_words": []}, (None, [], True)),
+        ({"attend_to_expansion_tokens": True}, ((32, True, None), PUNCTUATION, True)),
+        ({"skiplist_words": ["the"]}, ((32, False, None), ["the"], True)),
+    )
+]
+CONFIGS += [
+    (
+        PYLATE,
+        {"config_sentence_transformers": dict(zip(PYLATE_NAMES, ("q", 48, "", 300), strict=True))},
+        (("q", "", 48), ("", "", 300), (48, False, None), PUNCTUATION, True),
+    ),
+    (
+        PYLATE,
+        {"config_sentence_transformers": {"query_length": 1, "document_length": 2**31 - 1}},
+        (("[Q] ", "", 1), ("[D] ", "", 2**31 - 1), (1, False, None), PUNCTUATION, True),
+    ),
+    (
+        [],
+        {"metadata": {}},
+        (("[unused0]", "", 32), ("[unused1]", "", 180), (32, False, None), PUNCTUATION, True),
+    ),
+    (
+        [],
+        {
+            "metadata": dict(zip(STANFORD_NAMES, ("[Q]", 20, "[D]", 70), strict=True))
+            | {"mask_punctuation": False, "attend_to_mask_tokens": True}
+        },
+        (("[Q]", "", 20), ("[D]", "", 70), (20, True, None), [], True),
+    ),
+]
+CONFIGS += [
+    (
+        MASKED,
+        {
+            "sentence_bert_config": texts,
+            "mask": mask,
+            "config_sentence_transformers": {"prompts": prompts},
+        },
+        expected,
+    )
+    for texts, mask, prompts, expected in (
+        ({}, {}, {}, (("", "", None), ("", "", None), None, [], False)),
+        (
+            {"max_seq_length": 99, "query_length": 20, "document_length": 200},
+            {"skiplist_words": [".", ","]},
+            {"query": "q: ", "passage": "p: ", "corpus": "c: "},
+            (("", "q: ", 20), ("", "p: ", 200), None, [".", ","], False),
+        ),
+        (
+            {"max_seq_length": 99, "query_length": 20, "query_expansion": FIXED},
+            {"skiplist_words": ["."], "skiplist_tasks": []},
+            {"document": "d: ", "passage": "p: "},
+            (("", "", 32), ("", "d: ", 99), (32, False, None), [], False),
+        ),
+        (
+            {"query_expansion": FIXED | {"length": 24, "attend": True, "token": "[X]"}},
+            {"skiplist_words": ["."], "skiplist_tasks": "document"},
+            {"corpus": "c: ", "query": None},
+            (("", "", 24), ("", "c: ", None), (24, True, "[X]"), ["."], False),
+        ),
+    )
+]
+
+
+@pytest.mark.parametrize(("modules", "files", "expected"), CONFIGS)
+def test_how_texts_are_read_is_configured_in_the_files_of_three_packages(
+    tmp_path: Path, modules, files, expected
+) -> None:
+    folder_with(tmp_path, modules, **files)
+    assert astuple(read_colbert_config(tmp_path)) == expected
+
+
+@pytest.mark.parametrize(
+    ("modules", "files", "message"),
+    [
+        (
+            [*MASKED[:3], "WeightedLayerPooling"],
+            {},
+            "names the module WeightedLayerPooling; known here: Transformer, Dense, MultiVector",
+        ),
+        (["Transformer", "Dense", "MultiVectorMask"], {}, "does not end in Normalize"),
+        (["Transformer", "Normalize", "Dense", "MultiVectorMask"], {}, "does not end in Normalize"),
+        (MASKED, {"mask": {"keep_only_token_ids": [1]}}, "leaves out other tokens than some of"),
+        (MASKED, {"mask": {"skiplist_tasks": ["query", "document"]}}, "leaves out other tokens"),
+        (
+            MASKED,
+            {"sentence_bert_config": {"query_expansion": {"strategy": "longest"}}},
+            "expands queries by the strategy longest; known here: fixed",
+        ),
+        *(
+            (PYLATE, {"config_sentence_transformers": {name: value}}, f"no usable {name}: {value}")
+            for name in ("query_length", "document_length")
+            for value in (0, -1, 2**31, 1.5, "32", True)
+        ),
+        ([], {"metadata": {"query_maxlen": 0}}, "no usable query_maxlen: 0"),
+        ([], {"metadata": {"doc_maxlen": 0}}, "no usable doc_maxlen: 0"),
+    ],
+)
+def test_what_is_not_known_here_is_named(tmp_path: Path, modules, files, message: str) -> None:
+    folder_with(tmp_path, modules, **files)
+    with pytest.raises(StartupError, match=message):
+        read_colbert_config(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "tokens", "expected"),
+    [
+        ({"mask_token": "[M]"}, {"mask_token": "[N]"}, "[M]"),
+        ({"mask_token": {"content": "[M]"}}, {}, "[M]"),
+        ({"mask_token": None}, {"mask_token": "[N]"}, "[N]"),
+        ({}, {"mask_token": {"content": "[N]"}}, "[N]"),
+        ({"mask_token": {}}, {"eos_token": "[E]"}, None),
+    ],
+)
+def test_a_special_token_is_named_in_either_file(tmp_path, tokenizer, tokens, expected) -> None:
+    folder_with(tmp_path, [], tokenizer_config=tokenizer, special_tokens_map=tokens)
+    assert special_token(tmp_path, "mask_token") == expected

@@ -12,14 +12,14 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
-from tokenizers import Tokenizer, processors
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoTokenizer, BertModel, RobertaModel
 
 from smart_embedder.engine.records import TruncationOptions
 from smart_embedder.engine.scheduling.admission import TokenizerThreads
 from smart_embedder.errors import StartupError
 from smart_embedder.models.text import tokenizer as tokenizer_module
-from smart_embedder.models.text.tokenizer import TextTokenizer
+from smart_embedder.models.text.tokenizer import TextTokenizer, template_of
 from tests.support.checkpoints import save_byte_level_tokenizer
 from tests.support.texts import varied_texts
 from tests.support.wordpiece import ROBERTA, change, save_model
@@ -356,3 +356,70 @@ def test_other_threads_run_while_a_text_is_tokenised_or_put_together(tiny_m3: Pa
     assert left.truncated
     ids = [each for part in tokenizer.spans(text) for each in part.ids.tolist()]
     assert tokenizer.decode(ids, skip_special_tokens=True) == text.strip()
+
+
+VOCABULARY = {"[CLS]": 0, "[SEP]": 1, "[END]": 2, "a": 3, "b": 4, "[UNK]": 5}
+
+
+def templated(single: str, pair: str) -> Tokenizer:
+    made = Tokenizer(models.WordLevel(VOCABULARY, unk_token="[UNK]"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    special = [(name, VOCABULARY[name]) for name in ("[CLS]", "[SEP]", "[END]")]
+    made.post_processor = processors.TemplateProcessing(
+        single=single, pair=pair, special_tokens=special
+    )
+    return made
+
+
+def parts(found) -> list[list[int]]:
+    return [part.tolist() for part in found]
+
+
+@pytest.mark.parametrize(
+    ("single", "expected"),
+    [
+        ("$A", [[], []]),
+        ("[CLS] $A [SEP]", [[0], [1]]),
+        ("[CLS] [SEP] $A", [[0, 1], []]),
+        ("$A [SEP] [END]", [[], [1, 2]]),
+    ],
+)
+def test_the_tokens_around_a_text_are_found(single, expected) -> None:
+    assert parts(template_of(templated(single, "$A $B"), "a")) == expected
+
+
+@pytest.mark.parametrize(
+    ("pair", "expected"),
+    [
+        ("$A $B:1", [[], [], []]),
+        ("[CLS] $A [SEP] $B:1 [SEP]:1", [[0], [1], [1]]),
+        ("[CLS] [CLS] $A [SEP] [SEP] [END] $B:1", [[0, 0], [1, 1, 2], []]),
+        ("$A [SEP] $B:1 [SEP]:1 [END]:1", [[], [1], [1, 2]]),
+    ],
+)
+def test_the_tokens_around_and_between_two_texts_are_found(pair, expected) -> None:
+    found = TextTokenizer(templated("[CLS] $A [END]", pair), 9).pair_template()
+    assert parts(found) == expected
+
+
+@pytest.mark.parametrize(
+    ("single", "closing", "expected"),
+    [
+        ("[CLS] $A", None, [0, 3]),
+        ("[CLS] $A", "[END]", [0, 3, 2]),
+        ("[CLS] $A [SEP]", "[END]", [0, 3, 1, 2]),
+        ("[CLS] $A [END]", "[END]", [0, 3, 2]),
+        ("$A [END] [SEP]", "[END]", [3, 2, 1, 2]),
+    ],
+)
+def test_a_closing_token_is_added_where_it_is_not_there(single, closing, expected) -> None:
+    made = TextTokenizer(templated(single, "$A $B"), 9, closing=closing)
+    assert made.encode(["a"])[0].ids.tolist() == expected
+
+
+def test_what_is_in_no_vocabulary_or_changes_the_text_stops_the_start() -> None:
+    made = templated("$A", "$B $A")
+    with pytest.raises(StartupError, match=r"the vocabulary has no token \[NONE\]"):
+        TextTokenizer(made, 9, closing="[NONE]")
+    with pytest.raises(StartupError, match="changes the text itself where it adds special tokens"):
+        template_of(made, "a", "b")
