@@ -197,20 +197,6 @@ def test_a_long_text_is_parsed_in_steps_of_bounded_work(text: str, monkeypatch) 
     assert steps > 15
 
 
-async def test_bytes_beside_the_texts_are_limited() -> None:
-    """Blanks and digits cannot be parsed in steps."""
-    counter = JsonValueCounter(100, 6400)
-    counter.feed(b'{"sentences": ["' + b" " * 100_000 + b'"]')
-    with pytest.raises(InvalidRequestError, match="more than 6400 bytes beside its texts"):
-        counter.feed(b" " * 7000)
-
-
-def test_a_text_without_an_end_is_told_as_such_in_steps_too() -> None:
-    """A place in what is left of the body would be another's."""
-    with pytest.raises(ValueError, match="^EOF while parsing a string$"):
-        parse(b'{"sentences": ["a", "' + b"b" * 200_000)
-
-
 def test_an_api_is_told_by_its_field_without_a_description_of_errors(monkeypatch) -> None:
     """The search for similar names takes a tenth of a small request."""
     monkeypatch.setattr(body, "as_invalid_request", None)

@@ -1,6 +1,5 @@
 """EMBEDDING_CACHE in real server processes: answers are those of a service that keeps nothing."""
 
-import asyncio
 import json
 from concurrent.futures import ThreadPoolExecutor
 
@@ -100,38 +99,6 @@ def test_known_and_new_texts_in_one_request_are_answered_as_alone(cached) -> Non
     assert [cut["target"]["index"] for cut in mixed["warnings"]] == [6]
 
 
-def test_only_the_kinds_that_are_missing_are_computed(cached) -> None:
-    (text,) = marked(["dense, then more"], "kinds")
-    misses = cached.metric("embedder_cache_misses_total")
-    dense = ask(cached, [text], return_sparse=False, return_colbert=False)
-    more = ask(cached, [text])
-    fewer = ask(cached, [text], return_colbert=False)
-    assert cached.metric("embedder_cache_misses_total") == misses + 3
-    made = more["data"][0]["embeddings"]
-    assert made["dense"] == dense["data"][0]["embeddings"]["dense"]
-    assert fewer["data"][0]["embeddings"] == made | {"colbert": None}
-
-
-def test_options_that_change_vectors_are_other_entries(cached) -> None:
-    text = "one two three " * 40
-    right = ask(cached, [text])["data"]
-    left = ask(cached, [text], truncation_side="left")["data"]
-    assert left != right
-    assert ask(cached, [text])["data"] == right
-    assert ask(cached, [text], truncation_side="left")["data"] == left
-
-
-def test_of_many_equal_requests_at_once_one_is_computed(cached) -> None:
-    texts = marked(["a flood", "of these"], "at once")
-    before = cached.metric(TOKENS)
-    with ThreadPoolExecutor(16) as threads:
-        answers = list(threads.map(lambda _: ask(cached, texts), range(32)))
-    tokens = answers[0]["usage"]["total_tokens"]
-    assert cached.metric(TOKENS) - before == tokens
-    assert all(each["data"] == answers[0]["data"] for each in answers)
-    assert all(each["usage"]["total_tokens"] == tokens for each in answers)
-
-
 def test_a_stream_and_requests_beside_it_answer_the_same(cached) -> None:
     texts = marked(varied_texts(30), "beside")
     lines = b"".join(json.dumps(text).encode() + b"\n" for text in texts)
@@ -156,20 +123,6 @@ def test_a_stream_and_requests_beside_it_answer_the_same(cached) -> None:
             made = record["embeddings"]
             assert made["dense"] == pytest.approx(asked[text]["dense"], abs=1e-5)
             assert made["sparse"].keys() == asked[text]["sparse"].keys()
-
-
-async def test_clients_that_leave_take_nothing_from_those_that_stay(cached) -> None:
-    texts = marked(["stays " * 50], "leaving")
-    async with cached.async_client() as client:
-        ask_once = lambda: client.post("/embeddings/", json={"sentences": texts})  # noqa: E731
-        staying = [asyncio.create_task(ask_once()) for _ in range(4)]
-        leaving = [asyncio.create_task(ask_once()) for _ in range(4)]
-        await asyncio.sleep(0)
-        for each in leaving:
-            each.cancel()
-        answers = await asyncio.gather(*staying)
-    assert [each.status_code for each in answers] == [200] * 4
-    assert len({json.dumps(each.json()["data"]) for each in answers}) == 1
 
 
 def test_texts_are_in_no_log_and_the_bytes_in_the_metrics(cached) -> None:

@@ -4,16 +4,25 @@ import asyncio
 import threading
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from typing import ClassVar
+from typing import Annotated, Any, ClassVar
 
-import orjson
 import pytest
 from fastapi import FastAPI, Request
 from httpx2 import ASGITransport, AsyncClient
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel, Field
 from starlette import datastructures, requests
+from starlette.responses import JSONResponse, Response
 
-from smart_embedder.api.context import NATIVE, NATIVE_EMBEDDINGS, RequestContext
-from smart_embedder.api.errors import install_error_handlers
+from smart_embedder import main
+from smart_embedder.api.context import (
+    NATIVE_EMBEDDINGS,
+    Dialect,
+    Endpoint,
+    ErrorFacts,
+    RequestContext,
+)
 from smart_embedder.api.handler import (
     LARGE_ANSWER_BYTES,
     Call,
@@ -25,8 +34,10 @@ from smart_embedder.api.handler import (
     time_limit,
     urgency_of,
 )
-from smart_embedder.api.schemas import RequestModel
-from smart_embedder.engine.records import RerankResult
+from smart_embedder.api.openapi import BEARER, describe_work
+from smart_embedder.api.schemas import ForeignRequest
+from smart_embedder.api.work import embed, embedder_of
+from smart_embedder.engine.records import Outputs, RerankResult
 from smart_embedder.errors import (
     ClientGoneError,
     InferenceTimeoutError,
@@ -34,59 +45,11 @@ from smart_embedder.errors import (
     UnavailableError,
 )
 from smart_embedder.main import create_app
-from smart_embedder.middleware.observe import ProvideContext
 from smart_embedder.observability.tracing import Stage, Timings
 from smart_embedder.settings import Settings
 from tests.engine.fakes import FakeModel, loaded
 from tests.engine.further_models import FakeLoader, entries
 from tests.support.in_process import served
-from tests.support.paths import PATHS
-
-
-class Shout(RequestModel):
-    """A request of another API."""
-
-    example: ClassVar = {"input": ["a"]}
-    aliases: ClassVar = {"sentences": "input"}
-    input: list[str]
-
-
-async def shout(body: Shout, call: Call):
-    return await call.render(lambda: [orjson.dumps([text.upper() for text in body.input])])
-
-
-SHOUT = Operation(NATIVE, NATIVE_EMBEDDINGS, "input", Shout, shout)
-
-
-@pytest.fixture
-def client():
-    """An app with one endpoint of another shape, beside the real service's parts."""
-    app = FastAPI()
-    app.state.service = create_app(Settings(api_token=None)).state.service
-
-    @app.post("/shout")
-    async def endpoint(request: Request, service: ServiceDep):
-        return await respond(request, service, SHOUT)
-
-    install_error_handlers(app)
-    app.add_middleware(ProvideContext, trusted_proxies=(), paths=PATHS)
-    return AsyncClient(transport=ASGITransport(app), base_url="http://service")
-
-
-async def test_an_endpoint_of_another_shape_takes_the_same_path(client) -> None:
-    async with client:
-        answer = await client.post("/shout", json={"input": ["a", "b"]})
-    assert answer.json() == ["A", "B"]
-    assert answer.headers["x-request-id"]
-
-
-async def test_its_errors_have_the_same_shape_and_its_own_example(client) -> None:
-    async with client:
-        answer = await client.post("/shout", json={"sentences": ["a"]})
-    assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request")
-    assert answer.json()["detail"] == (
-        'The field input is missing, and sentences is none: call it input, as in {"input":["a"]}.'
-    )
 
 
 def scope_of(context: RequestContext, *headers: tuple[bytes, bytes]) -> dict[str, object]:
@@ -337,9 +300,94 @@ async def test_a_request_that_is_given_up_takes_its_work_with_it() -> None:
     [
         (None, 5), ("", 5), ("u=0", 0), ("u=7", 7), ("u=8", 5), ("u=-1", 5), ("i, u=2;a=b", 2),
         ("u", 5), ("u=?1", 5), ("u=1.5", 5), ('u="1"', 5), ("u=(1 2)", 5), ("u=1, u=4", 4),
-        ("u=\xe4", 5), ("x=3", 5), (",", 5),
+        ("i|u=5", 5), ("u=1|u=6", 6), ("u=1;x=2", 1), ("u=", 5), ("U=1", 5), ("u=\xe4", 5),
+        ("x=3", 5), (",", 5),
     ],
 )  # fmt: skip
 def test_only_a_whole_urgency_of_rfc_9218_counts(header, urgency) -> None:
-    headers = [] if header is None else [(b"priority", header.encode("latin-1"))]
-    assert urgency_of(Request({"type": "http", "headers": headers}), 5) == urgency
+    lines = [] if header is None else header.encode("latin-1").split(b"|")
+    assert urgency_of(with_priority(*lines), 5) == urgency
+
+
+def with_priority(*lines: bytes) -> Request:
+    return Request({"type": "http", "headers": [(b"priority", line) for line in lines]})
+
+
+@given(st.lists(st.binary(max_size=30), max_size=3))
+def test_no_header_can_do_harm(lines) -> None:
+    assert 0 <= urgency_of(with_priority(*lines)) <= 7
+
+
+class OllamaRequest(ForeignRequest):
+    """Texts to embed."""
+
+    example: ClassVar = {"ollama_input": ["a"]}
+
+    ollama_input: list[str]
+    size: Annotated[int, Field(ge=1)] = 1
+
+
+class OllamaAnswer(BaseModel):
+    """Vectors."""
+
+    embeddings: list[list[float]]
+
+
+def error_body(error: ErrorFacts, _request_id: str) -> dict[str, Any]:
+    return {"oops": error.message}
+
+
+OLLAMA = Dialect("Ollama", error_body, {"unauthorized": 418, "invalid_request": 400})
+ENDPOINT = Endpoint("/ollama/embed")
+router = Router(
+    OLLAMA, [{"name": "Ollama"}], below=("/ollama/",), tags=["Ollama"], dependencies=[BEARER]
+)
+
+
+@router.work(ENDPOINT.path, ENDPOINT, **describe_work("Embed texts", OllamaRequest, OllamaAnswer))
+async def ollama(request: Request, service: ServiceDep) -> Response:
+    return await respond(request, service, OPERATION)
+
+
+@router.health_check("/ollama/up", summary="Is it up?")
+async def up() -> Response:
+    return Response()
+
+
+async def answer(body: OllamaRequest, call: Call) -> Response:
+    outputs = Outputs(dense=True)
+    result = await embed(
+        call, body.ollama_input, outputs, field="ollama_input", model=embedder_of(call)
+    )
+    return JSONResponse({"embeddings": [each.dense.tolist() for each in result.embeddings]})
+
+
+OPERATION = Operation(OLLAMA, ENDPOINT, "ollama_input", OllamaRequest, answer)
+router.share(OPERATION, NATIVE_EMBEDDINGS.path)
+
+
+async def test_a_new_dialect_needs_only_its_place_in_the_list_of_routers(monkeypatch) -> None:
+    monkeypatch.setattr(main, "ROUTERS", (*main.ROUTERS, router))
+    good = {"ollama_input": ["a", "b"]}
+    async with served(loaded(FakeModel()), api_token="secret") as (service, client):
+        token = {"Authorization": "Bearer secret"}
+        for path in (ENDPOINT.path, "/embeddings"):
+            answered = await client.post(path, json=good, headers=token)
+            assert len(answered.json()["embeddings"]) == 2, path
+            wrong = await client.post(path, json=good | {"size": 0}, headers=token)
+            assert (wrong.status_code, list(wrong.json())) == (400, ["oops"]), path
+        refused = await client.post(ENDPOINT.path, json=good)
+        assert (refused.status_code, list(refused.json())) == (418, ["oops"])
+        assert (await client.get("/ollama/up")).status_code == 200
+        nowhere = await client.get("/ollama/nowhere", headers=token)
+        assert (nowhere.status_code, list(nowhere.json())) == (404, ["oops"])
+        neither = await client.post("/embeddings", json={}, headers=token)
+        assert "ollama_input (Ollama)" in neither.json()["detail"]
+        assert (neither.status_code, "oops" in neither.json()) == (422, True)
+        metrics = service.metrics.value
+        # The shared path's requests count there once the body has told its dialect.
+        labels = {"status": "success", "endpoint": ENDPOINT.path}
+        assert metrics("embedding_requests_total", **labels) == 2
+        description = (await client.get("/openapi.json")).json()
+    assert {"name": "Ollama"} in description["tags"]
+    assert description["paths"][ENDPOINT.path]["post"]["tags"] == ["Ollama"]

@@ -9,9 +9,8 @@ from fastapi import FastAPI
 
 from smart_embedder.api.answers import RerankResponse
 from smart_embedder.api.dialects.openai import OpenAIError
-from smart_embedder.api.openapi import describe_body, describe_stream, describe_work
-from smart_embedder.api.schemas import EmbeddingFields, RerankBody
-from smart_embedder.api.stream.lines import StreamLine
+from smart_embedder.api.openapi import describe_work
+from smart_embedder.api.schemas import RerankBody
 from smart_embedder.engine.model import LoadedModels
 from smart_embedder.main import create_app
 from smart_embedder.settings import Settings
@@ -83,32 +82,6 @@ def test_a_stream_has_its_options_in_the_query_and_a_text_in_each_line(paths) ->
     written = stream["responses"]["200"]["content"]
     assert {"application/x-ndjson", "application/vnd.apache.arrow.stream"} <= set(written)
     assert all(each == binary for each in written.values())
-
-
-def test_what_is_published_is_what_bodies_and_streams_are_described_as(paths) -> None:
-    described = describe_body(RerankBody)
-    published = paths["/rerank"]["post"]
-    body, expected = described["requestBody"], published["requestBody"]
-    assert body["required"] is expected["required"] is True
-    schema, known = (each["content"]["application/json"]["schema"] for each in (body, expected))
-    assert not any("$ref" in each or "$defs" in each for each in schemas_in(schema))
-    assert [*schema["properties"]] == [*known["properties"]]
-    assert schema["properties"]["weights"]["anyOf"] == known["properties"]["weights"]["anyOf"]
-    assert described["parameters"] == published["parameters"]
-    stream = describe_stream(EmbeddingFields, StreamLine, ["a", "b"], ["c", "d"])
-    published = paths[STREAM]["post"]
-    keys = ("name", "in", "required", "description")
-    told, known = (
-        [[each[key] for key in keys] for each in operation["parameters"]]
-        for operation in (stream, published)
-    )
-    assert told == known
-    assert not any(each["required"] for each in stream["parameters"])
-    content = stream["requestBody"]["content"]
-    expected = published["requestBody"]["content"]["application/x-ndjson"]["schema"]
-    assert content["a"]["schema"]["required"] == expected["required"] == ["text"]
-    assert content["b"]["schema"]["format"] == "binary"
-    assert [*stream["responses"]["200"]["content"]] == ["c", "d"]
 
 
 def test_only_this_services_own_lists_have_the_limits_in_force(paths) -> None:

@@ -61,13 +61,3 @@ def test_a_line_as_json_tells_all_numbers_and_no_text(tiny_m3: Path, tmp_path: P
     assert (too_large["status"], too_large["path"]) == (413, "/rerank")
     assert {event["path"] for event in (rerank, refused)} == {"/rerank"}
     assert {event["path"] for event in (embed, invalid)} == {"/embeddings/"}
-
-
-def test_a_line_for_people_tells_the_same(tiny_m3: Path, tmp_path: Path) -> None:
-    lines = serve_requests(tmp_path, tiny_m3, LOG_FORMAT="console")
-    assert not any(SECRET in line or "hush" in line for line in lines)
-    posts = [line for line in lines if "method=POST" in line]
-    assert len(posts) == 6
-    assert "\x1b" not in "".join(lines)
-    for name in (LINE - {"code", "client"}) | WORK | {"sentences"}:
-        assert f"{name}=" in posts[0]

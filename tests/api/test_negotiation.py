@@ -1,9 +1,14 @@
 """Headers of preferences are parsed where they are as short as real ones, and else ignored."""
 
+import gzip
+import random
+
 import http_sf
 import pytest
+from backports import zstd
 from fastapi import Request
 
+from smart_embedder.api import negotiation
 from smart_embedder.api.endpoints.operations import _wants_html
 from smart_embedder.api.formats.records import media_type_of
 from smart_embedder.api.handler import urgency_of
@@ -68,3 +73,13 @@ def test_a_malformed_item_is_ignored_and_no_parser_of_structured_fields_asked(
 def test_no_more_items_are_read_than_a_real_header_has() -> None:
     header = ",".join(f"a/{i}" for i in range(200))
     assert list(preferences(header)) == [f"a/{i}" for i in range(64)]
+
+
+UNPACK = {"gzip": gzip.decompress, "zstd": zstd.decompress}
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "zstd"])
+def test_chunks_are_compressed_to_one_stream(encoding) -> None:
+    chunks = [random.Random(i).randbytes(1000 * i) for i in range(9)]
+    packed = b"".join(negotiation.compress(chunks, encoding))
+    assert UNPACK[encoding](packed) == b"".join(chunks)
