@@ -44,8 +44,9 @@ def client_address(peer: str, forwarded_for: str, trusted: Sequence[Network]) ->
 def forwarded_prefix(peer: str, prefix: str, trusted: Sequence[Network]) -> str:
     """The path that a trusted proxy has removed, from X-Forwarded-Prefix; else empty."""
     prefix = prefix.strip().rstrip("/")
-    known = _is_trusted(parse_address(peer), trusted)
-    return prefix if known and _PATH_PREFIX.fullmatch(prefix) else ""
+    if not _PATH_PREFIX.fullmatch(prefix):
+        return ""
+    return prefix if _is_trusted(parse_address(peer), trusted) else ""
 
 
 def _is_trusted(address: Address | None, trusted: Sequence[Network]) -> TypeGuard[Address]:

@@ -179,7 +179,7 @@ class StreamedExchange(Exchange):
 
     def release_body(self, size: int) -> None:
         """Record that `size` bytes of the body are no longer held."""
-        self._limit.bodies.release_part(self._held_body, size)
+        self._limit.bodies.release(self._held_body, size)
 
     def hold_vectors(self, size: int) -> None:
         """Record that `size` bytes of vectors wait to be sent."""
@@ -187,7 +187,8 @@ class StreamedExchange(Exchange):
 
     def release_vectors(self, size: int) -> None:
         """Record that `size` bytes of vectors no longer wait."""
-        self._limit.responses.release_sent(self._answer.reservation, size)
+        self._limit.responses.release(self._answer.reservation, size)
+        self._answer.reservation.record_progress(size)
 
 
 class TimedBody:
@@ -333,9 +334,8 @@ class HeldAnswer(AnswerMemory):
     def sent(self, size: int) -> None:
         """Record that `size` bytes of it were sent."""
         if self._is_rendered:
-            self._responses.release_sent(self.reservation, size)
-        else:
-            self.reservation.record_progress(size)
+            self._responses.release(self.reservation, size)
+        self.reservation.record_progress(size)
 
     def release(self) -> None:
         """Hold nothing any more, whatever is needed later."""
@@ -389,19 +389,16 @@ class Memory:
             if not self._evict_stalled(None if over_all else reservation.client):
                 own = self._by_client[reservation.client]
                 raise QueueFullError(self._full(size, own), retry_after=1)
-        self._add(reservation, size)
+        self._change(reservation, size)
         reservation.record_progress(size)
 
-    def release(self, reservation: Reservation) -> None:
-        """Release all of it."""
+    def release(self, reservation: Reservation, size: int | None = None) -> None:
+        """Release `size` bytes of it, or all, and forget it then."""
         if reservation in self._reservations:
-            del self._reservations[reservation]
-            self._change(reservation, -reservation.size)
-
-    def release_part(self, reservation: Reservation, size: int) -> None:
-        """Release `size` bytes of it."""
-        if reservation in self._reservations:
-            self._change(reservation, -min(size, reservation.size))
+            freed = reservation.size if size is None else min(size, reservation.size)
+            self._change(reservation, -freed)
+            if size is None:
+                del self._reservations[reservation]
 
     def _full(self, size: int, own: int) -> str:
         """Why `size` bytes are refused to a client that holds `own` bytes."""
@@ -414,13 +411,10 @@ class Memory:
         own = self._by_client[reservation.client] + size
         return reservation.size + size <= self._small or own <= _SHARE_OF_FREE * free
 
-    def _add(self, reservation: Reservation, size: int) -> None:
+    def _change(self, reservation: Reservation, size: int) -> None:
         if reservation not in self._reservations:
             self._reservations[reservation] = None
             reservation.progress_at = asyncio.get_running_loop().time()
-        self._change(reservation, size)
-
-    def _change(self, reservation: Reservation, size: int) -> None:
         reservation.size += size
         self._total += size
         self._by_client[reservation.client] += size
@@ -476,13 +470,8 @@ class ResponseMemory(Memory):
 
     def hold(self, reservation: Reservation, size: int) -> None:
         """Hold `size` bytes of a response that is there."""
-        self._add(reservation, size)
+        self._change(reservation, size)
         self._evict_until_it_fits()
-
-    def release_sent(self, reservation: Reservation, size: int) -> None:
-        """Release `size` bytes that were sent."""
-        self.release_part(reservation, size)
-        reservation.record_progress(size)
 
     def _full(self, size: int, own: int) -> str:
         return (

@@ -94,7 +94,10 @@ class ProvideContext:
         path = _below(root_path, scope["path"])
         forwarded = headers.get("x-forwarded-prefix", "")
         prefix = root_path or forwarded_prefix(peer, forwarded, self._trusted_proxies)
-        normalized = _normalize(path)
+        # Slashes at the end change nothing. The router's patterns also match a line feed there
+        # (%0A): without it no request bypasses middleware that compares paths.
+        bare = path.rstrip("/\n")
+        normalized = EMBEDDING_ENDPOINT if f"{bare}/" == EMBEDDING_ENDPOINT else bare or "/"
         scope["root_path"], scope["path"] = prefix, prefix + normalized
         place = self._paths.find(normalized)
         # FastAPI would parse both for every endpoint: 64 KiB of a query in 20 ms, and of a cookie's
@@ -118,16 +121,6 @@ def _below(root_path: str, path: str) -> str:
     """The path without `root_path`, which servers put before it."""
     below = path.removeprefix(root_path)
     return below if below.startswith("/") else path if below else "/"
-
-
-def _normalize(path: str) -> str:
-    """Remove slashes from the end of the path, where they change nothing.
-
-    The router's patterns also match a line feed at the end (%0A). It is removed, too, so that no
-    request bypasses middleware that compares paths.
-    """
-    bare = path.rstrip("/\n")
-    return EMBEDDING_ENDPOINT if f"{bare}/" == EMBEDDING_ENDPOINT else bare or "/"
 
 
 class LogRequests:
@@ -155,32 +148,29 @@ class LogRequests:
             if context.status is None:
                 await unforeseen_error_response(scope, error)(scope, receive, send)
         finally:
-            _log_end(scope, context, time.perf_counter() - started)
+            self._log_end(scope, context, time.perf_counter() - started)
 
-
-def _log_end(scope: Scope, context: RequestContext, seconds: float) -> None:
-    write = log.debug if _is_routine(scope["method"], context.status) else log.info
-    write(
-        "request",
-        request_id=context.request_id,
-        method=scope["method"],
-        path=context.path,
-        route=getattr(scope.get("route"), "path", None),
-        client=context.token_name,
-        client_address=context.client_address,
-        status=context.status,
-        code=context.error_code,
-        bytes_in=context.bytes_in,
-        bytes_out=context.bytes_out,
-        ms=round(seconds * 1000, 3),
-        **context.counts,
-    )
-
-
-def _is_routine(method: str, status: int | None) -> bool:
-    """Whether this is a health check or a scrape, unless its sender made a mistake."""
-    client_error = status is not None and 400 <= status < 500  # noqa: PLR2004 - a 4xx
-    return method in {"GET", "HEAD"} and not client_error
+    @staticmethod
+    def _log_end(scope: Scope, context: RequestContext, seconds: float) -> None:
+        status = context.status or 0
+        # A health check or a scrape, unless its sender made a mistake.
+        is_routine = scope["method"] in {"GET", "HEAD"} and not 400 <= status < 500  # noqa: PLR2004 - a 4xx
+        write = log.debug if is_routine else log.info
+        write(
+            "request",
+            request_id=context.request_id,
+            method=scope["method"],
+            path=context.path,
+            route=getattr(scope.get("route"), "path", None),
+            client=context.token_name,
+            client_address=context.client_address,
+            status=context.status,
+            code=context.error_code,
+            bytes_in=context.bytes_in,
+            bytes_out=context.bytes_out,
+            ms=round(seconds * 1000, 3),
+            **context.counts,
+        )
 
 
 class MeasureRequests:

@@ -218,7 +218,8 @@ def test_of_two_responses_that_are_too_many_the_unread_one_is_evicted(clock: Clo
     responses.hold(reading, 14 * MIB)
     assert not idle.evicted, "its client has a second to begin"
     clock.pass_seconds(0.5)
-    responses.release_sent(reading, MIB)
+    responses.release(reading, MIB)
+    reading.record_progress(MIB)
     clock.pass_seconds(0.5)
     assert (idle.evicted, reading.evicted) == (True, False)
 
@@ -230,8 +231,10 @@ def test_a_response_read_in_a_trickle_is_evicted(clock: Clock) -> None:
     responses.hold(reading, 14 * MIB)
     for _ in range(3):
         clock.pass_seconds(0.5)
-        responses.release_sent(trickling, 100)
-        responses.release_sent(reading, 300_000)
+        responses.release(trickling, 100)
+        trickling.record_progress(100)
+        responses.release(reading, 300_000)
+        reading.record_progress(300_000)
     assert (trickling.evicted, reading.evicted) == (True, False)
 
 
@@ -478,6 +481,6 @@ def test_nothing_is_kept_of_a_client_that_holds_nothing(clock: Clock) -> None:
     held = [Reservation(f"client {i}", None) for i in range(3)]
     for each in held:
         bodies.reserve(each, 100)
-    bodies.release_part(held[0], 100)
+    bodies.release(held[0], 100)
     bodies.release(held[1])
     assert list(bodies._by_client) == ["client 2"]
