@@ -51,11 +51,8 @@ def seeds() -> Iterator[bytes]:
 def check(data: bytes) -> None:
     """Rows are pyarrow's rows, up to where the stream ends or is refused."""
     chance, content = read_input(data)
-    pieces, most_lines, most_bytes = (
-        cut(content, chance),
-        chance.randint(1, 9),
-        chance.randint(1, 5000),
-    )
+    pieces, most_lines = cut(content, chance), chance.randint(1, 9)
+    most_bytes = chance.randint(1, 5000)
     reader, found = ArrowReader(_MOST_BYTES), []
     with linear(content, calls_per_byte=100):
         try:

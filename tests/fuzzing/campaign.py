@@ -10,11 +10,12 @@ import re
 import subprocess
 import sys
 from argparse import ArgumentParser
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from hashlib import sha256
 from pathlib import Path
 
 from tests.fuzzing.targets import MODULES, load
+from tools.table import markdown
 
 # An input takes milliseconds. Where the process was stopped meanwhile it seems to take minutes, so
 # what takes longer is tried once more.
@@ -46,7 +47,9 @@ def main(arguments: list[str]) -> int:
     for name in given.targets:
         results.append(run(name, given.folder, given.seconds / len(given.targets)))
         print(f"{name}: {results[-1].executions:,} executions", flush=True)
-    print_table(results)
+    heads = ("target", "executions", "branches", "features", "inputs", "found")
+    rows = ((*astuple(each)[:-1], ", ".join(map(str, each.found)) or "-") for each in results)
+    print(markdown(heads, rows))
     return int(any(result.found for result in results))
 
 
@@ -92,15 +95,6 @@ def _fuzz(name: str, log: Path, *arguments: str) -> int:
     command = [sys.executable, "-m", "tests.fuzzing.fuzz", name, *arguments]
     with log.open("wb") as output:
         return subprocess.run(command, stdout=output, stderr=output, check=False).returncode
-
-
-def print_table(results: list[Result]) -> None:
-    print(f"{'target':<15}{'executions':>12}{'branches':>10}{'features':>10}{'inputs':>8}  found")
-    for each in results:
-        print(
-            f"{each.name:<15}{each.executions:>12,}{each.branches:>10,}{each.features:>10,}"
-            f"{each.inputs:>8,}  {', '.join(map(str, each.found)) or '-'}"
-        )
 
 
 if __name__ == "__main__":

@@ -125,28 +125,9 @@ def seeds() -> Iterator[bytes]:
     absolute = (
         b"GET http://x:80/a?#b HTTP/1.1\r\nHost: x\r\n\r\nGET /#a?b HTTP/1.1\r\nHost: x\r\n\r\n"
     )
-    contents = [
-        absolute,
-        get,
-        post,
-        chunked,
-        upgrade,
-        expect,
-        old,
-        head,
-        connect,
-        both + b"0\r\n\r\n",
-        folded,
-    ]
-    return seeds_of(
-        [
-            *contents,
-            get * 20,
-            post + upgrade + chunked + get,
-            b"\r\n" + get + b"x",
-            b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
-        ]
-    )
+    contents = [absolute, get, post, chunked, upgrade, expect, old, head, connect, folded]
+    contents += [both + b"0\r\n\r\n", get * 20, post + upgrade + chunked + get]
+    return seeds_of([*contents, b"\r\n" + get + b"x", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"])
 
 
 def check(data: bytes) -> None:
@@ -208,7 +189,7 @@ def _converse(connection: Any, loop: VirtualTime, pieces: list[bytes]) -> bytes:
         assert wire.is_reading or wire.is_lost, "reading is never resumed"
         if wire.is_lost:
             break
-        connection.data_received(piece)
+        loop.call_soon(connection.data_received, piece)
         loop.turn()
     loop.rest()
     answered = bytes(wire.sent)

@@ -49,11 +49,8 @@ def seeds() -> Iterator[bytes]:
 def check(data: bytes) -> None:
     """However a body is cut, its lines are those between its line ends, and hold what they say."""
     chance, content = read_input(data)
-    pieces, most_lines, most_bytes = (
-        cut(content, chance),
-        chance.randint(1, 9),
-        chance.randint(1, 5000),
-    )
+    pieces, most_lines = cut(content, chance), chance.randint(1, 9)
+    most_bytes = chance.randint(1, 5000)
     reader, found = NdjsonReader(_MOST_BYTES_OF_A_LINE), []
     with _small_parts(), linear(content, calls_per_byte=200):
         for piece in pieces:

@@ -10,6 +10,7 @@ from smart_embedder.engine.requests import shared_cache
 from smart_embedder.middleware.body import _GzippedBody
 from smart_embedder.models.checkpoint import weights
 from smart_embedder.server.connection import BoundedConnection
+from tests.fuzzing import request_heads
 from tests.fuzzing.inputs import linear
 from tests.fuzzing.targets import MODULES, load
 
@@ -22,16 +23,27 @@ def test_what_a_target_begins_with_is_read_rightly(name: str) -> None:
         target.check(seed)
 
 
+def test_requests_reach_the_app() -> None:
+    """Else nothing would be compared."""
+    content = b"GET /a?b HTTP/1.1\r\nHost: x\r\n\r\n" * 2
+    assert request_heads._serve([content])[0] == request_heads.read_plainly(content)
+
+
 def begin_a_byte_late(body: _GzippedBody, begin=_GzippedBody._begin_member) -> None:
     begin(body)
     body._taken += 1
+
+
+def read_nulls(values: arrow_lines._Values, row: int, get=arrow_lines._Values.get) -> object:
+    values._valid = None
+    return get(values, row)
 
 
 FAULTS = {
     "heads": (BoundedConnection, "on_header", BoundedConnection.__mro__[1].on_header),
     "lines": (lines, "_is_id", lambda _: True),
     "bodies": (body, "_WITHIN_A_CHARACTER", range(0)),
-    "arrow": (arrow_lines, "_bits", lambda *_: None),
+    "arrow": (arrow_lines._Values, "get", read_nulls),
     "gzip": (_GzippedBody, "_begin_member", begin_a_byte_late),
     "checkpoints": (weights, "_STORED_DTYPES", weights._STORED_DTYPES | {"F32": torch.int32}),
     "entries": (shared_cache, "problem_of", lambda *_: None),
