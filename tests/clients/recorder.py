@@ -10,7 +10,7 @@ from pathlib import Path
 
 import httpx2
 
-RECORDED = Path(__file__).parent / "recorded"
+RECORDED = Path(__file__).parent / "recorded.jsonl"
 # What decides how the server reads a request. The rest is the connection's, or of one run alone.
 _RECORDED = {"content-type", "content-encoding", "accept", "accept-encoding"}
 _OF_A_CONNECTION = {"content-length", "connection", "transfer-encoding", "date", "server"}
@@ -85,13 +85,18 @@ def recorder(target: str, prepare: Callable[[], None] | None = None) -> Iterator
         proxy.client.close()
 
 
-def recorded(name: str) -> Path:
-    """Where the request of a client is stored."""
-    return RECORDED / f"{re.sub('[^a-z0-9]+', '-', name.lower())}.json"
+def stem(name: str) -> str:
+    """What a client is called where its request is stored."""
+    return re.sub("[^a-z0-9]+", "-", name.lower())
+
+
+def requests_in(file: Path) -> dict[str, dict]:
+    """The stored requests, by their clients."""
+    return {each.pop("client"): each for each in map(json.loads, file.read_text().splitlines())}
 
 
 def record(name: str, request: dict) -> None:
     """Store it for test_recorded.py."""
-    path = recorded(name)
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(request, ensure_ascii=False, indent=2) + "\n")
+    stored = requests_in(RECORDED) | {stem(name): request}
+    lines = [json.dumps({"client": k} | stored[k], ensure_ascii=False) for k in sorted(stored)]
+    RECORDED.write_text("\n".join(lines) + "\n")

@@ -1,37 +1,34 @@
 """What clients send is answered with the native numbers.
 
-`recorded` holds what the real clients sent when `scripts/check_clients.sh --record` ran them, and
-`written` what applications send that cannot be installed, after their public sources.
+`recorded.jsonl` holds what the real clients sent when `scripts/check_clients.sh --record` ran them,
+and `written.jsonl` what applications send that cannot be installed, after their public sources.
 """
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.clients.conftest import TOKEN
 from tests.clients.expected import assert_same_scores, scores_of, vector_of, vectors_of
+from tests.clients.recorder import RECORDED, requests_in
 from tests.support.server import RunningServer
 
-REQUESTS = [
-    path for of in ("recorded", "written") for path in (Path(__file__).parent / of).glob("*.json")
-]
+REQUESTS = requests_in(RECORDED) | requests_in(RECORDED.with_name("written.jsonl"))
 
 
-@pytest.mark.parametrize("path", sorted(REQUESTS), ids=lambda path: path.stem)
+@pytest.mark.parametrize("asked", REQUESTS.values(), ids=list(REQUESTS))
 def test_a_request_is_answered_with_the_native_numbers(
-    path: Path, clients_server: RunningServer, native
+    asked: dict, clients_server: RunningServer, native
 ) -> None:
-    request = json.loads(path.read_text())
-    headers = {"authorization": f"Bearer {TOKEN}"} | request["headers"]
+    headers = {"authorization": f"Bearer {TOKEN}"} | asked["headers"]
     with clients_server.client() as client:
         client.headers.clear()
         response = client.request(
-            request["method"], request["path"], content=request["body"], headers=headers
+            asked["method"], asked["path"], content=asked["body"], headers=headers
         )
     assert response.status_code == 200, response.text
-    sent, answer = json.loads(request["body"]), response.json()
+    sent, answer = json.loads(asked["body"]), response.json()
     if "source_sentence" in sent.get("inputs", ()):
         texts = sent["inputs"]["sentences"]
         source, *others = vectors_of(native, [sent["inputs"]["source_sentence"], *texts])
