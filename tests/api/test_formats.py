@@ -29,7 +29,6 @@ from tests.support.formats import (
     arrays_of,
     assert_arrays,
     decode,
-    from_json,
 )
 from tests.support.texts import varied_texts
 
@@ -166,39 +165,6 @@ def test_every_format_has_the_numbers_of_the_json(client, accept) -> None:
     assert set(told) == {*plainly, "output_dtype"}
 
 
-@pytest.mark.parametrize("accept", BINARY)
-@pytest.mark.parametrize(
-    "kinds", [{"return_colbert": False}, {"return_dense": False}, {"return_sparse": False}]
-)
-def test_a_kind_that_was_not_asked_for_is_not_there(client, accept, kinds) -> None:
-    items, _ = decode(accept, ask(client, accept, **kinds))
-    (missing,) = (name.removeprefix("return_") for name in kinds)
-    assert all(set(item) == {"dense", "sparse", "colbert"} - {missing} for item in items)
-
-
-@pytest.mark.parametrize("accept", BINARY)
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_half_precision_is_the_float32_rounded(client, accept, dtype) -> None:
-    whole, _ = decode(accept, ask(client, accept))
-    half, _ = decode(accept, ask(client, accept, output_dtype=dtype))
-    for ours, expected in zip(half, whole, strict=True):
-        for name in ("dense", "colbert"):
-            values = ours[name]
-            if dtype == "bfloat16":
-                values = (values.astype(np.uint32) << 16).view(np.float32)
-            step = 2**-11 if dtype == "float16" else 2**-8
-            np.testing.assert_allclose(values, expected[name], rtol=step, atol=1e-7)
-
-
-@pytest.mark.parametrize("accept", BINARY)
-def test_the_strings_of_tokens_come_with_every_format(client, accept) -> None:
-    items, _ = decode(accept, ask(client, accept, return_tokens=True))
-    plain, _ = from_json(ask(client, return_tokens=True, sparse_as_indices=True))
-    for ours, theirs in zip(items, plain, strict=True):
-        for name in ("sparse_tokens", "colbert_tokens"):
-            assert ours[name] == theirs[name]
-
-
 def test_by_default_the_json_is_as_ever(client) -> None:
     answer = orjson.loads(ask(client, sentences=["a"]))
     assert list(answer["data"][0]) == ["id", "text", "embeddings"]
@@ -269,20 +235,9 @@ def test_what_is_made_of_a_text_does_not_depend_on_the_others(client, beside) ->
 @pytest.mark.parametrize(
     ("options", "accept", "said"),
     [
-        ({"output_dtype": "float16"}, "application/json", "base64"),
-        ({"output_dtype": "bfloat16"}, "application/json", "base64"),
         ({"output_dtype": "int4"}, ARROW, "output_dtype"),
-        ({"encoding": "base64"}, MSGPACK, "encoding"),
         ({"encoding": "hex"}, "application/json", "encoding"),
-        (
-            {"output_dtype": "int8", "return_dense": False, "return_colbert": False},
-            "application/json",
-            "output_dtype has no effect",
-        ),
         ({"colbert_pool_factor": 1}, "application/json", "colbert_pool_factor"),
-        ({"colbert_pool_factor": 2, "return_colbert": False}, ARROW, "colbert_pool_factor"),
-        ({"colbert_pool_factor": 2, "muvera": "query"}, ARROW, "queries"),
-        ({"colbert_pool_factor": 2, "return_tokens": True}, ARROW, "return_tokens"),
         ({"muvera": "both"}, "application/json", "muvera"),
     ],
 )

@@ -1,5 +1,6 @@
 """Reads an answer with vectors in each of its formats, by the formats' own libraries."""
 
+import io
 from typing import Any
 
 import msgpack
@@ -142,4 +143,65 @@ DECODERS = {
     MSGPACK: from_msgpack,
     SAFETENSORS: from_safetensors,
     "application/json": from_json,
+}
+
+
+def records_of_ndjson(content: bytes) -> list[Item]:
+    found = map(orjson.loads, content.splitlines())
+    return [with_tokens({"embeddings": {}} | each) | facts_of(each) for each in found]
+
+
+def facts_of(record: Item) -> Item:
+    return {name: record[name] for name in ("id", "warnings", "error") if name in record}
+
+
+def records_of_msgpack(content: bytes) -> list[Item]:
+    def as_array(found: Item) -> Any:
+        if b"nd" not in found:
+            return found
+        return np.frombuffer(found[b"data"], found[b"type"]).reshape(found[b"shape"])
+
+    unpacked = msgpack.Unpacker(io.BytesIO(content), object_hook=as_array, strict_map_key=False)
+    return [with_tokens({"embeddings": {}} | each) | facts_of(each) for each in unpacked]
+
+
+def records_of_arrow(content: bytes) -> list[Item]:
+    table = pa.ipc.open_stream(content).read_all()
+    table.validate(full=True)
+    rows: list[Item] = [{} for _ in range(len(table))]
+    for name in table.column_names:
+        for row, value in zip(rows, table[name], strict=True):
+            if value.is_valid:
+                plain = name in {"id", "warnings", "error"}
+                row[name] = value.as_py() if plain else arrow_value(value)
+    for row in rows:
+        row |= {name: orjson.loads(row[name]) for name in ("warnings", "error") if name in row}
+    return rows
+
+
+def records_of_files(content: bytes) -> list[Item]:
+    """Several files of safetensors, one after the other."""
+    rows: list[Item] = []
+    while content:
+        start = 8 + int.from_bytes(content[:8], "little")
+        header = orjson.loads(content[8:start])
+        header.pop("__metadata__")
+        end = start + max((each["data_offsets"][1] for each in header.values()), default=0)
+        vectors, told = from_safetensors(content[:end])
+        assert {"output_dtype", "model_name"} < set(told)
+        left = iter(vectors)
+        for facts in told["records"]:
+            tokens = {f"{kind}_tokens": each for kind, each in facts.get("tokens", {}).items()}
+            rows.append(facts_of(facts) | ({} if "error" in facts else next(left)) | tokens)
+        assert not list(left)
+        content = content[end:]
+    return rows
+
+
+# Of the records of a stream.
+READERS = {
+    NDJSON: records_of_ndjson,
+    MSGPACK: records_of_msgpack,
+    ARROW: records_of_arrow,
+    SAFETENSORS: records_of_files,
 }

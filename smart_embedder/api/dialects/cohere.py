@@ -305,20 +305,17 @@ class CohereEmbedRequest(ForeignRequest):
         inputs = value.get("inputs")
         if not isinstance(inputs, list):
             return value
-        texts = [_text_of(each) for each in inputs]
-        if None in texts:
-            raise PydanticCustomError(
-                "inputs", "of the field inputs, only content of one text is read: send texts"
-            )
+        texts = []
+        for each in inputs:
+            match each:
+                case {"content": [{"type": "text", "text": str(text)}]}:
+                    texts.append(text)
+                case _:
+                    raise PydanticCustomError(
+                        "inputs",
+                        "of the field inputs, only content of one text is read: send texts",
+                    )
         return value | {"texts": texts, "inputs": None}
-
-
-def _text_of(item: Any) -> str | None:
-    """The text of one of Cohere's `inputs`; None for one with an image, or with several parts."""
-    match item:
-        case {"content": [{"type": "text", "text": str(text)}]}:
-            return text
-    return None
 
 
 class CohereEmbeddings(BaseModel):

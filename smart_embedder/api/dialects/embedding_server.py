@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import orjson
 from pydantic import BaseModel
@@ -85,6 +85,6 @@ def _render(result: EmbeddingResult) -> Iterator[bytes]:
 
 def _duration(seconds: float) -> str:
     """Three digits and the unit that suits them."""
-    units: tuple[tuple[float, Literal["s", "ms", "µs"]], ...] = (1, "s"), (1e-3, "ms"), (1e-6, "µs")
+    units = ((1, "s"), (1e-3, "ms"), (1e-6, "µs"))
     size, unit = next((each for each in units if seconds >= each[0]), units[-1])
     return f"{seconds / size:.3g}{unit}"

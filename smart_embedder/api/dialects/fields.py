@@ -1,6 +1,6 @@
 """Types of fields that several dialects share, and what is made of fields with several names."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -38,13 +38,7 @@ class Task:
     prompts: tuple[str, ...] = ()
 
 
-def _code_tasks() -> Iterator[tuple[str, Task]]:
-    for name in ("code", "nl2code", "code2code", "code2nl", "code2completion", "qa"):
-        yield f"{name}.query", Task("query", (f"{name}.query", f"{name}_query"))
-        passages = (f"{name}.passage", f"{name}_document", f"{name}_passage")
-        yield f"{name}.passage", Task("document", passages)
-
-
+_CODE = ("code", "nl2code", "code2code", "code2nl", "code2completion", "qa")
 # By the values of `input_type` (Azure, Cohere, NVIDIA, Voyage), `task` (Jina) and `task_type`
 # (Nomic). A model without a prompt of these names reads the one for the type, or its default.
 TASKS: Mapping[str, Task] = {
@@ -60,7 +54,13 @@ TASKS: Mapping[str, Task] = {
     "clustering": Task(None, ("clustering", "Clustering")),
     "separation": Task(None, ("separation", "clustering", "Clustering")),
     "text-matching": Task(None, ("text-matching", "STS")),
-    **dict(_code_tasks()),
+    **{f"{each}.query": Task("query", (f"{each}.query", f"{each}_query")) for each in _CODE},
+    **{
+        f"{each}.passage": Task(
+            "document", (f"{each}.passage", f"{each}_document", f"{each}_passage")
+        )
+        for each in _CODE
+    },
 }
 
 

@@ -32,14 +32,18 @@ from smart_embedder.api.dialects.fields import (
     value_of,
 )
 from smart_embedder.api.errors import NO_422
-from smart_embedder.api.formats.vectors import TextVectors, VectorOptions, vectors_of
+from smart_embedder.api.formats.vectors import (
+    TextVectors,
+    VectorOptions,
+    render_vectors,
+    vectors_of,
+)
 from smart_embedder.api.handler import Call, Router, Service, ServiceDep
 from smart_embedder.api.openapi import BEARER, describe_work, error_responses, operation
 from smart_embedder.api.rendering import (
     OPTIONS,
     base64_of,
     render_items,
-    render_matrix,
     sparse_as_json,
     truncation_as_json,
     usage_as_json,
@@ -65,12 +69,6 @@ class VectorForm:
     dtype: OutputDtype
     as_base64: bool
     types: tuple[EmbeddingType, ...] = ()
-
-
-def _different() -> InvalidRequestError:
-    return InvalidRequestError(
-        "the fields encoding_format, embedding_type and output_dtype differ: send one of them"
-    )
 
 
 def _unique(types: EmbeddingType | list[EmbeddingType] | None) -> tuple[EmbeddingType, ...]:
@@ -146,30 +144,27 @@ class OpenAIEmbeddingRequest(ForeignRequest):
     def form(self) -> VectorForm:
         """How vectors are written; raises `InvalidRequestError` for fields that differ."""
         formats, types = _unique(self.encoding_format), _unique(self.embedding_type)
+        different = InvalidRequestError(
+            "the fields encoding_format, embedding_type and output_dtype differ: send one of them"
+        )
         if len(formats) > 1 or len(types) > 1:
-            return self._form_of_several(formats, types)
+            several, other = (formats, types) if len(formats) > 1 else (types, formats)
+            if self.output_dtype is not None or other not in {(), ("float",), ("base64",)}:
+                raise different
+            if self.return_colbert:
+                raise InvalidRequestError(
+                    "the fields return_colbert and embedding_type exclude each other where that "
+                    "names several types: send one type"
+                )
+            return VectorForm("float32", as_base64="base64" in other, types=several)
         numbers = {*types, self.output_dtype} - {None, "base64"}
         # Clients send it by default, beside the type that they want.
         if formats != ("float",):
             numbers |= {*formats} - {"base64"}
-        as_base64 = "base64" in {*formats, *types}
         if len(numbers) > 1 or {"float", "base64"} == {*formats, *types}:
-            raise _different()
+            raise different
         kind: Any = next(iter(numbers), "float")
-        return VectorForm(DTYPES[kind], as_base64=as_base64)
-
-    def _form_of_several(
-        self, formats: tuple[EmbeddingType, ...], types: tuple[EmbeddingType, ...]
-    ) -> VectorForm:
-        several, other = (formats, types) if len(formats) > 1 else (types, formats)
-        if self.output_dtype is not None or other not in {(), ("float",), ("base64",)}:
-            raise _different()
-        if self.return_colbert:
-            raise InvalidRequestError(
-                "the fields return_colbert and embedding_type exclude each other where that names "
-                "several types: send one type"
-            )
-        return VectorForm("float32", as_base64="base64" in other, types=several)
+        return VectorForm(DTYPES[kind], as_base64="base64" in {*formats, *types})
 
     @property
     def truncation_options(self) -> TruncationOptions:
@@ -359,46 +354,38 @@ def _render(
         _render_embedding(index, vectors_of(embedding, wanted), form)
         for index, embedding in enumerate(result.embeddings)
     )
-    trailer: dict[str, Any] = {
-        "model": model.name,
-        "usage": usage_as_json(result.tokens),
-    }
+    trailer: dict[str, Any] = {"model": model.name, "usage": usage_as_json(result.tokens)}
     if result.truncations:
         trailer["warnings"] = [truncation_as_json(each, "input") for each in result.truncations]
     yield b"," + orjson.dumps(trailer)[1:]
 
 
 def _render_embedding(index: int, vectors: TextVectors, form: VectorForm) -> Iterator[bytes]:
-    dense, colbert = vectors.dense, vectors.colbert
     yield b'{"object":"embedding","index":%d' % index
-    if dense is not None:
-        made = [quantize(dense.values, DTYPES[each]) for each in form.types] or [dense]
+    if (dense := vectors.dense) is not None:
+        made = {kind: quantize(dense.values, DTYPES[kind]) for kind in form.types}
+        several = b",".join(
+            b'"%s":%s' % (kind.encode(), _render_vector(each, form.as_base64 or kind == "base64"))
+            for kind, each in made.items()
+        )
         yield b',"embedding":'
-        if form.types:
-            for number, (kind, each) in enumerate(zip(form.types, made, strict=True)):
-                yield (b"," if number else b"{") + b'"%s":' % kind.encode()
-                yield _render_vector(each, as_base64=form.as_base64 or kind == "base64")
-            yield b"}"
-        else:
-            yield _render_vector(dense, as_base64=form.as_base64)
+        yield b"{%s}" % several if made else _render_vector(dense, form.as_base64)
         # int8 and uint8 of a vector have the same one.
-        scales = [each.scales for each in made if each.scales is not None]
+        scales = [each.scales for each in made.values() or [dense] if each.scales is not None]
         if scales:
             yield b',"scale":' + orjson.dumps(scales[0][()], option=OPTIONS)
     if vectors.sparse is not None:
         yield b',"sparse":'
         yield orjson.dumps(sparse_as_json(vectors.sparse, as_indices=True), option=OPTIONS)
-    if colbert is not None:
-        yield b',"colbert":'
-        yield from render_matrix(colbert.values)
-        if colbert.scales is not None:
-            yield b',"colbert_scale":' + orjson.dumps(colbert.scales, option=OPTIONS)
+    if vectors.colbert is not None:
+        yield b","
+        yield from render_vectors("colbert", vectors.colbert)
     if vectors.muvera is not None:
         yield b',"muvera":' + orjson.dumps(vectors.muvera, option=OPTIONS)
     yield b"}"
 
 
-def _render_vector(vector: QuantizedVectors, *, as_base64: bool) -> bytes:
+def _render_vector(vector: QuantizedVectors, as_base64: bool) -> bytes:
     return base64_of(vector.values) if as_base64 else orjson.dumps(vector.values, option=OPTIONS)
 
 

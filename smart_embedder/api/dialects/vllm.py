@@ -115,7 +115,13 @@ router = Router(VLLM, tags=["Cohere, Jina, vLLM"], dependencies=[BEARER])
 async def create_scores(body: ScoreRequest, call: Call) -> Response:
     """How relevant each of `text_2` is to `text_1`, or to the one in its place."""
     model = call.service.catalogue.reranker(body.model)
-    _check(body)
+    if not body.text_1:
+        raise EmptyInputError("the list text_1 is empty: send at least one text")
+    if len(body.text_1) not in {1, len(body.text_2)}:
+        raise InvalidRequestError(
+            f"text_1 holds {len(body.text_1)} texts and text_2 {len(body.text_2)}: send one in "
+            "text_1, or as many as in text_2"
+        )
     queries = body.text_1 if len(body.text_1) > 1 else body.text_1[0]
     truncation = truncation_of(body.truncate, body.truncation_side, body.max_tokens_per_doc)
     passages = Passages(queries, body.text_2, "text_2", truncation)
@@ -124,17 +130,6 @@ async def create_scores(body: ScoreRequest, call: Call) -> Response:
     name = "" if model is None else model.name
     render = partial(_render, result, name, call.context.request_id)
     return await call.render(render)
-
-
-def _check(body: ScoreRequest) -> None:
-    """Raise an error for texts that form no pairs."""
-    if not body.text_1:
-        raise EmptyInputError("the list text_1 is empty: send at least one text")
-    if len(body.text_1) not in {1, len(body.text_2)}:
-        raise InvalidRequestError(
-            f"text_1 holds {len(body.text_1)} texts and text_2 {len(body.text_2)}: send one in "
-            "text_1, or as many as in text_2"
-        )
 
 
 def _render(result: RerankResult, model: str, request_id: str) -> Iterator[bytes]:

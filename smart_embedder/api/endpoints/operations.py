@@ -22,7 +22,7 @@ from smart_embedder.api.endpoints.pages import UI_PATH
 from smart_embedder.api.handler import Router, Service, ServiceDep
 from smart_embedder.api.negotiation import preference, preferences
 from smart_embedder.api.openapi import error_responses
-from smart_embedder.engine.model import Download, LoadedModels
+from smart_embedder.engine.model import LoadedModels
 from smart_embedder.observability.metrics import EMBEDDING_ENDPOINT, RERANK_ENDPOINT, Metrics
 from smart_embedder.settings import Settings
 from smart_embedder.settings.types import public_name
@@ -48,7 +48,7 @@ async def health(service: ServiceDep) -> Response:
     body = {
         "status": status,
         "reason": reason,
-        "download": describe_download(download),
+        "download": download and asdict(download) | {"percent": download.percent},
         "version": __version__,
     }
     return JSONResponse(body | describe(service), 200 if status == "healthy" else 503)
@@ -63,14 +63,10 @@ async def live(service: ServiceDep) -> Response:
     return JSONResponse({"status": "unhealthy", "reason": str(failure)}, 503)
 
 
-def describe_download(download: Download | None) -> dict[str, Any] | None:
-    """The `download` object of /health."""
-    return None if download is None else asdict(download) | {"percent": download.percent}
-
-
 def describe(service: Service) -> dict[str, Any]:
     """Models, limits and hardware; null where they are not known yet."""
     settings, models = service.settings, service.engine.loaded()
+    length = settings.embed_max_length if models is None else models.embedder.max_length
     return {
         "gpu": describe_gpu(service),
         "model": public_name(settings.embedding_model),
@@ -80,8 +76,14 @@ def describe(service: Service) -> dict[str, Any]:
         "served_models": [
             asdict(status) | {"state": status.state.value} for status in service.engine.statuses
         ],
-        "demo": None if models is None else models.demo,
-    } | describe_limits(models, settings)
+        "demo": models and models.demo,
+        "max_input_length": length,
+        "batch_size": models and max(1, models.max_batch_tokens // length),
+        "max_requests_in_batch": settings.max_requests_in_batch,
+        "max_batch_tokens": models and models.max_batch_tokens,
+        "dtype": models and models.device.dtype,
+        "attention": models and models.device.attention,
+    }
 
 
 def describe_gpu(service: Service) -> dict[str, Any]:
@@ -99,26 +101,6 @@ def describe_gpu(service: Service) -> dict[str, Any]:
         if models
         else settings.devices,
         "failed_devices": service.engine.failed_devices,
-    }
-
-
-def describe_limits(models: LoadedModels | None, settings: Settings) -> dict[str, Any]:
-    """Lengths, budgets and formats in force; null where they are known only after loading."""
-    if models is None:
-        unknown = ("batch_size", "max_batch_tokens", "dtype", "attention")
-        limits: dict[str, Any] = {
-            "max_input_length": settings.embed_max_length,
-            "max_requests_in_batch": settings.max_requests_in_batch,
-        }
-        return limits | dict.fromkeys(unknown)
-    length = models.embedder.max_length
-    return {
-        "max_input_length": length,
-        "batch_size": max(1, models.max_batch_tokens // length),
-        "max_requests_in_batch": settings.max_requests_in_batch,
-        "max_batch_tokens": models.max_batch_tokens,
-        "dtype": models.device.dtype,
-        "attention": models.device.attention,
     }
 
 

@@ -1,7 +1,6 @@
 """/docs and /redoc without the internet: their scripts come from the package fastapi-offline."""
 
 import re
-from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from hashlib import sha256
 from http import HTTPStatus
@@ -19,29 +18,19 @@ from smart_embedder.api.context import context_of
 _STATIC = "static/docs"
 _OPENAPI = "openapi.json"
 
-Page = Callable[[Request], Coroutine[None, None, HTMLResponse]]
-
 
 def install_docs(app: FastAPI) -> None:
     """Serve the pages and everything that they load from this process.
 
     All links are relative, because a proxy may serve them below a path of its own.
     """
-    app.mount(f"/{_STATIC}", StaticFiles(directory=_assets()), name="docs-assets")
-    pages = {"/docs": _swagger_page(app), "/redoc": _redoc_page(app)}
-    for path, page in pages.items():
-        app.add_api_route(path, page, methods=["GET", "HEAD"], include_in_schema=False)
-
-
-def _assets() -> Path:
-    spec = find_spec("fastapi_offline")
-    if spec is None or spec.origin is None:
+    package = find_spec("fastapi_offline")
+    if package is None or package.origin is None:
         raise ModuleNotFoundError("fastapi-offline is not installed")
-    return Path(spec.origin).parent / "static"
+    assets = StaticFiles(directory=Path(package.origin).parent / "static")
+    app.mount(f"/{_STATIC}", assets, name="docs-assets")
 
-
-def _swagger_page(app: FastAPI) -> Page:
-    async def serve(request: Request) -> HTMLResponse:
+    async def swagger(request: Request) -> HTMLResponse:
         up = context_of(request.scope).way_up
         return get_swagger_ui_html(
             openapi_url=f"{up}{_OPENAPI}",
@@ -53,11 +42,7 @@ def _swagger_page(app: FastAPI) -> Page:
             swagger_ui_parameters={"docExpansion": "none"},
         )
 
-    return serve
-
-
-def _redoc_page(app: FastAPI) -> Page:
-    async def serve(request: Request) -> HTMLResponse:
+    async def redoc(request: Request) -> HTMLResponse:
         up = context_of(request.scope).way_up
         return get_redoc_html(
             openapi_url=f"{up}{_OPENAPI}",
@@ -67,7 +52,8 @@ def _redoc_page(app: FastAPI) -> Page:
             with_google_fonts=False,
         )
 
-    return serve
+    for path, page in (("/docs", swagger), ("/redoc", redoc)):
+        app.add_api_route(path, page, methods=["GET", "HEAD"], include_in_schema=False)
 
 
 UI_PATH = "/ui"
@@ -105,7 +91,11 @@ class _File:
 
 def install_ui(app: FastAPI) -> None:
     """Serve the page at /ui, and its files below."""
-    files = _read_files()
+    files = {
+        path.relative_to(_FOLDER).as_posix(): _file_of(path.read_bytes(), path.name)
+        for path in _FOLDER.rglob("*")
+        if path.suffix in _MEDIA_TYPES
+    }
     # For /ui/, whose relative links begin a level deeper.
     deeper = _file_of(
         re.sub(rb'(href|src)="(?=ui|docs)', rb'\1="../', files[_INDEX].content), _INDEX
@@ -124,14 +114,6 @@ def install_ui(app: FastAPI) -> None:
 
     for path in (UI_PATH, f"{UI_PATH}/{{name:path}}"):
         app.add_api_route(path, serve, methods=["GET", "HEAD"], include_in_schema=False)
-
-
-def _read_files() -> dict[str, _File]:
-    return {
-        path.relative_to(_FOLDER).as_posix(): _file_of(path.read_bytes(), path.name)
-        for path in _FOLDER.rglob("*")
-        if path.suffix in _MEDIA_TYPES
-    }
 
 
 def _file_of(content: bytes, name: str) -> _File:

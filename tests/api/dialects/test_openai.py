@@ -57,11 +57,6 @@ def test_vectors_are_the_native_ones_to_the_last_bit_in_either_encoding(client, 
     )
 
 
-def test_without_an_encoding_it_is_floats(client) -> None:
-    assert isinstance(post(client, input="a")["data"][0]["embedding"], list)
-    assert isinstance(post(client, input="a", encoding_format=None)["data"][0]["embedding"], list)
-
-
 def test_a_text_may_be_an_object(client) -> None:
     objects = [{"text": text, "id": str(i)} for i, text in enumerate(TEXTS[:4])]
     assert post(client, input=[*objects, *TEXTS[4:]]) == post(client, input=TEXTS)
@@ -84,10 +79,6 @@ def test_2048_texts_are_read_whatever_the_limit_of_the_native_endpoint(full) -> 
     assert "2049 texts, and at most 2048 are allowed (MAX_SENTENCES_PER_REQUEST)" in message
     # Its limit is 40.
     assert full.post("/embeddings/", json={"sentences": ["a"] * 41}).status_code == 422
-
-
-def test_a_text_alone_is_a_list_of_one(client) -> None:
-    assert post(client, input="search")["data"] == post(client, input=["search"])["data"]
 
 
 def test_sparse_and_colbert_come_beside_the_embedding_where_asked_for(client) -> None:
@@ -137,15 +128,9 @@ def test_a_query_gets_the_models_prompt_where_it_has_one(full, client) -> None:
         *[{"modality": "image"}, {"modality": ["text", "image"]}, {"input_type": "image"}],
         *[{"long_text_mode": "mean"}, {"max_tokens_per_text": 9}, {"task_type": "other"}],
         *[{"encoding_format": "float16"}, {"instruction": "Find it"}],
-        *[{"output_dtype": "int8", "embedding_type": "binary"}],
-        *[{"encoding_format": "int8", "embedding_type": "float"}],
-        *[{"output_dtype": "int8", "embedding_type": ["float", "binary"]}],
-        *[{"return_colbert": True, "embedding_type": ["float", "binary"]}],
         *[{"output_dtype": "int4"}, {"truncate": "MIDDLE"}, {"prompt": ""}],
         *[{"prompt_name": "query"}, {"truncation_side": "left", "truncate": False}],
         *[{"truncate": True, "truncation": False}, {"truncation_side": "left", "truncate": "end"}],
-        *[{"embedding_type": "float", "encoding_format": "base64"}],
-        *[{"task": "retrieval.query", "input_type": "document"}],
         *[{"normalize": True, "use_activation": False}],
         *[{"dimensions": 64, "output_dimension": 32}],
         *[{"colbert_pool_factor": 2}, {"colbert_pool_factor": 1, "return_colbert": True}],
@@ -232,12 +217,6 @@ def test_of_several_types_each_is_that_of_a_request_for_it(client, field, packed
             assert single.get("scale") in {None, item["scale"]}
 
 
-def test_an_encoding_format_may_be_a_number_type(client) -> None:
-    expected = post(client, input=TEXTS, embedding_type="int8")
-    assert post(client, input=TEXTS, encoding_format="int8") == expected
-    assert post(client, input=TEXTS, encoding_format=["int8"], output_dtype="int8") == expected
-
-
 # What Azure, Cohere, Jina, Nomic, NVIDIA and Voyage document for `input_type`, `task`, `task_type`.
 QUERIES = ["query", "search_query", "retrieval.query", "code.query", "nl2code.query", "qa.query"]
 QUERIES += ["code2code.query", "code2nl.query", "code2completion.query"]
@@ -267,12 +246,6 @@ def test_the_raw_vector_may_be_cut(full) -> None:
     cut = post(full, input=TEXTS, normalize=False, dimensions=32)["data"]
     for raw, first in zip(whole, cut, strict=True):
         assert first["embedding"] == raw["embedding"][:32]
-
-
-@pytest.mark.parametrize("kind", ["base64", ["base64"]])
-def test_jinas_name_for_the_encoding_is_read(client, kind) -> None:
-    expected = post(client, input=TEXTS, encoding_format="base64")
-    assert post(client, input=TEXTS, embedding_type=kind) == expected
 
 
 @pytest.mark.parametrize(
@@ -474,12 +447,6 @@ def test_an_empty_key_behind_bearer_is_no_token(server, full_server) -> None:
         statuses.append(connection.getresponse().status)
         connection.close()
     assert statuses == [200, 401]
-
-
-def test_an_oversized_body_is_refused_and_the_next_request_is_answered(full) -> None:
-    large = full.post("/v1/embeddings", json={"input": "a" * 1_000_001})
-    assert_error(large, 413, "body_too_large")
-    assert post(full, input="a")["data"]
 
 
 def test_it_is_counted_under_its_own_endpoint(full, full_server) -> None:

@@ -1,26 +1,21 @@
 """The records of a stream: in each format the vectors, ids, warnings and errors, in order."""
 
-import io
 import json
 from typing import Any
 
-import msgpack
 import numpy as np
 import orjson
 import pyarrow as pa
 import pytest
 
-from smart_embedder.api.formats.records import ARROW, NDJSON, WRITERS, Record, RecordOptions
+from smart_embedder.api.formats.records import ARROW, WRITERS, Record, RecordOptions
 from smart_embedder.api.formats.vectors import VectorOptions, vectors_of
 from smart_embedder.engine.records import Outputs, SparseVector, TextEmbedding, TokenStrings
 from tests.support.formats import (
-    MSGPACK,
-    SAFETENSORS,
+    READERS,
     arrays_of,
-    arrow_value,
     assert_arrays,
-    from_safetensors,
-    with_tokens,
+    facts_of,
 )
 
 WIDTHS = (16, 8)
@@ -43,61 +38,6 @@ def embedding(seed: int, outputs: Outputs, tokens: int = 5) -> TextEmbedding:
         weights if outputs.sparse else None,
         random.normal(size=(tokens, WIDTHS[1])).astype(np.float32) if outputs.colbert else None,
     )
-
-
-def from_ndjson(content: bytes) -> list[Row]:
-    found = map(json.loads, content.splitlines())
-    return [with_tokens({"embeddings": {}} | each) | facts_of(each) for each in found]
-
-
-def facts_of(record: Row) -> Row:
-    return {name: record[name] for name in ("id", "warnings", "error") if name in record}
-
-
-def from_msgpack(content: bytes) -> list[Row]:
-    def as_array(found: Row) -> Any:
-        if b"nd" not in found:
-            return found
-        return np.frombuffer(found[b"data"], found[b"type"]).reshape(found[b"shape"])
-
-    unpacked = msgpack.Unpacker(io.BytesIO(content), object_hook=as_array, strict_map_key=False)
-    return [with_tokens({"embeddings": {}} | each) | facts_of(each) for each in unpacked]
-
-
-def from_arrow(content: bytes) -> list[Row]:
-    table = pa.ipc.open_stream(content).read_all()
-    table.validate(full=True)
-    rows: list[Row] = [{} for _ in range(len(table))]
-    for name in table.column_names:
-        for row, value in zip(rows, table[name], strict=True):
-            if value.is_valid:
-                plain = name in {"id", "warnings", "error"}
-                row[name] = value.as_py() if plain else arrow_value(value)
-    for row in rows:
-        row |= {name: json.loads(row[name]) for name in ("warnings", "error") if name in row}
-    return rows
-
-
-def from_files(content: bytes) -> list[Row]:
-    """Several files of safetensors, one after the other."""
-    rows: list[Row] = []
-    while content:
-        start = 8 + int.from_bytes(content[:8], "little")
-        header = json.loads(content[8:start])
-        header.pop("__metadata__")
-        end = start + max((each["data_offsets"][1] for each in header.values()), default=0)
-        vectors, told = from_safetensors(content[:end])
-        assert {"output_dtype", "model_name"} < set(told)
-        left = iter(vectors)
-        for facts in told["records"]:
-            tokens = {f"{kind}_tokens": each for kind, each in facts.get("tokens", {}).items()}
-            rows.append(facts_of(facts) | ({} if "error" in facts else next(left)) | tokens)
-        assert not list(left)
-        content = content[end:]
-    return rows
-
-
-READERS = {NDJSON: from_ndjson, MSGPACK: from_msgpack, ARROW: from_arrow, SAFETENSORS: from_files}
 
 
 def assert_same(found: list[Row], records: list[Record]) -> None:
