@@ -1,14 +1,13 @@
 """Forwards of small batches as CUDA graphs: hundreds of launches captured once, repeated as one.
 
-A forward of few tokens takes as long as the launches of its kernels. A graph always computes the
-bucket that it was captured for: a number of tokens in a number of sequences. A smaller batch is
-copied to the memory that the graph reads, and its states from the memory that it writes; the rest
-of the bucket belongs to no sequence. All copies are in the order of one stream, so that several
-batches may be in flight.
+A graph always computes the bucket that it was captured for: a number of tokens in a number of
+sequences. A smaller batch is copied to the memory that the graph reads, and its states from the
+memory that it writes; the rest of the bucket belongs to no sequence. All copies are in the order of
+one stream, so that several batches may be in flight.
 """
 
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from typing import Any
@@ -110,11 +109,34 @@ class GraphedForward:
             longest=bucket.longest,
         )
         self._graph = torch.cuda.CUDAGraph()
-        with _beside_the_current_stream(stream):
-            # A first call, in which libraries allocate the memory that they keep.
-            forward(self._batch)
-            with capturing, _captured(self._graph, stream, pool):
-                self._states = forward(self._batch)
+        # Not on the current stream: an error in a capture makes its stream unusable.
+        current = torch.cuda.current_stream(device)
+        stream.wait_stream(current)
+        try:
+            with torch.cuda.stream(stream):
+                # A first call, in which libraries allocate the memory that they keep.
+                forward(self._batch)
+                with capturing:
+                    self._states = self._capture(forward, stream, pool)
+        finally:
+            current.wait_stream(stream)
+
+    def _capture(self, forward: Forward, stream: torch.cuda.Stream, pool: Any) -> Tensor:
+        try:
+            # Other threads, which wait for results, must not be affected.
+            self._graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+            try:
+                return forward(self._batch)
+            finally:
+                self._graph.capture_end()
+        except RuntimeError:
+            # CUDA may have ended the capture by itself. PyTorch's allocator has to know, or it
+            # would never again reuse memory that two streams have used, such as results.
+            device = stream.device.index
+            with suppress(RuntimeError):  # It knows already.
+                torch._C._cuda_endAllocateToPool(device, pool)  # noqa: SLF001 - the only way
+                torch._C._cuda_releasePool(device, pool)  # noqa: SLF001
+            raise
 
     def __call__(self, packed: PackedBatch) -> Tensor:
         """`[T, hidden]`: the states of a batch that the bucket holds."""
@@ -128,37 +150,6 @@ class GraphedForward:
         self._graph.replay()
         # The next batch may be computed before these are back.
         return self._states[:tokens].clone()
-
-
-@contextmanager
-def _beside_the_current_stream(stream: torch.cuda.Stream) -> Iterator[None]:
-    """Run the block on `stream`, because an error in a capture makes its stream unusable."""
-    current = torch.cuda.current_stream(stream.device)
-    stream.wait_stream(current)
-    try:
-        with torch.cuda.stream(stream):
-            yield
-    finally:
-        current.wait_stream(stream)
-
-
-@contextmanager
-def _captured(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, pool: Any) -> Iterator[None]:
-    try:
-        # Other threads, which wait for results, must not be affected.
-        graph.capture_begin(pool=pool, capture_error_mode="thread_local")
-        try:
-            yield
-        finally:
-            graph.capture_end()
-    except RuntimeError:
-        # CUDA may have ended the capture by itself. PyTorch's allocator has to know, or it would
-        # never again reuse memory that two streams have used, such as results.
-        device = stream.device.index
-        with suppress(RuntimeError):  # It knows already.
-            torch._C._cuda_endAllocateToPool(device, pool)  # noqa: SLF001 - there is no other way
-            torch._C._cuda_releasePool(device, pool)  # noqa: SLF001
-        raise
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,22 +184,16 @@ class GraphTrial:
 
         Yields wherever the device may do other work: a model may be loaded while others serve.
         """
-        make = partial(
-            GraphedForward,
-            self.forward,
-            stream=_capture_stream(device),
-            pool=torch.cuda.graph_pool_handle(),
-        )
+        stream, pool = _capture_stream(device), torch.cuda.graph_pool_handle()
         captured: list[GraphedForward] = []
         faster: list[GraphedForward] = []
         # The largest first, whose memory the others share. All are kept until the last is captured.
         for bucket in reversed(buckets):
-            least = 1 + max(
-                (each.tokens for each in buckets if each.tokens < bucket.tokens), default=0
-            )
-            smallest = self._draw(bucket, least, bucket.longest // 3)
-            full = self._draw(bucket, bucket.tokens, bucket.longest)
-            proof = self._prove(partial(make, bucket), [full, smallest], captured)
+            smaller = (each.tokens for each in buckets if each.tokens < bucket.tokens)
+            smallest = self._draw(bucket, 1 + max(smaller, default=0), bucket.longest // 3)
+            batches = self._draw(bucket, bucket.tokens, bucket.longest), smallest
+            make = partial(GraphedForward, self.forward, bucket, stream, pool)
+            proof = self._prove(make, batches, captured)
             yield
             if not proof.holds:
                 warn_of_refused([proof], PLAIN)
@@ -223,15 +208,14 @@ class GraphTrial:
     def _draw(self, bucket: Bucket, tokens: int, longest: int) -> PackedBatch:
         """A random batch of `tokens`, or of fewer if the bucket holds no more."""
         longest = min(longest, self.max_length)
-        drawn = np.random.default_rng(0).integers(
-            *_RANDOM_IDS, min(tokens, longest * bucket.sequences)
-        )
-        return self.pack(np.split(drawn, range(longest, len(drawn), longest)))
+        count = min(tokens, longest * bucket.sequences)
+        drawn = np.random.default_rng(0).integers(*_RANDOM_IDS, count)
+        return self.pack(np.split(drawn, range(longest, count, longest)))
 
     def _prove(
         self,
         make: Callable[[], GraphedForward],
-        batches: list[PackedBatch],
+        batches: Sequence[PackedBatch],
         captured: list[GraphedForward],
     ) -> Proof:
         """Capture a graph, and compare its states of the batches, token by token."""

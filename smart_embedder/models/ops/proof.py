@@ -1,15 +1,15 @@
 """Proves at the start that each operation of a backend computes what it should on this machine.
 
-Each path of an operation (a kernel in C, a library's operator, an attention) computes a small
-batch, which is compared with the reference on the same device: PyTorch in float32 with eager
-attention. A path that raises an error, or differs by more than its dtype explains, is refused, and
-the next one is tried. `CASES` says of each operation what is computed.
+Each path of an operation (a kernel in C, a library's operator, an attention) computes a small batch
+as `CASES` says. The reference is PyTorch in float32 with eager attention on the same device. A path
+that raises an error, or differs by more than its dtype explains, is refused, and the next is tried.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import starmap
 
 import numpy as np
 import structlog
@@ -96,23 +96,21 @@ class ProvenBackend:
     refused: tuple[Proof, ...]
 
 
+@dataclass(frozen=True, slots=True)
 class Trial:
     """Tries the paths of a backend for one model."""
 
-    def __init__(
-        self, backend: Backend, shapes: Shapes, device: torch.device, dtype: torch.dtype
-    ) -> None:
-        self._backend = backend
-        self._shapes = shapes
-        self._device = device
-        self._dtype = dtype
+    backend: Backend
+    shapes: Shapes
+    device: torch.device
+    dtype: torch.dtype
 
     def prove(self, operations: Sequence[str], *, attention_named: bool = False) -> ProvenBackend:
         """Choose the first path of each operation whose proof holds.
 
         Raises `StartupError` if none holds, or if that of an attention that a setting names fails.
         """
-        proven, paths, refused = self._backend, {}, []
+        proven, paths, refused = self.backend, {}, []
         for operation in operations:
             failed: list[Proof] = []
             for proof in self._proofs(operation):
@@ -142,18 +140,15 @@ class Trial:
     @torch.inference_mode()
     def _proofs(self, operation: str) -> Iterator[Proof]:
         """The proof of each path; the last one is that of the plain path."""
-        tolerance = _ONE_STEP.get(operation, TOLERANCES[self._dtype])
+        tolerance = _ONE_STEP.get(operation, TOLERANCES[self.dtype])
         reference = torch_backend().by(ATTENTION, "eager")
         expected = self._compute(operation, reference, exact=True)
-        for path in self._backend.table[operation]:
-            variant = self._backend.by(operation, path)
-            compute = partial(self._compute, operation, variant, exact=False)
+        for path in self.backend.table[operation]:
+            compute = partial(self._compute, operation, self.backend.by(operation, path))
             yield try_path(operation, path, compute, expected, tolerance)
 
-    def _compute(self, operation: str, backend: Backend, *, exact: bool) -> list[Tensor]:
-        limit = self._backend.int8_weight_limit
-        inputs = TrialInputs(self._shapes, self._device, self._dtype, limit, exact=exact)
-        return list(CASES[operation](backend, inputs))
+    def _compute(self, operation: str, backend: Backend, *, exact: bool = False) -> list[Tensor]:
+        return list(CASES[operation](backend, _Inputs(self, exact=exact)))
 
 
 def try_path(
@@ -168,12 +163,8 @@ def try_path(
     if isinstance(actual, Exception):
         message = next(iter(str(actual).splitlines()), "")
         return Proof(operation, path, math.inf, 0.0, type(actual).__name__, message)
-    return Proof(operation, path, _difference(actual, expected), tolerance)
-
-
-def _difference(actual: list[Tensor], expected: list[Tensor]) -> float:
-    pairs = zip(actual, expected, strict=True)
-    return max(_largest_difference(mine, other) for mine, other in pairs)
+    difference = max(starmap(_largest_difference, zip(actual, expected, strict=True)))
+    return Proof(operation, path, difference, tolerance)
 
 
 def _largest_difference(actual: Tensor, expected: Tensor) -> float:
@@ -209,35 +200,23 @@ _EPSILON = 1e-5
 _THETA = 10_000.0
 
 
-class TrialInputs:
+class _Inputs:
     """Random numbers, the same for every path.
 
-    They are rounded to `dtype`; the reference, which is `exact`, gets them in float32.
+    They are rounded to the dtype of the trial; the reference, `exact`, gets them in float32.
     """
 
-    def __init__(
-        self,
-        shapes: Shapes,
-        device: torch.device,
-        dtype: torch.dtype,
-        int8_weight_limit: int,
-        *,
-        exact: bool,
-    ) -> None:
-        self.shapes = shapes
-        self.int8_weight_limit = int8_weight_limit
-        self.device = device
-        self.dtype = torch.float32 if exact else dtype
-        self._rounded = dtype
+    def __init__(self, trial: Trial, *, exact: bool) -> None:
+        self.shapes = trial.shapes
+        self.device = trial.device
+        self.dtype = torch.float32 if exact else trial.dtype
+        self._rounded = trial.dtype
+        self.int8_weight_limit = trial.backend.int8_weight_limit
         self._drawn = torch.randn(_DRAWN, generator=torch.Generator().manual_seed(0))
         self._next = 0
         texts = [np.zeros(length, np.int64) for length in _LENGTHS]
-        self.packed: PackedBatch = pack(texts, device=device, multiple=_MULTIPLE)
-
-    @property
-    def tokens(self) -> int:
-        """Rows of the batch."""
-        return self.packed.tokens
+        self.packed: PackedBatch = pack(texts, device=trial.device, multiple=_MULTIPLE)
+        self.tokens = self.packed.tokens
 
     def normal(self, *shape: int) -> Tensor:
         """Of the standard normal distribution, in the model's number format."""
@@ -251,15 +230,8 @@ class TrialInputs:
         self._next = (self._next + count) % _DRAWN
         return taken.view(shape).to(self.device)
 
-    def bytes(self, *shape: int) -> Tensor:
-        """Whole numbers, u8; some are the lowest and the highest but 0."""
-        return self._whole_numbers(shape, MAX_INT8).add_(128).to(torch.uint8)
-
-    def int8_weights(self, *shape: int) -> Tensor:
-        """Whole numbers, s8; some are the lowest and the highest that a weight may be."""
-        return self._whole_numbers(shape, self.int8_weight_limit).to(torch.int8)
-
-    def _whole_numbers(self, shape: tuple[int, ...], limit: int) -> Tensor:
+    def within(self, limit: int, *shape: int) -> Tensor:
+        """The same up to `limit`, which some are, and down to its negative."""
         return (self.float32(*shape) * limit / 2).clamp_(-limit, limit)
 
     def linear(self, in_features: int, out_features: int) -> nn.Linear:
@@ -277,10 +249,7 @@ class TrialInputs:
         return LayerNorm(draw(width), draw(width), _EPSILON)
 
 
-Case = Callable[[Backend, TrialInputs], Iterable[Tensor]]
-
-
-def _linear(backend: Backend, inputs: TrialInputs) -> Iterator[Tensor]:
+def _linear(backend: Backend, inputs: _Inputs) -> Iterator[Tensor]:
     shapes, tokens = inputs.shapes, inputs.tokens
     attended = shapes.heads * shapes.head_width
     sizes = (
@@ -294,40 +263,40 @@ def _linear(backend: Backend, inputs: TrialInputs) -> Iterator[Tensor]:
         yield backend.linear(layers, activation)(inputs.normal(tokens, depth))
 
 
-def _embed(backend: Backend, inputs: TrialInputs) -> Iterator[Tensor]:
+def _embed(backend: Backend, inputs: _Inputs) -> Iterator[Tensor]:
     count, width = inputs.tokens, inputs.shapes.width
     tables = inputs.normal(count, width), inputs.normal(count, width)
     rows = torch.arange(count, device=inputs.device)
     yield backend.embed((rows, rows.flip(0)), tables, inputs.layer_norm(width))
 
 
-def _add_norm(backend: Backend, inputs: TrialInputs) -> Iterator[Tensor]:
+def _add_norm(backend: Backend, inputs: _Inputs) -> Iterator[Tensor]:
     shape = inputs.tokens, inputs.shapes.width
     norm = inputs.layer_norm(inputs.shapes.width)
     yield backend.add_norm(inputs.normal(*shape), inputs.normal(*shape), norm)
 
 
-def _add_linear(backend: Backend, inputs: TrialInputs) -> Iterator[Tensor]:
+def _add_linear(backend: Backend, inputs: _Inputs) -> Iterator[Tensor]:
     width, depth = inputs.shapes.width, inputs.shapes.inner_width
     layer = inputs.linear(depth, width)
     residual = inputs.normal(inputs.tokens, layer.out_features)
     yield backend.add_linear(layer)(inputs.normal(inputs.tokens, depth), residual)
 
 
-def _unit_rows(backend: Backend, inputs: TrialInputs) -> Iterator[Tensor]:
+def _unit_rows(backend: Backend, inputs: _Inputs) -> Iterator[Tensor]:
     states = inputs.normal(inputs.tokens, inputs.shapes.width)
     indices = inputs.packed.cu_seqlens[:-1].long()
     for rows in (None, indices):
         yield from backend.unit_rows(states, torch.float32, rows)
 
 
-def _rms_norm(backend: Backend, inputs: TrialInputs) -> Iterator[Tensor]:
+def _rms_norm(backend: Backend, inputs: _Inputs) -> Iterator[Tensor]:
     width = inputs.shapes.width
     norm = RmsNorm(inputs.normal(width), _EPSILON)
     yield backend.rms_norm(inputs.normal(inputs.tokens, width), norm)
 
 
-def _rotary(backend: Backend, inputs: TrialInputs) -> Iterator[Tensor]:
+def _rotary(backend: Backend, inputs: _Inputs) -> Iterator[Tensor]:
     shapes = inputs.shapes
     rotated = shapes.heads + shapes.key_heads
     states = inputs.normal(inputs.tokens, rotated + shapes.key_heads, shapes.head_width)
@@ -337,11 +306,11 @@ def _rotary(backend: Backend, inputs: TrialInputs) -> Iterator[Tensor]:
     yield states
 
 
-def _gate(backend: Backend, inputs: TrialInputs) -> Iterator[Tensor]:
+def _gate(backend: Backend, inputs: _Inputs) -> Iterator[Tensor]:
     yield backend.gate(inputs.normal(inputs.tokens, 2 * inputs.shapes.inner_width))
 
 
-def _attention(backend: Backend, inputs: TrialInputs) -> Iterator[Tensor]:
+def _attention(backend: Backend, inputs: _Inputs) -> Iterator[Tensor]:
     shapes, packed = inputs.shapes, inputs.packed
     heads = [shapes.heads, shapes.key_heads, shapes.key_heads]
     projected = inputs.normal(packed.tokens, sum(heads), shapes.head_width)
@@ -351,7 +320,7 @@ def _attention(backend: Backend, inputs: TrialInputs) -> Iterator[Tensor]:
     yield attended[: packed.real_tokens]
 
 
-def _quantize_rows(backend: Backend, inputs: TrialInputs) -> Iterator[Tensor]:
+def _quantize_rows(backend: Backend, inputs: _Inputs) -> Iterator[Tensor]:
     for width in (inputs.shapes.width, inputs.shapes.inner_width):
         repeated = torch.arange(0, width, 3, dtype=torch.int32)
         offsets = inputs.float32(width + len(repeated)).sigmoid()
@@ -360,20 +329,19 @@ def _quantize_rows(backend: Backend, inputs: TrialInputs) -> Iterator[Tensor]:
         yield rows.values * rows.scale + rows.minimum
 
 
-def _int8_gemm(backend: Backend, inputs: TrialInputs) -> Iterator[Tensor]:
-    shapes, float32 = inputs.shapes, inputs.float32
+def _int8_gemm(backend: Backend, inputs: _Inputs) -> Iterator[Tensor]:
+    shapes, tokens, float32 = inputs.shapes, inputs.tokens, inputs.float32
     for depth, activation in ((shapes.width, shapes.activation), (shapes.inner_width, None)):
-        values = inputs.int8_weights(_MOST_COLUMNS, depth)
+        values = inputs.within(inputs.int8_weight_limit, _MOST_COLUMNS, depth).to(torch.int8)
         scale = float32(_MOST_COLUMNS).abs() / depth
         weights = QuantizedWeights(values, scale, float32(_MOST_COLUMNS), float32(_MOST_COLUMNS))
-        rows = QuantizedRows(
-            inputs.bytes(inputs.tokens, depth), float32(inputs.tokens, 1), float32(inputs.tokens, 1)
-        )
+        bytes_of_rows = inputs.within(MAX_INT8, tokens, depth).add_(128).to(torch.uint8)
+        rows = QuantizedRows(bytes_of_rows, float32(tokens, 1), float32(tokens, 1))
         for dtype in (torch.float32, inputs.dtype):
             yield backend.int8_gemm(weights, dtype, activation)(rows)
 
 
-CASES: dict[str, Case] = {
+CASES: dict[str, Callable[[Backend, _Inputs], Iterator[Tensor]]] = {
     "linear": _linear,
     "embed": _embed,
     "add_norm": _add_norm,
