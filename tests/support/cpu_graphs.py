@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from smart_embedder.models.attention.dense import QueryKeyValue
 from smart_embedder.models.attention.packed import attend_by_length
 from smart_embedder.models.batch.blocks import LengthClass
 from smart_embedder.models.batch.packing import PackedBatch
@@ -62,14 +63,14 @@ def _attend(
 
 
 def attend_as_on_a_gpu(
-    query: Tensor, key: Tensor, value: Tensor, packed: PackedBatch, *, scale: float, causal: bool
+    states: QueryKeyValue, packed: PackedBatch, *, scale: float, causal: bool
 ) -> Tensor:
     """Implement `Attention` by operators that find the lengths in the device's memory."""
 
     def attend(query: Tensor, key: Tensor, value: Tensor, part: LengthClass) -> Tensor:
         return torch.ops.tests.attend(query, key, value, part.bounds, scale, causal)
 
-    return attend_by_length(attend, (query, key, value), packed)
+    return attend_by_length(attend, states, packed)
 
 
 @contextmanager

@@ -34,7 +34,8 @@ def packed_states(model: PreTrainedModel, packed: PackedBatch, **inputs: Any) ->
 def _attention(module, query, key, value, _mask, *, packed, scaling=None, **_):
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     causal = bool(getattr(module, "is_causal", False))
-    return eager(query[0], key[0], value[0], packed, scale=scale, causal=causal)[None], None
+    states = query[0], key[0], value[0]
+    return eager(states, packed, scale=scale, causal=causal)[None], None
 
 
 def _no_mask(*_: Any, **__: Any) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from smart_embedder.models.batch.blocks import DenseBlock, PaddedBlock, Padding
+from smart_embedder.models.batch.blocks import Padding
 from smart_embedder.models.batch.packing import PackedBatch
 
 # Query [H, T, D], key and value [Hkv, T, D]; in a block [N, H, L, D] and [N, Hkv, L, D].
@@ -30,22 +30,14 @@ class Attention(Protocol):
     """
 
     def __call__(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        packed: PackedBatch,
-        *,
-        scale: float,
-        causal: bool,
+        self, states: QueryKeyValue, packed: PackedBatch, *, scale: float, causal: bool
     ) -> Tensor:
         """`[T, H, D]` of query `[H, T, D]`, key and value `[Hkv, T, D]`; Hkv divides H."""
 
 
-def eager(
-    query: Tensor, key: Tensor, value: Tensor, packed: PackedBatch, *, scale: float, causal: bool
-) -> Tensor:
+def eager(states: QueryKeyValue, packed: PackedBatch, *, scale: float, causal: bool) -> Tensor:
     """Pad every sequence to the longest; matmul, mask, softmax, matmul."""
+    query, key, value = states
     group = query.shape[0] // key.shape[0]
     q = _pad_rows(query, packed).float()
     k = _pad_rows(key, packed).float().repeat_interleave(group, dim=1)
@@ -67,12 +59,9 @@ def _pad_rows(states: Tensor, packed: PackedBatch) -> Tensor:
     return nn.utils.rnn.pad_sequence(list(rows), batch_first=True).transpose(1, 2)
 
 
-def sdpa(
-    query: Tensor, key: Tensor, value: Tensor, packed: PackedBatch, *, scale: float, causal: bool
-) -> Tensor:
+def sdpa(states: QueryKeyValue, packed: PackedBatch, *, scale: float, causal: bool) -> Tensor:
     """Implement `Attention`, on every device."""
-    attend = partial(fused, causal=causal)
-    return _attend_in_blocks(attend, (query, key, value), packed, scale=scale)
+    return _attend_in_blocks(partial(fused, causal=causal), states, packed, scale=scale)
 
 
 def fused(
@@ -99,21 +88,20 @@ def _attend_in_blocks(
     heads, tokens, _ = states[0].shape
     output = states[0].new_empty(tokens, heads, states[2].shape[2])
     for block in packed.blocks:
-        attended = output[block.start : block.stop]
-        if isinstance(block, PaddedBlock):
-            attend_padded(attend, states, block.padding, attended, scale=scale)
-        else:
-            dense = _block(attended.transpose(0, 1), DenseBlock(0, block.count, block.length))
-            query, key, value = (_block(each, block) for each in states)
+        if block.padding is None:
+            # Views of sequences of one length, [count, H, length, D].
+            query, key, value, dense = (
+                each[:, block.start : block.stop]
+                .view(len(each), -1, block.length, each.shape[-1])
+                .transpose(0, 1)
+                for each in (*states, output.transpose(0, 1))
+            )
             attend((query, key, value), dense, scale=scale, mask=None)
+        else:
+            attended = output[block.start : block.stop]
+            attend_padded(attend, states, block.padding, attended, scale=scale)
     output[packed.real_tokens :] = 0
     return output
-
-
-def _block(states: Tensor, block: DenseBlock) -> Tensor:
-    """View sequences of one length as `[count, H, length, D]`."""
-    tokens = states[:, block.start : block.stop]
-    return tokens.view(states.shape[0], block.count, block.length, -1).transpose(0, 1)
 
 
 def attend_padded(
@@ -140,13 +128,11 @@ _FEW_SCORES = 2**16
 _FEWEST_QUERIES = 256
 
 
-def matmul(
-    query: Tensor, key: Tensor, value: Tensor, packed: PackedBatch, *, scale: float, causal: bool
-) -> Tensor:
+def matmul(states: QueryKeyValue, packed: PackedBatch, *, scale: float, causal: bool) -> Tensor:
     """Implement `Attention`; causal attention and grouped heads are left to PyTorch's operator."""
-    if causal or query.shape[0] != key.shape[0]:
-        return sdpa(query, key, value, packed, scale=scale, causal=causal)
-    return _attend_in_blocks(attend_by_matmul, (query, key, value), packed, scale=scale)
+    if causal or len(states[0]) != len(states[1]):
+        return sdpa(states, packed, scale=scale, causal=causal)
+    return _attend_in_blocks(attend_by_matmul, states, packed, scale=scale)
 
 
 def attend_by_matmul(

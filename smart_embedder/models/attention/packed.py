@@ -86,9 +86,7 @@ def require_runs(name: str, device: torch.device, dtype: torch.dtype) -> None:
 
 def _flash_attention(
     kernel: Callable[..., Any],
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
+    states: QueryKeyValue,
     packed: PackedBatch,
     *,
     scale: float,
@@ -108,7 +106,7 @@ def _flash_attention(
         # FlashAttention 3 returns the log-sum-exp with it.
         return output[0] if isinstance(output, tuple) else output
 
-    return attend_by_length(attend, (query, key, value), packed)
+    return attend_by_length(attend, states, packed)
 
 
 def _varlen_kernel(
@@ -154,14 +152,15 @@ _NO_MASK, _CAUSAL = 0, 1
 
 
 def memory_efficient(
-    query: Tensor, key: Tensor, value: Tensor, packed: PackedBatch, *, scale: float, causal: bool
+    states: QueryKeyValue, packed: PackedBatch, *, scale: float, causal: bool
 ) -> Tensor:
     """Implement `Attention`.
 
     `scaled_dot_product_attention` calls the same kernel; called directly it takes sequences of any
     lengths at once. It has no grouped heads, so these are copied.
     """
-    group = query.shape[0] // key.shape[0]
+    query, key, value = states
+    group = len(query) // len(key)
     if group > 1:
         key, value = (each.repeat_interleave(group, dim=0) for each in (key, value))
 
@@ -187,14 +186,7 @@ class PackedAttention:
         self._short_sequences: dict[int, PackedBatch] = {}
 
     def __call__(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        scale: float,
-        causal: bool,
-        window: int | None,
+        self, states: QueryKeyValue, *, scale: float, causal: bool, window: int | None
     ) -> Tensor:
         """`[T, H, D]` of query `[H, T, D]`, key and value `[Hkv, T, D]`.
 
@@ -203,19 +195,17 @@ class PackedAttention:
         """
         packed, attend = self._packed, partial(self._attend, scale=scale, causal=causal)
         if window is None or packed.max_length <= window:
-            return attend(query, key, value, packed)
+            return attend(states, packed)
         if self._takes_window:
-            return attend(query, key, value, packed, window=window)
+            return attend(states, packed, window=window)
         short = self._no_longer_than(window)
-        attended = []
-        if short.tokens:
-            attended.append(
-                attend(*(each[:, : short.tokens] for each in (query, key, value)), short)
-            )
-        for start, stop in pairwise(packed.offsets[len(short.unpack_order) :].tolist()):
-            one = query[:, start:stop], key[:, start:stop], value[:, start:stop]
-            attended.append(_attend_in_window(one, scale=scale, causal=causal, window=window))
-        return torch.cat(attended)
+        borders = [0, *packed.offsets[len(short.unpack_order) :].tolist()]
+        first, *others = (
+            tuple(each[:, start:stop] for each in states) for start, stop in pairwise(borders)
+        )
+        attended = [attend(first, short)] if short.tokens else []
+        windowed = partial(_attend_in_window, scale=scale, causal=causal, window=window)
+        return torch.cat([*attended, *(windowed(*one) for one in others)])
 
     def _no_longer_than(self, window: int) -> PackedBatch:
         """The sequences no longer than the window, as a batch; perhaps none."""
@@ -238,9 +228,10 @@ class PackedAttention:
 _BLOCK = 256
 
 
-def _attend_in_window(states: QueryKeyValue, *, scale: float, causal: bool, window: int) -> Tensor:
+def _attend_in_window(
+    query: Tensor, key: Tensor, value: Tensor, *, scale: float, causal: bool, window: int
+) -> Tensor:
     """`[L, H, D]` of one sequence's query `[H, L, D]`, key and value `[Hkv, L, D]`, in blocks."""
-    query, key, value = states
     length = query.shape[1]
     position = torch.arange(length, device=query.device)
     blocks = []
@@ -272,21 +263,14 @@ def excluding_unattended(attend: Attention) -> Attention:
     # `wraps` shows the signature of `attend`, which tells whether it takes a window.
     @wraps(attend)
     def excluding(
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        packed: PackedBatch,
-        *,
-        scale: float,
-        causal: bool,
-        **window: Any,
+        states: QueryKeyValue, packed: PackedBatch, *, scale: float, causal: bool, **window: Any
     ) -> Tensor:
-        output = attend(query, key, value, packed, scale=scale, causal=causal, **window)
+        output = attend(states, packed, scale=scale, causal=causal, **window)
         padding = packed.partly_attended
         if padding is not None:
             masked = _causal if causal else partial(fused, causal=False)
             attended = output.new_empty(len(padding.tokens), *output.shape[1:])
-            attend_padded(masked, (query, key, value), padding, attended, scale=scale)
+            attend_padded(masked, states, padding, attended, scale=scale)
             output.index_copy_(0, padding.tokens, attended)
         return output
 

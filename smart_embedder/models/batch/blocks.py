@@ -32,20 +32,6 @@ _BUCKET_WIDTH = 16
 
 
 @dataclass(frozen=True, slots=True)
-class DenseBlock:
-    """Neighbouring sequences of one length: `count` of `length` tokens from token `start`."""
-
-    start: int
-    count: int
-    length: int
-
-    @property
-    def stop(self) -> int:
-        """The first token after the block."""
-        return self.start + self.count * self.length
-
-
-@dataclass(frozen=True, slots=True)
 class Padding:
     """How `count` sequences are padded to `length` slots each; all tensors are on the device.
 
@@ -79,15 +65,16 @@ class Padding:
 
 
 @dataclass(frozen=True, slots=True)
-class PaddedBlock:
-    """Neighbouring short sequences of similar lengths: the tokens from `start` to `stop`."""
+class Block:
+    """Neighbouring sequences, the tokens from `start` to `stop`.
+
+    They are of `length` tokens each, or shorter and of similar lengths; then `padding` is to it.
+    """
 
     start: int
     stop: int
-    padding: Padding
-
-
-Block = DenseBlock | PaddedBlock
+    length: int
+    padding: Padding | None = None
 
 
 def divide_into_blocks(lengths: list[int], device: torch.device) -> Iterator[Block]:
@@ -95,13 +82,11 @@ def divide_into_blocks(lengths: list[int], device: torch.device) -> Iterator[Blo
     start = 0
     for _, near in groupby(lengths, key=_bucket):
         block = list(near)
-        stop = start + sum(block)
-        if block[0] == block[-1]:
-            yield DenseBlock(start, len(block), block[0])
-        else:
+        stop, padding = start + sum(block), None
+        if block[0] < block[-1]:
             sizes = np.array(block)
-            starts = start + np.cumsum(sizes) - sizes
-            yield PaddedBlock(start, stop, Padding.of(starts, sizes, sizes, device))
+            padding = Padding.of(start + np.cumsum(sizes) - sizes, sizes, sizes, device)
+        yield Block(start, stop, block[-1], padding)
         start = stop
 
 

@@ -185,37 +185,22 @@ def pack(
 Spans = list[slice | None]
 
 
-@dataclass(frozen=True, slots=True)
-class TokenSelection:
-    """Some sequences of a packed batch, token by token.
-
-    `tokens` `[R]` int64 on the device are the selected tokens of the packed row; None selects them
-    all. `spans` says where those of each sequence lie among the selected ones.
-    """
-
-    tokens: Tensor | None
-    spans: Spans
-
-    def gather(self, states: Tensor) -> Tensor:
-        """`[R, width]`: the states of the selected tokens, of those `[T, width]` of all."""
-        return states if self.tokens is None else states.index_select(0, self.tokens)
-
-
 def select_tokens(
     packed: PackedBatch, selected: Sequence[bool], multiple_of: Callable[[int], int]
-) -> TokenSelection:
-    """Select the tokens of sequences; `selected` is in the order given to `pack`.
+) -> tuple[Tensor | None, Spans]:
+    """The tokens `[R]` int64, on the device, of the selected sequences; None for all tokens.
 
-    R is rounded up to a multiple of `multiple_of(R)` by repeating a token.
+    `selected` is in the order given to `pack`. R is rounded up to a multiple of `multiple_of(R)` by
+    repeating a token. Also returns where those of each sequence lie among the selected ones.
     """
     offsets, order = packed.offsets, packed.unpack_order
     spans = [slice(int(offsets[index]), int(offsets[index + 1])) for index in order]
     if all(selected):
-        return TokenSelection(None, list(spans))
+        return None, list(spans)
     chosen = [span for span, want in zip(spans, selected, strict=True) if want]
     tokens = np.concatenate([np.arange(span.start, span.stop) for span in chosen])
     padded = np.pad(tokens, (0, -len(tokens) % multiple_of(len(tokens))), mode="edge")
-    return TokenSelection(to_device(packed.device, padded), _side_by_side(spans, selected))
+    return to_device(packed.device, padded), _side_by_side(spans, selected)
 
 
 def select_sequences(packed: PackedBatch, selected: Sequence[bool]) -> tuple[Indices, Spans]:

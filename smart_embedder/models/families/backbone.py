@@ -19,12 +19,12 @@ from smart_embedder.engine.devices.thread import run_preempting_call
 from smart_embedder.engine.model import ModelInfo, RefusedPath
 from smart_embedder.engine.records import TokenIds
 from smart_embedder.errors import StartupError
-from smart_embedder.models.attention.dense import Attention
+from smart_embedder.models.attention.dense import Attention, QueryKeyValue
 from smart_embedder.models.attention.packed import excluding_unattended
 from smart_embedder.models.batch.packing import (
     PackedBatch,
     PositionScheme,
-    TokenSelection,
+    Spans,
     pack,
     select_tokens,
 )
@@ -202,19 +202,13 @@ def in_row_blocks(step: Callable[..., Tensor], states: Tensor, *others: Tensor) 
 
 
 def attend_by_heads(
-    attend: Attention,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    packed: PackedBatch,
-    *,
-    scale: float,
-    causal: bool,
+    attend: Attention, states: QueryKeyValue, packed: PackedBatch, *, scale: float, causal: bool
 ) -> Tensor:
     """As `attend`, on a CPU for a few heads at a time where sequences are long.
 
     A short forward can then run in between; the heads do not depend on each other.
     """
+    query, key, value = states
     key_heads, tokens = key.shape[:2]
     group = len(query) // key_heads
     at_once = max(1, _SCORES_OF_A_CALL // (group * tokens * packed.max_length))
@@ -224,8 +218,8 @@ def attend_by_heads(
     for start in range(0, key_heads, at_once):
         preemption_point()
         some = slice(start, start + at_once)
-        queries = query[start * group : (start + at_once) * group]
-        outputs.append(attend(queries, key[some], value[some], packed, scale=scale, causal=causal))
+        part = query[start * group : (start + at_once) * group], key[some], value[some]
+        outputs.append(attend(part, packed, scale=scale, causal=causal))
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
 
 
@@ -314,7 +308,9 @@ class Backbone:
             self._graphs = yield from trial.capture(tuple(make_buckets()), self.device)
             self.target = self.target.launched_by(self._graphs)
 
-    def select_tokens(self, packed: PackedBatch, selected: Sequence[bool]) -> TokenSelection:
+    def select_tokens(
+        self, packed: PackedBatch, selected: Sequence[bool]
+    ) -> tuple[Tensor | None, Spans]:
         """The tokens of the selected sequences, their number rounded up as for a forward."""
         return select_tokens(packed, selected, self._multiple)
 

@@ -289,7 +289,7 @@ def self_attention(projected: Tensor, heads: int, packed: PackedBatch, attend: A
     """Attention `[T, hidden]` over query, key and value side by side, `[T, 3 hidden]`."""
     query, key, value = projected.view(len(projected), 3, heads, -1).permute(1, 2, 0, 3)
     scale = query.shape[-1] ** -0.5
-    attended = attend_by_heads(attend, query, key, value, packed, scale=scale, causal=False)
+    attended = attend_by_heads(attend, (query, key, value), packed, scale=scale, causal=False)
     return attended.flatten(1)
 
 

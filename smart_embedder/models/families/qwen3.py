@@ -151,7 +151,7 @@ class DecoderLayer:
         heads = [rotated - self.key_heads, self.key_heads, self.key_heads]
         query, key, value = torch.split(projected.transpose(0, 1), heads)
         scale = width**-0.5
-        attended = attend_by_heads(attend, query, key, value, packed, scale=scale, causal=True)
+        attended = attend_by_heads(attend, (query, key, value), packed, scale=scale, causal=True)
         return attended.flatten(1)
 
     def _feed_forward(self, attended: Tensor, states: Tensor) -> Tensor:

@@ -374,7 +374,7 @@ def attend_packed(
     if unsupported:
         raise ValueError(f"the attention has {', '.join(unsupported)}")
     attended = packed_attention(
-        query[0], key[0], value[0],
+        (query[0], key[0], value[0]),
         scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
         causal=_is_causal(module) if is_causal is None else is_causal,
         window=sliding_window,

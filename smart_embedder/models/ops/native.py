@@ -17,7 +17,7 @@ import structlog
 import torch
 from torch import Tensor, nn
 
-from smart_embedder.models.attention.dense import sdpa
+from smart_embedder.models.attention.dense import QueryKeyValue, sdpa
 from smart_embedder.models.batch.packing import PackedBatch
 from smart_embedder.models.ops.backend import (
     Backend,
@@ -218,16 +218,10 @@ class _Kernels:
         return output
 
     def attention(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        packed: PackedBatch,
-        *,
-        scale: float,
-        causal: bool,
+        self, states: QueryKeyValue, packed: PackedBatch, *, scale: float, causal: bool
     ) -> Tensor:
         """As FlashAttention does, with the scores in the cache alone."""
+        query, key, value = states
         heads, tokens, width = query.shape
         numbers_of_word = 4 // query.element_size()
         if (
@@ -239,7 +233,7 @@ class _Kernels:
             or key.shape != value.shape
             or key.stride() != value.stride()
         ):
-            return sdpa(query, key, value, packed, scale=scale, causal=causal)
+            return sdpa(states, packed, scale=scale, causal=causal)
         output = query.new_empty(tokens, heads, width)
         output[packed.real_tokens :] = 0
         self._library.run(

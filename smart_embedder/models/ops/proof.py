@@ -315,8 +315,8 @@ def _attention(backend: Backend, inputs: _Inputs) -> Iterator[Tensor]:
     heads = [shapes.heads, shapes.key_heads, shapes.key_heads]
     projected = inputs.normal(packed.tokens, sum(heads), shapes.head_width)
     query, key, value = torch.split(projected.transpose(0, 1), heads)
-    scale = shapes.head_width**-0.5
-    attended = backend.attention(query, key, value, packed, scale=scale, causal=shapes.causal)
+    scale, causal = shapes.head_width**-0.5, shapes.causal
+    attended = backend.attention((query, key, value), packed, scale=scale, causal=causal)
     yield attended[: packed.real_tokens]
 
 

@@ -171,8 +171,9 @@ class HeadsEmbedder(EmbeddingModel):
             key = tuple([getattr(each, kind) for each in outputs])
             if any(key):
                 if key not in gathered:
-                    tokens = self._backbone.select_tokens(packed, key)
-                    gathered[key] = tokens.gather(hidden), tokens.spans
+                    tokens, own_spans = self._backbone.select_tokens(packed, key)
+                    states = hidden if tokens is None else hidden.index_select(0, tokens)
+                    gathered[key] = states, own_spans
                 states, spans[kind] = gathered[key]
                 rows[kind] = head(states)
         if not rows:

@@ -96,7 +96,7 @@ def random_case(
 def check(attend: Attention, lengths: list[int], kv_heads: int, *, causal: bool) -> None:
     states, packed = random_case(lengths, 4, kv_heads)
     scale = 1 / math.sqrt(8)
-    actual = attend(*states, packed, scale=scale, causal=causal)
+    actual = attend(states, packed, scale=scale, causal=causal)
     expected = by_hand(*states, packed.offsets.tolist(), scale=scale, causal=causal)
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
 
@@ -118,13 +118,13 @@ def test_a_number_that_is_not_finite_stays_within_its_sequence(attend, causal, v
     """Short ones of near lengths share a padded block, equal ones a dense one."""
     lengths = [3, 5, 5, 17, 18, 70, 70]
     states, packed = random_case(lengths, 4, 4)
-    clean = attend(*states, packed, scale=0.35, causal=causal)
+    clean = attend(states, packed, scale=0.35, causal=causal)
     for poisoned in range(len(lengths)):
         start, stop = packed.offsets[poisoned], packed.offsets[poisoned + 1]
         damaged = tuple(state.clone() for state in states)
         for state in damaged:
             state[:, start] = value
-        output = attend(*damaged, packed, scale=0.35, causal=causal)
+        output = attend(damaged, packed, scale=0.35, causal=causal)
         assert not output[start:stop].isfinite().all()
         output[start:stop] = clean[start:stop]
         torch.testing.assert_close(output, clean)
@@ -134,8 +134,8 @@ def test_a_number_that_is_not_finite_stays_within_its_sequence(attend, causal, v
 @pytest.mark.parametrize("causal", [False, True])
 def test_what_rounds_the_row_up_gets_finite_states(attend, causal: bool) -> None:
     packed = pack([np.zeros(5, np.int64)], device=CPU, multiple=32)
-    states = (torch.randn(4, 32, 8) for _ in range(3))
-    output = attend(*states, packed, scale=1.0, causal=causal)
+    states = [torch.randn(4, 32, 8) for _ in range(3)]
+    output = attend(states, packed, scale=1.0, causal=causal)
     assert torch.isfinite(output).all()
 
 
@@ -169,12 +169,12 @@ def test_a_window_is_given_to_the_kernel_and_means_what_it_means_in_blocks(
 ) -> None:
     states, packed = random_case([3, 7, 40], 4, 2)
     options = {"scale": 0.3, "causal": causal, "window": 5}
-    in_blocks = PackedAttention(sdpa, packed)(*states, **options)
+    in_blocks = PackedAttention(sdpa, packed)(states, **options)
     by_kernel = PackedAttention(wrap(attend), packed)
-    torch.testing.assert_close(by_kernel(*states, **options), in_blocks)
+    torch.testing.assert_close(by_kernel(states, **options), in_blocks)
     assert by_kernel._takes_window
-    everything = by_kernel(*states, **options | {"window": None})
-    torch.testing.assert_close(everything, sdpa(*states, packed, scale=0.3, causal=causal))
+    everything = by_kernel(states, **options | {"window": None})
+    torch.testing.assert_close(everything, sdpa(states, packed, scale=0.3, causal=causal))
 
 
 @pytest.mark.parametrize("attend", [eager, sdpa, matmul])
@@ -187,7 +187,7 @@ def test_tokens_that_are_not_attended_to_attend_to_the_others(attend, causal, kv
         each[len(each) - count :] = UNATTENDED
     packed = pack(ids, device=CPU)
     states, _ = random_case(lengths, 4, kv_heads)
-    actual = excluding_unattended(attend)(*states, packed, scale=0.3, causal=causal)
+    actual = excluding_unattended(attend)(states, packed, scale=0.3, causal=causal)
     for start, length, count in zip(packed.offsets, lengths, unattended, strict=False):
         for last in range(length):
             # Beside the attended tokens alone, or, causally, those of them until itself.

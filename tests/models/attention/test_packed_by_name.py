@@ -119,5 +119,5 @@ def test_flash_attention_is_of_its_package_which_must_be_there(
     monkeypatch.setitem(sys.modules, module, there)
     packed = pack([np.zeros(3, np.int64)], device=CPU)
     states = torch.zeros(3, 2, 3, 4)
-    load_attention(name)(*states, packed, scale=0.5, causal=True)
+    load_attention(name)(tuple(states), packed, scale=0.5, causal=True)
     assert calls == [{"softmax_scale": 0.5, "causal": True, "window_size": (-1, -1)}]

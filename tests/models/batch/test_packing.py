@@ -11,7 +11,6 @@ from smart_embedder.models.batch.blocks import (
     SECOND_SEGMENT,
     UNATTENDED,
     WITHOUT_VECTOR,
-    DenseBlock,
 )
 from smart_embedder.models.batch.packing import (
     PositionScheme,
@@ -47,8 +46,11 @@ def test_blocks_cover_every_sequence_that_was_given(lengths, multiple) -> None:
     blocks = packed.blocks
     assert [block.start for block in blocks] == [0, *(block.stop for block in blocks[:-1])]
     assert blocks[-1].stop == packed.real_tokens == sum(lengths)
-    dense = [block if isinstance(block, DenseBlock) else block.padding for block in blocks]
-    assert sum(block.count for block in dense) == len(lengths)
+    count = sum(
+        each.padding.count if each.padding else (each.stop - each.start) // each.length
+        for each in blocks
+    )
+    assert count == len(lengths)
 
 
 @given(LENGTHS)
@@ -56,10 +58,10 @@ def test_a_group_pads_short_sequences_and_finds_their_tokens_again(lengths) -> N
     packed = pack([np.full(n, n) for n in lengths], device=CPU)
     for block in packed.blocks:
         inside = packed.input_ids[0, block.start : block.stop]
-        if isinstance(block, DenseBlock):
-            assert inside.tolist() == [block.length] * block.count * block.length
-            continue
         padding = block.padding
+        if padding is None:
+            assert set(inside.tolist()) == {block.length}
+            continue
         assert padding.length <= 64
         assert inside.min() > padding.length - 16
         assert padding.tokens.tolist() == list(range(block.start, block.stop))
@@ -127,18 +129,18 @@ def test_what_sequences_of_a_causal_model_share_is_computed_once() -> None:
 def test_the_tokens_of_some_sequences_lie_side_by_side(texts, multiple) -> None:
     wanted = [want for _, want in texts]
     packed = pack([np.full(n, place) for place, (n, _) in enumerate(texts)], device=CPU)
-    selection = select_tokens(packed, wanted, lambda _: multiple)
-    rows = selection.gather(packed.input_ids[0][:, None])[:, 0]
+    tokens, token_spans = select_tokens(packed, wanted, lambda _: multiple)
+    rows = packed.input_ids[0] if tokens is None else packed.input_ids[0, tokens]
     indices, spans = select_sequences(packed, wanted)
     assert all(wanted) or len(rows) % multiple == 0
     assert all(wanted) or len(rows) - sum(n for n, want in texts if want) < multiple
     for place, (length, want) in enumerate(texts):
         if want:
-            assert rows[selection.spans[place]].tolist() == [place] * length
+            assert rows[token_spans[place]].tolist() == [place] * length
             (index,) = indices[spans[place]]
             assert packed.input_ids[0, packed.offsets[index]] == place
         else:
-            assert all(wanted) or (selection.spans[place], spans[place]) == (None, None)
+            assert all(wanted) or (token_spans[place], spans[place]) == (None, None)
 
 
 @pytest.mark.parametrize(
@@ -155,9 +157,9 @@ def test_short_sequences_of_similar_length_are_a_block_and_long_ones_of_equal(
     lengths, blocks
 ) -> None:
     assert [
-        f"{each.count} of {each.length}"
-        if isinstance(each, DenseBlock)
-        else f"{each.padding.count} padded to {each.padding.length}"
+        f"{each.padding.count} padded to {each.length}"
+        if each.padding
+        else f"{(each.stop - each.start) // each.length} of {each.length}"
         for each in pack([np.arange(n) for n in lengths], device=CPU).blocks
     ] == blocks
 

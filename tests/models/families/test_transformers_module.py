@@ -344,8 +344,9 @@ def test_a_familys_attention_is_computed_with_its_own_options(module, options, e
     states = torch.arange(3 * 2 * 5 * 4.0).view(3, 1, 2, 5, 4)
     asked = {}
 
-    def attend(query, key, value, **how):
+    def attend(states, **how):
         asked.update(how)
+        query, key, value = states
         return query + 2 * key + 3 * value
 
     attended, weights = attend_packed(

@@ -112,7 +112,7 @@ def attention(
     backend: Backend, query: Tensor, key: Tensor, value: Tensor, *, causal: bool
 ) -> Tensor:
     packed = pack_lengths([3, 17, 17, 70], device=query.device)
-    return backend.attention(query, key, value, packed, scale=0.2, causal=causal)
+    return backend.attention((query, key, value), packed, scale=0.2, causal=causal)
 
 
 PLACES = torch.tensor([7, 49, 0, 7]), torch.tensor([50, 0, 1, 2])

@@ -25,7 +25,7 @@ def attend(
     states: QueryKeyValue, packed: PackedBatch, scale: float, *, causal: bool = False, library=None
 ) -> torch.Tensor:
     backend = with_attention(native_backend(library or LIBRARIES[0], states[0].dtype), "native")
-    return backend.attention(*states, packed, scale=scale, causal=causal)
+    return backend.attention(states, packed, scale=scale, causal=causal)
 
 
 def by_definition(
@@ -173,7 +173,7 @@ def test_what_does_not_fit_it_goes_to_pytorch(causal: bool) -> None:
         eager,
     ]
     actual, expected = (
-        kernel(query, key, value, packed, scale=0.3, causal=causal).float() for kernel in kernels
+        kernel((query, key, value), packed, scale=0.3, causal=causal).float() for kernel in kernels
     )
     torch.testing.assert_close(actual, expected, rtol=0.02, atol=0.02)
 

@@ -58,8 +58,8 @@ def planted(fault: str = "wrong") -> Backend:
 def with_faulty_attention(backend: Backend, **changes) -> Backend:
     """Too large, or computed with other options where those are given."""
 
-    def attend(*states, **options):
-        return sdpa(*states, **options | changes) * (1 if changes else 1.1)
+    def attend(states, packed, **options):
+        return sdpa(states, packed, **options | changes) * (1 if changes else 1.1)
 
     return backend.faster("planted", attention=attend)
 
