@@ -93,16 +93,11 @@ class Paths:
     @property
     def endpoints(self) -> tuple[Endpoint, ...]:
         """Every endpoint."""
-        found = (place.endpoint for place in self._places.values() if place.endpoint is not None)
-        return tuple(dict.fromkeys(found))
+        found = dict.fromkeys(place.endpoint for place in self._places.values())
+        return tuple(each for each in found if each is not None)
 
     def add(
-        self,
-        path: str,
-        dialect: Dialect,
-        endpoint: Endpoint | None = None,
-        *,
-        is_health_check: bool = False,
+        self, path: str, dialect: Dialect, endpoint: Endpoint | None, is_health_check: bool = False
     ) -> None:
         """Add a dialect to a path, which may hold names in braces as the router's paths do."""
         place = self._places.setdefault(path, Place())
@@ -124,9 +119,7 @@ class Paths:
         for template, pattern in self._patterns.items():
             if pattern.match(path):
                 return self._places[template]
-        below = (
-            dialect for prefix, dialect in self._below.items() if f"{path}/".startswith(prefix)
-        )
+        below = (each for prefix, each in self._below.items() if f"{path}/".startswith(prefix))
         return Place((next(below, NATIVE),))
 
 
@@ -203,7 +196,7 @@ def context_of(scope: Scope) -> RequestContext:
 
 def is_stream(scope: Scope) -> bool:
     """Whether it is a stream, whose parts are limited instead of its body."""
-    endpoint = working_endpoint(scope)
+    endpoint = context_of(scope).endpoint
     return endpoint is not None and endpoint.streams
 
 

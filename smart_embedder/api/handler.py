@@ -212,12 +212,9 @@ def paths_of(routers: Sequence[Router]) -> Paths:
     for router in routers:
         for route in router.routes:
             if isinstance(route, APIRoute):
-                paths.add(
-                    route.path,
-                    router.dialect,
-                    router.endpoints.get(route.path),
-                    is_health_check=route.path in router.health_checks,
-                )
+                path = route.path
+                is_health_check = path in router.health_checks
+                paths.add(path, router.dialect, router.endpoints.get(path), is_health_check)
         for prefix in router.below:
             paths.add_below(prefix, router.dialect)
     for router in routers:
@@ -235,11 +232,12 @@ def shared_by(routers: Sequence[Router]) -> dict[str, list["Operation"]]:
     return found
 
 
-async def respond(request: Request, service: Service, operation: Operation) -> Response:
+async def respond(request: Request, operation: Operation) -> Response:
     """Read the body and answer it, all within REQUEST_TIMEOUT and while the client stays.
 
     It is answered by `operation`, or by the one of those sharing the path whose field it has.
     """
+    service: Service = request.app.state.service
     others = service.shared.get(context_of(request.scope).route, ())
     # The first one decides how errors look before the body is known.
     operations = sorted((operation, *others), key=lambda each: each.dialect is not NATIVE)

@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse, Response
 
 from smart_embedder.api.answers import ErrorResponse
 from smart_embedder.api.context import Endpoint
-from smart_embedder.api.handler import Call, Operation, Router, Service, ServiceDep, respond
+from smart_embedder.api.handler import Call, Operation, Router, Service, respond
 from smart_embedder.api.schemas import OPENAI_TEXTS, RequestModel
 from smart_embedder.engine import DEFAULT_URGENCY
 from smart_embedder.engine.model import LoadedModels
@@ -169,8 +169,8 @@ def operation(
     def register(answer: Answer) -> Operation:
         made = Operation(router.dialect, endpoint, field, schema, answer)
 
-        async def serve(request: Request, service: ServiceDep) -> Response:
-            return await respond(request, service, made)
+        async def serve(request: Request) -> Response:
+            return await respond(request, made)
 
         serve.__name__, serve.__doc__ = answer.__name__, answer.__doc__
         for path in paths:

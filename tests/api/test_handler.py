@@ -28,7 +28,6 @@ from smart_embedder.api.handler import (
     Call,
     Operation,
     Router,
-    ServiceDep,
     cancel_on_disconnect,
     respond,
     time_limit,
@@ -345,8 +344,8 @@ router = Router(
 
 
 @router.work(ENDPOINT.path, ENDPOINT, **describe_work("Embed texts", OllamaRequest, OllamaAnswer))
-async def ollama(request: Request, service: ServiceDep) -> Response:
-    return await respond(request, service, OPERATION)
+async def ollama(request: Request) -> Response:
+    return await respond(request, OPERATION)
 
 
 @router.health_check("/ollama/up", summary="Is it up?")

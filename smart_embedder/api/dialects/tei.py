@@ -127,9 +127,9 @@ _EMBED_TYPES = schemas.EmbedRequest, schemas.Vectors
 
 
 @router.work("/", _EMBED, **_describe("Embed texts", *_EMBED_TYPES, _ROOT_TAG))
-async def answer_at_root(request: Request, service: ServiceDep) -> Response:
+async def answer_at_root(request: Request) -> Response:
     """The same as /embed, for clients that know nothing but an address."""
-    return await respond(request, service, _embed)
+    return await respond(request, _embed)
 
 
 _AS_MODEL = _describe("Do what the model is for", *_EMBED_TYPES, _MODEL_TAG)
@@ -139,7 +139,7 @@ _AS_MODEL = _describe("Do what the model is for", *_EMBED_TYPES, _MODEL_TAG)
 async def answer_as_model(model: str, request: Request, service: ServiceDep) -> Response:
     """The same as /embed, or for a reranker as /rerank, of the model with that name."""
     reranks = service.catalogue.find(model).role is Role.RERANKER
-    return await respond(request, service, _rerank if reranks else _embed)
+    return await respond(request, _rerank if reranks else _embed)
 
 
 @_operation(_EMBED, *_EMBED_TYPES)
