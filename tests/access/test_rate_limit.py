@@ -1,6 +1,5 @@
 """Token buckets in memory: they match a plain reference, and their number is bounded."""
 
-import asyncio
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -98,36 +97,6 @@ async def test_a_burst_is_exactly_that_many_whatever_the_clock_says(
         clock.now += -(-60 * 10**9 // requests_per_minute)  # Rounded up.
         assert [await buckets.peek("key"), await buckets.take("key")] == [0, 0]
         assert await buckets.take("key") > 0
-
-
-async def test_the_defaults_admit_120_at_once_and_then_60_a_second(clock: Clock) -> None:
-    buckets = MemoryBuckets(3600, 120)
-    waits = [await buckets.take("key") for _ in range(121)]
-    assert waits == [0] * 120 + [1 / 60]
-    admitted = 0
-    for _ in range(1000):
-        clock.go_on(0.01)
-        admitted += await buckets.take("key") == 0
-    assert admitted == 600
-
-
-@pytest.mark.parametrize("requests_per_minute", [1, 7, 100, 3600])
-async def test_the_wait_is_the_real_one(clock: Clock, requests_per_minute: int) -> None:
-    buckets = MemoryBuckets(requests_per_minute, 1)
-    assert await buckets.take("key") == 0
-    wait = await buckets.take("key")
-    assert wait == pytest.approx(60 / requests_per_minute)
-    clock.go_on(wait - 0.001)
-    assert await buckets.take("key") == pytest.approx(0.001)
-    clock.go_on(0.0011)
-    assert await buckets.take("key") == 0
-
-
-async def test_requests_at_once_get_the_burst_and_no_more() -> None:
-    buckets = MemoryBuckets(1, 50)
-    waits = await asyncio.gather(*(buckets.take("key") for _ in range(1000)))
-    assert waits.count(0) == 50
-    assert await buckets.take("another") == 0
 
 
 async def test_a_million_addresses_leave_no_more_than_may_be_kept() -> None:

@@ -143,7 +143,7 @@ def test_at_the_end_a_receiver_that_is_down_is_not_tried_again(monkeypatch) -> N
     assert receiver.tries == 1
 
 
-def test_of_a_receiver_only_its_host_is_told() -> None:
+def test_of_a_receiver_only_its_host_is_told_and_its_library_tells_nothing(caplog) -> None:
     """The path may hold a key."""
     with capture_logs() as log:
         tracer = OtlpTracer("http://127.0.0.1:9/a-key/v1/traces", "search")
@@ -152,3 +152,4 @@ def test_of_a_receiver_only_its_host_is_told() -> None:
     assert [(each["event"], each["receiver"]) for each in log] == [
         ("traces_not_delivered", "http://127.0.0.1:9")
     ]
+    assert not [each for each in caplog.records if each.name.startswith("opentelemetry.exporter")]

@@ -29,13 +29,13 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from smart_embedder.engine.model import Model
-from smart_embedder.engine.records import TextEmbedding, TokenSequence, join
+from smart_embedder.engine.records import Outputs, TextEmbedding, TokenSequence, join
 from smart_embedder.engine.scheduling.job import Job
 
 DEFAULT_URGENCY = 3
@@ -77,7 +77,10 @@ class Batch:
     @cached_property
     def sequences(self) -> list[TokenSequence]:
         """The token ids of every sequence, slice after slice."""
-        return [ids for each in self.slices for ids in each.job.sequences[each.start : each.stop]]
+        sequences: list[TokenSequence] = []
+        for each in self.slices:
+            sequences += each.job.sequences[each.start : each.stop]
+        return sequences
 
     @cached_property
     def tokens(self) -> int:
@@ -97,9 +100,11 @@ class Batch:
 
         `model` is the batch's own model, or the replica of it on this device.
         """
-        outputs = [each.job.outputs for each in self.slices for _ in range(each.count)]
-        collect = model.launch([join(ids) for ids in self.sequences], outputs)
-        return lambda: self._reduce(collect())
+        outputs: list[Outputs] = []
+        for each in self.slices:
+            outputs += [each.job.outputs] * each.count
+        collect = model.launch(list(map(join, self.sequences)), outputs)
+        return partial(self._collect, collect)
 
     def complete(self, results: Sequence[Any], seconds: float) -> None:
         """Give each job the results of its sequences; the forward took `seconds`."""
@@ -132,12 +137,12 @@ class Batch:
                 second.append(BatchSlice(each.job, middle, each.stop))
         return replace(self, slices=first), replace(self, slices=second)
 
-    def _reduce(self, results: Sequence[Any]) -> list[Any]:
+    def _collect(self, collect: Callable[[], Sequence[Any]]) -> list[Any]:
         """What each job keeps of its results, of which none keeps those of another one alive.
 
         An error in place of a result is kept.
         """
-        reduced: list[Any] = []
+        results, reduced = collect(), list[Any]()
         for each in self.slices:
             own, reduce = results[len(reduced) : len(reduced) + each.count], each.job.reduce
             if reduce is None:

@@ -76,10 +76,8 @@ class FairSemaphore:
             self._waiters[chosen] = self._waiters.pop(chosen)
 
     def transfer(self, source: str, target: str) -> None:
-        """Move a permit from one client to another, past all waiting clients."""
+        """Move a permit from a client that holds several to another, past all waiting clients."""
         self._held[source] -= 1
-        if not self._held[source]:
-            del self._held[source]
         self._held[target] = self.held_by(target) + 1
 
 

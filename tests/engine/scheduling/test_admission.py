@@ -1,16 +1,23 @@
-"""From texts to queued jobs: what is measured, and what happens to the jobs of a caller."""
+"""From texts to queued jobs: whose texts are tokenised when, and what happens to the jobs."""
 
 import asyncio
+import os
 import threading
 from collections.abc import Iterator
 
 import pytest
 
 from smart_embedder.engine import clock
-from smart_embedder.engine.scheduling.admission import Admission, TokenizerThreads, timings_of
+from smart_embedder.engine.scheduling.admission import (
+    Admission,
+    GivenUpError,
+    TokenizerThreads,
+    stop_if_given_up,
+    timings_of,
+)
 from smart_embedder.engine.scheduling.batcher import Limits
 from smart_embedder.engine.scheduling.queue import JobQueue
-from smart_embedder.errors import InferenceError
+from smart_embedder.errors import DrainingError, InferenceError
 from smart_embedder.observability.metrics import Metrics
 from smart_embedder.observability.tracing import Stage
 from tests.engine.fakes import FakeModel
@@ -134,3 +141,179 @@ async def test_the_stages_of_a_request_add_up_to_its_time(desk, ticking) -> None
     )
     # Clocks of several forwards overlap: there is no wait below zero.
     assert timings_of(119.0, tokenized=tokenized, jobs=[waits]).queue == 0
+
+
+# The threads of tokenizers.
+
+
+USUAL = {
+    "a sentence": ["search vector"],
+    "many texts": ["search vector"] * 1024,
+    "a novel": ["search " * 100_000],
+    "Chinese": ["检索向量" * 100_000],
+    "a few ligatures": ["ﷺ" * 50_000],
+    "a million characters": ["a" * 1_000_000],
+    "ligatures that become almost as many": ["ﷺ" * 55_555],
+    "ligatures behind what is scanned at once": ["é" * 65_536 + "ﷺ" * 10],
+}
+ENORMOUS = {
+    "megabytes": ["search " * 200_000],
+    "many long texts": ["search " * 200] * 1024,
+    "ligatures of which 18 characters become": ["ﷺ" * 60_000],
+    "many texts of ligatures": ["ﷺ" * 60] * 1024,
+    "a character more than a million": ["a" * 500_000, "a" * 500_001],
+    "ligatures that become as many": ["ﷺ" * 55_556],
+}
+
+
+@pytest.fixture
+def threads() -> Iterator[TokenizerThreads]:
+    made = TokenizerThreads(1)
+    yield made
+    made.close()
+
+
+class Held:
+    """A call that a test lets go."""
+
+    def __init__(self) -> None:
+        self.entered = threading.Event()
+        self.gate = threading.Event()
+
+    def __call__(self) -> None:
+        self.entered.set()
+        self.gate.wait()
+
+
+async def held(threads: TokenizerThreads, client: str) -> tuple[Held, "asyncio.Task[None]"]:
+    call = Held()
+    task = asyncio.create_task(threads.run(call, ["a"], client))
+    await asyncio.to_thread(call.entered.wait)
+    return call, task
+
+
+async def test_aborting_fails_what_runs_what_waits_and_what_comes(threads) -> None:
+    held, error = Held(), DrainingError("the service was stopped before this was done")
+    running = asyncio.create_task(threads.run(held, ["a"], "a"))
+    await asyncio.to_thread(held.entered.wait, 60)
+    waiting = asyncio.create_task(threads.run(held, ["a"], "a"))
+    await asyncio.sleep(0)
+    threads.abort(error)
+    threads.abort(error)
+    coming = threads.run(held, ["a"], "a")
+    for each in (running, waiting, coming):
+        with pytest.raises(DrainingError, match="stopped before"):
+            await each
+    held.gate.set()
+
+
+async def test_a_timeout_of_the_call_itself_is_told_as_it_is(threads) -> None:
+    def times_out() -> None:
+        raise TimeoutError("of the call")
+
+    with pytest.raises(TimeoutError, match="of the call"):
+        await threads.run(times_out, ["a"], "a")
+
+
+async def test_a_client_with_one_text_does_not_wait_behind_all_of_another_client(threads) -> None:
+    order: list[str] = []
+    call, first = await held(threads, "alice")
+    waiting = [
+        asyncio.create_task(threads.run(lambda c=client: order.append(c), ["a"], client))
+        for client in ["alice"] * 5 + ["bob"]
+    ]
+    await asyncio.sleep(0)
+    call.gate.set()
+    await asyncio.gather(first, *waiting)
+    assert order == ["bob"] + ["alice"] * 5
+
+
+async def test_a_caller_that_leaves_frees_its_thread_once_that_is_done(threads) -> None:
+    call, leaving = await held(threads, "alice")
+    leaving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await leaving
+    waiting = asyncio.create_task(threads.run(lambda: "done", ["a"], "bob"))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    call.gate.set()
+    assert await waiting == "done"
+
+
+async def test_an_error_reaches_the_caller_and_the_thread_goes_on(threads) -> None:
+    with pytest.raises(ZeroDivisionError):
+        await threads.run(lambda: 1 // 0, ["a"], "alice")
+    assert await threads.run(lambda: 1, ["a"], "alice") == 1
+
+
+@pytest.mark.parametrize(
+    ("count", "cores", "expected"), [(3, 1, 3), (None, 2, 2), (None, 64, 8), (None, None, 1)]
+)
+async def test_so_many_calls_run_at_once(monkeypatch, count, cores, expected) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    threads, entered, gate = TokenizerThreads(count), threading.Semaphore(0), threading.Event()
+    active, most = [], []
+
+    def call() -> None:
+        active.append(1)
+        most.append(len(active))
+        entered.release()
+        gate.wait()
+        active.pop()
+
+    calls = [asyncio.create_task(threads.run(call, ["a"], "alice")) for _ in range(12)]
+    for _ in range(expected):
+        await asyncio.to_thread(entered.acquire)
+    gate.set()
+    await asyncio.gather(*calls)
+    threads.close()
+    assert max(most) == expected
+
+
+@pytest.mark.parametrize("texts", [["a"], ENORMOUS["megabytes"]], ids=["usual", "enormous"])
+async def test_no_thread_is_started_once_they_are_closed(texts: list[str]) -> None:
+    threads = TokenizerThreads(1)
+    threads.close()
+    with pytest.raises(RuntimeError, match="after shutdown"):
+        await threads.run(lambda: None, texts, "alice")
+
+
+async def thread_for(texts: list[str]) -> str:
+    threads = TokenizerThreads(2)
+    try:
+        return await threads.run(lambda: threading.current_thread().name, texts, "alice")
+    finally:
+        threads.close()
+
+
+@pytest.mark.parametrize("texts", USUAL.values(), ids=USUAL)
+async def test_usual_texts_share_threads(texts: list[str]) -> None:
+    assert not (await thread_for(texts)).startswith("tokenizer-huge")
+
+
+@pytest.mark.parametrize("texts", ENORMOUS.values(), ids=ENORMOUS)
+async def test_what_takes_seconds_has_a_thread_of_its_own(texts: list[str]) -> None:
+    assert (await thread_for(texts)).startswith("tokenizer-huge")
+
+
+async def test_a_call_whose_caller_has_left_ends_at_its_next_step(threads) -> None:
+    entered, gate, given_up = threading.Event(), threading.Event(), threading.Event()
+
+    def call() -> None:
+        stop_if_given_up()
+        entered.set()
+        gate.wait()
+        try:
+            stop_if_given_up()
+        except GivenUpError:
+            given_up.set()
+            raise
+
+    task = asyncio.create_task(threads.run(call, ["a"], "alice"))
+    await asyncio.to_thread(entered.wait)
+    task.cancel()
+    await asyncio.wait({task})
+    gate.set()
+    assert await asyncio.to_thread(given_up.wait, 60)
+    # The thread is free again, and a call that is wanted goes on.
+    await threads.run(stop_if_given_up, ["a"], "bob")

@@ -25,38 +25,6 @@ KINDS = [Outputs(dense=True), Outputs(sparse=True, colbert=True), Outputs(True, 
 ENDS = {JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED}
 
 
-async def test_a_completed_job_gives_every_result_in_order() -> None:
-    made = job(1, 1, 1)
-    for start, results in ((2, ["c"]), (0, ["a", "b"])):
-        made.take(len(results), 0.0)
-        made.complete(start, results, 0.5)
-    assert await made.result() == ["a", "b", "c"]
-    assert made.inference_seconds == 1.0
-
-
-async def test_the_first_outcome_counts_and_later_ones_change_nothing() -> None:
-    made = job(1, 1)
-    made.take(2, 0.0)
-    made.fail(InferenceTimeoutError("too long"))
-    made.complete(0, ["a", "b"], 0.1)
-    made.fail(UnhealthyError("later"))
-    made.cancel()
-    with pytest.raises(InferenceTimeoutError):
-        await made.result()
-
-
-async def test_a_job_that_fails_while_it_waits_leaves_its_queue_in_the_same_step() -> None:
-    queue = JobQueue()
-    made = job(4, 4)
-    queue.put(made)
-    queue.take(lambda _: Limits(4))
-    made.fail(InferenceTimeoutError("too long"))
-    assert queue.waiting_tokens == 0
-    assert queue.take(lambda _: Limits(4)) is None
-    with pytest.raises(InferenceTimeoutError):
-        await made.dequeued()
-
-
 async def test_an_error_in_the_place_of_one_result_fails_the_job_with_it() -> None:
     made = job(1, 1)
     made.take(2, 0.0)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from smart_embedder.engine.scheduling.batcher import QUANTUM_TOKENS, Batch, Limits
+from smart_embedder.engine.scheduling.batcher import Batch, Limits
 from smart_embedder.engine.scheduling.job import Job, Purpose
 from smart_embedder.engine.scheduling.queue import JobQueue, Preemption, split_short
 from smart_embedder.errors import DeviceFailedError, UnhealthyError
@@ -197,69 +197,6 @@ def test_who_comes_after_one_has_worked_alone_starts_beside_it() -> None:
     for _ in range(4):
         take(queue)
     assert carol.taken == pytest.approx(alice.taken - 2, abs=1)
-
-
-def test_what_is_small_in_a_client_of_much_work_does_not_wait_for_all_of_it() -> None:
-    queue = queue_of(job(*[8] * 1000, client="alice"), job(*[8] * 1000, client="bob"))
-    for _ in range(100):
-        take(queue)
-    queue.put(late := job(8, client="alice"))
-    for _ in range(2):
-        take(queue)
-    assert not late.waiting
-
-
-def test_many_small_ones_of_a_client_leave_its_long_one_its_share() -> None:
-    queue, taken = queue_of(long := job(*[4] * 1000, client="a"), job(*[4] * 5000, client="b")), 0
-    for _ in range(100):
-        if sum(each.client == "a" for each in queue.jobs) < 2:
-            queue.put(job(4, client="a"))
-        taken += take(queue).client_tokens["a"]
-    assert long.taken * 4 == pytest.approx(taken / 2, abs=BUDGET)
-
-
-def test_a_background_load_is_given_the_rest_of_forwards_only_within_its_share() -> None:
-    """Where two long texts do not fit one forward, short ones of any weight would always fit."""
-    queue, taken = queue_of(job(*[33] * 400, client="alice")), Counter[str]()
-    queue.put(job(*[31] * 400, client="bob", urgency=7))
-    for _ in range(300):
-        taken.update(take(queue, 64).client_tokens)
-    assert taken["bob"] == pytest.approx(taken["alice"] / 16, abs=2 * 64)
-
-
-def test_a_request_is_given_the_rest_of_its_clients_forwards_only_within_its_share() -> None:
-    queue = queue_of(first := job(*[33] * 400), background := job(*[31] * 400, urgency=7))
-    for _ in range(300):
-        take(queue, 64)
-    assert background.taken * 31 == pytest.approx(first.taken * 33 / 16, abs=2 * 64)
-
-
-def test_who_shares_the_forwards_of_others_gains_nothing_over_another_model() -> None:
-    """Carol's small requests begin forwards which have room for Bob, and none for Alice."""
-    queue = queue_of(job(*[16] * 800, client="alice", model=OTHER))
-    queue.put(job(*[16] * 800, client="bob"))
-    taken = Counter[str]()
-    for _ in range(200):
-        queue.put(job(1, client="carol", urgency=0))
-        taken.update(take(queue, 64).client_tokens)
-    assert taken["bob"] == pytest.approx(taken["alice"], abs=2 * 64)
-
-
-def test_a_client_gains_nothing_by_becoming_urgent_now_and_then() -> None:
-    """What it was given in the background is held against it beside its urgent work, too."""
-    queue = queue_of(job(*[16] * 4000, client="alice"))
-    queue.put(job(*[16] * 4000, client="bob", urgency=7))
-    lead = most = 0.0
-    for turn in range(600):
-        if turn % 20 == 0:
-            queue.put(job(1, client="bob", urgency=0))
-        weights: dict[str, float] = {}
-        for each in queue.jobs:
-            weights[each.client] = max(weights.get(each.client, 0.0), each.weight)
-        tokens = take(queue, 64).client_tokens
-        lead += tokens.get("bob", 0) / weights["bob"] - tokens.get("alice", 0)
-        most = max(most, lead)
-    assert most <= (64 + QUANTUM_TOKENS) * (16 + 1)
 
 
 @given(
@@ -559,3 +496,9 @@ def test_a_batch_is_split_into_its_short_jobs_and_a_rest_that_is_never_empty(req
     assert rest.slices
     assert sorted(map(id, short.slices + rest.slices)) == sorted(map(id, batch.slices))
     assert 8 * max((part.tokens for part in short.slices), default=0) <= batch.tokens
+
+
+def test_more_short_jobs_than_one_batch_may_hold_stay_with_the_long_ones() -> None:
+    batch = batch_of(job(8192, client="bulk"), *(job(60, client=client) for client in "abcde"))
+    short, rest = split_short(batch)
+    assert (short.slices, rest.slices) == ([], batch.slices)

@@ -66,6 +66,12 @@ def test_a_bad_file_stops_the_start_without_quoting_it(tmp_path: Path, text: str
     assert "hidden" not in str(caught.value)
 
 
+def test_a_file_that_is_no_text_stops_the_start(tmp_path: Path) -> None:
+    (tmp_path / "tokens").write_bytes(b"alice:\xff\n")
+    with pytest.raises(StartupError, match="is no UTF-8 text"):
+        ApiTokens(None, tmp_path / "tokens")
+
+
 def test_a_missing_file_stops_the_start(tmp_path: Path) -> None:
     with pytest.raises(StartupError, match="cannot be read"):
         ApiTokens(None, tmp_path / "absent")
