@@ -25,21 +25,20 @@ def capability(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize(
-    ("capability", "fits"),
-    [((7, 5), False), ((7, 9), False), ((8, 0), True), ((8, 6), True), ((9, 0), True)],
+    ("capability", "device", "dtype", "fits"),
+    [
+        *(((7, minor), CUDA, dtype, False) for minor in (5, 9) for dtype in HALVES),
+        *((newer, CUDA, dtype, True) for newer in ((8, 0), (8, 6), (9, 0)) for dtype in HALVES),
+        *(
+            ((8, 0), *other, False)
+            for other in ((CUDA, torch.float32), (CPU, torch.bfloat16), (MPS, torch.float16))
+        ),
+    ],
     indirect=["capability"],
 )
-@pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.usefixtures("capability")
-def test_flash_attention_is_for_gpus_from_ampere_on(dtype: torch.dtype, fits: bool) -> None:
-    assert flash_runs(CUDA, dtype) is fits
-
-
-@pytest.mark.usefixtures("capability")
-def test_flash_attention_is_for_half_precision_on_nvidia_alone() -> None:
-    assert not flash_runs(CUDA, torch.float32)
-    assert not flash_runs(CPU, torch.bfloat16)
-    assert not flash_runs(MPS, torch.float16)
+def test_flash_attention_is_for_half_precision_on_gpus_from_ampere_on(device, dtype, fits) -> None:
+    assert flash_runs(device, dtype) is fits
 
 
 @pytest.mark.usefixtures("capability")

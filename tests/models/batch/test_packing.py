@@ -11,9 +11,11 @@ from smart_embedder.models.batch.blocks import (
     SECOND_SEGMENT,
     UNATTENDED,
     WITHOUT_VECTOR,
+    divide_lengths,
 )
 from smart_embedder.models.batch.packing import (
     PositionScheme,
+    find_shared_prefixes,
     pack,
     select_sequences,
     select_tokens,
@@ -183,3 +185,85 @@ def test_cu_seqlens_is_int32_as_varlen_kernels_want_it() -> None:
     assert packed.cu_seqlens.dtype == torch.int32
     assert packed.cu_seqlens.tolist() == [0, 1, 4]
     assert packed.max_length == 3
+
+
+MANY_LENGTHS = st.lists(
+    st.integers(1, 600) | st.sampled_from([5000, 32_768]), min_size=1, max_size=400
+)
+
+
+def started(lengths: list[int]) -> int:
+    """What a call starts for each head."""
+    return len(lengths) * -(-max(lengths) // 128)
+
+
+def cost(lengths: list[int], classes: list[slice]) -> int:
+    return sum(256 + started(lengths[each]) for each in classes)
+
+
+@given(MANY_LENGTHS)
+def test_every_sequence_is_in_one_class_and_several_never_cost_more_than_one(lengths) -> None:
+    lengths.sort()
+    classes = divide_lengths(lengths)
+    places = np.concatenate([np.arange(len(lengths))[each] for each in classes])
+    assert places.tolist() == list(range(len(lengths)))
+    assert cost(lengths, classes) <= cost(lengths, [slice(0, len(lengths))])
+
+
+def test_texts_of_usual_lengths_are_one_class() -> None:
+    assert divide_lengths(sorted(20 + 7 * n % 480 for n in range(64))) == [slice(0, 64)]
+
+
+def test_one_long_text_beside_thousands_of_short_ones_does_not_multiply_their_blocks() -> None:
+    lengths = [20] * 3000 + [8192]
+    classes = divide_lengths(lengths)
+    assert classes == [slice(0, 3000), slice(3000, 3001)]
+    assert sum(started(lengths[each]) for each in classes) * 60 < started(lengths)
+
+
+def test_no_call_has_more_sequences_than_a_grid_has_blocks() -> None:
+    classes = divide_lengths([2] * 140_000)
+    assert [each.start for each in classes] == [0, *(each.stop for each in classes[:-1])]
+    assert classes[-1].stop == 140_000
+    assert max(each.stop - each.start for each in classes) <= 65_535
+
+
+FEW_TOKENS = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=12), min_size=1, max_size=9)
+
+
+def arrays(texts: list[list[int]]) -> list[np.ndarray]:
+    return [np.array(text, np.int64) for text in texts]
+
+
+def beginnings(texts: list[list[int]]) -> list[tuple[int, ...]]:
+    """What each token's state depends on."""
+    return [tuple(text[: place + 1]) for text in texts for place in range(len(text))]
+
+
+@given(FEW_TOKENS)
+def test_every_beginning_is_computed_once_or_nothing_is_shared(texts) -> None:
+    all_of_them = beginnings(texts)
+    places = find_shared_prefixes(arrays(texts))
+    distinct = len(set(all_of_them))
+    if places is None:
+        assert distinct > 15 / 16 * len(all_of_them)
+        return
+    rows, spread = places
+    assert len(rows) == distinct
+    assert [all_of_them[row] for row in rows[spread]] == all_of_them
+
+
+def test_texts_without_a_common_beginning_share_nothing() -> None:
+    assert find_shared_prefixes(arrays([[1, 2, 3], [4, 2, 3], [5]])) is None
+
+
+@pytest.mark.parametrize("count", [2, 7])
+def test_the_same_text_is_computed_once(count: int) -> None:
+    rows, spread = find_shared_prefixes(arrays([[9, 8, 7]] * count))
+    assert len(rows) == 3
+    assert spread.tolist() == [0, 1, 2] * count
+
+
+def test_large_and_small_ids_are_told_apart() -> None:
+    rows, _ = find_shared_prefixes(arrays([[300_000, 1], [300_000, 2], [255, 1], [255, 2]]))
+    assert len(rows) == 6

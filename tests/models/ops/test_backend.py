@@ -59,7 +59,6 @@ if torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulatio
         pytest.param(cuda_backend(CUDA, torch.bfloat16), "cuda", id="cuda"),
         pytest.param(choose_backend(CUDA, torch.bfloat16), "cuda", id="fused on cuda"),
     ]
-every_backend = pytest.mark.parametrize(("backend", "device"), BACKENDS)
 on_a_cpu = pytest.mark.parametrize(
     "backend",
     [pytest.param(each.values[0], id=each.id) for each in BACKENDS if each.values[1] == "cpu"],
@@ -153,29 +152,27 @@ OPERATIONS: dict[str, tuple[Callable[..., Tensor], tuple]] = {
 }
 
 
-@every_backend
+@pytest.mark.parametrize(
+    ("backend", "device", "dtype"),
+    [
+        *(pytest.param(*each.values, None, id=each.id) for each in BACKENDS),
+        *(
+            pytest.param(native_backend(each, torch.float32), "cpu", torch.float32)
+            for each in LIBRARIES
+        ),
+    ],
+)
 @pytest.mark.parametrize("operation", OPERATIONS)
 @torch.inference_mode()
 def test_every_backend_computes_what_the_plain_one_does_in_float32(
-    backend: Backend, device: str, operation: str
+    backend: Backend, device: str, dtype: torch.dtype | None, operation: str
 ) -> None:
     compute, arguments = OPERATIONS[operation]
     expected = compute(REFERENCE, *(moved(each, "cpu", torch.float32) for each in arguments))
-    actual = compute(backend, *(moved(each, device, None) for each in arguments))
-    assert actual.dtype is torch.bfloat16
-    torch.testing.assert_close(actual.cpu().float(), expected, **CLOSE)
-
-
-@pytest.mark.parametrize("library", LIBRARIES, ids=lambda each: each.instructions.name)
-@pytest.mark.parametrize("operation", OPERATIONS)
-@torch.inference_mode()
-def test_the_kernels_compute_what_the_plain_backend_does_in_float32(library, operation) -> None:
-    compute, arguments = OPERATIONS[operation]
-    expected, actual = (
-        compute(backend, *(moved(each, "cpu", torch.float32) for each in arguments))
-        for backend in (REFERENCE, native_backend(library, torch.float32))
-    )
-    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
+    actual = compute(backend, *(moved(each, device, dtype) for each in arguments))
+    assert actual.dtype is (dtype or torch.bfloat16)
+    close = CLOSE if dtype is None else {"rtol": 1e-5, "atol": 1e-5}
+    torch.testing.assert_close(actual.cpu().float(), expected, **close)
 
 
 def random_weights(out: int, width: int, limit: int) -> QuantizedWeights:

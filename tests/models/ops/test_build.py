@@ -18,7 +18,6 @@ from smart_embedder.models.ops.build import (
     ARCHITECTURES,
     FOLDER,
     X86_64,
-    architecture_here,
     library_path,
 )
 from smart_embedder.models.ops.native import load_library, runnable_here
@@ -38,93 +37,28 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(checkout: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "smart_embedder.models.ops.build", *arguments],
-        cwd=checkout,
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-
-
-def built(checkout: Path) -> list[str]:
-    return [path.name for path in (checkout / "smart_embedder/models/ops/csrc").glob("kernels-*")]
-
-
-def fake_compiler(folder: Path, program: str) -> build.Compiler:
-    """A package in the compiler's place, whose `python -m ziglang cc ...` runs `program`."""
-    package = folder / "compiler" / "ziglang"
-    package.mkdir(parents=True)
-    (package / "__main__.py").write_text(program)
-    return build.Compiler(package.parent, folder, architecture_here())
-
-
 @pytest.mark.skipif(not library_path().is_file(), reason="the kernels are not built")
 def test_what_is_built_runs_here_for_every_instruction_set_of_the_processor() -> None:
     assert all(load_library(each) is not None for each in runnable_here())
 
 
-def test_where_it_is_built_nothing_is_fetched(checkout) -> None:
-    (checkout / "smart_embedder/models/ops/csrc" / library_path().name).touch()
-    done = run(checkout, "--anywhere", PIP_NO_INDEX="1")
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-
-
 def test_without_a_package_index_it_says_so_and_leaves_nothing_behind(checkout, tmp_path) -> None:
-    done = run(checkout, "--anywhere", PIP_NO_INDEX="1", TMPDIR=str(tmp_path))
+    done = subprocess.run(
+        [sys.executable, "-m", "smart_embedder.models.ops.build", "--anywhere"],
+        cwd=checkout,
+        env=os.environ | {"PIP_NO_INDEX": "1", "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
     if platform.machine() not in ARCHITECTURES:
         pytest.skip("elsewhere there is nothing to build")
     assert done.returncode == 1
     assert "The kernels could not be built: ERROR: No matching distribution" in done.stderr
-    assert built(checkout) == []
-    assert list(tmp_path.glob("smart-embedder-kernels-*")) == []
-
-
-def test_other_sources_have_another_library(checkout) -> None:
-    names = []
-    for change in ("", "/* changed */"):
-        with (checkout / "smart_embedder/models/ops/csrc/row_ops.c").open("a") as file:
-            file.write(change)
-        code = (
-            "from smart_embedder.models.ops.build import library_path; print(library_path().name)"
-        )
-        command = [sys.executable, "-c", code]
-        asked = subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=True)
-        names.append(asked.stdout.strip())
-    assert names[0] == library_path().name
-    assert names[1] != names[0]
-
-
-def test_each_architecture_has_a_library_of_its_own(checkout) -> None:
-    assert library_path(AARCH64) != library_path(X86_64)
-    there = library_path(AARCH64).name
-    (checkout / "smart_embedder/models/ops/csrc" / there).touch()
-    done = run(checkout, "--machine", "aarch64", PIP_NO_INDEX="1")
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-
-
-def test_a_new_library_takes_the_place_of_older_ones(monkeypatch, tmp_path) -> None:
-    older, wanted = tmp_path / "kernels-0.so", tmp_path / "kernels-1.so"
-    older.touch()
-    monkeypatch.setattr(build, "FOLDER", tmp_path)
-    monkeypatch.setattr(build, "library_path", lambda _: wanted)
-    write = "import sys; open(sys.argv[-1], 'w').write('new')"
-    build.make_library(fake_compiler(tmp_path, write))
-    assert wanted.read_text() == "new"
-    assert list(tmp_path.glob("kernels-*")) == [wanted]
-
-
-def test_a_compiler_that_fails_is_quoted_and_nothing_half_made_stays(monkeypatch, tmp_path) -> None:
-    monkeypatch.setattr(build, "FOLDER", tmp_path)
-    monkeypatch.setattr(build, "library_path", lambda _: tmp_path / "kernels-1.so")
-    fails = "import sys; open(sys.argv[-1], 'w'); sys.exit('row_ops.c:1: no\\nthat is all')"
-    with pytest.raises(subprocess.CalledProcessError) as raised:
-        build.make_library(fake_compiler(tmp_path, fails))
-    assert build.explain(raised.value) == "that is all"
-    assert list(tmp_path.glob("kernels-*")) == []
+    assert (
+        list(checkout.rglob("kernels-*")) == list(tmp_path.glob("smart-embedder-kernels-*")) == []
+    )
 
 
 def interpreter(path: Path, log: Path, fails: str = "") -> str:
@@ -134,8 +68,8 @@ def interpreter(path: Path, log: Path, fails: str = "") -> str:
         "import json, os, pathlib, sys\n"
         f"log = open({str(log)!r}, 'a')\n"
         "log.write(json.dumps([sys.argv[1:], os.environ.get('PYTHONPATH', '')]) + '\\n')\n"
-        f"if {fails!r} and {fails!r} in sys.argv: sys.exit('one\\ntwo')\n"
         "if '-o' in sys.argv: pathlib.Path(sys.argv[sys.argv.index('-o') + 1]).touch()\n"
+        f"if {fails!r} and {fails!r} in sys.argv: sys.exit('one\\ntwo')\n"
     )
     path.chmod(0o700)
     return str(path)
@@ -150,6 +84,12 @@ def sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         (folder / name).write_text(name)
     monkeypatch.setattr(build, "FOLDER", folder)
     return folder
+
+
+def test_other_sources_and_architectures_have_another_library(sources: Path) -> None:
+    before = {library_path(X86_64), library_path(AARCH64)}
+    (sources / "rows.c").write_text("changed")
+    assert len(before | {library_path(X86_64), library_path(AARCH64)}) == 4
 
 
 def calls(log: Path) -> list[tuple[list[str], str]]:

@@ -122,20 +122,6 @@ def test_an_attention_that_runs_everywhere_may_be_named(name: str, dtype: torch.
     assert (chosen.fastest("attention"), chosen.attention) == (name, load_attention(name))
 
 
-@pytest.mark.usefixtures("no_library")
-def test_without_the_kernels_their_attention_stops_the_start() -> None:
-    with pytest.raises(
-        StartupError, match=r"python -m smart_embedder\.models\.ops\.build builds them"
-    ):
-        choose_backend(CPU, torch.bfloat16, "native")
-
-
-@pytest.mark.parametrize("name", ["varlen", "flash_attention_2", "flash_attention_3"])
-def test_an_attention_for_gpus_stops_the_start_on_a_cpu(name) -> None:
-    with pytest.raises(StartupError, match=f"ATTENTION={name} needs an NVIDIA GPU"):
-        choose_backend(CPU, torch.float32, name)
-
-
 @pytest.mark.parametrize("capability", [(7, 5)], indirect=True)
 @pytest.mark.parametrize("name", ["varlen", "flash_attention_2"])
 def test_an_attention_for_newer_gpus_stops_the_start_on_an_older_one(name: str) -> None:
@@ -150,20 +136,6 @@ def test_on_nvidia_gpus_sums_of_products_are_not_rounded_on_the_way(monkeypatch)
     choose_backend(CUDA, torch.float16)
     assert not flags.allow_fp16_reduced_precision_reduction
     assert not flags.allow_bf16_reduced_precision_reduction
-
-
-def test_a_flash_package_that_is_not_installed_is_named() -> None:
-    with pytest.raises(StartupError, match="needs the package flash-attn, which is not installed"):
-        choose_backend(CUDA, torch.float16, "flash_attention_2")
-
-
-@pytest.mark.parametrize(
-    ("device", "dtype", "where"),
-    [(MPS, torch.float16, "float16 on mps"), (CUDA, torch.bfloat16, "bfloat16 on cuda, .*")],
-)
-def test_the_attention_in_c_is_for_a_cpu(device, dtype, where) -> None:
-    with pytest.raises(StartupError, match=f"ATTENTION=native needs a CPU, but .* {where}; set"):
-        choose_backend(device, dtype, "native")
 
 
 def test_every_name_that_health_can_show_may_be_set() -> None:

@@ -179,29 +179,28 @@ class Status(IntEnum):
     CUDA_ERROR_ILLEGAL_ADDRESS = 700
 
 
-def failing(status: Status, monkeypatch: pytest.MonkeyPatch) -> cuda_kernels.CudaKernels:
+def synchronize_on_a_failed_device(_: torch.device) -> None:
+    raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+
+@pytest.mark.parametrize(
+    ("status", "synchronize", "error"),
+    [
+        (Status.CUDA_ERROR_OUT_OF_MEMORY, lambda _: None, OutOfMemoryError),
+        (Status.CUDA_ERROR_ILLEGAL_ADDRESS, synchronize_on_a_failed_device, DeviceFailedError),
+    ],
+    ids=["tried with less memory", "takes the device out"],
+)
+def test_a_launch_that_fails_raises_what_its_device_says(
+    monkeypatch, status, synchronize, error
+) -> None:
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
     monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: SimpleNamespace(cuda_stream=0))
     kernels = object.__new__(cuda_kernels.CudaKernels)
     kernels._device, kernels._functions = torch.device("cuda:0"), {"gate": None}
     kernels._driver = SimpleNamespace(cuLaunchKernel=lambda *_: (status,))
-    return kernels
-
-
-def test_a_launch_that_finds_no_memory_is_tried_with_less(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
-    kernels = failing(Status.CUDA_ERROR_OUT_OF_MEMORY, monkeypatch)
-    with pytest.raises(OutOfMemoryError):
-        DeviceGuard(lambda: None).guard(lambda: kernels.run("gate", 1, 32))
-
-
-def test_a_launch_on_a_device_that_failed_takes_it_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(_: torch.device) -> None:
-        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
-
-    monkeypatch.setattr(torch.cuda, "synchronize", fail)
-    kernels = failing(Status.CUDA_ERROR_ILLEGAL_ADDRESS, monkeypatch)
-    with pytest.raises(DeviceFailedError):
+    with pytest.raises(error):
         DeviceGuard(lambda: None).guard(lambda: kernels.run("gate", 1, 32))
 
 
