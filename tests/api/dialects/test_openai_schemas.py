@@ -13,64 +13,53 @@ def body(**fields: Any) -> OpenAIEmbeddingRequest:
     return OpenAIEmbeddingRequest.model_validate({"input": "a"} | fields)
 
 
+SEVERAL = ["int8", "float"]
+
+
 @pytest.mark.parametrize(
-    ("fields", "form"),
+    ("fields", "dtype", "as_base64", "types"),
     [
-        ({}, VectorForm("float32", as_base64=False)),
-        ({"encoding_format": "float"}, VectorForm("float32", as_base64=False)),
-        ({"encoding_format": "base64"}, VectorForm("float32", as_base64=True)),
-        ({"encoding_format": ["base64"]}, VectorForm("float32", as_base64=True)),
-        ({"embedding_type": "base64"}, VectorForm("float32", as_base64=True)),
-        ({"encoding_format": "int8"}, VectorForm("int8", as_base64=False)),
-        ({"output_dtype": "ubinary"}, VectorForm("ubinary", as_base64=False)),
-        ({"embedding_type": "uint8"}, VectorForm("uint8", as_base64=False)),
+        ({}, "float32", False, ()),
+        ({"encoding_format": None}, "float32", False, ()),
+        ({"encoding_format": "float"}, "float32", False, ()),
+        ({"encoding_format": "base64"}, "float32", True, ()),
+        ({"encoding_format": ["base64"]}, "float32", True, ()),
+        ({"embedding_type": "base64"}, "float32", True, ()),
+        ({"embedding_type": ["base64"]}, "float32", True, ()),
+        ({"encoding_format": "int8"}, "int8", False, ()),
+        ({"encoding_format": ["int8"], "output_dtype": "int8"}, "int8", False, ()),
+        ({"output_dtype": "ubinary"}, "ubinary", False, ()),
+        ({"embedding_type": "uint8"}, "uint8", False, ()),
         # Clients send float or base64 by default, beside the type that they want.
-        ({"encoding_format": "float", "output_dtype": "int8"}, VectorForm("int8", as_base64=False)),
-        ({"encoding_format": "base64", "output_dtype": "int8"}, VectorForm("int8", as_base64=True)),
-        ({"embedding_type": "int8", "output_dtype": "int8"}, VectorForm("int8", as_base64=False)),
-        (
-            {"embedding_type": ["int8", "float", "int8"]},
-            VectorForm("float32", as_base64=False, types=("int8", "float")),
-        ),
-        (
-            {"encoding_format": ["ubinary", "base64"]},
-            VectorForm("float32", as_base64=False, types=("ubinary", "base64")),
-        ),
-        (
-            {"embedding_type": ["int8", "float"], "encoding_format": "base64"},
-            VectorForm("float32", as_base64=True, types=("int8", "float")),
-        ),
-        (
-            {"embedding_type": ["int8", "float"], "encoding_format": "float"},
-            VectorForm("float32", as_base64=False, types=("int8", "float")),
-        ),
+        ({"encoding_format": "float", "output_dtype": "int8"}, "int8", False, ()),
+        ({"encoding_format": "base64", "output_dtype": "int8"}, "int8", True, ()),
+        ({"embedding_type": "int8", "output_dtype": "int8"}, "int8", False, ()),
+        ({"embedding_type": [*SEVERAL, "int8"]}, "float32", False, ("int8", "float")),
+        ({"encoding_format": ["ubinary", "base64"]}, "float32", False, ("ubinary", "base64")),
+        ({"embedding_type": SEVERAL, "encoding_format": "base64"}, "float32", True, (*SEVERAL,)),
+        ({"embedding_type": SEVERAL, "encoding_format": "float"}, "float32", False, (*SEVERAL,)),
     ],
 )
-def test_the_names_of_an_encoding_say_one_thing_together(fields, form: VectorForm) -> None:
-    assert body(**fields).form == form
+def test_the_names_of_an_encoding_say_one_thing_together(fields, dtype, as_base64, types) -> None:
+    assert body(**fields).form == VectorForm(dtype, as_base64, types)
+
+
+DIFFER = "output_dtype differ"
 
 
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"encoding_format": "float", "embedding_type": "base64"}, "output_dtype differ"),
-        ({"encoding_format": "base64", "embedding_type": "float"}, "output_dtype differ"),
-        ({"encoding_format": "int8", "embedding_type": "uint8"}, "output_dtype differ"),
-        ({"encoding_format": "int8", "output_dtype": "float"}, "output_dtype differ"),
-        ({"embedding_type": "int8", "output_dtype": "binary"}, "output_dtype differ"),
-        ({"embedding_type": ["int8", "float"], "output_dtype": "int8"}, "output_dtype differ"),
-        (
-            {"embedding_type": ["int8", "float"], "encoding_format": "uint8"},
-            "output_dtype differ",
-        ),
-        (
-            {"embedding_type": ["int8", "float"], "encoding_format": ["int8", "float"]},
-            "output_dtype differ",
-        ),
-        (
-            {"embedding_type": ["int8", "float"], "return_colbert": True},
-            "return_colbert and embedding_type exclude each other",
-        ),
+        ({"encoding_format": "float", "embedding_type": "base64"}, DIFFER),
+        ({"encoding_format": "base64", "embedding_type": "float"}, DIFFER),
+        ({"encoding_format": "int8", "embedding_type": "float"}, DIFFER),
+        ({"encoding_format": "int8", "embedding_type": "uint8"}, DIFFER),
+        ({"encoding_format": "int8", "output_dtype": "float"}, DIFFER),
+        ({"embedding_type": "int8", "output_dtype": "binary"}, DIFFER),
+        ({"embedding_type": SEVERAL, "output_dtype": "int8"}, DIFFER),
+        ({"embedding_type": SEVERAL, "encoding_format": "uint8"}, DIFFER),
+        ({"embedding_type": SEVERAL, "encoding_format": SEVERAL}, DIFFER),
+        ({"embedding_type": SEVERAL, "return_colbert": True}, "return_colbert and embedding_type"),
     ],
 )
 def test_names_of_an_encoding_that_differ_are_refused(fields, said: str) -> None:

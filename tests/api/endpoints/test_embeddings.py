@@ -73,12 +73,6 @@ def test_bge_m3s_dense_vector_has_unit_length_either_way(client) -> None:
         assert np.linalg.norm(vector) == pytest.approx(1, abs=1e-5)
 
 
-def test_both_spellings_of_the_path_answer(client) -> None:
-    body = {"sentences": ["search"], "return_colbert": False}
-    with_slash, without = (client.post(path, json=body) for path in ("/embeddings/", "/embeddings"))
-    assert with_slash.json()["data"] == without.json()["data"]
-
-
 def test_numbers_survive_the_way_through_json(client, server, embedder) -> None:
     """What the client reads is the float32 that the model computed, to the last bit."""
     from smart_embedder.engine.records import Outputs  # noqa: PLC0415

@@ -16,6 +16,7 @@ from tests.support.checkpoints import corpus
 from tests.support.server import RunningServer, run_server
 
 PASSAGES = [*corpus(12, seed=5), "", "hybrid search vector"]
+NO_WEIGHTS = {"dense": 0, "sparse": 0, "colbert": 0}
 
 
 @pytest.fixture(scope="module")
@@ -135,27 +136,25 @@ def test_an_instruction_changes_what_qwen_judges(qwen_client) -> None:
     assert by_index(plain) != by_index(told)
 
 
-def assert_without_effect(client, option: str, value) -> None:
-    """An option without effect is refused and not ignored; null counts as not sent."""
-    body = {"query": "search", "passages": ["a"]}
+@pytest.mark.parametrize(
+    ("reranker", "option", "value"),
+    [
+        ("client", "instruction", "Find the recipe"),
+        ("bge_client", "instruction", "x"),
+        ("bge_client", "weights", {"dense": 2}),
+        ("qwen_client", "weights", {"dense": 1, "sparse": 0}),
+    ],
+)
+def test_an_option_without_effect_is_refused_and_not_ignored(
+    request, reranker: str, option: str, value
+) -> None:
+    """Null counts as not sent."""
+    client, body = request.getfixturevalue(reranker), {"query": "search", "passages": ["a"]}
     refused = client.post("/rerank", json=body | {option: value})
     assert (refused.status_code, refused.json()["code"]) == (422, "invalid_request")
     assert refused.json()["detail"].startswith(f"The option {option} has no effect with")
     assert "leave it out" in refused.json()["detail"]
     assert post(client, **body, **{option: None})["results"]
-
-
-def test_an_instruction_is_refused_by_late_interaction(client) -> None:
-    assert_without_effect(client, "instruction", "Find the recipe")
-
-
-@pytest.mark.parametrize(("option", "value"), [("instruction", "x"), ("weights", {"dense": 2})])
-def test_what_bge_reranker_cannot_follow_is_refused(bge_client, option: str, value) -> None:
-    assert_without_effect(bge_client, option, value)
-
-
-def test_weights_are_refused_by_qwen(qwen_client) -> None:
-    assert_without_effect(qwen_client, "weights", {"dense": 1, "sparse": 0})
 
 
 def test_qwens_batch_size_limits_a_forward(qwen_client) -> None:
@@ -257,11 +256,7 @@ def test_a_passage_of_five_megabytes_is_truncated_and_scored(bge_client) -> None
         ({"query": "a", "passages": ["a"], "normalize": "no"}, 422, "invalid_request"),
         ({"query": "a", "passages": ["a"] * 1025}, 422, "invalid_request"),
         ({"query": "a", "passages": ["a"], "weights": {"dense": -1}}, 422, "invalid_request"),
-        (
-            {"query": "a", "passages": ["a"], "weights": {"dense": 0, "sparse": 0, "colbert": 0}},
-            422,
-            "invalid_request",
-        ),
+        ({"query": "a", "passages": ["a"], "weights": NO_WEIGHTS}, 422, "invalid_request"),
     ],
 )
 def test_bad_input_gets_a_clear_error_and_the_next_request_an_answer(

@@ -114,23 +114,6 @@ def test_the_page_is_neither_limited_nor_counted(server: RunningServer, client) 
     assert after["rejected_requests"] == before["rejected_requests"]
 
 
-@pytest.mark.parametrize("accept", [BROWSER["Accept"], "text/html", "text/html;q=0.9, */*;q=0.1"])
-def test_a_browser_at_the_root_is_sent_to_the_page(client, accept: str) -> None:
-    answer = client.get("/", headers={"Accept": accept})
-    assert (answer.status_code, answer.headers["location"]) == (303, "ui")
-    assert answer.headers["vary"] == "Accept"
-
-
-@pytest.mark.parametrize(
-    "accept", ["*/*", "application/json", "application/json, text/html;q=0.5", "", "text/html;q=0"]
-)
-def test_anyone_else_at_the_root_is_told_what_this_is(client, accept: str) -> None:
-    answer = client.get("/", headers={"Accept": accept})
-    assert answer.status_code == 200
-    assert answer.json()["paths"]["page"] == "/ui"
-    assert answer.headers["vary"] == "Accept"
-
-
 def test_without_the_page_there_is_nothing_of_it(tiny_m3: Path, tmp_path: Path) -> None:
     settings = {"EMBEDDING_MODEL": str(tiny_m3), "UI": "false"}
     with run_server(tmp_path, **settings) as server, server.client() as client:

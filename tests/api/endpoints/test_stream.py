@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx2
-import msgpack
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -323,12 +322,7 @@ def test_pieces_wait_for_those_before_them_where_an_answer_may_hold_little(
         server.wait_until_healthy()
         with server.client() as client:
             for accept in (NDJSON, MSGPACK):
-                content = ask(client, as_lines(texts), accept).content
-                found = (
-                    records(content)
-                    if accept == NDJSON
-                    else list(msgpack.Unpacker(io.BytesIO(content)))
-                )
+                found = READERS[accept](ask(client, as_lines(texts), accept).content)
                 assert [each["id"] for each in found] == list(range(30))
                 assert [each["id"] for each in found if "error" in each] == [7]
                 assert "MAX_ANSWER_BYTES" in found[7]["error"]["detail"]
