@@ -9,6 +9,7 @@ from smart_embedder.engine.scheduling.queue import JobQueue
 from tests.engine.fakes import FakeModel
 
 MODEL, OTHER = FakeModel(), FakeModel()
+DENSE = Outputs(dense=True)
 
 
 def job(
@@ -16,7 +17,7 @@ def job(
     model: FakeModel = MODEL,
     urgency: int = 3,
     virtual_start: float = 0.0,
-    outputs: Outputs = Outputs(dense=True),  # noqa: B008 - it is frozen
+    outputs: Outputs = DENSE,
     **options,
 ) -> Job:
     sequences = [np.zeros(length, np.int64) for length in lengths]
