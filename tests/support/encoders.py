@@ -1,7 +1,7 @@
 """Tiny random checkpoints of many families, as sentence-transformers saves them."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import torch
 import transformers
 from sentence_transformers import SentenceTransformer
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from smart_embedder.engine.records import Outputs
 from smart_embedder.models.families.backbone import Target
@@ -33,90 +33,61 @@ _SIZES = {
     "pad_token_id": 0,
 }
 _GROUPED = _SIZES | {"num_key_value_heads": 2}
-
-
-def _modernbert() -> PreTrainedModel:
-    config = transformers.ModernBertConfig(
-        **_SIZES, local_attention=16, global_attn_every_n_layers=2,
-        bos_token_id=2, cls_token_id=2, eos_token_id=3, sep_token_id=3,
-    )  # fmt: skip
-    return transformers.ModernBertModel(config)
-
-
-def _embedding_gemma() -> PreTrainedModel:
-    config = transformers.Gemma3TextConfig(
-        **_GROUPED, head_dim=16, sliding_window=16, use_bidirectional_attention=True,
-        layer_types=["sliding_attention", "full_attention"],
-    )  # fmt: skip
-    return transformers.Gemma3TextModel(config)
-
-
-def _t5() -> PreTrainedModel:
-    config = transformers.T5Config(
-        vocab_size=_VOCABULARY, d_model=WIDTH, d_kv=16, d_ff=96, num_layers=2, num_heads=4
-    )
-    return transformers.T5EncoderModel(config)
-
-
-def _distilbert() -> PreTrainedModel:
-    config = transformers.DistilBertConfig(
-        vocab_size=_VOCABULARY, dim=WIDTH, n_layers=2, n_heads=4, hidden_dim=96,
-        max_position_embeddings=258,
-    )  # fmt: skip
-    return transformers.DistilBertModel(config)
-
-
-def _convbert() -> PreTrainedModel:
-    return _of("ConvBert", embedding_size=WIDTH)
-
-
-def _mobilebert() -> PreTrainedModel:
-    return _of("MobileBert", embedding_size=32, intra_bottleneck_size=32, true_hidden_size=32)
-
-
-def _mistral() -> PreTrainedModel:
-    # Wider than every text of the trial at the start.
-    return _of("Mistral", _GROUPED | {"max_position_embeddings": 3000}, sliding_window=1000)
-
-
-def _of(family: str, sizes: Mapping[str, Any] = _SIZES, **options: Any) -> PreTrainedModel:
-    config = getattr(transformers, f"{family}Config")(**dict(sizes) | options)
-    return getattr(transformers, f"{family}Model")(config)
-
-
-# How the batches of each family are laid out.
-FAMILIES: dict[str, tuple[Callable[[], PreTrainedModel], str]] = {
-    "modernbert": (_modernbert, "packed"),
-    "embedding-gemma": (_embedding_gemma, "packed"),
-    "qwen2-bidirectional": (lambda: _of("Qwen2", _GROUPED, is_causal=False), "packed"),
-    "qwen2-causal": (lambda: _of("Qwen2", _GROUPED), "packed"),
-    "qwen3-bidirectional": (
-        lambda: _of("Qwen3", _GROUPED, is_causal=False, head_dim=16),
-        "packed",
-    ),
-    "mpnet": (lambda: _of("MPNet", pad_token_id=1), "padded"),
-    "distilbert": (_distilbert, "packed"),
-    "nomic-bert": (lambda: _of("NomicBert"), "packed"),
-    "gte": (lambda: _of("Gte"), "packed"),
-    "eurobert": (lambda: _of("EuroBert"), "packed"),
-    "electra": (lambda: _of("Electra"), "packed"),
-    "camembert": (lambda: _of("Camembert", pad_token_id=1), "own"),
-    "t5": (_t5, "padded"),
-    "mistral": (_mistral, "packed"),
-    "convbert": (_convbert, "one_length"),
-    "fnet": (lambda: _of("FNet", type_vocab_size=2), "one_length"),
-    "mobilebert": (_mobilebert, "one_length"),
-    "nystromformer": (lambda: _of("Nystromformer"), "one_length"),
-    "bert": (lambda: _of("Bert"), "own"),
-    "roberta": (lambda: _of("Roberta", pad_token_id=1), "own"),
+_MODERNBERT = {
+    "local_attention": 16,
+    "global_attn_every_n_layers": 2,
+    "bos_token_id": 2,
+    "cls_token_id": 2,
+    "eos_token_id": 3,
+    "sep_token_id": 3,
 }
+_EMBEDDING_GEMMA = {
+    "head_dim": 16,
+    "sliding_window": 16,
+    "use_bidirectional_attention": True,
+    "layer_types": ["sliding_attention", "full_attention"],
+}
+_T5 = {"vocab_size": _VOCABULARY, "d_model": WIDTH, "d_kv": 16, "d_ff": 96}
+_T5 |= {"num_layers": 2, "num_heads": 4}
+_DISTILBERT = {"vocab_size": _VOCABULARY, "dim": WIDTH, "n_layers": 2, "n_heads": 4}
+_DISTILBERT |= {"hidden_dim": 96, "max_position_embeddings": 258}
+# Wider than every text of the trial at the start.
+_MISTRAL = _GROUPED | {"max_position_embeddings": 3000, "sliding_window": 1000}
+_MOBILEBERT = {"embedding_size": 32, "intra_bottleneck_size": 32, "true_hidden_size": 32}
+
+# transformers' names of the configuration and the model, their sizes, and how batches are laid out.
+FAMILIES: dict[str, tuple[str, str, dict[str, Any], str]] = {
+    "modernbert": ("ModernBert", "Model", _SIZES | _MODERNBERT, "packed"),
+    "embedding-gemma": ("Gemma3Text", "Model", _GROUPED | _EMBEDDING_GEMMA, "packed"),
+    "qwen2-bidirectional": ("Qwen2", "Model", _GROUPED | {"is_causal": False}, "packed"),
+    "qwen2-causal": ("Qwen2", "Model", _GROUPED, "packed"),
+    "qwen3-bidirectional": (
+        "Qwen3", "Model", _GROUPED | {"is_causal": False, "head_dim": 16}, "packed",
+    ),
+    "mpnet": ("MPNet", "Model", _SIZES | {"pad_token_id": 1}, "padded"),
+    "distilbert": ("DistilBert", "Model", _DISTILBERT, "packed"),
+    "nomic-bert": ("NomicBert", "Model", _SIZES, "packed"),
+    "gte": ("Gte", "Model", _SIZES, "packed"),
+    "eurobert": ("EuroBert", "Model", _SIZES, "packed"),
+    "electra": ("Electra", "Model", _SIZES, "packed"),
+    "camembert": ("Camembert", "Model", _SIZES | {"pad_token_id": 1}, "own"),
+    "t5": ("T5", "EncoderModel", _T5, "padded"),
+    "mistral": ("Mistral", "Model", _MISTRAL, "packed"),
+    "convbert": ("ConvBert", "Model", _SIZES | {"embedding_size": WIDTH}, "one_length"),
+    "fnet": ("FNet", "Model", _SIZES | {"type_vocab_size": 2}, "one_length"),
+    "mobilebert": ("MobileBert", "Model", _SIZES | _MOBILEBERT, "one_length"),
+    "nystromformer": ("Nystromformer", "Model", _SIZES, "one_length"),
+    "bert": ("Bert", "Model", _SIZES, "own"),
+    "roberta": ("Roberta", "Model", _SIZES | {"pad_token_id": 1}, "own"),
+}  # fmt: skip
 
 
 def save_family(folder: Path, family: str, tokenizer: Tokenizer) -> Path:
     """A checkpoint of the family in `folder`, with a pooling by mean."""
     torch.manual_seed(4)
-    make, _ = FAMILIES[family]
-    make().save_pretrained(folder)
+    name, kind, sizes, _ = FAMILIES[family]
+    config = getattr(transformers, f"{name}Config")(**sizes)
+    getattr(transformers, f"{name}{kind}")(config).save_pretrained(folder)
     spread_weights(folder)
     if family.startswith("qwen"):  # transformers reads these as Qwen's, whatever they say.
         save_byte_level_tokenizer(folder, ("yes", "no"), template_adds_end=True)
@@ -142,13 +113,8 @@ def word_tokenizer() -> Tokenizer:
 
 def save_tokenizer(folder: Path, tokenizer: Tokenizer) -> None:
     """Save it so that transformers reads it as it is, whatever the family."""
-    tokens = dict(
-        zip(
-            ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"),
-            _SPECIAL,
-            strict=True,
-        )
-    )
+    names = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
+    tokens = dict(zip(names, _SPECIAL, strict=True))
     saved = PreTrainedTokenizerFast(tokenizer_object=tokenizer, **tokens)
     saved.save_pretrained(folder)
     path = folder / "tokenizer_config.json"

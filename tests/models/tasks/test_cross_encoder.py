@@ -1,36 +1,51 @@
-"""bge-reranker's logits against FlagEmbedding's on the same files, and what is no reranker."""
+"""Cross-encoders against FlagEmbedding and sentence-transformers, and what is no reranker."""
 
+import json
 import random
 from pathlib import Path
+from shutil import copytree
 
 import numpy as np
 import pytest
+import torch
 from FlagEmbedding import FlagReranker
 from safetensors.torch import load_file, save_file
+from sentence_transformers import CrossEncoder as Reference
+from transformers import (
+    BertForSequenceClassification,
+    DistilBertForSequenceClassification,
+    ModernBertForSequenceClassification,
+    Qwen3ForSequenceClassification,
+    RobertaForSequenceClassification,
+    XLMRobertaForSequenceClassification,
+)
 
-from smart_embedder.engine.records import Outputs
-from smart_embedder.errors import StartupError
+from smart_embedder.engine.records import Outputs, TruncationOptions
+from smart_embedder.errors import InferenceError, StartupError
 from smart_embedder.models.families.backbone import Target
 from smart_embedder.models.tasks.cross_encoder import CrossEncoder, load_cross_encoder
-from tests.support.checkpoints import plain_corpus
+from smart_embedder.models.tasks.load import load_reranker
+from tests.support.checkpoints import plain_corpus, save_byte_level_tokenizer
 from tests.support.texts import ODD_TEXTS
+from tests.support.wordpiece import (
+    MODERNBERT,
+    ROBERTA,
+    change,
+    keep_capital_letters,
+    save_model,
+)
 
-LIMIT = 64
-
-
-@pytest.fixture(scope="module")
-def folder(tiny_reranker: Path) -> Path:
-    return tiny_reranker
-
-
-@pytest.fixture(scope="module")
-def ours(folder: Path, float32_target: Target) -> CrossEncoder:
-    return load_cross_encoder("tiny", folder, LIMIT, float32_target)
+BGE_LIMIT = 64
 
 
 @pytest.fixture(scope="module")
-def theirs(folder: Path) -> FlagReranker:
-    return FlagReranker(str(folder), use_fp16=False, devices="cpu", max_length=LIMIT)
+def ours(tiny_reranker: Path, float32_target: Target) -> CrossEncoder:
+    return load_cross_encoder("tiny", tiny_reranker, BGE_LIMIT, float32_target)
+
+
+@pytest.fixture(scope="module")
+def theirs(tiny_reranker: Path) -> FlagReranker:
+    return FlagReranker(str(tiny_reranker), use_fp16=False, devices="cpu", max_length=BGE_LIMIT)
 
 
 def groups() -> dict[str, list[str]]:
@@ -73,7 +88,7 @@ def test_any_pair_has_the_layout_of_the_model_at_the_level_of_token_ids(ours) ->
             if not len(passage):
                 assert pair.ids.tolist() == [*head, 2]
                 continue
-            kept = passage[: LIMIT - 3 - len(head)].tolist()
+            kept = passage[: BGE_LIMIT - 3 - len(head)].tolist()
             assert pair.ids.tolist() == [*head, 2, 2, *kept, 2]
 
 
@@ -87,19 +102,263 @@ def test_the_query_is_cut_to_three_quarters_first(ours: CrossEncoder, words, kep
 def test_the_passage_is_cut_from_its_end_to_what_is_left(ours: CrossEncoder, words, kept) -> None:
     (pair,) = ours.tokenize_pairs("hybrid search", [" ".join(["vector"] * words)], None)
     assert (pair.query_kept, pair.passage_tokens, pair.passage_kept) == (2, words, kept)
-    assert len(pair.ids) == min(LIMIT, words + 6)
+    assert len(pair.ids) == min(BGE_LIMIT, words + 6)
 
 
 def test_a_folder_with_an_embedding_model_is_no_reranker(tiny_m3: Path, float32_target) -> None:
     with pytest.raises(StartupError, match="holds an embedding model and not a reranker"):
-        load_cross_encoder("m3", tiny_m3, LIMIT, float32_target)
+        load_cross_encoder("m3", tiny_m3, BGE_LIMIT, float32_target)
 
 
-def test_a_missing_layer_is_named(folder, float32_target, tmp_path: Path) -> None:
+def test_a_missing_layer_is_named(tiny_reranker: Path, float32_target, tmp_path: Path) -> None:
     for name in ("config.json", "tokenizer.json"):
-        (tmp_path / name).write_bytes((folder / name).read_bytes())
-    weights = load_file(folder / "model.safetensors")
+        (tmp_path / name).write_bytes((tiny_reranker / name).read_bytes())
+    weights = load_file(tiny_reranker / "model.safetensors")
     del weights["roberta.encoder.layer.1.output.dense.bias"]
     save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(StartupError, match="lacks the tensor roberta.encoder.layer.1"):
-        load_cross_encoder("broken", tmp_path, LIMIT, float32_target)
+        load_cross_encoder("broken", tmp_path, BGE_LIMIT, float32_target)
+
+
+LIMIT = 128
+GROUPED = {"num_key_value_heads": 2, "head_dim": 16, "pad_token_id": 0}
+BYTES = GROUPED | {"vocab_size": 800}
+QUERY = "hybrid search"
+PASSAGES = [
+    *["vector", "memory, rank!", "[SEP] query [MASK]", "rank " * 40, "unknown жизнь", "  "],
+    *["search " * length for length in (3, 17, 64)],
+]
+LOGITS = Outputs(logits=True)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory, tiny_reranker: Path) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("classifiers")
+    bert, roberta = BertForSequenceClassification, RobertaForSequenceClassification
+    like_bge = {"tokenizer_of": tiny_reranker, **ROBERTA}
+    nli = {"id2label": {0: "contradiction", 1: "Entailment", 2: "neutral"}}
+    return {
+        "bert": save_model(root / "bert", bert, num_labels=1),
+        "bert, three labels": save_model(root / "three", bert, **nli),
+        "bert, without segments": save_without_segments(root / "without"),
+        "roberta, two labels": save_model(root / "two", roberta, num_labels=2, **like_bge),
+        "xlm-roberta, four labels": save_model(
+            root / "four", XLMRobertaForSequenceClassification, num_labels=4, **like_bge
+        ),
+        "modernbert": save_model(
+            root / "modernbert", ModernBertForSequenceClassification, num_labels=1, **MODERNBERT
+        ),
+        "modernbert, the mean": save_model(
+            root / "mean",
+            ModernBertForSequenceClassification,
+            num_labels=3,
+            classifier_pooling="mean",
+            classifier_activation="silu",
+            **MODERNBERT,
+        ),
+        "distilbert": save_model(
+            root / "distilbert", DistilBertForSequenceClassification, num_labels=2
+        ),
+        "qwen3": save_model(
+            root / "qwen3", Qwen3ForSequenceClassification, num_labels=1, **GROUPED
+        ),
+        "qwen3, texts that end in padding": save_qwen_classifier(root / "qwen3-end"),
+    }
+
+
+def save_without_segments(folder: Path) -> Path:
+    """Of BERT, which has segments, with a tokenizer that does not tell them."""
+    save_model(folder, BertForSequenceClassification, num_labels=1)
+    change(folder / "tokenizer_config.json", model_input_names=["input_ids", "attention_mask"])
+    return folder
+
+
+def save_qwen_classifier(folder: Path) -> Path:
+    """Of two labels, with Qwen's tokenizer, whose end of a text is its padding, too."""
+    save_model(folder, Qwen3ForSequenceClassification, num_labels=2, **BYTES)
+    save_byte_level_tokenizer(folder, ("yes", "no"), template_adds_end=True)
+    return folder
+
+
+FAMILIES = ["bert", "bert, three labels", "roberta, two labels", "xlm-roberta, four labels"]
+FAMILIES += ["modernbert", "modernbert, the mean", "distilbert"]
+FAMILIES += ["bert, without segments", "qwen3", "qwen3, texts that end in padding"]
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def case(request, folders, float32_target) -> tuple[CrossEncoder, Reference]:
+    folder = folders[request.param]
+    ours = load_cross_encoder("tiny", folder, LIMIT, float32_target)
+    return ours, Reference(str(folder), device="cpu", activation_fn=torch.nn.Identity())
+
+
+@pytest.fixture(scope="module")
+def nli(folders, float32_target) -> CrossEncoder:
+    return load_cross_encoder("nli", folders["bert, three labels"], LIMIT, float32_target)
+
+
+def logits_of(model: CrossEncoder, passages: list[str]) -> np.ndarray:
+    pairs = [model.tokenize_input(QUERY, passage) for passage in passages]
+    return np.array(model.forward([pair.ids for pair in pairs], LOGITS))
+
+
+def test_logits_are_those_of_sentence_transformers(case) -> None:
+    ours, theirs = case
+    expected = theirs.predict([(QUERY, passage) for passage in PASSAGES])
+    actual = logits_of(ours, PASSAGES).reshape(expected.shape)
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-5)
+
+
+def test_logits_do_not_depend_on_batch_mates(case) -> None:
+    ours, _ = case
+    together = logits_of(ours, PASSAGES)
+    alone = np.concatenate([logits_of(ours, [passage]) for passage in PASSAGES])
+    np.testing.assert_allclose(together, alone, rtol=0, atol=1e-5)
+
+
+def test_a_text_alone_is_classified_as_transformers_does(case) -> None:
+    ours, theirs = case
+    inputs = theirs.tokenizer(PASSAGES, padding=True, truncation=True, return_tensors="pt")
+    with torch.inference_mode():
+        expected = theirs.model(**inputs).logits
+    ids = [ours.tokenize_input(passage, None).ids for passage in PASSAGES]
+    np.testing.assert_allclose(ours.forward(ids, LOGITS), expected, rtol=0, atol=1e-5)
+
+
+def test_a_score_is_the_logit_of_the_probability_that_a_label_has(nli: CrossEncoder) -> None:
+    pairs = [pair.ids for pair in nli.tokenize_pairs(QUERY, PASSAGES, None)]
+    logits = torch.tensor(np.array(nli.forward(pairs, LOGITS)))
+    assert nli.labels[nli.ranking_label] == "Entailment"
+    scores = torch.tensor(nli.forward(pairs, Outputs()))
+    torch.testing.assert_close(scores.sigmoid(), logits.softmax(dim=1)[:, 1], rtol=0, atol=1e-6)
+
+
+def test_scores_and_logits_may_be_asked_for_in_one_batch(nli: CrossEncoder) -> None:
+    pairs = [pair.ids for pair in nli.tokenize_pairs(QUERY, PASSAGES, None)]
+    wanted = [LOGITS if place % 2 else Outputs() for place in range(len(pairs))]
+    mixed = nli.launch(pairs, wanted)()
+    scores, logits = nli.forward(pairs, Outputs()), nli.forward(pairs, LOGITS)
+    for place, result in enumerate(mixed):
+        expected = logits[place] if place % 2 else scores[place]
+        np.testing.assert_allclose(result, expected, rtol=0, atol=1e-6)
+
+
+def test_of_two_labels_the_second_speaks_for_a_passage(folders, float32_target) -> None:
+    two = load_cross_encoder("two", folders["roberta, two labels"], LIMIT, float32_target)
+    assert (two.labels, two.ranking_label) == (("LABEL_0", "LABEL_1"), 1)
+    assert two.refusal is None
+
+
+def test_labels_of_which_none_ranks_are_named(folders, float32_target) -> None:
+    four = load_cross_encoder("four", folders["xlm-roberta, four labels"], LIMIT, float32_target)
+    assert four.ranking_label is None
+    assert four.refusal is not None
+    assert "LABEL_0, LABEL_1, LABEL_2, LABEL_3" in four.refusal
+
+
+def test_a_pair_is_cut_to_the_limit_and_its_tokens_are_counted(nli: CrossEncoder) -> None:
+    long = "rank " * 500
+    pair = nli.tokenize_input(QUERY, long)
+    assert (len(pair.ids), pair.original_tokens) == (LIMIT, 500 + 2 + 3)
+    alone = nli.tokenize_input(long, None, TruncationOptions(side="left"))
+    assert (len(alone.ids), alone.original_tokens) == (LIMIT, 502)
+
+
+def test_pairs_are_cut_and_made_small_as_the_configuration_says(
+    float32_target, tmp_path: Path
+) -> None:
+    folder = save_model(tmp_path, BertForSequenceClassification, num_labels=1)
+    keep_capital_letters(folder)
+    plain = Reference(str(folder), device="cpu")
+    plain.save_pretrained(str(folder))
+    change(folder / "tokenizer_config.json", model_max_length=40)
+    change(folder / "sentence_bert_config.json", do_lower_case=True)
+    ours = load_cross_encoder("tiny", folder, LIMIT, float32_target)
+    theirs = Reference(str(folder), device="cpu", activation_fn=torch.nn.Identity())
+    assert ours.max_length == theirs.max_seq_length == 40
+    passages = [*PASSAGES, "Memory, RANK!"]
+    expected = theirs.predict([(QUERY, passage) for passage in passages])
+    np.testing.assert_allclose(logits_of(ours, passages)[:, 0], expected, rtol=0, atol=1e-5)
+
+
+def test_a_pair_with_a_number_that_is_not_finite_fails_alone(nli: CrossEncoder) -> None:
+    pairs = [pair.ids for pair in nli.tokenize_pairs(QUERY, PASSAGES, None)]
+    expected = nli.forward(pairs, LOGITS)
+    head = nli._head
+
+    def spoil(hidden: torch.Tensor, packed) -> torch.Tensor:
+        logits = head(hidden, packed)
+        logits[packed.unpack_order[1], 0] = torch.nan
+        return logits
+
+    nli._head = spoil
+    try:
+        results = nli.forward(pairs, LOGITS)
+    finally:
+        nli._head = head
+    assert isinstance(results.pop(1), InferenceError)
+    expected.pop(1)
+    np.testing.assert_allclose(results, expected, rtol=0, atol=1e-6)
+
+
+def test_an_activation_that_is_none_is_named(folders, float32_target, tmp_path: Path) -> None:
+    copytree(folders["modernbert"], tmp_path, dirs_exist_ok=True)
+    change(tmp_path / "config.json", classifier_activation="glow")
+    with pytest.raises(StartupError, match="has the classifier_activation glow"):
+        load_cross_encoder("glow", tmp_path, LIMIT, float32_target)
+
+
+def test_a_classifier_of_qwen3_is_a_cross_encoder_without_a_chat_template(
+    folders, float32_target, tmp_path: Path
+) -> None:
+    copytree(folders["qwen3"], tmp_path, dirs_exist_ok=True)
+    model = load_reranker("q", tmp_path, LIMIT, float32_target, max_qwen_pairs=16)
+    assert isinstance(model, CrossEncoder)
+    change(tmp_path / "tokenizer_config.json", chat_template=None)
+    load_cross_encoder("q", tmp_path, LIMIT, float32_target)
+    (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
+    with pytest.raises(StartupError, match="has a chat template for its pairs"):
+        load_cross_encoder("q", tmp_path, LIMIT, float32_target)
+    weights = load_file(tmp_path / "model.safetensors")
+    del weights["score.weight"]
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(StartupError, match="it has no classification head"):
+        load_reranker("q", tmp_path, LIMIT, float32_target, max_qwen_pairs=16)
+
+
+def test_a_pair_without_a_token_is_read_too(folders, float32_target) -> None:
+    folder = folders["qwen3, texts that end in padding"]
+    model = load_cross_encoder("q", folder, LIMIT, float32_target)
+    pair = model.tokenize_input("", "")
+    assert pair.ids.tolist() == [0]
+    assert len(model.forward([pair.ids], LOGITS)[0]) == 2
+
+
+def test_what_follows_the_logits_in_modules_is_named(
+    folders, float32_target, tmp_path: Path
+) -> None:
+    Reference(str(folders["bert"]), device="cpu").save_pretrained(str(tmp_path))
+    entries = json.loads((tmp_path / "modules.json").read_text())
+    kind = "sentence_transformers.base.modules.dense.Dense"
+    dense = {"idx": 1, "name": "1", "path": "1_Dense", "type": kind}
+    (tmp_path / "modules.json").write_text(json.dumps([*entries, dense]))
+    with pytest.raises(StartupError, match="names the module Dense"):
+        load_cross_encoder("bert", tmp_path, LIMIT, float32_target)
+
+
+@pytest.mark.parametrize(
+    ("member", "message"),
+    [
+        ({"processor_kwargs": {"do_lower_case": False}}, "has processor_kwargs for its texts"),
+        ({"processing_kwargs": {"text": {"max_length": 9}}}, "has processing_kwargs for its texts"),
+        ({"query_length": 9}, "has query_length for its texts"),
+        ({"modality_config": {"message": {}}}, "as messages of a chat template"),
+    ],
+)
+def test_options_that_change_what_is_read_are_named(
+    folders, float32_target, tmp_path: Path, member, message
+) -> None:
+    Reference(str(folders["bert"]), device="cpu").save_pretrained(str(tmp_path))
+    change(tmp_path / "sentence_bert_config.json", **member)
+    with pytest.raises(StartupError, match=message):
+        load_cross_encoder("bert", tmp_path, LIMIT, float32_target)

@@ -72,11 +72,14 @@ def test_a_border_changes_no_token(tokenizer: Tokenizer, text: str) -> None:
 ODD = st.lists(st.sampled_from([*ODD_TEXTS, *MARKS, *GAPS]), max_size=12).map("".join)
 
 
+@pytest.mark.parametrize("from_end", [False, True])
 @given(ODD | st.text(), st.integers(1, 400))
 @settings(max_examples=40)
-def test_slices_are_the_text_and_bounded(tokenizer: Tokenizer, text: str, characters: int) -> None:
-    slices = list(Slicer(tokenizer, characters).slices(text))
-    assert "".join(slices) == text
+def test_slices_are_the_text_and_bounded(
+    tokenizer: Tokenizer, text: str, characters: int, from_end: bool
+) -> None:
+    slices = list(Slicer(tokenizer, characters).slices(text, from_end=from_end))
+    assert "".join(reversed(slices) if from_end else slices) == text
     assert all(
         len(each) == 1 or len(each) * normalization_growth(each) <= characters for each in slices
     )
@@ -158,18 +161,6 @@ def test_long_and_short_texts_keep_their_places(tiny_m3: Path) -> None:
         assert found.total == alone.total == len(found.ids)
 
 
-@given(ODD | st.text(), st.integers(1, 400))
-@settings(max_examples=40)
-def test_slices_from_the_end_are_the_text_and_bounded(
-    tokenizer: Tokenizer, text: str, characters: int
-) -> None:
-    slices = list(Slicer(tokenizer, characters).slices(text, from_end=True))
-    assert "".join(reversed(slices)) == text
-    assert all(
-        len(each) == 1 or len(each) * normalization_growth(each) <= characters for each in slices
-    )
-
-
 @given(TEXTS, st.integers(40, 200))
 @settings(max_examples=60)
 def test_slices_from_the_end_begin_at_borders(
@@ -186,20 +177,7 @@ def test_slices_from_the_end_begin_at_borders(
         stop = start
 
 
-DROPPED = [
-    " ",
-    "\t",
-    "\n",
-    "\r",
-    "\x01",
-    "\x00",
-    "\x7f",
-    "\x85",
-    "\u00a0",
-    "\u200b",
-    "\u3000",
-    "\ufeff",
-]
+DROPPED = [*" \t\n\r\x01\x00\x7f\x85\u00a0\u200b\u3000\ufeff"]
 RUNS = st.lists(
     st.sampled_from(DROPPED) | st.text(DROPPED, min_size=1, max_size=60), max_size=6
 ).map(lambda parts: "".join(part * 20 if len(part) == 1 else part for part in parts))
