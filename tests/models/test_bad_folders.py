@@ -19,13 +19,10 @@ from smart_embedder.errors import StartupError
 from smart_embedder.models.loader import load
 from smart_embedder.settings import Settings
 from tests.support.bad_start import failing_start
+from tests.support.wordpiece import change
 
 NAN = float("nan")
 HUGE = 10**9
-
-
-def change(path: Path, **values: Any) -> None:
-    path.write_text(json.dumps(json.loads(path.read_text("utf-8")) | values), "utf-8")
 
 
 @pytest.fixture
@@ -45,42 +42,40 @@ def start(folder: Path, **settings: Any) -> None:
     load(Settings(embedding_model=str(folder), **defaults | settings))
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        (key, value)
-        for key in ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
-        for value in (0, -1, HUGE, 2.0, NAN, True, "64", None)
-    ]
-    + [("layer_norm_eps", value) for value in (0, -1e-5, NAN, float("inf"), True, "1e-5")]
-    + [("max_position_embeddings", 10**30), ("type_vocab_size", HUGE), ("pad_token_id", HUGE)],
-)
-def test_impossible_numbers_of_an_encoder(
-    key: str, value: Any, tiny_m3: Path, tmp_path: Path
+IMPOSSIBLE = [
+    ("tiny_m3", key, value)
+    for key in ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
+    for value in (0, -1, HUGE, 2.0, NAN, True, "64", None)
+]
+IMPOSSIBLE += [
+    ("tiny_m3", "layer_norm_eps", value) for value in (0, -1e-5, NAN, float("inf"), True, "1e-5")
+]
+IMPOSSIBLE += [
+    ("tiny_m3", "max_position_embeddings", 10**30),
+    ("tiny_m3", "type_vocab_size", HUGE),
+    ("tiny_m3", "pad_token_id", HUGE),
+]
+IMPOSSIBLE += [
+    ("tiny_qwen", key, value)
+    for key in ("hidden_size", "intermediate_size", "num_hidden_layers", "head_dim")
+    for value in (0, HUGE, NAN, True)
+]
+IMPOSSIBLE += [
+    ("tiny_qwen", "rms_norm_eps", NAN),
+    ("tiny_qwen", "rope_parameters", {"rope_theta": NAN}),
+    ("tiny_qwen", "vocab_size", HUGE),
+]
+
+
+@pytest.mark.parametrize(("checkpoint", "key", "value"), IMPOSSIBLE)
+def test_impossible_numbers_of_an_encoder_or_a_decoder(
+    checkpoint: str, key: str, value: Any, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    folder = shutil.copytree(tiny_m3, tmp_path / "model")
+    folder = shutil.copytree(request.getfixturevalue(checkpoint), tmp_path / "model")
     change(folder / "config.json", **{key: value})
     with pytest.raises(StartupError) as caught:
         start(folder)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        (key, value)
-        for key in ("hidden_size", "intermediate_size", "num_hidden_layers", "head_dim")
-        for value in (0, HUGE, NAN, True)
-    ]
-    + [("rms_norm_eps", NAN), ("rope_parameters", {"rope_theta": NAN}), ("vocab_size", HUGE)],
-)
-def test_impossible_numbers_of_a_decoder(
-    key: str, value: Any, tiny_qwen: Path, tmp_path: Path
-) -> None:
-    folder = shutil.copytree(tiny_qwen, tmp_path / "model")
-    change(folder / "config.json", **{key: value})
-    with pytest.raises(StartupError):
-        start(folder)
 
 
 @pytest.mark.parametrize(
@@ -100,10 +95,8 @@ def test_impossible_numbers_of_a_model_of_transformers(
         tracemalloc.stop()
 
 
-def damage_weights(folder: Path) -> None:
-    path = folder / "model.safetensors"
-    weights = {name: torch.full_like(each, NAN) for name, each in load_file(path).items()}
-    save_file(weights, path, metadata={"format": "pt"})
+def name_module(folder: Path, kind: str, path: str) -> None:
+    (folder / "modules.json").write_text(json.dumps([{"type": kind, "path": path}]), "utf-8")
 
 
 @pytest.mark.parametrize("kind", ["tiny_m3", "distilbert"])
@@ -111,40 +104,38 @@ def test_weights_that_are_no_numbers(
     kind: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     folder = shutil.copytree(request.getfixturevalue(kind), tmp_path / "model")
-    damage_weights(folder)
+    path = folder / "model.safetensors"
+    weights = {name: torch.full_like(each, NAN) for name, each in load_file(path).items()}
+    save_file(weights, path, metadata={"format": "pt"})
     with pytest.raises(StartupError, match="computes nothing but numbers that are not finite"):
         start(folder)
-
-
-def nest_config(folder: Path) -> None:
-    (folder / "config.json").write_text('{"a":' * 100_000, "utf-8")
-
-
-def nest_tokenizer(folder: Path) -> None:
-    (folder / "tokenizer.json").write_text("[" * 100_000, "utf-8")
-
-
-def name_nul(folder: Path) -> None:
-    module = {"type": "sentence_transformers.models.Dense", "path": "2_Dense\0"}
-    (folder / "modules.json").write_text(json.dumps([module]), "utf-8")
-
-
-def ask_for_terabytes(folder: Path) -> None:
-    change(folder / "config.json", hidden_size=HUGE, num_attention_heads=HUGE // 64)
-
-
-def make_epsilon_nan(folder: Path) -> None:
-    change(folder / "config.json", layer_norm_eps=NAN)
 
 
 @pytest.mark.parametrize(
     ("damage", "sentence"),
     [
-        (nest_config, "config.json cannot be read: it is nested too deeply"),
-        (nest_tokenizer, "tokenizer.json cannot be read"),
-        (name_nul, "modules.json names a folder outside the model"),
-        (ask_for_terabytes, "has another shape for the tensor"),
-        (make_epsilon_nan, "config.json has no usable layer_norm_eps: nan"),
+        (
+            lambda folder: (folder / "config.json").write_text('{"a":' * 100_000, "utf-8"),
+            "config.json cannot be read: it is nested too deeply",
+        ),
+        (
+            lambda folder: (folder / "tokenizer.json").write_text("[" * 100_000, "utf-8"),
+            "tokenizer.json cannot be read",
+        ),
+        (
+            lambda folder: name_module(folder, "sentence_transformers.models.Dense", "2_Dense\0"),
+            "modules.json names a folder outside the model",
+        ),
+        (
+            lambda folder: change(
+                folder / "config.json", hidden_size=HUGE, num_attention_heads=HUGE // 64
+            ),
+            "has another shape for the tensor",
+        ),
+        (
+            lambda folder: change(folder / "config.json", layer_norm_eps=NAN),
+            "config.json has no usable layer_norm_eps: nan",
+        ),
     ],
 )
 def test_the_start_ends_with_a_sentence(
@@ -158,8 +149,7 @@ def test_the_start_ends_with_a_sentence(
 @pytest.mark.parametrize("value", [0, -1, 10**30, NAN, True, "32", [32]])
 def test_impossible_lengths_of_colbert(value: Any, tiny_m3: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(tiny_m3, tmp_path / "model")
-    module = {"type": "pylate.models.Dense.Dense", "path": "1_Dense"}
-    (folder / "modules.json").write_text(json.dumps([module]), "utf-8")
+    name_module(folder, "pylate.models.Dense.Dense", "1_Dense")
     options = {"query_length": value}
     (folder / "config_sentence_transformers.json").write_text(json.dumps(options), "utf-8")
     with pytest.raises(StartupError, match="has no usable query_length"):

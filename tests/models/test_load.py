@@ -18,29 +18,23 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "environ", {"PATH": "/bin"})
 
 
-def test_pytorch_gets_the_options_of_its_allocator() -> None:
-    loading._prepare_libraries(Settings())
-    assert os.environ["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
-    loading._prepare_libraries(Settings(pytorch_cuda_alloc_conf="max_split_size_mb:64"))
-    assert os.environ["PYTORCH_CUDA_ALLOC_CONF"] == "max_split_size_mb:64"
-
-
-def test_pytorchs_own_newer_name_wins() -> None:
-    os.environ["PYTORCH_ALLOC_CONF"] = "backend:native"
-    loading._prepare_libraries(Settings())
-    assert "PYTORCH_CUDA_ALLOC_CONF" not in os.environ
-
-
-def test_threads_sleep_soon_unless_the_user_says_how_they_wait() -> None:
-    loading._prepare_libraries(Settings())
-    assert os.environ["GOMP_SPINCOUNT"] == "2000"
-    os.environ["GOMP_SPINCOUNT"] = "7"
-    loading._prepare_libraries(Settings())
-    assert os.environ["GOMP_SPINCOUNT"] == "7"
-    del os.environ["GOMP_SPINCOUNT"]
-    os.environ["OMP_WAIT_POLICY"] = "ACTIVE"
-    loading._prepare_libraries(Settings())
-    assert "GOMP_SPINCOUNT" not in os.environ
+@pytest.mark.parametrize(
+    ("already", "changes", "name", "value"),
+    [
+        ({}, {}, "PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"),
+        ({}, {"pytorch_cuda_alloc_conf": "x:64"}, "PYTORCH_CUDA_ALLOC_CONF", "x:64"),
+        # PyTorch's own newer name wins.
+        ({"PYTORCH_ALLOC_CONF": "backend:native"}, {}, "PYTORCH_CUDA_ALLOC_CONF", None),
+        # Threads sleep soon unless the user says how they wait.
+        ({}, {}, "GOMP_SPINCOUNT", "2000"),
+        ({"GOMP_SPINCOUNT": "7"}, {}, "GOMP_SPINCOUNT", "7"),
+        ({"OMP_WAIT_POLICY": "ACTIVE"}, {}, "GOMP_SPINCOUNT", None),
+    ],
+)
+def test_libraries_are_told_what_settings_and_users_say(already, changes, name, value) -> None:
+    os.environ.update(already)
+    loading._prepare_libraries(Settings(**changes))
+    assert os.environ.get(name) == value
 
 
 def test_a_thread_that_computes_soon_gets_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
