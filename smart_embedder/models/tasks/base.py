@@ -24,7 +24,6 @@ from smart_embedder.engine.records import (
     TextEmbedding,
     TokenIds,
     TokenizedText,
-    TokenSpans,
     TruncationOptions,
 )
 from smart_embedder.errors import InferenceError
@@ -50,6 +49,8 @@ class DeviceModel(ABC, Generic[Result]):
         self.name = name
         self.max_length = tokenizer.max_length
         self.special_tokens = tokenizer.special_tokens
+        self.token_spans = tokenizer.spans
+        self.decode = tokenizer.decode
         self._backbone = backbone
         self._tokenizer = tokenizer
 
@@ -57,14 +58,6 @@ class DeviceModel(ABC, Generic[Result]):
     def info(self) -> ModelInfo:
         """How it is computed."""
         return self._backbone.target.describe(self.name)
-
-    def token_spans(self, text: str) -> Iterator[TokenSpans]:
-        """The tokens of a whole text, without special ones, slice by slice."""
-        return self._tokenizer.spans(text)
-
-    def decode(self, ids: list[int], *, skip_special_tokens: bool) -> str:
-        """The text of these tokens."""
-        return self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
 
     def capture_graphs(self) -> None:
         """Launch small batches as CUDA graphs from now on, where those can be used."""
@@ -114,6 +107,7 @@ class EmbeddingModel(DeviceModel[TextEmbedding]):
         self.prompts = prompts
         self.default_prompt = default_prompt
         self.dense_width = self.states_width = backbone.hidden_size
+        self.token_strings = tokenizer.token_strings
 
     def tokenize(
         self,
@@ -134,10 +128,6 @@ class EmbeddingModel(DeviceModel[TextEmbedding]):
         """Which tokens have a ColBERT vector: in bge-m3 all but the first, the dense vector's."""
         del ids
         return slice(1, None)
-
-    def token_strings(self, ids: TokenIds) -> list[str]:
-        """The strings of these tokens in the vocabulary."""
-        return self._tokenizer.token_strings(ids)
 
 
 class HeadsEmbedder(EmbeddingModel):

@@ -76,7 +76,7 @@ ODD = st.lists(st.sampled_from([*ODD_TEXTS, *MARKS, *GAPS]), max_size=12).map(""
 @given(ODD | st.text(), st.integers(1, 400))
 @settings(max_examples=40)
 def test_slices_are_the_text_and_bounded(
-    tokenizer: Tokenizer, text: str, characters: int, from_end: bool
+    tokenizer: Tokenizer, from_end: bool, text: str, characters: int
 ) -> None:
     slices = list(Slicer(tokenizer, characters).slices(text, from_end=from_end))
     assert "".join(reversed(slices) if from_end else slices) == text
