@@ -1,9 +1,8 @@
 """Build the kernels where the processor can run them: `python -m smart_embedder.models.ops.build`.
 
 The compiler is a package from the index, fetched for the build and removed again, so that the
-library is the same wherever it is built, and nothing has to be installed. `--anywhere` ignores the
-processor, for images that are built on one machine and run on another. `--machine aarch64` builds
-for another architecture.
+library is the same wherever it is built. `--anywhere` ignores the processor, for images that run on
+another machine. `--machine aarch64` builds for another architecture.
 
 The exit status is 0 if the library is there or of no use, and 1, with a sentence, if it cannot be
 built: the service runs without it, but slower.
@@ -29,11 +28,10 @@ MAX_INT8_IN_PAIRS = 63
 
 @dataclass(frozen=True, slots=True)
 class InstructionSet:
-    """One that the kernels are compiled for.
+    """One that the kernels are compiled for; `name` ends the names of its functions.
 
-    `name` ends the names of its functions. `processor` is the compiler's name of the least
-    processor that has it. `needs` are its features by Linux's names, which on x86-64 are also
-    PyTorch's. `tile` is as TILE in tile.h, `matrix_rows` as MATRIX_ROWS in vector.h.
+    `processor` is the compiler's name of the least that has it. `needs` are its features by Linux's
+    names, on x86-64 also PyTorch's. `tile` is as TILE in tile.h, `matrix_rows` as in vector.h.
     `int8_weight_limit` is the largest absolute value that an 8-bit weight may have.
     """
 
@@ -153,7 +151,11 @@ def main(argv: list[str]) -> int:
         return 0
     print("Building the kernels (a compiler of 100 MB is fetched for it) ...", flush=True)  # noqa: T201
     try:
-        build(architecture)
+        with TemporaryDirectory(prefix="smart-embedder-kernels-") as temporary:
+            folder = Path(temporary)
+            compiler = Compiler(folder / "compiler", folder, architecture)
+            compiler.fetch()
+            make_library(compiler)
     except (subprocess.SubprocessError, OSError) as error:
         print(f"The kernels could not be built: {explain(error)}", file=sys.stderr)  # noqa: T201
         return 1
@@ -173,15 +175,6 @@ def is_of_use(*, anywhere: bool = False) -> bool:
         lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
         features = next((set(line.split()) for line in lines if line.startswith("flags")), set())
     return any(architecture.runnable(features))
-
-
-def build(architecture: Architecture) -> None:
-    """Fetch the compiler, compile, and put the library in its place."""
-    with TemporaryDirectory(prefix="smart-embedder-kernels-") as temporary:
-        folder = Path(temporary)
-        compiler = Compiler(folder / "compiler", folder, architecture)
-        compiler.fetch()
-        make_library(compiler)
 
 
 class Compiler:
