@@ -272,11 +272,7 @@ def simulated_cuda(
         "Event": Event,
     }
     with ExitStack() as stack:
-        for kept in (
-            transfer._pinned_buffers,
-            transfer._copy_stream,
-            cuda_graphs._capture_stream,
-        ):
+        for kept in (transfer.buffers_and_stream, cuda_graphs._capture_stream):
             kept.cache_clear()
             stack.callback(kept.cache_clear)
         stack.enter_context(patch.object(choose, "load_kernels", lambda *_: cuda))

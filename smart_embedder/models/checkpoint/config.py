@@ -29,14 +29,10 @@ POOLINGS = {
     "weightedmean": "weighted_mean",
     "lasttoken": "last_token",
 }
-_OLD_FLAGS = {
-    "pooling_mode_cls_token": "cls",
-    "pooling_mode_max_tokens": "max",
-    "pooling_mode_mean_tokens": "mean",
-    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_length",
-    "pooling_mode_weightedmean_tokens": "weighted_mean",
-    "pooling_mode_lasttoken": "last_token",
-}
+_OLD_FLAGS = (
+    "cls_token", "max_tokens", "mean_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens",
+    "lasttoken",
+)  # fmt: skip
 # Older versions named the file by the family; of several the first one counts.
 _TEXT_FAMILIES = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 # What is given to tokenizers and configurations of transformers, by its older and newer name.
@@ -47,6 +43,7 @@ _HARMLESS = {"padding_side", "trust_remote_code", "use_fast"}
 # Of ColBERT models alone.
 _OPTIONS_BY_TYPE = ("query_length", "document_length", "query_expansion")
 _POOLING_FOLDER = "1_Pooling"
+_OWN_CONFIG = "config_sentence_transformers.json"
 _ACTIVATIONS = ("Identity", "Tanh", "ReLU", "GELU", "SiLU", "Sigmoid")
 _TEXT_VECTOR = "sentence_embedding"
 # In a tokenizer's configuration a much larger number stands for no limit.
@@ -58,30 +55,24 @@ def read_config(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
     if not path.is_file():
         raise StartupError(f"{folder} is not a model: it holds no config.json")
-    return read_object(path)
+    return read_optional(path)
 
 
-def read_json(path: Path) -> Any:
-    """The value in a file of JSON."""
+def read_optional(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; empty where there is no such file."""
+    config = _read_json(path) if path.is_file() else {}
+    if not isinstance(config, dict):
+        raise StartupError(f"{path} is not a JSON object")
+    return config
+
+
+def _read_json(path: Path) -> Any:
     try:
         return json.loads(read_file(path))
     except (OSError, ValueError) as error:
         raise StartupError(f"{path} cannot be read: {error}") from error
     except RecursionError as error:
         raise StartupError(f"{path} cannot be read: it is nested too deeply") from error
-
-
-def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file."""
-    config = read_json(path)
-    if not isinstance(config, dict):
-        raise StartupError(f"{path} is not a JSON object")
-    return config
-
-
-def read_optional(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; empty where there is no such file."""
-    return read_object(path) if path.is_file() else {}
 
 
 def whole_number(
@@ -124,9 +115,7 @@ def read_modules(folder: Path) -> list[Module]:
     Raises `StartupError` for a malformed file, and for classes in the checkpoint's own code.
     """
     path = folder / "modules.json"
-    if not path.is_file():
-        return []
-    entries = read_json(path)
+    entries = _read_json(path) if path.is_file() else []
     if not isinstance(entries, list):
         raise StartupError(f"{path} is not a list of modules")
     modules: list[Module] = []
@@ -145,11 +134,12 @@ def read_modules(folder: Path) -> list[Module]:
 
 def require_known_modules(folder: Path, *kinds: str) -> None:
     """Raise `StartupError` for a module of another kind, which would not be computed."""
-    other = next((each.kind for each in read_modules(folder) if each.kind not in kinds), None)
-    if other is not None:
-        raise StartupError(
-            f"{folder / 'modules.json'} names the module {other}; known here: {', '.join(kinds)}"
-        )
+    for module in read_modules(folder):
+        if module.kind not in kinds:
+            raise StartupError(
+                f"{folder / 'modules.json'} names the module {module.kind}; known here: "
+                f"{', '.join(kinds)}"
+            )
 
 
 def has_modules(folder: Path) -> bool:
@@ -229,15 +219,15 @@ class SentenceConfig:
                             f"{folder / 'modules.json'} has the transformer in "
                             f"{module.folder.name}, and not beside it"
                         )
-                case "Dropout":
-                    pass
                 case "Pooling":
                     poolings = poolings or read_poolings(module.folder)
                 case "Dense":
-                    steps.append(_projection(module.folder))
+                    steps.append(_read_projection(module.folder))
                 case "Normalize":
                     _require_text_vector(module.folder)
                     steps.append(Normalization())
+                case "Dropout":
+                    pass
                 case _:
                     raise StartupError(
                         f"{folder / 'modules.json'} names the module {module.kind}; known here: "
@@ -249,7 +239,7 @@ class SentenceConfig:
         return cls(poolings, tuple(steps), read_prompts(folder), read_default_prompt(folder))
 
 
-def _projection(folder: Path) -> Projection:
+def _read_projection(folder: Path) -> Projection:
     _require_text_vector(folder)
     projection = Projection.read(folder)
     package, _, name = projection.activation.rpartition(".")
@@ -264,27 +254,26 @@ def _projection(folder: Path) -> Projection:
 def _require_text_vector(folder: Path) -> None:
     """Raise `StartupError` where a module reads or writes something else than a text's vector."""
     config = read_optional(folder / "config.json")
-    named = {config.get(f"module_{side}_name") for side in ("input", "output")}
-    other = next(iter(named - {None, _TEXT_VECTOR}), None)
-    if other is not None:
-        raise StartupError(
-            f"{folder} works on {other}; known here behind a pooling: {_TEXT_VECTOR}"
-        )
+    for side in ("input", "output"):
+        named = config.get(f"module_{side}_name")
+        if named is not None and named != _TEXT_VECTOR:
+            raise StartupError(
+                f"{folder} works on {named}; known here behind a pooling: {_TEXT_VECTOR}"
+            )
 
 
 def read_poolings(folder: Path) -> tuple[str, ...]:
     """The poolings in a configuration; the vectors of several are concatenated."""
-    config = read_config(folder)
-    path = folder / "config.json"
+    config, path = read_config(folder), folder / "config.json"
     if config.get("include_prompt", True) is not True:
         raise StartupError(f"{path} leaves the prompt out of the pooling, which is not done here")
     named = config.get("pooling_mode")
     if named is None:
-        found = [name for flag, name in _OLD_FLAGS.items() if config.get(flag)] or ["mean"]
+        flags = zip(_OLD_FLAGS, POOLINGS.values(), strict=True)
+        found = [name for flag, name in flags if config.get(f"pooling_mode_{flag}")] or ["mean"]
     else:
-        found = [
-            POOLINGS.get(str(each), "") for each in (named if isinstance(named, list) else [named])
-        ]
+        names = named if isinstance(named, list) else [named]
+        found = [POOLINGS.get(str(each), "") for each in names]
     if not all(found):
         raise StartupError(f"{path} names no pooling that is known here: {', '.join(POOLINGS)}")
     return tuple(found)
@@ -305,8 +294,8 @@ def read_pooling(folder: Path) -> str:
 
 def read_prompts(folder: Path) -> dict[str, str]:
     """The prompts by name in sentence-transformers' configuration; empty if all prompts are."""
-    path, config = _sentence_transformers(folder)
-    prompts = config.get("prompts") or {}
+    path = folder / _OWN_CONFIG
+    prompts = read_optional(path).get("prompts") or {}
     if not isinstance(prompts, dict) or not all(isinstance(each, str) for each in prompts.values()):
         raise StartupError(f"{path} has no usable prompts: each is a string under its name")
     return prompts if any(prompts.values()) else {}
@@ -314,28 +303,21 @@ def read_prompts(folder: Path) -> dict[str, str]:
 
 def read_default_prompt(folder: Path) -> str:
     """The prompt that `default_prompt_name` names; empty if it names none."""
-    path, config = _sentence_transformers(folder)
-    name = config.get("default_prompt_name")
-    if name is None:
-        return ""
-    prompts = config.get("prompts") or {}
-    if name not in prompts:
+    path = folder / _OWN_CONFIG
+    config = read_optional(path)
+    name, prompts = config.get("default_prompt_name"), config.get("prompts") or {}
+    if name is not None and name not in prompts:
         raise StartupError(f"{path} has no prompt of its default_prompt_name: {name}")
-    return str(prompts[name])
+    return "" if name is None else str(prompts[name])
 
 
 def read_vector_limit(folder: Path, name: str) -> int | None:
     """A limit of vectors in sentence-transformers' configuration; None if it names none."""
-    path, config = _sentence_transformers(folder)
-    value = config.get(name)
+    path = folder / _OWN_CONFIG
+    value = read_optional(path).get(name)
     if value is not None and (type(value) is not int or value < 1):
         raise StartupError(f"{path} has no usable {name}: {value}")
     return value
-
-
-def _sentence_transformers(folder: Path) -> tuple[Path, dict[str, Any]]:
-    path = folder / "config_sentence_transformers.json"
-    return path, read_optional(path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -395,7 +377,10 @@ class TextOptions:
             raise StartupError(
                 f"{folder} reads texts as messages of a chat template, which is not done here"
             )
-        length = texts.get("max_seq_length") or _tokenizer_limit(folder)
+        length = texts.get("max_seq_length")
+        if not length:
+            length = read_optional(folder / "tokenizer_config.json").get("model_max_length")
+            length = length if isinstance(length, int) and length < _NO_LIMIT else None
         return cls(
             max_length=length if type(length) is int and length > 0 else None,
             lower_case=bool(texts.get("do_lower_case")),
@@ -406,8 +391,3 @@ def read_text_config(folder: Path) -> dict[str, Any]:
     """`sentence_bert_config.json`, or, from older versions, a file with the family's name."""
     configs = (read_optional(folder / f"sentence_{each}_config.json") for each in _TEXT_FAMILIES)
     return next(filter(None, configs), {})
-
-
-def _tokenizer_limit(folder: Path) -> int | None:
-    limit = read_optional(folder / "tokenizer_config.json").get("model_max_length")
-    return limit if isinstance(limit, int) and 0 < limit < _NO_LIMIT else None

@@ -9,7 +9,7 @@ import string
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -39,6 +39,7 @@ from huggingface_hub.utils.tqdm import tqdm
 
 from smart_embedder.engine.model import Download, DownloadStatus, human_size
 from smart_embedder.errors import StartupError
+from smart_embedder.models.checkpoint.reading import AT_ONCE
 
 log = structlog.get_logger(__name__)
 
@@ -50,7 +51,6 @@ _SECONDS_TO_LEFTOVER = 3600.0
 _SECONDS_FOR_THE_HUB = 10.0
 _SECONDS_BETWEEN_TRIES = 1.0
 _GIT_DIGEST = 20  # Bytes.
-_AT_ONCE = 2**22
 _WANTED_FILES = ["*.json", "*.safetensors", "*.bin", "*.pt"]
 _UNWANTED_FOLDERS = ["onnx/*", "openvino/*", "imgs/*"]
 
@@ -84,8 +84,7 @@ def locate(name: str, hub: Hub) -> Path:
     try:
         return _from_hub(name, hub)
     except LocalEntryNotFoundError as error:
-        reason = "" if hub.offline else "the hub cannot be reached. "
-        raise StartupError(reason + _not_on_disk(name, hub)) from error
+        raise _not_on_disk(name, hub, reached=hub.offline) from error
     except GatedRepoError as error:
         raise StartupError(
             f"the model {name} is gated: accept its terms on the hub, and set HF_TOKEN to a token "
@@ -98,7 +97,11 @@ def locate(name: str, hub: Hub) -> Path:
             f"there is no model {name} on the hub or on disk; a private one needs HF_TOKEN"
         ) from error
     except (HfHubHTTPError, httpx2.HTTPError, ConnectionError, JSONDecodeError):
-        return _without_the_hub(name, hub)
+        # An earlier download serves as well.
+        try:
+            return _from_hub(name, replace(hub, offline=True))
+        except LocalEntryNotFoundError as error:
+            raise _not_on_disk(name, hub, reached=False) from error
     except OSError as error:
         raise StartupError(
             f"the model {name} cannot be stored in {hub.cache}: {error}; make it writable, and "
@@ -106,20 +109,12 @@ def locate(name: str, hub: Hub) -> Path:
         ) from error
 
 
-def _without_the_hub(name: str, hub: Hub) -> Path:
-    """The folder of an earlier download; raises `StartupError` if there is none."""
-    try:
-        return _from_hub(name, replace(hub, offline=True))
-    except LocalEntryNotFoundError as error:
-        raise StartupError(f"the hub cannot be reached. {_not_on_disk(name, hub)}") from error
-
-
-def _not_on_disk(name: str, hub: Hub) -> str:
+def _not_on_disk(name: str, hub: Hub, *, reached: bool) -> StartupError:
     revision = f" --revision {hub.revision}" if hub.revision else ""
-    return (
-        f"The model {name} is not on this machine: fetch it with `hf download {name}{revision}` "
-        f"where the hub can be reached, and copy it to {hub.cache} or name its folder in the "
-        "setting"
+    return StartupError(
+        f"{'' if reached else 'the hub cannot be reached. '}The model {name} is not on this "
+        f"machine: fetch it with `hf download {name}{revision}` where the hub can be reached, and "
+        f"copy it to {hub.cache} or name its folder in the setting"
     )
 
 
@@ -146,7 +141,12 @@ def _from_hub(name: str, hub: Hub) -> Path:
     with follow_download(name, hub.status, sizes, on_disk) as bar:
         snapshot = Path(find(ignore_patterns=unwanted, tqdm_class=bar))
     _require_whole(name, snapshot, set(sizes) - on_disk)
-    _remove_leftovers(snapshot)
+    # Left by processes that ended: the hub's library begins each download in a new file and never
+    # continues one. A running one writes every few seconds, so an old file belongs to none.
+    for left in (snapshot.parents[1] / "blobs").glob("*.incomplete"):
+        with suppress(OSError):  # Another start was faster, or the cache is read-only.
+            if time.time() - left.stat().st_mtime > _SECONDS_TO_LEFTOVER:
+                left.unlink()
     return snapshot
 
 
@@ -196,7 +196,7 @@ def _require_whole(name: str, snapshot: Path, files: Iterable[str]) -> None:
         if found.digest_size == _GIT_DIGEST:
             found.update(f"blob {path.stat().st_size}\0".encode())
         with path.open("rb") as opened:
-            while part := opened.read(_AT_ONCE):
+            while part := opened.read(AT_ONCE):
                 found.update(part)
         if found.hexdigest() != path.name.lower():
             (snapshot / file).unlink()
@@ -207,90 +207,40 @@ def _require_whole(name: str, snapshot: Path, files: Iterable[str]) -> None:
             )
 
 
-def _remove_leftovers(snapshot: Path) -> None:
-    """Remove the files of downloads of this model whose processes were ended.
-
-    The hub's library begins each download in a new file and never continues one. A running download
-    writes every few seconds, so an old file belongs to none.
-    """
-    for file in (snapshot.parents[1] / "blobs").glob("*.incomplete"):
-        with suppress(OSError):  # Another start was faster, or the cache is read-only.
-            if time.time() - file.stat().st_mtime > _SECONDS_TO_LEFTOVER:
-                file.unlink()
-
-
 @contextmanager
 def follow_download(
     model: str, status: DownloadStatus, sizes: dict[str, int], on_disk: set[str]
 ) -> Iterator[type[tqdm] | None]:
     """Report the download of the files that are not on the disk, within the block.
 
-    `sizes` holds the bytes of each of the model's files. Yields the `tqdm_class` for the hub's
-    library, or None if no file is missing, when nothing is reported.
+    It is shown in `status`, and every few seconds in the log. `sizes` holds the bytes of each of
+    the model's files. Yields the `tqdm_class` for the hub's library, whose bars are not drawn, or
+    None if no file is missing, when nothing is reported.
     """
     total = sum(sizes.values())
     present = sum(size for file, size in sizes.items() if file in on_disk)
     if total == present:
         yield None
         return
-    started = time.monotonic()
-    try:
-        yield _bar_class(DownloadProgress(model, status, total=total, on_disk=present))
-    finally:
-        status.current = None
-    seconds = round(time.monotonic() - started)
-    log.info("model_downloaded", model=model, total=human_size(total), seconds=seconds)
+    started = next_line = time.monotonic()
+    counted: Counter[str] = Counter()
+    lock = threading.Lock()
 
-
-class DownloadProgress:
-    """The progress of one model's download, in `status`, and every few seconds in the log."""
-
-    def __init__(
-        self,
-        model: str,
-        status: DownloadStatus,
-        *,
-        total: int,
-        on_disk: int,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._model = model
-        self._status = status
-        self._total = total
-        self._on_disk = on_disk
-        self._clock = clock
-        self._counted: Counter[str] = Counter()
-        self._lock = threading.Lock()
-        self._show()
-        self._log()
-
-    def add(self, bar: str, count: int) -> None:
-        """Count bytes for one of the bars; called by the threads that download."""
-        with self._lock:
-            self._counted[bar] += count
-            self._show()
-            if self._clock() >= self._next_line:
-                self._log()
-
-    def _show(self) -> None:
-        counted = max(self._counted.values(), default=0)
-        done = min(self._on_disk + counted, self._total)
-        self._status.current = self._download = Download(self._model, done, self._total)
-
-    def _log(self) -> None:
-        self._next_line = self._clock() + _SECONDS_BETWEEN_LINES
-        download = self._download
-        log.info(
-            "model_download",
-            model=download.model,
-            percent=download.percent,
-            done=human_size(download.done),
-            total=human_size(download.total),
-        )
-
-
-def _bar_class(progress: DownloadProgress) -> type[tqdm]:
-    """A class of progress bars that are not drawn, and of which those for bytes count them."""
+    def count(bar: str, size: int) -> None:
+        nonlocal next_line
+        with lock:
+            counted[bar] += size
+            done = min(present + max(counted.values()), total)
+            status.current = download = Download(model, done, total)
+            if time.monotonic() >= next_line:
+                next_line = time.monotonic() + _SECONDS_BETWEEN_LINES
+                log.info(
+                    "model_download",
+                    model=model,
+                    percent=download.percent,
+                    done=human_size(done),
+                    total=human_size(total),
+                )
 
     class CountingBar(tqdm):
         def __init__(self, *arguments: Any, name: str | None = None, **options: Any) -> None:
@@ -299,7 +249,13 @@ def _bar_class(progress: DownloadProgress) -> type[tqdm]:
 
         def update(self, n: float | None = 1) -> bool | None:
             if self._name in _BYTE_BARS:
-                progress.add(self._name, int(n or 0))
+                count(self._name, int(n or 0))
             return None
 
-    return CountingBar
+    count("", 0)
+    try:
+        yield CountingBar
+    finally:
+        status.current = None
+    seconds = round(time.monotonic() - started)
+    log.info("model_downloaded", model=model, total=human_size(total), seconds=seconds)

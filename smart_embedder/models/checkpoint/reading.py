@@ -10,10 +10,9 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from dataclasses import dataclass
 from mmap import mmap
 from pathlib import Path
 
@@ -27,7 +26,6 @@ _LARGEST = 2**29
 # Bytes of weights after which the allocator gives back what is left of those that were laid out
 # anew, which is a tenth of them.
 _TRIM_AFTER = 2**28
-
 # What is read ahead.
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 # Large, because after each the thread may wait for Python's lock.
@@ -36,36 +34,21 @@ _AHEAD_AT_ONCE = 2**25
 _current: ContextVar["Reading | None"] = ContextVar("reading", default=None)
 
 
-@dataclass(frozen=True, slots=True)
-class _FileState:
-    """Identifies one state of a file; writing changes the last three."""
-
-    device: int
-    inode: int
-    size: int
-    modified: int
-    changed: int
-
-    @classmethod
-    def of(cls, found: os.stat_result) -> "_FileState":
-        return cls(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
-
-
 class Reading:
-    """What was read of the files of models: their states and, `with_digests`, their contents."""
+    """What was read of the files of models: their states and, `with_digests`, their contents.
+
+    A model may be loaded for several devices, and its configuration is read more than once.
+    """
 
     def __init__(self, *, with_digests: bool) -> None:
         self.with_digests = with_digests
-        self._states: dict[Path, _FileState] = {}
+        self._states: dict[Path, tuple[int, ...]] = {}
         self._digests: dict[tuple[Path, str], str] = {}
         self._lock = threading.Lock()
 
     def note_state(self, path: Path, found: os.stat_result) -> None:
-        """Note the state of an open file; raises `StartupError` if it was opened in another one.
-
-        A model may be loaded for several devices, and its configuration is read more than once.
-        """
-        state = _FileState.of(found)
+        """Note the state of an open file; raises `StartupError` if it was opened in another one."""
+        state = _state(found)
         with self._lock:
             if self._states.setdefault(path, state) != state:
                 raise _changed(path)
@@ -80,7 +63,7 @@ class Reading:
         """Raise `StartupError` if a file that was read is another one by now, or was changed."""
         for path, state in self._states.items():
             try:
-                now = _FileState.of(path.stat())
+                now = _state(path.stat())
             except OSError as error:
                 raise _changed(path) from error
             if now != state:
@@ -96,6 +79,15 @@ class Reading:
                 line = f"{path.relative_to(folder).as_posix()!r} {part!r} {digest}\n"
                 whole.update(line.encode())
         return whole.hexdigest()
+
+
+def _state(found: os.stat_result) -> tuple[int, ...]:
+    """Identifies one state of a file; writing changes the last three."""
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+def _changed(path: Path) -> StartupError:
+    return StartupError(f"{path} was changed while it was being read: start again")
 
 
 @contextmanager
@@ -124,12 +116,15 @@ class ModelFile:
         self.path = path
         self.opened = path.open("rb", buffering=0)
         weakref.finalize(self, self.opened.close)
-        self.size = os.fstat(self.opened.fileno()).st_size
+        found = os.fstat(self.opened.fileno())
+        self.size = found.st_size
         self._lock = threading.Lock()
         self._read_since_trim = 0
-        self._reading = _current.get()
-        if self._reading is not None:
-            self._reading.note_state(path, os.fstat(self.opened.fileno()))
+        reading = _current.get()
+        if reading is not None:
+            reading.note_state(path, found)
+        # Where contents are noted.
+        self._contents = reading if reading is not None and reading.with_digests else None
 
     def read_into(self, buffer: memoryview, start: int) -> None:
         """Fill the buffer from the byte `start` on; raises `StartupError` if the file ends there.
@@ -138,24 +133,23 @@ class ModelFile:
         """
         done = 0
         while done < len(buffer):
-            count = self._read_part(buffer[done : done + AT_ONCE], start + done)
+            part = buffer[done : done + AT_ONCE]
+            if sys.platform != "win32":
+                count = os.preadv(self.opened.fileno(), [part], start + done)
+            else:
+                with self._lock:  # Threads share the file's position.
+                    self.opened.seek(start + done)
+                    count = self.opened.readinto(part) or 0
             if not count:
                 raise _changed(self.path)
             done += count
         with self._lock:
-            self._read_since_trim += len(buffer)
+            self._read_since_trim += done
             trims = self._read_since_trim > _TRIM_AFTER
             if trims:
                 self._read_since_trim = 0
         if trims:
             trim_heap()
-
-    def _read_part(self, buffer: memoryview, start: int) -> int:
-        if sys.platform != "win32":
-            return os.preadv(self.opened.fileno(), [buffer], start)
-        with self._lock:  # Threads share the file's position.
-            self.opened.seek(start)
-            return self.opened.readinto(buffer) or 0
 
     def read(self, start: int, length: int) -> bytes:
         """So many bytes; raises `EOFError` where the file has fewer."""
@@ -167,18 +161,17 @@ class ModelFile:
 
     def digest(self, content: memoryview | bytes) -> str:
         """The digest of a part, empty where none is wanted."""
-        wanted = self._reading is not None and self._reading.with_digests
-        return hashlib.sha256(content).hexdigest() if wanted else ""
+        return "" if self._contents is None else hashlib.sha256(content).hexdigest()
 
     def note_content(self, what: str, digests: Sequence[str]) -> None:
         """Note the digests of all parts of what was read of it."""
-        if self._reading is not None and self._reading.with_digests:
+        if self._contents is not None:
             digest = hashlib.sha256("".join(digests).encode()).hexdigest()
-            self._reading.note_content(self.path, what, digest)
+            self._contents.note_content(self.path, what, digest)
 
     def note_all(self) -> None:
         """Read all of it once more, for its digest."""
-        if self._reading is not None and self._reading.with_digests:
+        if self._contents is not None:
             starts = range(0, self.size, AT_ONCE)
             parts = (self.read(start, min(AT_ONCE, self.size - start)) for start in starts)
             self.note_content("", [self.digest(part) for part in parts])
@@ -194,42 +187,34 @@ def read_file(path: Path) -> bytes:
     return content
 
 
-def _changed(path: Path) -> StartupError:
-    return StartupError(f"{path} was changed while it was being read: start again")
-
-
 def read_ahead(settings: Settings) -> threading.Thread:
     """Read, on a thread of its own, each model's weights that lie on the disk.
 
     It only fills the system's cache: errors are raised when the weights are loaded. posix_fadvise,
     which only announces the reads, gained nothing.
     """
-    # In the order in which they are loaded, each once.
-    names = (settings.embedding_model, settings.dense_model, settings.reranker_model)
-    paths = [path for name in dict.fromkeys(names) for path in _weights(name, settings)]
-    thread = threading.Thread(target=_read_all, args=(paths,), name="read-ahead", daemon=True)
+    paths: list[Path] = []
+    # In the order in which they are loaded, each once: of a folder, or of snapshots from the hub.
+    for name in dict.fromkeys(
+        (settings.embedding_model, settings.dense_model, settings.reranker_model)
+    ):
+        folders = [Path(name)]
+        if "/" in name and not folders[0].is_dir():
+            model = settings.hub_cache / f"models--{name.replace('/', '--')}"
+            folders = list(model.glob("snapshots/*"))
+        paths += [path for folder in folders for each in _WEIGHTS for path in folder.glob(each)]
+
+    def read_all() -> None:
+        # Not a bytearray, which would be filled with zeros under Python's lock.
+        with mmap(-1, _AHEAD_AT_ONCE) as buffer:
+            for path in paths:
+                with suppress(OSError), path.open("rb", buffering=0) as file:
+                    while file.readinto(buffer):
+                        pass
+
+    thread = threading.Thread(target=read_all, name="read-ahead", daemon=True)
     thread.start()
     return thread
-
-
-def _read_all(paths: list[Path]) -> None:
-    # Not a bytearray, which would be filled with zeros under Python's lock.
-    with mmap(-1, _AHEAD_AT_ONCE) as buffer:
-        for path in paths:
-            with suppress(OSError), path.open("rb", buffering=0) as file:
-                while file.readinto(buffer):
-                    pass
-
-
-def _weights(name: str, settings: Settings) -> Iterator[Path]:
-    """The files in the model's folder, or in its snapshots from the hub."""
-    folders: Iterable[Path] = [Path(name)]
-    if "/" in name and not Path(name).is_dir():
-        model = f"models--{name.replace('/', '--')}"
-        folders = (settings.hub_cache / model / "snapshots").glob("*")
-    for folder in folders:
-        for pattern in _WEIGHTS:
-            yield from folder.glob(pattern)
 
 
 def trim_heap() -> None:

@@ -24,33 +24,19 @@ from smart_embedder.errors import StartupError
 from smart_embedder.models.checkpoint.reading import AT_ONCE, ModelFile, read_file
 
 _FILE_ERRORS = (
-    OSError,
-    EOFError,
-    ValueError,
-    LookupError,
-    OverflowError,
-    TypeError,
-    AttributeError,
-    RuntimeError,
-    pickle.UnpicklingError,
-)
+    OSError, EOFError, ValueError, LookupError, OverflowError, TypeError, AttributeError,
+    RuntimeError, pickle.UnpicklingError,
+)  # fmt: skip
 _DTYPES = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
 _FILES = ("model.safetensors", "pytorch_model.bin")
 # By their names in safetensors. Those that are not in `_DTYPES` are only named in errors.
 _STORED_DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-}
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8,
+    "U8": torch.uint8, "BOOL": torch.bool,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
+}  # fmt: skip
+_CPU = torch.device("cpu")
 _BYTES_OF_LENGTH = 8
 _LONGEST_HEADER = 100_000_000  # As in safetensors' own library.
 # That read one tensor. More gain little: they share what the memory takes.
@@ -71,15 +57,11 @@ class StoredTensor:
         """As of a tensor, which transformers expects; `...` reads all of it."""
         return self.read(self.dtype)[index]
 
-    def row(self, index: int) -> "StoredTensor":
-        """One row of it."""
-        size = math.prod(self.shape[1:])
-        return replace(
-            self,
-            name=f"{self.name}[{index}]",
-            start=self.start + index * size * self.dtype.itemsize,
-            shape=self.shape[1:],
-        )
+    def row(self, index: int) -> Tensor:
+        """One row of it; the others are not read."""
+        name, shape = f"{self.name}[{index}]", self.shape[1:]
+        start = self.start + index * math.prod(shape) * self.dtype.itemsize
+        return StoredTensor(name, self.file, start, shape, self.dtype).read(self.dtype)
 
     def read(self, dtype: torch.dtype) -> Tensor:
         """Read it, rounded to `dtype` part by part: it is never in memory twice."""
@@ -119,13 +101,15 @@ class StoredTensor:
 class Weights:
     """The tensors of the checkpoint in `folder`; names in methods do not include `prefix`.
 
-    With `shapes_only` none is read: `get` returns tensors on the device `meta`, which hold nothing.
+    They are read to `device` and rounded to `dtype`, by default that of the file. To the device
+    `meta` none is read: only its shape is compared.
     """
 
     folder: Path
     tensors: Mapping[str, StoredTensor | Tensor]
     prefix: str = ""
-    shapes_only: bool = False
+    device: torch.device = _CPU
+    dtype: torch.dtype | None = None
 
     @classmethod
     def read(cls, folder: Path) -> Self:
@@ -141,27 +125,41 @@ class Weights:
         return self.prefix + name in self.tensors
 
     def before(self, name: str) -> Self:
-        """The same tensors with the prefix that `name` has in this checkpoint."""
+        """The same tensors with the prefix that `name` has in this checkpoint.
+
+        In a model with a head, all names but the head's have one.
+        """
         found = (known.removesuffix(name) for known in self.tensors if known.endswith(name))
         return replace(self, prefix=next(found, self.prefix))
 
+    def to(self, device: torch.device, dtype: torch.dtype) -> Self:
+        """The same tensors, as they are read to a device."""
+        return replace(self, device=device, dtype=dtype)
+
     def get(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-        """The tensor, of that shape, in its own memory, and rounded to `dtype` if that is given.
+        """The tensor, of that shape, in its own memory, and in `dtype` if that is given.
 
         Raises `StartupError` where it is missing, another's, or not in a known dtype, before it is
         read, and where its file ends too early.
         """
         stored = self._find(name, *shape)
-        dtype = dtype or stored.dtype
-        if self.shapes_only:
-            return torch.empty(shape, dtype=dtype, device="meta")
-        return stored.read(dtype) if isinstance(stored, StoredTensor) else stored.to(dtype)
+        dtype = dtype or self.dtype or stored.dtype
+        if self.device.type == "meta":
+            return torch.empty(shape, dtype=dtype, device=self.device)
+        read = stored.read(dtype) if isinstance(stored, StoredTensor) else stored.to(dtype)
+        return read.to(self.device)
 
     def row(self, name: str, index: int, *shape: int) -> Tensor:
-        """One row of the tensor of that shape; the others are not read."""
+        """One row of the tensor of that shape, as in the file; the others are not read."""
         stored = self._find(name, *shape)
-        row = stored.row(index) if isinstance(stored, StoredTensor) else stored[index]
-        return row[...]
+        return stored.row(index) if isinstance(stored, StoredTensor) else stored[index]
+
+    def linear(
+        self, name: str, in_features: int, out_features: int, *, bias: bool = True
+    ) -> nn.Linear:
+        """The linear layer of that name."""
+        weight = self.get(f"{name}.weight", out_features, in_features)
+        return linear_of(weight, self.get(f"{name}.bias", out_features) if bias else None)
 
     def _find(self, name: str, *shape: int) -> StoredTensor | Tensor:
         full_name = self.prefix + name
@@ -183,27 +181,14 @@ class Weights:
             )
         return tensor
 
-    def linear(
-        self,
-        name: str,
-        in_features: int,
-        out_features: int,
-        *,
-        bias: bool = True,
-        dtype: torch.dtype | None = None,
-    ) -> nn.Linear:
-        """The linear layer of that name."""
-        weight = self.get(f"{name}.weight", out_features, in_features, dtype=dtype)
-        return linear_of(
-            weight, self.get(f"{name}.bias", out_features, dtype=dtype) if bias else None
-        )
-
 
 def _find_tensors(folder: Path) -> Iterator[tuple[str, StoredTensor | Tensor]]:
     for path in _weight_files(folder):
         found = _in_safetensors if path.suffix == ".safetensors" else _in_pytorch_file
-        for name, tensor in found(path):
-            yield _modern(name), tensor
+        for stored_name, tensor in found(path):
+            # In checkpoints from TensorFlow the parameters of norms have other names.
+            name = stored_name.replace("LayerNorm.gamma", "LayerNorm.weight")
+            yield name.replace("LayerNorm.beta", "LayerNorm.bias"), tensor
 
 
 def _weight_files(folder: Path) -> list[Path]:
@@ -283,13 +268,6 @@ def _stored(name: str, file: ModelFile, tensor: Tensor) -> StoredTensor | Tensor
     last = sum(step * (size - 1) for step, size in zip(tensor.stride(), tensor.shape, strict=True))
     region = StoredTensor(name, file, start, torch.Size([last + 1]), tensor.dtype)
     return region[...].as_strided(tensor.shape, tensor.stride()).contiguous()
-
-
-def _modern(name: str) -> str:
-    """The name of a norm's parameter that has another one in checkpoints from TensorFlow."""
-    return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace(
-        "LayerNorm.beta", "LayerNorm.bias"
-    )
 
 
 def read_linear(path: Path, in_features: int, out_features: int | None = None) -> nn.Linear:

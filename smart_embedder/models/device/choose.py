@@ -6,7 +6,7 @@ import re
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -49,10 +49,34 @@ def choose_device(name: str) -> torch.device:
     if device.type == "cpu":  # For PyTorch there is one, whatever the number of the worker.
         return torch.device("cpu")
     if device.type == "cuda":
-        _require_cuda(name, device)
+        if not _has_cuda():
+            raise StartupError(
+                f"DEVICE={name} needs an NVIDIA GPU that PyTorch {torch.__version__} can use, and "
+                f"it sees none ({_why_no_cuda()}); check nvidia-smi and the driver, or set "
+                "DEVICE=cpu"
+            )
+        if (device.index or 0) >= torch.cuda.device_count():
+            raise StartupError(f"DEVICE={name}: there are only {torch.cuda.device_count()} GPUs")
+        if reason := _why_no_kernels(device):
+            raise StartupError(f"DEVICE={name}: {reason}; set DEVICE=cpu")
     if device.type == "mps" and not torch.backends.mps.is_available():
         raise StartupError("DEVICE=mps needs an Apple GPU, and there is none here")
     return device
+
+
+def _best_device() -> str:
+    reason = None
+    if _has_cuda():
+        reason = _why_no_kernels(torch.device("cuda"))
+        if reason is None:
+            return "cuda"
+    elif torch.backends.mps.is_available():
+        return "mps"
+    elif torch.version.cuda:  # The build for GPUs is installed, so a GPU was expected.
+        reason = _why_no_cuda()
+    if reason is not None:
+        log.warning("no_gpu_used", reason=reason, device="cpu")
+    return "cpu"
 
 
 def _has_cuda() -> bool:
@@ -62,20 +86,6 @@ def _has_cuda() -> bool:
         return torch.cuda.is_available()
 
 
-def _best_device() -> str:
-    if _has_cuda():
-        reason = _why_no_kernels(torch.device("cuda"))
-        if reason is None:
-            return "cuda"
-        log.warning("no_gpu_used", reason=reason, device="cpu")
-        return "cpu"
-    if torch.backends.mps.is_available():
-        return "mps"
-    if torch.version.cuda:  # The build for GPUs is installed, so a GPU was expected.
-        log.warning("no_gpu_used", reason=_why_no_cuda(), device="cpu")
-    return "cpu"
-
-
 def _why_no_cuda() -> str:
     """The first sentence of PyTorch's reason, such as a driver that is missing or too old."""
     try:
@@ -83,18 +93,6 @@ def _why_no_cuda() -> str:
     except (RuntimeError, AssertionError) as error:
         return str(error).strip().splitlines()[0].split(". ")[0].rstrip(".")
     return "PyTorch sees no GPU"
-
-
-def _require_cuda(name: str, device: torch.device) -> None:
-    if not _has_cuda():
-        raise StartupError(
-            f"DEVICE={name} needs an NVIDIA GPU that PyTorch {torch.__version__} can use, and it "
-            f"sees none ({_why_no_cuda()}); check nvidia-smi and the driver, or set DEVICE=cpu"
-        )
-    if (device.index or 0) >= torch.cuda.device_count():
-        raise StartupError(f"DEVICE={name}: there are only {torch.cuda.device_count()} GPUs")
-    if reason := _why_no_kernels(device):
-        raise StartupError(f"DEVICE={name}: {reason}; set DEVICE=cpu")
 
 
 def _why_no_kernels(device: torch.device) -> str | None:
@@ -119,19 +117,28 @@ def choose_dtype(name: str, device: torch.device, *, qwen: bool = False) -> torc
     """The number format that DTYPE names; `auto` takes the fastest that the device has natively.
 
     On a GPU Qwen3's states can leave the range of float16: `auto` takes bfloat16 for it, or float32
-    where an NVIDIA GPU has none, and on Apple's. For `int8` it is the format of what is not a
-    matrix product.
+    where an NVIDIA GPU has none (before Ampere), and on Apple's. For `int8` it is the format of
+    what is not a matrix product.
     """
-    if name == INT8:
-        _require_int8(device)
+    on_cpu = device.type == "cpu"
+    if name == INT8 and not on_cpu:
+        raise StartupError(
+            f"DTYPE=int8 is for CPUs, and the models run on {device}; set DTYPE=auto, or DEVICE=cpu"
+        )
+    if name == INT8 and not cpu_has_int8():
+        raise StartupError(
+            "DTYPE=int8 needs an x86 processor with AVX2, or on Linux one of ARM's with dot "
+            "products, and this one has neither; set DTYPE=auto"
+        )
     if name in {"auto", INT8}:
-        if device.type == "cpu":
+        if on_cpu:
             return torch.bfloat16 if cpu_has_bfloat16() else torch.float32
-        if qwen:
-            return torch.bfloat16 if _gpu_has_bfloat16(device) else torch.float32
-        return torch.float16
+        if not qwen:
+            return torch.float16
+        native = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+        return torch.bfloat16 if native else torch.float32
     dtype: torch.dtype = getattr(torch, name)
-    if device.type == "cpu" and dtype is torch.float16:
+    if on_cpu and dtype is torch.float16:
         raise StartupError("DTYPE=float16 is for GPUs; on a CPU use bfloat16, float32 or auto")
     return dtype
 
@@ -139,11 +146,6 @@ def choose_dtype(name: str, device: torch.device, *, qwen: bool = False) -> torc
 def cpu_has_bfloat16() -> bool:
     """Whether the processor has instructions for matrix products in bfloat16."""
     return _cpu_has_any("amx_bf16", "avx512_bf16", arm="bf16")
-
-
-def _gpu_has_bfloat16(device: torch.device) -> bool:
-    """Whether the GPU multiplies bfloat16 natively, as NVIDIA's do from Ampere on."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def cpu_has_int8() -> bool:
@@ -157,18 +159,6 @@ def _cpu_has_any(*x86: str, arm: str) -> bool:
     capabilities = torch.cpu.get_capabilities()
     names = (*x86, arm) if platform.system() == "Linux" else x86
     return any(capabilities.get(name) for name in names)
-
-
-def _require_int8(device: torch.device) -> None:
-    if device.type != "cpu":
-        raise StartupError(
-            f"DTYPE=int8 is for CPUs, and the models run on {device}; set DTYPE=auto, or DEVICE=cpu"
-        )
-    if not cpu_has_int8():
-        raise StartupError(
-            "DTYPE=int8 needs an x86 processor with AVX2, or on Linux one of ARM's with dot "
-            "products, and this one has neither; set DTYPE=auto"
-        )
 
 
 def describe_device(device: torch.device) -> str:
@@ -202,17 +192,13 @@ def memory_reader(device: torch.device) -> Callable[[str], int] | None:
     """Bytes allocated, reserved, free or total on a CUDA device; None on others."""
     if device.type != "cuda":
         return None
-
-    def read(kind: str) -> int:
-        match kind:
-            case "allocated":
-                return torch.cuda.memory_allocated(device)
-            case "reserved":
-                return torch.cuda.memory_reserved(device)
-        free, total = torch.cuda.mem_get_info(device)
-        return free if kind == "free" else total
-
-    return read
+    readers: dict[str, Callable[[], int]] = {
+        "allocated": lambda: torch.cuda.memory_allocated(device),
+        "reserved": lambda: torch.cuda.memory_reserved(device),
+        "free": lambda: torch.cuda.mem_get_info(device)[0],
+        "total": lambda: torch.cuda.mem_get_info(device)[1],
+    }
+    return lambda kind: readers[kind]()
 
 
 def empty_cuda_cache() -> None:
@@ -259,26 +245,17 @@ def memory_usage(device: torch.device) -> MemoryUsage:
 
 def control_group_usage(cgroups: Path, membership: Path) -> MemoryUsage | None:
     """The usage of the control group with the lowest limit, version 1 or 2; None without one."""
-    usages = (_usage_of(group) for group in groups_of("memory", cgroups, membership))
-    limited = [usage for usage in usages if usage is not None]
-    return min(limited, key=lambda usage: usage.total, default=None)
-
-
-def _usage_of(group: Path) -> MemoryUsage | None:
-    limits = (read_or_empty(group / name) for name in ("memory.max", "memory.limit_in_bytes"))
-    limit = next((int(text) for text in limits if text.strip().isdecimal()), _NO_LIMIT)
-    if limit >= _NO_LIMIT:
-        return None
-    statistics = dict(_pairs(read_or_empty(group / "memory.stat")))
-    names = next((names for names in _HELD if names & statistics.keys()), set())
-    return MemoryUsage(sum(statistics.get(name, 0) for name in names), limit)
-
-
-def _pairs(text: str) -> Iterator[tuple[str, int]]:
-    for line in text.splitlines():
-        name, _, value = line.partition(" ")
-        if value.isdecimal():
-            yield name, int(value)
+    usages = []
+    for group in groups_of("memory", cgroups, membership):
+        texts = (read_or_empty(group / f"memory.{name}") for name in ("max", "limit_in_bytes"))
+        limit = next((int(text) for text in texts if text.strip().isdecimal()), _NO_LIMIT)
+        if limit < _NO_LIMIT:
+            lines = read_or_empty(group / "memory.stat").splitlines()
+            statistics = dict(line.partition(" ")[::2] for line in lines)
+            names = next((names for names in _HELD if names & statistics.keys()), set())
+            held = (statistics.get(name, "") for name in names)
+            usages.append(MemoryUsage(sum(int(each) for each in held if each.isdecimal()), limit))
+    return min(usages, key=lambda usage: usage.total, default=None)
 
 
 def shortest(run: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> float:

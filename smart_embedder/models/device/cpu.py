@@ -34,7 +34,7 @@ def available_threads() -> int:
     """PyTorch's default number of threads, or fewer if a quota allows fewer CPUs.
 
     Threads beyond the quota would be halted in turn while the others wait for them. Cached, because
-    `set_for` changes PyTorch's number.
+    `set_threads` changes PyTorch's number.
     """
     quota = cpu_quota(CGROUPS, MEMBERSHIP)
     threads = torch.get_num_threads()
@@ -43,45 +43,27 @@ def available_threads() -> int:
 
 def cpu_quota(cgroups: Path, membership: Path) -> float | None:
     """The smallest quota in CPUs of the process's control groups, version 1 or 2; None without."""
-    folders = groups_of("cpu", cgroups, membership)
-    quotas = [quota for folder in folders if (quota := _quota_of(folder)) is not None]
+    quotas = []
+    for group in groups_of("cpu", cgroups, membership):
+        both = read_or_empty(group / "cpu.max").split() or [
+            read_or_empty(group / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")
+        ]
+        with suppress(ValueError):  # "max", or no such file.
+            quota, period = (int(value) for value in both)
+            if quota > 0 and period > 0:
+                quotas.append(quota / period)
     return min(quotas, default=None)
 
 
-def _quota_of(group: Path) -> float | None:
-    """CPUs that one control group may use."""
-    both = read_or_empty(group / "cpu.max").split()
-    if not both:
-        both = [read_or_empty(group / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")]
-    try:
-        quota, period = (int(value) for value in both)
-    except ValueError:  # "max", or no such file.
-        return None
-    return quota / period if quota > 0 and period > 0 else None
-
-
-class CpuThreads:
-    """Sets the calling thread's number of intra-operation threads by the size of a batch.
+def set_threads(flop: float, fixed: int | None = None) -> None:
+    """Set the calling thread's number of intra-operation threads to what a forward is worth.
 
     `fixed` is the number for every forward, where several workers share the cores: PyTorch's matrix
     library has one number for all threads of the process.
     """
-
-    def __init__(self, parameters: int, fixed: int | None = None) -> None:
-        self._flop_per_token = 2 * parameters
-        self._least = fixed or 1
-        self._most = fixed or available_threads()
-
-    def choose(self, tokens: int) -> int:
-        """The number of threads for a batch; at most PyTorch's default."""
-        worth = math.ceil(tokens * self._flop_per_token / _FLOP_WORTH_A_THREAD)
-        return max(self._least, min(self._most, worth))
-
-    def set_for(self, tokens: int) -> None:
-        """Apply `choose` to the thread that calls this."""
-        threads = self.choose(tokens)
-        if threads != torch.get_num_threads():
-            torch.set_num_threads(threads)
+    threads = fixed or max(1, min(available_threads(), math.ceil(flop / _FLOP_WORTH_A_THREAD)))
+    if threads != torch.get_num_threads():
+        torch.set_num_threads(threads)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +113,28 @@ def share_cpus(names: Sequence[str], nodes: Path = _NODES, cpus: Path = _CPUS) -
     ]
 
 
+def _by_node(nodes: Path, cpus: Path) -> list[list[int]]:
+    """The CPUs that the process may use, node by node, the threads of one core side by side."""
+    if sys.platform != "linux":
+        return [[]]
+
+    def core_and_cpu(cpu: int) -> tuple[int, int]:
+        core = read_or_empty(cpus / f"cpu{cpu}" / "topology" / "core_id").strip()
+        return int(core) if core.isdigit() else cpu, cpu
+
+    usable = os.sched_getaffinity(0)
+    lists = [read_or_empty(node / "cpulist") for node in sorted(nodes.glob("node[0-9]*"))]
+    found = [node for each in lists if (node := usable.intersection(parse_cpu_list(each)))]
+    return [sorted(node, key=core_and_cpu) for node in found or [usable]]
+
+
+def parse_cpu_list(text: str) -> Iterable[int]:
+    """The numbers in a list of the kernel's, such as `0-3,8`."""
+    for part in filter(None, text.strip().split(",")):
+        first, _, last = part.partition("-")
+        yield from range(int(first), int(last or first) + 1)
+
+
 def divide(nodes: Sequence[Sequence[int]], workers: int) -> list[tuple[int, list[int]]]:
     """Node and CPUs of each worker; CPUs that are neighbours in a node stay together.
 
@@ -149,29 +153,6 @@ def _cut(cpus: Sequence[int], parts: int) -> list[list[int]]:
     """`parts` runs of lengths as equal as possible."""
     borders = [len(cpus) * part // parts for part in range(parts + 1)]
     return [list(cpus[start:stop]) for start, stop in pairwise(borders)]
-
-
-def _by_node(nodes: Path, cpus: Path) -> list[list[int]]:
-    """The CPUs that the process may use, node by node, the threads of one core side by side."""
-    if sys.platform != "linux":
-        return [[]]
-    usable = os.sched_getaffinity(0)
-    lists = [read_or_empty(node / "cpulist") for node in sorted(nodes.glob("node[0-9]*"))]
-    found = [node for each in lists if (node := usable.intersection(parse_cpu_list(each)))]
-    return [sorted(node, key=lambda cpu: _core(cpus, cpu)) for node in found or [usable]]
-
-
-def parse_cpu_list(text: str) -> Iterable[int]:
-    """The numbers in a list of the kernel's, such as `0-3,8`."""
-    for part in filter(None, text.strip().split(",")):
-        first, _, last = part.partition("-")
-        yield from range(int(first), int(last or first) + 1)
-
-
-def _core(cpus: Path, cpu: int) -> tuple[int, int]:
-    """The core of a CPU and the CPU itself, by which they are sorted."""
-    core = read_or_empty(cpus / f"cpu{cpu}" / "topology" / "core_id").strip()
-    return int(core) if core.isdigit() else cpu, cpu
 
 
 def leave_processor_to_others() -> None:

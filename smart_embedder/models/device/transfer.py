@@ -42,23 +42,6 @@ class HostRows:
     finite: npt.NDArray[np.bool_]
 
 
-def start_copies(results: Sequence[DeviceRows]) -> Callable[[], list[HostRows]]:
-    """Begin to copy results of one device to the host.
-
-    Returns a function that waits for the copies, to be called once, in any thread.
-    """
-    collect_arrays = _copy([each for rows in results for each in (rows.check, rows.values)])
-
-    def collect() -> list[HostRows]:
-        arrays = collect_arrays()
-        return [
-            HostRows(values, np.isfinite(checks))
-            for checks, values in zip(arrays[::2], arrays[1::2], strict=True)
-        ]
-
-    return collect
-
-
 def never_finite(model: str) -> StartupError:
     """The error for a model of which no result is finite."""
     return StartupError(
@@ -72,21 +55,31 @@ def not_finite() -> InferenceError:
     return InferenceError("the model returned a number that is not finite")
 
 
-def _copy(tensors: list[Tensor]) -> Callable[[], list[FloatArray]]:
-    """Begin to copy tensors; return a function that waits for the copies in float32."""
-    if tensors[0].device.type == "cuda":
-        return _copy_from_cuda(tensors)
-    copies = [tensor.cpu() for tensor in tensors]
-    return lambda: [copy.float().numpy() for copy in copies]
+def start_copies(results: Sequence[DeviceRows]) -> Callable[[], list[HostRows]]:
+    """Begin to copy results of one device to the host.
+
+    Returns a function that waits for the copies, to be called once, in any thread.
+    """
+    if results[0].values.device.type == "cuda":
+        return _start_copies_from_cuda(results)
+    arrived = []
+    for rows in results:
+        values, check = rows.values.cpu().float().numpy(), rows.check.cpu().float().numpy()
+        arrived.append(HostRows(values, np.isfinite(check)))
+    return lambda: arrived
 
 
-def _copy_from_cuda(tensors: list[Tensor]) -> Callable[[], list[FloatArray]]:
+def _start_copies_from_cuda(results: Sequence[DeviceRows]) -> Callable[[], list[HostRows]]:
+    tensors = [each for rows in results for each in (rows.values, rows.check)]
     device = tensors[0].device
-    buffers = _pinned_buffers(device)
-    buffer = buffers.take(sum(map(_space, tensors)))
-    copies = _divide(buffer, tensors)
+    buffers, stream = buffers_and_stream(device)
+    starts = [0, *accumulate(-(-each.nbytes // _ALIGNMENT) * _ALIGNMENT for each in tensors)]
+    buffer = buffers.take(starts.pop())
+    copies = [
+        buffer[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+        for start, tensor in zip(starts, tensors, strict=True)
+    ]
     # A stream of its own: the next batch's kernels need not wait for the copies.
-    stream = _copy_stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):
         for copy, tensor in zip(copies, tensors, strict=True):
@@ -98,11 +91,12 @@ def _copy_from_cuda(tensors: list[Tensor]) -> Callable[[], list[FloatArray]]:
     copied = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
     copied.record(stream)
 
-    def collect() -> list[FloatArray]:
+    def collect() -> list[HostRows]:
         copied.synchronize()
-        arrays: list[FloatArray] = [copy.to(torch.float32, copy=True).numpy() for copy in copies]
+        arrays = [copy.to(torch.float32, copy=True).numpy() for copy in copies]
         buffers.give_back(buffer)
-        return arrays
+        pairs = zip(arrays[::2], arrays[1::2], strict=True)
+        return [HostRows(values, np.isfinite(check)) for values, check in pairs]
 
     return collect
 
@@ -133,25 +127,7 @@ class PinnedBuffers:
         self._free.append(buffer)
 
 
-def _space(tensor: Tensor) -> int:
-    return -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
-
-
-def _divide(buffer: Tensor, tensors: list[Tensor]) -> list[Tensor]:
-    """For each tensor a part of the buffer, of its dtype and shape."""
-    starts = accumulate(map(_space, tensors), initial=0)
-    return [
-        buffer[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
-        for start, tensor in zip(starts, tensors, strict=False)
-    ]
-
-
 @cache
-def _pinned_buffers(device: torch.device) -> PinnedBuffers:
-    del device  # Each has its own.
-    return PinnedBuffers()
-
-
-@cache
-def _copy_stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+def buffers_and_stream(device: torch.device) -> tuple[PinnedBuffers, torch.cuda.Stream]:
+    """What all copies from this device go through."""
+    return PinnedBuffers(), torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

@@ -1,11 +1,10 @@
-"""What all families of transformers share: where they run, and how they are read and called.
+"""What all families of transformers share: where they run, and how they are called.
 
 A `Backbone` is a transformer on its `Target`, which maps a packed batch to the hidden state of
-every token. Families derive from `Transformer` and read their tensors through `Parameters`; what
-becomes of the states is a matter of `smart_embedder.models.tasks`.
+every token. Families derive from `Transformer`; what becomes of the states is a matter of
+`smart_embedder.models.tasks`.
 """
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
@@ -13,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from smart_embedder.engine.devices.thread import run_preempting_call
 from smart_embedder.engine.model import ModelInfo, RefusedPath
@@ -28,7 +27,6 @@ from smart_embedder.models.batch.packing import (
     pack,
     select_tokens,
 )
-from smart_embedder.models.checkpoint.weights import Weights
 from smart_embedder.models.cuda_graphs import (
     GRAPHS,
     LAUNCH,
@@ -37,7 +35,7 @@ from smart_embedder.models.cuda_graphs import (
     GraphTrial,
     make_buckets,
 )
-from smart_embedder.models.device.cpu import CpuThreads
+from smart_embedder.models.device.cpu import set_threads
 from smart_embedder.models.ops.backend import Backend
 from smart_embedder.models.ops.proof import TOLERANCES, Proof, Shapes, Trial
 from smart_embedder.settings import INT8
@@ -51,8 +49,8 @@ _ROWS_PER_THREAD = 256
 _SCORES_OF_A_CALL = 2**26
 # oneDNN compiles a kernel for each number of rows, which takes milliseconds in bfloat16. Rounding
 # up makes the numbers few, so that kernels are reused; added rows cost more the fewer rows there
-# are. (Tokens up to, multiple.)
-_CPU_MULTIPLES = ((32, 1), (512, 8), (math.inf, 32))
+# are. (Tokens above, multiple.)
+_CPU_MULTIPLES = ((32, 8), (512, 32))
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +79,6 @@ class Target:
         proven = trial.prove(operations, attention_named=self.attention_named)
         return replace(self, backend=proven.backend, paths=proven.paths, refused=proven.refused)
 
-    def launched_by(self, graphs: GraphedForwards) -> Self:
-        """A copy that describes whether forwards are launched as graphs."""
-        launch = GRAPHS if graphs.forwards else PLAIN
-        refused = () if graphs.proof.holds else (graphs.proof,)
-        return replace(self, paths=self.paths | {LAUNCH: launch}, refused=(*self.refused, *refused))
-
     def describe(self, name: str) -> ModelInfo:
         """The description of a model that runs so."""
         return ModelInfo(
@@ -95,43 +87,6 @@ class Target:
             paths=self.paths,
             refused=tuple(RefusedPath(p.operation, p.path, p.reason) for p in self.refused),
         )
-
-
-class Parameters(ABC):
-    """Reads parameters from `weights`, to a device and in a dtype."""
-
-    def __init__(
-        self, weights: Weights, device: torch.device, dtype: torch.dtype, *, tokens: str
-    ) -> None:
-        self.device = device
-        self.dtype = dtype
-        # In a model with a head, all names but the head's have a prefix, which that of `tokens`
-        # has.
-        self._weights = weights.before(tokens)
-        self._tokens = tokens
-
-    def compare_shapes(self) -> None:
-        """Raise `StartupError` where a tensor is missing or of another shape; none is read.
-
-        Sizes that are wrong would otherwise be computed with first.
-        """
-        shapes = copy(self)
-        shapes.device = torch.device("meta")
-        shapes._weights = replace(self._weights, shapes_only=True)  # noqa: SLF001 - its own
-        shapes._get_all()  # noqa: SLF001 - its own
-
-    @abstractmethod
-    def _get_all(self) -> None:
-        """Get every parameter once."""
-
-    def _get(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-        return self._weights.get(name, *shape, dtype=dtype or self.dtype).to(self.device)
-
-    def _linear(
-        self, name: str, in_features: int, out_features: int, *, bias: bool = True
-    ) -> nn.Linear:
-        linear = self._weights.linear(name, in_features, out_features, bias=bias, dtype=self.dtype)
-        return linear.to(self.device)
 
 
 class Transformer(ABC):
@@ -152,12 +107,12 @@ class Transformer(ABC):
         """`[T, hidden]`: the last hidden state of every token."""
 
     @abstractmethod
-    def with_attention(self, change: Callable[[Attention], Attention]) -> Self:
-        """A copy whose attention is `change` of this one's."""
+    def without_unattended(self) -> Self:
+        """A copy whose attention excludes tokens that are marked as unattended."""
 
-    @abstractmethod
     def with_fewer_layers(self) -> tuple[Self, float]:
-        """A copy with only the first layers, and by what factor this one has more."""
+        """A copy with fewer layers, and by what factor this one has more."""
+        return self, 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,16 +122,9 @@ class LayeredTransformer(Transformer):
     layers: Sequence[Callable[..., Tensor]]
     attend: Attention
 
-    def run_layers(self, states: Tensor, packed: PackedBatch, *others: Any) -> Tensor:
-        """The states after the last layer; each layer is called with `others`, too."""
-        for layer in self.layers:
-            preemption_point()
-            states = layer(states, packed, self.attend, *others)
-        return states
-
-    def with_attention(self, change: Callable[[Attention], Attention]) -> Self:
+    def without_unattended(self) -> Self:
         """Implement `Transformer`."""
-        return replace(self, attend=change(self.attend))
+        return replace(self, attend=excluding_unattended(self.attend))
 
     def with_fewer_layers(self) -> tuple[Self, float]:
         """Implement `Transformer`: enough layers to measure the cost of all."""
@@ -257,17 +205,12 @@ class Backbone:
         self._transformer = transformer
         self._positions = positions
         self._graphs: GraphedForwards | None = None
-        self._cpu_threads = CpuThreads(parameters, target.cpu_threads)
+        self._flop_per_token = 2 * parameters
 
     @property
     def reads_segments(self) -> bool:
         """Whether the tokens of the second text of a pair must be marked."""
         return self._positions.segment_offset > 0
-
-    @property
-    def shares_prefixes(self) -> bool:
-        """Whether common prefixes of sequences are computed once, as a causal model allows."""
-        return self._transformer.shares_prefixes
 
     @property
     def wire_dtype(self) -> torch.dtype:
@@ -282,32 +225,43 @@ class Backbone:
             device=self.device,
             positions=self._positions,
             multiple=self._multiple(sum(map(len, sequences))),
-            causal=self.shares_prefixes,
+            causal=self._transformer.shares_prefixes,
         )
 
     def _multiple(self, tokens: int) -> int:
         """The multiple to which this number of tokens is rounded up."""
-        rounds_up = self.device.type == "cpu" and self._transformer.rounds_up
-        return cpu_multiple(tokens) if rounds_up else 1
+        multiple = 1
+        if self.device.type == "cpu" and self._transformer.rounds_up:
+            for above, larger in _CPU_MULTIPLES:
+                multiple = larger if tokens > above else multiple
+        return multiple
 
-    def forward(self, packed: PackedBatch) -> torch.Tensor:
+    def forward(self, packed: PackedBatch) -> Tensor:
         """`[T, hidden]`: the last hidden state of every token, in the model's dtype."""
         if self.device.type == "cpu":
-            self._cpu_threads.set_for(packed.tokens)
-        graphs = self._graphs if packed.partly_attended is None else None
-        graph = None if graphs is None else graphs.find(packed)
-        return self._transformer(packed) if graph is None else graph(packed)
+            set_threads(packed.tokens * self._flop_per_token, self.target.cpu_threads)
+        if self._graphs is not None and packed.partly_attended is None:
+            graph = self._graphs.find(packed)
+            if graph is not None:
+                return graph(packed)
+        return self._transformer(packed)
 
     def capture_graphs_in_steps(self) -> Iterator[None]:
         """On an NVIDIA GPU, launch small batches as CUDA graphs from the end on.
 
         Yields wherever the device may do other work.
         """
-        if self.device.type == "cuda" and self._transformer.capturable:
-            tolerance = TOLERANCES[self.dtype]
-            trial = GraphTrial(self._transformer, self.pack, self.max_length, tolerance)
-            self._graphs = yield from trial.capture(tuple(make_buckets()), self.device)
-            self.target = self.target.launched_by(self._graphs)
+        if self.device.type != "cuda" or not self._transformer.capturable:
+            return
+        tolerance = TOLERANCES[self.dtype]
+        trial = GraphTrial(self._transformer, self.pack, self.max_length, tolerance)
+        graphs = yield from trial.capture(tuple(make_buckets()), self.device)
+        self._graphs, target = graphs, self.target
+        launch = GRAPHS if graphs.forwards else PLAIN
+        refused = () if graphs.proof.holds else (graphs.proof,)
+        self.target = replace(
+            target, paths=target.paths | {LAUNCH: launch}, refused=(*target.refused, *refused)
+        )
 
     def select_tokens(
         self, packed: PackedBatch, selected: Sequence[bool]
@@ -326,15 +280,10 @@ class Backbone:
                 f"queries are filled up to {length} tokens, and the model's tokens see no further "
                 f"than {window}: only shorter queries are computed"
             )
-        self._transformer = self._transformer.with_attention(excluding_unattended)
+        self._transformer = self._transformer.without_unattended()
 
     def with_fewer_layers(self) -> tuple["Backbone", float]:
         """A copy with fewer layers, and by what factor this one has more."""
         fewer = copy(self)
         fewer._transformer, times = self._transformer.with_fewer_layers()  # noqa: SLF001 - its own
         return fewer, times
-
-
-def cpu_multiple(tokens: int) -> int:
-    """The multiple to which the rows of a forward of `tokens` are rounded up on a CPU."""
-    return next(multiple for most, multiple in _CPU_MULTIPLES if tokens <= most)

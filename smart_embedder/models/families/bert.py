@@ -20,9 +20,9 @@ from smart_embedder.models.checkpoint.config import number, read_config, whole_n
 from smart_embedder.models.checkpoint.weights import Weights
 from smart_embedder.models.families.backbone import (
     LayeredTransformer,
-    Parameters,
     attend_by_heads,
     in_row_blocks,
+    preemption_point,
 )
 from smart_embedder.models.ops.backend import ACTIVATIONS, Backend, LayerNorm, Linear
 
@@ -37,6 +37,8 @@ _SIZES = {
     "positions": "max_position_embeddings",
     "types": "type_vocab_size",
 }
+# The first tensor, whose name ends so in every checkpoint.
+TOKENS = "embeddings.word_embeddings.weight"
 # The defaults of transformers' classes, for values that the file leaves out.
 _DEFAULTS = {"type_vocab_size": 2, "max_position_embeddings": 512}
 _DEFAULT_PADDING = 1
@@ -125,44 +127,52 @@ def require_positions(folder: Path, config: dict[str, Any]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Embeddings:
-    """On a CPU: the normalised sum of the embeddings of a token, its position and its type.
+    """The normalised sum of the embeddings of a token, its position and its type.
 
-    `tokens` is `[vocabulary, width]`, half of a model like bge-m3, maybe in a shorter dtype.
-    `type` `[width]` is type 0, which is added to every token. `positions` is
-    `[types x positions, width]`: the positions of type 0, then those of the second segment, to
-    which the difference of type 1 and type 0 is added.
+    `tokens` is `[vocabulary, width]`, half of a model like bge-m3. `positions` is
+    `[types x positions, width]`: those of type 0, then those of the second segment, to which the
+    difference of type 1 and type 0 is added. `type` `[width]` is type 0, which is added to every
+    token; on a GPU it is in `positions`, and there is none.
     """
 
     backend: Backend
     tokens: Tensor
     positions: Tensor
-    type: Tensor
+    type: Tensor | None
     norm: LayerNorm
 
     def __call__(self, packed: PackedBatch) -> Tensor:
         """`[T, width]`: the states that the first layer reads."""
-        states = functional.embedding(packed.input_ids[0], self.tokens)
-        states = states.to(self.positions.dtype).add_(self.type)
-        positions = functional.embedding(packed.position_ids[0], self.positions)
+        ids, positions = packed.input_ids[0], packed.position_ids[0]
+        if self.type is None:
+            return self.backend.embed((ids, positions), (self.tokens, self.positions), self.norm)
+        states = functional.embedding(ids, self.tokens).add_(self.type)
+        positions = functional.embedding(positions, self.positions)
         return self.backend.add_norm(states, positions, self.norm)
 
 
-@dataclass(frozen=True, slots=True)
-class GpuEmbeddings:
-    """The same on a GPU: `tokens` is `[vocabulary, width]`, and `positions` contains the types."""
-
-    backend: Backend
-    tokens: Tensor
-    positions: Tensor
-    norm: LayerNorm
-
-    def __call__(self, packed: PackedBatch) -> Tensor:
-        """`[T, width]`: the states that the first layer reads."""
-        indices = packed.input_ids[0], packed.position_ids[0]
-        return self.backend.embed(indices, (self.tokens, self.positions), self.norm)
-
-
-_TOKENS = "embeddings.word_embeddings.weight"
+def read_embeddings(
+    weights: Weights, config: EncoderConfig, backend: Backend, dtype: torch.dtype
+) -> Embeddings:
+    """The embedding; its tables are in `dtype`, which need not be the other parameters'."""
+    width = config.width
+    tokens = weights.get(TOKENS, config.vocabulary, width, dtype=dtype)
+    types, positions = (
+        weights.get(f"embeddings.{name}.weight", count, width, dtype=torch.float32)
+        for name, count in (
+            ("token_type_embeddings", config.types),
+            ("position_embeddings", config.positions),
+        )
+    )
+    first = None
+    if weights.device.type == "cpu":
+        first = types[0].to(dtype)
+    else:  # Not summed in the order of transformers, which would take one more pass.
+        positions = positions + types[0]
+    if config.reads_segments:
+        positions = torch.cat([positions + (each - types[0]) for each in types])
+    norm = _read_norm(weights, config, "embeddings")
+    return Embeddings(backend, tokens, positions.to(dtype), first, norm)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,87 +187,30 @@ class EncoderLayerParameters:
     output_norm: LayerNorm
 
 
-class EncoderParameters(Parameters):
-    """The parameters layer by layer, under the names that transformers gives them."""
-
-    def __init__(
-        self, weights: Weights, config: EncoderConfig, device: torch.device, dtype: torch.dtype
-    ) -> None:
-        super().__init__(weights, device, dtype, tokens=_TOKENS)
-        self.config = config
-
-    def _get_all(self) -> None:
-        self._tokens_table()
-        self._positions_and_types()
-        self._norm("embeddings")
-        for index in range(self.config.layers):
-            self.layer(index)
-
-    def embeddings(self, backend: Backend, dtype: torch.dtype) -> Embeddings:
-        """The embedding on a CPU; its tables are in `dtype`, which need not be the parameters'."""
-        positions, types = self._positions_and_types()
-        return Embeddings(
-            backend,
-            tokens=self._tokens_table(dtype),
-            positions=_of_each_type(positions, types).to(self.device, dtype),
-            type=types[0].to(self.device, dtype),
-            norm=self._norm("embeddings"),
-        )
-
-    def gpu_embeddings(self, backend: Backend) -> GpuEmbeddings:
-        """The embedding on a GPU."""
-        positions, types = self._positions_and_types()
-        # Not summed in the order of transformers, which would take one more pass.
-        positions = _of_each_type(positions.float() + types[0].float(), types)
-        return GpuEmbeddings(
-            backend,
-            self._tokens_table(),
-            positions.to(self.device, self.dtype),
-            self._norm("embeddings"),
-        )
-
-    def _tokens_table(self, dtype: torch.dtype | None = None) -> Tensor:
-        return self._get(_TOKENS, self.config.vocabulary, self.config.width, dtype=dtype)
-
-    def _positions_and_types(self) -> tuple[Tensor, Tensor]:
-        config, get = self.config, self._weights.get
-        types = get("embeddings.token_type_embeddings.weight", config.types, config.width)
-        types = types if config.reads_segments else types[:1]
-        positions = get("embeddings.position_embeddings.weight", config.positions, config.width)
-        return positions, types
-
-    def layer(self, index: int) -> EncoderLayerParameters:
-        """The layer number `index`."""
-        width, inner_width = self.config.width, self.config.inner_width
-        name = f"encoder.layer.{index}"
-        return EncoderLayerParameters(
-            projections=[
-                self._linear(f"{name}.attention.self.{each}", width, width)
-                for each in ("query", "key", "value")
-            ],
-            attended=self._linear(f"{name}.attention.output.dense", width, width),
-            attention_norm=self._norm(f"{name}.attention.output"),
-            inner=self._linear(f"{name}.intermediate.dense", width, inner_width),
-            output=self._linear(f"{name}.output.dense", inner_width, width),
-            output_norm=self._norm(f"{name}.output"),
-        )
-
-    def _norm(self, name: str) -> LayerNorm:
-        # Only on a CPU PyTorch accepts parameters that are more exact than the states.
-        dtype = torch.float32 if self.device.type == "cpu" else self.dtype
-        weight, bias = (
-            self._get(f"{name}.LayerNorm.{parameter}", self.config.width, dtype=dtype)
-            for parameter in ("weight", "bias")
-        )
-        return LayerNorm(weight, bias, self.config.epsilon)
+def read_layer(weights: Weights, config: EncoderConfig, index: int) -> EncoderLayerParameters:
+    """The layer number `index`, under the names that transformers gives its parameters."""
+    width, inner_width, name = config.width, config.inner_width, f"encoder.layer.{index}"
+    return EncoderLayerParameters(
+        projections=[
+            weights.linear(f"{name}.attention.self.{each}", width, width)
+            for each in ("query", "key", "value")
+        ],
+        attended=weights.linear(f"{name}.attention.output.dense", width, width),
+        attention_norm=_read_norm(weights, config, f"{name}.attention.output"),
+        inner=weights.linear(f"{name}.intermediate.dense", width, inner_width),
+        output=weights.linear(f"{name}.output.dense", inner_width, width),
+        output_norm=_read_norm(weights, config, f"{name}.output"),
+    )
 
 
-def _of_each_type(positions: Tensor, types: Tensor) -> Tensor:
-    """`[types x positions, width]`: `positions`, then with the difference of each other type."""
-    if len(types) == 1:
-        return positions
-    types = types.float()
-    return torch.cat([positions.float() + (each - types[0]) for each in types])
+def _read_norm(weights: Weights, config: EncoderConfig, name: str) -> LayerNorm:
+    # Only on a CPU PyTorch accepts parameters that are more exact than the states.
+    dtype = torch.float32 if weights.device.type == "cpu" else None
+    weight, bias = (
+        weights.get(f"{name}.LayerNorm.{parameter}", config.width, dtype=dtype)
+        for parameter in ("weight", "bias")
+    )
+    return LayerNorm(weight, bias, config.epsilon)
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,34 +250,35 @@ def self_attention(projected: Tensor, heads: int, packed: PackedBatch, attend: A
 class Encoder(LayeredTransformer):
     """The encoder; its states are returned in `dtype`, whatever the layers compute in."""
 
-    embeddings: Embeddings | GpuEmbeddings
+    embeddings: Embeddings
     dtype: torch.dtype
 
     def __call__(self, packed: PackedBatch) -> Tensor:
         """Implement `Transformer`."""
-        return self.run_layers(self.embeddings(packed), packed).to(self.dtype)
+        states = self.embeddings(packed)
+        for layer in self.layers:
+            preemption_point()
+            states = layer(states, packed, self.attend)
+        return states.to(self.dtype)
 
 
-def make_encoder(parameters: EncoderParameters, backend: Backend) -> Encoder:
-    """The encoder with the parameters of a checkpoint, in their dtype and on their device."""
-    embeddings = (
-        parameters.embeddings(backend, parameters.dtype)
-        if parameters.device.type == "cpu"
-        else parameters.gpu_embeddings(backend)
-    )
-    layers = [_layer(parameters, index, backend) for index in range(parameters.config.layers)]
-    return Encoder(layers, backend.attention, embeddings, parameters.dtype)
-
-
-def _layer(parameters: EncoderParameters, index: int, backend: Backend) -> EncoderLayer:
-    layer = parameters.layer(index)
-    return EncoderLayer(
-        backend=backend,
-        heads=parameters.config.heads,
-        to_query_key_value=backend.linear(layer.projections),
-        from_attended=backend.linear([layer.attended]),
-        attention_norm=layer.attention_norm,
-        to_inner=backend.linear([layer.inner], parameters.config.activation),
-        from_inner=backend.linear([layer.output]),
-        output_norm=layer.output_norm,
-    )
+def make_encoder(
+    weights: Weights, config: EncoderConfig, backend: Backend, dtype: torch.dtype
+) -> Encoder:
+    """The encoder with the parameters of a checkpoint, in `dtype`."""
+    embeddings, layers = read_embeddings(weights, config, backend, dtype), []
+    for index in range(config.layers):
+        read = read_layer(weights, config, index)
+        layers.append(
+            EncoderLayer(
+                backend=backend,
+                heads=config.heads,
+                to_query_key_value=backend.linear(read.projections),
+                from_attended=backend.linear([read.attended]),
+                attention_norm=read.attention_norm,
+                to_inner=backend.linear([read.inner], config.activation),
+                from_inner=backend.linear([read.output]),
+                output_norm=read.output_norm,
+            )
+        )
+    return Encoder(layers, backend.attention, embeddings, dtype)

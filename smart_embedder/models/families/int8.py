@@ -13,22 +13,23 @@ columns, which makes the range that counts narrower and their own steps finer (Z
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Self
 
 import torch
 from torch import Tensor, nn
 
-from smart_embedder.engine.records import TokenIds
 from smart_embedder.models.batch.packing import PackedBatch
+from smart_embedder.models.checkpoint.weights import Weights
 from smart_embedder.models.families.bert import (
     Encoder,
+    EncoderConfig,
     EncoderLayer,
-    EncoderLayerParameters,
-    EncoderParameters,
+    read_embeddings,
+    read_layer,
     self_attention,
 )
 from smart_embedder.models.ops.backend import Backend, Columns, Int8Gemm, QuantizedWeights
-from smart_embedder.models.text.tokenizer import TextTokenizer
 
 _TINY = 1e-30
 # How far the division follows the size of the activations (1), or that of the weights (0).
@@ -40,6 +41,30 @@ _LEAST_SIZE = 1e-3
 _CHANNELS_OF_REPEAT, _REPEATS_AT_ONCE = 64, 16
 # Weights rounded at once: larger temporary tensors would leave the memory full of holes.
 _WEIGHTS_AT_ONCE = 2**18
+# Of many scripts and kinds, to choose by their states how channels are quantized.
+CALIBRATION_TEXTS = (
+    "",
+    "Hybrid search joins dense vectors with lexical weights.",
+    "Which harbour towns had a lighthouse before 1850, and who paid the keepers?",
+    (
+        "The committee met twice. It approved the budget, postponed the vote on the new library, "
+        "and asked for a report on the state of the bridges before the frost; nobody objected."
+    ),
+    "Der Zug nach Hamburg fährt heute von Gleis sieben, voraussichtlich zwölf Minuten später.",
+    "La rivière traverse trois villages avant de rejoindre la mer, près d'un vieux moulin.",
+    "El horno debe estar muy caliente; el pan se cuece en unos treinta y cinco minutos.",
+    "Весной река выходит из берегов, и дорога к мельнице закрыта до мая.",
+    "图书馆周一闭馆, 其他日子从早上九点开到晚上八点。",
+    "駅から博物館までは歩いて十分ほどです。",
+    "تفتح المكتبة أبوابها كل يوم ما عدا يوم الجمعة.",
+    "पहाड़ों में सर्दी जल्दी आती है और देर तक रहती है।",
+    "def area(width: float, height: float) -> float:\n    return width * height  # in metres",
+    "https://example.org/a/b?page=3&sort=desc  user@example.org  +49 30 1234567  3.14159e-10",
+    "WARNING!!! READ THIS FIRST ... !!! ??? --- *** $$$ %%% (((( ))))",
+    "ok",
+    "the the the the the the the the the the the the the the the the the the the the",
+    "🙂 🚲 🌧️ ☕",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,69 +136,35 @@ def _quantize(weight: Tensor, columns: Columns, limit: int) -> tuple[Tensor, Ten
 
 @torch.inference_mode()
 def make_quantized_encoder(
-    parameters: EncoderParameters, backend: Backend, dtype: torch.dtype, calibration: PackedBatch
+    weights: Weights,
+    config: EncoderConfig,
+    backend: Backend,
+    dtype: torch.dtype,
+    calibration: PackedBatch,
 ) -> Encoder:
-    """The encoder with `parameters`, which are float32, for texts like those of `calibration`.
+    """The encoder with `weights`, which are float32, for texts like those of `calibration`.
 
     All but the products is in `dtype`.
     """
-    embeddings = parameters.embeddings(backend, dtype)
-    states, layers = embeddings(calibration), []
-    for exact in map(parameters.layer, range(parameters.config.layers)):
-        layer, states = _quantize_layer(parameters, exact, backend, calibration, states)
-        layers.append(layer)
+    quantize = partial(QuantizedLinear.of, backend=backend, dtype=dtype)
+    embeddings, layers = read_embeddings(weights, config, backend, dtype), []
+    states = embeddings(calibration)
+    for index in range(config.layers):
+        exact = read_layer(weights, config, index)
+        project = quantize(exact.projections, states)
+        projected = project(states)
+        attended = self_attention(projected, config.heads, calibration, backend.attention)
+        join = quantize([exact.attended], attended)
+        states = backend.add_norm(join(attended), states, exact.attention_norm)
+
+        widen = quantize([exact.inner], states, activation=config.activation)
+        inner = widen(states)
+        narrow = quantize([exact.output], inner)
+        states = backend.add_norm(narrow(inner), states, exact.output_norm)
+        layers.append(
+            EncoderLayer(
+                backend, config.heads, project, join, exact.attention_norm, widen, narrow,
+                exact.output_norm,
+            )
+        )  # fmt: skip
     return Encoder(layers, backend.attention, embeddings, dtype)
-
-
-def _quantize_layer(
-    parameters: EncoderParameters,
-    exact: EncoderLayerParameters,
-    backend: Backend,
-    packed: PackedBatch,
-    states: Tensor,
-) -> tuple[EncoderLayer, Tensor]:
-    """The layer, and the next states of `packed`, of which it reads `states`."""
-    heads, dtype, make = parameters.config.heads, states.dtype, QuantizedLinear.of
-    project = make(exact.projections, states, backend, dtype)
-    attended = self_attention(project(states), heads, packed, backend.attention)
-    join = make([exact.attended], attended, backend, dtype)
-    states = backend.add_norm(join(attended), states, exact.attention_norm)
-
-    widen = make([exact.inner], states, backend, dtype, parameters.config.activation)
-    inner = widen(states)
-    narrow = make([exact.output], inner, backend, dtype)
-    states = backend.add_norm(narrow(inner), states, exact.output_norm)
-    layer = EncoderLayer(
-        backend, heads, project, join, exact.attention_norm, widen, narrow, exact.output_norm
-    )
-    return layer, states
-
-
-_TEXTS = (
-    "",
-    "Hybrid search joins dense vectors with lexical weights.",
-    "Which harbour towns had a lighthouse before 1850, and who paid the keepers?",
-    (
-        "The committee met twice. It approved the budget, postponed the vote on the new library, "
-        "and asked for a report on the state of the bridges before the frost; nobody objected."
-    ),
-    "Der Zug nach Hamburg fährt heute von Gleis sieben, voraussichtlich zwölf Minuten später.",
-    "La rivière traverse trois villages avant de rejoindre la mer, près d'un vieux moulin.",
-    "El horno debe estar muy caliente; el pan se cuece en unos treinta y cinco minutos.",
-    "Весной река выходит из берегов, и дорога к мельнице закрыта до мая.",
-    "图书馆周一闭馆, 其他日子从早上九点开到晚上八点。",
-    "駅から博物館までは歩いて十分ほどです。",
-    "تفتح المكتبة أبوابها كل يوم ما عدا يوم الجمعة.",
-    "पहाड़ों में सर्दी जल्दी आती है और देर तक रहती है।",
-    "def area(width: float, height: float) -> float:\n    return width * height  # in metres",
-    "https://example.org/a/b?page=3&sort=desc  user@example.org  +49 30 1234567  3.14159e-10",
-    "WARNING!!! READ THIS FIRST ... !!! ??? --- *** $$$ %%% (((( ))))",
-    "ok",
-    "the the the the the the the the the the the the the the the the the the the the",
-    "🙂 🚲 🌧️ ☕",
-)
-
-
-def calibration_sequences(tokenizer: TextTokenizer) -> list[TokenIds]:
-    """The texts as token ids."""
-    return [text.ids for text in tokenizer.encode(list(_TEXTS))]

@@ -3,7 +3,6 @@
 Knows which family computes which `model_type`; what is made of the states is not known here.
 """
 
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -12,20 +11,20 @@ from smart_embedder.errors import StartupError
 from smart_embedder.models.batch.packing import PositionScheme, pack
 from smart_embedder.models.checkpoint.config import TextOptions, read_config
 from smart_embedder.models.checkpoint.weights import Weights
+from smart_embedder.models.families import bert, qwen3
 from smart_embedder.models.families.backbone import Backbone, Target
-from smart_embedder.models.families.bert import (
-    ENCODER_TYPES,
-    EncoderConfig,
-    EncoderParameters,
-    make_encoder,
-)
-from smart_embedder.models.families.int8 import calibration_sequences, make_quantized_encoder
-from smart_embedder.models.families.qwen3 import DecoderConfig, DecoderParameters, make_decoder
+from smart_embedder.models.families.bert import ENCODER_TYPES, EncoderConfig, make_encoder
+from smart_embedder.models.families.int8 import CALIBRATION_TEXTS, make_quantized_encoder
+from smart_embedder.models.families.qwen3 import DecoderConfig, make_decoder
+from smart_embedder.models.ops.backend import torch_backend
 from smart_embedder.models.ops.proof import DECODER, ENCODER, GPU_ENCODER, QUANTIZED_ENCODER, Shapes
 from smart_embedder.models.text.tokenizer import TextTokenizer
 
 # Types whose states stay within the range of float16.
 _HALF_PRECISION_TYPES = {*ENCODER_TYPES, "distilbert", "electra", "mpnet"}
+# To it weights are read only to compare their shapes. Sizes that are wrong would otherwise be
+# computed with first, as an operation is proven before the weights are read.
+_META = torch.device("meta")
 
 
 def is_qwen3(folder: Path) -> bool:
@@ -54,21 +53,24 @@ def load_backbone(
     end with the token `closing`. `weights` are the folder's, if they were read already. Raises
     `StartupError` for a folder that cannot be used.
     """
-    read_tokenizer = partial(
-        TextTokenizer.from_folder, folder, closing=closing, lower_case=texts.lower_case
-    )
-    max_length = min(max_length, texts.max_length or max_length)
+
+    def read_tokenizer(positions: int) -> TextTokenizer:
+        longest = min(max_length, texts.max_length or max_length, positions)
+        return TextTokenizer.from_folder(
+            folder, longest, closing=closing, lower_case=texts.lower_case
+        )
+
     if is_qwen3(folder):
-        tokenizer = read_tokenizer(min(max_length, DecoderConfig.read(folder).positions))
+        tokenizer = read_tokenizer(DecoderConfig.read(folder).positions)
         return load_decoder(folder, target, weights or Weights.read(folder)), tokenizer
     if read_config(folder).get("model_type") in ENCODER_TYPES:
-        tokenizer = read_tokenizer(min(max_length, EncoderConfig.read(folder).max_length))
+        tokenizer = read_tokenizer(EncoderConfig.read(folder).max_length)
         return load_encoder(folder, target, tokenizer, weights), tokenizer
     # transformers takes seconds to import, and most models do not need it.
     from smart_embedder.models.families.transformers_module import load_by_transformers  # noqa: PLC0415
 
     backbone = load_by_transformers(folder, target)
-    return backbone, read_tokenizer(min(max_length, backbone.max_length))
+    return backbone, read_tokenizer(backbone.max_length)
 
 
 def load_tokenizer(folder: Path, max_length: int) -> TextTokenizer:
@@ -86,29 +88,23 @@ def load_encoder(
 
     `tokenizer` is that of the model. Raises `StartupError` for a folder that cannot be used.
     """
-    config = EncoderConfig.read(folder)
-    weights = Weights.read(folder) if weights is None else weights
-    parameters = EncoderParameters(weights, config, target.device, target.dtype)
-    parameters.compare_shapes()
+    config, device, dtype = EncoderConfig.read(folder), target.device, target.dtype
+    weights = (weights or Weights.read(folder)).before(bert.TOKENS)
+    make_encoder(weights.to(_META, dtype), config, torch_backend(), dtype)
+    heads, head_width = config.heads, config.width // config.heads
     shapes = Shapes(
-        width=config.width,
-        inner_width=config.inner_width,
-        heads=config.heads,
-        key_heads=config.heads,
-        head_width=config.width // config.heads,
-        activation=config.activation,
+        config.width, config.inner_width, heads, heads, head_width, activation=config.activation
     )
     if target.quantized:
         target = target.prove(shapes, QUANTIZED_ENCODER)
+        texts = [text.ids for text in tokenizer.encode(list(CALIBRATION_TEXTS))]
+        packed = pack(texts, device=device, positions=config.position_scheme)
         # In float32, so that the weights of the file are rounded only once.
-        exact = EncoderParameters(weights, config, target.device, torch.float32)
-        texts = calibration_sequences(tokenizer)
-        packed = pack(texts, device=target.device, positions=config.position_scheme)
-        encoder = make_quantized_encoder(exact, target.backend, target.dtype, packed)
+        exact = weights.to(device, torch.float32)
+        encoder = make_quantized_encoder(exact, config, target.backend, dtype, packed)
     else:
-        on_cpu = target.device.type == "cpu"
-        target = target.prove(shapes, ENCODER if on_cpu else GPU_ENCODER)
-        encoder = make_encoder(parameters, target.backend)
+        target = target.prove(shapes, ENCODER if device.type == "cpu" else GPU_ENCODER)
+        encoder = make_encoder(weights.to(device, dtype), config, target.backend, dtype)
     return Backbone(
         encoder,
         target,
@@ -127,20 +123,15 @@ def load_decoder(folder: Path, target: Target, weights: Weights) -> Backbone:
             "DTYPE=int8 is for models of bge-m3's and bge-reranker's kind, and this is one of type "
             "qwen3; set DTYPE to auto"
         )
-    parameters = DecoderParameters(weights, config, target.device, target.dtype)
-    parameters.compare_shapes()
+    weights = weights.before(qwen3.TOKENS)
+    make_decoder(weights.to(_META, target.dtype), config, torch_backend())
     shapes = Shapes(
-        width=config.width,
-        inner_width=config.inner_width,
-        heads=config.heads,
-        key_heads=config.key_heads,
-        head_width=config.head_width,
-        bias=False,
-        causal=True,
-    )
+        config.width, config.inner_width, config.heads, config.key_heads, config.head_width,
+        bias=False, causal=True,
+    )  # fmt: skip
     target = target.prove(shapes, DECODER)
     return Backbone(
-        make_decoder(parameters, target.backend),
+        make_decoder(weights.to(target.device, target.dtype), config, target.backend),
         target,
         hidden_size=config.width,
         max_length=config.positions,

@@ -18,9 +18,9 @@ from smart_embedder.models.checkpoint.config import number, read_config, unusabl
 from smart_embedder.models.checkpoint.weights import Weights
 from smart_embedder.models.families.backbone import (
     LayeredTransformer,
-    Parameters,
     attend_by_heads,
     in_row_blocks,
+    preemption_point,
 )
 from smart_embedder.models.ops.backend import AddLinear, Backend, Linear, RmsNorm, RotaryEmbedding
 
@@ -34,6 +34,8 @@ _SIZES = {
     "head_width": "head_dim",
     "positions": "max_position_embeddings",
 }
+# The first tensor, whose name ends so in every checkpoint.
+TOKENS = "embed_tokens.weight"
 # The defaults of transformers' class, for values that the file leaves out.
 _DEFAULT_HEAD_WIDTH = 128
 _DEFAULT_EPSILON = 1e-6
@@ -131,11 +133,17 @@ class DecoderLayer:
     ) -> Tensor:
         """The next states."""
         projected = in_row_blocks(self._project, states, rotary.cosines, rotary.sines)
-        if packed.sharing is None:
-            attended = self._attend(projected, packed, attend)
-        else:
-            every = projected.index_select(0, packed.sharing.inverse)
-            attended = self._attend(every, packed, attend).index_select(0, packed.sharing.unique)
+        if packed.sharing is not None:
+            projected = projected.index_select(0, packed.sharing.inverse)
+        rotated, width = self.head_norm.weight.shape
+        heads = [rotated - self.key_heads, self.key_heads, self.key_heads]
+        query, key, value = torch.split(projected.transpose(0, 1), heads)
+        attended = attend_by_heads(
+            attend, (query, key, value), packed, scale=width**-0.5, causal=True
+        )
+        attended = attended.flatten(1)
+        if packed.sharing is not None:
+            attended = attended.index_select(0, packed.sharing.unique)
         return in_row_blocks(self._feed_forward, attended, states)
 
     def _project(self, states: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
@@ -145,14 +153,6 @@ class DecoderLayer:
         projected = projected.view(len(states), -1, width)
         self.backend.rotary(projected, self.head_norm, RotaryEmbedding(cosines, sines))
         return projected
-
-    def _attend(self, projected: Tensor, packed: PackedBatch, attend: Attention) -> Tensor:
-        rotated, width = self.head_norm.weight.shape
-        heads = [rotated - self.key_heads, self.key_heads, self.key_heads]
-        query, key, value = torch.split(projected.transpose(0, 1), heads)
-        scale = width**-0.5
-        attended = attend_by_heads(attend, (query, key, value), packed, scale=scale, causal=True)
-        return attended.flatten(1)
 
     def _feed_forward(self, attended: Tensor, states: Tensor) -> Tensor:
         states = self.from_attended(attended, states)
@@ -180,112 +180,63 @@ class Decoder(LayeredTransformer):
             token_ids, positions = token_ids[sharing.unique], positions[sharing.unique]
         states = functional.embedding(token_ids, self.embeddings)
         rotary = RotaryEmbedding.at(positions, self.head_width, self.theta)
-        states = self.final_norm(self.run_layers(states, packed, rotary))
+        for layer in self.layers:
+            preemption_point()
+            states = layer(states, packed, self.attend, rotary)
+        states = self.final_norm(states)
         return states if sharing is None else states.index_select(0, sharing.inverse)
 
 
-_TOKENS = "embed_tokens.weight"
+def make_decoder(weights: Weights, config: DecoderConfig, backend: Backend) -> Decoder:
+    """The decoder with the parameters of a checkpoint, in the dtype of `weights`."""
+    return Decoder(
+        [_read_layer(weights, config, index, backend) for index in range(config.layers)],
+        backend.attention,
+        weights.get(TOKENS, config.vocabulary, config.width),
+        RmsNorm(weights.get("norm.weight", config.width), config.epsilon),
+        config.head_width,
+        config.theta,
+    )
 
 
-@dataclass(frozen=True, slots=True)
-class DecoderLayerParameters:
-    """One layer's matrices and norms; `head_norms` are those of queries and of keys."""
+def _read_layer(
+    weights: Weights, config: DecoderConfig, index: int, backend: Backend
+) -> DecoderLayer:
+    """The layer number `index`, under the names that transformers gives its parameters."""
+    width, inner_width, epsilon = config.width, config.inner_width, config.epsilon
+    heads, key_heads, head_width = config.heads, config.key_heads, config.head_width
 
-    input_norm: RmsNorm
-    projections: list[nn.Linear]
-    head_norms: list[RmsNorm]
-    attended: nn.Linear
-    inner_norm: RmsNorm
-    gate_up: list[nn.Linear]
-    down: nn.Linear
+    def norm(name: str, width: int) -> Tensor:
+        return weights.get(f"layers.{index}.{name}.weight", width)
 
+    def linear(name: str, in_features: int, out_features: int) -> nn.Linear:
+        return weights.linear(f"layers.{index}.{name}", in_features, out_features, bias=False)
 
-class DecoderParameters(Parameters):
-    """The parameters under the names that transformers gives them."""
-
-    def __init__(
-        self, weights: Weights, config: DecoderConfig, device: torch.device, dtype: torch.dtype
-    ) -> None:
-        super().__init__(weights, device, dtype, tokens=_TOKENS)
-        self.config = config
-
-    def _get_all(self) -> None:
-        self.embeddings()
-        self.final_norm()
-        for index in range(self.config.layers):
-            self.layer(index)
-
-    def embeddings(self) -> Tensor:
-        """The embeddings of the tokens."""
-        return self._get(_TOKENS, self.config.vocabulary, self.config.width)
-
-    def final_norm(self) -> RmsNorm:
-        """The norm after the last layer."""
-        return self._norm("norm", self.config.width)
-
-    def layer(self, index: int) -> DecoderLayerParameters:
-        """The layer number `index`."""
-        config, width, inner_width = self.config, self.config.width, self.config.inner_width
-        queries, keys = config.heads * config.head_width, config.key_heads * config.head_width
-        name = f"layers.{index}"
-        return DecoderLayerParameters(
-            input_norm=self._norm(f"{name}.input_layernorm", width),
-            projections=[
-                self._matrix(f"{name}.self_attn.{each}_proj", width, out_features)
-                for each, out_features in (("q", queries), ("k", keys), ("v", keys))
-            ],
-            head_norms=[
-                self._norm(f"{name}.self_attn.{each}_norm", config.head_width) for each in "qk"
-            ],
-            attended=self._matrix(f"{name}.self_attn.o_proj", queries, width),
-            inner_norm=self._norm(f"{name}.post_attention_layernorm", width),
-            gate_up=[
-                self._matrix(f"{name}.mlp.{each}_proj", width, inner_width)
-                for each in ("gate", "up")
-            ],
-            down=self._matrix(f"{name}.mlp.down_proj", inner_width, width),
-        )
-
-    def _matrix(self, name: str, in_features: int, out_features: int) -> nn.Linear:
-        return self._linear(name, in_features, out_features, bias=False)
-
-    def _norm(self, name: str, width: int) -> RmsNorm:
-        return RmsNorm(self._get(f"{name}.weight", width), self.config.epsilon)
+    projections = [
+        linear(f"self_attn.{each}_proj", width, count * head_width)
+        for each, count in (("q", heads), ("k", key_heads), ("v", key_heads))
+    ]
+    head_norms = [
+        norm(f"self_attn.{each}_norm", head_width).expand(count, -1)
+        for each, count in (("q", heads), ("k", key_heads))
+    ]
+    gate_up = [linear(f"mlp.{each}_proj", width, inner_width) for each in ("gate", "up")]
+    return DecoderLayer(
+        backend=backend,
+        key_heads=key_heads,
+        input_norm=RmsNorm(norm("input_layernorm", width), epsilon),
+        to_query_key_value=backend.linear(projections),
+        head_norm=RmsNorm(torch.cat(head_norms), epsilon),
+        from_attended=backend.add_linear(linear("self_attn.o_proj", heads * head_width, width)),
+        inner_norm=RmsNorm(norm("post_attention_layernorm", width), epsilon),
+        to_gate_up=backend.linear(gate_up),
+        from_inner=backend.add_linear(linear("mlp.down_proj", inner_width, width)),
+    )
 
 
 def vocabulary_head(weights: Weights, config: DecoderConfig, token: int) -> Tensor:
     """The weights `[width]` of one token in the language model's head, as in the file."""
     shape = config.vocabulary, config.width
     if config.tied:
-        return weights.before(_TOKENS).row(_TOKENS, token, *shape)
+        return weights.before(TOKENS).row(TOKENS, token, *shape)
     return weights.row("lm_head.weight", token, *shape)
-
-
-def make_decoder(parameters: DecoderParameters, backend: Backend) -> Decoder:
-    """The decoder with the parameters of a checkpoint, in their dtype and on their device."""
-    config = parameters.config
-    return Decoder(
-        [_layer(parameters, index, backend) for index in range(config.layers)],
-        backend.attention,
-        parameters.embeddings(),
-        parameters.final_norm(),
-        config.head_width,
-        config.theta,
-    )
-
-
-def _layer(parameters: DecoderParameters, index: int, backend: Backend) -> DecoderLayer:
-    layer, config = parameters.layer(index), parameters.config
-    heads = zip(layer.head_norms, (config.heads, config.key_heads), strict=True)
-    head_norm = torch.cat([norm.weight.expand(count, -1) for norm, count in heads])
-    return DecoderLayer(
-        backend=backend,
-        key_heads=config.key_heads,
-        input_norm=layer.input_norm,
-        to_query_key_value=backend.linear(layer.projections),
-        head_norm=RmsNorm(head_norm, config.epsilon),
-        from_attended=backend.add_linear(layer.attended),
-        inner_norm=layer.inner_norm,
-        to_gate_up=backend.linear(layer.gate_up),
-        from_inner=backend.add_linear(layer.down),
-    )

@@ -8,7 +8,7 @@ import inspect
 import math
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, replace
@@ -31,7 +31,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_TEXT_ENCODING_MAPPI
 
 from smart_embedder.errors import OutOfMemoryError, StartupError
 from smart_embedder.models.attention.dense import Attention
-from smart_embedder.models.attention.packed import PackedAttention
+from smart_embedder.models.attention.packed import PackedAttention, excluding_unattended
 from smart_embedder.models.batch.blocks import to_device
 from smart_embedder.models.batch.packing import PackedBatch, PositionScheme, pack
 from smart_embedder.models.checkpoint.config import read_config, unusable
@@ -100,23 +100,23 @@ def load_by_transformers(folder: Path, target: Target) -> Backbone:
             "DTYPE=int8 is for models of bge-m3's and bge-reranker's kind, and this is one of type "
             f"{read_config(folder).get('model_type')}; set DTYPE to auto"
         )
-    module = load_module(folder, target)
+    module = _load_module(folder, target)
     positions = _Positions.of(module)
     with _narrow_windows(module):
-        proven = _Trial(folder, module, target, positions).prove()
-    layout = proven.paths[_LAYOUT]
-    is_packed = layout == PACKED
+        target = _Trial(folder, module, target, positions).choose_layout()
+    transformer = ModuleTransformer(module, target.paths[_LAYOUT])
+    if transformer.layout == PACKED:
+        transformer.attend = target.backend.attention
+    else:
+        transformer.bytes_of_pair = _bytes_of_pair(module, positions, target.device)
+    tables = (each for each in module.modules() if isinstance(each, nn.Embedding))
+    in_tables = sum(table.weight.numel() for table in tables)
     return Backbone(
-        ModuleTransformer(
-            module,
-            layout,
-            proven.backend.attention if is_packed else None,
-            bytes_of_pair=0.0 if is_packed else _bytes_of_pair(module, positions, target.device),
-        ),
-        proven,
+        transformer,
+        target,
         hidden_size=int(module.config.hidden_size),
         max_length=positions.count or _UNLIMITED,
-        parameters=_parameters(module),
+        parameters=sum(each.numel() for each in module.parameters()) - in_tables,
         positions=positions.scheme,
     )
 
@@ -140,14 +140,7 @@ class _Positions:
         return cls(limit if is_limit else None, PositionScheme())
 
 
-def _parameters(module: Any) -> int:
-    """The number of weights that each token is multiplied with."""
-    tables = (each for each in module.modules() if isinstance(each, nn.Embedding))
-    in_tables = sum(table.weight.numel() for table in tables)
-    return int(sum(each.numel() for each in module.parameters()) - in_tables)
-
-
-def load_module(folder: Path, target: Target) -> Any:
+def _load_module(folder: Path, target: Target) -> Any:
     """The module in `folder`, without a head, on its device.
 
     Raises `StartupError` for a model that transformers does not know, or cannot load completely.
@@ -165,10 +158,11 @@ def load_module(folder: Path, target: Target) -> Any:
     missing = sorted(name for name in report["missing_keys"] if "pooler" not in name)
     if missing:
         raise StartupError(f"the checkpoint in {folder} lacks the tensor {missing[0]}")
-    if report["mismatched_keys"]:
-        raise StartupError(f"the checkpoint in {folder} has a tensor of another shape")
     module.config.use_cache = False
-    _let_short_forwards_run(module)
+    # Short forwards run between two layers, which are the longest list of modules.
+    lists = [each for each in module.modules() if isinstance(each, nn.ModuleList)]
+    for layer in max(lists, key=len, default=()):
+        layer.register_forward_pre_hook(lambda *_: preemption_point())
     return module.eval().to(target.device)
 
 
@@ -186,17 +180,26 @@ def _require_known(folder: Path) -> None:
             f"{transformers.__version__} does not know"
         )
     require_positions(folder, config)
-    if "vision_config" in config or "image_size" in config or "audio_config" in config:
+    if not config.keys().isdisjoint(("vision_config", "image_size", "audio_config")):
         raise StartupError(
             f"{folder} holds a model of type {model_type}, which reads images or sound"
         )
 
 
 def _from_pretrained(folder: Path, target: Target) -> tuple[Any, dict[str, Any]]:
+    """The module, and what transformers says of its tensors.
+
+    Raises `StartupError` for sizes of which no model could be made.
+    """
     config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     weights = Weights.read(folder)
+    for key, value in config.to_dict().items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise unusable(folder, key, value)
+        # Every layer has tensors of its own, unless it is one that is used again and again.
+        if "layers" in key and type(value) is int and value > _MOST_LAYERS + len(weights.tensors):
+            raise unusable(folder, key, value)
     encodes = type(config) in MODEL_FOR_TEXT_ENCODING_MAPPING
-    _require_sizes(folder, config, weights)
     with torch.device("meta"):
         described = (AutoModelForTextEncoding if encodes else AutoModel).from_config(config)
     # Those that are missing would be made, however large they are.
@@ -219,23 +222,6 @@ def _from_pretrained(folder: Path, target: Target) -> tuple[Any, dict[str, Any]]
     return loaded
 
 
-def _require_sizes(folder: Path, config: Any, weights: Weights) -> None:
-    """Raise `StartupError` for sizes of which no model could be made."""
-    for key, value in config.to_dict().items():
-        if isinstance(value, float) and not math.isfinite(value):
-            raise unusable(folder, key, value)
-        # Every layer has tensors of its own, unless it is one that is used again and again.
-        if "layers" in key and type(value) is int and value > _MOST_LAYERS + len(weights.tensors):
-            raise unusable(folder, key, value)
-
-
-def _let_short_forwards_run(module: nn.Module) -> None:
-    """Add a preemption point before each layer; the layers are the longest list of modules."""
-    lists = [each for each in module.modules() if isinstance(each, nn.ModuleList)]
-    for layer in max(lists, key=len, default=[]):
-        layer.register_forward_pre_hook(lambda *_: preemption_point())
-
-
 class ModuleTransformer(Transformer):
     """A module of transformers, whose batches have a `layout`; `attend` is for the packed one.
 
@@ -243,7 +229,6 @@ class ModuleTransformer(Transformer):
     attention takes for each pair of tokens of one text, where it is quadratic.
     """
 
-    shares_prefixes = False
     capturable = False
 
     def __init__(
@@ -251,16 +236,14 @@ class ModuleTransformer(Transformer):
         module: nn.Module,
         layout: str,
         attend: Attention | None = None,
-        *,
         padding: int | None = None,
-        bytes_of_pair: float = 0.0,
     ) -> None:
         self._module = module
-        self._layout = layout
-        self._attend = attend
+        self.layout = layout
+        self.attend = attend
         own: int | None = getattr(module.config, "pad_token_id", None)
         self._padding = (own or 0) if padding is None else padding
-        self._bytes_of_pair = bytes_of_pair
+        self.bytes_of_pair = 0.0
         self.rounds_up = layout == PACKED
         self.window = getattr(module.config, "sliding_window", None)
 
@@ -269,46 +252,39 @@ class ModuleTransformer(Transformer):
 
         Raises `OutOfMemoryError` for a text whose attention the free memory of a CPU does not hold.
         """
-        if self._attend is None:
+        if self.attend is None:
+            self._require_memory(packed)
             return torch.cat(list(self._padded(packed)))
         states: Tensor = self._module(
             input_ids=packed.input_ids,
             position_ids=packed.position_ids,
-            packed_attention=PackedAttention(self._attend, packed),
+            packed_attention=PackedAttention(self.attend, packed),
         ).last_hidden_state
         return states[0]
 
     def _padded(self, packed: PackedBatch) -> Iterator[Tensor]:
         """The states of each group of sequences, padded, in packed order."""
-        self._require_memory(packed)
+        pad = partial(nn.utils.rnn.pad_sequence, batch_first=True)
         ids = torch.split(packed.input_ids[0], packed.lengths)
         attended = torch.split(packed.attended, packed.lengths)
-        for group in divide_for_padding(
-            packed.lengths, _MOST_PADDING[self._layout], self._most_pairs
-        ):
-            input_ids = nn.utils.rnn.pad_sequence(
-                list(ids[group]), batch_first=True, padding_value=float(self._padding)
-            )
+        most_pairs = _GROUP_BYTES / self.bytes_of_pair if self.bytes_of_pair else math.inf
+        if self.layout == ALONE:
+            most_pairs = 0.0
+        for group in divide_for_padding(packed.lengths, _MOST_PADDING[self.layout], most_pairs):
+            input_ids = pad(list(ids[group]), padding_value=float(self._padding))
             is_token = np.arange(input_ids.shape[1]) < np.array(packed.lengths[group])[:, None]
-            mask = nn.utils.rnn.pad_sequence(list(attended[group]), batch_first=True).long()
+            mask = pad(list(attended[group])).long()
             output = self._module(input_ids=input_ids, attention_mask=mask)
             # A boolean index on the device would make this thread wait for it.
             slots = to_device(packed.device, np.flatnonzero(is_token))
             yield output.last_hidden_state.flatten(0, 1).index_select(0, slots)
-
-    @property
-    def _most_pairs(self) -> float:
-        """Pairs of tokens, each of one text, in a group of several."""
-        if self._layout == ALONE:
-            return 0.0
-        return _GROUP_BYTES / self._bytes_of_pair if self._bytes_of_pair else math.inf
 
     def _require_memory(self, packed: PackedBatch) -> None:
         """Refuse a text that would take too much of a CPU's memory: the system kills who does.
 
         A GPU's allocator raises an error.
         """
-        needed = packed.max_length**2 * self._bytes_of_pair
+        needed = packed.max_length**2 * self.bytes_of_pair
         if packed.device.type != "cpu" or needed <= _GROUP_BYTES:
             return
         usage = memory_usage(packed.device)
@@ -321,16 +297,12 @@ class ModuleTransformer(Transformer):
                 retry_after=_RETRY_AFTER,
             )
 
-    def with_attention(self, change: Callable[[Attention], Attention]) -> Self:
+    def without_unattended(self) -> Self:
         """Implement `Transformer`; a padded batch hides unattended tokens by its mask."""
         changed = copy(self)
-        if self._attend is not None:
-            changed._attend = change(self._attend)  # noqa: SLF001 - its own
+        if self.attend is not None:
+            changed.attend = excluding_unattended(self.attend)
         return changed
-
-    def with_fewer_layers(self) -> tuple[Self, float]:
-        """Implement `Transformer`: families differ, so all layers are measured."""
-        return self, 1.0
 
 
 def divide_for_padding(
@@ -373,24 +345,23 @@ def attend_packed(
     unsupported = [name for name in _UNSUPPORTED if others.get(name) is not None]
     if unsupported:
         raise ValueError(f"the attention has {', '.join(unsupported)}")
+    if is_causal is None:
+        owners = (module, getattr(module, "config", None))
+        is_causal = all(getattr(owner, "is_causal", True) for owner in owners)
     attended = packed_attention(
         (query[0], key[0], value[0]),
         scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
-        causal=_is_causal(module) if is_causal is None else is_causal,
+        causal=is_causal,
         window=sliding_window,
     )  # fmt: skip
     return attended[None], None
-
-
-def _is_causal(module: nn.Module) -> bool:
-    config = getattr(module, "config", None)
-    return bool(getattr(module, "is_causal", True) and getattr(config, "is_causal", True))
 
 
 class _Trial:
     """Random texts, on which the layouts of batches are compared with each text by itself."""
 
     def __init__(self, folder: Path, module: Any, target: Target, positions: _Positions) -> None:
+        self._described = f"the model in {folder}, of type {read_config(folder).get('model_type')},"
         self._folder = folder
         self._module = module
         self._target = target
@@ -408,14 +379,17 @@ class _Trial:
         self._kept = to_device(target.device, np.flatnonzero(kept))
 
     @torch.inference_mode()
-    def prove(self) -> Target:
-        """Choose the first layout that computes what a text is by itself.
+    def choose_layout(self) -> Target:
+        """The target with the first layout that computes what a text is by itself.
 
         Raises `StartupError` if none does.
         """
         module, target = self._module, self._target
         own_attention = module.config._attn_implementation  # noqa: SLF001 - it has no public name
-        expected = self._alone()
+        try:
+            expected = ModuleTransformer(module, ALONE)(self._texts)
+        except (*LOADING_ERRORS, AssertionError) as error:
+            raise StartupError(f"{self._described} does not read texts alone: {error}") from error
         if not expected.cpu().isfinite().any():
             raise never_finite(f"in {self._folder}")
         refused: list[Proof] = []
@@ -442,23 +416,9 @@ class _Trial:
                 return replace(target, paths=paths, refused=tuple(refused))
             refused.append(proof)
         raise StartupError(
-            f"the model in {self._folder}, of type {self._type}, makes other vectors of the same "
-            f"text each time ({refused[-1].reason})"
+            f"{self._described} makes other vectors of the same text each time "
+            f"({refused[-1].reason})"
         )
-
-    @property
-    def _type(self) -> Any:
-        return read_config(self._folder).get("model_type")
-
-    def _alone(self) -> Tensor:
-        """The states of each text by itself."""
-        try:
-            return ModuleTransformer(self._module, ALONE)(self._texts)
-        except (*LOADING_ERRORS, AssertionError) as error:
-            raise StartupError(
-                f"the model in {self._folder}, of type {self._type}, does not read texts alone: "
-                f"{error}"
-            ) from error
 
     def _proof(self, layout: str, expected: Tensor, attend: Attention | None = None) -> Proof:
         """Compare a layout with each text by itself, and with itself beside other texts.
@@ -473,28 +433,26 @@ class _Trial:
             states.append(ModuleTransformer(self._module, layout, attend)(self._texts))
             return states
 
+        def compute_beside_others() -> list[Tensor]:
+            other = ModuleTransformer(self._module, layout, attend, _OTHER_PADDING)
+            return [other(self._beside_others).index_select(0, self._kept)]
+
         proof = try_path("forward", layout, compute, [expected], _LAYERS * tolerance)
         if not proof.holds:
             return proof
-
-        def compute_beside_others() -> list[Tensor]:
-            other = ModuleTransformer(self._module, layout, attend, padding=_OTHER_PADDING)
-            return [other(self._beside_others).index_select(0, self._kept)]
-
         kept = [states[0].index_select(0, self._kept)]
         return try_path("forward", layout, compute_beside_others, kept, tolerance)
 
 
 def _shapes(module: Any) -> Shapes:
     config = module.config
-    heads = config.num_attention_heads
-    width = config.hidden_size
+    heads, width = config.num_attention_heads, config.hidden_size
     return Shapes(
-        width=width,
-        inner_width=getattr(config, "intermediate_size", None) or width,
-        heads=heads,
-        key_heads=getattr(config, "num_key_value_heads", None) or heads,
-        head_width=getattr(config, "head_dim", None) or width // heads,
+        width,
+        getattr(config, "intermediate_size", None) or width,
+        heads,
+        getattr(config, "num_key_value_heads", None) or heads,
+        getattr(config, "head_dim", None) or width // heads,
         bias=False,
         causal=any(getattr(each, "is_causal", False) for each in module.modules()),
     )

@@ -1,11 +1,15 @@
-"""Which device and which number format are taken, and what is said where one cannot be.
+"""Which device and which number format are taken, what is said where one cannot be; its memory.
 
 Only PyTorch's own answers are replaced: no machine that runs these tests has so old a driver.
 """
 
 import platform
+import queue
+import threading
+from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
 from structlog.testing import capture_logs
@@ -16,50 +20,37 @@ from smart_embedder.models.device import choose as device
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 
-def with_capabilities(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: dict.fromkeys(names, True))
-
-
 @pytest.mark.parametrize(
-    ("capability", "expected"), [("amx_bf16", torch.bfloat16), ("avx2", torch.float32)]
+    ("capabilities", "system", "auto", "int8"),
+    [
+        (("avx2", "amx_int8", "amx_bf16"), "Linux", torch.bfloat16, None),
+        (("avx2", "avx512_bf16"), "Darwin", torch.bfloat16, None),
+        (("avx2",), "Linux", torch.float32, None),
+        (("avx", "sse4_2"), "Linux", torch.float32, "DTYPE=int8 needs an x86 processor with AVX2"),
+        (("bf16", "dot", "i8mm"), "Linux", torch.bfloat16, None),
+        (("bf16", "dot", "i8mm"), "Darwin", torch.float32, "on Linux one of ARM's with dot"),
+    ],
 )
-def test_auto_is_bfloat16_where_the_processor_has_it(monkeypatch, capability, expected) -> None:
-    with_capabilities(monkeypatch, capability)
-    assert device.choose_dtype("auto", CPU) == expected
-
-
-@pytest.mark.parametrize(
-    ("system", "expected"), [("Linux", torch.bfloat16), ("Darwin", torch.float32)]
-)
-def test_on_arm_bfloat16_and_int8_are_for_linux(monkeypatch, system, expected) -> None:
-    with_capabilities(monkeypatch, "bf16", "dot", "i8mm")
+def test_on_a_cpu_what_is_native_is_taken_for_all_or_beside_int8(
+    monkeypatch, capabilities, system, auto, int8
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: dict.fromkeys(capabilities, True))
     monkeypatch.setattr(platform, "system", lambda: system)
-    assert device.choose_dtype("auto", CPU) == expected
-    if system == "Linux":
-        assert device.choose_dtype("int8", CPU) == torch.bfloat16
+    assert device.choose_dtype("auto", CPU) == auto
+    if int8 is None:
+        assert device.choose_dtype("int8", CPU) == auto
     else:
-        with pytest.raises(StartupError, match="on Linux one of ARM's with dot products"):
+        with pytest.raises(StartupError, match=int8):
             device.choose_dtype("int8", CPU)
 
 
-@pytest.mark.parametrize(
-    ("capabilities", "rest"),
-    [(("avx2", "amx_int8", "amx_bf16"), torch.bfloat16), (("avx2",), torch.float32)],
-)
-def test_beside_int8_the_rest_runs_in_what_is_native(monkeypatch, capabilities, rest) -> None:
-    with_capabilities(monkeypatch, *capabilities)
-    assert device.choose_dtype("int8", CPU) == rest
-
-
-def test_int8_on_a_gpu_stops_the_start() -> None:
+def test_formats_of_the_other_kind_of_device_stop_the_start() -> None:
+    assert device.choose_dtype("float16", CUDA) is torch.float16
+    assert device.choose_dtype("float32", CPU) is torch.float32
+    with pytest.raises(StartupError, match="DTYPE=float16 is for GPUs; on a CPU use bfloat16"):
+        device.choose_dtype("float16", CPU)
     with pytest.raises(StartupError, match="DTYPE=int8 is for CPUs, and the models run on cuda"):
         device.choose_dtype("int8", CUDA)
-
-
-def test_int8_on_a_processor_without_avx2_stops_the_start(monkeypatch) -> None:
-    with_capabilities(monkeypatch, "avx", "sse4_2")
-    with pytest.raises(StartupError, match="DTYPE=int8 needs an x86 processor with AVX2"):
-        device.choose_dtype("int8", CPU)
 
 
 TOO_OLD = (
@@ -183,13 +174,6 @@ def test_a_device_that_is_not_there_is_named(seen_gpu, monkeypatch) -> None:
         device.choose_device("mps")
 
 
-def test_half_precision_is_for_gpus() -> None:
-    assert device.choose_dtype("float16", CUDA) is torch.float16
-    assert device.choose_dtype("float32", CPU) is torch.float32
-    with pytest.raises(StartupError, match="DTYPE=float16 is for GPUs; on a CPU use bfloat16"):
-        device.choose_dtype("float16", CPU)
-
-
 @pytest.mark.parametrize(
     ("capabilities", "processor"),
     [
@@ -225,3 +209,160 @@ def test_the_memory_of_a_gpu_is_read_by_kind_and_given_back(monkeypatch) -> None
     device.memory_freer(CPU)()
     device.memory_freer(CUDA)()
     assert done == ["collected", "collected", "emptied"]
+
+
+MEMBERSHIP = {"v2": "0::/service/one\n", "v1": "5:memory,cpu:/service/one\n1:name=systemd:/x\n"}
+
+
+def make_groups(root: Path, version: str, groups: dict[str, tuple[str, str]]) -> tuple[Path, Path]:
+    """Control groups with a limit and statistics, and the process in one of them."""
+    name = "memory.max" if version == "v2" else "memory.limit_in_bytes"
+    for folder, (limit, statistics) in groups.items():
+        path = root / ("" if version == "v2" else "memory") / folder
+        path.mkdir(parents=True, exist_ok=True)
+        (path / name).write_text(f"{limit}\n", "ascii")
+        (path / "memory.stat").write_text(statistics, "ascii")
+    (root / "membership").write_text(MEMBERSHIP[version], "ascii")
+    return root, root / "membership"
+
+
+@pytest.mark.parametrize(
+    ("version", "groups", "expected"),
+    [
+        # What cannot be taken back counts.
+        (
+            "v2",
+            {
+                "service/one": (
+                    "1000",
+                    "anon 700\nfile 9000\nkernel 20\nshmem 3\nk_stack 7\n",
+                ),
+                "service": ("max", "anon 1\n"),
+            },
+            (723, 1000),
+        ),
+        # The other version has other names, and a number for no limit.
+        (
+            "v1",
+            {
+                "service/one": ("1000", "cache 9\nrss 5\nshmem 2\ntotal_rss 400\ntotal_shmem 6\n"),
+                "": (str(2**63 - 4096), "total_rss 1\n"),
+            },
+            (406, 1000),
+        ),
+        # The lowest limit of a group and of those above.
+        (
+            "v2",
+            {"service/one": ("1000", "anon 1\n"), "service": ("500", "anon 300\n")},
+            (300, 500),
+        ),
+        ("v2", {}, None),
+        ("v1", {}, None),
+    ],
+)
+def test_the_control_group_with_the_lowest_limit_counts(
+    tmp_path: Path, version, groups, expected
+) -> None:
+    usage = device.control_group_usage(*make_groups(tmp_path, version, groups))
+    assert (usage and (usage.used, usage.total)) == expected
+
+
+def test_no_more_than_the_machine_has_is_in_use() -> None:
+    usage = device.memory_usage(CPU)
+    assert 0 < usage.used < usage.total <= psutil.virtual_memory().total
+
+
+@pytest.mark.parametrize(("bytes_more", "counts"), [(-1, True), (0, False), (1, False)])
+def test_a_group_counts_where_its_limit_is_below_what_the_machine_has(
+    tmp_path, monkeypatch, bytes_more, counts
+) -> None:
+    limit = psutil.virtual_memory().total + bytes_more
+    groups = make_groups(tmp_path, "v2", {"service/one": (str(limit), "anon 7\n")})
+    for name, path in zip(("CGROUPS", "MEMBERSHIP"), groups, strict=True):
+        monkeypatch.setattr(device, name, path)
+    usage = device.memory_usage(CPU)
+    assert (usage.used == 7, usage.total == limit) == (counts, counts or not bytes_more)
+    assert 0 < usage.own < psutil.Process().memory_info().rss + (1 << 28)
+
+
+def test_on_other_devices_it_is_that_of_their_drivers(monkeypatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (30, 100))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 50)
+    monkeypatch.setattr(torch.mps, "driver_allocated_memory", lambda: 7)
+    monkeypatch.setattr(torch.mps, "recommended_max_memory", lambda: 9)
+    usage = device.memory_usage(CUDA)
+    assert (usage.used, usage.total, usage.own) == (70, 100, 50)
+    usage = device.memory_usage(torch.device("mps"))
+    assert (usage.used, usage.total, usage.own) == (7, 9, None)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "runs", "shortest_of_them"),
+    [([0.1, 0.02, 0.05], 3, 0.02), ([0.05, 0.2, 0.01], 2, 0.05), ([0.2, 0.1], 1, 0.2)],
+)
+def test_the_shortest_of_a_few_runs_counts_and_long_ones_are_repeated_less(
+    seconds, runs, shortest_of_them
+) -> None:
+    at, done = 0.0, []
+
+    def run() -> None:
+        nonlocal at
+        at += seconds[len(done)]
+        done.append(at)
+
+    assert device.shortest(run, lambda: at) == pytest.approx(shortest_of_them)
+    assert len(done) == runs
+
+
+class Allocator:
+    """PyTorch's, on a device where expandable segments fail, or where nothing can be allocated."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, broken: bool = False) -> None:
+        self.broken = broken
+        self.expandable = True
+        monkeypatch.setattr(torch, "empty", self.allocate)
+        monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", self.set_options)
+        device.ensure_allocates.cache_clear()
+
+    def allocate(self, *_: object, device: torch.device) -> None:
+        if self.broken or self.expandable:
+            raise RuntimeError("CUDA driver error: operation not supported\nAt some place")
+
+    def set_options(self, options: str) -> None:
+        self.expandable = options != "expandable_segments:False"
+
+
+def test_where_expandable_segments_fail_the_start_goes_on_without_them(monkeypatch) -> None:
+    Allocator(monkeypatch)
+    with capture_logs() as lines:
+        for _ in range(2):
+            device.ensure_allocates(CUDA)
+    assert [(line["event"], line["reason"]) for line in lines] == [
+        ("expandable_segments_refused", "CUDA driver error: operation not supported")
+    ]
+
+
+def test_a_device_on_which_nothing_can_be_allocated_stops_the_start(monkeypatch) -> None:
+    Allocator(monkeypatch, broken=True)
+    with pytest.raises(RuntimeError, match="not supported"):
+        device.ensure_allocates(CUDA)
+
+
+def test_devices_without_such_segments_are_left_alone(monkeypatch) -> None:
+    Allocator(monkeypatch, broken=True)
+    device.ensure_allocates(CPU)
+
+
+def test_memory_is_given_back_each_time_and_in_no_capture(monkeypatch) -> None:
+    calls = queue.SimpleQueue[bool]()
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.put(capturing_now.is_set()))
+    capturing_now = threading.Event()
+    with device.capturing:
+        capturing_now.set()
+        other = threading.Thread(target=device.empty_cuda_cache)
+        other.start()
+        capturing_now.clear()
+    other.join()
+    device.empty_cuda_cache()
+    assert [calls.get_nowait(), calls.get_nowait()] == [False, False]
+    assert calls.empty()

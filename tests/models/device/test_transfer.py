@@ -4,13 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from smart_embedder.models.device.transfer import (
-    DeviceRows,
-    PinnedBuffers,
-    _divide,
-    _space,
-    start_copies,
-)
+from smart_embedder.models.device.transfer import DeviceRows, PinnedBuffers, start_copies
 from tests.support.simulated_cuda import simulated_cuda
 from tests.support.simulated_streams import ARRIVED
 
@@ -84,14 +78,12 @@ def test_buffers_are_as_large_as_needed_and_no_more_are_kept_than_batches_in_fli
     assert not any(buffers.take(1) is each for each in given)
 
 
-def test_parts_of_a_buffer_are_aligned_and_do_not_overlap() -> None:
-    """Behind the face of the module, as the simulated device has no numbers."""
+def test_parts_of_a_buffer_are_aligned() -> None:
+    """The simulated device itself raises where two of them overlap."""
     tensors = [torch.rand(3), torch.rand(2, 16), torch.rand(1).half(), torch.rand(64).bfloat16()]
-    buffer = torch.zeros(sum(map(_space, tensors)), dtype=torch.uint8)
-    parts = _divide(buffer, tensors)
-    for part, tensor in zip(parts, tensors, strict=True):
-        assert (part.data_ptr() - buffer.data_ptr()) % 64 == 0
-        part.copy_(tensor)
-    for part, tensor in zip(parts, tensors, strict=True):
-        assert torch.equal(part, tensor)
-    assert len(buffer) == 64 + 128 + 64 + 128
+    with simulated_cuda() as cuda:
+        collect = start_copies([DeviceRows.of(each.to("cuda:0")) for each in tensors])
+        starts = [each.target.data_ptr() for each in cuda._under_way]
+        assert len(starts) == 2 * len(tensors)
+        assert {start % 64 for start in starts} == {0}
+        collect()

@@ -1,231 +1,46 @@
-"""The packed forward of every family against transformers' own padded forward."""
+"""The backbone of every family: rows, threads, preemption by short forwards, and CUDA graphs.
 
-import copy
-import shutil
-from dataclasses import replace
+The graphs are launched on a simulated device: what is launched, copied and waited for.
+"""
+
+import asyncio
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from transformers import (
-    AutoModel,
-    BertConfig,
-    PretrainedConfig,
-    RobertaConfig,
-    XLMRobertaConfig,
-)
+from structlog.testing import capture_logs
 
+from smart_embedder.engine.devices.thread import DeviceThread
+from smart_embedder.engine.records import Outputs, TokenIds
 from smart_embedder.errors import StartupError
-from smart_embedder.models.attention.packed import excluding_unattended
+from smart_embedder.models import cuda_graphs
 from smart_embedder.models.batch.packing import PositionScheme
-from smart_embedder.models.device.choose import cpu_has_int8
-from smart_embedder.models.families.backbone import Backbone, Target, cpu_multiple
-from smart_embedder.models.families.load import load_encoder, load_tokenizer
+from smart_embedder.models.cuda_graphs import Bucket, GraphedForward
+from smart_embedder.models.families import backbone
+from smart_embedder.models.families.backbone import Backbone, Target
+from smart_embedder.models.families.bert import Encoder
+from smart_embedder.models.loader import EntryLoader, load
+from smart_embedder.models.ops.backend import torch_backend
 from smart_embedder.models.ops.choose import choose_backend
-from smart_embedder.models.text.tokenizer import TextTokenizer
+from smart_embedder.models.tasks.base import EmbeddingModel
+from smart_embedder.models.tasks.dense import M3Embedder, load_dense_embedder, load_m3_embedder
+from smart_embedder.models.tasks.qwen3 import QwenReranker, load_qwen_reranker
+from smart_embedder.settings import Settings
+from smart_embedder.settings.types import ModelEntry
+from tests.support.cuda_checks import CudaMisuseError
+from tests.support.encoders import save_family, word_tokenizer
+from tests.support.simulated_cuda import SimulatedCuda, simulated_cuda
 
-CPU = torch.device("cpu")
-SIZE = {"vocab_size": 120, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
-CONFIGS = {
-    "xlm-roberta": XLMRobertaConfig(
-        **SIZE, intermediate_size=64, max_position_embeddings=70, pad_token_id=1
-    ),
-    "roberta": RobertaConfig(
-        **SIZE, intermediate_size=64, max_position_embeddings=70, pad_token_id=1
-    ),
-    "bert": BertConfig(**SIZE, intermediate_size=64, max_position_embeddings=70),
-}
-
-
-def target(attention: str = "sdpa", dtype: torch.dtype = torch.float32) -> Target:
-    return Target(CPU, dtype, choose_backend(CPU, dtype, attention))
-
-
-def load(folder: Path, how: Target) -> Backbone:
-    """For what is not in 8 bits: calibration alone reads texts."""
-    tokenizer = Tokenizer(WordLevel({"a": 0, "b": 1}, unk_token="b"))
-    return load_encoder(folder, how, TextTokenizer(tokenizer, 16))
-
-
-def save(config: PretrainedConfig, folder: Path) -> Path:
-    torch.manual_seed(0)
-    AutoModel.from_config(copy.deepcopy(config)).save_pretrained(folder)
-    return folder
-
-
-def padded_states(folder: Path, sequences: list[np.ndarray]) -> list[torch.Tensor]:
-    """transformers' own forward over one padded batch, attention computed eagerly."""
-    model = AutoModel.from_pretrained(folder, attn_implementation="eager").eval()
-    rows = [torch.from_numpy(ids) for ids in sequences]
-    padding = model.config.pad_token_id or 0
-    ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=padding)
-    mask = torch.arange(ids.shape[1]) < torch.tensor([[len(row)] for row in rows])
-    with torch.inference_mode():
-        states = model(input_ids=ids, attention_mask=mask.long()).last_hidden_state
-    return [state[: len(row)] for state, row in zip(states, rows, strict=True)]
-
-
-def random_sequences() -> list[np.ndarray]:
-    rng = np.random.default_rng(0)
-    return [rng.integers(5, 120, length) for length in (5, 17, 5, 1, 44, 17, 3, 68)]
-
-
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("family", CONFIGS)
-def test_packed_forward_equals_the_padded_one(family, attention, tmp_path: Path) -> None:
-    folder = save(CONFIGS[family], tmp_path)
-    sequences = random_sequences()
-    backbone = load(folder, target(attention))
-    packed = backbone.pack(sequences)
-    with torch.inference_mode():
-        hidden = backbone.forward(packed)
-    for index, expected in enumerate(padded_states(folder, sequences)):
-        place = packed.unpack_order[index]
-        actual = hidden[packed.offsets[place] : packed.offsets[place + 1]]
-        torch.testing.assert_close(actual, expected, rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize(("family", "longest"), [("xlm-roberta", 68), ("bert", 70)])
-def test_max_length_is_what_the_position_table_holds(family, longest, tmp_path: Path) -> None:
-    assert load(save(CONFIGS[family], tmp_path), target()).max_length == longest
-
-
-@pytest.mark.parametrize("family", ["bert", "roberta"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_forward_runs_in_the_target_dtype(dtype, family, tmp_path: Path) -> None:
-    backbone = load(save(CONFIGS[family], tmp_path), target(dtype=dtype))
-    with torch.inference_mode():
-        assert backbone.forward(backbone.pack(random_sequences())).dtype == backbone.dtype == dtype
-
-
-def test_a_bin_file_gives_the_same_numbers_as_safetensors(tmp_path: Path) -> None:
-    folder = save(CONFIGS["xlm-roberta"], tmp_path)
-    from_safetensors = load(folder, target())
-    weights = load_file(folder / "model.safetensors")
-    (folder / "model.safetensors").unlink()
-    torch.save(weights, folder / "pytorch_model.bin")
-    from_bin = load(folder, target())
-    packed = from_bin.pack(random_sequences())
-    with torch.inference_mode():
-        assert torch.equal(from_bin.forward(packed), from_safetensors.forward(packed))
-
-
-@pytest.mark.parametrize(("layers", "times"), [(36, 12), (24, 12), (12, 6), (2, 1)])
-def test_it_tells_how_many_times_as_many_layers_it_has(
-    layers: int, times: float, tmp_path: Path
-) -> None:
-    config = copy.deepcopy(CONFIGS["bert"])
-    config.num_hidden_layers = layers
-    assert load(save(config, tmp_path), target()).with_fewer_layers()[1] == times
-
-
-MAPS = Path("/proc/self/maps")
-
-
-@pytest.mark.skipif(not MAPS.exists(), reason="the system does not tell what is mapped")
-@pytest.mark.parametrize("save_as", ["safetensors", "bin"])
-@pytest.mark.parametrize(
-    "how",
-    [
-        target(),
-        target(dtype=torch.bfloat16),
-        replace(target(dtype=torch.bfloat16), quantized=True),
-    ],
-    ids=["float32", "bfloat16", "int8"],
-)
-@torch.inference_mode()
-def test_its_files_are_left_and_may_be_written_over(
-    how: Target, save_as: str, tiny_m3: Path, tmp_path: Path
-) -> None:
-    if how.quantized and not cpu_has_int8():
-        pytest.skip("needs an x86 processor with AVX2")
-    folder = shutil.copytree(tiny_m3, tmp_path / "model")
-    path = folder / "model.safetensors"
-    if save_as == "bin":
-        torch.save(load_file(path), folder / "pytorch_model.bin")
-        path.unlink()
-        path = folder / "pytorch_model.bin"
-    backbone = load_encoder(folder, how, load_tokenizer(folder, 8192))
-    packed = backbone.pack(random_sequences())
-    before = backbone.forward(packed)
-    assert str(folder) not in MAPS.read_text()
-    assert str(path) not in {each.path for each in psutil.Process().open_files()}
-    with path.open("r+b") as file:
-        file.write(bytes(path.stat().st_size))
-        file.truncate(100)
-    assert torch.equal(backbone.forward(packed), before)
-    assert backbone.dtype == how.dtype
-
-
-def test_an_unknown_model_type_is_named(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
-    with pytest.raises(StartupError, match="of type gpt2; known here: xlm-roberta, "):
-        load(tmp_path, target())
-
-
-def test_a_truncated_weight_file_is_an_error(tmp_path: Path) -> None:
-    path = save(CONFIGS["bert"], tmp_path) / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(StartupError, match="weights in .* cannot be loaded"):
-        load(tmp_path, target())
-
-
-def test_missing_weight_file_is_an_error(tmp_path: Path) -> None:
-    (save(CONFIGS["bert"], tmp_path) / "model.safetensors").unlink()
-    with pytest.raises(StartupError, match="weights in .* cannot be loaded"):
-        load(tmp_path, target())
-
-
-def test_a_missing_tensor_is_never_filled_with_random_numbers(tmp_path: Path) -> None:
-    path = save(CONFIGS["bert"], tmp_path) / "model.safetensors"
-    weights = load_file(path)
-    del weights["encoder.layer.1.output.dense.weight"]
-    save_file(weights, path, metadata={"format": "pt"})
-    with pytest.raises(StartupError, match="lacks the tensor encoder.layer.1.output.dense.weight"):
-        load(tmp_path, target())
-
-
-def test_a_tensor_of_another_shape_is_an_error(tmp_path: Path) -> None:
-    path = save(CONFIGS["bert"], tmp_path) / "model.safetensors"
-    weights = load_file(path)
-    weights["encoder.layer.0.output.dense.bias"] = torch.zeros(31)
-    save_file(weights, path, metadata={"format": "pt"})
-    with pytest.raises(
-        StartupError, match=r"another shape for the tensor .*\.0\.output\.dense\.bias"
-    ):
-        load(tmp_path, target())
-
-
-class Payload:
-    """What unpickling must never run."""
-
-    def __reduce__(self):
-        return (print, ("arbitrary code ran",))
-
-
-def test_a_pickle_with_code_in_it_is_refused_and_not_run(tmp_path: Path, capsys) -> None:
-    folder = save(CONFIGS["bert"], tmp_path)
-    (folder / "model.safetensors").unlink()
-    torch.save({"embeddings.word_embeddings.weight": Payload()}, folder / "pytorch_model.bin")
-    with pytest.raises(StartupError, match="weights in .* cannot be loaded"):
-        load(folder, target())
-    assert "arbitrary code ran" not in capsys.readouterr().out
-
-
-@given(st.integers(1, 20_000))
-def test_a_cpu_computes_few_rows_more_than_asked_for_in_few_sizes(tokens) -> None:
-    multiple = cpu_multiple(tokens)
-    rounded = tokens + -tokens % multiple
-    assert rounded - tokens <= tokens / 4
-    assert rounded <= 32 or rounded % 8 == 0
-    assert rounded <= 512 or rounded % 32 == 0
+CUDA = torch.device("cuda:0")
+EVERY = Outputs(dense=True, sparse=True, colbert=True, states=True)
+BUCKETS = (Bucket(32, 4, 32), Bucket(64, 8, 64))
+# The copies of ids, positions, lengths and states beside the graph, and those of the heads.
+WITH_GRAPH = 5
 
 
 class FakeTransformer:
@@ -238,9 +53,9 @@ class FakeTransformer:
     def __call__(self, packed):
         return torch.full((packed.tokens, 4), self.fill)
 
-    def with_attention(self, change):
+    def without_unattended(self):
         changed = FakeTransformer()
-        changed.fill = float(change is excluding_unattended)
+        changed.fill = 1.0
         return changed
 
 
@@ -250,16 +65,23 @@ def backbone_of(
     transformer = FakeTransformer()
     for name, value in options.items():
         setattr(transformer, name, value)
-    how = replace(target(), device=torch.device(device), dtype=dtype)
+    how = Target(torch.device(device), dtype, torch_backend())
     positions = PositionScheme(segment_offset=segments)
     return Backbone(
         transformer, how, hidden_size=4, max_length=70, parameters=100, positions=positions
     )
 
 
+@given(st.integers(1, 20_000))
+def test_a_cpu_computes_few_rows_more_than_asked_for_in_few_sizes(tokens) -> None:
+    rounded = backbone_of().pack([np.ones(tokens, np.int64)]).tokens
+    assert 0 <= rounded - tokens <= tokens / 4
+    assert rounded <= 32 or rounded % 8 == 0
+    assert rounded <= 512 or rounded % 32 == 0
+
+
 @pytest.mark.parametrize(("tokens", "multiple"), [(1, 1), (32, 1), (33, 8), (512, 8), (513, 32)])
 def test_rows_are_rounded_up_on_a_cpu_where_the_transformer_gains_by_it(tokens, multiple) -> None:
-    assert cpu_multiple(tokens) == multiple
     sequences = [np.ones(tokens, np.int64)]
     rounded = -(-tokens // multiple) * multiple
     packed = backbone_of().pack(sequences)
@@ -285,11 +107,8 @@ def test_vectors_leave_a_gpu_in_as_many_bits_as_they_have(device, dtype, sent) -
 
 
 def test_segments_are_read_where_their_positions_follow_those_of_the_first() -> None:
-    assert [backbone_of(segments=offset).reads_segments for offset in (0, 1, 70)] == [
-        False,
-        True,
-        True,
-    ]
+    read = [backbone_of(segments=offset).reads_segments for offset in (0, 1, 70)]
+    assert read == [False, True, True]
 
 
 @pytest.mark.parametrize(("window", "fits"), [(None, True), (32, True), (31, False)])
@@ -306,5 +125,258 @@ def test_queries_are_filled_up_within_the_window_alone(window, fits: bool) -> No
 
 
 def test_graphs_are_for_gpus_and_for_transformers_that_can_be_captured() -> None:
-    for backbone in (backbone_of(capturable=True), backbone_of("cuda")):
-        assert list(backbone.capture_graphs_in_steps()) == []
+    for model in (backbone_of(capturable=True), backbone_of("cuda")):
+        assert list(model.capture_graphs_in_steps()) == []
+
+
+@pytest.mark.parametrize(
+    ("layers", "times"), [(36, 12), (28, 14), (24, 12), (12, 6), (3, 1.5), (2, 1), (1, 1)]
+)
+def test_it_tells_how_many_times_as_many_layers_it_has(layers: int, times: float) -> None:
+    few, found = Encoder([object()] * layers, None, None, torch.float32).with_fewer_layers()
+    assert (found, len(few.layers)) == (times, layers / times)
+
+
+@pytest.fixture(params=["encoder", "decoder", "modernbert", "t5"])
+def model(
+    request, embedder: M3Embedder, tiny_qwen: Path, float32_target: Target, tmp_path: Path
+) -> EmbeddingModel:
+    if request.param == "encoder":
+        return embedder
+    folder = tiny_qwen
+    if request.param != "decoder":
+        folder = save_family(tmp_path / request.param, request.param, word_tokenizer())
+    return load_dense_embedder("tiny", folder, 32_768, float32_target)
+
+
+def dense(model: EmbeddingModel, sequences: list[np.ndarray]) -> np.ndarray:
+    outputs = [Outputs(dense=True)] * len(sequences)
+    return np.stack([each.dense for each in model.launch(sequences, outputs)()])
+
+
+async def test_both_have_the_vectors_of_a_lonely_forward(model: EmbeddingModel) -> None:
+    rng = np.random.default_rng(0)
+    long = [rng.integers(5, 100, 200) for _ in range(8)]
+    short = [rng.integers(5, 100, 7)]
+    alone, alone_short = dense(model, long), dense(model, short)
+    ended: list[str] = []
+    both_wait = threading.Event()
+
+    def run_long() -> np.ndarray:
+        both_wait.wait()
+        found = dense(model, long)
+        ended.append("long")
+        return found
+
+    def run_short() -> np.ndarray:
+        found = dense(model, short)
+        ended.append("short")
+        return found
+
+    thread = DeviceThread("device")
+    running = asyncio.create_task(thread.run(run_long))
+    preempting = asyncio.create_task(thread.run(run_short, preempts=True))
+    while len(thread._pending) < 2:  # noqa: ASYNC110 - turns, not time
+        await asyncio.sleep(0)
+    both_wait.set()
+    np.testing.assert_array_equal(await running, alone)
+    np.testing.assert_array_equal(await preempting, alone_short)
+    assert ended == ["short", "long"]
+    await thread.close(10)
+
+
+def test_the_long_forward_goes_on_with_its_own_number_of_threads(monkeypatch) -> None:
+    def run_with_fewer_threads() -> bool:
+        torch.set_num_threads(1)
+        return True
+
+    threads = torch.get_num_threads()
+    monkeypatch.setattr(backbone, "run_preempting_call", run_with_fewer_threads)
+    try:
+        torch.set_num_threads(2)
+        backbone.preemption_point()
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("model", ["encoder", "decoder"], indirect=True)
+def test_attention_over_a_long_text_stops_between_its_heads(
+    model: EmbeddingModel, monkeypatch
+) -> None:
+    text = [np.random.default_rng(0).integers(5, 100, 300)]
+    points = 0
+
+    def count() -> bool:
+        nonlocal points
+        points += 1
+        return False
+
+    monkeypatch.setattr(backbone, "run_preempting_call", count)
+    at_once, points_at_once = dense(model, text), points
+    points = 0
+    monkeypatch.setattr(backbone, "_SCORES_OF_A_CALL", 1)
+    np.testing.assert_array_equal(dense(model, text), at_once)
+    assert points > points_at_once
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimulatedCuda]:
+    monkeypatch.setattr(backbone, "make_buckets", lambda: iter(BUCKETS))
+    monkeypatch.setattr(
+        cuda_graphs, "_seconds", lambda forward, _: 1 if isinstance(forward, GraphedForward) else 2
+    )
+    with simulated_cuda() as device:
+        yield device
+
+
+def target(dtype: torch.dtype) -> Target:
+    return Target(CUDA, dtype, choose_backend(CUDA, dtype))
+
+
+def load_m3(folder: Path, dtype: torch.dtype = torch.float16) -> M3Embedder:
+    return load_m3_embedder("m3", folder, 8192, target(dtype))
+
+
+def load_with_graphs(folder: Path, dtype: torch.dtype = torch.float16) -> M3Embedder:
+    model = load_m3(folder, dtype)
+    model.capture_graphs()
+    return model
+
+
+def sequences(*lengths: int) -> list[TokenIds]:
+    return [np.full(length, 5, np.int64) for length in lengths]
+
+
+def test_a_small_batch_is_one_launch_and_a_large_one_as_many_as_before(
+    cuda: SimulatedCuda, tiny_m3: Path
+) -> None:
+    model = load_with_graphs(tiny_m3)
+    assert model.info.paths["launch"] == "graphs"
+    for lengths in (7,), (20, 1, 3), (64,), (8,) * 8:
+        with cuda.forward() as launches:
+            collect = model.launch(sequences(*lengths), [Outputs(dense=True)] * len(lengths))
+        assert launches["graph"] == 1
+        assert launches.total() == WITH_GRAPH + 1
+        assert len(collect()) == len(lengths)
+    for lengths in (65,), (1,) * 9:
+        with cuda.forward() as launches:
+            model.launch(sequences(*lengths), [Outputs(dense=True)] * len(lengths))
+        assert launches["graph"] == 0
+        assert launches["_flash_attention_forward"] == 2
+
+
+def test_pairs_that_begin_alike_are_one_launch_too(cuda: SimulatedCuda, tiny_qwen: Path) -> None:
+    model: QwenReranker = load_qwen_reranker("qwen", tiny_qwen, 512, 16, target(torch.bfloat16))
+    model.capture_graphs()
+    with cuda.forward() as launches:
+        collect = model.launch(sequences(20, 20, 20), [EVERY] * 3)
+    assert launches["graph"] == 1
+    assert launches["_flash_attention_forward"] == 0
+    assert len(collect()) == 3
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_two_batches_under_way_do_not_touch_each_others_results(
+    cuda: SimulatedCuda, tiny_m3: Path, dtype: torch.dtype
+) -> None:
+    model = load_with_graphs(tiny_m3, dtype)
+    for _ in range(3):
+        with cuda.forward() as launches:
+            first = model.launch(sequences(5, 9), [EVERY] * 2)
+            second = model.launch(sequences(30), [EVERY])
+        assert launches["graph"] == 2
+        assert len(second()) == 1
+        assert len(first()) == 2
+
+
+def test_results_that_lie_where_the_graph_writes_would_be_noticed(
+    cuda: SimulatedCuda, tiny_m3: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = load_with_graphs(tiny_m3, torch.float32)
+    monkeypatch.setattr(torch.Tensor, "clone", lambda self: self)
+    model.launch(sequences(5), [EVERY])
+    with pytest.raises(CudaMisuseError, match="a copy still reads"):
+        model.launch(sequences(9), [EVERY])
+
+
+def test_without_memory_for_a_graph_all_is_launched_plainly(
+    cuda: SimulatedCuda, tiny_m3: Path
+) -> None:
+    model = load_m3(tiny_m3)
+    cuda.out_of_memory_at_capture = True
+    with capture_logs() as logs:
+        model.capture_graphs()
+    assert [line["event"] for line in logs] == ["path_refused"]
+    assert model.info.paths["launch"] == "eager"
+    assert [(each.operation, each.path) for each in model.info.refused] == [("launch", "graphs")]
+    check_plain(cuda, model)
+
+
+def test_after_a_capture_that_cuda_ended_the_device_works_and_its_memory_is_reused(
+    cuda: SimulatedCuda, tiny_m3: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = load_m3(tiny_m3)
+    told = []
+    for name in ("_cuda_endAllocateToPool", "_cuda_releasePool"):
+        monkeypatch.setattr(
+            torch._C, name, lambda *arguments, name=name: told.append((name, *arguments))
+        )
+    cuda.fails_at_capture_end = True
+    model.capture_graphs()
+    assert told == [("_cuda_endAllocateToPool", 0, (0, 1)), ("_cuda_releasePool", 0, (0, 1))]
+    assert model.info.refused[0].reason == "raises RuntimeError"
+    check_plain(cuda, model)
+
+
+def check_plain(cuda: SimulatedCuda, model: M3Embedder) -> None:
+    assert cuda.current is cuda.main
+    with cuda.forward() as launches:
+        collect = model.launch(sequences(5, 9), [EVERY] * 2)
+    assert launches["graph"] == 0
+    assert len(collect()) == 2
+
+
+def test_the_budget_is_measured_beside_the_memory_of_every_models_graphs(
+    cuda: SimulatedCuda, tiny_m3: Path, tiny_reranker: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    captures_before = []
+
+    def free_memory(*_: object) -> tuple[int, int]:
+        captures_before.append(cuda.captures)
+        return 2**20, 2**30
+
+    monkeypatch.setattr(torch.cuda, "mem_get_info", free_memory)
+    models = load(
+        Settings(embedding_model=str(tiny_m3), reranker_model=str(tiny_reranker), device="cuda:0")
+    )
+    assert [info.paths["launch"] for info in models.infos] == ["graphs", "graphs"]
+    assert set(captures_before) == {2 * len(BUCKETS)}
+
+
+def test_a_model_that_is_loaded_later_has_graphs_and_others_are_launched_meanwhile(
+    cuda: SimulatedCuda, tiny_m3: Path, tiny_reranker: Path
+) -> None:
+    serving = load_with_graphs(tiny_m3)
+    settings = Settings(
+        embedding_model=str(tiny_m3), reranker_model="none", device="cuda:0", dtype="float16"
+    )
+    entry = ModelEntry(name=str(tiny_reranker), task="rerank")
+    placed = EntryLoader(settings).plan(entry).load()
+    (placed_model,) = placed.models
+    steps = placed_model.measure(False)
+    measured = None
+    served = 0
+    while measured is None:
+        measured = next(steps)
+        with cuda.forward() as launches:
+            collect = serving.launch(sequences(5, 9), [EVERY] * 2)
+        assert launches["graph"] == 1
+        assert len(collect()) == 2
+        served += 1
+    assert served > 3 * len(BUCKETS)
+    assert placed.describe().paths["launch"] == "graphs"
+    with cuda.forward() as launches:
+        collect_scores = placed_model.model.launch(sequences(7), [Outputs()])
+    assert launches["graph"] == 1
+    assert len(collect_scores()) == 1

@@ -1,5 +1,6 @@
-"""The lean encoder against transformers' own modules, packed alike, for any shape of checkpoint."""
+"""The encoder: its config.json, and its states against those of transformers' own modules."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,9 +10,10 @@ import torch
 from torch.nn import functional
 from transformers import AutoModel, BertConfig, RobertaConfig, XLMRobertaConfig
 
+from smart_embedder.errors import StartupError
 from smart_embedder.models.batch.packing import PositionScheme, pack
 from smart_embedder.models.checkpoint.weights import Weights
-from smart_embedder.models.families.bert import EncoderConfig, EncoderParameters, make_encoder
+from smart_embedder.models.families.bert import Encoder, EncoderConfig, make_encoder
 from smart_embedder.models.ops.choose import choose_backend
 from tests.support.packed_reference import packed_states, register
 
@@ -47,37 +49,35 @@ def random_sequences(lengths=LENGTHS) -> list[np.ndarray]:
     return [rng.integers(0, 120, length) for length in lengths]
 
 
-def parameters_of(model) -> EncoderParameters:
+def config_of(model) -> EncoderConfig:
     config = model.config
-    roberta = config.model_type != "bert"
-    return EncoderParameters(
-        Weights(Path("model"), model.state_dict()),
-        EncoderConfig(
-            vocabulary=config.vocab_size,
-            width=config.hidden_size,
-            inner_width=config.intermediate_size,
-            layers=config.num_hidden_layers,
-            heads=config.num_attention_heads,
-            positions=config.max_position_embeddings,
-            types=config.type_vocab_size,
-            activation=config.hidden_act,
-            epsilon=config.layer_norm_eps,
-            padding=config.pad_token_id if roberta else None,
-        ),
-        CPU,
-        model.dtype,
+    return EncoderConfig(
+        vocabulary=config.vocab_size,
+        width=config.hidden_size,
+        inner_width=config.intermediate_size,
+        layers=config.num_hidden_layers,
+        heads=config.num_attention_heads,
+        positions=config.max_position_embeddings,
+        types=config.type_vocab_size,
+        activation=config.hidden_act,
+        epsilon=config.layer_norm_eps,
+        padding=None if config.model_type == "bert" else config.pad_token_id,
     )
+
+
+def encoder_of(model, config: EncoderConfig, attention: str = "sdpa") -> Encoder:
+    weights = Weights(Path("model"), model.state_dict(), dtype=model.dtype)
+    return make_encoder(weights, config, choose_backend(CPU, model.dtype, attention), model.dtype)
 
 
 def states_of(model, sequences, attention: str = "sdpa") -> tuple[torch.Tensor, torch.Tensor]:
     """The hidden states by the encoder, and by transformers' modules with the same parameters."""
-    parameters = parameters_of(model)
-    positions = parameters.config.position_scheme
-    packed = pack(sequences, device=CPU, positions=positions, multiple=32)
+    config = config_of(model)
+    packed = pack(sequences, device=CPU, positions=config.position_scheme, multiple=32)
     with torch.inference_mode():
         types = torch.zeros_like(packed.input_ids)
         expected = packed_states(model, packed, token_type_ids=types)
-        actual = make_encoder(parameters, choose_backend(CPU, model.dtype, attention))(packed)
+        actual = encoder_of(model, config, attention)(packed)
     assert actual.dtype == model.dtype
     # What rounds the row up belongs to nobody.
     return actual[: packed.real_tokens], expected[: packed.real_tokens]
@@ -120,12 +120,88 @@ def test_bfloat16_states_point_where_those_in_float32_do(family: str) -> None:
 
 
 def test_one_of_fewer_layers_has_the_first_of_them() -> None:
-    parameters = parameters_of(make_model(make_config("xlm-roberta", width=32, layers=37)))
+    model = make_model(make_config("xlm-roberta", width=32, layers=37))
     packed = pack(random_sequences(), device=CPU, positions=PositionScheme(1))
-    first = replace(parameters.config, layers=3)
-    encoders = []
-    for config in (parameters.config, first):
-        parameters.config = config
-        encoders.append(make_encoder(parameters, choose_backend(CPU, torch.float32)))
-    deep, three_layers = encoders
-    assert torch.equal(deep.with_fewer_layers()[0](packed), three_layers(packed))
+    config = config_of(model)
+    few, times = encoder_of(model, config).with_fewer_layers()
+    assert times == 37 / 3
+    assert torch.equal(few(packed), encoder_of(model, replace(config, layers=3))(packed))
+
+
+SIZES = {
+    "vocab_size": 120,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
+
+
+def read(folder: Path, model_type: str = "xlm-roberta", **changes) -> EncoderConfig:
+    config = SIZES | {"model_type": model_type} | changes
+    (folder / "config.json").write_text(json.dumps(config))
+    return EncoderConfig.read(folder)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "theirs"), [("xlm-roberta", XLMRobertaConfig()), ("bert", BertConfig())]
+)
+def test_what_is_left_out_is_as_in_transformers(model_type, theirs, tmp_path: Path) -> None:
+    ours = read(tmp_path, model_type)
+    assert ours.positions == theirs.max_position_embeddings
+    assert ours.types == theirs.type_vocab_size
+    assert ours.activation == theirs.hidden_act
+    assert ours.epsilon == theirs.layer_norm_eps
+    assert ours.padding in {None, theirs.pad_token_id}
+
+
+def test_roberta_counts_positions_from_behind_the_padding_id(tmp_path: Path) -> None:
+    assert read(tmp_path, max_position_embeddings=70, pad_token_id=1).max_length == 68
+    assert read(tmp_path, "bert", max_position_embeddings=70, pad_token_id=1).max_length == 70
+
+
+@pytest.mark.parametrize(
+    ("model_type", "types", "offset"),
+    [("bert", 2, 70), ("bert", 3, 70), ("bert", 1, 0), ("xlm-roberta", 2, 0), ("roberta", 1, 0)],
+)
+def test_only_a_bert_with_types_reads_a_second_segment_behind_the_first(
+    tmp_path: Path, model_type, types, offset
+) -> None:
+    sizes = {"max_position_embeddings": 70, "type_vocab_size": types, "pad_token_id": 3}
+    config = read(tmp_path, model_type, **sizes)
+    padding = None if model_type == "bert" else 3
+    assert config.position_scheme == PositionScheme(padding, offset)
+    assert config.reads_segments == bool(offset)
+
+
+@pytest.mark.parametrize("kind", ["relative_key", "relative_key_query"])
+def test_positions_that_nothing_computes_are_refused(tmp_path: Path, kind: str) -> None:
+    assert read(tmp_path, position_embedding_type="absolute").width == 32
+    with pytest.raises(StartupError, match=f"has positions of type {kind}, which transformers"):
+        read(tmp_path, position_embedding_type=kind)
+
+
+def test_parameters_are_those_of_the_products(tmp_path: Path) -> None:
+    assert read(tmp_path).parameters == 2 * (4 * 32 * 32 + 2 * 32 * 64)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"model_type": "gpt2"}, "of type gpt2; known here: xlm-roberta, "),
+        ({"model_type": None}, "of type None; known here"),
+        ({"is_decoder": True}, "holds a decoder; an encoder is needed"),
+        ({"hidden_act": "silu"}, "the activation silu; known here: gelu, gelu_new"),
+        ({"hidden_act": ["gelu"]}, "the activation .* known here"),
+        ({"hidden_size": 30}, "30 numbers, which 4 heads cannot share"),
+        ({"num_hidden_layers": 0}, "no usable num_hidden_layers: 0"),
+        ({"intermediate_size": "64"}, "no usable intermediate_size: 64"),
+        ({"vocab_size": None}, "no usable vocab_size: None"),
+        ({"vocab_size": True}, "no usable vocab_size: True"),
+        ({"pad_token_id": -1}, "no usable pad_token_id: -1"),
+        ({"layer_norm_eps": "small"}, "no usable layer_norm_eps: small"),
+    ],
+)
+def test_what_makes_no_sense_is_told(changes, sentence, tmp_path: Path) -> None:
+    with pytest.raises(StartupError, match=sentence):
+        read(tmp_path, **changes)

@@ -1,12 +1,11 @@
-"""The decoder against transformers' own modules, packed alike, for any shape of checkpoint."""
+"""The decoder: its config.json, and its states against those of transformers' own modules."""
 
-from dataclasses import replace
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from torch.nn import functional
 from transformers import AutoModel, Qwen3Config, Qwen3ForCausalLM
 
@@ -15,6 +14,7 @@ from smart_embedder.models.batch.packing import pack
 from smart_embedder.models.checkpoint.weights import Weights
 from smart_embedder.models.families.backbone import Backbone, Target
 from smart_embedder.models.families.load import load_decoder
+from smart_embedder.models.families.qwen3 import DecoderConfig
 from smart_embedder.models.ops.choose import choose_backend
 from smart_embedder.models.ops.native import load_library
 from tests.support.packed_reference import packed_states, register
@@ -115,6 +115,7 @@ def test_what_is_shared_has_the_states_of_each_text_alone(folder: Path, attentio
         {"num_hidden_layers": 1, "rms_norm_eps": 0.1},
         {"rope_parameters": {"rope_type": "default", "rope_theta": 100.0}},
         {"hidden_size": 1024, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128},
+        {"kind": Qwen3ForCausalLM},  # With a vocabulary's head.
     ],
 )
 def test_every_shape_is_computed(changes, tmp_path: Path) -> None:
@@ -134,13 +135,6 @@ def test_bfloat16_states_point_where_those_in_float32_do(attention, changes, tmp
     assert functional.cosine_similarity(actual, expected_states(tmp_path)).min() > 0.999
 
 
-def test_a_model_with_a_vocabulary_head_has_the_same_states(tmp_path: Path) -> None:
-    save(tmp_path, kind=Qwen3ForCausalLM)
-    torch.testing.assert_close(
-        states_of(tmp_path, target()), expected_states(tmp_path), rtol=0, atol=1e-5
-    )
-
-
 def test_a_text_does_not_depend_on_its_company(folder: Path) -> None:
     how = target("native" if load_library() else "sdpa", torch.bfloat16)
     together = states_of(folder, how, (44, 700))
@@ -148,35 +142,67 @@ def test_a_text_does_not_depend_on_its_company(folder: Path) -> None:
     torch.testing.assert_close(together[:44].float(), alone.float(), rtol=0, atol=0.05)
 
 
-def test_the_longest_text_is_what_the_model_has_positions_for(folder: Path) -> None:
-    assert load(folder, target()).max_length == 3000
+SIZES = {
+    "vocab_size": 120,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 100,
+}
 
 
-@pytest.mark.parametrize(("layers", "times"), [(28, 14), (3, 1.5), (1, 1)])
-def test_it_tells_how_many_times_as_many_layers_it_has(layers, times, tmp_path) -> None:
-    assert load(save(tmp_path, num_hidden_layers=layers), target()).with_fewer_layers()[1] == times
+def read(folder: Path, **changes) -> DecoderConfig:
+    config = {"model_type": "qwen3"} | SIZES | changes
+    (folder / "config.json").write_text(json.dumps(config))
+    return DecoderConfig.read(folder)
 
 
-def test_8_bits_are_refused(folder: Path) -> None:
-    with pytest.raises(StartupError, match="DTYPE=int8 is for models of bge-m3's .* type qwen3"):
-        load(folder, replace(target(), quantized=True))
+def test_what_is_left_out_is_as_in_transformers(tmp_path: Path) -> None:
+    ours, theirs = read(tmp_path), Qwen3Config()
+    assert ours.head_width == theirs.head_dim
+    assert ours.epsilon == theirs.rms_norm_eps
+    assert ours.theta == theirs.rope_parameters["rope_theta"]
+    assert ours.tied == theirs.tie_word_embeddings
 
 
-def change(folder: Path, name: str, tensor: torch.Tensor | None) -> None:
-    weights = load_file(folder / "model.safetensors")
-    del weights[name]
-    if tensor is not None:
-        weights[name] = tensor
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rope_theta": 1_000_000},
+        {"rope_theta": 1_000_000, "rope_scaling": None},
+        {"rope_theta": 5, "rope_parameters": {"rope_theta": 1e6, "rope_type": "default"}},
+    ],
+)
+def test_the_rotarys_base_is_read_where_any_version_writes_it(changes, tmp_path: Path) -> None:
+    assert read(tmp_path, **changes).theta == 1e6
 
 
-def test_a_missing_tensor_is_never_filled_with_random_numbers(folder: Path) -> None:
-    change(folder, "layers.1.mlp.up_proj.weight", None)
-    with pytest.raises(StartupError, match=r"lacks the tensor layers\.1\.mlp\.up_proj\.weight"):
-        load(folder, target())
+def test_parameters_are_those_of_the_products(tmp_path: Path) -> None:
+    config = read(tmp_path, head_dim=16)
+    assert config.parameters == 2 * 32 * (2 * 4 * 16 + 2 * 2 * 16 + 3 * 64)
 
 
-def test_a_tensor_of_another_shape_is_an_error(folder: Path) -> None:
-    change(folder, "norm.weight", torch.ones(31))
-    with pytest.raises(StartupError, match=r"another shape for the tensor norm\.weight"):
-        load(folder, target())
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"model_type": "gpt2"}, "of type gpt2, not a Qwen3 model"),
+        ({"hidden_act": "gelu"}, "has hidden_act gelu; known here: silu"),
+        ({"attention_bias": True}, "has attention_bias True; known here: False"),
+        ({"use_sliding_window": True}, "has use_sliding_window True; known here: False"),
+        ({"rope_scaling": {"type": "yarn"}}, "rotary positions of type yarn; known here: default"),
+        ({"rope_parameters": {"rope_type": "linear"}}, "positions of type linear"),
+        ({"rope_parameters": "none"}, "no usable rope_parameters: none"),
+        ({"rope_theta": "high"}, "no usable rope_theta: high"),
+        ({"rope_theta": 0}, "no usable rope_theta: 0"),
+        ({"rms_norm_eps": -1}, "no usable rms_norm_eps: -1"),
+        ({"num_key_value_heads": 3}, "4 heads of 128 numbers, which 3 heads of keys cannot serve"),
+        ({"head_dim": 7}, "4 heads of 7 numbers"),
+        ({"num_hidden_layers": 0}, "no usable num_hidden_layers: 0"),
+        ({"max_position_embeddings": None}, "no usable max_position_embeddings: None"),
+    ],
+)
+def test_what_cannot_be_computed_is_told(changes, sentence, tmp_path: Path) -> None:
+    with pytest.raises(StartupError, match=sentence):
+        read(tmp_path, **changes)

@@ -210,21 +210,6 @@ def test_code_of_a_checkpoint_is_never_run(known, tokenizer, tmp_path, float32_t
     assert not ran.exists()
 
 
-def without_a_tensor(folder: Path) -> None:
-    weights = load_file(folder / "model.safetensors")
-    weights.pop(next(name for name in weights if "q_proj" in name or "query" in name))
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-
-
-def test_a_missing_tensor_of_any_family_stops_the_start(
-    tokenizer, tmp_path, float32_target
-) -> None:
-    folder = save_family(tmp_path / "gemma", "embedding-gemma", tokenizer)
-    without_a_tensor(folder)
-    with pytest.raises(StartupError, match=r"lacks the tensor layers\.0\.self_attn\.q_proj"):
-        load(folder, float32_target)
-
-
 @pytest.mark.parametrize("positions", [3, 24])
 def test_a_model_of_few_positions_is_measured_with_texts_that_it_can_read(
     positions: int, tokenizer, tmp_path: Path, float32_target: Target
@@ -264,35 +249,37 @@ def test_a_padded_model_whose_masks_are_mapped_over_the_batch_is_loaded(
     assert_close(embed(model, TEXTS), reference_vectors(folder, TEXTS))
 
 
-def test_positions_that_nothing_computes_are_refused(
-    tokenizer, tmp_path: Path, float32_target: Target
-) -> None:
-    folder = save_family(tmp_path / "bert", "bert", tokenizer)
-    change(folder / "config.json", position_embedding_type="relative_key_query")
-    with pytest.raises(StartupError, match="has positions of type relative_key_query"):
-        load(folder, float32_target)
-    change(folder / "config.json", model_type="electra")
-    with pytest.raises(StartupError, match="has positions of type relative_key_query"):
-        load(folder, float32_target)
+def lose_a_tensor(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    weights.pop(next(name for name in weights if "q_proj" in name))
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("damage", "message"),
     [
-        (
-            {"model_type": "brain"},
-            "holds a model of type brain, which transformers .* does not know",
-        ),
+        (lose_a_tensor, r"lacks the tensor layers\.0\.self_attn\.q_proj"),
+        ({"model_type": "brain"}, "holds a model of type brain, which transformers .* does not kn"),
         ({"model_type": "vit", "image_size": 30}, "of type vit, which reads images or sound"),
         ({"audio_config": {}}, "of type gemma3_text, which reads images or sound"),
         ({"vision_config": {}}, "of type gemma3_text, which reads images or sound"),
+        (
+            {"position_embedding_type": "relative_key_query"},
+            "has positions of type relative_key_query, which transformers",
+        ),
+        ({"rms_norm_eps": float("inf")}, "no usable rms_norm_eps: inf"),
+        ({"vocab_size": 10**9}, "describes a model of .* numbers, and its weights have"),
+        ({"vocab_size": 650}, "transformers cannot load the model in .*: You set"),
     ],
 )
-def test_what_reads_no_texts_says_why(
-    changes, message, tokenizer, tmp_path, float32_target
+def test_what_cannot_be_loaded_says_why(
+    damage, message, tokenizer, tmp_path, float32_target
 ) -> None:
     folder = save_family(tmp_path / "gemma", "embedding-gemma", tokenizer)
-    change(folder / "config.json", **changes)
+    if callable(damage):
+        damage(folder)
+    else:
+        change(folder / "config.json", **damage)
     with pytest.raises(StartupError, match=message) as caught:
         load(folder, float32_target)
     assert "\n" not in str(caught.value)
