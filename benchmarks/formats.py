@@ -20,9 +20,15 @@ import safetensors
 
 from smart_embedder.api.formats import arrow, binary
 from smart_embedder.api.formats import vectors as json_answer
-from smart_embedder.api.formats.vectors import EmbeddingAnswer, VectorOptions
+from smart_embedder.api.formats.vectors import EmbeddingAnswer
 from smart_embedder.api.negotiation import compress
-from smart_embedder.engine.records import EmbeddingResult, Outputs, SparseVector, TextEmbedding
+from smart_embedder.engine.records import (
+    EmbeddingResult,
+    EmbedRequest,
+    Outputs,
+    SparseVector,
+    TextEmbedding,
+)
 from smart_embedder.observability.tracing import Timings
 from smart_embedder.vectors import OutputDtype
 from tools.table import markdown
@@ -36,12 +42,13 @@ Chunks = Iterable[bytes | memoryview]
 Format = tuple[Callable[[EmbeddingAnswer], Chunks], Callable[[Any], Any]]
 
 
-def answer_of(texts: int, tokens: int, options: VectorOptions) -> EmbeddingAnswer:
+def answer_of(texts: int, tokens: int, dtype: OutputDtype) -> EmbeddingAnswer:
     """An answer with random vectors of unit length."""
     random = np.random.default_rng(0)
     embeddings = [_embedding(random, tokens) for _ in range(texts)]
     result = EmbeddingResult(embeddings, [], texts * tokens, Timings(0, 0, 0, 0))
-    return EmbeddingAnswer(["text"] * texts, result, {"model_name": "bge-m3"}, options)
+    request = EmbedRequest(["text"] * texts, _ALL, output_dtype=dtype)
+    return EmbeddingAnswer(request, result, {"model_name": "bge-m3"})
 
 
 def _embedding(random: np.random.Generator, tokens: int) -> TextEmbedding:
@@ -107,7 +114,7 @@ def main() -> None:
     rows, json_seconds = [], 0.0
     for name, form in FORMATS.items():
         for dtype in dtypes[name]:
-            answer = answer_of(_TEXTS, _TOKENS, VectorOptions(_ALL, dtype))
+            answer = answer_of(_TEXTS, _TOKENS, dtype)
             size, made, taken = measure(answer, form)
             json_seconds = json_seconds or made
             figures = (f"{size / 1e6:.1f}", f"{size / raw_bytes(answer):.3f}", f"{1000 * made:.0f}")

@@ -12,15 +12,15 @@ records. `SyncEngine` is the same where there is no event loop.
 import asyncio
 import threading
 from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from smart_embedder.engine import EmbeddingOptions, FusionWeights, RerankRequest
+from smart_embedder.engine import EmbeddingOptions, EmbedRequest, FusionWeights, RerankRequest
 from smart_embedder.engine import Engine as ServiceEngine
-from smart_embedder.engine.records import NO_OPTIONS, FloatArray, Truncation
+from smart_embedder.engine.records import NO_OPTIONS, FloatArray, Outputs, Truncation
 from smart_embedder.models.load import load_models
 from smart_embedder.settings import NO_RERANKER, Settings
 
@@ -102,9 +102,9 @@ class Engine:
         `client` names whom the texts are for: clients share the device fairly. Raises the errors of
         `smart_embedder.engine.Engine.embed`.
         """
-        result = await self._engine.embed(
-            [*texts], dense=dense, sparse=sparse, colbert=colbert, options=options, client=client
-        )
+        how = {each.name: getattr(options, each.name) for each in fields(EmbeddingOptions)}
+        request = EmbedRequest([*texts], Outputs(dense, sparse, colbert), client=client, **how)
+        result = await self._engine.embed(request)
         embeddings = result.embeddings
         weights = [each.sparse for each in embeddings if each.sparse is not None]
         return Vectors(

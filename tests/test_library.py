@@ -14,10 +14,11 @@ import smart_embedder
 from smart_embedder import Engine, SyncEngine
 from smart_embedder.engine import Engine as ServiceEngine
 from smart_embedder.engine import RerankRequest
-from smart_embedder.engine.records import EmbeddingOptions, TruncationOptions
+from smart_embedder.engine.records import EmbeddingOptions, EmbedRequest, TruncationOptions
 from smart_embedder.errors import StartupError, TextTooLongError
 from smart_embedder.models.load import load_models
 from smart_embedder.settings import Settings
+from tests.engine.fakes import ALL
 
 TEXTS = ["a short text", "hybrid search with sparse and dense vectors", "one"]
 
@@ -38,7 +39,7 @@ async def test_arrays_are_the_vectors_of_the_services_engine(tiny_m3: Path) -> N
         device="cpu",
     )
     async with ServiceEngine(settings, load_models) as engine:
-        expected = await engine.embed(TEXTS)
+        expected = await engine.embed(EmbedRequest(TEXTS, ALL))
         scores = (await engine.rerank(RerankRequest(TEXTS[0], TEXTS))).scores
     library = Engine(str(tiny_m3), dtype="float32", device="cpu", reranker="late-interaction")
     await library.start()
@@ -76,7 +77,9 @@ def test_errors_and_truncations_reach_the_caller(sync_engine: SyncEngine) -> Non
     (cut,) = sync_engine.embed(long).truncations
     assert cut.original_tokens > cut.max_tokens
     with pytest.raises(TextTooLongError):
-        sync_engine.embed(long, options=EmbeddingOptions(TruncationOptions(truncate=False)))
+        sync_engine.embed(
+            long, options=EmbeddingOptions(truncation=TruncationOptions(truncate=False))
+        )
 
 
 def test_a_failed_start_names_its_reason_and_leaves_no_thread(tmp_path: Path) -> None:

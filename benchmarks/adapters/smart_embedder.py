@@ -7,11 +7,12 @@ import numpy as np
 
 from benchmarks.adapters.interface import Setting, Vectors
 from smart_embedder.engine import Engine
-from smart_embedder.engine.records import EmbeddingResult
+from smart_embedder.engine.records import EmbeddingResult, EmbedRequest, Outputs
 from smart_embedder.models.load import load_models
 from smart_embedder.settings import Settings
 
 PACKAGE = "smart-embedder"
+_ALL = Outputs(dense=True, sparse=True, colbert=True)
 
 
 class Adapter:
@@ -26,7 +27,7 @@ class Adapter:
 
     def encode(self, texts: list[str], _setting: Setting) -> EmbeddingResult:
         """Dense, sparse and ColBERT vectors."""
-        return self._runner.run(self._engine.embed(texts))
+        return self._runner.run(self._engine.embed(EmbedRequest(texts, _ALL)))
 
     def vectors(self, answer: EmbeddingResult) -> Vectors:
         """The engine's arrays, joined."""

@@ -18,7 +18,8 @@ from typing import Any
 import torch
 
 from benchmarks.workload import QUERIES, Lengths, draw_texts
-from smart_embedder.engine import Engine
+from smart_embedder.engine import EmbedRequest, Engine
+from smart_embedder.engine.records import Outputs
 from smart_embedder.models.load import load_models
 from smart_embedder.settings import Settings
 
@@ -43,9 +44,8 @@ async def own_seconds(engine: Engine, texts: list[str], *, every_kind: bool) -> 
     at_once = max(1, min(_TEXTS_IN_A_CALL, len(texts) // _LEAST_CALLS))
     calls = [texts[start : start + at_once] for start in range(0, len(texts), at_once)]
     began = time.perf_counter()
-    await asyncio.gather(
-        *(engine.embed(call, sparse=every_kind, colbert=every_kind) for call in calls)
-    )
+    outputs = Outputs(dense=True, sparse=every_kind, colbert=every_kind)
+    await asyncio.gather(*(engine.embed(EmbedRequest(call, outputs)) for call in calls))
     return time.perf_counter() - began
 
 
@@ -108,7 +108,7 @@ async def lone_query(engine: Engine) -> dict[str, float]:
     took = []
     for text in draw_texts(QUERIES, _QUERIES):
         began = time.perf_counter()
-        await engine.embed([text], sparse=False, colbert=False)
+        await engine.embed(EmbedRequest([text]))
         took.append(1000 * (time.perf_counter() - began))
     quantiles = statistics.quantiles(took, n=20)
     return {"p50_ms": statistics.median(took), "p95_ms": quantiles[-1], "min_ms": min(took)}

@@ -24,7 +24,7 @@ from deploy.ray.outputs import (
 )
 from smart_embedder import __version__
 from smart_embedder.engine import Engine
-from smart_embedder.engine.records import EmbeddingOptions, Outputs, TextEmbedding
+from smart_embedder.engine.records import EmbedRequest, Outputs, TextEmbedding
 from smart_embedder.errors import SmartEmbedderError, UnavailableError
 from smart_embedder.models.load import load_models
 from smart_embedder.observability.logs import configure_logs
@@ -34,7 +34,6 @@ Result = TypeVar("Result")
 
 # So many that the next ones are tokenised while the device computes.
 _TEXTS_AT_ONCE = 256
-_DOCUMENTS = EmbeddingOptions(input_type="document")
 _MODELS = "_models.json"
 _IN_WORK = 2
 
@@ -172,12 +171,7 @@ class BlockEmbedder:
         try:
             async with self._places:
                 result = await self._engine.embed(
-                    list(texts),
-                    dense=outputs.dense,
-                    sparse=outputs.sparse,
-                    colbert=outputs.colbert,
-                    normalize_dense=True,
-                    options=_DOCUMENTS,
+                    EmbedRequest(list(texts), outputs, normalize_dense=True, input_type="document")
                 )
         except UnavailableError:
             raise  # Not an error of a text: Ray tries the block again elsewhere.

@@ -12,7 +12,7 @@ from starlette.routing import compile_path
 from starlette.types import Scope
 
 from smart_embedder.access.tokens import DEFAULT_NAME
-from smart_embedder.engine.checks import AnswerMemory
+from smart_embedder.engine.records import AnswerMemory
 from smart_embedder.engine.scheduling.job import Purpose
 from smart_embedder.observability.metrics import EMBEDDING_ENDPOINT, RERANK_ENDPOINT
 from smart_embedder.observability.tracing import Stage

@@ -4,17 +4,20 @@ Knows nothing of HTTP.
 """
 
 from smart_embedder.engine.engine import Engine
-from smart_embedder.engine.records import EmbeddingOptions, TruncationOptions
-from smart_embedder.engine.requests.reranking import (
+from smart_embedder.engine.records import (
+    DEFAULT_URGENCY,
     ClassificationRequest,
+    EmbeddingOptions,
+    EmbedRequest,
     FusionWeights,
     RerankRequest,
+    TruncationOptions,
 )
-from smart_embedder.engine.scheduling.batcher import DEFAULT_URGENCY
 
 __all__ = [
     "DEFAULT_URGENCY",
     "ClassificationRequest",
+    "EmbedRequest",
     "EmbeddingOptions",
     "Engine",
     "FusionWeights",

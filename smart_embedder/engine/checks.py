@@ -1,25 +1,28 @@
-"""What the engine refuses: options without effect, texts that are too long, answers too large.
-
-The options of a request are checked against the models that serve it.
-"""
-
-import sys
+"""What the engine refuses: options without effect, and texts that are too long."""
 
 from smart_embedder.engine.model import Embedder, LoadedModels, Model, Reranker
 from smart_embedder.engine.records import (
-    EmbeddingOptions,
+    EmbedRequest,
     InputType,
     Outputs,
+    RerankRequest,
     Side,
     TokenizedPair,
     TokenizedText,
     Truncation,
+    TruncationOptions,
 )
-from smart_embedder.errors import InvalidRequestError, KindNotMadeError, TextTooLongError
+from smart_embedder.errors import (
+    EmptyInputError,
+    InvalidRequestError,
+    KindNotMadeError,
+    TextTooLongError,
+)
 from smart_embedder.settings.types import MAX_PROMPT_CHARACTERS
 
 # What sentence-transformers' encode_query and encode_document look for, in this order.
 _PROMPT_NAMES: dict[InputType | None, tuple[str, ...]] = {
+    None: (),
     "query": ("query",),
     "document": ("document", "passage", "corpus"),
 }
@@ -31,47 +34,46 @@ _KINDS = {
 }
 # Texts that an error names.
 _MOST_NAMED = 10
-# What an answer may hold for each byte of its request's body. The texts themselves and what reading
-# them takes may hold as much again.
-BYTES_PER_BODY_BYTE = 10
 
 
-def wanted_kinds(
-    models: LoadedModels,
-    *,
-    dense: bool | None,
-    sparse: bool | None,
-    colbert: bool | None,
-    states: bool = False,
-) -> Outputs:
-    """The kinds of vectors that a request asks for; None stands for what the models make."""
-    available = models.kinds
-    return Outputs(
-        available.dense if dense is None else dense,
-        available.sparse if sparse is None else sparse,
-        available.colbert if colbert is None else colbert,
-        states,
-    )
+def check_rendering(request: EmbedRequest) -> None:
+    """Raise `InvalidRequestError` where what is made of the vectors has no effect.
 
-
-def check_options(models: LoadedModels, outputs: Outputs, options: EmbeddingOptions) -> None:
-    """Check the kinds of vectors and every option but prompts, which `find_prompt` checks.
-
-    Raises `InvalidRequestError` for an option that would have no effect, and `KindNotMadeError` for
-    a kind of vectors that no model makes.
+    This needs no model, so it is known before one is waited for.
     """
-    _check_kinds(models, outputs)
-    if options.dimensions is not None:
-        _check_dimensions(models.dense_model, outputs, options.dimensions)
-    if options.return_tokens and not (outputs.sparse or outputs.colbert):
+    if request.output_dtype != "float32" and not (request.outputs.dense or request.outputs.colbert):
         raise InvalidRequestError(
-            "the option return_tokens has no effect on dense vectors, which no token stands "
-            "behind: leave it out, or ask for sparse or colbert"
+            "the option output_dtype has no effect without dense and ColBERT vectors: leave it "
+            "out, or ask for one of them"
+        )
+    if request.colbert_pool_factor is None:
+        return
+    if not request.outputs.colbert:
+        raise InvalidRequestError(
+            "the option colbert_pool_factor has no effect without ColBERT vectors: leave it "
+            "out, or set return_colbert to true"
+        )
+    if "query" in {request.input_type, request.muvera}:
+        raise InvalidRequestError(
+            "the option colbert_pool_factor is for documents, and these are queries, which "
+            "need all of their vectors: leave it out"
+        )
+    if request.return_tokens:
+        raise InvalidRequestError(
+            "the options return_tokens and colbert_pool_factor exclude each other, because no "
+            "single token stands behind a pooled vector: send one"
         )
 
 
-def _check_kinds(models: LoadedModels, outputs: Outputs) -> None:
-    available = models.kinds
+def check_embedding(models: LoadedModels, request: EmbedRequest) -> str:
+    """Check that something is asked for, and every option; returns the prompt of the dense model.
+
+    Raises `InvalidRequestError` for an option that would have no effect, and
+    `KindNotMadeError` for a kind of vectors that no model makes.
+    """
+    outputs, available = request.needed, models.kinds
+    if not outputs:
+        raise InvalidRequestError("nothing is asked for: choose dense, sparse or colbert")
     for kind, vectors in _KINDS.items():
         if getattr(outputs, kind) and not getattr(available, kind):
             known = ", ".join(known for each, known in _KINDS.items() if getattr(available, each))
@@ -80,6 +82,14 @@ def _check_kinds(models: LoadedModels, outputs: Outputs) -> None:
             raise KindNotMadeError(
                 f"{vectors} are not made here: {' and '.join(makers)} {verb} {known}"
             )
+    if request.dimensions is not None:
+        _check_dimensions(models.dense_model, outputs, request.dimensions)
+    if request.return_tokens and not (outputs.sparse or outputs.colbert):
+        raise InvalidRequestError(
+            "the option return_tokens has no effect on dense vectors, which no token stands "
+            "behind: leave it out, or ask for sparse or colbert"
+        )
+    return _find_prompt(models, outputs, request)
 
 
 def _check_dimensions(model: Embedder, outputs: Outputs, dimensions: int) -> None:
@@ -108,41 +118,46 @@ def _check_dimensions(model: Embedder, outputs: Outputs, dimensions: int) -> Non
         )
 
 
-def find_prompt(models: LoadedModels, outputs: Outputs, options: EmbeddingOptions) -> str:
-    """The prompt that the dense model reads: the one that the options name, else its default.
-
-    Raises `InvalidRequestError` for a prompt that would have no effect, or that is unknown.
-    """
-    given = [name for name in ("prompt", "prompt_name") if getattr(options, name) is not None]
-    of_type = options.input_type is not None or bool(options.preferred_prompts)
-    if len(given) + of_type > 1:
-        excluded = [*given, *(["input_type"] if of_type else [])]
+def _find_prompt(models: LoadedModels, outputs: Outputs, request: EmbedRequest) -> str:
+    """The prompt that the dense model reads: the one that the request names, else its default."""
+    model, prompt, name = models.dense_model, request.prompt, request.prompt_name
+    of_type = request.input_type is not None or bool(request.preferred_prompts)
+    options = {"prompt": prompt is not None, "prompt_name": name is not None, "input_type": of_type}
+    if sum(options.values()) > 1:
+        given = " and ".join(option for option, is_given in options.items() if is_given)
+        raise InvalidRequestError(f"the options {given} exclude each other: send one")
+    is_named = prompt is not None or name is not None
+    if is_named and models.dense is not None and not (outputs.dense or outputs.states):
         raise InvalidRequestError(
-            f"the options {' and '.join(excluded)} exclude each other: send one"
+            f"the option {'prompt_name' if prompt is None else 'prompt'} has no effect without "
+            f"dense vectors: it is for {model.name}, which makes these alone"
         )
-    model = models.dense_model
-    if not given:
-        names = options.preferred_prompts + _PROMPT_NAMES.get(options.input_type, ())
-        return next(
-            (model.prompts[each] for each in names if each in model.prompts), model.default_prompt
-        )
-    if models.dense is not None and not (outputs.dense or outputs.states):
-        raise InvalidRequestError(
-            f"the option {given[0]} has no effect without dense vectors: it is for {model.name}, "
-            "which makes these alone"
-        )
-    if options.prompt is not None:
-        if not 0 < len(options.prompt) <= MAX_PROMPT_CHARACTERS:
+    if prompt is not None:
+        if not 0 < len(prompt) <= MAX_PROMPT_CHARACTERS:
             raise InvalidRequestError(
-                f"the option prompt has {len(options.prompt)} characters: send 1 to "
+                f"the option prompt has {len(prompt)} characters: send 1 to "
                 f"{MAX_PROMPT_CHARACTERS}, or leave it out"
             )
-        return options.prompt
-    name = str(options.prompt_name)
-    if name not in model.prompts:
-        known = f"it has {', '.join(model.prompts)}" if model.prompts else "it has no prompts"
-        raise InvalidRequestError(f"the option prompt_name is unknown to {model.name}: {known}")
-    return model.prompts[name]
+        return prompt
+    if name is not None:
+        if name not in model.prompts:
+            known = f"it has {', '.join(model.prompts)}" if model.prompts else "it has no prompts"
+            raise InvalidRequestError(f"the option prompt_name is unknown to {model.name}: {known}")
+        return model.prompts[name]
+    for each in request.preferred_prompts + _PROMPT_NAMES[request.input_type]:
+        if each in model.prompts:
+            return model.prompts[each]
+    return model.default_prompt
+
+
+def check_reranking(request: RerankRequest) -> None:
+    """Raise `EmptyInputError` or `InvalidRequestError` where there is nothing to score."""
+    if not request.passages:
+        raise EmptyInputError("there are no passages to score")
+    if not isinstance(request.query, str) and len(request.query) != len(request.passages):
+        raise InvalidRequestError("there must be one query, or one for each passage")
+    if not all(map(str.strip, request.passages_by_query)):
+        raise EmptyInputError("the query is blank")
 
 
 def has_prompt_for(model: Embedder, input_type: InputType) -> bool:
@@ -157,15 +172,7 @@ def text_truncations(
 ) -> list[Truncation]:
     """The texts of `field` that were cut, from `side`."""
     return [
-        Truncation(
-            field=field,
-            index=index,
-            model=model.name,
-            max_tokens=len(text.ids),
-            original_tokens=text.original_tokens,
-            side=side,
-            exact=text.exact,
-        )
+        Truncation(field, index, model.name, len(text.ids), text.original_tokens, side, text.exact)
         for index, text in enumerate(texts)
         if text.truncated
     ]
@@ -186,9 +193,9 @@ def pair_truncations(model: Reranker, pairs: list[TokenizedPair], side: Side) ->
     return cuts
 
 
-def refuse_truncation(truncations: list[Truncation]) -> None:
-    """Raise `TextTooLongError`, which names the first text, if any text was truncated."""
-    if truncations:
+def check_truncations(truncations: list[Truncation], options: TruncationOptions) -> None:
+    """Raise `TextTooLongError`, which names the first text, if one was cut and may not be."""
+    if truncations and not options.truncate:
         problems = [
             {"pointer": cut.pointer, "message": _too_long(cut)} for cut in truncations[:_MOST_NAMED]
         ]
@@ -202,50 +209,3 @@ def _too_long(cut: Truncation) -> str:
         f"{text} has {count} tokens, and {cut.model} reads at most {cut.max_tokens} of it: "
         "shorten it, or let the option truncate cut it"
     )
-
-
-class AnswerMemory:
-    """Refuses an answer of more than `allowed` bytes; by default there is no limit.
-
-    `size` is always that of the whole answer, as far as it is known: of token ids, of vectors, of
-    what else is kept until the client has read it. What a forward needs on its device meanwhile is
-    limited by the token budget. `body_bytes` are those of the body, unpacked, that have arrived.
-    """
-
-    def __init__(self, allowed: int = sys.maxsize) -> None:
-        self._allowed = allowed
-        self._size = 0
-        self.body_bytes = 0
-
-    @property
-    def allowed(self) -> int:
-        """The most bytes that the answer may hold."""
-        return self._allowed
-
-    @property
-    def held(self) -> int:
-        """How many bytes are held until the answer is read, the texts of the body included."""
-        return self._size + self.body_bytes
-
-    def check(self, size: int, what: str, advice: str) -> None:
-        """Raise `InvalidRequestError` if `what` is too large; safe to call from any thread."""
-        if size > self.allowed:
-            raise InvalidRequestError(
-                f"{what} need {size} bytes, and this answer may hold {self.allowed} "
-                f"(MAX_ANSWER_BYTES, and {BYTES_PER_BODY_BYTE} for each byte of the body): {advice}"
-            )
-
-    def need(self, size: int, what: str, advice: str) -> None:
-        """Hold `size` bytes until the answer is read.
-
-        Raises as `check`, and `QueueFullError` where other answers leave no room at present.
-        """
-        self.check(size, what, advice)
-        self._size = max(self._size, size)
-
-    def need_more(self, size: int, what: str, advice: str) -> None:
-        """Hold `size` bytes beside those that were needed before; raises as `need`."""
-        self.need(self._size + size, what, advice)
-
-
-UNLIMITED = AnswerMemory()

@@ -2,50 +2,33 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import Self, TypeVar
 
-from smart_embedder.engine.checks import UNLIMITED, AnswerMemory, wanted_kinds
 from smart_embedder.engine.devices.pool import DevicePool, start_failure
 from smart_embedder.engine.devices.thread import DeviceThread, ThreadFactory
 from smart_embedder.engine.model import LoadedModels, Loader
 from smart_embedder.engine.model_pool import ModelPool
 from smart_embedder.engine.pooled_model import ModelState, ModelStatus, default_statuses
 from smart_embedder.engine.records import (
-    NO_OPTIONS,
+    ClassificationRequest,
     ClassificationResult,
-    EmbeddingOptions,
     EmbeddingResult,
+    EmbedRequest,
+    RerankRequest,
     RerankResult,
 )
 from smart_embedder.engine.requests.cache import CachedForwards, make_cache
-from smart_embedder.engine.requests.embedding import (
-    EmbeddingPipeline,
-    EmbedRequest,
-    Forwards,
-    VectorSource,
-)
-from smart_embedder.engine.requests.reranking import (
-    ClassificationPipeline,
-    ClassificationRequest,
-    RerankingPipeline,
-    RerankRequest,
-)
+from smart_embedder.engine.requests.embedding import EmbeddingPipeline, Forwards, VectorSource
+from smart_embedder.engine.requests.reranking import ScoringPipeline
 from smart_embedder.engine.scheduling.admission import Admission, TokenizerThreads
-from smart_embedder.engine.scheduling.batcher import DEFAULT_URGENCY
 from smart_embedder.engine.scheduling.fairness import ConcurrencyLimit
 from smart_embedder.engine.scheduling.job import Purpose
 from smart_embedder.engine.scheduling.queue import JobQueue
-from smart_embedder.errors import (
-    DrainingError,
-    EmptyInputError,
-    InvalidRequestError,
-    LoadingError,
-    UnhealthyError,
-)
+from smart_embedder.errors import DrainingError, LoadingError, UnhealthyError
 from smart_embedder.observability.metrics import Metrics
 from smart_embedder.settings import Settings
 from smart_embedder.settings.types import public_name
@@ -81,55 +64,14 @@ class ActiveRequests:
         await self._none_left.wait()
 
 
-class Pipelines:
-    """Embedding, reranking and classification over one queue, with the limits of the settings."""
-
-    def __init__(
-        self, settings: Settings, queue: JobQueue, devices: DevicePool, metrics: Metrics
-    ) -> None:
-        self._devices = devices
-        threads = settings.tokenizer_threads
-        self.tokenizer_threads = TokenizerThreads(None if threads == "auto" else threads)
-        admission = Admission(queue, self.tokenizer_threads, metrics)
-        waiting = self._limit(
-            settings.max_queue_size, "embedding requests wait (MAX_QUEUE_SIZE)", Purpose.EMBEDDING
-        )
-        scoring = self._limit(
-            settings.rerank_max_queue,
-            "rerank requests are in work (RERANK_MAX_QUEUE)",
-            Purpose.RERANKING,
-        )
-        self._cache = make_cache(settings, metrics)
-        forwards = Forwards(admission, waiting)
-        source: VectorSource = forwards
-        if self._cache is not None:
-            source = CachedForwards(forwards, self._cache, admission, metrics)
-        time_limit = settings.rerank_gpu_timeout
-        self.embedding = EmbeddingPipeline(admission, source)
-        self.reranking = RerankingPipeline(admission, scoring, time_limit)
-        self.classification = ClassificationPipeline(admission, scoring, time_limit)
-        metrics.queue_size.set_function(lambda: waiting.held)
-        metrics.queue_capacity.set(settings.max_queue_size)
-        metrics.rerank_capacity.set(settings.rerank_max_queue)
-
-    def _limit(self, capacity: int, what: str, purpose: Purpose) -> ConcurrencyLimit:
-        full = f"the queue is full: {capacity} {what}"
-        seconds_to_place = partial(self._devices.seconds_to_place, purpose)
-        return ConcurrencyLimit(capacity, _ACQUIRE_TIMEOUT, full, seconds_to_place)
-
-    async def close(self) -> None:
-        """End the tokenizer threads, and the connections of the cache."""
-        self.tokenizer_threads.close()
-        if self._cache is not None:
-            await self._cache.close()
-
-
 class Engine:
     """Owns the models, the queue and the device threads.
 
-    `start` loads the models; until it returns, and after `close` was called, `embed` refuses with
-    an `UnavailableError`. Usable in-process as an async context manager. `make_thread` makes the
-    threads of the devices and of the loader.
+    `start` loads the models; until it returns, and after `close` was called, `lease` refuses with
+    an `UnavailableError`. `embed`, `rerank` and `classify` lease the models of their request; who
+    has a lease gives its models to `embedding` and `scoring`, because a second lease within it
+    would wait where the model has to be evicted. Usable in-process as an async context manager.
+    `make_thread` makes the threads of the devices and of the loader.
     """
 
     def __init__(
@@ -145,17 +87,42 @@ class Engine:
         self._queue = JobQueue()
         self._devices = DevicePool(settings, self._queue, self._metrics, make_thread)
         self._further = ModelPool(settings, self._devices, self._metrics, make_thread)
-        self._pipelines = Pipelines(settings, self._queue, self._devices, self._metrics)
+        threads = settings.tokenizer_threads
+        self._tokenizer_threads = TokenizerThreads(None if threads == "auto" else threads)
+        admission = Admission(self._queue, self._tokenizer_threads, self._metrics)
+        waiting = self._limit(
+            settings.max_queue_size, "embedding requests wait (MAX_QUEUE_SIZE)", Purpose.EMBEDDING
+        )
+        scored = self._limit(
+            settings.rerank_max_queue,
+            "rerank requests are in work (RERANK_MAX_QUEUE)",
+            Purpose.RERANKING,
+        )
+        forwards = Forwards(admission, waiting)
+        self._cache = make_cache(settings, self._metrics)
+        source: VectorSource = forwards
+        if self._cache is not None:
+            source = CachedForwards(forwards, self._cache, admission, self._metrics)
+        self.embedding = EmbeddingPipeline(admission, source)
+        self.scoring = ScoringPipeline(admission, scored, settings.rerank_gpu_timeout)
         self._defaults: dict[str | None, LoadedModels] = {}
         self._requests = ActiveRequests()
         self._closing = self._aborted = False
         self._loading: asyncio.Future[LoadedModels] | None = None
+        self._metrics.queue_size.set_function(lambda: waiting.held)
+        self._metrics.queue_capacity.set(settings.max_queue_size)
+        self._metrics.rerank_capacity.set(settings.rerank_max_queue)
         self._metrics.stuck_seconds.set_function(lambda: self._devices.stuck_seconds)
         self._metrics.watch_models(
             [status.name for status in self.statuses],
             [state.value for state in ModelState],
             lambda index: self.statuses[index].state.value,
         )
+
+    def _limit(self, capacity: int, what: str, purpose: Purpose) -> ConcurrencyLimit:
+        full = f"the queue is full: {capacity} {what}"
+        seconds_to_place = partial(self._devices.seconds_to_place, purpose)
+        return ConcurrencyLimit(capacity, _ACQUIRE_TIMEOUT, full, seconds_to_place)
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -226,7 +193,9 @@ class Engine:
             await self._requests.wait_for_none()
         await self._further.close()
         await self._devices.close(0 if self._aborted else self._settings.shutdown_timeout)
-        await self._pipelines.close()
+        self._tokenizer_threads.close()
+        if self._cache is not None:
+            await self._cache.close()
 
     def abort(self) -> None:
         """Fail every accepted request: each waiting caller gets a `DrainingError`."""
@@ -234,51 +203,18 @@ class Engine:
         error = DrainingError("the service was stopped before this was done", retry_after=5)
         self._devices.abort(error)
         self._further.abort(error)
-        self._pipelines.tokenizer_threads.abort(error)
+        self._tokenizer_threads.abort(error)
 
-    async def embed(
-        self,
-        texts: list[str],
-        *,
-        dense: bool | None = None,
-        sparse: bool | None = None,
-        colbert: bool | None = None,
-        states: bool = False,
-        normalize_dense: bool = False,
-        options: EmbeddingOptions = NO_OPTIONS,
-        urgency: int = DEFAULT_URGENCY,
-        client: str = "",
-        answer: AnswerMemory = UNLIMITED,
-        model: str | None = None,
-        models: LoadedModels | None = None,
-    ) -> EmbeddingResult:
+    async def embed(self, request: EmbedRequest) -> EmbeddingResult:
         """Embed texts; a text's vectors never depend on the other texts.
 
-        `model` is as in `lease`; `models` is what a lease has yielded, if the caller has one.
-
-        A kind of vectors that is None is made if the models make it. `states` asks for the last
-        hidden state of every token, by the model that makes dense vectors. `urgency` is that of
-        RFC 9218, 0 to 7; each step towards 0 doubles the request's share of the device. `client`
-        names whom the request is for: places in the queue and the device are shared fairly between
-        clients. `answer` is asked for room as soon as it is known what the vectors will hold.
         Raises `EmptyInputError` without texts, `InvalidRequestError` where nothing is asked for or
         an option has no effect, `KindNotMadeError` for a kind that is not made, `TextTooLongError`
-        where `options` forbid to cut a text, `UnavailableError` (loading, draining, unhealthy,
-        queue full, out of memory), `InferenceTimeoutError` where a forward takes too long, or
-        `InferenceError`.
+        where a text may not be cut, `UnavailableError` (loading, draining, unhealthy, queue full,
+        out of memory), `InferenceTimeoutError` where a forward takes too long, or `InferenceError`.
         """
-        if not texts:
-            raise EmptyInputError("there are no texts to embed")
-        async with self._leased(model, models) as leased:
-            outputs = wanted_kinds(
-                leased, dense=dense, sparse=sparse, colbert=colbert, states=states
-            )
-            if not outputs:
-                raise InvalidRequestError("nothing is asked for: choose dense, sparse or colbert")
-            request = EmbedRequest(
-                texts, outputs, options, normalize_dense, urgency, client, answer
-            )
-            return await self._pipelines.embedding.run(leased, request)
+        async with self.lease(request.model) as models:
+            return await self.embedding.embed(models, request)
 
     async def run_tokenizer(
         self,
@@ -290,26 +226,22 @@ class Engine:
     ) -> Result:
         """The result of `call`, which tokenises `texts` with the models, on a tokenizer thread.
 
-        `model` is as in `embed`. Takes no place in the queue. Raises `UnavailableError` as `embed`
+        `model` is as in `lease`. Takes no place in the queue. Raises `UnavailableError` as `embed`
         does.
         """
         async with self.lease(model) as models:
-            threads = self._pipelines.tokenizer_threads
-            return await threads.run(partial(call, models), texts, client)
+            return await self._tokenizer_threads.run(partial(call, models), texts, client)
 
-    async def rerank(
-        self, request: RerankRequest, models: LoadedModels | None = None
-    ) -> RerankResult:
+    async def rerank(self, request: RerankRequest) -> RerankResult:
         """Score each passage for its query; the scores are in the order of the passages.
 
-        `models` is as in `embed`.
         Raises `EmptyInputError` for a blank query or without passages, `InvalidRequestError` where
-        there is neither one query nor one for each passage, `InferenceTimeoutError` where the
-        forwards take longer than RERANK_GPU_TIMEOUT, and the other errors of `embed`.
+        there is neither one query nor one for each passage, `RerankerDisabledError` where
+        RERANKER_MODEL is none, `InferenceTimeoutError` where the forwards take longer than
+        RERANK_GPU_TIMEOUT, and the other errors of `embed`.
         """
-        request.check()
-        async with self._leased(request.model, models) as leased:
-            return await self._pipelines.reranking.run(leased, request)
+        async with self.lease(request.model) as models:
+            return await self.scoring.rerank(models, request)
 
     async def classify(self, request: ClassificationRequest) -> ClassificationResult:
         """The logits of each input's labels, from a reranker that is a classifier.
@@ -317,16 +249,8 @@ class Engine:
         Raises `EmptyInputError` without inputs, `InvalidRequestError` where the reranker is no
         classifier, and the other errors of `rerank`.
         """
-        if not request.inputs:
-            raise EmptyInputError("there are no texts to classify")
         async with self.lease(request.model) as models:
-            return await self._pipelines.classification.run(models, request)
-
-    def _leased(
-        self, model: str | None, models: LoadedModels | None
-    ) -> AbstractAsyncContextManager[LoadedModels]:
-        """A second lease within a first one would wait where the model has to give way."""
-        return self.lease(model) if models is None else nullcontext(models)
+            return await self.scoring.classify(models, request)
 
     @asynccontextmanager
     async def lease(

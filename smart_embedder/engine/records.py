@@ -1,15 +1,26 @@
 """The records that carry a request from stage to stage."""
 
-from dataclasses import dataclass
+import sys
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from smart_embedder.errors import InvalidRequestError
 from smart_embedder.observability.tracing import Timings
+from smart_embedder.vectors import MuveraSide, OutputDtype
 
 Side = Literal["left", "right"]
 InputType = Literal["query", "document"]
+FloatArray = npt.NDArray[np.float32]
+TokenIds = npt.NDArray[np.int64]
+
+# RFC 9218's.
+DEFAULT_URGENCY = 3
+# What an answer may hold for each byte of its request's body. The texts themselves and what reading
+# them takes may hold as much again.
+BYTES_PER_BODY_BYTE = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +42,73 @@ CUT_AT_END = TruncationOptions()
 
 
 @dataclass(frozen=True, slots=True)
+class Outputs:
+    """The outputs that are wanted of a model: kinds of vectors, or all logits of a classifier.
+
+    `states` are the last hidden states of all tokens.
+    """
+
+    dense: bool = False
+    sparse: bool = False
+    colbert: bool = False
+    states: bool = False
+    logits: bool = False
+
+    def __bool__(self) -> bool:
+        return self.dense or self.sparse or self.colbert or self.states
+
+
+DENSE = Outputs(dense=True)
+
+
+class AnswerMemory:
+    """Refuses an answer of more than `allowed` bytes; by default there is no limit.
+
+    `size` is always that of the whole answer, as far as it is known: of token ids, of vectors, of
+    what else is kept until the client has read it. What a forward needs on its device meanwhile is
+    limited by the token budget. `body_bytes` are those of the body, unpacked, that have arrived.
+    """
+
+    def __init__(self, allowed: int = sys.maxsize) -> None:
+        self._allowed = allowed
+        self._size = 0
+        self.body_bytes = 0
+
+    @property
+    def allowed(self) -> int:
+        """The most bytes that the answer may hold."""
+        return self._allowed
+
+    @property
+    def held(self) -> int:
+        """How many bytes are held until the answer is read, the texts of the body included."""
+        return self._size + self.body_bytes
+
+    def check(self, size: int, what: str, advice: str) -> None:
+        """Raise `InvalidRequestError` if `what` is too large; safe to call from any thread."""
+        if size > self.allowed:
+            raise InvalidRequestError(
+                f"{what} need {size} bytes, and this answer may hold {self.allowed} "
+                f"(MAX_ANSWER_BYTES, and {BYTES_PER_BODY_BYTE} for each byte of the body): {advice}"
+            )
+
+    def need(self, size: int, what: str, advice: str) -> None:
+        """Hold `size` bytes until the answer is read.
+
+        Raises as `check`, and `QueueFullError` where other answers leave no room at present.
+        """
+        self.check(size, what, advice)
+        self._size = max(self._size, size)
+
+    def need_more(self, size: int, what: str, advice: str) -> None:
+        """Hold `size` bytes beside those that were needed before; raises as `need`."""
+        self.need(self._size + size, what, advice)
+
+
+UNLIMITED = AnswerMemory()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddingOptions:
     """How the texts of an embedding request are read, and what its result holds.
 
@@ -59,25 +137,116 @@ class EmbeddingOptions:
 NO_OPTIONS = EmbeddingOptions()
 
 
-FloatArray = npt.NDArray[np.float32]
-TokenIds = npt.NDArray[np.int64]
+@dataclass(frozen=True, slots=True)
+class EmbedRequest(EmbeddingOptions):
+    """Texts, what is wanted of them, and for whom.
+
+    - `outputs` are the kinds of vectors in the answer; `states` are made by the model that makes
+      dense vectors.
+    - What becomes of vectors when the answer is rendered: `output_dtype` is the number format of
+      dense and ColBERT vectors, `colbert_pool_factor` reduces the number of ColBERT vectors by
+      about that factor, and `muvera` adds one vector that represents all ColBERT vectors of a text
+      before pooling and quantization.
+    - `urgency` is that of RFC 9218, 0 to 7; each step towards 0 doubles the request's share of the
+      device. `client` names whom the request is for: places in the queue and the device are shared
+      fairly between clients. `model` is as in `Engine.lease`. `answer` is asked for room as soon as
+      it is known what the vectors will hold.
+    """
+
+    texts: list[str]
+    outputs: Outputs = DENSE
+    normalize_dense: bool = False
+    output_dtype: OutputDtype = "float32"
+    colbert_pool_factor: int | None = None
+    muvera: MuveraSide | None = None
+    urgency: int = DEFAULT_URGENCY
+    client: str = ""
+    model: str | None = None
+    answer: AnswerMemory = UNLIMITED
+
+    @property
+    def needed(self) -> Outputs:
+        """The kinds of vectors that must be computed."""
+        if self.muvera is None:
+            return self.outputs
+        return replace(self.outputs, colbert=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoringRequest:
+    """The options of every request for scores; all but `truncation` are as in `EmbedRequest`."""
+
+    truncation: TruncationOptions = CUT_AT_END
+    urgency: int = DEFAULT_URGENCY
+    client: str = ""
+    model: str | None = None
+    answer: AnswerMemory = UNLIMITED
 
 
 @dataclass(frozen=True, slots=True)
-class Outputs:
-    """The outputs that are wanted of a model: kinds of vectors, or all logits of a classifier.
+class FusionWeights:
+    """How much each score counts; equal by default, as in FlagEmbedding."""
 
-    `states` are the last hidden states of all tokens.
+    dense: float = 1.0
+    sparse: float = 1.0
+    colbert: float = 1.0
+
+    def __post_init__(self) -> None:
+        weights = self.dense, self.sparse, self.colbert
+        if not all(np.isfinite(weights)) or min(weights) < 0 or not any(weights):
+            raise InvalidRequestError("weights must be at least 0, and one of them above 0")
+
+    def fuse(self, scores: "PartScores") -> float:
+        """The weighted mean of the scores that are not None."""
+        parts = (
+            (self.dense, scores.dense),
+            (self.sparse, scores.sparse),
+            (self.colbert, scores.colbert),
+        )
+        counted = [(weight, part) for weight, part in parts if part is not None]
+        return sum(weight * part for weight, part in counted) / sum(weight for weight, _ in counted)
+
+
+@dataclass(frozen=True, slots=True)
+class RerankRequest(ScoringRequest):
+    """A query and the passages to score for it; `query` may be a list of one for each passage.
+
+    `normalize` turns logits into probabilities. `instruction` is for rerankers that read one, and
+    `weights` for late interaction. `truncation` applies to passages.
     """
 
-    dense: bool = False
-    sparse: bool = False
-    colbert: bool = False
-    states: bool = False
-    logits: bool = False
+    query: str | list[str]
+    passages: list[str]
+    normalize: bool = False
+    instruction: str | None = None
+    weights: FusionWeights = field(default_factory=FusionWeights)
 
-    def __bool__(self) -> bool:
-        return self.dense or self.sparse or self.colbert or self.states
+    @property
+    def passages_by_query(self) -> dict[str, list[int]]:
+        """The indices of each distinct query's passages, so that each query is tokenised once."""
+        if isinstance(self.query, str):
+            return {self.query: [*range(len(self.passages))]}
+        indices: dict[str, list[int]] = {}
+        for index, query in enumerate(self.query):
+            indices.setdefault(query, []).append(index)
+        return indices
+
+    @property
+    def texts(self) -> list[str]:
+        """Each distinct query, and every passage."""
+        return [*self.passages_by_query, *self.passages]
+
+
+@dataclass(frozen=True, slots=True)
+class ClassificationRequest(ScoringRequest):
+    """Texts to classify, each alone or with a second one."""
+
+    inputs: list[tuple[str, str | None]]
+
+    @property
+    def texts(self) -> list[str]:
+        """Every text."""
+        return [text for pair in self.inputs for text in pair if text is not None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +292,9 @@ class TextEmbedding:
         """Their size in bytes."""
         sparse = self.sparse
         nbytes = 0 if sparse is None else sparse.indices.nbytes + sparse.values.nbytes
-        vectors = (self.dense, self.colbert, self.states)
-        return nbytes + sum(each.nbytes for each in vectors if each is not None)
+        for vectors in (self.dense, self.colbert, self.states):
+            nbytes += 0 if vectors is None else vectors.nbytes
+        return nbytes
 
     def copy(self) -> "TextEmbedding":
         """The same in memory of its own, and no view of the results of a whole batch."""
@@ -250,7 +420,7 @@ class TokenStrings:
 class EmbeddingResult:
     """What `Engine.embed` returns: one `TextEmbedding` for each text, in the order given.
 
-    `token_strings` has one entry for each text where `EmbeddingOptions.return_tokens` is set.
+    `token_strings` has one entry for each text where `return_tokens` is set.
     """
 
     embeddings: list[TextEmbedding]

@@ -15,7 +15,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from smart_embedder.api.context import context_of, is_stream
-from smart_embedder.engine.checks import BYTES_PER_BODY_BYTE, AnswerMemory
+from smart_embedder.engine.records import BYTES_PER_BODY_BYTE, AnswerMemory
 from smart_embedder.engine.scheduling.fairness import LoopTurns
 from smart_embedder.errors import BodyStalledError, QueueFullError
 from smart_embedder.observability.logs import SampledLog

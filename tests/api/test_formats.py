@@ -2,6 +2,7 @@
 
 import base64
 import gc
+from dataclasses import replace
 
 import numpy as np
 import orjson
@@ -11,9 +12,10 @@ import pytest
 from benchmarks.formats import answer_of
 from smart_embedder.api.formats import arrow, binary
 from smart_embedder.api.formats import vectors as json_answer
-from smart_embedder.api.formats.vectors import EmbeddingAnswer, VectorOptions
+from smart_embedder.api.formats.vectors import EmbeddingAnswer
 from smart_embedder.engine.records import (
     EmbeddingResult,
+    EmbedRequest,
     Outputs,
     SparseVector,
     TextEmbedding,
@@ -70,12 +72,12 @@ def assert_same(left: Item, right: Item) -> None:
 
 
 def answer_to(
-    tokens: list[int], options: VectorOptions, *, strings: bool = False
+    tokens: list[int], request: EmbedRequest, *, strings: bool = False
 ) -> EmbeddingAnswer:
     """An answer to texts of so many tokens; a dense vector takes as many bytes as need two for
     their number.
     """
-    random, kinds = np.random.default_rng(len(tokens)), options.needed
+    random, kinds = np.random.default_rng(len(tokens)), request.needed
     embeddings, names = list[TextEmbedding](), list[TokenStrings]()
     for count in tokens:
         weights = SparseVector(np.arange(3, 3 + count), random.random(count, np.float32))
@@ -96,7 +98,7 @@ def answer_to(
         embeddings, [], sum(tokens), Timings(0, 0, 0, 0), names if strings else None
     )
     texts = [f'"{count}"' for count in tokens]
-    return EmbeddingAnswer(texts, result, {"model_name": "d"}, options)
+    return EmbeddingAnswer(replace(request, texts=texts), result, {"model_name": "d"})
 
 
 def of_base64(item: Item) -> Item:
@@ -137,15 +139,16 @@ def test_every_format_holds_all_that_is_in_an_answer(
 ) -> None:
     if accept == JSON and dtype.endswith("float16"):
         return
-    options = VectorOptions(Outputs(**dict.fromkeys(kinds, True)), dtype, muvera=muvera)
-    answer = answer_to(tokens, options, strings=strings)
+    outputs = Outputs(**dict.fromkeys(kinds, True))
+    request = EmbedRequest([], outputs, output_dtype=dtype, muvera=muvera)
+    answer = answer_to(tokens, request, strings=strings)
     content = b"".join(RENDERERS[accept](answer))
     items, told = decode(JSON if accept == "base64" else accept, content)
     untyped = {"output_dtype"} if (accept, dtype) == (JSON, "float32") else set()
     assert told == {name: each for name, each in answer.report().items() if name not in untyped}
     if accept == "base64":
         items = [of_base64(item) for item in items]
-    for item, text, row in zip(items, answer.texts, answer.vectors(), strict=True):
+    for item, text, row in zip(items, answer.request.texts, answer.vectors(), strict=True):
         assert item.pop("text", text) == text
         item.pop("id", None)
         assert_arrays(item, arrays_of(row))
@@ -249,7 +252,7 @@ def test_an_option_that_cannot_be_had_is_refused(client, options, accept, said) 
 
 
 def test_a_batch_of_arrow_ends_with_the_text_that_makes_it_a_mebibyte() -> None:
-    answer = answer_to([2000, 2000, 1000, 4096, 7], VectorOptions(Outputs(colbert=True)))
+    answer = answer_to([2000, 2000, 1000, 4096, 7], EmbedRequest([], Outputs(colbert=True)))
     batches = list(pa.ipc.open_stream(b"".join(arrow.render(answer))))
     assert [batch["id"].to_pylist() for batch in batches] == [[0, 1, 2], [3], [4]]
 
@@ -264,8 +267,7 @@ def test_little_is_added_to_the_raw_bytes(client, accept) -> None:
 
 @pytest.mark.parametrize("render", [arrow.render, binary.render_msgpack, binary.render_safetensors])
 def test_the_pieces_of_an_answer_hold_its_numbers_after_it_is_gone(render) -> None:
-    outputs = Outputs(dense=True, sparse=True, colbert=True)
-    answer = answer_of(4, 128, VectorOptions(outputs, "float16"))
+    answer = answer_of(4, 128, "float16")
     expected = b"".join(render(answer))
     pieces = list(render(answer))
     del answer

@@ -10,6 +10,7 @@ import pytest
 
 from smart_embedder.engine import Engine, RerankRequest
 from smart_embedder.engine.pooled_model import ModelState
+from smart_embedder.engine.records import EmbedRequest
 from smart_embedder.main import create_app
 from smart_embedder.models.load import load_models
 from smart_embedder.settings import Settings
@@ -67,7 +68,7 @@ def alone(tiny_qwen: Path, tiny_reranker: Path):
 
     async def compute():
         async with Engine(settings, load_models) as engine:
-            embedded = await engine.embed(TEXTS, normalize_dense=True)
+            embedded = await engine.embed(EmbedRequest(TEXTS, normalize_dense=True))
             ranked = await engine.rerank(RerankRequest(QUERY, TEXTS))
         return np.array([each.dense for each in embedded.embeddings]), ranked.scores
 

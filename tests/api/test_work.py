@@ -5,11 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from smart_embedder.api.formats.vectors import VectorOptions
 from smart_embedder.api.schemas import EmbeddingFields
-from smart_embedder.api.work import EmbeddingWork, model_names, native_work
+from smart_embedder.api.work import model_names, native_request
 from smart_embedder.engine.model import DeviceInfo, LoadedModels
-from smart_embedder.engine.records import Outputs
+from smart_embedder.engine.records import EmbedRequest, Outputs
 from smart_embedder.errors import InvalidRequestError
 
 
@@ -21,9 +20,9 @@ def of(name: str) -> SimpleNamespace:
 MODELS = LoadedModels(of("bge"), DeviceInfo("cpu", "CPU", "float32", "none"), 100)
 
 
-def work_for(accept: str = "json", **values: object) -> tuple[EmbeddingWork, VectorOptions]:
+def asked_by(accept: str = "json", **values: object) -> EmbedRequest:
     fields = EmbeddingFields.model_validate(values)
-    return native_work(fields, None, MODELS, accept, ["arrow", "msgpack"])
+    return native_request(fields, ["a"], MODELS, accept, ["arrow", "msgpack"])
 
 
 @pytest.mark.parametrize(("dense", "name"), [(None, "bge"), ("qwen", "qwen")])
@@ -47,23 +46,23 @@ def test_a_kind_is_told_with_the_model_that_makes_it(dense, name) -> None:
 )
 def test_a_format_holds_the_numbers_or_says_which_one_does(accept, asked, refused) -> None:
     if refused is None:
-        work_for(accept, **asked)
+        asked_by(accept, **asked)
     else:
         with pytest.raises(InvalidRequestError, match=refused):
-            work_for(accept, **asked)
+            asked_by(accept, **asked)
 
 
 def test_kinds_are_those_that_the_request_names_and_else_those_that_are_made() -> None:
-    work, options = work_for(return_sparse=False, output_dtype="int8", dimensions=3)
-    assert options.outputs == Outputs(dense=True, colbert=True)
-    assert (work.outputs, work.normalize) == (options.outputs, True)
-    assert (options.dtype, options.pool_factor, options.muvera) == ("int8", None, None)
+    request = asked_by(return_sparse=False, output_dtype="int8", dimensions=3)
+    assert (request.texts, request.outputs) == (["a"], Outputs(dense=True, colbert=True))
+    assert (request.needed, request.normalize_dense) == (request.outputs, True)
+    assert (request.output_dtype, request.colbert_pool_factor) == ("int8", None)
     nothing = dict.fromkeys(("return_dense", "return_sparse", "return_colbert"), False)
     with pytest.raises(InvalidRequestError, match="nothing is asked for"):
-        work_for(**nothing)
-    work, options = work_for(**nothing, muvera="query")
-    assert (options.outputs, options.muvera) == (Outputs(), "query")
-    assert (work.outputs, work.normalize) == (Outputs(colbert=True), False)
+        asked_by(**nothing)
+    request = asked_by(**nothing, muvera="query")
+    assert (request.outputs, request.muvera) == (Outputs(), "query")
+    assert (request.needed, request.normalize_dense) == (Outputs(colbert=True), False)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +76,7 @@ def test_kinds_are_those_that_the_request_names_and_else_those_that_are_made() -
 )
 def test_what_contradicts_itself_is_refused(asked, refused) -> None:
     if refused is None:
-        assert work_for(**asked)[1].pool_factor == 2
+        assert asked_by(**asked).colbert_pool_factor == 2
     else:
         with pytest.raises(InvalidRequestError, match=refused):
-            work_for(**asked)
+            asked_by(**asked)

@@ -13,9 +13,8 @@ from smart_embedder_client.calls import embed_calls
 from transformers import BertModel
 
 from smart_embedder.api import schemas
-from smart_embedder.api.formats.vectors import VectorOptions
-from smart_embedder.engine.checks import AnswerMemory
-from smart_embedder.engine.records import Outputs, TextEmbedding
+from smart_embedder.api.formats.vectors import hold_rendering
+from smart_embedder.engine.records import AnswerMemory, EmbedRequest, Outputs, TextEmbedding
 from smart_embedder.engine.requests.embedding import vector_bytes
 from smart_embedder.settings import Settings
 from tests.support.server import run_server
@@ -181,9 +180,8 @@ def test_a_list_is_divided_by_its_bytes(with_colbert: bool, most: int, texts: li
 )
 def test_no_part_of_a_list_needs_more_memory_than_an_answer_may_hold(texts, options) -> None:
     outputs = Outputs(True, True, bool(options.get("return_colbert")))
-    wanted = VectorOptions(
-        outputs, options.get("output_dtype", "float32"), muvera=options.get("muvera")
-    )
+    dtype, muvera = options.get("output_dtype", "float32"), options.get("muvera")
+    wanted = EmbedRequest([], outputs, output_dtype=dtype, muvera=muvera)
     most = Settings.model_fields["max_answer_bytes"].default
     for _, call in embed_calls(texts, options, None):
         # A token for each three bytes is a lot, and BGE-M3 is as wide as any usual model.
@@ -197,7 +195,7 @@ def test_no_part_of_a_list_needs_more_memory_than_an_answer_may_hold(texts, opti
             for length in lengths
         ]
         memory = AnswerMemory()
-        wanted.hold(embeddings, memory, at_once=True)
+        hold_rendering(embeddings, wanted, memory, at_once=True)
         assert size + memory.held <= most
 
 

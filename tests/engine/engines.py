@@ -3,6 +3,7 @@
 import asyncio
 
 from smart_embedder.engine import Engine
+from smart_embedder.engine.records import EmbedRequest
 from smart_embedder.observability.metrics import Metrics
 from smart_embedder.settings import Settings
 from tests.engine.fakes import FakeModel, loaded
@@ -20,7 +21,7 @@ async def entered(model: FakeModel) -> None:
 async def hold(engine: Engine, model: FakeModel) -> "asyncio.Task":
     """Occupy the device with one text; `model.gate` lets it go on."""
     model.held = True
-    task = asyncio.create_task(engine.embed(["held"]))
+    task = asyncio.create_task(engine.embed(EmbedRequest(["held"])))
     await entered(model)
     return task
 

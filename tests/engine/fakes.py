@@ -19,6 +19,8 @@ from smart_embedder.engine.records import (
     TruncationOptions,
 )
 
+ALL = Outputs(dense=True, sparse=True, colbert=True)
+
 
 class HeldDevice(ABC):
     """A forward that a test can hold at a gate, fail, and watch.

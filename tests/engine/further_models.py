@@ -20,6 +20,7 @@ from smart_embedder.engine.model import (
     PlacedModels,
 )
 from smart_embedder.engine.pooled_model import ModelState, ModelStatus
+from smart_embedder.engine.records import EmbedRequest
 from smart_embedder.observability.metrics import Metrics
 from smart_embedder.settings import Settings
 from smart_embedder.settings.types import ModelEntry
@@ -128,5 +129,5 @@ async def reached(engine: Engine, name: str, state: ModelState) -> None:
 
 async def vector(engine: Engine, text: str, model: str | None = None) -> float:
     """The vector of a text, which has one number."""
-    (embedding,) = (await engine.embed([text], model=model)).embeddings
+    (embedding,) = (await engine.embed(EmbedRequest([text], model=model))).embeddings
     return float(embedding.dense[0])

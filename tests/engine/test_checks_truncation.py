@@ -1,16 +1,27 @@
-"""Which texts are reported as cut, and how a refusal names them."""
+"""What is refused: options without effect, and texts that may not be cut."""
 
 import numpy as np
 import pytest
 
 from smart_embedder.engine.checks import (
+    check_rendering,
+    check_truncations,
     pair_truncations,
-    refuse_truncation,
     text_truncations,
 )
-from smart_embedder.engine.records import TokenizedPair, TokenizedText, Truncation
-from smart_embedder.errors import TextTooLongError
+from smart_embedder.engine.records import (
+    DENSE,
+    EmbedRequest,
+    Outputs,
+    TokenizedPair,
+    TokenizedText,
+    Truncation,
+    TruncationOptions,
+)
+from smart_embedder.errors import InvalidRequestError, TextTooLongError
 from tests.engine.fakes import FakeModel, FakeReranker
+
+REFUSE = TruncationOptions(truncate=False)
 
 
 def text(kept: int, had: int, *, exact: bool = True) -> TokenizedText:
@@ -44,15 +55,42 @@ def test_a_query_is_reported_once_by_the_pair_that_cut_it_most_and_passages_each
 
 
 def test_a_refusal_tells_of_the_first_in_words_and_of_ten_at_most() -> None:
-    refuse_truncation([])
+    check_truncations([], REFUSE)
     cuts = [Truncation("sentences", number, "m", 8, 11) for number in range(4, 30)]
+    check_truncations(cuts, TruncationOptions())
     with pytest.raises(TextTooLongError) as refused:
-        refuse_truncation(cuts)
+        check_truncations(cuts, REFUSE)
     assert str(refused.value).startswith(
         "the text at index 4 has 11 tokens, and m reads at most 8 of it: shorten it"
     )
     pointers = [problem["pointer"] for problem in refused.value.problems]
     assert pointers == [f"/sentences/{number}" for number in range(4, 14)]
     with pytest.raises(TextTooLongError, match="the query has at least 11 tokens") as refused:
-        refuse_truncation([Truncation("query", 0, "m", 8, 11, exact=False)])
+        check_truncations([Truncation("query", 0, "m", 8, 11, exact=False)], REFUSE)
     assert refused.value.problems[0]["pointer"] == "/query"
+
+
+REST, EVERY = Outputs(sparse=True), Outputs(dense=True, sparse=True, colbert=True)
+POOLED = {"colbert_pool_factor": 2}
+
+
+@pytest.mark.parametrize(
+    ("outputs", "asked", "message"),
+    [
+        (REST, {"output_dtype": "int8"}, "output_dtype has no effect"),
+        (DENSE, POOLED, "without ColBERT vectors"),
+        (EVERY, POOLED | {"input_type": "query"}, "these are queries"),
+        (EVERY, POOLED | {"muvera": "query"}, "these are queries"),
+        (EVERY, POOLED | {"return_tokens": True}, "exclude each other"),
+        (DENSE, {"output_dtype": "int8", "input_type": "query", "return_tokens": True}, None),
+        (EVERY, POOLED | {"output_dtype": "int8", "muvera": "document"}, None),
+        (REST, {"return_tokens": True}, None),
+    ],
+)
+def test_what_is_made_of_vectors_must_have_an_effect(outputs, asked, message) -> None:
+    request = EmbedRequest([], outputs, **asked)
+    if message is None:
+        check_rendering(request)
+    else:
+        with pytest.raises(InvalidRequestError, match=message):
+            check_rendering(request)

@@ -5,6 +5,7 @@ import threading
 
 import pytest
 
+from smart_embedder.engine.records import EmbedRequest
 from smart_embedder.errors import (
     DrainingError,
 )
@@ -17,10 +18,10 @@ async def test_aborting_tells_everyone_who_still_waits() -> None:
     model, metrics = FakeModel(), Metrics()
     engine = engine_for(model, metrics)
     await engine.start()
-    tasks = [await hold(engine, model), asyncio.create_task(engine.embed(["waits"]))]
+    tasks = [await hold(engine, model), asyncio.create_task(engine.embed(EmbedRequest(["waits"])))]
     await waiting(metrics, 1)
     engine.abort()
-    for request in (*tasks, engine.embed(["late"])):
+    for request in (*tasks, engine.embed(EmbedRequest(["late"]))):
         with pytest.raises(DrainingError):
             await request
     let_go(model)
@@ -40,7 +41,7 @@ async def test_aborting_waits_for_no_tokenizer() -> None:
     model = Slow()
     engine = engine_for(model, shutdown_timeout=0.05, tokenizer_threads=1)
     await engine.start()
-    tasks = [asyncio.create_task(engine.embed([f"text {i}"])) for i in range(5)]
+    tasks = [asyncio.create_task(engine.embed(EmbedRequest([f"text {i}"]))) for i in range(5)]
     while not reads.is_set():  # noqa: ASYNC110 - turns, not time
         await asyncio.sleep(0)
     await engine.close()
@@ -58,12 +59,12 @@ async def test_closing_answers_what_was_accepted_and_refuses_the_rest() -> None:
     engine = engine_for(model, metrics)
     await engine.start()
     held = await hold(engine, model)
-    accepted = [asyncio.create_task(engine.embed([f"text {i}"])) for i in range(5)]
+    accepted = [asyncio.create_task(engine.embed(EmbedRequest([f"text {i}"]))) for i in range(5)]
     await waiting(metrics, 5)
     closing = asyncio.create_task(engine.close())
     await asyncio.sleep(0)
     with pytest.raises(DrainingError):
-        await engine.embed(["late"])
+        await engine.embed(EmbedRequest(["late"]))
     let_go(model)
     await closing
     results = await asyncio.gather(held, *accepted)
@@ -89,7 +90,7 @@ async def test_closing_does_not_wait_for_ever_for_a_device_that_is_stuck() -> No
     model = FakeModel()
     engine = engine_for(model, shutdown_timeout=0.05)
     await engine.start()
-    tasks = [await hold(engine, model), asyncio.create_task(engine.embed(["a"]))]
+    tasks = [await hold(engine, model), asyncio.create_task(engine.embed(EmbedRequest(["a"])))]
     await engine.close()
     for task in tasks:
         with pytest.raises(DrainingError):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from smart_embedder.engine import Engine
-from smart_embedder.engine.records import TokenizedText
+from smart_embedder.engine.records import EmbedRequest, TokenizedText
 from smart_embedder.errors import (
     InferenceError,
     InferenceTimeoutError,
@@ -28,9 +28,9 @@ async def test_a_failed_forward_fails_its_own_requests_and_no_later_one() -> Non
     async with engine_for(model) as engine:
         model.failures.append(RuntimeError("cublas is unwell"))
         with pytest.raises(InferenceError) as failed:
-            await engine.embed(["a"])
+            await engine.embed(EmbedRequest(["a"]))
         assert isinstance(failed.value.__cause__, RuntimeError)
-        result = await engine.embed(["a"])
+        result = await engine.embed(EmbedRequest(["a"]))
     assert result.embeddings[0].dense == np.float32([97])
 
 
@@ -39,8 +39,8 @@ async def test_a_request_whose_first_part_failed_is_not_run_further() -> None:
     async with engine_for(model, metrics) as engine:
         model.failures.append(RuntimeError("broken"))
         with pytest.raises(InferenceError):
-            await engine.embed(["aaaa"] * 9)
-        await engine.embed(["b"])
+            await engine.embed(EmbedRequest(["aaaa"] * 9))
+        await engine.embed(EmbedRequest(["b"]))
         assert metrics.value("embedding_queue_size") == 0
     assert model.batches == [[4, 4], [1]]
 
@@ -59,8 +59,8 @@ async def test_a_single_text_that_does_not_fit_is_told_as_such(error) -> None:
     async with engine_for(model, metrics) as engine:
         model.failures.append(error)
         with pytest.raises(OutOfMemoryError) as refused:
-            await engine.embed(["a"])
-        await engine.embed(["a"])
+            await engine.embed(EmbedRequest(["a"]))
+        await engine.embed(EmbedRequest(["a"]))
     assert refused.value.retry_after
     assert metrics.value("embedder_out_of_memory_splits_total") == 0
 
@@ -71,7 +71,7 @@ async def test_a_batch_that_does_not_fit_is_halved_with_the_memory_freed_in_betw
     models = replace(loaded(model), free_memory=lambda: freed.append(len(model.batches)))
     async with Engine(Settings(), lambda _: models, metrics) as engine:
         model.failures += [MemoryError(), MemoryError()]
-        result = await engine.embed(["aa", "bb", "cc", "dd", "ee"])
+        result = await engine.embed(EmbedRequest(["aa", "bb", "cc", "dd", "ee"]))
     assert model.batches == [[2] * 5, [2, 2], [2], [2], [2, 2, 2]]
     assert freed == [1, 2]
     assert metrics.value("embedder_out_of_memory_splits_total") == 2
@@ -82,9 +82,9 @@ async def test_after_a_split_forwards_are_smaller_for_a_while() -> None:
     model = FakeModel()
     async with engine_for(model) as engine:
         model.failures.append(MemoryError())
-        await engine.embed(["aa"] * 5)
+        await engine.embed(EmbedRequest(["aa"] * 5))
         model.batches.clear()
-        await engine.embed(["aa"] * 5)
+        await engine.embed(EmbedRequest(["aa"] * 5))
     assert max(map(len, model.batches)) < 5
 
 
@@ -92,9 +92,9 @@ async def test_only_the_request_with_the_text_that_does_not_fit_fails() -> None:
     model, metrics = FakeModel(), Metrics()
     async with engine_for(model, metrics) as engine:
         held = await hold(engine, model)
-        one = asyncio.create_task(engine.embed(["aa"]))
+        one = asyncio.create_task(engine.embed(EmbedRequest(["aa"])))
         await queued(engine, tokens=2)
-        two = asyncio.create_task(engine.embed(["bb", "cc"]))
+        two = asyncio.create_task(engine.embed(EmbedRequest(["bb", "cc"])))
         await queued(engine, tokens=6)
         model.failures += [MemoryError(), MemoryError()]
         model.failures.insert(0, None)
@@ -109,7 +109,7 @@ async def test_a_forward_that_takes_too_long_fails_its_callers_but_not_those_who
     model, metrics = FakeModel(), Metrics()
     async with engine_for(model, metrics, gpu_process_timeout=0.05) as engine:
         held = await hold(engine, model)
-        waits = asyncio.create_task(engine.embed(["waits"]))
+        waits = asyncio.create_task(engine.embed(EmbedRequest(["waits"])))
         with pytest.raises(InferenceTimeoutError, match="forward took longer than 0.05 seconds"):
             await held
         assert not waits.done()
@@ -126,11 +126,11 @@ async def test_a_device_that_does_not_come_back_is_a_failure_until_it_does() -> 
         while engine.failure is None:  # noqa: ASYNC110 - the clock must reach twice the limit
             await asyncio.sleep(0.005)
         with pytest.raises(UnhealthyError, match="has not come back"):
-            await engine.embed(["a"])
+            await engine.embed(EmbedRequest(["a"]))
         let_go(model)
         while engine.failure is not None:  # noqa: ASYNC110 - until the thread is back
             await asyncio.sleep(0)
-        await engine.embed(["a"])
+        await engine.embed(EmbedRequest(["a"]))
 
 
 async def test_a_fault_in_the_consumer_itself_is_a_failure_and_not_a_silence(monkeypatch) -> None:
@@ -143,7 +143,7 @@ async def test_a_fault_in_the_consumer_itself_is_a_failure_and_not_a_silence(mon
     # Who waits for it is told, and so is whoever comes later.
     for _ in range(2):
         with pytest.raises(UnhealthyError, match="consumer has ended"):
-            await engine.embed(["a"])
+            await engine.embed(EmbedRequest(["a"]))
     assert engine.failure is not None
     await engine.close()
 
@@ -157,7 +157,10 @@ async def test_a_fault_behind_a_forward_is_told_to_those_in_it_and_to_those_who_
     model, metrics = FakeModel(), Metrics()
     engine = engine_for(model, metrics)
     await engine.start()
-    tasks = [await hold(engine, model), asyncio.create_task(engine.embed(["waits"] * 9))]
+    tasks = [
+        await hold(engine, model),
+        asyncio.create_task(engine.embed(EmbedRequest(["waits"] * 9))),
+    ]
     await waiting(metrics, 1)
     monkeypatch.setattr("smart_embedder.engine.scheduling.batcher.Batch.complete", broken)
     let_go(model)
@@ -175,7 +178,7 @@ async def test_a_failure_of_both_models_is_one_error_and_nothing_is_left_behind(
     async with Engine(Settings(), loader=lambda _: models) as engine:
         embedder.failures.append(RuntimeError("one"))
         dense.failures.append(RuntimeError("other"))
-        request = asyncio.create_task(engine.embed(["a"]))
+        request = asyncio.create_task(engine.embed(EmbedRequest(["a"])))
         for model in both:  # Else the second is not launched, as nobody waits for it.
             await asyncio.to_thread(model.entered.acquire)
         for model in both:
@@ -183,7 +186,7 @@ async def test_a_failure_of_both_models_is_one_error_and_nothing_is_left_behind(
             model.gate.release()
         with pytest.raises(InferenceError):
             await request
-        result = await engine.embed(["a"])
+        result = await engine.embed(EmbedRequest(["a"]))
     gc.collect()
     assert result.embeddings[0].dense == np.float32([97])
     assert "never retrieved" not in caplog.text
@@ -197,7 +200,7 @@ async def test_a_failed_start_is_remembered() -> None:
     with pytest.raises(StartupError, match="no such model"):
         await engine.start()
     with pytest.raises(UnhealthyError, match="could not be loaded; the log says") as caught:
-        await engine.embed(["a"])
+        await engine.embed(EmbedRequest(["a"]))
     assert "no such model" in str(caught.value.__cause__)
     assert "/home/me" not in f"{engine.failure} {caught.value}"
     await engine.close()
@@ -208,7 +211,7 @@ async def test_a_request_of_several_batches_is_told_at_the_limit() -> None:
     async with engine_for(model, gpu_process_timeout=0.05, shutdown_timeout=0.2) as engine:
         model.held = True
         with pytest.raises(InferenceTimeoutError):
-            await engine.embed(["aaaa"] * 9)
+            await engine.embed(EmbedRequest(["aaaa"] * 9))
         let_go(model)
     assert model.batches == [[4, 4]]
 
@@ -218,7 +221,7 @@ async def test_who_waits_for_a_stuck_device_is_told_once_it_counts_as_stuck() ->
     async with engine_for(model, gpu_process_timeout=0.05) as engine:
         held = await hold(engine, model)
         with pytest.raises(UnhealthyError, match="does not come back"):
-            await engine.embed(["waits"])
+            await engine.embed(EmbedRequest(["waits"]))
         with pytest.raises(InferenceTimeoutError):
             await held
         let_go(model)
@@ -236,7 +239,7 @@ async def test_who_comes_to_the_queue_of_a_stuck_device_is_told_at_once() -> Non
     async with engine_for(model, gpu_process_timeout=0.02) as engine:
         held = await hold(engine, model)
         model.tokenize = tokenize_late
-        late = asyncio.create_task(engine.embed(["late"]))
+        late = asyncio.create_task(engine.embed(EmbedRequest(["late"])))
         with pytest.raises(InferenceTimeoutError):
             await held
         while engine.failure is None:  # noqa: ASYNC110 - the clock must reach twice the limit

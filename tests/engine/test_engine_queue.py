@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from smart_embedder.engine import Engine
+from smart_embedder.engine.records import EmbedRequest
 from smart_embedder.engine.requests.reranking import RerankRequest
 from smart_embedder.errors import (
     LoadingError,
@@ -20,10 +21,10 @@ async def test_a_full_queue_refuses_and_says_when_to_come_back() -> None:
     model, metrics = FakeModel(), Metrics()
     async with engine_for(model, metrics, max_queue_size=1) as engine:
         held = await hold(engine, model)
-        waits = asyncio.create_task(engine.embed(["waits"]))
+        waits = asyncio.create_task(engine.embed(EmbedRequest(["waits"])))
         await waiting(metrics, 1)
         with pytest.raises(QueueFullError) as refused:
-            await engine.embed(["refused"])
+            await engine.embed(EmbedRequest(["refused"]))
         assert refused.value.retry_after >= 1
         let_go(model)
         await asyncio.gather(held, waits)
@@ -34,9 +35,9 @@ async def test_an_urgent_request_goes_before_those_that_wait() -> None:
     model, metrics = FakeModel(), Metrics()
     async with engine_for(model, metrics) as engine:
         held = await hold(engine, model)
-        usual = asyncio.create_task(engine.embed(["a" * 8]))
+        usual = asyncio.create_task(engine.embed(EmbedRequest(["a" * 8])))
         await queued(engine, tokens=8)
-        urgent = asyncio.create_task(engine.embed(["b" * 9], urgency=0))
+        urgent = asyncio.create_task(engine.embed(EmbedRequest(["b" * 9], urgency=0)))
         await queued(engine, tokens=17)
         let_go(model)
         await asyncio.gather(held, usual, urgent)
@@ -47,7 +48,7 @@ async def test_a_cancelled_request_leaves_the_queue_and_its_place() -> None:
     model, metrics = FakeModel(), Metrics()
     async with engine_for(model, metrics, max_queue_size=1) as engine:
         held = await hold(engine, model)
-        gone = asyncio.create_task(engine.embed(["gone"]))
+        gone = asyncio.create_task(engine.embed(EmbedRequest(["gone"])))
         await waiting(metrics, 1)
         gone.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -55,13 +56,13 @@ async def test_a_cancelled_request_leaves_the_queue_and_its_place() -> None:
         assert metrics.value("embedding_queue_size") == 0
         let_go(model)
         await held
-        await engine.embed(["next"])
+        await engine.embed(EmbedRequest(["next"]))
     assert model.batches == [[4], [4]]
 
 
 async def test_before_the_models_are_loaded_it_refuses() -> None:
     with pytest.raises(LoadingError):
-        await engine_for(FakeModel()).embed(["a"])
+        await engine_for(FakeModel()).embed(EmbedRequest(["a"]))
 
 
 async def told(
@@ -75,10 +76,10 @@ async def told(
         # The measured rate is not part of the engine's face.
         engine._devices._workers[0].executor.rate.tokens_per_second = tokens_per_second
         held = await hold(engine, model)
-        waits = [asyncio.create_task(engine.embed(texts)) for texts in waiting_texts]
+        waits = [asyncio.create_task(engine.embed(EmbedRequest(texts))) for texts in waiting_texts]
         await queued(engine, sum(len(text) for texts in waiting_texts for text in texts))
         with pytest.raises(QueueFullError) as refused:
-            await engine.embed(["refused"])
+            await engine.embed(EmbedRequest(["refused"]))
         let_go(model)
         await asyncio.gather(held, *waits)
     assert refused.value.retry_after is not None
@@ -127,9 +128,11 @@ async def test_a_client_beside_one_that_fills_the_queue_is_never_refused() -> No
     model, metrics = FakeModel(), Metrics()
     async with engine_for(model, metrics, max_queue_size=4) as engine:
         held = await hold(engine, model)
-        alice = [asyncio.create_task(engine.embed(["a"] * 9, client="a")) for _ in range(4)]
+        alice = [
+            asyncio.create_task(engine.embed(EmbedRequest(["a"] * 9, client="a"))) for _ in range(4)
+        ]
         await waiting(metrics, 4)
-        bob = asyncio.create_task(engine.embed(["b"], client="b"))
+        bob = asyncio.create_task(engine.embed(EmbedRequest(["b"], client="b")))
         with pytest.raises(QueueFullError):
             await alice[-1]
         await queued(engine, tokens=3 * 9 + 1)

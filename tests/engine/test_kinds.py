@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from smart_embedder.engine import Engine, RerankRequest
-from smart_embedder.engine.records import Outputs, TextEmbedding
+from smart_embedder.engine.records import EmbedRequest, Outputs, TextEmbedding
 from smart_embedder.errors import InvalidRequestError, KindNotMadeError
 from smart_embedder.settings import Settings
-from tests.engine.fakes import FakeModel, FakeReranker, loaded
+from tests.engine.fakes import ALL, FakeModel, FakeReranker, loaded
 
 
 class FakeDense(FakeModel):
@@ -33,22 +33,14 @@ def engine_with(embedder: FakeModel, **parts) -> Engine:
     return Engine(Settings(), lambda _: models)
 
 
-async def test_a_request_that_names_no_kind_gets_those_that_are_made() -> None:
-    model = FakeDense()
-    async with engine_with(model) as engine:
-        await engine.embed(["ab"])
-        await engine.embed(["ab"], sparse=False)
-    assert model.outputs == [[Outputs(dense=True)]] * 2
-
-
 async def test_a_kind_that_is_not_made_is_refused_and_the_models_are_named() -> None:
     async with engine_with(FakeSparse(), dense=FakeDense()) as engine:
         with pytest.raises(KindNotMadeError) as caught:
-            await engine.embed(["ab"], colbert=True)
+            await engine.embed(EmbedRequest(["ab"], ALL))
         with pytest.raises(KindNotMadeError, match="dense vectors are not made here"):
-            await engine.embed(["ab"], dense=True, model="BAAI/bge-m3")
+            await engine.embed(EmbedRequest(["ab"], model="BAAI/bge-m3"))
         with pytest.raises(InvalidRequestError, match="nothing is asked for"):
-            await engine.embed(["ab"], dense=False, sparse=False)
+            await engine.embed(EmbedRequest(["ab"], Outputs()))
     assert str(caught.value) == (
         "ColBERT vectors are not made here: fake-dense and fake-sparse make dense vectors, sparse "
         "vectors, vectors of tokens"
@@ -58,7 +50,7 @@ async def test_a_kind_that_is_not_made_is_refused_and_the_models_are_named() -> 
 async def test_each_kind_comes_from_the_model_that_makes_it() -> None:
     sparse, dense = FakeSparse(), FakeDense()
     async with engine_with(sparse, dense=dense, reranker=FakeReranker()) as engine:
-        await engine.embed(["ab"])
+        await engine.embed(EmbedRequest(["ab"], Outputs(dense=True, sparse=True)))
         await engine.rerank(RerankRequest("a", ["b"]))
     assert dense.outputs == [[Outputs(dense=True)]]
     assert sparse.outputs == [[Outputs(sparse=True)]]
@@ -67,5 +59,5 @@ async def test_each_kind_comes_from_the_model_that_makes_it() -> None:
 @pytest.mark.parametrize("normalize", [False, True])
 async def test_unit_length_is_given_where_it_is_asked_for(normalize) -> None:
     async with engine_with(FakeDense()) as engine:
-        (made,) = (await engine.embed(["ab"], normalize_dense=normalize)).embeddings
+        (made,) = (await engine.embed(EmbedRequest(["ab"], normalize_dense=normalize))).embeddings
     assert made.dense.tolist() == pytest.approx([0.6, 0.8, 0, 0] if normalize else [3, 4, 0, 0])

@@ -4,9 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from smart_embedder.engine.checks import UNLIMITED, AnswerMemory
 from smart_embedder.engine.model import MemoryUsage, ModelInfo
-from smart_embedder.engine.records import Outputs
+from smart_embedder.engine.records import UNLIMITED, AnswerMemory, Outputs
 from smart_embedder.errors import InvalidRequestError
 from tests.engine.fakes import FakeModel, FakeReranker, loaded
 

@@ -9,6 +9,7 @@ from structlog.testing import capture_logs
 
 from smart_embedder.engine import Engine, RerankRequest
 from smart_embedder.engine.pooled_model import ModelState
+from smart_embedder.engine.records import EmbedRequest
 from smart_embedder.errors import (
     DrainingError,
     LoadingError,
@@ -95,12 +96,15 @@ async def batches_of(engine: Engine, held: FakeModel, loader: FakeLoader, *names
     """The batches of twelve texts of five tokens for each of these models, from full queues."""
     for name in names:
         if name is not None:
-            await engine.embed(["first"], model=name)
+            await engine.embed(EmbedRequest(["first"], model=name))
     model_of = {name: held if name is None else loader.alive[name] for name in names}
     for model in model_of.values():
         model.batches.clear()
     first = await hold(engine, held)
-    requests = [asyncio.create_task(engine.embed(["abcde"] * 12, model=name)) for name in names]
+    requests = [
+        asyncio.create_task(engine.embed(EmbedRequest(["abcde"] * 12, model=name)))
+        for name in names
+    ]
     await queued(engine, 60 * len(names))
     let_go(held)
     await asyncio.gather(first, *requests)
@@ -124,9 +128,9 @@ async def test_too_little_memory_for_one_model_leaves_the_budgets_of_the_others(
     loader, model = FakeLoader(), FakeModel()
     loader.token_budgets = {"one": 60, "two": 60}
     async with engine_with(loader, *entries("one", "two"), model=model) as engine:
-        await engine.embed(["loaded"], model="one")
+        await engine.embed(EmbedRequest(["loaded"], model="one"))
         loader.alive["one"].failures.append(MemoryError())
-        result = await engine.embed(["abcde"] * 8, model="one")
+        result = await engine.embed(EmbedRequest(["abcde"] * 8, model="one"))
         assert len(result.embeddings) == 8
         found = await batches_of(engine, model, loader, None, "two")
         assert found == [[60], [60]]
@@ -360,7 +364,7 @@ async def test_what_a_request_has_in_hand_is_done_before_its_model_gives_way(
             other = asyncio.create_task(vector(engine, "a", "two"))
             with pytest.raises(LoadingError):
                 await lease_until_refused(engine, "one")
-            made = await engine.embed(["a"], model="one", models=leased)
+            made = await engine.embedding.embed(leased, EmbedRequest(["a"]))
             assert made.embeddings[0].dense[0] == A + 1
             del leased, made
         assert await other == A + 1

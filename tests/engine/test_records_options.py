@@ -8,13 +8,20 @@ from types import MappingProxyType
 import numpy as np
 import pytest
 
-from smart_embedder.engine import EmbeddingOptions, Engine, RerankRequest, TruncationOptions
-from smart_embedder.engine.records import CUT_AT_END, Outputs, SparseVector, TextEmbedding
+from smart_embedder.engine import Engine, RerankRequest, TruncationOptions
+from smart_embedder.engine.records import (
+    CUT_AT_END,
+    DENSE,
+    EmbedRequest,
+    Outputs,
+    SparseVector,
+    TextEmbedding,
+)
 from smart_embedder.errors import InvalidRequestError, TextTooLongError
 from smart_embedder.settings import Settings
 from smart_embedder.settings.types import MAX_PROMPT_CHARACTERS
 from tests.engine.engines import hold, let_go, queued
-from tests.engine.fakes import FakeModel, FakeReranker, loaded
+from tests.engine.fakes import ALL, FakeModel, FakeReranker, loaded
 
 LEFT = TruncationOptions(side="left")
 REFUSE = TruncationOptions(truncate=False)
@@ -54,22 +61,24 @@ def engine_with(embedder: FakeModel, dense: FakeModel | None = None, **parts) ->
 async def test_a_prompt_is_for_the_model_that_makes_dense_vectors() -> None:
     embedder, dense = FakeM3(), FakeQwen()
     async with engine_with(embedder, dense) as engine:
-        await engine.embed(["ab"], options=EmbeddingOptions(input_type="query"))
+        await engine.embed(EmbedRequest(["ab"], ALL, input_type="query"))
         assert (dense.batches, embedder.batches) == ([[8]], [[2]])
-        await engine.embed(["ab"], options=EmbeddingOptions(prompt_name="code"))
+        await engine.embed(EmbedRequest(["ab"], ALL, prompt_name="code"))
         assert dense.batches[1:] == [[6]]
-        await engine.embed(["ab"], options=EmbeddingOptions(prompt="to be read: "))
+        await engine.embed(EmbedRequest(["ab"], ALL, prompt="to be read: "))
         assert dense.batches[2:] == [[14]]
-        await engine.embed(["ab"], options=EmbeddingOptions(input_type="document"))
+        await engine.embed(EmbedRequest(["ab"], ALL, input_type="document"))
         assert dense.batches[3:] == [[2]]
     assert embedder.batches == [[2]] * 4
 
 
 async def test_a_prompt_is_for_all_kinds_where_one_model_makes_them() -> None:
     embedder = FakeM3()
-    options = EmbeddingOptions(prompt="x: ", return_tokens=True)
+    options = {"prompt": "x: ", "return_tokens": True}
     async with engine_with(embedder) as engine:
-        result = await engine.embed(["ab"], dense=False, options=options)
+        result = await engine.embed(
+            EmbedRequest(["ab"], Outputs(sparse=True, colbert=True), **options)
+        )
     assert embedder.batches == [[5]]
     assert result.token_strings[0].colbert == [":", " ", "a", "b"]
 
@@ -82,16 +91,16 @@ async def test_an_input_type_finds_its_prompt_by_the_names_in_use(input_type, pr
     embedder = FakeM3()
     embedder.prompts = {prompt: "p"}
     async with engine_with(embedder) as engine:
-        await engine.embed(["ab"], options=EmbeddingOptions(input_type=input_type))
+        await engine.embed(EmbedRequest(["ab"], input_type=input_type))
     assert embedder.batches == [[2 + read]]
 
 
 async def test_fewer_dimensions_are_the_first_ones_scaled_where_the_whole_vector_is() -> None:
     async with engine_with(FakeM3(), FakeQwen()) as engine:
-        raw = (await engine.embed(["ab"])).embeddings[0]
+        raw = (await engine.embed(EmbedRequest(["ab"]))).embeddings[0]
         for dimensions, normalize in product((2, 3, 4), (False, True)):
-            options = EmbeddingOptions(dimensions=dimensions)
-            answer = await engine.embed(["ab"], normalize_dense=normalize, options=options)
+            options = {"dimensions": dimensions}
+            answer = await engine.embed(EmbedRequest(["ab"], normalize_dense=normalize, **options))
             (result,) = answer.embeddings
             first = raw.dense[:dimensions]
             length = np.float32(np.linalg.norm(first)) if normalize else 1
@@ -101,8 +110,8 @@ async def test_fewer_dimensions_are_the_first_ones_scaled_where_the_whole_vector
 
 async def test_all_dimensions_may_be_asked_for_and_change_nothing() -> None:
     async with engine_with(FakeM3()) as engine:
-        plain = await engine.embed(["ab"])
-        named = await engine.embed(["ab"], options=EmbeddingOptions(dimensions=4))
+        plain = await engine.embed(EmbedRequest(["ab"]))
+        named = await engine.embed(EmbedRequest(["ab"], dimensions=4))
     np.testing.assert_array_equal(plain.embeddings[0].dense, named.embeddings[0].dense)
 
 
@@ -111,8 +120,14 @@ async def test_every_model_takes_the_type_of_texts_whether_it_reads_it_or_not(de
     embedder = FakeM3()
     async with engine_with(embedder, dense) as engine:
         for input_type in ("query", "document"):
-            options = EmbeddingOptions(input_type=input_type)
-            await engine.embed(["ab"], dense=dense is None, options=options)
+            options = {"input_type": input_type}
+            await engine.embed(
+                EmbedRequest(
+                    ["ab"],
+                    Outputs(dense=dense is None, sparse=True, colbert=True),
+                    **options,
+                )
+            )
     assert embedder.batches == [[2], [2]]
 
 
@@ -122,28 +137,29 @@ async def test_every_model_takes_the_type_of_texts_whether_it_reads_it_or_not(de
 )
 async def test_a_preferred_prompt_comes_before_that_of_the_type(preferred, kind, read) -> None:
     embedder = FakeQwen()
-    options = EmbeddingOptions(input_type=kind, preferred_prompts=preferred)
+    options = {"input_type": kind, "preferred_prompts": preferred}
     async with engine_with(embedder) as engine:
-        await engine.embed(["ab"], options=options)
+        await engine.embed(EmbedRequest(["ab"], **options))
     assert embedder.batches == [[2 + read]]
 
 
+REST = Outputs(sparse=True, colbert=True)
 NO_EFFECT = [
-    ({"dimensions": 2}, {}, "fake-m3 was not trained for fewer than its 4 dimensions"),
-    ({"dimensions": 4}, {"dense": False}, "dimensions has no effect without dense vectors"),
-    ({"dimensions": 5}, {}, "dimensions is 5, and a vector of fake-m3 has 4: leave it out"),
-    ({"prompt_name": "query"}, {}, "prompt_name is unknown to fake-m3: it has no prompts"),
-    ({"prompt": ""}, {}, "prompt has 0 characters"),
-    ({"prompt": "x" * (MAX_PROMPT_CHARACTERS + 1)}, {}, "prompt has 4097 characters: send 1 to"),
-    ({"return_tokens": True}, {"sparse": False, "colbert": False}, "no effect on dense vectors"),
-    ({"prompt": "a", "input_type": "query"}, {}, "prompt and input_type exclude each other"),
-    ({"prompt": "a", "preferred_prompts": ("b",)}, {}, "prompt and input_type exclude each other"),
+    ({"dimensions": 2}, ALL, "fake-m3 was not trained for fewer than its 4 dimensions"),
+    ({"dimensions": 4}, REST, "dimensions has no effect without dense vectors"),
+    ({"dimensions": 5}, ALL, "dimensions is 5, and a vector of fake-m3 has 4: leave it out"),
+    ({"prompt_name": "query"}, ALL, "prompt_name is unknown to fake-m3: it has no prompts"),
+    ({"prompt": ""}, ALL, "prompt has 0 characters"),
+    ({"prompt": "x" * (MAX_PROMPT_CHARACTERS + 1)}, ALL, "prompt has 4097 characters: send 1 to"),
+    ({"return_tokens": True}, DENSE, "no effect on dense vectors"),
+    ({"prompt": "a", "input_type": "query"}, ALL, "prompt and input_type exclude each other"),
+    ({"prompt": "a", "preferred_prompts": ("b",)}, ALL, "prompt and input_type exclude each other"),
 ]
 NO_EFFECT_ON_QWEN = [
-    ({"dimensions": 1}, {}, "dimensions is 1: fake-qwen gives 2 to 4"),
-    ({"dimensions": 5}, {}, "dimensions is 5, and a vector of fake-qwen has 4: leave it out"),
-    ({"prompt_name": "none"}, {}, "unknown to fake-qwen: it has query, document, code"),
-    ({"prompt": "a"}, {"dense": False}, "prompt has no effect without dense vectors: it is for"),
+    ({"dimensions": 1}, ALL, "dimensions is 1: fake-qwen gives 2 to 4"),
+    ({"dimensions": 5}, ALL, "dimensions is 5, and a vector of fake-qwen has 4: leave it out"),
+    ({"prompt_name": "none"}, ALL, "unknown to fake-qwen: it has query, document, code"),
+    ({"prompt": "a"}, REST, "prompt has no effect without dense vectors: it is for"),
 ]
 
 
@@ -159,25 +175,25 @@ async def test_an_option_without_effect_is_refused_and_said_why(
 ) -> None:
     async with engine_with(FakeM3(), dense) as engine:
         with pytest.raises(InvalidRequestError, match=message):
-            await engine.embed(["ab"], options=EmbeddingOptions(**options), **kinds)
-        await engine.embed(["ab"])
+            await engine.embed(EmbedRequest(["ab"], kinds, **options))
+        await engine.embed(EmbedRequest(["ab"]))
 
 
 @pytest.mark.parametrize("characters", [1, MAX_PROMPT_CHARACTERS])
 async def test_the_shortest_and_the_longest_prompt_are_read(characters: int) -> None:
     model = FakeM3()
     async with engine_with(model) as engine:
-        await engine.embed(["ab"], options=EmbeddingOptions(prompt="x" * characters))
+        await engine.embed(EmbedRequest(["ab"], prompt="x" * characters))
     assert model.batches == [[min(100, characters + 2)]]
 
 
 async def test_a_text_that_may_not_be_cut_is_refused_and_named() -> None:
     model = FakeM3()
     async with engine_with(model) as engine:
-        options = EmbeddingOptions(truncation=REFUSE)
-        await engine.embed(["a" * 100], options=options)
+        options = {"truncation": REFUSE}
+        await engine.embed(EmbedRequest(["a" * 100], **options))
         with pytest.raises(TextTooLongError) as caught:
-            await engine.embed(["a", "b" * 130, "c" * 140], options=options)
+            await engine.embed(EmbedRequest(["a", "b" * 130, "c" * 140], **options))
     assert str(caught.value) == (
         "the text at index 1 has 130 tokens, and fake-m3 reads at most 100 of it: shorten it, or "
         "let the option truncate cut it"
@@ -187,33 +203,35 @@ async def test_a_text_that_may_not_be_cut_is_refused_and_named() -> None:
 
 
 async def test_a_text_that_one_of_two_models_would_cut_is_refused() -> None:
-    options = EmbeddingOptions(truncation=REFUSE, input_type="query")
+    options = {"truncation": REFUSE, "input_type": "query"}
     async with engine_with(FakeM3(), FakeQwen()) as engine:
         with pytest.raises(TextTooLongError, match="has 104 tokens, and fake-qwen reads"):
-            await engine.embed(["a" * 98], options=options)
+            await engine.embed(EmbedRequest(["a" * 98], **options))
 
 
 async def test_the_cut_side_is_reported() -> None:
-    options = EmbeddingOptions(truncation=LEFT)
+    options = {"truncation": LEFT}
     async with engine_with(FakeM3()) as engine:
-        (cut,) = (await engine.embed(["a" * 130], options=options)).truncations
+        (cut,) = (await engine.embed(EmbedRequest(["a" * 130], **options))).truncations
     assert (cut.side, cut.original_tokens, cut.truncated_tokens) == ("left", 130, 30)
 
 
 async def test_token_strings_stand_beside_weights_and_rows() -> None:
     async with engine_with(FakeM3(), FakeQwen()) as engine:
-        options = EmbeddingOptions(return_tokens=True)
-        result = await engine.embed(["abab", "c"], options=options)
+        options = {"return_tokens": True}
+        result = await engine.embed(EmbedRequest(["abab", "c"], ALL, **options))
         assert [each.sparse for each in result.token_strings] == [["a", "b"], ["c"]]
         assert [each.colbert for each in result.token_strings] == [["b", "a", "b"], []]
-        plain = await engine.embed(["abab"])
+        plain = await engine.embed(EmbedRequest(["abab"]))
     assert plain.token_strings is None
 
 
 async def test_strings_of_a_kind_not_asked_for_are_none() -> None:
     async with engine_with(FakeSparseOnly()) as engine:
-        options = EmbeddingOptions(return_tokens=True)
-        (strings,) = (await engine.embed(["ab"], colbert=False, options=options)).token_strings
+        options = {"return_tokens": True}
+        (strings,) = (
+            await engine.embed(EmbedRequest(["ab"], Outputs(dense=True, sparse=True), **options))
+        ).token_strings
     assert (strings.sparse, strings.colbert) == (["a", "b"], None)
 
 
@@ -222,14 +240,10 @@ class FakeSparseOnly(FakeM3):
         return [replace(each, colbert=None) for each in super().results(sequences)]
 
 
+_FIELDS = ("truncation", "input_type", "dimensions", "return_tokens")
 OPTIONS = [
-    EmbeddingOptions(
-        truncation=truncation,
-        input_type=input_type,
-        dimensions=dimensions,
-        return_tokens=return_tokens,
-    )
-    for truncation, input_type, dimensions, return_tokens in product(
+    dict(zip(_FIELDS, values, strict=True))
+    for values in product(
         (TruncationOptions(), LEFT), (None, "query", "document"), (None, 2), (False, True)
     )
 ]
@@ -239,13 +253,14 @@ async def test_requests_with_different_options_share_a_batch_and_nothing_else() 
     """Each answer is that of a lonely request, to the last bit."""
     texts = [f"text {i} " + "abcdefgh" * (i * 5) for i in range(6)]
     async with engine_with(FakeM3(), FakeQwen()) as engine:
-        alone = [await engine.embed(texts, options=options) for options in OPTIONS]
+        alone = [await engine.embed(EmbedRequest(texts, ALL, **options)) for options in OPTIONS]
     dense = FakeQwen()
     async with engine_with(FakeM3(), dense) as engine:
         held = await hold(engine, dense)
-        together = [asyncio.create_task(engine.embed(texts, options=each)) for each in OPTIONS]
-        # Of the held request, the tokens for the other model wait, too.
-        await queued(engine, len("held") + sum(result.tokens for result in alone))
+        together = [
+            asyncio.create_task(engine.embed(EmbedRequest(texts, ALL, **each))) for each in OPTIONS
+        ]
+        await queued(engine, sum(result.tokens for result in alone))
         let_go(dense)
         results = await asyncio.gather(*together)
         await held

@@ -16,6 +16,7 @@ import pytest
 
 from smart_embedder.engine import Engine
 from smart_embedder.engine.model import Measured, MemoryUsage, PlacedModel
+from smart_embedder.engine.records import EmbedRequest
 from smart_embedder.errors import StartupError
 from smart_embedder.models.device.cpu import available_threads
 from smart_embedder.models.load import load_models
@@ -72,7 +73,7 @@ async def test_two_workers_answer_as_one_does_on_cores_of_their_own(tiny_m3: Pat
 
     async def embed_each(engine: Engine) -> list[Any]:
         """Every text as a request of its own, all at once."""
-        results = await asyncio.gather(*(engine.embed([text]) for text in LENGTHS))
+        results = await asyncio.gather(*(engine.embed(EmbedRequest([text])) for text in LENGTHS))
         return [result.embeddings[0] for result in results]
 
     async with Engine(settings(tiny_m3, **changes), load_models) as engine:
@@ -146,7 +147,7 @@ def test_what_an_entry_names_is_for_its_own_model_alone(tiny_qwen: Path) -> None
 
 
 async def embed(engine: Engine, model: str | None = None) -> np.ndarray:
-    result = await engine.embed(TEXTS, dense=True, sparse=False, colbert=False, model=model)
+    result = await engine.embed(EmbedRequest(TEXTS, model=model))
     return np.array([each.dense for each in result.embeddings])
 
 

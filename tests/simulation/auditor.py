@@ -16,11 +16,10 @@ from smart_embedder.engine import Engine
 from smart_embedder.engine.devices.executor import DeviceExecutor
 from smart_embedder.engine.devices.limits import CPU_SECONDS, GPU_SECONDS
 from smart_embedder.engine.model import Model
-from smart_embedder.engine.records import JoinedIds, TokenSequence, join
+from smart_embedder.engine.records import DEFAULT_URGENCY, JoinedIds, TokenSequence, join
 from smart_embedder.engine.requests.cache import CachedForwards
 from smart_embedder.engine.requests.embedding import Forwards
 from smart_embedder.engine.scheduling.batcher import (
-    DEFAULT_URGENCY,
     QUANTUM_TOKENS,
     Batch,
     LimitsOf,
@@ -183,11 +182,10 @@ class Auditor:
         queue.put = watched_put  # type: ignore[method-assign]
         queue.take = watched_take  # type: ignore[method-assign]
         devices.remove = watched_remove  # type: ignore[method-assign]
-        pipelines = engine._pipelines
-        source = pipelines.embedding._source
+        source = engine.embedding._source
         computing = source._forwards if isinstance(source, CachedForwards) else source
         assert isinstance(computing, Forwards)
-        for limit in (computing._waiting, pipelines.reranking._limit):
+        for limit in (computing._waiting, engine.scoring._limit):
             self._most_held[limit] = 0
             limit._seconds_to_place = self._watched_refusal(limit)
         self._loop.on_quiet = self._quiet
@@ -622,7 +620,6 @@ class Auditor:
         """Hold that nothing is held, when nobody has asked for anything for a while."""
         engine, queue = self._engine, self._queue
         assert engine is not None
-        pipelines = engine._pipelines
         held = {
             "jobs in the queue": len(queue._jobs),
             "batches handed over": len(queue._handed_over),
@@ -633,10 +630,10 @@ class Auditor:
             "bytes of answers": responses._total,
             "answers": len(responses._reservations),
             "places": int(engine._metrics.value("embedding_queue_size")),
-            "places of rerankers": pipelines.reranking._limit.held,
-            "tokenizer threads": pipelines.tokenizer_threads._usual._permits.held,
+            "places of rerankers": engine.scoring._limit.held,
+            "tokenizer threads": engine._tokenizer_threads._usual._permits.held,
         }
-        source = pipelines.embedding._source
+        source = engine.embedding._source
         if isinstance(source, CachedForwards):
             held["shared works"] = len(source._in_flight)
         for worker in self._devices._workers:

@@ -24,8 +24,9 @@ from smart_embedder.api.handler import Call, Service, cancel_on_disconnect, time
 from smart_embedder.engine import Engine, FusionWeights, RerankRequest
 from smart_embedder.engine.model import LoadedModels
 from smart_embedder.engine.records import (
-    EmbeddingOptions,
+    DENSE,
     EmbeddingResult,
+    EmbedRequest,
     Outputs,
     TextEmbedding,
     TruncationOptions,
@@ -105,25 +106,21 @@ class Client:
         kinds: Outputs | None = None,
         answer_bytes: int = _ANSWER_BYTES,
     ) -> str:
-        kinds = kinds or Outputs(dense=True)
+        kinds = kinds or DENSE
         engine = self.world.engine
 
         async def work(call: Call) -> None:
             leased = await call.lease(_served(model))
             async with self._uses(leased):
-                options = EmbeddingOptions(truncation=TruncationOptions(truncate=truncate))
-                asked = engine.embed(
+                request = EmbedRequest(
                     texts,
-                    dense=kinds.dense,
-                    sparse=kinds.sparse,
-                    colbert=kinds.colbert,
-                    options=options,
+                    kinds,
+                    truncation=TruncationOptions(truncate=truncate),
                     urgency=call_urgency(),
                     client=self.name,
                     answer=call.context.answer,
-                    model=model,
-                    models=leased,
                 )
+                asked = engine.embedding.embed(leased, request)
                 self._check_vectors(texts, kinds, await call.run(asked), leased)
 
         return await self._request(Purpose.EMBEDDING, work, leaves_after, reads_for, answer_bytes)
@@ -149,7 +146,7 @@ class Client:
                     query=query,
                     passages=passages,
                 )
-                result = await call.run(engine.rerank(request, leased))
+                result = await call.run(engine.scoring.rerank(leased, request))
                 expected = expected_scores(leased, query, passages)
                 if result.scores != expected:
                     self.world.auditor.fail("own", f"scores {result.scores}, not {expected}")
@@ -169,10 +166,8 @@ class Client:
 
             async def piece(texts: list[str]) -> None:
                 async with slots:
-                    asked = engine.embed(
-                        texts, dense=True, sparse=False, colbert=False, urgency=call_urgency(),
-                        client=self.name, model=model, models=leased,
-                    )  # fmt: skip
+                    request = EmbedRequest(texts, urgency=call_urgency(), client=self.name)
+                    asked = engine.embedding.embed(leased, request)
                     try:
                         result = await asked
                     except SmartEmbedderError as error:

@@ -14,7 +14,14 @@ import msgpack
 import numpy as np
 
 from smart_embedder.engine import Engine, RerankRequest
-from smart_embedder.engine.records import NO_OPTIONS, EmbeddingOptions, SparseVector, TextEmbedding
+from smart_embedder.engine.records import (
+    NO_OPTIONS,
+    EmbeddingOptions,
+    EmbedRequest,
+    Outputs,
+    SparseVector,
+    TextEmbedding,
+)
 from smart_embedder.errors import InvalidRequestError
 from smart_embedder.models.load import load_models
 from smart_embedder.settings import NO_RERANKER, Settings
@@ -107,8 +114,17 @@ class EngineSource:
     ) -> Embedded:
         """As `Source.embed`."""
         began = time.perf_counter()
-        wanted: dict[str, Any] = {} if kinds is None else {kind: kind in kinds for kind in KINDS}
-        result = await self._engine.embed(texts, **wanted, normalize_dense=True, options=options)
+        async with self._engine.lease() as models:
+            made = [kind for kind in KINDS if getattr(models.kinds, kind)]
+            request = EmbedRequest(
+                texts,
+                Outputs(**dict.fromkeys(made if kinds is None else kinds, True)),
+                normalize_dense=True,
+                prompt=options.prompt,
+                input_type=options.input_type,
+                dimensions=options.dimensions,
+            )
+            result = await self._engine.embedding.embed(models, request)
         return Embedded(result.embeddings, result.tokens, time.perf_counter() - began)
 
     async def rerank(self, query: str, passages: list[str]) -> list[float]:

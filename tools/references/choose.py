@@ -9,8 +9,8 @@ from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
-from smart_embedder.engine.records import EmbeddingOptions
-from smart_embedder.engine.requests.reranking import FusionWeights, score
+from smart_embedder.engine.records import EmbeddingOptions, FusionWeights
+from smart_embedder.engine.requests.reranking import score
 from smart_embedder.models.checkpoint.config import (
     NO_OVERRIDES,
     has_modules,

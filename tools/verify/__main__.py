@@ -11,13 +11,13 @@ import asyncio
 import itertools
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from smart_embedder.engine import Engine, RerankRequest
+from smart_embedder.engine import EmbedRequest, Engine, RerankRequest
 from smart_embedder.engine.records import FloatArray, SparseVector, TextEmbedding
 from smart_embedder.errors import StartupError
 from smart_embedder.models.device.choose import (
@@ -131,12 +131,13 @@ class Row:
 async def compare(settings: Settings) -> list[Row]:
     """One row for each output of the configured models: this engine's beside its reference's."""
     async with Engine(settings, load_models) as engine:
-        models = engine.loaded()
-        for info in () if models is None else models.infos:
+        async with engine.lease() as models:
+            made = replace(models.kinds, states=False)
+        for info in models.infos:
             paths = ", ".join(f"{operation} by {path}" for operation, path in info.paths.items())
             print(f"{info.name} in {info.dtype}: {paths}.")
         print()
-        ours = (await engine.embed(TEXTS)).embeddings
+        ours = (await engine.embed(EmbedRequest(TEXTS, made))).embeddings
         scores = None
         if settings.reranker_model != NO_RERANKER:
             scores = (await engine.rerank(RerankRequest(QUERY, PASSAGES))).scores

@@ -50,9 +50,9 @@ from smart_embedder.api.rendering import (
     usage_as_json,
 )
 from smart_embedder.api.schemas import ForeignRequest
-from smart_embedder.api.work import Passages, embed, rerank
-from smart_embedder.engine import EmbeddingOptions
-from smart_embedder.engine.records import EmbeddingResult, FloatArray, Outputs, RerankResult
+from smart_embedder.api.work import embed, rerank
+from smart_embedder.engine import EmbedRequest, RerankRequest
+from smart_embedder.engine.records import EmbeddingResult, FloatArray, RerankResult
 from smart_embedder.errors import InvalidRequestError
 from smart_embedder.vectors import quantize
 
@@ -220,10 +220,15 @@ async def rerank_documents(body: DocumentsRequest, call: Call) -> Response:
     how = value_of(body, "truncate", "truncation")
     longest = value_of(body, "max_tokens_per_doc", "max_doc_length")
     truncation = truncation_of(how, body.truncation_side, longest)
-    passages = Passages(body.query, body.documents, "documents", truncation)
     most = value_of(body, "top_n", "top_k")
-    raw = value_of(body, "use_activation", "activation") is False
-    result = await rerank(call, passages, model, instruction=body.instruction, raw=raw)
+    request = RerankRequest(
+        body.query,
+        body.documents,
+        normalize=value_of(body, "use_activation", "activation") is not False,
+        instruction=body.instruction,
+        truncation=truncation,
+    )
+    result = await rerank(call, request, model, "documents")
     name = "" if model is None else model.name
     ranked = by_falling_score(result.scores)[: most or None]
     render = partial(_render_ranking, body, ranked, result, name, call.context.request_id)
@@ -353,15 +358,16 @@ async def create_embeddings_v1(body: CohereEmbedRequest, call: Call) -> Response
 async def _embed(body: CohereEmbedRequest, call: Call, version: str) -> Response:
     model = call.service.catalogue.embedder(body.model)
     task = TASKS[body.input_type or "search_document"]
-    options = EmbeddingOptions(
-        truncation_of(body.truncate, max_tokens=body.max_tokens),
+    request = EmbedRequest(
+        body.texts,
+        normalize_dense=True,
+        truncation=truncation_of(body.truncate, max_tokens=body.max_tokens),
         # Where a model has no prompt for classification or clustering, they are documents, too.
         input_type=task.input_type or "document",
         preferred_prompts=task.prompts,
         dimensions=body.output_dimension,
     )
-    outputs = Outputs(dense=True)
-    result = await embed(call, body.texts, outputs, field="texts", model=model, options=options)
+    result = await embed(call, request, field="texts", model=model)
     render = partial(_render_embeddings, body, result, call.context.request_id, version)
     return await call.render(render)
 

@@ -1,7 +1,7 @@
 """OpenAI's embeddings and list of models."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from http import HTTPStatus
 from typing import Annotated, Any, ClassVar, Literal
@@ -34,7 +34,7 @@ from smart_embedder.api.dialects.fields import (
 from smart_embedder.api.errors import NO_422
 from smart_embedder.api.formats.vectors import (
     TextVectors,
-    VectorOptions,
+    hold_rendering,
     render_vectors,
     vectors_of,
 )
@@ -50,7 +50,8 @@ from smart_embedder.api.rendering import (
 )
 from smart_embedder.api.schemas import OPENAI_TEXTS, PROMPT_SCHEMA, ForeignRequest
 from smart_embedder.api.work import embed, embedder_of
-from smart_embedder.engine import EmbeddingOptions, TruncationOptions
+from smart_embedder.engine import EmbedRequest, TruncationOptions
+from smart_embedder.engine.checks import check_rendering
 from smart_embedder.engine.records import EmbeddingResult, Outputs
 from smart_embedder.errors import InvalidRequestError, NotOperatorError, UnknownModelError
 from smart_embedder.vectors import (
@@ -322,36 +323,35 @@ async def create_embeddings(body: OpenAIEmbeddingRequest, call: Call) -> Respons
     form = body.form
     task = body.known_task
     outputs = Outputs(True, bool(body.return_sparse), bool(body.return_colbert))
-    wanted = VectorOptions(outputs, form.dtype, body.colbert_pool_factor, body.muvera)
-    wanted.check(queries=task.input_type == "query")
-    options = EmbeddingOptions(
-        body.truncation_options,
-        prompt=body.prompt,
-        prompt_name=body.prompt_name,
+    request = EmbedRequest(
+        body.input,
+        outputs,
         input_type=task.input_type,
         preferred_prompts=task.prompts,
+        output_dtype=form.dtype,
+        colbert_pool_factor=body.colbert_pool_factor,
+        muvera=body.muvera,
+    )
+    check_rendering(request)
+    request = replace(
+        request,
+        truncation=body.truncation_options,
+        prompt=body.prompt,
+        prompt_name=body.prompt_name,
         dimensions=value_of(body, "dimensions", "output_dimension", "dimensionality"),
+        normalize_dense=value_of(body, "normalize", "normalized", "use_activation") is not False,
     )
-    result = await embed(
-        call,
-        body.input,
-        wanted.needed,
-        field="input",
-        model=model,
-        options=options,
-        normalize=value_of(body, "normalize", "normalized", "use_activation") is not False,
-        allowed=OPENAI_TEXTS,
-    )
-    wanted.hold(result.embeddings, call.context.answer)
-    return await call.render(partial(_render, result, model, wanted, form))
+    result = await embed(call, request, field="input", model=model, allowed=OPENAI_TEXTS)
+    hold_rendering(result.embeddings, request, call.context.answer)
+    return await call.render(partial(_render, result, model, request, form))
 
 
 def _render(
-    result: EmbeddingResult, model: ServedModel, wanted: VectorOptions, form: VectorForm
+    result: EmbeddingResult, model: ServedModel, request: EmbedRequest, form: VectorForm
 ) -> Iterator[bytes]:
     yield b'{"object":"list","data":'
     yield from render_items(
-        _render_embedding(index, vectors_of(embedding, wanted), form)
+        _render_embedding(index, vectors_of(embedding, request), form)
         for index, embedding in enumerate(result.embeddings)
     )
     trailer: dict[str, Any] = {"model": model.name, "usage": usage_as_json(result.tokens)}

@@ -5,6 +5,7 @@ Reranking at the root is /rerank, where a body is this dialect's by its field `t
 
 import os
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from http import HTTPStatus
 from itertools import chain
@@ -30,8 +31,8 @@ from smart_embedder.api.rendering import (
     text_as_json,
 )
 from smart_embedder.api.schemas import ForeignRequest, RequestModel, check_passages, check_texts
-from smart_embedder.api.work import Passages, classify, embed, embedder_of, rerank
-from smart_embedder.engine import ClassificationRequest
+from smart_embedder.api.work import classify, embed, embedder_of, rerank
+from smart_embedder.engine import ClassificationRequest, RerankRequest
 from smart_embedder.engine.model import LoadedModels, Model
 from smart_embedder.engine.records import (
     ClassificationResult,
@@ -152,22 +153,19 @@ async def _embed(body: schemas.EmbedRequest, call: Call) -> Response:
 
 async def embed_dense(body: schemas.EmbedRequest, call: Call) -> EmbeddingResult:
     """One dense vector for each text, of the model in the request's path or the default one."""
-    return await embed(
-        call,
-        body.inputs,
-        Outputs(dense=True),
-        field="inputs",
-        model=embedder_of(call),
-        options=body.options(body.dimensions),
-        normalize=body.normalize is not False,
+    request = replace(
+        body.request(body.inputs),
+        dimensions=body.dimensions,
+        normalize_dense=body.normalize is not False,
     )
+    return await embed(call, request, field="inputs", model=embedder_of(call))
 
 
 @_operation(Endpoint("/embed_all"), schemas.EmbedTokensRequest, schemas.TokenVectors)
 async def _embed_all(body: schemas.EmbedTokensRequest, call: Call) -> Response:
     """The last hidden state of every token, those of special tokens included."""
-    outputs, model, options = Outputs(states=True), embedder_of(call), body.options()
-    result = await embed(call, body.inputs, outputs, field="inputs", model=model, options=options)
+    request = body.request(body.inputs, Outputs(states=True))
+    result = await embed(call, request, field="inputs", model=embedder_of(call))
     response = await call.render(
         lambda: render_items(render_matrix(each.states) for each in result.embeddings)
     )
@@ -177,8 +175,11 @@ async def _embed_all(body: schemas.EmbedTokensRequest, call: Call) -> Response:
 @_operation(Endpoint("/embed_sparse"), schemas.EmbedTokensRequest, schemas.SparseVectors)
 async def _embed_sparse(body: schemas.EmbedTokensRequest, call: Call) -> Response:
     """The lexical weights of each text, which only models of bge-m3's kind make."""
-    outputs, model, options = Outputs(sparse=True), embedder_of(call, Role.EMBEDDER), body.options()
-    result = await embed(call, body.inputs, outputs, field="inputs", model=model, options=options)
+    request, model = (
+        body.request(body.inputs, Outputs(sparse=True)),
+        embedder_of(call, Role.EMBEDDER),
+    )
+    result = await embed(call, request, field="inputs", model=model)
     vectors = [each.sparse for each in result.embeddings if each.sparse is not None]
 
     def weights() -> Iterator[list[dict[str, Any]]]:
@@ -195,14 +196,8 @@ async def _similarity(body: schemas.SimilarityRequest, call: Call) -> Response:
     """The cosine of each sentence's dense vector with that of the source sentence."""
     sentences = body.inputs.sentences
     texts = [body.inputs.source_sentence, *sentences] if sentences else []
-    result = await embed(
-        call,
-        texts,
-        Outputs(dense=True),
-        field="inputs",
-        model=embedder_of(call),
-        options=(body.parameters or schemas.SimilarityParameters()).options(),
-    )
+    request = (body.parameters or schemas.SimilarityParameters()).request(texts)
+    result = await embed(call, request, field="inputs", model=embedder_of(call))
 
     def render() -> list[bytes]:
         vectors = np.array([each.dense for each in result.embeddings], dtype=np.float32)
@@ -214,8 +209,10 @@ async def _similarity(body: schemas.SimilarityRequest, call: Call) -> Response:
 @_operation(RERANK, schemas.RerankTextsRequest, schemas.Ranks, field="texts", at_root=False)
 async def _rerank(body: schemas.RerankTextsRequest, call: Call) -> Response:
     """At the root, /rerank takes the same body."""
-    passages = Passages(body.query, body.texts, "texts", body.truncation)
-    result = await rerank(call, passages, _reranker_of(call), raw=bool(body.raw_scores))
+    request = RerankRequest(
+        body.query, body.texts, normalize=not body.raw_scores, truncation=body.truncation
+    )
+    result = await rerank(call, request, _reranker_of(call), "texts")
 
     def ranks() -> Iterator[dict[str, Any]]:
         for index, score in by_falling_score(result.scores):

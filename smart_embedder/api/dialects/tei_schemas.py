@@ -17,7 +17,8 @@ from pydantic_core import PydanticCustomError
 
 from smart_embedder.api.dialects.fields import AnyCase, Refused, TextsOrText, unless
 from smart_embedder.api.schemas import ForeignRequest
-from smart_embedder.engine import EmbeddingOptions, TruncationOptions
+from smart_embedder.engine import records
+from smart_embedder.engine.records import DENSE, Outputs, TruncationOptions
 
 # Of a part of a body, which the description shows within its whole.
 _WITHOUT_EXAMPLE = ConfigDict(json_schema_extra=None)
@@ -54,10 +55,14 @@ class _Prompted(_Reading):
 
     prompt_name: _PromptName = None
 
-    def options(self, dimensions: int | None = None) -> EmbeddingOptions:
-        """These fields as the engine's options."""
-        return EmbeddingOptions(
-            self.truncation, prompt_name=self.prompt_name, dimensions=dimensions
+    def request(self, texts: list[str], outputs: Outputs = DENSE) -> records.EmbedRequest:
+        """What is asked of the engine; `outputs` have unit length."""
+        return records.EmbedRequest(
+            texts,
+            outputs,
+            normalize_dense=True,
+            truncation=self.truncation,
+            prompt_name=self.prompt_name,
         )
 
 

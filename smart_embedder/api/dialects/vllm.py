@@ -27,8 +27,8 @@ from smart_embedder.api.handler import Call, Router
 from smart_embedder.api.openapi import BEARER, describe_work, operation
 from smart_embedder.api.rendering import OPTIONS, usage_as_json
 from smart_embedder.api.schemas import ForeignRequest
-from smart_embedder.api.work import Passages, rerank
-from smart_embedder.engine.records import RerankResult
+from smart_embedder.api.work import rerank
+from smart_embedder.engine.records import RerankRequest, RerankResult
 from smart_embedder.engine.scheduling.job import Purpose
 from smart_embedder.errors import EmptyInputError, InvalidRequestError
 
@@ -124,9 +124,14 @@ async def create_scores(body: ScoreRequest, call: Call) -> Response:
         )
     queries = body.text_1 if len(body.text_1) > 1 else body.text_1[0]
     truncation = truncation_of(body.truncate, body.truncation_side, body.max_tokens_per_doc)
-    passages = Passages(queries, body.text_2, "text_2", truncation)
-    raw = value_of(body, "use_activation", "activation") is False
-    result = await rerank(call, passages, model, instruction=body.instruction, raw=raw)
+    request = RerankRequest(
+        queries,
+        body.text_2,
+        normalize=value_of(body, "use_activation", "activation") is not False,
+        instruction=body.instruction,
+        truncation=truncation,
+    )
+    result = await rerank(call, request, model, "text_2")
     name = "" if model is None else model.name
     render = partial(_render, result, name, call.context.request_id)
     return await call.render(render)

@@ -13,7 +13,7 @@ from smart_embedder.api.handler import Call, Router
 from smart_embedder.api.openapi import BEARER, describe_work, operation
 from smart_embedder.api.rendering import Chunk
 from smart_embedder.api.schemas import EmbeddingRequest, check_texts
-from smart_embedder.api.work import compute, model_names, native_work
+from smart_embedder.api.work import compute, model_names, native_request
 
 _TAG = {"name": "embeddings", "description": "This service's own: all kinds of vectors at once."}
 
@@ -44,10 +44,11 @@ async def create_embeddings(body: EmbeddingRequest, call: Call) -> Response:
     media_type = media_type_of(call.request)
     check_texts(sentences, "sentences", call.service.settings)
     models = await call.lease(model)
-    work, wanted = native_work(body, model, models, media_type, [*BINARY])
-    result = await compute(call, sentences, work)
-    wanted.hold(result.embeddings, call.context.answer, at_once=media_type == SAFETENSORS)
-    answer = json_answer.EmbeddingAnswer(sentences, result, model_names(models), wanted)
+    request = native_request(body, sentences, models, media_type, [*BINARY])
+    result = await compute(call, request, model)
+    at_once = media_type == SAFETENSORS
+    json_answer.hold_rendering(result.embeddings, request, call.context.answer, at_once=at_once)
+    answer = json_answer.EmbeddingAnswer(request, result, model_names(models))
     render: Callable[[], Iterable[Chunk]] = partial(
         json_answer.render,
         answer,

@@ -35,8 +35,8 @@ from smart_embedder.api.stream.answer import (
 )
 from smart_embedder.api.stream.arrow_lines import ArrowReader
 from smart_embedder.api.stream.lines import LineReader, NdjsonReader, StreamLine
-from smart_embedder.api.work import model_names, native_work
-from smart_embedder.engine.checks import check_options, find_prompt
+from smart_embedder.api.work import model_names, native_request
+from smart_embedder.engine.checks import check_embedding
 from smart_embedder.engine.requests.embedding import vector_bytes
 from smart_embedder.errors import InvalidRequestError, UnsupportedMediaError
 
@@ -82,18 +82,18 @@ async def stream_embeddings(request: Request, service: ServiceDep) -> Response:
     # Only while the stream is set up: each piece leases the model by itself.
     async with service.engine.lease(name_of(model)) as models:
         binary = [each for each in WRITERS if each != NDJSON]
-        work, vectors = native_work(fields, model, models, media_type, binary)
-    check_options(models, work.outputs, work.options)
-    find_prompt(models, work.outputs, work.options)
+        embedding = native_request(fields, [], models, media_type, binary)
+    check_embedding(models, embedding)
     call, urgency = Call(request, service), urgency_of(request, BULK_URGENCY)
-    of_token = vector_bytes(models.embedder, replace(work.outputs, dense=False), [1])
+    client = call.context.client
+    embedding = replace(embedding, urgency=urgency, client=client, model=name_of(model))
+    of_token = vector_bytes(models.embedder, replace(embedding.needed, dense=False), [1])
     tokens = call.context.answer.allowed // PIECES // of_token
     # Nothing below keeps the models, which may be unloaded between two pieces.
     records = RecordOptions(
-        vectors,
+        embedding,
         model_names(models),
         (fields.dimensions or models.dense_model.dense_width, models.embedder.colbert_width),
-        return_tokens=fields.return_tokens,
         sparse_as_indices=fields.sparse_as_indices,
         as_base64=fields.encoding == "base64",
     )
@@ -105,12 +105,8 @@ async def stream_embeddings(request: Request, service: ServiceDep) -> Response:
 
     plan = StreamPlan(
         lines,
-        PieceEmbedder(
-            service,
-            call.context.client,
-            lambda texts, answer: work.run(texts, call, urgency, answer),
-        ),
-        vectors,
+        PieceEmbedder(service, embedding),
+        embedding,
         make_writer,
         max_lines=min(_MAX_LINES, service.settings.max_sentences_per_request),
         size=PieceSize(max(1, min(models.max_batch_tokens, tokens))),

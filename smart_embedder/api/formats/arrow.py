@@ -112,7 +112,7 @@ def render(answer: EmbeddingAnswer) -> Iterator[Chunk]:
     for end, row in enumerate(answer.vectors(), 1):
         rows.append(row)
         size += row.nbytes
-        if size >= BATCH_BYTES or end == len(answer.texts):
+        if size >= BATCH_BYTES or end == len(answer.request.texts):
             ids = _flat(np.arange(end - len(rows), end))
             yield from stream.batch_of({"id": ids} | vector_columns(rows), len(rows))
             size, rows = 0, []

@@ -36,7 +36,7 @@ def render_msgpack(answer: EmbeddingAnswer) -> Iterator[Chunk]:
     packer = msgpack.Packer()
     report = answer.report()
     yield packer.pack_map_header(1 + len(report)) + packer.pack("data")
-    yield packer.pack_array_header(len(answer.texts))
+    yield packer.pack_array_header(len(answer.request.texts))
     for index, row in enumerate(answer.vectors()):
         yield from pack(packer, item_of(index, row))
     for name, value in report.items():

@@ -16,13 +16,12 @@ from smart_embedder.api.formats.binary import item_of, pack
 from smart_embedder.api.formats.vectors import (
     EmbeddingAnswer,
     TextVectors,
-    VectorOptions,
     render_item,
     vectors_of,
 )
 from smart_embedder.api.negotiation import preference, preferences
 from smart_embedder.api.rendering import JSON, Chunk
-from smart_embedder.engine.records import SparseVector, TextEmbedding, TokenStrings
+from smart_embedder.engine.records import EmbedRequest, SparseVector, TextEmbedding, TokenStrings
 
 NDJSON = "application/x-ndjson"
 ARROW = "application/vnd.apache.arrow.stream"
@@ -63,10 +62,9 @@ class RecordOptions:
     `sparse_as_indices` and `as_base64` are for JSON.
     """
 
-    vectors: VectorOptions
+    request: EmbedRequest
     names: Mapping[str, str]
     widths: tuple[int, int]
-    return_tokens: bool = False
     integer_ids: bool = False
     sparse_as_indices: bool = False
     as_base64: bool = False
@@ -74,7 +72,7 @@ class RecordOptions:
     @property
     def metadata(self) -> dict[str, Any]:
         """The facts about all records, for formats with metadata."""
-        return {**self.names, "output_dtype": self.vectors.dtype}
+        return {**self.names, "output_dtype": self.request.output_dtype}
 
 
 class RecordWriter(ABC):
@@ -160,8 +158,8 @@ class _ArrowWriter(RecordWriter):
     @cached_property
     def _null(self) -> TextVectors:
         """The values behind a null row, which give the types of the columns."""
-        vectors = self._options.vectors
-        outputs, (dense, colbert) = vectors.needed, self._options.widths
+        request = self._options.request
+        outputs, (dense, colbert) = request.needed, self._options.widths
         nothing = SparseVector(np.empty(0, np.int64), np.empty(0, np.float32))
         tokens = TokenStrings([] if outputs.sparse else None, [] if outputs.colbert else None)
         embedding = TextEmbedding(
@@ -169,7 +167,7 @@ class _ArrowWriter(RecordWriter):
             sparse=nothing if outputs.sparse else None,
             colbert=np.eye(1, colbert, dtype=np.float32) if outputs.colbert else None,
         )
-        return vectors_of(embedding, vectors, tokens if self._options.return_tokens else None)
+        return vectors_of(embedding, request, tokens if request.return_tokens else None)
 
     def end(self) -> bytes:
         schema = self._stream.schema_of(self._columns([Record(None, None)]))

@@ -2,7 +2,7 @@
 
 from binascii import b2a_base64
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import repeat
 from typing import Any
 
@@ -17,20 +17,17 @@ from smart_embedder.api.rendering import (
     sparse_as_json,
     text_as_json,
 )
-from smart_embedder.engine.checks import AnswerMemory
 from smart_embedder.engine.records import (
+    AnswerMemory,
     EmbeddingResult,
+    EmbedRequest,
     FloatArray,
-    Outputs,
     SparseVector,
     TextEmbedding,
     TokenStrings,
 )
-from smart_embedder.errors import InvalidRequestError
 from smart_embedder.vectors import (
     MUVERA_WIDTH,
-    MuveraSide,
-    OutputDtype,
     QuantizedVectors,
     muvera_of,
     pool,
@@ -46,69 +43,26 @@ _WEIGHT_BYTES = 4 + 4
 _BASE64_BYTES = 3 << 16
 
 
-@dataclass(frozen=True, slots=True)
-class VectorOptions:
-    """How the vectors of a result are post-processed; `outputs` are the kinds in the answer.
+def hold_rendering(
+    embeddings: Sequence[TextEmbedding],
+    request: EmbedRequest,
+    memory: AnswerMemory,
+    *,
+    at_once: bool = False,
+) -> None:
+    """Hold what rendering takes, of one text after the other or of all `at_once`.
 
-    `dtype` applies to dense and ColBERT vectors. `pool_factor` reduces the number of ColBERT
-    vectors by about that factor. `muvera` adds one vector that represents all ColBERT vectors of a
-    text before pooling and quantization.
+    Raises as `AnswerMemory.need`.
     """
-
-    outputs: Outputs
-    dtype: OutputDtype = "float32"
-    pool_factor: int | None = None
-    muvera: MuveraSide | None = None
-
-    @property
-    def needed(self) -> Outputs:
-        """The kinds that the engine must compute."""
-        return replace(self.outputs, colbert=self.outputs.colbert or self.muvera is not None)
-
-    def hold(
-        self, embeddings: Sequence[TextEmbedding], memory: AnswerMemory, *, at_once: bool = False
-    ) -> None:
-        """Hold what post-processing takes, of one text after the other or of all `at_once`.
-
-        Raises as `AnswerMemory.need`.
-        """
-        working = made = 0
-        for each in embeddings:
-            if self.pool_factor is not None and each.colbert is not None:
-                working = max(working, pooling_bytes(len(each.colbert)))
-            size = 0 if self.dtype == "float32" else each.nbytes // 2
-            size += 0 if self.muvera is None else 4 * MUVERA_WIDTH
-            made = made + size if at_once else max(made, size)
-        advice = "send shorter texts, or leave out colbert_pool_factor"
-        memory.need_more(working + made, "the vectors and what is made of them", advice)
-
-    def check(self, *, queries: bool = False, tokens: bool = False) -> None:
-        """Raise `InvalidRequestError` for options that have no effect or contradict each other.
-
-        `queries` says whether the texts are queries, `tokens` whether token strings are wanted.
-        """
-        if self.dtype != "float32" and not (self.outputs.dense or self.outputs.colbert):
-            raise InvalidRequestError(
-                "the option output_dtype has no effect without dense and ColBERT vectors: leave it "
-                "out, or ask for one of them"
-            )
-        if self.pool_factor is None:
-            return
-        if not self.outputs.colbert:
-            raise InvalidRequestError(
-                "the option colbert_pool_factor has no effect without ColBERT vectors: leave it "
-                "out, or set return_colbert to true"
-            )
-        if queries or self.muvera == "query":
-            raise InvalidRequestError(
-                "the option colbert_pool_factor is for documents, and these are queries, which "
-                "need all of their vectors: leave it out"
-            )
-        if tokens:
-            raise InvalidRequestError(
-                "the options return_tokens and colbert_pool_factor exclude each other, because no "
-                "single token stands behind a pooled vector: send one"
-            )
+    working = made = 0
+    for each in embeddings:
+        if request.colbert_pool_factor is not None and each.colbert is not None:
+            working = max(working, pooling_bytes(len(each.colbert)))
+        size = 0 if request.output_dtype == "float32" else each.nbytes // 2
+        size += 0 if request.muvera is None else 4 * MUVERA_WIDTH
+        made = made + size if at_once else max(made, size)
+    advice = "send shorter texts, or leave out colbert_pool_factor"
+    memory.need_more(working + made, "the vectors and what is made of them", advice)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,38 +87,37 @@ class TextVectors:
 class EmbeddingAnswer:
     """An answer before it is rendered; `names` tell which model made which kind of vector."""
 
-    texts: list[str]
+    request: EmbedRequest
     result: EmbeddingResult
     names: Mapping[str, str]
-    options: VectorOptions
 
     def vectors(self) -> Iterator[TextVectors]:
         """The vectors of each text, post-processed one by one while the answer is rendered."""
-        strings = self.result.token_strings or repeat(None, len(self.texts))
+        strings = self.result.token_strings or repeat(None, len(self.request.texts))
         for embedding, tokens in zip(self.result.embeddings, strings, strict=True):
-            yield vectors_of(embedding, self.options, tokens)
+            yield vectors_of(embedding, self.request, tokens)
 
     def report(self) -> dict[str, Any]:
         """The fields beside vectors: models, usage, times, warnings and the type of the numbers."""
-        return {**self.names, **report(self.result), "output_dtype": self.options.dtype}
+        return {**self.names, **report(self.result), "output_dtype": self.request.output_dtype}
 
 
 def vectors_of(
-    embedding: TextEmbedding, options: VectorOptions, tokens: TokenStrings | None = None
+    embedding: TextEmbedding, request: EmbedRequest, tokens: TokenStrings | None = None
 ) -> TextVectors:
     """Post-process the vectors of one text."""
     dense, colbert, muvera = embedding.dense, embedding.colbert, None
     if colbert is not None:
-        if options.muvera is not None:
-            muvera = muvera_of(colbert.shape[1]).encode(colbert, options.muvera)
-        if options.pool_factor is not None:
-            colbert = pool(colbert, options.pool_factor)
-    if not options.outputs.colbert:
+        if request.muvera is not None:
+            muvera = muvera_of(colbert.shape[1]).encode(colbert, request.muvera)
+        if request.colbert_pool_factor is not None:
+            colbert = pool(colbert, request.colbert_pool_factor)
+    if not request.outputs.colbert:
         colbert = None
     return TextVectors(
-        dense=None if dense is None else quantize(dense, options.dtype),
+        dense=None if dense is None else quantize(dense, request.output_dtype),
         sparse=embedding.sparse,
-        colbert=None if colbert is None else quantize(colbert, options.dtype),
+        colbert=None if colbert is None else quantize(colbert, request.output_dtype),
         muvera=muvera,
         tokens=tokens,
     )
@@ -173,13 +126,14 @@ def vectors_of(
 def render(answer: EmbeddingAnswer, *, sparse_as_indices: bool, as_base64: bool) -> Iterator[bytes]:
     """The chunks of the answer to an embedding request."""
     yield b'{"data":['
-    for index, (text, row) in enumerate(zip(answer.texts, answer.vectors(), strict=True)):
+    texts = answer.request.texts
+    for index, (text, row) in enumerate(zip(texts, answer.vectors(), strict=True)):
         if index:
             yield b","
         facts = {"id": index, "text": text_as_json(text)}
         yield from render_item(facts, row, sparse_as_indices=sparse_as_indices, as_base64=as_base64)
     told = answer.report()
-    if answer.options.dtype == "float32" and not as_base64:
+    if answer.request.output_dtype == "float32" and not as_base64:
         del told["output_dtype"]
     yield b"]," + orjson.dumps(told)[1:]
 

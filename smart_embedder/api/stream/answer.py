@@ -8,7 +8,7 @@ then nothing more is computed, and then nothing more is read.
 import asyncio
 import time
 from asyncio import TaskGroup
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import repeat
@@ -18,13 +18,19 @@ from starlette.types import Receive, Scope, Send
 
 from smart_embedder.api.errors import error_facts, status_of
 from smart_embedder.api.formats.records import Record, RecordWriter
-from smart_embedder.api.formats.vectors import VectorOptions, vectors_of
+from smart_embedder.api.formats.vectors import hold_rendering, vectors_of
 from smart_embedder.api.handler import Call, Service
 from smart_embedder.api.negotiation import FlushedCompressor
 from smart_embedder.api.rendering import Chunk, messages_of, truncation_as_json
 from smart_embedder.api.stream.lines import Line, LineReader, StreamBody
-from smart_embedder.engine.checks import AnswerMemory
-from smart_embedder.engine.records import EmbeddingResult, TextEmbedding, TokenStrings, Truncation
+from smart_embedder.engine.records import (
+    AnswerMemory,
+    EmbeddingResult,
+    EmbedRequest,
+    TextEmbedding,
+    TokenStrings,
+    Truncation,
+)
 from smart_embedder.errors import (
     ClientGoneError,
     DrainingError,
@@ -47,8 +53,6 @@ PIECES = 4
 # Of vectors, rendered and sent at a time.
 _UNIT_BYTES = 1 << 20
 _RETRY_AFTER = 5
-
-EmbedTexts = Callable[[list[str], AnswerMemory], Awaitable[EmbeddingResult]]
 
 
 class _NoRoomYetError(QueueFullError):
@@ -110,7 +114,7 @@ class LineResult:
     truncations: tuple[Truncation, ...] = ()
     error: SmartEmbedderError | None = None
 
-    def record(self, options: VectorOptions, max_bytes: int) -> Record:
+    def record(self, request: EmbedRequest, max_bytes: int) -> Record:
         """The record of the line; takes the time of post-processing its vectors.
 
         Post-processing that takes more than `max_bytes` is an error.
@@ -118,7 +122,7 @@ class LineResult:
         error, line = self.error, self.line
         if error is None and self.embedding is not None:
             try:
-                options.hold([self.embedding], AnswerMemory(max_bytes))
+                hold_rendering([self.embedding], request, AnswerMemory(max_bytes))
             except InvalidRequestError as refused:
                 error = refused
         if error is not None or self.embedding is None:
@@ -128,7 +132,7 @@ class LineResult:
             truncation_as_json(replace(cut, index=line.number - 1), "text", "/text")
             for cut in self.truncations
         ]
-        return Record(line.id, vectors_of(self.embedding, options, self.tokens), warnings)
+        return Record(line.id, vectors_of(self.embedding, request, self.tokens), warnings)
 
 
 @dataclass(slots=True)
@@ -184,17 +188,17 @@ class PieceSize:
 
 
 class PieceEmbedder:
-    """Embeds pieces of one stream by `embed`, each with a slot for streams.
+    """Embeds pieces of one stream, each with a slot for streams.
 
     It waits while the queue is full, or the model is being loaded. After an error it tries halves,
     down to single texts, so that an error that one text has caused is that text's alone.
     """
 
-    def __init__(self, service: Service, client: str, embed: EmbedTexts) -> None:
+    def __init__(self, service: Service, request: EmbedRequest) -> None:
         self._metrics = service.metrics
         self._slots = service.stream_slots
-        self._client = client
-        self._embed_texts = embed
+        self._engine = service.engine
+        self._request = request
 
     async def embed(self, lines: Sequence[Line], answer: PieceAnswer) -> Piece:
         """The results of these lines, whose room is taken from `answer`.
@@ -230,14 +234,15 @@ class PieceEmbedder:
             piece.add(lines, result)
 
     async def _embed_when_possible(self, texts: list[str], answer: PieceAnswer) -> EmbeddingResult:
+        request = replace(self._request, texts=texts, answer=answer)
         while True:
             more_room = answer.memory.freed
             try:
-                await self._slots.acquire(self._client)
+                await self._slots.acquire(request.client)
                 try:
-                    return await self._embed_texts(texts, answer)
+                    return await self._engine.embed(request)
                 finally:
-                    self._slots.release(self._client)
+                    self._slots.release(request.client)
             except _NoRoomYetError:
                 await more_room.wait()
                 continue
@@ -257,7 +262,7 @@ class StreamPlan:
 
     lines: LineReader
     embedder: PieceEmbedder
-    vectors: VectorOptions
+    request: EmbedRequest
     make_writer: Callable[[], RecordWriter]
     max_lines: int
     size: PieceSize
@@ -404,7 +409,7 @@ class StreamResponse(Response):
             records: list[Record] = []
             size = 0
             for result in results:
-                records.append(result.record(self._plan.vectors, self._memory.max_bytes))
+                records.append(result.record(self._plan.request, self._memory.max_bytes))
                 vectors = records[-1].vectors
                 size += 0 if vectors is None else vectors.nbytes
                 if size >= _UNIT_BYTES:

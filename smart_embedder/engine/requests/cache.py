@@ -7,26 +7,17 @@ cancelled, the other still gets its result.
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from operator import attrgetter
 
 from cachetools import LRUCache
 
-from smart_embedder.engine.checks import AnswerMemory
 from smart_embedder.engine.model import Embedder
-from smart_embedder.engine.records import Outputs, TruncationOptions
-from smart_embedder.engine.requests.embedding import (
-    Computed,
-    EmbedRequest,
-    Forwards,
-    Task,
-    TaskResult,
-    hold_vectors,
-)
+from smart_embedder.engine.records import AnswerMemory, EmbedRequest, Outputs, TruncationOptions
+from smart_embedder.engine.requests.embedding import Forwards, Task, hold_vectors, truncations_of
 from smart_embedder.engine.requests.shared_cache import (
     CachedVectors,
     SharedVectors,
@@ -36,10 +27,8 @@ from smart_embedder.engine.requests.shared_cache import (
     split,
 )
 from smart_embedder.engine.scheduling.admission import Admission
-from smart_embedder.engine.scheduling.job import Job
 from smart_embedder.errors import InvalidRequestError, SmartEmbedderError
 from smart_embedder.observability.metrics import Metrics
-from smart_embedder.observability.tracing import Stage
 from smart_embedder.settings import Settings
 
 # To copy them takes a millisecond.
@@ -121,59 +110,52 @@ def make_cache(settings: Settings, metrics: Metrics) -> VectorCache | None:
     return VectorCache(settings.embedding_cache_bytes, shared, metrics)
 
 
-class KeyMaker:
-    """Makes cache keys: hashes of a text and of everything else that its vectors depend on."""
+def keys_of(task: Task, truncation: TruncationOptions) -> dict[str, dict[str, str]]:
+    """The cache's keys of each distinct text of a task, by the kind of vectors.
 
-    def __init__(self, task: Task, truncation: TruncationOptions) -> None:
-        how = (task.prompt, task.input_type, truncation.side, truncation.max_tokens)
-        depends_on = (task.identity(), *how)
-        self._begun = hashlib.blake2b(digest_size=32, person=b"smart-embedder")
-        # `repr` quotes strings, so that no two tuples have one representation.
-        self._begun.update(repr(depends_on).encode() + b"\0")
-
-    def keys_of(self, text: str, kinds: Sequence[str]) -> dict[str, str]:
-        """The key of each kind of vectors of a text."""
-        digest = self._begun.copy()
+    They are hashes of the text and of everything else that its vectors depend on.
+    """
+    how = (task.prompt, task.input_type, truncation.side, truncation.max_tokens)
+    begun = hashlib.blake2b(digest_size=32, person=b"smart-embedder")
+    # `repr` quotes strings, so that no two tuples have one representation.
+    begun.update(repr((task.models.identity_of(task.model), *how)).encode() + b"\0")
+    keys = {}
+    for text in dict.fromkeys(task.texts):
+        digest = begun.copy()
         digest.update(text.encode("utf-8", "surrogatepass"))
         name = digest.hexdigest()
-        return {kind: f"{name}:{kind}" for kind in kinds}
+        keys[text] = {kind: f"{name}:{kind}" for kind in kinds_of(task.outputs)}
+    return keys
 
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """The keys of one text's entries, by kind; `task` is the index of its task in the request."""
+    """The keys of one text's entries, by kind."""
 
-    task: int
+    task: Task
     text: str
     keys: dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class _Filled:
-    """Entries by key, with the stages and jobs that computed them."""
+    """Entries by key, and the tasks that computed some of them."""
 
     entries: Mapping[str, CachedVectors]
-    tokenized: list[Stage]
-    jobs: list[Job]
-
-
-@dataclass(frozen=True, slots=True)
-class _Lookup:
-    """A request that is being served, by its tasks; `characters` is the sum over their texts."""
-
-    tasks: list[Task]
-    request: EmbedRequest
-    characters: int
+    computed: list[Task]
 
 
 class _SharedWork:
     """A computation that several requests wait for; cancelled when the last of them leaves.
 
-    Then it is `abandoned`: it has no result.
+    Then it is `abandoned`: it has no result. It was begun for a `request`, whose texts have so many
+    `characters`.
     """
 
-    def __init__(self, lookup: _Lookup, work: "asyncio.Task[_Filled]") -> None:
-        self.lookup = lookup
+    def __init__(
+        self, request: EmbedRequest, characters: int, work: "asyncio.Task[_Filled]"
+    ) -> None:
+        self.request, self.characters = request, characters
         self.abandoned = False
         self._work = work
         self._users = 0
@@ -211,89 +193,83 @@ class CachedForwards:
         self._metrics = metrics
         self._in_flight: dict[str, _SharedWork] = {}
 
-    async def compute(self, tasks: list[Task], request: EmbedRequest) -> Computed:
+    async def compute(self, tasks: list[Task], request: EmbedRequest) -> list[Task]:
         """Implement `VectorSource`."""
         try:
             computed = await self._find_or_compute(tasks, request)
         except InvalidRequestError:
             # The error counts only the texts that were computed; this one counts all of them.
             return await self._forwards.compute(tasks, request)
-        hold_vectors(((each.task, each.texts) for each in computed.results), request.answer)
-        for result in computed.results:
-            if not request.options.truncation.truncate and result.truncations(request):
-                return await self._forwards.compute(tasks, request)
+        hold_vectors(tasks, request.answer)
+        if not request.truncation.truncate and truncations_of(tasks, request):
+            return await self._forwards.compute(tasks, request)
         return computed
 
-    async def _find_or_compute(self, tasks: list[Task], request: EmbedRequest) -> Computed:
+    async def _find_or_compute(self, tasks: list[Task], request: EmbedRequest) -> list[Task]:
         characters = sum(len(text) for task in tasks for text in task.texts)
-        lookup = _Lookup(tasks, request, characters)
-        wanted = await self._wanted(lookup)
-        filled = await self._fill(lookup, list(wanted.values()))
-        results = []
-        for index, task in enumerate(tasks):
+
+        def hash_texts() -> list[_Wanted]:
+            return [
+                _Wanted(task, text, keys)
+                for task in tasks
+                for text, keys in keys_of(task, request.truncation).items()
+            ]
+
+        if characters <= _LARGE_CHARACTERS:
+            wanted = hash_texts()
+        else:
+            texts = [text for task in tasks for text in task.texts]
+            wanted = await self._admission.threads.run(hash_texts, texts, request.client)
+        filled = await self._fill(request, characters, wanted)
+        for task in tasks:
+            keys = {each.text: each.keys for each in wanted if each.task is task}
             joined = [
-                join({kind: filled.entries[key] for kind, key in wanted[index, text].keys.items()})
+                join({kind: filled.entries[key] for kind, key in keys[text].items()})
                 for text in task.texts
             ]
-            texts, embeddings = ([*each] for each in zip(*joined, strict=True))
-            results.append(TaskResult(task, texts, embeddings))
-        return Computed(results, filled.tokenized, filled.jobs)
+            task.read = [read for read, _ in joined]
+            task.embeddings = [embedding for _, embedding in joined]
+        return filled.computed
 
-    async def _wanted(self, lookup: _Lookup) -> dict[tuple[int, str], _Wanted]:
-        """The keys of each distinct text, by the index of its task and the text."""
-        call = partial(_wanted_of, lookup)
-        if lookup.characters <= _LARGE_CHARACTERS:
-            return call()
-        texts = [text for task in lookup.tasks for text in task.texts]
-        return await self._admission.threads.run(call, texts, lookup.request.client)
-
-    async def _fill(self, lookup: _Lookup, wanted: list[_Wanted]) -> _Filled:
+    async def _fill(self, request: EmbedRequest, characters: int, wanted: list[_Wanted]) -> _Filled:
         """Find or compute every entry."""
         keys = [key for each in wanted for key in each.keys.values()]
         entries = {key: entry for key in keys if (entry := self._cache.get(key)) is not None}
         joined = {
             key: work
             for key in keys
-            if key not in entries and (work := self._work_to_join(key, lookup)) is not None
+            if key not in entries
+            and (work := self._work_to_join(key, request, characters)) is not None
         }
         self._metrics.embedding_cache_hits.labels("memory").inc(len(entries))
         self._metrics.embedding_cache_hits.labels("in_flight").inc(len(joined))
         own = _without(wanted, entries.keys() | joined.keys())
-        shared = list(dict.fromkeys(joined.values()))
-        filled = await self._compute_and_join(lookup, own, shared)
-        entries |= filled.entries
+        computed: list[Task] = []
+        async with AsyncExitStack() as used:
+            shared = list(dict.fromkeys(joined.values()))
+            for work in shared:
+                await used.enter_async_context(work.used())
+            if own:
+                begun = self._begin(request, characters, own)
+                await used.enter_async_context(begun.used())
+                filled = await begun.result()
+                entries |= filled.entries
+                computed += filled.computed
+            for work in shared:
+                # What has failed there is missing here.
+                with suppress(SmartEmbedderError):
+                    entries |= (await work.result()).entries
         # What failed in another request is computed once more, in this one.
-        again = await self._compute(lookup, _without(wanted, entries.keys()))
+        again = await self._compute(request, _without(wanted, entries.keys()))
         entries |= again.entries
         # So is a text of which two kinds are not of the same tokens: one of them came from Redis.
         doubtful = [
             each for each in wanted if not of_one_text(entries[key] for key in each.keys.values())
         ]
-        anew = await self._compute_missing(lookup, doubtful)
-        entries |= anew.entries
-        tokenized = filled.tokenized + again.tokenized + anew.tokenized
-        return _Filled(entries, tokenized, filled.jobs + again.jobs + anew.jobs)
+        anew = await self._compute_missing(request, doubtful)
+        return _Filled(entries | dict(anew.entries), computed + again.computed + anew.computed)
 
-    async def _compute_and_join(
-        self, lookup: _Lookup, own: list[_Wanted], shared: list[_SharedWork]
-    ) -> _Filled:
-        """Compute `own`, and take the entries of other requests' computations beside them."""
-        filled = _Filled({}, [], [])
-        async with AsyncExitStack() as used:
-            for work in shared:
-                await used.enter_async_context(work.used())
-            if own:
-                begun = self._begin(lookup, own)
-                await used.enter_async_context(begun.used())
-                filled = await begun.result()
-            entries = dict(filled.entries)
-            for work in shared:
-                # What has failed there is missing here.
-                with suppress(SmartEmbedderError):
-                    entries |= (await work.result()).entries
-        return replace(filled, entries=entries)
-
-    def _work_to_join(self, key: str, lookup: _Lookup) -> _SharedWork | None:
+    def _work_to_join(self, key: str, request: EmbedRequest, characters: int) -> _SharedWork | None:
         """The running computation of this entry, if it ends no later than this request's own would.
 
         A request that joined a bulk load's computation would wait for the bulk load's turns.
@@ -301,20 +277,19 @@ class CachedForwards:
         work = self._under_way(key)
         if work is None:
             return None
-        own, other = lookup.request, work.lookup.request
-        similar = max(_SHORT_CHARACTERS, _MUCH_MORE * lookup.characters)
+        client = work.request.client
         may_join = (
-            other.urgency <= own.urgency
-            and work.lookup.characters <= similar
+            work.request.urgency <= request.urgency
+            and work.characters <= max(_SHORT_CHARACTERS, _MUCH_MORE * characters)
             # The device is shared between clients first: a client's only request is not held back.
-            and (other.client == own.client or self._forwards.waiting_requests(other.client) <= 1)
+            and (client == request.client or self._forwards.waiting_requests(client) <= 1)
         )
         return work if may_join else None
 
-    def _begin(self, lookup: _Lookup, wanted: list[_Wanted]) -> _SharedWork:
+    def _begin(self, request: EmbedRequest, characters: int, wanted: list[_Wanted]) -> _SharedWork:
         """Start the computation of entries that others may join."""
-        task = asyncio.create_task(self._compute(lookup, wanted), name="shared-work")
-        work = _SharedWork(lookup, task)
+        task = asyncio.create_task(self._compute(request, wanted), name="shared-work")
+        work = _SharedWork(request, characters, task)
         keys = [key for each in wanted for key in each.keys.values() if not self._under_way(key)]
         self._in_flight |= dict.fromkeys(keys, work)
 
@@ -333,51 +308,39 @@ class CachedForwards:
         work = self._in_flight.get(key)
         return None if work is None or work.abandoned else work
 
-    async def _compute(self, lookup: _Lookup, wanted: list[_Wanted]) -> _Filled:
+    async def _compute(self, request: EmbedRequest, wanted: list[_Wanted]) -> _Filled:
         """Fetch entries that other processes have shared, and compute the rest."""
-        models = {
-            key: lookup.tasks[each.task].model for each in wanted for key in each.keys.values()
-        }
-        found = await self._cache.fetch(models, lookup.request.answer)
+        models = {key: each.task.model for each in wanted for key in each.keys.values()}
+        found = await self._cache.fetch(models, request.answer)
         self._metrics.embedding_cache_hits.labels("redis").inc(len(found))
-        computed = await self._compute_missing(lookup, _without(wanted, found.keys()))
-        return replace(computed, entries=found | dict(computed.entries))
+        filled = await self._compute_missing(request, _without(wanted, found.keys()))
+        return _Filled(found | dict(filled.entries), filled.computed)
 
-    async def _compute_missing(self, lookup: _Lookup, missing: list[_Wanted]) -> _Filled:
+    async def _compute_missing(self, request: EmbedRequest, missing: list[_Wanted]) -> _Filled:
         """Compute entries, and keep and share them in place of any that there were."""
         if not missing:
-            return _Filled({}, [], [])
+            return _Filled({}, [])
         self._metrics.embedding_cache_misses.inc(sum(len(each.keys) for each in missing))
-        by_kinds: dict[tuple[int, tuple[str, ...]], list[_Wanted]] = {}
+        groups: dict[tuple[Task, tuple[str, ...]], list[_Wanted]] = {}
         for each in missing:
-            by_kinds.setdefault((each.task, tuple(each.keys)), []).append(each)
-        groups = list(by_kinds.values())
+            groups.setdefault((each.task, tuple(each.keys)), []).append(each)
         tasks = [
             replace(
-                lookup.tasks[task],
+                task,
                 outputs=Outputs(**dict.fromkeys(kinds, True)),
                 texts=[each.text for each in group],
             )
-            for (task, kinds), group in by_kinds.items()
+            for (task, kinds), group in groups.items()
         ]
-        computed = await self._forwards.compute(tasks, lookup.request)
+        await self._forwards.compute(tasks, request)
         entries = {
             each.keys[kind]: entry
-            for group, result in zip(groups, computed.results, strict=True)
-            for each, text, vectors in zip(group, result.texts, result.embeddings, strict=True)
+            for group, task in zip(groups.values(), tasks, strict=True)
+            for each, text, vectors in zip(group, task.read, task.embeddings, strict=True)
             for kind, entry in split(text, vectors).items()
         }
         await self._cache.put(entries)
-        return _Filled(entries, computed.tokenized, computed.jobs)
-
-
-def _wanted_of(lookup: _Lookup) -> dict[tuple[int, str], _Wanted]:
-    wanted = {}
-    for index, task in enumerate(lookup.tasks):
-        keys, kinds = KeyMaker(task, lookup.request.options.truncation), kinds_of(task.outputs)
-        for text in dict.fromkeys(task.texts):
-            wanted[index, text] = _Wanted(index, text, keys.keys_of(text, kinds))
-    return wanted
+        return _Filled(entries, tasks)
 
 
 def _without(wanted: list[_Wanted], keys: AbstractSet[str]) -> list[_Wanted]:

@@ -4,40 +4,32 @@ A `VectorSource` makes the vectors: `Forwards` computes them, and a cache (`requ
 some of them already.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol
 
 import numpy as np
 
 from smart_embedder.engine import clock
-from smart_embedder.engine.checks import (
-    UNLIMITED,
-    AnswerMemory,
-    check_options,
-    find_prompt,
-    refuse_truncation,
-    text_truncations,
-)
+from smart_embedder.engine.checks import check_embedding, check_truncations, text_truncations
 from smart_embedder.engine.model import Embedder, LoadedModels
 from smart_embedder.engine.records import (
-    NO_OPTIONS,
-    EmbeddingOptions,
+    AnswerMemory,
     EmbeddingResult,
-    FloatArray,
+    EmbedRequest,
     InputType,
     Outputs,
     TextEmbedding,
-    TokenIds,
     TokenizedText,
     TokenStrings,
     Truncation,
 )
-from smart_embedder.engine.scheduling.admission import Admission, Tokenized, timings_of
-from smart_embedder.engine.scheduling.batcher import DEFAULT_URGENCY, weight_of
+from smart_embedder.engine.scheduling.admission import Admission, timings_of
+from smart_embedder.engine.scheduling.batcher import weight_of
 from smart_embedder.engine.scheduling.fairness import ConcurrencyLimit
 from smart_embedder.engine.scheduling.job import Job
+from smart_embedder.errors import EmptyInputError
 from smart_embedder.observability.tracing import Stage
 
 _FLOAT_BYTES = 4
@@ -48,72 +40,36 @@ TOKEN_ID_BYTES = 8
 _STRING_BYTES = 16
 
 
-@dataclass(frozen=True, slots=True)
-class EmbedRequest:
-    """Texts, and what is wanted of them; the fields are as in `Engine.embed`."""
-
-    texts: list[str]
-    outputs: Outputs
-    options: EmbeddingOptions = NO_OPTIONS
-    normalize_dense: bool = False
-    urgency: int = DEFAULT_URGENCY
-    client: str = ""
-    answer: AnswerMemory = UNLIMITED
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Task:
     """What one model does for a request: it makes the kinds in `outputs` of each text.
 
     The model reads `prompt` before each text. `input_type` is set only for a model that reads
-    queries and documents differently. `identity` returns a text that differs between any two models
-    whose vectors of one text differ, in this process and in others; it is called only with a cache.
+    queries and documents differently. Once the task is done, `read` and `embeddings` are the tokens
+    and the vectors of each text. Where they were computed, `stage` is the tokenizer's, and `job`
+    the work of the device.
     """
 
+    models: LoadedModels
     model: Embedder
     outputs: Outputs
     texts: list[str]
     prompt: str = ""
     input_type: InputType | None = None
-    identity: Callable[[], str] = str
-
-
-@dataclass(frozen=True, slots=True)
-class TaskResult:
-    """The tokens and the vectors of each text of a task, in order."""
-
-    task: Task
-    texts: list[TokenizedText]
-    embeddings: list[TextEmbedding]
-
-    @property
-    def tokens(self) -> int:
-        """The number of tokens read."""
-        return sum(len(text.ids) for text in self.texts)
-
-    def truncations(self, request: EmbedRequest) -> list[Truncation]:
-        """The texts that were cut."""
-        return _truncations(self.task, self.texts, request)
-
-
-def _truncations(task: Task, texts: list[TokenizedText], request: EmbedRequest) -> list[Truncation]:
-    return text_truncations(task.model, texts, "sentences", request.options.truncation.side)
-
-
-@dataclass(frozen=True, slots=True)
-class Computed:
-    """The result of each task, with the stages and jobs that this request needed for them."""
-
-    results: list[TaskResult]
-    tokenized: list[Stage]
-    jobs: list[Job]
+    read: list[TokenizedText] = field(default_factory=list)
+    embeddings: list[TextEmbedding] = field(default_factory=list)
+    stage: Stage | None = None
+    job: Job | None = None
 
 
 class VectorSource(Protocol):
     """Computes the vectors of texts, or finds them in a cache."""
 
-    async def compute(self, tasks: list[Task], request: EmbedRequest) -> Computed:
-        """The vectors of every task of a request; raises the errors of `Engine.embed`."""
+    async def compute(self, tasks: list[Task], request: EmbedRequest) -> list[Task]:
+        """Do every task of a request; returns the tasks that were computed for that.
+
+        Raises the errors of `Engine.embed`.
+        """
 
 
 class Forwards:
@@ -127,60 +83,57 @@ class Forwards:
         """The number of a client's requests that hold a place in the queue."""
         return self._waiting.held_by(client)
 
-    async def compute(self, tasks: list[Task], request: EmbedRequest) -> Computed:
+    async def compute(self, tasks: list[Task], request: EmbedRequest) -> list[Task]:
         """Implement `VectorSource`."""
         client, weight = request.client, weight_of(request.urgency)
+        jobs = []
         async with self._waiting.hold(client):
-            tokenized = [await self._tokenize(task, request) for task in tasks]
-            read = [(task, each.value) for task, each in zip(tasks, tokenized, strict=True)]
-            if not request.options.truncation.truncate:
-                refuse_truncation(
-                    [cut for task, texts in read for cut in _truncations(task, texts, request)]
+            for task in tasks:
+                call = partial(
+                    task.model.tokenize,
+                    task.texts,
+                    task.prompt,
+                    request.truncation,
+                    task.input_type,
                 )
-            hold_vectors(read, request.answer)
-            jobs = [
-                Job(
-                    task.model,
-                    [text.ids for text in texts],
-                    task.outputs,
-                    client=client,
-                    weight=weight,
-                )
-                for task, texts in read
-            ]
+                # The prompt counts once for each text, because it is tokenised with each.
+                texts = [*task.texts, *([task.prompt] * len(task.texts))]
+                tokenized = await self._admission.tokenize(task.model, call, texts, client)
+                task.read, task.stage = tokenized.value, tokenized.stage
+            if not request.truncation.truncate:
+                check_truncations(truncations_of(tasks, request), request.truncation)
+            hold_vectors(tasks, request.answer)
+            for task in tasks:
+                sequences = [text.ids for text in task.read]
+                task.job = Job(task.model, sequences, task.outputs, client=client, weight=weight)
+                jobs.append(task.job)
             await self._admission.submit(*jobs)
         results = await self._admission.results(*jobs)
-        return Computed(
-            [
-                TaskResult(task, texts, embeddings)
-                for (task, texts), embeddings in zip(read, results, strict=True)
-            ],
-            [each.stage for each in tokenized],
-            jobs,
-        )
-
-    async def _tokenize(self, task: Task, request: EmbedRequest) -> Tokenized[list[TokenizedText]]:
-        model, texts, prompt = task.model, task.texts, task.prompt
-        truncation = request.options.truncation
-        call = partial(model.tokenize, texts, prompt, truncation, task.input_type)
-        # The prompt counts once for each text, because it is tokenised with each.
-        read = [*texts, *([prompt] * len(texts))]
-        return await self._admission.tokenize(model, call, read, request.client)
+        for task, embeddings in zip(tasks, results, strict=True):
+            task.embeddings = embeddings
+        return tasks
 
 
-def hold_vectors(
-    tokenized: Iterable[tuple[Task, list[TokenizedText]]], answer: AnswerMemory
-) -> None:
+def truncations_of(tasks: list[Task], request: EmbedRequest) -> list[Truncation]:
+    """The texts that were cut."""
+    side = request.truncation.side
+    return [
+        cut for task in tasks for cut in text_truncations(task.model, task.read, "sentences", side)
+    ]
+
+
+def hold_vectors(tasks: list[Task], answer: AnswerMemory) -> None:
     """Hold what the vectors of all tasks need; raises as `AnswerMemory.need`."""
-    size = tokens = texts = 0
+    size = tokens = 0
     by_token = False
-    for task, read in tokenized:
-        lengths = [len(text.ids) for text in read]
+    for task in tasks:
+        lengths = [len(text.ids) for text in task.read]
         size += vector_bytes(task.model, task.outputs, lengths)
         by_token |= task.outputs.colbert or task.outputs.states
-        tokens, texts = tokens + sum(lengths), len(read)
+        tokens += sum(lengths)
     if not by_token:
-        answer.need(size, f"the vectors of these {texts} texts", "send fewer texts")
+        what = f"the vectors of these {len(tasks[-1].texts)} texts"
+        answer.need(size, what, "send fewer texts")
     else:
         answer.need(
             size,
@@ -203,53 +156,49 @@ def vector_bytes(model: Embedder, outputs: Outputs, lengths: list[int]) -> int:
 
 
 class EmbeddingPipeline:
-    """Runs embedding requests; `source` computes the vectors or finds them in a cache."""
+    """Serves embedding requests; `source` computes the vectors or finds them in a cache."""
 
     def __init__(self, admission: Admission, source: VectorSource) -> None:
         self._admission = admission
         self._source = source
 
-    async def run(self, models: LoadedModels, request: EmbedRequest) -> EmbeddingResult:
-        """Embed the texts with as few models as the outputs need."""
-        started, options = clock.now(), request.options
-        check_options(models, request.outputs, options)
-        prompt = find_prompt(models, request.outputs, options)
-        computed = await self._source.compute(assign_models(models, request, prompt), request)
-        by_task = (result.embeddings for result in computed.results)
-        embeddings = [_merge(of_one_text) for of_one_text in zip(*by_task, strict=True)]
-        shorter = options.dimensions not in {None, models.dense_model.dense_width}
+    async def embed(self, models: LoadedModels, request: EmbedRequest) -> EmbeddingResult:
+        """Embed the texts with as few of the models as the outputs need; see `Engine.embed`."""
+        if not request.texts:
+            raise EmptyInputError("there are no texts to embed")
+        started = clock.now()
+        tasks = assign_models(models, request, prompt=check_embedding(models, request))
+        computed = await self._source.compute(tasks, request)
+        embeddings = tasks[-1].embeddings
+        if len(tasks) > 1:
+            embeddings = [
+                TextEmbedding(dense.dense, rest.sparse, rest.colbert, dense.states)
+                for dense, rest in zip(tasks[0].embeddings, embeddings, strict=True)
+            ]
+        shorter = request.dimensions not in {None, models.dense_model.dense_width}
         # Where a model scales its own vectors, shorter ones are scaled again.
         scale = shorter if models.dense_model.normalizes else request.normalize_dense
         if shorter or scale:
             embeddings = [
-                _with_dimensions(each, options.dimensions, scale=scale) for each in embeddings
+                _with_dimensions(each, request.dimensions, scale=scale) for each in embeddings
             ]
         # What could not be counted before: how many weights SPLADE adds, and the token strings.
-        size = sum(each.nbytes for each in embeddings)
-        size += TOKEN_ID_BYTES * sum(result.tokens for result in computed.results)
-        if options.return_tokens:
+        tokens = sum([len(text.ids) for task in tasks for text in task.read])
+        size = TOKEN_ID_BYTES * tokens + sum([each.nbytes for each in embeddings])
+        if request.return_tokens:
             size += _STRING_BYTES * sum(map(_rows, embeddings))
         what = f"the vectors of these {len(embeddings)} texts"
         request.answer.need(size, what, "send fewer texts")
-        return EmbeddingResult(
-            embeddings=embeddings,
-            truncations=[cut for each in computed.results for cut in each.truncations(request)],
-            tokens=sum(result.tokens for result in computed.results),
-            timings=timings_of(started, tokenized=computed.tokenized, jobs=computed.jobs),
-            token_strings=(
-                # The model of the last task makes sparse and ColBERT vectors.
-                await self._token_strings(computed.results[-1], embeddings, request.client)
-                if options.return_tokens
-                else None
-            ),
-        )
-
-    async def _token_strings(
-        self, result: TaskResult, embeddings: list[TextEmbedding], client: str
-    ) -> list[TokenStrings]:
-        sequences = [text.ids for text in result.texts]
-        call = partial(_token_strings, result.task.model, sequences, embeddings)
-        return await self._admission.threads.run(call, result.task.texts, client)
+        strings = None
+        if request.return_tokens:
+            # The model of the last task makes sparse and ColBERT vectors.
+            call = partial(_token_strings, tasks[-1], embeddings)
+            strings = await self._admission.threads.run(call, request.texts, request.client)
+        stages = [each.stage for each in computed if each.stage is not None]
+        jobs = [each.job for each in computed if each.job is not None]
+        timings = timings_of(started, tokenized=stages, jobs=jobs)
+        truncations = truncations_of(tasks, request)
+        return EmbeddingResult(embeddings, truncations, tokens, timings, strings)
 
 
 def assign_models(models: LoadedModels, request: EmbedRequest, prompt: str) -> list[Task]:
@@ -258,21 +207,25 @@ def assign_models(models: LoadedModels, request: EmbedRequest, prompt: str) -> l
     Only the model that makes dense vectors reads `prompt`; another one reads its own default. Only
     models that tell queries from documents read the input type.
     """
-    outputs = request.outputs
-
-    def task(model: Embedder, outputs: Outputs, prompt: str) -> Task:
-        input_type = request.options.input_type if model.reads_input_type else None
-        identity = partial(models.identity_of, model)
-        return Task(model, outputs, request.texts, prompt, input_type, identity)
-
+    outputs, rest = request.needed, models.embedder
     if models.dense is None:
-        return [task(models.embedder, outputs, prompt)]
-    own = models.embedder.default_prompt
-    if not (outputs.dense or outputs.states):
-        return [task(models.embedder, outputs, own)]
-    rest = replace(outputs, dense=False, states=False)
-    dense = task(models.dense, Outputs(dense=outputs.dense, states=outputs.states), prompt)
-    return [dense, task(models.embedder, rest, own)] if rest else [dense]
+        chosen = [(rest, outputs, prompt)]
+    else:
+        of_dense = Outputs(dense=outputs.dense, states=outputs.states)
+        of_rest = replace(outputs, dense=False, states=False)
+        both = (models.dense, of_dense, prompt), (rest, of_rest, rest.default_prompt)
+        chosen = [each for each in both if each[1]]
+    return [
+        Task(
+            models,
+            model,
+            kinds,
+            request.texts,
+            text_before,
+            request.input_type if model.reads_input_type else None,
+        )
+        for model, kinds, text_before in chosen
+    ]
 
 
 def _rows(embedding: TextEmbedding) -> int:
@@ -281,37 +234,28 @@ def _rows(embedding: TextEmbedding) -> int:
     return weights + (0 if embedding.colbert is None else len(embedding.colbert))
 
 
-def _merge(embeddings: Sequence[TextEmbedding]) -> TextEmbedding:
-    """One text's vectors from the task of each model."""
-    if len(embeddings) == 1:
-        return embeddings[0]
-    dense, rest = embeddings
-    return TextEmbedding(dense.dense, rest.sparse, rest.colbert, dense.states)
-
-
 def _with_dimensions(
     embedding: TextEmbedding, dimensions: int | None, *, scale: bool
 ) -> TextEmbedding:
     """With the first numbers of the dense vector, at unit length if it is to `scale`."""
     if embedding.dense is None:
         return embedding
-    first: FloatArray = embedding.dense[:dimensions]
+    first = embedding.dense[:dimensions]
     if scale:
         first = first / max(float(np.linalg.norm(first)), 1e-12)
     return replace(embedding, dense=first)
 
 
-def _token_strings(
-    model: Embedder, sequences: list[TokenIds], embeddings: list[TextEmbedding]
-) -> list[TokenStrings]:
+def _token_strings(task: Task, embeddings: Sequence[TextEmbedding]) -> list[TokenStrings]:
+    """The strings behind the vectors that the model of `task` has made."""
     behind = [
-        None if made.colbert is None else model.colbert_tokens(sequence)
-        for sequence, made in zip(sequences, embeddings, strict=True)
+        None if made.colbert is None else task.model.colbert_tokens(text.ids)
+        for text, made in zip(task.read, embeddings, strict=True)
     ]
     weighted = [None if made.sparse is None else made.sparse.indices for made in embeddings]
     # Each token is looked up once: the strings of equal tokens are one object.
     ids = np.unique(np.concatenate([each for each in (*behind, *weighted) if each is not None]))
-    names = dict(zip(ids.tolist(), model.token_strings(ids), strict=True))
+    names = dict(zip(ids.tolist(), task.model.token_strings(ids), strict=True))
     return [
         TokenStrings(
             sparse=None if sparse is None else [names[each] for each in sparse.tolist()],

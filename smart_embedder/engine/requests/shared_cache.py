@@ -19,9 +19,14 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from smart_embedder.access import rate_limit
-from smart_embedder.engine.checks import AnswerMemory
 from smart_embedder.engine.model import Embedder
-from smart_embedder.engine.records import Outputs, SparseVector, TextEmbedding, TokenizedText
+from smart_embedder.engine.records import (
+    AnswerMemory,
+    Outputs,
+    SparseVector,
+    TextEmbedding,
+    TokenizedText,
+)
 from smart_embedder.errors import StartupError
 
 log = structlog.get_logger(__name__)

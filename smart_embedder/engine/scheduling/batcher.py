@@ -35,10 +35,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from smart_embedder.engine.model import Model
-from smart_embedder.engine.records import Outputs, TextEmbedding, TokenSequence, join
+from smart_embedder.engine.records import (
+    DEFAULT_URGENCY,
+    Outputs,
+    TextEmbedding,
+    TokenSequence,
+    join,
+)
 from smart_embedder.engine.scheduling.job import Job
 
-DEFAULT_URGENCY = 3
 QUANTUM_TOKENS = 32
 # The event loop waits meanwhile: thousands of short sequences are taken in about so many steps.
 _ROUNDS = 64

@@ -11,7 +11,7 @@ from smart_embedder.api.dialects.tei_schemas import (
     PredictRequest,
     RerankTextsRequest,
 )
-from smart_embedder.engine import EmbeddingOptions, TruncationOptions
+from smart_embedder.engine.records import DENSE, TruncationOptions
 
 
 @pytest.mark.parametrize(
@@ -66,5 +66,7 @@ def test_a_text_is_cut_where_that_is_asked_for(fields, truncation) -> None:
     """And not by default, as everywhere else here."""
     assert RerankTextsRequest(query="a", texts=["b"], **fields).truncation == truncation
     body = EmbedRequest(inputs="a", prompt_name="query", **fields)
-    assert body.options(3) == EmbeddingOptions(truncation, prompt_name="query", dimensions=3)
+    asked = body.request(["a"])
+    assert (asked.texts, asked.outputs, asked.truncation) == (["a"], DENSE, truncation)
+    assert (asked.prompt_name, asked.normalize_dense) == ("query", True)
     assert body.inputs == ["a"]

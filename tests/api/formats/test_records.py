@@ -9,8 +9,14 @@ import pyarrow as pa
 import pytest
 
 from smart_embedder.api.formats.records import ARROW, WRITERS, Record, RecordOptions
-from smart_embedder.api.formats.vectors import VectorOptions, vectors_of
-from smart_embedder.engine.records import Outputs, SparseVector, TextEmbedding, TokenStrings
+from smart_embedder.api.formats.vectors import vectors_of
+from smart_embedder.engine.records import (
+    EmbedRequest,
+    Outputs,
+    SparseVector,
+    TextEmbedding,
+    TokenStrings,
+)
 from tests.support.formats import (
     READERS,
     arrays_of,
@@ -55,13 +61,13 @@ def assert_same(found: list[Row], records: list[Record]) -> None:
 def test_every_record_is_read_as_it_was_whatever_stands_beside_it(accept, outputs, ids) -> None:
     dtype = "int8" if outputs.dense or outputs.colbert else "float32"
     muvera = "document" if outputs.colbert else None
-    options = VectorOptions(outputs, dtype, muvera=muvera)
+    tokens = outputs.sparse or outputs.colbert
+    options = EmbedRequest([], outputs, output_dtype=dtype, muvera=muvera, return_tokens=tokens)
     strings = TokenStrings(
         list("abcde") if outputs.sparse else None, list("fghij") if outputs.colbert else None
     )
-    with_strings = outputs.sparse or outputs.colbert
     made = [
-        vectors_of(embedding(seed, outputs), options, strings if with_strings else None)
+        vectors_of(embedding(seed, outputs), options, strings if tokens else None)
         for seed in range(2)
     ]
     records = [
@@ -76,7 +82,6 @@ def test_every_record_is_read_as_it_was_whatever_stands_beside_it(accept, output
             options,
             NAMES,
             WIDTHS,
-            return_tokens=with_strings,
             integer_ids=isinstance(ids[0], int),
             sparse_as_indices=True,
         )
@@ -99,8 +104,9 @@ def test_every_record_is_read_as_it_was_whatever_stands_beside_it(accept, output
 def test_a_stream_of_no_record_has_the_columns_of_one_that_has_some(outputs, tokens) -> None:
     schemas = []
     for count in (0, 1):
-        options = VectorOptions(outputs, muvera="query" if outputs.colbert else None)
-        writer = WRITERS[ARROW](RecordOptions(options, NAMES, WIDTHS, return_tokens=tokens))
+        muvera = "query" if outputs.colbert else None
+        options = EmbedRequest([], outputs, muvera=muvera, return_tokens=tokens)
+        writer = WRITERS[ARROW](RecordOptions(options, NAMES, WIDTHS))
         strings = TokenStrings(
             ["a"] * 5 if outputs.sparse else None, ["b"] * 5 if outputs.colbert else None
         )

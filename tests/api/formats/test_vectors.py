@@ -1,5 +1,7 @@
 """What is made of a result's vectors: what it takes, what it leaves out, and what it refuses."""
 
+from typing import Any
+
 import msgpack
 import numpy as np
 import pytest
@@ -9,24 +11,28 @@ from hypothesis import strategies as st
 from smart_embedder.api.formats.binary import pack
 from smart_embedder.api.formats.vectors import (
     EmbeddingAnswer,
-    VectorOptions,
+    hold_rendering,
     vectors_of,
 )
 from smart_embedder.api.handler import LARGE_ANSWER_BYTES
-from smart_embedder.engine.checks import AnswerMemory
 from smart_embedder.engine.records import (
+    AnswerMemory,
     EmbeddingResult,
+    EmbedRequest,
     Outputs,
     SparseVector,
     TextEmbedding,
     Timings,
     TokenStrings,
 )
-from smart_embedder.errors import InvalidRequestError
 from smart_embedder.vectors import quantize
 
 ALL = Outputs(dense=True, sparse=True, colbert=True)
 DTYPES = ["float32", "float16", "bfloat16", "int8", "uint8", "binary", "ubinary"]
+
+
+def asked(outputs: Outputs, **fields: Any) -> EmbedRequest:
+    return EmbedRequest([], outputs, **fields)
 
 
 def embedding_of(tokens: int, width: int = 16) -> TextEmbedding:
@@ -56,10 +62,10 @@ class Held(AnswerMemory):
     st.booleans(),
 )
 def test_what_is_made_is_held_before_it_is_made(texts, dtype, factor, muvera, at_once) -> None:
-    options = VectorOptions(ALL, dtype, factor, muvera)
+    options = asked(ALL, output_dtype=dtype, colbert_pool_factor=factor, muvera=muvera)
     embeddings = [embedding_of(tokens) for tokens in texts]
     memory = Held()
-    options.hold(embeddings, memory, at_once=at_once)
+    hold_rendering(embeddings, options, memory, at_once=at_once)
     pooling = max((4 * tokens**2 for tokens in texts), default=0) if factor else 0
     (held,) = memory.asked
     made = 0
@@ -76,39 +82,39 @@ def test_what_is_made_is_held_before_it_is_made(texts, dtype, factor, muvera, at
 
 
 def test_nothing_is_pooled_without_vectors_of_tokens() -> None:
-    options = VectorOptions(ALL, pool_factor=2)
+    options = asked(ALL, colbert_pool_factor=2)
     dense, whole = TextEmbedding(np.ones(4, np.float32)), embedding_of(10)
     for each, text, size in (
         (options, dense, 0),
         (options, whole, 400),
-        (VectorOptions(ALL), whole, 0),
+        (asked(ALL), whole, 0),
     ):
         memory = AnswerMemory()
-        each.hold([text], memory)
+        hold_rendering([text], each, memory)
         assert memory.held == size
 
 
 @pytest.mark.parametrize(
     ("options", "vectors", "long"),
     [
-        (VectorOptions(ALL, "int8"), 100, False),
-        (VectorOptions(ALL, pool_factor=2), 100, True),
-        (VectorOptions(ALL, muvera="query"), 1, True),
+        (asked(ALL, output_dtype="int8"), 100, False),
+        (asked(ALL, colbert_pool_factor=2), 100, True),
+        (asked(ALL, muvera="query"), 1, True),
     ],
 )
 def test_what_takes_long_holds_so_much_that_it_leaves_the_event_loop(
     options, vectors, long
 ) -> None:
     memory = AnswerMemory()
-    options.hold([embedding_of(vectors)], memory)
+    hold_rendering([embedding_of(vectors)], options, memory)
     assert (memory.held >= LARGE_ANSWER_BYTES) is long
 
 
 def test_muvera_needs_vectors_that_the_answer_may_leave_out() -> None:
     dense = Outputs(dense=True)
-    assert VectorOptions(dense).needed == dense
-    assert VectorOptions(dense, muvera="query").needed == Outputs(dense=True, colbert=True)
-    made = vectors_of(embedding_of(5), VectorOptions(dense, muvera="query"))
+    assert asked(dense).needed == dense
+    assert asked(dense, muvera="query").needed == Outputs(dense=True, colbert=True)
+    made = vectors_of(embedding_of(5), asked(dense, muvera="query"))
     assert made.colbert is None
     assert made.muvera.shape == (10_240,)
 
@@ -116,7 +122,8 @@ def test_muvera_needs_vectors_that_the_answer_may_leave_out() -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_dense_and_colbert_vectors_are_quantized_and_others_are_not(dtype) -> None:
     embedding = embedding_of(6)
-    made = vectors_of(embedding, VectorOptions(ALL, dtype, 3), TokenStrings(["a"], None))
+    request = asked(ALL, output_dtype=dtype, colbert_pool_factor=3)
+    made = vectors_of(embedding, request, TokenStrings(["a"], None))
     np.testing.assert_array_equal(made.dense.values, quantize(embedding.dense, dtype).values)
     assert (made.colbert.dtype, len(made.colbert.values)) == (dtype, 2)
     assert made.sparse is embedding.sparse
@@ -126,36 +133,17 @@ def test_dense_and_colbert_vectors_are_quantized_and_others_are_not(dtype) -> No
 
 
 def test_a_kind_that_the_result_does_not_have_is_none() -> None:
-    made = vectors_of(TextEmbedding(), VectorOptions(ALL, "int8", 2, "document"))
+    request = asked(ALL, output_dtype="int8", colbert_pool_factor=2, muvera="document")
+    made = vectors_of(TextEmbedding(), request)
     assert (made.dense, made.sparse, made.colbert, made.muvera, made.nbytes) == (None,) * 4 + (0,)
-
-
-@pytest.mark.parametrize(
-    ("options", "asked", "message"),
-    [
-        (VectorOptions(Outputs(sparse=True), "int8"), {}, "output_dtype has no effect"),
-        (VectorOptions(Outputs(dense=True), pool_factor=2), {}, "without ColBERT vectors"),
-        (VectorOptions(ALL, pool_factor=2), {"queries": True}, "these are queries"),
-        (VectorOptions(ALL, pool_factor=2, muvera="query"), {}, "these are queries"),
-        (VectorOptions(ALL, pool_factor=2), {"tokens": True}, "exclude each other"),
-        (VectorOptions(Outputs(dense=True), "int8"), {"queries": True, "tokens": True}, None),
-        (VectorOptions(Outputs(colbert=True), "int8", 2, "document"), {}, None),
-        (VectorOptions(Outputs(sparse=True)), {"tokens": True}, None),
-    ],
-)
-def test_options_that_contradict_each_other_are_refused(options, asked, message) -> None:
-    if message is None:
-        options.check(**asked)
-    else:
-        with pytest.raises(InvalidRequestError, match=message):
-            options.check(**asked)
 
 
 def test_an_answer_has_its_texts_in_order_and_tells_who_made_it() -> None:
     timings = Timings(tokenize=0, queue=0, inference=0, total=0)
     strings = [TokenStrings(["a"], None), TokenStrings(["b"], None)]
     result = EmbeddingResult([embedding_of(1), embedding_of(2)], [], 3, timings, strings)
-    answer = EmbeddingAnswer(["x", "y"], result, {"model_name": "d"}, VectorOptions(ALL, "int8"))
+    request = EmbedRequest(["x", "y"], ALL, output_dtype="int8")
+    answer = EmbeddingAnswer(request, result, {"model_name": "d"})
     assert [len(row.colbert.values) for row in answer.vectors()] == [1, 2]
     assert [row.tokens for row in answer.vectors()] == strings
     assert {"model_name": "d", "output_dtype": "int8"}.items() <= answer.report().items()

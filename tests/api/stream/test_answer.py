@@ -15,7 +15,7 @@ from starlette.requests import Request
 
 from smart_embedder.api.context import EMBEDDING_STREAM, RequestContext
 from smart_embedder.api.formats.records import NDJSON, WRITERS, Record, RecordOptions
-from smart_embedder.api.formats.vectors import VectorOptions
+from smart_embedder.api.formats.vectors import hold_rendering
 from smart_embedder.api.handler import Call, Service
 from smart_embedder.api.stream import answer as module
 from smart_embedder.api.stream.answer import (
@@ -30,9 +30,10 @@ from smart_embedder.api.stream.answer import (
     StreamResponse,
 )
 from smart_embedder.api.stream.lines import Line, NdjsonReader
-from smart_embedder.engine.checks import AnswerMemory
 from smart_embedder.engine.records import (
+    AnswerMemory,
     EmbeddingResult,
+    EmbedRequest,
     Outputs,
     TextEmbedding,
     Timings,
@@ -162,8 +163,8 @@ class Stream:
 
     def begin(self, encoding: str | None = None) -> "asyncio.Task[None]":
         scope = {"type": "http", "headers": [], "state": {"context": self.context}}
-        vectors = VectorOptions(Outputs(dense=True))
-        options = RecordOptions(vectors, {"model_name": "d"}, (self.width, 8))
+        request = EmbedRequest([])
+        options = RecordOptions(request, {"model_name": "d"}, (self.width, 8))
         writer = WRITERS[NDJSON](options)
         write = writer.write
 
@@ -177,7 +178,7 @@ class Stream:
         plan = StreamPlan(
             NdjsonReader(1 << 20),
             SimpleNamespace(embed=self.embed),  # type: ignore[arg-type]
-            vectors,
+            request,
             lambda: writer,
             max_lines=2,
             size=size,
@@ -447,9 +448,11 @@ class Texts:
         self.planned = {text: list(errors) for text, errors in planned.items()}
         self.calls: list[list[str]] = []
         self.held: list[int] = []
-        self.embedder = PieceEmbedder(self.service, "Alice", self.embed)
+        service = replace(self.service, engine=self)  # type: ignore[arg-type]
+        self.embedder = PieceEmbedder(service, EmbedRequest([], client="Alice"))
 
-    async def embed(self, texts, answer) -> EmbeddingResult:
+    async def embed(self, request: EmbedRequest) -> EmbeddingResult:
+        texts, answer = request.texts, request.answer
         self.calls.append(texts)
         self.held.append(self.service.stream_slots.held_by("Alice"))
         for text in texts:
@@ -581,7 +584,7 @@ def made(cuts: tuple[Truncation, ...] = ()) -> LineResult:
 
 
 def test_a_record_holds_what_is_made_of_the_vectors_and_which_line_was_cut() -> None:
-    options = VectorOptions(Outputs(dense=True, colbert=True), "int8")
+    options = EmbedRequest([], Outputs(dense=True, colbert=True), output_dtype="int8")
     cut = Truncation("sentences", 3, "m", 4, 9)
     record = made((cut,)).record(options, 1 << 20)
     assert (record.id, record.error) == ("its id", None)
@@ -594,9 +597,9 @@ def test_a_record_holds_what_is_made_of_the_vectors_and_which_line_was_cut() -> 
 
 
 def test_what_post_processing_takes_too_much_for_is_that_lines_error() -> None:
-    options = VectorOptions(Outputs(colbert=True), pool_factor=2)
+    options = EmbedRequest([], Outputs(colbert=True), colbert_pool_factor=2)
     memory = AnswerMemory()
-    options.hold([made().embedding], memory)
+    hold_rendering([made().embedding], options, memory)
     needed = memory.held
     assert made().record(options, needed).vectors.colbert.values.shape[0] < 8
     refused = made().record(options, needed - 1)

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 from smart_embedder.engine import Engine, clock
 from smart_embedder.engine.devices.limits import TokenBudget
 from smart_embedder.engine.devices.thread import run_preempting_call
-from smart_embedder.engine.records import TextEmbedding
+from smart_embedder.engine.records import EmbedRequest, TextEmbedding
 from smart_embedder.engine.scheduling.job import Job, Purpose
 from smart_embedder.errors import (
     DeviceCrashedError,
@@ -44,7 +44,7 @@ def request(engine: Engine, letter: str) -> "asyncio.Task[float]":
     """Embed a text as long as the token budget: it is a batch of its own."""
 
     async def embed() -> float:
-        result = await engine.embed([letter * 10])
+        result = await engine.embed(EmbedRequest([letter * 10]))
         return float(result.embeddings[0].dense[0])
 
     return asyncio.create_task(embed())
@@ -79,9 +79,9 @@ async def test_a_short_request_is_answered_between_two_parts_of_a_long_forward()
     model.held = True
     models = loaded(model, 200, seconds_per_token=1.0)
     async with Engine(Settings(), lambda _: models) as engine:
-        long = asyncio.create_task(engine.embed(["l" * 96]))
+        long = asyncio.create_task(engine.embed(EmbedRequest(["l" * 96])))
         await launched(model)
-        short = asyncio.create_task(engine.embed(["s" * 12], client="other"))
+        short = asyncio.create_task(engine.embed(EmbedRequest(["s" * 12], client="other")))
         while not engine._devices._first_thread._preempting:  # noqa: ASYNC110 - turns, not time
             await asyncio.sleep(0)
         model.gate.release(3)  # The long one's first part, and both of the short one's.

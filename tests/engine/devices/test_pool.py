@@ -12,7 +12,7 @@ import torch
 from smart_embedder.engine import Engine, clock
 from smart_embedder.engine.devices.pool import DevicePool
 from smart_embedder.engine.model import LoadedModels, Measured, PlacedModel, PlacedModels
-from smart_embedder.engine.records import EmbeddingResult
+from smart_embedder.engine.records import EmbeddingResult, EmbedRequest
 from smart_embedder.engine.scheduling.job import Purpose
 from smart_embedder.engine.scheduling.queue import JobQueue
 from smart_embedder.errors import (
@@ -66,7 +66,7 @@ async def occupy(engine: Engine, *models: FakeModel) -> "list[asyncio.Task]":
     """A request for each device, as large as the token budget: the letters a, b, ..."""
     tasks = []
     for letter, model in zip("abcde", models, strict=False):
-        tasks.append(asyncio.create_task(engine.embed([letter * 10])))
+        tasks.append(asyncio.create_task(engine.embed(EmbedRequest([letter * 10]))))
         await entered(model)
     return tasks
 
@@ -86,7 +86,9 @@ def letters(*results: EmbeddingResult, length: int = 10) -> str:
 async def test_one_request_is_spread_over_both_devices_and_comes_back_in_order() -> None:
     models = FakeModel(), FakeModel()
     async with engine_of(*models) as engine:
-        request = asyncio.create_task(engine.embed([letter * 5 for letter in "abcdefgh"]))
+        request = asyncio.create_task(
+            engine.embed(EmbedRequest([letter * 5 for letter in "abcdefgh"]))
+        )
         await asyncio.gather(*map(entered, models))
         let_go(*models)
         assert letters(await request, length=5) == "abcdefgh"
@@ -102,7 +104,9 @@ async def test_a_device_that_fails_for_good_gives_its_batch_to_the_other_and_get
         assert letters(*await asyncio.gather(*requests)) == "ab"
         assert engine.failed_devices == ["device 1"]
         assert engine.failure is None
-        later = await asyncio.gather(*(engine.embed([letter * 10]) for letter in "cdefgh"))
+        later = await asyncio.gather(
+            *(engine.embed(EmbedRequest([letter * 10])) for letter in "cdefgh")
+        )
     assert letters(*later) == "cdefgh"
     assert len(models[0].batches) == 1
 
@@ -114,14 +118,14 @@ async def test_the_last_device_that_fails_is_a_failure_of_the_whole() -> None:
             model.failures.append(broken_memory())
             model.held = False
         # Six batches: the last device fails with its own, and the others have nowhere to go.
-        requests = [engine.embed([letter * 10]) for letter in "abcdef"]
+        requests = [engine.embed(EmbedRequest([letter * 10])) for letter in "abcdef"]
         results = await asyncio.gather(*requests, return_exceptions=True)
         assert all(isinstance(result, UnhealthyError) for result in results)
         assert sum(isinstance(result, DeviceFailedError) for result in results) == 1
         assert engine.failed_devices == ["device 1", "device 2"]
         assert "every device has failed" in str(engine.failure)
         with pytest.raises(UnhealthyError, match="restarted"):
-            await engine.embed(["later"])
+            await engine.embed(EmbedRequest(["later"]))
 
 
 @pytest.mark.parametrize("has_other", [False, True])
@@ -133,7 +137,9 @@ async def test_both_batches_that_a_failed_gpu_had_in_flight_go_to_another_device
     gpu.failures += [broken_memory(), broken_memory()]
     models = [gpu, gpu, *([other] if has_other else [])]
     async with engine_of(*dict.fromkeys(models)) as engine:
-        requests = [asyncio.create_task(engine.embed([letter * 10])) for letter in "abc"]
+        requests = [
+            asyncio.create_task(engine.embed(EmbedRequest([letter * 10]))) for letter in "abc"
+        ]
         await asyncio.gather(*map(entered, models))
         gpu.gate.release(2)
         let_go(other)
@@ -154,9 +160,9 @@ async def test_of_the_halves_of_a_batch_only_what_is_not_done_goes_to_another_de
     # Too little memory for all: the first half succeeds or not, and the device fails with it.
     first.failures += [MemoryError(), *([None] if fits else []), broken_memory()]
     async with engine_of(*models) as engine:
-        request = asyncio.create_task(engine.embed(["aa", "bb", "cc", "dd"]))
+        request = asyncio.create_task(engine.embed(EmbedRequest(["aa", "bb", "cc", "dd"])))
         await entered(first)
-        occupied = asyncio.create_task(engine.embed(["e" * 10]))
+        occupied = asyncio.create_task(engine.embed(EmbedRequest(["e" * 10])))
         await entered(second)
         let_go(first)
         for _ in range(1 + fits):
@@ -179,7 +185,9 @@ async def test_a_batch_that_fails_two_devices_is_given_to_no_third_and_harms_no_
         with pytest.raises(DeviceFailedError, match="while it computed this"):
             await poison
         let_go(models[2])
-        assert letters(*await asyncio.gather(*others, engine.embed(["d" * 10]))) == "bcd"
+        assert (
+            letters(*await asyncio.gather(*others, engine.embed(EmbedRequest(["d" * 10])))) == "bcd"
+        )
         assert engine.failed_devices == ["device 1", "device 2"]
 
 
@@ -193,7 +201,7 @@ async def test_what_may_have_crashed_a_device_is_given_to_no_other(code: int | N
         with pytest.raises(DeviceCrashedError, match="computed on no other") as failed:
             await poison
         assert failed.value.retry_after is None
-        assert letters(*await asyncio.gather(other, engine.embed(["c" * 10]))) == "bc"
+        assert letters(*await asyncio.gather(other, engine.embed(EmbedRequest(["c" * 10])))) == "bc"
         assert engine.failed_devices == ["device 1"]
     assert models[1].batches == [[10], [10]]
 
@@ -207,7 +215,7 @@ async def test_a_request_whose_client_has_left_is_not_handed_over() -> None:
         models[0].failures.append(broken_memory())
         let_go(*models)
         await other
-        await engine.embed(["c" * 10])
+        await engine.embed(EmbedRequest(["c" * 10]))
     assert models[1].batches == [[10], [10]]
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smart_embedder.engine.records import (
-    EmbeddingOptions,
+    EmbedRequest,
     Outputs,
     SparseVector,
     TextEmbedding,
@@ -19,19 +20,21 @@ from smart_embedder.engine.requests.cache import (
     _MUCH_MORE,
     _SHORT_CHARACTERS,
     CachedForwards,
-    _Lookup,
     _SharedWork,
 )
-from smart_embedder.engine.requests.embedding import EmbedRequest
 from smart_embedder.errors import InferenceError, TextTooLongError
 from smart_embedder.observability.metrics import Metrics
 from tests.engine.engines import engine_for, hold, let_go, queued, waiting
-from tests.engine.fakes import FakeModel
+from tests.engine.fakes import ALL, FakeModel
 
 KINDS = 3
-UNCUT = EmbeddingOptions(truncation=TruncationOptions(truncate=False))
-FROM_LEFT = EmbeddingOptions(truncation=TruncationOptions(side="left"))
+UNCUT = {"truncation": TruncationOptions(truncate=False)}
+FROM_LEFT = {"truncation": TruncationOptions(side="left")}
 LONG = "b" * 90 + "a" * 60
+
+
+def asked(texts: list[str], outputs: Outputs = ALL, **fields: Any) -> EmbedRequest:
+    return EmbedRequest(texts, outputs, **fields)
 
 
 class KindsModel(FakeModel):
@@ -84,8 +87,8 @@ def hits(metrics: Metrics, source: str = "memory") -> float:
 async def test_a_text_is_computed_once_and_found_afterwards() -> None:
     model, metrics = KindsModel(), Metrics()
     async with cached_engine(model, metrics) as engine:
-        first = await engine.embed(["ab", "abc"])
-        second = await engine.embed(["abc", "ab"])
+        first = await engine.embed(asked(["ab", "abc"]))
+        second = await engine.embed(asked(["abc", "ab"]))
     assert model.batches == [[2, 3]]
     assert facts(second)[0] == facts(first)[0][::-1]
     assert second.tokens == first.tokens == 5
@@ -98,8 +101,8 @@ async def test_a_text_is_computed_once_and_found_afterwards() -> None:
 async def test_nothing_is_kept_unless_the_setting_says_so() -> None:
     model, metrics = KindsModel(), Metrics()
     async with engine_for(model, metrics) as engine:
-        await engine.embed(["a"])
-        await engine.embed(["a"])
+        await engine.embed(asked(["a"]))
+        await engine.embed(asked(["a"]))
     assert model.batches == [[1], [1]]
     assert hits(metrics) == metrics.value("embedder_cache_misses_total") == 0
 
@@ -108,7 +111,7 @@ async def test_equal_requests_in_flight_are_computed_once() -> None:
     model, metrics = KindsModel(), Metrics()
     async with cached_engine(model, metrics) as engine:
         held = await hold(engine, model)
-        same = [asyncio.create_task(engine.embed(["ab", "c"])) for _ in range(10)]
+        same = [asyncio.create_task(engine.embed(asked(["ab", "c"]))) for _ in range(10)]
         await queued(engine, tokens=3)
         # They wait for one that has a place in the queue, and take none themselves.
         assert metrics.value("embedding_queue_size") == 1
@@ -124,12 +127,12 @@ async def test_a_text_that_different_requests_need_at_once_is_computed_once() ->
     model = KindsModel()
     async with cached_engine(model) as engine:
         held = await hold(engine, model)
-        first = asyncio.create_task(engine.embed(["a", "bb", "a"]))
-        second = asyncio.create_task(engine.embed(["bb", "ccc", "a"]))
+        first = asyncio.create_task(engine.embed(asked(["a", "bb", "a"])))
+        second = asyncio.create_task(engine.embed(asked(["bb", "ccc", "a"])))
         await queued(engine, tokens=6)
         let_go(model)
         await asyncio.gather(held, first, second)
-        assert facts(await second) == facts(await engine.embed(["bb", "ccc", "a"]))
+        assert facts(await second) == facts(await engine.embed(asked(["bb", "ccc", "a"])))
     assert model.batches == [[4], [1, 2, 3]]
 
 
@@ -137,8 +140,8 @@ async def test_one_who_leaves_takes_nothing_from_those_who_wait_for_the_same() -
     model = KindsModel()
     async with cached_engine(model) as engine:
         held = await hold(engine, model)
-        leaves = asyncio.create_task(engine.embed(["ab"]))
-        stays = asyncio.create_task(engine.embed(["ab"]))
+        leaves = asyncio.create_task(engine.embed(asked(["ab"])))
+        stays = asyncio.create_task(engine.embed(asked(["ab"])))
         await queued(engine, tokens=2)
         leaves.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -153,7 +156,7 @@ async def test_when_all_have_left_their_work_leaves_the_queue() -> None:
     model, metrics = KindsModel(), Metrics()
     async with cached_engine(model, metrics) as engine:
         held = await hold(engine, model)
-        gone = [asyncio.create_task(engine.embed(["ab"])) for _ in range(3)]
+        gone = [asyncio.create_task(engine.embed(asked(["ab"]))) for _ in range(3)]
         await queued(engine, tokens=2)
         for each in gone:
             each.cancel()
@@ -161,7 +164,7 @@ async def test_when_all_have_left_their_work_leaves_the_queue() -> None:
         assert metrics.value("embedding_queue_size") == 0
         let_go(model)
         await held
-        await engine.embed(["ab"])
+        await engine.embed(asked(["ab"]))
     assert model.batches == [[4], [2]]
 
 
@@ -169,10 +172,10 @@ async def test_one_who_comes_while_the_last_one_leaves_computes_by_itself() -> N
     model = KindsModel()
     async with cached_engine(model) as engine:
         held = await hold(engine, model)
-        leaves = asyncio.create_task(engine.embed(["ab"]))
+        leaves = asyncio.create_task(engine.embed(asked(["ab"])))
         await queued(engine, tokens=2)
         leaves.cancel()
-        comes = [asyncio.create_task(engine.embed(["ab"])) for _ in range(2)]
+        comes = [asyncio.create_task(engine.embed(asked(["ab"]))) for _ in range(2)]
         with pytest.raises(asyncio.CancelledError):
             await leaves
         await queued(engine, tokens=2)
@@ -187,26 +190,26 @@ async def test_a_failure_is_that_of_one_request_and_is_not_kept() -> None:
     async with cached_engine(model) as engine:
         model.failures = [None, ValueError("broken"), None]
         held = await hold(engine, model)
-        fails = asyncio.create_task(engine.embed(["ab"]))
-        waits = asyncio.create_task(engine.embed(["ab"]))
+        fails = asyncio.create_task(engine.embed(asked(["ab"])))
+        waits = asyncio.create_task(engine.embed(asked(["ab"])))
         await queued(engine, tokens=2)
         let_go(model)
         with pytest.raises(InferenceError):
             await fails
         assert (await waits).tokens == 2
         await held
-        await engine.embed(["ab"])
+        await engine.embed(asked(["ab"]))
     assert model.batches == [[4], [2], [2]]
 
 
 async def test_what_is_found_waits_for_no_place_in_the_queue() -> None:
     model, metrics = KindsModel(), Metrics()
     async with cached_engine(model, metrics, max_queue_size=1) as engine:
-        await engine.embed(["known"])
+        await engine.embed(asked(["known"]))
         held = await hold(engine, model)
-        waits = asyncio.create_task(engine.embed(["waits"]))
+        waits = asyncio.create_task(engine.embed(asked(["waits"])))
         await waiting(metrics, 1)
-        assert (await engine.embed(["known"])).tokens == 5
+        assert (await engine.embed(asked(["known"]))).tokens == 5
         let_go(model)
         await asyncio.gather(held, waits)
 
@@ -216,9 +219,9 @@ async def test_nobody_waits_for_work_whose_turn_comes_later_than_their_own(other
     model = KindsModel()
     async with cached_engine(model) as engine:
         held = await hold(engine, model)
-        bulk = [asyncio.create_task(engine.embed([c * 9, "ab"])) for c in "xyz"]
+        bulk = [asyncio.create_task(engine.embed(asked([c * 9, "ab"]))) for c in "xyz"]
         await queued(engine, tokens=27 + 2)
-        short = asyncio.create_task(engine.embed(["ab"], **other))
+        short = asyncio.create_task(engine.embed(asked(["ab"], **other)))
         await queued(engine, tokens=27 + 4)
         let_go(model)
         await asyncio.gather(held, short, *bulk)
@@ -229,9 +232,9 @@ async def test_a_short_request_does_not_wait_for_a_long_one() -> None:
     model = KindsModel()
     async with cached_engine(model) as engine:
         held = await hold(engine, model)
-        long = asyncio.create_task(engine.embed(["ab", *(f"{i:0100}" for i in range(20))]))
+        long = asyncio.create_task(engine.embed(asked(["ab", *(f"{i:0100}" for i in range(20))])))
         await queued(engine, tokens=2002)
-        short = asyncio.create_task(engine.embed(["ab"]))
+        short = asyncio.create_task(engine.embed(asked(["ab"])))
         await queued(engine, tokens=2004)
         let_go(model)
         await asyncio.gather(held, short, long)
@@ -240,14 +243,14 @@ async def test_a_short_request_does_not_wait_for_a_long_one() -> None:
 async def test_truncation_is_reported_and_refused_as_if_nothing_were_kept() -> None:
     plain, model = KindsModel(), KindsModel()
     async with engine_for(plain) as lonely, cached_engine(model) as engine:
-        for options in (EmbeddingOptions(), FROM_LEFT, EmbeddingOptions()):
-            result = await engine.embed(["ab", LONG], options=options)
-            assert facts(result) == facts(await lonely.embed(["ab", LONG], options=options))
+        for options in ({}, FROM_LEFT, {}):
+            result = await engine.embed(asked(["ab", LONG], **options))
+            assert facts(result) == facts(await lonely.embed(asked(["ab", LONG], **options)))
         for texts in ([LONG], ["ab", LONG], ["new", LONG, LONG + "c"]):
             with pytest.raises(TextTooLongError) as ours:
-                await engine.embed(texts, options=UNCUT)
+                await engine.embed(asked(texts, **UNCUT))
             with pytest.raises(TextTooLongError) as theirs:
-                await lonely.embed(texts, options=UNCUT)
+                await lonely.embed(asked(texts, **UNCUT))
             assert str(ours.value) == str(theirs.value)
             assert ours.value.problems == theirs.value.problems
     assert sum(map(len, model.batches)) == 4
@@ -256,7 +259,7 @@ async def test_truncation_is_reported_and_refused_as_if_nothing_were_kept() -> N
 async def test_a_refusal_is_told_to_each_of_those_who_wait_for_the_same() -> None:
     model = KindsModel()
     async with cached_engine(model) as engine:
-        requests = [engine.embed([text, LONG], options=UNCUT) for text in ("a", "b", "c")]
+        requests = [engine.embed(asked([text, LONG], **UNCUT)) for text in ("a", "b", "c")]
         told = await asyncio.gather(*requests, return_exceptions=True)
     assert [type(each) for each in told] == [TextTooLongError] * 3
     assert {str(each).partition(" has ")[0] for each in told} == {"the text at index 1"}
@@ -266,13 +269,13 @@ async def test_it_never_grows_above_its_bytes() -> None:
     model, metrics = KindsModel(), Metrics()
     async with cached_engine(model, metrics, embedding_cache_bytes=60_000) as engine:
         for i in range(50):
-            await engine.embed([f"{i:03}", "always"])
+            await engine.embed(asked([f"{i:03}", "always"]))
             assert 0 < metrics.value("embedder_cache_bytes") <= 60_000
         assert 5 * KINDS < metrics.value("embedder_cache_entries") < 50 * KINDS
         computed = len(model.batches)
-        await engine.embed(["049", "always"])
+        await engine.embed(asked(["049", "always"]))
         assert len(model.batches) == computed
-        await engine.embed(["000"])
+        await engine.embed(asked(["000"]))
         assert len(model.batches) == computed + 1
     assert sum(6 in batch for batch in model.batches) == 1
 
@@ -280,7 +283,7 @@ async def test_it_never_grows_above_its_bytes() -> None:
 async def test_what_is_larger_than_the_cache_is_answered_and_not_kept() -> None:
     model, metrics = KindsModel(), Metrics()
     async with cached_engine(model, metrics, embedding_cache_bytes=1) as engine:
-        assert facts(await engine.embed(["ab"])) == facts(await engine.embed(["ab"]))
+        assert facts(await engine.embed(asked(["ab"]))) == facts(await engine.embed(asked(["ab"])))
     assert metrics.value("embedder_cache_bytes") == 0
     assert model.batches == [[2], [2]]
 
@@ -288,7 +291,9 @@ async def test_what_is_larger_than_the_cache_is_answered_and_not_kept() -> None:
 async def test_a_text_with_half_a_surrogate_pair_is_kept_as_any_other() -> None:
     model = KindsModel()
     async with cached_engine(model) as engine:
-        assert facts(await engine.embed(["\ud800"])) == facts(await engine.embed(["\ud800"]))
+        assert facts(await engine.embed(asked(["\ud800"]))) == facts(
+            await engine.embed(asked(["\ud800"]))
+        )
     assert model.batches == [[1]]
 
 
@@ -296,12 +301,12 @@ async def test_a_large_body_is_found_too() -> None:
     model = KindsModel()
     texts = [f"{i} " + "a" * 60_000 for i in range(3)]
     async with cached_engine(model) as engine:
-        assert facts(await engine.embed(texts)) == facts(await engine.embed(texts))
+        assert facts(await engine.embed(asked(texts))) == facts(await engine.embed(asked(texts)))
     assert sum(map(len, model.batches)) == 3
 
 
 TEXTS = st.lists(st.sampled_from(["", "a", "bb", "ccc", "dddd", LONG]), min_size=1, max_size=6)
-OPTIONS = st.sampled_from([EmbeddingOptions(), UNCUT, FROM_LEFT])
+OPTIONS = st.sampled_from([{}, UNCUT, FROM_LEFT])
 
 
 @settings(max_examples=30)
@@ -311,22 +316,22 @@ async def test_whatever_is_asked_at_once_and_before_each_answer_is_that_of_a_lon
 ) -> None:
     async def outcome(engine, texts, options):
         try:
-            return facts(await engine.embed(texts, options=options))
+            return facts(await engine.embed(asked(texts, **options)))
         except TextTooLongError as error:
             return str(error), error.problems
 
     async with engine_for(KindsModel()) as lonely, cached_engine(KindsModel()) as engine:
         for wave in waves:
-            asked = await asyncio.gather(*(outcome(engine, *each) for each in wave))
-            assert asked == [await outcome(lonely, *each) for each in wave]
+            found = await asyncio.gather(*(outcome(engine, *each) for each in wave))
+            assert found == [await outcome(lonely, *each) for each in wave]
 
 
 async def test_vectors_of_another_model_of_the_same_name_are_other_entries() -> None:
     model = KindsModel()
     async with cached_engine(model) as engine:
-        await engine.embed(["ab"])
+        await engine.embed(asked(["ab"]))
         engine._defaults[None] = replace(engine.loaded(), fingerprints={model: "other files"})
-        await engine.embed(["ab"])
+        await engine.embed(asked(["ab"]))
     assert model.batches == [[2], [2]]
 
 
@@ -335,7 +340,7 @@ async def test_the_service_is_drained_while_requests_wait_for_each_other() -> No
     engine = cached_engine(model)
     await engine.start()
     held = await hold(engine, model)
-    same = [asyncio.create_task(engine.embed(["ab"])) for _ in range(3)]
+    same = [asyncio.create_task(engine.embed(asked(["ab"]))) for _ in range(3)]
     await queued(engine, tokens=2)
     closing = asyncio.create_task(engine.close())
     let_go(model)
@@ -354,9 +359,8 @@ class Waiting:
         return self._requests.get(client, 0)
 
 
-def request_of(characters: int, *, urgency: int = 3, client: str = "a") -> _Lookup:
-    request = EmbedRequest([], Outputs(), urgency=urgency, client=client)
-    return _Lookup([], request, characters)
+def request_of(characters: int, *, urgency: int = 3, client: str = "a") -> tuple[EmbedRequest, int]:
+    return EmbedRequest([], urgency=urgency, client=client), characters
 
 
 @pytest.mark.parametrize(
@@ -381,26 +385,26 @@ async def test_work_is_joined_where_it_ends_no_later_than_its_own_would(
 ) -> None:
     forwards = CachedForwards(Waiting(a=waiting, b=waiting), None, None, Metrics())  # type: ignore[arg-type]
     never = asyncio.create_task(asyncio.Event().wait())
-    work = _SharedWork(other, never)
+    work = _SharedWork(*other, never)
     forwards._in_flight["key"] = work
-    assert (forwards._work_to_join("key", own) is work) == joins
-    assert forwards._work_to_join("another", own) is None
+    assert (forwards._work_to_join("key", *own) is work) == joins
+    assert forwards._work_to_join("another", *own) is None
     async with work.used():
         pass
     assert work.abandoned
     assert never.cancelled()
-    assert forwards._work_to_join("key", own) is None
+    assert forwards._work_to_join("key", *own) is None
 
 
 async def test_shared_work_ends_with_the_last_who_waits_for_it() -> None:
-    work = _SharedWork(request_of(1), asyncio.create_task(asyncio.Event().wait()))
+    work = _SharedWork(*request_of(1), asyncio.create_task(asyncio.Event().wait()))
     async with work.used():
         async with work.used():
             pass
         assert not work.abandoned
     assert work.abandoned
     done = asyncio.create_task(asyncio.sleep(0))
-    work = _SharedWork(request_of(1), done)
+    work = _SharedWork(*request_of(1), done)
     async with work.used():
         await work.result()
     assert not work.abandoned

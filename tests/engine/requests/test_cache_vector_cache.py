@@ -5,15 +5,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from smart_embedder.engine.checks import UNLIMITED
-from smart_embedder.engine.records import CUT_AT_END, Outputs, TruncationOptions
+from smart_embedder.engine.records import CUT_AT_END, UNLIMITED, Outputs, TruncationOptions
 from smart_embedder.engine.requests import cache as vector_cache
-from smart_embedder.engine.requests.cache import KeyMaker, VectorCache, make_cache
+from smart_embedder.engine.requests.cache import VectorCache, keys_of, make_cache
 from smart_embedder.engine.requests.embedding import Task
 from smart_embedder.engine.requests.shared_cache import CachedVectors
 from smart_embedder.observability.metrics import Metrics
 from smart_embedder.settings import Settings
-from tests.engine.fakes import FakeModel
+from tests.engine.fakes import FakeModel, loaded
 
 
 def entry(nbytes: int = 2000) -> CachedVectors:
@@ -98,25 +97,21 @@ def test_there_is_a_cache_where_the_settings_ask_for_one() -> None:
 
 
 def test_all_that_vectors_depend_on_is_in_their_key() -> None:
-    task = Task(FakeModel(), Outputs(dense=True), [], "p", None, lambda: "m")
-    makers = [
-        KeyMaker(task, CUT_AT_END),
-        KeyMaker(replace(task, prompt="q"), CUT_AT_END),
-        KeyMaker(replace(task, input_type="query"), CUT_AT_END),
-        KeyMaker(replace(task, identity=lambda: "n"), CUT_AT_END),
-        KeyMaker(replace(task, prompt="", identity=lambda: "mp"), CUT_AT_END),
-        KeyMaker(task, TruncationOptions(side="left")),
-        KeyMaker(task, TruncationOptions(max_tokens=7)),
+    model, other = FakeModel(), FakeModel()
+    models = replace(loaded(model), dense=other, fingerprints={model: "m", other: "n"})
+    texts = ["a", "b", "", "\\ud800", "a"]
+    task = Task(models, model, Outputs(dense=True, sparse=True), texts, "p")
+    found = [
+        keys_of(task, CUT_AT_END),
+        keys_of(replace(task, prompt="q"), CUT_AT_END),
+        keys_of(replace(task, input_type="query"), CUT_AT_END),
+        keys_of(replace(task, model=other), CUT_AT_END),
+        keys_of(task, TruncationOptions(side="left")),
+        keys_of(task, TruncationOptions(max_tokens=7)),
     ]
-    keys = [
-        key
-        for maker in makers
-        for text in ("a", "b", "", "\\ud800")
-        for key in maker.keys_of(text, ["dense", "sparse"]).values()
-    ]
-    assert len(set(keys)) == len(makers) * 4 * 2
-    assert makers[0].keys_of("a", ["dense"]) == KeyMaker(task, CUT_AT_END).keys_of("a", ["dense"])
-    assert makers[0].keys_of("a", ["dense"])["dense"].endswith(":dense")
+    assert [[*each] for each in found] == [texts[:4]] * len(found)
+    distinct = {key for keys in found for of_text in keys.values() for key in of_text.values()}
+    assert len(distinct) == len(found) * 4 * 2
+    assert found[0]["a"]["dense"].endswith(":dense")
     # Whether a text may be cut changes no vector of one that is.
-    uncut = KeyMaker(task, TruncationOptions(truncate=False))
-    assert uncut.keys_of("a", ["dense"]) == makers[0].keys_of("a", ["dense"])
+    assert keys_of(task, TruncationOptions(truncate=False)) == found[0]

@@ -3,18 +3,16 @@
 import numpy as np
 import pytest
 
-from smart_embedder.engine.checks import AnswerMemory
-from smart_embedder.engine.records import Outputs, TokenizedText
+from smart_embedder.engine.records import AnswerMemory, EmbedRequest, Outputs, TokenizedText
 from smart_embedder.engine.requests.embedding import (
-    EmbedRequest,
     Task,
-    TaskResult,
     hold_vectors,
+    truncations_of,
     vector_bytes,
 )
 from smart_embedder.errors import InvalidRequestError
 from tests.engine.engines import engine_for
-from tests.engine.fakes import FakeModel
+from tests.engine.fakes import FakeModel, loaded
 
 
 def model() -> FakeModel:
@@ -38,31 +36,29 @@ def test_each_kind_of_vectors_counts_for_each_token_or_text(outputs, nbytes) -> 
     assert vector_bytes(model(), outputs, [2, 3]) == nbytes
 
 
-def read(*lengths: int) -> list[TokenizedText]:
-    return [TokenizedText(np.zeros(length, np.int64), length + 1) for length in lengths]
+def done(outputs: Outputs, *lengths: int) -> Task:
+    """A task that has read texts of so many tokens, of which each had one more."""
+    embedder = model()
+    task = Task(loaded(embedder), embedder, outputs, ["a", "b"])
+    task.read = [TokenizedText(np.zeros(length, np.int64), length + 1) for length in lengths]
+    return task
 
 
 def test_the_vectors_of_all_models_are_held_together_or_refused_with_what_helps() -> None:
-    tasks = [
-        (Task(model(), Outputs(dense=True), ["a", "b"]), read(2, 3)),
-        (Task(model(), Outputs(sparse=True), ["a", "b"]), read(4, 5)),
-    ]
+    tasks = [done(Outputs(dense=True), 2, 3), done(Outputs(sparse=True), 4, 5)]
     size = 5 * 8 + 800 + 9 * 20
-    hold_vectors(iter(tasks), AnswerMemory(size))
+    hold_vectors(tasks, AnswerMemory(size))
     with pytest.raises(InvalidRequestError, match=f"vectors of these 2 texts need {size} bytes"):
-        hold_vectors(iter(tasks), AnswerMemory(size - 1))
-    tasks.append((Task(model(), Outputs(colbert=True), ["a", "b"]), read(1, 1)))
+        hold_vectors(tasks, AnswerMemory(size - 1))
+    tasks.append(done(Outputs(colbert=True), 1, 1))
     with pytest.raises(
         InvalidRequestError, match="of these 16 tokens need .* vector of each token"
     ):
-        hold_vectors(iter(tasks), AnswerMemory(size))
+        hold_vectors(tasks, AnswerMemory(size))
 
 
-def test_the_tokens_of_a_task_are_those_that_were_read() -> None:
-    result = TaskResult(Task(model(), Outputs(), ["a", "b"]), read(2, 3), [])
-    assert result.tokens == 5
-
-    cuts = result.truncations(EmbedRequest(["a", "b"], Outputs()))
+def test_the_texts_that_were_cut_are_those_of_every_task() -> None:
+    cuts = truncations_of([done(Outputs(), 2, 3)], EmbedRequest(["a", "b"]))
     assert [(cut.index, cut.original_tokens) for cut in cuts] == [(0, 3), (1, 4)]
 
 
@@ -70,7 +66,7 @@ async def test_a_prompt_counts_for_each_text_when_its_cost_is_estimated(monkeypa
     """It is tokenised with each: a long one makes many short texts a huge request."""
     made = model()
     async with engine_for(made) as engine:
-        threads, seen = engine._pipelines.tokenizer_threads, []
+        threads, seen = engine._tokenizer_threads, []
         run = threads.run
 
         async def watched(call, texts, client):
@@ -79,5 +75,5 @@ async def test_a_prompt_counts_for_each_text_when_its_cost_is_estimated(monkeypa
 
         monkeypatch.setattr(threads, "run", watched)
         made.default_prompt = "p: "
-        await engine.embed(["a", "b"], client="me")
+        await engine.embed(EmbedRequest(["a", "b"], client="me"))
     assert seen == [(["a", "b", "p: ", "p: "], "me")]

@@ -11,8 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smart_embedder.engine import Engine, RerankRequest
-from smart_embedder.engine.checks import AnswerMemory
-from smart_embedder.engine.records import Outputs, SparseVector, TextEmbedding
+from smart_embedder.engine.records import (
+    AnswerMemory,
+    EmbedRequest,
+    Outputs,
+    SparseVector,
+    TextEmbedding,
+)
 from smart_embedder.engine.requests import reranking
 from smart_embedder.engine.requests.reranking import _groups
 from smart_embedder.errors import (
@@ -196,12 +201,12 @@ async def test_late_interaction_counts_as_reranking_also_beside_embeddings() -> 
         assert metrics.value("rerank_inference_duration_seconds_count") == 2
         assert metrics.value("embedding_batch_size_count") == 0
         model.held = True
-        first = asyncio.create_task(engine.embed(["held"]))
+        first = asyncio.create_task(engine.embed(EmbedRequest(["held"])))
         for _ in range(3):
             await asyncio.to_thread(model.entered.acquire)
         beside = [
             asyncio.create_task(engine.rerank(RerankRequest("q", ["a"]))),
-            asyncio.create_task(engine.embed(["b", "c"], sparse=False, colbert=False)),
+            asyncio.create_task(engine.embed(EmbedRequest(["b", "c"]))),
         ]
         while engine._queue.waiting_tokens < 3:  # noqa: ASYNC110 - turns, not time
             await asyncio.sleep(0)

@@ -6,8 +6,13 @@ import numpy as np
 import pytest
 
 from smart_embedder.engine import Engine, RerankRequest
-from smart_embedder.engine.checks import AnswerMemory
-from smart_embedder.engine.records import CUT_AT_END, Outputs, TokenizedText, TruncationOptions
+from smart_embedder.engine.records import (
+    CUT_AT_END,
+    AnswerMemory,
+    Outputs,
+    TokenizedText,
+    TruncationOptions,
+)
 from smart_embedder.engine.requests.reranking import ClassificationRequest
 from smart_embedder.errors import InvalidRequestError, RerankerDisabledError, TextTooLongError
 from smart_embedder.settings import Settings

@@ -12,6 +12,8 @@ from smart_embedder.engine.requests.reranking import score
 from smart_embedder.errors import InvalidRequestError
 from smart_embedder.models.load import load_models
 from smart_embedder.settings import Settings
+from tests.engine.fakes import loaded
+from tests.engine.test_records_options import FakeM3
 from tests.support.texts import varied_texts
 
 
@@ -108,9 +110,14 @@ def test_a_kind_that_is_not_made_does_not_count_in_the_mean() -> None:
 @pytest.mark.parametrize(
     ("weights", "fits"), [((0, 1, 0), True), ((1, 0, 0), False), ((1, 1, 0), True)]
 )
-def test_one_of_the_kinds_that_are_made_must_have_a_weight(weights, fits: bool) -> None:
-    if fits:
-        FusionWeights(*weights).require_one_of(Outputs(sparse=True, colbert=True))
-    else:
-        with pytest.raises(InvalidRequestError, match="one of the weights must be above 0"):
-            FusionWeights(*weights).require_one_of(Outputs(sparse=True, colbert=True))
+async def test_one_of_the_kinds_that_are_made_must_have_a_weight(weights, fits: bool) -> None:
+    model = FakeM3()
+    model.kinds = Outputs(sparse=True, colbert=True, states=True)
+    request = RerankRequest("qu", ["ab"], weights=FusionWeights(*weights))
+    models = replace(loaded(model), late_interaction=True)
+    async with Engine(Settings(), lambda _: models) as engine:
+        if fits:
+            await engine.rerank(request)
+        else:
+            with pytest.raises(InvalidRequestError, match="one of the weights must be above 0"):
+                await engine.rerank(request)

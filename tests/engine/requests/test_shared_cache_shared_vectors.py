@@ -12,13 +12,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from smart_embedder.engine.checks import AnswerMemory
+from smart_embedder.engine.records import AnswerMemory
 from smart_embedder.engine.requests import shared_cache
 from smart_embedder.engine.requests.shared_cache import MOST_ENTRY_BYTES, CachedVectors
 from smart_embedder.errors import InvalidRequestError
 from smart_embedder.observability.metrics import Metrics
 from tests.engine.engines import engine_for
-from tests.engine.requests.test_cache_cached_forwards import KINDS, KindsModel, facts
+from tests.engine.requests.test_cache_cached_forwards import KINDS, KindsModel, asked, facts
 from tests.support.redis_server import RedisServer, needs_redis, run_odd_redis, run_redis
 
 PASSWORD = "very-secret"
@@ -42,11 +42,11 @@ async def replica(redis: RedisServer, metrics: Metrics, model: KindsModel) -> As
     async with engine_for(model, metrics, embedding_cache=redis.url) as engine:
         yield engine
         # What it has computed is written before the engine is closed.
-        await asyncio.gather(*engine._pipelines._cache._shared._writes)
+        await asyncio.gather(*engine._cache._shared._writes)
 
 
 def client_of(engine):
-    return engine._pipelines._cache._shared._client
+    return engine._cache._shared._client
 
 
 @needs_redis
@@ -55,10 +55,10 @@ async def test_what_one_has_computed_the_other_finds_bit_for_bit(redis: RedisSer
     with capture_logs() as log:
         async with replica(redis, Metrics(), one) as first:
             await client_of(first).flushall()
-            computed = await first.embed(TEXTS)
+            computed = await first.embed(asked(TEXTS))
         async with replica(redis, metrics, two) as second:
-            found = await second.embed(TEXTS)
-            again = await second.embed(TEXTS)
+            found = await second.embed(asked(TEXTS))
+            again = await second.embed(asked(TEXTS))
     assert facts(computed) == facts(found) == facts(again)
     assert not two.batches
     async with replica(redis, Metrics(), KindsModel()) as third:
@@ -80,8 +80,8 @@ async def test_keys_tell_no_text_and_entries_expire(redis: RedisServer) -> None:
     async with replica(redis, Metrics(), KindsModel()) as engine:
         client = client_of(engine)
         await client.flushall()
-        await engine.embed(["a secret text"], sparse=False, colbert=False)
-        await asyncio.gather(*engine._pipelines._cache._shared._writes)
+        await engine.embed(asked(["a secret text"]))
+        await asyncio.gather(*engine._cache._shared._writes)
         (key,) = await client.keys("*")
         assert key.startswith(b"smart-embedder:vectors:")
         assert b"secret" not in key + await client.get(key)
@@ -95,13 +95,13 @@ async def test_a_damaged_entry_is_computed_anew(redis: RedisServer, damage) -> N
     async with replica(redis, Metrics(), one) as first:
         client = client_of(first)
         await client.flushall()
-        computed = await first.embed(["ab"])
-        await asyncio.gather(*first._pipelines._cache._shared._writes)
+        computed = await first.embed(asked(["ab"]))
+        await asyncio.gather(*first._cache._shared._writes)
         dense, sparse = [(await client.keys(f"*:{kind}"))[0] for kind in ("dense", "sparse")]
         value = await client.get(sparse) if damage == "another kind" else damage
         await client.set(dense, value)
     async with replica(redis, Metrics(), two) as second:
-        assert facts(await second.embed(["ab"])) == facts(computed)
+        assert facts(await second.embed(asked(["ab"]))) == facts(computed)
     assert two.outputs[0][0].dense
     assert not two.outputs[0][0].sparse
 
@@ -117,9 +117,9 @@ async def test_what_is_too_large_to_be_sent_stays_in_memory(redis: RedisServer) 
     model = Wide()
     async with replica(redis, Metrics(), model) as engine:
         await client_of(engine).flushall()
-        await engine.embed(["ab"])
-        await engine.embed(["ab"])
-        await asyncio.gather(*engine._pipelines._cache._shared._writes)
+        await engine.embed(asked(["ab"]))
+        await engine.embed(asked(["ab"]))
+        await asyncio.gather(*engine._cache._shared._writes)
         assert await client_of(engine).dbsize() == KINDS - 1
     assert len(model.batches) == 1
 
@@ -139,12 +139,12 @@ async def test_no_more_is_fetched_than_an_answer_may_hold(redis: RedisServer) ->
     async with replica(redis, Metrics(), Wide()) as first:
         await client_of(first).flushall()
         for text in texts:
-            await first.embed([text])
+            await first.embed(asked([text]))
     async with replica(redis, Metrics(), Wide()) as second:
         before = await client_of(second).info("stats")
         small = AnswerMemory(6 * 4 * Wide.colbert_width)
         with pytest.raises(InvalidRequestError, match=r"tokens need .* this answer may hold"):
-            await second.embed(texts, answer=small)
+            await second.embed(asked(texts, answer=small))
         after = await client_of(second).info("stats")
         of_one_call = 8 * 2 * 4 * Wide.colbert_width
         assert sent_bytes(after) - sent_bytes(before) < 1.5 * of_one_call
@@ -161,8 +161,8 @@ async def test_without_redis_each_computes_for_itself_with_one_warning(tmp_path:
         redis.kill()
         async with replica(redis, metrics, model) as engine:
             for i in range(5):
-                assert (await engine.embed([f"{i}"])).tokens == 1
-                await engine.embed([f"{i}"])
+                assert (await engine.embed(asked([f"{i}"]))).tokens == 1
+                await engine.embed(asked([f"{i}"]))
     assert len(model.batches) == 5
     assert metrics.value("embedder_cache_store_errors_total") >= 1
     (warning,) = log
@@ -252,17 +252,17 @@ async def test_kinds_of_one_text_with_different_tokens_are_computed_anew(
     async with replica(redis, Metrics(), one) as first:
         client = client_of(first)
         await client.flushall()
-        computed = await first.embed(["ab"])
-        await asyncio.gather(*first._pipelines._cache._shared._writes)
+        computed = await first.embed(asked(["ab"]))
+        await asyncio.gather(*first._cache._shared._writes)
         (key,) = await client.keys("*:dense")
         forged = CachedVectors(np.array([1, 2, 3], np.int32), 9, True, {"dense": floats(5)})
         await client.set(key, shared_cache._encode(forged))
     async with replica(redis, Metrics(), two) as second:
-        assert facts(await second.embed(["ab"])) == facts(computed)
-        assert facts(await second.embed(["ab"])) == facts(computed)
+        assert facts(await second.embed(asked(["ab"]))) == facts(computed)
+        assert facts(await second.embed(asked(["ab"]))) == facts(computed)
     assert two.batches == [[2]]
     async with replica(redis, Metrics(), three) as third:  # It was put right in Redis as well.
-        assert facts(await third.embed(["ab"])) == facts(computed)
+        assert facts(await third.embed(asked(["ab"]))) == facts(computed)
     assert not three.batches
 
 
@@ -276,7 +276,7 @@ async def test_an_answer_of_an_odd_type_counts_as_a_miss(answer: bytes) -> None:
     with run_odd_redis(answer) as odd, capture_logs() as log:
         async with replica(odd, metrics, model) as engine:
             for i in range(3):
-                assert (await engine.embed([f"{i}"])).tokens == 1
+                assert (await engine.embed(asked([f"{i}"]))).tokens == 1
     assert len(model.batches) == 3
     # Null stands for no entry where it is the answer to one key; the rest is told of once.
     assert [entry["log_level"] for entry in log] == ["warning"] * len(log)

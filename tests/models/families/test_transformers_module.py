@@ -17,7 +17,7 @@ from transformers import MPNetConfig, MPNetModel, ReformerConfig, ReformerModel,
 
 from smart_embedder.engine import Engine
 from smart_embedder.engine.model import MemoryUsage
-from smart_embedder.engine.records import Outputs
+from smart_embedder.engine.records import EmbedRequest, Outputs
 from smart_embedder.errors import InferenceError, OutOfMemoryError, StartupError
 from smart_embedder.models.families import transformers_module
 from smart_embedder.models.families.backbone import Target
@@ -163,11 +163,13 @@ async def test_a_text_whose_attention_does_not_fit_the_memory_is_refused_and_no_
     )
     long = " ".join(corpus(1200))
     async with Engine(settings, load_models) as engine:
-        alone = (await engine.embed(["music"])).embeddings[0].dense
+        alone = (await engine.embed(EmbedRequest(["music"]))).embeddings[0].dense
         free = MemoryUsage(used=0, total=2**30)
         monkeypatch.setattr(transformers_module, "memory_usage", lambda _: free)
         short, refused = await asyncio.gather(
-            engine.embed(["music"]), engine.embed([long]), return_exceptions=True
+            engine.embed(EmbedRequest(["music"])),
+            engine.embed(EmbedRequest([long])),
+            return_exceptions=True,
         )
     assert_close(short.embeddings[0].dense, alone)
     assert isinstance(refused, OutOfMemoryError)

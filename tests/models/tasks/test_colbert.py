@@ -25,12 +25,12 @@ from transformers import (
 from smart_embedder.engine import Engine, RerankRequest
 from smart_embedder.engine.model import DeviceInfo, LoadedModels
 from smart_embedder.engine.records import (
-    EmbeddingOptions,
+    EmbedRequest,
+    FusionWeights,
     Outputs,
     TextEmbedding,
     TruncationOptions,
 )
-from smart_embedder.engine.requests.reranking import FusionWeights
 from smart_embedder.errors import InferenceError, InvalidRequestError, StartupError
 from smart_embedder.models.device.transfer import DeviceRows
 from smart_embedder.models.load import load_models
@@ -240,23 +240,27 @@ async def test_the_type_of_texts_is_for_colbert_beside_a_dense_model(
     expected = dict(zip(("query", "document"), reference(folders["unattended"]), strict=True))
     async with Engine(Settings(), lambda _: loaded(model, dense=embedder)) as engine:
         for input_type, vectors in expected.items():
-            options = EmbeddingOptions(input_type=input_type)
-            made = (await engine.embed(TEXTS, options=options)).embeddings
+            options = {"input_type": input_type}
+            both = Outputs(dense=True, colbert=True)
+            made = (await engine.embed(EmbedRequest(TEXTS, both, **options))).embeddings
             assert_vectors(made, vectors)
             assert all(each.dense is not None for each in made)
-        plain = (await engine.embed(TEXTS, dense=False)).embeddings
+        plain = (await engine.embed(EmbedRequest(TEXTS, Outputs(colbert=True)))).embeddings
         assert_vectors(plain, expected["document"])
-        options = EmbeddingOptions(input_type="query")
-        (alone,) = (await engine.embed(["a"], colbert=False, options=options)).embeddings
+        options = {"input_type": "query"}
+        (alone,) = (await engine.embed(EmbedRequest(["a"], **options))).embeddings
         assert (alone.colbert, alone.dense is not None) == (None, True)
 
 
 async def test_a_cache_tells_queries_from_documents(model: ColbertEmbedder, folders) -> None:
     queries, documents = reference(folders["unattended"])
-    asked = EmbeddingOptions(input_type="query"), EmbeddingOptions(return_tokens=True)
+    asked = {"input_type": "query"}, {"return_tokens": True}
     async with Engine(Settings(embedding_cache="memory"), lambda _: loaded(model)) as engine:
         for _ in range(2):
-            query, document = [await engine.embed(TEXTS, options=each) for each in asked]
+            query, document = [
+                await engine.embed(EmbedRequest(TEXTS, Outputs(colbert=True), **each))
+                for each in asked
+            ]
             assert_vectors(query.embeddings, queries)
             assert_vectors(document.embeddings, documents)
             told = [len(each.colbert) for each in document.token_strings]

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
-from smart_embedder.engine import EmbeddingOptions, Engine
-from smart_embedder.engine.records import Outputs
+from smart_embedder.engine import Engine
+from smart_embedder.engine.records import EmbedRequest, Outputs
 from smart_embedder.errors import StartupError
 from smart_embedder.models.checkpoint.config import SentenceOverrides
 from smart_embedder.models.families.backbone import Target
@@ -65,9 +65,9 @@ async def test_an_engine_serves_one_and_neighbours_change_nothing(tmp_path) -> N
         embedding_model=str(folder), reranker_model="none", device="cpu", dtype="float32"
     )
     async with Engine(settings, load_models) as engine:
-        alone = [(await engine.embed([text])).embeddings[0].dense for text in TEXTS]
-        among = [each.dense for each in (await engine.embed(TEXTS)).embeddings]
-        asked = await engine.embed(TEXTS[:1], options=EmbeddingOptions(prompt_name="query"))
+        alone = [(await engine.embed(EmbedRequest([text]))).embeddings[0].dense for text in TEXTS]
+        among = [each.dense for each in (await engine.embed(EmbedRequest(TEXTS))).embeddings]
+        asked = await engine.embed(EmbedRequest(TEXTS[:1], prompt_name="query"))
     assert_close(among, theirs.encode(TEXTS))
     assert_close(alone, among)
     assert_close(asked.embeddings[0].dense, theirs.encode(TEXTS[:1], prompt_name="query")[0])
@@ -174,8 +174,8 @@ async def test_the_prompts_of_settings_are_read_by_input_type(copy) -> None:
     model = reference(copy)
     async with Engine(settings, load_models) as engine:
         for kind, prompt in (("query", "query: "), ("document", "passage: ")):
-            options = EmbeddingOptions(input_type=kind)
-            result = await engine.embed(TEXTS, options=options)
+            options = {"input_type": kind}
+            result = await engine.embed(EmbedRequest(TEXTS, **options))
             found = np.stack([each.dense for each in result.embeddings])
             assert_close(found, model.encode(TEXTS, prompt=prompt))
 

@@ -22,7 +22,7 @@ from transformers import (
 
 from smart_embedder.engine import Engine
 from smart_embedder.engine.model import DeviceInfo, LoadedModels
-from smart_embedder.engine.records import EmbeddingOptions, Outputs, TextEmbedding
+from smart_embedder.engine.records import EmbedRequest, Outputs, TextEmbedding
 from smart_embedder.errors import InferenceError, StartupError
 from smart_embedder.models.tasks import splade
 from smart_embedder.models.tasks.dense import M3Embedder
@@ -44,6 +44,7 @@ TEXTS = [
     *["vector", "memory, rank!", "[SEP] query [MASK]", "", "unknown жизнь", "rank " * 300],
     *["search sea " * length for length in (1, 5, 9, 30)],
 ]
+SPARSE, BOTH = Outputs(sparse=True), Outputs(dense=True, sparse=True)
 
 
 @pytest.fixture(scope="module")
@@ -230,7 +231,7 @@ async def test_a_batch_beyond_the_memory_is_halved_beside_a_dense_model(
     device = DeviceInfo("cpu", "a test", "float32", "sdpa")
     models = LoadedModels(bert, device, max_batch_tokens=10_000, dense=embedder)
     async with Engine(Settings(), lambda _: models) as engine:
-        answer = await engine.embed(TEXTS)
+        answer = await engine.embed(EmbedRequest(TEXTS, BOTH))
     for made, of_text, row in zip(answer.embeddings, dense, expected, strict=True):
         np.testing.assert_allclose(made.dense, of_text.dense, rtol=0, atol=1e-5)
         np.testing.assert_allclose(as_row(made, bert), row, rtol=0, atol=1e-5)
@@ -260,13 +261,13 @@ async def test_its_default_prompt_is_read_alone_and_beside_a_dense_model(
 
     alone = LoadedModels(model, device, max_batch_tokens=10_000)
     async with Engine(Settings(), lambda _: alone) as engine:
-        check((await engine.embed(TEXTS)).embeddings, expected)
-        options = EmbeddingOptions(prompt_name="query")
-        check((await engine.embed(TEXTS, options=options)).embeddings, of_queries)
+        check((await engine.embed(EmbedRequest(TEXTS, SPARSE))).embeddings, expected)
+        options = {"prompt_name": "query"}
+        check((await engine.embed(EmbedRequest(TEXTS, SPARSE, **options))).embeddings, of_queries)
     async with Engine(Settings(), lambda _: replace(alone, dense=embedder)) as engine:
-        both = (await engine.embed(TEXTS)).embeddings
+        both = (await engine.embed(EmbedRequest(TEXTS, BOTH))).embeddings
         check(both, expected)
-        check((await engine.embed(TEXTS, dense=False, colbert=False)).embeddings, expected)
+        check((await engine.embed(EmbedRequest(TEXTS, SPARSE))).embeddings, expected)
     for made, dense in zip(both, unprompted, strict=True):
         np.testing.assert_allclose(made.dense, dense.dense, rtol=0, atol=1e-5)
 
