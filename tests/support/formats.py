@@ -78,13 +78,14 @@ def arrow_value(value: pa.Scalar) -> Any:
     return inner.to_numpy()
 
 
-def from_msgpack(content: bytes) -> tuple[list[Item], Item]:
-    def as_array(found: dict[Any, Any]) -> Any:
-        if b"nd" not in found:
-            return found
-        return np.frombuffer(found[b"data"], found[b"type"]).reshape(found[b"shape"])
+def _as_array(found: dict[Any, Any]) -> Any:
+    if b"nd" not in found:
+        return found
+    return np.frombuffer(found[b"data"], found[b"type"]).reshape(found[b"shape"])
 
-    answer = msgpack.unpackb(content, object_hook=as_array, strict_map_key=False)
+
+def from_msgpack(content: bytes) -> tuple[list[Item], Item]:
+    answer = msgpack.unpackb(content, object_hook=_as_array, strict_map_key=False)
     items = answer.pop("data")
     assert [item["id"] for item in items] == list(range(len(items)))
     return [with_tokens(item) for item in items], answer
@@ -156,12 +157,7 @@ def facts_of(record: Item) -> Item:
 
 
 def records_of_msgpack(content: bytes) -> list[Item]:
-    def as_array(found: Item) -> Any:
-        if b"nd" not in found:
-            return found
-        return np.frombuffer(found[b"data"], found[b"type"]).reshape(found[b"shape"])
-
-    unpacked = msgpack.Unpacker(io.BytesIO(content), object_hook=as_array, strict_map_key=False)
+    unpacked = msgpack.Unpacker(io.BytesIO(content), object_hook=_as_array, strict_map_key=False)
     return [with_tokens({"embeddings": {}} | each) | facts_of(each) for each in unpacked]
 
 
