@@ -33,7 +33,7 @@ _OPENVINO = tuple(Setting(b, hint) for hint in ("latency", "throughput") for b i
 class Contender:
     """One row of the table.
 
-    Where its `environment` is not this project's own, it is that of requirements/peers.txt. The
+    `environment` names the requirements file of its packages, or is this project's own. The
     fastest of `settings` is found before the rounds. A `slow` one has a single round.
     """
 
@@ -41,6 +41,7 @@ class Contender:
     precision: str
     settings: tuple[Setting, ...] = _BATCHED
     environment: str = "peers"
+    dense_only: bool = False
     slow: bool = False
 
     def settings_for(self, workload: Workload, texts: int) -> list[Setting]:
@@ -58,6 +59,13 @@ CATALOGUE = {
     "smart-embedder-int8": Contender("smart_embedder", "int8", _DEFAULTS, OWN),
     "flagembedding-defaults": Contender("flag_embedding", "float32", _DEFAULTS, slow=True),
     "flagembedding": Contender("flag_embedding", "float32"),
+    "m3serve-defaults": Contender("m3serve", "float32", _DEFAULTS, slow=True),
+    "m3serve": Contender("m3serve", "float32"),
+    "sentence-transformers-float32": Contender("sentence_transformers", "float32", dense_only=True),
+    "sentence-transformers-bfloat16": Contender(
+        "sentence_transformers", "bfloat16", dense_only=True
+    ),
+    "infinity-float32": Contender("infinity", "float32", environment="infinity", dense_only=True),
     "openvino-bfloat16": Contender("openvino", "bfloat16", _OPENVINO),
     "openvino-int8": Contender("openvino", "int8", _OPENVINO),
 }

@@ -55,6 +55,7 @@ class Row:
     engine: str
     version: str
     setting: str
+    dense_only: bool
     failure: str
     speed: Speed | None
 
@@ -88,7 +89,7 @@ def rows_of(outcomes: Sequence[Outcome], lengths: list[int]) -> list[Row]:
             speed = speed_of(outcome) if outcome.measured else None
         except ValueError as error:
             failure = str(error)
-        about = (outcome.name, outcome.version, str(outcome.setting))
+        about = (outcome.name, outcome.version, str(outcome.setting), outcome.contender.dense_only)
         rows.append(Row(*about, failure, speed))
     return rows
 
@@ -119,13 +120,9 @@ def format_table(rows: Sequence[Row]) -> str:
 
 
 def _cells(row: Row) -> list[str]:
-    if (speed := row.speed) is None:
-        return [row.engine, row.setting, *["-"] * len(_FIGURES), "did not run"]
+    name, speed = row.engine + (", dense only" if row.dense_only else ""), row.speed
+    if speed is None:
+        return [name, row.setting, *["-"] * len(_FIGURES), "did not run"]
     figures = [(getattr(speed, field), form) for field, form in _FIGURES.values()]
     cells = ["-" if value is None else format(value, form) for value, form in figures]
-    return [
-        row.engine,
-        row.setting,
-        *cells,
-        ", ".join(f"{seconds:.2f}" for seconds in speed.rounds),
-    ]
+    return [name, row.setting, *cells, ", ".join(f"{seconds:.2f}" for seconds in speed.rounds)]

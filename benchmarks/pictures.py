@@ -54,9 +54,9 @@ def draw_engines(report: Content, folder: Path) -> Path:
     for row in report["engines"]:
         if row["speed"]:
             name, rate = row["engine"], row["speed"]["texts_per_second"]
-            bars.append((name, rate, name.startswith("smart-embedder")))
+            bars.append((name + "*" * row["dense_only"], rate, name.startswith("smart-embedder")))
     title = f"Texts per second: {report['workload']}, {report['texts']} texts"
-    about = f"{report['tokens']} tokens; {report['machine']}"
+    about = f"{report['tokens']} tokens; {report['machine']}; * dense vectors only"
     file = folder / f"engines-{report['workload']}.svg"
     return draw(title, about, sorted(bars, key=lambda bar: -bar[1]), file)
 

@@ -112,12 +112,17 @@ def _run(adapter: Any, run: Run) -> Encoded:
         seconds.append(time.perf_counter() - began)
     peak = peak_bytes()
     if run.save:
-        vectors: list[Vectors] = [adapter.vectors(each) for each in answers]
-        # Of all calls.
-        dense = np.concatenate([each.dense for each in vectors])
-        colbert = np.concatenate([each.colbert for each in vectors])
-        np.savez(run.save, dense=dense, colbert=colbert)
+        _save(Path(run.save), [adapter.vectors(each) for each in answers])
     return Encoded(seconds, peak)
+
+
+def _save(file: Path, answers: list[Vectors]) -> None:
+    """The vectors of all calls; an engine without ColBERT leaves them out."""
+    arrays: dict[str, Any] = {"dense": np.concatenate([each.dense for each in answers])}
+    colbert = [each.colbert for each in answers if each.colbert is not None]
+    if colbert:
+        arrays["colbert"] = np.concatenate(colbert)
+    np.savez(file, **arrays)
 
 
 def main() -> None:

@@ -32,7 +32,7 @@ class Vectors:
     """
 
     dense: FloatArray
-    colbert: FloatArray
+    colbert: FloatArray | None = None
 
 
 def by_length(texts: Sequence[str], batch: int) -> Iterator[list[int]]:

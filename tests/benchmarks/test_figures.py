@@ -48,19 +48,19 @@ def test_without_flagembedding_there_is_no_ratio(make) -> None:
 
 
 def test_an_engine_that_failed_is_a_row_with_its_reason(make) -> None:
-    rows: dict[str, Row] = make(flagembedding=(2,), openvino_int8="no memory")
-    assert rows["openvino-int8"].speed is None
+    rows: dict[str, Row] = make(flagembedding=(2,), m3serve="no memory")
+    assert rows["m3serve"].speed is None
     table = format_table(list(rows.values()))
-    assert table.endswith("- openvino-int8 did not run: no memory")
+    assert table.endswith("- m3serve did not run: no memory")
     lines = table.splitlines()[:4]
     assert len({(len(line), line.count("|")) for line in lines}) == 1
 
 
 def test_an_engine_whose_vectors_are_not_those_of_the_texts_has_no_figures(make) -> None:
-    rows = make({"openvino_int8": [EAST]}, flagembedding=(1,), openvino_int8=(1,))
+    rows = make({"m3serve": [EAST]}, flagembedding=(1,), m3serve=(1,))
     assert rows["flagembedding"].speed is not None
-    assert rows["openvino-int8"].speed is None
-    assert rows["openvino-int8"].failure == "its dense vectors are (1, 2) instead of (2, 2)"
+    assert rows["m3serve"].speed is None
+    assert rows["m3serve"].failure == "its dense vectors are (1, 2) instead of (2, 2)"
 
 
 def test_the_worst_cosine_counts_and_a_missing_kind_has_none() -> None:

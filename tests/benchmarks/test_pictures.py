@@ -18,19 +18,19 @@ def read(file: Path) -> tuple[list[str], list[float]]:
     return texts, [float(bar.get("width", 0)) for bar in root.iter(f"{SVG}rect")]
 
 
-def engine(name: str, rate: float | None) -> dict[str, Any]:
+def engine(name: str, rate: float | None, *, dense_only: bool = False) -> dict[str, Any]:
     speed = None if rate is None else {"texts_per_second": rate}
-    return {"engine": name, "speed": speed}
+    return {"engine": name, "dense_only": dense_only, "speed": speed}
 
 
 def test_bars_are_as_long_as_their_rates_and_the_fastest_is_first(tmp_path: Path) -> None:
-    engines = [engine("slow", 2), engine("fast", 8), engine("absent", None)]
+    engines = [engine("slow", 2, dense_only=True), engine("fast", 8), engine("absent", None)]
     about = {"workload": "mixed", "texts": 64, "tokens": 9596, "machine": "A & B"}
     file = draw_engines(about | {"engines": engines}, tmp_path / "docs")
     texts, widths = read(file)
     assert file.name == "engines-mixed.svg"
     assert widths[0] == pytest.approx(4 * widths[1], rel=0.01)
-    assert texts[2:] == ["fast", "8.00", "slow", "2.00"]
+    assert texts[2:] == ["fast", "8.00", "slow*", "2.00"]
 
 
 def run(clients: int, p50: float, p99: float) -> dict[str, Any]:

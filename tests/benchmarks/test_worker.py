@@ -44,7 +44,7 @@ def test_this_engine_and_flagembedding_agree_and_texts_have_the_same_vectors_one
 @pytest.mark.parametrize(
     ("adapter", "folder", "message"),
     [
-        ("openvino", ".", "ModuleNotFoundError: No module named 'openvino'"),
+        ("m3serve", ".", "ModuleNotFoundError: No module named 'm3serve'"),
         ("smart_embedder", "missing", "missing"),
     ],
 )
