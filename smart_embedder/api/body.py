@@ -11,7 +11,7 @@ a parser holds Python's lock, so that another thread would not help.
 """
 
 import math
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from email.message import Message
 from typing import Any, TypeVar
@@ -21,6 +21,7 @@ from pydantic import ValidationError
 from pydantic_core import from_json
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
+from starlette.responses import Response
 
 from smart_embedder.api.context import NATIVE, Dialect, Endpoint, context_of
 from smart_embedder.api.errors import as_invalid_request, not_json
@@ -63,16 +64,18 @@ def max_json_values(settings: Settings) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class BodyForm:
-    """The bodies of one dialect at an endpoint: they match `schema`.
+class Operation:
+    """Work that can be asked for in one dialect, by a body of `schema`.
 
-    Of the forms that share a path, only this one's bodies have the field `field`.
+    Of the operations that share a path, only this one's bodies have the field `field`. `answer` is
+    called with the body and the `Call`.
     """
 
     dialect: Dialect
     endpoint: Endpoint
     field: str
     schema: type[RequestModel]
+    answer: Callable[[Any, Any], Coroutine[Any, Any, Response]]
 
 
 class ReceivedBody:
@@ -108,22 +111,21 @@ class ReceivedBody:
 
 
 Content = bytes | bytearray | ReceivedBody
-Form = TypeVar("Form", bound=BodyForm)
 Model = TypeVar("Model", bound=RequestModel)
 
 
 async def read_body(
-    request: Request, forms: Sequence[Form], max_values: int, turns: LoopTurns
-) -> tuple[Form, RequestModel]:
-    """Read the body and validate it by the one of `forms` that it has; return both.
+    request: Request, operations: Sequence[Operation], max_values: int, turns: LoopTurns
+) -> tuple[Operation, RequestModel]:
+    """Read the body and validate it for the one of `operations` that it asks for; return both.
 
-    The form is recorded in the request's context. A body of more than `max_values` values is
+    The operation is recorded in the request's context. A body of more than `max_values` values is
     refused before it is read whole, and a large one is parsed in its turn. Raises
     `UnsupportedMediaError`, `InvalidRequestError` or `ClientGoneError`, which never quote the
     client's texts.
     """
     _require_json(request.headers)
-    schema, body = forms[0].schema, ReceivedBody()
+    schema, body = operations[0].schema, ReceivedBody()
     counter = JsonValueCounter(max_values, _MAX_BYTES_PER_VALUE * max_values)
     try:
         async for chunk in request.stream():
@@ -132,45 +134,45 @@ async def read_body(
     except ClientDisconnect:
         raise ClientGoneError("the client left before its request was complete") from None
     except InvalidRequestError as error:
-        if forms[0].dialect is NATIVE:
+        if operations[0].dialect is NATIVE:
             raise
         # Lists of token ids are the usual reason.
         raise InvalidRequestError(f"{error}; {TEXTS_ADVICE}", error.problems) from None
     if len(body) < _LARGE_BODY:
-        return _validate_form(parse_json(body[:], schema), forms, request)
+        return _validate_one(parse_json(body[:], schema), operations, request)
 
-    def steps() -> Generator[None, None, tuple[Form, RequestModel]]:
+    def steps() -> Generator[None, None, tuple[Operation, RequestModel]]:
         value = yield from parse_large(body, schema)
         yield
-        return _validate_form(value, forms, request)
+        return _validate_one(value, operations, request)
 
     return await turns.run(context_of(request.scope).client, steps())
 
 
-def _validate_form(
-    value: Any, forms: Sequence[Form], request: Request
-) -> tuple[Form, RequestModel]:
-    fit = [form for form in forms if form.field in value] if isinstance(value, dict) else []
+def _validate_one(
+    value: Any, operations: Sequence[Operation], request: Request
+) -> tuple[Operation, RequestModel]:
+    fit = [each for each in operations if each.field in value] if isinstance(value, dict) else []
     if len(fit) > 1:
         raise invalid_body(
             f"the body has the fields of several APIs, {_named(fit)}: send one of these fields",
         )
-    form = fit[0] if fit else forms[0]
-    is_told = bool(fit) or len(forms) == 1
+    operation = fit[0] if fit else operations[0]
+    is_told = bool(fit) or len(operations) == 1
     if is_told:
         context = context_of(request.scope)
-        context.dialects, context.endpoint = (form.dialect,), form.endpoint
+        context.dialects, context.endpoint = (operation.dialect,), operation.endpoint
     try:
-        return form, validate(value, form.schema)
+        return operation, validate(value, operation.schema)
     except InvalidRequestError as error:
         if is_told or not isinstance(value, dict):
             raise
-        message = f"{error}; other APIs on this path are told by {_named(forms[1:])}"
+        message = f"{error}; other APIs on this path are told by {_named(operations[1:])}"
         raise InvalidRequestError(message, error.problems) from None
 
 
-def _named(forms: Sequence[BodyForm]) -> str:
-    return " and ".join(f"{form.field} ({form.dialect.name})" for form in forms)
+def _named(operations: Sequence[Operation]) -> str:
+    return " and ".join(f"{each.field} ({each.dialect.name})" for each in operations)
 
 
 def validate(value: Any, schema: type[Model], *, strict: bool | None = None) -> Model:

@@ -144,7 +144,7 @@ class RequestContext:
     there are several, the body decides, and until it has been read, errors are answered in the
     shapes of all of them. `status` is None until the response begins; `error_status` is the native
     status of an error, whatever the dialect's is. `counts` holds numbers for the log line, `stages`
-    the times for the trace. `memory` is set for a stream. `answer` is asked for room before an
+    the times for the trace. Only a stream has `memory`. `answer` is asked for room before an
     answer is made.
     `path` is as the client wrote it, `route` without slashes at its end; neither has the `prefix`
     that a proxy removes from paths. `query` is not parsed.
@@ -164,7 +164,7 @@ class RequestContext:
     bytes_out: int = 0
     counts: dict[str, int | float] = field(default_factory=dict)
     stages: list[Stage] = field(default_factory=list)
-    memory: StreamMemory | None = None
+    memory: StreamMemory = field(init=False, repr=False, compare=False)
     answer: AnswerMemory = field(default_factory=AnswerMemory)
     route: str = "/"
     prefix: str = ""

@@ -20,7 +20,7 @@ from fastapi.routing import APIRoute
 from starlette.responses import Response
 
 from smart_embedder.access.rate_limit import Buckets
-from smart_embedder.api.body import BodyForm, max_json_values, read_body
+from smart_embedder.api.body import Operation, max_json_values, read_body
 from smart_embedder.api.catalogue import ModelCatalogue, ServedModel, name_of
 from smart_embedder.api.context import NATIVE, Dialect, Endpoint, Paths, RequestContext, context_of
 from smart_embedder.api.negotiation import preference
@@ -65,7 +65,7 @@ class Service:
     render_threads: Executor
     stream_slots: FairSemaphore
     turns: LoopTurns
-    shared: Mapping[str, Sequence["Operation"]]
+    shared: Mapping[str, Sequence[Operation]]
 
     @property
     def status(self) -> tuple[str, str | None]:
@@ -152,13 +152,6 @@ class Call:
         return response
 
 
-@dataclass(frozen=True, slots=True)
-class Operation(BodyForm):
-    """Work that can be asked for in one dialect; `answer` is called with a body of `schema`."""
-
-    answer: Callable[[Any, Call], Coroutine[Any, Any, Response]]
-
-
 class Router(APIRouter):
     """The paths of one dialect, and what the rest of the service must know of them.
 
@@ -187,7 +180,7 @@ class Router(APIRouter):
         self.endpoints[path] = endpoint
         return self.post(path, **description)
 
-    def share(self, operation: "Operation", *paths: str) -> None:
+    def share(self, operation: Operation, *paths: str) -> None:
         """Answer `operation` at paths of other dialects, too: its bodies have its field."""
         self.shared += [(path, operation) for path in paths]
 
@@ -223,7 +216,7 @@ def paths_of(routers: Sequence[Router]) -> Paths:
     return paths
 
 
-def shared_by(routers: Sequence[Router]) -> dict[str, list["Operation"]]:
+def shared_by(routers: Sequence[Router]) -> dict[str, list[Operation]]:
     """By path, the operations that dialects bring to paths of others."""
     found: dict[str, list[Operation]] = {}
     for router in routers:

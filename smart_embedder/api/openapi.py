@@ -10,8 +10,9 @@ from pydantic import BaseModel
 from starlette.responses import JSONResponse, Response
 
 from smart_embedder.api.answers import ErrorResponse
+from smart_embedder.api.body import Operation
 from smart_embedder.api.context import Endpoint
-from smart_embedder.api.handler import Call, Operation, Router, Service, respond
+from smart_embedder.api.handler import Call, Router, Service, respond
 from smart_embedder.api.schemas import OPENAI_TEXTS, RequestModel
 from smart_embedder.engine import DEFAULT_URGENCY
 from smart_embedder.engine.model import LoadedModels
@@ -64,16 +65,6 @@ _PRIORITY_PARAMETER: Final[dict[str, Any]] = {
     ),
     "schema": {"type": "string", "default": f"u={DEFAULT_URGENCY}"},
 }
-
-
-def describe_body(model: type[RequestModel]) -> dict[str, Any]:
-    """The part of an OpenAPI operation that describes `model` as its JSON body, and its headers."""
-    schema = model.model_json_schema(ref_template="{model}")
-    schema = _inline(schema, schema.pop("$defs", {}))
-    return {
-        "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
-        "parameters": [_PRIORITY_PARAMETER],
-    }
 
 
 def describe_stream(
@@ -142,11 +133,14 @@ def describe_work(
     responses = error_responses(*sorted((*_WORK_STATUSES, *statuses)), model=error)
     if content := dict.fromkeys(media_types, _BYTES):
         responses[200] = {"content": content}
+    described = schema.model_json_schema(ref_template="{model}")
+    described = _inline(described, described.pop("$defs", {}))
+    body = {"required": True, "content": {"application/json": {"schema": described}}}
     return {
         "summary": summary,
         "response_model": response,
         "responses": responses,
-        "openapi_extra": describe_body(schema),
+        "openapi_extra": {"requestBody": body, "parameters": [_PRIORITY_PARAMETER]},
     }
 
 

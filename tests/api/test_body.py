@@ -204,7 +204,7 @@ def test_an_api_is_told_by_its_field_without_a_description_of_errors(monkeypatch
     request = Request({"type": "http", "state": {"context": context}})
     sent = b'{"input": ["a"], "model": "m", "encoding_format": "base64"}'
     forms = (embeddings.create_embeddings, openai.create_embeddings)
-    form, _ = body._validate_form(from_json(sent), forms, request)
+    form, _ = body._validate_one(from_json(sent), forms, request)
     assert form is openai.create_embeddings
     assert context.dialects == (openai.OPENAI,)
 
@@ -344,10 +344,10 @@ async def test_an_undecided_body_leaves_the_dialects_of_its_path() -> None:
     context = RequestContext("id", "/embeddings/", NATIVE_EMBEDDINGS, "a", (NATIVE, openai.OPENAI))
     request = Request({"type": "http", "state": {"context": context}})
     with pytest.raises(InvalidRequestError):
-        body._validate_form({"texts": []}, FORMS, request)
+        body._validate_one({"texts": []}, FORMS, request)
     assert context.dialects == (NATIVE, openai.OPENAI)
     with pytest.raises(InvalidRequestError):
-        body._validate_form({"texts": []}, FORMS[1:], request)
+        body._validate_one({"texts": []}, FORMS[1:], request)
     assert context.dialects == (openai.OPENAI,), "there is no other"
 
 

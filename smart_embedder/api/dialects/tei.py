@@ -17,10 +17,11 @@ from fastapi import Request
 from starlette.responses import JSONResponse, Response
 
 from smart_embedder import __version__
+from smart_embedder.api.body import Operation
 from smart_embedder.api.catalogue import Role, ServedModel
 from smart_embedder.api.context import RERANK, Dialect, Endpoint, ErrorFacts
 from smart_embedder.api.dialects import tei_schemas as schemas
-from smart_embedder.api.handler import Call, Operation, Router, Service, ServiceDep, respond
+from smart_embedder.api.handler import Call, Router, Service, ServiceDep, respond
 from smart_embedder.api.openapi import BEARER, Answer, describe_work, error_responses, operation
 from smart_embedder.api.rendering import (
     OPTIONS,

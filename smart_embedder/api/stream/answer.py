@@ -359,9 +359,7 @@ class StreamResponse(Response):
         except SmartEmbedderError as error:
             return error
         self._plan.size.observe(piece)
-        memory = self._call.context.memory
-        if memory is not None:
-            memory.hold_vectors(piece.nbytes)
+        self._call.context.memory.hold_vectors(piece.nbytes)
         return piece
 
     async def _answer(self, body: StreamBody, send: Send) -> None:
@@ -385,16 +383,14 @@ class StreamResponse(Response):
     async def _send_piece(
         self, piece: Piece, writer: RecordWriter, body: StreamBody, send: Send
     ) -> None:
-        threads, memory = self._call.service.render_threads, self._call.context.memory
-        loop, results = asyncio.get_running_loop(), iter(piece.results)
-        render = partial(next, self._messages(writer, results, body), None)
+        loop, threads = asyncio.get_running_loop(), self._call.service.render_threads
+        render = partial(next, self._messages(writer, iter(piece.results), body), None)
         while (message := await loop.run_in_executor(threads, render)) is not None:
             self._sending_since = time.monotonic()
             await send({"type": "http.response.body", "body": message, "more_body": True})
             self._sending_since = None
         piece.answer.end()
-        if memory is not None:
-            memory.release_vectors(piece.nbytes)
+        self._call.context.memory.release_vectors(piece.nbytes)
         failed = sum(result.error is not None for result in piece.results)
         self._counts["sentences"] += len(piece.results) - failed
         self._counts["failed"] += failed

@@ -275,7 +275,7 @@ class StreamBody:
 
     receive: Receive
     lines: LineReader
-    memory: StreamMemory | None
+    memory: StreamMemory
     stalled_seconds: Callable[[], float]
     is_closing: Callable[[], bool] | None
     run: Callable[[Generator[None, None, list[Line]]], Awaitable[list[Line]]]
@@ -309,8 +309,7 @@ class StreamBody:
         # The rest is dropped, so that a client that is still sending can read the error.
         while True:
             body = (await self._receive_part()).get("body", b"")
-            if self.memory is not None:
-                self.memory.release_body(len(body))
+            self.memory.release_body(len(body))
 
     def stop(self, error: SmartEmbedderError) -> None:
         """End the body: `take` raises `error` from now on."""
@@ -356,7 +355,7 @@ class StreamBody:
 
     def _release_unused(self) -> None:
         unused = self._held - self.lines.buffered
-        if self.memory is not None and unused > 0:
+        if unused > 0:
             self.memory.release_body(unused)
             self._held -= unused
 
