@@ -16,6 +16,7 @@ from starlette import datastructures, requests
 from starlette.responses import JSONResponse, Response
 
 from smart_embedder import main
+from smart_embedder.api.body import Operation
 from smart_embedder.api.context import (
     NATIVE_EMBEDDINGS,
     Dialect,
@@ -26,7 +27,6 @@ from smart_embedder.api.context import (
 from smart_embedder.api.handler import (
     LARGE_ANSWER_BYTES,
     Call,
-    Operation,
     Router,
     cancel_on_disconnect,
     respond,
@@ -36,6 +36,7 @@ from smart_embedder.api.handler import (
 from smart_embedder.api.openapi import BEARER, describe_work
 from smart_embedder.api.schemas import ForeignRequest
 from smart_embedder.api.work import embed, embedder_of
+from smart_embedder.engine.pooled_model import ModelState
 from smart_embedder.engine.records import Outputs, RerankResult
 from smart_embedder.errors import (
     ClientGoneError,
@@ -47,7 +48,7 @@ from smart_embedder.main import create_app
 from smart_embedder.observability.tracing import Stage, Timings
 from smart_embedder.settings import Settings
 from tests.engine.fakes import FakeModel, loaded
-from tests.engine.further_models import FakeLoader, entries
+from tests.engine.further_models import FakeLoader, entries, reached, status
 from tests.support.in_process import served
 
 
@@ -241,7 +242,8 @@ async def test_what_answers_to_get_answers_to_head_and_is_described_once() -> No
     assert await endpoint() == "it"
 
 
-async def test_when_the_client_leaves_its_work_ends_before_the_error_is_told() -> None:
+@pytest.mark.parametrize("leaves", [True, False])
+async def test_when_the_client_leaves_or_is_given_up_its_work_has_ended_first(leaves) -> None:
     client, ended = Client(), []
 
     async def work() -> None:
@@ -254,10 +256,30 @@ async def test_when_the_client_leaves_its_work_ends_before_the_error_is_told() -
     answer = asyncio.ensure_future(cancel_on_disconnect(client.request, work()))
     await client.waits.wait()
     assert not answer.done()
-    client.leaves.set()
-    with pytest.raises(ClientGoneError):
+    if leaves:
+        client.leaves.set()
+    else:
+        answer.cancel()
+    with pytest.raises(ClientGoneError if leaves else asyncio.CancelledError):
         await answer
     assert ended == ["work"]
+
+
+async def test_who_leaves_does_not_wait_for_a_model_which_is_loaded_for_others() -> None:
+    models, client = FakeLoader(), Client()
+    models.held = True
+    default = replace(loaded(FakeModel()), loader=models)
+    async with served(default, models=entries("a")) as (service, _):
+        work = Call(client.request, service).lease(service.catalogue.find("a"))
+        answer = asyncio.ensure_future(cancel_on_disconnect(client.request, work))
+        await asyncio.to_thread(models.entered.acquire)
+        assert status(service.engine, "a").requests == 1
+        client.leaves.set()
+        with pytest.raises(ClientGoneError):
+            await answer
+        assert status(service.engine, "a").requests == 0
+        models.gate.release()
+        await reached(service.engine, "a", ModelState.READY)
 
 
 @pytest.mark.parametrize("error", [None, ValueError("its own")])
@@ -275,23 +297,6 @@ async def test_work_that_ends_first_is_the_answer_and_nobody_listens_on(error) -
     assert outcome == (error or "done")
     await asyncio.sleep(0)
     assert asyncio.all_tasks() == {asyncio.current_task()}
-
-
-async def test_a_request_that_is_given_up_takes_its_work_with_it() -> None:
-    client, ended = Client(), []
-
-    async def work() -> None:
-        try:
-            await asyncio.Event().wait()
-        finally:
-            ended.append("work")
-
-    answer = asyncio.ensure_future(cancel_on_disconnect(client.request, work()))
-    await client.waits.wait()
-    answer.cancel()
-    await asyncio.gather(answer, return_exceptions=True)
-    assert answer.cancelled()
-    assert ended == ["work"]
 
 
 @pytest.mark.parametrize(
