@@ -158,18 +158,19 @@ def attend_by_heads(
     """
     query, key, value = states
     key_heads, tokens = key.shape[:2]
-    group = len(query) // key_heads
-    at_once = key_heads
     # Elsewhere nothing asks for lengths, which a forward that is captured as a graph has not.
-    if query.device.type == "cpu" and len(query) * tokens**2 > _SCORES_OF_A_CALL:
-        at_once = max(1, _SCORES_OF_A_CALL // (group * tokens * packed.max_length))
+    if query.device.type != "cpu" or len(query) * tokens**2 <= _SCORES_OF_A_CALL:
+        preemption_point()
+        return attend(states, packed, scale=scale, causal=causal)
+    group = len(query) // key_heads
+    at_once = max(1, _SCORES_OF_A_CALL // (group * tokens * packed.max_length))
     outputs = []
     for start in range(0, key_heads, at_once):
         preemption_point()
         some = slice(start, start + at_once)
         part = query[start * group : (start + at_once) * group], key[some], value[some]
         outputs.append(attend(part, packed, scale=scale, causal=causal))
-    return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
+    return torch.cat(outputs, dim=1)
 
 
 def preemption_point() -> None:

@@ -97,8 +97,9 @@ def test_there_is_a_cache_where_the_settings_ask_for_one() -> None:
 
 
 def test_all_that_vectors_depend_on_is_in_their_key() -> None:
-    model, other = FakeModel(), FakeModel()
-    models = replace(loaded(model), dense=other, fingerprints={model: "m", other: "n"})
+    model, other, joined = FakeModel(), FakeModel(), FakeModel()
+    fingerprints = {model: "m", other: "n", joined: "mp"}
+    models = replace(loaded(model), dense=other, fingerprints=fingerprints)
     texts = ["a", "b", "", "\\ud800", "a"]
     task = Task(models, model, Outputs(dense=True, sparse=True), texts, "p")
     found = [
@@ -106,6 +107,7 @@ def test_all_that_vectors_depend_on_is_in_their_key() -> None:
         keys_of(replace(task, prompt="q"), CUT_AT_END),
         keys_of(replace(task, input_type="query"), CUT_AT_END),
         keys_of(replace(task, model=other), CUT_AT_END),
+        keys_of(replace(task, model=joined, prompt=""), CUT_AT_END),
         keys_of(task, TruncationOptions(side="left")),
         keys_of(task, TruncationOptions(max_tokens=7)),
     ]
