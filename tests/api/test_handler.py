@@ -37,7 +37,7 @@ from smart_embedder.api.openapi import BEARER, describe_work
 from smart_embedder.api.schemas import ForeignRequest
 from smart_embedder.api.work import embed, embedder_of
 from smart_embedder.engine.pooled_model import ModelState
-from smart_embedder.engine.records import Outputs, RerankResult
+from smart_embedder.engine.records import EmbedRequest, Outputs, RerankResult
 from smart_embedder.errors import (
     ClientGoneError,
     InferenceTimeoutError,
@@ -359,10 +359,8 @@ async def up() -> Response:
 
 
 async def answer(body: OllamaRequest, call: Call) -> Response:
-    outputs = Outputs(dense=True)
-    result = await embed(
-        call, body.ollama_input, outputs, field="ollama_input", model=embedder_of(call)
-    )
+    asked = EmbedRequest(body.ollama_input, Outputs(dense=True))
+    result = await embed(call, asked, field="ollama_input", model=embedder_of(call))
     return JSONResponse({"embeddings": [each.dense.tolist() for each in result.embeddings]})
 
 
