@@ -247,30 +247,27 @@ def read_embeddings(
         content, most = response.content, limits.of_vectors(texts, options)
         tensors, told = safetensors.read(content, most)
         check_tensors(tensors, options, len(texts), told["output_dtype"])
-        return _embeddings(response, tensors, told, len(texts))
+        offsets = tensors.get("colbert_offsets")
+        vectors = Embeddings(
+            dense=tensors.get("dense"),
+            dense_scale=tensors.get("dense_scale"),
+            sparse=_sparse(tensors) if "sparse_offsets" in tensors else None,
+            colbert=_split(tensors.get("colbert"), offsets),
+            colbert_scale=_split(tensors.get("colbert_scale"), offsets),
+            muvera=tensors.get("muvera"),
+            output_dtype=told["output_dtype"],
+            **_strings(told, "dense_model_name", "sparse_model_name", "colbert_model_name"),
+            **_report(response, told, len(texts)),
+        )
+        if told.get("tokens") is None:
+            return vectors
+        nothing = [None] * len(texts)
+        sparse = nothing if vectors.sparse is None else [len(v.values) for v in vectors.sparse]
+        colbert = nothing if vectors.colbert is None else [len(v) for v in vectors.colbert]
+        each_text = zip(_list(told["tokens"], len(texts)), sparse, colbert, strict=True)
+        return replace(vectors, tokens=[read_tokens(of, counts) for of, *counts in each_text])
     except MALFORMED as error:
         raise unexpected_answer(response, f"the vectors cannot be read: {error!r}") from error
-
-
-def _embeddings(
-    response: httpx.Response, tensors: Mapping[str, Array], told: Mapping[str, Any], texts: int
-) -> Embeddings:
-    colbert = tensors.get("colbert_offsets")
-    vectors = Embeddings(
-        dense=tensors.get("dense"),
-        dense_scale=tensors.get("dense_scale"),
-        sparse=_sparse(tensors) if "sparse_offsets" in tensors else None,
-        colbert=_split(tensors.get("colbert"), colbert),
-        colbert_scale=_split(tensors.get("colbert_scale"), colbert),
-        muvera=tensors.get("muvera"),
-        output_dtype=told["output_dtype"],
-        **_strings(told, "dense_model_name", "sparse_model_name", "colbert_model_name"),
-        **_report(response, told, texts),
-    )
-    if told.get("tokens") is None:
-        return vectors
-    each_text = zip(_list(told["tokens"], texts), _counts(vectors, texts), strict=True)
-    return replace(vectors, tokens=[read_tokens(tokens, counts) for tokens, counts in each_text])
 
 
 def _sparse(tensors: Mapping[str, Array]) -> list[SparseVector]:
@@ -287,15 +284,7 @@ def _split(joined: Array | None, offsets: Array | None) -> list[Array] | None:
     return np.split(joined, offsets[1:-1])
 
 
-def _counts(vectors: Embeddings, texts: int) -> list[tuple[int | None, int | None]]:
-    """How many sparse weights and ColBERT vectors each text has."""
-    nothing = [None] * texts
-    sparse = nothing if vectors.sparse is None else [len(each.values) for each in vectors.sparse]
-    colbert = nothing if vectors.colbert is None else [len(each) for each in vectors.colbert]
-    return list(zip(sparse, colbert, strict=True))
-
-
-def read_tokens(told: Any, counts: tuple[int | None, int | None]) -> TokenStrings:
+def read_tokens(told: Any, counts: Sequence[int | None]) -> TokenStrings:
     """The strings of one text; raises one of `MALFORMED` unless there are as many as `counts`."""
     found = (told["sparse"], told["colbert"])
     for strings, count in zip(found, counts, strict=True):
@@ -316,39 +305,25 @@ def join_embeddings(parts: Sequence[Embeddings], sizes: Sequence[int]) -> Embedd
     """
     if len(parts) == 1:
         return parts[0]
+    changed = SmartEmbedderError(_CHANGED, UNEXPECTED_ANSWER, httpx.codes.OK)
     names = ("dense_model_name", "sparse_model_name", "colbert_model_name")
     if any(getattr(part, name) != getattr(parts[0], name) for part in parts for name in names):
-        raise SmartEmbedderError(_CHANGED, UNEXPECTED_ANSWER, httpx.codes.OK)
-
-    def each(name: str) -> list[Any] | None:
+        raise changed
+    joined: dict[str, Any] = {}
+    for name in ("dense", "dense_scale", "sparse", "colbert", "colbert_scale", "muvera", "tokens"):
         found = [getattr(part, name) for part in parts if getattr(part, name) is not None]
         if found and len(found) < len(parts):
-            raise SmartEmbedderError(_CHANGED, UNEXPECTED_ANSWER, httpx.codes.OK)
-        return found or None
-
-    def joined(name: str) -> Any:
-        found = each(name)
-        return found and list(chain.from_iterable(found))
-
-    def concatenated(name: str) -> Any:
-        found = each(name)
-        if found is None:
-            return None
+            raise changed
+        if not found or isinstance(found[0], list):
+            joined[name] = list(chain.from_iterable(found)) if found else None
+            continue
         if len({array.shape[1:] for array in found}) > 1:
-            raise SmartEmbedderError(_CHANGED, UNEXPECTED_ANSWER, httpx.codes.OK)
-        array = np.concatenate(found)
-        array.flags.writeable = False
-        return array
-
+            raise changed
+        joined[name] = np.concatenate(found)
+        joined[name].flags.writeable = False
     return replace(
         parts[-1],
-        dense=concatenated("dense"),
-        dense_scale=concatenated("dense_scale"),
-        sparse=joined("sparse"),
-        colbert=joined("colbert"),
-        colbert_scale=joined("colbert_scale"),
-        muvera=concatenated("muvera"),
-        tokens=joined("tokens"),
+        **joined,
         usage=_sum([part.usage for part in parts]),
         timings_ms=_sum([part.timings_ms for part in parts]),
         warnings=[
@@ -378,36 +353,28 @@ def read_ranking(response: httpx.Response, query: str, passages: Sequence[str]) 
     check_status(response)
     try:
         told = limits.load_json(response.content, limits.of_ranking(query, passages))
-        return _ranking(response, _list(told["results"], len(passages)), told, passages)
+        results = _list(told["results"], len(passages))
+        places = [each["index"] for each in results]
+        if sorted(places) != list(range(len(passages))) or not all(type(i) is int for i in places):
+            raise ValueError("its places are not those of the passages, each once")
+        if any(each["passage"] != passages[each["index"]] for each in results):
+            raise ValueError("a passage that was not sent")
+        scores = _scores([each["score"] for each in results])
+        if (scores[1:] > scores[:-1]).any():
+            raise ValueError("scores that do not fall")
+        parts = [each.get("parts") or {} for each in results]
+        names = sorted(parts[0])
+        if any(sorted(each) != names for each in parts):
+            raise ValueError("scores of other parts for each passage")
+        return Ranking(
+            indices=np.array(places, np.int64),
+            scores=scores,
+            passages=[passages[i] for i in places],
+            parts={name: _scores([each[name] for each in parts]) for name in names} or None,
+            **_report(response, told, len(passages)),
+        )
     except MALFORMED as error:
         raise unexpected_answer(response, f"the ranking cannot be read: {error!r}") from error
-
-
-def _ranking(
-    response: httpx.Response,
-    results: Sequence[Mapping[str, Any]],
-    told: Mapping[str, Any],
-    passages: Sequence[str],
-) -> Ranking:
-    places = [each["index"] for each in results]
-    if sorted(places) != list(range(len(passages))) or not all(type(i) is int for i in places):
-        raise ValueError("its places are not those of the passages, each once")
-    if any(each["passage"] != passages[each["index"]] for each in results):
-        raise ValueError("a passage that was not sent")
-    scores = _scores([each["score"] for each in results])
-    if (scores[1:] > scores[:-1]).any():
-        raise ValueError("scores that do not fall")
-    parts = [each.get("parts") or {} for each in results]
-    names = sorted(parts[0])
-    if any(sorted(each) != names for each in parts):
-        raise ValueError("scores of other parts for each passage")
-    return Ranking(
-        indices=np.array(places, np.int64),
-        scores=scores,
-        passages=[passages[i] for i in places],
-        parts={name: _scores([each[name] for each in parts]) for name in names} or None,
-        **_report(response, told, len(passages)),
-    )
 
 
 def _scores(numbers: Sequence[Any]) -> FloatArray:

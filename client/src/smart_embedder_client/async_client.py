@@ -19,6 +19,7 @@ from smart_embedder_client.streams import AsyncStream, TextOrPair
 class AsyncClient:
     """Asks one service; all tasks of one event loop may share it.
 
+    Every method raises `SmartEmbedderError` if the service refuses the request or does not answer.
     A task that is cancelled takes its request out of the service's queue.
 
     Args:
@@ -56,9 +57,6 @@ class AsyncClient:
 
         A long list is sent in several requests. ColBERT vectors are made where `return_colbert` is
         True.
-
-        Raises:
-            SmartEmbedderError: The service refused the request, or did not answer.
         """
         sizes, parts = [], []
         for size, call in calls.embed_calls(texts, options, priority):
@@ -69,22 +67,14 @@ class AsyncClient:
     async def embed_query(
         self, query: str, *, priority: int | None = None, **options: Unpack[EmbedOptions]
     ) -> Embeddings:
-        """The vectors of one query, with what the model reads before queries, if anything.
-
-        Raises:
-            SmartEmbedderError: The service refused the request, or did not answer.
-        """
+        """The vectors of one query, with what the model reads before queries, if anything."""
         asked = calls.with_input_type(options, "query")
         return await self.embed([query], priority=priority, **asked)
 
     async def embed_documents(
         self, texts: Sequence[str], *, priority: int | None = None, **options: Unpack[EmbedOptions]
     ) -> Embeddings:
-        """The vectors of texts that are searched, with what the model reads before such texts.
-
-        Raises:
-            SmartEmbedderError: The service refused the request, or did not answer.
-        """
+        """The vectors of texts that are searched, with what the model reads before such texts."""
         asked = calls.with_input_type(options, "document")
         return await self.embed(texts, priority=priority, **asked)
 
@@ -102,9 +92,6 @@ class AsyncClient:
         lost connection, or a service that is restarted, is asked again for what has no answer.
         `priority` is 7 (background) unless another is asked for. With `on_error` "raise" a text
         that cannot be embedded ends the stream, with "yield" its record has the `error`.
-
-        Raises:
-            SmartEmbedderError: The service refused the request or a text, or did not answer.
         """
         asked = StreamOptions(with_defaults(options), priority)
         async with aclosing(AsyncStream(self._http, self._service, asked).run(texts)) as records:
@@ -119,29 +106,18 @@ class AsyncClient:
         priority: int | None = None,
         **options: Unpack[RerankOptions],
     ) -> Ranking:
-        """The passages by falling score; `priority` is 0 (urgent) to 7 (background).
-
-        Raises:
-            SmartEmbedderError: The service refused the request, or did not answer.
-        """
+        """The passages by falling score; `priority` is 0 (urgent) to 7 (background)."""
         return await self._send(calls.rerank_call(query, passages, options, priority))
 
     async def count_tokens(self, texts: Sequence[str], *, model: str | None = None) -> list[int]:
         """How many tokens each text has for a model, the dense one unless named.
 
         Special tokens are left out.
-
-        Raises:
-            SmartEmbedderError: The service refused the request, or did not answer.
         """
         return await self._send(calls.count_call(texts, model))
 
     async def health(self) -> Health:
-        """Whether the service is ready; asked once.
-
-        Raises:
-            SmartEmbedderError: It did not answer.
-        """
+        """Whether the service is ready; asked once."""
         return await self._send_once(calls.health_call())
 
     async def close(self) -> None:

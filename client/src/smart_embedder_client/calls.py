@@ -48,7 +48,7 @@ _UNCOMPRESSED = {"Accept-Encoding": "identity"}
 Answer = TypeVar("Answer")
 
 
-def check_encoding(response: httpx.Response) -> None:
+def _check_encoding(response: httpx.Response) -> None:
     """Raise the error of a compressed answer, which nobody asked for and which hides its size."""
     encoding = response.headers.get("content-encoding", "identity")
     if encoding.strip().lower() != "identity":
@@ -56,12 +56,17 @@ def check_encoding(response: httpx.Response) -> None:
 
 
 def chunks_of(response: httpx.Response) -> Iterator[bytes]:
-    """The body as it arrives; all of it if a hook of the caller's has read it already."""
+    """The body as it arrives; all of it if a hook of the caller's has read it already.
+
+    Raises `SmartEmbedderError` if it is compressed.
+    """
+    _check_encoding(response)
     return iter([response.content]) if response.is_stream_consumed else response.iter_raw()
 
 
 async def chunks_of_async(response: httpx.Response) -> AsyncIterator[bytes]:
     """The same for asyncio."""
+    _check_encoding(response)
     if response.is_stream_consumed:
         yield response.content
         return
@@ -71,42 +76,32 @@ async def chunks_of_async(response: httpx.Response) -> AsyncIterator[bytes]:
 
 def read_body(response: httpx.Response, limits: Limits) -> httpx.Response:
     """The same response with its body; raises `SmartEmbedderError` if it is too long."""
-    body = _Body(response, limits)
+    content = bytearray()
     for chunk in chunks_of(response):
-        body.add(chunk)
-    return body.whole()
+        _add(chunk, content, response, limits)
+    return _with_body(response, content)
 
 
 async def read_body_async(response: httpx.Response, limits: Limits) -> httpx.Response:
     """The same for asyncio."""
-    body = _Body(response, limits)
+    content = bytearray()
     async for chunk in chunks_of_async(response):
-        body.add(chunk)
-    return body.whole()
+        _add(chunk, content, response, limits)
+    return _with_body(response, content)
 
 
-class _Body:
-    def __init__(self, response: httpx.Response, limits: Limits) -> None:
-        check_encoding(response)
-        self._response = response
-        # A refusal is no larger, whatever was asked for.
-        self._most = (limits if response.status_code == httpx.codes.OK else SMALL).bytes
-        self._left = self._most
-        self._chunks: list[bytes] = []
+def _add(chunk: bytes, content: bytearray, response: httpx.Response, limits: Limits) -> None:
+    content += chunk
+    # A refusal is no larger, whatever was asked for.
+    most = (limits if response.status_code == httpx.codes.OK else SMALL).bytes
+    if len(content) > most:
+        what = f"the answer has more than the {most} bytes that it may have"
+        raise unexpected_answer(response, what)
 
-    def add(self, chunk: bytes) -> None:
-        self._chunks.append(chunk)
-        self._left -= len(chunk)
-        if self._left < 0:
-            what = f"the answer has more than the {self._most} bytes that it may have"
-            raise unexpected_answer(self._response, what)
 
-    def whole(self) -> httpx.Response:
-        of = self._response
-        content = b"".join(self._chunks)
-        return httpx.Response(
-            of.status_code, headers=of.headers, content=content, request=of.request
-        )
+def _with_body(response: httpx.Response, content: bytearray) -> httpx.Response:
+    status, headers, request = response.status_code, response.headers, response.request
+    return httpx.Response(status, headers=headers, content=bytes(content), request=request)
 
 
 @dataclass(slots=True)
@@ -127,18 +122,15 @@ class Retries:
 
     def pause_after(self, error: SmartEmbedderError) -> float:
         """Seconds to wait before the next try; raises `error` if there is none."""
-        pause = self._pause(error)
+        pause = error.retry_after if error.status in _BUSY else None
+        if error.code == UNREACHABLE or (self.resumes and error.code == CONNECTION_LOST):
+            pause = min(_FIRST_PAUSE * 2.0**self._done, _LONGEST_PAUSE)
         if pause is None or self._done >= self.max_retries or self._waited + pause > self.max_wait:
             raise error
         pause = min(pause * random.uniform(1, 1 + _JITTER), self.max_wait - self._waited)  # noqa: S311 - no secret
         self._done += 1
         self._waited += pause
         return pause
-
-    def _pause(self, error: SmartEmbedderError) -> float | None:
-        if error.code == UNREACHABLE or (self.resumes and error.code == CONNECTION_LOST):
-            return min(_FIRST_PAUSE * 2.0**self._done, _LONGEST_PAUSE)
-        return error.retry_after if error.status in _BUSY else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,10 +178,11 @@ def _parts(texts: list[str], options: Mapping[str, Any]) -> Iterator[list[str]]:
     most_texts = _MOST_MUVERA_TEXTS if with_muvera else _MOST_TEXTS
     begin = size = 0
     for end, text in enumerate(texts):
-        size += len(text.encode("utf-8", "surrogatepass"))
-        if end > begin and (size > most_bytes or end - begin == most_texts):
+        of_text = len(text.encode("utf-8", "surrogatepass"))
+        if end > begin and (size + of_text > most_bytes or end - begin == most_texts):
             yield texts[begin:end]
-            begin, size = end, len(text.encode("utf-8", "surrogatepass"))
+            begin, size = end, 0
+        size += of_text
     yield texts[begin:]
 
 
@@ -225,15 +218,6 @@ class StreamOptions:
     options: Mapping[str, Any]
     priority: int | None
 
-    @property
-    def query(self) -> dict[str, str]:
-        """The options as they stand in a query; None is the service's default."""
-        return {
-            name: str(value).lower() if isinstance(value, bool) else str(value)
-            for name, value in self.options.items()
-            if value is not None
-        }
-
 
 @dataclass(frozen=True, slots=True)
 class Service:
@@ -251,18 +235,13 @@ class Service:
 
     def request(self, call: Call[Any]) -> dict[str, Any]:
         """The arguments of httpx' `stream`."""
+        headers = {} if call.body is None else {"Content-Type": "application/json"}
         return {
             "method": call.method,
             "url": self.url + call.path,
-            "headers": {
-                **({} if call.body is None else {"Content-Type": "application/json"}),
-                **_UNCOMPRESSED,
-                **call.headers,
-                **self._token_header,
-            },
             "content": None if call.body is None else _as_json(call.body),
             # No limit of the wait for a connection: many requests at once have not failed.
-            "timeout": self._timeout(pool=None),
+            **self._common({**headers, **call.headers}, pool=None),
         }
 
     def stream_request(
@@ -272,27 +251,23 @@ class Service:
 
         `pool` is the most seconds to wait for a free connection.
         """
-        headers = {
-            "Content-Type": "application/x-ndjson",
-            "Accept": safetensors.MEDIA_TYPE,
-            **_UNCOMPRESSED,
-        }
+        headers = {"Content-Type": "application/x-ndjson", "Accept": safetensors.MEDIA_TYPE}
         return {
             "method": "POST",
             "url": self.url + "/embeddings/stream",
-            "params": options.query,
-            "headers": {**headers, **_priority(options.priority), **self._token_header},
+            # None is the service's default.
+            "params": {k: v for k, v in options.options.items() if v is not None},
             "content": body,
-            "timeout": self._timeout(pool=pool),
+            **self._common({**headers, **_priority(options.priority)}, pool=pool),
         }
 
-    @property
-    def _token_header(self) -> dict[str, str]:
-        return {} if self.token is None else {"Authorization": f"Bearer {self.token}"}
-
-    def _timeout(self, *, pool: float | None) -> httpx.Timeout:
+    def _common(self, headers: dict[str, str], *, pool: float | None) -> dict[str, Any]:
+        token = {} if self.token is None else {"Authorization": f"Bearer {self.token}"}
         connect = min(self.timeout, _CONNECT_SECONDS)
-        return httpx.Timeout(self.timeout, connect=connect, pool=pool)
+        return {
+            "headers": {**headers, **_UNCOMPRESSED, **token},
+            "timeout": httpx.Timeout(self.timeout, connect=connect, pool=pool),
+        }
 
 
 def service_at(

@@ -19,6 +19,8 @@ from smart_embedder_client.streams import SyncStream, TextOrPair
 class Client:
     """Asks one service; threads may share it.
 
+    Every method raises `SmartEmbedderError` if the service refuses the request or does not answer.
+
     Args:
         url: The service's address; without it SMART_EMBEDDER_URL, else http://127.0.0.1:8000.
         token: Its access token, if one is set; without an address and a token, that in
@@ -54,9 +56,6 @@ class Client:
 
         A long list is sent in several requests. ColBERT vectors are made where `return_colbert` is
         True.
-
-        Raises:
-            SmartEmbedderError: The service refused the request, or did not answer.
         """
         sizes, parts = [], []
         for size, call in calls.embed_calls(texts, options, priority):
@@ -67,22 +66,14 @@ class Client:
     def embed_query(
         self, query: str, *, priority: int | None = None, **options: Unpack[EmbedOptions]
     ) -> Embeddings:
-        """The vectors of one query, with what the model reads before queries, if anything.
-
-        Raises:
-            SmartEmbedderError: The service refused the request, or did not answer.
-        """
+        """The vectors of one query, with what the model reads before queries, if anything."""
         asked = calls.with_input_type(options, "query")
         return self.embed([query], priority=priority, **asked)
 
     def embed_documents(
         self, texts: Sequence[str], *, priority: int | None = None, **options: Unpack[EmbedOptions]
     ) -> Embeddings:
-        """The vectors of texts that are searched, with what the model reads before such texts.
-
-        Raises:
-            SmartEmbedderError: The service refused the request, or did not answer.
-        """
+        """The vectors of texts that are searched, with what the model reads before such texts."""
         asked = calls.with_input_type(options, "document")
         return self.embed(texts, priority=priority, **asked)
 
@@ -100,9 +91,6 @@ class Client:
         lost connection, or a service that is restarted, is asked again for what has no answer.
         `priority` is 7 (background) unless another is asked for. With `on_error` "raise" a text
         that cannot be embedded ends the stream, with "yield" its record has the `error`.
-
-        Raises:
-            SmartEmbedderError: The service refused the request or a text, or did not answer.
         """
         asked = StreamOptions(with_defaults(options), priority)
         with closing(SyncStream(self._http, self._service, asked).run(texts)) as records:
@@ -117,29 +105,18 @@ class Client:
         priority: int | None = None,
         **options: Unpack[RerankOptions],
     ) -> Ranking:
-        """The passages by falling score; `priority` is 0 (urgent) to 7 (background).
-
-        Raises:
-            SmartEmbedderError: The service refused the request, or did not answer.
-        """
+        """The passages by falling score; `priority` is 0 (urgent) to 7 (background)."""
         return self._send(calls.rerank_call(query, passages, options, priority))
 
     def count_tokens(self, texts: Sequence[str], *, model: str | None = None) -> list[int]:
         """How many tokens each text has for a model, the dense one unless named.
 
         Special tokens are left out.
-
-        Raises:
-            SmartEmbedderError: The service refused the request, or did not answer.
         """
         return self._send(calls.count_call(texts, model))
 
     def health(self) -> Health:
-        """Whether the service is ready; asked once.
-
-        Raises:
-            SmartEmbedderError: It did not answer.
-        """
+        """Whether the service is ready; asked once."""
         return self._send_once(calls.health_call())
 
     def close(self) -> None:

@@ -89,21 +89,14 @@ class RecordReader:
         while self._buffer:
             if self._read == len(self._texts):
                 raise ValueError("more than a record for each text")
-            content = self._take()
-            if content is None:
+            if self._size is None:
+                self._size = safetensors.size_of(self._buffer, self._limits)
+            if self._size is None or len(self._buffer) < self._size:
                 return
+            content = bytes(self._buffer[: self._size])
+            del self._buffer[: self._size]
+            self._size = None
             yield from self._records(content)
-
-    def _take(self) -> bytes | None:
-        """The next whole file."""
-        if self._size is None:
-            self._size = safetensors.size_of(self._buffer, self._limits)
-        if self._size is None or len(self._buffer) < self._size:
-            return None
-        content = bytes(self._buffer[: self._size])
-        del self._buffer[: self._size]
-        self._size = None
-        return content
 
     def _records(self, content: bytes) -> Iterator[StreamedText]:
         tensors, told = safetensors.read(content, self._limits)
@@ -122,33 +115,26 @@ class RecordReader:
             if "error" in facts:
                 record = StreamedText(id=name, text=text, error=error_in_record(facts["error"]))
             else:
-                record = self._with_vectors(name, text, facts, tensors, row)
+                record = StreamedText(id=name, text=text, **self._read_text(facts, tensors, row))
                 row += 1
             self._read += 1
             yield record
 
-    def _with_vectors(
-        self,
-        name: int | str,
-        text: str,
-        facts: Mapping[str, Any],
-        tensors: Mapping[str, Array],
-        row: int,
-    ) -> StreamedText:
-        arrays = _arrays(tensors, row)
-        tokens, place = facts.get("tokens"), range(self._read, self._read + 1)
-        sparse, colbert = arrays.get("sparse"), arrays.get("colbert")
-        counts = (
-            None if sparse is None else len(sparse.values),
-            None if colbert is None else len(colbert),
-        )
-        return StreamedText(
-            id=name,
-            text=text,
-            tokens=None if tokens is None else read_tokens(tokens, counts),
-            warnings=read_warnings(facts.get("warnings", []), place),
-            **arrays,
-        )
+    def _read_text(
+        self, facts: Mapping[str, Any], tensors: Mapping[str, Array], row: int
+    ) -> dict[str, Any]:
+        """What is said about one text, and its vectors."""
+        found = _arrays(tensors, row)
+        place = range(self._read, self._read + 1)
+        found["warnings"] = read_warnings(facts.get("warnings", []), place)
+        if facts.get("tokens") is not None:
+            sparse, colbert = found.get("sparse"), found.get("colbert")
+            counts = (
+                None if sparse is None else len(sparse.values),
+                None if colbert is None else len(colbert),
+            )
+            found["tokens"] = read_tokens(facts["tokens"], counts)
+        return found
 
 
 def _arrays(tensors: Mapping[str, Array], row: int) -> dict[str, Any]:

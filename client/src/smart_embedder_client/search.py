@@ -226,18 +226,12 @@ def as_text(found: Sequence[Found], explained: Sequence[Explanation] | None) -> 
     for place, each in enumerate(found, 1):
         text = textwrap.shorten(each.text, _LONGEST_TEXT, placeholder=" ...")
         yield f"{place:2}. {plain(text)}"
-        yield f"    {plain(str(each.payload.get(SOURCE, each.id)))}: {_scores(each)}"
+        # Each stage with its score and, after `#`, its rank.
+        stages = [(name, each.scores[name]) for name in STAGES if name in each.scores]
+        told = [f"{_NAMES.get(name, name)} {of.score:.4f} #{of.rank}" for name, of in stages]
+        yield f"    {plain(str(each.payload.get(SOURCE, each.id)))}: {', '.join(told)}"
         if explained is not None:
             yield from _explanation(explained[place - 1])
-
-
-def _scores(found: Found) -> str:
-    """Each stage with its score and, after `#`, its rank."""
-    return ", ".join(
-        f"{_NAMES.get(name, name)} {found.scores[name].score:.4f} #{found.scores[name].rank}"
-        for name in STAGES
-        if name in found.scores
-    )
 
 
 def _explanation(explanation: Explanation) -> Iterator[str]:

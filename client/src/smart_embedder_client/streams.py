@@ -19,7 +19,7 @@ from collections.abc import (
     Iterator,
     Mapping,
 )
-from contextlib import aclosing, closing
+from contextlib import aclosing, closing, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +29,6 @@ from smart_embedder_client import safetensors
 from smart_embedder_client.calls import (
     Service,
     StreamOptions,
-    check_encoding,
     chunks_of,
     chunks_of_async,
     read_body,
@@ -65,25 +64,19 @@ class Section:
     def __init__(self, texts: list[tuple[Id, str]], options: Mapping[str, Any]) -> None:
         self._texts = texts
         self._options = options
-        self._answered = 0
         self._reader = RecordReader(texts, options)
-
-    @property
-    def answered(self) -> int:
-        """How many texts have a record."""
-        return self._answered
+        self.answered = 0
 
     @property
     def body(self) -> bytes:
         """The lines that are not answered yet."""
-        left = self._texts[self._answered :]
+        left = self._texts[self.answered :]
         return b"".join(json.dumps({"text": text}).encode() + b"\n" for _, text in left)
 
     def begin(self, response: httpx.Response) -> None:
         """Check the beginning of an answer."""
         safetensors.check_media_type(response)
-        check_encoding(response)
-        self._reader = RecordReader(self._texts[self._answered :], self._options)
+        self._reader = RecordReader(self._texts[self.answered :], self._options)
 
     def read(self, response: httpx.Response, chunk: bytes) -> Iterator[StreamedText]:
         """The records in the next part of an answer.
@@ -92,47 +85,43 @@ class Section:
         """
         try:
             for record in self._reader.feed(chunk):
-                self._answered += 1
+                self.answered += 1
                 yield record
         except MALFORMED as error:
             raise unexpected_answer(response, f"the stream cannot be read: {error!r}") from error
 
     def end(self) -> None:
         """Raise `SmartEmbedderError` unless every text has a record."""
-        if self._answered < len(self._texts):
+        if self.answered < len(self._texts):
             raise SmartEmbedderError("the answer ended before all texts had one", CONNECTION_LOST)
-
-
-@dataclass(slots=True)
-class SectionSize:
-    """The bytes of a section, adapted so that one takes about two seconds."""
-
-    bytes: int = _FIRST_BYTES
-    _last_end: float | None = None
-
-    def record_end(self) -> None:
-        """Adapt the size when a section is answered, by a factor of two at most."""
-        now = time.monotonic()
-        if self._last_end is not None:
-            factor = _SECTION_SECONDS / max(now - self._last_end, 0.001)
-            size = int(self.bytes * min(max(factor, 0.5), 2.0))
-            self.bytes = min(max(size, _LEAST_BYTES), _MOST_BYTES)
-        self._last_end = now
 
 
 class SectionMaker:
     """Collects texts for the next section.
 
     A section is also `full` after a second, so that a slow source does not hold back texts.
+
+    Attributes:
+        size: The bytes of a section, adapted so that one takes about two seconds.
     """
 
     def __init__(self, options: Mapping[str, Any]) -> None:
-        self.size = SectionSize()
+        self.size = _FIRST_BYTES
+        self._last_end: float | None = None
         self._options = options
         self._texts: list[tuple[Id, str]] = []
         self._bytes = 0
         self._count = 0
         self._began = 0.0
+
+    def record_end(self) -> None:
+        """Adapt the size when a section is answered, by a factor of two at most."""
+        now = time.monotonic()
+        if self._last_end is not None:
+            factor = _SECTION_SECONDS / max(now - self._last_end, 0.001)
+            size = int(self.size * min(max(factor, 0.5), 2.0))
+            self.size = min(max(size, _LEAST_BYTES), _MOST_BYTES)
+        self._last_end = now
 
     def add(self, given: TextOrPair) -> None:
         """Add a text, or an id and a text; raises `SmartEmbedderError` for anything else."""
@@ -157,7 +146,7 @@ class SectionMaker:
     def full(self) -> bool:
         """Whether the section is to be sent."""
         return bool(self._texts) and (
-            self._bytes >= self.size.bytes
+            self._bytes >= self.size
             or len(self._texts) >= _MOST_TEXTS
             or time.monotonic() - self._began > _SECTION_SECONDS / 2
         )
@@ -183,22 +172,19 @@ class SyncStream:
         try:
             while True:
                 while len(waiting) < OPEN_SECTIONS and (section := _next(maker, source)):
-                    waiting.append((section, self._open_early(section)))
+                    response = None
+                    # What cannot be sent early is sent again when its turn comes.
+                    with suppress(SmartEmbedderError):
+                        response = self._open(section, POOL_SECONDS)
+                    waiting.append((section, response))
                 if not waiting:
                     return
                 yield from self._records(*waiting.popleft())
-                maker.size.record_end()
+                maker.record_end()
         finally:
             for _, response in waiting:
                 if response is not None:
                     response.close()
-
-    def _open_early(self, section: Section) -> httpx.Response | None:
-        """Send a section early; None if that fails: `_records` sends it again."""
-        try:
-            return self._open(section, pool=POOL_SECONDS)
-        except SmartEmbedderError:
-            return None
 
     def _open(self, section: Section, pool: float | None = None) -> httpx.Response:
         request = self.http.build_request(
@@ -262,24 +248,21 @@ class AsyncStream:
         try:
             while True:
                 while len(waiting) < OPEN_SECTIONS and (section := await _following(maker, source)):
-                    waiting.append((section, await self._open_early(section)))
+                    response = None
+                    # What cannot be sent early is sent again when its turn comes.
+                    with suppress(SmartEmbedderError):
+                        response = await self._open(section, POOL_SECONDS)
+                    waiting.append((section, response))
                 if not waiting:
                     return
                 async with aclosing(self._records(*waiting.popleft())) as records:
                     async for record in records:
                         yield record
-                maker.size.record_end()
+                maker.record_end()
         finally:
             for _, response in waiting:
                 if response is not None:
                     await response.aclose()
-
-    async def _open_early(self, section: Section) -> httpx.Response | None:
-        """Send a section early; None if that fails: `_records` sends it again."""
-        try:
-            return await self._open(section, pool=POOL_SECONDS)
-        except SmartEmbedderError:
-            return None
 
     async def _open(self, section: Section, pool: float | None = None) -> httpx.Response:
         request = self.http.build_request(

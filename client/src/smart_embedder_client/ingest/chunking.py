@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Protocol
 
 from semantic_text_splitter import MarkdownSplitter, TextSplitter
 
@@ -91,19 +90,6 @@ def _requests(words: Sequence[str]) -> Iterable[Sequence[str]]:
         yield request
 
 
-class Chunker(Protocol):
-    """Splits texts."""
-
-    def prepare(self, texts: Iterable[str]) -> None:
-        """Learn what is needed for all of them at once, where that is quicker."""
-
-    def split(self, text: str, *, is_markdown: bool = False) -> list[str]:
-        """Its chunks, in order, without white space around them."""
-
-    def stop(self) -> None:
-        """Have what splits in another thread raise StoppedError as soon as it can."""
-
-
 class ServiceChunker:
     """Counts tokens by asking the service, for each word once.
 
@@ -173,3 +159,6 @@ def _whole(tokenizer: Path) -> str:
         return json.dumps(told | {"truncation": None, "padding": None})
     except (OSError, ValueError, TypeError) as error:
         raise SourceError(f"{tokenizer} cannot be read: {error}") from error
+
+
+Chunker = ServiceChunker | FileChunker

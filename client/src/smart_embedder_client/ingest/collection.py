@@ -70,23 +70,18 @@ async def ask_service(client: AsyncClient, patience: Patience, kinds: frozenset[
     )
 
 
+@dataclass(frozen=True, slots=True)
 class Collection:
-    """A store whose collection fits the vectors of a run.
+    """A store whose collection fits the vectors of a run, which has made it if `is_new`.
 
-    Attributes:
-        is_new: Whether this run has made it.
-        layout: Its vectors.
-        datatype: Of its dense and ColBERT vectors.
+    `datatype` is that of its dense and ColBERT vectors.
     """
 
-    def __init__(
-        self, store: Store, patience: Patience, layout: Layout, datatype: Datatype, *, is_new: bool
-    ) -> None:
-        self.store = store
-        self.layout = layout
-        self.datatype = datatype
-        self.is_new = is_new
-        self._patience = patience
+    store: Store
+    patience: Patience
+    layout: Layout
+    datatype: Datatype
+    is_new: bool
 
     @classmethod
     async def prepare(
@@ -119,14 +114,14 @@ class Collection:
 
     async def count(self, dataset: str) -> int:
         """How many points a data set has."""
-        return await self._patience.ask(self.store.count, dataset)
+        return await self.patience.ask(self.store.count, dataset)
 
     async def existing(self, ids: list[str]) -> set[str]:
         """Those of the points that it has."""
         found: set[str] = set()
         # Nothing was there before this run, which asks for no point twice.
         for start in range(0, 0 if self.is_new else len(ids), PAGE):
-            found |= await self._patience.ask(self.store.existing, ids[start : start + PAGE])
+            found |= await self.patience.ask(self.store.existing, ids[start : start + PAGE])
         return found
 
     async def finish(
@@ -138,11 +133,11 @@ class Collection:
         """
         # The graph was put off for the load by this run, or by one that was killed.
         if options.index and DENSE in self.layout.vectors:
-            await self._patience.ask(self.store.start_indexing)
+            await self.patience.ask(self.store.start_indexing)
         stored = await self.count(options.dataset)
         if not (options.sync and is_whole):
             return 0, max(stored - journal.seen_points, 0)
-        await self._patience.ask(self._remove_unseen, journal, options.dataset)
+        await self.patience.ask(self._remove_unseen, journal, options.dataset)
         journal.forget_unseen()
         return stored - await self.count(options.dataset), 0
 

@@ -5,7 +5,7 @@ import asyncio
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, get_args
@@ -106,18 +106,13 @@ def _told(report: Report, *, sync: bool) -> Iterator[str]:
 
 
 def _read_options(parsed: argparse.Namespace) -> IngestOptions:
-    told: dict[str, Any] = {
-        each.name: getattr(parsed, each.name, None) for each in fields(IngestOptions)
-    }
-    return IngestOptions(
-        **told
-        | {
-            "dataset": encodable_name(parsed.dataset or parsed.source.resolve().name),
-            "fields": Fields(parsed.text_field, parsed.id_field),
-            "split_for_colbert": parsed.long_colbert == "split",
-            "batch_bytes": parsed.batch_mib * _MIB,
-        }
-    )
+    names = [each.name for each in fields(IngestOptions)]
+    told: dict[str, Any] = {name: getattr(parsed, name, None) for name in names}
+    told["dataset"] = encodable_name(parsed.dataset or parsed.source.resolve().name)
+    told["fields"] = Fields(parsed.text_field, parsed.id_field)
+    told["split_for_colbert"] = parsed.long_colbert == "split"
+    told["batch_bytes"] = parsed.batch_mib * _MIB
+    return IngestOptions(**told)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -129,14 +124,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("source", type=Path, metavar="SOURCE", help="a file or a folder")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     common.add_common(parser)
-    _add_texts_and_vectors(parser)
-    _add_run(parser.add_argument_group("the run").add_argument)
-    return parser
-
-
-def _add_texts_and_vectors(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("texts").add_argument
     number: dict[str, Any] = {"type": common.positive, "metavar": "N"}
+    add = parser.add_argument_group("texts").add_argument
     help_ = "the field that is embedded (%(default)s)"
     add("--text-field", default="text", metavar="NAME", help=help_)
     help_ = "the field that names a row; without it a row is named by its text"
@@ -159,19 +148,16 @@ def _add_texts_and_vectors(parser: argparse.ArgumentParser) -> None:
         "or make all chunks shorter (%(default)s)"
     )
     add("--long-colbert", choices=("pool", "split"), default="pool", help=help_)
-
-
-def _add_run(add: Callable[..., argparse.Action]) -> None:
-    number: dict[str, Any] = {"type": common.positive}
+    add = parser.add_argument_group("the run").add_argument
     help_ = "the name of this set of points (that of the file or folder)"
     add("--dataset", metavar="NAME", help=help_)
     help_ = "remove points whose sources are gone or have changed"
     add("--sync", action="store_true", help=help_)
     help_ = "requests to the service at a time (%(default)s)"
-    add("--requests", **number, default=4, metavar="N", help=help_)
-    add("--streams", **number, default=4, metavar="N", help="uploads at a time (%(default)s)")
+    add("--requests", **number, default=4, help=help_)
+    add("--streams", **number, default=4, help="uploads at a time (%(default)s)")
     help_ = "the size of an upload in MiB (%(default)s); Qdrant takes 32 as JSON"
-    add("--batch-mib", **number, default=16, metavar="MIB", help=help_)
+    add("--batch-mib", type=common.positive, default=16, metavar="MIB", help=help_)
     help_ = "how long the service or Qdrant may be away (%(default)g)"
     add("--patience", type=float, default=300.0, metavar="SECONDS", help=help_)
     help_ = "make the HNSW graph at the end, if there is none (the default)"
@@ -179,3 +165,4 @@ def _add_run(add: Callable[..., argparse.Action]) -> None:
     add("--journal", type=Path, metavar="FILE", help="the file that notes what is stored")
     help_ = "ask Qdrant for every point, whatever the journal says"
     add("--recheck", action="store_true", help=help_)
+    return parser

@@ -125,13 +125,13 @@ class Journal:
         """Those of the documents that are stored whole; they count as seen in this run."""
         found: set[bytes] = set()
         with self._writing():
-            for some in _portions(digests):
+            for some in _slices(digests, _MOST_VARIABLES):
                 rows = self._connection.execute(
                     f"SELECT digest, points FROM documents WHERE digest IN ({_marks(some)})",  # noqa: S608 - marks alone
                     some,
                 ).fetchall()
                 found.update(digest for digest, _ in rows)
-                self._see(each for _, points in rows for each in _split(points))
+                self._see(each for _, points in rows for each in _slices(points, _BYTES_PER_POINT))
             self._connection.executemany(
                 "UPDATE documents SET run = ? WHERE digest = ?",
                 [(self._run, digest) for digest in found],
@@ -174,7 +174,7 @@ class Journal:
         """Those of the points that this run's sources do not have."""
         by_bytes = {UUID(each).bytes: each for each in ids}
         with self._failures():
-            for some in _portions(list(by_bytes)):
+            for some in _slices(list(by_bytes), _MOST_VARIABLES):
                 query = f"SELECT id FROM seen WHERE id IN ({_marks(some)})"  # noqa: S608 - marks alone
                 for (each,) in self._connection.execute(query, some):
                     del by_bytes[each]
@@ -210,15 +210,10 @@ class Journal:
         self.close()
 
 
-def _portions(values: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
-    for start in range(0, len(values), _MOST_VARIABLES):
-        yield values[start : start + _MOST_VARIABLES]
+def _slices(values: Any, size: int) -> Iterator[Any]:
+    for start in range(0, len(values), size):
+        yield values[start : start + size]
 
 
 def _marks(values: Sequence[bytes]) -> str:
     return ",".join("?" * len(values))
-
-
-def _split(points: bytes) -> Iterator[bytes]:
-    for start in range(0, len(points), _BYTES_PER_POINT):
-        yield points[start : start + _BYTES_PER_POINT]

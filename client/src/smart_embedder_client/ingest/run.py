@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from smart_embedder_client.async_client import AsyncClient
 from smart_embedder_client.client import Client
@@ -114,16 +115,13 @@ class Ingest:
     _streams: asyncio.Semaphore = field(init=False)
     _report: Report = field(default_factory=Report, init=False)
     _skipped: Skipped = field(default_factory=Skipped, init=False)
-    # Both begin with little, so that something is stored before a kill that comes soon.
-    _window: Pace = field(
-        default_factory=lambda: Pace(_LEAST_WINDOW, _LEAST_WINDOW, _WINDOW_CHARACTERS), init=False
-    )
-    _request: Pace = field(
-        default_factory=lambda: Pace(_LEAST_REQUEST, _LEAST_REQUEST, _REQUEST_CHARACTERS),
-        init=False,
-    )
+    _window: Pace = field(init=False)
+    _request: Pace = field(init=False)
 
     def __post_init__(self) -> None:
+        # Both begin with little, so that something is stored before a kill that comes soon.
+        self._window = Pace(_LEAST_WINDOW, _LEAST_WINDOW, _WINDOW_CHARACTERS)
+        self._request = Pace(_LEAST_REQUEST, _LEAST_REQUEST, _REQUEST_CHARACTERS)
         self._requests = asyncio.Semaphore(self.options.requests)
         streams = min(self.options.streams, self.collection.store.streams)
         self._streams = asyncio.Semaphore(streams)
@@ -240,17 +238,13 @@ class Ingest:
             self._requests.release()
 
     def _with_vectors(self, chunk: _Chunk, vectors: Vectors) -> _Embedded:
-        document = chunk.load.document
-        payload = {
-            TEXT: chunk.text,
-            SOURCE: document.source,
-            DATASET: self.options.dataset,
-            MODEL: self.model,
-        }
+        source, metadata = chunk.load.document.source, chunk.load.document.metadata
+        payload: dict[str, Any] = {TEXT: chunk.text, SOURCE: source}
+        payload |= {DATASET: self.options.dataset, MODEL: self.model}
+        payload |= {METADATA: metadata} if metadata else {}
         size = vectors.numbers * self.collection.store.bytes_per_number + len(chunk.text) * 4
-        with_metadata = payload | ({METADATA: document.metadata} if document.metadata else {})
-        size += len(str(document.metadata)) + _BYTES_BESIDES
-        return _Embedded(chunk, Point(chunk.id, vectors, with_metadata), size)
+        size += len(str(metadata)) + _BYTES_BESIDES
+        return _Embedded(chunk, Point(chunk.id, vectors, payload), size)
 
     async def _upload(self, batch: list[_Embedded]) -> None:
         """Store points; where Qdrant refuses one, the others."""

@@ -9,7 +9,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
@@ -195,23 +195,15 @@ def read_documents(path: Path, fields: Fields, skipped: Skipped) -> Iterator[Doc
     root = path if path.is_dir() else path.parent
     for file in _files(path, skipped):
         source = encodable_name(file.relative_to(root).as_posix())
+        name = encodable_name(str(file))
         try:
-            with _failures(file):
-                yield from _READERS[file.suffix.lower()](file, source, fields)
+            yield from _READERS[file.suffix.lower()](file, source, fields)
         except SourceError as error:
             skipped.failed.append((source, str(error)))
-
-
-@contextmanager
-def _failures(path: Path) -> Iterator[None]:
-    """Raise what reading raises as `SourceError`."""
-    name = encodable_name(str(path))
-    try:
-        yield
-    except UnicodeDecodeError as error:
-        raise SourceError(f"{name} is not UTF-8: {error.reason}") from error
-    except OSError as error:
-        raise SourceError(f"{name} cannot be read: {error.strerror or error}") from error
+        except UnicodeDecodeError as error:
+            skipped.failed.append((source, f"{name} is not UTF-8: {error.reason}"))
+        except OSError as error:
+            skipped.failed.append((source, f"{name} cannot be read: {error.strerror or error}"))
 
 
 def _files(path: Path, skipped: Skipped) -> Iterator[Path]:
@@ -328,20 +320,16 @@ def _read_jsonl(file: Path, source: str, fields: Fields) -> Iterator[Document]:
             if len(line) > LONGEST_ROW:
                 raise SourceError(f"{file}, line {number} has more than {LONGEST_ROW} bytes")
             if line.strip():
-                row = _json_object(line, f"{file}, line {number}")
-                yield from _of_row(row, len(line), fields, source, f"{file}, line {number},")
-
-
-def _json_object(line: bytes, place: str) -> dict[str, Any]:
-    try:
-        row = json.loads(line)
-    except UnicodeDecodeError as error:
-        raise SourceError(f"{place} is not UTF-8: {error.reason}") from error
-    except (ValueError, RecursionError) as error:
-        raise SourceError(f"{place} is no JSON: {error}") from error
-    if not isinstance(row, dict):
-        raise SourceError(f"{place} is no JSON object")
-    return row
+                place = f"{file}, line {number}"
+                try:
+                    row = json.loads(line)
+                except UnicodeDecodeError as error:
+                    raise SourceError(f"{place} is not UTF-8: {error.reason}") from error
+                except (ValueError, RecursionError) as error:
+                    raise SourceError(f"{place} is no JSON: {error}") from error
+                if not isinstance(row, dict):
+                    raise SourceError(f"{place} is no JSON object")
+                yield from _of_row(row, len(line), fields, source, f"{place},")
 
 
 class _RowLines:

@@ -32,6 +32,7 @@ from smart_embedder_client.qdrant.store import (
     QdrantError,
     QdrantFullError,
     QdrantRefusedError,
+    Target,
     Vectors,
     VectorSpace,
     as_lists,
@@ -56,7 +57,6 @@ _GRPC_BUSY = {
 }
 IN_MEMORY = ":memory:"
 _GRPC = "gRPC"
-_GRPC_PORT = 6334
 _GRPC_PROBE_SECONDS = 5
 # JSON has a float32 in about 20 characters, and gRPC in its 4 bytes.
 _JSON_BYTES, _GRPC_BYTES = 22, 4
@@ -175,51 +175,31 @@ def is_server(address: str) -> bool:
 
 
 class ClientStore:
-    """A collection that Qdrant's Python client reaches.
+    """A collection that Qdrant's Python client reaches."""
 
-    Args:
-        address: `http://host:6333`, a folder, or `:memory:`.
-        collection: Its name.
-        api_key: Of the server, if it has one.
-        use_grpc: Use gRPC where it answers.
-        grpc_port: Of the server.
-        timeout: Seconds until a request has failed.
-    """
-
-    def __init__(
-        self,
-        address: str,
-        collection: str,
-        *,
-        api_key: str | None = None,
-        use_grpc: bool = True,
-        grpc_port: int = _GRPC_PORT,
-        timeout: int = 60,
-    ) -> None:
-        self._address = address
-        self._collection = collection
-        self._timeout = timeout
-        self._is_server = is_server(address)
+    def __init__(self, target: Target) -> None:
+        self._address = target.address
+        self._collection = target.collection
+        self._timeout = target.timeout
+        self._is_server = is_server(target.address)
         # Qdrant's engine in Python is made for one thread at a time.
         self._turn = threading.Semaphore(_SERVER_STREAMS if self._is_server else 1)
         self.streams = _SERVER_STREAMS if self._is_server else 1
-        with qdrant_failures(address):
-            self._client, self.transport = self._connect(api_key, use_grpc, grpc_port, timeout)
+        with qdrant_failures(target.address):
+            self._client, self.transport = self._connect(target)
         self.bytes_per_number = _GRPC_BYTES if self.transport == _GRPC else _JSON_BYTES
 
-    def _connect(
-        self, api_key: str | None, use_grpc: bool, grpc_port: int, timeout: int
-    ) -> tuple[QdrantClient, str]:
+    def _connect(self, target: Target) -> tuple[QdrantClient, str]:
         if not self._is_server:
             return _open_locally(self._address), "Qdrant's engine in Python"
         options: dict[str, Any] = {
-            "url": self._address,
-            "api_key": api_key,
-            "timeout": timeout,
+            "url": target.address,
+            "api_key": target.api_key,
+            "timeout": target.timeout,
             "check_compatibility": False,
         }
-        if use_grpc:
-            client = QdrantClient(prefer_grpc=True, grpc_port=grpc_port, **options)
+        if target.use_grpc:
+            client = QdrantClient(prefer_grpc=True, grpc_port=target.grpc_port, **options)
             if self._answers_grpc(client):
                 return client, _GRPC
             client.close()

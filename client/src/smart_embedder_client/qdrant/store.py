@@ -257,14 +257,7 @@ def open_store(target: Target) -> Store:
         return EdgeStore(target.address.removeprefix(EDGE), target.collection)
     from smart_embedder_client.qdrant.client_store import ClientStore  # noqa: PLC0415
 
-    return ClientStore(
-        target.address,
-        target.collection,
-        api_key=target.api_key,
-        use_grpc=target.use_grpc,
-        grpc_port=target.grpc_port,
-        timeout=target.timeout,
-    )
+    return ClientStore(target)
 
 
 def says_full(reason: str) -> bool:
