@@ -1,6 +1,7 @@
 """What the clients return: the numbers of the JSON answers, in numpy's types."""
 
 import itertools
+from dataclasses import asdict
 from pathlib import Path
 
 import httpx
@@ -39,45 +40,48 @@ def plain(server):
         yield ask
 
 
-def embeddings_in_json(plain, **options) -> list[dict]:
-    body = {"sentences": TEXTS, "sparse_as_indices": True} | options
-    return [item["embeddings"] for item in plain("/embeddings/", **body)["data"]]
-
-
 def equal(array: np.ndarray, numbers: list, dtype: str) -> None:
     assert array.dtype == dtype
     expected = np.array(numbers, dtype).reshape(array.shape)
     assert array.tobytes() == expected.tobytes()
 
 
-def test_vectors_equal_those_in_json_to_the_last_bit(client, plain) -> None:
-    found, expected = client.embed(TEXTS, return_colbert=True), embeddings_in_json(plain)
-    equal(found.dense, [each["dense"] for each in expected], "float32")
+@pytest.mark.parametrize(
+    ("asked", "dtype"),
+    [
+        ("float32", "float32"),
+        ("int8", "int8"),
+        ("uint8", "uint8"),
+        ("binary", "int8"),
+        ("ubinary", "uint8"),
+    ],
+)
+def test_vectors_equal_those_in_json_to_the_last_bit(client, plain, asked, dtype: str) -> None:
+    options = {"return_tokens": True, "muvera": "query"} if asked == "float32" else {}
+    options |= {"output_dtype": asked, "return_colbert": True}
+    found = client.embed(TEXTS, **options)
+    answer = plain("/embeddings/", sentences=TEXTS, sparse_as_indices=True, **options)["data"]
+    expected = [item["embeddings"] for item in answer]
+    assert found.output_dtype == asked
+    equal(found.dense, [each["dense"] for each in expected], dtype)
     for i, each in enumerate(expected):
         equal(found.sparse[i].indices, each["sparse"]["indices"], "uint32")
         equal(found.sparse[i].values, each["sparse"]["values"], "float32")
         weights = zip(each["sparse"]["indices"], each["sparse"]["values"], strict=True)
         assert found.sparse[i].as_dict() == pytest.approx(dict(weights))
-        equal(found.colbert[i], each["colbert"], "float32")
+        equal(found.colbert[i], each["colbert"], dtype)
         assert found.colbert[i].ndim == 2
-    assert (found.muvera, found.tokens, found.dense_scale, found.colbert_scale) == (None,) * 4
-
-
-@pytest.mark.parametrize(
-    ("asked", "dtype"),
-    [("int8", "int8"), ("uint8", "uint8"), ("binary", "int8"), ("ubinary", "uint8")],
-)
-def test_fewer_bits_arrive_in_their_own_type(client, plain, asked: str, dtype: str) -> None:
-    found = client.embed(TEXTS, output_dtype=asked, return_colbert=True)
-    expected = embeddings_in_json(plain, output_dtype=asked)
-    assert found.output_dtype == asked
-    equal(found.dense, [each["dense"] for each in expected], dtype)
-    for vectors, each in zip(found.colbert, expected, strict=True):
-        equal(vectors, each["colbert"], dtype)
+        if "muvera" in options:
+            equal(found.muvera[i], each["muvera"], "float32")
+            assert asdict(found.tokens[i]) == answer[i]["tokens"]
+        if asked.endswith("int8"):
+            equal(found.colbert_scale[i], each["colbert_scale"], "float32")
     if asked.endswith("int8"):
         equal(found.dense_scale, [each["dense_scale"] for each in expected], "float32")
-        for scales, each in zip(found.colbert_scale, expected, strict=True):
-            equal(scales, each["colbert_scale"], "float32")
+    else:
+        assert (found.dense_scale, found.colbert_scale) == (None, None)
+    if "muvera" not in options:
+        assert (found.muvera, found.tokens) == (None, None)
 
 
 def test_half_precision_is_float16_or_the_same_values_in_float32(client) -> None:
@@ -91,22 +95,12 @@ def test_half_precision_is_float16_or_the_same_values_in_float32(client) -> None
 
 
 @pytest.mark.parametrize("kind", ["dense", "sparse", "colbert"])
-def test_one_kind_and_one_text(client, plain, kind: str) -> None:
+def test_one_kind_and_one_text(client, kind: str) -> None:
     wanted = {f"return_{each}": each == kind for each in ("dense", "sparse", "colbert")}
     found = client.embed(["search"], **wanted)
     others = {"dense", "sparse", "colbert"} - {kind}
     assert [getattr(found, other) for other in others] == [None, None]
     assert len(getattr(found, kind)) == 1
-
-
-def test_tokens_and_muvera(client, plain) -> None:
-    options = {"return_tokens": True, "muvera": "query", "return_colbert": True}
-    found = client.embed(TEXTS, **options)
-    body = {"sentences": TEXTS, "sparse_as_indices": True} | options
-    for i, each in enumerate(plain("/embeddings/", **body)["data"]):
-        assert found.tokens[i].sparse == each["tokens"]["sparse"]
-        assert found.tokens[i].colbert == each["tokens"]["colbert"]
-        equal(found.muvera[i], each["embeddings"]["muvera"], "float32")
 
 
 def test_what_is_told_besides(client, plain) -> None:
@@ -130,7 +124,7 @@ def test_a_ranking(client, plain) -> None:
         equal(scores, [each["parts"][name] for each in told], "float32")
 
 
-def test_tokens_are_counted(client, plain) -> None:
+def test_tokens_are_counted(client) -> None:
     counts = client.count_tokens(["search", "", "search river"])
     assert counts == client.count_tokens(["search", "", "search river"], model="tiny-m3")
     assert counts[1] == 0 < counts[0] < counts[2]
@@ -138,7 +132,7 @@ def test_tokens_are_counted(client, plain) -> None:
         client.count_tokens(["search"], model="another")
 
 
-def test_a_long_list_is_sent_in_parts_and_answered_as_one(client, plain) -> None:
+def test_a_long_list_is_sent_in_parts_and_answered_as_one(client) -> None:
     texts = [f"river {i}" for i in range(1030)] + ["search " * 9000]
     found = client.embed(texts, return_tokens=True, output_dtype="int8")
     assert len(found.sparse) == len(found.tokens) == len(texts)

@@ -155,16 +155,16 @@ def test_a_server_that_is_away_is_tried_a_bounded_number_of_times(connect, close
 
 def test_a_server_that_comes_back_in_time_answers(connect, server, closed_port) -> None:
     """The address is wrong until the first try has failed."""
-    sent = []
+    traffic = Traffic()
 
     def lead(request: httpx.Request) -> None:
-        sent.append(request.url)
-        if len(sent) > 1:
+        if len(traffic.sent) > 1:
             request.url = request.url.copy_with(port=int(server.url.rpartition(":")[2]))
 
-    with connect(closed_port, hooks={"request": [lead]}) as client:
+    traffic.hooks["request"].append(lead)
+    with connect(closed_port, hooks=traffic.hooks) as client:
         assert client.embed(TEXT).dense is not None
-    assert len(sent) == 2
+    assert len(traffic.sent) == 2
 
 
 def test_an_answer_that_takes_too_long_is_not_asked_for_again(connect, silent_port) -> None:
@@ -227,11 +227,16 @@ def test_a_date_in_retry_after_is_read() -> None:
         assert refusal(answer).retry_after is None
 
 
-@pytest.mark.parametrize("error", [busy(None), busy(1.0, 504), busy(1.0, 422), busy(61.0)])
+LOST = SmartEmbedderError("lost", "connection_lost")
+
+
+@pytest.mark.parametrize("error", [busy(None), busy(1.0, 504), busy(1.0, 422), busy(61.0), LOST])
 def test_no_other_try_without_a_reason(error: SmartEmbedderError) -> None:
     with pytest.raises(SmartEmbedderError) as caught:
         Retries(max_retries=5, max_wait=60).pause_after(error)
     assert caught.value is error
+    # A stream asks only for what has no answer.
+    assert Retries(5, 60, resumes=True).pause_after(LOST) > 0
 
 
 @pytest.mark.parametrize(
@@ -280,16 +285,15 @@ def test_the_address_and_its_token_are_read_from_the_environment(
 
 def test_what_cannot_be_sent_is_an_error_of_the_client(connect, server) -> None:
     with connect(server.url) as client:
-        with pytest.raises(SmartEmbedderError, match="half of a surrogate pair.*river "):
-            client.embed(["a", "river \ud800"])
-        with pytest.raises(SmartEmbedderError, match="place 1 is NoneType and no string"):
-            client.embed(["a", None])
-        with pytest.raises(SmartEmbedderError, match="place 0 is int and no string"):
-            client.rerank("a", [7])
-        with pytest.raises(SmartEmbedderError, match="invalid_input"):
-            client.rerank("\udfff", ["a"])
-        with pytest.raises(SmartEmbedderError, match="invalid_input"):
-            client.embed(["a"], dimensions=float("nan"))
+        for ask, told in (
+            (lambda: client.embed(["a", "river \ud800"]), "half of a surrogate pair.*river "),
+            (lambda: client.embed(["a", None]), "place 1 is NoneType and no string"),
+            (lambda: client.rerank("a", [7]), "place 0 is int and no string"),
+            (lambda: client.rerank("\udfff", ["a"]), "invalid_input"),
+            (lambda: client.embed(["a"], dimensions=float("nan")), "invalid_input"),
+        ):
+            with pytest.raises(SmartEmbedderError, match=told):
+                ask()
 
 
 def test_a_closed_client_says_so(server) -> None:

@@ -1,18 +1,15 @@
 """`embed_stream`: the vectors of `embed`, one text after the other, whatever happens on the way."""
 
 import asyncio
-import socket
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
 import pytest
 from smart_embedder_client import AsyncClient, Client, SmartEmbedderError, StreamedText
-from smart_embedder_client.calls import Retries
 from smart_embedder_client.streams import OPEN_SECTIONS, SectionMaker
 
+from tests.support.relay import Relay
 from tests.support.texts import varied_texts
 
 TEXTS = varied_texts(60)
@@ -79,7 +76,7 @@ def test_many_texts_come_back_in_order_with_their_ids(server, collect: Collect) 
     assert [(each.id, each.text) for each in found] == pairs
 
 
-def test_a_bad_text_is_raised_or_yielded(server, collect: Collect) -> None:
+def test_a_long_text_is_cut_with_a_warning_or_raised_or_yielded(server, collect: Collect) -> None:
     texts = ["a", "search " * 9000, "b"]
     with pytest.raises(SmartEmbedderError, match="422 text_too_long"):
         collect(server.url, texts, truncate=False)
@@ -89,10 +86,7 @@ def test_a_bad_text_is_raised_or_yielded(server, collect: Collect) -> None:
     assert bad.dense is None
     assert bad.error is not None
     assert (bad.error.status, bad.error.code) == (422, "text_too_long")
-
-
-def test_a_cut_text_has_its_warning(server, collect: Collect) -> None:
-    first, cut = collect(server.url, ["a", "search " * 9000])
+    first, cut, _ = collect(server.url, texts)
     assert first.warnings == []
     assert cut.warnings[0]["code"] == "input_truncated"
 
@@ -106,56 +100,12 @@ def test_what_the_service_refuses_is_raised(server, collect: Collect) -> None:
     assert collect(server.url, []) == []
 
 
-@contextmanager
-def cutting(url: str, after: list[int]) -> Iterator[str]:
-    """An address whose first connections end after so many bytes of the answer."""
-    host, port = url.removeprefix("http://").split(":")
-    listener = socket.create_server(("127.0.0.1", 0))
-    cuts, threads, sockets = iter(after), [], [listener]
-
-    def serve() -> None:
-        with suppress(OSError):
-            while True:
-                near, _ = listener.accept()
-                far = socket.create_connection((host, int(port)))
-                sockets.extend((near, far))
-                left = next(cuts, None)
-                threads.append(start(pump, near, far, None))
-                threads.append(start(pump, far, near, left))
-
-    def pump(source: socket.socket, target: socket.socket, left: int | None) -> None:
-        with suppress(OSError):
-            while content := source.recv(4096):
-                target.sendall(content if left is None else content[:left])
-                left = None if left is None else left - len(content)
-                if left is not None and left <= 0:
-                    break
-        for each in (source, target):
-            with suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
-
-    def start(target: Callable[..., None], *arguments: Any) -> threading.Thread:
-        thread = threading.Thread(target=target, args=arguments, daemon=True)
-        thread.start()
-        return thread
-
-    server = start(serve)
-    try:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-    finally:
-        listener.shutdown(socket.SHUT_RDWR)
-        server.join()
-        for thread in threads:
-            thread.join()
-        for each in sockets:
-            each.close()
-
-
 @pytest.mark.parametrize("after", [[1], [300_000], [5000, 200_000, 1, 40_000]])
 def test_a_lost_connection_is_made_good(server, collect: Collect, after: list[int]) -> None:
     """No text is missing, none is there twice."""
-    with cutting(server.url, after) as url:
-        found = collect(url, MANY)
+    with Relay(after) as relay:
+        relay.connect_to(server.url)
+        found = collect(relay.url, MANY)
     assert [each.text for each in found] == MANY
 
 
@@ -184,14 +134,7 @@ def test_a_section_is_as_large_as_its_size_says_which_has_a_limit() -> None:
     section = maker.take()
     assert section is not None
     assert maker.take() is None
-    assert len(section.body.splitlines()) <= maker.size.bytes // 100 + 1
+    assert len(section.body.splitlines()) <= maker.size // 100 + 1
     for _ in range(20):
-        maker.size.record_end()
-    assert maker.size.bytes == 524_288
-
-
-def test_only_a_stream_is_asked_again_after_a_lost_connection() -> None:
-    lost = SmartEmbedderError("lost", "connection_lost")
-    assert Retries(5, 60, resumes=True).pause_after(lost) > 0
-    with pytest.raises(SmartEmbedderError):
-        Retries(5, 60).pause_after(lost)
+        maker.record_end()
+    assert maker.size == 524_288

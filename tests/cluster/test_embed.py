@@ -166,59 +166,56 @@ def test_a_model_that_is_not_there_is_told_in_one_sentence(
     assert told in log.read_text().splitlines()
 
 
-def test_the_folder_of_another_job_is_refused(
-    cluster: RayCluster, tiny_m3: Path, tmp_path: Path
-) -> None:
-    source, log = write_jsonl(tmp_path / "in.jsonl"), tmp_path / "job.log"
-    job = EmbedJob(cluster, tiny_m3, tmp_path, str(source))
-    job.kill_after(1, log)
+def another_input(job: EmbedJob, source: Path, _model: Path) -> None:
     source.write_text('{"key": "other", "text": "another"}\n')
-    process = job.start(log)
-    assert process.wait(LIMIT) == 1
-    assert log.read_text().startswith("Nothing was embedded: ")
-    assert "holds what another job has made (files differ)" in log.read_text()
 
 
-def test_other_settings_that_change_vectors_are_another_job(
-    cluster: RayCluster, tiny_m3: Path, tmp_path: Path
-) -> None:
-    source, log = write_jsonl(tmp_path / "in.jsonl"), tmp_path / "job.log"
-    job = EmbedJob(cluster, tiny_m3, tmp_path, str(source))
-    job.kill_after(1, log)
-    process = job.start(log, BGE_EMBED_MAX_LENGTH="7")
-    assert process.wait(LIMIT) == 1
-    assert "holds what another job has made (reading differ)" in log.read_text()
+def other_weights(job: EmbedJob, _source: Path, model: Path) -> None:
+    save_m3(model.with_name("other"), layers=1)
+    for file in model.with_name("other").iterdir():
+        file.replace(model / file.name)
 
 
-def test_a_job_is_not_resumed_with_other_weights(
-    cluster: RayCluster, tiny_m3: Path, tmp_path: Path
+def another_format(job: EmbedJob, _source: Path, _model: Path) -> None:
+    """What a machine has recorded whose processor computes in bfloat16, which auto means there."""
+    record = job.output / "_models.json"
+    record.write_text(record.read_text().replace("float32", "bfloat16"))
+
+
+def nothing(*_: object) -> None:
+    """The settings alone are others."""
+
+
+@pytest.mark.parametrize(
+    ("change", "settings", "told"),
+    [
+        (another_input, {}, "holds what another job has made (files differ)"),
+        (
+            nothing,
+            {"BGE_EMBED_MAX_LENGTH": "7"},
+            "holds what another job has made (reading differ)",
+        ),
+        (
+            other_weights,
+            {},
+            "the models are not those that the job began with (embedding weights: ",
+        ),
+        (another_format, {}, "(embedding dtype: float32, was bfloat16; "),
+    ],
+)
+def test_a_job_is_not_resumed_as_another_one(
+    cluster: RayCluster, tiny_m3: Path, tmp_path: Path, change, settings, told: str
 ) -> None:
     model = shutil.copytree(tiny_m3, tmp_path / "model")
     source, log = write_jsonl(tmp_path / "in.jsonl"), tmp_path / "job.log"
     job = EmbedJob(cluster, model, tmp_path, str(source))
     job.kill_after(1, log)
-    save_m3(tmp_path / "other", layers=1)
-    for file in (tmp_path / "other").iterdir():
-        file.replace(model / file.name)
-    process = job.start(log)
+    change(job, source, model)
+    process = job.start(log, **settings)
     assert process.wait(LIMIT) == 1
-    told = log.read_text()
-    assert "The job has stopped: on " in told
-    assert "the models are not those that the job began with (embedding weights: " in told
-
-
-def test_machines_that_compute_in_other_formats_are_not_mixed(
-    cluster: RayCluster, tiny_m3: Path, tmp_path: Path
-) -> None:
-    """What a machine has recorded whose processor computes in bfloat16, which auto means there."""
-    source, log = write_jsonl(tmp_path / "in.jsonl"), tmp_path / "job.log"
-    job = EmbedJob(cluster, tiny_m3, tmp_path, str(source))
-    job.kill_after(1, log)
-    record = job.output / "_models.json"
-    record.write_text(record.read_text().replace("float32", "bfloat16"))
-    process = job.start(log)
-    assert process.wait(LIMIT) == 1
-    assert "(embedding dtype: float32, was bfloat16; " in log.read_text()
+    assert told in log.read_text()
+    stopped = "The job has stopped: on " if "embedding" in told else "Nothing was embedded: "
+    assert stopped in log.read_text()
 
 
 def test_texts_are_read_as_documents(cluster: RayCluster, tiny_qwen: Path, tmp_path: Path) -> None:

@@ -74,28 +74,25 @@ def test_every_setting_is_passed_through_and_none_twice(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_every_container_has_a_most_of_memory_and_of_processes(name: str) -> None:
+def test_every_container_is_bounded_hardened_and_open_to_this_machine_alone(name: str) -> None:
+    ports = []
     for each in parsed(name)["services"].values():
         assert re.fullmatch(r"\$\{[A-Z_]*MEMORY_LIMIT:-\d+g\}", each["mem_limit"])
         assert each["pids_limit"] == "${PIDS_LIMIT:-2048}"
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_every_container_is_hardened(name: str) -> None:
-    for each in parsed(name)["services"].values():
         assert each["cap_drop"] == ["ALL"]
         assert each["security_opt"] == ["no-new-privileges:true"]
         assert (each["init"], each["read_only"]) == (True, True)
         assert each["restart"] == "unless-stopped"
         assert set(each["logging"]["options"]) == {"max-size", "max-file"}
         assert not {"privileged", "cap_add", "network_mode", "pid"} & set(each)
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_every_port_is_open_to_this_machine_alone(name: str) -> None:
-    ports = [port for each in parsed(name)["services"].values() for port in each["ports"]]
+        ports += each["ports"]
+        for mount in each["volumes"]:
+            if isinstance(mount, str) and mount.startswith("./"):
+                assert (ROOT / mount.split(":")[0]).is_dir(), mount
     assert len(ports) == 5
     assert all(port.startswith("127.0.0.1:") for port in ports)
+    assert (ROOT / "deploy" / "no-tokens").read_text() == ""
+    assert (ROOT / "deploy" / "models").is_dir()
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -210,20 +207,14 @@ def test_each_file_stands_alone(checkout: Path, device: str) -> None:
     assert int(ours["shm_size"]) == 1 << 30
     (port,) = ours["ports"]
     assert (port["host_ip"], port["published"], port["target"]) == ("127.0.0.1", "8000", 8000)
+    # The stop grace is above the drain.
+    drain = Settings.model_fields["shutdown_timeout"].default
+    assert int(ours["stop_grace_period"].removesuffix("s")) > drain
 
 
 @needs_compose
 def test_both_files_with_the_gpu_first_mean_the_cpu(checkout: Path) -> None:
-    both = configured(GPU, CPU, folder=checkout)
-    assert both == configured(CPU, folder=checkout)
-
-
-@needs_compose
-def test_the_stop_grace_is_above_the_drain(checkout: Path) -> None:
-    drain = Settings.model_fields["shutdown_timeout"].default
-    for name in FILES:
-        grace = configured(name, folder=checkout)["services"][OURS]["stop_grace_period"]
-        assert int(grace.removesuffix("s")) > drain
+    assert configured(GPU, CPU, folder=checkout) == configured(CPU, folder=checkout)
 
 
 @needs_compose
@@ -252,34 +243,26 @@ def test_settings_come_from_the_shell_or_else_from_dotenv(checkout: Path) -> Non
 
 
 @needs_compose
-@pytest.mark.parametrize("file", ["tokens.txt", "/etc/tokens.txt", ""])
-def test_the_file_of_tokens_is_mounted_where_the_service_looks(checkout: Path, file: str) -> None:
-    ours = configured(GPU, folder=checkout, API_TOKENS_FILE=file)["services"][OURS]
-    (mount,) = (each for each in ours["volumes"] if each["target"] == MOUNTED_TOKENS)
-    assert (mount["type"], mount["read_only"]) == ("bind", True)
-    assert mount["source"] == str(checkout / (file or "deploy/no-tokens"))
-    assert ours["environment"]["API_TOKENS_FILE"] == (MOUNTED_TOKENS if file else "")
-
-
-@needs_compose
 @pytest.mark.parametrize("name", FILES)
-@pytest.mark.parametrize("folder", ["models", "/srv/models", ""])
-def test_a_folder_of_models_is_mounted_where_no_one_can_write(
-    checkout: Path, name: str, folder: str
+@pytest.mark.parametrize(
+    ("given", "target", "source", "passed"),
+    [
+        ({"API_TOKENS_FILE": "tokens.txt"}, MOUNTED_TOKENS, "tokens.txt", MOUNTED_TOKENS),
+        ({"API_TOKENS_FILE": "/etc/tokens.txt"}, MOUNTED_TOKENS, "/etc/tokens.txt", MOUNTED_TOKENS),
+        ({"API_TOKENS_FILE": ""}, MOUNTED_TOKENS, "deploy/no-tokens", ""),
+        ({"MODELS_FOLDER": "models", "MODELS": "/models/a.yaml"}, "/models", "models", None),
+        ({"MODELS_FOLDER": "/srv/models", "MODELS": "a"}, "/models", "/srv/models", None),
+        ({"MODELS_FOLDER": "", "MODELS": "a"}, "/models", "deploy/models", None),
+    ],
+)
+def test_what_the_operator_names_is_mounted_where_the_service_looks_and_no_one_can_write(
+    checkout: Path, name: str, given: dict[str, str], target: str, source: str, passed: str | None
 ) -> None:
-    given = {"MODELS_FOLDER": folder, "MODELS": "/models/models.yaml"}
     ours = configured(name, folder=checkout, **given)["services"][OURS]
-    (mount,) = (each for each in ours["volumes"] if each["target"] == "/models")
+    (mount,) = (each for each in ours["volumes"] if each["target"] == target)
     assert (mount["type"], mount["read_only"]) == ("bind", True)
-    assert mount["source"] == str(checkout / (folder or "deploy/models"))
-    assert ours["environment"]["MODELS"] == "/models/models.yaml"
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_every_mounted_file_exists(name: str) -> None:
-    assert (ROOT / "deploy" / "no-tokens").read_text() == ""
-    assert (ROOT / "deploy" / "models").is_dir()
-    for each in parsed(name)["services"].values():
-        for mount in each["volumes"]:
-            if isinstance(mount, str) and mount.startswith("./"):
-                assert (ROOT / mount.split(":")[0]).is_dir(), mount
+    assert mount["source"] == str(checkout / source)
+    if passed is None:
+        assert ours["environment"]["MODELS"] == given["MODELS"]
+    else:
+        assert ours["environment"]["API_TOKENS_FILE"] == passed

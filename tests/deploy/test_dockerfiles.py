@@ -39,65 +39,48 @@ def test_hadolint_has_nothing_to_say(file: Path) -> None:
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
 
-def test_the_base_is_a_build_argument_with_an_exact_tag_and_its_digest(file: Path) -> None:
+def test_the_base_has_an_exact_tag_and_its_digest_and_every_package_its_hash(file: Path) -> None:
     base = r"ARG PYTHON_IMAGE=python:3\.\d+\.\d+-slim-\w+@sha256:[0-9a-f]{64}"
     assert re.fullmatch(base, instructions(file)[0])
     assert image(file)[0] == "FROM ${PYTHON_IMAGE}"
-
-
-def test_torch_has_a_layer_of_its_own_before_anything_that_changes_more_often(file: Path) -> None:
-    torch = place(file, r"^RUN .*-r /torch.lock")
-    assert f"source=requirements/torch-{file.suffix[1:]}.lock" in image(file)[torch]
-    assert (
-        torch
-        < place(file, r"^RUN .*-r /service.lock")
-        < place(file, "^COPY smart_embedder ./smart_embedder$")
-    )
-
-
-def test_every_package_is_installed_by_its_hash(file: Path) -> None:
     installing = [line for line in image(file) if re.search(r"/bin/pip .* install ", line)]
     assert len(installing) == 2
     assert all("--no-deps --require-hashes -r /" in line for line in installing)
+    # No pip and no compiler is put into the image.
+    assert "venv --without-pip /venv" in "\n".join(image(file))
+    assert "apt-get" not in "\n".join(image(file))
 
 
-def test_the_benchmark_is_inside_beside_the_checks(file: Path) -> None:
+def test_what_changes_more_often_has_a_later_layer(file: Path) -> None:
+    patterns = ["^RUN .*-r /torch.lock", "^RUN .*-r /service.lock"]
+    layers = [place(file, each) for each in [*patterns, "^COPY smart_embedder ./smart_embedder$"]]
+    assert layers == sorted(layers)
+    assert f"source=requirements/torch-{file.suffix[1:]}.lock" in image(file)[layers[0]]
     assert "COPY benchmark.py ./" in image(file)
-    allowed = (ROOT / ".dockerignore").read_text().splitlines()
-    assert {
-        "*",
-        "!app",
-        "!smart_embedder",
-        "!tools",
-        "!benchmark.py",
-        "!requirements/*.lock",
-    } <= set(allowed)
+    allowed = {"*", *(f"!{name}" for name in ("app", "smart_embedder", "tools", "benchmark.py"))}
+    ignored = (ROOT / ".dockerignore").read_text().splitlines()
+    assert allowed | {"!requirements/*.lock"} <= set(ignored)
 
 
 def test_the_service_runs_as_user_1000_and_owns_the_model_cache_alone(file: Path) -> None:
     user = place(file, "^USER ")
     assert image(file)[user] == "USER 1000:1000"
     assert place(file, "install --directory --owner=1000 --group=1000 /app/model_cache") < user
-    assert re.search(r"\bHF_HOME=/app/model_cache\b", image(file)[place(file, "^ENV ")])
 
 
-def test_the_health_check_gives_the_first_download_300_seconds(file: Path) -> None:
-    check = image(file)[place(file, "^HEALTHCHECK ")]
-    assert "--start-period=300s" in check
-    assert "/health'" in json.loads(check.partition(" CMD ")[2])[2]
-
-
-def test_the_service_is_the_command_without_a_shell_and_another_may_take_its_place(
-    file: Path,
-) -> None:
+def test_the_service_is_the_command_and_listens_for_everyone(file: Path) -> None:
+    variables = image(file)[place(file, "^ENV ")]
+    assert re.search(r"\bHF_HOME=/app/model_cache\b", variables)
+    assert re.search(r"\bHOST=0\.0\.0\.0 +PORT=8000\b", variables)
+    assert image(file)[place(file, "^EXPOSE ")] == "EXPOSE 8000"
+    # Without a shell, and another command may take its place.
     command = image(file)[place(file, "^CMD ")].partition(" ")[2]
     assert json.loads(command) == ["python", "-m", "smart_embedder"]
     assert not any(line.startswith("ENTRYPOINT") for line in image(file))
-
-
-def test_the_service_listens_for_everyone(file: Path) -> None:
-    assert re.search(r"\bHOST=0\.0\.0\.0 +PORT=8000\b", image(file)[place(file, "^ENV ")])
-    assert image(file)[place(file, "^EXPOSE ")] == "EXPOSE 8000"
+    # The first download may take 300 seconds.
+    check = image(file)[place(file, "^HEALTHCHECK ")]
+    assert "--start-period=300s" in check
+    assert "/health'" in json.loads(check.partition(" CMD ")[2])[2]
 
 
 def test_the_labels_tell_the_title_the_licence_and_the_version(file: Path) -> None:
@@ -106,9 +89,3 @@ def test_the_labels_tell_the_title_the_licence_and_the_version(file: Path) -> No
     assert (labels["title"], labels["licenses"]) == ("Smart Embedder", "Apache-2.0")
     assert labels["version"] == __version__
     assert labels["description"]
-
-
-def test_no_pip_and_no_compiler_is_put_into_the_image(file: Path) -> None:
-    whole = "\n".join(image(file))
-    assert "venv --without-pip /venv" in whole
-    assert "apt-get" not in whole

@@ -34,11 +34,14 @@ def overlay(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def objects(overlay: str) -> dict[str, dict[str, Any]]:
     """By kind: there is one of each."""
+    return made_of(FOLDER / overlay)
+
+
+def made_of(folder: Path) -> dict[str, dict[str, Any]]:
     done = subprocess.run(
-        ["kubectl", "kustomize", FOLDER / overlay], capture_output=True, text=True, check=False
+        ["kubectl", "kustomize", folder], capture_output=True, text=True, check=False
     )
-    assert done.returncode == 0, done.stderr
-    assert not done.stderr
+    assert (done.returncode, done.stderr) == (0, "")
     made = list(yaml.safe_load_all(done.stdout))
     kinds = {each["kind"]: each for each in made}
     assert len(kinds) == len(made)
@@ -46,13 +49,12 @@ def objects(overlay: str) -> dict[str, dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def pod(objects: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    spec: dict[str, Any] = objects["Deployment"]["spec"]["template"]["spec"]
-    return spec
+def pod(objects) -> dict[str, Any]:
+    return objects["Deployment"]["spec"]["template"]["spec"]
 
 
 @pytest.fixture(scope="module")
-def container(pod: dict[str, Any]) -> dict[str, Any]:
+def container(pod) -> dict[str, Any]:
     (only,) = pod["containers"]
     return only
 
@@ -74,6 +76,9 @@ def test_every_object_is_valid_by_the_published_schema(objects, version: str) ->
     }
     for each in objects.values():
         kubernetes_validate.validate(each, version, strict=True)
+    misspelt = objects["Service"] | {"spec": {"portz": []}}
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(misspelt, version, strict=True)
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -83,10 +88,7 @@ def test_a_volume_of_models_is_mounted_read_only_where_it_is_asked_for(
     shutil.copytree(FOLDER, tmp_path / "kubernetes")
     file = tmp_path / "kubernetes" / overlay / "kustomization.yaml"
     file.write_text(f"{file.read_text()}components: [../local-models]\n")
-    done = subprocess.run(
-        ["kubectl", "kustomize", file.parent], capture_output=True, text=True, check=True
-    )
-    made = {each["kind"]: each for each in yaml.safe_load_all(done.stdout)}
+    made = made_of(file.parent)
     kubernetes_validate.validate(made["Deployment"], version, strict=True)
     pod = made["Deployment"]["spec"]["template"]["spec"]
     (volume,) = (each for each in pod["volumes"] if each["name"] == "models")
@@ -96,17 +98,6 @@ def test_a_volume_of_models_is_mounted_read_only_where_it_is_asked_for(
     assert (mount["mountPath"], mount["readOnly"]) == ("/models", True)
     # What every overlay mounts is still there.
     assert "/app/model_cache" in {each["mountPath"] for each in only["volumeMounts"]}
-
-
-def test_the_hubs_token_comes_from_a_secret_that_may_be_missing(container) -> None:
-    (token,) = (each for each in container["env"] if each["name"] == "HF_TOKEN")
-    assert token["valueFrom"]["secretKeyRef"]["optional"]
-
-
-def test_a_misspelt_field_would_be_noticed(objects) -> None:
-    wrong = objects["Service"] | {"spec": {"portz": []}}
-    with pytest.raises(kubernetes_validate.ValidationError):
-        kubernetes_validate.validate(wrong, VERSIONS[-1], strict=True)
 
 
 def test_everything_selects_these_pods_and_names_what_is_there(objects, pod) -> None:
@@ -187,21 +178,12 @@ def test_the_grace_is_above_the_drain(objects, container, pod) -> None:
     assert pause >= ready["periodSeconds"]
 
 
-@pytest.mark.parametrize(
-    ("probe", "path"),
-    [
-        ("startupProbe", "/health/ready"),
-        ("readinessProbe", "/health/ready"),
-        ("livenessProbe", "/health/live"),
-    ],
-)
-def test_probes_ask_paths_that_answer(
-    container, server: RunningServer, probe: str, path: str
-) -> None:
-    asked = container[probe]["httpGet"]
-    assert (asked["path"], asked["port"]) == (path, "http")
-    with server.client() as client:
-        assert client.get(asked["path"]).status_code == 200
+def test_probes_ask_paths_that_answer(container, server: RunningServer) -> None:
+    for probe, word in (("startup", "ready"), ("readiness", "ready"), ("liveness", "live")):
+        asked = container[f"{probe}Probe"]["httpGet"]
+        assert (asked["path"], asked["port"]) == (f"/health/{word}", "http")
+        with server.client() as client:
+            assert client.get(asked["path"]).status_code == 200
 
 
 def test_it_is_scaled_and_scraped_by_a_metric_that_the_service_has(
@@ -219,8 +201,10 @@ def test_it_is_scaled_and_scraped_by_a_metric_that_the_service_has(
     assert re.search(rf"^{name} ", told, re.MULTILINE)
 
 
-def test_no_secret_lies_in_the_repository(objects, pod) -> None:
+def test_no_secret_lies_in_the_repository(objects, pod, container) -> None:
     assert "Secret" not in objects
+    (token,) = (each for each in container["env"] if each["name"] == "HF_TOKEN")
+    assert token["valueFrom"]["secretKeyRef"]["optional"]
     (secret,) = (each["secret"] for each in pod["volumes"] if "secret" in each)
     page = (ROOT / "docs" / "clusters.md").read_text()
     assert f"create secret generic {secret['secretName']} --from-file=tokens" in page

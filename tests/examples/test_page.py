@@ -35,15 +35,13 @@ def imported_by(example: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.stem)
-def test_its_header_names_what_is_tested(example: Path) -> None:
+def test_its_header_names_what_is_tested_and_the_page_of_hybrid_search_leads_to_it(
+    example: Path,
+) -> None:
     packages = packages_of(example)
     assert {"./client"} <= packages
     assert all(re.search(rf"(?m)^{each}==", PINS) for each in packages - {"./client"})
     # Those come with the others.
     assert imported_by(example) - {"pydantic", "qdrant-client"} <= packages
-
-
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.stem)
-def test_the_page_of_hybrid_search_leads_to_it(example: Path) -> None:
     page = (REPOSITORY / "docs" / "hybrid-search.md").read_text()
     assert f"](../examples/{example.name})" in page

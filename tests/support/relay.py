@@ -2,6 +2,7 @@
 
 import socket
 import threading
+from collections.abc import Iterable
 from contextlib import suppress
 from types import TracebackType
 from typing import Self
@@ -11,10 +12,14 @@ _PIECE = 65_536
 
 
 class Relay:
-    """Passes connections on to `port`; while that is None it closes them."""
+    """Passes connections on to `port`; while that is None it closes them.
 
-    def __init__(self) -> None:
+    The first ones end after so many bytes of what the server sends.
+    """
+
+    def __init__(self, after: Iterable[int] = ()) -> None:
         self.port: int | None = None
+        self._after = iter(after)
         self._servers: set[socket.socket] = set()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._thread = threading.Thread(target=self._accept, daemon=True)
@@ -63,22 +68,25 @@ class Relay:
             client.close()
             return
         self._servers.add(server)
-        threading.Thread(target=self._pass_on, args=(client, server), daemon=True).start()
+        ends = (client, server, next(self._after, None))
+        threading.Thread(target=self._pass_on, args=ends, daemon=True).start()
 
-    def _pass_on(self, client: socket.socket, server: socket.socket) -> None:
+    def _pass_on(self, client: socket.socket, server: socket.socket, most: int | None) -> None:
         """Both ways, until either end is closed; then both are."""
         with client, server:
             there = threading.Thread(target=_copy, args=(client, server), daemon=True)
             there.start()
-            _copy(server, client)
+            _copy(server, client, most)
             there.join()
             self._servers.discard(server)
 
 
-def _copy(source: socket.socket, sink: socket.socket) -> None:
+def _copy(source: socket.socket, sink: socket.socket, most: int | None = None) -> None:
+    left = most
     with suppress(OSError):
-        while piece := source.recv(_PIECE):
+        while piece := source.recv(_PIECE if left is None else min(left, _PIECE)):
             sink.sendall(piece)
+            left = None if left is None else left - len(piece)
     for each in (source, sink):
         with suppress(OSError):
             each.shutdown(socket.SHUT_RDWR)

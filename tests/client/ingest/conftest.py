@@ -1,8 +1,11 @@
 """Runs of ingest in this process, against each kind of collection."""
 
 import asyncio
-from collections.abc import Callable, Iterator
-from contextlib import closing
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,9 +16,7 @@ from smart_embedder_client.ingest.run import ingest
 from smart_embedder_client.qdrant.store import Store, Target, open_store
 
 from tests.support.qdrant.process import QdrantServer, run_qdrant
-from tests.support.server import RunningServer
-
-COLLECTION = "texts"
+from tests.support.server import REPOSITORY, RunningServer
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,32 @@ class Runs:
     def ids(self) -> list[str]:
         pages = self.look(lambda store: list(store.pages(self.options.dataset)))
         return [each for page in pages for each in page]
+
+    def arguments(self, *more: str) -> list[str]:
+        """The same run for the command."""
+        where = ["--qdrant", self.target.address, "--collection", self.target.collection]
+        options = ["--dataset", self.options.dataset, "--chunk-tokens", "48", "--overlap", "8"]
+        options += ["--journal", str(self.journal), "--no-grpc"]
+        return [str(self.options.source), "--url", self.url, *where, *options, *more]
+
+    @contextmanager
+    def started(
+        self, *more: str, paths: Sequence[Path] = (), stderr: int = subprocess.PIPE
+    ) -> Iterator["subprocess.Popen[str]"]:
+        """The command in a process of its own, which ends with the block."""
+        path = os.pathsep.join(map(str, (*paths, REPOSITORY / "client" / "src")))
+        process = subprocess.Popen(
+            [sys.executable, "-m", "smart_embedder_client", "ingest", *self.arguments(*more)],
+            env={**os.environ, "PYTHONPATH": path},
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+        )
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.communicate(timeout=30)
 
 
 @pytest.fixture(scope="session")
@@ -81,28 +108,20 @@ def target_of(kind: str, tmp_path: Path, qdrant: QdrantServer) -> Target:
 
 
 @pytest.fixture(params=["http", "grpc", "folder", "edge"])
-def runs(
-    request: pytest.FixtureRequest,
-    server: RunningServer,
-    qdrant: QdrantServer,
-    folder: Path,
-    tmp_path: Path,
-) -> Iterator[Runs]:
+def runs(request, server, qdrant: QdrantServer, folder: Path, tmp_path: Path) -> Iterator[Runs]:
     """Runs into each kind of collection."""
     yield make_runs(server, target_of(request.param, tmp_path, qdrant), folder, tmp_path)
     qdrant.fail()
 
 
 @pytest.fixture
-def http_runs(
-    server: RunningServer, qdrant: QdrantServer, folder: Path, tmp_path: Path
-) -> Iterator[Runs]:
+def http_runs(server, qdrant: QdrantServer, folder: Path, tmp_path: Path) -> Iterator[Runs]:
     """Runs into a server whose uploads can be made to fail."""
     yield make_runs(server, target_of("http", tmp_path, qdrant), folder, tmp_path)
     qdrant.fail()
 
 
 @pytest.fixture
-def edge_runs(server: RunningServer, qdrant: QdrantServer, folder: Path, tmp_path: Path) -> Runs:
+def edge_runs(server, qdrant: QdrantServer, folder: Path, tmp_path: Path) -> Runs:
     """Runs into Qdrant Edge, where only one kind of collection is needed."""
     return make_runs(server, target_of("edge", tmp_path, qdrant), folder, tmp_path)

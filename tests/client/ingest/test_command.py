@@ -3,10 +3,8 @@
 import json
 import os
 import pty
-import subprocess
 import sys
 import termios
-from collections.abc import Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 
@@ -17,71 +15,39 @@ from smart_embedder_client.qdrant.store import open_store
 
 from tests.client.ingest.conftest import Runs
 from tests.support.qdrant.process import QdrantServer
-from tests.support.server import REPOSITORY
-
-
-def arguments(runs: Runs, *more: str) -> list[str]:
-    where = ["--qdrant", runs.target.address, "--collection", runs.target.collection, "--no-grpc"]
-    options = ["--chunk-tokens", "48", "--overlap", "8", "--journal", str(runs.journal)]
-    return [str(runs.options.source), "--url", runs.url, *where, *options, *more]
-
-
-def in_process(
-    runs: Runs, *more: str, paths: Sequence[Path] = ()
-) -> "subprocess.CompletedProcess[str]":
-    """The command in a process of its own."""
-    path = os.pathsep.join(map(str, (*paths, REPOSITORY / "client" / "src")))
-    return subprocess.run(
-        [sys.executable, "-m", "smart_embedder_client", "ingest", *arguments(runs, *more)],
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
 
 
 def test_it_tells_what_it_did(edge_runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(arguments(edge_runs)) == 0
+    assert main(edge_runs.arguments()) == 0
     out, err = capsys.readouterr()
     assert out.endswith("0 there already, 0 removed\n")
     # No bar, because this is no terminal.
     assert err == ""
-    assert main(arguments(edge_runs, "--json")) == 0
+    assert main(edge_runs.arguments("--json")) == 0
     report = json.loads(capsys.readouterr().out)
     assert (report["documents"], report["uploaded"], report["refused"]) == (3, 0, [])
     (edge_runs.options.source / "lid.txt").unlink()
-    assert main(arguments(edge_runs)) == 0
+    assert main(edge_runs.arguments()) == 0
     assert "1 points are of what is gone or has changed: --sync removes them" in (
         capsys.readouterr().out
     )
 
 
-def test_a_refused_point_is_an_exit_status(
+def test_what_qdrant_refuses_or_has_no_room_for_is_an_exit_status(
     http_runs: Runs, qdrant: QdrantServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     qdrant.fail(status=422, text="pump is blocked")
-    assert main(arguments(http_runs)) == 1
+    assert main(http_runs.arguments()) == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines[1].startswith("pump.txt: Qdrant at ")
     assert lines[2] == "1 chunks were refused; the same command tries them again"
-
-
-def test_a_full_server_is_one_sentence_and_how_to_go_on(
-    http_runs: Runs, qdrant: QdrantServer, capsys: pytest.CaptureFixture[str]
-) -> None:
     qdrant.fail(status=507, reason="no space left")
-    assert main(arguments(http_runs)) == 1
+    assert main(http_runs.arguments()) == 1
     (told,) = capsys.readouterr().err.splitlines()
     assert told == (
         f"Qdrant at {http_runs.target.address} answers 507: no space left. "
         "The same command goes on from here."
     )
-
-
-def test_a_missing_source(edge_runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["/no/such/file", *arguments(edge_runs)[1:]]) == 1
-    # The same command would do no better.
-    assert capsys.readouterr().err == "/no/such/file does not exist.\n"
 
 
 def test_files_that_are_not_read_are_told_and_are_an_exit_status(
@@ -90,19 +56,19 @@ def test_files_that_are_not_read_are_told_and_are_an_exit_status(
     folder = edge_runs.options.source
     for name in ("a.pdf", "b.pdf", "LICENSE"):
         (folder / name).write_text("a")
-    assert main(arguments(edge_runs)) == 0
+    assert main(edge_runs.arguments()) == 0
     assert "not read: 2 .pdf, 1 without an ending\n" in capsys.readouterr().out
     (folder / "a.txt").write_bytes(b"caf\xe9")
     (folder / "evil\x1b[2J.txt").write_bytes(b"\xff")
     (folder / "lid.txt").unlink()
-    assert main(arguments(edge_runs, "--sync")) == 1
+    assert main(edge_runs.arguments("--sync")) == 1
     out = capsys.readouterr().out
     assert ": 0 stored, " in out
     assert " there already, 0 removed\n" in out
     assert "1 points are of what is gone or has changed: nothing is removed before all is" in out
     assert f"2 files or folders could not be read:\n  {folder}/a.txt is not UTF-8: " in out
     assert f"  {folder}/evil [2J.txt is not UTF-8" in out
-    assert main(arguments(edge_runs, "--json")) == 1
+    assert main(edge_runs.arguments("--json")) == 1
     out = capsys.readouterr().out
     report = json.loads(out)
     assert report["unread"] == {".pdf": 2, "without an ending": 1}
@@ -114,34 +80,31 @@ def test_nothing_that_is_read_is_no_success(
     edge_runs: Runs, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = edge_runs.options.source
-    main(arguments(edge_runs))
+    main(edge_runs.arguments())
     capsys.readouterr()
     for file in folder.iterdir():
         file.rename(file.with_suffix(".pdf"))
-    assert main(arguments(edge_runs, "--sync")) == 1
+    assert main(edge_runs.arguments("--sync")) == 1
     out, err = capsys.readouterr()
     assert ("0 removed" in out, "not read: 3 .pdf" in out) == (True, True)
     assert err == f"Nothing was read: {folder} has no text.\n"
+    assert main(["/no/such/file", *edge_runs.arguments()[1:]]) == 1
+    # The same command would do no better.
+    assert capsys.readouterr().err == "/no/such/file does not exist.\n"
 
 
 def test_a_terminal_sees_a_bar_with_the_rate(edge_runs: Runs) -> None:
     terminal, stderr = pty.openpty()
     termios.tcsetwinsize(stderr, (40, 120))
-    process = subprocess.Popen(
-        [sys.executable, "-m", "smart_embedder_client", "ingest", *arguments(edge_runs)],
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY / "client" / "src")},
-        stdout=subprocess.PIPE,
-        stderr=stderr,
-    )
-    os.close(stderr)
     shown = b""
-    # The end of a terminal is an error.
-    with suppress(OSError):
-        while piece := os.read(terminal, 65_536):
-            shown += piece
-    os.close(terminal)
-    process.communicate(timeout=60)
-    assert process.returncode == 0
+    with edge_runs.started(stderr=stderr) as process:
+        os.close(stderr)
+        # The end of a terminal is an error.
+        with suppress(OSError):
+            while piece := os.read(terminal, 65_536):
+                shown += piece
+        os.close(terminal)
+        assert process.wait(60) == 0
     assert b" by Qdrant Edge" in shown
     assert b"100%" in shown
     assert b"chunks/s" in shown
@@ -150,11 +113,14 @@ def test_a_terminal_sees_a_bar_with_the_rate(edge_runs: Runs) -> None:
 @pytest.mark.parametrize("runs", ["edge", "folder"], indirect=True)
 def test_a_folder_that_another_process_has_open(runs: Runs) -> None:
     runs.run()
-    with closing(open_store(runs.target)):
-        done = in_process(runs, "--journal", str(runs.journal.with_name("other")))
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
-    assert "open" in done.stderr
-    assert in_process(runs).returncode == 0
+    other = ["--journal", str(runs.journal.with_name("other"))]
+    with closing(open_store(runs.target)), runs.started(*other) as process:
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err.count("\n")) == (1, "", 1)
+    assert "open" in err
+    with runs.started() as process:
+        process.communicate(timeout=60)
+    assert process.returncode == 0
 
 
 @pytest.mark.parametrize(
@@ -173,7 +139,7 @@ def test_a_bad_option_is_named(
     edge_runs: Runs, options: list[str], told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
-        main(arguments(edge_runs, *options))
+        main(edge_runs.arguments(*options))
     assert told in capsys.readouterr().err
 
 
@@ -182,8 +148,9 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(
 ) -> None:
     """As where the client is installed without its extra."""
     (tmp_path / "semantic_text_splitter.py").write_text("raise ImportError(name=__name__)")
-    done = in_process(edge_runs, paths=[tmp_path])
-    assert done.stderr == (
+    with edge_runs.started(paths=[tmp_path]) as process:
+        _, err = process.communicate(timeout=60)
+    assert err == (
         "smart-embedder ingest needs semantic_text_splitter: "
         'pip install "smart-embedder-client[qdrant]"\n'
     )

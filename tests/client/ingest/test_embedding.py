@@ -7,7 +7,6 @@ import pytest
 from smart_embedder_client import AsyncClient, SmartEmbedderError
 from smart_embedder_client.ingest.embedding import Embedder, Refusal, VectorOptions
 from smart_embedder_client.ingest.pace import Patience
-from smart_embedder_client.qdrant.store import make_layout
 
 from tests.support.server import RunningServer
 
@@ -34,18 +33,10 @@ async def test_only_texts_with_too_many_colbert_vectors_are_pooled(client: Async
     np.testing.assert_array_equal(short.colbert, full.colbert[0])
     np.testing.assert_array_equal(long.colbert, pooled.colbert[0])
     np.testing.assert_allclose(long.dense, full.dense[1], atol=1e-5)
-
-
-async def test_more_pooling_than_was_asked_for_where_it_is_needed(client: AsyncClient) -> None:
+    # By more than was asked for, where it is needed.
     options = VectorOptions(ALL.kinds, "float32", colbert_pool_factor=2)
-    pooling = embedder(client, options, most=10)
-    (found,) = await pooling.embed(["search " * 60])
+    (found,) = await embedder(client, options, most=10).embed(["search " * 60])
     assert 5 < len(found.colbert) <= 10
-
-
-def test_a_point_has_room_for_1023_vectors_of_bge_m3() -> None:
-    layout = make_layout(1024, 1024, sparse=True, datatype="float32")
-    assert layout.most_colbert_vectors == 1023
 
 
 async def test_texts_that_are_too_many_together_are_sent_in_halves(client: AsyncClient) -> None:

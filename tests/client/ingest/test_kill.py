@@ -1,12 +1,7 @@
 """kill -9 of the run and of the service: no point is missing, none is stored twice."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,38 +11,17 @@ from tests.client.ingest.conftest import Runs
 from tests.support.checkpoints import WORDS
 from tests.support.qdrant.process import QdrantServer
 from tests.support.relay import Relay
-from tests.support.server import REPOSITORY, run_server
+from tests.support.server import run_server
 
 CHUNKS = 400
 
 
 @pytest.fixture
-def rows(tmp_path: Path) -> Path:
+def rows(http_runs: Runs, tmp_path: Path) -> Runs:
     path = tmp_path / "rows.jsonl"
     lines = [json.dumps({"text": f"{i} {WORDS[i % len(WORDS)]}"}) for i in range(CHUNKS)]
     path.write_text("\n".join(lines))
-    return path
-
-
-@contextmanager
-def started(runs: Runs, source: Path, *more: str) -> Iterator["subprocess.Popen[str]"]:
-    """The command in a process of its own, as `Runs` does it in this one."""
-    options = ["--dataset", "texts", "--chunk-tokens", "48", "--overlap", "8", "--no-grpc"]
-    where = ["--qdrant", runs.target.address, "--collection", runs.target.collection]
-    options += ["--url", runs.url, "--journal", str(runs.journal), "--json", *more]
-    command = [sys.executable, "-m", "smart_embedder_client", "ingest", str(source)]
-    process = subprocess.Popen(
-        [*command, *where, *options],
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY / "client" / "src")},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate(timeout=30)
+    return replace(http_runs, options=replace(http_runs.options, source=path))
 
 
 def check_all_are_stored_once(runs: Runs, qdrant: QdrantServer) -> None:
@@ -58,13 +32,11 @@ def check_all_are_stored_once(runs: Runs, qdrant: QdrantServer) -> None:
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-def test_a_killed_run_goes_on_where_it_was(
-    http_runs: Runs, qdrant: QdrantServer, rows: Path, after: bool
-) -> None:
+def test_a_killed_run_goes_on_where_it_was(rows: Runs, qdrant: QdrantServer, after: bool) -> None:
     """It is killed while an upload waits for its answer, before it is stored or after it."""
-    name = http_runs.target.collection
+    name = rows.target.collection
     qdrant.fail(text="399 ", seconds=600.0, after=after, status=503)
-    with started(http_runs, rows) as run:
+    with rows.started() as run:
         qdrant.wait_for(name, lambda state: state["faults"] == 1)
         run.kill()
         run.wait(30)
@@ -72,39 +44,37 @@ def test_a_killed_run_goes_on_where_it_was(
         qdrant.wait_for(name, lambda state: state["streams"] == 1)
     qdrant.fail()
     stored = len(qdrant.state(name)["uploads"])
-    assert http_runs.run(source=rows).uploaded == CHUNKS - stored
-    check_all_are_stored_once(http_runs, qdrant)
-    assert http_runs.run(source=rows).uploaded == 0
+    assert rows.run().uploaded == CHUNKS - stored
+    check_all_are_stored_once(rows, qdrant)
+    assert rows.run().uploaded == 0
 
 
 def test_ctrl_c_does_not_wait_for_qdrant_and_says_how_to_go_on(
-    http_runs: Runs, qdrant: QdrantServer, rows: Path
+    rows: Runs, qdrant: QdrantServer
 ) -> None:
     qdrant.fail(seconds=600.0, status=503)
-    with started(http_runs, rows, "--qdrant-timeout", "3600") as run:
-        qdrant.wait_for(http_runs.target.collection, lambda state: state["faults"] >= 1)
+    with rows.started("--qdrant-timeout", "3600") as run:
+        qdrant.wait_for(rows.target.collection, lambda state: state["faults"] >= 1)
         run.send_signal(signal.SIGINT)
         _, notes = run.communicate(timeout=120)
     assert run.returncode == 130
     assert notes.splitlines()[-1] == "Interrupted. The same command goes on from here."
     qdrant.fail()
-    assert http_runs.run(source=rows).points == CHUNKS
+    assert rows.run().points == CHUNKS
 
 
 def test_a_run_waits_for_a_killed_service(
-    http_runs: Runs, qdrant: QdrantServer, rows: Path, tiny_m3: Path, tmp_path: Path
+    rows: Runs, qdrant: QdrantServer, tiny_m3: Path, tmp_path: Path
 ) -> None:
-    name = http_runs.target.collection
     with Relay() as relay:
-        runs = replace(http_runs, url=relay.url)
+        runs = replace(rows, url=relay.url)
         # Nothing is stored before the service is gone, so that the run needs it again.
         qdrant.fail(status=503)
         with run_server(tmp_path, EMBEDDING_MODEL=str(tiny_m3)) as service:
             service.wait_until_healthy()
             relay.connect_to(service.url)
-            run = started(runs, rows, "--requests", "1")
-            with run as process:
-                qdrant.wait_for(name, lambda state: state["faults"] >= 1)
+            with runs.started("--requests", "1", "--json") as process:
+                qdrant.wait_for(rows.target.collection, lambda state: state["faults"] >= 1)
                 service.process.kill()
                 service.process.wait(30)
                 relay.port = None
@@ -115,4 +85,4 @@ def test_a_run_waits_for_a_killed_service(
                     printed, notes = process.communicate(timeout=120)
     assert process.returncode == 0, notes
     assert json.loads(printed)["uploaded"] == CHUNKS
-    check_all_are_stored_once(http_runs, qdrant)
+    check_all_are_stored_once(rows, qdrant)

@@ -55,9 +55,6 @@ def test_changes_are_stored_and_removed_with_sync_alone(runs: Runs, folder: Path
     assert runs.run().uploaded == 1
     assert len(runs.ids()) == len(before)
 
-
-def test_the_collection_has_the_vectors_of_the_service(runs: Runs) -> None:
-    runs.run()
     made = runs.look(lambda store: store.layout())
     assert made.kinds == {"dense", "sparse", "colbert"}
     assert made.sparse == {"sparse": None}
@@ -77,20 +74,14 @@ def test_unchanged_chunks_of_a_changed_document_stay(edge_runs: Runs, folder: Pa
     assert len(before & set(edge_runs.ids())) >= len(before) - 1
 
 
-def test_repeated_documents_are_stored_once(edge_runs: Runs, tmp_path: Path) -> None:
-    rows = [{"text": "the river"}, {"text": "the mountain"}, {"text": "the river"}]
-    source = tmp_path / "rows.jsonl"
-    source.write_text("\n".join(map(json.dumps, rows)))
-    report = edge_runs.run(source=source)
-    assert (report.documents, report.repeated, report.points) == (3, 1, 2)
-
-
-def test_rows_with_ids_are_told_apart_by_them(edge_runs: Runs, tmp_path: Path) -> None:
+def test_repeated_rows_are_stored_once_unless_their_ids_differ(
+    edge_runs: Runs, tmp_path: Path
+) -> None:
     source = tmp_path / "rows.jsonl"
     rows = [{"text": "the river", "id": 1, "year": 2020}, {"text": "the river", "id": 2}]
-    source.write_text("\n".join(map(json.dumps, rows)))
+    source.write_text("\n".join(map(json.dumps, [*rows, rows[0]])))
     report = edge_runs.run(source=source, fields=Fields(id="id"))
-    assert report.points == 2
+    assert (report.documents, report.repeated, report.points) == (3, 1, 2)
     payload = edge_runs.look(lambda store: store.any_payload())
     assert payload["text"] == "the river"
     assert (payload["source"], payload["dataset"]) == ("rows.jsonl", "texts")
@@ -121,6 +112,7 @@ def test_a_collection_with_other_vectors_is_refused_in_one_sentence(runs: Runs) 
 
 def test_a_collection_of_another_model_is_refused(edge_runs: Runs) -> None:
     edge_runs.run(kinds=frozenset({"sparse"}))
+    assert edge_runs.look(lambda store: store.layout()).kinds == {"sparse"}
     (stored,) = edge_runs.ids()[:1]
     sparse = SparseVector(np.array([1], np.uint32), np.array([1], np.float32))
     payload = {"model": "another-model", "dataset": "texts"}
@@ -139,11 +131,6 @@ def test_vectors_are_stored_in_fewer_bytes(edge_runs: Runs, datatype: str) -> No
     assert edge_runs.run().uploaded == 0
     with pytest.raises(IngestError, match=f"its vector dense is .*{datatype}.* is needed"):
         edge_runs.run(datatype="float32")
-
-
-def test_kinds_that_are_not_asked_for_are_left_out(edge_runs: Runs) -> None:
-    edge_runs.run(kinds=frozenset({"sparse"}))
-    assert edge_runs.look(lambda store: store.layout()).kinds == {"sparse"}
 
 
 def test_chunks_may_not_be_longer_than_the_model_reads(edge_runs: Runs) -> None:

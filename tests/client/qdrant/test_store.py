@@ -20,6 +20,8 @@ def test_a_collection_may_have_more_than_is_needed() -> None:
         sparse={**WANTED.sparse, "bm25": "idf"},
     )
     assert [*differences(WANTED, more)] == []
+    # Of bge-m3 a point has room for so many.
+    assert WANTED.most_colbert_vectors == 1023
     assert [*differences(WANTED, with_dense(edges=32))] == []
 
 

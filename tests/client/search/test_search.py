@@ -2,14 +2,12 @@
 
 import asyncio
 import json
-import subprocess
-import sys
 from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
-from smart_embedder_client import Client
+from smart_embedder_client import Client, cli
 from smart_embedder_client.ingest.options import IngestOptions
 from smart_embedder_client.ingest.run import ingest
 from smart_embedder_client.qdrant.store import Depths, Target, open_store
@@ -89,13 +87,10 @@ def test_the_scores_of_each_stage_are_those_of_the_vectors(search, vectors) -> N
         assert hit["scores"]["fused"] == pytest.approx(fused, abs=1e-4)
 
 
-def test_without_a_last_stage_the_fusion_decides(search) -> None:
+def test_the_fusion_or_the_reranker_may_decide(search, server: RunningServer) -> None:
     hits = json.loads(search("--json", "--rescore", "none"))["hits"]
     assert [hit["ranks"]["fused"] for hit in hits] == list(range(1, 11))
     assert all("colbert" not in hit["scores"] for hit in hits)
-
-
-def test_the_reranker_orders_what_was_fused(search, server: RunningServer) -> None:
     hits = json.loads(search("--json", "--rescore", "rerank", "--fused", "12"))["hits"]
     with Client(server.url) as client:
         ranking = client.rerank(QUERY, [hit["text"] for hit in hits])
@@ -169,15 +164,12 @@ def test_a_collection_that_does_not_exist(server: RunningServer, tmp_path: Path,
     assert capsys.readouterr().err == "there is no such collection with dense or sparse vectors\n"
 
 
-def test_help_names_every_option() -> None:
-    for command in ("ingest", "search"):
-        printed = subprocess.run(
-            [sys.executable, "-m", "smart_embedder_client", command, "--help"],
-            env={"PYTHONPATH": "client/src"},
-            cwd=Path(__file__).resolve().parents[3],
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        assert f"smart-embedder {command}" in printed
-        assert "--qdrant ADDRESS" in printed
+@pytest.mark.parametrize("command", ["ingest", "search"])
+def test_help_names_every_option(command: str, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    monkeypatch.setattr("sys.argv", ["smart-embedder", command, "--help"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 0
+    printed = capsys.readouterr().out
+    assert f"smart-embedder {command}" in printed
+    assert "--qdrant ADDRESS" in printed
