@@ -306,7 +306,7 @@ def read_default_prompt(folder: Path) -> str:
     path = folder / _OWN_CONFIG
     config = read_optional(path)
     name, prompts = config.get("default_prompt_name"), config.get("prompts") or {}
-    if name is not None and name not in prompts:
+    if name is not None and (not isinstance(name, str) or name not in prompts):
         raise StartupError(f"{path} has no prompt of its default_prompt_name: {name}")
     return "" if name is None else str(prompts[name])
 
@@ -366,14 +366,19 @@ class TextOptions:
         Raises `StartupError` for options that would change what is read, and are not known here.
         """
         texts = read_text_config(folder)
-        unread = [each for each in _UNREAD_OPTIONS if set(texts.get(each) or ()) - _HARMLESS]
+        unread = []
+        for name in _UNREAD_OPTIONS:
+            options = texts.get(name) or {}
+            if not isinstance(options, dict) or options.keys() - _HARMLESS:
+                unread.append(name)
         if not by_type:
             unread += [each for each in _OPTIONS_BY_TYPE if texts.get(each) is not None]
         if unread:
             raise StartupError(
                 f"{folder} has {unread[0]} for its texts, which is not applied to this model"
             )
-        if "message" in (texts.get("modality_config") or ()):
+        modalities = texts.get("modality_config")
+        if isinstance(modalities, dict | list) and "message" in modalities:
             raise StartupError(
                 f"{folder} reads texts as messages of a chat template, which is not done here"
             )

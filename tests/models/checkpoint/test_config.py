@@ -273,6 +273,7 @@ def test_bge_m3s_kind_has_one_of_two_poolings(tmp_path, modes) -> None:
         ({"prompts": {"query": 1}}, "no usable prompts"),
         ({"prompts": {"a": "b"}, "default_prompt_name": "c"}, "default_prompt_name: c"),
         ({"default_prompt_name": "c"}, "default_prompt_name: c"),
+        ({"prompts": {"a": "b"}, "default_prompt_name": ["a"]}, "default_prompt_name: ..a"),
         ({"truncate_dim": 0}, "no usable truncate_dim: 0"),
         ({"truncate_dim": True}, "no usable truncate_dim: True"),
         ({"truncate_dim": "3"}, "no usable truncate_dim: 3"),
@@ -323,6 +324,7 @@ def test_of_the_files_by_family_the_first_counts_that_says_something(tmp_path) -
     [
         ({"tokenizer_args": {"split": 1}}, "has tokenizer_args for its texts"),
         ({"config_kwargs": {"trust_remote_code": True, "own": 1}}, "has config_kwargs"),
+        ({"config_kwargs": 5}, "has config_kwargs"),
         ({"query_length": 32}, "has query_length"),
         ({"query_expansion": False}, "has query_expansion"),
         ({"modality_config": {"message": {}}}, "messages of a chat template"),
