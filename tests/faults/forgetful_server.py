@@ -37,7 +37,7 @@ class ForgetfulModel:
 
 
 def render(answer, **options):
-    _remember("rendering" not in answer.texts)
+    _remember("rendering" not in answer.request.texts)
     return _render(answer, **options)
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from smart_embedder.engine import Engine
 from smart_embedder.engine.model import Measured, MemoryUsage, PlacedModel
-from smart_embedder.engine.records import EmbedRequest
+from smart_embedder.engine.records import EmbedRequest, Outputs
 from smart_embedder.errors import StartupError
 from smart_embedder.models.device.cpu import available_threads
 from smart_embedder.models.load import load_models
@@ -29,6 +29,7 @@ from tests.support.checkpoints import plain_corpus
 MAPS = Path("/proc/self/maps")
 SECOND_NODE = Path("/sys/devices/system/node/node1").exists()
 TEXTS = ["hybrid search", "bread in the kitchen"]
+EVERY_KIND = Outputs(dense=True, sparse=True, colbert=True)
 LENGTHS = [" ".join(plain_corpus(lines=5))[: 20 * length] for length in range(1, 33)]
 needs_two_cores = pytest.mark.skipif(available_threads() < 2, reason="one core cannot be shared")
 
@@ -73,7 +74,8 @@ async def test_two_workers_answer_as_one_does_on_cores_of_their_own(tiny_m3: Pat
 
     async def embed_each(engine: Engine) -> list[Any]:
         """Every text as a request of its own, all at once."""
-        results = await asyncio.gather(*(engine.embed(EmbedRequest([text])) for text in LENGTHS))
+        requests = (EmbedRequest([text], EVERY_KIND) for text in LENGTHS)
+        results = await asyncio.gather(*map(engine.embed, requests))
         return [result.embeddings[0] for result in results]
 
     async with Engine(settings(tiny_m3, **changes), load_models) as engine:

@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from smart_embedder.engine.records import AnswerMemory
+from smart_embedder.engine.records import AnswerMemory, Outputs
 from smart_embedder.engine.requests import shared_cache
 from smart_embedder.engine.requests.shared_cache import MOST_ENTRY_BYTES, CachedVectors
 from smart_embedder.errors import InvalidRequestError
@@ -80,7 +80,7 @@ async def test_keys_tell_no_text_and_entries_expire(redis: RedisServer) -> None:
     async with replica(redis, Metrics(), KindsModel()) as engine:
         client = client_of(engine)
         await client.flushall()
-        await engine.embed(asked(["a secret text"]))
+        await engine.embed(asked(["a secret text"], Outputs(dense=True)))
         await asyncio.gather(*engine._cache._shared._writes)
         (key,) = await client.keys("*")
         assert key.startswith(b"smart-embedder:vectors:")

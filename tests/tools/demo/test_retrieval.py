@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from smart_embedder.engine import Engine
-from smart_embedder.engine.records import EmbedRequest
+from smart_embedder.engine.records import EmbedRequest, Outputs
 from smart_embedder.models.device.choose import cpu_has_int8
 from smart_embedder.models.load import load_models
 from smart_embedder.settings import Settings
@@ -56,8 +56,9 @@ async def test_sparse_scores_are_of_the_size_that_bge_m3s_are(demo_checkpoint: P
     settings = Settings(
         embedding_model=str(demo_checkpoint), reranker_model="none", device="cpu", dtype="float32"
     )
+    request = EmbedRequest([*read.queries.values(), *texts], Outputs(dense=True, sparse=True))
     async with Engine(settings, load_models) as engine:
-        made = (await engine.embed(EmbedRequest([*read.queries.values(), *texts]))).embeddings
+        made = (await engine.embed(request)).embeddings
     # Each question is that of the passage in its own place.
     scores = Piece(Queries(made[: len(texts)]), made[len(texts) :]).sparse.scores
     assert 0.1 < np.median(scores.diagonal()) < 0.6
