@@ -134,7 +134,7 @@ def test_a_section_is_as_large_as_its_size_says_which_has_a_limit() -> None:
     section = maker.take()
     assert section is not None
     assert maker.take() is None
-    assert len(section.body.splitlines()) <= maker.size // 100 + 1
+    assert len(section.body.splitlines()) <= maker.pace.size // 100 + 1
     for _ in range(20):
         maker.record_end()
-    assert maker.size == 524_288
+    assert maker.pace.size == 524_288

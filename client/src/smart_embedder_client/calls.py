@@ -273,11 +273,7 @@ class Service:
 def service_at(
     url: str | None, token: str | None, timeout: float, max_retries: int, max_wait: float
 ) -> Service:
-    """The service of a new client.
-
-    Raises:
-        ValueError: The address or the token is none.
-    """
+    """The service of a new client; raises `ValueError` if the address or the token is none."""
     if url is None and token is None:
         # It is for the service that the environment names, and for no other.
         token = os.environ.get(TOKEN_VARIABLE)
@@ -295,8 +291,7 @@ def token_of(token: str) -> str:
 def address_of(url: str | None) -> str:
     """The address of the service: `url`, else SMART_EMBEDDER_URL, else port 8000 of this machine.
 
-    Raises:
-        ValueError: It is none.
+    Raises `ValueError` if it is none.
     """
     given = url if url is not None else os.environ.get(URL_VARIABLE) or DEFAULT_URL
     try:

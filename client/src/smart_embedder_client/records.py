@@ -24,18 +24,11 @@ class StreamedText:
     """The vectors of one text of a stream, or its error.
 
     A kind that was not asked for is None; with an error all kinds are. The types are those of
-    `Embeddings`.
+    `Embeddings`, and the shapes those of one text in it.
 
     Attributes:
         id: The text's own, or its place among the texts, from 0.
         text: As it was given.
-        dense: `[width]`.
-        dense_scale: For int8 and uint8.
-        sparse: Lexical weights.
-        colbert: `[vectors, width]`.
-        colbert_scale: `[vectors]` float32, for int8 and uint8.
-        muvera: `[10240]` float32.
-        tokens: With `return_tokens`.
         warnings: Whether the text was cut.
         error: What is wrong with this text.
     """
@@ -63,12 +56,8 @@ def checked(record: StreamedText, on_error: OnError) -> StreamedText:
 class RecordReader:
     """Turns the answer to some texts of a stream into records, in chunks of any size.
 
-    Each record is checked against the text in its place. No more bytes are held than the vectors of
-    these texts can have.
-
-    Args:
-        texts: Their ids, and themselves.
-        options: Of `embed`.
+    Each record is checked against the text in its place, which is given with its id. No more bytes
+    are held than the vectors of these texts can have.
     """
 
     def __init__(self, texts: Sequence[tuple[int | str, str]], options: Mapping[str, Any]) -> None:

@@ -76,9 +76,8 @@ class Found:
 def find(client: Client, store: Store, query: str, depths: Depths, rescore: Rescore) -> list[Found]:
     """The best passages by the last stage, which `rescore` chooses.
 
-    Raises:
-        QdrantError: There is no collection, or its vectors are of another model.
-        SmartEmbedderError: The service does not answer.
+    Raises `QdrantError` if there is no collection or its vectors are of another model, and
+    `SmartEmbedderError`.
     """
     layout = store.layout()
     if layout is None or not layout.kinds & {DENSE, SPARSE}:
@@ -156,11 +155,7 @@ class Explanation:
 
 
 def explain(client: Client, query: str, passages: Sequence[str]) -> list[Explanation]:
-    """The matching tokens of each passage, of vectors that are computed anew.
-
-    Raises:
-        SmartEmbedderError: The service does not answer.
-    """
+    """The matching tokens of each passage, of vectors that are computed anew."""
     if not passages:
         return []
     answer = client.embed(

@@ -96,17 +96,32 @@ class Section:
             raise SmartEmbedderError("the answer ended before all texts had one", CONNECTION_LOST)
 
 
+@dataclass(slots=True)
+class Pace:
+    """How much is done at a time, so that it takes about two seconds.
+
+    `size` is at most doubled or halved at once.
+    """
+
+    size: int
+    least: int
+    most: int
+
+    def record(self, size: int, seconds: float) -> None:
+        """Adapt to how long so much has taken; little of it tells nothing."""
+        if 2 * size >= self.size:
+            factor = min(max(_SECTION_SECONDS / max(seconds, 0.001), 0.5), 2.0)
+            self.size = min(max(int(self.size * factor), self.least), self.most)
+
+
 class SectionMaker:
-    """Collects texts for the next section.
+    """Collects texts for the next section, whose bytes `pace` tells.
 
     A section is also `full` after a second, so that a slow source does not hold back texts.
-
-    Attributes:
-        size: The bytes of a section, adapted so that one takes about two seconds.
     """
 
     def __init__(self, options: Mapping[str, Any]) -> None:
-        self.size = _FIRST_BYTES
+        self.pace = Pace(_FIRST_BYTES, _LEAST_BYTES, _MOST_BYTES)
         self._last_end: float | None = None
         self._options = options
         self._texts: list[tuple[Id, str]] = []
@@ -115,12 +130,10 @@ class SectionMaker:
         self._began = 0.0
 
     def record_end(self) -> None:
-        """Adapt the size when a section is answered, by a factor of two at most."""
+        """Adapt the size when a section is answered."""
         now = time.monotonic()
         if self._last_end is not None:
-            factor = _SECTION_SECONDS / max(now - self._last_end, 0.001)
-            size = int(self.size * min(max(factor, 0.5), 2.0))
-            self.size = min(max(size, _LEAST_BYTES), _MOST_BYTES)
+            self.pace.record(self.pace.size, now - self._last_end)
         self._last_end = now
 
     def add(self, given: TextOrPair) -> None:
@@ -146,7 +159,7 @@ class SectionMaker:
     def full(self) -> bool:
         """Whether the section is to be sent."""
         return bool(self._texts) and (
-            self._bytes >= self.size
+            self._bytes >= self.pace.size
             or len(self._texts) >= _MOST_TEXTS
             or time.monotonic() - self._began > _SECTION_SECONDS / 2
         )

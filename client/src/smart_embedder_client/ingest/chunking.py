@@ -6,6 +6,7 @@ from pathlib import Path
 
 from semantic_text_splitter import MarkdownSplitter, TextSplitter
 
+from smart_embedder_client.ingest.pace import batches
 from smart_embedder_client.ingest.sources import SourceError
 
 CountTokens = Callable[[Sequence[str]], Sequence[int]]
@@ -27,9 +28,6 @@ class TokenCounter:
 
     So the tokens of a text are those of its words, and the service is asked for the words that it
     has not counted yet. Special tokens are left out.
-
-    Args:
-        count: Asks the service for the number of tokens of each text.
     """
 
     def __init__(self, count: CountTokens) -> None:
@@ -61,7 +59,8 @@ class TokenCounter:
         return sum(self._known[piece] for piece in pieces)
 
     def _learn(self, words: Sequence[str]) -> None:
-        for request in _requests(words):
+        most = _CHARACTERS_PER_REQUEST
+        for request in batches(words, len, lambda: most, _TEXTS_PER_REQUEST):
             if self._stopped:
                 raise StoppedError
             self._known.update(zip(request, self._count(request), strict=True))
@@ -77,26 +76,10 @@ def _pieces(text: str) -> list[str]:
     ]
 
 
-def _requests(words: Sequence[str]) -> Iterable[Sequence[str]]:
-    request: list[str] = []
-    characters = 0
-    for word in words:
-        if len(request) == _TEXTS_PER_REQUEST or characters > _CHARACTERS_PER_REQUEST:
-            yield request
-            request, characters = [], 0
-        request.append(word)
-        characters += len(word)
-    if request:
-        yield request
-
-
 class ServiceChunker:
-    """Counts tokens by asking the service, for each word once.
+    """Counts tokens by asking the service, for each word once: by `Client.count_tokens`.
 
-    Args:
-        count: Asks for the number of tokens of each text: `Client.count_tokens`.
-        tokens: The most of a chunk, special ones included.
-        overlap: The most that a chunk repeats of the one before it.
+    A chunk has at most `tokens`, special ones included, and repeats `overlap` of the one before.
     """
 
     def __init__(self, count: CountTokens, tokens: int = 512, overlap: int = 64) -> None:
@@ -122,11 +105,7 @@ class ServiceChunker:
 
 
 class FileChunker:
-    """Counts tokens by the model's own `tokenizer.json`, as `ServiceChunker` does.
-
-    Raises:
-        SourceError: The file is no tokenizer.
-    """
+    """Counts by the model's `tokenizer.json`; raises `SourceError` if the file is none."""
 
     def __init__(self, tokenizer: Path, tokens: int = 512, overlap: int = 64) -> None:
         self._stopped = False

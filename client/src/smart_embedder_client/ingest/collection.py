@@ -2,13 +2,12 @@
 
 from dataclasses import dataclass
 
-from smart_embedder_client.answers import Embeddings
 from smart_embedder_client.async_client import AsyncClient
+from smart_embedder_client.ingest.embedding import VectorOptions
 from smart_embedder_client.ingest.journal import Journal
 from smart_embedder_client.ingest.options import IngestError, IngestOptions
 from smart_embedder_client.ingest.pace import Patience
 from smart_embedder_client.qdrant.store import (
-    COLBERT,
     DENSE,
     MODEL,
     PAGE,
@@ -41,19 +40,10 @@ class Served:
 async def ask_service(client: AsyncClient, patience: Patience, kinds: frozenset[str]) -> Served:
     """What the service has, as soon as it is ready.
 
-    Raises:
-        IngestError: It does not say how long texts may be.
+    Raises `IngestError` if it does not say how long texts may be.
     """
-
-    async def ask() -> Embeddings:
-        return await client.embed(
-            [_WORD],
-            return_dense=DENSE in kinds,
-            return_sparse=SPARSE in kinds,
-            return_colbert=COLBERT in kinds,
-        )
-
-    answer = await patience.wait_for(ask)
+    asked = VectorOptions(kinds, "float32").request
+    answer = await patience.wait_for(lambda: client.embed([_WORD], **asked))
     health = await patience.wait_for(client.health)
     max_tokens = health.details.get("max_input_length")
     if type(max_tokens) is not int:
@@ -89,8 +79,7 @@ class Collection:
     ) -> "Collection":
         """Make the collection, or check the one that exists.
 
-        Raises:
-            IngestError: Its vectors are others, or of another model.
+        Raises `IngestError` if its vectors are others, or of another model.
         """
         found = await patience.ask(store.layout)
         datatype = options.datatype or (found and found.datatype) or "float32"

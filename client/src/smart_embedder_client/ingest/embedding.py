@@ -49,16 +49,8 @@ class VectorOptions:
 class Embedder:
     """Embeds batches of chunks.
 
-    Args:
-        client: Of the service.
-        options: Which vectors are made.
-        patience: For a service that is away.
-        most_colbert_vectors: How many ColBERT vectors a point may have; longer texts have theirs
-            pooled by as little as makes them fit.
-
-    Attributes:
-        pooled: How many chunks had too many ColBERT vectors.
-        truncated: How many were longer than the model reads.
+    Texts with more than `most_colbert_vectors` have theirs pooled by as little as makes them fit
+    into a point. `pooled` counts these chunks, `truncated` those longer than the model reads.
     """
 
     def __init__(
@@ -78,8 +70,7 @@ class Embedder:
     async def embed(self, texts: Sequence[str]) -> list[Vectors | Refusal]:
         """The vectors of each text, or why it has none.
 
-        Raises:
-            SmartEmbedderError: The service was away for too long, or refuses everything.
+        Raises `SmartEmbedderError` if the service is away for too long, or refuses everything.
         """
         try:
             answer = await self._ask(texts, self._options.colbert_pool_factor)

@@ -71,13 +71,8 @@ class Journal:
     """What one data set has in one collection, as far as this machine knows.
 
     A document is noted after Qdrant has acknowledged all its points. A kill in between loses no
-    more than the note, and Qdrant itself is asked about documents without one.
-
-    Args:
-        path: Its file, which is made if it does not exist.
-
-    Raises:
-        JournalError: Another process uses it.
+    more than the note, and Qdrant itself is asked about documents without one. The methods raise
+    `JournalError`, also if another process uses the file.
     """
 
     def __init__(self, path: Path) -> None:

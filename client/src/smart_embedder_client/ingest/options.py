@@ -13,26 +13,11 @@ class IngestError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IngestOptions:
-    """One run.
+    """One run, as `smart-embedder ingest --help` tells its options.
 
-    Attributes:
-        source: A file or a folder.
-        dataset: The name by which its points are known in the collection.
-        fields: Of rows.
-        chunk_tokens: The most tokens of a chunk, special ones included.
-        overlap: How many a chunk may repeat of the one before it.
-        tokenizer: A `tokenizer.json` to count by; without it the service counts.
-        kinds: Which vectors are made.
-        datatype: Of dense and ColBERT; None is that of the collection, float32 for a new one.
-        colbert_pool_factor: How many ColBERT vectors become one.
-        split_for_colbert: Make chunks so short that their ColBERT vectors need no pooling.
-        requests: How many the service is asked at a time.
-        streams: How many uploads go on at a time.
-        batch_bytes: Of one upload.
-        patience: Seconds that an outage may last.
-        sync: Remove the points whose sources are gone or have changed.
-        index: Have the HNSW graph made at the end.
-        recheck: Ask Qdrant for every point, whatever the journal says.
+    `chunk_tokens` counts special tokens, too. `datatype` None is that of the collection, float32
+    for a new one. `split_for_colbert` makes chunks so short that their ColBERT vectors need no
+    pooling. `patience` is in seconds.
     """
 
     source: Path

@@ -4,7 +4,6 @@ import asyncio
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
 from tqdm import tqdm
@@ -19,31 +18,11 @@ from smart_embedder_client.errors import (
 from smart_embedder_client.qdrant.store import QdrantBusyError
 
 Item = TypeVar("Item")
-_SECONDS = 2.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 10.0
 _LOST = {UNREACHABLE, CONNECTION_LOST, CLIENT_TIMEOUT}
 _BUSY = {408, 429, 502, 503, 504}
 _TOO_LARGE = "out_of_memory"
 Result = TypeVar("Result")
-
-
-@dataclass(slots=True)
-class Pace:
-    """How much is done at a time, so that it takes about two seconds.
-
-    A run that is killed again and again then loses little each time, on a slow machine, too.
-    `size` is at most doubled or halved at once.
-    """
-
-    size: int
-    least: int
-    most: int
-
-    def record(self, size: int, seconds: float) -> None:
-        """Adapt to how long so much has taken; little of it tells nothing."""
-        if 2 * size >= self.size:
-            factor = min(max(_SECONDS / max(seconds, 0.001), 0.5), 2.0)
-            self.size = min(max(int(self.size * factor), self.least), self.most)
 
 
 def batches(
@@ -70,11 +49,7 @@ class Patience:
     """Asks again until it works, or until too much time has gone by without success.
 
     What is asked for is the same the second time: texts are embedded again, and points are stored
-    under the same ids.
-
-    Args:
-        seconds: How long an outage may last.
-        note: Told once for each outage.
+    under the same ids. An outage, of which `note` is told once, may last so many seconds.
     """
 
     def __init__(self, seconds: float, note: Callable[[str], None]) -> None:
@@ -114,12 +89,7 @@ def is_temporary(error: QdrantBusyError | SmartEmbedderError) -> bool:
 
 
 class Progress:
-    """A bar on a terminal; elsewhere nothing but the notes.
-
-    Args:
-        total: Bytes of the input.
-        title: What stands before the bar.
-    """
+    """A bar on a terminal, for so many bytes of input; elsewhere nothing but the notes."""
 
     def __init__(self, total: int, title: str) -> None:
         self._began = time.monotonic()

@@ -23,7 +23,7 @@ from smart_embedder_client.ingest.collection import Collection, Served, ask_serv
 from smart_embedder_client.ingest.embedding import Embedder, Refusal, VectorOptions
 from smart_embedder_client.ingest.journal import Journal, Recipe, chunk_ids, document_digest
 from smart_embedder_client.ingest.options import IngestError, IngestOptions, Report
-from smart_embedder_client.ingest.pace import Pace, Patience, Progress, batches
+from smart_embedder_client.ingest.pace import Patience, Progress, batches
 from smart_embedder_client.ingest.sources import (
     Document,
     Skipped,
@@ -44,6 +44,7 @@ from smart_embedder_client.qdrant.store import (
     Vectors,
     open_store,
 )
+from smart_embedder_client.streams import Pace
 
 # What is read before it is looked up and split: little memory, and few questions.
 _LEAST_WINDOW, _WINDOW_CHARACTERS, _WINDOW_DOCUMENTS = 50_000, 2_000_000, 1_000
@@ -88,19 +89,7 @@ class _Embedded:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Ingest:
-    """Loads one source into one collection; used once.
-
-    Attributes:
-        options: Of the run.
-        recipe: What makes ids.
-        model: The name that points are marked with.
-        collection: Where they go.
-        chunker: Splits documents.
-        embedder: Embeds chunks.
-        journal: What is stored already.
-        patience: For a Qdrant that is away.
-        progress: Is told what is done.
-    """
+    """Loads one source into one collection, whose points are marked with `model`; used once."""
 
     options: IngestOptions
     recipe: Recipe
@@ -127,13 +116,7 @@ class Ingest:
         self._streams = asyncio.Semaphore(streams)
 
     async def run(self) -> Report:
-        """Store what is missing.
-
-        Raises:
-            IngestError: Too much was refused.
-            QdrantError, SmartEmbedderError: Qdrant or the service cannot go on.
-            SourceError: There is no such source.
-        """
+        """Store what is missing; raises what `ingest` does."""
         began = time.monotonic()
         try:
             async with asyncio.TaskGroup() as loads:
@@ -297,13 +280,6 @@ async def ingest(
     journal: Path | None = None,
 ) -> Report:
     """Load a source into a collection; the same call goes on after an interruption.
-
-    Args:
-        options: What is loaded, and how.
-        target: The collection.
-        url: The service's address.
-        token: Its access token, if one is set.
-        journal: Where it is noted what is stored.
 
     Raises:
         IngestError, JournalError, QdrantError, SmartEmbedderError, SourceError: Why the run

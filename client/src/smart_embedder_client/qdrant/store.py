@@ -225,14 +225,9 @@ def as_lists(array: Array) -> Any:
 class Target:
     """Where a collection is.
 
-    Attributes:
-        address: `http://host:6333`, a folder of Qdrant's engine in Python, `:memory:`, or
-            `edge:FOLDER` for Qdrant Edge.
-        collection: Its name.
-        api_key: Of the server, if it has one.
-        use_grpc: Use gRPC where the server answers it.
-        grpc_port: Of the server.
-        timeout: Seconds until a request has failed.
+    `address` is `http://host:6333`, a folder of Qdrant's engine in Python, `:memory:`, or
+    `edge:FOLDER` for Qdrant Edge. A server that answers no gRPC is asked by HTTP. After `timeout`
+    seconds a request has failed.
     """
 
     address: str
