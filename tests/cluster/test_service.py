@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
@@ -78,8 +78,8 @@ def two_that_answer(cluster: RayCluster, url: str) -> None:
     wait_until(settled, "two replicas answer")
 
 
-def when_quiet(cluster: RayCluster) -> Callable[[], bool]:
-    return lambda: len(cluster.replicas()) == 2
+def wait_for_two(cluster: RayCluster) -> None:
+    wait_until(lambda: len(cluster.replicas()) == 2, "two replicas")
 
 
 def test_two_replicas_serve_the_whole_service(cluster: RayCluster, service: str) -> None:
@@ -98,7 +98,7 @@ def test_two_replicas_serve_the_whole_service(cluster: RayCluster, service: str)
 def test_what_another_replica_accepted_outlives_one_that_is_killed(
     cluster: RayCluster, service: str
 ) -> None:
-    wait_until(when_quiet(cluster), "two replicas")
+    wait_for_two(cluster)
     first, *others = cluster.replicas().values()
     with Load(service, "killed").running() as load:
         load.wait_for_more(100)
@@ -115,7 +115,7 @@ def test_what_another_replica_accepted_outlives_one_that_is_killed(
 
 
 def test_a_replica_that_hangs_is_replaced(cluster: RayCluster, service: str) -> None:
-    wait_until(when_quiet(cluster), "two replicas")
+    wait_for_two(cluster)
     hangs = next(iter(cluster.replicas().values()))
     hangs.suspend()
     wait_until(lambda: hangs.pid not in cluster.replicas(), "the one that hangs is gone")
@@ -128,7 +128,7 @@ def test_replicas_come_and_go_with_the_load_and_no_request_is_lost(
     with Load(service, "trickle", clients=1).running() as trickle:
         with Load(service, "heavy", clients=32).running() as heavy:
             wait_until(lambda: len(cluster.replicas()) == 3, "a third replica")
-        wait_until(when_quiet(cluster), "two replicas again")
+        wait_for_two(cluster)
         trickle.wait_for_more(20)
     assert not trickle.failed
     assert not heavy.failed

@@ -6,7 +6,7 @@ import ssl
 import subprocess
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -81,14 +81,10 @@ def test_a_body_as_large_as_the_service_takes_passes_and_a_larger_one_does_not(n
         assert refused.status_code == 413
 
 
-def test_a_page_behind_the_proxy_may_ask_the_service(nginx: str) -> None:
+def test_a_request_keeps_its_origin_and_its_id_and_errors_of_the_service_pass(nginx: str) -> None:
     with client_at("127.0.0.5", nginx) as client:
         assert statuses(client, 1, Origin=f"https://{NAME}") == [200]
         assert statuses(client, 1, Origin="https://elsewhere.example.com") == [403]
-
-
-def test_a_request_keeps_its_id_and_errors_of_the_service_pass(nginx: str) -> None:
-    with client_at("127.0.0.6", nginx) as client:
         answer = client.post("/embeddings/", json={}, headers={"X-Request-ID": "mine"})
         assert (answer.status_code, answer.headers["x-request-id"]) == (422, "mine")
         assert answer.json()["request_id"] == "mine"
@@ -125,47 +121,33 @@ def test_a_process_that_drains_is_passed_over(tiny_m3: Path, tmp_path: Path) -> 
             assert statuses(client, 20) == [200] * 20
 
 
-class InTwoParts(BaseHTTPRequestHandler):
-    """Sends the second part of its answer when the client has the first."""
-
-    received: threading.Event
-
-    def do_GET(self) -> None:
-        self.send_response(200)
-        self.send_header("Content-Length", "10")
-        self.end_headers()
-        self.wfile.write(b"first")
-        self.wfile.flush()
-        assert self.received.wait(LIMIT)
-        self.wfile.write(b"other")
-
-    def log_message(self, *_: object) -> None:
-        """Keep silent."""
-
-
 def test_an_answer_is_passed_on_as_it_comes(tmp_path: Path) -> None:
+    """The second part of it is sent when the client has the first."""
     received = threading.Event()
-    handler = type("Handler", (InTwoParts,), {"received": received})
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            with run_nginx(tmp_path, f"127.0.0.1:{server.server_port}") as url:
-                assert read_in_two_parts(url, received) == b"firstother"
-        finally:
+
+    def answer(listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        with connection:
+            connection.recv(65_536)
+            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nfirst")
+            assert received.wait(LIMIT)
+            connection.sendall(b"other")
+
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        ThreadPoolExecutor(1) as threads,
+        run_nginx(tmp_path, f"127.0.0.1:{listener.getsockname()[1]}") as url,
+        client_at("127.0.0.7", url) as client,
+    ):
+        answered = threads.submit(answer, listener)
+        with client.stream("GET", "/stream") as stream:
+            parts = stream.iter_raw()
+            got = b""
+            while len(got) < len(b"first"):
+                got += next(parts)
             received.set()
-            server.shutdown()
-            thread.join(LIMIT)
-
-
-def read_in_two_parts(url: str, received: threading.Event) -> bytes:
-    with client_at("127.0.0.7", url) as client, client.stream("GET", "/stream") as answer:
-        parts = answer.iter_raw()
-        got = b""
-        while len(got) < len(b"first"):
-            got += next(parts)
-        received.set()
-        return got + b"".join(parts)
+            assert got + b"".join(parts) == b"firstother"
+        answered.result(LIMIT)
 
 
 def test_caddy_takes_the_configuration_that_the_guide_shows(tmp_path: Path) -> None:

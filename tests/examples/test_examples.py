@@ -65,7 +65,7 @@ def run(example: Path, folder: Path, **variables: str) -> "subprocess.CompletedP
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.stem)
-def test_an_example_ranks_the_right_passage_first_and_does_so_again(
+def test_an_example_ranks_the_right_passage_first_twice_and_tells_of_a_wrong_token(
     example: Path, service: RunningServer, folder: Path
 ) -> None:
     variables = {"SMART_EMBEDDER_URL": service.url, "SMART_EMBEDDER_TOKEN": TOKEN}
@@ -79,12 +79,6 @@ def test_an_example_ranks_the_right_passage_first_and_does_so_again(
         assert ranked[0] == RIGHT
     assert second.stdout == first.stdout
     assert stored, "the second run was to find what the first one stored"
-
-
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.stem)
-def test_an_example_tells_its_user_that_the_token_is_wrong(
-    example: Path, service: RunningServer, folder: Path
-) -> None:
     done = run(example, folder, SMART_EMBEDDER_URL=service.url, SMART_EMBEDDER_TOKEN="another")
     assert done.returncode == 1
     assert "401" in done.stderr.splitlines()[-1]

@@ -54,14 +54,10 @@ def test_more_points_than_one_statement_of_sqlite_takes(tmp_path: Path) -> None:
         assert set(journal.unseen(ids)) == set(ids[2000:])
 
 
-def test_another_run_cannot_use_it(tmp_path: Path) -> None:
+def test_a_file_that_is_no_journal_or_that_another_run_has_open(tmp_path: Path) -> None:
     path = tmp_path / "journal.sqlite"
     with Journal(path), pytest.raises(JournalError, match="another run has it open"):
         Journal(path)
-
-
-def test_a_file_that_is_no_journal(tmp_path: Path) -> None:
-    path = tmp_path / "journal.sqlite"
     path.write_text("no database at all, and long enough to be taken for one" * 20)
     with pytest.raises(JournalError, match="cannot be used: file is not a database"):
         Journal(path)
@@ -83,18 +79,12 @@ def document(**changes: object) -> Document:
 
 def test_every_option_and_every_field_changes_the_names() -> None:
     recipes = [RECIPE, Recipe("b", ("model",), (512, 64)), Recipe("texts", ("other",), (512, 64))]
-    documents = [
-        document(),
-        document(source="b"),
-        document(key="1"),
-        document(metadata={"year": 1}),
-    ]
+    changes = [{}, {"source": "b"}, {"key": "1"}, {"metadata": {"year": 1}}]
+    documents = [document(**each) for each in changes]
     pairs = [(each, RECIPE) for each in documents] + [(document(), each) for each in recipes[1:]]
     assert len({document_digest(*pair) for pair in pairs}) == len(pairs)
     assert len({chunk_ids(each, ["t"], recipe)[0] for each, recipe in pairs}) == len(pairs)
-
-
-def test_the_length_of_chunks_changes_documents_alone() -> None:
+    # The length of chunks changes documents alone.
     shorter = Recipe("texts", ("model",), (256, 64))
     assert document_digest(document(), RECIPE) != document_digest(document(), shorter)
     assert chunk_ids(document(), ["t"], RECIPE) == chunk_ids(document(), ["t"], shorter)
