@@ -1,99 +1,64 @@
-"""Tokens through a real server process: what is public, what is not, and what never leaks."""
+"""Tokens and origins before the whole service: what is public, and who may read a refusal."""
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
-import pytest
+from httpx2 import AsyncClient
 
-from tests.support.server import run_server
+from tests.engine.fakes import FakeModel, loaded
+from tests.support.in_process import served
 
-BODY = {"sentences": ["search"], "return_colbert": False}
+BODY = {"sentences": ["search"], "return_sparse": False, "return_colbert": False}
 PUBLIC = ["/health", "/health/live", "/health/ready", "/docs", "/redoc", "/openapi.json"]
 OPERATION = ["/stats", "/metrics"]
-
-
-@pytest.fixture(scope="module")
-def server(tiny_m3: Path, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("auth")
-    (folder / "tokens").write_text("alice:named-secret\n")
-    settings = {
-        "EMBEDDING_MODEL": str(tiny_m3),
-        "API_TOKEN": "own-secret",
-        "API_TOKENS_FILE": str(folder / "tokens"),
-        "PROTECT_METRICS": "true",
-        "CORS_ORIGINS": "https://app.example.com",
-        "LOG_LEVEL": "debug",
-    }
-    with run_server(folder, **settings) as running:
-        running.wait_until_healthy()
-        yield running
-
-
-@pytest.fixture(scope="module")
-def client(server):
-    with server.client() as client:
-        yield client
+ALLOWED = {"Origin": "https://app.example.com"}
 
 
 def bearer(token: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {token}"}
 
 
-@pytest.mark.parametrize("path", PUBLIC)
-def test_public_paths_ask_for_no_token(client, path: str) -> None:
-    assert client.get(path).status_code == 200
+@asynccontextmanager
+async def guarded(folder: Path) -> AsyncIterator[AsyncClient]:
+    """A client of a service with tokens and an allowed origin."""
+    (folder / "tokens").write_text("alice:named-secret\n")
+    settings = {"api_token": "own-secret", "api_tokens_file": folder / "tokens"}
+    settings |= {"protect_metrics": True, "cors_origins": ALLOWED["Origin"]}
+    async with served(loaded(FakeModel()), **settings) as (service, client):
+        yield client
+        assert "secret" not in service.metrics.render().decode()
 
 
-@pytest.mark.parametrize("token", ["own-secret", "named-secret"])
-def test_a_known_token_opens_every_endpoint(client, token: str) -> None:
-    assert client.post("/embeddings/", json=BODY, headers=bearer(token)).status_code == 200
-    for path in OPERATION:
-        assert client.get(path, headers=bearer(token)).status_code == 200
+async def test_a_known_token_opens_what_is_not_public(tmp_path: Path) -> None:
+    async with guarded(tmp_path) as client:
+        assert {(await client.get(path)).status_code for path in PUBLIC} == {200}
+        for token in ("own-secret", "named-secret"):
+            headers = bearer(token)
+            assert (await client.post("/embeddings/", json=BODY, headers=headers)).is_success
+            assert {(await client.get(p, headers=headers)).status_code for p in OPERATION} == {200}
+        for headers in ({}, bearer("wrong-secret"), {"Authorization": "Basic b3duOnNlY3JldA=="}):
+            answers = [
+                await client.post(path, json=BODY, headers=headers)
+                for path in ("/embeddings/", "/rerank", "/nowhere")
+            ]
+            answers += [await client.get(path, headers=headers) for path in OPERATION]
+            assert {each.json()["code"] for each in answers} == {"unauthorized"}
+            assert not any("secret" in each.text for each in answers)
+        metrics = (await client.get("/metrics", headers=bearer("own-secret"))).text
+        assert 'embedding_requests_rejected_total{reason="auth"} 3.0' in metrics
 
 
-@pytest.mark.parametrize(
-    "headers",
-    [
-        {},
-        bearer("wrong-secret"),
-        {"Authorization": "Bearer"},
-        {"Authorization": "Basic b3duOnNlY3JldA=="},
-    ],
-)
-def test_without_a_known_token_it_is_401(client, headers) -> None:
-    for path in ("/embeddings/", "/rerank", "/nowhere"):
-        response = client.post(path, json=BODY, headers=headers)
-        assert (response.status_code, response.json()["code"]) == (401, "unauthorized")
-        assert response.headers["www-authenticate"] == "Bearer"
-        assert "secret" not in response.text
-    for path in OPERATION:
-        assert client.get(path, headers=headers).status_code == 401
-
-
-def test_a_refusal_is_counted_and_no_token_reaches_log_or_metrics(server, client) -> None:
-    client.post("/embeddings/", json=BODY, headers=bearer("wrong-secret"))
-    metrics = client.get("/metrics", headers=bearer("own-secret")).text
-    (line,) = [
-        line
-        for line in metrics.splitlines()
-        if line.startswith('embedding_requests_rejected_total{reason="auth"}')
-    ]
-    assert float(line.split()[1]) >= 1
-    assert "secret" not in metrics
-    assert "secret" not in server.log
-
-
-ALLOWED = {"Origin": "https://app.example.com"}
-
-
-def test_a_page_of_an_allowed_origin_may_ask_and_read_every_answer(client) -> None:
+async def test_a_page_of_an_allowed_origin_may_ask_and_read_every_answer(tmp_path: Path) -> None:
     headers = bearer("own-secret") | ALLOWED
-    for answer in (
-        client.post("/embeddings/", json=BODY, headers=headers),
-        client.post("/embeddings/", json=BODY, headers=ALLOWED),
-        client.post("/embeddings/", json={}, headers=headers),
-        client.get("/nowhere", headers=headers),
-    ):
-        assert answer.headers["access-control-allow-origin"] == ALLOWED["Origin"]
-        assert "x-request-id" in answer.headers["access-control-expose-headers"].lower()
-    first = ALLOWED | {"Access-Control-Request-Method": "POST"}
-    assert client.options("/embeddings/", headers=first).status_code == 200
+    async with guarded(tmp_path) as client:
+        for answer in (
+            await client.post("/embeddings/", json=BODY, headers=headers),
+            await client.post("/embeddings/", json=BODY, headers=ALLOWED),
+            await client.post("/embeddings/", json={}, headers=headers),
+            await client.get("/nowhere", headers=headers),
+        ):
+            assert answer.headers["access-control-allow-origin"] == ALLOWED["Origin"]
+            assert "x-request-id" in answer.headers["access-control-expose-headers"].lower()
+        first = ALLOWED | {"Access-Control-Request-Method": "POST"}
+        assert (await client.options("/embeddings/", headers=first)).status_code == 200

@@ -2,6 +2,7 @@
 
 import gzip
 import http.client
+import operator
 import re
 
 import orjson
@@ -23,11 +24,6 @@ JSON = {"Content-Type": "application/json"}
 def client(server: RunningServer):
     with server.client() as client:
         yield client
-
-
-def post(client, **headers: str):
-    named = {name.replace("_", "-"): value for name, value in headers.items()}
-    return client.post("/embeddings/", content=BODY, headers=named)
 
 
 def assert_refused(answer, status: int, code: str) -> str:
@@ -102,29 +98,18 @@ def test_a_wrong_method_is_told_the_allowed_ones(client, method, path, allowed) 
 
 
 @pytest.mark.parametrize(
-    ("kind", "said"),
+    ("headers", "said"),
     [
-        ("text/plain", "text/plain"),
-        ("text/plain; application/json", "text/plain"),
-        ("application/x-www-form-urlencoded", "x-www-form-urlencoded"),
-        ("multipart/form-data; boundary=x", "multipart/form-data"),
-        ("application/jsonp", "application/jsonp"),
-        ("application/json, text/plain", "application/json, text/plain"),
-        ("application/json; charset=utf-16", "utf-16"),
-        ("application/json; charset=latin-1", "latin-1"),
-        ("json", "json"),
+        ({"Content-Type": "text/plain"}, "text/plain"),
+        ({"Content-Type": "application/json; charset=latin-1"}, "latin-1"),
+        (JSON | {"Content-Encoding": "zstd"}, "Content-Encoding"),
+        (JSON | {"Content-Encoding": "gzip, gzip"}, "Content-Encoding"),
     ],
 )
-def test_any_other_type_is_415_and_told_which_one_is_read(client, kind: str, said: str) -> None:
-    answer = post(client, Content_Type=kind)
+def test_any_other_type_or_packing_is_415_and_told_which_one_is_read(client, headers, said) -> None:
+    answer = client.post("/embeddings/", content=BODY, headers=headers)
     assert said in assert_refused(answer, 415, "unsupported_media_type")
     assert answer.headers["accept"] == "application/json"
-
-
-@pytest.mark.parametrize("encoding", ["deflate", "br", "gzip, gzip", "zstd"])
-def test_a_compressed_body_is_415(client, encoding: str) -> None:
-    answer = post(client, Content_Type="application/json", Content_Encoding=encoding)
-    assert "Content-Encoding" in assert_refused(answer, 415, "unsupported_media_type")
     assert answer.headers["accept-encoding"] == "gzip, identity"
 
 
@@ -133,9 +118,8 @@ def test_a_compressed_body_is_415(client, encoding: str) -> None:
 )
 def test_a_page_from_elsewhere_is_refused_and_counted(client, origin: str) -> None:
     rejected = client.get("/stats").json()["rejected_requests"]
-    detail = assert_refused(
-        post(client, Content_Type="application/json", Origin=origin), 403, "foreign_origin"
-    )
+    answer = client.post("/embeddings/", content=BODY, headers=JSON | {"Origin": origin})
+    detail = assert_refused(answer, 403, "foreign_origin")
     assert origin in detail
     assert "CORS_ORIGINS" in detail
     assert client.get("/stats").json()["rejected_requests"] == rejected + 1
@@ -221,14 +205,6 @@ UNPACK = {"gzip": gzip.decompress, "zstd": zstd.decompress}
 LARGE = ["search vector " * 900] * 4
 
 
-SMALL = {"sentences": ["hybrid search"], "return_colbert": False}
-
-
-def post_packed(client, body: bytes, path: str = "/embeddings/", **headers: str):
-    headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"} | headers
-    return client.post(path, content=body, headers=headers)
-
-
 def raw(client, body: dict, **headers: str) -> tuple[bytes, dict]:
     """An answer as it came over the wire."""
     with client.stream("POST", "/embeddings/", json=body, headers=headers) as answer:
@@ -263,32 +239,30 @@ def test_a_large_answer_is_compressed_as_the_client_likes_best(client, accepted,
 
 
 def test_small_answers_and_binary_ones_are_not_compressed(client) -> None:
-    _, headers = raw(client, SMALL, **{"Accept-Encoding": "gzip, zstd"})
+    _, headers = raw(client, {"sentences": ["hybrid search"]}, **{"Accept-Encoding": "gzip, zstd"})
     assert "content-encoding" not in headers
     _, headers = raw(client, {"sentences": LARGE}, **{"Accept-Encoding": "gzip", "Accept": ARROW})
     assert "content-encoding" not in headers
 
 
 @pytest.mark.parametrize("header", ["gzip", "GZIP", "identity, gzip"])
-@pytest.mark.parametrize("path", ["/embeddings/", "/v1/embeddings", "/embed"])
-def test_a_gzipped_body_is_read_as_the_body_that_it_holds(client, path, header) -> None:
-    texts = ["hybrid search", "naive"] * 300
-    field = {"/v1/embeddings": "input", "/embed": "inputs"}.get(path, "sentences")
-    plain = orjson.dumps(
-        {field: texts, "return_colbert": False} if path[1] != "v" else {field: texts}
-    )
-    answer = post_packed(client, gzip.compress(plain), path, **{"Content-Encoding": header})
+@pytest.mark.parametrize(
+    ("path", "field"),
+    [("/embeddings/", "sentences"), ("/v1/embeddings", "input"), ("/embed", "inputs")],
+)
+def test_a_gzipped_body_is_read_as_the_body_that_it_holds(client, path, field, header) -> None:
+    plain = orjson.dumps({field: ["hybrid search", "naive"] * 300})
+    packed = JSON | {"Content-Encoding": header}
+    answer = client.post(path, content=gzip.compress(plain), headers=packed)
     assert answer.status_code == 200
-    expected = client.post(path, content=plain, headers={"Content-Type": "application/json"}).json()
-    ours = answer.json()
-    assert (ours if path == "/embed" else ours["data"]) == (
-        expected if path == "/embed" else expected["data"]
-    )
+    ours, expected = answer.json(), client.post(path, content=plain, headers=JSON).json()
+    vectors = list if path == "/embed" else operator.itemgetter("data")
+    assert vectors(ours) == vectors(expected)
 
 
-def test_a_small_body_that_becomes_a_large_one_is_refused_early(client, server) -> None:
+def test_a_small_body_that_becomes_a_large_one_is_refused_early(client) -> None:
     """Of 4 GiB, no more is unpacked than a body may have."""
-    member = gzip.compress(b" " * (64 << 20))
-    answer = post_packed(client, gzip.compress(b'["') + member * 64)
-    assert (answer.status_code, answer.json()["code"]) == (413, "body_too_large")
-    assert "MAX_BODY_BYTES" in answer.json()["detail"]
+    bomb = gzip.compress(b'["') + gzip.compress(b" " * (64 << 20)) * 64
+    packed = JSON | {"Content-Encoding": "gzip"}
+    answer = client.post("/embeddings/", content=bomb, headers=packed)
+    assert "MAX_BODY_BYTES" in assert_refused(answer, 413, "body_too_large")

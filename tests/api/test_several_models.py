@@ -84,6 +84,8 @@ def test_a_model_that_was_never_asked_for_is_not_loaded(several: RunningServer, 
     ready = [name for name, each in health.items() if each["state"] == "ready"]
     assert all(min(health[name]["token_budgets"].values()) >= 512 for name in ready)
     assert kinds["tiny-reranker"] == ["scores"]
+    told = [health[name]["info"] for name in ready]
+    assert all(each["refused"] == [] for each in told)
     assert made in kinds.values()
     assert several.metric('embedder_model_state{model="other-m3",state="unloaded"}') == 1
     info = client.get("/models/other-m3/info")
@@ -153,8 +155,9 @@ def test_a_stream_names_a_model(client, alone) -> None:
     )
     assert answer.status_code == 200, answer.text
     records = [httpx2.Response(200, content=line).json() for line in answer.text.splitlines()]
-    found = np.array([each["embeddings"]["dense"] for each in records])
+    found = np.array([each["embeddings"].pop("dense") for each in records])
     np.testing.assert_allclose(found, expected, atol=1e-6)
+    assert {*records[0]["embeddings"].values()} == {None}, "what it does not make is left out"
 
 
 def test_two_models_are_not_mixed_when_their_requests_come_together(several, alone) -> None:
@@ -173,20 +176,29 @@ def test_two_models_are_not_mixed_when_their_requests_come_together(several, alo
         np.testing.assert_allclose(dense(answer), wanted, atol=1e-6)
 
 
+NAMED = {"sentences": ["a"], "model": "dense-model"}
+OPENAI = {"input": "a", "model": "dense-model"}
+
+
 @pytest.mark.parametrize(
-    ("path", "body", "status"),
+    ("path", "body", "status", "said"),
     [
-        ("/embeddings/", {"sentences": ["a"], "model": "judge"}, 404),
-        ("/embeddings/", {"sentences": ["a"], "model": "nobody"}, 404),
-        ("/rerank", {"query": "a", "passages": ["b"], "model": "dense-model"}, 404),
-        ("/embeddings/", {"sentences": ["a"], "model": "dense-model", "return_sparse": True}, 400),
-        ("/models/dense-model/embed_sparse", {"inputs": ["a"]}, 400),
-        ("/models/dense-model/rerank", {"query": "a", "texts": ["b"]}, 422),
+        ("/embeddings/", {"sentences": ["a"], "model": "judge"}, 404, "is not served here"),
+        ("/embeddings/", {"sentences": ["a"], "model": "nobody"}, 404, "is not served here"),
+        ("/rerank", {"query": "a", "passages": ["b"], "model": "dense-model"}, 404, "not served"),
+        ("/embeddings/", NAMED | {"return_sparse": True}, 400, "kind_not_made"),
+        ("/embeddings/", NAMED | {"return_colbert": True}, 400, "kind_not_made"),
+        ("/embeddings/", NAMED | {"return_dense": False}, 422, "Nothing is asked for"),
+        ("/v1/embeddings", OPENAI | {"return_sparse": True}, 400, "kind_not_made"),
+        ("/v1/embeddings", OPENAI | {"return_colbert": True}, 400, "kind_not_made"),
+        ("/models/dense-model/embed_sparse", {"inputs": ["a"]}, 400, "Sparse vectors are not made"),
+        ("/models/dense-model/rerank", {"query": "a", "texts": ["b"]}, 422, "is no reranker"),
     ],
 )
-def test_what_a_model_does_not_do_is_one_sentence(client, path, body, status) -> None:
+def test_what_a_model_does_not_do_is_one_sentence(client, path, body, status, said) -> None:
     answer = client.post(path, json=body)
     assert answer.status_code == status, answer.text
+    assert said in answer.text
 
 
 def test_a_default_embedder_is_named_too(client) -> None:
