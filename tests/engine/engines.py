@@ -1,19 +1,36 @@
 """An engine with a fake model, and waiting for what happens in it."""
 
 import asyncio
+from dataclasses import replace
+from typing import Any
 
 from smart_embedder.engine import Engine
 from smart_embedder.engine.records import EmbedRequest
 from smart_embedder.observability.metrics import Metrics
 from smart_embedder.settings import Settings
-from tests.engine.fakes import FakeModel, loaded
+from tests.engine.fakes import FakeModel, FakeReranker, HeldDevice, loaded
 
 
-def engine_for(model: FakeModel, metrics: Metrics | None = None, **settings) -> Engine:
-    return Engine(Settings(**settings), lambda _: loaded(model), metrics)
+def engine_for(
+    model: FakeModel | None = None,
+    metrics: Metrics | None = None,
+    *,
+    dense: FakeModel | None = None,
+    reranker: FakeReranker | None = None,
+    late_interaction: bool = False,
+    max_batch_tokens: int = 10,
+    seconds_per_token: float = 0.0,
+    **settings: Any,
+) -> Engine:
+    models = replace(
+        loaded(model or FakeModel(), max_batch_tokens, reranker, seconds_per_token),
+        dense=dense,
+        late_interaction=late_interaction,
+    )
+    return Engine(Settings(**settings), lambda _: models, metrics)
 
 
-async def entered(model: FakeModel) -> None:
+async def entered(model: HeldDevice) -> None:
     """Wait until the device thread is inside a forward."""
     await asyncio.to_thread(model.entered.acquire)
 
@@ -26,7 +43,7 @@ async def hold(engine: Engine, model: FakeModel) -> "asyncio.Task":
     return task
 
 
-def let_go(model: FakeModel) -> None:
+def let_go(model: HeldDevice) -> None:
     model.held = False
     model.gate.release()
 

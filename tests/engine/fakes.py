@@ -13,6 +13,7 @@ from smart_embedder.engine.records import (
     CUT_AT_END,
     InputType,
     Outputs,
+    SparseVector,
     TextEmbedding,
     TokenizedPair,
     TokenizedText,
@@ -100,6 +101,32 @@ class FakeModel(HeldDevice):
 
     def results(self, sequences: list[np.ndarray]) -> list[TextEmbedding]:
         return [TextEmbedding(dense=np.float32([ids.sum()])) for ids in sequences]
+
+
+class FakeM3(FakeModel):
+    """Makes all kinds: a token's weight is its character, and so is its row."""
+
+    name = "fake-m3"
+    colbert_width = 1
+
+    def results(self, sequences: list[np.ndarray]) -> list[TextEmbedding]:
+        return [
+            TextEmbedding(
+                dense=np.float32([ids.sum(), *ids[:3]]) / np.float32(1 + ids.sum()),
+                sparse=SparseVector(np.unique(ids), np.unique(ids).astype(np.float32)),
+                colbert=ids[1:, None].astype(np.float32),
+            )
+            for ids in sequences
+        ]
+
+
+class FakeQwen(FakeM3):
+    """Can be cut to two dimensions, and has prompts."""
+
+    name = "fake-qwen"
+    normalizes = False
+    min_dimensions = 2
+    prompts = MappingProxyType({"query": "find: ", "document": "", "code": "x = "})
 
 
 class FakeReranker(HeldDevice):

@@ -1,6 +1,8 @@
-"""The engine without HTTP: results, batches, models and timings."""
+"""The engine without HTTP: results, batches, who waits, failures and closing."""
 
 import asyncio
+import gc
+import threading
 from dataclasses import replace
 
 import numpy as np
@@ -13,17 +15,26 @@ from smart_embedder.engine.records import (
     Outputs,
     SparseVector,
     TextEmbedding,
+    TokenizedText,
 )
-from smart_embedder.engine.requests.reranking import ClassificationRequest
+from smart_embedder.engine.requests.reranking import ClassificationRequest, RerankRequest
 from smart_embedder.errors import (
+    DrainingError,
     EmptyInputError,
+    InferenceError,
+    InferenceTimeoutError,
     InvalidRequestError,
+    LoadingError,
+    OutOfMemoryError,
+    QueueFullError,
+    StartupError,
+    UnhealthyError,
 )
 from smart_embedder.models.load import load_models
 from smart_embedder.observability.metrics import Metrics
 from smart_embedder.settings import Settings
-from tests.engine.engines import engine_for, hold, let_go, queued
-from tests.engine.fakes import ALL, FakeModel, loaded
+from tests.engine.engines import engine_for, entered, hold, let_go, queued, waiting
+from tests.engine.fakes import ALL, FakeModel, FakeReranker, loaded
 
 
 async def test_results_come_back_in_the_order_of_the_texts() -> None:
@@ -79,35 +90,18 @@ async def test_no_texts_is_an_error() -> None:
             await engine.classify(ClassificationRequest(inputs=[]))
 
 
-async def test_a_request_whose_colbert_vectors_would_fill_the_memory_is_refused() -> None:
+@pytest.mark.parametrize("kind", ["colbert", "states"])
+async def test_vectors_of_each_token_that_would_fill_the_memory_are_refused(kind: str) -> None:
     model, answer = FakeModel(), AnswerMemory(2**20)
-    model.colbert_width = 2**18 // 100 - 10
+    setattr(model, f"{kind}_width", 2**18 // 100 - 10)
+    others = Outputs(dense=True, sparse=True)
+    wanted = replace(others, **{kind: True})
     async with engine_for(model) as engine:
-        await engine.embed(EmbedRequest(["a" * 100], ALL, answer=answer))
+        await engine.embed(EmbedRequest(["a" * 100], wanted, answer=answer))
         with pytest.raises(InvalidRequestError, match="send fewer texts"):
-            await engine.embed(EmbedRequest(["a" * 100, "b"], ALL, answer=answer))
+            await engine.embed(EmbedRequest(["a" * 100, "b"], wanted, answer=answer))
         assert len(model.batches) == 1
-        await engine.embed(
-            EmbedRequest(["a" * 100, "b"], Outputs(dense=True, sparse=True), answer=answer)
-        )
-
-
-async def test_hidden_states_count_towards_the_same_limit() -> None:
-    model, answer = FakeModel(), AnswerMemory(2**20)
-    model.states_width = 2**18 // 100 - 10
-    async with engine_for(model) as engine:
-        await engine.embed(
-            EmbedRequest(["a" * 100], Outputs(dense=True, sparse=True, states=True), answer=answer)
-        )
-        with pytest.raises(InvalidRequestError, match="send fewer texts"):
-            await engine.embed(
-                EmbedRequest(
-                    ["a" * 100, "b"], Outputs(dense=True, sparse=True, states=True), answer=answer
-                )
-            )
-        await engine.embed(
-            EmbedRequest(["a" * 100, "b"], Outputs(dense=True, sparse=True), answer=answer)
-        )
+        await engine.embed(EmbedRequest(["a" * 100, "b"], others, answer=answer))
 
 
 async def test_weights_beyond_one_for_each_token_count_when_they_are_made() -> None:
@@ -183,3 +177,438 @@ async def test_the_token_budget_does_not_change_a_texts_vectors(tiny_m3) -> None
         np.testing.assert_array_equal(one.sparse.indices, other.sparse.indices)
         np.testing.assert_allclose(one.sparse.values, other.sparse.values, rtol=0, atol=1e-5)
         np.testing.assert_allclose(one.colbert, other.colbert, rtol=0, atol=1e-5)
+
+
+async def test_a_full_queue_refuses_and_says_when_to_come_back() -> None:
+    model, metrics = FakeModel(), Metrics()
+    async with engine_for(model, metrics, max_queue_size=1) as engine:
+        held = await hold(engine, model)
+        waits = asyncio.create_task(engine.embed(EmbedRequest(["waits"])))
+        await waiting(metrics, 1)
+        with pytest.raises(QueueFullError) as refused:
+            await engine.embed(EmbedRequest(["refused"]))
+        assert refused.value.retry_after >= 1
+        let_go(model)
+        await asyncio.gather(held, waits)
+    assert model.batches == [[4], [5]]
+
+
+async def test_an_urgent_request_goes_before_those_that_wait() -> None:
+    model, metrics = FakeModel(), Metrics()
+    async with engine_for(model, metrics) as engine:
+        held = await hold(engine, model)
+        usual = asyncio.create_task(engine.embed(EmbedRequest(["a" * 8])))
+        await queued(engine, tokens=8)
+        urgent = asyncio.create_task(engine.embed(EmbedRequest(["b" * 9], urgency=0)))
+        await queued(engine, tokens=17)
+        let_go(model)
+        await asyncio.gather(held, usual, urgent)
+    assert model.batches[1:] == [[9], [8]]
+
+
+async def test_a_cancelled_request_leaves_the_queue_and_its_place() -> None:
+    model, metrics = FakeModel(), Metrics()
+    async with engine_for(model, metrics, max_queue_size=1) as engine:
+        held = await hold(engine, model)
+        gone = asyncio.create_task(engine.embed(EmbedRequest(["gone"])))
+        await waiting(metrics, 1)
+        gone.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await gone
+        assert metrics.value("embedding_queue_size") == 0
+        let_go(model)
+        await held
+        await engine.embed(EmbedRequest(["next"]))
+    assert model.batches == [[4], [4]]
+
+
+async def test_before_the_models_are_loaded_it_refuses() -> None:
+    with pytest.raises(LoadingError):
+        await engine_for(FakeModel()).embed(EmbedRequest(["a"]))
+
+
+async def told(
+    *waiting_texts: list[str], tokens_per_second: float = 0.0, seconds_per_token: float = 0.0
+) -> int:
+    """The Retry-After of a request that finds these waiting, beside a forward of 4 tokens."""
+    model, metrics = FakeModel(), Metrics()
+    models = loaded(model, seconds_per_token=seconds_per_token)
+    settings = Settings(max_queue_size=len(waiting_texts))
+    async with Engine(settings, lambda _: models, metrics) as engine:
+        # The measured rate is not part of the engine's face.
+        engine._devices._workers[0].executor.rate.tokens_per_second = tokens_per_second
+        held = await hold(engine, model)
+        waits = [asyncio.create_task(engine.embed(EmbedRequest(texts))) for texts in waiting_texts]
+        await queued(engine, sum(len(text) for texts in waiting_texts for text in texts))
+        with pytest.raises(QueueFullError) as refused:
+            await engine.embed(EmbedRequest(["refused"]))
+        let_go(model)
+        await asyncio.gather(held, *waits)
+    assert refused.value.retry_after is not None
+    return refused.value.retry_after
+
+
+async def test_a_refused_caller_is_told_the_time_until_one_place_is_free() -> None:
+    # The place is free when the last of the three texts is taken: after 100 of 7 tokens a second.
+    assert 15 <= await told(["a" * 50] * 3, tokens_per_second=7.0) < 20
+    # The next batch takes the first of the requests, whatever the others take.
+    assert await told(*[["a" * 50]] * 9, tokens_per_second=7.0) < 5
+    assert await told(["a" * 50] * 9, ["b" * 60] * 2, tokens_per_second=7.0) >= 18
+
+
+async def test_the_running_forward_is_part_of_the_time_that_is_told() -> None:
+    assert 2 <= await told(["waits"], seconds_per_token=3.0) <= 12
+    assert await told(["waits"], seconds_per_token=0.001) == 1
+
+
+async def test_no_one_is_told_to_wait_longer_than_clients_do() -> None:
+    assert await told(["waits"], seconds_per_token=1000.0) == 30
+    assert await told(["a" * 50] * 50, tokens_per_second=1.0) == 30
+
+
+@pytest.mark.parametrize("count", [1, 8])
+async def test_a_refused_rerank_is_told_the_time_until_another_one_has_its_scores(count) -> None:
+    model, reranker = FakeModel(), FakeReranker()
+    models = loaded(model, reranker=reranker, seconds_per_token=1.0)
+    settings = Settings(rerank_max_queue=count)
+    async with Engine(settings, lambda _: models) as engine:
+        reranker.held = True
+        accepted = [
+            asyncio.create_task(engine.rerank(RerankRequest("q", ["a" * 9]))) for _ in range(count)
+        ]
+        await entered(reranker)
+        await queued(engine, 10 * (count - 1))
+        with pytest.raises(QueueFullError) as refused:
+            await engine.rerank(RerankRequest("q", ["refused"]))
+        for _ in range(count):
+            let_go(reranker)
+        await asyncio.gather(*accepted)
+    assert 2 <= refused.value.retry_after <= 10
+
+
+async def test_a_client_beside_one_that_fills_the_queue_is_never_refused() -> None:
+    model, metrics = FakeModel(), Metrics()
+    async with engine_for(model, metrics, max_queue_size=4) as engine:
+        held = await hold(engine, model)
+        alice = [
+            asyncio.create_task(engine.embed(EmbedRequest(["a"] * 9, client="a"))) for _ in range(4)
+        ]
+        await waiting(metrics, 4)
+        bob = asyncio.create_task(engine.embed(EmbedRequest(["b"], client="b")))
+        with pytest.raises(QueueFullError):
+            await alice[-1]
+        await queued(engine, tokens=3 * 9 + 1)
+        let_go(model)
+        await asyncio.gather(held, bob, *alice[:-1])
+    # Bob was in the first batch that was formed after he came; alone, if it preempted the held one.
+    assert len(model.batches[1]) in {1, 10}
+
+
+async def test_a_failed_forward_fails_its_own_requests_and_no_later_one() -> None:
+    model = FakeModel()
+    async with engine_for(model) as engine:
+        model.failures.append(RuntimeError("cublas is unwell"))
+        with pytest.raises(InferenceError) as failed:
+            await engine.embed(EmbedRequest(["a"]))
+        assert isinstance(failed.value.__cause__, RuntimeError)
+        result = await engine.embed(EmbedRequest(["a"]))
+    assert result.embeddings[0].dense == np.float32([97])
+
+
+async def test_a_request_whose_first_part_failed_is_not_run_further() -> None:
+    model, metrics = FakeModel(), Metrics()
+    async with engine_for(model, metrics) as engine:
+        model.failures.append(RuntimeError("broken"))
+        with pytest.raises(InferenceError):
+            await engine.embed(EmbedRequest(["aaaa"] * 9))
+        await engine.embed(EmbedRequest(["b"]))
+        assert metrics.value("embedding_queue_size") == 0
+    assert model.batches == [[4, 4], [1]]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        RuntimeError("CUDA out of memory"),
+        RuntimeError("X_ALLOC_FAILED"),
+        RuntimeError("NVML_SUCCESS == r INTERNAL ASSERT FAILED at CUDACachingAllocator.cpp"),
+    ],
+)
+async def test_a_single_text_that_does_not_fit_is_told_as_such(error) -> None:
+    model, metrics = FakeModel(), Metrics()
+    async with engine_for(model, metrics) as engine:
+        model.failures.append(error)
+        with pytest.raises(OutOfMemoryError) as refused:
+            await engine.embed(EmbedRequest(["a"]))
+        await engine.embed(EmbedRequest(["a"]))
+    assert refused.value.retry_after
+    assert metrics.value("embedder_out_of_memory_splits_total") == 0
+
+
+async def test_a_batch_that_does_not_fit_is_halved_with_the_memory_freed_in_between() -> None:
+    model, metrics = FakeModel(), Metrics()
+    freed: list[int] = []
+    models = replace(loaded(model), free_memory=lambda: freed.append(len(model.batches)))
+    async with Engine(Settings(), lambda _: models, metrics) as engine:
+        model.failures += [MemoryError(), MemoryError()]
+        result = await engine.embed(EmbedRequest(["aa", "bb", "cc", "dd", "ee"]))
+    assert model.batches == [[2] * 5, [2, 2], [2], [2], [2, 2, 2]]
+    assert freed == [1, 2]
+    assert metrics.value("embedder_out_of_memory_splits_total") == 2
+    assert [int(e.dense[0]) for e in result.embeddings] == [194, 196, 198, 200, 202]
+
+
+async def test_after_a_split_forwards_are_smaller_for_a_while() -> None:
+    model = FakeModel()
+    async with engine_for(model) as engine:
+        model.failures.append(MemoryError())
+        await engine.embed(EmbedRequest(["aa"] * 5))
+        model.batches.clear()
+        await engine.embed(EmbedRequest(["aa"] * 5))
+    assert max(map(len, model.batches)) < 5
+
+
+async def test_only_the_request_with_the_text_that_does_not_fit_fails() -> None:
+    model, metrics = FakeModel(), Metrics()
+    async with engine_for(model, metrics) as engine:
+        held = await hold(engine, model)
+        one = asyncio.create_task(engine.embed(EmbedRequest(["aa"])))
+        await queued(engine, tokens=2)
+        two = asyncio.create_task(engine.embed(EmbedRequest(["bb", "cc"])))
+        await queued(engine, tokens=6)
+        model.failures += [MemoryError(), MemoryError()]
+        model.failures.insert(0, None)
+        let_go(model)
+        await held
+        with pytest.raises(OutOfMemoryError):
+            await one
+        assert [int(e.dense[0]) for e in (await two).embeddings] == [196, 198]
+
+
+async def test_a_forward_that_takes_too_long_fails_its_callers_but_not_those_who_wait() -> None:
+    model, metrics = FakeModel(), Metrics()
+    async with engine_for(model, metrics, gpu_process_timeout=0.05) as engine:
+        held = await hold(engine, model)
+        waits = asyncio.create_task(engine.embed(EmbedRequest(["waits"])))
+        with pytest.raises(InferenceTimeoutError, match="forward took longer than 0.05 seconds"):
+            await held
+        assert not waits.done()
+        let_go(model)
+        await waits
+
+
+async def test_a_device_that_does_not_come_back_is_a_failure_until_it_does() -> None:
+    model = FakeModel()
+    async with engine_for(model, gpu_process_timeout=0.02) as engine:
+        held = await hold(engine, model)
+        with pytest.raises(InferenceTimeoutError):
+            await held
+        while engine.failure is None:  # noqa: ASYNC110 - the clock must reach twice the limit
+            await asyncio.sleep(0.005)
+        with pytest.raises(UnhealthyError, match="has not come back"):
+            await engine.embed(EmbedRequest(["a"]))
+        let_go(model)
+        while engine.failure is not None:  # noqa: ASYNC110 - until the thread is back
+            await asyncio.sleep(0)
+        await engine.embed(EmbedRequest(["a"]))
+
+
+async def test_a_fault_in_the_consumer_itself_is_a_failure_and_not_a_silence(monkeypatch) -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError
+
+    engine = engine_for(FakeModel())
+    await engine.start()
+    monkeypatch.setattr("smart_embedder.engine.scheduling.queue.form_batch", broken)
+    # Who waits for it is told, and so is whoever comes later.
+    for _ in range(2):
+        with pytest.raises(UnhealthyError, match="consumer has ended"):
+            await engine.embed(EmbedRequest(["a"]))
+    assert engine.failure is not None
+    await engine.close()
+
+
+async def test_a_fault_behind_a_forward_is_told_to_those_in_it_and_to_those_who_wait(
+    monkeypatch,
+) -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError
+
+    model, metrics = FakeModel(), Metrics()
+    engine = engine_for(model, metrics)
+    await engine.start()
+    tasks = [
+        await hold(engine, model),
+        asyncio.create_task(engine.embed(EmbedRequest(["waits"] * 9))),
+    ]
+    await waiting(metrics, 1)
+    monkeypatch.setattr("smart_embedder.engine.scheduling.batcher.Batch.complete", broken)
+    let_go(model)
+    for task in tasks:
+        with pytest.raises(UnhealthyError, match="consumer has ended"):
+            await task
+    await engine.close()
+
+
+async def test_a_failure_of_both_models_is_one_error_and_nothing_is_left_behind(caplog) -> None:
+    both = embedder, dense = FakeModel(), FakeModel()
+    for model in both:
+        model.asynchronous = model.held = True
+    models = replace(loaded(embedder), dense=dense)
+    async with Engine(Settings(), loader=lambda _: models) as engine:
+        embedder.failures.append(RuntimeError("one"))
+        dense.failures.append(RuntimeError("other"))
+        request = asyncio.create_task(engine.embed(EmbedRequest(["a"], ALL)))
+        for model in both:  # Else the second is not launched, as nobody waits for it.
+            await entered(model)
+        for model in both:
+            let_go(model)
+        with pytest.raises(InferenceError):
+            await request
+        result = await engine.embed(EmbedRequest(["a"]))
+    gc.collect()
+    assert result.embeddings[0].dense == np.float32([97])
+    assert "never retrieved" not in caplog.text
+
+
+async def test_a_failed_start_is_remembered() -> None:
+    def broken(_: Settings):
+        raise StartupError("no such model in /home/me/models")
+
+    engine = Engine(Settings(), loader=broken)
+    with pytest.raises(StartupError, match="no such model"):
+        await engine.start()
+    with pytest.raises(UnhealthyError, match="could not be loaded; the log says") as caught:
+        await engine.embed(EmbedRequest(["a"]))
+    assert "no such model" in str(caught.value.__cause__)
+    assert "/home/me" not in f"{engine.failure} {caught.value}"
+    await engine.close()
+
+
+async def test_a_request_of_several_batches_is_told_at_the_limit() -> None:
+    model = FakeModel()
+    async with engine_for(model, gpu_process_timeout=0.05, shutdown_timeout=0.2) as engine:
+        model.held = True
+        with pytest.raises(InferenceTimeoutError):
+            await engine.embed(EmbedRequest(["aaaa"] * 9))
+        let_go(model)
+    assert model.batches == [[4, 4]]
+
+
+async def test_who_waits_for_a_stuck_device_is_told_once_it_counts_as_stuck() -> None:
+    model = FakeModel()
+    async with engine_for(model, gpu_process_timeout=0.05) as engine:
+        held = await hold(engine, model)
+        with pytest.raises(UnhealthyError, match="does not come back"):
+            await engine.embed(EmbedRequest(["waits"]))
+        with pytest.raises(InferenceTimeoutError):
+            await held
+        let_go(model)
+
+
+async def test_who_comes_to_the_queue_of_a_stuck_device_is_told_at_once() -> None:
+    """A request that was accepted before, and had to be tokenised."""
+    model, goes_on = FakeModel(), threading.Event()
+    tokenize = model.tokenize
+
+    def tokenize_late(*args: object) -> list[TokenizedText]:
+        goes_on.wait()
+        return tokenize(*args)
+
+    async with engine_for(model, gpu_process_timeout=0.02) as engine:
+        held = await hold(engine, model)
+        model.tokenize = tokenize_late
+        late = asyncio.create_task(engine.embed(EmbedRequest(["late"])))
+        with pytest.raises(InferenceTimeoutError):
+            await held
+        while engine.failure is None:  # noqa: ASYNC110 - the clock must reach twice the limit
+            await asyncio.sleep(0.005)
+        goes_on.set()
+        with pytest.raises(UnhealthyError, match="does not come back"):
+            await late
+        let_go(model)
+
+
+async def test_aborting_tells_everyone_who_still_waits() -> None:
+    model, metrics = FakeModel(), Metrics()
+    engine = engine_for(model, metrics)
+    await engine.start()
+    tasks = [await hold(engine, model), asyncio.create_task(engine.embed(EmbedRequest(["waits"])))]
+    await waiting(metrics, 1)
+    engine.abort()
+    for request in (*tasks, engine.embed(EmbedRequest(["late"]))):
+        with pytest.raises(DrainingError):
+            await request
+    let_go(model)
+    await engine.close()
+
+
+async def test_aborting_waits_for_no_tokenizer() -> None:
+    """Texts that a tokenizer thread has, that wait for it, and that come later."""
+    reads, gate = threading.Event(), threading.Event()
+
+    class Slow(FakeModel):
+        def tokenize(self, *arguments, **options):
+            reads.set()
+            assert gate.wait(60)
+            return super().tokenize(*arguments, **options)
+
+    model = Slow()
+    engine = engine_for(model, shutdown_timeout=0.05, tokenizer_threads=1)
+    await engine.start()
+    tasks = [asyncio.create_task(engine.embed(EmbedRequest([f"text {i}"]))) for i in range(5)]
+    while not reads.is_set():  # noqa: ASYNC110 - turns, not time
+        await asyncio.sleep(0)
+    await engine.close()
+    assert not gate.is_set()
+    for task in tasks:
+        with pytest.raises(DrainingError):
+            await task
+    engine.abort()
+    assert not model.batches
+    gate.set()
+
+
+async def test_closing_answers_what_was_accepted_and_refuses_the_rest() -> None:
+    model, metrics = FakeModel(), Metrics()
+    engine = engine_for(model, metrics)
+    await engine.start()
+    held = await hold(engine, model)
+    accepted = [asyncio.create_task(engine.embed(EmbedRequest([f"text {i}"]))) for i in range(5)]
+    await waiting(metrics, 5)
+    closing = asyncio.create_task(engine.close())
+    await asyncio.sleep(0)
+    with pytest.raises(DrainingError):
+        await engine.embed(EmbedRequest(["late"]))
+    let_go(model)
+    await closing
+    results = await asyncio.gather(held, *accepted)
+    assert len(results) == 6
+
+
+async def test_closing_waits_for_a_forward_that_nobody_waits_for() -> None:
+    model = FakeModel()
+    engine = engine_for(model)
+    await engine.start()
+    held = await hold(engine, model)
+    held.cancel()
+    closing = asyncio.create_task(engine.close())
+    with pytest.raises(asyncio.CancelledError):
+        await held
+    assert not closing.done()
+    let_go(model)
+    await closing
+    assert "device" not in {thread.name for thread in threading.enumerate()}
+
+
+async def test_closing_does_not_wait_for_ever_for_a_device_that_is_stuck() -> None:
+    model = FakeModel()
+    engine = engine_for(model, shutdown_timeout=0.05)
+    await engine.start()
+    tasks = [await hold(engine, model), asyncio.create_task(engine.embed(EmbedRequest(["a"])))]
+    await engine.close()
+    for task in tasks:
+        with pytest.raises(DrainingError):
+            await task
+    let_go(model)

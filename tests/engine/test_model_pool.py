@@ -280,8 +280,7 @@ async def test_one_with_work_in_hand_is_waited_for() -> None:
         waiting = asyncio.create_task(vector(engine, "a", "two"))
         await reached(engine, "two", ModelState.LOADING)
         assert status(engine, "one").state is ModelState.READY
-        model.held = False
-        model.gate.release()
+        let_go(model)
         del model
         assert await asyncio.gather(busy, waiting) == [A + 1, A + 1]
         assert status(engine, "one").state is ModelState.UNLOADED
@@ -303,8 +302,7 @@ async def test_a_batch_whose_caller_has_left_is_work_in_hand_too() -> None:
             async with engine.lease("two", seconds=0):
                 pass
         assert status(engine, "one").state is ModelState.READY
-        model.held = False
-        model.gate.release()
+        let_go(model)
         del model
         assert await vector(engine, "a", "two") == A + 1
 

@@ -1,4 +1,4 @@
-"""Which model makes what of a request, and what becomes of its vectors."""
+"""Which model makes what of a request, what its vectors need, and what becomes of them."""
 
 from dataclasses import replace
 
@@ -6,12 +6,18 @@ import numpy as np
 import pytest
 
 from smart_embedder.engine import Engine
-from smart_embedder.engine.records import AnswerMemory, EmbedRequest, Outputs
-from smart_embedder.engine.requests.embedding import assign_models
+from smart_embedder.engine.records import AnswerMemory, EmbedRequest, Outputs, TokenizedText
+from smart_embedder.engine.requests.embedding import (
+    Task,
+    assign_models,
+    hold_vectors,
+    truncations_of,
+    vector_bytes,
+)
 from smart_embedder.errors import InvalidRequestError
 from smart_embedder.settings import Settings
-from tests.engine.fakes import ALL, FakeModel, loaded
-from tests.engine.test_records_options import FakeM3, FakeQwen, engine_with
+from tests.engine.engines import engine_for
+from tests.engine.fakes import ALL, FakeM3, FakeModel, FakeQwen, loaded
 
 EVERY = Outputs(dense=True, sparse=True, colbert=True, states=True)
 
@@ -56,10 +62,11 @@ async def test_vectors_have_unit_length_where_the_model_or_the_request_says_so(
 ) -> None:
     model = FakeQwen()
     model.normalizes = normalizes
-    options = {"dimensions": dimensions}
-    async with engine_with(model) as engine:
+    async with engine_for(model) as engine:
         plain = (await engine.embed(EmbedRequest(["abc"]))).embeddings[0].dense
-        result = await engine.embed(EmbedRequest(["abc"], normalize_dense=normalize, **options))
+        result = await engine.embed(
+            EmbedRequest(["abc"], normalize_dense=normalize, dimensions=dimensions)
+        )
     vector = result.embeddings[0].dense
     expected = plain[:dimensions]
     if normalize if not normalizes else dimensions == 2:
@@ -74,7 +81,7 @@ async def test_no_vector_is_divided_by_nothing() -> None:
         def results(self, sequences):
             return [replace(each, dense=each.dense * 0) for each in super().results(sequences)]
 
-    async with engine_with(Zero()) as engine:
+    async with engine_for(Zero()) as engine:
         result = await engine.embed(EmbedRequest(["a"], normalize_dense=True))
     assert result.embeddings[0].dense.tolist() == [0]
 
@@ -89,7 +96,7 @@ async def test_what_is_made_counts_with_its_tokens_and_their_strings() -> None:
         ({}, 16 + 24 + 8 + 16),
         ({"return_tokens": True}, made + 16 * 3),
     ):
-        async with engine_with(FakeM3()) as engine:
+        async with engine_for(FakeM3()) as engine:
             await engine.embed(EmbedRequest(["ab"], ALL, **options, answer=AnswerMemory(size)))
             with pytest.raises(InvalidRequestError, match=r"of these (1 texts|2 tokens) need"):
                 await engine.embed(
@@ -99,7 +106,7 @@ async def test_what_is_made_counts_with_its_tokens_and_their_strings() -> None:
 
 async def test_a_request_over_two_models_is_answered_and_counted_as_one() -> None:
     embedder, dense = FakeM3(), FakeQwen()
-    async with engine_with(embedder, dense) as engine:
+    async with engine_for(embedder, dense=dense) as engine:
         result = await engine.embed(EmbedRequest(["ab", "c"], ALL, return_tokens=True))
     assert result.tokens == 6
     assert len(result.embeddings) == 2
@@ -116,3 +123,67 @@ async def test_the_settings_of_a_request_reach_its_job() -> None:
         engine._queue.put = lambda job: (jobs.append(job), put(job))
         await engine.embed(EmbedRequest(["a"], urgency=1, client="me"))
     assert [(each.client, each.weight) for each in jobs] == [("me", 4.0)]
+
+
+def model() -> FakeModel:
+    made = FakeModel()
+    made.dense_width, made.colbert_width, made.states_width = 100, 10, 1000
+    return made
+
+
+@pytest.mark.parametrize(
+    ("outputs", "nbytes"),
+    [
+        (Outputs(), 5 * 8),
+        (Outputs(dense=True), 5 * 8 + 2 * 400),
+        (Outputs(sparse=True), 5 * (8 + 12)),
+        (Outputs(colbert=True), 5 * (8 + 40)),
+        (Outputs(states=True), 5 * (8 + 4000)),
+        (Outputs(True, True, True, True), 5 * (8 + 12 + 40 + 4000) + 2 * 400),
+    ],
+)
+def test_each_kind_of_vectors_counts_for_each_token_or_text(outputs, nbytes) -> None:
+    assert vector_bytes(model(), outputs, [2, 3]) == nbytes
+
+
+def done(outputs: Outputs, *lengths: int) -> Task:
+    """A task that has read texts of so many tokens, of which each had one more."""
+    embedder = model()
+    task = Task(loaded(embedder), embedder, outputs, ["a", "b"])
+    task.read = [TokenizedText(np.zeros(length, np.int64), length + 1) for length in lengths]
+    return task
+
+
+def test_the_vectors_of_all_models_are_held_together_or_refused_with_what_helps() -> None:
+    tasks = [done(Outputs(dense=True), 2, 3), done(Outputs(sparse=True), 4, 5)]
+    size = 5 * 8 + 800 + 9 * 20
+    hold_vectors(tasks, AnswerMemory(size))
+    with pytest.raises(InvalidRequestError, match=f"vectors of these 2 texts need {size} bytes"):
+        hold_vectors(tasks, AnswerMemory(size - 1))
+    tasks.append(done(Outputs(colbert=True), 1, 1))
+    with pytest.raises(
+        InvalidRequestError, match="of these 16 tokens need .* vector of each token"
+    ):
+        hold_vectors(tasks, AnswerMemory(size))
+
+
+def test_the_texts_that_were_cut_are_those_of_every_task() -> None:
+    cuts = truncations_of([done(Outputs(), 2, 3)], EmbedRequest(["a", "b"]))
+    assert [(cut.index, cut.original_tokens) for cut in cuts] == [(0, 3), (1, 4)]
+
+
+async def test_a_prompt_counts_for_each_text_when_its_cost_is_estimated(monkeypatch) -> None:
+    """It is tokenised with each: a long one makes many short texts a huge request."""
+    made = model()
+    async with engine_for(made) as engine:
+        threads, seen = engine._tokenizer_threads, []
+        run = threads.run
+
+        async def watched(call, texts, client):
+            seen.append((texts, client))
+            return await run(call, texts, client)
+
+        monkeypatch.setattr(threads, "run", watched)
+        made.default_prompt = "p: "
+        await engine.embed(EmbedRequest(["a", "b"], client="me"))
+    assert seen == [(["a", "b", "p: ", "p: "], "me")]

@@ -1,66 +1,160 @@
-"""Options of a request: which model they are for, what has no effect, and neighbours in a batch."""
+"""What is refused: kinds not made, options without effect, and texts that may not be cut."""
 
 import asyncio
 from dataclasses import replace
 from itertools import product
-from types import MappingProxyType
 
 import numpy as np
 import pytest
 
-from smart_embedder.engine import Engine, RerankRequest, TruncationOptions
+from smart_embedder.engine import RerankRequest
+from smart_embedder.engine.checks import (
+    check_rendering,
+    check_truncations,
+    pair_truncations,
+    text_truncations,
+)
 from smart_embedder.engine.records import (
     CUT_AT_END,
     DENSE,
     EmbedRequest,
     Outputs,
-    SparseVector,
     TextEmbedding,
+    TokenizedPair,
+    TokenizedText,
+    Truncation,
+    TruncationOptions,
 )
-from smart_embedder.errors import InvalidRequestError, TextTooLongError
-from smart_embedder.settings import Settings
+from smart_embedder.errors import InvalidRequestError, KindNotMadeError, TextTooLongError
 from smart_embedder.settings.types import MAX_PROMPT_CHARACTERS
-from tests.engine.engines import hold, let_go, queued
-from tests.engine.fakes import ALL, FakeModel, FakeReranker, loaded
+from tests.engine.engines import engine_for, hold, let_go, queued
+from tests.engine.fakes import ALL, FakeM3, FakeModel, FakeQwen, FakeReranker
 
 LEFT = TruncationOptions(side="left")
 REFUSE = TruncationOptions(truncate=False)
 
 
-class FakeM3(FakeModel):
-    """Makes all kinds: a token's weight is its character, and so is its row."""
+def text(kept: int, had: int, *, exact: bool = True) -> TokenizedText:
+    return TokenizedText(np.zeros(kept, np.int64), had, exact)
 
-    name = "fake-m3"
-    colbert_width = 1
+
+def test_the_texts_that_were_cut_are_reported_with_their_place_and_side() -> None:
+    texts = [text(3, 3), text(3, 9), text(0, 0), text(2, 7, exact=False)]
+    assert text_truncations(FakeModel(), texts, "inputs", "left") == [
+        Truncation("inputs", 1, "fake", 3, 9, "left"),
+        Truncation("inputs", 3, "fake", 2, 7, "left", exact=False),
+    ]
+
+
+def pair(query: tuple[int, int], passage: tuple[int, int], **exact: bool) -> TokenizedPair:
+    return TokenizedPair(np.zeros(1, np.int64), query[1], query[0], passage[1], passage[0], **exact)
+
+
+def test_a_query_is_reported_once_by_the_pair_that_cut_it_most_and_passages_each() -> None:
+    pairs = [
+        pair((5, 8), (4, 4)),
+        pair((2, 8), (3, 6), query_exact=False, passage_exact=False),
+        pair((8, 8), (1, 2)),
+    ]
+    assert pair_truncations(FakeReranker(), pairs, "left") == [
+        Truncation("query", 0, "fake", 2, 8, exact=False),
+        Truncation("passages", 1, "fake", 3, 6, "left", exact=False),
+        Truncation("passages", 2, "fake", 1, 2, "left"),
+    ]
+    assert pair_truncations(FakeReranker(), [pair((8, 8), (4, 4))], "right") == []
+
+
+def test_a_refusal_tells_of_the_first_in_words_and_of_ten_at_most() -> None:
+    check_truncations([], REFUSE)
+    cuts = [Truncation("sentences", number, "m", 8, 11) for number in range(4, 30)]
+    check_truncations(cuts, TruncationOptions())
+    with pytest.raises(TextTooLongError) as refused:
+        check_truncations(cuts, REFUSE)
+    assert str(refused.value).startswith(
+        "the text at index 4 has 11 tokens, and m reads at most 8 of it: shorten it"
+    )
+    pointers = [problem["pointer"] for problem in refused.value.problems]
+    assert pointers == [f"/sentences/{number}" for number in range(4, 14)]
+    with pytest.raises(TextTooLongError, match="the query has at least 11 tokens") as refused:
+        check_truncations([Truncation("query", 0, "m", 8, 11, exact=False)], REFUSE)
+    assert refused.value.problems[0]["pointer"] == "/query"
+
+
+SPARSE = Outputs(sparse=True)
+POOLED = {"colbert_pool_factor": 2}
+
+
+@pytest.mark.parametrize(
+    ("outputs", "asked", "message"),
+    [
+        (SPARSE, {"output_dtype": "int8"}, "output_dtype has no effect"),
+        (DENSE, POOLED, "without ColBERT vectors"),
+        (ALL, POOLED | {"input_type": "query"}, "these are queries"),
+        (ALL, POOLED | {"muvera": "query"}, "these are queries"),
+        (ALL, POOLED | {"return_tokens": True}, "exclude each other"),
+        (DENSE, {"output_dtype": "int8", "input_type": "query", "return_tokens": True}, None),
+        (ALL, POOLED | {"output_dtype": "int8", "muvera": "document"}, None),
+        (SPARSE, {"return_tokens": True}, None),
+    ],
+)
+def test_what_is_made_of_vectors_must_have_an_effect(outputs, asked, message) -> None:
+    request = EmbedRequest([], outputs, **asked)
+    if message is None:
+        check_rendering(request)
+    else:
+        with pytest.raises(InvalidRequestError, match=message):
+            check_rendering(request)
+
+
+class FakeDense(FakeModel):
+    """Makes dense vectors alone, of any length."""
+
+    name = "fake-dense"
+    kinds = Outputs(dense=True, states=True)
+    normalizes = False
 
     def results(self, sequences: list[np.ndarray]) -> list[TextEmbedding]:
-        return [
-            TextEmbedding(
-                dense=np.float32([ids.sum(), *ids[:3]]) / np.float32(1 + ids.sum()),
-                sparse=SparseVector(np.unique(ids), np.unique(ids).astype(np.float32)),
-                colbert=ids[1:, None].astype(np.float32),
-            )
-            for ids in sequences
-        ]
+        return [TextEmbedding(dense=np.float32([3, 4, 0, 0])) for _ in sequences]
 
 
-class FakeQwen(FakeM3):
-    """Can be cut to two dimensions, and has prompts."""
-
-    name = "fake-qwen"
-    normalizes = False
-    min_dimensions = 2
-    prompts = MappingProxyType({"query": "find: ", "document": "", "code": "x = "})
+class FakeSparse(FakeModel):
+    name = "fake-sparse"
+    kinds = Outputs(sparse=True)
 
 
-def engine_with(embedder: FakeModel, dense: FakeModel | None = None, **parts) -> Engine:
-    models = replace(loaded(embedder, max_batch_tokens=100_000), dense=dense, **parts)
-    return Engine(Settings(), lambda _: models)
+async def test_a_kind_that_is_not_made_is_refused_and_the_models_are_named() -> None:
+    async with engine_for(FakeSparse(), dense=FakeDense()) as engine:
+        with pytest.raises(KindNotMadeError) as caught:
+            await engine.embed(EmbedRequest(["ab"], ALL))
+        with pytest.raises(KindNotMadeError, match="dense vectors are not made here"):
+            await engine.embed(EmbedRequest(["ab"], model="BAAI/bge-m3"))
+        with pytest.raises(InvalidRequestError, match="nothing is asked for"):
+            await engine.embed(EmbedRequest(["ab"], Outputs()))
+    assert str(caught.value) == (
+        "ColBERT vectors are not made here: fake-dense and fake-sparse make dense vectors, sparse "
+        "vectors, vectors of tokens"
+    )
+
+
+async def test_each_kind_comes_from_the_model_that_makes_it() -> None:
+    sparse, dense = FakeSparse(), FakeDense()
+    async with engine_for(sparse, dense=dense, reranker=FakeReranker()) as engine:
+        await engine.embed(EmbedRequest(["ab"], Outputs(dense=True, sparse=True)))
+        await engine.rerank(RerankRequest("a", ["b"]))
+    assert dense.outputs == [[Outputs(dense=True)]]
+    assert sparse.outputs == [[Outputs(sparse=True)]]
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+async def test_unit_length_is_given_where_it_is_asked_for(normalize) -> None:
+    async with engine_for(FakeDense()) as engine:
+        (made,) = (await engine.embed(EmbedRequest(["ab"], normalize_dense=normalize))).embeddings
+    assert made.dense.tolist() == pytest.approx([0.6, 0.8, 0, 0] if normalize else [3, 4, 0, 0])
 
 
 async def test_a_prompt_is_for_the_model_that_makes_dense_vectors() -> None:
     embedder, dense = FakeM3(), FakeQwen()
-    async with engine_with(embedder, dense) as engine:
+    async with engine_for(embedder, dense=dense) as engine:
         await engine.embed(EmbedRequest(["ab"], ALL, input_type="query"))
         assert (dense.batches, embedder.batches) == ([[8]], [[2]])
         await engine.embed(EmbedRequest(["ab"], ALL, prompt_name="code"))
@@ -74,10 +168,11 @@ async def test_a_prompt_is_for_the_model_that_makes_dense_vectors() -> None:
 
 async def test_a_prompt_is_for_all_kinds_where_one_model_makes_them() -> None:
     embedder = FakeM3()
-    options = {"prompt": "x: ", "return_tokens": True}
-    async with engine_with(embedder) as engine:
+    async with engine_for(embedder) as engine:
         result = await engine.embed(
-            EmbedRequest(["ab"], Outputs(sparse=True, colbert=True), **options)
+            EmbedRequest(
+                ["ab"], Outputs(sparse=True, colbert=True), prompt="x: ", return_tokens=True
+            )
         )
     assert embedder.batches == [[5]]
     assert result.token_strings[0].colbert == [":", " ", "a", "b"]
@@ -90,17 +185,18 @@ async def test_a_prompt_is_for_all_kinds_where_one_model_makes_them() -> None:
 async def test_an_input_type_finds_its_prompt_by_the_names_in_use(input_type, prompt, read) -> None:
     embedder = FakeM3()
     embedder.prompts = {prompt: "p"}
-    async with engine_with(embedder) as engine:
+    async with engine_for(embedder) as engine:
         await engine.embed(EmbedRequest(["ab"], input_type=input_type))
     assert embedder.batches == [[2 + read]]
 
 
 async def test_fewer_dimensions_are_the_first_ones_scaled_where_the_whole_vector_is() -> None:
-    async with engine_with(FakeM3(), FakeQwen()) as engine:
+    async with engine_for(FakeM3(), dense=FakeQwen()) as engine:
         raw = (await engine.embed(EmbedRequest(["ab"]))).embeddings[0]
         for dimensions, normalize in product((2, 3, 4), (False, True)):
-            options = {"dimensions": dimensions}
-            answer = await engine.embed(EmbedRequest(["ab"], normalize_dense=normalize, **options))
+            answer = await engine.embed(
+                EmbedRequest(["ab"], normalize_dense=normalize, dimensions=dimensions)
+            )
             (result,) = answer.embeddings
             first = raw.dense[:dimensions]
             length = np.float32(np.linalg.norm(first)) if normalize else 1
@@ -109,7 +205,7 @@ async def test_fewer_dimensions_are_the_first_ones_scaled_where_the_whole_vector
 
 
 async def test_all_dimensions_may_be_asked_for_and_change_nothing() -> None:
-    async with engine_with(FakeM3()) as engine:
+    async with engine_for(FakeM3()) as engine:
         plain = await engine.embed(EmbedRequest(["ab"]))
         named = await engine.embed(EmbedRequest(["ab"], dimensions=4))
     np.testing.assert_array_equal(plain.embeddings[0].dense, named.embeddings[0].dense)
@@ -118,14 +214,13 @@ async def test_all_dimensions_may_be_asked_for_and_change_nothing() -> None:
 @pytest.mark.parametrize("dense", [None, FakeQwen()])
 async def test_every_model_takes_the_type_of_texts_whether_it_reads_it_or_not(dense) -> None:
     embedder = FakeM3()
-    async with engine_with(embedder, dense) as engine:
+    async with engine_for(embedder, dense=dense) as engine:
         for input_type in ("query", "document"):
-            options = {"input_type": input_type}
             await engine.embed(
                 EmbedRequest(
                     ["ab"],
                     Outputs(dense=dense is None, sparse=True, colbert=True),
-                    **options,
+                    input_type=input_type,
                 )
             )
     assert embedder.batches == [[2], [2]]
@@ -137,9 +232,8 @@ async def test_every_model_takes_the_type_of_texts_whether_it_reads_it_or_not(de
 )
 async def test_a_preferred_prompt_comes_before_that_of_the_type(preferred, kind, read) -> None:
     embedder = FakeQwen()
-    options = {"input_type": kind, "preferred_prompts": preferred}
-    async with engine_with(embedder) as engine:
-        await engine.embed(EmbedRequest(["ab"], **options))
+    async with engine_for(embedder) as engine:
+        await engine.embed(EmbedRequest(["ab"], input_type=kind, preferred_prompts=preferred))
     assert embedder.batches == [[2 + read]]
 
 
@@ -173,7 +267,7 @@ NO_EFFECT_ON_QWEN = [
 async def test_an_option_without_effect_is_refused_and_said_why(
     dense, options, kinds, message
 ) -> None:
-    async with engine_with(FakeM3(), dense) as engine:
+    async with engine_for(FakeM3(), dense=dense) as engine:
         with pytest.raises(InvalidRequestError, match=message):
             await engine.embed(EmbedRequest(["ab"], kinds, **options))
         await engine.embed(EmbedRequest(["ab"]))
@@ -182,18 +276,17 @@ async def test_an_option_without_effect_is_refused_and_said_why(
 @pytest.mark.parametrize("characters", [1, MAX_PROMPT_CHARACTERS])
 async def test_the_shortest_and_the_longest_prompt_are_read(characters: int) -> None:
     model = FakeM3()
-    async with engine_with(model) as engine:
+    async with engine_for(model) as engine:
         await engine.embed(EmbedRequest(["ab"], prompt="x" * characters))
     assert model.batches == [[min(100, characters + 2)]]
 
 
 async def test_a_text_that_may_not_be_cut_is_refused_and_named() -> None:
     model = FakeM3()
-    async with engine_with(model) as engine:
-        options = {"truncation": REFUSE}
-        await engine.embed(EmbedRequest(["a" * 100], **options))
+    async with engine_for(model) as engine:
+        await engine.embed(EmbedRequest(["a" * 100], truncation=REFUSE))
         with pytest.raises(TextTooLongError) as caught:
-            await engine.embed(EmbedRequest(["a", "b" * 130, "c" * 140], **options))
+            await engine.embed(EmbedRequest(["a", "b" * 130, "c" * 140], truncation=REFUSE))
     assert str(caught.value) == (
         "the text at index 1 has 130 tokens, and fake-m3 reads at most 100 of it: shorten it, or "
         "let the option truncate cut it"
@@ -203,23 +296,20 @@ async def test_a_text_that_may_not_be_cut_is_refused_and_named() -> None:
 
 
 async def test_a_text_that_one_of_two_models_would_cut_is_refused() -> None:
-    options = {"truncation": REFUSE, "input_type": "query"}
-    async with engine_with(FakeM3(), FakeQwen()) as engine:
+    async with engine_for(FakeM3(), dense=FakeQwen()) as engine:
         with pytest.raises(TextTooLongError, match="has 104 tokens, and fake-qwen reads"):
-            await engine.embed(EmbedRequest(["a" * 98], **options))
+            await engine.embed(EmbedRequest(["a" * 98], truncation=REFUSE, input_type="query"))
 
 
 async def test_the_cut_side_is_reported() -> None:
-    options = {"truncation": LEFT}
-    async with engine_with(FakeM3()) as engine:
-        (cut,) = (await engine.embed(EmbedRequest(["a" * 130], **options))).truncations
+    async with engine_for(FakeM3()) as engine:
+        (cut,) = (await engine.embed(EmbedRequest(["a" * 130], truncation=LEFT))).truncations
     assert (cut.side, cut.original_tokens, cut.truncated_tokens) == ("left", 130, 30)
 
 
 async def test_token_strings_stand_beside_weights_and_rows() -> None:
-    async with engine_with(FakeM3(), FakeQwen()) as engine:
-        options = {"return_tokens": True}
-        result = await engine.embed(EmbedRequest(["abab", "c"], ALL, **options))
+    async with engine_for(FakeM3(), dense=FakeQwen()) as engine:
+        result = await engine.embed(EmbedRequest(["abab", "c"], ALL, return_tokens=True))
         assert [each.sparse for each in result.token_strings] == [["a", "b"], ["c"]]
         assert [each.colbert for each in result.token_strings] == [["b", "a", "b"], []]
         plain = await engine.embed(EmbedRequest(["abab"]))
@@ -227,10 +317,11 @@ async def test_token_strings_stand_beside_weights_and_rows() -> None:
 
 
 async def test_strings_of_a_kind_not_asked_for_are_none() -> None:
-    async with engine_with(FakeSparseOnly()) as engine:
-        options = {"return_tokens": True}
+    async with engine_for(FakeSparseOnly()) as engine:
         (strings,) = (
-            await engine.embed(EmbedRequest(["ab"], Outputs(dense=True, sparse=True), **options))
+            await engine.embed(
+                EmbedRequest(["ab"], Outputs(dense=True, sparse=True), return_tokens=True)
+            )
         ).token_strings
     assert (strings.sparse, strings.colbert) == (["a", "b"], None)
 
@@ -252,10 +343,10 @@ OPTIONS = [
 async def test_requests_with_different_options_share_a_batch_and_nothing_else() -> None:
     """Each answer is that of a lonely request, to the last bit."""
     texts = [f"text {i} " + "abcdefgh" * (i * 5) for i in range(6)]
-    async with engine_with(FakeM3(), FakeQwen()) as engine:
+    async with engine_for(FakeM3(), dense=FakeQwen(), max_batch_tokens=100_000) as engine:
         alone = [await engine.embed(EmbedRequest(texts, ALL, **options)) for options in OPTIONS]
     dense = FakeQwen()
-    async with engine_with(FakeM3(), dense) as engine:
+    async with engine_for(FakeM3(), dense=dense, max_batch_tokens=100_000) as engine:
         held = await hold(engine, dense)
         together = [
             asyncio.create_task(engine.embed(EmbedRequest(texts, ALL, **each))) for each in OPTIONS
@@ -283,7 +374,7 @@ class Truncating(FakeReranker):
 
 
 async def test_a_passage_that_may_not_be_cut_is_refused_and_named() -> None:
-    async with engine_with(FakeM3(), reranker=Truncating()) as engine:
+    async with engine_for(FakeM3(), reranker=Truncating()) as engine:
         passages = ["abcde", "abcdef"]
         result = await engine.rerank(RerankRequest("q", passages, truncation=LEFT))
         (cut,) = result.truncations
@@ -295,7 +386,7 @@ async def test_a_passage_that_may_not_be_cut_is_refused_and_named() -> None:
 
 async def test_late_interaction_cuts_passages_from_the_side_and_the_query_from_the_end() -> None:
     model = FakeM3()
-    async with engine_with(model, late_interaction=True) as engine:
+    async with engine_for(model, late_interaction=True) as engine:
         request = RerankRequest("q" * 120, ["a" * 50 + "b" * 100], truncation=LEFT)
         result = await engine.rerank(request)
         assert [(cut.field, cut.side) for cut in result.truncations] == [
