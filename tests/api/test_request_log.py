@@ -19,10 +19,12 @@ def serve_requests(folder: Path, model: Path, **settings: str) -> list[str]:
     headers = {"Authorization": "Bearer hush-hush"}
     settings |= {"EMBEDDING_MODEL": str(model), "API_TOKEN": "hush-hush", "LOG_LEVEL": "debug"}
     settings["MAX_BODY_BYTES"] = str(MOST_BYTES)
+    (folder / "tokens").write_text("alice:hush-named\n")
+    settings["API_TOKENS_FILE"] = str(folder / "tokens")
     with run_server(folder, **settings) as server, server.client() as client:
         server.wait_until_healthy()
         client.post("/embeddings/?q=zebra", json=EMBED, headers=headers | {"X-Request-ID": "first"})
-        client.post("/rerank", json=RERANK, headers=headers)
+        client.post("/rerank", json=RERANK, headers={"Authorization": "Bearer hush-named"})
         client.post("/embeddings/", json={"sentences": [SECRET, 1], SECRET: 1}, headers=headers)
         client.post("/rerank", json=RERANK, headers={"Authorization": "Bearer zebra-token"})
         client.post("/nowhere%0A%1B%5B2J/" + "x" * 300, json=RERANK, headers=headers)
@@ -50,7 +52,7 @@ def test_a_line_as_json_tells_all_numbers_and_no_text(tiny_m3: Path, tmp_path: P
     assert embed["bytes_in"] > 50
     assert embed["bytes_out"] > 1000
     assert embed["ms"] >= embed["inference_ms"] > 0
-    assert rerank["passages"] == 3
+    assert (rerank["client"], rerank["passages"]) == ("alice", 3)
     assert (invalid["status"], invalid["code"]) == (422, "invalid_request")
     assert (refused["status"], refused["client"], refused["bytes_in"]) == (401, None, 0)
     # Who guesses tokens, too.

@@ -310,22 +310,22 @@ async def test_a_query_for_each_passage_scores_them_as_alone(interacting: bool) 
 
 
 @pytest.mark.parametrize(
-    ("queries", "passages", "error"),
+    ("queries", "passages", "error", "message"),
     [
-        (["q"], ["a", "b"], InvalidRequestError),
-        (["q", "r", "s"], ["a", "b"], InvalidRequestError),
-        ([], ["a", "b"], InvalidRequestError),
-        (["q", " "], ["a", "b"], EmptyInputError),
-        ([], [], EmptyInputError),
-        ("q", [], EmptyInputError),
-        (" \n", ["a"], EmptyInputError),
+        (["q"], ["a", "b"], InvalidRequestError, "one for each passage"),
+        (["q", "r", "s"], ["a", "b"], InvalidRequestError, "one for each passage"),
+        ([], ["a", "b"], InvalidRequestError, "one for each passage"),
+        (["q", " "], ["a", "b"], EmptyInputError, "the query is blank"),
+        ([], [], EmptyInputError, "no passages"),
+        ("q", [], EmptyInputError, "no passages"),
+        (" \n", ["a"], EmptyInputError, "the query is blank"),
     ],
 )
 async def test_there_is_one_query_or_one_for_each_passage_and_none_is_blank(
-    queries, passages, error
+    queries, passages, error, message
 ) -> None:
     async with engine_for(reranker=FakeReranker()) as engine:
-        with pytest.raises(error):
+        with pytest.raises(error, match=message):
             await engine.rerank(RerankRequest(queries, passages))
 
 
