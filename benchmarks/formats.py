@@ -21,7 +21,7 @@ import safetensors
 from smart_embedder.api.formats import arrow, binary
 from smart_embedder.api.formats import vectors as json_answer
 from smart_embedder.api.formats.vectors import EmbeddingAnswer
-from smart_embedder.api.negotiation import compress
+from smart_embedder.api.rendering import compress
 from smart_embedder.engine.records import (
     EmbeddingResult,
     EmbedRequest,

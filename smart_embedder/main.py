@@ -16,14 +16,15 @@ from starlette.middleware import Middleware
 from smart_embedder import __version__
 from smart_embedder.access.rate_limit import Buckets, MemoryBuckets, SharedBuckets
 from smart_embedder.access.tokens import ApiTokens
+from smart_embedder.api.body import max_json_values
 from smart_embedder.api.catalogue import ModelCatalogue
 from smart_embedder.api.context import NATIVE
 from smart_embedder.api.dialects import cohere, embedding_server, openai, tei, vllm
-from smart_embedder.api.endpoints import embeddings, operations, rerank, stream
+from smart_embedder.api.endpoints import native, operations
 from smart_embedder.api.endpoints.pages import install_docs, install_ui
 from smart_embedder.api.errors import install_error_handlers
-from smart_embedder.api.handler import Service, paths_of, shared_by
-from smart_embedder.api.openapi import install_openapi
+from smart_embedder.api.handler import Service
+from smart_embedder.api.openapi import install_openapi, paths_of
 from smart_embedder.engine import Engine
 from smart_embedder.engine.model import DownloadStatus, LoadedModels, Loader
 from smart_embedder.engine.scheduling.fairness import FairSemaphore, LoopTurns
@@ -62,9 +63,7 @@ OnFailure = Callable[[Exception], None]
 
 # The order of the paths in the description.
 ROUTERS = (
-    embeddings.router,
-    stream.router,
-    rerank.router,
+    native.router,
     cohere.rerank_router,
     openai.router,
     cohere.router,
@@ -162,7 +161,7 @@ def _create_service(settings: Settings, loader: Loader | None, drain: Drain) -> 
         render_threads=ThreadPoolExecutor(_RENDER_THREADS, thread_name_prefix="render"),
         stream_slots=FairSemaphore(max(1, settings.max_queue_size // 2)),
         turns=LoopTurns(),
-        shared=shared_by(ROUTERS),
+        max_json_values=max_json_values(settings),
     )
 
 

@@ -11,8 +11,7 @@ a parser holds Python's lock, so that another thread would not help.
 """
 
 import math
-from collections.abc import Callable, Coroutine, Generator, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Iterator, Sequence
 from email.message import Message
 from typing import Any, TypeVar
 
@@ -21,11 +20,9 @@ from pydantic import ValidationError
 from pydantic_core import from_json
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
-from starlette.responses import Response
 
-from smart_embedder.api.context import NATIVE, Dialect, Endpoint, context_of
+from smart_embedder.api.context import NATIVE, Operation, RequestContext, context_of, preference
 from smart_embedder.api.errors import as_invalid_request, not_json
-from smart_embedder.api.negotiation import preference
 from smart_embedder.api.schemas import OPENAI_TEXTS, RequestModel, invalid_body
 from smart_embedder.engine.scheduling.fairness import LoopTurns
 from smart_embedder.errors import ClientGoneError, InvalidRequestError, UnsupportedMediaError
@@ -61,21 +58,6 @@ def max_json_values(settings: Settings) -> int:
     """How many values a body may hold: more than a valid one, so that its error can be specific."""
     texts = max(settings.max_sentences_per_request, settings.max_rerank_passages)
     return _VALUES_BESIDES_TEXTS + max(_VALUES_PER_TEXT * texts, _VALUES_PER_OBJECT * OPENAI_TEXTS)
-
-
-@dataclass(frozen=True, slots=True)
-class Operation:
-    """Work that can be asked for in one dialect, by a body of `schema`.
-
-    Of the operations that share a path, only this one's bodies have the field `field`. `answer` is
-    called with the body and the `Call`.
-    """
-
-    dialect: Dialect
-    endpoint: Endpoint
-    field: str
-    schema: type[RequestModel]
-    answer: Callable[[Any, Any], Coroutine[Any, Any, Response]]
 
 
 class ReceivedBody:
@@ -115,17 +97,18 @@ Model = TypeVar("Model", bound=RequestModel)
 
 
 async def read_body(
-    request: Request, operations: Sequence[Operation], max_values: int, turns: LoopTurns
+    request: Request, max_values: int, turns: LoopTurns
 ) -> tuple[Operation, RequestModel]:
-    """Read the body and validate it for the one of `operations` that it asks for; return both.
+    """Read the body and validate it for the one of its path's operations that it asks for.
 
-    The operation is recorded in the request's context. A body of more than `max_values` values is
-    refused before it is read whole, and a large one is parsed in its turn. Raises
-    `UnsupportedMediaError`, `InvalidRequestError` or `ClientGoneError`, which never quote the
-    client's texts.
+    Both are returned, and the operation is recorded in the request's context. A body of more than
+    `max_values` values is refused before it is read whole, and a large one is parsed in its turn.
+    Raises `UnsupportedMediaError`, `InvalidRequestError` or `ClientGoneError`, which never
+    quote the client's texts.
     """
     _require_json(request.headers)
-    schema, body = operations[0].schema, ReceivedBody()
+    context, body = context_of(request.scope), ReceivedBody()
+    first = context.operations[0]
     counter = JsonValueCounter(max_values, _MAX_BYTES_PER_VALUE * max_values)
     try:
         async for chunk in request.stream():
@@ -134,24 +117,23 @@ async def read_body(
     except ClientDisconnect:
         raise ClientGoneError("the client left before its request was complete") from None
     except InvalidRequestError as error:
-        if operations[0].dialect is NATIVE:
+        if first.dialect is NATIVE:
             raise
         # Lists of token ids are the usual reason.
         raise InvalidRequestError(f"{error}; {TEXTS_ADVICE}", error.problems) from None
     if len(body) < _LARGE_BODY:
-        return _validate_one(parse_json(body[:], schema), operations, request)
+        return _validate_one(parse_json(body[:], first.schema), context)
 
     def steps() -> Generator[None, None, tuple[Operation, RequestModel]]:
-        value = yield from parse_large(body, schema)
+        value = yield from parse_large(body, first.schema)
         yield
-        return _validate_one(value, operations, request)
+        return _validate_one(value, context)
 
-    return await turns.run(context_of(request.scope).client, steps())
+    return await turns.run(context.client, steps())
 
 
-def _validate_one(
-    value: Any, operations: Sequence[Operation], request: Request
-) -> tuple[Operation, RequestModel]:
+def _validate_one(value: Any, context: RequestContext) -> tuple[Operation, RequestModel]:
+    operations = context.operations
     fit = [each for each in operations if each.field in value] if isinstance(value, dict) else []
     if len(fit) > 1:
         raise invalid_body(
@@ -160,7 +142,6 @@ def _validate_one(
     operation = fit[0] if fit else operations[0]
     is_told = bool(fit) or len(operations) == 1
     if is_told:
-        context = context_of(request.scope)
         context.dialects, context.endpoint = (operation.dialect,), operation.endpoint
     try:
         return operation, validate(value, operation.schema)

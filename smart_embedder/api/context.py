@@ -4,18 +4,26 @@ Which dialects there are, and where, this does not know: each one's router bring
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from starlette.datastructures import Headers
+from starlette.responses import Response
 from starlette.routing import compile_path
 from starlette.types import Scope
 
 from smart_embedder.access.tokens import DEFAULT_NAME
+from smart_embedder.api.schemas import RequestModel
 from smart_embedder.engine.records import AnswerMemory
 from smart_embedder.engine.scheduling.job import Purpose
 from smart_embedder.observability.metrics import EMBEDDING_ENDPOINT, RERANK_ENDPOINT
 from smart_embedder.observability.tracing import Stage
+
+# Of a header with preferences, and of its items.
+_MAX_CHARACTERS = 1024
+_MAX_ITEMS = 64
+_QUALITY = re.compile(r"0(\.\d{0,3})?|1(\.0{0,3})?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,21 +77,37 @@ EMBEDDING_STREAM = Endpoint("/embeddings/stream", streams=True)
 RERANK = Endpoint(RERANK_ENDPOINT, Purpose.RERANKING)
 
 
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """Work that can be asked for in one dialect, by a body of `schema`.
+
+    Of the operations that share a path, only this one's bodies have the field `field`. `answer` is
+    called with the body and the `Call`.
+    """
+
+    dialect: Dialect
+    endpoint: Endpoint
+    field: str
+    schema: type[RequestModel]
+    answer: Callable[[Any, Any], Coroutine[Any, Any, Response]]
+
+
 @dataclass(slots=True)
 class Place:
-    """What a path alone tells of a request.
+    """What a path alone tells of a request; those of no dialect are this service's own.
 
-    `dialects` are those that its body may be written in; the first one decides the status of an
-    error. `endpoint` is that of a POST. A health check needs no token.
+    Of the operations that share it, this service's own is the first. `endpoint` is None where no
+    POST asks for work. A health check needs no token.
     """
 
     dialects: tuple[Dialect, ...] = ()
     endpoint: Endpoint | None = None
+    operations: tuple[Operation, ...] = ()
     is_health_check: bool = False
 
 
 class Paths:
-    """The places of all paths; those of no dialect are this service's own."""
+    """The places of all paths."""
 
     def __init__(self) -> None:
         self._places: dict[str, Place] = {}
@@ -96,17 +120,15 @@ class Paths:
         found = dict.fromkeys(place.endpoint for place in self._places.values())
         return tuple(each for each in found if each is not None)
 
-    def add(
-        self, path: str, dialect: Dialect, endpoint: Endpoint | None, is_health_check: bool = False
-    ) -> None:
+    def add(self, path: str, dialect: Dialect, *, is_health_check: bool = False) -> Place:
         """Add a dialect to a path, which may hold names in braces as the router's paths do."""
         place = self._places.setdefault(path, Place())
         dialects = dict.fromkeys((*place.dialects, dialect))
         place.dialects = tuple(sorted(dialects, key=lambda each: each is not NATIVE))
-        place.endpoint = place.endpoint or endpoint
         place.is_health_check |= is_health_check
         if "{" in path:
             self._patterns[path] = compile_path(path)[0]
+        return place
 
     def add_below(self, prefix: str, dialect: Dialect) -> None:
         """Let errors have the shape of `dialect` where there is nothing below `prefix`."""
@@ -140,12 +162,12 @@ class StreamMemory(Protocol):
 class RequestContext:
     """The facts of one request; middleware and endpoints fill in what they learn.
 
-    `endpoint` is None for a request that is no POST for work. `dialects` are those of the path; if
-    there are several, the body decides, and until it has been read, errors are answered in the
-    shapes of all of them. `status` is None until the response begins; `error_status` is the native
-    status of an error, whatever the dialect's is. `counts` holds numbers for the log line, `stages`
-    the times for the trace. Only a stream has `memory`. `answer` is asked for room before an
-    answer is made.
+    `endpoint` is None for a request that is no POST for work. `dialects` and `operations` are those
+    of the path; if there are several, the body decides, and until it has been read, errors are
+    answered in the shapes of all dialects. `status` is None until the response begins;
+    `error_status` is the native status of an error, whatever the dialect's is. `counts` holds
+    numbers for the log line, `stages` the times for the trace. Only a stream has `memory`. `answer`
+    is asked for room before an answer is made.
     `path` is as the client wrote it, `route` without slashes at its end; neither has the `prefix`
     that a proxy removes from paths. `query` is not parsed.
     """
@@ -155,6 +177,7 @@ class RequestContext:
     endpoint: Endpoint | None
     client_address: str
     dialects: tuple[Dialect, ...] = (NATIVE,)
+    operations: tuple[Operation, ...] = ()
     is_health_check: bool = False
     token_name: str | None = None
     error_code: str | None = None
@@ -203,3 +226,28 @@ def is_stream(scope: Scope) -> bool:
 def working_endpoint(scope: Scope) -> Endpoint | None:
     """The endpoint of a POST that asks for work; None for every other request."""
     return context_of(scope).endpoint if scope["type"] == "http" else None
+
+
+def preference(headers: Headers, name: str) -> str:
+    """The values of a header, joined; empty where there is none, or too much of it.
+
+    It is read on the event loop, before any limit counts the request: a value that is longer than
+    any real one is ignored.
+    """
+    joined = ", ".join(headers.getlist(name))
+    return joined if len(joined) <= _MAX_CHARACTERS else ""
+
+
+def preferences(header: str) -> dict[str, float]:
+    """The quality, 0 to 1, of each item of an Accept or Accept-Encoding header, by RFC 9110.
+
+    A malformed item is ignored, which is no reason to refuse a request, and so are items beyond
+    those that a real header has.
+    """
+    found: dict[str, float] = {}
+    for item in header.lower().split(",", _MAX_ITEMS)[:_MAX_ITEMS]:
+        name, *parameters = (part.strip() for part in item.split(";"))
+        quality = next((each[2:] for each in parameters if each.startswith("q=")), "1")
+        if name and _QUALITY.fullmatch(quality):
+            found[name] = float(quality)
+    return found

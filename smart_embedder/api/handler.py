@@ -1,44 +1,55 @@
 """What endpoints share: the parts of the service, and the path of a request that asks for work.
 
 `respond` takes such a request from its body to its response. An endpoint defines an operation for
-it: a schema, and a function from a valid body to a rendered response. The API of another server is
-another operation.
+it: a schema, and a function from a valid body to a rendered response, which has the engine compute
+what it needs. The API of another server is another operation.
 """
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import Executor
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Annotated, Any, TypeVar
 
 import http_sf
-from fastapi import APIRouter, Depends, Request
-from fastapi.routing import APIRoute
+from fastapi import Depends, Request
 from starlette.responses import Response
 
 from smart_embedder.access.rate_limit import Buckets
-from smart_embedder.api.body import Operation, max_json_values, read_body
-from smart_embedder.api.catalogue import ModelCatalogue, ServedModel, name_of
-from smart_embedder.api.context import NATIVE, Dialect, Endpoint, Paths, RequestContext, context_of
-from smart_embedder.api.negotiation import preference
+from smart_embedder.api.body import read_body
+from smart_embedder.api.catalogue import ModelCatalogue, Role, ServedModel, name_of
+from smart_embedder.api.context import RequestContext, context_of, preference
 from smart_embedder.api.rendering import JSON, Chunk, ChunkedResponse, timings_as_json
-from smart_embedder.engine import DEFAULT_URGENCY, Engine
+from smart_embedder.api.schemas import check_passages, check_rerank_options, check_texts
+from smart_embedder.engine import (
+    DEFAULT_URGENCY,
+    ClassificationRequest,
+    EmbedRequest,
+    Engine,
+    RerankRequest,
+)
 from smart_embedder.engine.model import DownloadStatus, LoadedModels
 from smart_embedder.engine.model_pool import SHARE_FOR_LOADING
 from smart_embedder.engine.records import ClassificationResult, EmbeddingResult, RerankResult
+from smart_embedder.engine.requests.reranking import sigmoid
 from smart_embedder.engine.scheduling.fairness import FairSemaphore, LoopTurns
-from smart_embedder.errors import ClientGoneError, InferenceTimeoutError
+from smart_embedder.errors import (
+    ClientGoneError,
+    InferenceTimeoutError,
+    InvalidRequestError,
+    TextTooLongError,
+)
 from smart_embedder.observability.metrics import Metrics
 from smart_embedder.observability.tracing import Stage, Tracer
 from smart_embedder.server.drain import Drain
 from smart_embedder.settings import Settings
 
 Result = TypeVar("Result")
+WorkRequest = TypeVar("WorkRequest", EmbedRequest, RerankRequest, ClassificationRequest)
 WorkResult = TypeVar("WorkResult", EmbeddingResult, RerankResult, ClassificationResult)
-Handler = TypeVar("Handler", bound=Callable[..., Any])
 
 # Rendering what holds so many bytes takes three milliseconds: JSON is three times as long.
 LARGE_ANSWER_BYTES = 32_768
@@ -50,8 +61,8 @@ class Service:
     """The parts of one running service.
 
     `stream_slots` are the slots of the queue that streams may take; the rest is left to other
-    requests. `turns` are for whatever may hold the event loop for some milliseconds. `shared` are
-    the operations that dialects bring to paths of others.
+    requests. `turns` are for whatever may hold the event loop for some milliseconds. A body may
+    hold `max_json_values`.
     """
 
     settings: Settings
@@ -65,7 +76,7 @@ class Service:
     render_threads: Executor
     stream_slots: FairSemaphore
     turns: LoopTurns
-    shared: Mapping[str, Sequence[Operation]]
+    max_json_values: int
 
     @property
     def status(self) -> tuple[str, str | None]:
@@ -122,17 +133,34 @@ class Call:
         self.leased[name] = models = await self.leases.enter_async_context(lease)
         return models
 
-    async def run(self, work: Coroutine[Any, Any, WorkResult], **counts: int) -> WorkResult:
-        """The result of `work`; records `counts`, tokens and stages for log and trace."""
-        result = await work
+    async def run(
+        self,
+        work: Callable[[LoadedModels, WorkRequest], Awaitable[WorkResult]],
+        request: WorkRequest,
+        model: ServedModel | None,
+        **counts: int,
+    ) -> WorkResult:
+        """The result of `work`, done for this client and with the urgency of this call.
+
+        Records `counts`, tokens and stages for log and trace.
+        """
+        models, context = await self.lease(model), self.context
+        request = replace(
+            request,
+            urgency=urgency_of(self.request),
+            client=context.client,
+            model=name_of(model),
+            answer=context.answer,
+        )
+        result = await work(models, request)
         timings = timings_as_json(result.timings)
-        self.context.counts = counts | {
+        context.counts = counts | {
             "tokens": result.tokens,
             "tokenize_ms": timings["tokenize"],
             "queue_ms": timings["queue"],
             "inference_ms": timings["inference"],
         }
-        self.context.stages.extend(result.timings.stages)
+        context.stages.extend(result.timings.stages)
         return result
 
     async def render(
@@ -152,91 +180,14 @@ class Call:
         return response
 
 
-class Router(APIRouter):
-    """The paths of one dialect, and what the rest of the service must know of them.
-
-    `groups` describe the tags of its operations. `below` are beginnings of paths where errors have
-    the dialect's shape, whether there is something or not. `endpoints` and `shared` hold what is
-    done where, by path; `health_checks` are the paths that need no token.
-    """
-
-    def __init__(
-        self,
-        dialect: Dialect = NATIVE,
-        groups: Sequence[Mapping[str, str]] = (),
-        below: Sequence[str] = (),
-        **options: Any,
-    ) -> None:
-        super().__init__(**options)
-        self.dialect, self.groups, self.below = dialect, groups, below
-        self.endpoints: dict[str, Endpoint] = {}
-        self.shared: list[tuple[str, Operation]] = []
-        self.health_checks: set[str] = set()
-
-    def work(
-        self, path: str, endpoint: Endpoint, **description: Any
-    ) -> Callable[[Handler], Handler]:
-        """Register the function that answers what asks for work at `path`, as `endpoint`."""
-        self.endpoints[path] = endpoint
-        return self.post(path, **description)
-
-    def share(self, operation: Operation, *paths: str) -> None:
-        """Answer `operation` at paths of other dialects, too: its bodies have its field."""
-        self.shared += [(path, operation) for path in paths]
-
-    def get_and_head(self, path: str, **description: Any) -> Callable[[Handler], Handler]:
-        """Register an endpoint for GET and, without a description of its own, for HEAD."""
-
-        def register(endpoint: Handler) -> Handler:
-            self.head(path, include_in_schema=False)(endpoint)
-            return self.get(path, **description)(endpoint)
-
-        return register
-
-    def health_check(self, path: str, **description: Any) -> Callable[[Handler], Handler]:
-        """The same for a path that needs no token."""
-        self.health_checks.add(path)
-        return self.get_and_head(path, **description)
-
-
-def paths_of(routers: Sequence[Router]) -> Paths:
-    """The places of all paths of these."""
-    paths = Paths()
-    for router in routers:
-        for route in router.routes:
-            if isinstance(route, APIRoute):
-                path = route.path
-                is_health_check = path in router.health_checks
-                paths.add(path, router.dialect, router.endpoints.get(path), is_health_check)
-        for prefix in router.below:
-            paths.add_below(prefix, router.dialect)
-    for router in routers:
-        for path, operation in router.shared:
-            paths.add(path, operation.dialect, operation.endpoint)
-    return paths
-
-
-def shared_by(routers: Sequence[Router]) -> dict[str, list[Operation]]:
-    """By path, the operations that dialects bring to paths of others."""
-    found: dict[str, list[Operation]] = {}
-    for router in routers:
-        for path, operation in router.shared:
-            found.setdefault(path, []).append(operation)
-    return found
-
-
-async def respond(request: Request, operation: Operation) -> Response:
+async def respond(request: Request) -> Response:
     """Read the body and answer it, all within REQUEST_TIMEOUT and while the client stays.
 
-    It is answered by `operation`, or by the one of those sharing the path whose field it has.
+    It is answered by the operation of its path, or by the one whose field it has.
     """
     service: Service = request.app.state.service
-    others = service.shared.get(context_of(request.scope).route, ())
-    # The first one decides how errors look before the body is known.
-    operations = sorted((operation, *others), key=lambda each: each.dialect is not NATIVE)
     async with time_limit(service.settings.request_timeout) as timeout:
-        values = max_json_values(service.settings)
-        asked, body = await read_body(request, operations, values, service.turns)
+        asked, body = await read_body(request, service.max_json_values, service.turns)
         async with AsyncExitStack() as leases:
             call = Call(request, service, leases, deadline=timeout.when())
             return await cancel_on_disconnect(request, asked.answer(body, call))
@@ -265,23 +216,22 @@ async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, Resul
 
     If the client disconnects, cancels the work and raises `ClientGoneError`.
     """
-    task = asyncio.ensure_future(work)
-    disconnect = asyncio.ensure_future(_wait_for_disconnect(request))
+
+    async def leave() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    task, left = asyncio.ensure_future(work), asyncio.ensure_future(leave())
     try:
-        await asyncio.wait({task, disconnect}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({task, left}, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             return task.result()
         raise ClientGoneError("the client left before its request was answered")
     finally:
-        disconnect.cancel()
+        left.cancel()
         if not task.done():
             task.cancel()
             await asyncio.wait({task})
-
-
-async def _wait_for_disconnect(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
 
 
 def urgency_of(request: Request, default: int = DEFAULT_URGENCY) -> int:
@@ -299,3 +249,86 @@ def urgency_of(request: Request, default: int = DEFAULT_URGENCY) -> int:
     if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _LEAST_URGENT:
         return value
     return default
+
+
+def embedder_of(call: Call, role: Role | None = None) -> ServedModel:
+    """The embedding model in the request's path, or else the default one, or that of `role`.
+
+    Raises `InvalidRequestError` where the model in the path makes other kinds, or none.
+    """
+    catalogue = call.service.catalogue
+    name = call.request.path_params.get("model")
+    if name is None:
+        return catalogue.embedder(None) if role is None else catalogue.with_role(role)
+    model = catalogue.find(name)
+    if model.role is Role.RERANKER or role not in {None, model.role}:
+        raise InvalidRequestError(f"the model {model.name} does not make what is asked for here")
+    return model
+
+
+async def embed(
+    call: Call, request: EmbedRequest, *, field: str, model: ServedModel, allowed: int = 0
+) -> EmbeddingResult:
+    """Embed the texts that are in the request's `field`; `model` makes the dense vectors.
+
+    As many as `allowed` are never too many.
+    """
+    check_texts(request.texts, field, call.service.settings, allowed=allowed)
+    with _errors_name("sentences", field):
+        return await compute(call, request, model)
+
+
+async def compute(call: Call, request: EmbedRequest, model: ServedModel | None) -> EmbeddingResult:
+    """Embed texts that have been checked, and count them; by default all models make vectors."""
+    count, work = len(request.texts), call.service.engine.embedding.embed
+    result = await call.run(work, request, model, sentences=count)
+    call.service.metrics.sentences.inc(count)
+    return result
+
+
+async def rerank(
+    call: Call, request: RerankRequest, model: ServedModel | None, field: str
+) -> RerankResult:
+    """Score the passages, which the request calls `field`.
+
+    Late interaction has no probabilities: where `normalize` asks for them, its scores go through a
+    sigmoid, which keeps the order.
+    """
+    check_passages(request.query, request.passages, field, call.service.settings)
+    check_rerank_options(await call.lease(model), instruction=request.instruction)
+    with _errors_name("passages", field):
+        result = await scores(call, request, model)
+    if result.parts is None or not request.normalize:
+        return result
+    return replace(result, scores=sigmoid(result.scores))
+
+
+async def scores(call: Call, request: RerankRequest, model: ServedModel | None) -> RerankResult:
+    """Score passages that have been checked, and count them."""
+    count, work = len(request.passages), call.service.engine.scoring.rerank
+    result = await call.run(work, request, model, passages=count)
+    call.service.metrics.pairs.inc(count)
+    return result
+
+
+async def classify(
+    call: Call, request: ClassificationRequest, model: ServedModel | None
+) -> ClassificationResult:
+    """Classify inputs that have been checked, and count them."""
+    count, work = len(request.inputs), call.service.engine.scoring.classify
+    result = await call.run(work, request, model, passages=count)
+    call.service.metrics.pairs.inc(count)
+    return result
+
+
+@contextmanager
+def _errors_name(ours: str, theirs: str) -> Iterator[None]:
+    """Let an error for a text that is too long point to the request's own field."""
+    try:
+        yield
+    except TextTooLongError as error:
+        problems = [
+            each | {"pointer": each["pointer"].replace(f"/{ours}/", f"/{theirs}/")}
+            for each in error.problems
+        ]
+        raise TextTooLongError(str(error), problems) from None

@@ -1,18 +1,19 @@
-"""The OpenAPI description: parts that endpoints add, and the limits in force of this server."""
+"""Paths and their OpenAPI description: what endpoints add, and the limits in force."""
 
 import copy
-from collections.abc import Callable, Coroutine, Iterable, Sequence
-from typing import Any, Final
+import inspect
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from typing import Any, Final, TypeVar
 
-from fastapi import FastAPI, Request, Security
+from fastapi import APIRouter, FastAPI, Request, Security
+from fastapi.routing import APIRoute
 from fastapi.security import HTTPBearer
 from pydantic import BaseModel
 from starlette.responses import JSONResponse, Response
 
 from smart_embedder.api.answers import ErrorResponse
-from smart_embedder.api.body import Operation
-from smart_embedder.api.context import Endpoint
-from smart_embedder.api.handler import Call, Router, Service, respond
+from smart_embedder.api.context import NATIVE, Dialect, Endpoint, Operation, Paths
+from smart_embedder.api.handler import Call, Service, respond
 from smart_embedder.api.schemas import OPENAI_TEXTS, RequestModel
 from smart_embedder.engine import DEFAULT_URGENCY
 from smart_embedder.engine.model import LoadedModels
@@ -42,6 +43,7 @@ of them {settings.rerank_gpu_timeout:g} in forwards | `REQUEST_TIMEOUT`, `RERANK
 {settings.rate_limit_requests_per_minute} a minute | counted together with embeddings \
 | `RATE_LIMIT_BURST_SIZE`, `RATE_LIMIT_REQUESTS_PER_MINUTE` |"""
 Answer = Callable[[Any, Call], Coroutine[Any, Any, Response]]
+Handler = TypeVar("Handler", bound=Callable[..., Any])
 _WORK_STATUSES = (400, 401, 403, 408, 413, 415, 429, 500, 503, 504)
 _BYTES = {"schema": {"type": "string", "format": "binary"}}
 
@@ -65,6 +67,127 @@ _PRIORITY_PARAMETER: Final[dict[str, Any]] = {
     ),
     "schema": {"type": "string", "default": f"u={DEFAULT_URGENCY}"},
 }
+
+
+class Router(APIRouter):
+    """The paths of one dialect, and what the rest of the service must know of them.
+
+    `error` is the form of its errors. `groups` describe the tags of its operations. `below` are
+    beginnings of paths where errors have the dialect's shape, whether there is something or not.
+    `endpoints` and `operations` hold what is done where, by path; `health_checks` are the paths
+    that need no token.
+    """
+
+    def __init__(
+        self,
+        dialect: Dialect = NATIVE,
+        error: type[BaseModel] = ErrorResponse,
+        groups: Sequence[Mapping[str, str]] = (),
+        below: Sequence[str] = (),
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        self.dialect, self.error, self.groups, self.below = dialect, error, groups, below
+        self.endpoints: dict[str, Endpoint] = {}
+        self.operations: list[tuple[str, Operation]] = []
+        self.health_checks: set[str] = set()
+
+    def errors(self, *statuses: int) -> dict[int | str, dict[str, Any]]:
+        """The part of an OpenAPI operation that describes its errors."""
+        return {status: {"model": self.error} for status in statuses}
+
+    def describe_work(
+        self,
+        summary: str,
+        schema: type[RequestModel],
+        response: Any,
+        statuses: Sequence[int] = (404,),
+        media_types: Iterable[str] = (),
+    ) -> dict[str, Any]:
+        """The description of a route that reads a body of `schema` and does work for it.
+
+        `statuses` are its errors beside those of every such route, `media_types` what it answers
+        beside JSON.
+        """
+        responses = self.errors(*sorted((*_WORK_STATUSES, *statuses)))
+        if content := dict.fromkeys(media_types, _BYTES):
+            responses[200] = {"content": content}
+        described = schema.model_json_schema(ref_template="{model}")
+        described = _inline(described, described.pop("$defs", {}))
+        body = {"required": True, "content": {"application/json": {"schema": described}}}
+        return {
+            "summary": summary,
+            "response_model": response,
+            "responses": responses,
+            "openapi_extra": {"requestBody": body, "parameters": [_PRIORITY_PARAMETER]},
+        }
+
+    def work(
+        self, path: str, endpoint: Endpoint, **description: Any
+    ) -> Callable[[Handler], Handler]:
+        """Register the function that answers what asks for work at `path`, as `endpoint`."""
+        self.endpoints[path] = endpoint
+        return self.post(path, **description)
+
+    def operation(
+        self,
+        endpoint: Endpoint,
+        field: str,
+        schema: type[RequestModel],
+        *paths: str,
+        hidden: Sequence[str] = (),
+        shared: Sequence[str] = (),
+        **description: Any,
+    ) -> Callable[[Answer], Operation]:
+        """Let the decorated function answer bodies of `schema`.
+
+        It has `paths`, `hidden` ones that the description leaves out, and `shared` ones of other
+        dialects, where its bodies are told by `field`.
+        """
+
+        def register(answer: Answer) -> Operation:
+            made = Operation(self.dialect, endpoint, field, schema, answer)
+            named = {"name": answer.__name__, "description": inspect.getdoc(answer)} | description
+            for path in paths:
+                self.work(path, endpoint, **named)(respond)
+            for path in hidden:
+                self.work(path, endpoint, include_in_schema=False)(respond)
+            self.operations += [(path, made) for path in (*paths, *hidden, *shared)]
+            return made
+
+        return register
+
+    def get_and_head(self, path: str, **description: Any) -> Callable[[Handler], Handler]:
+        """Register an endpoint for GET and, without a description of its own, for HEAD."""
+
+        def register(endpoint: Handler) -> Handler:
+            self.head(path, include_in_schema=False)(endpoint)
+            return self.get(path, **description)(endpoint)
+
+        return register
+
+    def health_check(self, path: str, **description: Any) -> Callable[[Handler], Handler]:
+        """The same for a path that needs no token."""
+        self.health_checks.add(path)
+        return self.get_and_head(path, **description)
+
+
+def paths_of(routers: Sequence[Router]) -> Paths:
+    """The places of all paths of these."""
+    paths = Paths()
+    for router in routers:
+        for route in router.routes:
+            if isinstance(route, APIRoute):
+                is_health_check = route.path in router.health_checks
+                place = paths.add(route.path, router.dialect, is_health_check=is_health_check)
+                place.endpoint = place.endpoint or router.endpoints.get(route.path)
+        for prefix in router.below:
+            paths.add_below(prefix, router.dialect)
+    operations = [each for router in routers for each in router.operations]
+    # The first one decides how errors look before the body is known.
+    for path, operation in sorted(operations, key=lambda each: each[1].dialect is not NATIVE):
+        paths.add(path, operation.dialect).operations += (operation,)
+    return paths
 
 
 def describe_stream(
@@ -107,74 +230,6 @@ def _inline(schema: Any, definitions: dict[str, Any]) -> Any:
     if "$ref" in schema:
         return _inline(definitions[schema["$ref"]], definitions)
     return {key: _inline(value, definitions) for key, value in schema.items()}
-
-
-def error_responses(
-    *statuses: int, model: type[BaseModel] = ErrorResponse
-) -> dict[int | str, dict[str, Any]]:
-    """The part of an OpenAPI operation that describes its errors, of the dialect's shape."""
-    return {status: {"model": model} for status in statuses}
-
-
-def describe_work(
-    summary: str,
-    schema: type[RequestModel],
-    response: Any,
-    statuses: Sequence[int] = (),
-    *,
-    error: type[BaseModel] = ErrorResponse,
-    media_types: Iterable[str] = (),
-) -> dict[str, Any]:
-    """The description of a route that reads a body of `schema` and does work for it.
-
-    `statuses` are its errors beside those of every such route, `media_types` what it answers beside
-    JSON.
-    """
-    responses = error_responses(*sorted((*_WORK_STATUSES, *statuses)), model=error)
-    if content := dict.fromkeys(media_types, _BYTES):
-        responses[200] = {"content": content}
-    described = schema.model_json_schema(ref_template="{model}")
-    described = _inline(described, described.pop("$defs", {}))
-    body = {"required": True, "content": {"application/json": {"schema": described}}}
-    return {
-        "summary": summary,
-        "response_model": response,
-        "responses": responses,
-        "openapi_extra": {"requestBody": body, "parameters": [_PRIORITY_PARAMETER]},
-    }
-
-
-def operation(
-    router: Router,
-    endpoint: Endpoint,
-    field: str,
-    schema: type[RequestModel],
-    *paths: str,
-    hidden: Sequence[str] = (),
-    shared: Sequence[str] = (),
-    **description: Any,
-) -> Callable[[Answer], Operation]:
-    """Let the decorated function answer bodies of `schema`, in the dialect of `router`.
-
-    It has `paths`, `hidden` ones that the description leaves out, and `shared` ones of other
-    dialects, where its bodies are told by `field`.
-    """
-
-    def register(answer: Answer) -> Operation:
-        made = Operation(router.dialect, endpoint, field, schema, answer)
-
-        async def serve(request: Request) -> Response:
-            return await respond(request, made)
-
-        serve.__name__, serve.__doc__ = answer.__name__, answer.__doc__
-        for path in paths:
-            router.work(path, endpoint, **description)(serve)
-        for path in hidden:
-            router.work(path, endpoint, include_in_schema=False)(serve)
-        router.share(made, *shared)
-        return made
-
-    return register
 
 
 def install_openapi(app: FastAPI, service: Service) -> None:

@@ -8,7 +8,7 @@ several times as large as its numbers, so a large answer is rendered while the c
 import asyncio
 from binascii import b2a_base64
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
 from dataclasses import asdict
 from functools import partial
@@ -18,11 +18,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import orjson
+from backports import zstd
+from isal import isal_zlib
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from smart_embedder.api.negotiation import compress, encoding_of
+from smart_embedder.api.context import preference, preferences
 from smart_embedder.engine.records import EmbeddingResult, RerankResult, SparseVector, Truncation
 from smart_embedder.observability.tracing import Timings
 
@@ -40,6 +42,47 @@ _WARNING_CODES = {
     "query": "query_truncated",
     "passages": "passage_truncated",
 }
+# Of each encoding: a new compressor, and how it is flushed after a piece and at the end.
+_COMPRESSORS: Mapping[str, tuple[Callable[[], Any], int, int]] = {
+    "zstd": (
+        partial(zstd.ZstdCompressor, 1),
+        zstd.ZstdCompressor.FLUSH_BLOCK,
+        zstd.ZstdCompressor.FLUSH_FRAME,
+    ),
+    "gzip": (
+        partial(isal_zlib.compressobj, 1, wbits=31),
+        isal_zlib.Z_SYNC_FLUSH,
+        isal_zlib.Z_FINISH,
+    ),
+}
+
+
+def encoding_of(request: Request) -> str | None:
+    """The encoding that the request prefers, if it accepts one of `_COMPRESSORS`."""
+    wanted = preferences(preference(request.headers, "accept-encoding"))
+    named = {name: wanted[name] for name in _COMPRESSORS if wanted.get(name)}
+    best = max(named, key=lambda name: named[name], default=None)
+    identity = wanted.get("identity", 0.0)
+    return None if best is None or identity > named[best] else best
+
+
+class FlushedCompressor:
+    """Compresses an answer piece by piece; each piece can be decompressed when it arrives."""
+
+    def __init__(self, encoding: str) -> None:
+        create, self._flush, self._finish = _COMPRESSORS[encoding]
+        self._compressor = create()
+
+    def compress(self, chunks: Iterable[Chunk], *, last: bool = False) -> Iterator[bytes]:
+        """Compress the chunks of one piece one by one; other threads run meanwhile."""
+        for chunk in chunks:
+            yield self._compressor.compress(chunk)
+        yield self._compressor.flush(self._finish if last else self._flush)
+
+
+def compress(chunks: Iterable[Chunk], encoding: str) -> Iterator[bytes]:
+    """Compress a whole answer."""
+    return FlushedCompressor(encoding).compress(chunks, last=True)
 
 
 class ChunkedResponse(Response):

@@ -20,9 +20,15 @@ from smart_embedder.access.client_address import (
     network_key,
     unmapped,
 )
-from smart_embedder.api.context import Endpoint, Paths, RequestContext, context_of, working_endpoint
+from smart_embedder.api.context import (
+    Endpoint,
+    Paths,
+    RequestContext,
+    context_of,
+    preference,
+    working_endpoint,
+)
 from smart_embedder.api.errors import unforeseen_error_response
-from smart_embedder.api.negotiation import preference
 from smart_embedder.engine.scheduling.job import Purpose
 from smart_embedder.errors import ClientGoneError
 from smart_embedder.observability.logs import escape_text
@@ -109,6 +115,7 @@ class ProvideContext:
             path=escape_text(path),
             endpoint=place.endpoint if scope["method"] == "POST" else None,
             dialects=place.dialects,
+            operations=place.operations,
             is_health_check=place.is_health_check,
             client_address=network_key(client_address(peer, forwarded_for, self._trusted_proxies)),
             route=normalized,

@@ -24,7 +24,7 @@ from smart_embedder.api.dialects import openai
 from smart_embedder.api.dialects.cohere import CohereEmbedRequest, DocumentsRequest
 from smart_embedder.api.dialects.openai import OpenAIEmbeddingRequest
 from smart_embedder.api.dialects.tei_schemas import DecodeRequest
-from smart_embedder.api.endpoints import embeddings
+from smart_embedder.api.endpoints import native
 from smart_embedder.api.schemas import EmbeddingRequest, RequestModel, RerankBody
 from smart_embedder.api.stream.lines import StreamLine
 from smart_embedder.engine.scheduling.fairness import LoopTurns
@@ -195,14 +195,16 @@ def test_a_long_text_is_parsed_in_steps_of_bounded_work(text: str, monkeypatch) 
     assert steps > 15
 
 
+ASKED = ("id", "/embeddings/", NATIVE_EMBEDDINGS, "192.0.2.1")
+FORMS = (native.create_embeddings, openai.create_embeddings)
+
+
 def test_an_api_is_told_by_its_field_without_a_description_of_errors(monkeypatch) -> None:
     """The search for similar names takes a tenth of a small request."""
     monkeypatch.setattr(body, "as_invalid_request", None)
-    context = RequestContext("id", "/embeddings/", NATIVE_EMBEDDINGS, "192.0.2.1")
-    request = Request({"type": "http", "state": {"context": context}})
+    context = RequestContext(*ASKED, operations=FORMS)
     sent = b'{"input": ["a"], "model": "m", "encoding_format": "base64"}'
-    forms = (embeddings.create_embeddings, openai.create_embeddings)
-    form, _ = body._validate_one(from_json(sent), forms, request)
+    form, _ = body._validate_one(from_json(sent), context)
     assert form is openai.create_embeddings
     assert context.dialects == (openai.OPENAI,)
 
@@ -269,12 +271,6 @@ def test_what_is_wrong_is_looked_for_and_told_ten_times_at_most(model, sent, mon
     assert 0 < len(raised.value.problems) <= 10
 
 
-# Reading, in process.
-
-
-FORMS = (embeddings.create_embeddings, openai.create_embeddings)
-
-
 async def read(
     *parts: bytes,
     forms: Sequence[Any] = FORMS,
@@ -284,7 +280,7 @@ async def read(
 ) -> tuple[Any, RequestContext]:
     """The form and the request that are read, and the request's context."""
     left = list(parts)
-    context = RequestContext("id", "/embeddings/", NATIVE_EMBEDDINGS, "192.0.2.1")
+    context = RequestContext(*ASKED, operations=tuple(forms))
 
     async def receive() -> dict[str, Any]:
         if not left:
@@ -293,7 +289,7 @@ async def read(
         return {"type": "http.request", "body": part, "more_body": bool(left) or leaves}
 
     scope = {"type": "http", "state": {"context": context}, "headers": list(headers)}
-    return await body.read_body(Request(scope, receive), forms, most, LoopTurns()), context
+    return await body.read_body(Request(scope, receive), most, LoopTurns()), context
 
 
 async def refusal(*parts: bytes, **options: Any) -> str:
@@ -329,13 +325,13 @@ async def test_a_body_of_two_apis_or_of_none_is_refused_with_the_fields_that_tel
 
 
 async def test_an_undecided_body_leaves_the_dialects_of_its_path() -> None:
-    context = RequestContext("id", "/embeddings/", NATIVE_EMBEDDINGS, "a", (NATIVE, openai.OPENAI))
-    request = Request({"type": "http", "state": {"context": context}})
+    context = RequestContext(*ASKED, (NATIVE, openai.OPENAI), FORMS)
     with pytest.raises(InvalidRequestError):
-        body._validate_one({"texts": []}, FORMS, request)
+        body._validate_one({"texts": []}, context)
     assert context.dialects == (NATIVE, openai.OPENAI)
+    context.operations = FORMS[1:]
     with pytest.raises(InvalidRequestError):
-        body._validate_one({"texts": []}, FORMS[1:], request)
+        body._validate_one({"texts": []}, context)
     assert context.dialects == (openai.OPENAI,), "there is no other"
 
 

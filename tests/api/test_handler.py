@@ -16,7 +16,6 @@ from starlette import datastructures, requests
 from starlette.responses import JSONResponse, Response
 
 from smart_embedder import main
-from smart_embedder.api.body import Operation
 from smart_embedder.api.context import (
     NATIVE_EMBEDDINGS,
     Dialect,
@@ -27,17 +26,17 @@ from smart_embedder.api.context import (
 from smart_embedder.api.handler import (
     LARGE_ANSWER_BYTES,
     Call,
-    Router,
     cancel_on_disconnect,
-    respond,
+    embed,
+    embedder_of,
     time_limit,
     urgency_of,
 )
-from smart_embedder.api.openapi import BEARER, describe_work
+from smart_embedder.api.openapi import BEARER, Router
 from smart_embedder.api.schemas import ForeignRequest
-from smart_embedder.api.work import embed, embedder_of
+from smart_embedder.engine.model import LoadedModels
 from smart_embedder.engine.pooled_model import ModelState
-from smart_embedder.engine.records import EmbedRequest, Outputs, RerankResult
+from smart_embedder.engine.records import EmbedRequest, Outputs, RerankRequest, RerankResult
 from smart_embedder.errors import (
     ClientGoneError,
     InferenceTimeoutError,
@@ -131,15 +130,19 @@ class Client:
 async def test_what_work_took_is_noted_for_the_log_and_the_trace() -> None:
     client = Client()
     context = RequestContext("an id", "/", None, "192.0.2.1")
-    client.request.scope.update(scope_of(context))
+    client.request.scope.update(scope_of(context, (b"priority", b"u=2")))
     stages = (Stage("queue", 1.0, 2.0), Stage("forward", 2.0, 3.0))
     result = RerankResult([], [], [], 7, Timings(0.001, 0.02, 0.3, 4.0, stages))
 
-    async def work() -> RerankResult:
+    async def work(models: LoadedModels, asked: RerankRequest) -> RerankResult:
+        assert models is held
+        assert (asked.client, asked.model, asked.urgency) == ("address:192.0.2.1", None, 2)
+        assert asked.answer is context.answer
         return result
 
-    call = Call(client.request, create_app(Settings(api_token=None)).state.service)
-    assert await call.run(work(), pairs=3) is result
+    held, service = loaded(FakeModel()), create_app(Settings(api_token=None)).state.service
+    call = Call(client.request, service, leased={None: held})
+    assert await call.run(work, RerankRequest("a", []), None, pairs=3) is result
     times = {"tokenize_ms": 1.0, "queue_ms": 20.0, "inference_ms": 300.0}
     assert context.counts == {"pairs": 3, "tokens": 7} | times
     assert context.stages == list(stages)
@@ -344,28 +347,27 @@ def error_body(error: ErrorFacts, _request_id: str) -> dict[str, Any]:
 OLLAMA = Dialect("Ollama", error_body, {"unauthorized": 418, "invalid_request": 400})
 ENDPOINT = Endpoint("/ollama/embed")
 router = Router(
-    OLLAMA, [{"name": "Ollama"}], below=("/ollama/",), tags=["Ollama"], dependencies=[BEARER]
+    OLLAMA, groups=[{"name": "Ollama"}], below=("/ollama/",), tags=["Ollama"], dependencies=[BEARER]
 )
 
 
-@router.work(ENDPOINT.path, ENDPOINT, **describe_work("Embed texts", OllamaRequest, OllamaAnswer))
-async def ollama(request: Request) -> Response:
-    return await respond(request, OPERATION)
-
-
-@router.health_check("/ollama/up", summary="Is it up?")
-async def up() -> Response:
-    return Response()
-
-
+@router.operation(
+    ENDPOINT,
+    "ollama_input",
+    OllamaRequest,
+    ENDPOINT.path,
+    shared=[NATIVE_EMBEDDINGS.path],
+    **router.describe_work("Embed texts", OllamaRequest, OllamaAnswer),
+)
 async def answer(body: OllamaRequest, call: Call) -> Response:
     asked = EmbedRequest(body.ollama_input, Outputs(dense=True))
     result = await embed(call, asked, field="ollama_input", model=embedder_of(call))
     return JSONResponse({"embeddings": [each.dense.tolist() for each in result.embeddings]})
 
 
-OPERATION = Operation(OLLAMA, ENDPOINT, "ollama_input", OllamaRequest, answer)
-router.share(OPERATION, NATIVE_EMBEDDINGS.path)
+@router.health_check("/ollama/up", summary="Is it up?")
+async def up() -> Response:
+    return Response()
 
 
 async def test_a_new_dialect_needs_only_its_place_in_the_list_of_routers(monkeypatch) -> None:

@@ -8,11 +8,11 @@ import pytest
 from backports import zstd
 from fastapi import Request
 
-from smart_embedder.api import negotiation
+from smart_embedder.api.context import preference, preferences
 from smart_embedder.api.endpoints.operations import _wants_html
 from smart_embedder.api.formats.records import media_type_of
 from smart_embedder.api.handler import urgency_of
-from smart_embedder.api.negotiation import encoding_of, preference, preferences
+from smart_embedder.api.rendering import compress, encoding_of
 
 # Without a limit each of these takes its parser 50 to 100 ms.
 LONG = {
@@ -81,5 +81,5 @@ UNPACK = {"gzip": gzip.decompress, "zstd": zstd.decompress}
 @pytest.mark.parametrize("encoding", ["gzip", "zstd"])
 def test_chunks_are_compressed_to_one_stream(encoding) -> None:
     chunks = [random.Random(i).randbytes(1000 * i) for i in range(9)]
-    packed = b"".join(negotiation.compress(chunks, encoding))
+    packed = b"".join(compress(chunks, encoding))
     assert UNPACK[encoding](packed) == b"".join(chunks)

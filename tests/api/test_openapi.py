@@ -9,7 +9,7 @@ from fastapi import FastAPI
 
 from smart_embedder.api.answers import RerankResponse
 from smart_embedder.api.dialects.openai import OpenAIError
-from smart_embedder.api.openapi import describe_work
+from smart_embedder.api.openapi import Router
 from smart_embedder.api.schemas import RerankBody
 from smart_embedder.engine.model import LoadedModels
 from smart_embedder.main import create_app
@@ -99,7 +99,7 @@ def test_only_this_services_own_lists_have_the_limits_in_force(paths) -> None:
 
 
 def test_work_tells_its_errors_in_its_dialects_shape() -> None:
-    told = describe_work("Rerank", RerankBody, RerankResponse, (422, 404), error=OpenAIError)
+    told = Router(error=OpenAIError).describe_work("Rerank", RerankBody, RerankResponse, (422, 404))
     assert (told["summary"], told["response_model"]) == ("Rerank", RerankResponse)
     statuses = [400, 401, 403, 404, 408, 413, 415, 422, 429, 500, 503, 504]
     assert list(told["responses"]) == statuses

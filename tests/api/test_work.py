@@ -5,11 +5,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from smart_embedder.api.endpoints.native import model_names, native_request
 from smart_embedder.api.schemas import EmbeddingFields
-from smart_embedder.api.work import model_names, native_request
 from smart_embedder.engine.model import DeviceInfo, LoadedModels
 from smart_embedder.engine.records import EmbedRequest, Outputs
 from smart_embedder.errors import InvalidRequestError
+from tests.support.formats import ARROW, JSON
 
 
 def of(name: str) -> SimpleNamespace:
@@ -20,9 +21,9 @@ def of(name: str) -> SimpleNamespace:
 MODELS = LoadedModels(of("bge"), DeviceInfo("cpu", "CPU", "float32", "none"), 100)
 
 
-def asked_by(accept: str = "json", **values: object) -> EmbedRequest:
+def asked_by(accept: str = JSON, **values: object) -> EmbedRequest:
     fields = EmbeddingFields.model_validate(values)
-    return native_request(fields, ["a"], MODELS, accept, ["arrow", "msgpack"])
+    return native_request(fields, ["a"], MODELS, accept)
 
 
 @pytest.mark.parametrize(("dense", "name"), [(None, "bge"), ("qwen", "qwen")])
@@ -34,14 +35,14 @@ def test_a_kind_is_told_with_the_model_that_makes_it(dense, name) -> None:
 @pytest.mark.parametrize(
     ("accept", "asked", "refused"),
     [
-        ("json", {}, None),
-        ("json", {"output_dtype": "int8"}, None),
-        ("json", {"output_dtype": "float16"}, "JSON has no numbers for"),
-        ("json", {"output_dtype": "bfloat16"}, "ask for arrow, msgpack in Accept"),
-        ("json", {"output_dtype": "float16", "encoding": "base64"}, None),
-        ("json", {"encoding": "base64"}, None),
-        ("arrow", {"output_dtype": "float16"}, None),
-        ("arrow", {"encoding": "base64"}, "the option encoding is for JSON"),
+        (JSON, {}, None),
+        (JSON, {"output_dtype": "int8"}, None),
+        (JSON, {"output_dtype": "float16"}, "JSON has no numbers for"),
+        (JSON, {"output_dtype": "bfloat16"}, f"ask for {ARROW}, .* in Accept"),
+        (JSON, {"output_dtype": "float16", "encoding": "base64"}, None),
+        (JSON, {"encoding": "base64"}, None),
+        (ARROW, {"output_dtype": "float16"}, None),
+        (ARROW, {"encoding": "base64"}, "the option encoding is for JSON"),
     ],
 )
 def test_a_format_holds_the_numbers_or_says_which_one_does(accept, asked, refused) -> None:

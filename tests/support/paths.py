@@ -1,6 +1,6 @@
 """The places of all paths, as the service has them."""
 
-from smart_embedder.api.handler import paths_of
+from smart_embedder.api.openapi import paths_of
 from smart_embedder.engine.scheduling.job import Purpose
 from smart_embedder.main import ROUTERS
 

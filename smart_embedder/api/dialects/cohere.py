@@ -38,8 +38,8 @@ from smart_embedder.api.dialects.fields import (
     value_of,
 )
 from smart_embedder.api.errors import NO_422
-from smart_embedder.api.handler import Call, Router
-from smart_embedder.api.openapi import BEARER, describe_work, operation
+from smart_embedder.api.handler import Call, embed, rerank
+from smart_embedder.api.openapi import BEARER, Router
 from smart_embedder.api.rendering import (
     OPTIONS,
     base64_of,
@@ -50,7 +50,6 @@ from smart_embedder.api.rendering import (
     usage_as_json,
 )
 from smart_embedder.api.schemas import ForeignRequest
-from smart_embedder.api.work import embed, rerank
 from smart_embedder.engine import EmbedRequest, RerankRequest
 from smart_embedder.engine.records import EmbeddingResult, FloatArray, RerankResult
 from smart_embedder.errors import InvalidRequestError
@@ -187,23 +186,18 @@ def _error_body(error: ErrorFacts, request_id: str) -> dict[str, Any]:
 COHERE = Dialect("Cohere, Jina, vLLM", _error_body, NO_422)
 _TAG = {"name": COHERE.name, "description": "Reranking, scores, and Cohere's vectors."}
 
-rerank_router = Router(COHERE, tags=[_TAG["name"]], dependencies=[BEARER])
+rerank_router = Router(COHERE, CohereError, tags=[_TAG["name"]], dependencies=[BEARER])
 
 
-@operation(
-    rerank_router,
+@rerank_router.operation(
     RERANK,
     "documents",
     DocumentsRequest,
     "/v1/rerank",
     "/v2/rerank",
     shared=[RERANK.path],
-    **describe_work(
-        "Order documents by relevance",
-        DocumentsRequest,
-        DocumentsResponse,
-        (404, 422),
-        error=CohereError,
+    **rerank_router.describe_work(
+        "Order documents by relevance", DocumentsRequest, DocumentsResponse, (404, 422)
     ),
 )
 async def rerank_documents(body: DocumentsRequest, call: Call) -> Response:
@@ -270,7 +264,7 @@ def _ranked_documents(
         yield item
 
 
-router = Router(COHERE, [_TAG], tags=[_TAG["name"]], dependencies=[BEARER])
+router = Router(COHERE, CohereError, [_TAG], tags=[_TAG["name"]], dependencies=[BEARER])
 
 
 class CohereEmbedRequest(ForeignRequest):
@@ -334,12 +328,11 @@ class CohereEmbeddings(BaseModel):
 
 
 _operation = partial(
-    operation,
-    router,
+    router.operation,
     Endpoint("/v2/embed"),
     "texts",
     CohereEmbedRequest,
-    **describe_work("Embed texts", CohereEmbedRequest, CohereEmbeddings, [404], error=CohereError),
+    **router.describe_work("Embed texts", CohereEmbedRequest, CohereEmbeddings),
 )
 
 

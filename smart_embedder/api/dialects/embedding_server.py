@@ -11,15 +11,15 @@ from starlette.responses import Response
 from smart_embedder.api.answers import Usage
 from smart_embedder.api.context import Endpoint
 from smart_embedder.api.dialects import tei, tei_schemas
-from smart_embedder.api.handler import Call, Router
-from smart_embedder.api.openapi import BEARER, describe_work, operation
+from smart_embedder.api.handler import Call
+from smart_embedder.api.openapi import BEARER, Router
 from smart_embedder.api.rendering import render_list, usage_as_json
 from smart_embedder.engine.records import EmbeddingResult
 
 _TAG = {"name": "embedding-server"}
 
 # Its errors are text-embeddings-inference's.
-router = Router(tei.TEI, [_TAG], tags=[_TAG["name"]], dependencies=[BEARER])
+router = Router(tei.TEI, tei_schemas.TeiError, [_TAG], tags=[_TAG["name"]], dependencies=[BEARER])
 
 
 class IndexedVector(BaseModel):
@@ -45,18 +45,13 @@ class EmbeddingServerResponse(BaseModel):
     timings: StageTimes
 
 
-@operation(
-    router,
+@router.operation(
     Endpoint("/api/v1/embed"),
     "inputs",
     tei_schemas.EmbedRequest,
     "/api/v1/embed",
-    **describe_work(
-        "Embed texts",
-        tei_schemas.EmbedRequest,
-        EmbeddingServerResponse,
-        (422, 424),
-        error=tei_schemas.TeiError,
+    **router.describe_work(
+        "Embed texts", tei_schemas.EmbedRequest, EmbeddingServerResponse, (422, 424)
     ),
 )
 async def create_embeddings(body: tei_schemas.EmbedRequest, call: Call) -> Response:

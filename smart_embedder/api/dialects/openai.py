@@ -38,8 +38,8 @@ from smart_embedder.api.formats.vectors import (
     render_vectors,
     vectors_of,
 )
-from smart_embedder.api.handler import Call, Router, Service, ServiceDep
-from smart_embedder.api.openapi import BEARER, describe_work, error_responses, operation
+from smart_embedder.api.handler import Call, Service, ServiceDep, embed, embedder_of
+from smart_embedder.api.openapi import BEARER, Router
 from smart_embedder.api.rendering import (
     OPTIONS,
     base64_of,
@@ -49,7 +49,6 @@ from smart_embedder.api.rendering import (
     usage_as_json,
 )
 from smart_embedder.api.schemas import OPENAI_TEXTS, PROMPT_SCHEMA, ForeignRequest
-from smart_embedder.api.work import embed, embedder_of
 from smart_embedder.engine import EmbedRequest, TruncationOptions
 from smart_embedder.engine.checks import check_rendering
 from smart_embedder.engine.records import EmbeddingResult, Outputs
@@ -300,21 +299,23 @@ _TAG = {"name": "OpenAI", "description": "Also below /models/{model}, for that m
 
 # Azure's clients, too, can be told in their own shape that there is nothing.
 router = Router(
-    OPENAI, [_TAG], below=("/v1/", "/openai/"), tags=[_TAG["name"]], dependencies=[BEARER]
+    OPENAI,
+    OpenAIError,
+    [_TAG],
+    below=("/v1/", "/openai/"),
+    tags=[_TAG["name"]],
+    dependencies=[BEARER],
 )
 
 
-@operation(
-    router,
+@router.operation(
     _ENDPOINT,
     "input",
     OpenAIEmbeddingRequest,
     _ENDPOINT.path,
     hidden=("/models/{model:path}/v1/embeddings", "/models/{model:path}/embeddings"),
     shared=[NATIVE_EMBEDDINGS.path],
-    **describe_work(
-        "Embed texts", OpenAIEmbeddingRequest, OpenAIEmbeddings, [404], error=OpenAIError
-    ),
+    **router.describe_work("Embed texts", OpenAIEmbeddingRequest, OpenAIEmbeddings),
 )
 async def create_embeddings(body: OpenAIEmbeddingRequest, call: Call) -> Response:
     """A dense vector of each text, of unit length. /embeddings takes the same body."""
@@ -393,7 +394,7 @@ def _render_vector(vector: QuantizedVectors, as_base64: bool) -> bytes:
     "/v1/models",
     summary="The names of the models",
     response_model=OpenAIModels,
-    responses=error_responses(401, model=OpenAIError),
+    responses=router.errors(401),
 )
 @router.get_and_head("/models", include_in_schema=False)
 async def list_models(service: ServiceDep) -> Response:
@@ -407,7 +408,7 @@ async def list_models(service: ServiceDep) -> Response:
     "/v1/models/{model:path}",
     summary="One of them",
     response_model=OpenAIModel,
-    responses=error_responses(401, 404, model=OpenAIError),
+    responses=router.errors(401, 404),
 )
 async def show_model(model: str, service: ServiceDep) -> Response:
     """The model with that name."""
@@ -416,7 +417,7 @@ async def show_model(model: str, service: ServiceDep) -> Response:
 
 _COMMAND: dict[str, Any] = {
     "response_model": OpenAIModel,
-    "responses": error_responses(401, 403, 404, 503, model=OpenAIError),
+    "responses": router.errors(401, 403, 404, 503),
 }
 
 

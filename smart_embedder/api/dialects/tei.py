@@ -4,7 +4,7 @@ Reranking at the root is /rerank, where a body is this dialect's by its field `t
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from http import HTTPStatus
@@ -17,12 +17,27 @@ from fastapi import Request
 from starlette.responses import JSONResponse, Response
 
 from smart_embedder import __version__
-from smart_embedder.api.body import Operation
 from smart_embedder.api.catalogue import Role, ServedModel
-from smart_embedder.api.context import RERANK, Dialect, Endpoint, ErrorFacts
+from smart_embedder.api.context import (
+    RERANK,
+    Dialect,
+    Endpoint,
+    ErrorFacts,
+    Operation,
+    context_of,
+)
 from smart_embedder.api.dialects import tei_schemas as schemas
-from smart_embedder.api.handler import Call, Router, Service, ServiceDep, respond
-from smart_embedder.api.openapi import BEARER, Answer, describe_work, error_responses, operation
+from smart_embedder.api.handler import (
+    Call,
+    Service,
+    ServiceDep,
+    classify,
+    embed,
+    embedder_of,
+    rerank,
+    respond,
+)
+from smart_embedder.api.openapi import BEARER, Answer, Router
 from smart_embedder.api.rendering import (
     OPTIONS,
     by_falling_score,
@@ -32,7 +47,6 @@ from smart_embedder.api.rendering import (
     text_as_json,
 )
 from smart_embedder.api.schemas import ForeignRequest, RequestModel, check_passages, check_texts
-from smart_embedder.api.work import classify, embed, embedder_of, rerank
 from smart_embedder.engine import ClassificationRequest, RerankRequest
 from smart_embedder.engine.model import LoadedModels, Model
 from smart_embedder.engine.records import (
@@ -85,7 +99,7 @@ _TAGS = (
 _BELOW_MODEL = "/models/{model:path}"
 _EMBED = Endpoint("/embed")
 
-router = Router(TEI, _TAGS, below=("/models/",))
+router = Router(TEI, schemas.TeiError, _TAGS, below=("/models/",))
 
 _TOKENS_PER_CHUNK = 4096
 # Of the answer, about: numbers of four digits and a word.
@@ -96,8 +110,8 @@ _ADVICE = "send fewer texts or shorter ones"
 
 
 def _describe(summary: str, schema: type[RequestModel], response: Any, tag: str) -> dict[str, Any]:
-    errors = describe_work(summary, schema, response, (404, 422, 424), error=schemas.TeiError)
-    return errors | {"dependencies": [BEARER], "tags": [tag]}
+    described = router.describe_work(summary, schema, response, (404, 422, 424))
+    return described | {"dependencies": [BEARER], "tags": [tag]}
 
 
 def _operation(
@@ -107,10 +121,12 @@ def _operation(
     *,
     field: str = "inputs",
     at_root: bool = True,
+    shared: Sequence[str] = (),
 ) -> Callable[[Answer], Operation]:
     """Register the function that answers a body of `schema`, whose docstring is the summary.
 
-    Its path is below /models/{model}, and at the root unless others share it there.
+    Its path is below /models/{model}, and at the root unless others share it there; the paths
+    `shared` are described elsewhere.
     """
 
     def register(answer: Answer) -> Operation:
@@ -118,8 +134,10 @@ def _operation(
         for prefix, tag in ({_BELOW_MODEL: _MODEL_TAG} | prefixes).items():
             described = _describe(str(schema.__doc__).rstrip("."), schema, response, tag)
             path = prefix + endpoint.path
-            add = operation(router, endpoint, field, schema, path, name="answer", **described)
-            made = add(answer)
+            made = router.operation(endpoint, field, schema, path, name="answer", **described)(
+                answer
+            )
+        router.operations += [(path, made) for path in shared]
         return made
 
     return register
@@ -131,7 +149,7 @@ _EMBED_TYPES = schemas.EmbedRequest, schemas.Vectors
 @router.work("/", _EMBED, **_describe("Embed texts", *_EMBED_TYPES, _ROOT_TAG))
 async def answer_at_root(request: Request) -> Response:
     """The same as /embed, for clients that know nothing but an address."""
-    return await respond(request, _embed)
+    return await respond(request)
 
 
 _AS_MODEL = _describe("Do what the model is for", *_EMBED_TYPES, _MODEL_TAG)
@@ -141,10 +159,11 @@ _AS_MODEL = _describe("Do what the model is for", *_EMBED_TYPES, _MODEL_TAG)
 async def answer_as_model(model: str, request: Request, service: ServiceDep) -> Response:
     """The same as /embed, or for a reranker as /rerank, of the model with that name."""
     reranks = service.catalogue.find(model).role is Role.RERANKER
-    return await respond(request, _rerank if reranks else _embed)
+    context_of(request.scope).operations = (_rerank if reranks else _embed,)
+    return await respond(request)
 
 
-@_operation(_EMBED, *_EMBED_TYPES)
+@_operation(_EMBED, *_EMBED_TYPES, shared=["/"])
 async def _embed(body: schemas.EmbedRequest, call: Call) -> Response:
     """One dense vector for each text."""
     result = await embed_dense(body, call)
@@ -207,7 +226,14 @@ async def _similarity(body: schemas.SimilarityRequest, call: Call) -> Response:
     return _with_headers(await call.render(render), call, texts, result)
 
 
-@_operation(RERANK, schemas.RerankTextsRequest, schemas.Ranks, field="texts", at_root=False)
+@_operation(
+    RERANK,
+    schemas.RerankTextsRequest,
+    schemas.Ranks,
+    field="texts",
+    at_root=False,
+    shared=[RERANK.path, "/v1/rerank", "/v2/rerank"],
+)
 async def _rerank(body: schemas.RerankTextsRequest, call: Call) -> Response:
     """At the root, /rerank takes the same body."""
     request = RerankRequest(
@@ -222,9 +248,6 @@ async def _rerank(body: schemas.RerankTextsRequest, call: Call) -> Response:
 
     response = await call.render(lambda: render_list(ranks()))
     return _with_headers(response, call, [body.query, *body.texts], result)
-
-
-router.share(_rerank, RERANK.path, "/v1/rerank", "/v2/rerank")
 
 
 def _reranker_of(call: Call) -> ServedModel | None:
@@ -417,7 +440,7 @@ async def _predict(body: schemas.PredictRequest, call: Call) -> Response:
 _INFO: dict[str, Any] = {
     "summary": "What is served",
     "response_model": schemas.Info,
-    "responses": error_responses(401, 404, 503, model=schemas.TeiError),
+    "responses": router.errors(401, 404, 503),
     "dependencies": [BEARER],
 }
 _PING: dict[str, Any] = {"summary": "Can this service answer?", "response_class": Response}
@@ -438,7 +461,7 @@ async def info_of_model(model: str, service: ServiceDep) -> Response:
 @router.health_check(
     "/ping",
     tags=[_ROOT_TAG],
-    responses=error_responses(503, model=schemas.TeiError),
+    responses=router.errors(503),
     **_PING,
 )
 async def ping(service: ServiceDep) -> Response:
@@ -449,7 +472,7 @@ async def ping(service: ServiceDep) -> Response:
 @router.health_check(
     f"{_BELOW_MODEL}/health",
     tags=[_MODEL_TAG],
-    responses=error_responses(404, 503, model=schemas.TeiError),
+    responses=router.errors(404, 503),
     **_PING,
 )
 @router.health_check(f"{_BELOW_MODEL}/ping", include_in_schema=False)

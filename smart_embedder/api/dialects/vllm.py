@@ -23,11 +23,10 @@ from smart_embedder.api.dialects.fields import (
     value_of,
 )
 from smart_embedder.api.errors import NO_422
-from smart_embedder.api.handler import Call, Router
-from smart_embedder.api.openapi import BEARER, describe_work, operation
+from smart_embedder.api.handler import Call, rerank
+from smart_embedder.api.openapi import BEARER, Router
 from smart_embedder.api.rendering import OPTIONS, usage_as_json
 from smart_embedder.api.schemas import ForeignRequest
-from smart_embedder.api.work import rerank
 from smart_embedder.engine.records import RerankRequest, RerankResult
 from smart_embedder.engine.scheduling.job import Purpose
 from smart_embedder.errors import EmptyInputError, InvalidRequestError
@@ -100,17 +99,16 @@ def _error_body(error: ErrorFacts, _request_id: str) -> dict[str, Any]:
 
 VLLM = Dialect("vLLM", _error_body, NO_422)
 
-router = Router(VLLM, tags=["Cohere, Jina, vLLM"], dependencies=[BEARER])
+router = Router(VLLM, VllmError, tags=["Cohere, Jina, vLLM"], dependencies=[BEARER])
 
 
-@operation(
-    router,
+@router.operation(
     Endpoint("/score", Purpose.RERANKING),
     "text_1",
     ScoreRequest,
     "/score",
     "/v1/score",
-    **describe_work("Score pairs of texts", ScoreRequest, ScoreResponse, [404], error=VllmError),
+    **router.describe_work("Score pairs of texts", ScoreRequest, ScoreResponse),
 )
 async def create_scores(body: ScoreRequest, call: Call) -> Response:
     """How relevant each of `text_2` is to `text_1`, or to the one in its place."""

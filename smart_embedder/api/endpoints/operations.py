@@ -17,11 +17,10 @@ from smart_embedder.api.answers import (
     LivenessResponse,
     StatsResponse,
 )
-from smart_embedder.api.context import context_of
+from smart_embedder.api.context import context_of, preference, preferences
 from smart_embedder.api.endpoints.pages import UI_PATH
-from smart_embedder.api.handler import Router, Service, ServiceDep
-from smart_embedder.api.negotiation import preference, preferences
-from smart_embedder.api.openapi import error_responses
+from smart_embedder.api.handler import Service, ServiceDep
+from smart_embedder.api.openapi import Router
 from smart_embedder.engine.model import LoadedModels
 from smart_embedder.observability.metrics import EMBEDDING_ENDPOINT, RERANK_ENDPOINT, Metrics
 from smart_embedder.settings import Settings
@@ -138,7 +137,7 @@ def _wants_html(request: Request) -> bool:
     "/stats",
     summary="What was done since the start",
     response_model=StatsResponse,
-    responses=error_responses(401),
+    responses=router.errors(401),
 )
 async def stats(service: ServiceDep) -> Response:
     """Totals since the start; they are read from the Prometheus counters."""
@@ -150,7 +149,7 @@ async def stats(service: ServiceDep) -> Response:
     "/metrics",
     summary="Prometheus metrics",
     response_class=PlainTextResponse,
-    responses=error_responses(401),
+    responses=router.errors(401),
 )
 async def metrics(service: ServiceDep) -> Response:
     """Every series, in Prometheus' text format."""

@@ -20,8 +20,7 @@ from smart_embedder.api.errors import error_facts, status_of
 from smart_embedder.api.formats.records import Record, RecordWriter
 from smart_embedder.api.formats.vectors import hold_rendering, vectors_of
 from smart_embedder.api.handler import Call, Service
-from smart_embedder.api.negotiation import FlushedCompressor
-from smart_embedder.api.rendering import Chunk, messages_of, truncation_as_json
+from smart_embedder.api.rendering import Chunk, FlushedCompressor, messages_of, truncation_as_json
 from smart_embedder.api.stream.lines import Line, LineReader, StreamBody
 from smart_embedder.engine.records import (
     AnswerMemory,

@@ -3,7 +3,7 @@
 import dataclasses
 
 from smart_embedder.api import rendering
-from smart_embedder.api.endpoints import operations, rerank
+from smart_embedder.api.endpoints import native, operations
 from smart_embedder.api.errors import STATUS_OF
 from smart_embedder.api.formats import vectors
 from smart_embedder.errors import EmptyInputError
@@ -40,6 +40,6 @@ if __name__ == "__main__":
     vectors.render_matrix = drop_a_vector
     rendering.truncation_as_json = miscount
     operations.totals = exaggerate
-    rerank.render_rerank = by_rising_score
+    native.render_rerank = by_rising_score
     STATUS_OF[EmptyInputError] = 422
     run(create_app)
