@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from smart_embedder.errors import StartupError
-from smart_embedder.models.families.backbone import Target
 from smart_embedder.models.ops.choose import choose_backend
+from smart_embedder.models.ops.proof import Target
 from smart_embedder.models.tasks.dense import load_m3_embedder
 from tests.support.server import REPOSITORY
 

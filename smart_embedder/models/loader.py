@@ -61,10 +61,9 @@ from smart_embedder.models.device.choose import (
     memory_usage,
 )
 from smart_embedder.models.device.cpu import CpuShare, leave_processor_to_others, share_cpus
-from smart_embedder.models.families.backbone import Target
 from smart_embedder.models.families.load import is_qwen3, overflows_float16
 from smart_embedder.models.ops.choose import choose_backend
-from smart_embedder.models.ops.proof import ATTENTION
+from smart_embedder.models.ops.proof import ATTENTION, Target
 from smart_embedder.models.tasks.base import DeviceModel, EmbeddingModel
 from smart_embedder.models.tasks.cross_encoder import CrossEncoder
 from smart_embedder.models.tasks.load import load_embedder, load_reranker

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from smart_embedder.models.families.backbone import Target
 from smart_embedder.models.ops.choose import choose_backend
+from smart_embedder.models.ops.proof import Target
 from smart_embedder.models.tasks.dense import M3Embedder, load_m3_embedder
 
 

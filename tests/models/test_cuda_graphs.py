@@ -25,10 +25,11 @@ from smart_embedder.models.cuda_graphs import (
     make_buckets,
 )
 from smart_embedder.models.device.choose import capturing
-from smart_embedder.models.families.backbone import Backbone, Target
+from smart_embedder.models.families.backbone import Backbone
 from smart_embedder.models.families.load import load_decoder, load_encoder
 from smart_embedder.models.ops.backend import torch_backend
 from smart_embedder.models.ops.choose import choose_backend
+from smart_embedder.models.ops.proof import Target
 from smart_embedder.models.text.tokenizer import TextTokenizer
 from tests.support.cpu_graphs import CpuGraph, attend_as_on_a_gpu, cpu_graphs
 

@@ -8,8 +8,8 @@ import torch
 from transformers import BertModel, MistralModel, Qwen3Model, XLMRobertaModel
 
 from smart_embedder.engine.records import Outputs
-from smart_embedder.models.families.backbone import Target
 from smart_embedder.models.ops.choose import choose_backend
+from smart_embedder.models.ops.proof import Target
 from smart_embedder.models.tasks.load import load_embedder
 from tests.support.wordpiece import ROBERTA, save_colbert
 

@@ -35,7 +35,7 @@ from smart_embedder.models.ops.proof import (
     QUANTIZED_ENCODER,
     Proof,
     Shapes,
-    Trial,
+    Target,
 )
 from smart_embedder.settings import INT8, NO_RERANKER, Settings
 from smart_embedder.settings.sources import load_settings
@@ -93,8 +93,9 @@ def proofs(device_name: str) -> Iterator[tuple[str, str, Proof]]:
         dtype = choose_dtype(INT8, device)
         asked.append(("encoder", INT8, dtype, _ENCODER_SHAPES, QUANTIZED_ENCODER))
     for model, name, dtype, shapes, operations in asked:
-        trial = Trial(choose_backend(device, dtype), shapes, device, dtype)
-        yield from ((model, name, proof) for proof in trial.every_proof(operations))
+        target = Target(device, dtype, choose_backend(device, dtype))
+        for operation in operations:
+            yield from ((model, name, proof) for proof in target.proofs(shapes, operation))
 
 
 def print_paths(device_names: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""What all families of transformers share: where they run, and how they are called.
+"""What all families of transformers share: how they are called.
 
 A `Backbone` is a transformer on its `Target`, which maps a packed batch to the hidden state of
 every token. Families derive from `Transformer`; what becomes of the states is a matter of
@@ -8,14 +8,13 @@ every token. Families derive from `Transformer`; what becomes of the states is a
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
 from smart_embedder.engine.devices.thread import run_preempting_call
-from smart_embedder.engine.model import ModelInfo, RefusedPath
 from smart_embedder.engine.records import TokenIds
 from smart_embedder.errors import StartupError
 from smart_embedder.models.attention.dense import Attention, QueryKeyValue
@@ -36,9 +35,7 @@ from smart_embedder.models.cuda_graphs import (
     make_buckets,
 )
 from smart_embedder.models.device.cpu import set_threads
-from smart_embedder.models.ops.backend import Backend
-from smart_embedder.models.ops.proof import TOLERANCES, Proof, Shapes, Trial
-from smart_embedder.settings import INT8
+from smart_embedder.models.ops.proof import TOLERANCES, Target
 
 # The cost of all layers is measured with one in so many of them.
 _DEPTH_RATIO = 12
@@ -51,42 +48,6 @@ _SCORES_OF_A_CALL = 2**26
 # up makes the numbers few, so that kernels are reused; added rows cost more the fewer rows there
 # are. (Tokens above, multiple.)
 _CPU_MULTIPLES = ((32, 8), (512, 32))
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """Where and how a model runs.
-
-    `paths` holds the name of the proven implementation of each operation, and `refused` the proofs
-    that failed.
-    """
-
-    device: torch.device
-    dtype: torch.dtype
-    backend: Backend
-    # Matrix products in 8 bits, the rest in `dtype`.
-    quantized: bool = False
-    # Threads of every forward, where several workers share the cores of a CPU.
-    cpu_threads: int | None = None
-    # Whether a setting names the attention, so that no other may replace it.
-    attention_named: bool = False
-    paths: dict[str, str] = field(default_factory=dict)
-    refused: tuple[Proof, ...] = ()
-
-    def prove(self, shapes: Shapes, operations: Sequence[str]) -> Self:
-        """A copy with proven operations; raises `StartupError` if one cannot be proven."""
-        trial = Trial(self.backend, shapes, self.device, self.dtype)
-        proven = trial.prove(operations, attention_named=self.attention_named)
-        return replace(self, backend=proven.backend, paths=proven.paths, refused=proven.refused)
-
-    def describe(self, name: str) -> ModelInfo:
-        """The description of a model that runs so."""
-        return ModelInfo(
-            name=name,
-            dtype=INT8 if self.quantized else str(self.dtype).removeprefix("torch."),
-            paths=self.paths,
-            refused=tuple(RefusedPath(p.operation, p.path, p.reason) for p in self.refused),
-        )
 
 
 class Transformer(ABC):

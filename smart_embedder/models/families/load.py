@@ -12,12 +12,19 @@ from smart_embedder.models.batch.packing import PositionScheme, pack
 from smart_embedder.models.checkpoint.config import TextOptions, read_config
 from smart_embedder.models.checkpoint.weights import Weights
 from smart_embedder.models.families import bert, qwen3
-from smart_embedder.models.families.backbone import Backbone, Target
+from smart_embedder.models.families.backbone import Backbone
 from smart_embedder.models.families.bert import ENCODER_TYPES, EncoderConfig, make_encoder
 from smart_embedder.models.families.int8 import CALIBRATION_TEXTS, make_quantized_encoder
 from smart_embedder.models.families.qwen3 import DecoderConfig, make_decoder
 from smart_embedder.models.ops.backend import torch_backend
-from smart_embedder.models.ops.proof import DECODER, ENCODER, GPU_ENCODER, QUANTIZED_ENCODER, Shapes
+from smart_embedder.models.ops.proof import (
+    DECODER,
+    ENCODER,
+    GPU_ENCODER,
+    QUANTIZED_ENCODER,
+    Shapes,
+    Target,
+)
 from smart_embedder.models.text.tokenizer import TextTokenizer
 
 # Types whose states stay within the range of float16.

@@ -38,13 +38,14 @@ from smart_embedder.models.checkpoint.config import read_config, unusable
 from smart_embedder.models.checkpoint.weights import Weights
 from smart_embedder.models.device.choose import memory_usage
 from smart_embedder.models.device.transfer import never_finite
-from smart_embedder.models.families.backbone import Backbone, Target, Transformer, preemption_point
+from smart_embedder.models.families.backbone import Backbone, Transformer, preemption_point
 from smart_embedder.models.families.bert import require_positions
 from smart_embedder.models.ops.proof import (
     ATTENTION,
     TOLERANCES,
     Proof,
     Shapes,
+    Target,
     try_path,
     warn_of_refused,
 )

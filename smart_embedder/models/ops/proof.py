@@ -1,4 +1,4 @@
-"""Proves at the start that each operation of a backend computes what it should on this machine.
+"""The target of a model, and the proof that each operation computes there what it should.
 
 Each path of an operation (a kernel in C, a library's operator, an attention) computes a small batch
 as `CASES` says. The reference is PyTorch in float32 with eager attention on the same device. A path
@@ -7,9 +7,10 @@ that raises an error, or differs by more than its dtype explains, is refused, an
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import starmap
+from typing import Self
 
 import numpy as np
 import structlog
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from smart_embedder.engine.devices.thread import outcome_of
+from smart_embedder.engine.model import ModelInfo, RefusedPath
 from smart_embedder.errors import StartupError
 from smart_embedder.models.batch.packing import PackedBatch, pack
 from smart_embedder.models.ops.backend import (
@@ -30,6 +32,7 @@ from smart_embedder.models.ops.backend import (
     torch_backend,
 )
 from smart_embedder.models.ops.build import MAX_INT8
+from smart_embedder.settings import INT8
 
 log = structlog.get_logger(__name__)
 
@@ -88,32 +91,34 @@ class Proof:
 
 
 @dataclass(frozen=True, slots=True)
-class ProvenBackend:
-    """A backend with a proven path for each operation, their names, and the refused ones."""
+class Target:
+    """Where and how a model runs.
 
-    backend: Backend
-    paths: dict[str, str]
-    refused: tuple[Proof, ...]
+    `paths` holds the name of the proven implementation of each operation, and `refused` the proofs
+    that failed.
+    """
 
-
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """Tries the paths of a backend for one model."""
-
-    backend: Backend
-    shapes: Shapes
     device: torch.device
     dtype: torch.dtype
+    backend: Backend
+    # Matrix products in 8 bits, the rest in `dtype`.
+    quantized: bool = False
+    # Threads of every forward, where several workers share the cores of a CPU.
+    cpu_threads: int | None = None
+    # Whether a setting names the attention, so that no other may replace it.
+    attention_named: bool = False
+    paths: dict[str, str] = field(default_factory=dict)
+    refused: tuple[Proof, ...] = ()
 
-    def prove(self, operations: Sequence[str], *, attention_named: bool = False) -> ProvenBackend:
-        """Choose the first path of each operation whose proof holds.
+    def prove(self, shapes: Shapes, operations: Sequence[str]) -> Self:
+        """A copy with the first path of each operation whose proof holds.
 
         Raises `StartupError` if none holds, or if that of an attention that a setting names fails.
         """
-        proven, paths, refused = self.backend, {}, []
+        backend, paths, refused = self.backend, {}, []
         for operation in operations:
             failed: list[Proof] = []
-            for proof in self._proofs(operation):
+            for proof in self.proofs(shapes, operation):
                 if proof.holds:
                     break
                 failed.append(proof)
@@ -122,33 +127,41 @@ class Trial:
                     f"this device does not compute {operation} correctly, not even by PyTorch's "
                     f"own operators ({failed[-1].reason}); choose another with DEVICE"
                 )
-            if failed and attention_named and operation == ATTENTION:
+            if failed and self.attention_named and operation == ATTENTION:
                 raise StartupError(
                     f"ATTENTION={failed[0].path} does not compute what it should on this device "
                     f"({failed[0].reason}); set ATTENTION to auto"
                 )
             warn_of_refused(failed, proof.path)
             refused += failed
-            proven = proven.by(operation, proof.path)
+            backend = backend.by(operation, proof.path)
             paths[operation] = proof.path
-        return ProvenBackend(proven, paths, tuple(refused))
-
-    def every_proof(self, operations: Sequence[str]) -> list[Proof]:
-        """The proofs of all paths."""
-        return [proof for each in operations for proof in self._proofs(each)]
+        return replace(self, backend=backend, paths=paths, refused=tuple(refused))
 
     @torch.inference_mode()
-    def _proofs(self, operation: str) -> Iterator[Proof]:
-        """The proof of each path; the last one is that of the plain path."""
-        tolerance = _ONE_STEP.get(operation, TOLERANCES[self.dtype])
-        reference = torch_backend().by(ATTENTION, "eager")
-        expected = self._compute(operation, reference, exact=True)
-        for path in self.backend.table[operation]:
-            compute = partial(self._compute, operation, self.backend.by(operation, path))
-            yield try_path(operation, path, compute, expected, tolerance)
+    def proofs(self, shapes: Shapes, operation: str) -> Iterator[Proof]:
+        """The proof of each path of an operation; the last one is that of the plain path."""
 
-    def _compute(self, operation: str, backend: Backend, *, exact: bool = False) -> list[Tensor]:
-        return list(CASES[operation](backend, _Inputs(self, exact=exact)))
+        def compute(backend: Backend, dtype: torch.dtype) -> list[Tensor]:
+            return list(CASES[operation](backend, _Inputs(self, shapes, dtype)))
+
+        reference = torch_backend().by(ATTENTION, "eager")
+        expected = compute(reference, torch.float32)
+        tolerance = _ONE_STEP.get(operation, TOLERANCES[self.dtype])
+        for path in self.backend.table[operation]:
+            backend = self.backend.by(operation, path)
+            yield try_path(
+                operation, path, partial(compute, backend, self.dtype), expected, tolerance
+            )
+
+    def describe(self, name: str) -> ModelInfo:
+        """The description of a model that runs so."""
+        return ModelInfo(
+            name=name,
+            dtype=INT8 if self.quantized else str(self.dtype).removeprefix("torch."),
+            paths=self.paths,
+            refused=tuple(RefusedPath(p.operation, p.path, p.reason) for p in self.refused),
+        )
 
 
 def try_path(
@@ -203,19 +216,19 @@ _THETA = 10_000.0
 class _Inputs:
     """Random numbers, the same for every path.
 
-    They are rounded to the dtype of the trial; the reference, `exact`, gets them in float32.
+    They are rounded to the dtype of the target; the reference gets them in float32.
     """
 
-    def __init__(self, trial: Trial, *, exact: bool) -> None:
-        self.shapes = trial.shapes
-        self.device = trial.device
-        self.dtype = torch.float32 if exact else trial.dtype
-        self._rounded = trial.dtype
-        self.int8_weight_limit = trial.backend.int8_weight_limit
+    def __init__(self, target: Target, shapes: Shapes, dtype: torch.dtype) -> None:
+        self.shapes = shapes
+        self.device = target.device
+        self.dtype = dtype
+        self._rounded = target.dtype
+        self.int8_weight_limit = target.backend.int8_weight_limit
         self._drawn = torch.randn(_DRAWN, generator=torch.Generator().manual_seed(0))
         self._next = 0
         texts = [np.zeros(length, np.int64) for length in _LENGTHS]
-        self.packed: PackedBatch = pack(texts, device=trial.device, multiple=_MULTIPLE)
+        self.packed: PackedBatch = pack(texts, device=target.device, multiple=_MULTIPLE)
         self.tokens = self.packed.tokens
 
     def normal(self, *shape: int) -> Tensor:

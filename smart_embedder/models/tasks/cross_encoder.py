@@ -37,8 +37,9 @@ from smart_embedder.models.checkpoint.config import (
 )
 from smart_embedder.models.checkpoint.weights import Weights
 from smart_embedder.models.device.transfer import DeviceRows, not_finite, start_copies
-from smart_embedder.models.families.backbone import Backbone, Target
+from smart_embedder.models.families.backbone import Backbone
 from smart_embedder.models.families.load import load_backbone
+from smart_embedder.models.ops.proof import Target
 from smart_embedder.models.tasks.base import DeviceModel
 from smart_embedder.models.tasks.pooling import first, mean
 from smart_embedder.models.text.tokenizer import NO_IDS, TextTokenizer

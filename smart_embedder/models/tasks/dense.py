@@ -31,7 +31,7 @@ from smart_embedder.models.checkpoint.config import (
 )
 from smart_embedder.models.checkpoint.weights import read_linear
 from smart_embedder.models.device.transfer import DeviceRows
-from smart_embedder.models.families.backbone import Backbone, Target
+from smart_embedder.models.families.backbone import Backbone
 from smart_embedder.models.families.load import (
     is_qwen3,
     load_backbone,
@@ -39,6 +39,7 @@ from smart_embedder.models.families.load import (
     load_tokenizer,
 )
 from smart_embedder.models.ops.backend import Backend
+from smart_embedder.models.ops.proof import Target
 from smart_embedder.models.tasks.base import HeadsEmbedder, token_states, token_vectors
 from smart_embedder.models.tasks.pooling import load_steps, mean, pool
 from smart_embedder.models.tasks.qwen3 import DEFAULT_INSTRUCTION

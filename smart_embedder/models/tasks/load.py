@@ -11,8 +11,8 @@ from smart_embedder.models.checkpoint.config import (
     read_modules,
     read_optional,
 )
-from smart_embedder.models.families.backbone import Target
 from smart_embedder.models.families.load import is_qwen3
+from smart_embedder.models.ops.proof import Target
 from smart_embedder.models.tasks.base import EmbeddingModel
 from smart_embedder.models.tasks.colbert import is_colbert, load_colbert_embedder
 from smart_embedder.models.tasks.cross_encoder import (

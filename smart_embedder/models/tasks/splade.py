@@ -25,9 +25,10 @@ from smart_embedder.models.checkpoint.config import (
 )
 from smart_embedder.models.checkpoint.weights import Weights, linear_of
 from smart_embedder.models.device.transfer import not_finite
-from smart_embedder.models.families.backbone import Backbone, Target, preemption_point
+from smart_embedder.models.families.backbone import Backbone, preemption_point
 from smart_embedder.models.families.load import load_backbone
 from smart_embedder.models.ops.backend import ACTIVATIONS, LayerNorm, Linear
+from smart_embedder.models.ops.proof import Target
 from smart_embedder.models.tasks.base import EmbeddingModel
 from smart_embedder.models.text.tokenizer import TextTokenizer
 

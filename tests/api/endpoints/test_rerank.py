@@ -7,8 +7,8 @@ import pytest
 
 from smart_embedder.engine.records import Outputs
 from smart_embedder.models.device.choose import choose_device, choose_dtype
-from smart_embedder.models.families.backbone import Target
 from smart_embedder.models.ops.choose import choose_backend
+from smart_embedder.models.ops.proof import Target
 from smart_embedder.models.tasks.cross_encoder import load_cross_encoder
 from smart_embedder.models.tasks.dense import load_dense_embedder
 from smart_embedder.models.tasks.qwen3 import load_qwen_reranker

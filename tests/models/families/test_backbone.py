@@ -22,11 +22,12 @@ from smart_embedder.models import cuda_graphs
 from smart_embedder.models.batch.packing import PositionScheme
 from smart_embedder.models.cuda_graphs import Bucket, GraphedForward
 from smart_embedder.models.families import backbone
-from smart_embedder.models.families.backbone import Backbone, Target
+from smart_embedder.models.families.backbone import Backbone
 from smart_embedder.models.families.bert import Encoder
 from smart_embedder.models.loader import EntryLoader, load
 from smart_embedder.models.ops.backend import torch_backend
 from smart_embedder.models.ops.choose import choose_backend
+from smart_embedder.models.ops.proof import Target
 from smart_embedder.models.tasks.base import EmbeddingModel
 from smart_embedder.models.tasks.dense import M3Embedder, load_dense_embedder, load_m3_embedder
 from smart_embedder.models.tasks.qwen3 import QwenReranker, load_qwen_reranker

@@ -13,11 +13,11 @@ from transformers import AutoModel, BertConfig, RobertaConfig, XLMRobertaConfig
 
 from smart_embedder.engine.records import Outputs
 from smart_embedder.models.device.choose import cpu_has_int8
-from smart_embedder.models.families.backbone import Target
 from smart_embedder.models.families.int8 import QuantizedLinear
 from smart_embedder.models.families.load import load_encoder, load_tokenizer
 from smart_embedder.models.ops.build import MAX_INT8
 from smart_embedder.models.ops.choose import choose_backend
+from smart_embedder.models.ops.proof import Target
 from smart_embedder.models.tasks.cross_encoder import load_cross_encoder
 from smart_embedder.models.tasks.dense import M3Embedder, load_m3_embedder
 from tests.support.checkpoints import corpus, save_sentencepiece_tokenizer

@@ -22,9 +22,10 @@ from transformers import (
 from smart_embedder.errors import StartupError
 from smart_embedder.models.checkpoint.weights import Weights
 from smart_embedder.models.device.choose import cpu_has_int8
-from smart_embedder.models.families.backbone import Backbone, Target
+from smart_embedder.models.families.backbone import Backbone
 from smart_embedder.models.families.load import load_decoder, load_encoder, load_tokenizer
 from smart_embedder.models.ops.choose import choose_backend
+from smart_embedder.models.ops.proof import Target
 
 CPU = torch.device("cpu")
 SIZE = {

@@ -12,11 +12,12 @@ from transformers import AutoModel, Qwen3Config, Qwen3ForCausalLM
 from smart_embedder.errors import StartupError
 from smart_embedder.models.batch.packing import pack
 from smart_embedder.models.checkpoint.weights import Weights
-from smart_embedder.models.families.backbone import Backbone, Target
+from smart_embedder.models.families.backbone import Backbone
 from smart_embedder.models.families.load import load_decoder
 from smart_embedder.models.families.qwen3 import DecoderConfig
 from smart_embedder.models.ops.choose import choose_backend
 from smart_embedder.models.ops.native import load_library
+from smart_embedder.models.ops.proof import Target
 from tests.support.packed_reference import packed_states, register
 
 CPU = torch.device("cpu")

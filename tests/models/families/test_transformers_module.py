@@ -20,9 +20,9 @@ from smart_embedder.engine.model import MemoryUsage
 from smart_embedder.engine.records import EmbedRequest, Outputs
 from smart_embedder.errors import InferenceError, OutOfMemoryError, StartupError
 from smart_embedder.models.families import transformers_module
-from smart_embedder.models.families.backbone import Target
 from smart_embedder.models.families.transformers_module import attend_packed, divide_for_padding
 from smart_embedder.models.load import load_models
+from smart_embedder.models.ops.proof import Target
 from smart_embedder.settings import Settings
 from tests.support.checkpoints import corpus
 from tests.support.encoders import (

@@ -12,7 +12,6 @@ import torch
 from torch.nn import functional
 
 from smart_embedder.engine.records import Outputs
-from smart_embedder.models.families.backbone import Target
 from smart_embedder.models.ops.backend import (
     Backend,
     QuantizedRows,
@@ -22,7 +21,7 @@ from smart_embedder.models.ops.backend import (
 from smart_embedder.models.ops.build import AARCH64
 from smart_embedder.models.ops.choose import with_attention
 from smart_embedder.models.ops.native import _Kernels, native_backend, runnable_here
-from smart_embedder.models.ops.proof import DECODER, ENCODER, QUANTIZED_ENCODER, Shapes, Trial
+from smart_embedder.models.ops.proof import DECODER, ENCODER, QUANTIZED_ENCODER, Shapes, Target
 from smart_embedder.models.tasks.cross_encoder import load_cross_encoder
 from smart_embedder.models.tasks.dense import load_dense_embedder, load_m3_embedder
 from tests.models.ops.test_native import CLOSE, random_layer
@@ -76,7 +75,8 @@ def backend(library, dtype) -> Backend:
     ids=["encoder", "int8", "decoder"],
 )
 def test_every_kernel_passes_the_start_up_proof(backend, dtype, shapes, operations) -> None:
-    proofs = Trial(backend, shapes, CPU, dtype).every_proof(operations)
+    target = Target(CPU, dtype, backend)
+    proofs = [proof for each in operations for proof in target.proofs(shapes, each)]
     native = {proof.operation: proof for proof in proofs if proof.path == "native"}
     assert native.keys() == {each for each in operations if each in KERNELS}
     assert [proof for proof in native.values() if not proof.holds] == []

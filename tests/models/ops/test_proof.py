@@ -20,7 +20,7 @@ from smart_embedder.models.ops.proof import (
     GPU_ENCODER,
     QUANTIZED_ENCODER,
     Shapes,
-    Trial,
+    Target,
     try_path,
 )
 
@@ -31,8 +31,8 @@ ODD = Shapes(33, 70, 3, 3, 11, "relu")
 EXACT = (torch.float32, torch.bfloat16)
 
 
-def trial(backend: Backend, shapes: Shapes = M3, dtype: torch.dtype = torch.float32) -> Trial:
-    return Trial(backend, shapes, CPU, dtype)
+def target(backend: Backend, dtype: torch.dtype = torch.float32, *, named: bool = False) -> Target:
+    return Target(CPU, dtype, backend, attention_named=named)
 
 
 def planted(fault: str = "wrong") -> Backend:
@@ -69,10 +69,11 @@ def with_faulty_attention(backend: Backend, **changes) -> Backend:
 def test_every_path_of_this_machine_holds(shapes: Shapes, dtype: torch.dtype) -> None:
     operations = DECODER if shapes.causal else GPU_ENCODER
     backend = choose_backend(CPU, dtype)
-    proofs = trial(backend, shapes, dtype).every_proof(operations)
+    tried = target(backend, dtype)
+    proofs = [proof for each in operations for proof in tried.proofs(shapes, each)]
     assert [proof for proof in proofs if not proof.holds] == []
     assert {proof.operation for proof in proofs} == set(operations)
-    proven = trial(backend, shapes, dtype).prove(operations)
+    proven = tried.prove(shapes, operations)
     assert proven.refused == ()
     assert proven.paths["attention"] == backend.fastest("attention")
 
@@ -125,7 +126,7 @@ def test_every_operation_of_a_layer_has_a_case() -> None:
 def test_a_faulty_path_is_refused_with_one_warning_and_the_next_one_used(fault, reason) -> None:
     backend = planted(fault)
     with capture_logs() as logs:
-        proven = trial(backend, QWEN).prove(DECODER)
+        proven = target(backend).prove(QWEN, DECODER)
     assert proven.paths["gate"] == "torch"
     (refused,) = proven.refused
     assert (refused.operation, refused.path) == ("gate", "planted")
@@ -142,7 +143,7 @@ def test_a_faulty_path_is_refused_with_one_warning_and_the_next_one_used(fault, 
 def test_what_was_refused_leaves_the_backend_of_other_models_as_it_was() -> None:
     backend = with_faulty_attention(planted())
     before = backend.gate, backend.attention
-    proven = trial(backend, QWEN).prove(DECODER)
+    proven = target(backend).prove(QWEN, DECODER)
     assert (backend.gate, backend.attention) == before
     assert (proven.backend.attention, proven.paths["attention"]) == (sdpa, "sdpa")
     assert {proof.operation for proof in proven.refused} == {"gate", "attention"}
@@ -151,9 +152,9 @@ def test_what_was_refused_leaves_the_backend_of_other_models_as_it_was() -> None
 def test_an_attention_that_a_setting_names_stops_the_start() -> None:
     backend = with_faulty_attention(planted())
     with pytest.raises(StartupError, match="ATTENTION=planted does not compute"):
-        trial(backend, QWEN).prove(DECODER, attention_named=True)
+        target(backend, named=True).prove(QWEN, DECODER)
     # Another operation of the same backend may still be replaced.
-    assert trial(planted(), QWEN).prove(DECODER, attention_named=True).paths["gate"] == "torch"
+    assert target(planted(), named=True).prove(QWEN, DECODER).paths["gate"] == "torch"
 
 
 def with_activation_left_out(right, layers, activation=None):
@@ -257,9 +258,8 @@ def test_whatever_an_operation_may_leave_out_is_noticed(operation, fault, shapes
     right = torch_backend()
     faulty = partial(fault, getattr(right, operation))
     backend = right.faster("faulty", **{operation: faulty})
-    shown, plain = trial(backend, replace(shapes, width=64, inner_width=96)).every_proof(
-        (operation,)
-    )
+    small = replace(shapes, width=64, inner_width=96)
+    shown, plain = target(backend).proofs(small, operation)
     assert (shown.path, shown.holds, shown.error) == ("faulty", False, None)
     assert (plain.path, plain.holds) == ("torch", True)
 
@@ -270,9 +270,8 @@ def test_whatever_an_operation_may_leave_out_is_noticed(operation, fault, shapes
 )
 def test_an_attention_of_another_kind_is_noticed(changes, shapes) -> None:
     backend = with_faulty_attention(torch_backend(), **changes)
-    shown, *plain = trial(backend, replace(shapes, heads=4, key_heads=2)).every_proof(
-        ("attention",)
-    )
+    small = replace(shapes, heads=4, key_heads=2)
+    shown, *plain = target(backend).proofs(small, "attention")
     assert (shown.path, shown.holds) == ("planted", False)
     assert all(proof.holds for proof in plain)
 
@@ -285,7 +284,7 @@ def test_a_device_on_which_nothing_is_right_stops_the_start(monkeypatch) -> None
 
     monkeypatch.setattr(backend, "gate", wrong_in_bfloat16)
     with pytest.raises(StartupError, match="does not compute gate correctly"):
-        trial(torch_backend(), QWEN, torch.bfloat16).prove(DECODER)
+        target(torch_backend(), torch.bfloat16).prove(QWEN, DECODER)
 
 
 def test_a_sum_with_a_product_does_not_use_a_product_that_was_refused() -> None:
@@ -295,6 +294,6 @@ def test_a_sum_with_a_product_does_not_use_a_product_that_was_refused() -> None:
         return lambda states: 2 * right.linear(layers, activation)(states)
 
     backend = right.faster("planted", linear=twice, add_linear=adding(twice))
-    proven = trial(backend, QWEN).prove(DECODER)
+    proven = target(backend).prove(QWEN, DECODER)
     assert {proof.operation for proof in proven.refused} == {"linear", "add_linear"}
     assert (proven.paths["linear"], proven.paths["add_linear"]) == ("torch", "torch")

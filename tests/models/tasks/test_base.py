@@ -19,8 +19,8 @@ from smart_embedder.engine.records import Outputs, TextEmbedding
 from smart_embedder.errors import InferenceError, StartupError
 from smart_embedder.models.batch.packing import pack
 from smart_embedder.models.device.transfer import DeviceRows
-from smart_embedder.models.families.backbone import Target
 from smart_embedder.models.ops.choose import choose_backend
+from smart_embedder.models.ops.proof import Target
 from smart_embedder.models.tasks.base import sparse_vectors, token_states, token_vectors
 from smart_embedder.models.tasks.dense import (
     M3Embedder,

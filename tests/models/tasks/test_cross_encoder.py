@@ -22,7 +22,7 @@ from transformers import (
 
 from smart_embedder.engine.records import Outputs, TruncationOptions
 from smart_embedder.errors import InferenceError, StartupError
-from smart_embedder.models.families.backbone import Target
+from smart_embedder.models.ops.proof import Target
 from smart_embedder.models.tasks.cross_encoder import CrossEncoder, load_cross_encoder
 from smart_embedder.models.tasks.load import load_reranker
 from tests.support.checkpoints import plain_corpus, save_byte_level_tokenizer

@@ -12,8 +12,8 @@ from smart_embedder.engine import Engine
 from smart_embedder.engine.records import EmbedRequest, Outputs
 from smart_embedder.errors import StartupError
 from smart_embedder.models.checkpoint.config import SentenceOverrides
-from smart_embedder.models.families.backbone import Target
 from smart_embedder.models.load import load_models
+from smart_embedder.models.ops.proof import Target
 from smart_embedder.models.tasks.load import load_embedder
 from smart_embedder.settings import Settings
 from tests.support.checkpoints import corpus

@@ -11,7 +11,7 @@ from transformers import Qwen3Model
 from smart_embedder.engine.records import Outputs
 from smart_embedder.errors import StartupError
 from smart_embedder.models.checkpoint.config import SentenceOverrides
-from smart_embedder.models.families.backbone import Target
+from smart_embedder.models.ops.proof import Target
 from smart_embedder.models.tasks.dense import QWEN_END, DenseEmbedder, load_dense_embedder
 from smart_embedder.models.tasks.qwen3 import DEFAULT_INSTRUCTION
 from tests.support.checkpoints import save_qwen

@@ -16,10 +16,10 @@ from transformers import BertModel, ModernBertModel, MPNetModel
 
 from smart_embedder.engine.records import Outputs, TextEmbedding, TokenIds
 from smart_embedder.models.device.choose import choose_dtype
-from smart_embedder.models.families.backbone import Target
 from smart_embedder.models.families.load import overflows_float16
 from smart_embedder.models.ops import choose
 from smart_embedder.models.ops.choose import choose_backend
+from smart_embedder.models.ops.proof import Target
 from smart_embedder.models.tasks.base import DeviceModel
 from smart_embedder.models.tasks.cross_encoder import load_cross_encoder
 from smart_embedder.models.tasks.dense import M3Embedder, load_dense_embedder, load_m3_embedder

@@ -17,7 +17,7 @@ from transformers import Qwen3Model
 
 from smart_embedder.engine.records import Outputs, TokenizedPair, TruncationOptions
 from smart_embedder.errors import StartupError
-from smart_embedder.models.families.backbone import Target
+from smart_embedder.models.ops.proof import Target
 from smart_embedder.models.tasks.qwen3 import (
     DEFAULT_INSTRUCTION,
     QwenReranker,
