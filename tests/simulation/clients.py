@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
+from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope, Send
 
 from smart_embedder.api.catalogue import Role, ServedModel
@@ -112,16 +113,10 @@ class Client:
         async def work(call: Call) -> None:
             leased = await call.lease(_served(model))
             async with self._uses(leased):
-                request = EmbedRequest(
-                    texts,
-                    kinds,
-                    truncation=TruncationOptions(truncate=truncate),
-                    urgency=call_urgency(),
-                    client=self.name,
-                    answer=call.context.answer,
-                )
-                asked = engine.embedding.embed(leased, request)
-                self._check_vectors(texts, kinds, await call.run(asked), leased)
+                how = TruncationOptions(truncate=truncate)
+                request = EmbedRequest(texts, kinds, truncation=how)
+                result = await call.run(engine.embedding.embed, request, _served(model))
+                self._check_vectors(texts, kinds, result, leased)
 
         return await self._request(Purpose.EMBEDDING, work, leaves_after, reads_for, answer_bytes)
 
@@ -138,15 +133,8 @@ class Client:
         async def work(call: Call) -> None:
             leased = await call.lease(_served(model))
             async with self._uses(leased):
-                request = RerankRequest(
-                    urgency=call_urgency(),
-                    client=self.name,
-                    model=model,
-                    answer=call.context.answer,
-                    query=query,
-                    passages=passages,
-                )
-                result = await call.run(engine.scoring.rerank(leased, request))
+                request = RerankRequest(query, passages)
+                result = await call.run(engine.scoring.rerank, request, _served(model))
                 expected = expected_scores(leased, query, passages)
                 if result.scores != expected:
                     self.world.auditor.fail("own", f"scores {result.scores}, not {expected}")
@@ -166,7 +154,9 @@ class Client:
 
             async def piece(texts: list[str]) -> None:
                 async with slots:
-                    request = EmbedRequest(texts, urgency=call_urgency(), client=self.name)
+                    request = EmbedRequest(
+                        texts, urgency=call_urgency(), client=call.context.client
+                    )
                     asked = engine.embedding.embed(leased, request)
                     try:
                         result = await asked
@@ -211,17 +201,19 @@ class Client:
         world = self.world
         loop, settings = world.loop, world.settings
         world.requests += 1
-        book = RequestBook(world.requests, self.name, purpose, loop.now, self._urgency())
-        OWNER.set(book)
         endpoint = NATIVE_EMBEDDINGS if purpose is Purpose.EMBEDDING else RERANK
-        context = RequestContext(str(book.number), endpoint.path, endpoint, self.name)
+        context = RequestContext(str(world.requests), endpoint.path, endpoint, self.name)
+        book = RequestBook(world.requests, context.client, purpose, loop.now, self._urgency())
+        OWNER.set(book)
         cut_off = asyncio.Event()
         answer = HeldAnswer(world.responses, self.name, answer_bytes, cut_off.set)
         context.answer = answer
         leaves = None if leaves_after is None else world.moments.rounded(leaves_after)
         turns = world.random.randint(0, 12) if world.moments.are_common else 0
         gone = _Departure(loop, leaves, turns)
-        request = cast(Any, SimpleNamespace(scope=_scope(context), receive=gone.receive))
+        headers = Headers({"priority": f"u={book.urgency}"})
+        told = SimpleNamespace(scope=_scope(context), headers=headers, receive=gone.receive)
+        request = cast(Any, told)
         service = cast(Service, SimpleNamespace(settings=settings, engine=world.engine))
         outcome = "success"
         own = world.in_work.setdefault(self.name, set())
