@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 
 from smart_embedder.engine.records import TokenIds
-from smart_embedder.models.batch.blocks import (
+from smart_embedder.models.batch import (
     QUERIES_OF_A_BLOCK,
     WORTH_A_CALL,
     LengthClass,
+    PackedBatch,
     to_device,
 )
-from smart_embedder.models.batch.packing import PackedBatch
 from smart_embedder.models.device.choose import capturing, shortest
 from smart_embedder.models.ops.proof import Proof, try_path, warn_of_refused
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from smart_embedder.errors import StartupError
 from smart_embedder.models import budget as module
-from smart_embedder.models.batch.packing import find_shared_prefixes
+from smart_embedder.models.batch import find_shared_prefixes
 from smart_embedder.models.budget import (
     ChosenBudget,
     Measurement,

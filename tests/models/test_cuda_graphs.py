@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from smart_embedder.models import cuda_graphs
-from smart_embedder.models.batch.packing import PackedBatch, pack
+from smart_embedder.models.batch import PackedBatch, pack
 from smart_embedder.models.checkpoint.weights import Weights
 from smart_embedder.models.cuda_graphs import (
     Bucket,

@@ -11,10 +11,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from smart_embedder.models.attention.dense import QueryKeyValue
-from smart_embedder.models.attention.packed import attend_by_length
-from smart_embedder.models.batch.blocks import LengthClass
-from smart_embedder.models.batch.packing import PackedBatch
+from smart_embedder.models.attention import QueryKeyValue, attend_by_length
+from smart_embedder.models.batch import LengthClass, PackedBatch
 
 
 class CpuGraph(TorchDispatchMode):

@@ -3,8 +3,8 @@
 import numpy as np
 import torch
 
-from smart_embedder.models.attention.dense import QueryKeyValue
-from smart_embedder.models.batch.packing import PackedBatch, pack
+from smart_embedder.models.attention import QueryKeyValue
+from smart_embedder.models.batch import PackedBatch, pack
 
 CPU = torch.device("cpu")
 

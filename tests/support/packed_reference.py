@@ -10,8 +10,8 @@ import torch
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface
 
-from smart_embedder.models.attention.dense import eager
-from smart_embedder.models.batch.packing import PackedBatch
+from smart_embedder.models.attention import eager
+from smart_embedder.models.batch import PackedBatch
 
 ATTENTION = "packed_eager"
 

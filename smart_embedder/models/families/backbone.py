@@ -17,9 +17,8 @@ from torch import Tensor
 from smart_embedder.engine.devices.thread import run_preempting_call
 from smart_embedder.engine.records import TokenIds
 from smart_embedder.errors import StartupError
-from smart_embedder.models.attention.dense import Attention, QueryKeyValue
-from smart_embedder.models.attention.packed import excluding_unattended
-from smart_embedder.models.batch.packing import (
+from smart_embedder.models.attention import Attention, QueryKeyValue, excluding_unattended
+from smart_embedder.models.batch import (
     PackedBatch,
     PositionScheme,
     Spans,

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from smart_embedder.errors import StartupError
-from smart_embedder.models.attention.dense import Attention
-from smart_embedder.models.batch.packing import PackedBatch, PositionScheme
+from smart_embedder.models.attention import Attention
+from smart_embedder.models.batch import PackedBatch, PositionScheme
 from smart_embedder.models.checkpoint.config import number, read_config, whole_number
 from smart_embedder.models.checkpoint.weights import Weights
 from smart_embedder.models.families.backbone import (

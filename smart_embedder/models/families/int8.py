@@ -19,7 +19,7 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from smart_embedder.models.batch.packing import PackedBatch
+from smart_embedder.models.batch import PackedBatch
 from smart_embedder.models.checkpoint.weights import Weights
 from smart_embedder.models.families.bert import (
     Encoder,

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from smart_embedder.errors import StartupError
-from smart_embedder.models.batch.packing import PositionScheme, pack
+from smart_embedder.models.batch import PositionScheme, pack
 from smart_embedder.models.checkpoint.config import TextOptions, read_config
 from smart_embedder.models.checkpoint.weights import Weights
 from smart_embedder.models.families import bert, qwen3

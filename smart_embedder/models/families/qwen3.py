@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from smart_embedder.errors import StartupError
-from smart_embedder.models.attention.dense import Attention
-from smart_embedder.models.batch.packing import PackedBatch
+from smart_embedder.models.attention import Attention
+from smart_embedder.models.batch import PackedBatch
 from smart_embedder.models.checkpoint.config import number, read_config, unusable, whole_number
 from smart_embedder.models.checkpoint.weights import Weights
 from smart_embedder.models.families.backbone import (

@@ -30,10 +30,8 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_TEXT_ENCODING_MAPPING
 
 from smart_embedder.errors import OutOfMemoryError, StartupError
-from smart_embedder.models.attention.dense import Attention
-from smart_embedder.models.attention.packed import PackedAttention, excluding_unattended
-from smart_embedder.models.batch.blocks import to_device
-from smart_embedder.models.batch.packing import PackedBatch, PositionScheme, pack
+from smart_embedder.models.attention import Attention, PackedAttention, excluding_unattended
+from smart_embedder.models.batch import PackedBatch, PositionScheme, pack, to_device
 from smart_embedder.models.checkpoint.config import read_config, unusable
 from smart_embedder.models.checkpoint.weights import Weights
 from smart_embedder.models.device.choose import memory_usage

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from smart_embedder.models.attention.dense import Attention, eager, matmul, sdpa
+from smart_embedder.models.attention import Attention, eager, matmul, sdpa
 from smart_embedder.models.ops.build import MAX_INT8, MAX_INT8_IN_PAIRS
 
 # `[T, in]` to `[T, out]`.

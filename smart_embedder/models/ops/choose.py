@@ -2,7 +2,7 @@
 
 import torch
 
-from smart_embedder.models.attention.packed import load_attention, require_runs
+from smart_embedder.models.attention import load_attention, require_runs
 from smart_embedder.models.ops.backend import Backend, onednn_backend, torch_backend
 from smart_embedder.models.ops.cuda import cuda_backend, fused_backend, load_kernels
 from smart_embedder.models.ops.native import FORMATS, load_library, native_backend

@@ -13,7 +13,7 @@ import structlog
 import torch
 from torch import Tensor, nn
 
-from smart_embedder.models.attention.packed import flash_runs, memory_efficient, varlen
+from smart_embedder.models.attention import flash_runs, memory_efficient, varlen
 from smart_embedder.models.ops.backend import (
     SHORTEST_ROW,
     AddLinear,

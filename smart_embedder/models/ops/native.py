@@ -17,8 +17,8 @@ import structlog
 import torch
 from torch import Tensor, nn
 
-from smart_embedder.models.attention.dense import QueryKeyValue, sdpa
-from smart_embedder.models.batch.packing import PackedBatch
+from smart_embedder.models.attention import QueryKeyValue, sdpa
+from smart_embedder.models.batch import PackedBatch
 from smart_embedder.models.ops.backend import (
     Backend,
     Columns,

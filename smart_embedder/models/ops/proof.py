@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from smart_embedder.engine.devices.thread import outcome_of
 from smart_embedder.engine.model import ModelInfo, RefusedPath
 from smart_embedder.errors import StartupError
-from smart_embedder.models.batch.packing import PackedBatch, pack
+from smart_embedder.models.batch import PackedBatch, pack
 from smart_embedder.models.ops.backend import (
     Backend,
     Columns,

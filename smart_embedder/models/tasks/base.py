@@ -27,8 +27,7 @@ from smart_embedder.engine.records import (
     TruncationOptions,
 )
 from smart_embedder.errors import InferenceError
-from smart_embedder.models.batch.blocks import TOKEN_ID, Indices
-from smart_embedder.models.batch.packing import PackedBatch, Spans, select_sequences
+from smart_embedder.models.batch import TOKEN_ID, Indices, PackedBatch, Spans, select_sequences
 from smart_embedder.models.device.transfer import DeviceRows, HostRows, not_finite, start_copies
 from smart_embedder.models.families.backbone import Backbone
 from smart_embedder.models.text.tokenizer import NO_IDS, TextTokenizer

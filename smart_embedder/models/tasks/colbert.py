@@ -23,7 +23,7 @@ from smart_embedder.engine.records import (
     TruncationOptions,
 )
 from smart_embedder.errors import StartupError
-from smart_embedder.models.batch.blocks import UNATTENDED, WITHOUT_VECTOR
+from smart_embedder.models.batch import UNATTENDED, WITHOUT_VECTOR
 from smart_embedder.models.checkpoint.config import (
     Module,
     TextOptions,

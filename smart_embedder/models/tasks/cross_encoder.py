@@ -25,8 +25,7 @@ from smart_embedder.engine.records import (
     TruncationOptions,
 )
 from smart_embedder.errors import InferenceError, StartupError
-from smart_embedder.models.batch.blocks import SECOND_SEGMENT
-from smart_embedder.models.batch.packing import PackedBatch
+from smart_embedder.models.batch import SECOND_SEGMENT, PackedBatch
 from smart_embedder.models.checkpoint.config import (
     TextOptions,
     number,

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from smart_embedder.errors import StartupError
-from smart_embedder.models.batch.blocks import Indices, to_device
-from smart_embedder.models.batch.packing import PackedBatch
+from smart_embedder.models.batch import Indices, PackedBatch, to_device
 from smart_embedder.models.checkpoint.config import (
     Normalization,
     Projection,

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from smart_embedder.engine.records import Outputs, SparseVector, TextEmbedding, TokenIds
 from smart_embedder.errors import InferenceError, StartupError
-from smart_embedder.models.batch.packing import PackedBatch
+from smart_embedder.models.batch import PackedBatch
 from smart_embedder.models.checkpoint.config import (
     TextOptions,
     number,

@@ -11,17 +11,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smart_embedder.models.attention.dense import Attention, eager, matmul, sdpa
-from smart_embedder.models.attention.packed import (
+from smart_embedder.models import batch as blocks
+from smart_embedder.models.attention import (
+    Attention,
     PackedAttention,
     _flash_attention,
+    eager,
     excluding_unattended,
+    matmul,
     memory_efficient,
+    sdpa,
     varlen,
 )
-from smart_embedder.models.batch import blocks
-from smart_embedder.models.batch.blocks import UNATTENDED
-from smart_embedder.models.batch.packing import PackedBatch, pack
+from smart_embedder.models.batch import UNATTENDED, PackedBatch, pack
 
 CPU = torch.device("cpu")
 

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from smart_embedder.models.attention import dense
-from smart_embedder.models.attention.dense import QueryKeyValue
+from smart_embedder.models import attention as dense
+from smart_embedder.models.attention import QueryKeyValue
 
 HEADS, WIDTH = 4, 8
 

@@ -8,9 +8,16 @@ import pytest
 import torch
 
 from smart_embedder.errors import StartupError
-from smart_embedder.models.attention.dense import eager, matmul, sdpa
-from smart_embedder.models.attention.packed import flash_runs, load_attention, require_runs, varlen
-from smart_embedder.models.batch.packing import pack
+from smart_embedder.models.attention import (
+    eager,
+    flash_runs,
+    load_attention,
+    matmul,
+    require_runs,
+    sdpa,
+    varlen,
+)
+from smart_embedder.models.batch import pack
 
 CPU, CUDA, MPS = (torch.device(name) for name in ("cpu", "cuda", "mps"))
 HALVES = (torch.float16, torch.bfloat16)

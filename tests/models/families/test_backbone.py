@@ -19,7 +19,7 @@ from smart_embedder.engine.devices.thread import DeviceThread
 from smart_embedder.engine.records import Outputs, TokenIds
 from smart_embedder.errors import StartupError
 from smart_embedder.models import cuda_graphs
-from smart_embedder.models.batch.packing import PositionScheme
+from smart_embedder.models.batch import PositionScheme
 from smart_embedder.models.cuda_graphs import Bucket, GraphedForward
 from smart_embedder.models.families import backbone
 from smart_embedder.models.families.backbone import Backbone

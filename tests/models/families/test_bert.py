@@ -11,7 +11,7 @@ from torch.nn import functional
 from transformers import AutoModel, BertConfig, RobertaConfig, XLMRobertaConfig
 
 from smart_embedder.errors import StartupError
-from smart_embedder.models.batch.packing import PositionScheme, pack
+from smart_embedder.models.batch import PositionScheme, pack
 from smart_embedder.models.checkpoint.weights import Weights
 from smart_embedder.models.families.bert import Encoder, EncoderConfig, make_encoder
 from smart_embedder.models.ops.choose import choose_backend

@@ -10,7 +10,7 @@ from torch.nn import functional
 from transformers import AutoModel, Qwen3Config, Qwen3ForCausalLM
 
 from smart_embedder.errors import StartupError
-from smart_embedder.models.batch.packing import pack
+from smart_embedder.models.batch import pack
 from smart_embedder.models.checkpoint.weights import Weights
 from smart_embedder.models.families.backbone import Backbone
 from smart_embedder.models.families.load import load_decoder

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from smart_embedder.errors import StartupError
-from smart_embedder.models.attention.packed import FLASH_MODULES, load_attention
+from smart_embedder.models.attention import FLASH_MODULES, load_attention
 from smart_embedder.models.ops import choose
 from smart_embedder.models.ops.build import X86_64
 from smart_embedder.models.ops.choose import choose_backend

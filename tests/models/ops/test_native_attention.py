@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from smart_embedder.models.attention.dense import QueryKeyValue, eager
-from smart_embedder.models.batch.packing import PackedBatch
+from smart_embedder.models.attention import QueryKeyValue, eager
+from smart_embedder.models.batch import PackedBatch
 from smart_embedder.models.ops.choose import with_attention
 from smart_embedder.models.ops.native import native_backend
 from tests.support.native import LIBRARIES

@@ -10,7 +10,7 @@ import torch
 from structlog.testing import capture_logs
 
 from smart_embedder.errors import StartupError
-from smart_embedder.models.attention.dense import sdpa
+from smart_embedder.models.attention import sdpa
 from smart_embedder.models.ops import backend
 from smart_embedder.models.ops.backend import Backend, adding, torch_backend
 from smart_embedder.models.ops.choose import choose_backend

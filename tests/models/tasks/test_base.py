@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from smart_embedder.engine.records import Outputs, TextEmbedding
 from smart_embedder.errors import InferenceError, StartupError
-from smart_embedder.models.batch.packing import pack
+from smart_embedder.models.batch import pack
 from smart_embedder.models.device.transfer import DeviceRows
 from smart_embedder.models.ops.choose import choose_backend
 from smart_embedder.models.ops.proof import Target

@@ -10,7 +10,7 @@ import torch
 from transformers import BertModel
 
 from smart_embedder.engine.records import Outputs
-from smart_embedder.models.batch.packing import pack
+from smart_embedder.models.batch import pack
 from smart_embedder.models.device.choose import choose_dtype
 from smart_embedder.models.ops.choose import choose_backend
 from smart_embedder.models.ops.proof import Target

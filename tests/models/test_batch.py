@@ -6,15 +6,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smart_embedder.models.batch import blocks as length_classes
-from smart_embedder.models.batch.blocks import (
+from smart_embedder.models import batch as length_classes
+from smart_embedder.models.batch import (
     SECOND_SEGMENT,
     UNATTENDED,
     WITHOUT_VECTOR,
-    divide_lengths,
-)
-from smart_embedder.models.batch.packing import (
     PositionScheme,
+    divide_lengths,
     find_shared_prefixes,
     pack,
     select_sequences,

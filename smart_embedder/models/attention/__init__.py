@@ -1,1 +1,0 @@
-"""Attention over a packed batch: several kernels behind one signature."""

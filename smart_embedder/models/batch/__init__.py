@@ -1,1 +1,0 @@
-"""Batches: sequences of token ids packed into one row."""
