@@ -28,8 +28,8 @@ from smart_embedder.engine.records import (
     Outputs,
     SparseVector,
     TextEmbedding,
+    Timings,
 )
-from smart_embedder.observability.tracing import Timings
 from smart_embedder.vectors import OutputDtype
 from tools.table import markdown
 

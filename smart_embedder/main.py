@@ -1,12 +1,12 @@
 """Builds the ASGI app from its parts; `uvicorn app.main:app` serves it, too."""
 
 import asyncio
+import sys
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any
 
 from fastapi import FastAPI
 from fastapi.routing import iter_route_contexts
@@ -14,7 +14,7 @@ from fastapi.telemetry import TelemetryConfig
 from starlette.middleware import Middleware
 
 from smart_embedder import __version__
-from smart_embedder.access.rate_limit import Buckets, MemoryBuckets, SharedBuckets
+from smart_embedder.access.rate_limit import MemoryBuckets, SharedBuckets
 from smart_embedder.access.tokens import ApiTokens
 from smart_embedder.api.body import max_json_values
 from smart_embedder.api.catalogue import ModelCatalogue
@@ -28,10 +28,9 @@ from smart_embedder.api.openapi import install_openapi, paths_of
 from smart_embedder.engine import Engine
 from smart_embedder.engine.model import DownloadStatus, LoadedModels, Loader
 from smart_embedder.engine.scheduling.fairness import FairSemaphore, LoopTurns
+from smart_embedder.errors import StartupError
 from smart_embedder.middleware.access import (
     CheckOrigin,
-    LimitRate,
-    RateLimiter,
     RefuseWhileDraining,
     RequireToken,
 )
@@ -41,21 +40,18 @@ from smart_embedder.middleware.observe import (
     LogRequests,
     MeasureRequests,
     ProvideContext,
-    TraceRequests,
 )
 from smart_embedder.models.load import load_models
-from smart_embedder.observability.loop_watch import LoopWatch, WatchRequests
+from smart_embedder.observability.loop_watch import LoopWatch
 from smart_embedder.observability.metrics import Metrics
-from smart_embedder.observability.tracing import Tracer
-from smart_embedder.server.drain import Drain
 from smart_embedder.server.process import (
-    exit_on_startup_error,
     freeze_startup_objects,
     load_settings_and_configure_logs,
     log_failure,
     log_ready,
     stop_uvicorn,
 )
+from smart_embedder.server.server import Drain
 from smart_embedder.settings import Settings
 
 OnReady = Callable[[LoadedModels], None]
@@ -88,12 +84,14 @@ def __getattr__(name: str) -> FastAPI:
     """Create `app` when an ASGI server such as uvicorn first asks for it."""
     if name != "app":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    with exit_on_startup_error():
+    try:
         app = create_app(
             load_settings_and_configure_logs(),
             on_settled=freeze_startup_objects,
             on_failure=stop_uvicorn,
         )
+    except StartupError as error:  # uvicorn would print a traceback.
+        sys.exit(f"Smart Embedder cannot start: {error}")
     globals()["app"] = app
     return app
 
@@ -114,17 +112,66 @@ def create_app(
     """
     service = _create_service(settings, loader, drain or Drain())
     watch = LoopWatch(service.metrics.loop_blocked.observe)
+    middleware = _middleware(service, watch)
+    closing = [service.buckets.close]
+    if settings.otlp_endpoint is not None:
+        # Imports OpenTelemetry's SDK and exporter, only if traces are sent.
+        from smart_embedder.middleware.tracing import OtlpTracer, TraceRequests  # noqa: PLC0415
+
+        tracer = OtlpTracer(settings.otlp_endpoint, settings.otel_service_name)
+        # What is outside of it has made the request's context and its line.
+        middleware.insert(2, Middleware(TraceRequests, tracer))
+        closing.append(partial(asyncio.to_thread, tracer.close))
+
+    async def start(app: FastAPI) -> None:
+        await service.engine.start()
+        models = service.engine.loaded()
+        assert models is not None  # noqa: S101 - start has returned
+        service.metrics.server.info(operations.describe_server(settings, models))
+        on_ready(models)
+        # Not before, as imports of large libraries hold Python's lock for long.
+        watch.start()
+        # A third of a second of Python, for which the first /docs would wait. It would take that
+        # time from the start, which is mostly imports.
+        await asyncio.to_thread(app.openapi)
+        on_settled()
+
+    def report_failure(starting: "asyncio.Task[None]") -> None:
+        error = None if starting.cancelled() else starting.exception()
+        if isinstance(error, Exception):
+            on_failure(error)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        # In the background, so that the port answers while the models are being loaded.
+        starting = asyncio.create_task(start(app), name="start")
+        starting.add_done_callback(report_failure)
+        try:
+            yield
+        finally:
+            starting.cancel()
+            await asyncio.wait({starting})
+            # The drain is over: no client waits for the work that is left on the device.
+            service.engine.abort()
+            await service.engine.close()
+            for close in closing:
+                await close()
+            service.render_threads.shutdown(wait=False, cancel_futures=True)
+            await watch.close()
+
+    # This service's own operations come first in /docs.
+    routers = sorted(ROUTERS, key=lambda each: each.dialect is not NATIVE)
     app = FastAPI(
         title="Smart Embedder",
         version=__version__,
-        openapi_tags=_tags(),
+        openapi_tags=[dict(tag) for router in routers for tag in router.groups],
         openapi_url=None,
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
         telemetry=_NO_TELEMETRY,
-        lifespan=_lifespan(service, watch, on_ready, on_settled, on_failure),
-        middleware=[Middleware(WatchRequests, watch=watch), *_middleware(service)],
+        lifespan=lifespan,
+        middleware=middleware,
     )
     app.state.service = service
     for router in ROUTERS:
@@ -139,16 +186,12 @@ def create_app(
     return app
 
 
-def _tags() -> list[dict[str, Any]]:
-    """The groups of operations in /docs: this service's own first."""
-    routers = sorted(ROUTERS, key=lambda each: each.dialect is not NATIVE)
-    return [dict(tag) for router in routers for tag in router.groups]
-
-
 def _create_service(settings: Settings, loader: Loader | None, drain: Drain) -> Service:
     metrics, downloads = Metrics(), DownloadStatus()
     engine = Engine(settings, loader or partial(load_models, status=downloads), metrics)
-    drain.on_timeout(engine.abort)
+    drain.time_out = engine.abort
+    rate, burst = settings.rate_limit_requests_per_minute, settings.rate_limit_burst_size
+    store = settings.shared_rate_limit_store
     return Service(
         settings=settings,
         catalogue=ModelCatalogue(settings),
@@ -156,8 +199,9 @@ def _create_service(settings: Settings, loader: Loader | None, drain: Drain) -> 
         engine=engine,
         downloads=downloads,
         drain=drain,
-        buckets=_buckets(settings, metrics),
-        tracer=_tracer(settings),
+        buckets=MemoryBuckets(rate, burst)
+        if store is None
+        else SharedBuckets(store, rate, burst, on_error=metrics.rate_limit_store_errors.inc),
         render_threads=ThreadPoolExecutor(_RENDER_THREADS, thread_name_prefix="render"),
         stream_slots=FairSemaphore(max(1, settings.max_queue_size // 2)),
         turns=LoopTurns(),
@@ -165,25 +209,26 @@ def _create_service(settings: Settings, loader: Loader | None, drain: Drain) -> 
     )
 
 
-def _middleware(service: Service) -> list[Middleware]:
-    """What every request passes but the watch, from the outermost to the innermost."""
+def _middleware(service: Service, watch: LoopWatch) -> list[Middleware]:
+    """What every request passes, from the outermost to the innermost."""
     settings = service.settings
-    limiter = RateLimiter(
-        service.buckets, settings.rate_limit_requests_per_minute, settings.rate_limit_burst_size
-    )
     bodies_bytes = _BODIES_IN_MEMORY * settings.max_body_bytes
     paths = paths_of(ROUTERS)
-    tokens, protect_metrics = _tokens(settings), settings.protect_metrics
-    tracing = [] if service.tracer is None else [Middleware(TraceRequests, tracer=service.tracer)]
+    own_token = settings.api_token.get_secret_value() if settings.api_token else None
     return [
         Middleware(ProvideContext, settings.trusted_proxies or (), paths),
-        Middleware(LogRequests),
-        *tracing,
+        Middleware(LogRequests, watch),
         Middleware(MeasureRequests, service.metrics, paths.endpoints),
         Middleware(CheckOrigin, allowed=settings.cors_origins or ()),
         Middleware(RefuseWhileDraining, drain=service.drain),
-        Middleware(RequireToken, tokens, limiter, protect_metrics=protect_metrics),
-        Middleware(LimitRate, limiter=limiter),
+        Middleware(
+            RequireToken,
+            ApiTokens(own_token, settings.api_tokens_file),
+            service.buckets,
+            requests_per_minute=settings.rate_limit_requests_per_minute,
+            burst=settings.rate_limit_burst_size,
+            protect_metrics=settings.protect_metrics,
+        ),
         Middleware(LimitBody, max_bytes=settings.max_body_bytes),
         Middleware(UnpackBody, max_bytes=settings.max_body_bytes, turns=service.turns),
         # Inside `UnpackBody`, so that it counts what is unpacked.
@@ -197,81 +242,3 @@ def _middleware(service: Service) -> list[Middleware]:
             turns=service.turns,
         ),
     ]
-
-
-def _buckets(settings: Settings, metrics: Metrics) -> Buckets:
-    rate, burst = settings.rate_limit_requests_per_minute, settings.rate_limit_burst_size
-    address = settings.shared_rate_limit_store
-    if address is None:
-        return MemoryBuckets(rate, burst)
-    return SharedBuckets(address, rate, burst, on_error=metrics.rate_limit_store_errors.inc)
-
-
-def _tracer(settings: Settings) -> Tracer | None:
-    if settings.otlp_endpoint is None:
-        return None
-    # Imports OpenTelemetry's SDK and exporter, only if traces are sent.
-    from smart_embedder.observability.otlp import OtlpTracer  # noqa: PLC0415
-
-    return OtlpTracer(settings.otlp_endpoint, settings.otel_service_name)
-
-
-def _tokens(settings: Settings) -> ApiTokens:
-    own = settings.api_token
-    return ApiTokens(own.get_secret_value() if own else None, settings.api_tokens_file)
-
-
-def _lifespan(
-    service: Service,
-    watch: LoopWatch,
-    on_ready: OnReady,
-    on_settled: Callable[[], None],
-    on_failure: OnFailure,
-) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
-    @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        # In the background, so that the port answers while the models are being loaded.
-        work = _start(app, service, watch, on_ready, on_settled)
-        start = asyncio.create_task(work, name="start")
-        start.add_done_callback(partial(_report_failure, on_failure))
-        try:
-            yield
-        finally:
-            start.cancel()
-            await asyncio.wait({start})
-            # The drain is over: no client waits for the work that is left on the device.
-            service.engine.abort()
-            await service.engine.close()
-            await service.buckets.close()
-            if service.tracer is not None:
-                await asyncio.to_thread(service.tracer.close)
-            service.render_threads.shutdown(wait=False, cancel_futures=True)
-            await watch.close()
-
-    return lifespan
-
-
-async def _start(
-    app: FastAPI,
-    service: Service,
-    watch: LoopWatch,
-    on_ready: OnReady,
-    on_settled: Callable[[], None],
-) -> None:
-    await service.engine.start()
-    models = service.engine.loaded()
-    assert models is not None  # noqa: S101 - start has returned
-    service.metrics.server.info(operations.describe_server(service.settings, models))
-    on_ready(models)
-    # Not before, as imports of large libraries hold Python's lock for long.
-    watch.start()
-    # A third of a second of Python, for which the first /docs would wait. It would take that time
-    # from the start, which is mostly imports.
-    await asyncio.to_thread(app.openapi)
-    on_settled()
-
-
-def _report_failure(on_failure: OnFailure, start: "asyncio.Task[None]") -> None:
-    error = None if start.cancelled() else start.exception()
-    if isinstance(error, Exception):
-        on_failure(error)

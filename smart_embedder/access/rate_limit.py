@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from importlib.util import find_spec
 from time import monotonic_ns
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import structlog
 
@@ -33,22 +33,6 @@ REDIS_PAUSE = 1.0
 # With more concurrent calls each would wait longer, and none would be faster.
 _REDIS_CONCURRENCY = 16
 log = structlog.get_logger(__name__)
-
-
-class Buckets(Protocol):
-    """One token bucket for each key."""
-
-    async def take(self, key: str) -> float:
-        """Take a token: 0, or the seconds until there is one where the bucket is empty."""
-        ...
-
-    async def peek(self, key: str) -> float:
-        """The seconds until there is a token, 0 where there is one; takes none."""
-        ...
-
-    async def close(self) -> None:
-        """Close connections."""
-        ...
 
 
 class MemoryBuckets:
@@ -119,10 +103,7 @@ class SharedBuckets:
         )
         from throttled.exceptions import StoreUnavailableError  # noqa: PLC0415
 
-        timeouts = {
-            "SOCKET_TIMEOUT": REDIS_TIMEOUT,
-            "SOCKET_CONNECT_TIMEOUT": REDIS_TIMEOUT,
-        }
+        timeouts = {"SOCKET_TIMEOUT": REDIS_TIMEOUT, "SOCKET_CONNECT_TIMEOUT": REDIS_TIMEOUT}
         self._store = RedisStore(server=url, options=timeouts)
         # The library would create it at the first request, too late to report a wrong address.
         self._limiter = Throttled(
@@ -145,12 +126,12 @@ class SharedBuckets:
         )
 
     async def take(self, key: str) -> float:
-        """Take a token: 0, or the seconds until there is one."""
+        """As `MemoryBuckets.take`."""
         wait = self._believed(await self._breaker.call(partial(self._take, key)))
         return await self._own.take(key) if wait is None else wait
 
     async def peek(self, key: str) -> float:
-        """The seconds until there is a token; 0 where there is one."""
+        """As `MemoryBuckets.peek`."""
         wait = self._believed(await self._breaker.call(partial(self._peek, key)))
         return await self._own.peek(key) if wait is None else wait
 
@@ -183,6 +164,9 @@ class SharedBuckets:
         # The library has no public way to close its client.
         client = self._store._backend.get_client()  # noqa: SLF001
         await client.aclose(close_connection_pool=True)  # type: ignore[attr-defined]
+
+
+Buckets = MemoryBuckets | SharedBuckets
 
 
 class CircuitBreaker:

@@ -48,13 +48,10 @@ class ApiTokens:
         self._version: tuple[int, int, int] | None = None
         self._named: dict[str, bytes] = {}
         self._last_warning: str | None = None
+        # Whether a token is asked for at all.
+        self.required = bool(self._own) or file is not None
         if file is not None:
             self._read(file)
-
-    @property
-    def required(self) -> bool:
-        """Whether a token is asked for at all."""
-        return bool(self._own) or self._file is not None
 
     def name_of(self, presented: bytes) -> str | None:
         """The name of this token, or None; compares in constant time."""

@@ -15,10 +15,9 @@ from starlette.types import Scope
 
 from smart_embedder.access.tokens import DEFAULT_NAME
 from smart_embedder.api.schemas import RequestModel
-from smart_embedder.engine.records import AnswerMemory
+from smart_embedder.engine.records import AnswerMemory, Stage
 from smart_embedder.engine.scheduling.job import Purpose
 from smart_embedder.observability.metrics import EMBEDDING_ENDPOINT, RERANK_ENDPOINT
-from smart_embedder.observability.tracing import Stage
 
 # Of a header with preferences, and of its items.
 _MAX_CHARACTERS = 1024

@@ -33,7 +33,7 @@ from smart_embedder.engine import (
 )
 from smart_embedder.engine.model import DownloadStatus, LoadedModels
 from smart_embedder.engine.model_pool import SHARE_FOR_LOADING
-from smart_embedder.engine.records import ClassificationResult, EmbeddingResult, RerankResult
+from smart_embedder.engine.records import ClassificationResult, EmbeddingResult, RerankResult, Stage
 from smart_embedder.engine.requests.reranking import sigmoid
 from smart_embedder.engine.scheduling.fairness import FairSemaphore, LoopTurns
 from smart_embedder.errors import (
@@ -43,8 +43,7 @@ from smart_embedder.errors import (
     TextTooLongError,
 )
 from smart_embedder.observability.metrics import Metrics
-from smart_embedder.observability.tracing import Stage, Tracer
-from smart_embedder.server.drain import Drain
+from smart_embedder.server.server import Drain
 from smart_embedder.settings import Settings
 
 Result = TypeVar("Result")
@@ -72,7 +71,6 @@ class Service:
     downloads: DownloadStatus
     drain: Drain
     buckets: Buckets
-    tracer: Tracer | None
     render_threads: Executor
     stream_slots: FairSemaphore
     turns: LoopTurns

@@ -25,8 +25,13 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from smart_embedder.api.context import preference, preferences
-from smart_embedder.engine.records import EmbeddingResult, RerankResult, SparseVector, Truncation
-from smart_embedder.observability.tracing import Timings
+from smart_embedder.engine.records import (
+    EmbeddingResult,
+    RerankResult,
+    SparseVector,
+    Timings,
+    Truncation,
+)
 
 _FLOATS_PER_CHUNK = _CHARACTERS_PER_PART = 65_536
 _MESSAGE_BYTES = 262_144

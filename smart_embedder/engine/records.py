@@ -8,7 +8,6 @@ import numpy as np
 import numpy.typing as npt
 
 from smart_embedder.errors import InvalidRequestError
-from smart_embedder.observability.tracing import Timings
 from smart_embedder.vectors import MuveraSide, OutputDtype
 
 Side = Literal["left", "right"]
@@ -21,6 +20,33 @@ DEFAULT_URGENCY = 3
 # What an answer may hold for each byte of its request's body. The texts themselves and what reading
 # them takes may hold as much again.
 BYTES_PER_BODY_BYTE = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One stage of a request, from `began` to `ended` by `time.perf_counter`.
+
+    `name` is `tokenize`, `queue`, `forward` or `render`, and `model` the model it was for. A
+    `forward` lasts from the first batch that held a part of the request to the last; of that the
+    device worked for `device_seconds`.
+    """
+
+    name: str
+    began: float
+    ended: float
+    model: str | None = None
+    device_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Seconds that a request spent in each stage; `queue` is all waiting outside a forward."""
+
+    tokenize: float
+    queue: float
+    inference: float
+    total: float
+    stages: tuple[Stage, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,11 +22,10 @@ from smart_embedder.errors import (
     DrainingError,
     ForeignOriginError,
     RateLimitedError,
-    SmartEmbedderError,
     UnauthorizedError,
 )
 from smart_embedder.observability.logs import escape_text
-from smart_embedder.server.drain import Drain
+from smart_embedder.server.server import Drain
 
 ANY_ORIGIN = "*"
 _EXPOSED = ("X-Request-ID", "Retry-After", "traceparent")
@@ -111,80 +110,91 @@ class RefuseWhileDraining:
         if working_endpoint(scope) is None:
             await self.app(scope, receive, send)
         elif self._drain.begun:
-            await self._read_body(scope, receive)
+            # For a limited time: many clients send their body before they read a response; one that
+            # expects 100 Continue sends it only after that.
+            if "expect" not in Headers(scope=scope):
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(_BODY_SECONDS):
+                        while (await receive()).get("more_body", False):
+                            pass
             error = DrainingError("the service is shutting down", retry_after=_RETRY_AFTER)
             await error_response(scope, error)(scope, receive, send)
         else:
             with self._drain.track():
                 await self.app(scope, receive, send)
 
-    @staticmethod
-    async def _read_body(scope: Scope, receive: Receive) -> None:
-        """Read the body, for a limited time: many clients send it before they read a response."""
-        if "expect" in Headers(scope=scope):
-            return  # The client sends it only after 100 Continue.
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_BODY_SECONDS):
-                while (await receive()).get("more_body", False):
-                    pass
-
 
 class RequireToken:
-    """Answers 401 without a known token; records the token's name for limits and logs.
+    """Answers 401 without a known token, and 429 to a client that has exceeded its rate limit.
 
-    Each failure counts for its address, for every path and method, and is answered 429 once that
-    address has no tries left. From then on a correct token gets another answer than a wrong one
-    only for requests that are counted by its name, so that guessing locks out no other client.
+    A request for work counts for its client: the name of its token, or its address.
+
+    A request whose token failed counts for its address, on every path, in two buckets: that of work
+    without a named token, and one of failures alone. Once that address has no tries left it is
+    answered 429, and from then on a correct token gets another answer than a wrong one only for
+    requests that are counted by its name. So guessing locks out no other client.
     """
 
     def __init__(
-        self, app: ASGIApp, tokens: ApiTokens, limiter: "RateLimiter", *, protect_metrics: bool
+        self,
+        app: ASGIApp,
+        tokens: ApiTokens,
+        buckets: Buckets,
+        *,
+        requests_per_minute: int,
+        burst: int,
+        protect_metrics: bool,
     ) -> None:
         self.app = app
         self._tokens = tokens
-        self._limiter = limiter
+        self._buckets = buckets
         self._public = _PUBLIC if protect_metrics else _PUBLIC + _OPERATION
+        self._allowed = (
+            f"{burst} requests at once and {requests_per_minute} a minute are allowed "
+            "(RATE_LIMIT_BURST_SIZE, RATE_LIMIT_REQUESTS_PER_MINUTE)"
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let the request pass, or refuse it before its body is read."""
-        if scope["type"] != "http" or not self._tokens.required or self._is_public(scope):
-            await self.app(scope, receive, send)
-            return
-        error = await self._check(scope)
-        if error is not None:
-            await error_response(scope, error)(scope, receive, send)
-            return
+        if scope["type"] == "http":
+            context, wait = context_of(scope), 0.0
+            is_public = not self._tokens.required or self._is_public(context)
+            fault = None if is_public else self._read_token(scope, context)
+            failures = f"failures:{context.client_address}"
+            if fault is not None:
+                wait = await self._buckets.take(context.client)
+                wait = max(wait, await self._buckets.take(failures))
+            elif context.endpoint is not None:
+                wait = await self._buckets.take(context.client)
+            elif not is_public and _only_confirms_token(context):
+                wait = await self._buckets.peek(failures)
+            error = self._limited(math.ceil(wait)) if wait else fault
+            if error is not None:
+                await error_response(scope, error)(scope, receive, send)
+                return
         await self.app(scope, receive, send)
 
-    async def _check(self, scope: Scope) -> SmartEmbedderError | None:
-        """The error to answer, or None if the request may pass."""
-        context = context_of(scope)
+    def _read_token(self, scope: Scope, context: RequestContext) -> UnauthorizedError | None:
+        """Record the name of the request's token, for limits and logs; the error if it has none."""
         token, fault = _authorization(scope)
-        name = self._tokens.name_of(token)
-        if name is None:
-            limited = await self._limiter.count_failed_token(context)
-            return limited or UnauthorizedError(f"{fault}: {_HOW}")
-        context.token_name = name
-        if _only_confirms_token(scope, name):
-            return await self._limiter.check_failed_tokens(context)
-        return None
+        context.token_name = self._tokens.name_of(token)
+        return UnauthorizedError(f"{fault}: {_HOW}") if context.token_name is None else None
 
-    def _is_public(self, scope: Scope) -> bool:
+    def _is_public(self, context: RequestContext) -> bool:
         """Whether the request needs no token; a request for work always needs one."""
-        context = context_of(scope)
         path = context.route
         public = path == "/" or context.is_health_check or _is_below(path, self._public)
-        return public and working_endpoint(scope) is None
+        return public and context.endpoint is None
+
+    def _limited(self, seconds: int) -> RateLimitedError:
+        return RateLimitedError(
+            f"too many requests: {self._allowed}; try again in {seconds} s", retry_after=seconds
+        )
 
 
-def _only_confirms_token(scope: Scope, name: str) -> bool:
-    """Whether the answer would only tell a guessing client that the token is correct.
-
-    False for requests for work, which the rate limit counts.
-    """
-    if working_endpoint(scope) is not None:
-        return False
-    return name == DEFAULT_NAME or not _is_below(context_of(scope).route, _OPERATION)
+def _only_confirms_token(context: RequestContext) -> bool:
+    """Whether the answer would only tell a guessing client that the token is correct."""
+    return context.token_name == DEFAULT_NAME or not _is_below(context.route, _OPERATION)
 
 
 def _is_below(path: str, parents: Sequence[str]) -> bool:
@@ -206,66 +216,3 @@ def _authorization(scope: Scope) -> tuple[bytes, str]:
     if not token.strip():
         return b"", "the Authorization header holds no bearer token"
     return token, "the token that was sent is not known"
-
-
-class LimitRate:
-    """Answers 429 before the body is read; runs after the token check, which sets the client."""
-
-    def __init__(self, app: ASGIApp, limiter: "RateLimiter") -> None:
-        self.app = app
-        self._limiter = limiter
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let the request pass, or refuse it with a Retry-After."""
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-        error = await self._limiter.count(context_of(scope))
-        if error is not None:
-            await error_response(scope, error)(scope, receive, send)
-            return
-        await self.app(scope, receive, send)
-
-
-class RateLimiter:
-    """Decides in which bucket a request counts, and whether it may go on.
-
-    After the token check only requests for work count, for their client. A request whose token
-    failed counts for its address, on every path, in two buckets: that of work without a named
-    token, and one of failures alone. So a client that guesses does not lock out a named token from
-    the same address.
-    """
-
-    def __init__(self, buckets: Buckets, requests_per_minute: int, burst: int) -> None:
-        self._buckets = buckets
-        self._allowed = (
-            f"{burst} requests at once and {requests_per_minute} a minute are allowed "
-            "(RATE_LIMIT_BURST_SIZE, RATE_LIMIT_REQUESTS_PER_MINUTE)"
-        )
-
-    async def count(self, context: RequestContext) -> RateLimitedError | None:
-        """Count a request if it asks for work; the error, if its client exceeds the limit."""
-        if context.endpoint is None:
-            return None
-        return self._error(await self._buckets.take(context.client))
-
-    async def count_failed_token(self, context: RequestContext) -> RateLimitedError | None:
-        """Count a request whose token failed; the error, if its address has no tries left."""
-        wait = await self._buckets.take(context.client)
-        return self._error(max(wait, await self._buckets.take(_failures_key(context))))
-
-    async def check_failed_tokens(self, context: RequestContext) -> RateLimitedError | None:
-        """The error, if the address of this request has no tries left; counts nothing."""
-        return self._error(await self._buckets.peek(_failures_key(context)))
-
-    def _error(self, wait: float) -> RateLimitedError | None:
-        if not wait:
-            return None
-        seconds = math.ceil(wait)
-        return RateLimitedError(
-            f"too many requests: {self._allowed}; try again in {seconds} s", retry_after=seconds
-        )
-
-
-def _failures_key(context: RequestContext) -> str:
-    return f"failures:{context.client_address}"

@@ -1,4 +1,4 @@
-"""What is told of every request: its context, and at its end its line, its metrics and its span.
+"""What is told of every request: its context, and at its end its line and its metrics.
 
 Each middleware only looks: none refuses or changes a request, but for its id, path and headers.
 """
@@ -25,19 +25,16 @@ from smart_embedder.api.context import (
     Paths,
     RequestContext,
     context_of,
-    preference,
     working_endpoint,
 )
 from smart_embedder.api.errors import unforeseen_error_response
 from smart_embedder.engine.scheduling.job import Purpose
 from smart_embedder.errors import ClientGoneError
 from smart_embedder.observability.logs import escape_text
+from smart_embedder.observability.loop_watch import LoopWatch
 from smart_embedder.observability.metrics import EMBEDDING_ENDPOINT, EndpointMetrics, Metrics
-from smart_embedder.observability.tracing import Attributes, RequestSpan, Tracer
 
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")
-_W3C_HEADERS = ("traceparent", "tracestate")
-_COUNTS = {"sentences", "passages", "tokens"}
 _REASON_OF = {
     "queue_full": "backpressure",
     "rate_limited": "rate_limit",
@@ -96,8 +93,11 @@ class ProvideContext:
         given = headers.get("x-request-id", "")
         peer, _ = scope["client"] or ("", 0)
         forwarded_for = ",".join(headers.getlist("x-forwarded-for"))
+        # Servers put it before the path.
         root_path = scope.get("root_path", "").rstrip("/")
-        path = _below(root_path, scope["path"])
+        path = scope["path"].removeprefix(root_path) or "/"
+        if not path.startswith("/"):
+            path = scope["path"]
         forwarded = headers.get("x-forwarded-prefix", "")
         prefix = root_path or forwarded_prefix(peer, forwarded, self._trusted_proxies)
         # Slashes at the end change nothing. The router's patterns also match a line feed there
@@ -124,22 +124,17 @@ class ProvideContext:
         )
 
 
-def _below(root_path: str, path: str) -> str:
-    """The path without `root_path`, which servers put before it."""
-    below = path.removeprefix(root_path)
-    return below if below.startswith("/") else path if below else "/"
-
-
 class LogRequests:
-    """Logs the end of each request.
+    """Logs the end of each request, and lets the event loop be watched closely until then.
 
     The line holds method, path, route, status, sizes and, where work was done, how much and how
     long each stage took, the name of the client's token and its address (of IPv6 the /64); never
     texts, tokens or query strings.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, watch: LoopWatch) -> None:
         self.app = app
+        self._watch = watch
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the request, and log how it ended."""
@@ -149,35 +144,32 @@ class LogRequests:
         context = context_of(scope)
         started = time.perf_counter()
         try:
-            await self.app(scope, receive, send)
+            with self._watch.in_work():
+                await self.app(scope, receive, send)
         except Exception as error:  # The last resort: the client must get a response.
             log.exception("request_failed", request_id=context.request_id)
             if context.status is None:
                 await unforeseen_error_response(scope, error)(scope, receive, send)
         finally:
-            self._log_end(scope, context, time.perf_counter() - started)
-
-    @staticmethod
-    def _log_end(scope: Scope, context: RequestContext, seconds: float) -> None:
-        status = context.status or 0
-        # A health check or a scrape, unless its sender made a mistake.
-        is_routine = scope["method"] in {"GET", "HEAD"} and not 400 <= status < 500  # noqa: PLR2004 - a 4xx
-        write = log.debug if is_routine else log.info
-        write(
-            "request",
-            request_id=context.request_id,
-            method=scope["method"],
-            path=context.path,
-            route=getattr(scope.get("route"), "path", None),
-            client=context.token_name,
-            client_address=context.client_address,
-            status=context.status,
-            code=context.error_code,
-            bytes_in=context.bytes_in,
-            bytes_out=context.bytes_out,
-            ms=round(seconds * 1000, 3),
-            **context.counts,
-        )
+            # A health check or a scrape, unless its sender made a mistake.
+            is_wrong = 400 <= (context.status or 0) < 500  # noqa: PLR2004 - a 4xx
+            is_routine = scope["method"] in {"GET", "HEAD"} and not is_wrong
+            write = log.debug if is_routine else log.info
+            write(
+                "request",
+                request_id=context.request_id,
+                method=scope["method"],
+                path=context.path,
+                route=getattr(scope.get("route"), "path", None),
+                client=context.token_name,
+                client_address=context.client_address,
+                status=context.status,
+                code=context.error_code,
+                bytes_in=context.bytes_in,
+                bytes_out=context.bytes_out,
+                ms=round((time.perf_counter() - started) * 1000, 3),
+                **context.counts,
+            )
 
 
 class MeasureRequests:
@@ -230,52 +222,3 @@ def _outcome(status: int | None) -> str:
     if status and HTTPStatus.BAD_REQUEST <= status < HTTPStatus.INTERNAL_SERVER_ERROR:
         return "client_error"
     return "timeout" if status == HTTPStatus.GATEWAY_TIMEOUT else "error"
-
-
-class TraceRequests:
-    """Continues the client's W3C trace context, or begins one, and returns it in the response.
-
-    A span holds route, status, request id, counts and times; never a text, a vector or a token.
-    Health checks and scrapes are not traced.
-    """
-
-    def __init__(self, app: ASGIApp, tracer: Tracer) -> None:
-        self.app = app
-        self._tracer = tracer
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run the request inside its span."""
-        endpoint = working_endpoint(scope)
-        if endpoint is None:
-            await self.app(scope, receive, send)
-            return
-        headers = Headers(scope=scope)
-        sent = {name: preference(headers, name) for name in _W3C_HEADERS}
-        context = {name: value for name, value in sent.items() if value}
-        span = self._tracer.begin(f"POST {endpoint.path}", context)
-
-        async def send_with_traceparent(message: Message) -> None:
-            if message["type"] == "http.response.start" and span.traceparent is not None:
-                MutableHeaders(scope=message)["traceparent"] = span.traceparent
-            await send(message)
-
-        try:
-            await self.app(scope, receive, send_with_traceparent)
-        finally:
-            _end(span, context_of(scope), endpoint.path)
-
-
-def _end(span: RequestSpan, context: RequestContext, route: str) -> None:
-    status = context.status or HTTPStatus.INTERNAL_SERVER_ERROR
-    attributes: Attributes = {
-        "http.request.method": "POST",
-        "http.route": route,
-        "http.response.status_code": status,
-        "smart_embedder.request_id": context.request_id,
-        **{
-            f"smart_embedder.{name}": context.counts[name]
-            for name in _COUNTS & context.counts.keys()
-        },
-    }
-    failed = (context.error_status or status) >= HTTPStatus.INTERNAL_SERVER_ERROR
-    span.end(attributes, context.stages, context.error_code or "internal_error" if failed else None)

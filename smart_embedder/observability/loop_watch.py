@@ -16,8 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from starlette.types import ASGIApp, Receive, Scope, Send
-
 from smart_embedder.observability.logs import SampledLog
 
 BUSY_INTERVAL = 0.01
@@ -218,22 +216,6 @@ class LoopWatch:
             # Neither ran, and something did: another thread held Python's lock.
             facts["other_threads"] = seen.others if seen else {}
         self._log.warning(event, **facts)
-
-
-class WatchRequests:
-    """The outermost middleware: the loop is watched closely while a request is in work."""
-
-    def __init__(self, app: ASGIApp, watch: LoopWatch) -> None:
-        self.app = app
-        self._watch = watch
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass an HTTP request on."""
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-        with self._watch.in_work():
-            await self.app(scope, receive, send)
 
 
 def _stack_of(frame: FrameType | None) -> list[str]:

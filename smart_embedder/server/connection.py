@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from http import HTTPStatus
-from typing import Any
+from typing import Any, cast
 
 import httptools
 import orjson
@@ -27,7 +27,6 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from smart_embedder.observability.logs import SampledLog
-from smart_embedder.server.drain import Drain
 
 HEADERS_TIMEOUT = 10.0
 LINGER_TIMEOUT = 10.0
@@ -43,14 +42,15 @@ _GRACE_SECONDS = 0.1
 _HANGUP_SECONDS = 0.5
 _NO_DESCRIPTORS = {errno.EMFILE, errno.ENFILE}
 _UPGRADE_HEADERS = {b"upgrade", b"http2-settings"}
-Headers = Iterable[tuple[bytes, bytes]]
 
 
-def bounded_connection(response_timeout: float, drain: Drain) -> "type[BoundedConnection]":
+def bounded_connection(
+    response_timeout: float, is_draining: Callable[[], bool]
+) -> "type[BoundedConnection]":
     """The protocol with its parameters, as uvicorn's `http` option takes it."""
     parameters = {
         "response_timeout": response_timeout,
-        "drain": drain,
+        "is_draining": staticmethod(is_draining),
         "log": SampledLog(),
         "turns": ConnectionTurns(),
     }
@@ -60,20 +60,21 @@ def bounded_connection(response_timeout: float, drain: Drain) -> "type[BoundedCo
 class BoundedConnection(HttpToolsProtocol):
     """uvicorn's protocol with limits for headers, pipelined requests and unread responses.
 
-    `response_timeout` is how many seconds a response may wait for the client to read it. Once
-    `drain` has begun, the last response of a connection announces that it closes.
+    `response_timeout` is how many seconds a response may wait for the client to read it. While
+    `is_draining`, the last response of a connection announces that it closes.
     """
 
     response_timeout: float
-    drain: Drain
+    is_draining: Callable[[], bool]
     log: SampledLog
     turns: "ConnectionTurns"
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Wait for the first request, for a limited time."""
         self._lingering = LingeringTransport(transport, self.loop)
-        super().connection_made(self._lingering)
-        self.flow = self._bounded_flow = BoundedFlowControl(self._lingering, self._can_read)
+        lingering = cast("asyncio.Transport", self._lingering)
+        super().connection_made(lingering)
+        self.flow = self._bounded_flow = BoundedFlowControl(lingering, self._can_read)
         self._timers = timers = [Timer(self.loop) for _ in range(4)]
         self._headers_timer, self._body_timer, self._response_timer, self._hangup_timer = timers
         self._active_cycle: RequestResponseCycle | None = None
@@ -142,7 +143,8 @@ class BoundedConnection(HttpToolsProtocol):
         self._headers_timer.cancel()
         self._body_timer.cancel()
         self._bytes_outside_body = 0
-        self._body_remaining = content_length(self.headers)
+        lengths = (int(value) for name, value in self.headers if name == b"content-length")
+        self._body_remaining = next(lengths, 0)
         if not self.flow.write_paused:
             self._response_timer.cancel()
         super().on_headers_complete()
@@ -239,7 +241,7 @@ class BoundedConnection(HttpToolsProtocol):
             chunk = bytes(self._read_buffer[: self._body_remaining or _CHUNK_BYTES])
             del self._read_buffer[: len(chunk)]
             self._parse(chunk)
-        if self.drain.begun:
+        if self.is_draining():
             self.close_after_response()
         if self._can_read():
             self.flow.resume_reading()
@@ -394,8 +396,8 @@ class ConnectionTurns:
             self._take(call)
 
 
-class LingeringTransport(asyncio.Transport):
-    """The part of a transport that uvicorn uses, with a lingering `close`.
+class LingeringTransport:
+    """A transport with a lingering `close`.
 
     A socket that is closed while unread data lies in it resets the connection, and the client's
     system then discards the response that the client has not read yet. So only the sending side is
@@ -403,10 +405,13 @@ class LingeringTransport(asyncio.Transport):
     """
 
     def __init__(self, transport: asyncio.Transport, loop: AbstractEventLoop) -> None:
-        super().__init__()
         self._transport = transport
         self._loop = loop
         self._linger_timer: TimerHandle | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        """What is that of the transport, such as `abort`."""
+        return getattr(self._transport, name)
 
     def close(self) -> None:
         """Send what is written, then end of file; read on until the client closes or a timeout."""
@@ -423,10 +428,6 @@ class LingeringTransport(asyncio.Transport):
             self._linger_timer.cancel()
         self._transport.close()
 
-    def abort(self) -> None:
-        """Close at once; what is written and not sent is lost."""
-        self._transport.abort()
-
     def is_closing(self) -> bool:
         """Whether nothing more can be written."""
         return self._linger_timer is not None or self._transport.is_closing()
@@ -436,22 +437,10 @@ class LingeringTransport(asyncio.Transport):
         if self._linger_timer is None:
             self._transport.write(data)
 
-    def get_write_buffer_size(self) -> int:
-        """How many written bytes the system has not taken yet."""
-        return self._transport.get_write_buffer_size()
-
     def pause_reading(self) -> None:
         """Leave what arrives in the system's buffer, whose size then stops the client."""
         if self._linger_timer is None:
             self._transport.pause_reading()
-
-    def resume_reading(self) -> None:
-        """Read again."""
-        self._transport.resume_reading()
-
-    def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """A fact about the connection, as asyncio's transports tell it."""
-        return self._transport.get_extra_info(name, default)
 
 
 class BoundedFlowControl(FlowControl):
@@ -530,7 +519,9 @@ def error_response(status: HTTPStatus, code: str, detail: str) -> bytes:
     return head.encode() + body
 
 
-def head_without_upgrade(method: bytes, target: bytes, version: str, headers: Headers) -> bytes:
+def head_without_upgrade(
+    method: bytes, target: bytes, version: str, headers: Iterable[tuple[bytes, bytes]]
+) -> bytes:
     """The head of a request without the client's offer to change the protocol."""
     lines = [b"%b %b HTTP/%b" % (method, target, version.encode())]
     for name, value in headers:
@@ -541,8 +532,3 @@ def head_without_upgrade(method: bytes, target: bytes, version: str, headers: He
         if name not in _UPGRADE_HEADERS and (kept or not value):
             lines.append(b"%b: %b" % (name, kept))
     return b"\r\n".join([*lines, b"\r\n"])
-
-
-def content_length(headers: Headers) -> int:
-    """The announced length of the body; 0 where there is none."""
-    return next((int(value) for name, value in headers if name == b"content-length"), 0)

@@ -7,9 +7,9 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from typing import Protocol, TextIO
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import TextIO
 
 import structlog
 import uvicorn
@@ -19,9 +19,8 @@ from smart_embedder.engine.model import LoadedModels, Model
 from smart_embedder.errors import StartupError
 from smart_embedder.observability.logs import configure_logs
 from smart_embedder.server.connection import bounded_connection
-from smart_embedder.server.drain import Drain
 from smart_embedder.server.ports import require_port
-from smart_embedder.server.server import DrainingServer
+from smart_embedder.server.server import Drain, DrainingServer
 from smart_embedder.settings import Settings
 from smart_embedder.settings.sources import load_settings, misspelt_names
 
@@ -37,25 +36,9 @@ Documentation: {url}/docs. Try:
   curl -s {url}/embeddings/ -H 'Content-Type: application/json' \\
     {header}-d '{{"sentences": ["What is hybrid search?"], "return_colbert": false}}'
 """
+# Creates the app of some settings, as `smart_embedder.main.create_app`.
+CreateApp = Callable[..., ASGIApp]
 log = structlog.get_logger(__name__)
-
-
-class CreateApp(Protocol):
-    """Creates the app that is served, which tracks its requests with `drain`."""
-
-    def __call__(
-        self,
-        settings: Settings,
-        *,
-        drain: Drain,
-        on_ready: Callable[[LoadedModels], None],
-        on_settled: Callable[[], None],
-        on_failure: Callable[[Exception], None],
-    ) -> ASGIApp:
-        """Create the app; its lifespan calls `on_ready` or `on_failure` when the start is over.
-
-        It calls `on_settled` when nothing is left to do that only the start does.
-        """
 
 
 def run(create_app: CreateApp, arguments: Sequence[str] = ()) -> None:
@@ -64,9 +47,7 @@ def run(create_app: CreateApp, arguments: Sequence[str] = ()) -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     collect_rarely()
     try:
-        settings = load_settings(arguments)
-        configure_logs(settings.log_format, settings.log_level)
-        warn_of_misspelt_names()
+        settings = load_settings_and_configure_logs(arguments, server_at="debug")
         require_port(settings.host, settings.port)
         status = serve(settings, create_app)
     except StartupError as error:
@@ -99,12 +80,19 @@ def serve(settings: Settings, create_app: CreateApp) -> int:
         on_settled=freeze_startup_objects,
         on_failure=on_failure,
     )
-    server = DrainingServer(
-        _uvicorn_config(app, settings, drain),
-        drain,
-        settings.shutdown_timeout,
-        settings.shutdown_delay,
+    config = uvicorn.Config(
+        app,
+        host=settings.host,
+        port=settings.port,
+        http=bounded_connection(settings.request_timeout, lambda: drain.begun),
+        ws="none",
+        timeout_keep_alive=IDLE_TIMEOUT,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
     )
+    server = DrainingServer(config, drain, settings.shutdown_timeout, settings.shutdown_delay)
     try:
         server.run()
     except SystemExit:
@@ -115,21 +103,6 @@ def serve(settings: Settings, create_app: CreateApp) -> int:
     for error in failures:
         log_failure(error)
     return 1 if failures or not server.started else 0
-
-
-def _uvicorn_config(app: ASGIApp, settings: Settings, drain: Drain) -> uvicorn.Config:
-    return uvicorn.Config(
-        app,
-        host=settings.host,
-        port=settings.port,
-        http=bounded_connection(settings.request_timeout, drain),
-        ws="none",
-        timeout_keep_alive=IDLE_TIMEOUT,
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-    )
 
 
 def _print_example(url: str, settings: Settings) -> None:
@@ -145,7 +118,7 @@ def _print_example(url: str, settings: Settings) -> None:
 
 def _exit(status: int) -> None:
     """End the process, without waiting for threads that may never end."""
-    for stream in (sys.stdout, sys.stderr):
+    for stream in filter(None, (sys.stdout, sys.stderr)):
         _flush(stream)
     if threading.active_count() == 1:
         sys.exit(status)
@@ -154,30 +127,22 @@ def _exit(status: int) -> None:
     os._exit(status)
 
 
-def _flush(stream: TextIO | None) -> None:
+def _flush(stream: TextIO) -> None:
     """Flush, or drop the output where that fails: Python would exit with status 120."""
-    if stream is None:
-        return
     try:
         stream.flush()
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-@contextmanager
-def exit_on_startup_error() -> Iterator[None]:
-    """Exit with one sentence if the app cannot be created; uvicorn would print a traceback."""
-    try:
-        yield
-    except StartupError as error:
-        sys.exit(f"Smart Embedder cannot start: {error}")
-
-
-def load_settings_and_configure_logs() -> Settings:
-    """Read the settings and take over the log; uvicorn's own flags say where it listens."""
-    settings = load_settings()
-    configure_logs(settings.log_format, settings.log_level, server_at="info")
-    warn_of_misspelt_names()
+def load_settings_and_configure_logs(
+    arguments: Sequence[str] = (), server_at: str = "info"
+) -> Settings:
+    """Read the settings, take over the log, and warn of misspelt names in the environment."""
+    settings = load_settings(arguments)
+    configure_logs(settings.log_format, settings.log_level, server_at=server_at)
+    for name, setting in misspelt_names():
+        log.warning("unknown_setting", name=name, nearest=setting)
     return settings
 
 
@@ -230,12 +195,6 @@ def log_failure(error: Exception) -> None:
         reason = f"unexpected error while loading: {type(error).__name__}: {first_line}"
         log.error("unexpected_error", exc_info=error)
     log.error("start_failed", reason=reason)
-
-
-def warn_of_misspelt_names() -> None:
-    """Warn of environment variables whose names are close to a setting's."""
-    for name, setting in misspelt_names():
-        log.warning("unknown_setting", name=name, nearest=setting)
 
 
 def collect_rarely() -> None:

@@ -13,6 +13,8 @@ import signal
 import socket
 import struct
 import sys
+import time
+from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
 from typing import Protocol
@@ -20,8 +22,8 @@ from typing import Protocol
 import structlog
 import uvicorn
 
+from smart_embedder.engine.engine import ActiveRequests
 from smart_embedder.server.connection import BoundedConnection
-from smart_embedder.server.drain import Drain
 
 log = structlog.get_logger(__name__)
 
@@ -45,6 +47,41 @@ _DROP_SYN = (
     (_RETURN, 0, 0, _WHOLE_PACKET),
 )
 _SO_ATTACH_FILTER = 26
+
+
+class Drain(ActiveRequests):
+    """A graceful shutdown: once it has `begun`, new requests are refused; it counts accepted ones.
+
+    `announced` is set when a signal has come, from which on /health tells load balancers to send no
+    more; with SHUTDOWN_DELAY it begins later than that. `time_out` fails the requests that are
+    still in work, which the app sets.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.announced = self.begun = False
+        self.time_out: Callable[[], None] = lambda: None
+        self._begun_at = 0.0
+        self._woken = asyncio.Event()
+
+    def begin(self) -> None:
+        """Refuse new requests from now on; safe to call from a signal handler."""
+        if not self.begun:
+            self._begun_at = time.monotonic()
+        self.announced = self.begun = True
+
+    def wake(self) -> None:
+        """Wake those that `wait_for_beginning`; to be called on the event loop."""
+        self._woken.set()
+
+    async def wait_for_beginning(self) -> None:
+        """Return once it has begun; a stream, which may never end by itself, stops then."""
+        await self._woken.wait()
+
+    def seconds_left(self, limit: float) -> float:
+        """How many of the `limit` seconds since it began are left; not below 0."""
+        elapsed = time.monotonic() - self._begun_at if self.begun else 0.0
+        return max(0.0, limit - elapsed)
 
 
 class DrainingServer(uvicorn.Server):
@@ -103,8 +140,12 @@ class DrainingServer(uvicorn.Server):
         await super().main_loop()
         self._drain.begin()
         self._close_after_responses()
-        limit = self._timeout * _SHARE_FOR_RESPONSES
-        if not await self._drain.wait(self._drain.seconds_left(limit)):
+        try:
+            async with asyncio.timeout(
+                self._drain.seconds_left(self._timeout * _SHARE_FOR_RESPONSES)
+            ):
+                await self._drain.wait_for_none()
+        except TimeoutError:
             self._drain.time_out()
         await self._finish_connections()
         # uvicorn passes it to asyncio, which takes fractions.

@@ -19,9 +19,9 @@ from smart_embedder.engine.records import (
     Outputs,
     SparseVector,
     TextEmbedding,
+    Timings,
     TokenStrings,
 )
-from smart_embedder.observability.tracing import Timings
 from tests.support.formats import (
     ARROW,
     JSON,

@@ -36,7 +36,14 @@ from smart_embedder.api.openapi import BEARER, Router
 from smart_embedder.api.schemas import ForeignRequest
 from smart_embedder.engine.model import LoadedModels
 from smart_embedder.engine.pooled_model import ModelState
-from smart_embedder.engine.records import EmbedRequest, Outputs, RerankRequest, RerankResult
+from smart_embedder.engine.records import (
+    EmbedRequest,
+    Outputs,
+    RerankRequest,
+    RerankResult,
+    Stage,
+    Timings,
+)
 from smart_embedder.errors import (
     ClientGoneError,
     InferenceTimeoutError,
@@ -44,7 +51,6 @@ from smart_embedder.errors import (
     UnavailableError,
 )
 from smart_embedder.main import create_app
-from smart_embedder.observability.tracing import Stage, Timings
 from smart_embedder.settings import Settings
 from tests.engine.fakes import FakeModel, loaded
 from tests.engine.further_models import FakeLoader, entries, reached, status

@@ -31,9 +31,9 @@ from smart_embedder.engine.records import (
     PartScores,
     RerankResult,
     SparseVector,
+    Timings,
     Truncation,
 )
-from smart_embedder.observability.tracing import Timings
 
 MESSAGE, WHOLE = 262_144, 4 << 20
 

@@ -16,7 +16,6 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from smart_embedder.server.connection import MAX_HEADER_BYTES, bounded_connection
-from smart_embedder.server.drain import Drain
 from tests.fuzzing.inputs import Target, cut, linear, read_input, seeds_of
 
 _AN_HOUR = 3600.0
@@ -166,7 +165,7 @@ def _serve(pieces: list[bytes]) -> tuple[list[Request], bytes]:
         await send({"type": "http.response.start", "status": 200, "headers": length})
         await send({"type": "http.response.body", "body": b"ok"})
 
-    http = bounded_connection(_RESPONSE_SECONDS, Drain())
+    http = bounded_connection(_RESPONSE_SECONDS, lambda: False)
     http.log = SimpleNamespace(warning=lambda *_, **__: None)
     config = uvicorn.Config(app, http=http, ws="none", lifespan="off", log_config=None)
     config.load()

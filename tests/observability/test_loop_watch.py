@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from smart_embedder.middleware.observe import LogRequests
 from smart_embedder.observability import logs, loop_watch
-from smart_embedder.observability.loop_watch import LoopWatch, WatchRequests
+from smart_embedder.observability.loop_watch import LoopWatch
+from tests.middleware.exchange import Inner, exchange
 
 LONG_ENOUGH = 0.4
 
@@ -361,12 +363,12 @@ def test_a_stack_has_sixteen_calls_at_most_and_tells_whether_its_thread_wants_to
 async def test_a_loop_is_watched_closely_while_a_request_is_in_work(monkeypatch) -> None:
     script, seen = Script(monkeypatch), []
 
-    async def app(scope, _receive, _send) -> None:
-        seen.append((scope["type"], list(script.delays)))
+    async def app(scope, receive, send) -> None:
+        seen.append(list(script.delays))
+        await Inner()(scope, receive, send)
 
-    for kind in ("lifespan", "http"):
-        await WatchRequests(app, script.watch)({"type": kind}, None, None)
-    assert seen == [("lifespan", [1.0]), ("http", [1.0, 0.01])]
+    await exchange(LogRequests(app, script.watch))
+    assert seen == [[1.0, 0.01]]
 
 
 def test_a_watch_that_never_began_ends() -> None:

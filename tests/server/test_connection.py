@@ -7,6 +7,7 @@ import os
 import re
 import socket
 from collections.abc import Callable
+from http import HTTPStatus
 from typing import Any
 
 import orjson
@@ -23,10 +24,16 @@ from smart_embedder.server.connection import (
     MAX_PATH_BYTES,
     MAX_PIPELINED_REQUESTS,
     BoundedConnection,
+    BoundedFlowControl,
     ConnectionTurns,
+    LingeringTransport,
+    Timer,
     bounded_connection,
+    error_response,
+    has_hung_up,
+    head_without_upgrade,
 )
-from smart_embedder.server.drain import Drain
+from smart_embedder.server.server import Drain
 from tests.support.skipped_time import in_skipped_time, now, turns
 
 RESPONSE_TIMEOUT = 30.0
@@ -133,7 +140,7 @@ class Client:
         )
         config.load()
         self.state = ServerState()
-        protocol = bounded_connection(RESPONSE_TIMEOUT, self.drain)
+        protocol = bounded_connection(RESPONSE_TIMEOUT, lambda: self.drain.begun)
         self.protocol: BoundedConnection = protocol(config, self.state, {})
         self.wire.on_close = lambda: self.protocol.connection_lost(None)
         self.protocol.connection_made(self.wire)
@@ -820,3 +827,157 @@ async def test_trailers_never_become_headers() -> None:
     first, second = client.app.headers
     assert [name for name, _ in first] == [b"host", b"transfer-encoding"]
     assert second == [(b"host", b"a")]
+
+
+# What lies between a connection and its socket: timers, flow control and a lingering close.
+
+
+@in_skipped_time
+async def test_a_timer_runs_once_from_its_first_start() -> None:
+    timer, began, rang = Timer(asyncio.get_running_loop()), now(), list[float]()
+    timer.start(10, lambda: rang.append(now() - began))
+    await asyncio.sleep(5)
+    timer.start(10, lambda: rang.append(-1.0))
+    await asyncio.sleep(100)
+    assert rang == [pytest.approx(10, abs=0.01)]
+    timer.start(1, lambda: rang.append(now() - began))
+    await asyncio.sleep(100)
+    assert rang[1:] == [pytest.approx(106, abs=0.01)]
+
+
+@in_skipped_time
+async def test_a_timer_that_is_cancelled_does_not_ring_and_can_be_started_again() -> None:
+    timer, rang = Timer(asyncio.get_running_loop()), list[str]()
+    timer.start(10, lambda: rang.append("first"))
+    timer.cancel()
+    timer.cancel()
+    timer.start(10, lambda: rang.append("second"), grace=1)
+    await asyncio.sleep(10.5)
+    assert rang == [], "the time is over, and what arrived meanwhile may be read yet"
+    timer.cancel()
+    await asyncio.sleep(100)
+    assert rang == []
+    timer.start(10, lambda: rang.append("third"), grace=1)
+    await asyncio.sleep(11.5)
+    assert rang == ["third"]
+
+
+@in_skipped_time
+async def test_a_lingering_close_sends_the_end_and_reads_on_for_a_while() -> None:
+    wire = Wire()
+    transport = LingeringTransport(wire, asyncio.get_running_loop())
+    transport.pause_reading()
+    assert not wire.reading
+    transport.resume_reading()
+    assert wire.reading
+    transport.pause_reading()
+    transport.write(b"answer")
+    transport.close()
+    assert (wire.sent_eof, wire.reading, wire.ended) == (True, True, None)
+    assert transport.is_closing()
+    transport.write(b"more")
+    transport.pause_reading()
+    assert (wire.written, wire.reading) == (b"answer", True)
+    await asyncio.sleep(LINGER_TIMEOUT - 1)
+    transport.close()
+    assert wire.ended is None
+    await asyncio.sleep(1.1)
+    assert wire.ended == "closed"
+
+
+@in_skipped_time
+async def test_what_has_closed_does_not_linger() -> None:
+    wire = Wire()
+    transport = LingeringTransport(wire, asyncio.get_running_loop())
+    assert not transport.is_closing()
+    wire.close()
+    assert transport.is_closing()
+    transport.close()
+    assert not wire.sent_eof
+
+
+@in_skipped_time
+async def test_a_client_that_is_gone_before_the_end_is_sent_is_no_error() -> None:
+    class Gone(Wire):
+        def write_eof(self) -> None:
+            raise OSError
+
+    wire = Gone()
+    transport = LingeringTransport(wire, asyncio.get_running_loop())
+    transport.close()
+    assert transport.is_closing()
+    transport.close_without_lingering()
+    assert wire.ended == "closed"
+
+
+@in_skipped_time
+async def test_flow_control_reads_on_where_there_is_room_and_never_after_its_connection() -> None:
+    wire, room = Wire(), [False]
+    flow = BoundedFlowControl(wire, lambda: room[0])
+    flow.pause_reading()
+    flow.resume_reading()
+    assert not wire.reading
+    room[0] = True
+    flow.resume_reading()
+    assert wire.reading
+    flow.pause_reading()
+    flow.detach()
+    flow.resume_reading()
+    assert not wire.reading
+
+
+def test_who_has_hung_up_is_known_without_reading() -> None:
+    near, far = pair()
+    with near, far:
+        far.sendall(b"unread")
+        assert not has_hung_up(near)
+        far.shutdown(socket.SHUT_WR)
+        assert has_hung_up(near)
+    assert not has_hung_up(None)
+
+
+async def test_it_tells_of_its_connection_what_the_one_below_tells() -> None:
+    wire = Wire()
+    transport = LingeringTransport(wire, asyncio.get_running_loop())
+    assert transport.get_extra_info("peername") == ("192.0.2.1", 7)
+    assert transport.get_extra_info("cipher", "none") == "none"
+    wire.unread = 7
+    assert transport.get_write_buffer_size() == 7
+    transport.abort()
+    assert wire.ended == "aborted"
+
+
+# HTTP as bytes, where no app answers.
+
+
+def test_an_error_is_a_whole_answer_that_says_that_the_connection_closes() -> None:
+    sent = error_response(HTTPStatus.BAD_REQUEST, "malformed_request", "Größe?")
+    head, _, body = sent.partition(b"\r\n\r\n")
+    content = orjson.loads(body)
+    status, *lines = head.decode().split("\r\n")
+    assert status == "HTTP/1.1 400 Bad Request"
+    assert sorted(lines) == [
+        "connection: close",
+        f"content-length: {len(body)}",
+        "content-type: application/json",
+        f"x-request-id: {content['request_id']}",
+    ]
+    assert (content["detail"], content["code"]) == ("Größe?", "malformed_request")
+    assert error_response(HTTPStatus.BAD_REQUEST, "a", "b") != error_response(
+        HTTPStatus.BAD_REQUEST, "a", "b"
+    ), "each has an id of its own"
+
+
+@pytest.mark.parametrize(
+    ("sent", "kept"),
+    [
+        ([(b"connection", b"Upgrade"), (b"upgrade", b"h2c")], []),
+        ([(b"connection", b"keep-alive, Upgrade")], [b"connection: keep-alive"]),
+        ([(b"connection", b"close,HTTP2-Settings , x")], [b"connection: close, x"]),
+        ([(b"http2-settings", b"AAM"), (b"host", b"a")], [b"host: a"]),
+        ([(b"connection", b""), (b"x-empty", b"")], [b"connection: ", b"x-empty: "]),
+    ],
+)
+def test_only_the_offer_to_upgrade_is_left_out_of_a_head(sent, kept) -> None:
+    lines = [b"POST /a?b HTTP/1.1", *kept, b"", b""]
+    assert head_without_upgrade(b"POST", b"/a?b", "1.1", sent) == b"\r\n".join(lines)

@@ -1,22 +1,27 @@
 """A failed start ends with one clear sentence and a non-zero status."""
 
+import gc
 import io
+import json
 import os
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+import uvicorn
 from structlog.testing import capture_logs
 
 from smart_embedder.errors import StartupError
 from smart_embedder.server import process
+from smart_embedder.server.process import log_failure, log_ready, stop_uvicorn
 from smart_embedder.settings import Settings
-from tests.engine.fakes import FakeModel, loaded
+from tests.engine.fakes import FakeModel, FakeReranker, loaded
 from tests.support.bad_start import failing_start, run_to_the_end
 from tests.support.nvidia_driver import install_driver
 from tests.support.server import REPOSITORY, run_server
@@ -310,7 +315,7 @@ def test_the_status_of_the_process_is_that_of_its_start(
     said = []
     monkeypatch.setattr(process, "serve", serve)
     monkeypatch.setattr(process, "load_settings", lambda _: Settings(port=7, log_level="error"))
-    monkeypatch.setattr(process, "configure_logs", lambda *how: said.append(how))
+    monkeypatch.setattr(process, "configure_logs", lambda *how, **_: said.append(how))
     monkeypatch.setattr(process, "require_port", lambda *where: said.append(where))
     monkeypatch.setattr(process, "collect_rarely", lambda: said.append("rarely"))
     monkeypatch.setattr(process.threading, "active_count", lambda: 1)
@@ -331,7 +336,6 @@ def test_threads_that_may_never_end_are_not_waited_for(threads, status, monkeypa
 
 
 def test_output_that_nobody_takes_is_dropped_once(tmp_path: Path) -> None:
-    process._flush(None)
     process._flush(io.StringIO())
     reads, writes = os.pipe()
     os.close(reads)
@@ -423,3 +427,161 @@ def test_a_start_that_failed_ends_the_server_and_is_told_last(
     assert (config.app, config.timeout_keep_alive, config.access_log) == ("app", 75, False)
     assert not config.server_header
     assert not config.proxy_headers
+
+
+def test_the_start_is_spared_and_what_comes_later_is_collected() -> None:
+    usual = gc.get_threshold()
+    process.collect_rarely()
+    try:
+        assert gc.get_threshold() > usual
+        tracked = len(gc.get_objects())
+        process.freeze_startup_objects()
+        assert gc.get_freeze_count() > 0.9 * tracked
+        assert gc.get_threshold() == (700, 10, 10)
+        cycle: list[object] = []
+        cycle.append(cycle)
+        del cycle
+        assert gc.collect() >= 1
+    finally:
+        gc.unfreeze()
+        gc.set_threshold(*usual)
+
+
+# What the log says of a start, for which people and scripts wait.
+
+
+def test_a_ready_service_tells_its_address_and_the_limits_in_force() -> None:
+    with capture_logs() as log:
+        log_ready(loaded(FakeModel(), 640), "http://127.0.0.1:8000")
+    (ready,) = log
+    assert ready == {
+        "event": "Server ready to accept requests",
+        "log_level": "info",
+        "url": "http://127.0.0.1:8000",
+        "model": "fake",
+        "max_length": 100,
+        "device": "fake",
+        "dtype": "float32",
+        "attention": "sdpa",
+        "max_batch_tokens": 640,
+    }
+    with capture_logs() as log:
+        log_ready(loaded(FakeModel()))
+    assert "url" not in log[0]
+
+
+def test_a_reranker_is_told_of_first_with_its_own_limits() -> None:
+    reranker = FakeReranker()
+    reranker.name, reranker.max_length, reranker.max_batch_sequences = "scores", 77, 4
+    with capture_logs() as log:
+        log_ready(loaded(FakeModel(), reranker=reranker))
+    assert [each["event"] for each in log] == ["Reranker ready.", "Server ready to accept requests"]
+    assert (log[0]["model"], log[0]["max_length"], log[0]["max_pairs_in_forward"]) == (
+        "scores", 77, 4,
+    )  # fmt: skip
+    assert "max_pairs_in_forward" not in log[1]
+
+
+def test_an_embedder_that_scores_passages_is_the_reranker_and_a_demo_says_so() -> None:
+    models = replace(loaded(FakeModel()), late_interaction=True, demo="a small model")
+    with capture_logs() as log:
+        log_ready(models)
+    assert [each["event"] for each in log] == [
+        "Reranker ready.", "demo_model", "Server ready to accept requests",
+    ]  # fmt: skip
+    assert (log[0]["model"], log[1]["note"]) == ("fake", "a small model")
+
+
+@pytest.mark.parametrize("unforeseen", [False, True])
+def test_a_failed_start_ends_with_its_reason_and_only_the_unforeseen_has_a_traceback(
+    unforeseen: bool,
+) -> None:
+    error = ValueError("one\ntwo") if unforeseen else StartupError("the folder is not there")
+    with capture_logs() as log:
+        log_failure(error)
+    assert [each["event"] for each in log] == ["unexpected_error"] * unforeseen + ["start_failed"]
+    assert log[-1]["reason"] == (
+        "unexpected error while loading: ValueError: one"
+        if unforeseen
+        else "the folder is not there"
+    )
+    assert [each["exc_info"] for each in log[:-1]] == [error] * unforeseen
+
+
+def test_a_name_that_is_nearly_a_settings_is_warned_of(monkeypatch, tmp_path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MAX_QUEU_SIZE", "3")
+    monkeypatch.setattr(process, "configure_logs", lambda *_, **__: None)
+    with capture_logs() as log:
+        process.load_settings_and_configure_logs()
+    (warning,) = [each for each in log if each["name"] == "MAX_QUEU_SIZE"]
+    assert (warning["event"], warning["nearest"]) == ("unknown_setting", "MAX_QUEUE_SIZE")
+
+
+# `uvicorn app.main:app` serves the same service.
+
+ARGUMENTS = ("app.main:app", "--port", "0")
+
+
+def test_uvicorn_serves_the_app_and_its_log_is_ours(
+    tiny_m3: Path, tiny_qwen: Path, tmp_path: Path
+) -> None:
+    """The limits shown are those in force, which these models lower."""
+    settings = {"EMBEDDING_MODEL": str(tiny_m3), "RERANKER_MODEL": str(tiny_qwen)}
+    limits = {"BGE_EMBED_MAX_LENGTH": "9000", "QWEN_RERANK_MAX_LENGTH": "50000"}
+    more = {"LOG_FORMAT": "json", "MAX_QUEU_SIZE": "3"}
+    with run_server(
+        tmp_path, "uvicorn", arguments=ARGUMENTS, **settings, **limits, **more
+    ) as server:
+        server.wait_until_healthy()
+        with server.client() as client:
+            assert client.post("/embeddings/", json={"sentences": ["a"]}).status_code == 200
+            metrics = client.get("/metrics").text
+        assert server.stop() == -signal.SIGTERM
+    (info,) = [line for line in metrics.splitlines() if line.startswith("embedding_server_info{")]
+    assert 'bge_embed_max_length="8192"' in info
+    assert 'qwen_rerank_max_length="40960"' in info
+    lines = [json.loads(line) for line in server.lines]
+    events = [line["event"] for line in lines]
+    for event in ("unknown_setting", "Reranker ready.", "Server ready to accept requests"):
+        assert events.count(event) == 1
+    assert sum("POST" in line for line in server.lines) == 1
+    (reranker,) = [line for line in lines if line["event"] == "Reranker ready."]
+    assert (reranker["max_length"], reranker["max_pairs_in_forward"]) == (40960, 16)
+
+
+def test_a_failed_start_ends_uvicorn_with_its_reason_as_the_last_line(tmp_path: Path) -> None:
+    model = {"EMBEDDING_MODEL": str(tmp_path / "absent"), "LOG_LEVEL": "debug"}
+    status, output = run_to_the_end(tmp_path, module="uvicorn", arguments=ARGUMENTS, **model)
+    assert status == 1
+    assert "start_failed" in output.splitlines()[-1]
+    assert "absent does not exist" in output.splitlines()[-1]
+
+
+def test_a_wrong_setting_ends_uvicorn_with_one_sentence(tmp_path: Path) -> None:
+    status, output = run_to_the_end(
+        tmp_path, module="uvicorn", arguments=ARGUMENTS, API_TOKENS_FILE="/absent"
+    )
+    assert status == 1
+    assert output.startswith("Smart Embedder cannot start: API_TOKENS_FILE=/absent ")
+    assert output.count("\n") == 1
+
+
+def test_a_failed_start_ends_uvicorn_and_no_other_server(monkeypatch) -> None:
+    registered, ended = [], []
+    monkeypatch.setattr(process.atexit, "register", lambda *call: registered.append(call))
+    monkeypatch.setattr(process.os, "_exit", ended.append)
+    error = StartupError("the folder is not there")
+    with capture_logs() as log:
+        stop_uvicorn(error)
+    assert [each["event"] for each in log] == ["start_failed"], "it goes on, and is unhealthy"
+    assert registered == []
+    server = uvicorn.Server(uvicorn.Config(lambda: None, log_config=None))
+    with server.capture_signals(), capture_logs() as log:
+        stop_uvicorn(error)
+    assert server.should_exit
+    assert log == [], "the reason is the last line"
+    ((call, *arguments),) = registered
+    with capture_logs() as log:
+        call(*arguments)
+    assert ([each["event"] for each in log], ended) == (["start_failed"], [1])

@@ -12,11 +12,9 @@ import pytest
 import uvicorn
 from structlog.testing import capture_logs
 
-from smart_embedder.server import drain as drain_module
 from smart_embedder.server import server as module
 from smart_embedder.server.connection import bounded_connection
-from smart_embedder.server.drain import Drain
-from smart_embedder.server.server import DrainingServer
+from smart_embedder.server.server import Drain, DrainingServer
 from tests.support.skipped_time import in_skipped_time, now, turns
 
 TIMEOUT = 30.0
@@ -26,7 +24,49 @@ GET = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
 @pytest.fixture(autouse=True)
 def clock(monkeypatch) -> None:
     """The time of a drain is that of the loop."""
-    monkeypatch.setattr(drain_module.time, "monotonic", now)
+    monkeypatch.setattr(module.time, "monotonic", now)
+
+
+@in_skipped_time
+async def test_the_time_of_a_drain_runs_from_its_beginning_and_begins_once() -> None:
+    drain = Drain()
+    await asyncio.sleep(100)
+    assert (drain.begun, drain.announced, drain.seconds_left(30)) == (False, False, 30)
+    drain.begin()
+    assert (drain.begun, drain.announced) == (True, True)
+    await asyncio.sleep(10)
+    drain.begin()
+    assert drain.seconds_left(30) == pytest.approx(20, abs=0.01)
+    await asyncio.sleep(100)
+    assert drain.seconds_left(30) == 0
+
+
+@in_skipped_time
+async def test_it_is_over_when_the_last_accepted_request_has_its_answer() -> None:
+    drain, began = Drain(), now()
+    await drain.wait_for_none()
+
+    async def serve(seconds: float) -> None:
+        with drain.track():
+            await asyncio.sleep(seconds)
+
+    served = [asyncio.create_task(serve(seconds)) for seconds in (1, 5, 3)]
+    await turns()
+    await drain.wait_for_none()
+    assert now() - began == pytest.approx(5, abs=0.1)
+    await asyncio.gather(*served)
+
+
+@in_skipped_time
+async def test_streams_are_woken_when_they_are_to_end() -> None:
+    drain = Drain()
+    waits = asyncio.create_task(drain.wait_for_beginning())
+    drain.begin()
+    await turns()
+    assert not waits.done()
+    drain.wake()
+    await turns()
+    assert waits.done()
 
 
 class Service:
@@ -39,12 +79,12 @@ class Service:
         self.failed: list[float] = []
         self.entered = asyncio.Event()
         self._never = asyncio.Event()
-        self.drain.on_timeout(self._time_out)
+        self.drain.time_out = self._time_out
         config = uvicorn.Config(
             self._app,
             host=host,
             port=0,
-            http=bounded_connection(90, self.drain),
+            http=bounded_connection(90, lambda: self.drain.begun),
             interface="asgi3",
             proxy_headers=False,
             lifespan="off",

@@ -20,6 +20,7 @@ from smart_embedder.engine.records import (
     EmbedRequest,
     InputType,
     Outputs,
+    Stage,
     TextEmbedding,
     TokenizedText,
     TokenStrings,
@@ -30,7 +31,6 @@ from smart_embedder.engine.scheduling.batcher import weight_of
 from smart_embedder.engine.scheduling.fairness import ConcurrencyLimit
 from smart_embedder.engine.scheduling.job import Job
 from smart_embedder.errors import EmptyInputError
-from smart_embedder.observability.tracing import Stage
 
 _FLOAT_BYTES = 4
 # A token id and a weight.

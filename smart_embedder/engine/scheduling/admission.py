@@ -16,12 +16,12 @@ from typing import Any, Generic, TypeVar
 
 from smart_embedder.engine import clock
 from smart_embedder.engine.model import Model
+from smart_embedder.engine.records import Stage, Timings
 from smart_embedder.engine.scheduling.fairness import FairSemaphore
 from smart_embedder.engine.scheduling.job import Job
 from smart_embedder.engine.scheduling.queue import JobQueue
 from smart_embedder.errors import SmartEmbedderError
 from smart_embedder.observability.metrics import Metrics
-from smart_embedder.observability.tracing import Stage, Timings
 
 Result = TypeVar("Result")
 

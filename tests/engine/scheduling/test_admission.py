@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from smart_embedder.engine import clock
+from smart_embedder.engine.records import Stage
 from smart_embedder.engine.scheduling.admission import (
     Admission,
     GivenUpError,
@@ -19,7 +20,6 @@ from smart_embedder.engine.scheduling.batcher import Limits
 from smart_embedder.engine.scheduling.queue import JobQueue
 from smart_embedder.errors import DrainingError, InferenceError
 from smart_embedder.observability.metrics import Metrics
-from smart_embedder.observability.tracing import Stage
 from tests.engine.fakes import FakeModel
 from tests.engine.scheduling.jobs import job
 from tests.support.skipped_time import turns

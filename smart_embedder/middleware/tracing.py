@@ -1,9 +1,10 @@
-"""Sends spans to an OTLP receiver over HTTP; imported only if OTLP_ENDPOINT is set."""
+"""Traces of requests, sent to an OTLP receiver over HTTP; imported only if OTLP_ENDPOINT is set."""
 
 import logging
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from http import HTTPStatus
 from urllib.parse import urlsplit
 
 import structlog
@@ -14,12 +15,17 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, Spa
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON, ParentBased
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from smart_embedder import __version__
-from smart_embedder.observability.tracing import Attributes, Stage
+from smart_embedder.api.context import context_of, preference, working_endpoint
+from smart_embedder.engine.records import Stage
 
 log = structlog.get_logger(__name__)
 
+_W3C_HEADERS = ("traceparent", "tracestate")
+_COUNTS = {"sentences", "passages", "tokens"}
 _PATH = "/v1/traces"
 _NANOSECONDS = 1_000_000_000
 _BATCH_TIMEOUT_SECONDS = 2
@@ -28,6 +34,51 @@ _MAX_QUEUED_SPANS = 8192
 _MAX_BATCH_SPANS = 512
 
 _W3C = TraceContextTextMapPropagator()
+
+
+class TraceRequests:
+    """Continues the client's W3C trace context, or begins one, and returns it in the response.
+
+    A span holds route, status, request id, counts and times; never a text, a vector or a token.
+    Health checks and scrapes are not traced.
+    """
+
+    def __init__(self, app: ASGIApp, tracer: "OtlpTracer") -> None:
+        self.app = app
+        self._tracer = tracer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the request inside its span."""
+        endpoint = working_endpoint(scope)
+        if endpoint is None:
+            await self.app(scope, receive, send)
+            return
+        headers, context = Headers(scope=scope), context_of(scope)
+        sent = {name: preference(headers, name) for name in _W3C_HEADERS}
+        span = self._tracer.begin(
+            f"POST {endpoint.path}", {name: value for name, value in sent.items() if value}
+        )
+
+        async def send_with_traceparent(message: Message) -> None:
+            if message["type"] == "http.response.start" and span.traceparent is not None:
+                MutableHeaders(scope=message)["traceparent"] = span.traceparent
+            await send(message)
+
+        try:
+            await self.app(scope, receive, send_with_traceparent)
+        finally:
+            status = context.status or HTTPStatus.INTERNAL_SERVER_ERROR
+            attributes: dict[str, str | int | float] = {
+                "http.request.method": "POST",
+                "http.route": endpoint.path,
+                "http.response.status_code": status,
+                "smart_embedder.request_id": context.request_id,
+            }
+            for name in _COUNTS & context.counts.keys():
+                attributes[f"smart_embedder.{name}"] = context.counts[name]
+            failed = (context.error_status or status) >= HTTPStatus.INTERNAL_SERVER_ERROR
+            error = context.error_code or "internal_error" if failed else None
+            span.end(attributes, context.stages, error)
 
 
 class OtlpTracer:
@@ -80,7 +131,12 @@ class OtlpRequestSpan:
         _W3C.inject(carrier, set_span_in_context(self._span))
         return carrier.get("traceparent")
 
-    def end(self, attributes: Attributes, stages: Sequence[Stage], error: str | None) -> None:
+    def end(
+        self,
+        attributes: Mapping[str, str | int | float],
+        stages: Sequence[Stage],
+        error: str | None,
+    ) -> None:
         """End it now, with a child for each stage; `error` is the error's code."""
         # The time of day at which perf_counter was 0.
         clock = time.time_ns() - int(time.perf_counter() * _NANOSECONDS)

@@ -1,0 +1,367 @@
+"""Traces: which requests have a span, what stands in it, and what is sent to an OTLP receiver."""
+
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from opentelemetry.sdk.trace.export import SpanExportResult
+from structlog.testing import capture_logs
+
+from smart_embedder import __version__
+from smart_embedder.api.context import context_of
+from smart_embedder.engine.records import Stage
+from smart_embedder.middleware import tracing
+from smart_embedder.middleware.tracing import OtlpTracer, QuietExporter, TraceRequests
+from tests.middleware.exchange import Inner, exchange, header
+from tests.support.collector import Collector, run_collector
+from tests.support.server import run_server
+
+TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+SAMPLED = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
+
+
+class Spans:
+    """A tracer that keeps what it is told, and the span of each request."""
+
+    def __init__(self, traceparent: str | None = "00-span") -> None:
+        self.begun: list[tuple[str, Mapping[str, str]]] = []
+        self.ended: list[tuple[Mapping[str, Any], Sequence[Stage], str | None]] = []
+        self.traceparent = traceparent
+
+    def begin(self, name: str, context: Mapping[str, str]) -> "Spans":
+        self.begun.append((name, context))
+        return self
+
+    def end(self, *facts: Any) -> None:
+        self.ended.append(facts)
+
+
+async def test_a_request_for_work_continues_the_clients_trace_and_returns_its_own() -> None:
+    spans = Spans()
+    headers = [
+        (b"traceparent", SAMPLED["traceparent"].encode()),
+        (b"tracestate", b""),
+        (b"baggage", b"secret"),
+    ]
+    _, sent = await exchange(TraceRequests(Inner(), spans), headers=headers, path="/embeddings")
+    assert spans.begun == [("POST /embeddings/", {"traceparent": SAMPLED["traceparent"]})]
+    assert header(sent, b"traceparent") == b"00-span"
+    _, sent = await exchange(TraceRequests(Inner(), Spans(None)))
+    assert header(sent, b"traceparent") is None
+
+
+@pytest.mark.parametrize(("method", "path"), [("GET", "/health"), ("POST", "/nowhere")])
+async def test_nothing_else_is_traced(method: str, path: str) -> None:
+    spans, inner = Spans(), Inner()
+    await exchange(TraceRequests(inner, spans), method=method, path=path)
+    assert (inner.called, spans.begun, spans.ended) == (True, [], [])
+
+
+@pytest.mark.parametrize(
+    ("status", "native", "code", "error"),
+    [
+        (200, None, None, None),
+        (422, 422, "invalid_request", None),
+        (503, 503, "queue_full", "queue_full"),
+        (500, None, None, "internal_error"),
+        # A dialect may have another status for it.
+        (400, 504, "timeout", "timeout"),
+        (None, None, None, "internal_error"),
+    ],
+)
+async def test_a_span_tells_status_counts_and_stages_and_fails_where_the_service_did(
+    status, native, code, error
+) -> None:
+    spans, stage = Spans(), Stage("tokenize", 0.0, 1.0)
+
+    async def app(scope: Any, _receive: Any, send: Any) -> None:
+        context = context_of(scope)
+        context.counts |= {"sentences": 2, "tokens": 9, "tokenize_ms": 1.0}
+        context.stages.append(stage)
+        context.error_status, context.error_code = native, code
+        if status is None:
+            raise ZeroDivisionError
+        await send({"type": "http.response.start", "status": status, "headers": []})
+
+    try:
+        context, _ = await exchange(TraceRequests(app, spans), path="/rerank")
+    except ZeroDivisionError:
+        context = None
+    ((attributes, stages, told),) = spans.ended
+    assert (stages, told) == ([stage], error)
+    request_id = attributes["smart_embedder.request_id"]
+    assert context is None or request_id == context.request_id
+    assert attributes == {
+        "http.request.method": "POST",
+        "http.route": "/rerank",
+        "http.response.status_code": status or 500,
+        "smart_embedder.request_id": request_id,
+        "smart_embedder.sentences": 2,
+        "smart_embedder.tokens": 9,
+    }
+
+
+# What is sent.
+
+
+def attributes(span: Any) -> dict[str, Any]:
+    return {
+        each.key: getattr(each.value, str(each.value.WhichOneof("value")))
+        for each in span.attributes
+    }
+
+
+@pytest.mark.parametrize("path", ["", "/", "/v1/traces", "/v1/traces/"])
+def test_a_request_is_sent_with_its_stages_at_their_times(path: str) -> None:
+    with run_collector() as collector:
+        tracer = OtlpTracer(collector.url + path, "search")
+        before = time.time_ns()
+        began = time.perf_counter()
+        after = time.time_ns()
+        span = tracer.begin("POST /rerank", {"traceparent": f"00-{TRACE}-{PARENT}-01"})
+        stages = [
+            Stage("queue", began + 0.25, began + 0.5),
+            Stage("forward", began + 0.5, began + 2, "m3", 1.25),
+        ]
+        told = span.traceparent
+        span.end({"smart_embedder.tokens": 7}, stages, "queue_full")
+        tracer.close()
+        queue, forward, request = collector.wait_for(3)
+    assert (collector.paths, collector.services) == ({"/v1/traces"}, {"search"})
+    assert __version__.encode() in collector.raw
+    assert told == f"00-{TRACE}-{request.span_id.hex()}-01"
+    assert (request.name, request.kind) == ("POST /rerank", request.SPAN_KIND_SERVER)
+    assert request.parent_span_id.hex() == PARENT
+    assert attributes(request) == {"smart_embedder.tokens": 7}
+    assert (request.status.code, request.status.message) == (2, "queue_full")
+    for child, name, begin, end in (
+        (queue, "queue", 0.25, 0.5),
+        (forward, "forward", 0.5, 2),
+    ):
+        assert (child.name, child.parent_span_id) == (name, request.span_id)
+        assert child.trace_id.hex() == TRACE
+        moment = child.start_time_unix_nano - int(begin * 1e9)
+        assert before - 1e6 <= moment <= after + 1e6  # Two clocks are read one after the other.
+        length = child.end_time_unix_nano - child.start_time_unix_nano
+        assert length / 1e9 == pytest.approx(end - begin, abs=1e-6)
+    assert attributes(queue) == {}
+    assert attributes(forward) == {"smart_embedder.model": "m3", "smart_embedder.device_s": 1.25}
+
+
+def test_a_request_without_an_error_or_a_trace_begins_one_and_an_unsampled_one_is_not_sent() -> (
+    None
+):
+    with run_collector() as collector:
+        tracer = OtlpTracer(collector.url, "search")
+        unsampled = tracer.begin("a", {"traceparent": f"00-{TRACE}-{PARENT}-00"})
+        assert unsampled.traceparent is not None
+        assert unsampled.traceparent.endswith("-00")
+        unsampled.end({}, [Stage("queue", 1, 2)], None)
+        tracer.begin("b", {}).end({}, [], None)
+        tracer.close()
+        (span,) = collector.wait_for(1)
+    assert (span.name, span.parent_span_id, span.status.code) == ("b", b"", 0)
+
+
+class Receiver:
+    """Takes spans while it is `up`; each try takes `seconds` of the clock."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.up, self.tries, self.seconds, self.now = True, 0, 0.0, 1000.0
+        self.ended = False
+        monkeypatch.setattr(tracing.time, "monotonic", lambda: self.now)
+
+    def export(self, _spans: Any) -> SpanExportResult:
+        self.tries += 1
+        self.now += self.seconds
+        return SpanExportResult.SUCCESS if self.up else SpanExportResult.FAILURE
+
+    def shutdown(self) -> None:
+        self.ended = True
+
+
+def test_lost_spans_are_told_once_and_so_is_that_they_are_delivered_again(monkeypatch) -> None:
+    receiver = Receiver(monkeypatch)
+    exporter = QuietExporter(receiver, "http://collector:4318")  # type: ignore[arg-type]
+    results = []
+    with capture_logs() as log:
+        for receiver.up in (True, False, False, True, True, False):
+            results.append(exporter.export([]) is SpanExportResult.SUCCESS)
+    assert results == [True, False, False, True, True, False]
+    assert [(each["event"], each["log_level"], each["receiver"]) for each in log] == [
+        ("traces_not_delivered", "warning", "http://collector:4318"),
+        ("traces_delivered_again", "info", "http://collector:4318"),
+        ("traces_not_delivered", "warning", "http://collector:4318"),
+    ]
+    exporter.shutdown()
+    assert receiver.ended
+
+
+@pytest.mark.parametrize(
+    ("fails", "seconds", "tries"),
+    [
+        ([False] * 5, 0.0, 5),
+        ([False, True, False], 0.0, 2),
+        # Two seconds are for all of them.
+        ([False] * 9, 0.7, 3),
+    ],
+)
+def test_at_the_end_it_stops_at_the_first_failure_or_after_two_seconds(
+    fails, seconds, tries, monkeypatch
+) -> None:
+    receiver = Receiver(monkeypatch)
+    exporter = QuietExporter(receiver, "http://collector")  # type: ignore[arg-type]
+    for receiver.up in (False, True):  # A failure before was none of the end.
+        exporter.export([])
+    receiver.tries, receiver.seconds = 0, seconds
+    exporter.limit_time()
+    for fail in fails:
+        receiver.up = not fail
+        exporter.export([])
+    assert receiver.tries == tries
+
+
+def test_at_the_end_a_receiver_that_is_down_is_not_tried_again(monkeypatch) -> None:
+    receiver = Receiver(monkeypatch)
+    receiver.up = False
+    exporter = QuietExporter(receiver, "http://collector")  # type: ignore[arg-type]
+    exporter.export([])
+    exporter.limit_time()
+    assert exporter.export([]) is SpanExportResult.FAILURE
+    assert receiver.tries == 1
+
+
+def test_of_a_receiver_only_its_host_is_told_and_its_library_tells_nothing(caplog) -> None:
+    """The path may hold a key."""
+    with capture_logs() as log:
+        tracer = OtlpTracer("http://127.0.0.1:9/a-key/v1/traces", "search")
+        tracer.begin("a", {}).end({}, [], None)
+        tracer.close()
+    assert [(each["event"], each["receiver"]) for each in log] == [
+        ("traces_not_delivered", "http://127.0.0.1:9")
+    ]
+    assert not [each for each in caplog.records if each.name.startswith("opentelemetry.exporter")]
+
+
+# Of a real process.
+
+SECRET = "zebra"
+EMBED = {"sentences": [f"{SECRET} one", f"{SECRET} two"], "return_colbert": False}
+STAGES = ["tokenize", "queue", "forward", "render"]
+
+
+@pytest.fixture
+def collector():
+    with run_collector() as running:
+        yield running
+
+
+@pytest.fixture
+def traced(collector: Collector, tiny_m3: Path, tmp_path: Path):
+    settings = {"EMBEDDING_MODEL": str(tiny_m3), "OTLP_ENDPOINT": collector.url}
+    settings["OTEL_SERVICE_NAME"] = "search"
+    with run_server(tmp_path, API_TOKEN="hush-hush", **settings) as server:
+        server.wait_until_healthy()
+        yield server
+
+
+def test_a_request_is_five_spans_in_the_clients_own_trace(collector, traced, tiny_m3) -> None:
+    with traced.client(headers={"Authorization": "Bearer hush-hush"}) as client:
+        answer = client.post(
+            "/embeddings/", json=EMBED, headers=SAMPLED | {"X-Request-ID": "first"}
+        )
+    assert answer.status_code == 200
+    *stages, request = sorted(
+        collector.wait_for(5), key=lambda span: span.name == "POST /embeddings/"
+    )
+    assert request.name == "POST /embeddings/"
+    assert [span.name for span in sorted(stages, key=lambda s: s.start_time_unix_nano)] == STAGES
+    assert {span.trace_id.hex() for span in [request, *stages]} == {TRACE}
+    assert request.parent_span_id.hex() == PARENT
+    assert {span.parent_span_id for span in stages} == {request.span_id}
+    assert answer.headers["traceparent"] == f"00-{TRACE}-{request.span_id.hex()}-01"
+    assert attributes(request) == {
+        "http.request.method": "POST",
+        "http.route": "/embeddings/",
+        "http.response.status_code": 200,
+        "smart_embedder.request_id": "first",
+        "smart_embedder.sentences": 2,
+        "smart_embedder.tokens": answer.json()["usage"]["total_tokens"],
+    }
+    assert (collector.paths, collector.services) == ({"/v1/traces"}, {"search"})
+    for span in stages:
+        assert request.start_time_unix_nano <= span.start_time_unix_nano
+        assert span.start_time_unix_nano <= span.end_time_unix_nano <= request.end_time_unix_nano
+    (forward,) = [span for span in stages if span.name == "forward"]
+    assert attributes(forward)["smart_embedder.model"] == tiny_m3.name
+    # The span also holds the ways to the device's thread and back, which have no limit.
+    on_device = attributes(forward)["smart_embedder.device_s"]
+    assert on_device * 1e3 == pytest.approx(answer.json()["timings_ms"]["inference"], abs=0.001)
+    assert on_device * 1e9 <= forward.end_time_unix_nano - forward.start_time_unix_nano + 1000
+
+
+def test_what_fails_and_what_is_refused_is_traced_and_no_text_or_token_ever(
+    collector, traced
+) -> None:
+    with traced.client(headers={"Authorization": "Bearer hush-hush"}) as client:
+        client.post("/embeddings/", json={"sentences": [SECRET, 1], SECRET: 1})
+        client.post("/rerank", json=EMBED, headers={"Authorization": f"Bearer {SECRET}"})
+        client.post("/rerank", json={"query": SECRET, "passages": [SECRET] * 3})
+        client.post(f"/{SECRET}", json=EMBED)
+        client.get("/health")
+    assert traced.stop() == 0
+    spans = collector.spans
+    requests = [span for span in spans if span.name.startswith("POST ")]
+    assert [attributes(span)["http.response.status_code"] for span in requests] == [422, 401, 200]
+    assert len({span.trace_id for span in requests}) == 3
+    assert attributes(requests[2])["smart_embedder.passages"] == 3
+    # Late interaction runs the query first, and then the passages.
+    rerank = [span.name for span in spans if span.parent_span_id == requests[2].span_id]
+    assert rerank == ["tokenize", "queue", "forward", "queue", "forward", "render"]
+    assert SECRET.encode() not in collector.raw
+    assert b"hush" not in collector.raw
+
+
+def test_a_collector_that_never_answers_does_not_hold_up_the_end(tiny_m3, tmp_path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        settings = {"EMBEDDING_MODEL": str(tiny_m3), "OTLP_ENDPOINT": endpoint}
+        with run_server(tmp_path, **settings) as server, server.client() as client:
+            server.wait_until_healthy()
+            assert client.post("/embeddings/", json=EMBED).status_code == 200
+            server.process.terminate()
+            assert server.process.wait(60) == 0
+
+
+def test_without_an_endpoint_nothing_is_sent_and_no_tracing_library_imported(
+    collector, tiny_m3, tmp_path
+) -> None:
+    """Whatever OpenTelemetry's own variables say.
+
+    Two libraries import parts of it on their own: FastAPI its API, and redis its SDK for metrics.
+    """
+    others = {
+        "OTEL_EXPORTER_OTLP_ENDPOINT": collector.url,
+        "FASTAPI_OTEL_AUTO_CONFIGURE": "true",
+        "OTEL_BSP_SCHEDULE_DELAY": "1",
+    }
+    module = "tests.support.reporting_server"
+    with run_server(tmp_path, module, EMBEDDING_MODEL=str(tiny_m3), **others) as server:
+        server.wait_until_healthy()
+        with server.client() as client:
+            answer = client.post("/embeddings/", json=EMBED, headers=SAMPLED)
+        assert answer.status_code == 200
+        assert "traceparent" not in answer.headers
+        assert server.stop() == 0
+    (report,) = [line for line in server.lines if line.startswith("imported:")]
+    imported = set(report.split())
+    assert "smart_embedder.middleware.observe" in imported
+    assert not imported & {
+        "opentelemetry.sdk.trace",
+        "opentelemetry.exporter",
+        "smart_embedder.middleware.tracing",
+    }
+    assert collector.raw == b""
