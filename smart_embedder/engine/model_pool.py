@@ -8,13 +8,13 @@ its turn comes. One model is loaded at a time, in a thread that leaves the proce
 
 import asyncio
 import math
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 
 import structlog
 
-from smart_embedder.engine import clock
 from smart_embedder.engine.devices.pool import DevicePool, device_of_model_failed
 from smart_embedder.engine.devices.thread import DeviceThread, ThreadFactory
 from smart_embedder.engine.model import LoadedModels, ModelLoader, human_size
@@ -282,7 +282,7 @@ class ModelPool:
                 model.users -= 1
         finally:
             model.leases -= 1
-            model.last_used = clock.now()
+            model.last_used = time.perf_counter()
             self._room.note_end_of_lease()
             self.relieve()
 
@@ -324,7 +324,7 @@ class ModelPool:
         """After work was done, unload what is idle if too much memory is in use."""
         if self._defaults is None or self._relief is not None:
             return
-        now = clock.now()
+        now = time.perf_counter()
         if now < self._looked_at + PAUSE:
             return
         self._looked_at = now

@@ -5,12 +5,12 @@ Nothing here loads or waits: `model_pool` does.
 
 import asyncio
 import math
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import cast, get_args
 
-from smart_embedder.engine import clock
 from smart_embedder.engine.checks import has_prompt_for
 from smart_embedder.engine.model import (
     Embedder,
@@ -195,7 +195,7 @@ class PooledModel:
         """Whether a request has it, waits for it, or was told to come back for it."""
         if self.gives_way:
             return self.users > 0
-        return self.leases > 0 or clock.now() < self.promised_until
+        return self.leases > 0 or time.perf_counter() < self.promised_until
 
     @property
     def is_awaited(self) -> bool:
@@ -213,11 +213,11 @@ class PooledModel:
 
     def promise(self, seconds: float) -> None:
         """A request was told to come again after so many seconds: keep the model for it."""
-        self.promised_until = clock.now() + seconds + _GRACE
+        self.promised_until = time.perf_counter() + seconds + _GRACE
 
     def begin(self) -> None:
         """Loading begins, or there is room for it now: the wait for room is not counted."""
-        self._began = clock.now()
+        self._began = time.perf_counter()
 
     def has_other_files(self, files: str) -> bool:
         """Note what it was loaded from; whether that was replaced since it was loaded before."""
@@ -229,13 +229,13 @@ class PooledModel:
     def succeed(self, residence: Residence) -> float:
         """Loading has succeeded; return the seconds that it took."""
         self.residence, self._failure = residence, None
-        self.last_used = self._loaded_at = clock.now()
+        self.last_used = self._loaded_at = time.perf_counter()
         self.load_seconds = self._loaded_at - (self._began or self._loaded_at)
         return self.load_seconds
 
     def fail(self, of_memory: ModelTooLargeError | MemoryTakenError | None) -> None:
         """Loading has failed: refuse requests until a pause is over."""
-        self._failed_at = clock.now()
+        self._failed_at = time.perf_counter()
         # The reason of any other failure may name folders of this machine.
         message = f"the model {self.name} could not be loaded; the log says why"
         self._failure = of_memory or ModelNotLoadedError(message)
@@ -249,14 +249,14 @@ class PooledModel:
     def turn_left(self, longest: float) -> float:
         """Seconds until it gives way to another model; it serves at most `longest` seconds."""
         turn = max(_LEAST_TURN, _TIMES_LOADING * (self.load_seconds or 0.0))
-        return self._loaded_at + min(turn, longest) - clock.now()
+        return self._loaded_at + min(turn, longest) - time.perf_counter()
 
     @property
     def refusal(self) -> UnavailableError | None:
         """The error of requests during the pause after a failure; None at other times."""
         is_taken = isinstance(self._failure, MemoryTakenError)
         pause = _PAUSE_FOR_MEMORY if is_taken else _PAUSE_AFTER_FAILURE
-        left = math.ceil(self._failed_at + pause - clock.now())
+        left = math.ceil(self._failed_at + pause - time.perf_counter())
         if self._failure is None or left <= 0:
             return None
         # Waiting alone makes no room.
@@ -271,7 +271,7 @@ class PooledModel:
     def seconds_left(self, bytes_per_second: float) -> float:
         """Seconds that its loading still takes once it begins; at least 1."""
         expected = self.load_seconds or self.nbytes / bytes_per_second or _UNKNOWN_TIME
-        elapsed = 0.0 if self._began is None else clock.now() - self._began
+        elapsed = 0.0 if self._began is None else time.perf_counter() - self._began
         # Loading that takes longer than expected is expected to take half as long again.
         return max(1.0, expected - elapsed, elapsed / 2 if elapsed > expected else 0.0)
 
@@ -338,7 +338,7 @@ class LoadingQueue:
 
     def expect_room(self, seconds: float) -> None:
         """The first model waits for memory, which others will have left after so many seconds."""
-        self._room_at = clock.now() + seconds
+        self._room_at = time.perf_counter() + seconds
 
     def note_room(self) -> None:
         """The first model waits for memory no longer."""
@@ -353,4 +353,4 @@ class LoadingQueue:
         place = self._models.index(model) + 1 if model in self._models else 0
         models = self._models[:place] or [model]
         loading = sum(each.seconds_left(self._bytes_per_second) for each in models)
-        return loading + max(0.0, self._room_at - clock.now())
+        return loading + max(0.0, self._room_at - time.perf_counter())

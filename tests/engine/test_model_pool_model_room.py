@@ -1,12 +1,12 @@
 """Room for a model: who is unloaded, who gives way and when, on a clock that skips the waiting."""
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from smart_embedder.engine import clock
 from smart_embedder.engine.model import MemoryUsage
 from smart_embedder.engine.model_pool import PAUSE, ModelRoom
 from smart_embedder.engine.pooled_model import LoadingQueue, PooledModel, Residence
@@ -26,7 +26,7 @@ def virtual(monkeypatch) -> None:
     async def at_once(call: Callable[..., Any], *args: Any) -> Any:
         return call(*args)
 
-    monkeypatch.setattr(clock, "now", now)
+    monkeypatch.setattr(time, "perf_counter", now)
     monkeypatch.setattr(asyncio, "to_thread", at_once)
 
 

@@ -1,11 +1,11 @@
 """How models are shown: their state, and what they make."""
 
+import time
 from dataclasses import replace
 from types import MappingProxyType
 
 import pytest
 
-from smart_embedder.engine import clock
 from smart_embedder.engine.model import ModelInfo
 from smart_embedder.engine.pooled_model import (
     ModelState,
@@ -80,7 +80,7 @@ class Ticking:
 @pytest.fixture
 def ticking(monkeypatch) -> Ticking:
     made = Ticking()
-    monkeypatch.setattr(clock, "now", made)
+    monkeypatch.setattr(time, "perf_counter", made)
     return made
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -11,7 +12,6 @@ from weakref import WeakKeyDictionary
 
 import structlog
 
-from smart_embedder.engine import clock
 from smart_embedder.engine.devices.limits import (
     DeviceWatchdog,
     ForwardLimit,
@@ -81,13 +81,13 @@ class InFlight:
         """Seconds until the device has computed it, about."""
         if not self.began:
             return self.expected_seconds
-        elapsed = clock.now() - self.began
+        elapsed = time.perf_counter() - self.began
         # A forward that takes longer than expected is expected to take half as long again.
         return self.expected_seconds - elapsed if elapsed < self.expected_seconds else elapsed / 2
 
     def begin(self) -> None:
         """Note that the device begins it, or the next half of it."""
-        self.began, self.preempted_seconds = clock.now(), 0.0
+        self.began, self.preempted_seconds = time.perf_counter(), 0.0
         self.first_began = self.first_began or self.began
 
 
@@ -272,7 +272,7 @@ class DeviceExecutor:
                 self._slots.release()
             elif preemption is not None and preemption.batch is preempted.batch:
                 first = in_flight.first_began
-                preemption.ended(clock.now() - first if first else 0.0)
+                preemption.ended(time.perf_counter() - first if first else 0.0)
 
     async def _run_batch(self, batch: Batch, in_flight: InFlight) -> None:
         forward, out_of_memory = Forward(batch), None
@@ -319,7 +319,7 @@ class DeviceExecutor:
 
     def _complete(self, batch: Batch, results: list[Any], in_flight: InFlight) -> None:
         # Seconds that the device worked on this batch alone.
-        seconds, preempted = clock.now() - in_flight.began, in_flight.preempts
+        seconds, preempted = time.perf_counter() - in_flight.began, in_flight.preempts
         if preempted is None:
             seconds -= in_flight.preempted_seconds
             # Those that preempt are small, and say little of the device's rate.

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -10,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from smart_embedder.engine import clock
 from smart_embedder.engine.model import Model
 from smart_embedder.engine.scheduling.batcher import Batch, Limits
 from smart_embedder.engine.scheduling.job import Job
@@ -90,28 +90,28 @@ class DeviceWatchdog:
     def over(self, limit: float) -> Iterator[None]:
         """Watch a forward that may take `limit` seconds from the end of the one before it."""
         if not self._limits:
-            self._since = clock.now()
+            self._since = time.perf_counter()
         self._limits.append(limit)
         self._set_alarm()
         try:
             yield
         finally:
             self._limits.remove(limit)
-            self._since = clock.now()
+            self._since = time.perf_counter()
             self._set_alarm()
 
     @property
     def stuck_seconds(self) -> float:
         """Seconds since a forward returned, if that is more than twice its limit; else 0."""
         longest = max(self._limits, default=math.inf)
-        away = clock.now() - self._since
+        away = time.perf_counter() - self._since
         return away if away > 2 * longest else 0.0
 
     def _set_alarm(self) -> None:
         if self._alarm is not None:
             self._alarm.cancel()
         if self._limits:
-            left = self._since + 2 * max(self._limits) - clock.now()
+            left = self._since + 2 * max(self._limits) - time.perf_counter()
             loop = asyncio.get_running_loop()
             self._alarm = loop.call_later(max(0.0, left) + _CLOCK_TOLERANCE, self._on_stuck)
 
@@ -121,14 +121,14 @@ async def fail_overdue(batch: Batch, whole: float, running: "asyncio.Future[list
 
     The forward itself cannot be stopped and occupies the device until it returns.
     """
-    began, limits = clock.now(), list[tuple[float, Job]]()
+    began, limits = time.perf_counter(), list[tuple[float, Job]]()
     for each in batch.slices:
         job, limit = each.job, whole
         if job.time_limit is not None:
             limit = job.time_limit - job.time_spent - job.inference_seconds
         limits.append((limit, job))
     for limit, job in sorted(limits, key=itemgetter(0)):
-        await asyncio.wait({running}, timeout=max(0.0, began + limit - clock.now()))
+        await asyncio.wait({running}, timeout=max(0.0, began + limit - time.perf_counter()))
         if running.done():
             return
         what, seconds, setting = "forwards", job.time_limit, "RERANK_GPU_TIMEOUT"

@@ -1,12 +1,12 @@
 """The work of one request for one model: a state machine that owns its state."""
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from enum import Enum, auto
 from typing import Any
 
-from smart_embedder.engine import clock
 from smart_embedder.engine.model import Model
 from smart_embedder.engine.records import Outputs, TokenSequence
 from smart_embedder.errors import InferenceError, SmartEmbedderError
@@ -40,9 +40,9 @@ class Job:
     and returns what is kept as its result.
 
     The rest changes on its way. The device has `taken` so many sequences, and `waiting_tokens` are
-    those of the others. `inference_seconds` are those of the forwards that held a part of it, and
-    moments are by `clock.now`. The queue that it enters keeps its `virtual_start` (see `batcher`),
-    and sets `leave_queue`, which is called once, when no sequence waits any longer.
+    those of the others. `inference_seconds` are those of the forwards that held a part of it. The
+    queue that it enters keeps its `virtual_start` (see `batcher`), and sets `leave_queue`, which is
+    called once, when no sequence waits any longer.
 
     Each transition is a method that changes state, outcome and place in the queue together: a
     resolved job is in no queue, and is resolved once. All methods must be called in the event
@@ -75,7 +75,7 @@ class Job:
     _resolved: asyncio.Event = field(init=False, default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
-        self.enqueued_at = clock.now()
+        self.enqueued_at = time.perf_counter()
         self._results = [None] * len(self.sequences)
         self.waiting_tokens = sum(map(len, self.sequences))
 
@@ -110,7 +110,7 @@ class Job:
         self._results[start : start + len(results)] = results
         self._finished += len(results)
         self.inference_seconds += seconds
-        self.last_completed_at = clock.now()
+        self.last_completed_at = time.perf_counter()
         for each in results:
             if isinstance(each, Exception):
                 self.fail(each)

@@ -4,11 +4,11 @@ The batcher chooses among them. On a CPU, short jobs may preempt a long forward 
 """
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from smart_embedder.engine import clock
 from smart_embedder.engine.model import Model
 from smart_embedder.engine.scheduling.batcher import (
     QUANTUM_TOKENS,
@@ -197,7 +197,7 @@ class JobQueue:
         self._virtual_time += batch.tokens / sum(shares.values())
         self._most_tokens = max(self._most_tokens, batch.tokens)
         self._waiting_tokens -= batch.tokens
-        now = clock.now()
+        now = time.perf_counter()
         for each in batch.slices:
             each.job.take(each.count, now)
         earliest: dict[Flow, float] = {}

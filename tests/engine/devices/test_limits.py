@@ -1,11 +1,11 @@
 """What a forward may take: seconds, set, by default, or as the probe predicts; and tokens."""
 
 import asyncio
+import time
 from contextlib import ExitStack
 
 import pytest
 
-from smart_embedder.engine import clock
 from smart_embedder.engine.devices.limits import (
     DeviceWatchdog,
     ForwardLimit,
@@ -66,7 +66,7 @@ def test_the_rate_of_a_device_is_a_mean_in_which_the_latest_forward_is_a_fifth()
 
 @pytest.fixture
 def skipped(monkeypatch) -> None:
-    monkeypatch.setattr(clock, "now", now)
+    monkeypatch.setattr(time, "perf_counter", now)
 
 
 @pytest.mark.usefixtures("skipped")

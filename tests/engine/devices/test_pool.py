@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -9,7 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from smart_embedder.engine import Engine, clock
+from smart_embedder.engine import Engine
 from smart_embedder.engine.devices.pool import DevicePool
 from smart_embedder.engine.model import LoadedModels, Measured, PlacedModel, PlacedModels
 from smart_embedder.engine.records import EmbeddingResult, EmbedRequest
@@ -225,7 +226,7 @@ async def test_a_request_whose_client_has_left_is_not_handed_over() -> None:
 @pytest.fixture
 def skipped(monkeypatch) -> None:
     """The engine's clock is that of the loop."""
-    monkeypatch.setattr(clock, "now", now)
+    monkeypatch.setattr(time, "perf_counter", now)
 
 
 class VirtualPool(DevicePool):

@@ -3,11 +3,11 @@
 import asyncio
 import os
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
 
-from smart_embedder.engine import clock
 from smart_embedder.engine.records import Stage
 from smart_embedder.engine.scheduling.admission import (
     Admission,
@@ -38,7 +38,7 @@ class Ticking:
 @pytest.fixture
 def ticking(monkeypatch) -> Ticking:
     made = Ticking()
-    monkeypatch.setattr(clock, "now", made)
+    monkeypatch.setattr(time, "perf_counter", made)
     return made
 
 

@@ -1,6 +1,7 @@
 """A job's transitions: whatever their order, every caller hears exactly one outcome."""
 
 import asyncio
+import time
 
 import numpy as np
 import pytest
@@ -8,7 +9,6 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from smart_embedder.engine import clock
 from smart_embedder.engine.records import Outputs
 from smart_embedder.engine.scheduling.batcher import Batch, Limits
 from smart_embedder.engine.scheduling.job import Job, JobState
@@ -70,7 +70,7 @@ async def test_when_its_results_came_is_known_after_they_are_forgotten(monkeypat
     made.reduce = lambda _index, result: result
     made.take(2, 3.0)
     for moment, start in ((5.0, 1), (8.0, 0)):
-        monkeypatch.setattr(clock, "now", lambda moment=moment: moment)
+        monkeypatch.setattr(time, "perf_counter", lambda moment=moment: moment)
         assert not made.resolved
         made.complete(start, ["a"], 2.0)
     assert made.state is JobState.COMPLETED
