@@ -19,7 +19,7 @@ from smart_embedder.engine.devices.limits import (
     TokenBudget,
     fail_overdue,
 )
-from smart_embedder.engine.devices.thread import DeviceGuard, DeviceThread
+from smart_embedder.engine.devices.thread import DeviceThread, guarded
 from smart_embedder.engine.model import Model
 from smart_embedder.engine.scheduling.batcher import Batch, Limits
 from smart_embedder.engine.scheduling.job import Job, Purpose
@@ -42,21 +42,6 @@ log = structlog.get_logger(__name__)
 
 
 @dataclass(slots=True, eq=False)
-class Forward:
-    """One forward of a batch, or of a half of it after memory ran out.
-
-    In the device's thread `batch` is left without the requests that have their outcome by then, and
-    `begun` is set. `device_free` is what the forward launched before it has as `returned`, which is
-    set once the device has computed it.
-    """
-
-    batch: Batch
-    begun: asyncio.Event = field(default_factory=asyncio.Event)
-    device_free: asyncio.Event | None = None
-    returned: asyncio.Event = field(default_factory=asyncio.Event)
-
-
-@dataclass(slots=True, eq=False)
 class InFlight:
     """A batch that was taken from the queue and is not completed yet.
 
@@ -64,6 +49,10 @@ class InFlight:
     (0 before it is launched), or the last half of it after memory ran out, and `first_began` when
     it was launched as a whole. `preempted_seconds` is how long batches that preempted it had the
     device since `began`. `expected_seconds` are those of its forward.
+
+    `forward` is what is computed of it: all, or a half after memory ran out, without the requests
+    that have their outcome by its beginning, when `begun` is set. `returned` is set once the device
+    has computed that, and `before` is the same of the forward launched before it.
     """
 
     batch: Batch
@@ -75,6 +64,10 @@ class InFlight:
     began: float = 0.0
     first_began: float = 0.0
     preempted_seconds: float = 0.0
+    forward: Batch = field(init=False)
+    begun: asyncio.Event = field(init=False)
+    returned: asyncio.Event = field(init=False)
+    before: asyncio.Event | None = field(init=False)
 
     @property
     def seconds_left(self) -> float:
@@ -113,7 +106,7 @@ class DeviceExecutor:
         *,
         limit: ForwardLimit,
         metrics: Metrics,
-        guard: DeviceGuard,
+        free_memory: Callable[[], object],
         models: dict[Model, Model],
         budgets: dict[Model, TokenBudget],
         batch_wait: float,
@@ -123,7 +116,7 @@ class DeviceExecutor:
     ) -> None:
         self.name = name
         self.launching = launching
-        self.guard = guard
+        self.free_memory = free_memory
         self.limit = limit
         self.models = models
         self.budgets = budgets
@@ -257,7 +250,7 @@ class DeviceExecutor:
 
     async def _execute(self, in_flight: InFlight) -> None:
         try:
-            await self._run_batch(in_flight.batch, in_flight)
+            await self._run_batch(in_flight, in_flight.batch)
         except BaseException:  # It ends the consumer: its callers must not wait for ever.
             in_flight.batch.fail(consumer_ended())
             raise
@@ -274,28 +267,31 @@ class DeviceExecutor:
                 first = in_flight.first_began
                 preemption.ended(time.perf_counter() - first if first else 0.0)
 
-    async def _run_batch(self, batch: Batch, in_flight: InFlight) -> None:
-        forward, out_of_memory = Forward(batch), None
+    async def _run_batch(self, in_flight: InFlight, batch: Batch) -> None:
+        """Run it, or a half of it."""
+        in_flight.forward, in_flight.before, out_of_memory = batch, None, None
+        in_flight.begun, in_flight.returned = asyncio.Event(), asyncio.Event()
         try:
-            results = await self._compute(forward, in_flight)
+            results = await self._compute(in_flight)
         except OutOfMemoryError as error:
             out_of_memory = error
         except DeviceFailedError as error:
-            self._take_out_of_service(forward.batch, error)
+            self._take_out_of_service(in_flight.forward, error)
         except _NotLaunchedError:
             if self.failed:
                 message = "a device has failed before it computed this"
-                self._hand_over(forward.batch, DeviceFailedError(message, retry_after=30))
+                self._hand_over(in_flight.forward, DeviceFailedError(message, retry_after=30))
         except Exception as error:
             if not isinstance(error, SmartEmbedderError):
-                log.exception("batch_failed", model=batch.model.name, tokens=forward.batch.tokens)
-            forward.batch.fail(error)
+                tokens = in_flight.forward.tokens
+                log.exception("batch_failed", model=batch.model.name, tokens=tokens)
+            in_flight.forward.fail(error)
         else:
-            self._complete(forward.batch, results, in_flight)
+            self._complete(in_flight, results)
         if out_of_memory is not None:
             # By then the batch before it has returned its memory.
             await in_flight.device_free.wait()
-            await self._run_in_halves(forward.batch, out_of_memory, in_flight)
+            await self._run_in_halves(in_flight, out_of_memory)
 
     def _take_out_of_service(self, batch: Batch, error: DeviceFailedError) -> None:
         """Take no more batches; hand `batch` to another device, unless it may be the cause."""
@@ -317,7 +313,8 @@ class DeviceExecutor:
         log.warning("batch_handed_over", model=batch.model.name, tokens=batch.tokens)
         self._consumer.queue.hand_over(batch)
 
-    def _complete(self, batch: Batch, results: list[Any], in_flight: InFlight) -> None:
+    def _complete(self, in_flight: InFlight, results: list[Any]) -> None:
+        batch = in_flight.forward
         # Seconds that the device worked on this batch alone.
         seconds, preempted = time.perf_counter() - in_flight.began, in_flight.preempts
         if preempted is None:
@@ -340,10 +337,9 @@ class DeviceExecutor:
             metrics.rerank_inference.observe(seconds)
         batch.complete(results, seconds)
 
-    async def _run_in_halves(
-        self, batch: Batch, error: OutOfMemoryError, in_flight: InFlight
-    ) -> None:
+    async def _run_in_halves(self, in_flight: InFlight, error: OutOfMemoryError) -> None:
         """Run each half by itself; a single sequence that does not fit fails its request."""
+        batch = in_flight.forward
         halves = batch.halves()
         if not halves[0].slices:
             batch.fail(error)
@@ -353,27 +349,28 @@ class DeviceExecutor:
         left = self.budgets[batch.model].limits.max_tokens
         log.warning("out_of_memory", tokens=batch.tokens, max_batch_tokens=left)
         for half in halves:
-            await self._run_batch(half, in_flight)
+            await self._run_batch(in_flight, half)
 
-    async def _compute(self, forward: Forward, in_flight: InFlight) -> list[Any]:
+    async def _compute(self, in_flight: InFlight) -> list[Any]:
         """The results of a forward, which may be above the time limits of its jobs."""
-        with self.watchdog.over(self.limit.of_device(forward.batch)):
-            running = asyncio.ensure_future(self._on_device(forward, in_flight))
+        with self.watchdog.over(self.limit.of_device(in_flight.forward)):
+            running = asyncio.ensure_future(self._on_device(in_flight))
             try:
                 # The limits include neither the wait for the thread nor the forward before this
                 # one, which may be of the batch after it if this is a half.
-                await forward.begun.wait()
-                if forward.device_free is not None and not forward.device_free.is_set():
-                    await forward.device_free.wait()
+                await in_flight.begun.wait()
+                if in_flight.before is not None and not in_flight.before.is_set():
+                    await in_flight.before.wait()
                     in_flight.begin()
-                await fail_overdue(forward.batch, self.limit.of_batch(forward.batch), running)
+                batch = in_flight.forward
+                await fail_overdue(batch, self.limit.of_batch(batch), running)
                 return await running
             finally:
                 running.cancel()
-                forward.returned.set()
+                in_flight.returned.set()
 
-    async def _on_device(self, forward: Forward, in_flight: InFlight) -> list[Any]:
-        model = self.models[forward.batch.model]
+    async def _on_device(self, in_flight: InFlight) -> list[Any]:
+        model = self.models[in_flight.batch.model]
         preempts = in_flight.preempts is not None
         loop = asyncio.get_running_loop()
 
@@ -382,18 +379,17 @@ class DeviceExecutor:
 
             Returns the results, or with a second thread what collects them there.
             """
-            batch = forward.batch.unresolved()
+            batch = in_flight.forward.unresolved()
             if self.failed or not batch.slices:
                 raise _NotLaunchedError
-            forward.batch = batch
+            in_flight.forward = batch
             if not preempts:
-                forward.device_free, self._last_returned = self._last_returned, forward.returned
+                in_flight.before, self._last_returned = self._last_returned, in_flight.returned
             in_flight.begin()
-            loop.call_soon_threadsafe(forward.begun.set)
-            collect = self.guard.guard(partial(batch.launch, model))
-            if self._collecting is None:
-                return self.guard.guard(collect)
-            return partial(self.guard.guard, collect)
+            loop.call_soon_threadsafe(in_flight.begun.set)
+            collect = guarded(partial(batch.launch, model), self.free_memory)
+            collect_guarded = partial(guarded, collect, self.free_memory)
+            return collect_guarded() if self._collecting is None else collect_guarded
 
         try:
             launched = await self.launching.run(launch, preempts=preempts)
@@ -403,7 +399,7 @@ class DeviceExecutor:
             results: list[Any] = launched
             return results
         finally:  # The thread may have ended before this began.
-            forward.begun.set()
+            in_flight.begun.set()
 
 
 class _NotLaunchedError(Exception):

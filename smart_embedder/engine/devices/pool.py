@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -9,7 +10,7 @@ import structlog
 
 from smart_embedder.engine.devices.executor import DeviceExecutor, consumer_ended
 from smart_embedder.engine.devices.limits import CPU_SECONDS, GPU_SECONDS, ForwardLimit, TokenBudget
-from smart_embedder.engine.devices.thread import DeviceGuard, DeviceThread, ThreadFactory
+from smart_embedder.engine.devices.thread import DeviceThread, ThreadFactory, guarded
 from smart_embedder.engine.model import (
     DeviceInfo,
     LoadedModels,
@@ -69,8 +70,7 @@ class DevicePool:
                 thread = self._make_thread(f"device-{len(self._workers)}", own.prepare_thread)
             measured = Measured(own.max_batch_tokens, own.seconds_per_token)
             runs = dict(zip(models.each, own.each, strict=True))
-            guard = DeviceGuard(own.free_memory)
-            self._start_worker(own.device, thread, guard, runs, measured, is_guest=False)
+            self._start_worker(own.device, thread, own.free_memory, runs, measured, is_guest=False)
         return models
 
     async def add(self, placed: PlacedModels, *, thoroughly: bool) -> Model:
@@ -97,15 +97,15 @@ class DevicePool:
         if executor is None:
             name = f"device-{len(self._workers)}"
             thread = self._make_thread(name, placed_model.prepare_thread)
-            guard = DeviceGuard(placed_model.free_memory)
+            free_memory = placed_model.free_memory
             thoroughly = True  # Nobody else waits there.
         else:
-            thread, guard = executor.launching, executor.guard
+            thread, free_memory = executor.launching, executor.free_memory
         steps, measured = placed_model.measure(thoroughly), None
         while measured is None:  # One call in the device's thread for each step.
-            measured = await thread.run(partial(guard.guard, partial(next, steps)))
+            measured = await thread.run(partial(guarded, partial(next, steps), free_memory))
         if executor is None:
-            executor = self._start_worker(device, thread, guard, {}, measured, is_guest=True)
+            executor = self._start_worker(device, thread, free_memory, {}, measured, is_guest=True)
         executor.limit.seconds_of[model] = measured.seconds_per_token
         executor.budgets[model] = self._budget(measured)
         executor.models[model] = placed_model.model
@@ -222,7 +222,7 @@ class DevicePool:
         self,
         device: DeviceInfo,
         thread: DeviceThread,
-        guard: DeviceGuard,
+        free_memory: Callable[[], object],
         models: dict[Model, Model],
         measured: Measured,
         *,
@@ -240,7 +240,7 @@ class DevicePool:
                 measured.seconds_per_token,
             ),
             metrics=self._metrics,
-            guard=guard,
+            free_memory=free_memory,
             models=models,
             budgets={model: self._budget(measured) for model in models},
             batch_wait=self._settings.batch_wait_ms / 1000,

@@ -1,4 +1,4 @@
-"""The threads of a device, and the guard that makes its errors the engine's own.
+"""The threads of a device, and what makes its errors the engine's own.
 
 Knows nothing of batches: a thread runs calls, one after the other.
 """
@@ -138,11 +138,10 @@ class DeviceThread:
 
     def _answer(self, future: "Future[Any]", call: Callable[[], Any]) -> None:
         if future.set_running_or_notify_cancel():
-            outcome = outcome_of(call)
-            if isinstance(outcome, Exception):
-                future.set_exception(outcome)
-            else:
-                future.set_result(outcome)
+            try:
+                future.set_result(call())
+            except Exception as error:  # noqa: BLE001 - the caller decides what any error means
+                future.set_exception(error)
         self._pending.remove(future)
 
 
@@ -168,46 +167,38 @@ _PASSING = frozenset({1, 9, 98, 209, 222, 400, 600, 701, 720, 801, *range(900, 9
 _OF_HARDWARE = frozenset({46, 100, 101, 201, 214, 220, 709, 806, 810, 911, 999})
 
 
-class DeviceGuard:
-    """Runs calls in a device's threads, and turns errors of the device into the engine's own."""
+def guarded(call: Callable[[], Result], free_memory: Callable[[], object]) -> Result:
+    """The result of `call`, in a device's thread.
 
-    def __init__(self, free_memory: Callable[[], object]) -> None:
-        self._free_memory = free_memory
-
-    def guard(self, call: Callable[[], Result]) -> Result:
-        """The result of `call`.
-
-        Raises `OutOfMemoryError`, after freeing memory, if it ran out. Where every later call would
-        fail as well it raises `DeviceFailedError`, or `DeviceCrashedError` if what was computed may
-        be the cause.
-        """
-        try:
-            return call()
-        except (MemoryError, RuntimeError) as error:
-            # By their names and messages: the engine does not import torch, which adds the number
-            # to errors that it raises itself.
-            names = {each.__name__ for each in type(error).__mro__}
-            number = getattr(error, "error_code", None)
-            code = number if isinstance(number, int) else None
-            if (
-                isinstance(error, MemoryError)
-                or type(error).__name__ == "OutOfMemoryError"
-                or any(message in str(error) for message in _OUT_OF_MEMORY)
-            ):
-                pass
-            elif "AcceleratorError" not in names or code in _PASSING:
-                raise
-            elif code in _OF_HARDWARE:
-                raise DeviceFailedError(
-                    "a device has failed while it computed this", retry_after=_RETRY_AFTER
-                ) from error
-            else:
-                raise DeviceCrashedError(
-                    "a device has failed while it computed this, which may be the cause and is "
-                    "computed on no other"
-                ) from error
-        # Outside the handler: the error keeps the tensors of the failed forward alive.
-        self._free_memory()
-        raise OutOfMemoryError(
-            "the device has too little memory for this", retry_after=_RETRY_AFTER
-        )
+    Raises `OutOfMemoryError`, after `free_memory`, if it ran out. Where every later call would fail
+    as well it raises `DeviceFailedError`, or `DeviceCrashedError` if what was computed may be the
+    cause.
+    """
+    try:
+        return call()
+    except (MemoryError, RuntimeError) as error:
+        # By their names and messages: the engine does not import torch, which adds the number to
+        # errors that it raises itself.
+        names = {each.__name__ for each in type(error).__mro__}
+        number = getattr(error, "error_code", None)
+        code = number if isinstance(number, int) else None
+        if (
+            isinstance(error, MemoryError)
+            or type(error).__name__ == "OutOfMemoryError"
+            or any(message in str(error) for message in _OUT_OF_MEMORY)
+        ):
+            pass
+        elif "AcceleratorError" not in names or code in _PASSING:
+            raise
+        elif code in _OF_HARDWARE:
+            raise DeviceFailedError(
+                "a device has failed while it computed this", retry_after=_RETRY_AFTER
+            ) from error
+        else:
+            raise DeviceCrashedError(
+                "a device has failed while it computed this, which may be the cause and is "
+                "computed on no other"
+            ) from error
+    # Outside the handler: the error keeps the tensors of the failed forward alive.
+    free_memory()
+    raise OutOfMemoryError("the device has too little memory for this", retry_after=_RETRY_AFTER)

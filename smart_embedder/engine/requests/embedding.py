@@ -98,8 +98,9 @@ class Forwards:
                 )
                 # The prompt counts once for each text, because it is tokenised with each.
                 texts = [*task.texts, *([task.prompt] * len(task.texts))]
-                tokenized = await self._admission.tokenize(task.model, call, texts, client)
-                task.read, task.stage = tokenized.value, tokenized.stage
+                task.read, task.stage = await self._admission.tokenize(
+                    task.model, call, texts, client
+                )
             if not request.truncation.truncate:
                 check_truncations(truncations_of(tasks, request), request.truncation)
             hold_vectors(tasks, request.answer)

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -25,7 +25,6 @@ from smart_embedder.engine.records import (
     RerankRequest,
     RerankResult,
     ScoringRequest,
-    SparseVector,
     TextEmbedding,
     TokenizedPair,
     TokenizedText,
@@ -45,33 +44,22 @@ _LEAST_GROUPS = 4
 _LOGIT_BYTES = 4
 
 Reduce = Callable[[int, Any], Any]
-Vectors = TypeVar("Vectors", FloatArray, SparseVector)
 
 
 def score(query: TextEmbedding, passage: TextEmbedding) -> PartScores:
     """The scores of one passage by the kinds of vectors that both have."""
-    return PartScores(
-        dense=_of_both(_dense_score, query.dense, passage.dense),
-        sparse=_of_both(_lexical_score, query.sparse, passage.sparse),
-        colbert=_of_both(_colbert_score, query.colbert, passage.colbert),
-    )
-
-
-def _of_both(
-    score: Callable[[Vectors, Vectors], float], query: Vectors | None, passage: Vectors | None
-) -> float | None:
-    return None if query is None or passage is None else score(query, passage)
-
-
-def _dense_score(query: FloatArray, passage: FloatArray) -> float:
-    return float(query @ passage)
-
-
-def _lexical_score(query: SparseVector, passage: SparseVector) -> float:
-    _, left, right = np.intersect1d(
-        query.indices, passage.indices, assume_unique=True, return_indices=True
-    )
-    return float(query.values[left] @ passage.values[right])
+    dense = sparse = colbert = None
+    if query.dense is not None and passage.dense is not None:
+        dense = float(query.dense @ passage.dense)
+    if query.sparse is not None and passage.sparse is not None:
+        own, other = query.sparse, passage.sparse
+        _, left, right = np.intersect1d(
+            own.indices, other.indices, assume_unique=True, return_indices=True
+        )
+        sparse = float(own.values[left] @ other.values[right])
+    if query.colbert is not None and passage.colbert is not None:
+        colbert = _colbert_score(query.colbert, passage.colbert)
+    return PartScores(dense, sparse, colbert)
 
 
 def _colbert_score(query: FloatArray, passage: FloatArray) -> float:
@@ -128,10 +116,12 @@ class ScoringPipeline:
         async with self._limit.hold(request.client):
             started = time.perf_counter()
             call = partial(_tokenize, model, request)
-            texts = await self._admission.tokenize(model, call, request.texts, request.client)
-            truncations = text_truncations(model, texts.value, "inputs", request.truncation.side)
+            texts, stage = await self._admission.tokenize(
+                model, call, request.texts, request.client
+            )
+            truncations = text_truncations(model, texts, "inputs", request.truncation.side)
             check_truncations(truncations, request.truncation)
-            sequences = [text.ids for text in texts.value]
+            sequences = [text.ids for text in texts]
             tokens = sum(map(len, sequences))
             request.answer.need(
                 TOKEN_ID_BYTES * tokens + _LOGIT_BYTES * len(model.labels) * len(sequences),
@@ -140,15 +130,14 @@ class ScoringPipeline:
             )
             job = self._job(model, sequences, Outputs(logits=True), request)
             logits = await self._admission.run(job)
-        timings = timings_of(started, tokenized=[texts.stage], jobs=[job])
+        timings = timings_of(started, tokenized=[stage], jobs=[job])
         return ClassificationResult(model.labels, logits, truncations, tokens, timings)
 
     async def _rerank(self, model: Reranker, request: RerankRequest) -> RerankResult:
         started = time.perf_counter()
         by_query = request.passages_by_query
         call = partial(_tokenize_pairs, model, request)
-        tokenized = await self._admission.tokenize(model, call, request.texts, request.client)
-        pairs = tokenized.value
+        pairs, stage = await self._admission.tokenize(model, call, request.texts, request.client)
         truncations = pair_truncations(model, pairs, request.truncation.side)
         check_truncations(truncations, request.truncation)
         tokens = sum([pairs[passages[0]].query_kept for passages in by_query.values()])
@@ -159,7 +148,7 @@ class ScoringPipeline:
         scores = await self._admission.run(job)
         if request.normalize and model.scores_are_logits:
             scores = sigmoid(scores)
-        timings = timings_of(started, tokenized=[tokenized.stage], jobs=[job])
+        timings = timings_of(started, tokenized=[stage], jobs=[job])
         return RerankResult(scores, None, truncations, sum(map(len, sequences)), timings)
 
     async def _rerank_by_vectors(self, model: Embedder, request: RerankRequest) -> RerankResult:
@@ -176,8 +165,8 @@ class ScoringPipeline:
             )
         by_query = list(request.passages_by_query.values())
         call = partial(_tokenize_separately, model, request)
-        tokenized = await self._admission.tokenize(model, call, request.texts, request.client)
-        queries, passages = tokenized.value
+        read, stage = await self._admission.tokenize(model, call, request.texts, request.client)
+        queries, passages = read
         truncations = [
             *text_truncations(model, queries, "query", "right"),
             *text_truncations(model, passages, "passages", request.truncation.side),
@@ -209,7 +198,7 @@ class ScoringPipeline:
             parts |= zip([passage for passage, _ in pairs], found, strict=True)
         ordered = [parts[index] for index in range(len(passages))]
         scores = [weights.fuse(part) for part in ordered]
-        timings = timings_of(started, tokenized=[tokenized.stage], jobs=jobs)
+        timings = timings_of(started, tokenized=[stage], jobs=jobs)
         return RerankResult(scores, ordered, truncations, tokens, timings)
 
     def _job(

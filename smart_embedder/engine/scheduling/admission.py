@@ -11,9 +11,8 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar, copy_context
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from smart_embedder.engine.model import Model
 from smart_embedder.engine.records import Stage, Timings
@@ -70,8 +69,16 @@ class TokenizerThreads:
                 self._scopes.add(scope)
                 if self._aborted_by is not None:
                     raise self._aborted_by
-                threads = self._huge if await self._are_huge(texts, client) else self._usual
-                return await threads.run(call, client)
+                characters = sum(map(len, texts))
+                is_huge = characters > _HUGE_CHARACTERS
+                if (
+                    not is_huge
+                    and characters * NORMALIZATION_GROWTHS[-1] > _HUGE_CHARACTERS
+                    and not all(map(str.isascii, texts))
+                ):
+                    count = partial(_are_huge_normalized, texts)
+                    is_huge = await self._usual.run(count, client)
+                return await (self._huge if is_huge else self._usual).run(call, client)
         except TimeoutError:
             if self._aborted_by is not None and scope.expired():
                 raise self._aborted_by from None
@@ -84,16 +91,6 @@ class TokenizerThreads:
         self._aborted_by = error
         while self._scopes:
             self._scopes.pop().reschedule(asyncio.get_running_loop().time())
-
-    async def _are_huge(self, texts: list[str], client: str) -> bool:
-        characters = sum(map(len, texts))
-        if characters > _HUGE_CHARACTERS:
-            return True
-        if characters * NORMALIZATION_GROWTHS[-1] <= _HUGE_CHARACTERS or all(
-            map(str.isascii, texts)
-        ):
-            return False
-        return await self._usual.run(partial(_are_huge_normalized, texts), client)
 
     def close(self) -> None:
         """Cancel the calls that have not begun."""
@@ -156,17 +153,6 @@ def normalization_growth(text: str) -> int:
     return 18 if _LIGATURES.search(text) else 4
 
 
-Tokens = TypeVar("Tokens")
-
-
-@dataclass(frozen=True, slots=True)
-class Tokenized(Generic[Tokens]):
-    """The result of a tokenizer, and when it ran."""
-
-    value: Tokens
-    stage: Stage
-
-
 class Admission:
     """Tokenises the texts of requests that hold a permit, and queues their jobs.
 
@@ -179,14 +165,17 @@ class Admission:
         self._metrics = metrics
 
     async def tokenize(
-        self, model: Model, call: Callable[[], Tokens], texts: list[str], client: str
-    ) -> Tokenized[Tokens]:
-        """Run `call`, which tokenises `texts` with the tokenizer of `model`, on another thread."""
+        self, model: Model, call: Callable[[], Result], texts: list[str], client: str
+    ) -> tuple[Result, Stage]:
+        """Run `call`, which tokenises `texts` with the tokenizer of `model`, on another thread.
+
+        Returns its result, and when it ran.
+        """
         started = time.perf_counter()
-        value = await self.threads.run(call, texts, client)
+        result = await self.threads.run(call, texts, client)
         ended = time.perf_counter()
         self._metrics.tokenize.observe(ended - started)
-        return Tokenized(value, Stage("tokenize", started, ended, model.name))
+        return result, Stage("tokenize", started, ended, model.name)
 
     async def submit(self, *jobs: Job) -> None:
         """Queue jobs; return when the device has taken all of them, or raise when one fails.

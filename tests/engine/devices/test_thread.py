@@ -10,7 +10,7 @@ from functools import partial
 
 import pytest
 
-from smart_embedder.engine.devices.thread import DeviceGuard, DeviceThread, run_preempting_call
+from smart_embedder.engine.devices.thread import DeviceThread, guarded, run_preempting_call
 from smart_embedder.errors import (
     DeviceCrashedError,
     DeviceFailedError,
@@ -201,7 +201,7 @@ OTHERS = [
 ]
 
 
-def guarded(error: BaseException | None) -> tuple[list[str], BaseException | None]:
+def raised_for(error: BaseException | None) -> tuple[list[str], BaseException | None]:
     """What is raised for it, and whether memory was freed."""
     freed = list[str]()
 
@@ -211,7 +211,7 @@ def guarded(error: BaseException | None) -> tuple[list[str], BaseException | Non
         return 7
 
     try:
-        assert DeviceGuard(lambda: freed.append("freed")).guard(call) == 7
+        assert guarded(call, lambda: freed.append("freed")) == 7
     except BaseException as raised:  # noqa: BLE001 - the test looks at it
         return freed, raised
     return freed, None
@@ -219,7 +219,7 @@ def guarded(error: BaseException | None) -> tuple[list[str], BaseException | Non
 
 @pytest.mark.parametrize("error", MEMORY, ids=str)
 def test_too_little_memory_is_freed_and_told_without_what_holds_it(error: BaseException) -> None:
-    freed, raised = guarded(error)
+    freed, raised = raised_for(error)
     assert freed == ["freed"]
     assert isinstance(raised, OutOfMemoryError)
     assert raised.retry_after == 30
@@ -228,7 +228,7 @@ def test_too_little_memory_is_freed_and_told_without_what_holds_it(error: BaseEx
 
 @pytest.mark.parametrize(("error", "expected"), OTHERS, ids=lambda case: str(case)[-30:])
 def test_an_error_of_the_device_is_told_from_one_of_the_batch(error, expected) -> None:
-    freed, raised = guarded(error)
+    freed, raised = raised_for(error)
     assert freed == []
     assert type(raised) is expected
     if expected is DeviceFailedError:
@@ -238,4 +238,4 @@ def test_an_error_of_the_device_is_told_from_one_of_the_batch(error, expected) -
 
 
 def test_what_succeeds_is_returned_and_frees_nothing() -> None:
-    assert guarded(None) == ([], None)
+    assert raised_for(None) == ([], None)

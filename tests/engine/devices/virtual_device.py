@@ -9,7 +9,7 @@ import numpy as np
 
 from smart_embedder.engine.devices.executor import DeviceExecutor
 from smart_embedder.engine.devices.limits import ForwardLimit, TokenBudget
-from smart_embedder.engine.devices.thread import DeviceGuard, outcome_of
+from smart_embedder.engine.devices.thread import outcome_of
 from smart_embedder.engine.model import Model
 from smart_embedder.engine.scheduling.job import Job
 from smart_embedder.engine.scheduling.queue import JobQueue
@@ -74,7 +74,7 @@ class VirtualDevice:
             collecting,
             limit=ForwardLimit(fixed, 30.0, seconds_per_token),
             metrics=self.metrics,
-            guard=DeviceGuard(lambda: None),
+            free_memory=lambda: None,
             models={model: model for model in self.models},
             budgets=self.budgets,
             batch_wait=batch_wait,

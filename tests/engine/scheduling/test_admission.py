@@ -70,9 +70,9 @@ async def test_texts_are_tokenised_off_the_loop_and_the_time_is_told(desk, ticki
         ticking.time += 3
         return threading.current_thread().name
 
-    done = await desk.admission.tokenize(FakeModel(), call, ["a"], "client")
-    assert done.value.startswith("tokenizer")
-    assert done.stage == Stage("tokenize", 100, 103, "fake")
+    name, stage = await desk.admission.tokenize(FakeModel(), call, ["a"], "client")
+    assert name.startswith("tokenizer")
+    assert stage == Stage("tokenize", 100, 103, "fake")
     assert desk.metrics.value("embedder_tokenize_seconds_sum") == 3
     assert desk.metrics.value("embedder_tokenize_seconds_count") == 1
 

@@ -14,7 +14,7 @@ import torch
 from torch.nn import functional
 
 import smart_embedder
-from smart_embedder.engine.devices.thread import DeviceGuard
+from smart_embedder.engine.devices.thread import guarded
 from smart_embedder.errors import DeviceFailedError, OutOfMemoryError
 from smart_embedder.models.ops import cuda as cuda_kernels
 from smart_embedder.models.ops.backend import (
@@ -201,7 +201,7 @@ def test_a_launch_that_fails_raises_what_its_device_says(
     kernels._device, kernels._functions = torch.device("cuda:0"), {"gate": None}
     kernels._driver = SimpleNamespace(cuLaunchKernel=lambda *_: (status,))
     with pytest.raises(error):
-        DeviceGuard(lambda: None).guard(lambda: kernels.run("gate", 1, 32))
+        guarded(lambda: kernels.run("gate", 1, 32), lambda: None)
 
 
 def test_where_they_cannot_be_compiled_a_warning_says_why(monkeypatch) -> None:
