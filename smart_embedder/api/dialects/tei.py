@@ -18,14 +18,7 @@ from starlette.responses import JSONResponse, Response
 
 from smart_embedder import __version__
 from smart_embedder.api.catalogue import Role, ServedModel
-from smart_embedder.api.context import (
-    RERANK,
-    Dialect,
-    Endpoint,
-    ErrorFacts,
-    Operation,
-    context_of,
-)
+from smart_embedder.api.context import RERANK, Dialect, Endpoint, ErrorFacts, Operation, context_of
 from smart_embedder.api.dialects import tei_schemas as schemas
 from smart_embedder.api.handler import (
     Call,

@@ -196,7 +196,8 @@ async def stream_embeddings(request: Request, service: ServiceDep) -> Response:
         integer_ids = isinstance(lines, ArrowReader) and lines.integer_ids
         return WRITERS[media_type](replace(options, integer_ids=integer_ids))
 
-    plan = stream_answer.StreamPlan(
+    return stream_answer.StreamResponse(
+        call,
         lines,
         stream_answer.PieceEmbedder(service, embedding),
         embedding,
@@ -206,7 +207,6 @@ async def stream_embeddings(request: Request, service: ServiceDep) -> Response:
         media_type=media_type,
         encoding=encoding_of(request) if media_type == NDJSON else None,
     )
-    return stream_answer.StreamResponse(call, plan)
 
 
 def _options(query: bytes) -> EmbeddingFields:

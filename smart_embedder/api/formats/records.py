@@ -14,12 +14,7 @@ from starlette.requests import Request
 from smart_embedder.api.context import preference, preferences
 from smart_embedder.api.formats import arrow, binary
 from smart_embedder.api.formats.binary import item_of, pack
-from smart_embedder.api.formats.vectors import (
-    EmbeddingAnswer,
-    TextVectors,
-    render_item,
-    vectors_of,
-)
+from smart_embedder.api.formats.vectors import EmbeddingAnswer, TextVectors, render_item, vectors_of
 from smart_embedder.api.rendering import JSON, Chunk
 from smart_embedder.engine.records import EmbedRequest, SparseVector, TextEmbedding, TokenStrings
 

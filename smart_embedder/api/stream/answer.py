@@ -251,39 +251,38 @@ class PieceEmbedder:
             await asyncio.sleep(pause)
 
 
-@dataclass(frozen=True, slots=True)
-class StreamPlan:
-    """How one stream is read, computed and written.
+_Result = asyncio.Task[Piece | SmartEmbedderError] | SmartEmbedderError
+
+
+class StreamResponse(Response):
+    """Embeds the lines of the request's body while it arrives.
 
     A piece holds at most `max_lines`, and about as many bytes of the body as `size` says.
     `make_writer` is called when `lines` has read the beginning of the body.
     """
 
-    lines: LineReader
-    embedder: PieceEmbedder
-    request: EmbedRequest
-    make_writer: Callable[[], RecordWriter]
-    max_lines: int
-    size: PieceSize
-    media_type: str
-    encoding: str | None
-
-
-_Result = asyncio.Task[Piece | SmartEmbedderError] | SmartEmbedderError
-
-
-class StreamResponse(Response):
-    """Embeds the lines of the request's body while it arrives."""
-
-    def __init__(self, call: Call, plan: StreamPlan) -> None:
-        super().__init__(media_type=plan.media_type)
+    def __init__(
+        self,
+        call: Call,
+        lines: LineReader,
+        embedder: PieceEmbedder,
+        request: EmbedRequest,
+        make_writer: Callable[[], RecordWriter],
+        *,
+        max_lines: int,
+        size: PieceSize,
+        media_type: str,
+        encoding: str | None,
+    ) -> None:
+        super().__init__(media_type=media_type)
         del self.headers["content-length"]
         # Tells nginx not to buffer the answer.
         self.headers["X-Accel-Buffering"] = "no"
-        if plan.encoding is not None:
-            self.headers.update({"Content-Encoding": plan.encoding, "Vary": "Accept-Encoding"})
-        self._compressor = None if plan.encoding is None else FlushedCompressor(plan.encoding)
-        self._call, self._plan = call, plan
+        if encoding is not None:
+            self.headers.update({"Content-Encoding": encoding, "Vary": "Accept-Encoding"})
+        self._compressor = None if encoding is None else FlushedCompressor(encoding)
+        self._call, self._lines, self._embedder, self._request = call, lines, embedder, request
+        self._make_writer, self._max_lines, self._size = make_writer, max_lines, size
         self._slots = asyncio.Semaphore(PIECES)
         self._memory = PieceMemory(call.context.answer.allowed)
         # Pieces, or the error that ends the stream, in order; None is the end.
@@ -298,7 +297,7 @@ class StreamResponse(Response):
         settings, context = self._call.service.settings, self._call.context
         body = StreamBody(
             receive,
-            self._plan.lines,
+            self._lines,
             context.memory,
             self._stalled_seconds,
             scope["state"].get("is_closing"),
@@ -331,11 +330,11 @@ class StreamResponse(Response):
 
     async def _make_pieces(self, body: StreamBody, group: TaskGroup) -> None:
         """Compute a piece whenever a slot is free; an error of the body is sent in its place."""
-        service, plan, client = self._call.service, self._plan, self._call.context.client
+        service, client = self._call.service, self._call.context.client
         while True:
             await self._slots.acquire()
             try:
-                lines = await body.take(plan.max_lines, plan.size.bytes)
+                lines = await body.take(self._max_lines, self._size.bytes)
             except SmartEmbedderError as error:
                 self._results.put_nowait(error)
                 return
@@ -354,15 +353,15 @@ class StreamResponse(Response):
 
     async def _compute(self, lines: list[Line], answer: PieceAnswer) -> Piece | SmartEmbedderError:
         try:
-            piece = await self._plan.embedder.embed(lines, answer)
+            piece = await self._embedder.embed(lines, answer)
         except SmartEmbedderError as error:
             return error
-        self._plan.size.observe(piece)
+        self._size.observe(piece)
         self._call.context.memory.hold_vectors(piece.nbytes)
         return piece
 
     async def _answer(self, body: StreamBody, send: Send) -> None:
-        context, writer = self._call.context, self._plan.make_writer()
+        context, writer = self._call.context, self._make_writer()
         start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
         await send(start)
         last = b""
@@ -404,7 +403,7 @@ class StreamResponse(Response):
             records: list[Record] = []
             size = 0
             for result in results:
-                records.append(result.record(self._plan.request, self._memory.max_bytes))
+                records.append(result.record(self._request, self._memory.max_bytes))
                 vectors = records[-1].vectors
                 size += 0 if vectors is None else vectors.nbytes
                 if size >= _UNIT_BYTES:

@@ -17,12 +17,7 @@ from smart_embedder.engine.records import (
     TextEmbedding,
     TokenStrings,
 )
-from tests.support.formats import (
-    READERS,
-    arrays_of,
-    assert_arrays,
-    facts_of,
-)
+from tests.support.formats import READERS, arrays_of, assert_arrays, facts_of
 
 WIDTHS = (16, 8)
 NAMES = {"model_name": "d"}

@@ -9,11 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smart_embedder.api.formats.binary import pack
-from smart_embedder.api.formats.vectors import (
-    EmbeddingAnswer,
-    hold_rendering,
-    vectors_of,
-)
+from smart_embedder.api.formats.vectors import EmbeddingAnswer, hold_rendering, vectors_of
 from smart_embedder.api.handler import LARGE_ANSWER_BYTES
 from smart_embedder.engine.records import (
     AnswerMemory,

@@ -26,7 +26,6 @@ from smart_embedder.api.stream.answer import (
     PieceEmbedder,
     PieceMemory,
     PieceSize,
-    StreamPlan,
     StreamResponse,
 )
 from smart_embedder.api.stream.lines import Line, NdjsonReader
@@ -175,7 +174,8 @@ class Stream:
         writer.write = counted  # type: ignore[method-assign]
         size = PieceSize(1000)
         size.observe = self.observe  # type: ignore[method-assign]
-        plan = StreamPlan(
+        response = StreamResponse(
+            Call(Request(scope), self.service),
             NdjsonReader(1 << 20),
             SimpleNamespace(embed=self.embed),  # type: ignore[arg-type]
             request,
@@ -185,7 +185,6 @@ class Stream:
             media_type=NDJSON,
             encoding=encoding,
         )
-        response = StreamResponse(Call(Request(scope), self.service), plan)
         return asyncio.create_task(response(scope, self.receive, self.send))
 
     async def whole(self) -> list[dict[str, Any]]:
