@@ -5,6 +5,7 @@ copied. A message on the socket (a descriptor) asks for a copy. With it come the
 copy's output, and of another socket that is told its process id and its exit status.
 """
 
+import importlib
 import json
 import os
 import runpy
@@ -14,10 +15,17 @@ import sys
 from contextlib import suppress
 from typing import Any
 
-import smart_embedder.main
-import smart_embedder.models.loader
-import smart_embedder.server.process  # noqa: F401 - for the copies, as the others
-
+# With what these import in turn. PyTorch and uvicorn import the last ones when a model is loaded
+# and the loop begins, which costs a second of the processor.
+_IMPORTED_BY_A_START = (
+    "smart_embedder.main",
+    "smart_embedder.models.loader",
+    "smart_embedder.server.process",
+    "torch._dynamo",
+    "uvicorn.lifespan.on",
+    "uvicorn.loops.auto",
+    "uvloop",
+)
 _MESSAGE_BYTES = 65_536
 
 
@@ -55,6 +63,8 @@ def _become_a_copy(output: int, status: int) -> None:
 
 def main() -> None:
     """Make copies of this process; in a copy, run what was asked for."""
+    for name in _IMPORTED_BY_A_START:
+        importlib.import_module(name)
     start = _wait_for_a_start(socket.socket(fileno=int(sys.argv[1])))
     if start is None:
         return
