@@ -14,7 +14,9 @@ def main() -> None:
     """Serve, with the settings that the command line gives, or run a command of the client."""
     arguments = sys.argv[1:]
     if arguments and not arguments[0].startswith("-"):
-        _run_command(arguments[0])
+        for command in metadata.entry_points(group=_COMMANDS, name=arguments[0]):
+            if command.name != "serve":  # That is this package's own.
+                sys.exit(command.load()())
     if {"-h", "--help"} & {*arguments}:
         parse_flags(["--help"])  # Exits; importing the service takes longer.
     collect_rarely()  # As `run` does, too late for the imports.
@@ -22,13 +24,6 @@ def main() -> None:
     from smart_embedder.server.process import run  # noqa: PLC0415
 
     run(create_app, arguments)
-
-
-def _run_command(name: str) -> None:
-    """Run the command of that name and exit, if an installed package provides it."""
-    for command in metadata.entry_points(group=_COMMANDS, name=name):
-        if command.name != "serve":  # That is this package's own.
-            sys.exit(command.load()())
 
 
 if __name__ == "__main__":

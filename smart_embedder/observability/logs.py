@@ -14,17 +14,11 @@ log = structlog.get_logger(__name__)
 _MAX_CHARACTERS = 200
 
 
-class _InfoAsDebug(logging.Filter):
-    """Lowers a library's records from info to debug."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Whether the record is shown."""
-        if record.levelno == logging.INFO:
-            record.levelno, record.levelname = logging.DEBUG, "DEBUG"
-        return record.levelno >= logging.getLogger().level
-
-
-_INFO_AS_DEBUG = _InfoAsDebug()
+def _info_as_debug(record: logging.LogRecord) -> bool:
+    """Lower a library's record from info to debug; tell whether it is shown."""
+    if record.levelno == logging.INFO:
+        record.levelno, record.levelname = logging.DEBUG, "DEBUG"
+    return record.levelno >= logging.getLogger().level
 
 
 def configure_logs(log_format: str, level: str, *, server_at: str = "debug") -> None:
@@ -61,9 +55,9 @@ def configure_logs(log_format: str, level: str, *, server_at: str = "debug") -> 
         logger.handlers.clear()
         logger.propagate = True
     server = logging.getLogger("uvicorn.error")
-    server.removeFilter(_INFO_AS_DEBUG)
+    server.removeFilter(_info_as_debug)
     if server_at == "debug":
-        server.addFilter(_INFO_AS_DEBUG)
+        server.addFilter(_info_as_debug)
 
 
 def renderers(log_format: str) -> list[Processor]:

@@ -210,8 +210,8 @@ class Metrics:
         gauge = self._gauge
         self.memory = {
             kind: [
-                gauge(f"embedding_gpu_memory_{kind}_bytes", f"GPU memory {kind} by this process"),
-                gauge(f"gpu_memory_{kind}_bytes", f"GPU memory {kind} by this process"),
+                gauge(f"{older}gpu_memory_{kind}_bytes", f"GPU memory {kind} by this process")
+                for older in ("embedding_", "")
             ]
             for kind in ("allocated", "reserved")
         } | {
@@ -254,10 +254,13 @@ class Metrics:
         self, names: Sequence[str], states: Sequence[str], read: Callable[[int], str]
     ) -> None:
         """Let the gauges of states call `read` with a model's index whenever they are scraped."""
+
+        def is_in(index: int, state: str) -> float:
+            return float(read(index) == state)
+
         for index, name in enumerate(names):
             for state in states:
-                is_in = partial(_is_in, state, partial(read, index))
-                self.model_state.labels(name, state).set_function(is_in)
+                self.model_state.labels(name, state).set_function(partial(is_in, index, state))
 
     def watch_further_model(self, name: str, requests: Callable[[], int]) -> None:
         """Create the series of a model of MODELS; its gauge reads `requests` when it is scraped."""
@@ -280,7 +283,3 @@ class Metrics:
     def render(self) -> bytes:
         """All series in Prometheus' text format."""
         return generate_latest(self.registry)
-
-
-def _is_in(state: str, read: Callable[[], str]) -> float:
-    return float(read() == state)

@@ -17,7 +17,11 @@ def require_port(host: str, port: int) -> None:
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         ):
             with socket.socket(family, kind, number) as probe:
-                _bind(probe, address)
+                if os.name == "posix":  # As asyncio; Windows would take over another's port.
+                    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if probe.family == socket.AF_INET6:
+                    probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                probe.bind(address)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise StartupError(
@@ -26,11 +30,3 @@ def require_port(host: str, port: int) -> None:
         raise StartupError(
             f"HOST={host} PORT={port} cannot be listened on: {error.strerror}"
         ) from error
-
-
-def _bind(probe: socket.socket, address: tuple[object, ...]) -> None:
-    if os.name == "posix":  # As asyncio does; on Windows it would take over another process's port.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    if probe.family == socket.AF_INET6:
-        probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-    probe.bind(address)

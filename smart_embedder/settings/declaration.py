@@ -461,10 +461,10 @@ def allowed_in(field: FieldInfo) -> str:
     if words := choices(field):
         return _either(words)
     parts = [*field.metadata, *_parts(field.annotation)]
-    texts = [each.text for each in parts if isinstance(each, Allowed)]
+    texts = [each for each in parts if isinstance(each, Allowed)]
     # The words of an optional field are nested in its type.
-    texts += [_either(get_args(each)) for each in parts if get_origin(each) is Literal]
-    return next(iter(texts), "")
+    words_inside = (_either(get_args(each)) for each in parts if get_origin(each) is Literal)
+    return texts[0] if texts else next(words_inside, "")
 
 
 def shown(name: str, value: str) -> str:

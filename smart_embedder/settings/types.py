@@ -2,7 +2,6 @@
 
 import os
 import re
-from dataclasses import dataclass
 from functools import cache
 from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
@@ -20,11 +19,10 @@ INT8 = "int8"
 _ADDRESS = re.compile(r"://|:[^/]*@")
 
 
-@dataclass(frozen=True, slots=True)
-class Allowed:
+class Allowed(str):
     """The text, in a type's annotation, that tells which values are allowed."""
 
-    text: str
+    __slots__ = ()
 
 
 def _fold_case(value: object) -> object:
