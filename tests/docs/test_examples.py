@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 from sybil import Example
 
-from tests.docs.examples import DOCUMENTATION, PAGES
-from tests.docs.outputs import check_json, check_lines
+from tests.docs.examples import DOCUMENTATION, PAGES, check_json, check_lines
 from tests.support.server import RunningServer
 
 EXAMPLES = [example for page in PAGES for example in DOCUMENTATION.parse(page).examples()]

@@ -43,6 +43,7 @@ def test_the_same_port_of_both_families_is_listened_on_by_one_process() -> None:
         require_port("::", port)
 
 
-def test_an_address_of_another_machine_is_no_port_that_is_taken() -> None:
-    with pytest.raises(StartupError, match="HOST=203.0.113.7 PORT=80 cannot be listened on: "):
-        require_port("203.0.113.7", 80)
+@pytest.mark.parametrize("host", ["203.0.113.7", "no.such.host.invalid"])
+def test_an_address_of_another_machine_is_no_port_that_is_taken(host: str) -> None:
+    with pytest.raises(StartupError, match=f"^HOST={host} PORT=80 cannot be listened on: ."):
+        require_port(host, 80)

@@ -27,12 +27,6 @@ from tests.support.nvidia_driver import install_driver
 from tests.support.server import REPOSITORY, run_server
 
 
-@pytest.fixture
-def broken(tiny_m3: Path, tmp_path: Path) -> Path:
-    """A copy of the tiny checkpoint for a test to damage."""
-    return Path(shutil.copytree(tiny_m3, tmp_path / "broken"))
-
-
 def test_a_wrong_setting_stops_the_start_before_the_port_opens(tmp_path: Path) -> None:
     status, output = run_to_the_end(tmp_path, fresh=True, MAX_BATCH_TOKENS="plenty")
     assert status == 1
@@ -42,34 +36,10 @@ def test_a_wrong_setting_stops_the_start_before_the_port_opens(tmp_path: Path) -
     )
 
 
-def test_a_missing_head_stops_the_start(tmp_path: Path, broken: Path) -> None:
+def test_a_model_that_is_not_whole_stops_the_start(tmp_path: Path, tiny_m3: Path) -> None:
+    broken = Path(shutil.copytree(tiny_m3, tmp_path / "broken"))
     (broken / "colbert_linear.pt").unlink()
     failing_start(tmp_path, broken, f"the head colbert_linear.pt is missing in {broken}")
-
-
-def test_a_truncated_head_stops_the_start(tmp_path: Path, broken: Path) -> None:
-    path = broken / "sparse_linear.pt"
-    path.write_bytes(path.read_bytes()[:700])
-    failing_start(tmp_path, broken, f"the head {path} is damaged")
-
-
-def test_a_head_of_the_wrong_shape_stops_the_start(tmp_path: Path, broken: Path) -> None:
-    torch.save(torch.nn.Linear(32, 1).state_dict(), broken / "sparse_linear.pt")
-    failing_start(tmp_path, broken, "has the wrong shape: weight [1, 32]")
-
-
-def test_a_reranker_that_is_an_embedding_model_stops_the_start(tmp_path, tiny_m3: Path) -> None:
-    failing_start(
-        tmp_path,
-        tiny_m3,
-        "holds an embedding model and not a reranker",
-        RERANKER_MODEL=str(tiny_m3),
-    )
-
-
-def test_an_unknown_model_type_stops_the_start(tmp_path: Path, broken: Path) -> None:
-    (broken / "config.json").write_text('{"model_type": "gpt2"}')
-    failing_start(tmp_path, broken, "holds a model of type gpt2; known here:")
 
 
 # Python runs a module of this name before anything else.
@@ -96,12 +66,6 @@ def test_an_error_that_nobody_foresaw_is_a_sentence_and_an_ordinary_traceback(
     assert len(output) < 10_000
 
 
-def test_a_model_that_is_not_there_says_what_to_fetch(tmp_path: Path) -> None:
-    failing_start(
-        tmp_path, Path("BAAI/bge-m3"), "hf download BAAI/bge-m3", HF_HOME=str(tmp_path / "cache")
-    )
-
-
 def test_a_failed_start_ends_with_its_reason_whatever_else_is_logged(tmp_path: Path) -> None:
     status, output = run_to_the_end(
         tmp_path, fresh=True, EMBEDDING_MODEL="/absent", LOG_LEVEL="debug"
@@ -114,58 +78,26 @@ def test_a_failed_start_ends_with_its_reason_whatever_else_is_logged(tmp_path: P
 WITHOUT_HOME = ["unshare", "--user", "--map-user=54321", "--map-group=54321", "env", "-u", "HOME"]
 
 
-@pytest.fixture
-def without_home() -> list[str]:
-    """The beginning of a command that runs as a user without an entry in the system."""
+def test_a_local_model_is_served_without_a_home_folder(tmp_path: Path, tiny_m3: Path) -> None:
+    """By a user without an entry in the system."""
     tried = subprocess.run([*WITHOUT_HOME, "true"], capture_output=True, check=False)
     if tried.returncode:
         pytest.skip(f"no other user may be had here: {tried.stderr.decode().strip()}")
-    return WITHOUT_HOME
-
-
-def test_a_local_model_is_served_without_a_home_folder(
-    tmp_path: Path, tiny_m3: Path, without_home: list[str]
-) -> None:
-    with run_server(tmp_path, prefix=without_home, EMBEDDING_MODEL=str(tiny_m3)) as server:
+    with run_server(tmp_path, prefix=WITHOUT_HOME, EMBEDDING_MODEL=str(tiny_m3)) as server:
         server.wait_until_healthy()
         assert server.stop() == 0
-
-
-def test_a_model_of_the_hub_needs_a_folder_to_be_kept_in(
-    tmp_path: Path, without_home: list[str]
-) -> None:
-    sentence = "this user has no home folder; set HF_HOME to a folder"
-    failing_start(tmp_path, Path("BAAI/bge-m3"), sentence, without_home)
-
-
-def test_a_gpu_that_is_not_there_stops_the_start(tmp_path: Path, tiny_m3: Path) -> None:
-    if torch.cuda.is_available():
-        pytest.skip("this machine has a GPU")
-    failing_start(tmp_path, tiny_m3, "DEVICE=cuda needs an NVIDIA GPU", DEVICE="cuda")
 
 
 TOO_OLD = "The NVIDIA driver on your system is too old (found version 12040)"
 
 
-@pytest.fixture
-def old_driver(tmp_path: Path) -> dict[str, str]:
-    """The environment of a process with a driver that is too old for PyTorch's CUDA."""
+def test_a_driver_too_old_for_the_wheel_leaves_the_cpu_to_auto(
+    tmp_path: Path, tiny_m3: Path
+) -> None:
     if torch.version.cuda is None:
         pytest.skip("this PyTorch is the build for CPUs, which asks no driver")
-    return install_driver(tmp_path, 12_040)
-
-
-def test_a_driver_too_old_for_the_wheel_stops_the_start(
-    tmp_path: Path, tiny_m3: Path, old_driver: dict[str, str]
-) -> None:
-    failing_start(tmp_path, tiny_m3, f"it sees none ({TOO_OLD}); ", DEVICE="cuda", **old_driver)
-
-
-def test_a_driver_too_old_for_the_wheel_leaves_the_cpu_to_auto(
-    tmp_path: Path, tiny_m3: Path, old_driver: dict[str, str]
-) -> None:
     settings = {"EMBEDDING_MODEL": str(tiny_m3), "DEVICE": "auto"}
-    with run_server(tmp_path, **settings, **old_driver) as server:
+    with run_server(tmp_path, **settings, **install_driver(tmp_path, 12_040)) as server:
         server.wait_until_healthy()
     (line,) = [line for line in server.lines if "[warning " in line]
     assert "no_gpu_used" in line
@@ -181,44 +113,6 @@ def test_a_port_that_is_taken_stops_the_start_with_one_sentence(tmp_path: Path) 
         f"Smart Embedder cannot start: port {port} of 127.0.0.1 is taken: end what listens there, "
         "or set another PORT\n"
     )
-
-
-TRIED_BEFORE_IT_WAS_TAKEN = """
-import smart_embedder.server.process as process
-from smart_embedder.main import create_app
-
-tried, require_port = [], process.require_port
-process.require_port = lambda *where: require_port(*where) if tried else tried.append(where)
-process.run(create_app)
-"""
-
-
-def test_a_port_that_is_taken_after_it_was_tried_is_told_in_the_same_words(tmp_path: Path) -> None:
-    """As by another start in the same moment."""
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        port = str(other.getsockname()[1])
-        variables = {"PYTHONPATH": str(REPOSITORY), "PORT": port, "HF_HUB_OFFLINE": "1"}
-        ended = subprocess.run(
-            [sys.executable, "-c", TRIED_BEFORE_IT_WAS_TAKEN],
-            cwd=tmp_path,
-            env={"PATH": os.environ["PATH"], "HOME": str(tmp_path)} | variables,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-    assert ended.returncode == 1
-    assert ended.stderr.splitlines()[-1] == (
-        f"Smart Embedder cannot start: port {port} of 127.0.0.1 is taken: end what listens there, "
-        "or set another PORT"
-    )
-
-
-@pytest.mark.parametrize("host", ["203.0.113.7", "no.such.host.invalid"])
-def test_an_address_that_is_not_this_machines_stops_the_start(host: str, tmp_path: Path) -> None:
-    status, output = run_to_the_end(tmp_path, HOST=host)
-    assert status == 1
-    assert output.startswith(f"Smart Embedder cannot start: HOST={host} PORT=0 cannot be listened")
-    assert output.count("\n") == 1
 
 
 def test_importing_the_app_does_nothing(tmp_path: Path) -> None:
@@ -427,6 +321,20 @@ def test_a_start_that_failed_ends_the_server_and_is_told_last(
     assert (config.app, config.timeout_keep_alive, config.access_log) == ("app", 75, False)
     assert not config.server_header
     assert not config.proxy_headers
+
+
+def test_a_port_that_is_taken_after_it_was_tried_is_told_in_the_same_words(monkeypatch) -> None:
+    """As by another start in the same moment, of which uvicorn knows no words."""
+
+    class Refused(StartedServer):
+        def run(self) -> None:
+            raise SystemExit(1)
+
+    monkeypatch.setattr(process, "DrainingServer", Refused)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        settings = Settings(port=other.getsockname()[1])
+        with pytest.raises(StartupError, match=r"port \d+ of 127\.0\.0\.1 is taken: end what"):
+            process.serve(settings, lambda *_, **__: "app")
 
 
 def test_the_start_is_spared_and_what_comes_later_is_collected() -> None:

@@ -1,4 +1,4 @@
-"""Unpacking costs as much as its bytes, however they were packed, and others run meanwhile."""
+"""413 before a body is read whole; unpacking costs what its bytes cost, however they are packed."""
 
 import asyncio
 import gzip
@@ -9,25 +9,48 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smart_embedder.api.context import EMBEDDING_STREAM, RequestContext
 from smart_embedder.engine.scheduling.fairness import LoopTurns
 from smart_embedder.errors import BodyTooLargeError, InvalidRequestError
 from smart_embedder.middleware import body as unpack_body
-from smart_embedder.middleware.body import UnpackBody
+from smart_embedder.middleware.body import LimitBody, UnpackBody
 from tests.middleware.exchange import Inner, exchange, part_of
+
+
+@pytest.mark.parametrize(("announced", "status"), [(b"100", 200), (b"101", 413), (b"x", 200)])
+async def test_an_announced_length_is_refused_before_anything_is_read(announced, status) -> None:
+    inner = Inner()
+    _, sent = await exchange(LimitBody(inner, 100), b"a", headers=[(b"content-length", announced)])
+    assert sent[0]["status"] == status
+    assert inner.called == (status == 200)
+    if status == 413:
+        assert b"larger than 100 bytes (MAX_BODY_BYTES)" in sent[1]["body"]
+
+
+async def test_a_body_without_a_length_is_refused_at_the_byte_too_many() -> None:
+    inner = Inner()
+    await exchange(LimitBody(inner, 100), b"a" * 60, b"a" * 40)
+    assert inner.body == b"a" * 100
+    with pytest.raises(BodyTooLargeError):
+        await exchange(LimitBody(Inner(), 100), b"a" * 60, b"a" * 41, b"never read")
+
+
+async def test_a_stream_has_no_limit() -> None:
+    inner = Inner()
+    length = [(b"content-length", b"200")]
+    await exchange(LimitBody(inner, 100), b"a" * 200, path="/embeddings/stream", headers=length)
+    assert inner.body == b"a" * 200
+
+
+# Unpacking.
 
 EMPTY = gzip.compress(b"", mtime=0)
 TINY = gzip.compress(b" ", mtime=0)
-CONTEXT = RequestContext("id", "/embeddings/stream", EMBEDDING_STREAM, "192.0.2.1")
 PACKED = [(b"content-encoding", b"gzip")]
 
 
 async def unpack(*messages: bytes) -> list[bytes]:
-    """The pieces that come out of a body that arrives in these messages."""
-    left, pieces = list(messages), []
-
-    async def receive():
-        return part_of({"body": left.pop(0), "more_body": bool(left)})
+    """The pieces that come out of a stream that arrives in these messages."""
+    pieces = []
 
     async def read(_scope, receive, _send) -> None:
         more = True
@@ -36,8 +59,8 @@ async def unpack(*messages: bytes) -> list[bytes]:
             pieces.append(message["body"])
             more = message["more_body"]
 
-    scope = {"type": "http", "state": {"context": CONTEXT}, "headers": PACKED}
-    await UnpackBody(read, 1, LoopTurns())(scope, receive, None)
+    app = UnpackBody(read, 1, LoopTurns())
+    await exchange(app, *messages, path="/embeddings/stream", headers=PACKED)
     assert pieces.pop() == b""
     return pieces
 
@@ -119,7 +142,7 @@ async def test_a_member_that_fills_a_piece_is_whole_and_so_is_what_follows(size,
 @pytest.mark.parametrize("more", [True, False], ids=["in the middle", "after the end"])
 async def test_a_client_that_leaves_a_packed_body_has_left(more: bool) -> None:
     gone = {"type": "http.disconnect"}
-    messages = [{"type": "http.request", "body": TINY, "more_body": more}, gone, gone]
+    messages = [part_of({"body": TINY, "more_body": more}), gone, gone]
     received: list[dict[str, object]] = []
 
     async def receive():
@@ -129,8 +152,10 @@ async def test_a_client_that_leaves_a_packed_body_has_left(more: bool) -> None:
         while messages:
             received.append(await receive())
 
-    scope = {"type": "http", "state": {"context": CONTEXT}, "headers": PACKED}
-    await UnpackBody(read, 100, LoopTurns())(scope, receive, None)
+    async def leave(scope, _receive, send) -> None:
+        await UnpackBody(read, 100, LoopTurns())(scope, receive, send)
+
+    await exchange(leave, path="/embeddings/stream", headers=PACKED)
     end = {"type": "http.request", "body": b"", "more_body": False}
     assert received == [
         {"type": "http.request", "body": b" ", "more_body": True},
@@ -172,10 +197,8 @@ async def test_what_is_packed_otherwise_is_left_as_it_is(encoding: bytes) -> Non
 async def test_a_body_may_unpack_to_what_a_body_may_hold_and_a_stream_to_anything(
     size: int, path: str, refused: bool
 ) -> None:
-    inner, headers = Inner(), [(b"content-encoding", b"gzip")]
-    request = exchange(
-        UnpackBody(inner, 100, LoopTurns()), gzip.compress(b"a" * size), path=path, headers=headers
-    )
+    inner, packed = Inner(), gzip.compress(b"a" * size)
+    request = exchange(UnpackBody(inner, 100, LoopTurns()), packed, path=path, headers=PACKED)
     if refused:
         with pytest.raises(BodyTooLargeError, match="the unpacked body is larger than 100 bytes"):
             await request
@@ -190,6 +213,4 @@ async def test_a_body_may_unpack_to_what_a_body_may_hold_and_a_stream_to_anythin
 )
 async def test_a_body_that_is_no_gzip_is_refused_with_the_reason(content, reason) -> None:
     with pytest.raises(InvalidRequestError, match=reason):
-        await exchange(
-            UnpackBody(Inner(), 100, LoopTurns()), content, headers=[(b"content-encoding", b"gzip")]
-        )
+        await exchange(UnpackBody(Inner(), 100, LoopTurns()), content, headers=PACKED)

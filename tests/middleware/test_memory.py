@@ -1,26 +1,122 @@
-"""The limit hits the client that causes it; a request releases all its memory when it ends."""
+"""How slowly a body may come; the limit hits the client that causes it; what a stream holds."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
+from typing import Any
 
 import pytest
 
-from smart_embedder.api.context import NATIVE_EMBEDDINGS, RequestContext
+from smart_embedder.api.context import EMBEDDING_STREAM, NATIVE_EMBEDDINGS, RequestContext
 from smart_embedder.engine.scheduling.fairness import LoopTurns
 from smart_embedder.errors import BodyStalledError, InvalidRequestError, QueueFullError
 from smart_embedder.middleware.memory import (
+    MIN_BYTES_PER_SECOND,
     BodyMemory,
     Exchange,
     HeldAnswer,
     LimitMemory,
+    Memory,
     Reservation,
     ResponseMemory,
+    StreamedExchange,
+    TimedBody,
 )
 from tests.middleware.exchange import part_of
+from tests.support.skipped_time import in_skipped_time, now, turns
 
 MIB = 1 << 20
 HELD = 16 * MIB
+PATIENCE = 90.0
+WINDOW = 10.0
+ENOUGH = int(MIN_BYTES_PER_SECOND * WINDOW)
+Parts = Iterable[tuple[float, int]]
+
+
+def arriving(parts: Parts, *, whole: bool = False) -> Any:
+    """A body whose parts come after so many seconds each; then nothing, or what follows it."""
+    left = list(parts)
+    inbox = asyncio.Queue[dict[str, Any]]()
+
+    async def arrive() -> None:
+        for number, (seconds, size) in enumerate(left):
+            await asyncio.sleep(seconds)
+            more = not whole or number + 1 < len(left)
+            inbox.put_nowait({"type": "http.request", "body": b"x" * size, "more_body": more})
+
+    inbox.arriving = asyncio.create_task(arrive())  # type: ignore[attr-defined]
+    return inbox.get
+
+
+def body_of(parts: Parts, *, whole: bool = False) -> TimedBody:
+    return TimedBody(arriving(parts, whole=whole), Reservation("a client"), WINDOW)
+
+
+async def seconds_until_refused(*parts: tuple[float, int]) -> float:
+    began, body = now(), body_of(parts)
+    with pytest.raises(BodyStalledError, match="10 s must bring the rest of it, or 1024 bytes"):
+        await read_on(body)
+    return now() - began
+
+
+async def read_on(body: TimedBody) -> None:
+    while True:
+        await body.receive()
+
+
+@in_skipped_time
+async def test_a_body_that_does_not_come_is_refused_when_its_time_is_over() -> None:
+    assert await seconds_until_refused() == pytest.approx(WINDOW, abs=0.3)
+    assert await seconds_until_refused((1, ENOUGH - 1)) == pytest.approx(WINDOW, abs=0.3)
+
+
+@in_skipped_time
+async def test_each_window_must_bring_its_bytes() -> None:
+    # The first message after the end of a window ends it: it may bring what was missing.
+    steady = [(0.5, ENOUGH // 20)] * 60
+    assert await seconds_until_refused(*steady) == pytest.approx(40, abs=1)
+    trickle = [(1.0, ENOUGH // 20)] * 60
+    assert await seconds_until_refused(*trickle) == pytest.approx(WINDOW, abs=1)
+    # What one window has too much is not there for the next.
+    assert await seconds_until_refused((9.9, 5 * ENOUGH), (0.2, 1)) == pytest.approx(20.2, abs=0.3)
+
+
+@in_skipped_time
+async def test_the_rest_of_a_body_is_enough_however_small_and_what_follows_has_all_time() -> None:
+    body = body_of([(9.9, 1), (0.2, 1)], whole=True)
+    await body.receive()
+    assert not body.complete
+    assert (await body.receive())["body"] == b"x"
+    assert body.complete
+    follows = asyncio.create_task(body.receive())
+    await asyncio.sleep(1000)
+    assert not follows.done()
+    follows.cancel()
+
+
+@in_skipped_time
+async def test_what_has_arrived_while_the_process_was_stopped_is_read() -> None:
+    body = body_of([(WINDOW + 0.2, ENOUGH)])
+    assert len((await body.receive())["body"]) == ENOUGH
+    body = body_of([(WINDOW + 0.3, ENOUGH)])
+    with pytest.raises(BodyStalledError):
+        await body.receive()
+
+
+@in_skipped_time
+async def test_where_memory_is_short_its_time_is_over_at_once() -> None:
+    body, began = body_of([]), now()
+    receives = asyncio.create_task(body.receive())
+    await turns()
+    body._held.evict()
+    with pytest.raises(BodyStalledError, match="while memory was short"):
+        await receives
+    assert now() - began < 0.3
+    with pytest.raises(BodyStalledError, match="while memory was short"):
+        await body.receive()
+
+
+# What all requests hold.
 
 
 def scope(client: str = "192.0.2.1", abort: Callable[[], None] | None = None) -> dict:
@@ -52,14 +148,8 @@ async def read_whole(_scope, receive, _send) -> None:
 
 def limited(app, max_bytes: int = HELD, answer_bytes: int = HELD, **options) -> LimitMemory:
     """The middleware with as much room for answers as for bodies."""
-    return LimitMemory(
-        app,
-        max_bytes,
-        answer_bytes=answer_bytes,
-        max_answers_bytes=max_bytes,
-        turns=LoopTurns(),
-        **options,
-    )
+    options |= {"answer_bytes": answer_bytes, "max_answers_bytes": max_bytes}
+    return LimitMemory(app, max_bytes, turns=LoopTurns(), **options)
 
 
 def take(bodies: BodyMemory, count: int, client: str, size: int = MIB) -> None:
@@ -342,28 +432,16 @@ def test_what_is_rendered_whole_is_freed_as_it_is_sent(clock: Clock) -> None:
 
 
 def test_an_answer_is_evicted_only_when_it_waits_to_be_read(clock: Clock) -> None:
+    """One that took long to make has its time, too."""
     responses, evicted = ResponseMemory(HELD), []
     answer = HeldAnswer(responses, "a", 12 * MIB, lambda: evicted.append("a"))
     answer.need(12 * MIB, *ADVICE)
-    clock.pass_seconds(60)
-    with pytest.raises(QueueFullError):
-        answer_of(responses, "b", HELD).need(8 * MIB, *ADVICE)
-    answer.begin(None)
+    for begin in (lambda: None, lambda: answer.begin(None)):
+        clock.pass_seconds(60)
+        begin()
+        with pytest.raises(QueueFullError):
+            answer_of(responses, "b", HELD).need(8 * MIB, *ADVICE)
     answer.sent(MIB)
-    clock.pass_seconds(2)
-    answer_of(responses, "b", HELD).need(8 * MIB, *ADVICE)
-    assert evicted == ["a"]
-
-
-def test_an_answer_that_took_long_to_make_has_its_time_to_be_read(clock: Clock) -> None:
-    responses, evicted = ResponseMemory(HELD), []
-    answer = HeldAnswer(responses, "a", 12 * MIB, lambda: evicted.append("a"))
-    answer.need(12 * MIB, *ADVICE)
-    clock.pass_seconds(60)
-    answer.begin(None)
-    with pytest.raises(QueueFullError):
-        answer_of(responses, "b", HELD).need(8 * MIB, *ADVICE)
-    assert not evicted
     clock.pass_seconds(2)
     answer_of(responses, "b", HELD).need(8 * MIB, *ADVICE)
     assert evicted == ["a"]
@@ -484,3 +562,215 @@ def test_nothing_is_kept_of_a_client_that_holds_nothing(clock: Clock) -> None:
     bodies.release(held[0], 100)
     bodies.release(held[1])
     assert list(bodies._by_client) == ["client 2"]
+
+
+# What a stream holds.
+
+
+class Stream:
+    """An exchange whose client sends what is put into `inbox`, and reads while `reads` is set."""
+
+    def __init__(self, room: int = 16 * MIB, client: str = "192.0.2.1") -> None:
+        # Its app is not called.
+        self.limit = limited(self, room, 5 * MIB, stream_seconds=PATIENCE)
+        self.bodies, self.responses = self.limit.bodies, self.limit.responses
+        self.inbox = asyncio.Queue[tuple[int, bool]]()
+        self.reads = asyncio.Event()
+        self.reads.set()
+        self.aborted = False
+        self.sent = 0
+        self.join(client)
+
+    def join(self, client: str) -> None:
+        self.context = RequestContext("id", "/embeddings/stream", EMBEDDING_STREAM, client)
+        state = {"context": self.context, "abort_connection": self._abort}
+        self.exchange = StreamedExchange(
+            self.limit, {"type": "http", "state": state}, self._receive, self._send
+        )
+
+    def _abort(self) -> None:
+        self.aborted = True
+
+    async def _receive(self) -> dict[str, Any]:
+        size, more = await self.inbox.get()
+        return part_of({"body": b"x" * size, "more_body": more})
+
+    async def _send(self, _message: Any) -> None:
+        await self.reads.wait()
+        self.sent += 1
+
+    async def receive(self, size: int, *, more: bool = True) -> int:
+        """The size of a part that the client sends."""
+        self.inbox.put_nowait((size, more))
+        return len((await self.exchange.receive()).get("body", b""))
+
+
+def another(memory: Memory, size: int) -> Reservation:
+    """What another client holds."""
+    held = Reservation("another", None)
+    memory.reserve(held, size)
+    return held
+
+
+@in_skipped_time
+async def test_what_a_stream_has_received_is_held_until_it_is_released() -> None:
+    stream = Stream()
+    for _ in range(2):
+        assert await stream.receive(6 * MIB) == 6 * MIB
+        with pytest.raises(QueueFullError):
+            another(stream.bodies, 11 * MIB)
+        stream.exchange.release_body(6 * MIB)
+    another(stream.bodies, 11 * MIB)
+    assert await stream.receive(0, more=False) == 0
+    stream.exchange.release()
+
+
+@in_skipped_time
+async def test_without_room_it_waits_and_goes_on_when_there_is_some() -> None:
+    stream = Stream()
+    held = another(stream.bodies, 12 * MIB)
+    receives = asyncio.create_task(stream.receive(6 * MIB))
+    await asyncio.sleep(PATIENCE / 2)
+    assert not receives.done()
+    stream.bodies.release(held)
+    assert await receives == 6 * MIB
+
+
+@in_skipped_time
+async def test_without_room_for_too_long_it_is_refused() -> None:
+    stream, began = Stream(), now()
+    another(stream.bodies, 12 * MIB)
+    with pytest.raises(QueueFullError):
+        await stream.receive(6 * MIB)
+    assert now() - began == pytest.approx(PATIENCE, abs=1)
+
+
+@in_skipped_time
+async def test_a_stream_that_does_not_go_on_has_its_patience_for_each_part() -> None:
+    stream = Stream()
+    for _ in range(3):
+        await asyncio.sleep(PATIENCE - 1)
+        await stream.receive(10)
+    began = now()
+    with pytest.raises(BodyStalledError, match=r"came for 90 seconds \(REQUEST_TIMEOUT\)"):
+        await stream.exchange.receive()
+    assert now() - began == pytest.approx(PATIENCE, abs=0.3)
+
+
+@in_skipped_time
+async def test_after_its_end_it_may_be_silent_for_ever() -> None:
+    stream = Stream()
+    await stream.receive(10, more=False)
+    waits = asyncio.create_task(stream.exchange.receive())
+    await asyncio.sleep(10 * PATIENCE)
+    assert not waits.done()
+    waits.cancel()
+
+
+@in_skipped_time
+async def test_where_memory_is_short_a_stream_that_pauses_is_evicted_and_told_so() -> None:
+    stream = Stream()
+    await stream.receive(10 * MIB)
+    waits = asyncio.create_task(stream.exchange.receive())
+    await turns()
+    with pytest.raises(QueueFullError):
+        another(stream.bodies, 10 * MIB)
+    await asyncio.sleep(1.1)
+    began = now()
+    another(stream.bodies, 10 * MIB)
+    with pytest.raises(BodyStalledError, match="while memory was short"):
+        await waits
+    assert now() - began < 0.1
+
+
+@in_skipped_time
+async def test_one_whose_time_is_over_at_that_moment_does_no_harm_to_who_needs_the_memory() -> None:
+    stream, held = Stream(), list[Reservation]()
+    await stream.receive(10 * MIB)
+    waits = asyncio.create_task(stream.exchange.receive())
+    await turns()
+    asyncio.get_running_loop().call_later(
+        PATIENCE, lambda: held.append(another(stream.bodies, 10 * MIB))
+    )
+    with pytest.raises(BodyStalledError):
+        await waits
+    assert [each.size for each in held] == [10 * MIB]
+
+
+@in_skipped_time
+async def test_a_stream_that_is_worked_on_is_not_evicted_and_its_time_begins_when_it_waits() -> (
+    None
+):
+    stream = Stream()
+    await stream.receive(10 * MIB)
+    await asyncio.sleep(1000)
+    with pytest.raises(QueueFullError):
+        another(stream.bodies, 10 * MIB)
+    waits = asyncio.create_task(stream.exchange.receive())
+    await asyncio.sleep(0.9)
+    with pytest.raises(QueueFullError):
+        another(stream.bodies, 10 * MIB)
+    stream.inbox.put_nowait((10, True))
+    await waits
+    await asyncio.sleep(1000)
+    with pytest.raises(QueueFullError):
+        another(stream.bodies, 10 * MIB)
+
+
+@in_skipped_time
+async def test_vectors_count_until_they_are_sent_and_unread_ones_are_cut_off() -> None:
+    stream, rival = Stream(), Reservation("another", None)
+    stream.exchange.hold_vectors(10 * MIB)
+    with pytest.raises(QueueFullError):
+        stream.responses.reserve(rival, 8 * MIB)
+    stream.exchange.release_vectors(6 * MIB)
+    stream.responses.reserve(rival, 8 * MIB)
+    stream.responses.release(rival)
+    stream.exchange.hold_vectors(6 * MIB)
+    await stream.exchange.send({"type": "http.response.body", "body": b"x"})
+    await asyncio.sleep(1000)
+    with pytest.raises(QueueFullError):
+        stream.responses.reserve(rival, 8 * MIB)
+    assert not stream.aborted, "it computes, and its client has nothing to read"
+    stream.reads.clear()
+    sends = asyncio.create_task(stream.exchange.send({"type": "http.response.body"}))
+    await asyncio.sleep(0.9)
+    with pytest.raises(QueueFullError):
+        stream.responses.reserve(rival, 8 * MIB)
+    await asyncio.sleep(0.2)
+    stream.responses.reserve(rival, 8 * MIB)
+    assert stream.aborted
+    sends.cancel()
+
+
+@in_skipped_time
+async def test_a_stream_and_the_other_requests_of_its_client_have_one_share() -> None:
+    stream = Stream()
+    stream.exchange.hold_vectors(10 * MIB)
+    await stream.receive(10 * MIB)
+    own = stream.context.client
+    with pytest.raises(QueueFullError):
+        stream.responses.reserve(Reservation(own, None), 4 * MIB)
+    with pytest.raises(QueueFullError):
+        stream.bodies.reserve(Reservation(own, None), 4 * MIB)
+    stream.responses.reserve(Reservation("another", None), 4 * MIB)
+    another(stream.bodies, 4 * MIB)
+
+
+@in_skipped_time
+async def test_its_end_gives_everything_back() -> None:
+    stream = Stream()
+    await stream.receive(10 * MIB)
+    stream.exchange.hold_vectors(10 * MIB)
+    stream.exchange.release()
+    another(stream.bodies, 12 * MIB)
+    stream.responses.reserve(Reservation("another", None), 12 * MIB)
+
+
+@in_skipped_time
+async def test_one_piece_may_not_hold_more_than_an_answer() -> None:
+    stream = Stream()
+    assert stream.context.memory is stream.exchange
+    stream.context.answer.check(5 * MIB, "vectors", "less")
+    with pytest.raises(InvalidRequestError):
+        stream.context.answer.check(5 * MIB + 1, "vectors", "less")
