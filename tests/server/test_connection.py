@@ -27,7 +27,6 @@ from smart_embedder.server.connection import (
     BoundedFlowControl,
     ConnectionTurns,
     LingeringTransport,
-    Timer,
     bounded_connection,
     error_response,
     has_hung_up,
@@ -38,6 +37,7 @@ from tests.support.skipped_time import in_skipped_time, now, turns
 
 RESPONSE_TIMEOUT = 30.0
 GET = b"GET /%d HTTP/1.1\r\nHost: a\r\n\r\n"
+CHUNKED = b"POST /%d HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
 def post(length: int, *, path: str = "/", headers: str = "") -> bytes:
@@ -240,31 +240,26 @@ async def test_headers_of_a_next_request_wait_for_the_one_in_work() -> None:
     assert seconds <= 6 * HEADERS_TIMEOUT + 1
 
 
-@in_skipped_time
-async def test_a_client_that_never_reads_its_answer_is_cut_off() -> None:
-    client = Client()
-    client.wire.unread = 1
-    with capture_logs() as log:
-        await client.send(GET % 1)
-        how, seconds = await client.ended()
-    assert how == "aborted"
-    assert seconds == pytest.approx(RESPONSE_TIMEOUT, abs=0.05)
-    (warning,) = log
-    assert (warning["event"], warning["seconds"]) == ("answer_not_taken", RESPONSE_TIMEOUT)
+@pytest.mark.parametrize("in_the_middle", [False, True])
+def test_a_client_that_does_not_read_its_answer_is_cut_off(in_the_middle: bool) -> None:
+    @in_skipped_time
+    async def stop_to_read() -> None:
+        client = Client()
+        client.wire.unread = 1
+        if in_the_middle:
+            client.app.go.clear()
+        with capture_logs() as log:
+            await client.send(GET % 1)
+            if in_the_middle:
+                client.protocol.pause_writing()
+                client.app.go.set()
+            how, seconds = await client.ended()
+        assert how == "aborted"
+        assert seconds == pytest.approx(RESPONSE_TIMEOUT, abs=0.05)
+        (warning,) = log
+        assert (warning["event"], warning["seconds"]) == ("answer_not_taken", RESPONSE_TIMEOUT)
 
-
-@in_skipped_time
-async def test_a_client_that_stops_to_read_in_the_middle_is_cut_off() -> None:
-    client = Client()
-    client.app.go.clear()
-    await client.send(GET % 1)
-    client.wire.unread = 100_000
-    client.protocol.pause_writing()
-    client.app.go.set()
-    await turns()
-    how, seconds = await client.ended()
-    assert (how, client.statuses) == ("aborted", [])
-    assert seconds == pytest.approx(RESPONSE_TIMEOUT, abs=0.05)
+    stop_to_read()
 
 
 @in_skipped_time
@@ -525,31 +520,20 @@ async def test_what_follows_refused_headers_is_dropped_while_answers_are_awaited
 @in_skipped_time
 async def test_a_body_that_cannot_be_parsed_ends_its_own_request() -> None:
     client = Client()
-    chunked = b"POST /1 HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nabcde\r\n"
-    await client.send(chunked)
-    await client.send(b"zz\r\n")
+    for part in (CHUNKED % 1, b"5\r\nabcde\r\n", b"zz\r\n"):
+        await client.send(part)
     assert (client.app.left, client.statuses) == (["/1"], [400])
-
-
-@in_skipped_time
-async def test_a_request_behind_whose_body_cannot_be_parsed_is_never_begun() -> None:
     client = Client()
     client.app.go.clear()
-    chunked = b"POST /2 HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"
-    await client.send(GET % 1 + chunked)
+    await client.send(GET % 1 + CHUNKED % 2 + b"zz\r\n")
     client.app.go.set()
     await turns(50)
-    assert (client.app.paths, client.statuses) == (["/1"], [200, 400])
-
-
-@in_skipped_time
-async def test_an_error_in_the_middle_of_an_answer_is_not_written_into_it() -> None:
+    assert (client.app.paths, client.statuses) == (["/1"], [200, 400]), "it never began"
     client = Client()
     client.app.reads, client.app.streams = False, True
-    chunked = b"POST /1 HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nabcde\r\n"
-    await client.send(chunked)
-    await client.send(b"zz\r\n")
-    assert client.statuses == [200]
+    for part in (CHUNKED % 1, b"5\r\nabcde\r\n", b"zz\r\n"):
+        await client.send(part)
+    assert client.statuses == [200], "no error is written into an answer"
     assert client.wire.sent_eof
 
 
@@ -601,16 +585,12 @@ async def test_a_request_whose_client_has_gone_is_told_so() -> None:
     await turns()
     assert client.app.left == ["/"]
     assert not client.state.connections
-
-
-@in_skipped_time
-async def test_also_where_another_request_of_the_client_waits_behind_it() -> None:
     client = Client()
     client.app.watches = True
     await client.send(GET % 1 + GET % 2)
     client.protocol.connection_lost(None)
     await turns()
-    assert (client.app.paths, client.app.left) == (["/1"], ["/1"])
+    assert (client.app.paths, client.app.left) == (["/1"], ["/1"]), "the other never began"
 
 
 @in_skipped_time
@@ -669,29 +649,20 @@ async def test_a_request_of_known_length_is_computed_on_though_its_client_has_le
 
 @in_skipped_time
 async def test_while_it_drains_the_last_answer_of_a_connection_closes_it() -> None:
-    client = Client()
-    client.app.go.clear()
-    await client.send(GET % 1 + GET % 2)
-    client.drain.begin()
-    client.protocol.close_after_response()
-    client.app.go.set()
+    waiting, arriving = Client(), Client()
+    waiting.app.go.clear()
+    await waiting.send(GET % 1 + GET % 2)
+    await arriving.send(GET % 1)
+    for client in (waiting, arriving):
+        client.drain.begin()
+    waiting.protocol.close_after_response()
+    waiting.app.go.set()
+    await arriving.send(GET % 2)
     await turns(50)
-    heads = client.wire.written.split(b"HTTP/1.1 ")[1:]
-    assert [b"connection: close" in head for head in heads] == [False, True]
-    assert client.wire.sent_eof
-
-
-@in_skipped_time
-async def test_while_it_drains_a_request_that_arrives_closes_with_its_answer() -> None:
-    client = Client()
-    await client.send(GET % 1)
-    client.drain.begin()
-    await client.send(GET % 2)
-    assert [b"connection: close" in head for head in client.wire.written.split(b"HTTP/1.1 ")] == [
-        False,
-        False,
-        True,
-    ]
+    for client in (waiting, arriving):
+        heads = client.wire.written.split(b"HTTP/1.1 ")[1:]
+        assert [b"connection: close" in head for head in heads] == [False, True]
+        assert client.wire.sent_eof
 
 
 @in_skipped_time
@@ -727,7 +698,6 @@ async def test_the_last_descriptor_is_told_of_and_no_other_failure(monkeypatch) 
 
 # Turns.
 
-CHUNKED = b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
 # A call of the parser has 512 bytes at most, of which a chunk of one byte needs six.
 MOST_OF_A_TURN = 1000 + 512 // 6
 
@@ -741,7 +711,7 @@ async def begun() -> Client:
     client = Client()
     client.app.reads = False
     client.app.go.clear()
-    await client.send(CHUNKED)
+    await client.send(CHUNKED % 1)
     return client
 
 
@@ -821,8 +791,7 @@ async def test_headers_are_parsed_in_turns_and_the_request_is_answered() -> None
 
 async def test_trailers_never_become_headers() -> None:
     client = Client()
-    head = b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
-    await client.send(head + b"1\r\nx\r\n0\r\nX-Request-ID: trailer\r\n\r\n" + GET % 2)
+    await client.send(CHUNKED % 1 + b"1\r\nx\r\n0\r\nX-Request-ID: trailer\r\n\r\n" + GET % 2)
     await turns()
     first, second = client.app.headers
     assert [name for name, _ in first] == [b"host", b"transfer-encoding"]
@@ -830,36 +799,6 @@ async def test_trailers_never_become_headers() -> None:
 
 
 # What lies between a connection and its socket: timers, flow control and a lingering close.
-
-
-@in_skipped_time
-async def test_a_timer_runs_once_from_its_first_start() -> None:
-    timer, began, rang = Timer(asyncio.get_running_loop()), now(), list[float]()
-    timer.start(10, lambda: rang.append(now() - began))
-    await asyncio.sleep(5)
-    timer.start(10, lambda: rang.append(-1.0))
-    await asyncio.sleep(100)
-    assert rang == [pytest.approx(10, abs=0.01)]
-    timer.start(1, lambda: rang.append(now() - began))
-    await asyncio.sleep(100)
-    assert rang[1:] == [pytest.approx(106, abs=0.01)]
-
-
-@in_skipped_time
-async def test_a_timer_that_is_cancelled_does_not_ring_and_can_be_started_again() -> None:
-    timer, rang = Timer(asyncio.get_running_loop()), list[str]()
-    timer.start(10, lambda: rang.append("first"))
-    timer.cancel()
-    timer.cancel()
-    timer.start(10, lambda: rang.append("second"), grace=1)
-    await asyncio.sleep(10.5)
-    assert rang == [], "the time is over, and what arrived meanwhile may be read yet"
-    timer.cancel()
-    await asyncio.sleep(100)
-    assert rang == []
-    timer.start(10, lambda: rang.append("third"), grace=1)
-    await asyncio.sleep(11.5)
-    assert rang == ["third"]
 
 
 @in_skipped_time
@@ -934,17 +873,6 @@ def test_who_has_hung_up_is_known_without_reading() -> None:
         far.shutdown(socket.SHUT_WR)
         assert has_hung_up(near)
     assert not has_hung_up(None)
-
-
-async def test_it_tells_of_its_connection_what_the_one_below_tells() -> None:
-    wire = Wire()
-    transport = LingeringTransport(wire, asyncio.get_running_loop())
-    assert transport.get_extra_info("peername") == ("192.0.2.1", 7)
-    assert transport.get_extra_info("cipher", "none") == "none"
-    wire.unread = 7
-    assert transport.get_write_buffer_size() == 7
-    transport.abort()
-    assert wire.ended == "aborted"
 
 
 # HTTP as bytes, where no app answers.
