@@ -22,6 +22,7 @@ from smart_embedder.errors import (
     DrainingError,
     ForeignOriginError,
     RateLimitedError,
+    SmartEmbedderError,
     UnauthorizedError,
 )
 from smart_embedder.observability.logs import escape_text
@@ -63,24 +64,23 @@ class CheckOrigin:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let the request pass, or refuse it before its body is read."""
-        foreign = self._foreign_origin(Headers(scope=scope)) if scope["type"] == "http" else None
-        if foreign is None:
-            await self.app(scope, receive, send)
-            return
-        error = ForeignOriginError(
-            f"a web page of {escape_text(foreign)} may not ask: CORS_ORIGINS does not name its "
-            "origin"
-        )
-        await error_response(scope, error)(scope, receive, send)
-
-    def _foreign_origin(self, headers: Headers) -> str | None:
-        """The origin, if it is not allowed; a browser sends one, and several together are none."""
-        if ANY_ORIGIN in self._allowed or headers.get("sec-fetch-site") == "same-origin":
-            return None
-        origin = ", ".join(headers.getlist("origin"))
-        if not origin or origin in self._allowed or _is_own(origin, headers.get("host", "")):
-            return None
-        return origin
+        if scope["type"] == "http" and ANY_ORIGIN not in self._allowed:
+            headers = Headers(scope=scope)
+            # A browser sends one, and several together are none of the allowed.
+            origin = ", ".join(headers.getlist("origin"))
+            if (
+                origin
+                and origin not in self._allowed
+                and headers.get("sec-fetch-site") != "same-origin"
+                and not _is_own(origin, headers.get("host", ""))
+            ):
+                error = ForeignOriginError(
+                    f"a web page of {escape_text(origin)} may not ask: CORS_ORIGINS does not name "
+                    "its origin"
+                )
+                await error_response(scope, error)(scope, receive, send)
+                return
+        await self.app(scope, receive, send)
 
 
 def _is_own(origin: str, host: str) -> bool:
@@ -158,43 +158,40 @@ class RequireToken:
         """Let the request pass, or refuse it before its body is read."""
         if scope["type"] == "http":
             context, wait = context_of(scope), 0.0
-            is_public = not self._tokens.required or self._is_public(context)
-            fault = None if is_public else self._read_token(scope, context)
+            error: SmartEmbedderError | None = None
             failures = f"failures:{context.client_address}"
-            if fault is not None:
+            is_public = not self._tokens.required or self._is_public(context)
+            if not is_public:
+                token, fault = _authorization(scope)
+                context.token_name = self._tokens.name_of(token)
+                if context.token_name is None:
+                    error = UnauthorizedError(f"{fault}: {_HOW}")
+            if error is not None:
                 wait = await self._buckets.take(context.client)
                 wait = max(wait, await self._buckets.take(failures))
             elif context.endpoint is not None:
                 wait = await self._buckets.take(context.client)
-            elif not is_public and _only_confirms_token(context):
+            elif not is_public and (
+                context.token_name == DEFAULT_NAME or not _is_below(context.route, _OPERATION)
+            ):
+                # The answer would only tell a guessing client that the token is correct.
                 wait = await self._buckets.peek(failures)
-            error = self._limited(math.ceil(wait)) if wait else fault
+            if wait:
+                seconds = math.ceil(wait)
+                error = RateLimitedError(
+                    f"too many requests: {self._allowed}; try again in {seconds} s",
+                    retry_after=seconds,
+                )
             if error is not None:
                 await error_response(scope, error)(scope, receive, send)
                 return
         await self.app(scope, receive, send)
-
-    def _read_token(self, scope: Scope, context: RequestContext) -> UnauthorizedError | None:
-        """Record the name of the request's token, for limits and logs; the error if it has none."""
-        token, fault = _authorization(scope)
-        context.token_name = self._tokens.name_of(token)
-        return UnauthorizedError(f"{fault}: {_HOW}") if context.token_name is None else None
 
     def _is_public(self, context: RequestContext) -> bool:
         """Whether the request needs no token; a request for work always needs one."""
         path = context.route
         public = path == "/" or context.is_health_check or _is_below(path, self._public)
         return public and context.endpoint is None
-
-    def _limited(self, seconds: int) -> RateLimitedError:
-        return RateLimitedError(
-            f"too many requests: {self._allowed}; try again in {seconds} s", retry_after=seconds
-        )
-
-
-def _only_confirms_token(context: RequestContext) -> bool:
-    """Whether the answer would only tell a guessing client that the token is correct."""
-    return context.token_name == DEFAULT_NAME or not _is_below(context.route, _OPERATION)
 
 
 def _is_below(path: str, parents: Sequence[str]) -> bool:

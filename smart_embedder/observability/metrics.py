@@ -65,7 +65,6 @@ class Metrics:
         self.registry = CollectorRegistry()
         self._make_request_metrics()
         self._make_engine_metrics()
-        self._make_queue_metrics()
         self._make_model_metrics()
         self._make_cache_metrics()
         self._make_memory_metrics()
@@ -126,7 +125,7 @@ class Metrics:
             self.rerank_rejected.labels(reason)
 
     def _make_engine_metrics(self) -> None:
-        counter, histogram = self._counter, self._histogram
+        counter, gauge, histogram = self._counter, self._gauge, self._histogram
         self.batch_size = histogram("embedding_batch_size", "Texts in one forward", _TEXTS)
         self.batch_tokens = histogram("embedder_batch_tokens", "Tokens in one forward", _TOKENS)
         self.embedding_inference = histogram(
@@ -146,6 +145,17 @@ class Metrics:
             "embedder_out_of_memory_splits_total", "Batches split for lack of memory"
         )
         self.abandoned = counter("embedder_abandoned_requests_total", "Requests whose client left")
+        self.queue_size = gauge("embedding_queue_size", "Embedding requests waiting")
+        self.queue_capacity = gauge(
+            "embedder_embedding_queue_capacity", "Embedding requests that may wait"
+        )
+        self.rerank_capacity = gauge(
+            "embedder_rerank_queue_capacity", "Rerank requests accepted at once"
+        )
+        self.stuck_seconds = gauge(
+            "embedder_device_stuck_seconds",
+            "Seconds since a forward last returned, while one takes over twice its limit; else 0",
+        )
 
     def _make_model_metrics(self) -> None:
         counter, gauge = self._counter, self._gauge
@@ -165,20 +175,6 @@ class Metrics:
             "embedder_model_replacements_total",
             "Times a model of MODELS was loaded from other files than before",
             "model",
-        )
-
-    def _make_queue_metrics(self) -> None:
-        gauge = self._gauge
-        self.queue_size = gauge("embedding_queue_size", "Embedding requests waiting")
-        self.queue_capacity = gauge(
-            "embedder_embedding_queue_capacity", "Embedding requests that may wait"
-        )
-        self.rerank_capacity = gauge(
-            "embedder_rerank_queue_capacity", "Rerank requests accepted at once"
-        )
-        self.stuck_seconds = gauge(
-            "embedder_device_stuck_seconds",
-            "Seconds since a forward last returned, while one takes over twice its limit; else 0",
         )
 
     def _make_cache_metrics(self) -> None:
