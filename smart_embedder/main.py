@@ -116,12 +116,12 @@ def create_app(
     closing = [service.buckets.close]
     if settings.otlp_endpoint is not None:
         # Imports OpenTelemetry's SDK and exporter, only if traces are sent.
-        from smart_embedder.middleware.tracing import OtlpTracer, TraceRequests  # noqa: PLC0415
+        from smart_embedder.middleware.tracing import TraceRequests, Traces  # noqa: PLC0415
 
-        tracer = OtlpTracer(settings.otlp_endpoint, settings.otel_service_name)
+        traces = Traces(settings.otlp_endpoint, settings.otel_service_name)
         # What is outside of it has made the request's context and its line.
-        middleware.insert(2, Middleware(TraceRequests, tracer))
-        closing.append(partial(asyncio.to_thread, tracer.close))
+        middleware.insert(2, Middleware(TraceRequests, traces.tracer))
+        closing.append(partial(asyncio.to_thread, traces.close))
 
     async def start(app: FastAPI) -> None:
         await service.engine.start()

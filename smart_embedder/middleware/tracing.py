@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from http import HTTPStatus
 from urllib.parse import urlsplit
 
@@ -19,8 +19,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from smart_embedder import __version__
-from smart_embedder.api.context import context_of, preference, working_endpoint
-from smart_embedder.engine.records import Stage
+from smart_embedder.api.context import RequestContext, context_of, preference, working_endpoint
 
 log = structlog.get_logger(__name__)
 
@@ -43,7 +42,7 @@ class TraceRequests:
     Health checks and scrapes are not traced.
     """
 
-    def __init__(self, app: ASGIApp, tracer: "OtlpTracer") -> None:
+    def __init__(self, app: ASGIApp, tracer: Tracer) -> None:
         self.app = app
         self._tracer = tracer
 
@@ -55,33 +54,48 @@ class TraceRequests:
             return
         headers, context = Headers(scope=scope), context_of(scope)
         sent = {name: preference(headers, name) for name in _W3C_HEADERS}
-        span = self._tracer.begin(
-            f"POST {endpoint.path}", {name: value for name, value in sent.items() if value}
-        )
+        parent = _W3C.extract({name: value for name, value in sent.items() if value})
+        span = self._tracer.start_span(f"POST {endpoint.path}", parent, SpanKind.SERVER)
+        # Empty where OTEL_SDK_DISABLED is set.
+        returned: dict[str, str] = {}
+        _W3C.inject(returned, set_span_in_context(span))
 
         async def send_with_traceparent(message: Message) -> None:
-            if message["type"] == "http.response.start" and span.traceparent is not None:
-                MutableHeaders(scope=message)["traceparent"] = span.traceparent
+            if message["type"] == "http.response.start" and returned:
+                MutableHeaders(scope=message)["traceparent"] = returned["traceparent"]
             await send(message)
 
         try:
             await self.app(scope, receive, send_with_traceparent)
         finally:
-            status = context.status or HTTPStatus.INTERNAL_SERVER_ERROR
-            attributes: dict[str, str | int | float] = {
-                "http.request.method": "POST",
-                "http.route": endpoint.path,
-                "http.response.status_code": status,
-                "smart_embedder.request_id": context.request_id,
-            }
-            for name in _COUNTS & context.counts.keys():
-                attributes[f"smart_embedder.{name}"] = context.counts[name]
-            failed = (context.error_status or status) >= HTTPStatus.INTERNAL_SERVER_ERROR
-            error = context.error_code or "internal_error" if failed else None
-            span.end(attributes, context.stages, error)
+            self._end(span, context, endpoint.path)
+
+    def _end(self, span: Span, context: RequestContext, route: str) -> None:
+        """End the span now, with a child for each stage, made from its recorded times."""
+        # The time of day at which perf_counter was 0.
+        clock = time.time_ns() - int(time.perf_counter() * _NANOSECONDS)
+        parent = set_span_in_context(span)
+        for stage in context.stages:
+            begin = clock + int(stage.began * _NANOSECONDS)
+            child = self._tracer.start_span(stage.name, parent, start_time=begin)
+            if stage.model is not None:
+                child.set_attribute("smart_embedder.model", stage.model)
+            if stage.device_seconds is not None:
+                child.set_attribute("smart_embedder.device_s", stage.device_seconds)
+            child.end(clock + int(stage.ended * _NANOSECONDS))
+        status = context.status or HTTPStatus.INTERNAL_SERVER_ERROR
+        span.set_attribute("http.request.method", "POST")
+        span.set_attribute("http.route", route)
+        span.set_attribute("http.response.status_code", status)
+        span.set_attribute("smart_embedder.request_id", context.request_id)
+        for name in _COUNTS & context.counts.keys():
+            span.set_attribute(f"smart_embedder.{name}", context.counts[name])
+        if (context.error_status or status) >= HTTPStatus.INTERNAL_SERVER_ERROR:
+            span.set_status(Status(StatusCode.ERROR, context.error_code or "internal_error"))
+        span.end()
 
 
-class OtlpTracer:
+class Traces:
     """Sends the spans of every request that the client's trace context does not leave unsampled."""
 
     def __init__(self, endpoint: str, service_name: str) -> None:
@@ -104,55 +118,12 @@ class OtlpTracer:
             shutdown_on_exit=False,
         )
         self._provider.add_span_processor(processor)
-        self._tracer = self._provider.get_tracer("app", __version__)
-
-    def begin(self, name: str, context: Mapping[str, str]) -> "OtlpRequestSpan":
-        """Begin a request's span; `context` holds the W3C headers that the client sent."""
-        parent = _W3C.extract(context)
-        return OtlpRequestSpan(self._tracer, self._tracer.start_span(name, parent, SpanKind.SERVER))
+        self.tracer = self._provider.get_tracer("app", __version__)
 
     def close(self) -> None:
         """Send the remaining spans, for a few seconds at most; blocks."""
         self._exporter.limit_time()
         self._provider.shutdown()
-
-
-class OtlpRequestSpan:
-    """One request's span; its child spans are made when it ends, from recorded times."""
-
-    def __init__(self, tracer: Tracer, span: Span) -> None:
-        self._tracer = tracer
-        self._span = span
-
-    @property
-    def traceparent(self) -> str | None:
-        """The span's W3C trace context; None where OTEL_SDK_DISABLED is set."""
-        carrier: dict[str, str] = {}
-        _W3C.inject(carrier, set_span_in_context(self._span))
-        return carrier.get("traceparent")
-
-    def end(
-        self,
-        attributes: Mapping[str, str | int | float],
-        stages: Sequence[Stage],
-        error: str | None,
-    ) -> None:
-        """End it now, with a child for each stage; `error` is the error's code."""
-        # The time of day at which perf_counter was 0.
-        clock = time.time_ns() - int(time.perf_counter() * _NANOSECONDS)
-        parent = set_span_in_context(self._span)
-        for stage in stages:
-            begin = clock + int(stage.began * _NANOSECONDS)
-            child = self._tracer.start_span(stage.name, parent, start_time=begin)
-            if stage.model is not None:
-                child.set_attribute("smart_embedder.model", stage.model)
-            if stage.device_seconds is not None:
-                child.set_attribute("smart_embedder.device_s", stage.device_seconds)
-            child.end(clock + int(stage.ended * _NANOSECONDS))
-        self._span.set_attributes(dict(attributes))
-        if error is not None:
-            self._span.set_status(Status(StatusCode.ERROR, error))
-        self._span.end()
 
 
 class QuietExporter(SpanExporter):

@@ -1,20 +1,24 @@
 """Traces: which requests have a span, what stands in it, and what is sent to an OTLP receiver."""
 
+import asyncio
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from opentelemetry.sdk.trace.export import SpanExportResult
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExportResult
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import NoOpTracer, SpanKind, Tracer
 from structlog.testing import capture_logs
 
 from smart_embedder import __version__
 from smart_embedder.api.context import context_of
 from smart_embedder.engine.records import Stage
 from smart_embedder.middleware import tracing
-from smart_embedder.middleware.tracing import OtlpTracer, QuietExporter, TraceRequests
+from smart_embedder.middleware.tracing import QuietExporter, TraceRequests, Traces
 from tests.middleware.exchange import Inner, exchange, header
 from tests.support.collector import Collector, run_collector
 from tests.support.server import run_server
@@ -23,41 +27,39 @@ TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 SAMPLED = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
 
 
-class Spans:
-    """A tracer that keeps what it is told, and the span of each request."""
-
-    def __init__(self, traceparent: str | None = "00-span") -> None:
-        self.begun: list[tuple[str, Mapping[str, str]]] = []
-        self.ended: list[tuple[Mapping[str, Any], Sequence[Stage], str | None]] = []
-        self.traceparent = traceparent
-
-    def begin(self, name: str, context: Mapping[str, str]) -> "Spans":
-        self.begun.append((name, context))
-        return self
-
-    def end(self, *facts: Any) -> None:
-        self.ended.append(facts)
+@pytest.fixture
+def spans() -> InMemorySpanExporter:
+    """What was sent."""
+    return InMemorySpanExporter()
 
 
-async def test_a_request_for_work_continues_the_clients_trace_and_returns_its_own() -> None:
-    spans = Spans()
-    headers = [
-        (b"traceparent", SAMPLED["traceparent"].encode()),
-        (b"tracestate", b""),
-        (b"baggage", b"secret"),
-    ]
-    _, sent = await exchange(TraceRequests(Inner(), spans), headers=headers, path="/embeddings")
-    assert spans.begun == [("POST /embeddings/", {"traceparent": SAMPLED["traceparent"]})]
-    assert header(sent, b"traceparent") == b"00-span"
-    _, sent = await exchange(TraceRequests(Inner(), Spans(None)))
+@pytest.fixture
+def tracer(spans: InMemorySpanExporter) -> Tracer:
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(SimpleSpanProcessor(spans))
+    return provider.get_tracer("test")
+
+
+async def test_a_request_for_work_continues_the_clients_trace_and_returns_its_own(
+    spans, tracer
+) -> None:
+    parent = (b"traceparent", SAMPLED["traceparent"].encode())
+    headers = [parent, (b"tracestate", b""), (b"baggage", b"secret")]
+    _, sent = await exchange(TraceRequests(Inner(), tracer), headers=headers, path="/embeddings")
+    (span,) = spans.get_finished_spans()
+    assert (span.name, span.kind) == ("POST /embeddings/", SpanKind.SERVER)
+    assert f"{span.context.trace_id:x}-{span.parent.span_id:016x}" == f"{TRACE}-{PARENT}"
+    returned = f"00-{TRACE}-{span.context.span_id:016x}-01"
+    assert header(sent, b"traceparent") == returned.encode()
+    _, sent = await exchange(TraceRequests(Inner(), NoOpTracer()))
     assert header(sent, b"traceparent") is None
 
 
 @pytest.mark.parametrize(("method", "path"), [("GET", "/health"), ("POST", "/nowhere")])
-async def test_nothing_else_is_traced(method: str, path: str) -> None:
-    spans, inner = Spans(), Inner()
-    await exchange(TraceRequests(inner, spans), method=method, path=path)
-    assert (inner.called, spans.begun, spans.ended) == (True, [], [])
+async def test_nothing_else_is_traced(spans, tracer, method: str, path: str) -> None:
+    inner = Inner()
+    await exchange(TraceRequests(inner, tracer), method=method, path=path)
+    assert (inner.called, spans.get_finished_spans()) == (True, ())
 
 
 @pytest.mark.parametrize(
@@ -73,35 +75,46 @@ async def test_nothing_else_is_traced(method: str, path: str) -> None:
     ],
 )
 async def test_a_span_tells_status_counts_and_stages_and_fails_where_the_service_did(
-    status, native, code, error
+    spans, tracer, status, native, code, error
 ) -> None:
-    spans, stage = Spans(), Stage("tokenize", 0.0, 1.0)
+    before, began, after = time.time(), time.perf_counter(), time.time()
+    stages = [
+        Stage("queue", began + 0.25, began + 0.5),
+        Stage("forward", began + 0.5, began + 2, "m3", 1.25),
+    ]
 
     async def app(scope: Any, _receive: Any, send: Any) -> None:
         context = context_of(scope)
         context.counts |= {"sentences": 2, "tokens": 9, "tokenize_ms": 1.0}
-        context.stages.append(stage)
+        context.stages += stages
         context.error_status, context.error_code = native, code
         if status is None:
             raise ZeroDivisionError
         await send({"type": "http.response.start", "status": status, "headers": []})
 
-    try:
-        context, _ = await exchange(TraceRequests(app, spans), path="/rerank")
-    except ZeroDivisionError:
-        context = None
-    ((attributes, stages, told),) = spans.ended
-    assert (stages, told) == ([stage], error)
-    request_id = attributes["smart_embedder.request_id"]
-    assert context is None or request_id == context.request_id
-    assert attributes == {
+    request_id = [(b"x-request-id", b"mine")]
+    with suppress(ZeroDivisionError):
+        await exchange(TraceRequests(app, tracer), path="/rerank", headers=request_id)
+    *children, request = spans.get_finished_spans()
+    assert request.status.description == error
+    assert request.status.is_ok == (error is None)
+    assert dict(request.attributes) == {
         "http.request.method": "POST",
         "http.route": "/rerank",
         "http.response.status_code": status or 500,
-        "smart_embedder.request_id": request_id,
+        "smart_embedder.request_id": "mine",
         "smart_embedder.sentences": 2,
         "smart_embedder.tokens": 9,
     }
+    for child, stage in zip(children, stages, strict=True):
+        assert (child.name, child.parent.span_id) == (stage.name, request.context.span_id)
+        begun_at = child.start_time / 1e9 - (stage.began - began)
+        assert before - 1e-3 <= begun_at <= after + 1e-3  # Two clocks are read after each other.
+        length = (child.end_time - child.start_time) / 1e9
+        assert length == pytest.approx(stage.ended - stage.began, abs=1e-6)
+    queue, forward = (dict(child.attributes) for child in children)
+    assert queue == {}
+    assert forward == {"smart_embedder.model": "m3", "smart_embedder.device_s": 1.25}
 
 
 # What is sent.
@@ -115,55 +128,21 @@ def attributes(span: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("path", ["", "/", "/v1/traces", "/v1/traces/"])
-def test_a_request_is_sent_with_its_stages_at_their_times(path: str) -> None:
+async def test_spans_are_sent_below_the_address_unless_the_client_leaves_them_unsampled(
+    path: str,
+) -> None:
+    unsampled = f"00-{TRACE}-{PARENT}-00".encode()
     with run_collector() as collector:
-        tracer = OtlpTracer(collector.url + path, "search")
-        before = time.time_ns()
-        began = time.perf_counter()
-        after = time.time_ns()
-        span = tracer.begin("POST /rerank", {"traceparent": f"00-{TRACE}-{PARENT}-01"})
-        stages = [
-            Stage("queue", began + 0.25, began + 0.5),
-            Stage("forward", began + 0.5, began + 2, "m3", 1.25),
-        ]
-        told = span.traceparent
-        span.end({"smart_embedder.tokens": 7}, stages, "queue_full")
-        tracer.close()
-        queue, forward, request = collector.wait_for(3)
+        traces = Traces(collector.url + path, "search")
+        app = TraceRequests(Inner(), traces.tracer)
+        _, sent = await exchange(app, headers=[(b"traceparent", unsampled)])
+        assert header(sent, b"traceparent").endswith(b"-00")
+        await exchange(app, path="/rerank")
+        await asyncio.to_thread(traces.close)
+        (span,) = collector.wait_for(1)
+    assert (span.name, span.parent_span_id, span.status.code) == ("POST /rerank", b"", 0)
     assert (collector.paths, collector.services) == ({"/v1/traces"}, {"search"})
     assert __version__.encode() in collector.raw
-    assert told == f"00-{TRACE}-{request.span_id.hex()}-01"
-    assert (request.name, request.kind) == ("POST /rerank", request.SPAN_KIND_SERVER)
-    assert request.parent_span_id.hex() == PARENT
-    assert attributes(request) == {"smart_embedder.tokens": 7}
-    assert (request.status.code, request.status.message) == (2, "queue_full")
-    for child, name, begin, end in (
-        (queue, "queue", 0.25, 0.5),
-        (forward, "forward", 0.5, 2),
-    ):
-        assert (child.name, child.parent_span_id) == (name, request.span_id)
-        assert child.trace_id.hex() == TRACE
-        moment = child.start_time_unix_nano - int(begin * 1e9)
-        assert before - 1e6 <= moment <= after + 1e6  # Two clocks are read one after the other.
-        length = child.end_time_unix_nano - child.start_time_unix_nano
-        assert length / 1e9 == pytest.approx(end - begin, abs=1e-6)
-    assert attributes(queue) == {}
-    assert attributes(forward) == {"smart_embedder.model": "m3", "smart_embedder.device_s": 1.25}
-
-
-def test_a_request_without_an_error_or_a_trace_begins_one_and_an_unsampled_one_is_not_sent() -> (
-    None
-):
-    with run_collector() as collector:
-        tracer = OtlpTracer(collector.url, "search")
-        unsampled = tracer.begin("a", {"traceparent": f"00-{TRACE}-{PARENT}-00"})
-        assert unsampled.traceparent is not None
-        assert unsampled.traceparent.endswith("-00")
-        unsampled.end({}, [Stage("queue", 1, 2)], None)
-        tracer.begin("b", {}).end({}, [], None)
-        tracer.close()
-        (span,) = collector.wait_for(1)
-    assert (span.name, span.parent_span_id, span.status.code) == ("b", b"", 0)
 
 
 class Receiver:
@@ -237,9 +216,9 @@ def test_at_the_end_a_receiver_that_is_down_is_not_tried_again(monkeypatch) -> N
 def test_of_a_receiver_only_its_host_is_told_and_its_library_tells_nothing(caplog) -> None:
     """The path may hold a key."""
     with capture_logs() as log:
-        tracer = OtlpTracer("http://127.0.0.1:9/a-key/v1/traces", "search")
-        tracer.begin("a", {}).end({}, [], None)
-        tracer.close()
+        traces = Traces("http://127.0.0.1:9/a-key/v1/traces", "search")
+        traces.tracer.start_span("a").end()
+        traces.close()
     assert [(each["event"], each["receiver"]) for each in log] == [
         ("traces_not_delivered", "http://127.0.0.1:9")
     ]
