@@ -54,14 +54,10 @@ static void transfer(Number call, char *memory, Number bytes) {
   }
 }
 
-/* Threads of a parallel region, one after the other. */
-static int thread, threads;
-int omp_get_thread_num(void) { return thread; }
-int omp_get_num_threads(void) { return threads; }
-void GOMP_parallel(void (*task)(void *), void *work, unsigned count, unsigned flags) {
-  (void)flags;
-  threads = (int)count;
-  for (thread = 0; thread < threads; thread++) task(work);
+/* One thread takes all parts of the work. */
+void on_threads(int threads, long cost, void (*task)(void *), void *work) {
+  (void)threads, (void)cost;
+  task(work);
 }
 void *thread_scratch(void) {
   static _Alignas(64) char memory[SCRATCH_BYTES];

@@ -47,7 +47,7 @@ def build(program: Path) -> None:
         except subprocess.SubprocessError as error:
             pytest.skip(f"the compiler cannot be fetched: {explain(error)}")
         compiler.run(*_OPTIONS, "-c", str(_SOURCE), "-o", str(folder / "emulator.o"))
-        kernels = (each for each in compiler.compile_kernels() if "scratch" not in Path(each).name)
+        kernels = (each for each in compiler.compile_kernels() if "threads" not in Path(each).name)
         linked = [str(folder / "emulator.o"), *kernels, "-o", str(program)]
         _compiler(folder, "none").run("-nostdlib", "-rtlib=compiler-rt", "-static", *linked)
 

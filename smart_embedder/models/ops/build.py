@@ -119,10 +119,9 @@ _COMPILE = (
 )
 _CHECKED = ("-O1", "-g", "-fno-omit-frame-pointer", "-fno-sanitize-recover=all")
 _STRIP = "-s"
-# PyTorch brings the threads.
-_LINK = ("-shared", _STRIP, "-Wl,-z,undefs", "-lm")
+_LINK = ("-shared", _STRIP, "-lm", "-lpthread")
 # The other sources are compiled once for each set of instructions.
-_SHARED_SOURCE = "scratch.c"
+_SHARED_SOURCE = "threads.c"
 _COMPILER = FOLDER.parent / "requirements-kernels.txt"
 _SECONDS = 600
 
@@ -232,7 +231,9 @@ def make_library(compiler: Compiler) -> None:
     # Beside its place, so that it comes there in one step.
     temporary = library.with_suffix(f".{os.getpid()}")
     try:
-        link = [flag for flag in _LINK if flag != _STRIP or not compiler.checks]
+        link = _LINK
+        if compiler.checks:  # Whoever loads it brings the functions that these call.
+            link = (*(flag for flag in _LINK if flag != _STRIP), "-Wl,-z,undefs")
         compiler.run(*link, *objects, "-o", str(temporary))
         temporary.replace(library)
     finally:

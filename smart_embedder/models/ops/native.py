@@ -10,7 +10,6 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, partial
-from pathlib import Path
 from typing import Any
 
 import structlog
@@ -67,10 +66,6 @@ class Library:
     """Functions of the library at `path`; raises `OSError` where it cannot be loaded."""
 
     def __init__(self, path: str, instructions: InstructionSet) -> None:
-        # Let it use the OpenMP that PyTorch brought: its builds for x86-64 do so themselves, those
-        # for ARM do not.
-        for brought in Path(torch.__file__).parent.glob("lib/libgomp*"):
-            ctypes.CDLL(str(brought), os.RTLD_NOLOAD | os.RTLD_GLOBAL | os.RTLD_LAZY)
         library = ctypes.CDLL(path)
         self.instructions = instructions
         self._functions = {
@@ -79,6 +74,10 @@ class Library:
         for name, function in self._functions.items():
             function.argtypes = [*_ARGUMENTS[name], _INT]
             function.restype = None
+        # With AMX PyTorch's threads multiply, and those of the kernels must not take their cores.
+        passive = os.environ.get("OMP_WAIT_POLICY", "").upper() == "PASSIVE"
+        if passive or "amx_tile" in cpu_features():
+            library.set_watch(_LONG(0))
 
     def run(self, name: str, *arguments: float | None) -> None:
         """Call a function on as many threads as PyTorch uses."""

@@ -78,7 +78,7 @@ def sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Two sources and the one that is shared, in the place of the real ones."""
     folder = tmp_path / "csrc"
     folder.mkdir()
-    for name in ("gemm.c", "scratch.c", "rows.c", "rows.h"):
+    for name in ("gemm.c", "threads.c", "rows.c", "rows.h"):
         (folder / name).write_text(name)
     monkeypatch.setattr(build, "FOLDER", folder)
     return folder
@@ -120,14 +120,14 @@ def test_each_source_is_compiled_for_every_instruction_set_and_all_are_linked(
         (processor,) = [each.processor for each in architecture.sets if each.name == key[1]]
         assert f"-mcpu={processor}" in arguments
         assert ("-O1" in arguments) == ("-fsanitize=address" in arguments) == bool(checks)
-    assert found.keys() == expected | {("scratch", shared)}
+    assert found.keys() == expected | {("threads", shared)}
     assert len(compiled) == len(found)
     assert ("-s" in link) == (not checks)
     assert "-shared" in link
     assert [each for each in link if each.endswith(".o")] == [
         *(found["gemm", name] for name in names),
         *(found["rows", name] for name in names),
-        found["scratch", shared],
+        found["threads", shared],
     ]
     assert list(sources.glob("kernels-*")) == [library_path(architecture)]
 

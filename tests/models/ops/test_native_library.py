@@ -78,6 +78,7 @@ def test_a_kernel_is_called_with_the_arguments_that_it_declares(name: str, monke
     called = []
     monkeypatch.setattr(ctypes, "CDLL", lambda *_: _Functions(called))
     found = library.Library("kernels.so", LIBRARIES[0].instructions)
+    called.clear()
     found.run(name, 1, 2)
     ((function, arguments),) = called
     assert function.name == f"{name}_{LIBRARIES[0].instructions.name}"

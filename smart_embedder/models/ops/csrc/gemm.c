@@ -10,7 +10,6 @@
  * multiplied with the sums of the weights' columns, so that one scale and one sum remain.
  */
 #include <assert.h>
-#include <stdatomic.h>
 
 #include "kernels.h"
 #include "threads.h"
@@ -192,7 +191,9 @@ void KERNEL(gemm)(
   };
   static void (*const run[])(void *) = {
       [FLOAT32] = run_float32, [BFLOAT16] = run_bfloat16, [INT8] = run_int8};
-  on_threads(threads, run[format], &gemm);
+  /* What reading the weights takes, and the arithmetic. */
+  const long words = gemm.words * columns, cost = words / 4 + rows * words / 32;
+  on_threads(threads, cost, run[format], &gemm);
 }
 
 /* The same after sums of bytes that another library has computed, times the weights' scale. */
@@ -228,5 +229,5 @@ void KERNEL(dequantize)(
   const Dequantization all = {
       product, {row_scale, row_minimum, NULL, sums}, bias, output, columns, output_format,
       activation};
-  for_rows(rows, threads, dequantize_row, &all);
+  for_rows(rows, columns, threads, dequantize_row, &all);
 }

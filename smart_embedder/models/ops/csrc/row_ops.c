@@ -99,7 +99,7 @@ void KERNEL(quantize_rows)(
   assert(width % AT_ONCE == 0);
   Quantization all = {
       states, factors, offsets, repeated, values, scale, minimum, width, repeats};
-  for_rows(rows, threads, TASK_OF(quantize_row, format), &all);
+  for_rows(rows, width, threads, TASK_OF(quantize_row, format), &all);
 }
 
 /* Layer normalisation of a sum, in place of the first summand. */
@@ -143,7 +143,7 @@ void KERNEL(add_norm)(
     float epsilon, long rows, long width, int threads) {
   assert(width * (long)sizeof(float) <= SCRATCH_BYTES);
   AddNorm all = {{weight, bias, epsilon, width}, states, residual};
-  for_rows(rows, threads, TASK_OF(add_norm_row, format), &all);
+  for_rows(rows, width, threads, TASK_OF(add_norm_row, format), &all);
 }
 
 /* RMS normalisation. */
@@ -182,7 +182,7 @@ void KERNEL(rms_norm)(
     const void *states, const void *weight, void *output, int format, float epsilon, long rows,
     long width, int threads) {
   RmsNorm all = {states, weight, output, epsilon, width};
-  for_rows(rows, threads, TASK_OF(rms_norm_row, format), &all);
+  for_rows(rows, width, threads, TASK_OF(rms_norm_row, format), &all);
 }
 
 /* RMS norm and rotary embedding of heads. */
@@ -221,7 +221,7 @@ void KERNEL(rotary)(
     void *states, const void *weight, int format, const float *cosines, const float *sines,
     float epsilon, long rows, long stride, long heads, long width, int threads) {
   Rotary all = {states, weight, cosines, sines, epsilon, stride, heads, width};
-  for_rows(rows, threads, TASK_OF(rotary_row, format), &all);
+  for_rows(rows, heads * width, threads, TASK_OF(rotary_row, format), &all);
 }
 
 /* SwiGLU: the SiLU of one half of a row gates the other. */
@@ -250,5 +250,5 @@ void KERNEL(gate)(
     const void *states, void *output, int format, long rows, long width, int threads) {
   assert(width % 16 == 0);
   Gate all = {states, output, width};
-  for_rows(rows, threads, TASK_OF(gate_row, format), &all);
+  for_rows(rows, width, threads, TASK_OF(gate_row, format), &all);
 }

@@ -1,43 +1,43 @@
-/* Work for the threads of PyTorch's own pool: a second pool would fight it for the cores.
- *
- * PyTorch for Linux computes with GNU OpenMP. These are the entry points that GCC emits for a
- * parallel region; in this process they are those of the library that PyTorch brought.
- */
+/* Threads for the kernels: see threads.c. */
 #ifndef THREADS_H
 #define THREADS_H
+
+#include <stdatomic.h>
 
 enum { SCRATCH_BYTES = 560 * 1024 };
 
 /* SCRATCH_BYTES of the calling thread's own, for one kernel at a time; aligned to 64. */
 void *thread_scratch(void);
 
-void GOMP_parallel(void (*task)(void *), void *work, unsigned threads, unsigned flags);
-int omp_get_thread_num(void);
-int omp_get_num_threads(void);
-
-/* `task(work)` on each of `threads` threads. */
-static inline void on_threads(int threads, void (*task)(void *), void *work) {
-  GOMP_parallel(task, work, (unsigned)threads, 0);
-}
+/* `task(work)` on the calling thread, and on up to `threads` - 1 others of its team that come in
+ * time. It returns when all have returned. So `task` takes parts of the work until none are left,
+ * and must not rely on any other thread. `cost` is about the nanoseconds that one thread would take
+ * for all: threads that sleep are woken where it is worth it. */
+void on_threads(int threads, long cost, void (*task)(void *work), void *work);
 
 typedef struct {
-  long rows;
+  long rows, step;
   void (*task)(const void *work, long row);
   const void *work;
+  atomic_long next;
 } RowLoop;
 
-static void run_rows_of_thread(void *shared) {
-  const RowLoop *loop = shared;
-  long part = omp_get_thread_num(), parts = omp_get_num_threads();
-  long stop = loop->rows * (part + 1) / parts;
-  for (long row = loop->rows * part / parts; row < stop; row++) loop->task(loop->work, row);
+static void run_rows(void *shared) {
+  RowLoop *loop = shared;
+  for (long row; (row = atomic_fetch_add(&loop->next, loop->step)) < loop->rows;) {
+    const long stop = row + loop->step < loop->rows ? row + loop->step : loop->rows;
+    for (; row < stop; row++) loop->task(loop->work, row);
+  }
 }
 
-/* `task(work, row)` for each of `rows` rows, divided among `threads` threads. */
+/* `task(work, row)` for each of `rows` rows of `width` numbers, on up to `threads` threads. */
 static inline void for_rows(
-    long rows, int threads, void (*task)(const void *work, long row), const void *work) {
-  RowLoop loop = {rows, task, work};
-  on_threads(threads, run_rows_of_thread, &loop);
+    long rows, long width, int threads, void (*task)(const void *work, long row),
+    const void *work) {
+  enum { PARTS_PER_THREAD = 4, NUMBERS_PER_NANOSECOND = 2 };
+  const long step = rows / (PARTS_PER_THREAD * (long)threads);
+  RowLoop loop = {rows, step > 0 ? step : 1, task, work, 0};
+  on_threads(threads, rows * width / NUMBERS_PER_NANOSECOND, run_rows, &loop);
 }
 
 #endif
