@@ -1,13 +1,11 @@
 """Reading a request body: from bytes to a validated model, within limits.
 
-The body must be declared as JSON in UTF-8, because a web page of another origin can make a browser
-send a POST without a type, or of some other types, without asking the service first. A request
-without an origin, which is no browser's, may leave the type out.
+It must be declared as JSON, because a web page of another origin can make a browser send a POST
+without a type, or of some other types, without asking the service first.
 
-The number of JSON values is limited before parsing: a few megabytes can hold millions of values,
-which take a parser seconds and gigabytes, during which the event loop is blocked. What is left are
-long texts, and those of a large body are decoded part by part, with the loop given back in between:
-a parser holds Python's lock, so that another thread would not help.
+The number of JSON values is limited before parsing, because a few megabytes can hold millions of
+values, which take a parser seconds and gigabytes. What is left are long texts, and those of a large
+body are decoded part by part: a parser holds Python's lock, so another thread would not help.
 """
 
 import math
@@ -284,8 +282,7 @@ class JsonValueCounter:
     """Counts commas, colons and opening brackets outside strings, chunk by chunk.
 
     `feed` raises `InvalidRequestError` at the chunk that exceeds `max_values`, or `max_outside`
-    bytes outside strings. It costs little more than a search for quotation marks. Whether the text
-    is valid JSON is left to the parser.
+    bytes outside strings. Whether the text is valid JSON is left to the parser.
     """
 
     def __init__(self, max_values: int, max_outside: float = math.inf) -> None:

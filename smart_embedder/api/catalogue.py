@@ -47,11 +47,6 @@ class ServedModel:
         return may_be and name.casefold() in map(str.casefold, self.names)
 
 
-def name_of(model: ServedModel | None) -> str | None:
-    """The engine's name of the models that a request asks for; None for the default ones."""
-    return None if model is None else model.name
-
-
 class ModelCatalogue:
     """Finds models by name, whether they are loaded yet or not.
 

@@ -1,6 +1,6 @@
 """What is known of a request: its dialect, its endpoint, and a record of it down to the log line.
 
-Which dialects there are, and where, this does not know: each one's router brings its paths.
+Which dialects there are, and where, each one's router tells.
 """
 
 import re

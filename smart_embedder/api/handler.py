@@ -1,8 +1,7 @@
 """What endpoints share: the parts of the service, and the path of a request that asks for work.
 
-`respond` takes such a request from its body to its response. An endpoint defines an operation for
-it: a schema, and a function from a valid body to a rendered response, which has the engine compute
-what it needs. The API of another server is another operation.
+`respond` takes such a request from its body to its response by an operation of its path: a schema,
+and a function from a valid body to a rendered response, which has the engine compute what it needs.
 """
 
 import asyncio
@@ -20,7 +19,7 @@ from starlette.responses import Response
 
 from smart_embedder.access.rate_limit import Buckets
 from smart_embedder.api.body import read_body
-from smart_embedder.api.catalogue import ModelCatalogue, Role, ServedModel, name_of
+from smart_embedder.api.catalogue import ModelCatalogue, Role, ServedModel
 from smart_embedder.api.context import RequestContext, context_of, preference
 from smart_embedder.api.rendering import JSON, Chunk, ChunkedResponse, timings_as_json
 from smart_embedder.api.schemas import check_passages, check_rerank_options, check_texts
@@ -117,11 +116,8 @@ class Call:
         return context_of(self.request.scope)
 
     async def lease(self, model: ServedModel | None) -> LoadedModels:
-        """The models for a request that names `model`, loaded until the request is answered.
-
-        Raises as `Engine.lease`.
-        """
-        name = name_of(model)
+        """The models for a request that names `model`, as `Engine.lease`, until it is answered."""
+        name = model and model.name
         if (held := self.leased.get(name)) is not None:
             return held
         left = self.service.settings.request_timeout
@@ -147,7 +143,7 @@ class Call:
             request,
             urgency=urgency_of(self.request),
             client=context.client,
-            model=name_of(model),
+            model=model and model.name,
             answer=context.answer,
         )
         result = await work(models, request)
@@ -193,11 +189,7 @@ async def respond(request: Request) -> Response:
 
 @asynccontextmanager
 async def time_limit(seconds: float) -> AsyncIterator[asyncio.Timeout]:
-    """Raises `InferenceTimeoutError` where the block takes longer than `seconds`.
-
-    The block includes the body: a client that sends it too slowly gets the same error (504) as one
-    whose work takes too long.
-    """
+    """Raises `InferenceTimeoutError` where the block takes longer than `seconds`."""
     try:
         async with asyncio.timeout(seconds) as timeout:
             yield timeout
@@ -271,7 +263,8 @@ async def embed(
 
     As many as `allowed` are never too many.
     """
-    check_texts(request.texts, field, call.service.settings, allowed=allowed)
+    most = max(call.service.settings.max_sentences_per_request, allowed)
+    check_texts(request.texts, field, most)
     with _errors_name("sentences", field):
         return await compute(call, request, model)
 

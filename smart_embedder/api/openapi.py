@@ -70,12 +70,10 @@ _PRIORITY_PARAMETER: Final[dict[str, Any]] = {
 
 
 class Router(APIRouter):
-    """The paths of one dialect, and what the rest of the service must know of them.
+    """The paths of one dialect, what is done where, and which of them are `health_checks`.
 
     `error` is the form of its errors. `groups` describe the tags of its operations. `below` are
     beginnings of paths where errors have the dialect's shape, whether there is something or not.
-    `endpoints` and `operations` hold what is done where, by path; `health_checks` are the paths
-    that need no token.
     """
 
     def __init__(

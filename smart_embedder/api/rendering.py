@@ -1,8 +1,8 @@
 """Rendering results to JSON by orjson, in chunks, and responses of chunks.
 
-float32 arrays are rendered without Python lists of floats. A chunk takes a few milliseconds at
-most, during which orjson holds the GIL; the event loop runs between chunks. The text of a vector is
-several times as large as its numbers, so a large answer is rendered while the client reads it.
+A chunk takes a few milliseconds at most, during which orjson holds the GIL; the event loop runs
+between chunks. The text of a vector is several times as large as its numbers, so a large answer is
+rendered while the client reads it.
 """
 
 import asyncio

@@ -239,14 +239,16 @@ class RerankBody(RequestModel):
 
 
 def check_texts(
-    texts: Sequence[object], field: str, settings: Settings, *, allowed: int = 0
+    texts: Sequence[object], field: str, most: int, setting: str = "MAX_SENTENCES_PER_REQUEST"
 ) -> None:
-    """Raise `EmptyInputError` where there are none, `InvalidRequestError` for too many.
-
-    As many as `allowed` are never too many.
-    """
-    most = max(settings.max_sentences_per_request, allowed)
-    _check_count(texts, field, most, "MAX_SENTENCES_PER_REQUEST")
+    """Raise `EmptyInputError` where there are none, `InvalidRequestError` for more than `most`."""
+    if not texts:
+        raise EmptyInputError(f"the list {field} is empty: send at least one text")
+    if len(texts) > most:
+        raise InvalidRequestError(
+            f"the list {field} holds {len(texts)} texts, and at most {most} are allowed "
+            f"({setting}): send them in several requests"
+        )
 
 
 def check_passages(
@@ -255,17 +257,7 @@ def check_passages(
     """The same for passages; raises `EmptyInputError` for a blank query, too."""
     if not all(map(str.strip, [query] if isinstance(query, str) else query)):
         raise EmptyInputError("the query is blank: send what the passages are to be judged by")
-    _check_count(passages, field, settings.max_rerank_passages, "MAX_RERANK_PASSAGES")
-
-
-def _check_count(texts: Sequence[object], field: str, most: int, setting: str) -> None:
-    if not texts:
-        raise EmptyInputError(f"the list {field} is empty: send at least one text")
-    if len(texts) > most:
-        raise InvalidRequestError(
-            f"the list {field} holds {len(texts)} texts, and at most {most} are allowed "
-            f"({setting}): send them in several requests"
-        )
+    check_texts(passages, field, settings.max_rerank_passages, "MAX_RERANK_PASSAGES")
 
 
 def check_truncation(truncate: bool, side: Side) -> None:

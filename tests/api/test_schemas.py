@@ -13,23 +13,16 @@ from smart_embedder.api.schemas import (
 from smart_embedder.errors import EmptyInputError, InvalidRequestError
 from smart_embedder.settings import Settings
 
-SETTINGS = Settings(api_token=None, max_sentences_per_request=3, max_rerank_passages=2)
+SETTINGS = Settings(api_token=None, max_rerank_passages=2)
 
 
 def test_as_many_as_the_limit_are_taken_and_one_more_is_not() -> None:
-    check_texts(["a"] * 3, "sentences", SETTINGS)
+    check_texts(["a"] * 3, "sentences", 3)
     with pytest.raises(InvalidRequestError, match="list input holds 4 texts, and at most 3"):
-        check_texts(["a"] * 4, "input", SETTINGS)
+        check_texts(["a"] * 4, "input", 3)
     check_passages("q", ["a"] * 2, "passages", SETTINGS)
     with pytest.raises(InvalidRequestError, match="MAX_RERANK_PASSAGES"):
         check_passages("q", ["a"] * 3, "passages", SETTINGS)
-
-
-def test_what_a_dialect_allows_is_never_too_many_and_never_fewer_than_the_setting() -> None:
-    check_texts(["a"] * 5, "sentences", SETTINGS, allowed=5)
-    with pytest.raises(InvalidRequestError, match="at most 5"):
-        check_texts(["a"] * 6, "sentences", SETTINGS, allowed=5)
-    check_texts(["a"] * 3, "sentences", SETTINGS, allowed=1)
 
 
 @pytest.mark.parametrize("query", ["", " \n", ["a", " "]])
@@ -40,7 +33,7 @@ def test_a_blank_query_is_told_before_all_else(query) -> None:
 
 def test_an_empty_list_is_empty() -> None:
     with pytest.raises(EmptyInputError, match="the list inputs is empty"):
-        check_texts([], "inputs", SETTINGS)
+        check_texts([], "inputs", 3)
     with pytest.raises(EmptyInputError, match="the list passages is empty"):
         check_passages(["q"], [], "passages", SETTINGS)
 

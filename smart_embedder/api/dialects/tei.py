@@ -283,7 +283,7 @@ def _with_headers(
 @_operation(Endpoint("/tokenize"), schemas.TokenizeRequest, schemas.Tokens)
 async def _tokenize(body: schemas.TokenizeRequest, call: Call) -> Response:
     """The tokens that the model reads of each text, none of which is cut."""
-    check_texts(body.inputs, "inputs", call.service.settings)
+    check_texts(body.inputs, "inputs", call.service.settings.max_sentences_per_request)
     model, answer = _model_of(call), call.context.answer
 
     def needed(tokens: int) -> tuple[int, str, str]:
@@ -382,7 +382,7 @@ def _plain(text: str, parts: list[TokenSpans]) -> Iterator[list[dict[str, Any]]]
 @_operation(Endpoint("/decode"), schemas.DecodeRequest, schemas.Texts, field="ids")
 async def _decode(body: schemas.DecodeRequest, call: Call) -> Response:
     """The text of each list of the model's own token ids."""
-    check_texts(body.ids, "ids", call.service.settings)
+    check_texts(body.ids, "ids", call.service.settings.max_sentences_per_request)
     model, skip = _model_of(call), body.skip_special_tokens is not False
     answer = call.context.answer
 

@@ -12,7 +12,6 @@ from starlette.responses import Response
 from smart_embedder.api import schemas
 from smart_embedder.api.answers import Base64Response, EmbeddingResponse, RerankResponse
 from smart_embedder.api.body import check_encoding, content_type_of, validate
-from smart_embedder.api.catalogue import name_of
 from smart_embedder.api.context import EMBEDDING_STREAM, NATIVE_EMBEDDINGS, RERANK, context_of
 from smart_embedder.api.formats import records, vectors
 from smart_embedder.api.formats.records import ARROW, BINARY, NDJSON, WRITERS, media_type_of
@@ -70,7 +69,8 @@ async def create_embeddings(body: EmbeddingRequest, call: Call) -> Response:
     """
     model = call.service.catalogue.embedder(body.model) if body.model else None
     media_type = media_type_of(call.request)
-    schemas.check_texts(body.sentences, "sentences", call.service.settings)
+    most = call.service.settings.max_sentences_per_request
+    schemas.check_texts(body.sentences, "sentences", most)
     models = await call.lease(model)
     request = native_request(body, body.sentences, models, media_type)
     result = await compute(call, request, model)
@@ -174,12 +174,13 @@ async def stream_embeddings(request: Request, service: ServiceDep) -> Response:
     media_type = media_type_of(request, tuple(WRITERS))
     model = service.catalogue.embedder(fields.model) if fields.model else None
     # Only while the stream is set up: each piece leases the model by itself.
-    async with service.engine.lease(name_of(model)) as models:
+    async with service.engine.lease(model and model.name) as models:
         embedding = native_request(fields, [], models, media_type)
     check_embedding(models, embedding)
     call, urgency = Call(request, service), urgency_of(request, BULK_URGENCY)
     client = call.context.client
-    embedding = replace(embedding, urgency=urgency, client=client, model=name_of(model))
+    name = model and model.name
+    embedding = replace(embedding, urgency=urgency, client=client, model=name)
     of_token = vector_bytes(models.embedder, replace(embedding.needed, dense=False), [1])
     tokens = call.context.answer.allowed // stream_answer.PIECES // of_token
     # Nothing below keeps the models, which may be unloaded between two pieces.

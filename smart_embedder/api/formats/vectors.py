@@ -50,10 +50,7 @@ def hold_rendering(
     *,
     at_once: bool = False,
 ) -> None:
-    """Hold what rendering takes, of one text after the other or of all `at_once`.
-
-    Raises as `AnswerMemory.need`.
-    """
+    """Hold, as `AnswerMemory.need`, what rendering takes of one text or of all `at_once`."""
     working = made = 0
     for each in embeddings:
         if request.colbert_pool_factor is not None and each.colbert is not None:
