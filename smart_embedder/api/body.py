@@ -135,7 +135,7 @@ def _validate_one(value: Any, context: RequestContext) -> tuple[Operation, Reque
     fit = [each for each in operations if each.field in value] if isinstance(value, dict) else []
     if len(fit) > 1:
         raise invalid_body(
-            f"the body has the fields of several APIs, {_named(fit)}: send one of these fields",
+            f"the body has the fields of several APIs, {_named(fit)}: send one of these fields"
         )
     operation = fit[0] if fit else operations[0]
     is_told = bool(fit) or len(operations) == 1
@@ -310,12 +310,12 @@ class JsonValueCounter:
         if self._count > self._max_values or len(parts) > max_parts:
             raise invalid_body(
                 f"the body holds more than {self._max_values} values, more than any request needs "
-                "that MAX_SENTENCES_PER_REQUEST and MAX_RERANK_PASSAGES allow",
+                "that MAX_SENTENCES_PER_REQUEST and MAX_RERANK_PASSAGES allow"
             )
         if self._outside > self._max_outside:
             raise invalid_body(
                 f"the body holds more than {self._max_outside} bytes beside its texts, more than "
-                "any request needs",
+                "any request needs"
             )
 
 

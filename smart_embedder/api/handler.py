@@ -117,7 +117,7 @@ class Call:
 
     async def lease(self, model: ServedModel | None) -> LoadedModels:
         """The models for a request that names `model`, as `Engine.lease`, until it is answered."""
-        name = model and model.name
+        name = model.name if model else None
         if (held := self.leased.get(name)) is not None:
             return held
         left = self.service.settings.request_timeout
@@ -143,7 +143,7 @@ class Call:
             request,
             urgency=urgency_of(self.request),
             client=context.client,
-            model=model and model.name,
+            model=model.name if model else None,
             answer=context.answer,
         )
         result = await work(models, request)

@@ -3,10 +3,7 @@
 import json
 from concurrent.futures import ThreadPoolExecutor
 
-import msgpack
-import pyarrow as pa
 import pytest
-import safetensors.numpy
 
 from tests.support.server import RunningServer, run_server
 from tests.support.streaming import NDJSON
@@ -61,27 +58,6 @@ def test_an_answer_that_was_found_is_the_one_that_was_computed(cached, options) 
     assert found["timings_ms"].keys() == computed["timings_ms"].keys()
     assert found["timings_ms"]["inference"] == found["timings_ms"]["tokenize"] == 0
     assert {each["code"] for each in found["warnings"]} == {"input_truncated"}
-
-
-READERS = {
-    "application/msgpack": lambda content: msgpack.unpackb(content, strict_map_key=False)["data"],
-    "application/vnd.safetensors": lambda content: {
-        name: array.tolist() for name, array in safetensors.numpy.load(content).items()
-    },
-    "application/vnd.apache.arrow.stream": lambda content: (
-        pa.ipc.open_stream(content).read_all().to_pylist()
-    ),
-}
-
-
-@pytest.mark.parametrize("media_type", [*READERS])
-def test_every_format_can_write_what_was_found(cached, media_type) -> None:
-    body = {"sentences": marked(["a", "b b"], media_type)}
-    with cached.client(headers={"Accept": media_type}) as client:
-        computed, found = [client.post("/embeddings/", json=body) for _ in range(2)]
-    assert found.headers["content-type"] == media_type
-    read = READERS[media_type]
-    assert read(found.content) == read(computed.content)
 
 
 def test_known_and_new_texts_in_one_request_are_answered_as_alone(cached) -> None:

@@ -38,12 +38,6 @@ TEXTS = [*varied_texts(6), "", "search " * 40]
 BINARY = [ARROW, MSGPACK, SAFETENSORS]
 
 
-@pytest.fixture(scope="module")
-def client(server):
-    with server.client() as client:
-        yield client
-
-
 def ask(client, accept: str = "application/json", sentences: list[str] = TEXTS, **options):
     body = {"sentences": sentences} | options
     answer = client.post("/embeddings/", json=body, headers={"Accept": accept})
@@ -203,28 +197,6 @@ def test_an_error_is_json_whatever_is_accepted(client, accept) -> None:
     assert answer.json()["code"] == "empty_input"
 
 
-@pytest.mark.parametrize("accept", BINARY)
-def test_pooling_leaves_one_vector_in_so_many(client, accept) -> None:
-    whole, _ = decode(accept, ask(client, accept))
-    pooled, _ = decode(accept, ask(client, accept, colbert_pool_factor=3))
-    for ours, expected in zip(pooled, whole, strict=True):
-        assert len(ours["colbert"]) == max(1, len(expected["colbert"]) // 3)
-        assert_same({"dense": ours["dense"]}, {"dense": expected["dense"]})
-        np.testing.assert_allclose(np.linalg.norm(ours["colbert"], axis=1), 1, rtol=1e-5)
-
-
-def test_muvera_needs_no_colbert_vectors_in_the_answer(client) -> None:
-    kinds = {"return_dense": False, "return_sparse": False, "return_colbert": False}
-    alone = orjson.loads(ask(client, muvera="query", **kinds))["data"]
-    beside = orjson.loads(ask(client, muvera="query", colbert_pool_factor=None))["data"]
-    for ours, theirs in zip(alone, beside, strict=True):
-        assert ours["embeddings"]["colbert"] is None
-        assert ours["embeddings"]["muvera"] == theirs["embeddings"]["muvera"]
-        assert len(ours["embeddings"]["muvera"]) == 10_240
-    document = orjson.loads(ask(client, muvera="document", **kinds))["data"]
-    assert document[0]["embeddings"]["muvera"] != alone[0]["embeddings"]["muvera"]
-
-
 @pytest.mark.parametrize("beside", [["music"], ["music", *TEXTS[:3]]])
 def test_what_is_made_of_a_text_does_not_depend_on_the_others(client, beside) -> None:
     options = {"output_dtype": "int8", "colbert_pool_factor": 2, "muvera": "document"}
@@ -233,22 +205,6 @@ def test_what_is_made_of_a_text_does_not_depend_on_the_others(client, beside) ->
     for name in ("dense", "colbert"):
         np.testing.assert_allclose(np.int16(together[-1][name]), np.int16(alone[name]), atol=1)
     np.testing.assert_allclose(together[-1]["muvera"], alone["muvera"], atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("options", "accept", "said"),
-    [
-        ({"output_dtype": "int4"}, ARROW, "output_dtype"),
-        ({"encoding": "hex"}, "application/json", "encoding"),
-        ({"colbert_pool_factor": 1}, "application/json", "colbert_pool_factor"),
-        ({"muvera": "both"}, "application/json", "muvera"),
-    ],
-)
-def test_an_option_that_cannot_be_had_is_refused(client, options, accept, said) -> None:
-    body = {"sentences": ["a"]} | options
-    answer = client.post("/embeddings/", json=body, headers={"Accept": accept})
-    assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request")
-    assert said in answer.json()["detail"]
 
 
 def test_a_batch_of_arrow_ends_with_the_text_that_makes_it_a_mebibyte() -> None:

@@ -8,16 +8,10 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from tests.support.server import RunningServer, run_server
+from tests.api.conftest import answered
+from tests.support.server import run_server
 
 PROMPTS = {"query": "Instruct: search\nQuery:", "document": "", "code": "code "}
-
-
-@pytest.fixture(scope="module")
-def bge(server: RunningServer):
-    """bge-m3 for everything."""
-    with server.client() as client:
-        yield client
 
 
 @pytest.fixture(scope="module")
@@ -41,9 +35,7 @@ def qwen(tiny_m3: Path, tiny_qwen: Path, tiny_reranker: Path, tmp_path_factory):
 
 
 def embed(client, *sentences: str, **options) -> dict:
-    response = client.post("/embeddings/", json={"sentences": sentences} | options)
-    assert response.status_code == 200, response.text
-    return response.json()
+    return answered(client, "/embeddings/", sentences=sentences, **options)
 
 
 def dense_of(answer: dict) -> list[np.ndarray]:
@@ -107,26 +99,26 @@ def test_a_prompt_stays_where_the_text_is_cut_from_the_left(qwen) -> None:
     assert {warning["details"]["max_tokens"] for warning in cut["warnings"]} == {40, 60}
 
 
-def test_tokens_stand_beside_weights_and_rows(bge, tiny_m3) -> None:
+def test_tokens_stand_beside_weights_and_rows(client, tiny_m3) -> None:
     vocabulary = Tokenizer.from_file(str(tiny_m3 / "tokenizer.json"))
     text = "hybrid search search of things"
-    (item,) = embed(bge, text, return_tokens=True)["data"]
+    (item,) = embed(client, text, return_tokens=True)["data"]
     sparse, colbert = item["embeddings"]["sparse"], item["embeddings"]["colbert"]
     assert list(item["tokens"]["sparse"]) == list(sparse)
     for token_id, string in item["tokens"]["sparse"].items():
         assert vocabulary.id_to_token(int(token_id)) == string
     assert item["tokens"]["colbert"] == vocabulary.encode(text).tokens[1:]
     assert len(item["tokens"]["colbert"]) == len(colbert)
-    (listed,) = embed(bge, text, return_tokens=True, sparse_as_indices=True)["data"]
+    (listed,) = embed(client, text, return_tokens=True, sparse_as_indices=True)["data"]
     assert listed["tokens"]["sparse"] == list(item["tokens"]["sparse"].values())
-    (alone,) = embed(bge, text, return_tokens=True, return_colbert=False)["data"]
+    (alone,) = embed(client, text, return_tokens=True, return_colbert=False)["data"]
     assert alone["tokens"]["colbert"] is None
-    assert "tokens" not in embed(bge, text)["data"][0]
+    assert "tokens" not in embed(client, text)["data"][0]
 
 
-def test_a_large_answer_with_tokens_is_rendered_whole(bge) -> None:
+def test_a_large_answer_with_tokens_is_rendered_whole(client) -> None:
     texts = ["search vector " * 400] * 3
-    answer = embed(bge, *texts, return_tokens=True)
+    answer = embed(client, *texts, return_tokens=True)
     for item in answer["data"]:
         assert len(item["tokens"]["colbert"]) == len(item["embeddings"]["colbert"])
 
@@ -147,11 +139,11 @@ def test_a_large_answer_with_tokens_is_rendered_whole(bge) -> None:
         ({"task": "search"}, "There is no field task here: did you mean prompt?"),
     ],
 )
-def test_an_option_without_effect_is_422_and_says_so(bge, options, message) -> None:
-    response = bge.post("/embeddings/", json={"sentences": ["a"]} | options)
+def test_an_option_without_effect_is_422_and_says_so(client, options, message) -> None:
+    response = client.post("/embeddings/", json={"sentences": ["a"]} | options)
     assert (response.status_code, response.json()["code"]) == (422, "invalid_request")
     assert message in response.json()["detail"]
-    assert embed(bge, "a", return_colbert=False)["data"]
+    assert embed(client, "a", return_colbert=False)["data"]
 
 
 @pytest.mark.parametrize(
@@ -170,17 +162,17 @@ def test_an_option_that_qwen_cannot_follow_says_what_it_can(qwen, options, messa
 
 
 @pytest.mark.parametrize("input_type", ["query", "document"])
-def test_every_model_takes_the_type_of_texts(bge, qwen, input_type) -> None:
+def test_every_model_takes_the_type_of_texts(client, qwen, input_type) -> None:
     def made(client, **options) -> list[dict]:
         answer = embed(client, "a", return_colbert=False, **options)
         return [item["embeddings"] for item in answer["data"]]
 
-    assert made(bge, input_type=input_type) == made(bge)
+    assert made(client, input_type=input_type) == made(client)
     sparse = {"return_dense": False}
     assert made(qwen, input_type=input_type, **sparse) == made(qwen, **sparse)
 
 
-def test_a_text_that_may_not_be_cut_is_named(bge, qwen) -> None:
+def test_a_text_that_may_not_be_cut_is_named(client, qwen) -> None:
     body = {"sentences": ["short", "search " * 45], "truncate": False}
     response = qwen.post("/embeddings/", json=body | {"return_dense": False})
     assert (response.status_code, response.json()["code"]) == (422, "text_too_long")
@@ -189,7 +181,7 @@ def test_a_text_that_may_not_be_cut_is_named(bge, qwen) -> None:
         "the option truncate cut it."
     )
     assert response.json()["errors"][0]["pointer"] == "/sentences/1"
-    assert embed(bge, *body["sentences"], truncate=False)["warnings"] == []
+    assert embed(client, *body["sentences"], truncate=False)["warnings"] == []
 
 
 def test_passages_are_cut_from_the_side_that_is_asked_for(qwen) -> None:
@@ -216,8 +208,8 @@ def test_passages_are_cut_from_the_side_that_is_asked_for(qwen) -> None:
     assert qwen.post("/rerank", json=tail | {"truncate": False}).status_code == 200
 
 
-def test_a_text_of_five_megabytes_is_reported_with_a_lower_bound(bge) -> None:
-    answer = embed(bge, "search vector " * 400_000, return_colbert=False, return_sparse=False)
+def test_a_text_of_five_megabytes_is_reported_with_a_lower_bound(client) -> None:
+    answer = embed(client, "search vector " * 400_000, return_colbert=False, return_sparse=False)
     (warning,) = answer["warnings"]
     details = warning["details"]
     assert details["lower_bound"] is True

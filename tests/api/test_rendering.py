@@ -1,6 +1,8 @@
 """Vectors and scores as JSON, and answers as messages of bounded size."""
 
 import asyncio
+import gzip
+import random
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
@@ -9,6 +11,7 @@ from typing import Any
 import numpy as np
 import orjson
 import pytest
+from backports import zstd
 from hypothesis import given
 from hypothesis import strategies as st
 from starlette.requests import Request
@@ -18,6 +21,7 @@ from smart_embedder.api.rendering import (
     ChunkedResponse,
     base64_of,
     by_falling_score,
+    compress,
     messages_of,
     render_items,
     render_list,
@@ -276,3 +280,11 @@ def test_a_warning_says_which_text_was_cut_where_and_by_how_much(cut, field, poi
         "truncated_tokens": 3,
         "truncation_side": side,
     }
+
+
+@pytest.mark.parametrize(
+    ("encoding", "unpack"), [("gzip", gzip.decompress), ("zstd", zstd.decompress)]
+)
+def test_chunks_are_compressed_to_one_stream(encoding, unpack) -> None:
+    chunks = [random.Random(i).randbytes(1000 * i) for i in range(9)]
+    assert unpack(b"".join(compress(chunks, encoding))) == b"".join(chunks)

@@ -46,11 +46,7 @@ IN_PYTHON = ('api_key="my-token"', 'api_key="my-token", max_retries=0')
 IN_JAVASCRIPT = ('apiKey: "my-token"', 'apiKey: "my-token", maxRetries: 0')
 IN_HAYSTACK = 'Secret.from_token("my-token")'
 OF_COHERE = Client(
-    "NotFoundError",
-    "UnauthorizedError",
-    "BadRequestError",
-    "ServiceUnavailableError",
-    None,
+    "NotFoundError", "UnauthorizedError", "BadRequestError", "ServiceUnavailableError", None
 )
 OF_VOYAGE = Client(
     "APIError",

@@ -80,9 +80,7 @@ class DocumentsRequest(ForeignRequest):
     aliases = dict.fromkeys(("input", "inputs", "docs"), "documents")
 
     query: Annotated[
-        str,
-        BeforeValidator(as_text),
-        Field(json_schema_extra={"minLength": 1, "pattern": r"\S"}),
+        str, BeforeValidator(as_text), Field(json_schema_extra={"minLength": 1, "pattern": r"\S"})
     ]
     documents: Documents
     model: str | None = Field(None, description="Any name of the reranker.")

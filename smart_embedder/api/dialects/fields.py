@@ -150,10 +150,7 @@ _TEXTS_OR_OBJECTS = {
     "description": "A text, or a list of texts, each for itself; an object has `text` alone.",
 }
 _TEXTS_OR_TEXT = {
-    "anyOf": [
-        {"type": "string"},
-        {"type": "array", "items": {"type": "string"}, "minItems": 1},
-    ],
+    "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1}],
     "description": "A text, or a list of texts, each for itself.",
 }
 

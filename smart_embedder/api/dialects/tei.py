@@ -451,22 +451,14 @@ async def info_of_model(model: str, service: ServiceDep) -> Response:
     return _describe_model(service, service.catalogue.find(model))
 
 
-@router.health_check(
-    "/ping",
-    tags=[_ROOT_TAG],
-    responses=router.errors(503),
-    **_PING,
-)
+@router.health_check("/ping", tags=[_ROOT_TAG], responses=router.errors(503), **_PING)
 async def ping(service: ServiceDep) -> Response:
     """200 once the models are warm, else 503."""
     return _status(service)
 
 
 @router.health_check(
-    f"{_BELOW_MODEL}/health",
-    tags=[_MODEL_TAG],
-    responses=router.errors(404, 503),
-    **_PING,
+    f"{_BELOW_MODEL}/health", tags=[_MODEL_TAG], responses=router.errors(404, 503), **_PING
 )
 @router.health_check(f"{_BELOW_MODEL}/ping", include_in_schema=False)
 async def ping_model(model: str, service: ServiceDep) -> Response:

@@ -172,14 +172,13 @@ async def stream_embeddings(request: Request, service: ServiceDep) -> Response:
         )
     lines = _READERS[read_type](service.settings.max_body_bytes)
     media_type = media_type_of(request, tuple(WRITERS))
-    model = service.catalogue.embedder(fields.model) if fields.model else None
+    name = service.catalogue.embedder(fields.model).name if fields.model else None
     # Only while the stream is set up: each piece leases the model by itself.
-    async with service.engine.lease(model and model.name) as models:
+    async with service.engine.lease(name) as models:
         embedding = native_request(fields, [], models, media_type)
     check_embedding(models, embedding)
     call, urgency = Call(request, service), urgency_of(request, BULK_URGENCY)
     client = call.context.client
-    name = model and model.name
     embedding = replace(embedding, urgency=urgency, client=client, model=name)
     of_token = vector_bytes(models.embedder, replace(embedding.needed, dense=False), [1])
     tokens = call.context.answer.allowed // stream_answer.PIECES // of_token

@@ -6,19 +6,13 @@ import httpx2
 import pytest
 from transformers import BertForMaskedLM, BertForSequenceClassification
 
+from tests.api.conftest import answered
 from tests.support.server import RunningServer, run_server
 from tests.support.wordpiece import save_model, save_splade
 
 TOKEN = "dialects-secret"
 LABELS = ("contradiction", "entailment", "neutral")
 ALIASES = "text-embedding-3-small=tiny-qwen,rerank-v3.5=TINY-reranker"
-
-
-@pytest.fixture(scope="module")
-def client(server: RunningServer):
-    """Of a server without a token, whose only model is bge-m3's kind."""
-    with server.client() as client:
-        yield client
 
 
 @pytest.fixture(scope="session")
@@ -83,6 +77,4 @@ def heads(heads_server: RunningServer):
 def native(client: httpx2.Client, sentences: list[str], **options) -> list[dict]:
     """The vectors of the native endpoint."""
     body = {"sentences": sentences, "normalize_dense": True, "sparse_as_indices": True} | options
-    answer = client.post("/embeddings/", json=body)
-    assert answer.status_code == 200, answer.text
-    return [item["embeddings"] for item in answer.json()["data"]]
+    return [item["embeddings"] for item in answered(client, "/embeddings/", **body)["data"]]

@@ -5,6 +5,7 @@ import base64
 import numpy as np
 import pytest
 
+from tests.api.conftest import answered
 from tests.api.dialects.conftest import native
 from tests.support.texts import varied_texts
 
@@ -13,9 +14,7 @@ TYPES = ["float", "int8", "uint8", "binary", "ubinary", "base64"]
 
 
 def post(client, path: str = "/v2/embed", **body) -> dict:
-    answer = client.post(path, json={"texts": TEXTS} | body)
-    assert answer.status_code == 200, answer.text
-    return answer.json()
+    return answered(client, path, **{"texts": TEXTS} | body)
 
 
 def assert_error(answer, status: int, code: str) -> str:

@@ -1,21 +1,19 @@
 """OpenAI's embeddings and models: the native endpoint's numbers in OpenAI's shape."""
 
 import base64
-from http.client import HTTPConnection
 
 import numpy as np
 import pytest
 
-from tests.api.dialects.conftest import TOKEN, native
+from tests.api.conftest import answered
+from tests.api.dialects.conftest import native
 from tests.support.texts import varied_texts
 
 TEXTS = varied_texts(9)
 
 
 def post(client, path: str = "/v1/embeddings", **body) -> dict:
-    answer = client.post(path, json=body)
-    assert answer.status_code == 200, answer.text
-    return answer.json()
+    return answered(client, path, **body)
 
 
 def assert_error(answer, status: int, code: str) -> dict:
@@ -104,14 +102,6 @@ def test_fewer_dimensions_are_the_native_ones_or_an_error(full, client, field) -
     assert "32" in assert_error(refused, 400, "invalid_request")["message"]
     above = client.post("/v1/embeddings", json={"input": "a", field: 65})
     assert "has 64: leave it out" in assert_error(above, 400, "invalid_request")["message"]
-
-
-def test_a_query_gets_the_models_prompt_where_it_has_one(full, client) -> None:
-    kinds = {"return_sparse": False, "return_colbert": False}
-    expected = native(full, TEXTS, input_type="query", **kinds)
-    answer = post(full, input=TEXTS, input_type="search_query")
-    assert [item["embedding"] for item in answer["data"]] == [each["dense"] for each in expected]
-    assert post(client, input="a", input_type="query") == post(client, input="a")
 
 
 @pytest.mark.parametrize(
@@ -309,54 +299,11 @@ def test_a_wrong_body_is_400_and_names_the_parameter(client, body, code, param) 
     assert assert_error(client.post("/v1/embeddings", json=body), 400, code)["param"] == param
 
 
-@pytest.mark.parametrize("content_type", [None, ""])
-def test_a_body_without_a_type_is_json_unless_a_web_page_sends_it(client, content_type) -> None:
-    headers = {} if content_type is None else {"Content-Type": content_type}
-    answer = client.post("/v1/embeddings", content=b'{"input": "a"}', headers=headers)
-    assert answer.json()["data"] == post(client, input="a")["data"]
-    headers["Origin"] = str(client.base_url)
-    refused = client.post("/v1/embeddings", content=b'{"input": "a"}', headers=headers)
-    assert_error(refused, 415, "unsupported_media_type")
-
-
-@pytest.mark.parametrize(
-    "path", ["/v1", "/v1/chat/completions", "/openai/deployments/a/embeddings", "/openai/v1/x"]
-)
-def test_an_unknown_path_is_404_in_openais_shape(client, path) -> None:
-    for answer in (client.post(path, json={"input": "a"}), client.get(path)):
-        assert f"There is no {path} here" in assert_error(answer, 404, "not_found")["message"]
-    assert "error" not in client.get("/v3/embeddings").json()
-
-
 def test_texts_by_another_name_are_told_the_right_one(client) -> None:
     for name in ("inputs", "texts", "sentences"):
         refused = client.post("/v1/embeddings", json={name: ["a"]})
         message = assert_error(refused, 400, "invalid_request")["message"]
         assert f"field input is missing, and {name} is none: call it input" in message
-
-
-def test_a_body_that_is_no_json_is_400(client) -> None:
-    headers = {"Content-Type": "application/json"}
-    assert_error(
-        client.post("/v1/embeddings", content=b"{", headers=headers), 400, "invalid_request"
-    )
-
-
-def test_on_the_shared_path_a_body_of_both_or_neither_is_told_both_fields(client) -> None:
-    for body in ({"input": ["a"], "sentences": ["a"]}, {"inputs": ["a"]}, {}):
-        answer = client.post("/embeddings", json=body)
-        assert answer.status_code == 422
-        error = answer.json()
-        assert error["error"]["message"] == error["detail"]
-        assert "input (OpenAI)" in error["detail"]
-        assert "sentences" in error["detail"]
-
-
-def test_on_the_shared_path_each_body_gets_errors_in_its_own_shape(client) -> None:
-    ours = client.post("/embeddings", json={"sentences": ["a", 1]})
-    assert (ours.status_code, ours.json()["code"]) == (422, "invalid_request")
-    assert "error" not in ours.json()
-    assert_error(client.post("/embeddings", json={"input": ["a", 1]}), 400, "invalid_request")
 
 
 @pytest.mark.parametrize(
@@ -407,59 +354,3 @@ def test_the_list_of_models_has_every_name(full, path) -> None:
 def test_one_model_is_found_by_each_of_its_names(full) -> None:
     assert full.get("/v1/models/rerank-v3.5").json()["id"] == "rerank-v3.5"
     assert_error(full.get("/v1/models/BAAI/bge-m3"), 404, "model_not_found")
-
-
-@pytest.mark.parametrize(
-    "authorization", [f"Bearer {TOKEN}", f"bearer {TOKEN}", TOKEN, f"BEARER  {TOKEN}"]
-)
-def test_every_way_to_send_the_token_is_accepted(full_server, authorization) -> None:
-    with full_server.client(headers={"Authorization": authorization}) as client:
-        assert post(client, input="a")["data"]
-
-
-@pytest.mark.parametrize("authorization", ["", "Bearer", "bearer wrong", "wrong", f"Basic {TOKEN}"])
-def test_a_wrong_token_is_401_in_openais_shape(full_server, authorization) -> None:
-    with full_server.client(headers={"Authorization": authorization}) as client:
-        for answer in (
-            client.post("/v1/embeddings", json={"input": "a"}),
-            client.get("/v1/models"),
-        ):
-            error = assert_error(answer, 401, "unauthorized")
-            assert error["type"] == "authentication_error"
-            assert answer.headers["www-authenticate"] == "Bearer"
-
-
-@pytest.mark.parametrize("authorization", ["", "Bearer", "Bearer x", "x", "Basic eDp5"])
-def test_without_a_token_set_every_authorization_is_accepted(client, authorization) -> None:
-    answer = client.post(
-        "/v1/embeddings", json={"input": "a"}, headers={"Authorization": authorization}
-    )
-    assert answer.status_code == 200
-
-
-def test_an_empty_key_behind_bearer_is_no_token(server, full_server) -> None:
-    """With its space, which httpx does not send."""
-    headers = {"Authorization": "Bearer ", "Content-Type": "application/json"}
-    statuses = []
-    for each in (server, full_server):
-        connection = HTTPConnection(each.url.removeprefix("http://"))
-        connection.request("POST", "/v1/embeddings", b'{"input": "a"}', headers)
-        statuses.append(connection.getresponse().status)
-        connection.close()
-    assert statuses == [200, 401]
-
-
-def test_it_is_counted_under_its_own_endpoint(full, full_server) -> None:
-    series = 'embedding_requests_total{{endpoint="{}",status="{}"}}'
-    ours, theirs = (
-        series.format("/embeddings/", "success"),
-        series.format("/v1/embeddings", "success"),
-    )
-    wrong = series.format("/v1/embeddings", "client_error")
-    before = [full_server.metric(each) for each in (ours, theirs, wrong)]
-    post(full, input="a")
-    post(full, "/embeddings", input="a")
-    native(full, ["a"])
-    full.post("/v1/embeddings", json={})
-    after = [full_server.metric(each) for each in (ours, theirs, wrong)]
-    assert [b - a for a, b in zip(before, after, strict=True)] == [1, 2, 1]

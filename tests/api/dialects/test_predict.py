@@ -8,8 +8,9 @@ import pytest
 import torch
 from transformers import pipeline
 
+from tests.api.conftest import answered as post
 from tests.api.dialects.conftest import LABELS
-from tests.api.dialects.test_tei import assert_error, post
+from tests.api.dialects.test_tei import assert_error
 
 PAIRS = [["hybrid search", "vector rank"], ["memory", "!"], ["naïve"], ["sea", "river " * 20]]
 

@@ -3,19 +3,14 @@
 import numpy as np
 import pytest
 
-from tests.api.dialects.conftest import TOKEN, native
+from tests.api.conftest import answered as post
+from tests.api.dialects.conftest import native
 from tests.support.checkpoints import corpus
 
 TEXTS = [*corpus(7, seed=3), "", "naïve 检索 search"]
 LONG = "search " * 400
 COMPUTED = ["type", "time", "characters", "tokens"]
 TIMES = ["total", "tokenization", "queue", "inference"]
-
-
-def post(client, path: str, **body):
-    answer = client.post(path, json=body)
-    assert answer.status_code == 200, answer.text
-    return answer.json()
 
 
 def assert_error(answer, status: int, kind: str) -> str:
@@ -245,11 +240,6 @@ def test_health_is_public_and_the_rest_is_not(full_server) -> None:
             assert_error(client.get(path), 401, "Unauthorized")
         for path in ("/embed", "/models/tiny-m3/embed", "/decode", "/models/ping"):
             assert_error(client.post(path, json={"inputs": "a"}), 401, "Unauthorized")
-
-
-def test_the_bare_token_is_enough(full_server) -> None:
-    with full_server.client(headers={"Authorization": TOKEN}) as client:
-        assert post(client, "/embed", inputs="a")
 
 
 def test_a_model_itself_does_what_it_is_for(full, full_server) -> None:

@@ -39,8 +39,7 @@ def test_what_is_no_text_or_pair_is_refused(inputs: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ids", "lists"),
-    [([1, 2], [[1, 2]]), ([[1], [2, 3]], [[1], [2, 3]]), ([], []), ([[]], [[]])],
+    ("ids", "lists"), [([1, 2], [[1, 2]]), ([[1], [2, 3]], [[1], [2, 3]]), ([], []), ([[]], [[]])]
 )
 def test_ids_are_one_list_or_several(ids, lists) -> None:
     assert DecodeRequest(ids=ids).ids == lists

@@ -2,13 +2,13 @@
 
 import pytest
 
+from tests.api.conftest import answered
+
 TEXTS = ["hybrid search", "bread kitchen", "search", "winter garden", "search"]
 
 
 def post(client, path: str = "/v1/score", **body) -> dict:
-    answer = client.post(path, json=body)
-    assert answer.status_code == 200, answer.text
-    return answer.json()
+    return answered(client, path, **body)
 
 
 def scores(answer: dict) -> list[float]:

@@ -4,22 +4,15 @@ import numpy as np
 import orjson
 import pytest
 
+from tests.api.conftest import answered
 from tests.support.server import RunningServer
 from tests.support.texts import varied_texts
 
 KINDS = ("dense", "sparse", "colbert")
 
 
-@pytest.fixture(scope="module")
-def client(server: RunningServer):
-    with server.client() as client:
-        yield client
-
-
 def post(client, **body):
-    response = client.post("/embeddings/", json=body)
-    assert response.status_code == 200, response.text
-    return response.json()
+    return answered(client, "/embeddings/", **body)
 
 
 def test_one_text_gets_all_three_kinds_by_default(client) -> None:
@@ -91,11 +84,7 @@ def test_an_over_long_text_is_embedded_and_reported(client) -> None:
     answer = post(client, sentences=["short", "search " * 9000], return_colbert=False)
     (warning,) = answer["warnings"]
     assert (warning["code"], warning["severity"]) == ("input_truncated", "warning")
-    assert warning["target"] == {
-        "field": "sentences",
-        "index": 1,
-        "pointer": "/sentences/1",
-    }
+    assert warning["target"] == {"field": "sentences", "index": 1, "pointer": "/sentences/1"}
     assert warning["details"] == {
         "model": answer["model_name"],
         "max_tokens": 8192,
@@ -116,14 +105,6 @@ def test_a_large_response_is_rendered_while_it_is_read(client) -> None:
     assert [item["id"] for item in answer["data"]] == list(range(24))
     counts = [len(item["embeddings"]["colbert"]) for item in answer["data"]]
     assert sum(counts) == answer["usage"]["prompt_tokens"] - 24
-
-
-def test_the_clients_own_request_id_comes_back(client) -> None:
-    body = {"sentences": ["a"], "return_colbert": False}
-    named = client.post("/embeddings/", json=body, headers={"X-Request-ID": "mine-1"})
-    assert named.headers["x-request-id"] == "mine-1"
-    made_up = client.post("/embeddings/", json=body)
-    assert len(made_up.headers["x-request-id"]) == 32
 
 
 def test_many_clients_at_once_each_get_their_own_answer(server: RunningServer) -> None:

@@ -15,12 +15,6 @@ BROWSER = {"Accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;
 
 
 @pytest.fixture(scope="module")
-def client(server: RunningServer):
-    with server.client() as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
 def guarded(tiny_m3: Path, tmp_path_factory: pytest.TempPathFactory):
     """A server that asks for a token."""
     settings = {"EMBEDDING_MODEL": str(tiny_m3), "API_TOKEN": "secret", "PROTECT_METRICS": "true"}

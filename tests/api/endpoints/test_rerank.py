@@ -12,17 +12,12 @@ from smart_embedder.models.ops.proof import Target
 from smart_embedder.models.tasks.cross_encoder import load_cross_encoder
 from smart_embedder.models.tasks.dense import load_dense_embedder
 from smart_embedder.models.tasks.qwen3 import load_qwen_reranker
+from tests.api.conftest import answered
 from tests.support.checkpoints import corpus
-from tests.support.server import RunningServer, run_server
+from tests.support.server import run_server
 
 PASSAGES = [*corpus(12, seed=5), "", "hybrid search vector"]
 NO_WEIGHTS = {"dense": 0, "sparse": 0, "colbert": 0}
-
-
-@pytest.fixture(scope="module")
-def client(server: RunningServer):
-    with server.client() as client:
-        yield client
 
 
 @pytest.fixture(scope="module")
@@ -61,9 +56,7 @@ def target() -> Target:
 
 
 def post(client, **body) -> dict:
-    response = client.post("/rerank", json=body)
-    assert response.status_code == 200, response.text
-    return response.json()
+    return answered(client, "/rerank", **body)
 
 
 def by_index(answer: dict) -> list[float]:

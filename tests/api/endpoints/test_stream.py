@@ -26,12 +26,6 @@ BAD_LINE = 20
 PATH = "/embeddings/stream"
 
 
-@pytest.fixture(scope="module")
-def client(server):
-    with server.client() as client:
-        yield client
-
-
 def as_lines(texts) -> bytes:
     return b"".join(json.dumps(text).encode() + b"\n" for text in texts)
 
@@ -257,13 +251,6 @@ def test_a_gzipped_body_is_read_beyond_the_limit_of_other_bodies(tiny_m3, tmp_pa
         assert "id" not in broken[-1]
         assert broken[-1]["error"]["code"] == "invalid_request"
         assert [each["id"] for each in broken[:-1]] == list(range(len(broken) - 1))
-
-
-def test_bulk_priority_unless_another_is_asked_for(server, client) -> None:
-    """A number that is not in the header leaves the default, as everywhere."""
-    for priority in ("u=0", "nonsense", "u=9"):
-        headers = {"Content-Type": NDJSON, "Priority": priority}
-        assert client.post(PATH, content=b'"a"', headers=headers).status_code == 200
 
 
 @settings(max_examples=15)

@@ -74,11 +74,7 @@ def test_every_record_is_read_as_it_was_whatever_stands_beside_it(accept, output
     ]
     writer = WRITERS[accept](
         RecordOptions(
-            options,
-            NAMES,
-            WIDTHS,
-            integer_ids=isinstance(ids[0], int),
-            sparse_as_indices=True,
+            options, NAMES, WIDTHS, integer_ids=isinstance(ids[0], int), sparse_as_indices=True
         )
     )
     # In several calls, of which the first has no vectors, and one has no errors.

@@ -80,11 +80,7 @@ def test_what_is_made_is_held_before_it_is_made(texts, dtype, factor, muvera, at
 def test_nothing_is_pooled_without_vectors_of_tokens() -> None:
     options = asked(ALL, colbert_pool_factor=2)
     dense, whole = TextEmbedding(np.ones(4, np.float32)), embedding_of(10)
-    for each, text, size in (
-        (options, dense, 0),
-        (options, whole, 400),
-        (asked(ALL), whole, 0),
-    ):
+    for each, text, size in ((options, dense, 0), (options, whole, 400), (asked(ALL), whole, 0)):
         memory = AnswerMemory()
         hold_rendering([text], each, memory)
         assert memory.held == size
