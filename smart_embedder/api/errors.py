@@ -100,7 +100,13 @@ def unforeseen_error_response(scope: Scope, error: Exception) -> Response:
     A lack of memory for a body, its tokens or its response is temporary, and gets 503.
     """
     if isinstance(error, MemoryError):
-        return error_response(scope, _out_of_memory())
+        message = (
+            "the service has too little memory for this request now; send fewer or shorter texts, "
+            "or try again later"
+        )
+        return error_response(
+            scope, errors.OutOfMemoryError(message, retry_after=_RETRY_AFTER_MEMORY)
+        )
     detail = "The request failed inside the service. The log holds the cause under this request id."
     return _response(scope, ErrorFacts(detail, "internal_error", 500))
 
@@ -119,20 +125,9 @@ async def _handle_service_error(request: Request, error: Exception) -> Response:
 
 async def _handle_memory_error(request: Request, error: Exception) -> Response:
     """Outside the models, whose lack of memory the engine turns into `OutOfMemoryError`."""
-    log.warning(
-        "request_out_of_memory",
-        request_id=context_of(request.scope).request_id,
-        reason=str(error) or None,
-    )
-    return error_response(request.scope, _out_of_memory())
-
-
-def _out_of_memory() -> errors.OutOfMemoryError:
-    return errors.OutOfMemoryError(
-        "the service has too little memory for this request now; send fewer or shorter texts, or "
-        "try again later",
-        retry_after=_RETRY_AFTER_MEMORY,
-    )
+    request_id = context_of(request.scope).request_id
+    log.warning("request_out_of_memory", request_id=request_id, reason=str(error) or None)
+    return unforeseen_error_response(request.scope, error)
 
 
 async def _handle_http_exception(request: Request, error: Exception) -> Response:
@@ -208,7 +203,15 @@ def _message(item: Item, model: type[RequestModel], unknown: list[str]) -> str:
         if not unknown and isinstance(item["input"], dict):
             # Where unknown fields are ignored, they are none of the errors.
             unknown = [alias for alias in model.aliases if alias in item["input"]]
-        return _missing(name, model, unknown)
+        aliases = [sent for sent in unknown if model.aliases.get(sent.lower()) == name]
+        near = (sent for sent in unknown[:_MAX_SEARCHED] if _suggest(sent, model) == name)
+        found = next(iter(aliases), None) or next(near, None)
+        if found is None:
+            return f"the field {name} is missing: send it, as in {_example(model)}"
+        return (
+            f"the field {name} is missing, and {escape_text(found)} is none: call it {name}, as in "
+            f"{_example(model)}"
+        )
     if kind == "extra_forbidden":
         name, nearest = name[:_MAX_NAME], _model_at(location, model)
         meant = _suggest(name, nearest)
@@ -216,18 +219,6 @@ def _message(item: Item, model: type[RequestModel], unknown: list[str]) -> str:
         fields = ", ".join(nearest.model_fields)
         return f"there is no field {escape_text(name)} here: {advice} {fields}"
     return _wrong_value(item, model)
-
-
-def _missing(field: str, model: type[RequestModel], unknown: list[str]) -> str:
-    aliases = [name for name in unknown if model.aliases.get(name.lower()) == field]
-    near = (name for name in unknown[:_MAX_SEARCHED] if _suggest(name, model) == field)
-    sent = next(iter(aliases), None) or next(near, None)
-    if sent is None:
-        return f"the field {field} is missing: send it, as in {_example(model)}"
-    return (
-        f"the field {field} is missing, and {escape_text(sent)} is none: call it {field}, as in "
-        f"{_example(model)}"
-    )
 
 
 def _wrong_value(item: Item, model: type[RequestModel]) -> str:

@@ -368,14 +368,8 @@ def _plain(text: str, parts: list[TokenSpans]) -> Iterator[list[dict[str, Any]]]
                 for each in (tokens.ids, tokens.starts, tokens.stops)
             )
             yield [
-                {
-                    "id": id_,
-                    "text": text[start:stop],
-                    "special": False,
-                    "start": start,
-                    "stop": stop,
-                }
-                for id_, start, stop in zip(ids, starts, stops, strict=True)
+                {"id": id_, "text": text[at:stop], "special": False, "start": at, "stop": stop}
+                for id_, at, stop in zip(ids, starts, stops, strict=True)
             ]
 
 
