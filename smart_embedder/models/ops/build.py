@@ -231,7 +231,7 @@ def make_library(compiler: Compiler) -> None:
     # Beside its place, so that it comes there in one step.
     temporary = library.with_suffix(f".{os.getpid()}")
     try:
-        link = _LINK
+        link: tuple[str, ...] = _LINK
         if compiler.checks:  # Whoever loads it brings the functions that these call.
             link = (*(flag for flag in _LINK if flag != _STRIP), "-Wl,-z,undefs")
         compiler.run(*link, *objects, "-o", str(temporary))
