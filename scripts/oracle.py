@@ -62,7 +62,7 @@ def row(name: str, traffic: Traffic) -> str:
     """One line of the table."""
     tally, found = traffic.tally, traffic.comparison
     equal = tally.answered - len(found.wrong)
-    outcomes = f"{tally.sent:6}{equal:7}{tally.refused:8}{tally.abandoned:6}{tally.lost:6}"
+    outcomes = f"{tally.sent:6}{equal:7}{tally.refused:8}{tally.left:6}{tally.lost:6}"
     texts = f"{len(found.wrong):6}{found.texts:8}{found.unasked:8}"
     return f"{name:16}{outcomes}{texts}{found.largest:12.1e}  {found.farthest}"
 

@@ -136,22 +136,6 @@ async def test_a_kind_that_is_not_made_is_refused_and_the_models_are_named() -> 
     )
 
 
-async def test_each_kind_comes_from_the_model_that_makes_it() -> None:
-    sparse, dense = FakeSparse(), FakeDense()
-    async with engine_for(sparse, dense=dense, reranker=FakeReranker()) as engine:
-        await engine.embed(EmbedRequest(["ab"], Outputs(dense=True, sparse=True)))
-        await engine.rerank(RerankRequest("a", ["b"]))
-    assert dense.outputs == [[Outputs(dense=True)]]
-    assert sparse.outputs == [[Outputs(sparse=True)]]
-
-
-@pytest.mark.parametrize("normalize", [False, True])
-async def test_unit_length_is_given_where_it_is_asked_for(normalize) -> None:
-    async with engine_for(FakeDense()) as engine:
-        (made,) = (await engine.embed(EmbedRequest(["ab"], normalize_dense=normalize))).embeddings
-    assert made.dense.tolist() == pytest.approx([0.6, 0.8, 0, 0] if normalize else [3, 4, 0, 0])
-
-
 async def test_a_prompt_is_for_the_model_that_makes_dense_vectors() -> None:
     embedder, dense = FakeM3(), FakeQwen()
     async with engine_for(embedder, dense=dense) as engine:
@@ -188,27 +172,6 @@ async def test_an_input_type_finds_its_prompt_by_the_names_in_use(input_type, pr
     async with engine_for(embedder) as engine:
         await engine.embed(EmbedRequest(["ab"], input_type=input_type))
     assert embedder.batches == [[2 + read]]
-
-
-async def test_fewer_dimensions_are_the_first_ones_scaled_where_the_whole_vector_is() -> None:
-    async with engine_for(FakeM3(), dense=FakeQwen()) as engine:
-        raw = (await engine.embed(EmbedRequest(["ab"]))).embeddings[0]
-        for dimensions, normalize in product((2, 3, 4), (False, True)):
-            answer = await engine.embed(
-                EmbedRequest(["ab"], normalize_dense=normalize, dimensions=dimensions)
-            )
-            (result,) = answer.embeddings
-            first = raw.dense[:dimensions]
-            length = np.float32(np.linalg.norm(first)) if normalize else 1
-            np.testing.assert_array_equal(result.dense, first / length)
-            np.testing.assert_array_equal(result.colbert, raw.colbert)
-
-
-async def test_all_dimensions_may_be_asked_for_and_change_nothing() -> None:
-    async with engine_for(FakeM3()) as engine:
-        plain = await engine.embed(EmbedRequest(["ab"]))
-        named = await engine.embed(EmbedRequest(["ab"], dimensions=4))
-    np.testing.assert_array_equal(plain.embeddings[0].dense, named.embeddings[0].dense)
 
 
 @pytest.mark.parametrize("dense", [None, FakeQwen()])
@@ -299,12 +262,6 @@ async def test_a_text_that_one_of_two_models_would_cut_is_refused() -> None:
     async with engine_for(FakeM3(), dense=FakeQwen()) as engine:
         with pytest.raises(TextTooLongError, match="has 104 tokens, and fake-qwen reads"):
             await engine.embed(EmbedRequest(["a" * 98], truncation=REFUSE, input_type="query"))
-
-
-async def test_the_cut_side_is_reported() -> None:
-    async with engine_for(FakeM3()) as engine:
-        (cut,) = (await engine.embed(EmbedRequest(["a" * 130], truncation=LEFT))).truncations
-    assert (cut.side, cut.original_tokens, cut.truncated_tokens) == ("left", 130, 30)
 
 
 async def test_token_strings_stand_beside_weights_and_rows() -> None:

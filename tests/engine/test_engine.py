@@ -25,7 +25,6 @@ from smart_embedder.errors import (
     InferenceTimeoutError,
     InvalidRequestError,
     LoadingError,
-    OutOfMemoryError,
     QueueFullError,
     StartupError,
     UnhealthyError,
@@ -35,51 +34,6 @@ from smart_embedder.observability.metrics import Metrics
 from smart_embedder.settings import Settings
 from tests.engine.engines import engine_for, entered, hold, let_go, queued, waiting
 from tests.engine.fakes import ALL, FakeModel, FakeReranker, loaded
-
-
-async def test_results_come_back_in_the_order_of_the_texts() -> None:
-    async with engine_for(FakeModel()) as engine:
-        result = await engine.embed(EmbedRequest(["abc", "z", "", "aaaaaaaaaaaa", "b"]))
-    sums = [float(embedding.dense[0]) for embedding in result.embeddings]
-    assert sums == [294, 122, 0, 97 * 12, 98]
-    assert result.tokens == 17
-
-
-async def test_a_request_over_the_budget_is_spread_over_forwards() -> None:
-    model = FakeModel()
-    async with engine_for(model) as engine:
-        await engine.embed(EmbedRequest(["aaaa"] * 5))
-    assert model.batches == [[4, 4], [4, 4], [4]]
-
-
-async def test_requests_that_share_a_forward_each_ask_for_their_own_kinds() -> None:
-    model, metrics = FakeModel(), Metrics()
-    async with engine_for(model, metrics) as engine:
-        held = await hold(engine, model)
-        one = asyncio.create_task(engine.embed(EmbedRequest(["ab"])))
-        two = asyncio.create_task(engine.embed(EmbedRequest(["cd"], Outputs(sparse=True))))
-        await queued(engine, tokens=4)
-        let_go(model)
-        await asyncio.gather(held, one, two)
-    assert model.batches[1:] == [[2, 2]]
-    assert model.outputs[1] == [Outputs(dense=True), Outputs(sparse=True)]
-
-
-async def test_an_idle_device_starts_at_once_with_what_is_there() -> None:
-    model = FakeModel()
-    async with engine_for(model) as engine:
-        await engine.embed(EmbedRequest(["a"]))
-        await engine.embed(EmbedRequest(["b"]))
-    assert model.batches == [[1], [1]]
-
-
-async def test_truncation_is_reported_with_exact_counts() -> None:
-    async with engine_for(FakeModel()) as engine:
-        result = await engine.embed(EmbedRequest(["a", "b" * 130]))
-    (truncation,) = result.truncations
-    assert (truncation.index, truncation.model) == (1, "fake")
-    assert (truncation.max_tokens, truncation.original_tokens) == (100, 130)
-    assert truncation.truncated_tokens == 30
 
 
 async def test_no_texts_is_an_error() -> None:
@@ -117,48 +71,6 @@ async def test_weights_beyond_one_for_each_token_count_when_they_are_made() -> N
             await engine.embed(EmbedRequest(["a"] * 4, Outputs(sparse=True), answer=answer))
 
 
-async def test_a_result_keeps_nothing_alive_of_another_request_in_its_batch() -> None:
-    class OneArray(FakeModel):
-        def results(self, sequences: list[np.ndarray]) -> list[TextEmbedding]:
-            rows = np.ones((len(sequences), 1000), np.float32)
-            return [TextEmbedding(dense=row) for row in rows]
-
-    model = OneArray()
-    async with engine_for(model) as engine:
-        held = await hold(engine, model)
-        both = [asyncio.create_task(engine.embed(EmbedRequest([text]))) for text in "ab"]
-        await queued(engine, 2)
-        let_go(model)
-        await held
-        for result in await asyncio.gather(*both):
-            assert result.embeddings[0].dense.base is None
-    assert [len(batch) for batch in model.batches] == [1, 2]
-
-
-async def test_a_dense_model_of_its_own_gets_only_the_dense_work() -> None:
-    embedder, dense = FakeModel(), FakeModel()
-    models = replace(loaded(embedder), dense=dense)
-    async with Engine(Settings(), loader=lambda _: models) as engine:
-        await engine.embed(EmbedRequest(["a"]))
-        assert (len(dense.batches), len(embedder.batches)) == (1, 0)
-        await engine.embed(EmbedRequest(["a"], Outputs(sparse=True, colbert=True)))
-        assert (len(dense.batches), len(embedder.batches)) == (1, 1)
-        await engine.embed(EmbedRequest(["a"]))
-        assert embedder.outputs[-1] == [Outputs(sparse=True, colbert=True)]
-        assert dense.outputs[-1] == [Outputs(dense=True)]
-        await engine.embed(EmbedRequest(["a"], Outputs(sparse=True, states=True)))
-        assert dense.outputs[-1] == [Outputs(states=True)]
-        assert embedder.outputs[-1] == [Outputs(sparse=True)]
-
-
-async def test_timings_add_up() -> None:
-    async with engine_for(FakeModel()) as engine:
-        timings = (await engine.embed(EmbedRequest(["abc"] * 20))).timings
-    parts = timings.tokenize + timings.queue + timings.inference
-    assert parts == pytest.approx(timings.total)
-    assert min(timings.tokenize, timings.queue, timings.inference) >= 0
-
-
 async def test_the_token_budget_does_not_change_a_texts_vectors(tiny_m3) -> None:
     texts = ["search vector", "hybrid", "music physics history " * 9, "", "a b c"] * 4
     results = []
@@ -177,49 +89,6 @@ async def test_the_token_budget_does_not_change_a_texts_vectors(tiny_m3) -> None
         np.testing.assert_array_equal(one.sparse.indices, other.sparse.indices)
         np.testing.assert_allclose(one.sparse.values, other.sparse.values, rtol=0, atol=1e-5)
         np.testing.assert_allclose(one.colbert, other.colbert, rtol=0, atol=1e-5)
-
-
-async def test_a_full_queue_refuses_and_says_when_to_come_back() -> None:
-    model, metrics = FakeModel(), Metrics()
-    async with engine_for(model, metrics, max_queue_size=1) as engine:
-        held = await hold(engine, model)
-        waits = asyncio.create_task(engine.embed(EmbedRequest(["waits"])))
-        await waiting(metrics, 1)
-        with pytest.raises(QueueFullError) as refused:
-            await engine.embed(EmbedRequest(["refused"]))
-        assert refused.value.retry_after >= 1
-        let_go(model)
-        await asyncio.gather(held, waits)
-    assert model.batches == [[4], [5]]
-
-
-async def test_an_urgent_request_goes_before_those_that_wait() -> None:
-    model, metrics = FakeModel(), Metrics()
-    async with engine_for(model, metrics) as engine:
-        held = await hold(engine, model)
-        usual = asyncio.create_task(engine.embed(EmbedRequest(["a" * 8])))
-        await queued(engine, tokens=8)
-        urgent = asyncio.create_task(engine.embed(EmbedRequest(["b" * 9], urgency=0)))
-        await queued(engine, tokens=17)
-        let_go(model)
-        await asyncio.gather(held, usual, urgent)
-    assert model.batches[1:] == [[9], [8]]
-
-
-async def test_a_cancelled_request_leaves_the_queue_and_its_place() -> None:
-    model, metrics = FakeModel(), Metrics()
-    async with engine_for(model, metrics, max_queue_size=1) as engine:
-        held = await hold(engine, model)
-        gone = asyncio.create_task(engine.embed(EmbedRequest(["gone"])))
-        await waiting(metrics, 1)
-        gone.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await gone
-        assert metrics.value("embedding_queue_size") == 0
-        let_go(model)
-        await held
-        await engine.embed(EmbedRequest(["next"]))
-    assert model.batches == [[4], [4]]
 
 
 async def test_before_the_models_are_loaded_it_refuses() -> None:
@@ -286,35 +155,6 @@ async def test_a_refused_rerank_is_told_the_time_until_another_one_has_its_score
     assert 2 <= refused.value.retry_after <= 10
 
 
-async def test_a_client_beside_one_that_fills_the_queue_is_never_refused() -> None:
-    model, metrics = FakeModel(), Metrics()
-    async with engine_for(model, metrics, max_queue_size=4) as engine:
-        held = await hold(engine, model)
-        alice = [
-            asyncio.create_task(engine.embed(EmbedRequest(["a"] * 9, client="a"))) for _ in range(4)
-        ]
-        await waiting(metrics, 4)
-        bob = asyncio.create_task(engine.embed(EmbedRequest(["b"], client="b")))
-        with pytest.raises(QueueFullError):
-            await alice[-1]
-        await queued(engine, tokens=3 * 9 + 1)
-        let_go(model)
-        await asyncio.gather(held, bob, *alice[:-1])
-    # Bob was in the first batch that was formed after he came; alone, if it preempted the held one.
-    assert len(model.batches[1]) in {1, 10}
-
-
-async def test_a_failed_forward_fails_its_own_requests_and_no_later_one() -> None:
-    model = FakeModel()
-    async with engine_for(model) as engine:
-        model.failures.append(RuntimeError("cublas is unwell"))
-        with pytest.raises(InferenceError) as failed:
-            await engine.embed(EmbedRequest(["a"]))
-        assert isinstance(failed.value.__cause__, RuntimeError)
-        result = await engine.embed(EmbedRequest(["a"]))
-    assert result.embeddings[0].dense == np.float32([97])
-
-
 async def test_a_request_whose_first_part_failed_is_not_run_further() -> None:
     model, metrics = FakeModel(), Metrics()
     async with engine_for(model, metrics) as engine:
@@ -324,26 +164,6 @@ async def test_a_request_whose_first_part_failed_is_not_run_further() -> None:
         await engine.embed(EmbedRequest(["b"]))
         assert metrics.value("embedding_queue_size") == 0
     assert model.batches == [[4, 4], [1]]
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        MemoryError(),
-        RuntimeError("CUDA out of memory"),
-        RuntimeError("X_ALLOC_FAILED"),
-        RuntimeError("NVML_SUCCESS == r INTERNAL ASSERT FAILED at CUDACachingAllocator.cpp"),
-    ],
-)
-async def test_a_single_text_that_does_not_fit_is_told_as_such(error) -> None:
-    model, metrics = FakeModel(), Metrics()
-    async with engine_for(model, metrics) as engine:
-        model.failures.append(error)
-        with pytest.raises(OutOfMemoryError) as refused:
-            await engine.embed(EmbedRequest(["a"]))
-        await engine.embed(EmbedRequest(["a"]))
-    assert refused.value.retry_after
-    assert metrics.value("embedder_out_of_memory_splits_total") == 0
 
 
 async def test_a_batch_that_does_not_fit_is_halved_with_the_memory_freed_in_between() -> None:
@@ -357,45 +177,6 @@ async def test_a_batch_that_does_not_fit_is_halved_with_the_memory_freed_in_betw
     assert freed == [1, 2]
     assert metrics.value("embedder_out_of_memory_splits_total") == 2
     assert [int(e.dense[0]) for e in result.embeddings] == [194, 196, 198, 200, 202]
-
-
-async def test_after_a_split_forwards_are_smaller_for_a_while() -> None:
-    model = FakeModel()
-    async with engine_for(model) as engine:
-        model.failures.append(MemoryError())
-        await engine.embed(EmbedRequest(["aa"] * 5))
-        model.batches.clear()
-        await engine.embed(EmbedRequest(["aa"] * 5))
-    assert max(map(len, model.batches)) < 5
-
-
-async def test_only_the_request_with_the_text_that_does_not_fit_fails() -> None:
-    model, metrics = FakeModel(), Metrics()
-    async with engine_for(model, metrics) as engine:
-        held = await hold(engine, model)
-        one = asyncio.create_task(engine.embed(EmbedRequest(["aa"])))
-        await queued(engine, tokens=2)
-        two = asyncio.create_task(engine.embed(EmbedRequest(["bb", "cc"])))
-        await queued(engine, tokens=6)
-        model.failures += [MemoryError(), MemoryError()]
-        model.failures.insert(0, None)
-        let_go(model)
-        await held
-        with pytest.raises(OutOfMemoryError):
-            await one
-        assert [int(e.dense[0]) for e in (await two).embeddings] == [196, 198]
-
-
-async def test_a_forward_that_takes_too_long_fails_its_callers_but_not_those_who_wait() -> None:
-    model, metrics = FakeModel(), Metrics()
-    async with engine_for(model, metrics, gpu_process_timeout=0.05) as engine:
-        held = await hold(engine, model)
-        waits = asyncio.create_task(engine.embed(EmbedRequest(["waits"])))
-        with pytest.raises(InferenceTimeoutError, match="forward took longer than 0.05 seconds"):
-            await held
-        assert not waits.done()
-        let_go(model)
-        await waits
 
 
 async def test_a_device_that_does_not_come_back_is_a_failure_until_it_does() -> None:
@@ -426,28 +207,6 @@ async def test_a_fault_in_the_consumer_itself_is_a_failure_and_not_a_silence(mon
         with pytest.raises(UnhealthyError, match="consumer has ended"):
             await engine.embed(EmbedRequest(["a"]))
     assert engine.failure is not None
-    await engine.close()
-
-
-async def test_a_fault_behind_a_forward_is_told_to_those_in_it_and_to_those_who_wait(
-    monkeypatch,
-) -> None:
-    def broken(*_: object) -> None:
-        raise ZeroDivisionError
-
-    model, metrics = FakeModel(), Metrics()
-    engine = engine_for(model, metrics)
-    await engine.start()
-    tasks = [
-        await hold(engine, model),
-        asyncio.create_task(engine.embed(EmbedRequest(["waits"] * 9))),
-    ]
-    await waiting(metrics, 1)
-    monkeypatch.setattr("smart_embedder.engine.scheduling.batcher.Batch.complete", broken)
-    let_go(model)
-    for task in tasks:
-        with pytest.raises(UnhealthyError, match="consumer has ended"):
-            await task
     await engine.close()
 
 
@@ -486,27 +245,6 @@ async def test_a_failed_start_is_remembered() -> None:
     await engine.close()
 
 
-async def test_a_request_of_several_batches_is_told_at_the_limit() -> None:
-    model = FakeModel()
-    async with engine_for(model, gpu_process_timeout=0.05, shutdown_timeout=0.2) as engine:
-        model.held = True
-        with pytest.raises(InferenceTimeoutError):
-            await engine.embed(EmbedRequest(["aaaa"] * 9))
-        let_go(model)
-    assert model.batches == [[4, 4]]
-
-
-async def test_who_waits_for_a_stuck_device_is_told_once_it_counts_as_stuck() -> None:
-    model = FakeModel()
-    async with engine_for(model, gpu_process_timeout=0.05) as engine:
-        held = await hold(engine, model)
-        with pytest.raises(UnhealthyError, match="does not come back"):
-            await engine.embed(EmbedRequest(["waits"]))
-        with pytest.raises(InferenceTimeoutError):
-            await held
-        let_go(model)
-
-
 async def test_who_comes_to_the_queue_of_a_stuck_device_is_told_at_once() -> None:
     """A request that was accepted before, and had to be tokenised."""
     model, goes_on = FakeModel(), threading.Event()
@@ -528,20 +266,6 @@ async def test_who_comes_to_the_queue_of_a_stuck_device_is_told_at_once() -> Non
         with pytest.raises(UnhealthyError, match="does not come back"):
             await late
         let_go(model)
-
-
-async def test_aborting_tells_everyone_who_still_waits() -> None:
-    model, metrics = FakeModel(), Metrics()
-    engine = engine_for(model, metrics)
-    await engine.start()
-    tasks = [await hold(engine, model), asyncio.create_task(engine.embed(EmbedRequest(["waits"])))]
-    await waiting(metrics, 1)
-    engine.abort()
-    for request in (*tasks, engine.embed(EmbedRequest(["late"]))):
-        with pytest.raises(DrainingError):
-            await request
-    let_go(model)
-    await engine.close()
 
 
 async def test_aborting_waits_for_no_tokenizer() -> None:

@@ -216,15 +216,6 @@ async def test_the_memory_of_other_programs_is_waited_for(monkeypatch) -> None:
     assert [each["event"] for each in log] == ["model_waits_for_memory", "model_loaded"]
 
 
-async def test_what_would_not_fit_without_other_programs_is_too_large() -> None:
-    loader = FakeLoader(gigabytes=10)
-    loader.gigabytes["large"] = 11
-    loader.used_by_others = 9 * GIGABYTE
-    async with engine_with(loader, *entries("large")) as engine:
-        with pytest.raises(ModelTooLargeError):
-            await vector(engine, "a", "large")
-
-
 async def test_a_model_that_comes_back_from_other_files_says_so() -> None:
     loader, metrics = FakeLoader(gigabytes=1), Metrics()
     replaced = "embedder_model_replacements_total"
@@ -241,49 +232,6 @@ async def test_a_model_that_comes_back_from_other_files_says_so() -> None:
     assert metrics.value(replaced, model="one") == 1
     (warning,) = [each for each in log if each["event"] == "model_files_replaced"]
     assert (warning["model"], warning["log_level"]) == ("one", "warning")
-
-
-async def test_nothing_is_unloaded_for_what_does_not_fit_anyway() -> None:
-    loader = FakeLoader(gigabytes=3)
-    loader.gigabytes["large"] = 3
-    (pinned,) = entries("pinned", pinned=True)
-    async with engine_with(loader, pinned, *entries("small", "large")) as engine:
-        for name in ("pinned", "small"):
-            await vector(engine, "a", name)
-        with pytest.raises(ModelTooLargeError):
-            await vector(engine, "a", "large")
-        assert status(engine, "small").state is ModelState.READY
-
-
-async def test_what_the_allocator_keeps_neither_refuses_nor_unloads_a_model() -> None:
-    loader = FakeLoader(gigabytes=2)
-    async with engine_with(loader, *entries("one", "two")) as engine:
-        await vector(engine, "a", "one")
-        loader.garbage = 2 * GIGABYTE
-        await vector(engine, "a", "two")
-        assert set(loader.alive) == {"one", "two"}
-        loader.garbage = GIGABYTE
-        while loader.garbage:
-            await vector(engine, "ab", "two")
-        assert set(loader.alive) == {"one", "two"}
-
-
-async def test_one_with_work_in_hand_is_waited_for() -> None:
-    loader = FakeLoader(gigabytes=1)
-    async with engine_with(loader, *entries("one", "two")) as engine:
-        await vector(engine, "a", "one")
-        model = loader.alive["one"]
-        model.held = True
-        busy = asyncio.create_task(vector(engine, "a", "one"))
-        await entered(model)
-        await entered(model)
-        waiting = asyncio.create_task(vector(engine, "a", "two"))
-        await reached(engine, "two", ModelState.LOADING)
-        assert status(engine, "one").state is ModelState.READY
-        let_go(model)
-        del model
-        assert await asyncio.gather(busy, waiting) == [A + 1, A + 1]
-        assert status(engine, "one").state is ModelState.UNLOADED
 
 
 async def test_a_batch_whose_caller_has_left_is_work_in_hand_too() -> None:
@@ -368,21 +316,6 @@ async def test_what_a_request_has_in_hand_is_done_before_its_model_gives_way(
         assert await other == A + 1
         # Whoever was told to come back finds it there.
         assert await vector(engine, "a", "one") == A + 1
-
-
-async def test_who_is_told_to_come_back_is_told_of_the_loadings_before_his_own() -> None:
-    loader, told = FakeLoader(), []
-    loader.held = True
-    async with engine_with(loader, *entries("one", "two")) as engine:
-        for name in ("one", "two"):
-            with pytest.raises(LoadingError) as refused:
-                async with engine.lease(name, seconds=0):
-                    pass
-            told.append(refused.value.retry_after)
-        assert told[0] < told[1]
-        for _ in told:
-            loader.gate.release()
-        assert await vector(engine, "a", "two") == A + 1
 
 
 async def test_a_client_that_leaves_while_its_model_is_loaded_leaves_nothing_behind() -> None:
@@ -489,19 +422,6 @@ async def test_a_device_of_its_own_that_fails_takes_its_model_alone_out_of_servi
         assert await vector(engine, "ab") == AB
 
 
-async def test_the_answers_equal_those_of_a_service_with_this_model_alone() -> None:
-    loader, texts = FakeLoader(gigabytes=1), [letter * 9 for letter in "abcdef"]
-    async with engine_with(loader, *entries("one", "two")) as engine:
-        alone = [await vector(engine, text, "one") for text in texts]
-
-        async def both(text: str) -> list[float]:
-            names = ("one", None, "two")
-            return await asyncio.gather(*(vector(engine, text, name) for name in names))
-
-        together = await asyncio.gather(*map(both, texts))
-    assert [one for one, _, _ in together] == alone
-
-
 def states(engine: Engine) -> list[str]:
     return [each.state.value for each in engine.statuses]
 
@@ -580,21 +500,6 @@ async def test_a_command_that_is_done_has_given_memory_back_and_does_not_end_aga
         await engine.unload("one")
         assert loader.garbage == 0
         engine.abort()
-
-
-async def test_requests_that_waited_for_a_model_have_it_before_a_command_unloads_it() -> None:
-    loader = FakeLoader()
-    loader.held = True
-    async with engine_with(loader, *entries("one")) as engine:
-        waiting = [asyncio.create_task(vector(engine, text, "one")) for text in "ab"]
-        await loading(loader)
-        unloading = asyncio.create_task(engine.unload("one"))
-        await asyncio.sleep(0)
-        loader.gate.release()
-        assert await asyncio.gather(*waiting) == [A + 1, B + 1]
-        await unloading
-        assert status(engine, "one").state is ModelState.UNLOADED
-        assert loader.loads == ["one"]
 
 
 async def test_closing_ends_the_thread_that_loads() -> None:

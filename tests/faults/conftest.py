@@ -5,30 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.record import Row, as_markdown, collect
 from tests.support.server import run_server
-
-ROWS = pytest.StashKey[dict[str, Row]]()
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--fault-table", type=Path, help="where to write what became of all requests")
-
-
-@pytest.fixture(autouse=True)
-def row_of_the_table(request: pytest.FixtureRequest):
-    """Adds the counts of each test to those of its file, whose docstring names the case."""
-    yield
-    rows = request.config.stash.setdefault(ROWS, {})
-    case = (request.module.__doc__ or request.module.__name__).partition("\n")[0].rstrip(".")
-    rows[case] = rows.get(case, Row()) + collect()
-
-
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    path = session.config.getoption("--fault-table", None)
-    if path is not None:
-        rows = session.config.stash.get(ROWS, {})
-        path.write_text(as_markdown({case: row for case, row in rows.items() if row.sent}), "utf-8")
 
 
 @pytest.fixture

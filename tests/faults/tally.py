@@ -1,44 +1,67 @@
-"""Counts what became of every request; one that got neither an answer nor a refusal is lost.
-
-A refusal is any 4xx, or 503 or 504: the client knows what happened and what to do.
-"""
+"""Counts what became of every request; one that got no answer of any kind is lost."""
 
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http import HTTPStatus
+from dataclasses import dataclass, field
 
 import httpx2
 
-from tests.faults.record import Row, record
 from tests.support.server import RunningServer
 
+# The client knows what happened and what to do.
 REFUSALS = {*range(400, 500), 503, 504}
 GOOD = {"sentences": ["search"], "return_colbert": False}
+EMBED = ("/embeddings/", {"sentences": ["search vector"], "return_colbert": False})
 
 
+@dataclass
 class Tally:
-    """Requests sent by clients that waited for an answer, and those that left on purpose."""
+    """Requests by their status, and by their code if it is no success; some `left` on purpose."""
 
-    def __init__(self) -> None:
-        self.sent = 0
-        self.abandoned = 0
-        self.statuses: Counter[int] = Counter()
-        record(self.row)
+    sent: int = 0
+    left: int = 0
+    statuses: Counter[int] = field(default_factory=Counter)
+    codes: Counter[str] = field(default_factory=Counter)
+    retry_after: list[int] = field(default_factory=list)
 
-    def row(self) -> Row:
-        """For the table of all fault tests."""
-        return Row(self.sent, self.answered, self.refused, left=self.abandoned, lost=self.lost)
+    @property
+    def answered(self) -> int:
+        return self.statuses[200]
+
+    @property
+    def refused(self) -> int:
+        return sum(self.statuses[status] for status in REFUSALS)
+
+    @property
+    def failed(self) -> int:
+        return self.statuses.total() - self.answered - self.refused
+
+    @property
+    def lost(self) -> int:
+        return self.sent - self.left - self.statuses.total()
 
     def leave(self) -> None:
         """A client that left before it could be answered: sent, and nobody waits."""
         self.sent += 1
-        self.abandoned += 1
+        self.left += 1
 
     def note(self, status: int) -> None:
         """A request that was sent and got this status."""
         self.sent += 1
         self.statuses[status] += 1
+
+    def count(self, response: httpx2.Response) -> None:
+        """An answer to one that was sent; whatever is no success must say so in the one shape."""
+        self.statuses[response.status_code] += 1
+        if response.status_code == 200:
+            return
+        problem = response.json()
+        assert problem["detail"]
+        assert problem["request_id"]
+        self.codes[problem["code"]] += 1
+        if response.status_code == 503:
+            self.retry_after.append(int(response.headers["retry-after"]))
 
     def ask(self, client: httpx2.Client, **body: object) -> httpx2.Response | None:
         """Send a good request; no answer at all leaves it lost."""
@@ -47,39 +70,36 @@ class Tally:
             response = client.post("/embeddings/", json=GOOD | body)
         except httpx2.TransportError:
             return None
-        self.statuses[response.status_code] += 1
+        self.count(response)
         return response
 
-    @property
-    def answered(self) -> int:
-        return self.statuses[HTTPStatus.OK]
+    async def post(self, client: httpx2.AsyncClient, path: str, body: dict, **headers) -> int:
+        """Send one request and count its end; 0 stands for no answer."""
+        self.sent += 1
+        try:
+            response = await client.post(path, json=body, headers=headers)
+        except httpx2.TransportError as error:
+            self.codes[type(error).__name__] += 1
+            return 0
+        self.count(response)
+        return response.status_code
 
-    @property
-    def refused(self) -> int:
-        return sum(self.statuses[status] for status in REFUSALS)
 
-    @property
-    def lost(self) -> int:
-        return self.sent - self.abandoned - self.answered - self.refused
-
-    def __str__(self) -> str:
-        return (
-            f"{self.sent} sent, {self.answered} answered, {self.refused} refused, "
-            f"{self.abandoned} left, {self.lost} lost ({dict(self.statuses)})"
-        )
+async def post_many(client: httpx2.AsyncClient, count: int) -> Tally:
+    """Send `count` requests, one after the other."""
+    counts = Tally()
+    for _ in range(count):
+        await counts.post(client, *EMBED)
+    return counts
 
 
 @contextmanager
 def tally(server: RunningServer) -> Iterator[Tally]:
     """Healthy before, healthy after, none lost, and nothing in the log that nobody foresaw."""
-    assert _health(server) == HTTPStatus.OK
+    assert server.get("/health").status_code == 200
     counts = Tally()
     yield counts
     assert counts.lost == 0, counts
-    assert _health(server) == HTTPStatus.OK, counts
+    assert counts.statuses.keys() <= {200, *REFUSALS}, counts
+    assert server.get("/health").status_code == 200, counts
     assert "Traceback" not in server.log, server.log
-    print(counts)  # noqa: T201 - pytest shows it when asked to
-
-
-def _health(server: RunningServer) -> int:
-    return server.get("/health").status_code

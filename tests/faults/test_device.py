@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from smart_embedder.models.device.cpu import available_threads
-from tests.faults.outcomes import EMBED, Outcomes, post_many
+from tests.faults.tally import EMBED, Tally, post_many
 
 EMBED_MANY = {"return_dense": True, "return_sparse": False, "return_colbert": False}
 
@@ -15,23 +15,16 @@ def health(server) -> int:
         return client.get("/health").status_code
 
 
-async def test_an_exception_in_the_third_forward_fails_that_request_alone(faulty_server) -> None:
+@pytest.mark.parametrize("fault", ["raise", "exit"])
+async def test_an_error_or_the_end_of_the_thread_fails_that_request_alone(
+    faulty_server, fault
+) -> None:
     """Sent 10: answered 9, failed 1, lost 0; healthy before and after."""
-    with faulty_server(FAULTS="3:raise") as server:
+    with faulty_server(FAULTS=f"3:{fault}") as server:
         async with server.async_client() as client:
-            tally = await post_many(client, 10, at_once=1)
+            tally = await post_many(client, 10)
         assert (tally.answered, tally.failed, tally.lost) == (9, 1, 0)
         assert tally.codes == {"inference_failed": 1}
-        assert health(server) == 200
-        assert server.stop() == 0
-
-
-async def test_a_device_thread_that_dies_is_replaced(faulty_server) -> None:
-    """Sent 10: answered 9, failed 1, lost 0; healthy before and after."""
-    with faulty_server(FAULTS="3:exit") as server:
-        async with server.async_client() as client:
-            tally = await post_many(client, 10, at_once=1)
-        assert (tally.answered, tally.failed, tally.lost) == (9, 1, 0)
         assert health(server) == 200
         assert server.stop() == 0
 
@@ -40,7 +33,7 @@ async def test_a_device_that_has_failed_for_good_turns_liveness_red(faulty_serve
     """Sent 4: answered 2, refused 2 (503), lost 0; no device is left to serve."""
     with faulty_server(FAULTS="3:lose") as server:
         async with server.async_client() as client:
-            tally = await post_many(client, 4, at_once=1)
+            tally = await post_many(client, 4)
             assert (tally.answered, tally.refused, tally.lost) == (2, 2, 0)
             assert tally.codes == {"unhealthy": 2}
             live = await client.get("/health/live")
@@ -56,7 +49,7 @@ async def test_a_worker_that_fails_for_good_gives_its_batch_to_another(faulty_se
     """Sent 8: answered 8, lost 0; the service stays healthy and names the worker that failed."""
     with faulty_server(FAULTS="3:lose", DEVICE="cpu:0,cpu:1") as server:
         async with server.async_client() as client:
-            tally = await post_many(client, 8, at_once=1)
+            tally = await post_many(client, 8)
             assert (tally.answered, tally.lost) == (8, 0)
             health = (await client.get("/health")).json()
         assert (health["status"], health["gpu"]["failed_devices"]) == ("healthy", ["cpu:0"])
@@ -68,7 +61,7 @@ async def test_a_batch_at_which_a_worker_crashed_is_given_to_no_other(faulty_ser
     """Sent 8: answered 7, failed 1, lost 0; the service stays healthy without the worker."""
     with faulty_server(FAULTS="3:crash", DEVICE="cpu:0,cpu:1") as server:
         async with server.async_client() as client:
-            tally = await post_many(client, 8, at_once=1)
+            tally = await post_many(client, 8)
             assert (tally.answered, tally.failed, tally.lost) == (7, 1, 0)
             assert tally.codes == {"inference_failed": 1}
             health = (await client.get("/health")).json()
@@ -81,7 +74,7 @@ async def test_a_stuck_device_turns_liveness_red_until_it_comes_back(
 ) -> None:
     """Sent 4: failed 1 (504), refused 1 (503), answered 2 after the device came back, lost 0."""
     with faulty_server(FAULTS="1:hold", GPU_PROCESS_TIMEOUT="1") as server:
-        tally = Outcomes()
+        tally = Tally()
         async with server.async_client() as client:
             assert await tally.post(client, *EMBED) == 504
             await asyncio.to_thread(server.wait_for_status, "/health/live", 503)
@@ -132,7 +125,7 @@ async def test_who_is_refused_is_told_when_the_running_forward_is_over(
 async def test_a_batch_that_does_not_fit_is_split_until_it_does(faulty_server) -> None:
     """Sent 3: answered 2, refused 1 (its single text does not fit), lost 0; healthy throughout."""
     with faulty_server(MEMORY_TOKENS="40", MAX_BATCH_TOKENS="1000") as server:
-        tally = Outcomes()
+        tally = Tally()
         fitting = {"sentences": ["search vector"] * 60} | EMBED_MANY
         too_long = {"sentences": ["search vector " * 40]} | EMBED_MANY
         async with server.async_client() as client:

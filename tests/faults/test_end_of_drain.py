@@ -12,7 +12,6 @@ from contextlib import closing
 from dataclasses import dataclass, field
 
 from tests.faults.raw import head
-from tests.faults.record import Row, record
 from tests.support.server import RunningServer, run_server
 
 CLIENTS = 64
@@ -32,12 +31,6 @@ class Calls:
         self.outcomes[outcome] += 1
         if self.outcomes["200"] == 2 * CLIENTS:
             self.enough.set()
-
-    def row(self) -> Row:
-        of = self.outcomes
-        refused = of["503"] + of["ConnectionRefusedError"]
-        reset = of["ConnectionResetError"]
-        return Row(of.total(), of["200"], refused, lost=of["lost"], reset=reset)
 
 
 class Client:
@@ -83,7 +76,6 @@ async def test_whoever_was_let_in_gets_an_answer(tiny_m3, tmp_path) -> None:
     with run_server(tmp_path, EMBEDDING_MODEL=str(tiny_m3)) as server:
         server.wait_until_healthy()
         calls = Calls()
-        record(calls.row)
         clients = [
             Client(server, calls, LARGE if number % 4 == 3 else SMALL, keep=number % 2 == 0)
             for number in range(CLIENTS)

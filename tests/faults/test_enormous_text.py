@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.outcomes import EMBED, Outcomes
+from tests.faults.tally import EMBED, Tally
 from tests.support.memory import status_bytes
 from tests.support.server import RunningServer, run_server
 
@@ -27,7 +27,7 @@ def short(tiny_m3: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[R
 
 async def test_enormous_requests_do_not_hold_up_a_sentence(short: RunningServer) -> None:
     """Sent 23: answered 23, the sentences first, lost 0."""
-    outcomes = Outcomes()
+    outcomes = Tally()
     async with short.async_client() as client:
         enormous = [
             asyncio.create_task(outcomes.post(client, "/embeddings/", ENORMOUS)) for _ in range(3)
@@ -51,7 +51,7 @@ async def test_texts_of_many_tokens_cost_at_most_20_times_its_body(
 
     The system refuses the process more than that, which would end it.
     """
-    outcomes = Outcomes()
+    outcomes = Tally()
     body = {"sentences": [text] * count, "return_colbert": False, "return_sparse": False}
     async with short.async_client() as client:
         for _ in range(2):

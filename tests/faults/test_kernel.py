@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from smart_embedder.models.ops.choose import choose_backend
-from tests.faults.outcomes import EMBED
+from tests.faults.tally import EMBED
 from tests.support.native import LIBRARIES
 
 pytestmark = pytest.mark.skipif(

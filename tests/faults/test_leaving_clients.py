@@ -3,9 +3,8 @@
 import asyncio
 import json
 
-from tests.faults.outcomes import EMBED, Outcomes
 from tests.faults.raw import head
-from tests.faults.record import Row, record
+from tests.faults.tally import EMBED, Tally
 
 LEAVING = 500
 
@@ -26,7 +25,7 @@ async def send(server) -> asyncio.StreamWriter:
 async def test_five_hundred_leave_while_they_wait(faulty_server, open_gate) -> None:
     """Sent 501: 500 left and cost no forward, answered 1, lost 0; healthy before and after."""
     with faulty_server(FAULTS="1:hold", MAX_QUEUE_SIZE="1000") as server:
-        tally = Outcomes()
+        tally = Tally()
         async with server.async_client() as client:
             held = asyncio.create_task(tally.post(client, *EMBED))
             await asyncio.to_thread(server.wait_for_metric, "embedding_active_requests", 1)
@@ -34,7 +33,6 @@ async def test_five_hundred_leave_while_they_wait(faulty_server, open_gate) -> N
             await asyncio.to_thread(server.wait_for_metric, "embedding_queue_size", LEAVING)
             for writer in writers:
                 writer.close()
-            record(lambda: Row(LEAVING, left=LEAVING))
             await asyncio.to_thread(
                 server.wait_for_metric, "embedder_abandoned_requests_total", LEAVING
             )
@@ -53,9 +51,8 @@ async def test_one_that_leaves_during_its_forward_is_forgotten(faulty_server, op
         writer = await send(server)
         await asyncio.to_thread(server.wait_for_metric, "embedding_active_requests", 1)
         writer.close()
-        record(lambda: Row(1, left=1))
         await asyncio.to_thread(server.wait_for_metric, "embedder_abandoned_requests_total", 1)
-        tally = Outcomes()
+        tally = Tally()
         async with server.async_client() as client:
             following = asyncio.create_task(tally.post(client, *EMBED))
             open_gate()

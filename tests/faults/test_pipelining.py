@@ -11,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 import psutil
 
 from tests.faults.raw import connect, head, read_answers
-from tests.faults.record import record, row_of
 from tests.support.server import RunningServer
 
 LIVE = b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -40,7 +39,6 @@ def test_sending_ahead_without_end_holds_no_memory(server) -> None:
     before = memory(server)
     with connect(server) as raw:
         statuses: list[int] = []
-        record(lambda: row_of(AHEAD, statuses))
         for status, _ in answers(raw, LIVE * AHEAD):
             statuses.append(status)
             if len(statuses) == AHEAD // 2:
@@ -74,7 +72,6 @@ def test_requests_sent_ahead_are_answered_in_order_whatever_their_size(server) -
     requests = b"".join(embed(number, size) for number, size in enumerate(sizes))
     with connect(server) as raw:
         texts: list[str] = []
-        record(lambda: row_of(len(sizes), [200] * len(texts)))
         for status, body in answers(raw, requests + LIVE):
             if len(texts) == len(sizes):
                 assert (status, json.loads(body)["status"]) == (200, "alive")

@@ -10,13 +10,13 @@ import httpx2
 import psutil
 import pytest
 
-from tests.faults.outcomes import EMBED, Outcomes
+from tests.faults.tally import EMBED, Tally
 from tests.support.server import run_server
 
 WAITING = 50
 
 
-async def accept(server, client: httpx2.AsyncClient, tally: Outcomes) -> list[asyncio.Task]:
+async def accept(server, client: httpx2.AsyncClient, tally: Tally) -> list[asyncio.Task]:
     """Let one request occupy the device and fifty wait for it."""
     requests = [asyncio.create_task(tally.post(client, *EMBED))]
     await asyncio.to_thread(server.wait_for_metric, "embedding_active_requests", 1)
@@ -28,7 +28,7 @@ async def accept(server, client: httpx2.AsyncClient, tally: Outcomes) -> list[as
 async def test_under_load_nothing_that_was_accepted_is_lost(faulty_server, open_gate) -> None:
     """Sent 61: answered 51, refused 10 (draining), lost 0; exit status 0."""
     with faulty_server(FAULTS="1:hold") as server:
-        accepted, late = Outcomes(), Outcomes()
+        accepted, late = Tally(), Tally()
         async with server.async_client() as client:
             requests = await accept(server, client, accepted)
             server.process.terminate()
@@ -49,7 +49,7 @@ async def test_under_load_nothing_that_was_accepted_is_lost(faulty_server, open_
 async def test_what_takes_too_long_is_told_so_before_the_end(faulty_server) -> None:
     """Sent 51: refused 51 (draining, after nine tenths of SHUTDOWN_TIMEOUT), lost 0; status 0."""
     with faulty_server(FAULTS="1:hold", SHUTDOWN_TIMEOUT="2") as server:
-        tally = Outcomes()
+        tally = Tally()
         async with server.async_client() as client:
             requests = await accept(server, client, tally)
             server.process.terminate()
@@ -62,7 +62,7 @@ async def test_what_takes_too_long_is_told_so_before_the_end(faulty_server) -> N
 @pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
 async def test_a_second_signal_ends_the_process_at_once(faulty_server, second) -> None:
     with faulty_server(FAULTS="1:hold") as server:
-        tally = Outcomes()
+        tally = Tally()
         async with server.async_client() as client:
             request = asyncio.create_task(tally.post(client, *EMBED))
             await asyncio.to_thread(server.wait_for_metric, "embedding_active_requests", 1)
@@ -79,7 +79,7 @@ async def test_with_a_delay_balancers_are_told_before_anything_is_refused(
     settings = {"EMBEDDING_MODEL": str(tiny_m3), "SHUTDOWN_DELAY": "3600"}
     with run_server(tmp_path, **settings) as server:
         server.wait_until_healthy()
-        tally = Outcomes()
+        tally = Tally()
         async with server.async_client() as client:
             server.process.terminate()
             await asyncio.to_thread(server.wait_for_status, "/health/ready", 503)

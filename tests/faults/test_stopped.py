@@ -11,7 +11,6 @@ from threading import Event
 import psutil
 
 from tests.faults.raw import connect, read_answers
-from tests.faults.record import record, row_of
 from tests.faults.test_pipelining import LIVE
 from tests.support.server import run_server
 
@@ -41,5 +40,4 @@ def test_requests_on_kept_connections_that_came_while_it_was_stopped(tmp_path) -
         finally:
             server.process.send_signal(signal.SIGCONT)
         statuses = [next(read_answers(raw))[0] for raw in kept]
-        record(lambda: row_of(2 * CONNECTIONS, [200] * CONNECTIONS + statuses))
         assert statuses == [200] * CONNECTIONS

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import httpx2
 
-from tests.faults.outcomes import Outcomes
+from tests.faults.tally import Tally
 from tests.support.server import RunningServer, run_server
 
 SENTENCES = ["search vector music history " * 6] * 6
@@ -22,8 +22,8 @@ def in_mixed_order(storm: list) -> list:
     return [storm[place * 1009 % len(storm)] for place in range(len(storm))]
 
 
-async def send(client: httpx2.AsyncClient, path: str) -> Outcomes:
-    tally = Outcomes()
+async def send(client: httpx2.AsyncClient, path: str) -> Tally:
+    tally = Tally()
     async with asyncio.TaskGroup() as group:
         for target, body in in_mixed_order(STORM):
             if target == path:

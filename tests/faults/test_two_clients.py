@@ -9,7 +9,7 @@ from pathlib import Path
 
 import httpx2
 
-from tests.faults.outcomes import EMBED, Outcomes
+from tests.faults.tally import EMBED, Tally
 from tests.support.server import run_server
 
 CONNECTIONS = 300
@@ -27,7 +27,7 @@ def bearer(name: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {name}-secret-of-the-test"}
 
 
-async def send_bulk(client, outcomes: Outcomes, refused: asyncio.Event, over: asyncio.Event):
+async def send_bulk(client, outcomes: Tally, refused: asyncio.Event, over: asyncio.Event):
     """One connection: a request after the other, however they are answered."""
     while not over.is_set():
         path, body = BULK[outcomes.sent % len(BULK)]
@@ -40,7 +40,7 @@ async def test_a_small_request_is_answered_beside_hundreds_of_another_client(
 ) -> None:
     tokens = tmp_path / "tokens"
     tokens.write_text("alice:alice-secret-of-the-test\nbob:bob-secret-of-the-test\n")
-    alice, bob = Outcomes(), Outcomes()
+    alice, bob = Tally(), Tally()
     refused, over = asyncio.Event(), asyncio.Event()
     settings = {"EMBEDDING_MODEL": str(tiny_m3), "API_TOKENS_FILE": str(tokens)}
     with run_server(tmp_path, MAX_BATCH_TOKENS="2048", **settings) as server:
@@ -58,6 +58,6 @@ async def test_a_small_request_is_answered_beside_hundreds_of_another_client(
     assert alice.answered > 0
 
 
-async def ask_small(client: httpx2.AsyncClient, bob: Outcomes) -> None:
+async def ask_small(client: httpx2.AsyncClient, bob: Tally) -> None:
     for path, body in SMALL * SMALL_REQUESTS:
         await bob.post(client, path, body, **bearer("bob"))
