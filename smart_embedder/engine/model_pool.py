@@ -22,7 +22,6 @@ from smart_embedder.engine.pooled_model import (
     LoadingQueue,
     ModelStatus,
     PooledModel,
-    Residence,
     models_with,
 )
 from smart_embedder.errors import (
@@ -165,7 +164,7 @@ class ModelRoom:
         loaded = (
             model
             for model in self._models
-            if model.residence is not None
+            if model.models is not None
             and not model.entry.pinned
             and (memory is None or memory in model.needs)
         )
@@ -173,8 +172,8 @@ class ModelRoom:
 
     def _is_busy(self, model: PooledModel) -> bool:
         """Whether a request has it, or a batch whose caller has left."""
-        residence = model.residence
-        return model.is_held or (residence is not None and self._devices.is_using(residence.model))
+        loaded = model.loaded
+        return model.is_held or (loaded is not None and self._devices.is_using(loaded))
 
     async def _wait_for_lease_to_end(self, model: PooledModel, busy: list[PooledModel]) -> None:
         """Wait until a busy one may be idle; one that has had its turn has to become so."""
@@ -235,7 +234,7 @@ class ModelPool:
     def loaded(self, name: str | None) -> LoadedModels | None:
         """What requests for this model work with; None while it is not loaded."""
         model = self._models.get(name) if name else None
-        return model.residence.models if model and model.residence else None
+        return model.models if model else None
 
     async def start(self, defaults: LoadedModels) -> None:
         """Load the models that are there from the start; one that fails keeps nobody else out."""
@@ -272,12 +271,16 @@ class ModelPool:
         model.leases += 1
         try:
             most = SHARE_FOR_LOADING * self._request_timeout if seconds is None else seconds
-            residence = await self._residence(model, most)
-            if not self._devices.serves(residence.model):
+            if model.models is None or model.gives_way:
+                await self._wait_for(model, most)
+            models, loaded = model.models, model.loaded
+            if models is None or loaded is None:  # Unloaded before this request could go on.
+                raise self._still_loading(model)
+            if not self._devices.serves(loaded):
                 raise device_of_model_failed()
             model.users, model.promised_until = model.users + 1, 0.0
             try:
-                yield residence.models
+                yield models
             finally:
                 model.users -= 1
         finally:
@@ -306,7 +309,7 @@ class ModelPool:
             try:
                 async with asyncio.timeout(SHARE_FOR_LOADING * self._request_timeout):
                     await alone.enter_async_context(self._one_at_a_time)
-                    if model.residence is None:
+                    if model.models is None:
                         return
                     model.gives_way = True
                     try:
@@ -351,13 +354,6 @@ class ModelPool:
         if self._defaults is not None:
             await self._thread.close(0)
 
-    async def _residence(self, model: PooledModel, seconds: float) -> Residence:
-        if model.residence is None or model.gives_way:
-            await self._wait_for(model, seconds)
-        if model.residence is None:  # Unloaded again before this request could go on.
-            raise self._still_loading(model)
-        return model.residence
-
     async def _wait_for(self, model: PooledModel, seconds: float) -> None:
         if (refusal := model.refusal) is not None:
             raise refusal
@@ -392,15 +388,19 @@ class ModelPool:
         """Load it when its turn comes; returns what its requests are told if that fails."""
         try:
             async with self._one_at_a_time:
-                if model.residence is not None:  # It was to give way, and did not have to.
+                if model.models is not None:  # It was to give way, and did not have to.
                     return None
                 # As a value: whatever it is, those who wait must hear of it.
                 (outcome,) = await asyncio.gather(self._bring(model), return_exceptions=True)
         finally:
             self._to_load.remove(model)
             model.loading = None
-        if isinstance(outcome, Residence):
-            self._note_success(model, outcome)
+        if isinstance(outcome, LoadedModels):
+            seconds = model.succeed(outcome)
+            self._to_load.note_speed(model.nbytes, seconds)
+            self._metrics.model_loads.labels(model.name, "success").inc()
+            seconds, size = round(seconds, 2), model.nbytes
+            log.info("model_loaded", model=model.name, seconds=seconds, bytes=size)
             return None
         if isinstance(outcome, LoadingError) and not isinstance(outcome, MemoryTakenError):
             return outcome  # Nobody waits for it any more.
@@ -408,12 +408,6 @@ class ModelPool:
             raise outcome
         self._note_failure(model, outcome)
         return model.refusal
-
-    def _note_success(self, model: PooledModel, residence: Residence) -> None:
-        seconds = model.succeed(residence)
-        self._to_load.note_speed(model.nbytes, seconds)
-        self._metrics.model_loads.labels(model.name, "success").inc()
-        log.info("model_loaded", model=model.name, seconds=round(seconds, 2), bytes=model.nbytes)
 
     def _note_failure(self, model: PooledModel, error: Exception) -> None:
         if isinstance(error, MemoryTakenError):
@@ -427,7 +421,7 @@ class ModelPool:
         self._metrics.model_loads.labels(model.name, "failure").inc()
         model.fail(error if isinstance(error, ModelTooLargeError) else None)
 
-    async def _bring(self, model: PooledModel) -> Residence:
+    async def _bring(self, model: PooledModel) -> LoadedModels:
         """Find it, make room for it, load it and let the devices serve it."""
         assert self._defaults is not None  # noqa: S101 - requests come after the start
         model.begin()
@@ -448,9 +442,9 @@ class ModelPool:
                 effect="its vectors may differ from those that it made before",
             )
             self._metrics.model_replacements.labels(model.name).inc()
-        added = await self._devices.add(placed, thoroughly=self._starting)
+        await self._devices.add(placed, thoroughly=self._starting)
         tokens = min(self._devices.token_budgets(model.name).values())
-        return Residence(added, models_with(placed, model.entry.task, self._defaults, tokens))
+        return models_with(placed, model.entry.task, self._defaults, tokens)
 
     async def _relieve(self) -> None:
         try:
@@ -460,10 +454,10 @@ class ModelPool:
             self._relief = None
 
     async def _unload(self, model: PooledModel) -> None:
-        residence = model.leave()
-        assert residence is not None  # noqa: S101 - only those that are loaded are unloaded
-        self._devices.remove(residence.model)
-        del residence  # What is unreferenced can be given back.
+        loaded = model.leave()
+        assert loaded is not None  # noqa: S101 - only those that are loaded are unloaded
+        self._devices.remove(loaded)
+        del loaded  # What is unreferenced can be given back.
         await self._free_memory()
         self._metrics.model_unloads.labels(model.name).inc()
         log.info("model_unloaded", model=model.name)

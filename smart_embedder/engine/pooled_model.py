@@ -138,14 +138,6 @@ def default_statuses(
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class Residence:
-    """A loaded model: `model` is the one of its jobs, `models` what its requests use."""
-
-    model: Model
-    models: LoadedModels
-
-
 @dataclass(slots=True, eq=False)
 class PooledModel:
     """One model; to be used in the event loop's thread only.
@@ -153,7 +145,8 @@ class PooledModel:
     `leases` counts the requests that use it or wait for it, and `users` those that use it. Until
     `promised_until` a request may come that was told to come again. One that `gives_way` is to be
     unloaded, for another model, as soon as no request uses it. `needs` are the bytes that it takes
-    of each memory, empty until they are known. The result of `loading` is the error, if it fails.
+    of each memory, empty until they are known. While it is loaded, `models` are what its requests
+    use, itself among them. The result of `loading` is the error, if it fails.
     `replaced` counts the loadings that found other files than the one before.
     """
 
@@ -164,7 +157,7 @@ class PooledModel:
     gives_way: bool = False
     last_used: float = 0.0
     needs: Mapping[str, int] = field(default_factory=dict)
-    residence: Residence | None = None
+    models: LoadedModels | None = None
     loading: "asyncio.Task[SmartEmbedderError | None] | None" = None
     load_seconds: float | None = None
     _began: float | None = None
@@ -180,9 +173,16 @@ class PooledModel:
         return self.entry.public_name
 
     @property
+    def loaded(self) -> Model | None:
+        """The model of its jobs, while it is loaded."""
+        if self.models is None:
+            return None
+        return self.models.embedder if self.entry.task == "embed" else self.models.reranker
+
+    @property
     def state(self) -> ModelState:
         """Where it stands."""
-        if self.residence is not None:
+        if self.models is not None:
             return ModelState.READY
         if self.loading is not None:
             return ModelState.LOADING
@@ -226,9 +226,9 @@ class PooledModel:
         self.replaced += is_replaced
         return is_replaced
 
-    def succeed(self, residence: Residence) -> float:
+    def succeed(self, models: LoadedModels) -> float:
         """Loading has succeeded; return the seconds that it took."""
-        self.residence, self._failure = residence, None
+        self.models, self._failure = models, None
         self.last_used = self._loaded_at = time.perf_counter()
         self.load_seconds = self._loaded_at - (self._began or self._loaded_at)
         return self.load_seconds
@@ -240,11 +240,11 @@ class PooledModel:
         message = f"the model {self.name} could not be loaded; the log says why"
         self._failure = of_memory or ModelNotLoadedError(message)
 
-    def leave(self) -> Residence | None:
-        """Become unloaded; return the residence that it had."""
-        residence, self.residence = self.residence, None
-        self.gives_way = False
-        return residence
+    def leave(self) -> Model | None:
+        """Become unloaded; return what was loaded."""
+        loaded = self.loaded
+        self.models, self.gives_way = None, False
+        return loaded
 
     def turn_left(self, longest: float) -> float:
         """Seconds until it gives way to another model; it serves at most `longest` seconds."""
@@ -278,9 +278,8 @@ class PooledModel:
     @property
     def status(self) -> ModelStatus:
         """The state, as /health shows it."""
-        residence, state = self.residence, self.state
-        is_refused = residence is None and self._failure is not None
-        models = residence and residence.models
+        models, state = self.models, self.state
+        is_refused = models is None and self._failure is not None
         return ModelStatus(
             self.name,
             self.entry.task,

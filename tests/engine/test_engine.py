@@ -105,7 +105,8 @@ async def told(
     settings = Settings(max_queue_size=len(waiting_texts))
     async with Engine(settings, lambda _: models, metrics) as engine:
         # The measured rate is not part of the engine's face.
-        engine._devices._workers[0].executor.rate.tokens_per_second = tokens_per_second
+        (executor,) = engine._devices._executors
+        executor.rate.tokens_per_second = tokens_per_second
         held = await hold(engine, model)
         waits = [asyncio.create_task(engine.embed(EmbedRequest(texts))) for texts in waiting_texts]
         await queued(engine, sum(len(text) for texts in waiting_texts for text in texts))

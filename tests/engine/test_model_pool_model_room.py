@@ -1,7 +1,6 @@
 """Room for a model: who is unloaded, who gives way and when, on a clock that skips the waiting."""
 
 import asyncio
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +8,7 @@ import pytest
 
 from smart_embedder.engine.model import MemoryUsage
 from smart_embedder.engine.model_pool import PAUSE, ModelRoom
-from smart_embedder.engine.pooled_model import LoadingQueue, PooledModel, Residence
+from smart_embedder.engine.pooled_model import LoadingQueue, PooledModel
 from smart_embedder.errors import LoadingError, MemoryTakenError, ModelTooLargeError
 from smart_embedder.settings.types import ModelEntry
 from tests.engine.fakes import FakeModel, loaded
@@ -21,12 +20,11 @@ LONGEST_TURN = 20.0
 
 @pytest.fixture(autouse=True)
 def virtual(monkeypatch) -> None:
-    """The engine's clock is that of the loop, and reading the memory takes no thread."""
+    """Reading the memory takes no thread."""
 
     async def at_once(call: Callable[..., Any], *args: Any) -> Any:
         return call(*args)
 
-    monkeypatch.setattr(time, "perf_counter", now)
     monkeypatch.setattr(asyncio, "to_thread", at_once)
 
 
@@ -59,7 +57,7 @@ class Machine:
 
     def read_memory(self, name: str) -> MemoryUsage:
         assert name == "memory"
-        held = (each.nbytes for each in self.models.values() if each.residence is not None)
+        held = (each.nbytes for each in self.models.values() if each.models is not None)
         own = sum(held) + self.garbage
         return MemoryUsage(own + self.of_others, self.total, own)
 
@@ -82,7 +80,7 @@ class Machine:
             loop.skip(seconds)
             fake = FakeModel()
             fake.name = name
-            self.models[name].succeed(Residence(fake, loaded(fake)))
+            self.models[name].succeed(loaded(fake))
             loop.skip(0.001)
 
     def lease(self, name: str) -> Callable[[], None]:

@@ -6,11 +6,10 @@ from types import MappingProxyType
 
 import pytest
 
-from smart_embedder.engine.model import ModelInfo
+from smart_embedder.engine.model import LoadedModels, ModelInfo
 from smart_embedder.engine.pooled_model import (
     ModelState,
     PooledModel,
-    Residence,
     abilities_of,
     default_statuses,
 )
@@ -89,9 +88,9 @@ def model() -> PooledModel:
     return PooledModel(ModelEntry(name="one"))
 
 
-def resident() -> Residence:
+def resident() -> LoadedModels:
     fake = FakeModel()
-    return Residence(fake, replace(loaded(fake), infos=(ModelInfo("fake", "int8", {}),)))
+    return replace(loaded(fake), infos=(ModelInfo("fake", "int8", {}),))
 
 
 def test_a_model_is_shown_as_it_is_loaded_used_and_unloaded(model, ticking) -> None:

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import httpx2
 
@@ -12,7 +13,10 @@ from tests.support.server import RunningServer
 # The client knows what happened and what to do.
 REFUSALS = {*range(400, 500), 503, 504}
 GOOD = {"sentences": ["search"], "return_colbert": False}
-EMBED = ("/embeddings/", {"sentences": ["search vector"], "return_colbert": False})
+EMBED: tuple[str, dict[str, Any]] = (
+    "/embeddings/",
+    {"sentences": ["search vector"], "return_colbert": False},
+)
 
 
 @dataclass
@@ -73,7 +77,9 @@ class Tally:
         self.count(response)
         return response
 
-    async def post(self, client: httpx2.AsyncClient, path: str, body: dict, **headers) -> int:
+    async def post(
+        self, client: httpx2.AsyncClient, path: str, body: dict[str, Any], **headers: str
+    ) -> int:
         """Send one request and count its end; 0 stands for no answer."""
         self.sent += 1
         try:

@@ -571,8 +571,7 @@ class Auditor:
         self._quiets += 1
         if self._quiets % 16 == 0:
             self._check_lost()
-        for worker in self._devices._workers:
-            executor = worker.executor
+        for executor in self._devices._executors:
             if executor._in_flight:
                 rests = False
             if waits and self._may_take(executor) and queue.has_work(executor.serves):
@@ -586,8 +585,8 @@ class Auditor:
         """Whatever was taken whole is on a device, or is given to another one."""
         on_device = {
             each.job
-            for worker in self._devices._workers
-            for in_flight in worker.executor._in_flight
+            for executor in self._devices._executors
+            for in_flight in executor._in_flight
             for each in in_flight.batch.slices
         }
         handed_over = {each.job for batch in self._queue._handed_over for each in batch.slices}
@@ -598,14 +597,14 @@ class Auditor:
     def _check_stuck(self) -> None:
         """Nobody waits for devices that have failed, or are away for twice their limit."""
         away: list[Callable[[Model], bool]] = []
-        for worker in self._devices._workers:
-            dog = worker.executor.watchdog
+        for executor in self._devices._executors:
+            dog = executor.watchdog
             limit = max(dog._limits, default=float("inf"))
             if self._loop.now - dog._since > 2 * limit + 0.1:
-                away.append(worker.executor.serves)
+                away.append(executor.serves)
         for job in self._queue._jobs if away or self._devices.failed else ():
-            serving = [each for each in self._devices._workers if each.executor.serves(job.model)]
-            if all(each.executor.serves in away for each in serving):
+            serving = [each for each in self._devices._executors if each.serves(job.model)]
+            if all(each.serves in away for each in serving):
                 self.fail("lost", "a job waits for devices that do not come back")
 
     def check_tokens(self, metrics: Metrics) -> None:
@@ -636,8 +635,7 @@ class Auditor:
         source = engine.embedding._source
         if isinstance(source, CachedForwards):
             held["shared works"] = len(source._in_flight)
-        for worker in self._devices._workers:
-            executor = worker.executor
+        for executor in self._devices._executors:
             held[f"batches on {executor.name}"] = len(executor._in_flight)
             held[f"limits on {executor.name}"] = len(executor.watchdog._limits)
             slots = executor.most_batches - executor._slots._value
@@ -645,7 +643,7 @@ class Auditor:
         for status in engine._further._models.values():
             held[f"leases of {status.name}"] = status.leases
             held[f"users of {status.name}"] = status.users
-        own = {asyncio.current_task(), *(each.consumer for each in self._devices._workers)}
+        own = {asyncio.current_task(), *self._devices._executors.values()}
         tasks = [each for each in asyncio.all_tasks() if each not in own]
         held["tasks"] = len(tasks)
         left = {name: count for name, count in held.items() if count}

@@ -422,7 +422,7 @@ class Scenario:
         if self.loader is not None:
             self.loader.memory.others = 0
         await asyncio.sleep(200.0)
-        if any(worker.executor.watchdog.stuck_seconds for worker in self.engine._devices._workers):
+        if any(each.watchdog.stuck_seconds for each in self.engine._devices._executors):
             return
         self.auditor.check_zero(self.world.responses)
         self.auditor.check_tokens(self.metrics)

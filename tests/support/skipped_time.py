@@ -3,8 +3,11 @@
 import asyncio
 import functools
 import selectors
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
+
+import pytest
 
 
 class StandstillError(Exception):
@@ -43,11 +46,15 @@ class _SkippingSelector(selectors.DefaultSelector):
 
 
 def in_skipped_time(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-    """Run an asynchronous test on such a loop."""
+    """Run an asynchronous test on such a loop; what measures seconds has its time, too."""
 
     @functools.wraps(test)
     def run(*args: Any, **options: Any) -> None:
-        with asyncio.Runner(loop_factory=SkippingLoop) as runner:
+        with (
+            asyncio.Runner(loop_factory=SkippingLoop) as runner,
+            pytest.MonkeyPatch.context() as patch,
+        ):
+            patch.setattr(time, "perf_counter", runner.get_loop().time)
             runner.run(_whole(test(*args, **options)))
 
     return run

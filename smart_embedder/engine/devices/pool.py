@@ -3,7 +3,6 @@
 import asyncio
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 
 import structlog
@@ -32,15 +31,6 @@ log = structlog.get_logger(__name__)
 _PATIENCE = 10.0
 
 
-@dataclass(frozen=True, slots=True)
-class _DeviceWorker:
-    """One device and its consumer task; a guest runs only models of MODELS that name its device."""
-
-    executor: DeviceExecutor
-    consumer: "asyncio.Task[None]"
-    is_guest: bool
-
-
 class DevicePool:
     """Serves one queue with the devices of the default models and those of MODELS."""
 
@@ -56,7 +46,9 @@ class DevicePool:
         self._metrics = metrics
         self._make_thread = make_thread
         self._first_thread = make_thread("device", None)
-        self._workers: list[_DeviceWorker] = []
+        self._executors: dict[DeviceExecutor, asyncio.Task[None]] = {}
+        # They run only models of MODELS that name their device.
+        self._guests: set[DeviceExecutor] = set()
 
     async def start(self, loader: Loader) -> LoadedModels:
         """Load the models in the first device's thread, then start the workers of all devices."""
@@ -67,10 +59,10 @@ class DevicePool:
         for own in (models, *models.replicas):
             thread = self._first_thread
             if own is not models:
-                thread = self._make_thread(f"device-{len(self._workers)}", own.prepare_thread)
+                thread = self._make_thread(f"device-{len(self._executors)}", own.prepare_thread)
             measured = Measured(own.max_batch_tokens, own.seconds_per_token)
             runs = dict(zip(models.each, own.each, strict=True))
-            self._start_worker(own.device, thread, own.free_memory, runs, measured, is_guest=False)
+            self._start_worker(own.device, thread, own.free_memory, runs, measured)
         return models
 
     async def add(self, placed: PlacedModels, *, thoroughly: bool) -> Model:
@@ -92,10 +84,10 @@ class DevicePool:
         self, model: Model, placed_model: PlacedModel, *, thoroughly: bool
     ) -> None:
         device = placed_model.device
-        own = (each.executor for each in self._workers if each.executor.name == device.name)
+        own = (each for each in self._executors if each.name == device.name)
         executor = next(own, None)
         if executor is None:
-            name = f"device-{len(self._workers)}"
+            name = f"device-{len(self._executors)}"
             thread = self._make_thread(name, placed_model.prepare_thread)
             free_memory = placed_model.free_memory
             thoroughly = True  # Nobody else waits there.
@@ -105,53 +97,53 @@ class DevicePool:
         while measured is None:  # One call in the device's thread for each step.
             measured = await thread.run(partial(guarded, partial(next, steps), free_memory))
         if executor is None:
-            executor = self._start_worker(device, thread, free_memory, {}, measured, is_guest=True)
+            executor = self._start_worker(device, thread, free_memory, {}, measured)
+            self._guests.add(executor)
         executor.limit.seconds_of[model] = measured.seconds_per_token
         executor.budgets[model] = self._budget(measured)
         executor.models[model] = placed_model.model
 
     def remove(self, model: Model) -> None:
         """Remove a model, for which no job may wait."""
-        for worker in self._workers:
-            executor = worker.executor
+        for executor in self._executors:
             for facts in (executor.models, executor.budgets, executor.limit.seconds_of):
                 facts.pop(model, None)
 
     def token_budgets(self, name: str) -> dict[str, int]:
         """The tokens that one forward of the model of this name may hold now, on each device."""
         return {
-            worker.executor.name: budget.limits.max_tokens
-            for worker in self._workers
-            for model, budget in worker.executor.budgets.items()
+            executor.name: budget.limits.max_tokens
+            for executor in self._executors
+            for model, budget in executor.budgets.items()
             if model.name == name
         }
 
     def is_using(self, model: Model) -> bool:
         """Whether a device works on this model, or a job waits for it."""
-        on_devices = (batch for worker in self._workers for batch in worker.executor.batches)
+        on_devices = (batch for executor in self._executors for batch in executor.batches)
         return self._queue.has_work(lambda each: each is model) or any(
             batch.model is model for batch in on_devices
         )
 
     def serves(self, model: Model) -> bool:
         """Whether a device that has not failed computes this model."""
-        return any(worker.executor.serves(model) for worker in self._workers)
+        return any(executor.serves(model) for executor in self._executors)
 
     @property
     def stuck_seconds(self) -> float:
         """Seconds since the longest stuck device returned from a forward; 0 if none is stuck."""
-        dogs = (worker.executor.watchdog for worker in self._workers)
+        dogs = (executor.watchdog for executor in self._executors)
         return max((dog.stuck_seconds for dog in dogs), default=0.0)
 
     @property
     def failed(self) -> list[str]:
         """The devices that have failed and are out of service."""
-        return [each.executor.name for each in self._workers if each.executor.failed]
+        return [each.name for each in self._executors if each.failed]
 
     @property
     def all_failed(self) -> bool:
         """Whether every device of the default models has failed."""
-        serves = [not each.executor.failed for each in self._workers if not each.is_guest]
+        serves = [not each.failed for each in self._executors if each not in self._guests]
         return bool(serves) and not any(serves)
 
     def failure(
@@ -166,8 +158,8 @@ class DevicePool:
             return error
         if self.all_failed:
             return no_device_left()
-        for worker in self._workers:
-            if worker.consumer.done() and not worker.executor.failed and not closing:
+        for executor, consumer in self._executors.items():
+            if consumer.done() and not executor.failed and not closing:
                 return consumer_ended()
         if away := self.stuck_seconds:
             return UnhealthyError(
@@ -181,7 +173,7 @@ class DevicePool:
         One that embeds leaves it when a device has taken the last of its sequences, one that
         reranks when it has its scores. The forward that runs is included.
         """
-        executors = [each.executor for each in self._workers if not each.executor.failed]
+        executors = [each for each in self._executors if not each.failed]
         seconds = min((each.seconds_left for each in executors), default=0.0)
         if purpose is Purpose.RERANKING:
             batches = [batch for each in executors for batch in each.batches]
@@ -197,7 +189,7 @@ class DevicePool:
             if purpose is Purpose.RERANKING:
                 tokens += last
             else:  # As many as fit the forward of the last are taken with it.
-                budgets = (each.executor.budgets.get(job.model) for each in self._workers)
+                budgets = (each.budgets.get(job.model) for each in self._executors)
                 most = max((each.limits.max_tokens for each in budgets if each), default=0)
                 tokens -= max(0, most - last)
             seconds += max(0, tokens) / rate
@@ -206,17 +198,17 @@ class DevicePool:
     def abort(self, error: SmartEmbedderError) -> None:
         """Fail every job that waits or is on a device, and every later job."""
         self._queue.close(error)
-        for worker in self._workers:
-            worker.executor.abort(error)
+        for executor in self._executors:
+            executor.abort(error)
 
     async def close(self, seconds: float) -> None:
         """End the consumers and the threads; a running forward gets `seconds` to return."""
-        for worker in self._workers:
-            worker.consumer.cancel()
-            await asyncio.wait({worker.consumer})
-        if not self._workers:
+        for consumer in self._executors.values():
+            consumer.cancel()
+            await asyncio.wait({consumer})
+        if not self._executors:
             await self._first_thread.close(seconds)
-        await asyncio.gather(*(worker.executor.close(seconds) for worker in self._workers))
+        await asyncio.gather(*(executor.close(seconds) for executor in self._executors))
 
     def _start_worker(
         self,
@@ -225,8 +217,6 @@ class DevicePool:
         free_memory: Callable[[], object],
         models: dict[Model, Model],
         measured: Measured,
-        *,
-        is_guest: bool,
     ) -> DeviceExecutor:
         name, on_gpu = device.name, device.gpu_available
         executor = DeviceExecutor(
@@ -250,7 +240,7 @@ class DevicePool:
         )
         consumer = asyncio.create_task(executor.run(), name=f"{name}-consumer")
         consumer.add_done_callback(self._close_queue_without_consumers)
-        self._workers.append(_DeviceWorker(executor, consumer, is_guest))
+        self._executors[executor] = consumer
         return executor
 
     def _budget(self, measured: Measured) -> TokenBudget:
@@ -271,8 +261,8 @@ class DevicePool:
         """Fail the jobs that wait for a model of which every device that serves it is stuck."""
 
         def all_are_stuck(model: Model) -> bool:
-            executors = (each.executor for each in self._workers)
-            return all(each.watchdog.stuck_seconds for each in executors if each.serves(model))
+            serving = (each for each in self._executors if each.serves(model))
+            return all(each.watchdog.stuck_seconds for each in serving)
 
         error = UnhealthyError("the device does not come back from a forward", retry_after=30)
         self._queue.fail(error, of=all_are_stuck)
@@ -282,7 +272,7 @@ class DevicePool:
         if error is None:
             return
         log.error("consumer_ended", exc_info=error)
-        if all(each.executor.failed or each.consumer.done() for each in self._workers):
+        if all(each.failed or consumer.done() for each, consumer in self._executors.items()):
             self._queue.close(consumer_ended())
 
 

@@ -273,8 +273,10 @@ class SharedVectors:
     async def _write(self, entries: Mapping[str, CachedVectors], size: int) -> None:
         try:
             for some in _by_size([*entries]):
-                call = partial(_encode_all, {key: entries[key] for key in some})
-                values = await asyncio.to_thread(call)
+                encoded = await asyncio.to_thread(
+                    list, map(_encode, [entries[key] for key in some])
+                )
+                values = dict(zip(some, encoded, strict=True))
                 await self._breaker.call(partial(self._set, values))
         finally:
             self._pending_bytes -= size
@@ -319,10 +321,6 @@ def _by_size(keys: Sequence[str]) -> Iterator[list[str]]:
     many = [key for key in keys if _kind(key) not in {"colbert", "states"}]
     for some, count in ((few, _FEW), (many, _MANY)):
         yield from (some[i : i + count] for i in range(0, len(some), count))
-
-
-def _encode_all(entries: Mapping[str, CachedVectors]) -> dict[str, bytes]:
-    return {key: _encode(entry) for key, entry in entries.items()}
 
 
 def _encode(entry: CachedVectors) -> bytes:

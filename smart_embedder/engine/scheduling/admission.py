@@ -185,7 +185,7 @@ class Admission:
         try:
             for job in jobs:
                 self._queue.put(job)
-            await asyncio.gather(*(job.dequeued() for job in jobs))
+            await asyncio.gather(*map(Job.dequeued, jobs))
         except BaseException:
             for job in jobs:
                 job.cancel()
@@ -200,7 +200,7 @@ class Admission:
     async def results(self, *jobs: Job) -> list[list[Any]]:
         """The results of each job; if one fails, the others are cancelled."""
         try:
-            return await asyncio.gather(*(job.result() for job in jobs))
+            return await asyncio.gather(*map(Job.result, jobs))
         finally:
             for job in jobs:
                 job.cancel()

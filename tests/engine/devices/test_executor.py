@@ -1,7 +1,6 @@
 """A device that computes while the next batch is launched: what overlaps, and what does not."""
 
 import asyncio
-import time
 from dataclasses import replace
 
 import numpy as np
@@ -96,18 +95,12 @@ async def test_a_short_request_is_answered_between_two_parts_of_a_long_forward()
 # In virtual time.
 
 
-@pytest.fixture
-def skipped(monkeypatch) -> None:
-    """The engine's clock is that of the loop."""
-    monkeypatch.setattr(time, "perf_counter", now)
-
-
 def of(model: FakeModel, *lengths: int, **options) -> Job:
     return job(*lengths, model=model, **options)
 
 
 @in_skipped_time
-async def test_the_rate_of_a_device_is_that_of_its_forwards(skipped) -> None:
+async def test_the_rate_of_a_device_is_that_of_its_forwards() -> None:
     async with VirtualDevice(2.0).running() as device:
         (model,) = device.models
         assert device.executor.tokens_per_second == 0
@@ -119,7 +112,7 @@ async def test_the_rate_of_a_device_is_that_of_its_forwards(skipped) -> None:
 
 
 @in_skipped_time
-async def test_until_its_first_forward_it_is_what_was_measured_at_the_start(skipped) -> None:
+async def test_until_its_first_forward_it_is_what_was_measured_at_the_start() -> None:
     async with VirtualDevice(2.0, seconds_per_token=0.1).running() as device:
         assert device.executor.tokens_per_second == 10
         await device.compute(of(device.models[0], 10))
@@ -127,7 +120,7 @@ async def test_until_its_first_forward_it_is_what_was_measured_at_the_start(skip
 
 
 @in_skipped_time
-async def test_a_forward_is_expected_to_take_as_long_as_those_of_its_model(skipped) -> None:
+async def test_a_forward_is_expected_to_take_as_long_as_those_of_its_model() -> None:
     """Of two models, one may be ten times as slow; the time that is left is told callers."""
     async with VirtualDevice(4.0, FakeModel(), FakeModel()).running() as device:
         slow, quick = device.models
@@ -151,9 +144,7 @@ async def test_a_forward_is_expected_to_take_as_long_as_those_of_its_model(skipp
 
 
 @in_skipped_time
-async def test_a_gpu_takes_another_batch_while_one_is_computed_and_counts_no_second_twice(
-    skipped,
-) -> None:
+async def test_a_gpu_takes_another_batch_while_one_is_computed_and_counts_no_second_twice() -> None:
     async with VirtualDevice(2.0, gpu=True).running() as device:
         (model,) = device.models
         jobs = [device.put(of(model, 10)) for _ in range(2)]
@@ -174,7 +165,7 @@ async def test_a_gpu_takes_another_batch_while_one_is_computed_and_counts_no_sec
 
 
 @in_skipped_time
-async def test_the_time_left_of_a_gpu_is_that_of_the_batch_that_ends_first(skipped) -> None:
+async def test_the_time_left_of_a_gpu_is_that_of_the_batch_that_ends_first() -> None:
     async with VirtualDevice(2.0, gpu=True, budget=8).running() as device:
         (model,) = device.models
         await device.compute(of(model, 8))
@@ -190,7 +181,7 @@ async def test_the_time_left_of_a_gpu_is_that_of_the_batch_that_ends_first(skipp
 
 
 @in_skipped_time
-async def test_what_arrives_within_the_wait_for_a_batch_shares_it(skipped) -> None:
+async def test_what_arrives_within_the_wait_for_a_batch_shares_it() -> None:
     async with VirtualDevice(1.0, batch_wait=0.5).running() as device:
         (model,) = device.models
         jobs = [device.put(of(model, 2))]
@@ -204,7 +195,7 @@ async def test_what_arrives_within_the_wait_for_a_batch_shares_it(skipped) -> No
 
 
 @in_skipped_time
-async def test_a_forward_is_counted_once_with_its_tokens_texts_and_seconds(skipped) -> None:
+async def test_a_forward_is_counted_once_with_its_tokens_texts_and_seconds() -> None:
     async with VirtualDevice(2.0).running() as device:
         (model,) = device.models
         texts = device.put(of(model, 3, 3))
@@ -223,7 +214,7 @@ async def test_a_forward_is_counted_once_with_its_tokens_texts_and_seconds(skipp
 
 
 @in_skipped_time
-async def test_a_request_waits_once_however_many_batches_it_takes(skipped) -> None:
+async def test_a_request_waits_once_however_many_batches_it_takes() -> None:
     async with VirtualDevice(2.0).running() as device:
         (model,) = device.models
         first, second = device.put(of(model, 10, 10)), device.put(of(model, 10))
@@ -234,9 +225,7 @@ async def test_a_request_waits_once_however_many_batches_it_takes(skipped) -> No
 
 
 @in_skipped_time
-async def test_memory_that_ran_out_halves_the_budget_and_forwards_that_fit_restore_it(
-    skipped,
-) -> None:
+async def test_memory_that_ran_out_halves_the_budget_and_forwards_that_fit_restore_it() -> None:
     async with VirtualDevice(1.0, budget=1000).running() as device:
         (model,) = device.models
         model.failures = [MemoryError(), None, MemoryError()]
@@ -248,7 +237,7 @@ async def test_memory_that_ran_out_halves_the_budget_and_forwards_that_fit_resto
 
 
 @in_skipped_time
-async def test_one_text_that_does_not_fit_fails_its_request_alone(skipped) -> None:
+async def test_one_text_that_does_not_fit_fails_its_request_alone() -> None:
     async with VirtualDevice(1.0).running() as device:
         (model,) = device.models
         model.failures = [MemoryError(), MemoryError()]
@@ -262,7 +251,7 @@ async def test_one_text_that_does_not_fit_fails_its_request_alone(skipped) -> No
 
 @pytest.mark.parametrize("error", [ValueError("secret"), InferenceError("the thread ended")])
 def test_a_forward_that_fails_is_logged_unless_its_error_says_why_and_the_next_runs(
-    error: Exception, skipped
+    error: Exception,
 ) -> None:
     @in_skipped_time
     async def fail() -> None:
@@ -280,7 +269,7 @@ def test_a_forward_that_fails_is_logged_unless_its_error_says_why_and_the_next_r
 
 
 @in_skipped_time
-async def test_what_nobody_waits_for_is_not_computed_in_halves(skipped) -> None:
+async def test_what_nobody_waits_for_is_not_computed_in_halves() -> None:
     async with VirtualDevice(1.0).running() as device:
         (model,) = device.models
         model.failures = [MemoryError()]
@@ -292,7 +281,7 @@ async def test_what_nobody_waits_for_is_not_computed_in_halves(skipped) -> None:
 
 
 @in_skipped_time
-async def test_who_leaves_while_a_batch_waits_for_the_thread_costs_no_forward(skipped) -> None:
+async def test_who_leaves_while_a_batch_waits_for_the_thread_costs_no_forward() -> None:
     async with VirtualDevice(1.0).running() as device:
         (model,) = device.models
         for stay in (True, False):
@@ -314,7 +303,7 @@ async def test_who_leaves_while_a_batch_waits_for_the_thread_costs_no_forward(sk
 
 
 @in_skipped_time
-async def test_the_wait_for_the_thread_is_not_in_the_time_of_a_forward(skipped) -> None:
+async def test_the_wait_for_the_thread_is_not_in_the_time_of_a_forward() -> None:
     async with VirtualDevice(2.0, seconds_per_token=0.5, fixed=3.0).running() as device:
         (model,) = device.models
         measuring = asyncio.create_task(device.thread.run(lambda: None))
@@ -328,9 +317,7 @@ async def test_the_wait_for_the_thread_is_not_in_the_time_of_a_forward(skipped) 
 
 
 @in_skipped_time
-async def test_halves_and_the_batch_that_was_launched_before_them_have_their_own_time(
-    skipped,
-) -> None:
+async def test_halves_and_the_batch_that_was_launched_before_them_have_their_own_time() -> None:
     """The device computes them after it, though they are of the batch before."""
     async with VirtualDevice(2.0, gpu=True, fixed=3.0).running() as device:
         (model,) = device.models
@@ -356,7 +343,7 @@ async def test_halves_and_the_batch_that_was_launched_before_them_have_their_own
 
 @pytest.mark.parametrize("gpu", [False, True])
 def test_a_forward_that_takes_too_long_fails_its_requests_and_the_next_has_its_own_time(
-    gpu: bool, skipped
+    gpu: bool,
 ) -> None:
     @in_skipped_time
     async def overrun() -> None:
@@ -383,7 +370,7 @@ def broken(code: int) -> Exception:
 
 
 @pytest.mark.parametrize("has_other", [True, False])
-def test_what_has_not_begun_as_its_device_fails_is_no_suspect(has_other: bool, skipped) -> None:
+def test_what_has_not_begun_as_its_device_fails_is_no_suspect(has_other: bool) -> None:
     @in_skipped_time
     async def fail() -> None:
         model = FakeModel()
@@ -416,7 +403,7 @@ def test_what_has_not_begun_as_its_device_fails_is_no_suspect(has_other: bool, s
 
 
 @in_skipped_time
-async def test_a_batch_that_has_failed_another_device_runs_beside_no_other(skipped) -> None:
+async def test_a_batch_that_has_failed_another_device_runs_beside_no_other() -> None:
     async with VirtualDevice(2.0, gpu=True).running() as device:
         (model,) = device.models
         device.queue._consumers.clear()
@@ -441,7 +428,7 @@ async def test_a_batch_that_has_failed_another_device_runs_beside_no_other(skipp
 
 
 @in_skipped_time
-async def test_callers_of_a_consumer_that_ends_unexpectedly_are_told(skipped, monkeypatch) -> None:
+async def test_callers_of_a_consumer_that_ends_unexpectedly_are_told(monkeypatch) -> None:
     device = VirtualDevice(5.0)
 
     def stop(*_: object) -> None:
@@ -462,9 +449,7 @@ def preemptible(seconds_per_token: float = 0.05) -> VirtualDevice:
 
 
 @in_skipped_time
-async def test_a_short_job_that_arrives_runs_within_a_long_forward_and_at_no_cost_to_it(
-    skipped,
-) -> None:
+async def test_a_short_job_that_arrives_runs_within_a_long_forward_and_at_no_cost_to_it() -> None:
     """It counts for neither the rate of the device nor the seconds of the long one."""
     async with preemptible().running() as device:
         (model,) = device.models
@@ -487,9 +472,7 @@ async def test_a_short_job_that_arrives_runs_within_a_long_forward_and_at_no_cos
 
 
 @in_skipped_time
-async def test_what_preempts_and_fails_uses_up_the_time_too_and_costs_the_long_one_nothing(
-    skipped,
-) -> None:
+async def test_what_preempts_and_fails_uses_up_the_time_too_and_costs_the_long_one_none() -> None:
     async with preemptible(0.02).running() as device:
         (model,) = device.models
         long = device.put(of(model, 200, client="a"))
@@ -504,7 +487,7 @@ async def test_what_preempts_and_fails_uses_up_the_time_too_and_costs_the_long_o
 
 
 @in_skipped_time
-async def test_a_forward_that_is_soon_over_is_not_preempted(skipped) -> None:
+async def test_a_forward_that_is_soon_over_is_not_preempted() -> None:
     async with preemptible(0.0002).running() as device:
         (model,) = device.models
         long = device.put(of(model, 200, client="a"))
@@ -515,7 +498,7 @@ async def test_a_forward_that_is_soon_over_is_not_preempted(skipped) -> None:
 
 
 @in_skipped_time
-async def test_what_preempted_a_forward_does_not_count_for_the_halves_of_it(skipped) -> None:
+async def test_what_preempted_a_forward_does_not_count_for_the_halves_of_it() -> None:
     async with preemptible().running() as device:
         (model,) = device.models
         model.failures = [MemoryError()]
@@ -529,7 +512,7 @@ async def test_what_preempted_a_forward_does_not_count_for_the_halves_of_it(skip
 
 
 @in_skipped_time
-async def test_short_jobs_of_a_long_batch_do_not_wait_for_its_end(skipped) -> None:
+async def test_short_jobs_of_a_long_batch_do_not_wait_for_its_end() -> None:
     async with preemptible().running() as device:
         (model,) = device.models
         device.thread.seconds = 4.0
@@ -541,7 +524,7 @@ async def test_short_jobs_of_a_long_batch_do_not_wait_for_its_end(skipped) -> No
 
 
 @in_skipped_time
-async def test_on_a_gpu_nothing_runs_within_another_forward(skipped) -> None:
+async def test_on_a_gpu_nothing_runs_within_another_forward() -> None:
     async with VirtualDevice(10.0, gpu=True, budget=1000, seconds_per_token=0.05).running() as gpu:
         (model,) = gpu.models
         gpu.put(of(model, 200, client="a"))

@@ -1,7 +1,6 @@
 """What a forward may take: seconds, set, by default, or as the probe predicts; and tokens."""
 
 import asyncio
-import time
 from contextlib import ExitStack
 
 import pytest
@@ -64,12 +63,6 @@ def test_the_rate_of_a_device_is_a_mean_in_which_the_latest_forward_is_a_fifth()
     assert rate.tokens_per_second > 1e6
 
 
-@pytest.fixture
-def skipped(monkeypatch) -> None:
-    monkeypatch.setattr(time, "perf_counter", now)
-
-
-@pytest.mark.usefixtures("skipped")
 @in_skipped_time
 async def test_a_device_is_stuck_after_twice_the_longest_limit_and_told_once() -> None:
     told: list[float] = []
@@ -97,7 +90,6 @@ async def test_a_device_is_stuck_after_twice_the_longest_limit_and_told_once() -
     assert (len(told), watchdog.stuck_seconds) == (2, 0.0)
 
 
-@pytest.mark.usefixtures("skipped")
 @in_skipped_time
 async def test_each_request_fails_when_its_own_time_is_over_and_the_rest_is_waited_for() -> None:
     spent = job(10, time_limit=60.0, time_spent=56.0)

@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -28,7 +27,7 @@ from smart_embedder.settings import Settings
 from tests.engine.devices.virtual_device import VirtualThread
 from tests.engine.fakes import FakeModel, loaded
 from tests.engine.scheduling.jobs import job
-from tests.support.skipped_time import in_skipped_time, now, turns
+from tests.support.skipped_time import in_skipped_time, turns
 
 
 def named(name: str, model: FakeModel) -> LoadedModels:
@@ -223,12 +222,6 @@ async def test_a_request_whose_client_has_left_is_not_handed_over() -> None:
 # In virtual time.
 
 
-@pytest.fixture
-def skipped(monkeypatch) -> None:
-    """The engine's clock is that of the loop."""
-    monkeypatch.setattr(time, "perf_counter", now)
-
-
 class VirtualPool(DevicePool):
     """Its threads are those of the loop; `seconds` are those of a forward on each device."""
 
@@ -257,7 +250,7 @@ def slow(models: LoadedModels, seconds_per_token: float = 0.1) -> LoadedModels:
 
 
 @in_skipped_time
-async def test_a_place_is_free_when_the_last_of_a_request_is_taken(skipped) -> None:
+async def test_a_place_is_free_when_the_last_of_a_request_is_taken() -> None:
     """Ten tokens a second and ten in a forward; what fits beside the last one is taken with it."""
     model = FakeModel()
     async with VirtualPool(10.0).started(slow(loaded(model), 0.099)) as pool:
@@ -277,7 +270,7 @@ async def test_a_place_is_free_when_the_last_of_a_request_is_taken(skipped) -> N
 
 
 @in_skipped_time
-async def test_who_waits_for_scores_waits_for_the_forward_that_makes_them(skipped) -> None:
+async def test_who_waits_for_scores_waits_for_the_forward_that_makes_them() -> None:
     model = FakeModel()
     async with VirtualPool(100.0).started(slow(loaded(model), 2.0)) as pool:
         pool.queue.put(job(8, model=model, purpose=Purpose.RERANKING))
@@ -288,7 +281,7 @@ async def test_who_waits_for_scores_waits_for_the_forward_that_makes_them(skippe
 
 
 @in_skipped_time
-async def test_devices_that_have_failed_promise_nothing(skipped) -> None:
+async def test_devices_that_have_failed_promise_nothing() -> None:
     first, second = FakeModel(), FakeModel()
     models = replace(slow(named("first", first)), replicas=(slow(named("second", second)),))
     async with VirtualPool().started(models) as pool:
@@ -321,9 +314,7 @@ def placed(model: FakeModel, device: str, measured: list[str]) -> PlacedModels:
 
 
 @in_skipped_time
-async def test_a_further_model_is_measured_and_served_on_its_device_until_it_is_removed(
-    skipped,
-) -> None:
+async def test_a_further_model_is_measured_and_served_on_its_device_until_it_is_removed() -> None:
     default, model, told = FakeModel(), FakeModel(), list[str]()
     model.name = "further"
     async with VirtualPool(max_batch_sequences=3).started(named("cpu", default)) as pool:
@@ -342,7 +333,7 @@ async def test_a_further_model_is_measured_and_served_on_its_device_until_it_is_
 
 
 @in_skipped_time
-async def test_a_device_for_further_models_alone_is_no_device_of_the_service(skipped) -> None:
+async def test_a_device_for_further_models_alone_is_no_device_of_the_service() -> None:
     default, model, told = FakeModel(), FakeModel(), list[str]()
     async with VirtualPool().started(named("cpu", default)) as pool:
         await pool.add(placed(model, "other", told), thoroughly=False)
@@ -368,7 +359,7 @@ async def test_a_device_for_further_models_alone_is_no_device_of_the_service(ski
 
 
 @in_skipped_time
-async def test_a_model_whose_first_forward_fails_leaves_nothing_behind(skipped) -> None:
+async def test_a_model_whose_first_forward_fails_leaves_nothing_behind() -> None:
     model = FakeModel()
 
     def measure(_thoroughly: bool) -> Iterator[Measured | None]:
@@ -386,7 +377,7 @@ async def test_a_model_whose_first_forward_fails_leaves_nothing_behind(skipped) 
 
 
 @in_skipped_time
-async def test_who_waits_for_a_stuck_device_is_told_and_who_has_another_is_not(skipped) -> None:
+async def test_who_waits_for_a_stuck_device_is_told_and_who_has_another_is_not() -> None:
     first, second = FakeModel(), FakeModel()
     models = replace(named("first", first), replicas=(named("second", second),))
     pool = VirtualPool(100.0, gpu_process_timeout=3)
@@ -416,7 +407,7 @@ async def test_who_waits_for_a_stuck_device_is_told_and_who_has_another_is_not(s
 
 
 @in_skipped_time
-async def test_one_stuck_device_of_two_fails_nobody_who_waits(skipped) -> None:
+async def test_one_stuck_device_of_two_fails_nobody_who_waits() -> None:
     first, second = FakeModel(), FakeModel()
     models = replace(named("first", first), replicas=(named("second", second),))
     async with VirtualPool(1.0, gpu_process_timeout=3).started(models) as pool:
@@ -433,7 +424,7 @@ async def test_one_stuck_device_of_two_fails_nobody_who_waits(skipped) -> None:
 
 
 @in_skipped_time
-async def test_an_abort_fails_what_waits_what_is_computed_and_what_comes_later(skipped) -> None:
+async def test_an_abort_fails_what_waits_what_is_computed_and_what_comes_later() -> None:
     model = FakeModel()
     async with VirtualPool(5.0).started(loaded(model)) as pool:
         jobs = [job(10, model=model) for _ in range(3)]
@@ -448,7 +439,7 @@ async def test_an_abort_fails_what_waits_what_is_computed_and_what_comes_later(s
 
 
 @in_skipped_time
-async def test_a_pool_that_never_started_is_closed_too(skipped) -> None:
+async def test_a_pool_that_never_started_is_closed_too() -> None:
     await VirtualPool().close(1)
     assert not VirtualPool().all_failed
     assert VirtualPool().seconds_to_place(Purpose.EMBEDDING) == 1
