@@ -6,9 +6,9 @@ and a function from a valid body to a rendered response, which has the engine co
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from concurrent.futures import Executor
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Annotated, Any, TypeVar
@@ -265,8 +265,10 @@ async def embed(
     """
     most = max(call.service.settings.max_sentences_per_request, allowed)
     check_texts(request.texts, field, most)
-    with _errors_name("sentences", field):
+    try:
         return await compute(call, request, model)
+    except TextTooLongError as error:
+        raise _of_field(error, "sentences", field) from None
 
 
 async def compute(call: Call, request: EmbedRequest, model: ServedModel | None) -> EmbeddingResult:
@@ -287,8 +289,10 @@ async def rerank(
     """
     check_passages(request.query, request.passages, field, call.service.settings)
     check_rerank_options(await call.lease(model), instruction=request.instruction)
-    with _errors_name("passages", field):
+    try:
         result = await scores(call, request, model)
+    except TextTooLongError as error:
+        raise _of_field(error, "passages", field) from None
     if result.parts is None or not request.normalize:
         return result
     return replace(result, scores=sigmoid(result.scores))
@@ -312,14 +316,10 @@ async def classify(
     return result
 
 
-@contextmanager
-def _errors_name(ours: str, theirs: str) -> Iterator[None]:
-    """Let an error for a text that is too long point to the request's own field."""
-    try:
-        yield
-    except TextTooLongError as error:
-        problems = [
-            each | {"pointer": each["pointer"].replace(f"/{ours}/", f"/{theirs}/")}
-            for each in error.problems
-        ]
-        raise TextTooLongError(str(error), problems) from None
+def _of_field(error: TextTooLongError, ours: str, theirs: str) -> TextTooLongError:
+    """The error for a text that is too long, in the request's own field."""
+    problems = [
+        each | {"pointer": each["pointer"].replace(f"/{ours}/", f"/{theirs}/")}
+        for each in error.problems
+    ]
+    return TextTooLongError(str(error), problems)
