@@ -1,7 +1,7 @@
 """From settings to warm models: those of the start (`load`), and single ones later (`EntryLoader`).
 
-Both find a model's folder, place it on devices, load it there, and measure its token budget. What a
-folder holds is `tasks.load`'s affair, and when an entry is loaded, the engine's.
+Both find a model's folder, place it on devices, load it there as what its files say it is for, and
+measure its token budget. When an entry is loaded is the engine's affair.
 """
 
 import gc
@@ -45,6 +45,8 @@ from smart_embedder.models.checkpoint.config import (
     NO_OVERRIDES,
     SentenceOverrides,
     read_config,
+    read_modules,
+    read_optional,
 )
 from smart_embedder.models.checkpoint.hub import Hub, local_folder, locate
 from smart_embedder.models.checkpoint.reading import reading, trim_heap
@@ -65,9 +67,15 @@ from smart_embedder.models.families.load import is_qwen3, overflows_float16
 from smart_embedder.models.ops.choose import choose_backend
 from smart_embedder.models.ops.proof import ATTENTION, Target
 from smart_embedder.models.tasks.base import DeviceModel, EmbeddingModel
-from smart_embedder.models.tasks.cross_encoder import CrossEncoder
-from smart_embedder.models.tasks.load import load_embedder, load_reranker
-from smart_embedder.models.tasks.qwen3 import QwenReranker
+from smart_embedder.models.tasks.colbert import is_colbert, load_colbert_embedder
+from smart_embedder.models.tasks.cross_encoder import (
+    CrossEncoder,
+    is_classifier,
+    load_cross_encoder,
+)
+from smart_embedder.models.tasks.dense import HEADS, load_dense_embedder, load_m3_embedder
+from smart_embedder.models.tasks.qwen3 import QwenReranker, load_qwen_reranker
+from smart_embedder.models.tasks.splade import load_splade_embedder
 from smart_embedder.settings import INT8, LATE_INTERACTION, NO_RERANKER, Settings
 from smart_embedder.settings.types import ModelEntry, public_name
 
@@ -77,6 +85,8 @@ log = structlog.get_logger(__name__)
 _OVERHEAD = 1.05
 # Seconds of a forward that is measured while the device serves other models.
 _LONGEST_RUN = 0.1
+# Modules that make sparse vectors in ways that are not computed here.
+_SPARSE_ALONE = {"Router", "Asym", "SparseAutoEncoder", "SparseStaticEmbedding"}
 
 Result = TypeVar("Result")
 
@@ -208,7 +218,74 @@ def _target_of(folder: Path, settings: Settings, placement: _Placement) -> Targe
     )
 
 
-def _load_embedder(
+def load_embedder(
+    name: str,
+    folder: Path,
+    max_length: int,
+    target: Target,
+    overrides: SentenceOverrides = NO_OVERRIDES,
+) -> EmbeddingModel:
+    """Load the embedding model in `folder`; texts are cut to `max_length` tokens or to fewer.
+
+    Raises `StartupError` for whatever is wrong with the folder, and for `overrides` that have no
+    effect on such a model.
+    """
+    _warn_of_code(name, folder)
+    pooling = None
+    for module in read_modules(folder):
+        if module.kind in _SPARSE_ALONE:
+            raise StartupError(
+                f"{folder} makes sparse vectors by {module.kind}, which is not computed here; "
+                "SpladePooling is"
+            )
+        if module.kind == "SpladePooling":
+            pooling = module.folder
+            break
+    model: EmbeddingModel
+    if pooling is not None:
+        overrides.refuse("pooling", "normalize", for_model=f"{name}, a SPLADE model")
+        model = load_splade_embedder(name, folder, max_length, target, pooling=pooling)
+    elif is_colbert(folder):
+        every = ("pooling", "normalize", "query_prompt", "document_prompt")
+        overrides.refuse(*every, for_model=f"{name}, a ColBERT model")
+        model = load_colbert_embedder(name, folder, max_length, target)
+    elif any((folder / head).is_file() for head in HEADS):
+        kind = f"{name}, which is of bge-m3's kind"
+        overrides.refuse("pooling", "normalize", for_model=kind)
+        model = load_m3_embedder(name, folder, max_length, target)
+    else:
+        model = load_dense_embedder(name, folder, max_length, target, overrides)
+    model.prompts = {**model.prompts, **overrides.prompts}
+    return model
+
+
+def load_reranker(
+    name: str, folder: Path, max_length: int, target: Target, *, max_qwen_pairs: int
+) -> CrossEncoder | QwenReranker:
+    """Load the reranker in `folder`; a pair is cut to `max_length` tokens or to fewer.
+
+    `max_qwen_pairs` is the most pairs in one forward of a Qwen3 model. Raises `StartupError` for
+    whatever is wrong with the folder.
+    """
+    _warn_of_code(name, folder)
+    if is_qwen3(folder) and not is_classifier(folder):
+        return load_qwen_reranker(name, folder, max_length, max_qwen_pairs, target)
+    return load_cross_encoder(name, folder, max_length, target)
+
+
+def _warn_of_code(name: str, folder: Path) -> None:
+    """Log that a model names code of its own, where a class of transformers takes its place."""
+    for file in ("config.json", "tokenizer_config.json"):
+        if "auto_map" in read_optional(folder / file):
+            log.warning(
+                "checkpoint_code_ignored",
+                model=name,
+                detail=f"{file} names code of its own (auto_map), which is never run: the class of "
+                "transformers is computed, which may differ",
+            )
+
+
+def _embedder_of(
     name: str, folder: Path, settings: Settings, placement: _Placement
 ) -> EmbeddingModel:
     """The embedding model of that name in a setting, for one worker."""
@@ -218,7 +295,7 @@ def _load_embedder(
     return load_embedder(public_name(name), folder, limit, target, overrides)
 
 
-def _load_reranker(
+def _reranker_of(
     name: str, folder: Path, settings: Settings, placement: _Placement
 ) -> CrossEncoder | QwenReranker:
     """The reranker of that name in a setting, for one worker."""
@@ -266,12 +343,12 @@ def _load_workers(settings: Settings, folders: ModelFolders) -> Iterator[LoadedM
 def _load_on(worker: _Placement, settings: Settings, folders: ModelFolders) -> LoadedModels:
     """Load, warm up and measure the models of the settings for one worker."""
     device = worker.device
-    embedder = _load_embedder(settings.embedding_model, folders.embedding, settings, worker)
+    embedder = _embedder_of(settings.embedding_model, folders.embedding, settings, worker)
     dense = reranker = None
     if folders.dense is not None:
-        dense = _load_embedder(settings.dense_model, folders.dense, settings, worker)
+        dense = _embedder_of(settings.dense_model, folders.dense, settings, worker)
     if folders.reranker is not None:
-        reranker = _load_reranker(settings.reranker_model, folders.reranker, settings, worker)
+        reranker = _reranker_of(settings.reranker_model, folders.reranker, settings, worker)
     if dense is not None and not dense.kinds.dense:
         raise StartupError(f"DENSE_EMBEDDING_MODEL={dense.name} makes no dense vectors")
     others = [each for each in (dense, reranker) if each is not None]
@@ -383,7 +460,7 @@ def _load(
     with reading(with_digests=settings.caches_embeddings) as read:
         for placement in placements:
             if placement.node not in copies:
-                load = _load_embedder if entry.task == "embed" else _load_reranker
+                load = _embedder_of if entry.task == "embed" else _reranker_of
                 call = partial(load, entry.name, folder, settings, placement)
                 _, node = placement.node  # The calling thread does for the first one.
                 copies[placement.node] = placement.run(call) if node else call()

@@ -15,9 +15,9 @@ import torch
 
 from smart_embedder.engine.records import Outputs, TextEmbedding, TokenIds
 from smart_embedder.models.device.choose import choose_dtype, ensure_allocates
+from smart_embedder.models.loader import load_embedder, load_reranker
 from smart_embedder.models.ops.choose import choose_backend
 from smart_embedder.models.ops.proof import Target
-from smart_embedder.models.tasks.load import load_embedder, load_reranker
 
 pytestmark = pytest.mark.device
 DEVICES = ["cpu"]

@@ -13,9 +13,9 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 from transformers import PreTrainedTokenizerFast
 
 from smart_embedder.engine.records import Outputs
+from smart_embedder.models.loader import load_embedder
 from smart_embedder.models.ops.proof import Target
 from smart_embedder.models.tasks.dense import DenseEmbedder
-from smart_embedder.models.tasks.load import load_embedder
 from tests.support.checkpoints import corpus, save_byte_level_tokenizer, spread_weights
 
 WIDTH = 64

@@ -12,11 +12,11 @@ from transformers import BertModel
 from smart_embedder.engine.records import Outputs
 from smart_embedder.models.batch import pack
 from smart_embedder.models.device.choose import choose_dtype
+from smart_embedder.models.loader import load_embedder
 from smart_embedder.models.ops.choose import choose_backend
 from smart_embedder.models.ops.proof import Target
 from smart_embedder.models.tasks import pooling
 from smart_embedder.models.tasks.cross_encoder import load_cross_encoder
-from smart_embedder.models.tasks.load import load_embedder
 from smart_embedder.models.tasks.qwen3 import load_qwen_reranker
 from tests.support.simulated_mps import SimulatedMps, simulated_mps
 from tests.support.wordpiece import save_colbert

@@ -24,9 +24,9 @@ from smart_embedder.engine import Engine
 from smart_embedder.engine.model import DeviceInfo, LoadedModels
 from smart_embedder.engine.records import EmbedRequest, Outputs, TextEmbedding
 from smart_embedder.errors import InferenceError, StartupError
+from smart_embedder.models.loader import load_embedder
 from smart_embedder.models.tasks import splade
 from smart_embedder.models.tasks.dense import M3Embedder
-from smart_embedder.models.tasks.load import load_embedder
 from smart_embedder.models.tasks.splade import SpladeEmbedder
 from smart_embedder.settings import Settings
 from tests.support.wordpiece import (
