@@ -14,7 +14,7 @@ from tests.support.fast import TESTS, left_out
         ("ui/test_views.py", True),  # a browser
         ("tools/demo/test_retrieval.py", True),  # by a fixture of the plugin
         ("models/test_devices.py", True),  # by a fixture that it asks for by its name
-        ("vectors/test_ward.py", False),
+        ("vectors/test_vectors.py", False),
         ("engine/scheduling/test_batcher.py", False),
         ("middleware/test_access_auth.py", False),  # in process
     ],

@@ -144,13 +144,3 @@ def test_the_start_ends_with_a_sentence(
     folder = shutil.copytree(tiny_m3, tmp_path / "model")
     damage(folder)
     failing_start(tmp_path, folder, sentence)
-
-
-@pytest.mark.parametrize("value", [0, -1, 10**30, NAN, True, "32", [32]])
-def test_impossible_lengths_of_colbert(value: Any, tiny_m3: Path, tmp_path: Path) -> None:
-    folder = shutil.copytree(tiny_m3, tmp_path / "model")
-    name_module(folder, "pylate.models.Dense.Dense", "1_Dense")
-    options = {"query_length": value}
-    (folder / "config_sentence_transformers.json").write_text(json.dumps(options), "utf-8")
-    with pytest.raises(StartupError, match="has no usable query_length"):
-        start(folder)

@@ -325,6 +325,8 @@ def test_of_the_files_by_family_the_first_counts_that_says_something(tmp_path) -
         ({"tokenizer_args": {"split": 1}}, "has tokenizer_args for its texts"),
         ({"config_kwargs": {"trust_remote_code": True, "own": 1}}, "has config_kwargs"),
         ({"config_kwargs": 5}, "has config_kwargs"),
+        ({"processor_kwargs": {"do_lower_case": False}}, "has processor_kwargs"),
+        ({"processing_kwargs": {"text": {"max_length": 9}}}, "has processing_kwargs"),
         ({"query_length": 32}, "has query_length"),
         ({"query_expansion": False}, "has query_expansion"),
         ({"modality_config": {"message": {}}}, "messages of a chat template"),

@@ -34,6 +34,7 @@ from smart_embedder.engine.records import (
 from smart_embedder.errors import InferenceError, InvalidRequestError, StartupError
 from smart_embedder.models.device.transfer import DeviceRows
 from smart_embedder.models.load import load_models
+from smart_embedder.models.loader import load_embedder
 from smart_embedder.models.tasks.colbert import (
     ColbertEmbedder,
     is_colbert,
@@ -41,7 +42,6 @@ from smart_embedder.models.tasks.colbert import (
     special_token,
 )
 from smart_embedder.models.tasks.dense import M3Embedder
-from smart_embedder.models.tasks.load import load_embedder
 from smart_embedder.settings import Settings
 from tests.support.wordpiece import (
     MODERNBERT,
@@ -133,12 +133,6 @@ def test_queries_and_documents_of_one_batch_are_those_of_sentence_transformers(
     mixed = np.random.default_rng(0).permutation(len(both))
     results = model.forward([both[place] for place in mixed], COLBERT)
     assert_vectors([results[place] for place in np.argsort(mixed)], queries + documents)
-
-
-def test_vectors_do_not_depend_on_batch_mates(model: ColbertEmbedder) -> None:
-    both = ids_of(model, TEXTS, "query") + ids_of(model, TEXTS, "document")
-    alone = [model.forward([ids], COLBERT)[0].colbert for ids in both]
-    assert_vectors(model.forward(both, COLBERT), alone)
 
 
 def test_roberta_counts_the_positions_of_what_fills_a_query_up(folders, load) -> None:
@@ -312,29 +306,6 @@ def test_words_are_skipped_in_texts_of_the_named_types_alone(
     (mask,) = (each for each in tmp_path.iterdir() if each.name.endswith("MultiVectorMask"))
     change(mask / "config.json", skiplist_tasks=tasks)
     assert_like_theirs(load(tmp_path), tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("last", "message"),
-    [
-        (None, "does not end in Normalize"),
-        ("HierarchicalTokenPooling", "names the module Hierarch"),
-    ],
-)
-def test_vectors_that_are_not_of_unit_length_or_pooled_are_refused(
-    folders, load, tmp_path: Path, last, message
-) -> None:
-    MultiVectorEncoder(str(folders["unattended"]), device="cpu").save_pretrained(str(tmp_path))
-    modules = json.loads((tmp_path / "modules.json").read_text())
-    assert modules[-1]["type"].endswith("Normalize")
-    if last is None:
-        modules.pop()
-    else:
-        kind = f"sentence_transformers.multi_vector_encoder.modules.token_pooling.{last}"
-        modules.append(modules[-1] | {"idx": len(modules), "type": kind})
-    (tmp_path / "modules.json").write_text(json.dumps(modules))
-    with pytest.raises(StartupError, match=message):
-        load(tmp_path)
 
 
 def test_queries_are_filled_up_with_the_end_of_a_text_where_no_mask_is_named(

@@ -22,9 +22,9 @@ from transformers import (
 
 from smart_embedder.engine.records import Outputs, TruncationOptions
 from smart_embedder.errors import InferenceError, StartupError
+from smart_embedder.models.loader import load_reranker
 from smart_embedder.models.ops.proof import Target
 from smart_embedder.models.tasks.cross_encoder import CrossEncoder, load_cross_encoder
-from smart_embedder.models.tasks.load import load_reranker
 from tests.support.checkpoints import plain_corpus, save_byte_level_tokenizer
 from tests.support.texts import ODD_TEXTS
 from tests.support.wordpiece import (
@@ -343,22 +343,4 @@ def test_what_follows_the_logits_in_modules_is_named(
     dense = {"idx": 1, "name": "1", "path": "1_Dense", "type": kind}
     (tmp_path / "modules.json").write_text(json.dumps([*entries, dense]))
     with pytest.raises(StartupError, match="names the module Dense"):
-        load_cross_encoder("bert", tmp_path, LIMIT, float32_target)
-
-
-@pytest.mark.parametrize(
-    ("member", "message"),
-    [
-        ({"processor_kwargs": {"do_lower_case": False}}, "has processor_kwargs for its texts"),
-        ({"processing_kwargs": {"text": {"max_length": 9}}}, "has processing_kwargs for its texts"),
-        ({"query_length": 9}, "has query_length for its texts"),
-        ({"modality_config": {"message": {}}}, "as messages of a chat template"),
-    ],
-)
-def test_options_that_change_what_is_read_are_named(
-    folders, float32_target, tmp_path: Path, member, message
-) -> None:
-    Reference(str(folders["bert"]), device="cpu").save_pretrained(str(tmp_path))
-    change(tmp_path / "sentence_bert_config.json", **member)
-    with pytest.raises(StartupError, match=message):
         load_cross_encoder("bert", tmp_path, LIMIT, float32_target)

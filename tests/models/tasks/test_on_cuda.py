@@ -17,13 +17,13 @@ from transformers import BertModel, ModernBertModel, MPNetModel
 from smart_embedder.engine.records import Outputs, TextEmbedding, TokenIds
 from smart_embedder.models.device.choose import choose_dtype
 from smart_embedder.models.families.load import overflows_float16
+from smart_embedder.models.loader import load_embedder
 from smart_embedder.models.ops import choose
 from smart_embedder.models.ops.choose import choose_backend
 from smart_embedder.models.ops.proof import Target
 from smart_embedder.models.tasks.base import DeviceModel
 from smart_embedder.models.tasks.cross_encoder import load_cross_encoder
 from smart_embedder.models.tasks.dense import M3Embedder, load_dense_embedder, load_m3_embedder
-from smart_embedder.models.tasks.load import load_embedder
 from smart_embedder.models.tasks.qwen3 import load_qwen_reranker
 from tests.support.checkpoints import save_m3, save_qwen
 from tests.support.simulated_cuda import SimulatedCuda, simulated_cuda
@@ -175,36 +175,6 @@ def test_the_mean_of_a_text_is_not_waited_for(
         collect = model.launch(embedded(model), [kinds] * len(TEXTS))
     assert launches["segment_reduce"] == 1
     assert all(isinstance(result, TextEmbedding) for result in collect())
-
-
-def test_sequences_of_many_lengths_are_one_call_of_attention(
-    cuda: SimulatedCuda, tiny_m3: Path
-) -> None:
-    model = load_m3(tiny_m3, torch.float32)
-    sequences = [np.full(length, 5, np.int64) for length in range(65, 129)]
-    with cuda.forward() as launches:
-        model.launch(sequences, [EVERY] * len(sequences))
-    assert launches["_efficient_attention_forward"] == 2
-
-
-def test_a_long_text_beside_many_short_ones_has_a_call_of_its_own(
-    cuda: SimulatedCuda, tiny_m3: Path
-) -> None:
-    model = load_m3(tiny_m3)
-    sequences = [np.full(length, 5, np.int64) for length in (*[20] * 1000, 8000)]
-    with cuda.forward() as launches:
-        model.launch(sequences, [Outputs(dense=True)] * len(sequences))
-    assert launches["_flash_attention_forward"] == 4
-
-
-def test_two_batches_are_under_way_at_once(cuda: SimulatedCuda, tiny_m3: Path) -> None:
-    model = load_m3(tiny_m3)
-    sequences = embedded(model)
-    with cuda.forward():
-        first = model.launch(sequences, [EVERY] * len(sequences))
-        second = model.launch(sequences[:1], [EVERY])
-    assert len(second()) == 1
-    assert len(first()) == len(sequences)
 
 
 def test_pinned_memory_is_taken_again_and_no_result_lies_in_it(

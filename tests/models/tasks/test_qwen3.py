@@ -73,26 +73,6 @@ def test_only_the_content_is_cut_and_the_passage_before_the_query(reranker: Qwen
     assert cuts == sorted(cuts)
 
 
-def test_counts_are_exact_around_the_limit(folder: Path, float32_target: Target) -> None:
-    query, passage = "hybrid search", "vector vector vector vector"
-    whole = load_qwen_reranker("tiny", folder, 4096, 16, float32_target)
-    (pair,) = whole.tokenize_pairs(query, [passage], None)
-    for missing in (-1, 0, 1, 2):
-        limit = len(pair.ids) - missing
-        tight = load_qwen_reranker("tiny", folder, limit, 16, float32_target)
-        (cut,) = tight.tokenize_pairs(query, [passage], None)
-        assert cut.passage_tokens == pair.passage_tokens
-        assert cut.passage_tokens - cut.passage_kept == max(0, missing)
-
-
-def test_a_query_longer_than_the_limit_is_reported_and_no_passage_is_read(
-    reranker: QwenReranker,
-) -> None:
-    (pair,) = reranker.tokenize_pairs("search " * 500, ["vector"], None)
-    assert pair.query_kept < pair.query_tokens
-    assert (pair.passage_kept, pair.passage_tokens > 0) == (0, True)
-
-
 def largest_allocation(folder: Path, target: Target) -> int:
     """Bytes of the largest single allocation in one forward of 64 pairs."""
     reranker = load_qwen_reranker("wide", folder, 4096, 64, target)

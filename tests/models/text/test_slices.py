@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Tokenizer
 from tokenizers import Regex as Pattern
+from tokenizers import Tokenizer
 from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
 from transformers.models.qwen2 import tokenization_qwen2
 
@@ -37,18 +37,6 @@ def qwen_words(folder: Path) -> Tokenizer:
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     split = Split(Pattern(tokenization_qwen2.PRETOKENIZE_REGEX), "isolated")
     tokenizer.pre_tokenizer = Sequence([split, ByteLevel(add_prefix_space=False, use_regex=False)])
-    return tokenizer
-
-
-@pytest.fixture(scope="session", params=["tiny_m3", "tiny_qwen", "qwen's words", "demo_checkpoint"])
-def tokenizer(request) -> Tokenizer:
-    """SentencePiece's words, GPT-2's, Qwen's, BERT's word pieces."""
-    if request.param == "qwen's words":
-        return qwen_words(request.getfixturevalue("tiny_qwen"))
-    folder = request.getfixturevalue(request.param)
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    if request.param == "tiny_m3":  # As in bge-m3's own file.
-        tokenizer.add_special_tokens([AddedToken("<mask>", lstrip=True, normalized=False)])
     return tokenizer
 
 

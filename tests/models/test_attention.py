@@ -1,31 +1,40 @@
-"""Every attention in PyTorch against its definition; those that the setting names."""
+"""Every attention in PyTorch against its definition; what a name stands for, and where it runs."""
 
 import math
+import sys
 import warnings
 from functools import partial
 from itertools import pairwise
+from types import ModuleType
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn import functional
 
-from smart_embedder.models import batch as blocks
+from smart_embedder.errors import StartupError
+from smart_embedder.models import attention, batch
 from smart_embedder.models.attention import (
     Attention,
     PackedAttention,
+    QueryKeyValue,
     _flash_attention,
+    attend_by_matmul,
     eager,
     excluding_unattended,
+    flash_runs,
+    load_attention,
     matmul,
     memory_efficient,
+    require_runs,
     sdpa,
     varlen,
 )
 from smart_embedder.models.batch import UNATTENDED, PackedBatch, pack
 
-CPU = torch.device("cpu")
+CPU, CUDA, MPS = (torch.device(name) for name in ("cpu", "cuda", "mps"))
 
 
 def by_hand(
@@ -149,8 +158,8 @@ def test_kernels_for_packed_sequences_are_called_as_their_documentation_says(
     cuda_kernels_on_cpu, monkeypatch, attend, causal, kv_heads, cost_of_a_call
 ) -> None:
     """In one call, and in one for each class of lengths where that costs nothing."""
-    monkeypatch.setattr(blocks, "QUERIES_OF_A_BLOCK", 2)
-    monkeypatch.setattr(blocks, "WORTH_A_CALL", cost_of_a_call)
+    monkeypatch.setattr(batch, "QUERIES_OF_A_BLOCK", 2)
+    monkeypatch.setattr(batch, "WORTH_A_CALL", cost_of_a_call)
     check(attend, [3, 1, 7, 3, 1, 9], kv_heads, causal=causal)
 
 
@@ -201,3 +210,196 @@ def test_tokens_that_are_not_attended_to_attend_to_the_others(attend, causal, kv
             )
             expected = weights @ values.repeat_interleave(4 // kv_heads, 0)
             torch.testing.assert_close(actual[start + last], expected[:, 0])
+
+
+HEADS, WIDTH = 4, 8
+
+
+def states_in_blocks(count: int, length: int, dtype: torch.dtype) -> QueryKeyValue:
+    """Views of one projection `[count x length, 3, heads, width]`, as the encoder gives them."""
+    torch.manual_seed(count * length)
+    projected = torch.randn(count, length, 3, HEADS, WIDTH, dtype=dtype)
+    query, key, value = projected.permute(2, 0, 3, 1, 4)
+    return query, key, value
+
+
+def attend(states: QueryKeyValue, scale: float, mask: torch.Tensor | None) -> torch.Tensor:
+    output = torch.full(states[0].shape, math.nan, dtype=states[0].dtype)
+    attend_by_matmul(states, output, scale=scale, mask=mask)
+    return output
+
+
+@given(
+    count=st.integers(1, 9),
+    length=st.integers(1, 40),
+    most_scores=st.integers(1, 4000),
+    fewest=st.integers(1, 50),
+    masked=st.booleans(),
+)
+@settings(max_examples=60)
+def test_blocks_of_any_size_give_what_the_whole_gives(
+    count, length, most_scores, fewest, masked
+) -> None:
+    states = states_in_blocks(count, length, torch.float32)
+    mask = None
+    if masked:
+        lengths = torch.randint(1, length + 1, (count, 1, 1, 1))
+        mask = torch.where(torch.arange(length) < lengths, 0.0, -torch.inf)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(attention, "_MOST_SCORES", most_scores)
+        patch.setattr(attention, "_FEWEST_QUERIES", fewest)
+        patch.setattr(attention, "_FEW_SCORES", 0)
+        actual = attend(states, 0.3, mask)
+    exact = (each.double() for each in states)
+    wide = None if mask is None else mask.double()
+    expected = functional.scaled_dot_product_attention(*exact, attn_mask=wide, scale=0.3)
+    torch.testing.assert_close(actual.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("most_scores", "fewest", "few", "products"),
+    [
+        (1200, 10, 2400, [1200] * 2),  # Three of the six texts, of 400 scores each, at once.
+        (1199, 10, 2400, [800] * 3),
+        (100, 10, 0, [100] * 24),  # A head of a text.
+        (50, 10, 0, [50] * 48),
+        (200, 5, 0, [200] * 12),  # Half of the queries of all heads.
+        (1200, 10, 2401, []),  # As few scores are left to PyTorch's operator.
+    ],
+)
+def test_no_more_scores_are_held_at_once_than_may_be(
+    monkeypatch, most_scores, fewest, few, products
+) -> None:
+    states, held, multiply = states_in_blocks(6, 10, torch.float32), [], torch.bmm
+    for name, value in {
+        "_MOST_SCORES": most_scores,
+        "_FEWEST_QUERIES": fewest,
+        "_FEW_SCORES": few,
+    }.items():
+        monkeypatch.setattr(attention, name, value)
+
+    def watched(left, right):
+        held.append(multiply(left, right))
+        return held[-1]
+
+    monkeypatch.setattr(torch, "bmm", watched)
+    attend(states, 0.3, None)
+    # Each second one is that of the scores with the values.
+    assert [product.numel() for product in held[::2]] == products
+
+
+def test_bfloat16_costs_no_more_than_its_own_rounding() -> None:
+    states = states_in_blocks(2, 300, torch.bfloat16)
+    exact = (each.double() for each in states)
+    expected = functional.scaled_dot_product_attention(*exact)
+    actual = attend(states, WIDTH**-0.5, None).double()
+    assert (actual - expected).norm() / expected.norm() < 2**-7
+
+
+HALVES = (torch.float16, torch.bfloat16)
+FLASH = ("varlen", "flash_attention_2", "flash_attention_3")
+
+
+@pytest.fixture
+def capability(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The GPU is of this one, 8.0 if the test names none."""
+    own = getattr(request, "param", (8, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: own)
+
+
+@pytest.mark.parametrize(
+    ("capability", "device", "dtype", "fits"),
+    [
+        *(((7, minor), CUDA, dtype, False) for minor in (5, 9) for dtype in HALVES),
+        *((newer, CUDA, dtype, True) for newer in ((8, 0), (8, 6), (9, 0)) for dtype in HALVES),
+        *(
+            ((8, 0), *other, False)
+            for other in ((CUDA, torch.float32), (CPU, torch.bfloat16), (MPS, torch.float16))
+        ),
+    ],
+    indirect=["capability"],
+)
+@pytest.mark.usefixtures("capability")
+def test_flash_attention_is_for_half_precision_on_gpus_from_ampere_on(device, dtype, fits) -> None:
+    assert flash_runs(device, dtype) is fits
+
+
+@pytest.mark.usefixtures("capability")
+@pytest.mark.parametrize(
+    ("name", "device", "dtype"),
+    [
+        *((name, CUDA, dtype) for name in FLASH for dtype in HALVES),
+        *((name, device, torch.float32) for name in ("sdpa", "eager") for device in (CPU, CUDA)),
+        ("matmul", MPS, torch.float16),
+        ("native", CPU, torch.float32),
+        ("native", CPU, torch.bfloat16),
+    ],
+)
+def test_what_can_run_may_be_named(name: str, device: torch.device, dtype: torch.dtype) -> None:
+    require_runs(name, device, dtype)
+
+
+@pytest.mark.usefixtures("capability")
+@pytest.mark.parametrize(
+    ("name", "device", "dtype", "needed", "is_there"),
+    [
+        *(
+            (name, device, dtype, "an NVIDIA GPU of compute capability 8.0 or newer, and", there)
+            for name in FLASH
+            for device, dtype, there in (
+                (CPU, torch.bfloat16, "bfloat16 on cpu;"),
+                (MPS, torch.float16, "float16 on mps;"),
+                (CUDA, torch.float32, "float32 on cuda, which has 8.0;"),
+            )
+        ),
+        ("native", CUDA, torch.bfloat16, "a CPU, but", "bfloat16 on cuda, which has 8.0;"),
+        ("native", MPS, torch.float32, "a CPU, but", "float32 on mps;"),
+    ],
+)
+def test_what_cannot_run_says_what_it_needs_and_what_there_is(
+    name: str, device: torch.device, dtype: torch.dtype, needed: str, is_there: str
+) -> None:
+    with pytest.raises(StartupError) as caught:
+        require_runs(name, device, dtype)
+    assert str(caught.value).startswith(f"ATTENTION={name} needs {needed}")
+    assert str(caught.value).endswith(f"the model runs in {is_there} set ATTENTION to auto")
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("varlen", varlen), ("sdpa", sdpa), ("matmul", matmul), ("eager", eager)],
+)
+def test_each_name_stands_for_its_attention(name: str, expected: object) -> None:
+    assert load_attention(name) is expected
+
+
+def test_the_kernels_attention_is_not_found_without_them() -> None:
+    with pytest.raises(
+        StartupError, match=r"are not built, .*: python -m smart_embedder\.models\.ops\.build"
+    ):
+        load_attention("native")
+
+
+@pytest.mark.parametrize(
+    ("name", "module"),
+    [("flash_attention_2", "flash_attn"), ("flash_attention_3", "flash_attn_interface")],
+)
+def test_flash_attention_is_of_its_package_which_must_be_there(
+    name: str, module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(StartupError, match=f"ATTENTION={name} needs .*not installed.*{module}"):
+        load_attention(name)
+    calls = []
+
+    def kernel(query: torch.Tensor, *_: object, **options: object) -> torch.Tensor:
+        calls.append(options)
+        return query
+
+    there = ModuleType(module)
+    there.flash_attn_varlen_func = kernel  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module, there)
+    packed = pack([np.zeros(3, np.int64)], device=CPU)
+    states = torch.zeros(3, 2, 3, 4)
+    load_attention(name)(tuple(states), packed, scale=0.5, causal=True)
+    assert calls == [{"softmax_scale": 0.5, "causal": True, "window_size": (-1, -1)}]

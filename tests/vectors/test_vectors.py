@@ -1,0 +1,237 @@
+"""Vectors in fewer bits, pooled and encoded, as sentence-transformers, PyLate and FastEmbed do it.
+
+What PyLate and FastEmbed make was recorded by `record_references`.
+"""
+
+import tracemalloc
+from itertools import combinations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+from sentence_transformers.util.quantization import quantize_embeddings
+
+from smart_embedder.vectors import (
+    MUVERA_WIDTH,
+    Muvera,
+    cluster,
+    muvera_of,
+    pool,
+    pooling_bytes,
+    quantize,
+    scales_of,
+)
+from tests.vectors.conftest import REFERENCES
+from tests.vectors.record_references import FACTORS, SHAPES, STEP, vectors_of
+
+NUMBERS = st.floats(-1e4, 1e4, width=32)
+MATRICES = arrays.arrays(
+    np.float32, st.tuples(st.integers(1, 5), st.integers(1, 40)), elements=NUMBERS
+)
+
+
+@given(MATRICES)
+def test_eight_bits_are_restored_within_half_a_step(vectors) -> None:
+    made = quantize(vectors, "int8")
+    scales = made.scales[:, None]
+    assert made.values.dtype == np.int8
+    error = np.abs(np.float64(made.values) * scales - vectors)
+    assert (error <= 0.5 * scales * (1 + 1e-4)).all()
+    shifted = quantize(vectors, "uint8")
+    assert shifted.values.dtype == np.uint8
+    np.testing.assert_array_equal(np.int16(shifted.values) - 128, made.values)
+    np.testing.assert_array_equal(shifted.scales, made.scales)
+
+
+@given(arrays.arrays(np.float32, st.integers(1, 40), elements=st.floats(-1, 1, width=16)))
+def test_eight_bits_are_nearly_those_of_sentence_transformers(vector) -> None:
+    """Given the vector's own range, it cuts a number off at one of 255 steps, half a step lower."""
+    assume(vector.any())
+    range_ = np.full_like(vector, np.abs(vector).max())
+    theirs = quantize_embeddings(vector[None], "int8", ranges=np.stack([-range_, range_]))
+    ours = quantize(vector, "int8").values
+    assert np.abs(np.int16(theirs[0]) - ours).max() <= 2
+
+
+@given(MATRICES)
+@pytest.mark.parametrize("dtype", ["binary", "ubinary"])
+def test_bits_are_those_of_sentence_transformers(dtype, vectors) -> None:
+    made = quantize(vectors, dtype)
+    expected = quantize_embeddings(vectors, dtype)
+    assert (made.values.dtype, made.scales) == (expected.dtype, None)
+    np.testing.assert_array_equal(made.values, expected)
+
+
+@given(MATRICES)
+def test_half_precision_is_rounded_as_torch_does_it(vectors) -> None:
+    bits = quantize(vectors, "bfloat16")
+    expected = torch.from_numpy(vectors).to(torch.bfloat16)
+    np.testing.assert_array_equal(bits.values.view(np.int16), expected.view(torch.int16).numpy())
+    assert bits.type_name == "bfloat16"
+    half = torch.from_numpy(vectors).to(torch.float16).numpy()
+    np.testing.assert_array_equal(quantize(vectors, "float16").values, half)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int8", "uint8", "ubinary"])
+def test_a_vector_alone_is_what_it_is_among_others(dtype) -> None:
+    vectors = np.random.default_rng(0).standard_normal((4, 24)).astype(np.float32)
+    together, alone = quantize(vectors, dtype), quantize(vectors[2], dtype)
+    np.testing.assert_array_equal(together.values[2], alone.values)
+    if alone.scales is not None:
+        assert together.scales[2] == alone.scales
+        assert scales_of([alone, together]).shape == (5,)
+    else:
+        assert scales_of([alone]) is None
+
+
+@pytest.mark.parametrize(
+    ("dtype", "name"),
+    [("float32", "float32"), ("float16", "float16"), ("bfloat16", "bfloat16")]
+    + [(each, "int8") for each in ("int8", "binary")]
+    + [(each, "uint8") for each in ("uint8", "ubinary")],
+)
+def test_an_array_of_them_has_the_name_of_its_numbers(dtype, name) -> None:
+    assert quantize(np.ones((2, 8), np.float32), dtype).type_name == name
+
+
+def test_zeros_and_no_vectors_have_types_too() -> None:
+    assert not quantize(np.zeros((2, 8), np.float32), "int8").values.any()
+    assert quantize(np.zeros((0, 8), np.float32), "int8").values.shape == (0, 8)
+    assert quantize(np.zeros((0, 8), np.float32), "ubinary").values.shape == (0, 1)
+
+
+@pytest.mark.parametrize("factor", FACTORS)
+def test_pooled_vectors_are_pylates_of_unit_length(factor) -> None:
+    expected = np.array(REFERENCES["pooled"][str(factor)], np.float32)
+    pooled = pool(vectors_of(70, 48), factor)
+    assert pooled.shape == expected.shape
+    nearest = pooled @ expected.T  # PyLate's stand in the order of its labels.
+    np.testing.assert_allclose(nearest.max(axis=1), 1, atol=1e-5)
+    assert sorted(nearest.argmax(axis=1)) == list(range(len(expected)))
+
+
+@given(st.integers(1, 60), st.integers(2, 70))
+def test_so_many_are_left_and_each_has_unit_length(tokens, factor) -> None:
+    pooled = pool(vectors_of(tokens, 16), factor)
+    assert len(pooled) == max(1, tokens // factor)
+    assert pooled.dtype == np.float32
+    np.testing.assert_allclose(np.linalg.norm(pooled, axis=1), 1, rtol=1e-5)
+
+
+def test_clusters_stand_in_the_order_of_their_first_tokens() -> None:
+    a, b, c = np.eye(3, dtype=np.float32)
+    np.testing.assert_allclose(pool(np.stack([b, a, b, c, a, c]), 2), [b, a, c], atol=1e-6)
+
+
+def test_no_vectors_and_equal_vectors_are_pooled_too() -> None:
+    assert pool(np.zeros((0, 4), np.float32), 2).shape == (0, 4)
+    equal = np.tile(np.float32([1, 0, 0, 0]), (9, 1))
+    np.testing.assert_allclose(pool(equal, 3), equal[: len(pool(equal, 3))])
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 2, 9])
+def test_a_factor_of_one_and_a_text_of_one_token_leave_the_vectors_as_they_are(tokens) -> None:
+    vectors = vectors_of(tokens, 8) if tokens else np.zeros((0, 8), np.float32)
+    assert pool(vectors, 1) is vectors
+    if tokens < 2:
+        assert pool(vectors, 3) is vectors
+
+
+def test_the_memory_that_it_takes_is_known_before() -> None:
+    vectors = vectors_of(600, 8)
+    pool(vectors[:2], 2)
+    tracemalloc.start()
+    pool(vectors, 2)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert pooling_bytes(600) <= most < 1.2 * pooling_bytes(600)
+
+
+def merge_the_nearest(distances: np.ndarray, count: int) -> set[frozenset[int]]:
+    """By the definition: the update of Lance and Williams after every merge."""
+    squares = {(a, b): distances[a, b] ** 2 for a, b in combinations(range(len(distances)), 2)}
+    members = {point: [point] for point in range(len(distances))}
+    while len(members) > count:
+        a, b = min(squares, key=squares.__getitem__)
+        between = squares.pop((a, b))
+        merged = members.pop(b)
+        size_a, size_b = len(members[a]), len(merged)
+        for other, points in members.items():
+            if other == a:
+                continue
+            to_a, to_b = tuple(sorted((a, other))), tuple(sorted((b, other)))
+            size = len(points)
+            total = (size + size_a) * squares[to_a] + (size + size_b) * squares.pop(to_b)
+            squares[to_a] = (total - size * between) / (size + size_a + size_b)
+        members[a] += merged
+    return {frozenset(points) for points in members.values()}
+
+
+@given(st.integers(0, 10_000), st.integers(1, 25), st.data())
+def test_the_clusters_are_those_of_the_definition(seed, points, data) -> None:
+    count = data.draw(st.integers(1, points))
+    vectors = np.random.default_rng(seed).normal(size=(points, 6))
+    distances = np.linalg.norm(vectors[:, None] - vectors, axis=-1)
+    firsts = cluster(distances.copy(), count)
+    found = {frozenset(np.flatnonzero(firsts == first).tolist()) for first in firsts}
+    assert found == merge_the_nearest(distances, count)
+    assert all(min(group) == firsts[min(group)] for group in found)
+
+
+def test_points_in_one_place_are_divided_too() -> None:
+    assert len(set(cluster(np.zeros((9, 9), np.float32), 3).tolist())) == 3
+
+
+@pytest.mark.parametrize("side", ["query", "document"])
+@pytest.mark.parametrize(("tokens", "width"), SHAPES)
+def test_encodings_equal_fastembeds(tokens, width, side) -> None:
+    encoding = muvera_of(width).encode(vectors_of(tokens, width), side)
+    assert (encoding.shape, encoding.dtype) == ((MUVERA_WIDTH,), np.float32)
+    expected = REFERENCES["muvera"][f"{tokens}x{width}"][side]
+    np.testing.assert_allclose(encoding[::STEP], expected, rtol=0, atol=1e-5)
+
+
+def test_no_vectors_are_all_zeros() -> None:
+    assert not muvera_of(16).encode(np.zeros((0, 16), np.float32), "document").any()
+
+
+@pytest.mark.parametrize("width", [1, 8, 15])
+def test_vectors_that_are_narrow_are_not_projected(width) -> None:
+    """Every repetition's sums are those of the vectors themselves, with zeros beside them."""
+    vectors = vectors_of(30, width)
+    cells = Muvera(width).encode(vectors, "query").reshape(-1, 32, 16)
+    np.testing.assert_allclose(
+        cells.sum(axis=1)[:, :width], np.tile(vectors.sum(axis=0), (20, 1)), atol=1e-4
+    )
+    assert not cells[..., width:].any()
+
+
+@given(st.integers(1, 40), st.sampled_from(["query", "document"]))
+def test_an_encoder_made_anew_is_the_same(tokens, side) -> None:
+    vectors = vectors_of(tokens, 16)
+    ours, again = muvera_of(16).encode(vectors, side), Muvera(16).encode(vectors, side)
+    np.testing.assert_array_equal(ours, again)
+
+
+def test_products_of_encodings_rank_as_maxsim_does() -> None:
+    query = vectors_of(6, 48)
+    documents = [vectors_of(tokens, 48) for tokens in range(20, 40)]
+    encoder = muvera_of(48)
+    encoded = encoder.encode(query, "query")
+    products = [encoded @ encoder.encode(each, "document") for each in documents]
+    maxsims = [(query @ each.T).max(axis=1).sum() for each in documents]
+    assert np.corrcoef(products, maxsims)[0, 1] > 0.5
+
+
+def test_a_vector_of_zeros_is_on_no_side_and_falls_into_the_first_cell() -> None:
+    (vector,) = vectors_of(1, 16)
+    encoder = Muvera(16)
+    alone = encoder.encode(vector[None], "query").reshape(20, 32, 16)
+    cell = alone.any(axis=2).argmax(axis=1)
+    both = encoder.encode(np.stack([np.zeros_like(vector), vector]), "document")
+    first = both.reshape(20, 32, 16)[:, 0]
+    np.testing.assert_allclose(first, np.where(cell[:, None] == 0, vector / 2, 0), atol=1e-7)
+    assert len(set(cell.tolist())) > 5
