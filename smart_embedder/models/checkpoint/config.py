@@ -5,10 +5,8 @@ computed here, is a `StartupError`. What a task makes of them is not known here.
 """
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from smart_embedder.errors import StartupError
@@ -42,10 +40,8 @@ _UNREAD_OPTIONS = (
 _HARMLESS = {"padding_side", "trust_remote_code", "use_fast"}
 # Of ColBERT models alone.
 _OPTIONS_BY_TYPE = ("query_length", "document_length", "query_expansion")
-_POOLING_FOLDER = "1_Pooling"
+POOLING_FOLDER = "1_Pooling"
 _OWN_CONFIG = "config_sentence_transformers.json"
-_ACTIVATIONS = ("Identity", "Tanh", "ReLU", "GELU", "SiLU", "Sigmoid")
-_TEXT_VECTOR = "sentence_embedding"
 # In a tokenizer's configuration a much larger number stands for no limit.
 _NO_LIMIT = 1_000_000_000
 
@@ -144,122 +140,7 @@ def require_known_modules(folder: Path, *kinds: str) -> None:
 
 def has_modules(folder: Path) -> bool:
     """Whether the folder has a configuration of modules."""
-    return (folder / "modules.json").is_file() or (folder / _POOLING_FOLDER).is_dir()
-
-
-@dataclass(frozen=True, slots=True)
-class Projection:
-    """A linear layer in `folder`, with an activation and, where `residual`, its input added.
-
-    `activation` names a class of `torch.nn` with its package.
-    """
-
-    folder: Path
-    in_features: int
-    out_features: int
-    bias: bool
-    activation: str
-    residual: bool
-
-    @classmethod
-    def read(cls, folder: Path) -> "Projection":
-        """Read the configuration of a module Dense."""
-        config = read_config(folder)
-        return cls(
-            folder,
-            whole_number(folder, config, "in_features"),
-            whole_number(folder, config, "out_features"),
-            bool(config.get("bias", True)),
-            str(config.get("activation_function", "torch.nn.modules.activation.Tanh")),
-            bool(config.get("use_residual", False)),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Normalization:
-    """Scaling to unit length."""
-
-
-@dataclass(frozen=True, slots=True)
-class Truncation:
-    """The first `width` numbers of a vector, which are not scaled again."""
-
-    width: int
-
-
-Step = Projection | Normalization | Truncation
-
-
-@dataclass(frozen=True, slots=True)
-class SentenceConfig:
-    """The steps from the states of texts to vectors: `poolings`, then `steps`; and the prompts.
-
-    `poolings` is empty if the configuration names none. `default_prompt` is read before each text
-    of a request that names no prompt.
-    """
-
-    poolings: tuple[str, ...] = ()
-    steps: tuple[Step, ...] = ()
-    prompts: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    default_prompt: str = ""
-
-    @classmethod
-    def read(cls, folder: Path) -> "SentenceConfig":
-        """Read it; raises `StartupError` for unknown modules and impossible values."""
-        modules, pooling = read_modules(folder), folder / _POOLING_FOLDER
-        if not modules and (pooling / "config.json").is_file():
-            modules = [Module("Pooling", pooling)]
-        poolings: tuple[str, ...] = ()
-        steps: list[Step] = []
-        for module in modules:
-            match module.kind:
-                case "Transformer":
-                    if module.folder != folder:
-                        raise StartupError(
-                            f"{folder / 'modules.json'} has the transformer in "
-                            f"{module.folder.name}, and not beside it"
-                        )
-                case "Pooling":
-                    poolings = poolings or read_poolings(module.folder)
-                case "Dense":
-                    steps.append(_read_projection(module.folder))
-                case "Normalize":
-                    _require_text_vector(module.folder)
-                    steps.append(Normalization())
-                case "Dropout":
-                    pass
-                case _:
-                    raise StartupError(
-                        f"{folder / 'modules.json'} names the module {module.kind}; known here: "
-                        "Transformer, Pooling, Dense, Normalize"
-                    )
-        width = read_vector_limit(folder, "truncate_dim")
-        if width is not None:
-            steps.append(Truncation(width))
-        return cls(poolings, tuple(steps), read_prompts(folder), read_default_prompt(folder))
-
-
-def _read_projection(folder: Path) -> Projection:
-    _require_text_vector(folder)
-    projection = Projection.read(folder)
-    package, _, name = projection.activation.rpartition(".")
-    if package.split(".")[0] != "torch" or name not in _ACTIVATIONS:
-        raise StartupError(
-            f"the projection in {folder} has the activation {name}; known: "
-            f"{', '.join(_ACTIVATIONS)}"
-        )
-    return projection
-
-
-def _require_text_vector(folder: Path) -> None:
-    """Raise `StartupError` where a module reads or writes something else than a text's vector."""
-    config = read_optional(folder / "config.json")
-    for side in ("input", "output"):
-        named = config.get(f"module_{side}_name")
-        if named is not None and named != _TEXT_VECTOR:
-            raise StartupError(
-                f"{folder} works on {named}; known here behind a pooling: {_TEXT_VECTOR}"
-            )
+    return (folder / "modules.json").is_file() or (folder / POOLING_FOLDER).is_dir()
 
 
 def read_poolings(folder: Path) -> tuple[str, ...]:
@@ -281,7 +162,7 @@ def read_poolings(folder: Path) -> tuple[str, ...]:
 
 def read_pooling(folder: Path) -> str:
     """`cls` or `mean`, the poolings of bge-m3's kind; `cls` where there is no configuration."""
-    path = folder / _POOLING_FOLDER
+    path = folder / POOLING_FOLDER
     if not (path / "config.json").is_file():
         return "cls"
     poolings = read_poolings(path)

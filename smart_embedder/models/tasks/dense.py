@@ -18,10 +18,7 @@ from smart_embedder.errors import StartupError
 from smart_embedder.models.batch import Indices, PackedBatch, to_device
 from smart_embedder.models.checkpoint.config import (
     NO_OVERRIDES,
-    Normalization,
-    SentenceConfig,
     SentenceOverrides,
-    Step,
     TextOptions,
     has_modules,
     read_config,
@@ -40,7 +37,15 @@ from smart_embedder.models.families.load import (
 from smart_embedder.models.ops.backend import Backend
 from smart_embedder.models.ops.proof import Target
 from smart_embedder.models.tasks.base import HeadsEmbedder, token_states, token_vectors
-from smart_embedder.models.tasks.pooling import load_steps, mean, pool
+from smart_embedder.models.tasks.pooling import (
+    DenseLayer,
+    SentenceConfig,
+    Step,
+    Truncation,
+    mean,
+    normalize,
+    pool,
+)
 from smart_embedder.models.tasks.qwen3 import DEFAULT_INSTRUCTION
 from smart_embedder.models.text.tokenizer import TextTokenizer
 
@@ -68,10 +73,16 @@ class DenseEmbedder(HeadsEmbedder):
     ) -> None:
         super().__init__(name, backbone, tokenizer, config.prompts, config.default_prompt)
         width = backbone.hidden_size * len(config.poolings)
-        steps, self.dense_width = load_steps(config.steps, width, backbone.device)
-        self._dense_head = partial(pooled_vectors, config.poolings, steps)
+        for step in config.steps:
+            if isinstance(step, DenseLayer):
+                step.to(backbone.device, torch.float32)
+                width = step.require_width(width)
+            elif isinstance(step, Truncation):
+                width = min(width, step.width)
+        self.dense_width = width
+        self._dense_head = partial(pooled_vectors, config.poolings, config.steps)
         self._token_heads = {"states": token_states}
-        self.normalizes = config.steps[-1:] == (Normalization(),)
+        self.normalizes = config.steps[-1:] == (normalize,)
         self.pooling = "+".join(config.poolings)
 
 
@@ -103,7 +114,7 @@ def load_dense_embedder(
     if decoder:
         config = _of_qwen3(folder, config, tokenizer)
     if overrides.normalize is not None:
-        config = replace(config, steps=_scaled(config.steps, overrides.normalize))
+        config = replace(config, steps=_scaled(config.steps, unit_length=overrides.normalize))
     model = DenseEmbedder(name, backbone, tokenizer, config)
     model.min_dimensions = _QWEN_MIN_DIMENSIONS if decoder else None
     return model
@@ -121,7 +132,7 @@ def _of_qwen3(folder: Path, config: SentenceConfig, tokenizer: TextTokenizer) ->
     return replace(
         config,
         poolings=config.poolings or ("last_token" if is_copy else _DEFAULT_POOLING,),
-        steps=_scaled(config.steps, normalize=False),
+        steps=_scaled(config.steps, unit_length=False),
         prompts=config.prompts or (_QWEN_PROMPTS if is_copy else {}),
     )
 
@@ -140,10 +151,10 @@ def _require_encoder(folder: Path) -> None:
         )
 
 
-def _scaled(steps: tuple[Step, ...], normalize: bool) -> tuple[Step, ...]:
+def _scaled(steps: tuple[Step, ...], *, unit_length: bool) -> tuple[Step, ...]:
     """The steps, with scaling to unit length as their last one or without it there."""
-    before = steps[:-1] if steps[-1:] == (Normalization(),) else steps
-    return (*before, Normalization()) if normalize else before
+    before = steps[:-1] if steps[-1:] == (normalize,) else steps
+    return (*before, normalize) if unit_length else before
 
 
 class M3Embedder(HeadsEmbedder):

@@ -1,10 +1,11 @@
 """From hidden states to vectors: pooling of a text's tokens, projections, and scaling.
 
-Each is one of sentence-transformers, which the tests compare with. Vectors of whole texts are made
-in float32. Which of them a model has is read in `smart_embedder.models.checkpoint.config`.
+Each is one of sentence-transformers, whose configuration says which a model has, and which the
+tests compare with. Vectors of whole texts are made in float32.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -16,13 +17,25 @@ from torch.nn import functional
 from smart_embedder.errors import StartupError
 from smart_embedder.models.batch import Indices, PackedBatch, to_device
 from smart_embedder.models.checkpoint.config import (
-    Normalization,
-    Projection,
-    Step,
-    Truncation,
+    POOLING_FOLDER,
+    Module,
+    read_config,
+    read_default_prompt,
     read_modules,
+    read_optional,
+    read_poolings,
+    read_prompts,
+    read_vector_limit,
+    whole_number,
 )
 from smart_embedder.models.checkpoint.weights import Weights
+
+# Those of PyTorch that take no arguments.
+_ACTIVATIONS = (
+    "Identity", "Tanh", "ReLU", "GELU", "SiLU", "Sigmoid", "ELU", "SELU", "CELU", "ReLU6",
+    "LeakyReLU", "Mish", "Softplus", "Softsign", "Hardswish",
+)  # fmt: skip
+_TEXT_VECTOR = "sentence_embedding"
 
 
 def pool(
@@ -100,32 +113,38 @@ class DenseLayer(nn.Module):
         self, linear: nn.Linear, activation: nn.Module, residual: nn.Module | None = None
     ) -> None:
         super().__init__()
-        self.out_features = linear.out_features
+        self.in_features, self.out_features = linear.in_features, linear.out_features
         self._linear = linear
         self._activation = activation
         self._residual = residual
 
     @classmethod
-    def load(cls, projection: Projection) -> "DenseLayer":
-        """Read the weights; raises `StartupError` where they cannot be read.
-
-        The activation is a module of PyTorch; no other code that a configuration names is run.
-        """
-        weights = Weights.read(projection.folder)
-        shape = projection.in_features, projection.out_features
-        residual: nn.Module | None = None
-        if projection.residual:
-            same = shape[0] == shape[1]
-            residual = nn.Identity() if same else weights.linear("residual", *shape, bias=False)
-        linear = weights.linear("linear", *shape, bias=projection.bias)
-        package, _, name = projection.activation.rpartition(".")
-        activation = getattr(torch.nn, name, None)
-        if package.split(".")[0] != "torch" or not isinstance(activation, type):
+    def read(cls, folder: Path) -> "DenseLayer":
+        """Read configuration and weights; raises `StartupError` where they cannot be used."""
+        config = read_config(folder)
+        sizes = [whole_number(folder, config, f"{side}_features") for side in ("in", "out")]
+        named = str(config.get("activation_function", "torch.nn.modules.activation.Tanh"))
+        package, _, activation = named.rpartition(".")
+        # No other code that a configuration names is run.
+        if package.split(".")[0] != "torch" or activation not in _ACTIVATIONS:
             raise StartupError(
-                f"{projection.folder} has the activation {projection.activation}, which is none of "
-                "PyTorch's"
+                f"the projection in {folder} has the activation {activation}; known: "
+                f"{', '.join(_ACTIVATIONS)}"
             )
-        return cls(linear, activation(), residual)
+        weights, residual = Weights.read(folder), None
+        if config.get("use_residual"):
+            same = sizes[0] == sizes[1]
+            residual = nn.Identity() if same else weights.linear("residual", *sizes, bias=False)
+        linear = weights.linear("linear", *sizes, bias=bool(config.get("bias", True)))
+        return cls(linear, getattr(nn, activation)(), residual)
+
+    def require_width(self, width: int) -> int:
+        """The width of its results; raises `StartupError` unless it takes `width` numbers."""
+        if self.in_features != width:
+            raise StartupError(
+                f"a projection takes {self.in_features} numbers, and there are {width}"
+            )
+        return self.out_features
 
     def forward(self, states: Tensor) -> Tensor:
         """`[rows, out]` of states `[rows, in]`."""
@@ -133,29 +152,85 @@ class DenseLayer(nn.Module):
         return projected if self._residual is None else projected + self._residual(states)
 
 
-def load_steps(
-    steps: Sequence[Step], width: int, device: torch.device
-) -> tuple[list[Callable[[Tensor], Tensor]], int]:
-    """The steps from a pooled vector of `width` numbers to the dense vector, and its width.
+@dataclass(frozen=True, slots=True)
+class Truncation:
+    """The first `width` numbers of a vector, which are not scaled again."""
 
-    They compute in float32. Raises `StartupError` where a projection does not fit.
+    width: int
+
+    def __call__(self, vectors: Tensor) -> Tensor:
+        """`[rows, width]`."""
+        return vectors[:, : self.width]
+
+
+def normalize(vectors: Tensor) -> Tensor:
+    """Scale each to unit length."""
+    return functional.normalize(vectors, dim=-1)
+
+
+# From vectors to vectors, `[rows, ...]`.
+Step = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class SentenceConfig:
+    """The steps from the states of texts to vectors: `poolings`, then `steps`; and the prompts.
+
+    `poolings` is empty if the configuration names none. `default_prompt` is read before each text
+    of a request that names no prompt.
     """
-    loaded: list[Callable[[Tensor], Tensor]] = []
-    for step in steps:
-        if isinstance(step, Normalization):
-            loaded.append(partial(functional.normalize, dim=-1))
-        elif isinstance(step, Truncation):
-            width = min(width, step.width)
-            loaded.append(partial(torch.narrow, dim=1, start=0, length=width))
-        elif step.in_features != width:
+
+    poolings: tuple[str, ...] = ()
+    steps: tuple[Step, ...] = ()
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    default_prompt: str = ""
+
+    @classmethod
+    def read(cls, folder: Path) -> "SentenceConfig":
+        """Read it; raises `StartupError` for unknown modules and impossible values."""
+        modules, pooling = read_modules(folder), folder / POOLING_FOLDER
+        if not modules and (pooling / "config.json").is_file():
+            modules = [Module("Pooling", pooling)]
+        poolings: tuple[str, ...] = ()
+        steps: list[Step] = []
+        for module in modules:
+            match module.kind:
+                case "Transformer":
+                    if module.folder != folder:
+                        raise StartupError(
+                            f"{folder / 'modules.json'} has the transformer in "
+                            f"{module.folder.name}, and not beside it"
+                        )
+                case "Pooling":
+                    poolings = poolings or read_poolings(module.folder)
+                case "Dense":
+                    _require_text_vector(module.folder)
+                    steps.append(DenseLayer.read(module.folder))
+                case "Normalize":
+                    _require_text_vector(module.folder)
+                    steps.append(normalize)
+                case "Dropout":
+                    pass
+                case _:
+                    raise StartupError(
+                        f"{folder / 'modules.json'} names the module {module.kind}; known here: "
+                        "Transformer, Pooling, Dense, Normalize"
+                    )
+        width = read_vector_limit(folder, "truncate_dim")
+        if width is not None:
+            steps.append(Truncation(width))
+        return cls(poolings, tuple(steps), read_prompts(folder), read_default_prompt(folder))
+
+
+def _require_text_vector(folder: Path) -> None:
+    """Raise `StartupError` where a module reads or writes something else than a text's vector."""
+    config = read_optional(folder / "config.json")
+    for side in ("input", "output"):
+        named = config.get(f"module_{side}_name")
+        if named is not None and named != _TEXT_VECTOR:
             raise StartupError(
-                f"the projection in {step.folder} takes {step.in_features} numbers, and there are "
-                f"{width}"
+                f"{folder} works on {named}; known here behind a pooling: {_TEXT_VECTOR}"
             )
-        else:
-            loaded.append(DenseLayer.load(step).to(device, torch.float32))
-            width = step.out_features
-    return loaded, width
 
 
 def load_token_projection(folder: Path, weights: Weights, width: int) -> nn.Sequential:
@@ -171,13 +246,7 @@ def load_token_projection(folder: Path, weights: Weights, width: int) -> nn.Sequ
         return nn.Sequential(DenseLayer(linear, nn.Identity()))
     if not modules:
         raise StartupError(f"{folder} has no projection of its tokens' states")
-    layers: list[DenseLayer] = []
-    for module in modules:
-        projection = Projection.read(module.folder)
-        if projection.in_features != width:
-            raise StartupError(
-                f"{module.folder} projects {projection.in_features} numbers, and is given {width}"
-            )
-        layers.append(DenseLayer.load(projection))
-        width = projection.out_features
+    layers = [DenseLayer.read(module.folder) for module in modules]
+    for layer in layers:
+        width = layer.require_width(width)
     return nn.Sequential(*layers)

@@ -11,12 +11,8 @@ from hypothesis import strategies as st
 from smart_embedder.errors import StartupError
 from smart_embedder.models.checkpoint.config import (
     Module,
-    Normalization,
-    Projection,
-    SentenceConfig,
     SentenceOverrides,
     TextOptions,
-    Truncation,
     has_modules,
     number,
     read_config,
@@ -24,6 +20,7 @@ from smart_embedder.models.checkpoint.config import (
     read_optional,
     read_pooling,
     read_poolings,
+    read_prompts,
     read_text_config,
     read_vector_limit,
     require_known_modules,
@@ -31,8 +28,6 @@ from smart_embedder.models.checkpoint.config import (
 )
 
 PACKAGE = "sentence_transformers.models."
-SIZES = {"in_features": 8, "out_features": 4}
-TANH = "torch.nn.modules.activation.Tanh"
 ANYTHING = st.one_of(
     st.none(), st.booleans(), st.integers(), st.integers(-3, 3), st.floats(), st.text(),
     st.sampled_from([2**31 - 1, 2**31, 2**31 + 1, 2.0**31, 2.0**31 + 1, 0.0]),
@@ -42,15 +37,6 @@ ANYTHING = st.one_of(
 def write(path: Path, content: object) -> None:
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(content), "utf-8")
-
-
-def write_modules(folder: Path, *modules: tuple[str, str, dict[str, object]]) -> None:
-    """A module of each kind in its own folder, with that configuration."""
-    entries = [{"type": PACKAGE + kind, "path": path} for kind, path, _ in modules]
-    write(folder / "modules.json", entries)
-    for _, path, config in modules:
-        if path:
-            write(folder / path / "config.json", config)
 
 
 @given(ANYTHING, st.integers(0, 2))
@@ -147,83 +133,10 @@ def test_modules_that_cannot_be_meant_are_refused(tmp_path, modules, message) ->
         read_modules(tmp_path)
 
 
-def test_the_steps_come_in_the_order_of_the_modules(tmp_path) -> None:
-    dense = SIZES | {"bias": False, "activation_function": "torch.nn.Identity"}
-    write_modules(
-        tmp_path,
-        ("Transformer", "", {}),
-        ("Pooling", "1_Pooling", {"pooling_mode": ["max", "lasttoken"]}),
-        ("Dropout", "2_Dropout", {}),
-        ("Dense", "3_Dense", dense),
-        ("Normalize", "4_Normalize", {}),
-        ("Dense", "5_Dense", SIZES | {"use_residual": True}),
-    )
-    own = {"truncate_dim": 3, "prompts": {"query": "q: ", "": ""}, "default_prompt_name": "query"}
-    write(tmp_path / "config_sentence_transformers.json", own)
-    config = SentenceConfig.read(tmp_path)
-    assert config.poolings == ("max", "last_token")
-    assert config.steps == (
-        Projection(tmp_path / "3_Dense", 8, 4, False, "torch.nn.Identity", False),
-        Normalization(),
-        Projection(tmp_path / "5_Dense", 8, 4, True, TANH, True),
-        Truncation(3),
-    )
-    assert config.prompts == {"query": "q: ", "": ""}
-    assert config.default_prompt == "q: "
-
-
-def test_a_folder_that_says_nothing_has_no_steps(tmp_path) -> None:
-    assert SentenceConfig.read(tmp_path) == SentenceConfig()
+def test_a_folder_that_says_nothing_has_no_modules(tmp_path) -> None:
     assert not has_modules(tmp_path)
     assert TextOptions.read(tmp_path) == TextOptions()
     assert read_pooling(tmp_path) == "cls"
-
-
-def test_a_pooling_in_its_usual_folder_counts_without_a_list_of_modules(tmp_path) -> None:
-    write(tmp_path / "1_Pooling" / "config.json", {"pooling_mode_mean_tokens": True})
-    assert SentenceConfig.read(tmp_path).poolings == ("mean",)
-    assert has_modules(tmp_path)
-    assert read_pooling(tmp_path) == "mean"
-
-
-@pytest.mark.parametrize("kind", ["input", "output"])
-@pytest.mark.parametrize("module", ["Dense", "Normalize"])
-def test_what_works_on_something_else_than_the_vector_is_refused(tmp_path, module, kind) -> None:
-    names = {f"module_{kind}_name": "sentence_embedding"}
-    write_modules(tmp_path, (module, "1_Step", SIZES | names))
-    assert len(SentenceConfig.read(tmp_path).steps) == 1
-    names[f"module_{kind}_name"] = "token_embeddings"
-    write_modules(tmp_path, (module, "1_Step", SIZES | names))
-    with pytest.raises(StartupError, match="works on token_embeddings"):
-        SentenceConfig.read(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("activation", "known"),
-    [
-        ("torch.nn.modules.activation.GELU", True),
-        ("torch.nn.modules.linear.Identity", True),
-        ("torch.nn.modules.activation.Softmax", False),
-        ("own.Tanh", False),
-        ("Tanh", False),
-    ],
-)
-def test_only_pytorchs_activations_are_applied(tmp_path, activation, known) -> None:
-    write_modules(tmp_path, ("Dense", "1_Dense", SIZES | {"activation_function": activation}))
-    if known:
-        assert SentenceConfig.read(tmp_path).steps[0].activation == activation
-    else:
-        with pytest.raises(StartupError, match="has the activation"):
-            SentenceConfig.read(tmp_path)
-
-
-def test_modules_that_would_not_be_computed_are_refused(tmp_path) -> None:
-    write_modules(tmp_path, ("LSTM", "1_LSTM", {}))
-    with pytest.raises(StartupError, match="names the module LSTM"):
-        SentenceConfig.read(tmp_path)
-    write_modules(tmp_path, ("Transformer", "0_Transformer", {}))
-    with pytest.raises(StartupError, match="has the transformer in 0_Transformer"):
-        SentenceConfig.read(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -266,28 +179,9 @@ def test_bge_m3s_kind_has_one_of_two_poolings(tmp_path, modes) -> None:
         read_pooling(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("own", "message"),
-    [
-        ({"prompts": ["query"]}, "no usable prompts"),
-        ({"prompts": {"query": 1}}, "no usable prompts"),
-        ({"prompts": {"a": "b"}, "default_prompt_name": "c"}, "default_prompt_name: c"),
-        ({"default_prompt_name": "c"}, "default_prompt_name: c"),
-        ({"prompts": {"a": "b"}, "default_prompt_name": ["a"]}, "default_prompt_name: ..a"),
-        ({"truncate_dim": 0}, "no usable truncate_dim: 0"),
-        ({"truncate_dim": True}, "no usable truncate_dim: True"),
-        ({"truncate_dim": "3"}, "no usable truncate_dim: 3"),
-    ],
-)
-def test_what_cannot_be_meant_stops_the_start(tmp_path, own, message) -> None:
-    write(tmp_path / "config_sentence_transformers.json", own)
-    with pytest.raises(StartupError, match=message):
-        SentenceConfig.read(tmp_path)
-
-
 def test_prompts_that_are_all_empty_are_none(tmp_path) -> None:
     write(tmp_path / "config_sentence_transformers.json", {"prompts": {"a": "", "b": ""}})
-    assert SentenceConfig.read(tmp_path).prompts == {}
+    assert read_prompts(tmp_path) == {}
     assert read_vector_limit(tmp_path, "truncate_dim") is None
     write(tmp_path / "config_sentence_transformers.json", {"truncate_dim": 1})
     assert read_vector_limit(tmp_path, "truncate_dim") == 1
