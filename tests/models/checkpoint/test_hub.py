@@ -14,6 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import astuple
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import count
 from pathlib import Path
 
 import huggingface_hub
@@ -30,7 +31,7 @@ from smart_embedder.settings import Settings
 from tests.support.bad_start import failing_start
 from tests.support.disks import full, give_up_rights, read_only
 from tests.support.hub import MODEL, run_hub
-from tests.support.server import RunningServer, run_server
+from tests.support.server import run_server
 
 MIB = 2**20
 # The hub's library passes on 10 MiB at a time.
@@ -178,42 +179,33 @@ def no_such_name() -> Iterator[str]:
     yield "http://hub.invalid"
 
 
-class Portal(BaseHTTPRequestHandler):
-    """Answers everything with a page to log in, as networks for guests do."""
-
-    def do_GET(self) -> None:
-        self.answer(b"<html>Please log in</html>")
-
-    def answer(self, body: bytes) -> None:
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: object) -> None:
-        """Keep silent."""
-
-
-class Stalling(Portal):
-    """Answers the first question, and no other until the test ends."""
-
-    ended: threading.Event
-    asked = 0
-
-    def do_GET(self) -> None:
-        type(self).asked += 1
-        if self.asked > 1:
-            self.ended.wait(120)
-        self.answer(b'{"id": "example/m3", "siblings": [{"rfilename": "config.json"}]}')
-
-    def answer(self, body: bytes) -> None:
-        with suppress(OSError):  # Nobody waited.
-            super().answer(body)
+PAGE = b"<html>Please log in</html>"
+INFO = b'{"id": "example/m3", "siblings": [{"rfilename": "config.json"}]}'
+# Of each question, by its number: what is answered, or None where the connection is ended.
+Respond = Callable[[int, threading.Event], bytes | None]
 
 
 @contextmanager
-def serve(handler: type[Portal], ended: threading.Event) -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+def serve(respond: Respond, status: int = 200, **headers: str) -> Iterator[str]:
+    """A hub that answers so until the block ends, when the event is set."""
+    asked, ended = count(1), threading.Event()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = respond(next(asked), ended)
+            if body is None:
+                return
+            with suppress(OSError):  # Nobody waited.
+                self.send_response(status)
+                for name, value in {"Content-Length": str(len(body)), **headers}.items():
+                    self.send_header(name.replace("_", "-"), value)
+                self.end_headers()
+                self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            """Keep silent."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:
@@ -225,12 +217,13 @@ def serve(handler: type[Portal], ended: threading.Event) -> Iterator[str]:
 
 
 def portal() -> AbstractContextManager[str]:
-    return serve(Portal, threading.Event())
+    """Answers everything with a page to log in, as networks for guests do."""
+    return serve(lambda *_: PAGE)
 
 
 def stalling() -> AbstractContextManager[str]:
-    ended = threading.Event()
-    return serve(type("Fresh", (Stalling,), {"ended": ended}), ended)
+    """Answers the first question, and no other until the test ends."""
+    return serve(lambda asked, ended: INFO if asked == 1 or ended.wait(120) else None)
 
 
 HUBS = (closed_port, silent_listener, no_route, no_such_name, portal, stalling)
@@ -268,23 +261,17 @@ def test_a_model_from_an_earlier_download_is_served_without_the_hub(tmp_path: Pa
         assert fetch(address) == []
 
 
-class Forgetful(Portal):
-    """Ends the first connection without an answer."""
-
-    asked = 0
-
-    def do_GET(self) -> None:
-        type(self).asked += 1
-        if self.asked > 1:
-            self.answer(b'{"id": "example/m3", "siblings": []}')
-
-
 def test_a_connection_that_breaks_is_tried_once_more(monkeypatch, tmp_path: Path, fetch) -> None:
-    handler = type("Fresh", (Forgetful,), {})
-    with serve(handler, threading.Event()) as address:
+    asked = []
+
+    def forget_the_first(number: int, _: threading.Event) -> bytes | None:
+        asked.append(number)
+        return INFO if number > 1 else None
+
+    with serve(forget_the_first) as address:
         monkeypatch.setattr(constants, "ENDPOINT", address)
         info = hub._ask_hub(MODEL, Hub(tmp_path, None, offline=False))
-    assert (info.id, handler.asked) == (MODEL, 2)
+    assert (info.id, asked) == (MODEL, [1, 2])
 
 
 @pytest.mark.parametrize("proxy", ["socks5://proxy", "ftp://proxy", "http://[::1"])
@@ -304,14 +291,8 @@ def test_a_proxy_that_cannot_be_used_is_told(monkeypatch, fetch, proxy: str) -> 
     ],
 )
 def test_what_the_hub_refuses_is_told(code: str, sentence: str, fetch) -> None:
-    class Refusing(Portal):
-        def do_GET(self) -> None:
-            self.send_response(404)
-            self.send_header("X-Error-Code", code)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-
-    with serve(Refusing, threading.Event()) as address, pytest.raises(StartupError) as caught:
+    refusing = serve(lambda *_: b"", 404, X_Error_Code=code)
+    with refusing as address, pytest.raises(StartupError) as caught:
         fetch(address)
     assert str(caught.value).startswith(sentence)
 
@@ -398,42 +379,27 @@ def percents(lines: list[dict[str, object]]) -> list[object]:
     return [line["percent"] for line in lines if line["event"] == "model_download"]
 
 
-def wait_for_download(server: RunningServer, more_than: int) -> dict[str, object]:
-    """What /health says once more bytes than these are there."""
-
-    def done() -> int:
-        download = server.get("/health").json()["download"]
-        return int(download["done"]) if download else 0
-
-    server.wait_for_more(done, more_than)
-    response = server.get("/health")
-    assert response.status_code == 503
-    health: dict[str, object] = response.json()
-    return health
-
-
 def test_health_and_the_log_tell_how_far_a_download_is(model: Path, tmp_path: Path) -> None:
     with run_hub(model, stop_at=STOP_AT) as served:
         served.flowing.clear()
         settings = {"HF_HOME": str(tmp_path), "HF_ENDPOINT": served.address, "HF_HUB_OFFLINE": "0"}
         with run_server(tmp_path, EMBEDDING_MODEL=MODEL, **settings) as server:
-            health = wait_for_download(server, STEP - 1)
-            total = sum(served.sizes.values())
-            download = health["download"]
-            assert isinstance(download, dict)
-            done = download["done"]
-            assert STEP <= done < total
-            assert download == {
-                "model": MODEL,
-                "done": done,
-                "total": total,
-                "percent": 100 * done // total,
-            }
-            assert health["status"] == "loading"
-            assert health["reason"] == (
-                f"{MODEL} is being downloaded: {human_size(done)} of {human_size(total)} "
-                f"({download['percent']} %)"
+            server.wait_for_more(
+                lambda: (server.get("/health").json()["download"] or {"done": 0})["done"], STEP - 1
             )
+            response = server.get("/health")
+            assert response.status_code == 503
+            health = response.json()
+            total = sum(served.sizes.values())
+            done = health["download"]["done"]
+            percent = 100 * done // total
+            assert STEP <= done < total
+            assert health["download"] == {
+                "model": MODEL, "done": done, "total": total, "percent": percent,
+            }  # fmt: skip
+            assert health["status"] == "loading"
+            sizes = f"{human_size(done)} of {human_size(total)} ({percent} %)"
+            assert health["reason"] == f"{MODEL} is being downloaded: {sizes}"
             assert server.get("/health/live").status_code == 200
             served.flowing.set()
             server.wait_until_healthy()
@@ -515,14 +481,14 @@ def test_the_log_has_a_line_every_five_seconds_whatever_the_number_of_steps(monk
 def test_bytes_that_were_sent_count_before_the_disk_has_them() -> None:
     status = DownloadStatus()
     with follow_download("m", status, {"a": 100, "b": 900}, {"a"}) as bar:
-        for name, count, done in [
+        for name, size, done in [
             (SENT, 300, 400),
             (WRITTEN, 200, 400),
             (WRITTEN, 200, 500),
             (SENT, 900, 1000),
             (SENT, -1000, 500),
         ]:
-            bar(name=name).update(count)
+            bar(name=name).update(size)
             assert status.current == Download("m", done, 1000)
 
 
@@ -557,8 +523,8 @@ def test_the_end_of_a_download_is_told_with_its_size_and_its_seconds(monkeypatch
 
 
 @pytest.mark.parametrize(
-    ("count", "text"),
+    ("size", "text"),
     [(0, "0 MB"), (10**6 - 1, "1 MB"), (999_000_000, "999 MB"), (2_270_000_000, "2.3 GB")],
 )
-def test_sizes_are_told_for_people(count: int, text: str) -> None:
-    assert human_size(count) == text
+def test_sizes_are_told_for_people(size: int, text: str) -> None:
+    assert human_size(size) == text

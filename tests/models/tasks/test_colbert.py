@@ -433,80 +433,63 @@ def test_a_model_of_vectors_of_tokens_is_told_by_its_modules_or_its_architecture
     assert is_colbert(tmp_path) == expected
 
 
-PYLATE_NAMES = ("query_prefix", "query_length", "document_prefix", "document_length")
-STANFORD_NAMES = ("query_token_id", "query_maxlen", "doc_token_id", "doc_maxlen")
+Q, D, FILLED = ("[Q] ", "", 32), ("[D] ", "", 180), (32, False, None)
 FIXED = {"strategy": "fixed"}
-# What PyLate's file says, Stanford's, or sentence-transformers' (of texts, of the mask, prompts):
-# marker, prompt and length of queries and of documents, the expansion, and which words are skipped.
-CONFIGS: list[tuple[list[str], dict[str, Any], tuple[Any, ...]]] = [
-    (
-        PYLATE,
-        {"config_sentence_transformers": given},
-        (("[Q] ", "", 32), ("[D] ", "", 180), *expected),
-    )
-    for given, expected in (
-        ({}, ((32, False, None), PUNCTUATION, True)),
-        ({"do_query_expansion": False, "skiplist_words": []}, (None, [], True)),
-        ({"attend_to_expansion_tokens": True}, ((32, True, None), PUNCTUATION, True)),
-        ({"skiplist_words": ["the"]}, ((32, False, None), ["the"], True)),
-    )
-]
-CONFIGS += [
-    (
-        PYLATE,
-        {"config_sentence_transformers": dict(zip(PYLATE_NAMES, ("q", 48, "", 300), strict=True))},
-        (("q", "", 48), ("", "", 300), (48, False, None), PUNCTUATION, True),
+
+
+def pylate(given: dict[str, Any], *expected: Any) -> tuple[Any, ...]:
+    return PYLATE, {"config_sentence_transformers": given}, (*expected, True)
+
+
+def stanford(given: dict[str, Any], *expected: Any) -> tuple[Any, ...]:
+    return [], {"metadata": given}, (*expected, True)
+
+
+def masked(texts: Any, mask: Any, prompts: Any, *expected: Any) -> tuple[Any, ...]:
+    own = {"config_sentence_transformers": {"prompts": prompts}}
+    return MASKED, own | {"sentence_bert_config": texts, "mask": mask}, (*expected, False)
+
+
+# What a file says, and of it marker, prompt and length of queries and of documents, the expansion,
+# and which words are skipped.
+CONFIGS = [
+    pylate({}, Q, D, FILLED, PUNCTUATION),
+    pylate({"do_query_expansion": False, "skiplist_words": []}, Q, D, None, []),
+    pylate({"attend_to_expansion_tokens": True}, Q, D, (32, True, None), PUNCTUATION),
+    pylate({"skiplist_words": ["the"]}, Q, D, FILLED, ["the"]),
+    pylate(
+        {"query_prefix": "q", "query_length": 48, "document_prefix": "", "document_length": 300},
+        *(("q", "", 48), ("", "", 300), (48, False, None), PUNCTUATION),
     ),
-    (
-        PYLATE,
-        {"config_sentence_transformers": {"query_length": 1, "document_length": 2**31 - 1}},
-        (("[Q] ", "", 1), ("[D] ", "", 2**31 - 1), (1, False, None), PUNCTUATION, True),
+    pylate(
+        {"query_length": 1, "document_length": 2**31 - 1},
+        *(("[Q] ", "", 1), ("[D] ", "", 2**31 - 1), (1, False, None), PUNCTUATION),
     ),
-    (
-        [],
-        {"metadata": {}},
-        (("[unused0]", "", 32), ("[unused1]", "", 180), (32, False, None), PUNCTUATION, True),
+    stanford({}, ("[unused0]", "", 32), ("[unused1]", "", 180), FILLED, PUNCTUATION),
+    stanford(
+        {"query_token_id": "[Q]", "query_maxlen": 20, "doc_token_id": "[D]", "doc_maxlen": 70}
+        | {"mask_punctuation": False, "attend_to_mask_tokens": True},
+        *(("[Q]", "", 20), ("[D]", "", 70), (20, True, None), []),
     ),
-    (
-        [],
-        {
-            "metadata": dict(zip(STANFORD_NAMES, ("[Q]", 20, "[D]", 70), strict=True))
-            | {"mask_punctuation": False, "attend_to_mask_tokens": True}
-        },
-        (("[Q]", "", 20), ("[D]", "", 70), (20, True, None), [], True),
+    masked({}, {}, {}, ("", "", None), ("", "", None), None, []),
+    masked(
+        {"max_seq_length": 99, "query_length": 20, "document_length": 200},
+        {"skiplist_words": [".", ","]},
+        {"query": "q: ", "passage": "p: ", "corpus": "c: "},
+        *(("", "q: ", 20), ("", "p: ", 200), None, [".", ","]),
     ),
-]
-CONFIGS += [
-    (
-        MASKED,
-        {
-            "sentence_bert_config": texts,
-            "mask": mask,
-            "config_sentence_transformers": {"prompts": prompts},
-        },
-        expected,
-    )
-    for texts, mask, prompts, expected in (
-        ({}, {}, {}, (("", "", None), ("", "", None), None, [], False)),
-        (
-            {"max_seq_length": 99, "query_length": 20, "document_length": 200},
-            {"skiplist_words": [".", ","]},
-            {"query": "q: ", "passage": "p: ", "corpus": "c: "},
-            (("", "q: ", 20), ("", "p: ", 200), None, [".", ","], False),
-        ),
-        (
-            {"max_seq_length": 99, "query_length": 20, "query_expansion": FIXED},
-            {"skiplist_words": ["."], "skiplist_tasks": []},
-            {"document": "d: ", "passage": "p: "},
-            (("", "", 32), ("", "d: ", 99), (32, False, None), [], False),
-        ),
-        (
-            {"query_expansion": FIXED | {"length": 24, "attend": True, "token": "[X]"}},
-            {"skiplist_words": ["."], "skiplist_tasks": "document"},
-            {"corpus": "c: ", "query": None},
-            (("", "", 24), ("", "c: ", None), (24, True, "[X]"), ["."], False),
-        ),
-    )
+    masked(
+        {"max_seq_length": 99, "query_length": 20, "query_expansion": FIXED},
+        {"skiplist_words": ["."], "skiplist_tasks": []},
+        {"document": "d: ", "passage": "p: "},
+        *(("", "", 32), ("", "d: ", 99), FILLED, []),
+    ),
+    masked(
+        {"query_expansion": FIXED | {"length": 24, "attend": True, "token": "[X]"}},
+        {"skiplist_words": ["."], "skiplist_tasks": "document"},
+        {"corpus": "c: ", "query": None},
+        *(("", "", 24), ("", "c: ", None), (24, True, "[X]"), ["."]),
+    ),
 ]
 
 
