@@ -14,7 +14,7 @@ import torch
 from smart_embedder.errors import StartupError
 from smart_embedder.models.ops.choose import choose_backend
 from smart_embedder.models.ops.proof import Target
-from smart_embedder.models.tasks.dense import load_m3_embedder
+from smart_embedder.models.tasks.dense import M3Embedder
 from tests.support.server import REPOSITORY
 
 CPU = torch.device("cpu")
@@ -27,7 +27,7 @@ def copy(tiny_m3: Path, tmp_path: Path) -> Path:
 
 def load(folder: Path) -> None:
     target = Target(CPU, torch.float32, choose_backend(CPU, torch.float32))
-    load_m3_embedder("copy", folder, 8192, target)
+    M3Embedder("copy", folder, 8192, target)
 
 
 class Intruder:

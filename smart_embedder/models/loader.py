@@ -67,15 +67,11 @@ from smart_embedder.models.families.load import is_qwen3, overflows_float16
 from smart_embedder.models.ops.choose import choose_backend
 from smart_embedder.models.ops.proof import ATTENTION, Target
 from smart_embedder.models.tasks.base import DeviceModel, EmbeddingModel
-from smart_embedder.models.tasks.colbert import is_colbert, load_colbert_embedder
-from smart_embedder.models.tasks.cross_encoder import (
-    CrossEncoder,
-    is_classifier,
-    load_cross_encoder,
-)
-from smart_embedder.models.tasks.dense import HEADS, load_dense_embedder, load_m3_embedder
-from smart_embedder.models.tasks.qwen3 import QwenReranker, load_qwen_reranker
-from smart_embedder.models.tasks.splade import load_splade_embedder
+from smart_embedder.models.tasks.colbert import ColbertEmbedder, is_colbert
+from smart_embedder.models.tasks.cross_encoder import CrossEncoder, is_classifier
+from smart_embedder.models.tasks.dense import HEADS, DenseEmbedder, M3Embedder
+from smart_embedder.models.tasks.qwen3 import QwenReranker
+from smart_embedder.models.tasks.splade import SpladeEmbedder
 from smart_embedder.settings import INT8, LATE_INTERACTION, NO_RERANKER, Settings
 from smart_embedder.settings.types import ModelEntry, public_name
 
@@ -244,17 +240,17 @@ def load_embedder(
     model: EmbeddingModel
     if pooling is not None:
         overrides.refuse("pooling", "normalize", for_model=f"{name}, a SPLADE model")
-        model = load_splade_embedder(name, folder, max_length, target, pooling=pooling)
+        model = SpladeEmbedder(name, folder, max_length, target, pooling=pooling)
     elif is_colbert(folder):
         every = ("pooling", "normalize", "query_prompt", "document_prompt")
         overrides.refuse(*every, for_model=f"{name}, a ColBERT model")
-        model = load_colbert_embedder(name, folder, max_length, target)
+        model = ColbertEmbedder(name, folder, max_length, target)
     elif any((folder / head).is_file() for head in HEADS):
         kind = f"{name}, which is of bge-m3's kind"
         overrides.refuse("pooling", "normalize", for_model=kind)
-        model = load_m3_embedder(name, folder, max_length, target)
+        model = M3Embedder(name, folder, max_length, target)
     else:
-        model = load_dense_embedder(name, folder, max_length, target, overrides)
+        model = DenseEmbedder(name, folder, max_length, target, overrides)
     model.prompts = {**model.prompts, **overrides.prompts}
     return model
 
@@ -269,8 +265,8 @@ def load_reranker(
     """
     _warn_of_code(name, folder)
     if is_qwen3(folder) and not is_classifier(folder):
-        return load_qwen_reranker(name, folder, max_length, max_qwen_pairs, target)
-    return load_cross_encoder(name, folder, max_length, target)
+        return QwenReranker(name, folder, max_length, max_qwen_pairs, target)
+    return CrossEncoder(name, folder, max_length, target)
 
 
 def _warn_of_code(name: str, folder: Path) -> None:

@@ -9,7 +9,7 @@ import torch
 
 from smart_embedder.models.ops.choose import choose_backend
 from smart_embedder.models.ops.proof import Target
-from smart_embedder.models.tasks.dense import M3Embedder, load_m3_embedder
+from smart_embedder.models.tasks.dense import M3Embedder
 from tests.support.server import RunningServer
 
 
@@ -17,7 +17,7 @@ from tests.support.server import RunningServer
 def embedder(tiny_m3: Path) -> M3Embedder:
     cpu = torch.device("cpu")
     target = Target(cpu, torch.float32, choose_backend(cpu, torch.float32))
-    return load_m3_embedder("tiny-m3", tiny_m3, 8192, target)
+    return M3Embedder("tiny-m3", tiny_m3, 8192, target)
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import torch
 
 from smart_embedder.models.ops.choose import choose_backend
 from smart_embedder.models.ops.proof import Target
-from smart_embedder.models.tasks.dense import M3Embedder, load_m3_embedder
+from smart_embedder.models.tasks.dense import M3Embedder
 
 CPU = torch.device("cpu")
 
@@ -19,4 +19,4 @@ def float32_target() -> Target:
 
 @pytest.fixture(scope="session")
 def embedder(tiny_m3: Path, float32_target: Target) -> M3Embedder:
-    return load_m3_embedder("tiny-m3", tiny_m3, 8192, float32_target)
+    return M3Embedder("tiny-m3", tiny_m3, 8192, float32_target)

@@ -1,13 +1,8 @@
-"""What the libraries that are followed here make of some vectors."""
-
-import json
+"""The libraries that are followed here."""
 
 import pytest
 
-from tests.vectors import record_references
 from tests.vectors.references import ENVIRONMENT, MISSING, run_references
-
-REFERENCES = json.loads(record_references.REFERENCES.read_text("utf-8"))
 
 
 @pytest.fixture(scope="session")

@@ -6,27 +6,9 @@ needs the environment that scripts/check_references.sh makes.
 """
 
 import json
-from pathlib import Path
-
-import numpy as np
 
 from tests.vectors.references import run_references
-
-REFERENCES = Path(__file__).with_name("references.json")
-# Every so many numbers of an encoding are recorded, so that each repetition is met.
-STEP = 97
-SHAPES = [(1, 16), (5, 48), (70, 48), (12, 1024)]
-FACTORS = [2, 3, 50]
-
-
-def vectors_of(tokens: int, width: int) -> np.ndarray:
-    """Unit vectors in a few directions, so that there is something to cluster."""
-    random = np.random.default_rng(tokens * width)
-    centers = random.standard_normal((8, width))
-    vectors = centers[random.integers(8, size=tokens)] + 0.4 * random.standard_normal(
-        (tokens, width)
-    )
-    return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
+from tests.vectors.test_vectors import FACTORS, REFERENCES, SHAPES, STEP, vectors_of
 
 
 def record() -> None:

@@ -3,8 +3,10 @@
 What PyLate and FastEmbed make was recorded by `record_references`.
 """
 
+import json
 import tracemalloc
 from itertools import combinations
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,9 +26,25 @@ from smart_embedder.vectors import (
     quantize,
     scales_of,
 )
-from tests.vectors.conftest import REFERENCES
-from tests.vectors.record_references import FACTORS, SHAPES, STEP, vectors_of
 
+REFERENCES = Path(__file__).with_name("references.json")
+# Every so many numbers of an encoding are recorded, so that each repetition is met.
+STEP = 97
+SHAPES = [(1, 16), (5, 48), (70, 48), (12, 1024)]
+FACTORS = [2, 3, 50]
+
+
+def vectors_of(tokens: int, width: int) -> np.ndarray:
+    """Unit vectors in a few directions, so that there is something to cluster."""
+    random = np.random.default_rng(tokens * width)
+    centers = random.standard_normal((8, width))
+    vectors = centers[random.integers(8, size=tokens)] + 0.4 * random.standard_normal(
+        (tokens, width)
+    )
+    return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
+
+
+RECORDED = json.loads(REFERENCES.read_text("utf-8"))
 NUMBERS = st.floats(-1e4, 1e4, width=32)
 MATRICES = arrays.arrays(
     np.float32, st.tuples(st.integers(1, 5), st.integers(1, 40)), elements=NUMBERS
@@ -105,7 +123,7 @@ def test_zeros_and_no_vectors_have_types_too() -> None:
 
 @pytest.mark.parametrize("factor", FACTORS)
 def test_pooled_vectors_are_pylates_of_unit_length(factor) -> None:
-    expected = np.array(REFERENCES["pooled"][str(factor)], np.float32)
+    expected = np.array(RECORDED["pooled"][str(factor)], np.float32)
     pooled = pool(vectors_of(70, 48), factor)
     assert pooled.shape == expected.shape
     nearest = pooled @ expected.T  # PyLate's stand in the order of its labels.
@@ -190,7 +208,7 @@ def test_points_in_one_place_are_divided_too() -> None:
 def test_encodings_equal_fastembeds(tokens, width, side) -> None:
     encoding = muvera_of(width).encode(vectors_of(tokens, width), side)
     assert (encoding.shape, encoding.dtype) == ((MUVERA_WIDTH,), np.float32)
-    expected = REFERENCES["muvera"][f"{tokens}x{width}"][side]
+    expected = RECORDED["muvera"][f"{tokens}x{width}"][side]
     np.testing.assert_allclose(encoding[::STEP], expected, rtol=0, atol=1e-5)
 
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from torch import nn
 
 from smart_embedder.engine.records import (
     CUT_AT_END,
@@ -35,7 +34,6 @@ from smart_embedder.models.checkpoint.config import (
     require_known_modules,
 )
 from smart_embedder.models.checkpoint.weights import Weights
-from smart_embedder.models.families.backbone import Backbone
 from smart_embedder.models.families.load import load_backbone
 from smart_embedder.models.ops.proof import Target
 from smart_embedder.models.tasks.base import HeadsEmbedder, token_vectors
@@ -206,47 +204,40 @@ def special_token(folder: Path, name: str) -> str | None:
     return None
 
 
-@dataclass(frozen=True, slots=True)
 class TextReader:
-    """Tokenises queries or documents; `marker` holds at most one id, put after the first token.
+    """Tokenises queries or documents."""
 
-    `max_tokens` is the limit of a text without special tokens.
-    """
-
-    tokenizer: TextTokenizer
-    marker: TokenIds
-    prompt: str
-    max_tokens: int
-
-    @classmethod
-    def of(cls, reading: Reading, tokenizer: TextTokenizer) -> "TextReader":
+    def __init__(self, reading: Reading, tokenizer: TextTokenizer) -> None:
         """Raises `StartupError` if the marker is no token, or leaves no room for text."""
-        marker = NO_IDS
+        # At most one id, put after the first token.
+        self._marker = NO_IDS
         if reading.marker:
-            marker = np.array([_required(tokenizer, reading.marker, "marker")], np.int64)
-        frame = len(marker) + sum(map(len, tokenizer.special_tokens))
+            self._marker = np.array([_required(tokenizer, reading.marker, "marker")], np.int64)
+        frame = len(self._marker) + sum(map(len, tokenizer.special_tokens))
         length = min(tokenizer.max_length, reading.length or tokenizer.max_length)
         if length <= frame:
             raise StartupError(
                 f"a length limit of {length} tokens leaves no room for text beside the {frame} "
                 "special tokens of this model"
             )
-        return cls(tokenizer, marker, reading.prompt, length - frame)
+        self._tokenizer = tokenizer
+        self._prompt = reading.prompt
+        self._max_tokens = length - frame  # Without special tokens.
 
     def read(
         self, texts: list[str], prompt: str, truncation: TruncationOptions
     ) -> list[TokenizedText]:
         """Token ids of each text behind its own prompt and `prompt`."""
-        most = self.max_tokens
+        most = self._max_tokens
         if truncation.max_tokens is not None:
             most = min(most, truncation.max_tokens)
         options = replace(truncation, max_tokens=most)
-        read = self.tokenizer.encode(texts, self.prompt + prompt, options)
-        if not len(self.marker):
+        read = self._tokenizer.encode(texts, self._prompt + prompt, options)
+        if not len(self._marker):
             return read
         return [
             TokenizedText(
-                np.concatenate((text.ids[:1], self.marker, text.ids[1:])),
+                np.concatenate((text.ids[:1], self._marker, text.ids[1:])),
                 text.original_tokens + 1,
                 text.exact,
             )
@@ -262,24 +253,23 @@ class ColbertEmbedder(HeadsEmbedder):
     normalizes = False
     reads_input_type = True
 
-    def __init__(
-        self,
-        name: str,
-        folder: Path,
-        backbone: Backbone,
-        tokenizer: TextTokenizer,
-        *,
-        projection: nn.Sequential,
-        config: ColbertConfig,
-    ) -> None:
+    def __init__(self, name: str, folder: Path, max_length: int, target: Target) -> None:
+        """Load it; raises `StartupError` for whatever is wrong with the folder."""
+        config, weights = read_colbert_config(folder), Weights.read(folder)
+        # Its own lengths, of queries and documents, stand in place of the one for every text.
+        longest = max(each.length or max_length for each in (config.query, config.document))
+        texts = replace(TextOptions.read(folder, by_type=True), max_length=longest)
+        backbone, tokenizer = load_backbone(folder, target, max_length, texts, weights=weights)
         # The prompts of sentence-transformers are the markers.
         prompted = config.query.prompt or config.document.prompt
         super().__init__(name, backbone, tokenizer, {} if prompted else read_prompts(folder))
+        projection, self.colbert_width = load_token_projection(
+            folder, weights, backbone.hidden_size
+        )
         layers = projection.to(backbone.device, backbone.dtype)
         self._token_heads = {"colbert": partial(token_vectors, layers, backbone)}
-        self.colbert_width = int(projection[-1].out_features)  # type: ignore[arg-type]
-        self._query = TextReader.of(config.query, tokenizer)
-        self._document = TextReader.of(config.document, tokenizer)
+        self._query = TextReader(config.query, tokenizer)
+        self._document = TextReader(config.document, tokenizer)
         self._filling = _filling(config.expansion, folder, tokenizer)
         skipped = [tokenizer.token_id(word) for word in config.skipped]
         if config.skips_unknown and None in skipped:
@@ -343,17 +333,3 @@ def _filling(expansion: Expansion | None, folder: Path, tokenizer: TextTokenizer
         raise StartupError(f"{folder} expands queries, and names no mask token to do it with")
     token = _required(tokenizer, name, "mask token")
     return np.full(expansion.length, token if expansion.attended else token | UNATTENDED, np.int64)
-
-
-def load_colbert_embedder(
-    name: str, folder: Path, max_length: int, target: Target
-) -> ColbertEmbedder:
-    """Load a ColBERT model; raises `StartupError` for whatever is wrong with the folder."""
-    config = read_colbert_config(folder)
-    weights = Weights.read(folder)
-    # Its own lengths, of queries and documents, stand in place of the one for every text.
-    longest = max(each.length or max_length for each in (config.query, config.document))
-    texts = replace(TextOptions.read(folder, by_type=True), max_length=longest)
-    backbone, tokenizer = load_backbone(folder, target, max_length, texts, weights=weights)
-    projection = load_token_projection(folder, weights, backbone.hidden_size)
-    return ColbertEmbedder(name, folder, backbone, tokenizer, projection=projection, config=config)

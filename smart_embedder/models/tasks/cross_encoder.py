@@ -41,7 +41,7 @@ from smart_embedder.models.families.load import load_backbone
 from smart_embedder.models.ops.proof import Target
 from smart_embedder.models.tasks.base import DeviceModel
 from smart_embedder.models.tasks.pooling import first, mean
-from smart_embedder.models.text.tokenizer import NO_IDS, TextTokenizer
+from smart_embedder.models.text.tokenizer import NO_IDS
 
 Pool = Callable[[Tensor, PackedBatch], Tensor]
 
@@ -103,24 +103,32 @@ class ClassificationHead:
 class CrossEncoder(DeviceModel[float | FloatArray]):
     """Implements `smart_embedder.engine.model.Reranker` and `Classifier`.
 
-    With `drops_empty`, a query whose passage is empty is read as a single text. With `segments`,
-    the passage is marked as the second text where the model tells them apart. A score is the raw
-    logit, or of several labels the log odds of `ranking_label`, whose sigmoid is its probability.
+    A score is the raw logit, or of several labels the log odds of `ranking_label`, whose sigmoid is
+    its probability.
     """
 
     scores_are_logits = True
     reads_instruction = False
 
-    def __init__(
-        self,
-        name: str,
-        backbone: Backbone,
-        head: ClassificationHead,
-        tokenizer: TextTokenizer,
-        *,
-        drops_empty: bool,
-        segments: bool,
-    ) -> None:
+    def __init__(self, name: str, folder: Path, max_length: int, target: Target) -> None:
+        """Load it; raises `StartupError` where the folder holds something else."""
+        weights, config = Weights.read(folder), read_config(folder)
+        if f"{_names(folder).logits}.weight" not in weights:
+            raise StartupError(
+                f"{folder} holds an embedding model and not a reranker: it has no classification "
+                "head"
+            )
+        require_known_modules(folder, "Transformer")
+        texts_of_pairs = read_optional(folder / "tokenizer_config.json")
+        in_config = bool(texts_of_pairs.get("chat_template"))
+        if not read_modules(folder) and (in_config or (folder / "chat_template.jinja").is_file()):
+            raise StartupError(
+                f"{folder} has a chat template for its pairs, which is not done here; without it "
+                "they are read one text after the other"
+            )
+        texts = TextOptions.read(folder)
+        backbone, tokenizer = load_backbone(folder, target, max_length, texts, weights=weights)
+        head = load_classification_head(folder, weights, backbone)
         super().__init__(name, backbone, tokenizer)
         self.labels = head.labels
         self.ranking_label = find_ranking_label(head.labels)
@@ -132,7 +140,14 @@ class CrossEncoder(DeviceModel[float | FloatArray]):
             )
         self._head = head
         self._prefix, self._middle, self._suffix = tokenizer.pair_template()
-        self._drops_empty = drops_empty
+        # Of a query with an empty passage FlagReranker reads the query alone.
+        self._drops_empty = config.get("model_type") in _FLAG_TYPES and len(head.labels) == 1
+        # Whether transformers' tokenizer says of each token which text of a pair it is of.
+        inputs = texts_of_pairs.get("model_input_names")
+        kind = texts_of_pairs.get("tokenizer_class") or config.get("tokenizer_class")
+        segments = kind is None or str(kind).removesuffix("Fast") in _SEGMENT_TOKENIZERS
+        if isinstance(inputs, list):
+            segments = "token_type_ids" in inputs
         self._marks_segments = backbone.reads_segments and segments
 
     def tokenize_pairs(
@@ -230,34 +245,6 @@ def is_classifier(folder: Path) -> bool:
     """Whether the folder's architecture is one for sequence classification."""
     named = read_config(folder).get("architectures") or [""]
     return str(named[0]).endswith("ForSequenceClassification")
-
-
-def load_cross_encoder(name: str, folder: Path, max_length: int, target: Target) -> CrossEncoder:
-    """Load a classifier; raise `StartupError` where the folder holds something else."""
-    weights, config = Weights.read(folder), read_config(folder)
-    if f"{_names(folder).logits}.weight" not in weights:
-        raise StartupError(
-            f"{folder} holds an embedding model and not a reranker: it has no classification head"
-        )
-    require_known_modules(folder, "Transformer")
-    texts_of_pairs = read_optional(folder / "tokenizer_config.json")
-    in_config = bool(texts_of_pairs.get("chat_template"))
-    if not read_modules(folder) and (in_config or (folder / "chat_template.jinja").is_file()):
-        raise StartupError(
-            f"{folder} has a chat template for its pairs, which is not done here; without it they "
-            "are read one text after the other"
-        )
-    texts = TextOptions.read(folder)
-    backbone, tokenizer = load_backbone(folder, target, max_length, texts, weights=weights)
-    head = load_classification_head(folder, weights, backbone)
-    flag = config.get("model_type") in _FLAG_TYPES and len(head.labels) == 1
-    # Whether transformers' tokenizer says of each token which text of a pair it is of.
-    inputs = texts_of_pairs.get("model_input_names")
-    kind = texts_of_pairs.get("tokenizer_class") or config.get("tokenizer_class")
-    segments = kind is None or str(kind).removesuffix("Fast") in _SEGMENT_TOKENIZERS
-    if isinstance(inputs, list):
-        segments = "token_type_ids" in inputs
-    return CrossEncoder(name, backbone, head, tokenizer, drops_empty=flag, segments=segments)
 
 
 def load_classification_head(

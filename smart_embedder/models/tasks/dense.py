@@ -27,7 +27,6 @@ from smart_embedder.models.checkpoint.config import (
 )
 from smart_embedder.models.checkpoint.weights import read_linear
 from smart_embedder.models.device.transfer import DeviceRows
-from smart_embedder.models.families.backbone import Backbone
 from smart_embedder.models.families.load import (
     is_qwen3,
     load_backbone,
@@ -69,8 +68,32 @@ class DenseEmbedder(HeadsEmbedder):
     kinds = Outputs(dense=True, states=True)
 
     def __init__(
-        self, name: str, backbone: Backbone, tokenizer: TextTokenizer, config: SentenceConfig
+        self,
+        name: str,
+        folder: Path,
+        max_length: int,
+        target: Target,
+        overrides: SentenceOverrides = NO_OVERRIDES,
     ) -> None:
+        """Load any encoder, with pooling and scaling by `overrides` or else by its configuration.
+
+        Raises `StartupError` for whatever is wrong with the folder.
+        """
+        config, decoder = SentenceConfig.read(folder), is_qwen3(folder)
+        if overrides.pooling is not None:
+            config = replace(config, poolings=(overrides.pooling,))
+        if not (config.poolings or decoder):
+            _require_encoder(folder)
+            config = replace(config, poolings=(_DEFAULT_POOLING,))
+        # Early revisions of the published tokenizer left this to whoever called it.
+        closing = QWEN_END if decoder and _PUBLISHED in name.lower() else None
+        texts = TextOptions.read(folder)
+        backbone, tokenizer = load_backbone(folder, target, max_length, texts, closing=closing)
+        if decoder:
+            config = _of_qwen3(folder, config, tokenizer)
+            self.min_dimensions = _QWEN_MIN_DIMENSIONS
+        if overrides.normalize is not None:
+            config = replace(config, steps=_scaled(config.steps, unit_length=overrides.normalize))
         super().__init__(name, backbone, tokenizer, config.prompts, config.default_prompt)
         width = backbone.hidden_size * len(config.poolings)
         for step in config.steps:
@@ -84,40 +107,6 @@ class DenseEmbedder(HeadsEmbedder):
         self._token_heads = {"states": token_states}
         self.normalizes = config.steps[-1:] == (normalize,)
         self.pooling = "+".join(config.poolings)
-
-
-def load_dense_embedder(
-    name: str,
-    folder: Path,
-    max_length: int,
-    target: Target,
-    overrides: SentenceOverrides = NO_OVERRIDES,
-) -> DenseEmbedder:
-    """Load any encoder, with pooling and scaling by `overrides` or else by its configuration.
-
-    Raises `StartupError` for whatever is wrong with the folder.
-    """
-    config, decoder = SentenceConfig.read(folder), is_qwen3(folder)
-    if overrides.pooling is not None:
-        config = replace(config, poolings=(overrides.pooling,))
-    if not (config.poolings or decoder):
-        _require_encoder(folder)
-        config = replace(config, poolings=(_DEFAULT_POOLING,))
-    backbone, tokenizer = load_backbone(
-        folder,
-        target,
-        max_length,
-        TextOptions.read(folder),
-        # Early revisions of the published tokenizer left this to whoever called it.
-        closing=QWEN_END if decoder and _PUBLISHED in name.lower() else None,
-    )
-    if decoder:
-        config = _of_qwen3(folder, config, tokenizer)
-    if overrides.normalize is not None:
-        config = replace(config, steps=_scaled(config.steps, unit_length=overrides.normalize))
-    model = DenseEmbedder(name, backbone, tokenizer, config)
-    model.min_dimensions = _QWEN_MIN_DIMENSIONS if decoder else None
-    return model
 
 
 def _of_qwen3(folder: Path, config: SentenceConfig, tokenizer: TextTokenizer) -> SentenceConfig:
@@ -163,9 +152,10 @@ class M3Embedder(HeadsEmbedder):
     kinds = Outputs(dense=True, sparse=True, colbert=True, states=True)
     normalizes = True
 
-    def __init__(
-        self, name: str, folder: Path, backbone: Backbone, tokenizer: TextTokenizer
-    ) -> None:
+    def __init__(self, name: str, folder: Path, max_length: int, target: Target) -> None:
+        """Load it; raises `StartupError` for whatever is wrong with the folder."""
+        tokenizer = load_tokenizer(folder, max_length)
+        backbone = load_encoder(folder, target, tokenizer)
         width, device, dtype = backbone.hidden_size, backbone.device, backbone.dtype
         sparse_head = read_linear(folder / _SPARSE_HEAD, width, 1).to(device, dtype)
         colbert_head = read_linear(folder / _COLBERT_HEAD, width).to(device, dtype)
@@ -180,12 +170,6 @@ class M3Embedder(HeadsEmbedder):
         without_weight = map(tokenizer.token_id, _WITHOUT_WEIGHT)
         self._without_weight = np.array([i for i in without_weight if i is not None], np.int64)
         self.colbert_width = colbert_head.out_features
-
-
-def load_m3_embedder(name: str, folder: Path, max_length: int, target: Target) -> M3Embedder:
-    """Load a checkpoint of bge-m3's shape; raise `StartupError` for whatever is wrong with it."""
-    tokenizer = load_tokenizer(folder, max_length)
-    return M3Embedder(name, folder, load_encoder(folder, target, tokenizer), tokenizer)
 
 
 def pooled_vectors(

@@ -233,8 +233,8 @@ def _require_text_vector(folder: Path) -> None:
             )
 
 
-def load_token_projection(folder: Path, weights: Weights, width: int) -> nn.Sequential:
-    """The layers from a token's state of `width` numbers to its ColBERT vector.
+def load_token_projection(folder: Path, weights: Weights, width: int) -> tuple[nn.Module, int]:
+    """The layers from a token's state of `width` numbers to its ColBERT vector, and its width.
 
     Raises `StartupError` where they cannot be read.
     """
@@ -243,10 +243,10 @@ def load_token_projection(folder: Path, weights: Weights, width: int) -> nn.Sequ
         # Stanford's ColBERT has one layer, among the weights of the transformer.
         out_features = weights.tensors["linear.weight"].shape[0]
         linear = weights.linear("linear", width, out_features, bias=False)
-        return nn.Sequential(DenseLayer(linear, nn.Identity()))
+        return linear, out_features
     if not modules:
         raise StartupError(f"{folder} has no projection of its tokens' states")
     layers = [DenseLayer.read(module.folder) for module in modules]
     for layer in layers:
         width = layer.require_width(width)
-    return nn.Sequential(*layers)
+    return nn.Sequential(*layers), width

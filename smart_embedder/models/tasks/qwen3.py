@@ -28,7 +28,6 @@ from smart_embedder.models.checkpoint.config import (
 )
 from smart_embedder.models.checkpoint.weights import Weights
 from smart_embedder.models.device.transfer import DeviceRows, not_finite, start_copies
-from smart_embedder.models.families.backbone import Backbone
 from smart_embedder.models.families.load import load_decoder
 from smart_embedder.models.families.qwen3 import DecoderConfig, vocabulary_head
 from smart_embedder.models.ops.proof import Target
@@ -59,16 +58,38 @@ class QwenReranker(DeviceModel[float]):
     refusal: str | None = None
 
     def __init__(
-        self,
-        name: str,
-        backbone: Backbone,
-        tokenizer: TextTokenizer,
-        yes_minus_no: Tensor,
-        max_batch_sequences: int,
+        self, name: str, folder: Path, max_length: int, max_batch_sequences: int, target: Target
     ) -> None:
+        """Load it; raises `StartupError` where the folder holds something else.
+
+        A language model that was trained for something else has the same files: a name that does
+        not say what it is for is logged.
+        """
+        weights = Weights.read(folder)
+        if (folder / "1_Pooling").is_dir() or weights.before(_TOKENS).prefix != _PREFIX:
+            raise StartupError(
+                f"{folder} holds an embedding model and not a reranker: it has no head of a "
+                "language model"
+            )
+        require_known_modules(folder, "Transformer", "LogitScore")
+        named = read_config(folder).get("architectures") or [_ARCHITECTURE]
+        if named[0] != _ARCHITECTURE:
+            raise StartupError(
+                f"{folder} holds a {named[0]}, which is no reranker: known of type qwen3 are "
+                f"{_ARCHITECTURE}, as Qwen3-Reranker, and Qwen3ForSequenceClassification"
+            )
+        if "rerank" not in name.lower():
+            log.warning(
+                "language_model_reranks",
+                model=name,
+                detail="its scores are those of Qwen3-Reranker's prompt, and mean little where it "
+                "was not trained with it",
+            )
+        backbone = load_decoder(folder, target, weights)
+        tokenizer = TextTokenizer.from_folder(folder, min(max_length, backbone.max_length))
         super().__init__(name, backbone, tokenizer)
         self.max_batch_sequences = max_batch_sequences
-        self._yes_minus_no = yes_minus_no
+        self._yes_minus_no = _yes_minus_no(weights, tokenizer).to(target.device)
         self._template = QwenTemplate(tokenizer)
 
     def tokenize_pairs(
@@ -99,40 +120,6 @@ class QwenReranker(DeviceModel[float]):
             ]
 
         return collect
-
-
-def load_qwen_reranker(
-    name: str, folder: Path, max_length: int, max_batch_sequences: int, target: Target
-) -> QwenReranker:
-    """Load Qwen3-Reranker; raises `StartupError` where the folder holds something else.
-
-    A language model that was trained for something else has the same files: a name that does not
-    say what it is for is logged.
-    """
-    weights = Weights.read(folder)
-    if (folder / "1_Pooling").is_dir() or weights.before(_TOKENS).prefix != _PREFIX:
-        raise StartupError(
-            f"{folder} holds an embedding model and not a reranker: it has no head of a language "
-            "model"
-        )
-    require_known_modules(folder, "Transformer", "LogitScore")
-    named = read_config(folder).get("architectures") or [_ARCHITECTURE]
-    if named[0] != _ARCHITECTURE:
-        raise StartupError(
-            f"{folder} holds a {named[0]}, which is no reranker: known of type qwen3 are "
-            f"{_ARCHITECTURE}, as Qwen3-Reranker, and Qwen3ForSequenceClassification"
-        )
-    if "rerank" not in name.lower():
-        log.warning(
-            "language_model_reranks",
-            model=name,
-            detail="its scores are those of Qwen3-Reranker's prompt, and mean little where it was "
-            "not trained with it",
-        )
-    backbone = load_decoder(folder, target, weights)
-    tokenizer = TextTokenizer.from_folder(folder, min(max_length, backbone.max_length))
-    yes_minus_no = _yes_minus_no(weights, tokenizer).to(target.device)
-    return QwenReranker(name, backbone, tokenizer, yes_minus_no, max_batch_sequences)
 
 
 def _yes_minus_no(weights: Weights, tokenizer: TextTokenizer) -> Tensor:

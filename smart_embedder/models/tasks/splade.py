@@ -30,7 +30,6 @@ from smart_embedder.models.families.load import load_backbone
 from smart_embedder.models.ops.backend import ACTIVATIONS, LayerNorm, Linear
 from smart_embedder.models.ops.proof import Target
 from smart_embedder.models.tasks.base import EmbeddingModel
-from smart_embedder.models.text.tokenizer import TextTokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,19 +155,19 @@ class SpladeEmbedder(EmbeddingModel):
     normalizes = False
 
     def __init__(
-        self,
-        name: str,
-        folder: Path,
-        backbone: Backbone,
-        tokenizer: TextTokenizer,
-        *,
-        head: MaskedLanguageHead,
-        splade: SpladePooling,
+        self, name: str, folder: Path, max_length: int, target: Target, *, pooling: Path
     ) -> None:
+        """Load a model whose `SpladePooling` is configured in the folder `pooling`.
+
+        Raises `StartupError` for whatever is wrong with them.
+        """
+        require_known_modules(folder, "Transformer", "MLMTransformer", "SpladePooling")
+        weights, texts = Weights.read(folder), TextOptions.read(folder)
+        backbone, tokenizer = load_backbone(folder, target, max_length, texts, weights=weights)
+        self._head = load_masked_language_head(folder, weights, backbone)
+        self._splade = SpladePooling.read(pooling, read_vector_limit(folder, "max_active_dims"))
         prompts, default = read_prompts(folder), read_default_prompt(folder)
         super().__init__(name, backbone, tokenizer, prompts, default)
-        self._head = head
-        self._splade = splade
 
     @torch.inference_mode()
     def launch(
@@ -239,22 +238,6 @@ def _embedding(weights: Tensor) -> TextEmbedding | InferenceError:
     if not bool(weights.sum().isfinite()):
         return not_finite()
     return TextEmbedding(sparse=SparseVector(indices.cpu().numpy(), values.numpy()))
-
-
-def load_splade_embedder(
-    name: str, folder: Path, max_length: int, target: Target, *, pooling: Path
-) -> SpladeEmbedder:
-    """Load a SPLADE model whose `SpladePooling` is configured in the folder `pooling`.
-
-    Raises `StartupError` for whatever is wrong with them.
-    """
-    require_known_modules(folder, "Transformer", "MLMTransformer", "SpladePooling")
-    weights = Weights.read(folder)
-    texts = TextOptions.read(folder)
-    backbone, tokenizer = load_backbone(folder, target, max_length, texts, weights=weights)
-    head = load_masked_language_head(folder, weights, backbone)
-    splade = SpladePooling.read(pooling, read_vector_limit(folder, "max_active_dims"))
-    return SpladeEmbedder(name, folder, backbone, tokenizer, head=head, splade=splade)
 
 
 def load_masked_language_head(

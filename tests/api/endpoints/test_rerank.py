@@ -9,9 +9,9 @@ from smart_embedder.engine.records import Outputs
 from smart_embedder.models.device.choose import choose_device, choose_dtype
 from smart_embedder.models.ops.choose import choose_backend
 from smart_embedder.models.ops.proof import Target
-from smart_embedder.models.tasks.cross_encoder import load_cross_encoder
-from smart_embedder.models.tasks.dense import load_dense_embedder
-from smart_embedder.models.tasks.qwen3 import load_qwen_reranker
+from smart_embedder.models.tasks.cross_encoder import CrossEncoder
+from smart_embedder.models.tasks.dense import DenseEmbedder
+from smart_embedder.models.tasks.qwen3 import QwenReranker
 from tests.api.conftest import answered
 from tests.support.checkpoints import corpus
 from tests.support.server import run_server
@@ -97,7 +97,7 @@ def test_equal_scores_keep_the_order_of_the_request(client) -> None:
 
 
 def test_the_cross_encoders_logits_and_their_sigmoid(bge_client, tiny_reranker, target) -> None:
-    model = load_cross_encoder("tiny", tiny_reranker, 8192, target)
+    model = CrossEncoder("tiny", tiny_reranker, 8192, target)
     pairs = model.tokenize_pairs("hybrid search", PASSAGES, None)
     expected = model.forward([pair.ids for pair in pairs], Outputs())
     raw = post(bge_client, query="hybrid search", passages=PASSAGES)
@@ -114,7 +114,7 @@ def test_the_cross_encoders_logits_and_their_sigmoid(bge_client, tiny_reranker, 
 def test_qwens_probability_of_yes_is_the_same_normalised_or_not(
     qwen_client, tiny_qwen, target
 ) -> None:
-    model = load_qwen_reranker("tiny", tiny_qwen, 400, 4, target)
+    model = QwenReranker("tiny", tiny_qwen, 400, 4, target)
     pairs = model.tokenize_pairs("hybrid search", PASSAGES, None)
     expected = model.forward([pair.ids for pair in pairs], Outputs())
     for normalize in (False, True):
@@ -168,7 +168,7 @@ def test_one_response_holds_qwen_dense_and_bge_sparse_and_colbert(
     answer = qwen_client.post("/embeddings/", json={"sentences": texts}).json()
     assert (answer["model_name"], answer["dense_model_name"]) == (tiny_qwen.name, tiny_qwen.name)
     assert answer["sparse_model_name"] == answer["colbert_model_name"] == tiny_m3.name
-    qwen = load_dense_embedder("tiny", tiny_qwen, 50, target)
+    qwen = DenseEmbedder("tiny", tiny_qwen, 50, target)
     dense = qwen.forward([t.ids for t in qwen.tokenize(texts)], Outputs(dense=True))
     rest = embedder.forward([t.ids for t in embedder.tokenize(texts)], Outputs(colbert=True))
     for item, state, bge in zip(answer["data"], dense, rest, strict=True):

@@ -29,8 +29,8 @@ from smart_embedder.models.ops.backend import torch_backend
 from smart_embedder.models.ops.choose import choose_backend
 from smart_embedder.models.ops.proof import Target
 from smart_embedder.models.tasks.base import EmbeddingModel
-from smart_embedder.models.tasks.dense import M3Embedder, load_dense_embedder, load_m3_embedder
-from smart_embedder.models.tasks.qwen3 import QwenReranker, load_qwen_reranker
+from smart_embedder.models.tasks.dense import DenseEmbedder, M3Embedder
+from smart_embedder.models.tasks.qwen3 import QwenReranker
 from smart_embedder.settings import Settings
 from smart_embedder.settings.types import ModelEntry
 from tests.support.cuda_checks import CudaMisuseError
@@ -147,7 +147,7 @@ def model(
     folder = tiny_qwen
     if request.param != "decoder":
         folder = save_family(tmp_path / request.param, request.param, word_tokenizer())
-    return load_dense_embedder("tiny", folder, 32_768, float32_target)
+    return DenseEmbedder("tiny", folder, 32_768, float32_target)
 
 
 def dense(model: EmbeddingModel, sequences: list[np.ndarray]) -> np.ndarray:
@@ -236,7 +236,7 @@ def target(dtype: torch.dtype) -> Target:
 
 
 def load_m3(folder: Path, dtype: torch.dtype = torch.float16) -> M3Embedder:
-    return load_m3_embedder("m3", folder, 8192, target(dtype))
+    return M3Embedder("m3", folder, 8192, target(dtype))
 
 
 def load_with_graphs(folder: Path, dtype: torch.dtype = torch.float16) -> M3Embedder:
@@ -268,7 +268,7 @@ def test_a_small_batch_is_one_launch_and_a_large_one_as_many_as_before(
 
 
 def test_pairs_that_begin_alike_are_one_launch_too(cuda: SimulatedCuda, tiny_qwen: Path) -> None:
-    model: QwenReranker = load_qwen_reranker("qwen", tiny_qwen, 512, 16, target(torch.bfloat16))
+    model: QwenReranker = QwenReranker("qwen", tiny_qwen, 512, 16, target(torch.bfloat16))
     model.capture_graphs()
     with cuda.forward() as launches:
         collect = model.launch(sequences(20, 20, 20), [EVERY] * 3)

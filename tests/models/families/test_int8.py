@@ -18,8 +18,8 @@ from smart_embedder.models.families.load import load_encoder, load_tokenizer
 from smart_embedder.models.ops.build import MAX_INT8
 from smart_embedder.models.ops.choose import choose_backend
 from smart_embedder.models.ops.proof import Target
-from smart_embedder.models.tasks.cross_encoder import load_cross_encoder
-from smart_embedder.models.tasks.dense import M3Embedder, load_m3_embedder
+from smart_embedder.models.tasks.cross_encoder import CrossEncoder
+from smart_embedder.models.tasks.dense import M3Embedder
 from tests.support.checkpoints import corpus, save_sentencepiece_tokenizer
 from tests.support.texts import varied_texts
 from tools.demo.checkpoint import build_demo_checkpoint
@@ -137,7 +137,7 @@ def test_trained_weights_are_exact_with_outliers_and_without(size, least, tmp_pa
     folder = demo_with_outliers(tmp_path / "demo", size)
     texts = [text for text in varied_texts(60) if text.strip()]
     exact, ours = (
-        embed(load_m3_embedder("demo", folder, 512, how), texts)
+        embed(M3Embedder("demo", folder, 512, how), texts)
         for how in (target(), target(torch.bfloat16, quantized=True))
     )
     cosines = np.array([one.dense @ other.dense for one, other in zip(exact, ours, strict=True)])
@@ -150,7 +150,7 @@ def test_trained_weights_are_exact_with_outliers_and_without(size, least, tmp_pa
 
 @pytest.fixture(scope="module")
 def embedder(tiny_m3: Path) -> M3Embedder:
-    return load_m3_embedder("tiny", tiny_m3, 8192, target(torch.bfloat16, quantized=True))
+    return M3Embedder("tiny", tiny_m3, 8192, target(torch.bfloat16, quantized=True))
 
 
 def embed(model: M3Embedder, texts: list[str]):
@@ -159,7 +159,7 @@ def embed(model: M3Embedder, texts: list[str]):
 
 def test_all_three_kinds_are_close_to_those_in_float32(embedder: M3Embedder, tiny_m3: Path) -> None:
     texts = ["", *varied_texts(60)]
-    exact = embed(load_m3_embedder("tiny", tiny_m3, 8192, target()), texts)
+    exact = embed(M3Embedder("tiny", tiny_m3, 8192, target()), texts)
     for ours, theirs in zip(embed(embedder, texts), exact, strict=True):
         assert ours.dense @ theirs.dense > 0.99
         assert (ours.colbert * theirs.colbert).sum(1).min() > 0.98
@@ -187,7 +187,7 @@ def test_vectors_do_not_depend_on_batch_mates_or_place(embedder: M3Embedder) -> 
 def test_a_reranker_keeps_its_order_of_passages(tiny_reranker: Path) -> None:
     query, passages = "search query", varied_texts(30)
     exact, ours = (
-        score(load_cross_encoder("tiny", tiny_reranker, 512, how), query, passages)
+        score(CrossEncoder("tiny", tiny_reranker, 512, how), query, passages)
         for how in (target(), target(torch.bfloat16, quantized=True))
     )
     assert np.corrcoef(exact, ours)[0, 1] > 0.99

@@ -22,8 +22,8 @@ from smart_embedder.models.ops.build import AARCH64
 from smart_embedder.models.ops.choose import with_attention
 from smart_embedder.models.ops.native import _Kernels, native_backend, runnable_here
 from smart_embedder.models.ops.proof import DECODER, ENCODER, QUANTIZED_ENCODER, Shapes, Target
-from smart_embedder.models.tasks.cross_encoder import load_cross_encoder
-from smart_embedder.models.tasks.dense import load_dense_embedder, load_m3_embedder
+from smart_embedder.models.tasks.cross_encoder import CrossEncoder
+from smart_embedder.models.tasks.dense import DenseEmbedder, M3Embedder
 from tests.models.ops.test_native import CLOSE, random_layer
 from tests.models.ops.test_native_attention import CLOSE as ATTENTION_CLOSE
 from tests.models.ops.test_native_attention import attend, by_definition
@@ -140,9 +140,7 @@ def targets(library: EmulatedLibrary, dtype: torch.dtype, *, int8: bool = False)
 def test_all_three_kinds_of_vectors_are_those_of_the_plain_path(
     library, dtype, int8, tiny_m3
 ) -> None:
-    models = [
-        load_m3_embedder("tiny", tiny_m3, 8192, how) for how in targets(library, dtype, int8=int8)
-    ]
+    models = [M3Embedder("tiny", tiny_m3, 8192, how) for how in targets(library, dtype, int8=int8)]
     ids = [text.ids for text in models[0].tokenize(varied_texts(45)[25:])]
     kinds = Outputs(dense=True, sparse=True, colbert=True)
     exact, actual = (model.forward(ids, kinds) for model in models)
@@ -159,14 +157,14 @@ def test_all_three_kinds_of_vectors_are_those_of_the_plain_path(
 def test_a_reranker_keeps_its_order_of_passages(library, dtype, int8, tiny_reranker) -> None:
     scores = []
     for how in targets(library, dtype, int8=int8):
-        model = load_cross_encoder("tiny", tiny_reranker, 512, how)
+        model = CrossEncoder("tiny", tiny_reranker, 512, how)
         pairs = model.tokenize_pairs("search query", varied_texts(45)[20:], None)
         scores.append(model.forward([pair.ids for pair in pairs], Outputs()))
     assert np.corrcoef(*scores)[0, 1] > 0.99
 
 
 def test_a_decoder_s_vectors_are_those_of_the_plain_path(library, dtype, tiny_qwen) -> None:
-    models = [load_dense_embedder("tiny", tiny_qwen, 512, how) for how in targets(library, dtype)]
+    models = [DenseEmbedder("tiny", tiny_qwen, 512, how) for how in targets(library, dtype)]
     ids = [text.ids for text in models[0].tokenize(varied_texts(45)[20:])]
     exact, actual = (model.forward(ids, Outputs(dense=True)) for model in models)
     cosines = [

@@ -23,12 +23,7 @@ from smart_embedder.models.loader import load_embedder
 from smart_embedder.models.ops.choose import choose_backend
 from smart_embedder.models.ops.proof import Target
 from smart_embedder.models.tasks.base import sparse_vectors, token_states, token_vectors
-from smart_embedder.models.tasks.dense import (
-    M3Embedder,
-    dense_vectors,
-    load_m3_embedder,
-    token_weights,
-)
+from smart_embedder.models.tasks.dense import M3Embedder, dense_vectors, token_weights
 from smart_embedder.models.text.tokenizer import TextTokenizer
 from tests.support.texts import varied_texts
 
@@ -180,7 +175,7 @@ def poisoned(tiny_m3: Path, tmp_path: Path, float32_target: Target) -> M3Embedde
     token = TextTokenizer.from_folder(folder, 10).token_id("▁music")
     weights[name][token] = float("nan")
     save_file(weights, path, metadata={"format": "pt"})
-    return load_m3_embedder("poisoned", folder, 8192, float32_target)
+    return M3Embedder("poisoned", folder, 8192, float32_target)
 
 
 @pytest.mark.parametrize("asked", [ALL, Outputs(dense=True), Outputs(sparse=True)])

@@ -24,7 +24,7 @@ from smart_embedder.engine.records import Outputs, TruncationOptions
 from smart_embedder.errors import InferenceError, StartupError
 from smart_embedder.models.loader import load_reranker
 from smart_embedder.models.ops.proof import Target
-from smart_embedder.models.tasks.cross_encoder import CrossEncoder, load_cross_encoder
+from smart_embedder.models.tasks.cross_encoder import CrossEncoder
 from tests.support.checkpoints import plain_corpus, save_byte_level_tokenizer
 from tests.support.texts import ODD_TEXTS
 from tests.support.wordpiece import (
@@ -40,7 +40,7 @@ BGE_LIMIT = 64
 
 @pytest.fixture(scope="module")
 def ours(tiny_reranker: Path, float32_target: Target) -> CrossEncoder:
-    return load_cross_encoder("tiny", tiny_reranker, BGE_LIMIT, float32_target)
+    return CrossEncoder("tiny", tiny_reranker, BGE_LIMIT, float32_target)
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +107,7 @@ def test_the_passage_is_cut_from_its_end_to_what_is_left(ours: CrossEncoder, wor
 
 def test_a_folder_with_an_embedding_model_is_no_reranker(tiny_m3: Path, float32_target) -> None:
     with pytest.raises(StartupError, match="holds an embedding model and not a reranker"):
-        load_cross_encoder("m3", tiny_m3, BGE_LIMIT, float32_target)
+        CrossEncoder("m3", tiny_m3, BGE_LIMIT, float32_target)
 
 
 def test_a_missing_layer_is_named(tiny_reranker: Path, float32_target, tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_a_missing_layer_is_named(tiny_reranker: Path, float32_target, tmp_path:
     del weights["roberta.encoder.layer.1.output.dense.bias"]
     save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(StartupError, match="lacks the tensor roberta.encoder.layer.1"):
-        load_cross_encoder("broken", tmp_path, BGE_LIMIT, float32_target)
+        CrossEncoder("broken", tmp_path, BGE_LIMIT, float32_target)
 
 
 LIMIT = 128
@@ -188,13 +188,13 @@ FAMILIES += ["bert, without segments", "qwen3", "qwen3, texts that end in paddin
 @pytest.fixture(scope="module", params=FAMILIES)
 def case(request, folders, float32_target) -> tuple[CrossEncoder, Reference]:
     folder = folders[request.param]
-    ours = load_cross_encoder("tiny", folder, LIMIT, float32_target)
+    ours = CrossEncoder("tiny", folder, LIMIT, float32_target)
     return ours, Reference(str(folder), device="cpu", activation_fn=torch.nn.Identity())
 
 
 @pytest.fixture(scope="module")
 def nli(folders, float32_target) -> CrossEncoder:
-    return load_cross_encoder("nli", folders["bert, three labels"], LIMIT, float32_target)
+    return CrossEncoder("nli", folders["bert, three labels"], LIMIT, float32_target)
 
 
 def logits_of(model: CrossEncoder, passages: list[str]) -> np.ndarray:
@@ -244,13 +244,13 @@ def test_scores_and_logits_may_be_asked_for_in_one_batch(nli: CrossEncoder) -> N
 
 
 def test_of_two_labels_the_second_speaks_for_a_passage(folders, float32_target) -> None:
-    two = load_cross_encoder("two", folders["roberta, two labels"], LIMIT, float32_target)
+    two = CrossEncoder("two", folders["roberta, two labels"], LIMIT, float32_target)
     assert (two.labels, two.ranking_label) == (("LABEL_0", "LABEL_1"), 1)
     assert two.refusal is None
 
 
 def test_labels_of_which_none_ranks_are_named(folders, float32_target) -> None:
-    four = load_cross_encoder("four", folders["xlm-roberta, four labels"], LIMIT, float32_target)
+    four = CrossEncoder("four", folders["xlm-roberta, four labels"], LIMIT, float32_target)
     assert four.ranking_label is None
     assert four.refusal is not None
     assert "LABEL_0, LABEL_1, LABEL_2, LABEL_3" in four.refusal
@@ -273,7 +273,7 @@ def test_pairs_are_cut_and_made_small_as_the_configuration_says(
     plain.save_pretrained(str(folder))
     change(folder / "tokenizer_config.json", model_max_length=40)
     change(folder / "sentence_bert_config.json", do_lower_case=True)
-    ours = load_cross_encoder("tiny", folder, LIMIT, float32_target)
+    ours = CrossEncoder("tiny", folder, LIMIT, float32_target)
     theirs = Reference(str(folder), device="cpu", activation_fn=torch.nn.Identity())
     assert ours.max_length == theirs.max_seq_length == 40
     passages = [*PASSAGES, "Memory, RANK!"]
@@ -305,7 +305,7 @@ def test_an_activation_that_is_none_is_named(folders, float32_target, tmp_path: 
     copytree(folders["modernbert"], tmp_path, dirs_exist_ok=True)
     change(tmp_path / "config.json", classifier_activation="glow")
     with pytest.raises(StartupError, match="has the classifier_activation glow"):
-        load_cross_encoder("glow", tmp_path, LIMIT, float32_target)
+        CrossEncoder("glow", tmp_path, LIMIT, float32_target)
 
 
 def test_a_classifier_of_qwen3_is_a_cross_encoder_without_a_chat_template(
@@ -315,10 +315,10 @@ def test_a_classifier_of_qwen3_is_a_cross_encoder_without_a_chat_template(
     model = load_reranker("q", tmp_path, LIMIT, float32_target, max_qwen_pairs=16)
     assert isinstance(model, CrossEncoder)
     change(tmp_path / "tokenizer_config.json", chat_template=None)
-    load_cross_encoder("q", tmp_path, LIMIT, float32_target)
+    CrossEncoder("q", tmp_path, LIMIT, float32_target)
     (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
     with pytest.raises(StartupError, match="has a chat template for its pairs"):
-        load_cross_encoder("q", tmp_path, LIMIT, float32_target)
+        CrossEncoder("q", tmp_path, LIMIT, float32_target)
     weights = load_file(tmp_path / "model.safetensors")
     del weights["score.weight"]
     save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
@@ -328,7 +328,7 @@ def test_a_classifier_of_qwen3_is_a_cross_encoder_without_a_chat_template(
 
 def test_a_pair_without_a_token_is_read_too(folders, float32_target) -> None:
     folder = folders["qwen3, texts that end in padding"]
-    model = load_cross_encoder("q", folder, LIMIT, float32_target)
+    model = CrossEncoder("q", folder, LIMIT, float32_target)
     pair = model.tokenize_input("", "")
     assert pair.ids.tolist() == [0]
     assert len(model.forward([pair.ids], LOGITS)[0]) == 2
@@ -343,4 +343,4 @@ def test_what_follows_the_logits_in_modules_is_named(
     dense = {"idx": 1, "name": "1", "path": "1_Dense", "type": kind}
     (tmp_path / "modules.json").write_text(json.dumps([*entries, dense]))
     with pytest.raises(StartupError, match="names the module Dense"):
-        load_cross_encoder("bert", tmp_path, LIMIT, float32_target)
+        CrossEncoder("bert", tmp_path, LIMIT, float32_target)

@@ -20,7 +20,7 @@ from smart_embedder.models.checkpoint.config import SentenceOverrides
 from smart_embedder.models.load import load_models
 from smart_embedder.models.loader import load_embedder
 from smart_embedder.models.ops.proof import Target
-from smart_embedder.models.tasks.dense import QWEN_END, DenseEmbedder, load_dense_embedder
+from smart_embedder.models.tasks.dense import QWEN_END, DenseEmbedder
 from smart_embedder.models.tasks.qwen3 import DEFAULT_INSTRUCTION
 from smart_embedder.settings import Settings
 from tests.support.checkpoints import corpus, save_qwen
@@ -284,7 +284,7 @@ def folder(tiny_qwen: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def embedder(folder: Path, float32_target: Target) -> DenseEmbedder:
-    return load_dense_embedder("tiny", folder, 32_768, float32_target)
+    return DenseEmbedder("tiny", folder, 32_768, float32_target)
 
 
 def test_a_copy_of_the_published_model_has_its_pooling_prompts_and_least_width(
@@ -308,7 +308,7 @@ def test_a_copy_of_the_published_model_has_its_pooling_prompts_and_least_width(
 def test_settings_take_the_place_of_what_a_copy_has(
     folder: Path, float32_target: Target, name: str, overrides, pooling: str, normalizes: bool
 ) -> None:
-    embedder = load_dense_embedder(name, folder, 100, float32_target, overrides)
+    embedder = DenseEmbedder(name, folder, 100, float32_target, overrides)
     assert (embedder.pooling, embedder.normalizes) == (pooling, normalizes)
     (text,) = embedder.tokenize(["search"])
     (made,) = embedder.forward([text.ids], Outputs(dense=True))
@@ -321,7 +321,7 @@ def test_one_with_modules_is_scaled_only_where_a_request_asks_for_it(
 ) -> None:
     copy = shutil.copytree(folder, tmp_path / "copy")
     save_modules(copy, {"pooling_mode": "lasttoken"}, further=[("Normalize", {}, None)])
-    embedder = load_dense_embedder("org/tiny", copy, 100, float32_target)
+    embedder = DenseEmbedder("org/tiny", copy, 100, float32_target)
     assert (embedder.pooling, embedder.normalizes) == ("last_token", False)
     assert dict(embedder.prompts) == {}
 
@@ -343,10 +343,10 @@ def test_a_folder_without_modules_is_an_encoder_by_its_architecture(
     plain = save_qwen(tmp_path / "plain", template_adds_end=False)
     change(plain / "config.json", architectures=architectures)
     if message is None:
-        assert load_dense_embedder("org/tiny", plain, 100, float32_target).pooling == "mean"
+        assert DenseEmbedder("org/tiny", plain, 100, float32_target).pooling == "mean"
     else:
         with pytest.raises(StartupError, match=message):
-            load_dense_embedder("org/tiny", plain, 100, float32_target)
+            DenseEmbedder("org/tiny", plain, 100, float32_target)
 
 
 def test_dense_vectors_equal_the_last_token_states_of_transformers(
@@ -385,10 +385,10 @@ def test_a_text_beside_others_gets_the_states_that_it_asks_for_and_gets_alone(
 def test_exactly_one_end_token_closes_a_text_also_after_the_cut(
     folder: Path, float32_target: Target, words: int
 ) -> None:
-    cut = load_dense_embedder("tiny", folder, 20, float32_target)
+    cut = DenseEmbedder("tiny", folder, 20, float32_target)
     text = " ".join(["search"] * words)
     (tokenized,) = cut.tokenize([text])
-    (whole,) = load_dense_embedder("tiny", folder, 32_768, float32_target).tokenize([text])
+    (whole,) = DenseEmbedder("tiny", folder, 32_768, float32_target).tokenize([text])
     end = cut._tokenizer.token_id(QWEN_END)
     assert tokenized.ids.tolist() == [*whole.ids[:-1][:19].tolist(), end]
     assert tokenized.ids.tolist().count(end) == 1
@@ -403,13 +403,13 @@ def test_vectors_of_a_configured_model_are_those_of_sentence_transformers(
     """Only the published model's texts are closed with a token that its tokenizer does not add."""
     made = save_qwen(tmp_path / "made", template_adds_end=template_adds_end)
     save_modules(made, {"pooling_mode": pooling}, prompts={"prompts": {"query": "search "}})
-    embedder = load_dense_embedder("org/tiny", made, 32_768, float32_target)
+    embedder = DenseEmbedder("org/tiny", made, 32_768, float32_target)
     texts = list(filter(None, varied_texts(30)))  # Theirs reads no text without a token.
     ours = embedder.forward([text.ids for text in embedder.tokenize(texts)], Outputs(dense=True))
     theirs = reference_vectors(made, texts)
     np.testing.assert_allclose([each.dense for each in ours], theirs, rtol=0, atol=1e-5)
     assert embedder.prompts == {"query": "search "}
-    named = load_dense_embedder("Qwen/Qwen3-Embedding-0.6B", made, 100, float32_target)
+    named = DenseEmbedder("Qwen/Qwen3-Embedding-0.6B", made, 100, float32_target)
     (text,) = named.tokenize(["hybrid search"])
     end = named._tokenizer.token_id(QWEN_END)
     assert text.ids.tolist().count(end) == 1
@@ -421,7 +421,7 @@ def test_a_language_model_makes_no_vectors_without_a_pooling(
 ) -> None:
     plain = save_qwen(tmp_path / "plain", template_adds_end=False)
     with pytest.raises(StartupError, match="holds a language model, .* set POOLING"):
-        load_dense_embedder("org/tiny", plain, 100, float32_target)
+        DenseEmbedder("org/tiny", plain, 100, float32_target)
     mean = SentenceOverrides(pooling="mean")
-    embedder = load_dense_embedder("org/tiny", plain, 100, float32_target, mean)
+    embedder = DenseEmbedder("org/tiny", plain, 100, float32_target, mean)
     assert (embedder.pooling, dict(embedder.prompts)) == ("mean", {})

@@ -22,9 +22,9 @@ from smart_embedder.models.ops import choose
 from smart_embedder.models.ops.choose import choose_backend
 from smart_embedder.models.ops.proof import Target
 from smart_embedder.models.tasks.base import DeviceModel
-from smart_embedder.models.tasks.cross_encoder import load_cross_encoder
-from smart_embedder.models.tasks.dense import M3Embedder, load_dense_embedder, load_m3_embedder
-from smart_embedder.models.tasks.qwen3 import load_qwen_reranker
+from smart_embedder.models.tasks.cross_encoder import CrossEncoder
+from smart_embedder.models.tasks.dense import DenseEmbedder, M3Embedder
+from smart_embedder.models.tasks.qwen3 import QwenReranker
 from tests.support.checkpoints import save_m3, save_qwen
 from tests.support.simulated_cuda import SimulatedCuda, simulated_cuda
 from tests.support.simulated_streams import ARRIVED
@@ -55,7 +55,7 @@ def for_qwen() -> Target:
 def load_m3(
     folder: Path, dtype: torch.dtype = torch.float16, device: torch.device = DEVICE
 ) -> M3Embedder:
-    return load_m3_embedder("m3", folder, 8192, target(dtype, device))
+    return M3Embedder("m3", folder, 8192, target(dtype, device))
 
 
 def reranked(model: Any, query: str = "search") -> list[TokenIds]:
@@ -69,15 +69,15 @@ def embedded(model: Any) -> list[TokenIds]:
 MODELS: dict[str, Callable[[Any], tuple[DeviceModel[Any], list[TokenIds]]]] = {
     "bge-m3": lambda folders: (m3 := load_m3(folders("tiny_m3")), embedded(m3)),
     "bge-reranker": lambda folders: (
-        model := load_cross_encoder("bge", folders("tiny_reranker"), 512, target(torch.float16)),
+        model := CrossEncoder("bge", folders("tiny_reranker"), 512, target(torch.float16)),
         reranked(model),
     ),
     "Qwen3-Embedding": lambda folders: (
-        model := load_dense_embedder("qwen", folders("tiny_qwen"), 512, for_qwen()),
+        model := DenseEmbedder("qwen", folders("tiny_qwen"), 512, for_qwen()),
         embedded(model),
     ),
     "Qwen3-Reranker": lambda folders: (
-        model := load_qwen_reranker("q", folders("tiny_qwen"), 512, 16, for_qwen()),
+        model := QwenReranker("q", folders("tiny_qwen"), 512, 16, for_qwen()),
         reranked(model),
     ),
 }
@@ -129,7 +129,7 @@ def test_a_forward_of_another_family_waits_for_nothing_either(
 def test_pairs_that_begin_alike_share_what_they_begin_with(
     cuda: SimulatedCuda, tiny_qwen: Path
 ) -> None:
-    model = load_qwen_reranker("qwen", tiny_qwen, 512, 16, target(torch.bfloat16))
+    model = QwenReranker("qwen", tiny_qwen, 512, 16, target(torch.bfloat16))
     with cuda.forward() as alone:
         model.launch(reranked(model)[:1], [EVERY])
     with cuda.forward() as together:
@@ -292,7 +292,7 @@ def test_a_forward_of_as_many_layers_as_qwen3_has_is_at_most_420_launches(
     cuda: SimulatedCuda, deep_qwen: Path
 ) -> None:
     """Also where pairs share what they begin with, which gathers in every layer."""
-    model = load_qwen_reranker("qwen", deep_qwen, 512, 16, for_qwen())
+    model = QwenReranker("qwen", deep_qwen, 512, 16, for_qwen())
     for sequences in (reranked(model), reranked(model)[:1]):
         with cuda.forward() as launches:
             model.launch(sequences, [EVERY] * len(sequences))

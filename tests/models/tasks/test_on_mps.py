@@ -16,8 +16,8 @@ from smart_embedder.models.loader import load_embedder
 from smart_embedder.models.ops.choose import choose_backend
 from smart_embedder.models.ops.proof import Target
 from smart_embedder.models.tasks import pooling
-from smart_embedder.models.tasks.cross_encoder import load_cross_encoder
-from smart_embedder.models.tasks.qwen3 import load_qwen_reranker
+from smart_embedder.models.tasks.cross_encoder import CrossEncoder
+from smart_embedder.models.tasks.qwen3 import QwenReranker
 from tests.support.simulated_mps import SimulatedMps, simulated_mps
 from tests.support.wordpiece import save_colbert
 
@@ -47,10 +47,8 @@ def reranked(model: Any) -> Any:
 MODELS: dict[str, Callable[[Path], Any]] = {
     "tiny_m3": lambda folder: embedded(load_embedder("m3", folder, 512, target())),
     "demo_checkpoint": lambda folder: embedded(load_embedder("demo", folder, 512, target())),
-    "tiny_reranker": lambda folder: reranked(load_cross_encoder("bge", folder, 512, target())),
-    "tiny_qwen": lambda folder: reranked(
-        load_qwen_reranker("qwen", folder, 512, 16, target(qwen=True))
-    ),
+    "tiny_reranker": lambda folder: reranked(CrossEncoder("bge", folder, 512, target())),
+    "tiny_qwen": lambda folder: reranked(QwenReranker("qwen", folder, 512, 16, target(qwen=True))),
     "colbert": lambda folder: embedded(load_embedder("colbert", folder, 512, target())),
 }
 

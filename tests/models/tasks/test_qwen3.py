@@ -18,12 +18,7 @@ from transformers import Qwen3Model
 from smart_embedder.engine.records import Outputs, TokenizedPair, TruncationOptions
 from smart_embedder.errors import StartupError
 from smart_embedder.models.ops.proof import Target
-from smart_embedder.models.tasks.qwen3 import (
-    DEFAULT_INSTRUCTION,
-    QwenReranker,
-    QwenTemplate,
-    load_qwen_reranker,
-)
+from smart_embedder.models.tasks.qwen3 import DEFAULT_INSTRUCTION, QwenReranker, QwenTemplate
 from smart_embedder.models.text.tokenizer import TextTokenizer
 from tests.models.text.test_slices import GAPS, WORDS, qwen_words
 from tests.support.checkpoints import corpus, save_qwen
@@ -41,7 +36,7 @@ def folder(tiny_qwen: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def reranker(folder: Path, float32_target: Target) -> QwenReranker:
-    return load_qwen_reranker("tiny", folder, LIMIT, 16, float32_target)
+    return QwenReranker("tiny", folder, LIMIT, 16, float32_target)
 
 
 @pytest.mark.parametrize("instruction", [None, "Find the recipe"])
@@ -75,7 +70,7 @@ def test_only_the_content_is_cut_and_the_passage_before_the_query(reranker: Qwen
 
 def largest_allocation(folder: Path, target: Target) -> int:
     """Bytes of the largest single allocation in one forward of 64 pairs."""
-    reranker = load_qwen_reranker("wide", folder, 4096, 64, target)
+    reranker = QwenReranker("wide", folder, 4096, 64, target)
     ids = [pair.ids for pair in reranker.tokenize_pairs("search", corpus(64), None)]
     with torch.profiler.profile(profile_memory=True) as profile:
         reranker.forward(ids, Outputs())
@@ -91,14 +86,14 @@ def test_memory_does_not_grow_with_the_vocabulary(tmp_path: Path, float32_target
 def test_yes_and_no_are_looked_up_in_the_vocabulary(tmp_path: Path, float32_target) -> None:
     folder = save_qwen(tmp_path / "wordless", answers=("da", "net"))
     with pytest.raises(StartupError, match="has no tokens yes and no"):
-        load_qwen_reranker("tiny", folder, LIMIT, 16, float32_target)
+        QwenReranker("tiny", folder, LIMIT, 16, float32_target)
 
 
 def test_an_embedding_folder_is_no_reranker(folder: Path, float32_target, tmp_path) -> None:
     copytree(folder, tmp_path, dirs_exist_ok=True)
     (tmp_path / "1_Pooling").mkdir()
     with pytest.raises(StartupError, match="holds an embedding model and not a reranker"):
-        load_qwen_reranker("tiny", tmp_path, LIMIT, 16, float32_target)
+        QwenReranker("tiny", tmp_path, LIMIT, 16, float32_target)
 
 
 def test_of_one_name_only_its_language_model_is_a_reranker(
@@ -107,7 +102,7 @@ def test_of_one_name_only_its_language_model_is_a_reranker(
     other = copytree(folder, tmp_path, dirs_exist_ok=True)
     change(other / "config.json", architectures=["Qwen3ForTokenClassification"])
     with pytest.raises(StartupError, match="holds a Qwen3ForTokenClassification, which is no rera"):
-        load_qwen_reranker("tiny", other, LIMIT, 16, float32_target)
+        QwenReranker("tiny", other, LIMIT, 16, float32_target)
 
 
 def test_tensors_without_a_head_are_no_reranker(
@@ -118,15 +113,15 @@ def test_tensors_without_a_head_are_no_reranker(
     Qwen3Model.from_pretrained(folder, dtype=torch.float32).save_pretrained(copy)
     change(copy / "config.json", architectures=["Qwen3ForCausalLM"])
     with pytest.raises(StartupError, match="it has no head of a language model"):
-        load_qwen_reranker("tiny", copy, LIMIT, 16, float32_target)
+        QwenReranker("tiny", copy, LIMIT, 16, float32_target)
 
 
 def test_a_language_model_whose_name_says_nothing_of_reranking_is_logged(
     folder: Path, float32_target
 ) -> None:
     with structlog.testing.capture_logs() as logged:
-        load_qwen_reranker("Qwen/Qwen3-0.6B", folder, LIMIT, 16, float32_target)
-        load_qwen_reranker("Qwen/Qwen3-Reranker-0.6B", folder, LIMIT, 16, float32_target)
+        QwenReranker("Qwen/Qwen3-0.6B", folder, LIMIT, 16, float32_target)
+        QwenReranker("Qwen/Qwen3-Reranker-0.6B", folder, LIMIT, 16, float32_target)
     warned = [each for each in logged if each["event"] == "language_model_reranks"]
     assert [each["model"] for each in warned] == ["Qwen/Qwen3-0.6B"]
 
@@ -138,16 +133,16 @@ def test_answers_other_than_yes_and_no_are_refused(
     reference = CrossEncoder(str(copy), device="cpu")
     reference.save_pretrained(str(copy))
     (scores,) = [each for each in copy.iterdir() if each.name.endswith("LogitScore")]
-    load_qwen_reranker("tiny", copy, LIMIT, 16, float32_target)
+    QwenReranker("tiny", copy, LIMIT, 16, float32_target)
     modules = json.loads((copy / "modules.json").read_text())
     kind = "sentence_transformers.base.modules.dense.Dense"
     (copy / "modules.json").write_text(json.dumps([*modules, modules[-1] | {"type": kind}]))
     with pytest.raises(StartupError, match="names the module Dense"):
-        load_qwen_reranker("tiny", copy, LIMIT, 16, float32_target)
+        QwenReranker("tiny", copy, LIMIT, 16, float32_target)
     (copy / "modules.json").write_text(json.dumps(modules))
     change(scores / "config.json", true_token_id=7)
     with pytest.raises(StartupError, match="compares other tokens than yes and no"):
-        load_qwen_reranker("tiny", copy, LIMIT, 16, float32_target)
+        QwenReranker("tiny", copy, LIMIT, 16, float32_target)
 
 
 PARTS = st.lists(st.sampled_from([*WORDS, *GAPS, "?", ":", "<", ">:", "1", "search"]), max_size=8)
