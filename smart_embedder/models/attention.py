@@ -176,10 +176,7 @@ FLASH_MODULES = {
 
 
 def load_attention(name: str) -> Attention:
-    """The attention `name`; raises `StartupError` if its package or kernel is missing.
-
-    `native` is in the table of `ops.native.native_backend` where there are kernels.
-    """
+    """The attention `name`, but `native`; raises `StartupError` if its package is missing."""
     if name in FLASH_MODULES:
         module, package = FLASH_MODULES[name]
         try:
@@ -395,10 +392,7 @@ def _attend_in_window(
 
 
 def excluding_unattended(attend: Attention) -> Attention:
-    """`attend` for the sequences without unattended tokens; the others are padded and masked.
-
-    It takes a window if `attend` does, which the others must not be longer than.
-    """
+    """`attend`, which computes sequences with unattended tokens padded and masked."""
 
     # `wraps` shows the signature of `attend`, which tells whether it takes a window.
     @wraps(attend)
@@ -418,10 +412,7 @@ def excluding_unattended(attend: Attention) -> Attention:
 
 
 def _causal(states: QueryKeyValue, output: Tensor, *, scale: float, mask: Tensor) -> None:
-    """Implement `BlockAttention`: no token attends to a later one, nor to one that `mask` hides.
-
-    PyTorch's operator takes a mask or computes causally, not both.
-    """
+    """Implement `BlockAttention` causally, which PyTorch's operator does not beside a mask."""
     length = output.shape[2]
     later = torch.full((length, length), -torch.inf, dtype=output.dtype, device=output.device)
     fused(states, output, scale=scale, mask=mask + later.triu(1), causal=False)

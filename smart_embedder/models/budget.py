@@ -75,10 +75,7 @@ def probe(model: DeviceModel[Any], device: torch.device) -> ChosenBudget:
 def probe_in_steps(
     model: DeviceModel[Any], device: torch.device, longest_run: float = math.inf
 ) -> Iterator[ChosenBudget | None]:
-    """Do what `probe` does, and yield None wherever the device may do other work.
-
-    No size is measured of which a run is expected to take more than `longest_run` seconds.
-    """
+    """As `probe`; yields None between runs, none of which takes more than `longest_run` seconds."""
     is_cuda = device.type == "cuda"
     most = tokens_that_fit(model, device)
     minimum = minimum_tokens(model.max_length, memory_bytes(device))
@@ -131,10 +128,7 @@ def measure(
 
 
 def warm_up(model: Model, tokens: int = 1024) -> None:
-    """Run a forward, in which kernels are chosen and memory is allocated.
-
-    Raises `StartupError` where no sequence has a result of finite numbers.
-    """
+    """Run a forward; raises `StartupError` where no sequence has a result of finite numbers."""
     results = _forward(model, tokens)
     if results and all(isinstance(each, InferenceError) for each in results):
         raise never_finite(model.name)

@@ -166,10 +166,7 @@ class GraphedForwards:
 
 @dataclass(frozen=True, slots=True)
 class GraphTrial:
-    """Captures graphs of a forward, and compares the states of each with those of the forward.
-
-    `max_length` is the most tokens of a sequence, and `tolerance` that of one operation.
-    """
+    """Captures graphs of a forward, and compares their states, by one operation's `tolerance`."""
 
     forward: Forward
     pack: Callable[[list[TokenIds]], PackedBatch]
@@ -180,10 +177,7 @@ class GraphTrial:
     def capture(
         self, buckets: Sequence[Bucket], device: torch.device
     ) -> Generator[None, None, GraphedForwards]:
-        """Graphs for the buckets in which even the smallest batch is faster than without.
-
-        Yields wherever the device may do other work: a model may be loaded while others serve.
-        """
+        """Graphs for buckets whose smallest batch is faster so; yields between other work."""
         stream, pool = _capture_stream(device), torch.cuda.graph_pool_handle()
         captured: list[GraphedForward] = []
         faster: list[GraphedForward] = []

@@ -90,11 +90,7 @@ Result = TypeVar("Result")
 def load(
     settings: Settings, status: DownloadStatus | None = None, *, with_digests: bool = False
 ) -> LoadedModels:
-    """Load and warm the models of the settings; raise `StartupError` if one cannot be loaded.
-
-    `status` shows a running download. `with_digests` makes fingerprints also where no cache needs
-    them.
-    """
+    """Load and warm the models of the settings; raises `StartupError` if one cannot be loaded."""
     # It would log every retry; a failure becomes one `StartupError`.
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     disable_progress_bars()
@@ -221,11 +217,7 @@ def load_embedder(
     target: Target,
     overrides: SentenceOverrides = NO_OVERRIDES,
 ) -> EmbeddingModel:
-    """Load the embedding model in `folder`; texts are cut to `max_length` tokens or to fewer.
-
-    Raises `StartupError` for whatever is wrong with the folder, and for `overrides` that have no
-    effect on such a model.
-    """
+    """Load an embedding model; raises `StartupError`, also for `overrides` without effect."""
     _warn_of_code(name, folder)
     pooling = None
     for module in read_modules(folder):
@@ -258,11 +250,7 @@ def load_embedder(
 def load_reranker(
     name: str, folder: Path, max_length: int, target: Target, *, max_qwen_pairs: int
 ) -> CrossEncoder | QwenReranker:
-    """Load the reranker in `folder`; a pair is cut to `max_length` tokens or to fewer.
-
-    `max_qwen_pairs` is the most pairs in one forward of a Qwen3 model. Raises `StartupError` for
-    whatever is wrong with the folder.
-    """
+    """Load a reranker; one of Qwen3's kind has at most `max_qwen_pairs` pairs in a forward."""
     _warn_of_code(name, folder)
     if is_qwen3(folder) and not is_classifier(folder):
         return QwenReranker(name, folder, max_length, max_qwen_pairs, target)

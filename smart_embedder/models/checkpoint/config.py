@@ -82,10 +82,7 @@ def whole_number(
 
 
 def number(folder: Path, config: dict[str, Any], key: str, default: float) -> float:
-    """The number under `key`; raises `StartupError` for any other value, or one not above 0.
-
-    JSON as Python reads it has `NaN` and `Infinity`, which would make every result one of these.
-    """
+    """The number under `key`; raises `StartupError` for all others, `NaN` included."""
     value = config.get(key, default)
     if type(value) not in {int, float} or not 0 < value <= _LARGEST:
         raise unusable(folder, key, value)
@@ -106,10 +103,7 @@ class Module:
 
 
 def read_modules(folder: Path) -> list[Module]:
-    """All modules; none where there is no `modules.json`.
-
-    Raises `StartupError` for a malformed file, and for classes in the checkpoint's own code.
-    """
+    """All modules, if any; raises `StartupError` for malformed ones and a checkpoint's own code."""
     path = folder / "modules.json"
     entries = _read_json(path) if path.is_file() else []
     if not isinstance(entries, list):

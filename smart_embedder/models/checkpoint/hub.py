@@ -151,10 +151,7 @@ def _from_hub(name: str, hub: Hub) -> Path:
 
 
 def _ask_hub(name: str, hub: Hub) -> ModelInfo:
-    """The model's files; the first request, which tells whether the hub can be reached.
-
-    It is tried twice, where other functions of the hub's library would try six times.
-    """
+    """The model's files; asked twice, where other functions of the hub's library ask six times."""
     try:
         hooks = get_session().event_hooks["request"]
     except (ImportError, ValueError, httpx2.InvalidURL) as error:

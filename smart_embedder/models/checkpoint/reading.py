@@ -92,10 +92,7 @@ def _changed(path: Path) -> StartupError:
 
 @contextmanager
 def reading(*, with_digests: bool = False) -> Iterator[Reading]:
-    """Note what the calling thread reads of models within the block.
-
-    Raises `StartupError` at the end if a file was changed meanwhile.
-    """
+    """Note what is read of models within the block; raises `StartupError` if a file was changed."""
     noted = Reading(with_digests=with_digests)
     token = _current.set(noted)
     try:
@@ -106,10 +103,7 @@ def reading(*, with_digests: bool = False) -> Iterator[Reading]:
 
 
 class ModelFile:
-    """A file of a model, open as long as this object exists; threads may read from it.
-
-    `opened` is the file itself, for libraries. `size` is in bytes.
-    """
+    """A file of a model, `opened` as long as this object exists; threads may read from it."""
 
     def __init__(self, path: Path) -> None:
         """Open it; raises `OSError`."""

@@ -125,10 +125,7 @@ class Weights:
         return self.prefix + name in self.tensors
 
     def before(self, name: str) -> Self:
-        """The same tensors with the prefix that `name` has in this checkpoint.
-
-        In a model with a head, all names but the head's have one.
-        """
+        """The same tensors with the prefix that `name` has here; all but a head's have one."""
         found = (known.removesuffix(name) for known in self.tensors if known.endswith(name))
         return replace(self, prefix=next(found, self.prefix))
 
@@ -203,10 +200,7 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def count_parameters(folder: Path) -> int:
-    """The number of parameters of a checkpoint, none of which is read.
-
-    0 if they cannot be found: loading raises the error.
-    """
+    """The number of parameters, none of which is read; 0 where loading will raise an error."""
     with suppress(StartupError):
         return sum(math.prod(each.shape) for each in Weights.read(folder).tensors.values())
     return 0
@@ -271,10 +265,7 @@ def _stored(name: str, file: ModelFile, tensor: Tensor) -> StoredTensor | Tensor
 
 
 def read_linear(path: Path, in_features: int, out_features: int | None = None) -> nn.Linear:
-    """A linear head from a state dict with `weight` `[out, in]` and `bias` `[out]`.
-
-    Raises `StartupError` where the file is missing, damaged, or of another shape.
-    """
+    """A linear head from a state dict; raises `StartupError` where it is damaged or another's."""
     if not path.is_file():
         raise StartupError(f"the head {path.name} is missing in {path.parent}")
     try:

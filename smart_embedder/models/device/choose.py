@@ -259,10 +259,7 @@ def control_group_usage(cgroups: Path, membership: Path) -> MemoryUsage | None:
 
 
 def shortest(run: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> float:
-    """The seconds of the fastest of a few runs, as the first one may compile kernels.
-
-    A long run is repeated less often.
-    """
+    """The seconds of the fastest of a few runs, as the first may compile; fewer of a long one."""
     tries: list[float] = []
     while len(tries) < _TRIES and sum(tries) < _LONG_SECONDS:
         began = clock()

@@ -56,10 +56,7 @@ def not_finite() -> InferenceError:
 
 
 def start_copies(results: Sequence[DeviceRows]) -> Callable[[], list[HostRows]]:
-    """Begin to copy results of one device to the host.
-
-    Returns a function that waits for the copies, to be called once, in any thread.
-    """
+    """Copy results to the host; returns a function that waits for them, once, in any thread."""
     if results[0].values.device.type == "cuda":
         return _start_copies_from_cuda(results)
     arrived = []

@@ -90,10 +90,7 @@ _UNLIMITED = 2**31
 
 
 def load_by_transformers(folder: Path, target: Target) -> Backbone:
-    """Load the transformer in `folder`.
-
-    Raises `StartupError` for a model that transformers does not know or cannot load.
-    """
+    """Load the transformer in `folder`; raises `StartupError` where transformers cannot."""
     if target.quantized:
         raise StartupError(
             "DTYPE=int8 is for models of bge-m3's and bge-reranker's kind, and this is one of type "
@@ -140,10 +137,7 @@ class _Positions:
 
 
 def _load_module(folder: Path, target: Target) -> Any:
-    """The module in `folder`, without a head, on its device.
-
-    Raises `StartupError` for a model that transformers does not know, or cannot load completely.
-    """
+    """The module in `folder`, without a head, on its device; raises `StartupError`."""
     _require_known(folder)
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
@@ -186,10 +180,7 @@ def _require_known(folder: Path) -> None:
 
 
 def _from_pretrained(folder: Path, target: Target) -> tuple[Any, dict[str, Any]]:
-    """The module, and what transformers says of its tensors.
-
-    Raises `StartupError` for sizes of which no model could be made.
-    """
+    """The module, and what is said of its tensors; raises `StartupError` for impossible sizes."""
     config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     weights = Weights.read(folder)
     for key, value in config.to_dict().items():
@@ -279,10 +270,7 @@ class ModuleTransformer(Transformer):
             yield output.last_hidden_state.flatten(0, 1).index_select(0, slots)
 
     def _require_memory(self, packed: PackedBatch) -> None:
-        """Refuse a text that would take too much of a CPU's memory: the system kills who does.
-
-        A GPU's allocator raises an error.
-        """
+        """Refuse a text whose attention a CPU's memory does not hold: the system would kill us."""
         needed = packed.max_length**2 * self.bytes_of_pair
         if packed.device.type != "cpu" or needed <= _GROUP_BYTES:
             return
@@ -336,10 +324,7 @@ def attend_packed(
     sliding_window: int | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """An attention function for transformers: from `[1, H, T, D]` to `[1, T, H, D]`.
-
-    Raises `ValueError` for arguments that it does not compute.
-    """
+    """For transformers, `[1, H, T, D]` to `[1, T, H, D]`; raises `ValueError` for options."""
     del attention_mask
     unsupported = [name for name in _UNSUPPORTED if others.get(name) is not None]
     if unsupported:
@@ -379,10 +364,7 @@ class _Trial:
 
     @torch.inference_mode()
     def choose_layout(self) -> Target:
-        """The target with the first layout that computes what a text is by itself.
-
-        Raises `StartupError` if none does.
-        """
+        """With the first layout that computes a text as alone; raises `StartupError`."""
         module, target = self._module, self._target
         own_attention = module.config._attn_implementation  # noqa: SLF001 - it has no public name
         try:

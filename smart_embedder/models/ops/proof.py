@@ -92,11 +92,7 @@ class Proof:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where and how a model runs.
-
-    `paths` holds the name of the proven implementation of each operation, and `refused` the proofs
-    that failed.
-    """
+    """Where and how a model runs: by the proven `paths` of operations, not the `refused` ones."""
 
     device: torch.device
     dtype: torch.dtype
@@ -214,10 +210,7 @@ _THETA = 10_000.0
 
 
 class _Inputs:
-    """Random numbers, the same for every path.
-
-    They are rounded to the dtype of the target; the reference gets them in float32.
-    """
+    """Random numbers, the same for every path, rounded as the target's, in `dtype`."""
 
     def __init__(self, target: Target, shapes: Shapes, dtype: torch.dtype) -> None:
         self.shapes = shapes

@@ -7,6 +7,7 @@ is its subclasses' affair.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
+from functools import partial
 from typing import Generic, Self, TypeVar
 
 import numpy as np
@@ -167,12 +168,16 @@ class HeadsEmbedder(EmbeddingModel):
                 rows[kind] = head(states)
         if not rows:
             return lambda: [TextEmbedding()] * len(sequences)
-        copies = start_copies([*rows.values()])
-        return lambda: self._embeddings(sequences, dict(zip(rows, copies(), strict=True)), spans)
+        return partial(self._collect, start_copies([*rows.values()]), sequences, spans)
 
-    def _embeddings(
-        self, sequences: list[TokenIds], kinds: Mapping[str, HostRows], spans: Mapping[str, Spans]
+    def _collect(
+        self,
+        copies: Callable[[], list[HostRows]],
+        sequences: list[TokenIds],
+        spans: Mapping[str, Spans],
     ) -> list[TextEmbedding | InferenceError]:
+        """The results; `spans` has the kinds in the order of the copies."""
+        kinds = dict(zip(spans, copies(), strict=True))
         sparse: dict[int, SparseVector] = {}
         if "sparse" in kinds:
             rows, own_rows = kinds["sparse"].values, spans["sparse"]

@@ -315,10 +315,7 @@ def _required(tokenizer: TextTokenizer, token: str, what: str) -> int:
 
 
 def _filling(expansion: Expansion | None, folder: Path, tokenizer: TextTokenizer) -> TokenIds:
-    """The tokens of a query that holds nothing else, which may be marked as unattended.
-
-    Raises `StartupError` if the vocabulary has no such token, or texts are padded before.
-    """
+    """The tokens that queries are filled up with; raises `StartupError` if there are none."""
     if expansion is None:
         return NO_IDS
     side = read_optional(folder / "tokenizer_config.json").get("padding_side")

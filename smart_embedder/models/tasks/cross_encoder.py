@@ -157,10 +157,7 @@ class CrossEncoder(DeviceModel[float | FloatArray]):
         instruction: str | None,
         truncation: TruncationOptions = CUT_AT_END,
     ) -> list[TokenizedPair]:
-        """Cut the query to three quarters of the limit and each passage to the rest.
-
-        A cross-encoder reads no instruction.
-        """
+        """Cut the query to three quarters of the limit and each passage to the rest."""
         del instruction
         (query_tokens,) = self._tokenizer.encode_plain([query], self.max_length * 3 // 4)
         frame = len(self._prefix) + len(self._middle) + len(self._suffix)
@@ -211,26 +208,22 @@ class CrossEncoder(DeviceModel[float | FloatArray]):
 
         def collect() -> list[float | FloatArray | InferenceError]:
             (rows,) = copies()
-            scores = self._scores(rows.values)
-            return [
-                (rows.values[row] if outputs[index].logits else scores[row])
-                if rows.finite[row]
-                else not_finite()
-                for index, row in enumerate(packed.unpack_order)
-            ]
+            if len(self.labels) == 1:
+                scores = rows.values[:, 0].tolist()
+            elif self.ranking_label is None:
+                scores = [0.0] * len(rows.values)
+            else:
+                # PyTorch's, because numpy warns of numbers that are not finite.
+                others = torch.from_numpy(np.delete(rows.values, self.ranking_label, axis=1))
+                own = torch.from_numpy(rows.values[:, self.ranking_label])
+                scores = (own - others.logsumexp(dim=1)).tolist()
+            results: list[float | FloatArray | InferenceError] = []
+            for wanted, row in zip(outputs, packed.unpack_order, strict=True):
+                result = rows.values[row] if wanted.logits else scores[row]
+                results.append(result if rows.finite[row] else not_finite())
+            return results
 
         return collect
-
-    def _scores(self, logits: FloatArray) -> list[float]:
-        """The score of each row of `[N, labels]`; 0 without a ranking label."""
-        if logits.shape[1] == 1:
-            return logits[:, 0].tolist()  # type: ignore[no-any-return]
-        if self.ranking_label is None:
-            return [0.0] * len(logits)
-        # PyTorch's, because numpy warns of numbers that are not finite.
-        others = torch.from_numpy(np.delete(logits, self.ranking_label, axis=1))
-        log_odds = torch.from_numpy(logits[:, self.ranking_label]) - others.logsumexp(dim=1)
-        return log_odds.tolist()
 
 
 def find_ranking_label(labels: tuple[str, ...]) -> int | None:
@@ -320,10 +313,7 @@ def _norm(
 
 
 def _last_before_padding(padding: int | None, hidden: Tensor, packed: PackedBatch) -> Tensor:
-    """`[N, hidden]`: the state of each sequence's last token that is not the one `padding`.
-
-    So transformers finds the end of a text, also of one that ends in that token itself.
-    """
+    """`[N, hidden]`: the last token that is not `padding`, where transformers ends a text."""
     starts, stops = packed.cu_seqlens[:-1].long(), packed.cu_seqlens[1:].long()
     places = torch.arange(packed.tokens, device=packed.device)
     if padding is not None:

@@ -110,10 +110,7 @@ class DenseEmbedder(HeadsEmbedder):
 
 
 def _of_qwen3(folder: Path, config: SentenceConfig, tokenizer: TextTokenizer) -> SentenceConfig:
-    """Its raw states are given where a request does not ask for unit length.
-
-    A folder without modules whose texts end as Qwen3-Embedding's is a copy of it.
-    """
+    """As it is published, if without modules; only requests scale its states to unit length."""
     _, after = tokenizer.special_tokens
     is_copy = not has_modules(folder) and bool(after) and after[-1].string == QWEN_END
     if not (config.poolings or is_copy):
@@ -191,9 +188,9 @@ def dense_vectors(
 ) -> DeviceRows:
     """`[S, hidden]` float32 of unit length: one for each of the `sequences`, packed indices."""
     if pooling == "cls":
-        first = to_device(packed.device, packed.offsets[sequences])
+        first = to_device(hidden.device, packed.offsets[sequences])
         return DeviceRows(*backend.unit_rows(hidden, torch.float32, first))
-    chosen = to_device(packed.device, sequences)
+    chosen = to_device(hidden.device, sequences)
     return DeviceRows(*backend.unit_rows(mean(hidden, packed), torch.float32, chosen))
 
 

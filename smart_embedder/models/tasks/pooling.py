@@ -41,10 +41,7 @@ _TEXT_VECTOR = "sentence_embedding"
 def pool(
     hidden: Tensor, packed: PackedBatch, poolings: Sequence[str], sequences: Indices
 ) -> Tensor:
-    """`[S, poolings x hidden]` float32 of the `sequences`, packed indices, from `[T, hidden]`.
-
-    The vectors of several poolings are concatenated.
-    """
+    """`[S, poolings x hidden]` float32 of the `sequences`, packed indices, side by side."""
     chosen = to_device(packed.device, sequences)
     pooled = [_POOLINGS[name](hidden, packed).index_select(0, chosen) for name in poolings]
     return torch.cat(pooled, dim=-1)
@@ -234,10 +231,7 @@ def _require_text_vector(folder: Path) -> None:
 
 
 def load_token_projection(folder: Path, weights: Weights, width: int) -> tuple[nn.Module, int]:
-    """The layers from a token's state of `width` numbers to its ColBERT vector, and its width.
-
-    Raises `StartupError` where they cannot be read.
-    """
+    """The layers from a token's state to its ColBERT vector, and the width of that."""
     modules = [module for module in read_modules(folder) if module.kind == "Dense"]
     if not modules and "linear.weight" in weights:
         # Stanford's ColBERT has one layer, among the weights of the transformer.

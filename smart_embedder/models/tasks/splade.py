@@ -157,10 +157,7 @@ class SpladeEmbedder(EmbeddingModel):
     def __init__(
         self, name: str, folder: Path, max_length: int, target: Target, *, pooling: Path
     ) -> None:
-        """Load a model whose `SpladePooling` is configured in the folder `pooling`.
-
-        Raises `StartupError` for whatever is wrong with them.
-        """
+        """Load it, with the `SpladePooling` in the folder `pooling`; raises `StartupError`."""
         require_known_modules(folder, "Transformer", "MLMTransformer", "SpladePooling")
         weights, texts = Weights.read(folder), TextOptions.read(folder)
         backbone, tokenizer = load_backbone(folder, target, max_length, texts, weights=weights)
@@ -188,10 +185,7 @@ class SpladeEmbedder(EmbeddingModel):
     def _pool(
         self, hidden: Tensor, packed: PackedBatch, wanted: Sequence[int]
     ) -> Iterator[tuple[int, Tensor]]:
-        """The weights `[vocabulary]` of each wanted sequence, a bounded slice of logits at a time.
-
-        Sequences are taken as they are packed, so that a slice holds many short ones.
-        """
+        """The weights `[vocabulary]` of wanted sequences, as packed, a bounded slice at a time."""
         order = packed.unpack_order
         rows_at_once = max(1, _MOST_LOGITS // self._head.vocabulary)
         for run in _runs(sorted(wanted, key=lambda index: order[index]), packed, rows_at_once):
@@ -243,10 +237,7 @@ def _embedding(weights: Tensor) -> TextEmbedding | InferenceError:
 def load_masked_language_head(
     folder: Path, weights: Weights, backbone: Backbone
 ) -> MaskedLanguageHead:
-    """The head in the model's `folder`, on the backbone's device and in its dtype.
-
-    Raises `StartupError` where it has none, or one of a family that is not known here.
-    """
+    """The head in the model's `folder`; raises `StartupError` where none is known."""
     config = read_config(folder)
     kind = config.get("model_type")
     names = _NAMES.get(str(kind))

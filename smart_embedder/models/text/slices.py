@@ -134,10 +134,7 @@ def _borders_of(tokenizer: Tokenizer) -> str:
 
 
 def steps_of(component: Any, parts: str) -> list[dict[str, Any]]:
-    """The steps of a normalizer or a pre-tokenizer, as `tokenizer.json` describes them.
-
-    `parts` is the name that a sequence has for them there. None has no steps.
-    """
+    """A normalizer's or pre-tokenizer's steps, whose sequences are called `parts` in the file."""
     if component is None:
         return []
     described = json.loads(component.__getstate__())

@@ -153,10 +153,7 @@ class TextTokenizer:
         lower_case: bool = False,
         slice_characters: int = SLICE_CHARACTERS,
     ) -> "TextTokenizer":
-        """Read `tokenizer.json`; raise `StartupError` where it is missing, damaged or another's.
-
-        `lower_case` makes letters small first.
-        """
+        """Read `tokenizer.json`; raises `StartupError` where it cannot be, or is another's."""
         path = folder / "tokenizer.json"
         if not path.is_file():
             raise StartupError(f"{folder} holds no tokenizer.json")
@@ -196,10 +193,9 @@ class TextTokenizer:
     ) -> list[TruncatedTokens]:
         """At most `limit` token ids of each text behind `prompt`, without special tokens."""
         truncated = [TruncatedTokens(limit, side) for _ in texts]
-        for batch in self._batches(texts, truncated, prompt):
-            slices = [text for _, text in batch]
+        for owners, slices in self._batches(texts, truncated, prompt):
             encodings = self._tokenizer.encode_batch_fast(slices, add_special_tokens=False)
-            for (tokens, _), encoding in zip(batch, encodings, strict=True):
+            for tokens, encoding in zip(owners, encodings, strict=True):
                 tokens.add(encoding.ids)
         if prompt and side == "left":
             for text, tokens in zip(texts, truncated, strict=True):
@@ -209,9 +205,10 @@ class TextTokenizer:
 
     def _batches(
         self, texts: list[str], truncated: list[TruncatedTokens], prompt: str
-    ) -> Iterator[list[tuple[TruncatedTokens, str]]]:
-        """Slices with the tokens of their texts, together no larger than one slice may be."""
-        batch: list[tuple[TruncatedTokens, str]] = []
+    ) -> Iterator[tuple[list[TruncatedTokens], list[str]]]:
+        """The tokens of texts, and slices of those, together no larger than one slice may be."""
+        owners: list[TruncatedTokens] = []
+        slices: list[str] = []
         left = self._slicer.characters
         for text, tokens in zip(texts, truncated, strict=True):
             for text_slice in self._slicer.slices(prompt + text, from_end=tokens.side == "left"):
@@ -221,13 +218,14 @@ class TextTokenizer:
                     break
                 short = self._shortener.shorten(text_slice)
                 size = len(short) * normalization_growth(short)
-                if size > left and batch:
-                    yield batch
-                    batch, left = [], self._slicer.characters
-                batch.append((tokens, short))
+                if size > left and slices:
+                    yield owners, slices
+                    owners, slices, left = [], [], self._slicer.characters
+                owners.append(tokens)
+                slices.append(short)
                 left -= size
-        if batch:
-            yield batch
+        if slices:
+            yield owners, slices
 
     def _encode(self, text_slice: str) -> Encoding:
         """Ids and offsets of one slice."""
@@ -248,10 +246,7 @@ class TextTokenizer:
         return ids
 
     def spans(self, text: str) -> Iterator[TokenSpans]:
-        """The tokens of the whole text, without special ones, and the characters they stand for.
-
-        They come slice by slice, so that a caller may stop when there are too many.
-        """
+        """The tokens of the whole text, and the characters they stand for, slice by slice."""
         begin = 0
         for text_slice in self._slicer.slices(text):
             stop_if_given_up()
