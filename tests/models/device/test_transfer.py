@@ -1,5 +1,7 @@
 """Results on the host: as they were on the device, and which of them are numbers."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -9,32 +11,28 @@ from tests.support.simulated_cuda import simulated_cuda
 from tests.support.simulated_streams import ARRIVED
 
 
-def test_arrays_come_back_in_their_places() -> None:
-    first, second = torch.rand(3, 4), torch.rand(5)
-    arrived = start_copies([DeviceRows.of(first), DeviceRows.of(second)])()
-    np.testing.assert_array_equal(arrived[0].values, first.numpy())
-    np.testing.assert_array_equal(arrived[1].values, second.numpy())
-    assert all(each.finite.all() for each in arrived)
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-def test_only_the_row_with_a_number_that_is_not_finite_is_marked(value: float) -> None:
-    damaged = torch.rand(3, 4)
-    damaged[1, 2] = value
-    plain, arrived = start_copies([DeviceRows.of(torch.rand(2)), DeviceRows.of(damaged)])()
+@pytest.mark.parametrize(
+    ("rows", "finite"),
+    [
+        (torch.rand(3, 4), [True] * 3),
+        (torch.rand(5), [True] * 5),
+        (torch.empty(0, 4), []),
+        *(
+            (torch.tensor([[1.0, 2.0], [value, 3.0], [0.0, 0.0]]), [True, False, True])
+            for value in (math.nan, math.inf, -math.inf)
+        ),
+        (torch.tensor([[math.inf, -math.inf]]), [False]),  # They do not cancel out.
+    ],
+)
+def test_results_come_back_in_their_places_with_those_marked_that_are_not_finite(
+    rows, finite
+) -> None:
+    other = torch.rand(2)
+    plain, arrived = start_copies([DeviceRows.of(other), DeviceRows.of(rows)])()
+    np.testing.assert_array_equal(plain.values, other.numpy())
+    np.testing.assert_array_equal(arrived.values, rows.numpy())
     assert plain.finite.all()
-    assert arrived.finite.tolist() == [True, False, True]
-
-
-def test_infinities_of_both_signs_do_not_cancel_out() -> None:
-    (arrived,) = start_copies([DeviceRows.of(torch.tensor([[float("inf"), -float("inf")]]))])()
-    assert arrived.finite.tolist() == [False]
-
-
-def test_an_empty_array_is_fine() -> None:
-    (arrived,) = start_copies([DeviceRows.of(torch.empty(0, 4))])()
-    assert arrived.values.shape == (0, 4)
-    assert arrived.finite.shape == (0,)
+    assert arrived.finite.tolist() == finite
 
 
 def test_from_a_gpu_results_arrive_through_one_pinned_buffer_that_is_used_again() -> None:

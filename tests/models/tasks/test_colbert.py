@@ -298,16 +298,6 @@ def test_without_lengths_of_its_own_it_cuts_texts_as_the_tokenizer_says(
     assert_like_theirs(model, tmp_path)
 
 
-@pytest.mark.parametrize("tasks", [[], ["document"], "document"])
-def test_words_are_skipped_in_texts_of_the_named_types_alone(
-    folders, load, tmp_path: Path, tasks
-) -> None:
-    MultiVectorEncoder(str(folders["unattended"]), device="cpu").save_pretrained(str(tmp_path))
-    (mask,) = (each for each in tmp_path.iterdir() if each.name.endswith("MultiVectorMask"))
-    change(mask / "config.json", skiplist_tasks=tasks)
-    assert_like_theirs(load(tmp_path), tmp_path)
-
-
 def test_queries_are_filled_up_with_the_end_of_a_text_where_no_mask_is_named(
     folders, load, tmp_path: Path
 ) -> None:

@@ -110,16 +110,6 @@ def test_a_folder_with_an_embedding_model_is_no_reranker(tiny_m3: Path, float32_
         CrossEncoder("m3", tiny_m3, BGE_LIMIT, float32_target)
 
 
-def test_a_missing_layer_is_named(tiny_reranker: Path, float32_target, tmp_path: Path) -> None:
-    for name in ("config.json", "tokenizer.json"):
-        (tmp_path / name).write_bytes((tiny_reranker / name).read_bytes())
-    weights = load_file(tiny_reranker / "model.safetensors")
-    del weights["roberta.encoder.layer.1.output.dense.bias"]
-    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(StartupError, match="lacks the tensor roberta.encoder.layer.1"):
-        CrossEncoder("broken", tmp_path, BGE_LIMIT, float32_target)
-
-
 LIMIT = 128
 GROUPED = {"num_key_value_heads": 2, "head_dim": 16, "pad_token_id": 0}
 BYTES = GROUPED | {"vocab_size": 800}

@@ -83,36 +83,36 @@ def test_memory_does_not_grow_with_the_vocabulary(tmp_path: Path, float32_target
     assert largest_allocation(whole, float32_target) == largest_allocation(small, float32_target)
 
 
-def test_yes_and_no_are_looked_up_in_the_vocabulary(tmp_path: Path, float32_target) -> None:
-    folder = save_qwen(tmp_path / "wordless", answers=("da", "net"))
-    with pytest.raises(StartupError, match="has no tokens yes and no"):
-        QwenReranker("tiny", folder, LIMIT, 16, float32_target)
-
-
-def test_an_embedding_folder_is_no_reranker(folder: Path, float32_target, tmp_path) -> None:
-    copytree(folder, tmp_path, dirs_exist_ok=True)
-    (tmp_path / "1_Pooling").mkdir()
-    with pytest.raises(StartupError, match="holds an embedding model and not a reranker"):
-        QwenReranker("tiny", tmp_path, LIMIT, 16, float32_target)
-
-
-def test_of_one_name_only_its_language_model_is_a_reranker(
-    folder: Path, float32_target, tmp_path: Path
-) -> None:
-    other = copytree(folder, tmp_path, dirs_exist_ok=True)
-    change(other / "config.json", architectures=["Qwen3ForTokenClassification"])
-    with pytest.raises(StartupError, match="holds a Qwen3ForTokenClassification, which is no rera"):
-        QwenReranker("tiny", other, LIMIT, 16, float32_target)
-
-
-def test_tensors_without_a_head_are_no_reranker(
-    folder: Path, float32_target, tmp_path: Path
-) -> None:
+def without_a_head(folder: Path) -> None:
     """Qwen3-Embedding names the same architecture as Qwen3-Reranker."""
+    Qwen3Model.from_pretrained(folder, dtype=torch.float32).save_pretrained(folder)
+    change(folder / "config.json", architectures=["Qwen3ForCausalLM"])
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (
+            lambda folder: save_qwen(folder, answers=("da", "net")),
+            "has no tokens yes and no",
+        ),
+        (
+            lambda folder: (folder / "1_Pooling").mkdir(),
+            "holds an embedding model and not a reranker",
+        ),
+        (
+            lambda folder: change(folder / "config.json", architectures=["Qwen3ForTokenClassific"]),
+            "holds a Qwen3ForTokenClassific, which is no reranker",
+        ),
+        (without_a_head, "it has no head of a language model"),
+    ],
+)
+def test_what_is_no_reranker_says_why(
+    spoil, message, folder: Path, float32_target, tmp_path: Path
+) -> None:
     copy = copytree(folder, tmp_path, dirs_exist_ok=True)
-    Qwen3Model.from_pretrained(folder, dtype=torch.float32).save_pretrained(copy)
-    change(copy / "config.json", architectures=["Qwen3ForCausalLM"])
-    with pytest.raises(StartupError, match="it has no head of a language model"):
+    spoil(copy)
+    with pytest.raises(StartupError, match=message):
         QwenReranker("tiny", copy, LIMIT, 16, float32_target)
 
 
