@@ -50,7 +50,12 @@ def fingerprint(folder: Path, cache: str = "memory") -> str:
     return found
 
 
-def test_the_same_files_elsewhere_are_the_same_model(tiny_m3: Path, copy: Path) -> None:
+@pytest.mark.parametrize("where", ["elsewhere/tiny-m3", "models--a--b/snapshots/0123abcd"])
+def test_the_same_files_elsewhere_are_the_same_model(
+    where: str, tiny_m3: Path, tmp_path: Path
+) -> None:
+    """Also those of a commit of the hub, which may have been written over on this machine."""
+    copy = shutil.copytree(tiny_m3, tmp_path / where)
     (copy / "README.md").write_text("a text that no model reads")
     (copy / "old.safetensors").write_text("another that no model reads")
     assert fingerprint(copy) == fingerprint(tiny_m3)
@@ -73,12 +78,6 @@ def test_other_content_is_another_model(tiny_m3: Path, copy: Path, name: str) ->
 
 def test_where_nothing_is_cached_nothing_is_hashed(tiny_m3: Path) -> None:
     assert fingerprint(tiny_m3, cache="off") == ""
-
-
-def test_a_commit_of_the_hub_is_no_fingerprint(tiny_m3: Path, tmp_path: Path) -> None:
-    """Its files may have been written over on this machine."""
-    snapshot = tmp_path / "models--a--b" / "snapshots" / "0123abcd"
-    assert fingerprint(shutil.copytree(tiny_m3, snapshot)) == fingerprint(tiny_m3)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -6,6 +6,7 @@ Only PyTorch's own answers are replaced: no machine that runs these tests has so
 import platform
 import queue
 import threading
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -314,43 +315,36 @@ def test_the_shortest_of_a_few_runs_counts_and_long_ones_are_repeated_less(
     assert len(done) == runs
 
 
-class Allocator:
-    """PyTorch's, on a device where expandable segments fail, or where nothing can be allocated."""
+@pytest.mark.parametrize(
+    ("where", "broken", "error", "warnings"),
+    [
+        (CUDA, False, None, ["CUDA driver error: operation not supported"]),
+        (CUDA, True, "not supported", []),  # Not even without them.
+        (CPU, True, None, []),  # It has no such segments.
+    ],
+)
+def test_where_expandable_segments_fail_the_start_goes_on_without_them(
+    monkeypatch, where, broken, error, warnings
+) -> None:
+    fails = True
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, broken: bool = False) -> None:
-        self.broken = broken
-        self.expandable = True
-        monkeypatch.setattr(torch, "empty", self.allocate)
-        monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", self.set_options)
-        device.ensure_allocates.cache_clear()
-
-    def allocate(self, *_: object, device: torch.device) -> None:
-        if self.broken or self.expandable:
+    def allocate(*_: object, device: torch.device) -> None:
+        if fails:
             raise RuntimeError("CUDA driver error: operation not supported\nAt some place")
 
-    def set_options(self, options: str) -> None:
-        self.expandable = options != "expandable_segments:False"
+    def set_options(options: str) -> None:
+        nonlocal fails
+        fails = broken or options != "expandable_segments:False"
 
-
-def test_where_expandable_segments_fail_the_start_goes_on_without_them(monkeypatch) -> None:
-    Allocator(monkeypatch)
-    with capture_logs() as lines:
+    monkeypatch.setattr(torch, "empty", allocate)
+    monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", set_options)
+    device.ensure_allocates.cache_clear()
+    raised = pytest.raises(RuntimeError, match=error) if error else nullcontext()
+    with capture_logs() as lines, raised:
         for _ in range(2):
-            device.ensure_allocates(CUDA)
-    assert [(line["event"], line["reason"]) for line in lines] == [
-        ("expandable_segments_refused", "CUDA driver error: operation not supported")
-    ]
-
-
-def test_a_device_on_which_nothing_can_be_allocated_stops_the_start(monkeypatch) -> None:
-    Allocator(monkeypatch, broken=True)
-    with pytest.raises(RuntimeError, match="not supported"):
-        device.ensure_allocates(CUDA)
-
-
-def test_devices_without_such_segments_are_left_alone(monkeypatch) -> None:
-    Allocator(monkeypatch, broken=True)
-    device.ensure_allocates(CPU)
+            device.ensure_allocates(where)
+    assert [line["reason"] for line in lines] == warnings
+    assert {line["event"] for line in lines} <= {"expandable_segments_refused"}
 
 
 def test_memory_is_given_back_each_time_and_in_no_capture(monkeypatch) -> None:
