@@ -1,7 +1,4 @@
-"""Vectors in fewer bits, pooled and encoded, as sentence-transformers, PyLate and FastEmbed do it.
-
-What PyLate and FastEmbed make was recorded by `record_references`.
-"""
+"""Pooled and encoded vectors as PyLate and FastEmbed make them, recorded by `record_references`."""
 
 import json
 import tracemalloc
@@ -10,11 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.extra import numpy as arrays
-from sentence_transformers.util.quantization import quantize_embeddings
 
 from smart_embedder.vectors import (
     MUVERA_WIDTH,
@@ -23,8 +17,6 @@ from smart_embedder.vectors import (
     muvera_of,
     pool,
     pooling_bytes,
-    quantize,
-    scales_of,
 )
 
 REFERENCES = Path(__file__).with_name("references.json")
@@ -45,80 +37,6 @@ def vectors_of(tokens: int, width: int) -> np.ndarray:
 
 
 RECORDED = json.loads(REFERENCES.read_text("utf-8"))
-NUMBERS = st.floats(-1e4, 1e4, width=32)
-MATRICES = arrays.arrays(
-    np.float32, st.tuples(st.integers(1, 5), st.integers(1, 40)), elements=NUMBERS
-)
-
-
-@given(MATRICES)
-def test_eight_bits_are_restored_within_half_a_step(vectors) -> None:
-    made = quantize(vectors, "int8")
-    scales = made.scales[:, None]
-    assert made.values.dtype == np.int8
-    error = np.abs(np.float64(made.values) * scales - vectors)
-    assert (error <= 0.5 * scales * (1 + 1e-4)).all()
-    shifted = quantize(vectors, "uint8")
-    assert shifted.values.dtype == np.uint8
-    np.testing.assert_array_equal(np.int16(shifted.values) - 128, made.values)
-    np.testing.assert_array_equal(shifted.scales, made.scales)
-
-
-@given(arrays.arrays(np.float32, st.integers(1, 40), elements=st.floats(-1, 1, width=16)))
-def test_eight_bits_are_nearly_those_of_sentence_transformers(vector) -> None:
-    """Given the vector's own range, it cuts a number off at one of 255 steps, half a step lower."""
-    assume(vector.any())
-    range_ = np.full_like(vector, np.abs(vector).max())
-    theirs = quantize_embeddings(vector[None], "int8", ranges=np.stack([-range_, range_]))
-    ours = quantize(vector, "int8").values
-    assert np.abs(np.int16(theirs[0]) - ours).max() <= 2
-
-
-@given(MATRICES)
-@pytest.mark.parametrize("dtype", ["binary", "ubinary"])
-def test_bits_are_those_of_sentence_transformers(dtype, vectors) -> None:
-    made = quantize(vectors, dtype)
-    expected = quantize_embeddings(vectors, dtype)
-    assert (made.values.dtype, made.scales) == (expected.dtype, None)
-    np.testing.assert_array_equal(made.values, expected)
-
-
-@given(MATRICES)
-def test_half_precision_is_rounded_as_torch_does_it(vectors) -> None:
-    bits = quantize(vectors, "bfloat16")
-    expected = torch.from_numpy(vectors).to(torch.bfloat16)
-    np.testing.assert_array_equal(bits.values.view(np.int16), expected.view(torch.int16).numpy())
-    assert bits.type_name == "bfloat16"
-    half = torch.from_numpy(vectors).to(torch.float16).numpy()
-    np.testing.assert_array_equal(quantize(vectors, "float16").values, half)
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int8", "uint8", "ubinary"])
-def test_a_vector_alone_is_what_it_is_among_others(dtype) -> None:
-    vectors = np.random.default_rng(0).standard_normal((4, 24)).astype(np.float32)
-    together, alone = quantize(vectors, dtype), quantize(vectors[2], dtype)
-    np.testing.assert_array_equal(together.values[2], alone.values)
-    if alone.scales is not None:
-        assert together.scales[2] == alone.scales
-        assert scales_of([alone, together]).shape == (5,)
-    else:
-        assert scales_of([alone]) is None
-
-
-@pytest.mark.parametrize(
-    ("dtype", "name"),
-    [("float32", "float32"), ("float16", "float16"), ("bfloat16", "bfloat16")]
-    + [(each, "int8") for each in ("int8", "binary")]
-    + [(each, "uint8") for each in ("uint8", "ubinary")],
-)
-def test_an_array_of_them_has_the_name_of_its_numbers(dtype, name) -> None:
-    assert quantize(np.ones((2, 8), np.float32), dtype).type_name == name
-
-
-def test_zeros_and_no_vectors_have_types_too() -> None:
-    assert not quantize(np.zeros((2, 8), np.float32), "int8").values.any()
-    assert quantize(np.zeros((0, 8), np.float32), "int8").values.shape == (0, 8)
-    assert quantize(np.zeros((0, 8), np.float32), "ubinary").values.shape == (0, 1)
 
 
 @pytest.mark.parametrize("factor", FACTORS)
