@@ -16,7 +16,7 @@ from tests.support.fast import TESTS, left_out
         ("models/test_devices.py", True),  # by a fixture that it asks for by its name
         ("vectors/test_vectors.py", False),
         ("engine/scheduling/test_batcher.py", False),
-        ("middleware/test_access_auth.py", False),  # in process
+        ("middleware/test_access.py", False),  # in process
     ],
 )
 def test_files_that_start_processes_are_told_by_what_they_use(file: str, is_left_out: bool) -> None:
