@@ -4,33 +4,25 @@ import functools
 import http.server
 import re
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, redirect_stderr, redirect_stdout
+from io import StringIO
 from pathlib import Path
 
 import pytest
 
 from smart_embedder.api.answers import EmbeddingResponse
-from tests.support.server import REPOSITORY, RunningServer, run_server
-from tools.smoke.__main__ import _outcome
+from tests.support.server import RunningServer, run_server
+from tools.smoke.__main__ import _outcome, main
 from tools.smoke.target import Target
 
 
 def smoke(url: str, *arguments: str) -> tuple[int, str]:
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-m", "tools.smoke", "--url", url, *arguments],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    assert "Traceback" not in done.stderr
-    return done.returncode, done.stdout + done.stderr
+    with redirect_stdout(StringIO()) as printed, redirect_stderr(StringIO()) as errors:
+        status = main(["--url", url, *arguments])
+    return status, printed.getvalue() + errors.getvalue()
 
 
 def counts(output: str) -> tuple[int, int, int]:
@@ -82,6 +74,13 @@ class OverItsRate(http.server.BaseHTTPRequestHandler):
         self.close_connection = True
 
     do_GET = do_POST = answer  # noqa: N815 - the names that the library calls
+
+
+class Files(http.server.SimpleHTTPRequestHandler):
+    """Another server, which says nothing on standard error."""
+
+    def log_message(self, *_: object) -> None:
+        pass
 
 
 @contextmanager
@@ -212,7 +211,7 @@ def test_an_answer_of_another_shape_is_a_failure_that_names_the_place() -> None:
 
 
 def test_another_server_is_recognised_as_none_of_ours(tmp_path: Path) -> None:
-    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=tmp_path)
+    handler = functools.partial(Files, directory=tmp_path)
     with serving(handler) as other:
         status, output = smoke(url := other.url)
     assert status == 1
