@@ -20,15 +20,16 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from http.client import HTTPException, HTTPResponse
+from itertools import chain
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 import httpx2
-import psutil
 
 from tests.faults.raw import head
 from tests.faults.tally import GOOD
@@ -38,9 +39,6 @@ from tests.support.server import REPOSITORY, RunningServer, run_server
 ATTACKER = "127.0.0.2"
 MIB = 2**20
 SMALL_BODIES = 2_000_000
-# Together these and the rest are just more than the bodies that all clients may hold.
-STALLED_UPLOADS = 16
-THE_REST = 50_000
 PATIENCE = 120.0
 DEFAULT_LIMITS = {"RATE_LIMIT_REQUESTS_PER_MINUTE": "3600", "RATE_LIMIT_BURST_SIZE": "120"}
 NDJSON = "application/x-ndjson"
@@ -52,29 +50,21 @@ Run = Callable[["RunningServer", float], None]
 
 @dataclass(slots=True)
 class Beside:
-    """What was seen of the server while it was attacked."""
+    """What others saw while the server was attacked: seconds, and statuses of the embeddings."""
 
     healths: list[float] = field(default_factory=list)
+    embeddings: list[float] = field(default_factory=list)
     statuses: Counter[int] = field(default_factory=Counter)
-    slowest: float = 0.0
-    before: int = 0
-    peak: int = 0
-    after: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Attack:
-    """What is done to a server that was started with these settings."""
+    """What is done to a server that was started with these settings, with bodies of these sizes."""
 
     name: str
     run: Run
-    settings: Settings = field(default_factory=dict)
+    settings: Settings
     bodies: tuple[int, ...] = ()
-
-    @property
-    def allowed(self) -> int:
-        """By how many bytes the server's memory may rise."""
-        return sum(20 * size + 50 * MIB for size in self.bodies)
 
 
 def connect(server: RunningServer, receive_buffer: int | None = None) -> socket.socket:
@@ -83,58 +73,77 @@ def connect(server: RunningServer, receive_buffer: int | None = None) -> socket.
     raw = socket.socket()
     if receive_buffer is not None:
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+    raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     raw.bind((ATTACKER, 0))
-    raw.settimeout(1)
+    raw.settimeout(PATIENCE)
     raw.connect((host, int(port)))
     return raw
 
 
-def send_ahead(server: RunningServer, seconds: float, request: bytes) -> None:
-    """The same request again and again, while the answers are read and thrown away."""
+def flood(
+    server: RunningServer, seconds: float, *, block: bytes, first: bytes = b"", pause: float = 0
+) -> None:
+    """Send `first`, then `block` until the time is over; what comes back is thrown away."""
     until = time.monotonic() + seconds
+
+    def read_away() -> None:
+        with suppress(ConnectionError):
+            while time.monotonic() < until:
+                with suppress(TimeoutError):
+                    if not raw.recv(MIB):
+                        return
+
+    # With a pause they go out one by one.
+    blocks = memoryview(block if pause else block * max(1, MIB // len(block)))
+    sent = 0
     with connect(server) as raw:
-        reader = threading.Thread(target=read_away, args=(raw, until))
+        raw.sendall(first)
+        raw.settimeout(1)
+        reader = threading.Thread(target=read_away)
         reader.start()
         with suppress(OSError):
             while time.monotonic() < until:
                 with suppress(TimeoutError):
-                    raw.send(request * 500)
+                    sent += raw.send(blocks[sent % len(blocks) :])
+                time.sleep(pause)
         reader.join()
+    print(f"  {sent / MIB:.1f} MiB sent", flush=True)
 
 
-def read_away(raw: socket.socket, until: float) -> None:
-    """Take what comes."""
-    while time.monotonic() < until:
-        with suppress(TimeoutError):
-            try:
-                if not raw.recv(MIB):
-                    return
-            except ConnectionError:
-                return
+def stream(
+    name: str, block: bytes, settings: Settings, *, first: bytes = b"", headers: str = ""
+) -> Attack:
+    """A stream that begins with `first` and goes on with `block`; a single byte comes slowly."""
+    raw_head = (
+        "POST /embeddings/stream?return_sparse=false&return_colbert=false HTTP/1.1\r\n"
+        f"Host: localhost\r\nContent-Type: {NDJSON}\r\n{headers}Transfer-Encoding: chunked\r\n\r\n"
+    )
+    begun = raw_head.encode() + (_chunk(first) if first else b"")
+    pause = 0.001 if len(block) == 1 else 0
+    run = partial(flood, block=_chunk(block), first=begun, pause=pause)
+    return Attack(name, run, settings, (len(first) or len(block),))
 
 
-def unread_answers(server: RunningServer, seconds: float) -> None:
-    """Two clients that ask for more than all may hold and do not read it."""
-    body = json.dumps({"sentences": ["search vector " * 50] * 600}).encode()
+def _chunk(content: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(content), content)
+
+
+def lines(name: str, line: bytes, settings: Settings) -> Attack:
+    """A stream of one line again and again."""
+    return stream(name, line * max(1, 60_000 // len(line)), settings)
+
+
+def unfinished(
+    server: RunningServer, seconds: float, *, contents: list[bytes], receive_buffer: int | None
+) -> None:
+    """Clients that send so much and no more, and read no more than the beginning of an answer."""
     with ExitStack() as stack:
-        for _ in range(2):
-            raw = stack.enter_context(connect(server, receive_buffer=4096))
-            raw.settimeout(PATIENCE)
-            raw.sendall(head(len(body)) + body)
+        for content in contents:
+            raw = stack.enter_context(connect(server, receive_buffer))
             with suppress(OSError):
-                raw.recv(12)  # It is there now, and the rest is not taken.
-        time.sleep(seconds)
-
-
-def stalled_uploads(server: RunningServer, seconds: float) -> None:
-    """Bodies that come up to their last bytes, and then no farther."""
-    size = SMALL_BODIES - 1000
-    with ExitStack() as stack:
-        for sent in [*[size - 20] * STALLED_UPLOADS, THE_REST]:
-            raw = stack.enter_context(connect(server))
-            raw.settimeout(PATIENCE)
-            with suppress(OSError):
-                raw.sendall(head(size) + b'{"sentences":["' + b"x" * sent)
+                raw.sendall(content)
+                if receive_buffer is not None:
+                    raw.recv(12)  # The answer is there now, and the rest is not taken.
         time.sleep(seconds)
 
 
@@ -166,6 +175,9 @@ def request(
     return Request("\r\n".join(lines).encode() + content, size)
 
 
+packed = partial(request, packed=True)
+
+
 def ask(raw: socket.socket, content: bytes) -> int:
     """Send a request and read its answer whole; its status, or 0 where the connection ends."""
     try:
@@ -184,80 +196,32 @@ def together(
 ) -> None:
     """A request on each of so many connections at once; again and again where that is asked for."""
     until = time.monotonic() + seconds
-    statuses: Counter[int] = Counter()
 
-    def one() -> None:
-        status, goes_on = 0, True
-        while goes_on:
+    def one(_: int) -> list[int]:
+        statuses: list[int] = []
+        while not statuses or (again and time.monotonic() < until):
             with connect(server) as raw:
-                raw.settimeout(PATIENCE)
-                while goes_on:
-                    status = ask(raw, content)
-                    statuses[status] += 1
-                    goes_on = again and time.monotonic() < until
-                    if not status:  # The server has closed it.
-                        break
+                statuses.append(ask(raw, content))
+                # A status of 0: the server has closed it.
+                while again and statuses[-1] and time.monotonic() < until:
+                    statuses.append(ask(raw, content))
+        return statuses
 
     began = time.monotonic()
-    threads = [threading.Thread(target=one) for _ in range(connections)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(connections) as threads:
+        statuses = Counter(chain.from_iterable(threads.map(one, range(connections))))
     print(f"  {dict(sorted(statuses.items()))} in {time.monotonic() - began:.1f} s", flush=True)
 
 
-def once(name: str, asked: Request, settings: Settings, connections: int = 1) -> Attack:
-    """A request on each of some connections, until they are answered."""
-    return _asking(name, asked, settings, connections, again=False)
-
-
-def again(name: str, asked: Request, settings: Settings, connections: int = 1) -> Attack:
-    """The same, again and again."""
-    return _asking(name, asked, settings, connections, again=True)
-
-
-def _asking(
-    name: str, asked: Request, settings: Settings, connections: int, *, again: bool
+def once(
+    name: str, asked: Request, settings: Settings, connections: int = 1, *, again: bool = False
 ) -> Attack:
+    """A request on each of some connections, until they are answered."""
     run = partial(together, content=asked.content, connections=connections, again=again)
     return Attack(name, run, settings, (asked.size,) * connections)
 
 
-def stream(
-    server: RunningServer, seconds: float, *, block: bytes, first: bytes = b"", headers: str = ""
-) -> None:
-    """A stream that begins with `first` and goes on with `block` until the time is over."""
-    until = time.monotonic() + seconds
-    raw_head = (
-        "POST /embeddings/stream?return_sparse=false&return_colbert=false HTTP/1.1\r\n"
-        f"Host: localhost\r\nContent-Type: {NDJSON}\r\n{headers}Transfer-Encoding: chunked\r\n\r\n"
-    )
-    chunk = b"%x\r\n%b\r\n" % (len(block), block)
-    # Small blocks go out one by one: each is a part of the body of its own.
-    blocks = memoryview(chunk * max(1, MIB // len(chunk)) if len(block) > 1 else chunk)
-    with connect(server) as raw:
-        raw.settimeout(PATIENCE)
-        raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        raw.sendall(raw_head.encode() + (b"%x\r\n%b\r\n" % (len(first), first) if first else b""))
-        raw.settimeout(1)
-        reader = threading.Thread(target=read_away, args=(raw, until))
-        reader.start()
-        sent = 0
-        with suppress(OSError):
-            while time.monotonic() < until:
-                with suppress(TimeoutError):
-                    sent += raw.send(blocks[sent % len(blocks) :])
-                if len(block) == 1:
-                    time.sleep(0.001)
-        reader.join()
-    print(f"  {sent / MIB:.1f} MiB sent", flush=True)
-
-
-def lines(name: str, line: bytes, settings: Settings) -> Attack:
-    """A stream of one line again and again."""
-    block = line * max(1, 60_000 // len(line))
-    return Attack(name, partial(stream, block=block), settings, (len(block),))
+again = partial(once, again=True)
 
 
 def many_names(size: int) -> dict[str, int]:
@@ -293,23 +257,13 @@ def item_1(plain: Settings, labels: Settings) -> Iterator[Attack]:
     yield once("item 1: /tokenize, 1,000 texts of letters", packed("/tokenize", texts), plain)
 
 
-def packed(path: str, body: object) -> Request:
-    """A request whose body is gzipped."""
-    return request(path, body, packed=True)
-
-
 def item_3(plain: Settings) -> Iterator[Attack]:
     """Streams whose lines take long."""
     unlimited = plain | dict.fromkeys(DEFAULT_LIMITS, "1000000")
     names = b'{"text": "a", %b\n' % json.dumps(many_names(64_000)).encode()[1:]
     nested = b'{"text": "a", "id": [' + b"[]," * 21_000 + b"[]]}\n"
-    blank = Attack(
-        "item 3: 32 MB of blanks, then one by one",
-        partial(stream, first=b" " * 33_000_000, block=b" "),
-        plain,
-        (33_000_000,),
-    )
-    yield blank
+    blanks = b" " * 33_000_000
+    yield stream("item 3: 32 MB of blanks, then one by one", b" ", plain, first=blanks)
     yield lines("item 3: lines of many names", names, plain)
     yield lines("item 3: lines with a nested id", nested, plain)
     for line in (b"}\n", b"1\n", b"{}\n", b"[\n"):
@@ -327,8 +281,8 @@ def item_4(plain: Settings) -> Iterator[Attack]:
         for connections in (1, 4):
             name = f"item 4: 20 MB of {what} members, {connections} at once"
             yield again(name, asked, plain, connections)
-        run = partial(stream, block=member * 3000, headers="Content-Encoding: gzip\r\n")
-        yield Attack(f"item 4: a stream of {what} members", run, plain, (MIB,))
+        header = "Content-Encoding: gzip\r\n"
+        yield stream(f"item 4: a stream of {what} members", member * 3000, plain, headers=header)
 
 
 def item_5(plain: Settings) -> Iterator[Attack]:
@@ -396,80 +350,77 @@ def earlier_attacks(m3: Path, qwen: Path) -> list[Attack]:
     reranker = plain | {"RERANKER_MODEL": str(qwen), "QWEN_RERANK_MAX_LENGTH": "2048"}
     small = plain | {"MAX_BODY_BYTES": str(SMALL_BODIES)}
     live, stats = (
-        partial(send_ahead, request=f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        partial(flood, block=f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
         for path in ("/health/live", "/stats")
     )
     dense = {"return_colbert": False}
-    # The character that normalisation makes eighteen times as long.
     ligatures = request("/embeddings/", {"sentences": ["\ufdfa" * 1_000_000]} | dense)
     full_stops = request("/embeddings/", {"sentences": [". " * (8 * MIB)]} | dense)
     long_query = request("/rerank", {"query": "search " * 9_500, "passages": ["a"] * 1000})
+    # Two clients ask for more than all may hold. Bodies come up to their last bytes: together
+    # they are just more than what all clients may hold.
+    large = request("/embeddings/", {"sentences": ["search vector " * 50] * 600}).content
+    size = SMALL_BODIES - 1000
+    uploads = [
+        head(size) + b'{"sentences":["' + b"x" * sent for sent in [*[size - 20] * 16, 50_000]
+    ]
+    unread = partial(unfinished, contents=[large] * 2, receive_buffer=4096)
+    stalled = partial(unfinished, contents=uploads, receive_buffer=None)
     return [
         Attack("requests sent ahead, answered 200", live, plain),
         Attack("requests sent ahead, answered 401", stats, locked),
         once("2.9 MiB of U+FDFA", ligatures, plain),
         once("16 MiB of full stops", full_stops, plain),
         once("a query of 65 KiB, 1,000 passages", long_query, reranker),
-        Attack("two answers that nobody reads", unread_answers, small),
-        Attack("seventeen uploads that stall", stalled_uploads, small),
+        Attack("two answers that nobody reads", unread, small),
+        Attack("seventeen uploads that stall", stalled, small),
     ]
 
 
 @contextmanager
-def watched(server: RunningServer, settings: Settings) -> Iterator[Beside]:
-    """Look at the memory and ask as others would, until the block ends.
-
-    The others are a process of their own, which waits for no lock of the attackers' threads.
-    """
-    seen, memory = Beside(before=resident(server)), psutil.Process(server.process.pid)
-    token = settings.get("API_TOKEN")
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
+def others(server: RunningServer, token: str | None) -> Iterator[Beside]:
+    """Ask as others would until the block ends, in a process that no attacking thread holds up."""
+    seen = Beside()
     ours, theirs = multiprocessing.Pipe()
-    others = multiprocessing.get_context("fork").Process(
-        target=be_beside, args=(server.url, memory, seen, headers, theirs)
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    process = multiprocessing.get_context("fork").Process(
+        target=be_beside, args=(server.url, headers, theirs)
     )
-    others.start()
+    process.start()
     try:
         yield seen
     finally:
         ours.send("over")
         found = ours.recv()
-        others.join()
-        seen.healths, seen.statuses = found.healths, found.statuses
-        seen.slowest, seen.peak = found.slowest, found.peak
-        seen.after = resident(server)
+        process.join()
+        seen.healths, seen.embeddings = found.healths, found.embeddings
+        seen.statuses = found.statuses
 
 
-def be_beside(
-    url: str, memory: psutil.Process, seen: Beside, headers: dict[str, str], end: Connection
-) -> None:
-    """Look and ask until something comes from the other end, and send what was seen to it."""
-    over = threading.Event()
+def be_beside(url: str, headers: dict[str, str], end: Connection) -> None:
+    """Ask until something comes from the other end, and send what was seen to it."""
+    seen, over = Beside(), threading.Event()
 
-    def look_at_memory() -> None:
-        while not over.wait(0.01):
-            seen.peak = max(seen.peak, memory.memory_info().rss)
-
-    def ask_health() -> None:
-        with httpx2.Client(base_url=url, timeout=PATIENCE) as client:
-            while not over.wait(0.02):
-                began = time.perf_counter()
-                client.get("/health")
-                seen.healths.append(time.perf_counter() - began)
-
-    def be_normal() -> None:
-        """One sentence after the other; 0 stands for no answer."""
+    def keep_asking(method: str, path: str, body: object, took: list[float]) -> None:
+        """One request after the other; 0 stands for no answer."""
         with httpx2.Client(base_url=url, timeout=PATIENCE, headers=headers) as client:
             while not over.wait(0.02):
                 began = time.perf_counter()
                 try:
-                    status = client.post("/embeddings/", json=GOOD).status_code
+                    status = client.request(method, path, json=body).status_code
                 except httpx2.TransportError:
                     status = 0
-                seen.statuses[status] += 1
-                seen.slowest = max(seen.slowest, time.perf_counter() - began)
+                took.append(time.perf_counter() - began)
+                if body is not None:
+                    seen.statuses[status] += 1
 
-    threads = [threading.Thread(target=each) for each in (look_at_memory, ask_health, be_normal)]
+    threads = [
+        threading.Thread(target=keep_asking, args=each)
+        for each in (
+            ("GET", "/health", None, seen.healths),
+            ("POST", "/embeddings/", GOOD, seen.embeddings),
+        )
+    ]
     for thread in threads:
         thread.start()
     end.recv()
@@ -479,9 +430,28 @@ def be_beside(
     end.send(seen)
 
 
-def resident(server: RunningServer) -> int:
-    """Resident memory in bytes."""
-    return int(psutil.Process(server.process.pid).memory_info().rss)
+def memory(server: RunningServer, name: str) -> float:
+    """MiB of the server: VmRSS now, or VmHWM since the peak was forgotten."""
+    status = Path(f"/proc/{server.process.pid}/status").read_text()
+    return int(status.partition(f"{name}:")[2].split()[0]) / 1024
+
+
+def measured(attack: Attack, server: RunningServer, seconds: float, *, elsewhere: bool) -> str:
+    """Attack a server for so many seconds at least; the row of the table."""
+    Path(f"/proc/{server.process.pid}/clear_refs").write_text("5")  # Forget the peak.
+    before, until = memory(server, "VmRSS"), time.monotonic() + seconds
+    with others(server, attack.settings.get("API_TOKEN")) as seen:
+        with lowest_priority() if elsewhere else nullcontext():
+            attack.run(server, seconds)
+        time.sleep(max(0.0, until - time.monotonic()))
+    health, slowest = (1000 * max(took, default=0.0) for took in (seen.healths, seen.embeddings))
+    normal = ", ".join(f"{count} x {status}" for status, count in sorted(seen.statuses.items()))
+    rise = memory(server, "VmHWM") - before
+    allowed = sum(20 * size / MIB + 50 for size in attack.bodies)
+    figures = (f"{each:.0f}" for each in (health, slowest, before, rise))
+    after = f"{memory(server, 'VmRSS'):.0f}"
+    cells = (attack.name, *figures, f"{allowed:.0f}" if allowed else "-", after, normal)
+    return f"| {' | '.join(cells)} |"
 
 
 @contextmanager
@@ -492,16 +462,6 @@ def lowest_priority() -> Iterator[None]:
         yield
     finally:
         os.setpriority(os.PRIO_PROCESS, 0, 0)
-
-
-def row(attack: Attack, seen: Beside) -> str:
-    """One row of the table."""
-    health, slowest = max(seen.healths, default=0.0) * 1000, seen.slowest * 1000
-    normal = ", ".join(f"{count} x {status}" for status, count in sorted(seen.statuses.items()))
-    rise = (seen.peak - seen.before) / MIB
-    allowed = f"{attack.allowed / MIB:.0f}" if attack.bodies else "-"
-    memory = f"{seen.before / MIB:.0f} | {rise:.0f} | {allowed} | {seen.after / MIB:.0f}"
-    return f"| {attack.name} | {health:.0f} | {slowest:.0f} | {memory} | {normal} |"
 
 
 def main() -> None:
@@ -528,12 +488,8 @@ def main() -> None:
             path = str(options.tree.resolve())
             with run_server(folder, PYTHONPATH=path, **attack.settings) as server:
                 server.wait_until_healthy()
-                with watched(server, attack.settings) as seen:
-                    until = time.monotonic() + options.seconds
-                    with lowest_priority() if options.elsewhere else nullcontext():
-                        attack.run(server, options.seconds)
-                    time.sleep(max(0.0, until - time.monotonic()))
-            print(row(attack, seen), flush=True)
+                row = measured(attack, server, options.seconds, elsewhere=options.elsewhere)
+                print(row, flush=True)
 
 
 if __name__ == "__main__":
