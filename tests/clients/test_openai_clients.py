@@ -4,6 +4,7 @@ import pytest
 
 from smart_embedder.api.schemas import OPENAI_TEXTS
 from tests.clients.client_process import ENVIRONMENT
+from tests.clients.conftest import full_queue, rejected, used_up_rate
 from tests.clients.expected import vector_of, vectors_of
 
 pytestmark = pytest.mark.skipif(
@@ -79,3 +80,27 @@ def test_the_same_client_works_on_after_an_error(
     old, new = REFUSED[name]
     found = process.run(clients_server.url, TEXTS, (old, new.format(texts=texts)))
     assert as_bytes(found) == vectors_of(native, TEXTS).tobytes()
+
+
+def test_a_queue_that_stays_full_ends_in_an_error_after_two_more_tries(
+    name, process, clients_server, hold, native
+) -> None:
+    before = rejected(clients_server, "backpressure")
+    with full_queue(clients_server, hold):
+        found = process.run(clients_server.url, TEXTS)
+    assert found["error"] == "InternalServerError"
+    assert "MAX_QUEUE_SIZE" in found["message"]
+    assert rejected(clients_server, "backpressure") == before + 3
+    found = process.run(clients_server.url, TEXTS)
+    assert as_bytes(found) == vectors_of(native, TEXTS).tobytes()
+
+
+def test_the_rate_limit_is_waited_for_as_long_as_the_answer_says(
+    name, process, limited_server, native
+) -> None:
+    before = rejected(limited_server, "rate_limit")
+    with used_up_rate(limited_server) as url:
+        found = process.run(url, TEXTS)
+    assert as_bytes(found) == vectors_of(native, TEXTS).tobytes()
+    # Those are the request that used it up, and the client's first.
+    assert rejected(limited_server, "rate_limit") == before + 2

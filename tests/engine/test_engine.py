@@ -337,3 +337,21 @@ async def test_closing_does_not_wait_for_ever_for_a_device_that_is_stuck() -> No
         with pytest.raises(DrainingError):
             await task
     let_go(model)
+
+
+async def test_an_idle_device_starts_at_once_with_what_is_there() -> None:
+    model = FakeModel()
+    async with engine_for(model) as engine:
+        await engine.embed(EmbedRequest(["a"]))
+        await engine.embed(EmbedRequest(["b"]))
+    assert model.batches == [[1], [1]]
+
+
+async def test_a_request_of_several_batches_is_told_at_the_limit() -> None:
+    model = FakeModel()
+    async with engine_for(model, gpu_process_timeout=0.05, shutdown_timeout=0.2) as engine:
+        model.held = True
+        with pytest.raises(InferenceTimeoutError):
+            await engine.embed(EmbedRequest(["aaaa"] * 9))
+        let_go(model)
+    assert model.batches == [[4, 4]]
