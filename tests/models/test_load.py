@@ -74,3 +74,25 @@ def test_openmp_reads_how_long_to_spin(tmp_path: Path) -> None:
         check=True,
     )
     assert "GOMP_SPINCOUNT = '2000'" in shown.stderr
+
+
+def test_a_start_does_without_pytorchs_compiler(
+    tiny_m3: Path, tiny_qwen: Path, tmp_path: Path
+) -> None:
+    program = (
+        "import sys\n"
+        "from smart_embedder.models.load import Settings, load_models\n"
+        "_, embedder, reranker = sys.argv\n"
+        "load_models(Settings(embedding_model=embedder, reranker_model=reranker, device='cpu'))\n"
+        "print([name for name in ('torch._dynamo', 'sympy') if name in sys.modules])\n"
+    )
+    shown = subprocess.run(
+        [sys.executable, "-c", program, tiny_m3, tiny_qwen],
+        env={"PYTHONPATH": str(Path(smart_embedder.__file__).parents[1])},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert shown.stdout.splitlines()[-1] == "[]"

@@ -15,13 +15,11 @@ import sys
 from contextlib import suppress
 from typing import Any
 
-# With what these import in turn. PyTorch and uvicorn import the last ones when a model is loaded
-# and the loop begins, which costs a second of the processor.
+# With what these import in turn. uvicorn imports the last ones when its loop begins.
 _IMPORTED_BY_A_START = (
     "smart_embedder.main",
     "smart_embedder.models.loader",
     "smart_embedder.server.process",
-    "torch._dynamo",
     "uvicorn.lifespan.on",
     "uvicorn.loops.auto",
     "uvloop",

@@ -101,8 +101,7 @@ class StoredTensor:
 class Weights:
     """The tensors of the checkpoint in `folder`; names in methods do not include `prefix`.
 
-    They are read to `device` and rounded to `dtype`, by default that of the file. To the device
-    `meta` none is read: only its shape is compared.
+    They are read to `device` and rounded to `dtype`, by default that of the file.
     """
 
     folder: Path
@@ -132,6 +131,10 @@ class Weights:
     def to(self, device: torch.device, dtype: torch.dtype) -> Self:
         """The same tensors, as they are read to a device."""
         return replace(self, device=device, dtype=dtype)
+
+    def unread(self) -> Self:
+        """The same tensors on the device `meta`: none is read, only its shape is compared."""
+        return replace(self, device=torch.device("meta"))
 
     def get(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         """The tensor, of that shape, in its own memory, and in `dtype` if that is given.

@@ -155,15 +155,7 @@ def read_embeddings(
     weights: Weights, config: EncoderConfig, backend: Backend, dtype: torch.dtype
 ) -> Embeddings:
     """The embedding; its tables are in `dtype`, which need not be the other parameters'."""
-    width = config.width
-    tokens = weights.get(TOKENS, config.vocabulary, width, dtype=dtype)
-    types, positions = (
-        weights.get(f"embeddings.{name}.weight", count, width, dtype=torch.float32)
-        for name, count in (
-            ("token_type_embeddings", config.types),
-            ("position_embeddings", config.positions),
-        )
-    )
+    tokens, types, positions = _read_tables(weights, config, dtype)
     first = None
     if weights.device.type == "cpu":
         first = types[0].to(dtype)
@@ -173,6 +165,21 @@ def read_embeddings(
         positions = torch.cat([positions + (each - types[0]) for each in types])
     norm = _read_norm(weights, config, "embeddings")
     return Embeddings(backend, tokens, positions.to(dtype), first, norm)
+
+
+def _read_tables(
+    weights: Weights, config: EncoderConfig, dtype: torch.dtype | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Those of the tokens in `dtype`, and of their types and positions in float32."""
+    tokens = weights.get(TOKENS, config.vocabulary, config.width, dtype=dtype)
+    types, positions = (
+        weights.get(f"embeddings.{name}.weight", count, config.width, dtype=torch.float32)
+        for name, count in (
+            ("token_type_embeddings", config.types),
+            ("position_embeddings", config.positions),
+        )
+    )
+    return tokens, types, positions
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +218,19 @@ def _read_norm(weights: Weights, config: EncoderConfig, name: str) -> LayerNorm:
         for parameter in ("weight", "bias")
     )
     return LayerNorm(weight, bias, config.epsilon)
+
+
+def check_parameters(weights: Weights, config: EncoderConfig) -> None:
+    """Raise `StartupError` where one is missing or has another shape; none is read.
+
+    Nothing is computed with tensors that have no content: PyTorch would import its compiler for it,
+    which takes a second.
+    """
+    weights = weights.unread()
+    _read_tables(weights, config, None)
+    _read_norm(weights, config, "embeddings")
+    for index in range(config.layers):
+        read_layer(weights, config, index)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,6 @@ from smart_embedder.models.families.backbone import Backbone
 from smart_embedder.models.families.bert import ENCODER_TYPES, EncoderConfig, make_encoder
 from smart_embedder.models.families.int8 import CALIBRATION_TEXTS, make_quantized_encoder
 from smart_embedder.models.families.qwen3 import DecoderConfig, make_decoder
-from smart_embedder.models.ops.backend import torch_backend
 from smart_embedder.models.ops.proof import (
     DECODER,
     ENCODER,
@@ -29,9 +28,6 @@ from smart_embedder.models.text.tokenizer import TextTokenizer
 
 # Types whose states stay within the range of float16.
 _HALF_PRECISION_TYPES = {*ENCODER_TYPES, "distilbert", "electra", "mpnet"}
-# To it weights are read only to compare their shapes. Sizes that are wrong would otherwise be
-# computed with first, as an operation is proven before the weights are read.
-_META = torch.device("meta")
 
 
 def is_qwen3(folder: Path) -> bool:
@@ -97,7 +93,8 @@ def load_encoder(
     """
     config, device, dtype = EncoderConfig.read(folder), target.device, target.dtype
     weights = (weights or Weights.read(folder)).before(bert.TOKENS)
-    make_encoder(weights.to(_META, dtype), config, torch_backend(), dtype)
+    # Before anything is computed with sizes that may be wrong: operations are proven first.
+    bert.check_parameters(weights, config)
     heads, head_width = config.heads, config.width // config.heads
     shapes = Shapes(
         config.width, config.inner_width, heads, heads, head_width, activation=config.activation
@@ -131,7 +128,7 @@ def load_decoder(folder: Path, target: Target, weights: Weights) -> Backbone:
             "qwen3; set DTYPE to auto"
         )
     weights = weights.before(qwen3.TOKENS)
-    make_decoder(weights.to(_META, target.dtype), config, torch_backend())
+    qwen3.check_parameters(weights, config)
     shapes = Shapes(
         config.width, config.inner_width, config.heads, config.key_heads, config.head_width,
         bias=False, causal=True,

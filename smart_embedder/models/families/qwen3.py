@@ -187,24 +187,26 @@ class Decoder(LayeredTransformer):
         return states if sharing is None else states.index_select(0, sharing.inverse)
 
 
-def make_decoder(weights: Weights, config: DecoderConfig, backend: Backend) -> Decoder:
-    """The decoder with the parameters of a checkpoint, in the dtype of `weights`."""
-    return Decoder(
-        [_read_layer(weights, config, index, backend) for index in range(config.layers)],
-        backend.attention,
-        weights.get(TOKENS, config.vocabulary, config.width),
-        RmsNorm(weights.get("norm.weight", config.width), config.epsilon),
-        config.head_width,
-        config.theta,
-    )
+@dataclass(frozen=True, slots=True)
+class DecoderLayerParameters:
+    """One layer's matrices and the weights of its norms; those of heads are `[heads, width]`.
+
+    The projections are those of query, key and value, and the first two have norms.
+    """
+
+    input_norm: Tensor
+    projections: list[nn.Linear]
+    head_norms: list[Tensor]
+    attended: nn.Linear
+    inner_norm: Tensor
+    gate_up: list[nn.Linear]
+    output: nn.Linear
 
 
-def _read_layer(
-    weights: Weights, config: DecoderConfig, index: int, backend: Backend
-) -> DecoderLayer:
+def _read_layer(weights: Weights, config: DecoderConfig, index: int) -> DecoderLayerParameters:
     """The layer number `index`, under the names that transformers gives its parameters."""
-    width, inner_width, epsilon = config.width, config.inner_width, config.epsilon
-    heads, key_heads, head_width = config.heads, config.key_heads, config.head_width
+    width, inner_width, head_width = config.width, config.inner_width, config.head_width
+    heads, key_heads = config.heads, config.key_heads
 
     def norm(name: str, width: int) -> Tensor:
         return weights.get(f"layers.{index}.{name}.weight", width)
@@ -212,26 +214,60 @@ def _read_layer(
     def linear(name: str, in_features: int, out_features: int) -> nn.Linear:
         return weights.linear(f"layers.{index}.{name}", in_features, out_features, bias=False)
 
-    projections = [
-        linear(f"self_attn.{each}_proj", width, count * head_width)
-        for each, count in (("q", heads), ("k", key_heads), ("v", key_heads))
-    ]
-    head_norms = [
-        norm(f"self_attn.{each}_norm", head_width).expand(count, -1)
-        for each, count in (("q", heads), ("k", key_heads))
-    ]
-    gate_up = [linear(f"mlp.{each}_proj", width, inner_width) for each in ("gate", "up")]
-    return DecoderLayer(
-        backend=backend,
-        key_heads=key_heads,
-        input_norm=RmsNorm(norm("input_layernorm", width), epsilon),
-        to_query_key_value=backend.linear(projections),
-        head_norm=RmsNorm(torch.cat(head_norms), epsilon),
-        from_attended=backend.add_linear(linear("self_attn.o_proj", heads * head_width, width)),
-        inner_norm=RmsNorm(norm("post_attention_layernorm", width), epsilon),
-        to_gate_up=backend.linear(gate_up),
-        from_inner=backend.add_linear(linear("mlp.down_proj", inner_width, width)),
+    return DecoderLayerParameters(
+        input_norm=norm("input_layernorm", width),
+        projections=[
+            linear(f"self_attn.{each}_proj", width, count * head_width)
+            for each, count in (("q", heads), ("k", key_heads), ("v", key_heads))
+        ],
+        head_norms=[
+            norm(f"self_attn.{each}_norm", head_width).expand(count, -1)
+            for each, count in (("q", heads), ("k", key_heads))
+        ],
+        attended=linear("self_attn.o_proj", heads * head_width, width),
+        inner_norm=norm("post_attention_layernorm", width),
+        gate_up=[linear(f"mlp.{each}_proj", width, inner_width) for each in ("gate", "up")],
+        output=linear("mlp.down_proj", inner_width, width),
     )
+
+
+def _read_ends(weights: Weights, config: DecoderConfig) -> tuple[Tensor, Tensor]:
+    """The embeddings of tokens and the weight of the last norm."""
+    embeddings = weights.get(TOKENS, config.vocabulary, config.width)
+    return embeddings, weights.get("norm.weight", config.width)
+
+
+def check_parameters(weights: Weights, config: DecoderConfig) -> None:
+    """As for an encoder (`bert.check_parameters`)."""
+    weights = weights.unread()
+    for index in range(config.layers):
+        _read_layer(weights, config, index)
+    _read_ends(weights, config)
+
+
+def make_decoder(weights: Weights, config: DecoderConfig, backend: Backend) -> Decoder:
+    """The decoder with the parameters of a checkpoint, in the dtype of `weights`."""
+    layers, epsilon = [], config.epsilon
+    for index in range(config.layers):
+        read = _read_layer(weights, config, index)
+        layers.append(
+            DecoderLayer(
+                backend=backend,
+                key_heads=config.key_heads,
+                input_norm=RmsNorm(read.input_norm, epsilon),
+                to_query_key_value=backend.linear(read.projections),
+                head_norm=RmsNorm(torch.cat(read.head_norms), epsilon),
+                from_attended=backend.add_linear(read.attended),
+                inner_norm=RmsNorm(read.inner_norm, epsilon),
+                to_gate_up=backend.linear(read.gate_up),
+                from_inner=backend.add_linear(read.output),
+            )
+        )
+    embeddings, norm = _read_ends(weights, config)
+    return Decoder(
+        layers, backend.attention, embeddings, RmsNorm(norm, epsilon), config.head_width,
+        config.theta,
+    )  # fmt: skip
 
 
 def vocabulary_head(weights: Weights, config: DecoderConfig, token: int) -> Tensor:
