@@ -5,9 +5,8 @@ measure its token budget. When an entry is loaded is the engine's affair.
 """
 
 import gc
-import logging
 import math
-import warnings
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass, fields, replace
@@ -17,7 +16,6 @@ from typing import Any, TypeVar
 
 import structlog
 import torch
-from huggingface_hub.utils.tqdm import disable_progress_bars
 
 from smart_embedder.engine.model import (
     DeviceInfo,
@@ -48,7 +46,6 @@ from smart_embedder.models.checkpoint.config import (
     read_modules,
     read_optional,
 )
-from smart_embedder.models.checkpoint.hub import Hub, local_folder, locate
 from smart_embedder.models.checkpoint.reading import reading, trim_heap
 from smart_embedder.models.checkpoint.weights import count_parameters
 from smart_embedder.models.device.choose import (
@@ -91,10 +88,6 @@ def load(
     settings: Settings, status: DownloadStatus | None = None, *, with_digests: bool = False
 ) -> LoadedModels:
     """Load and warm the models of the settings; raises `StartupError` if one cannot be loaded."""
-    # It would log every retry; a failure becomes one `StartupError`.
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
-    disable_progress_bars()
-    warnings.filterwarnings("ignore", module="huggingface_hub")
     if settings.torch_compile:
         log.warning("torch_compile_has_no_effect", reason="kernels of the service took its place")
     folders = locate_models(settings, status)
@@ -141,11 +134,14 @@ def locate_model(
     name: str, revision: str | None, settings: Settings, status: DownloadStatus
 ) -> Path:
     """Find a model by its name in a setting; download it if it is not on the disk."""
-    folder = local_folder(name)
+    # Unlike pathlib's, this one does not raise where there is no home folder.
+    folder = Path(os.path.expanduser(name))  # noqa: PTH111
     if folder.is_dir():
         _warn_of_revision(name, revision)
         return folder
-    # Only here: without a home folder there is no cache.
+    # Only here: a local folder needs no library of the hub, and without a home there is no cache.
+    from smart_embedder.models.checkpoint.hub import Hub, locate  # noqa: PLC0415
+
     return locate(name, Hub(settings.hub_cache, revision, settings.hf_hub_offline, status))
 
 

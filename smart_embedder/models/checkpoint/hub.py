@@ -1,13 +1,14 @@
-"""Finds a model in a local folder or in the hub's cache, or downloads it from the hub.
+"""Finds a model in the hub's cache, or downloads it from the hub.
 
 Every failure becomes a `StartupError` of one sentence that says what to do.
 """
 
 import hashlib
-import os
+import logging
 import string
 import threading
 import time
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -35,7 +36,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 from huggingface_hub.utils import filter_repo_objects  # type: ignore[attr-defined]
-from huggingface_hub.utils.tqdm import tqdm
+from huggingface_hub.utils.tqdm import disable_progress_bars, tqdm
 
 from smart_embedder.engine.model import Download, DownloadStatus, human_size
 from smart_embedder.errors import StartupError
@@ -68,18 +69,13 @@ class Hub:
     status: DownloadStatus = field(default_factory=DownloadStatus)
 
 
-def local_folder(name: str) -> Path:
-    """The path of `name`, if it is a folder on this machine and no hub id."""
-    # Unlike pathlib's, this one does not raise where there is no home folder.
-    return Path(os.path.expanduser(name))  # noqa: PTH111
-
-
 def locate(name: str, hub: Hub) -> Path:
-    """The folder of the model `name`, which is downloaded if it is a hub id and not on the disk."""
-    folder = local_folder(name)
-    if folder.is_dir():
-        return folder
-    if folder.is_absolute() or name.startswith((".", "~")) or name.count("/") != 1:
+    """The folder of the model `name`, a hub id: it is downloaded if it is not on the disk."""
+    # The library would log every retry; a failure becomes one `StartupError`.
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+    disable_progress_bars()
+    warnings.filterwarnings("ignore", module="huggingface_hub")
+    if name.startswith(("/", ".", "~")) or name.count("/") != 1:
         raise StartupError(f"the model folder {name} does not exist")
     try:
         return _from_hub(name, hub)

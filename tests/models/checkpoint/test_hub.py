@@ -26,7 +26,7 @@ from smart_embedder.engine.model import Download, DownloadStatus, human_size
 from smart_embedder.errors import StartupError
 from smart_embedder.models.checkpoint import hub
 from smart_embedder.models.checkpoint.hub import Hub, follow_download, locate
-from smart_embedder.models.loader import ModelFolders, locate_models
+from smart_embedder.models.loader import ModelFolders, locate_model, locate_models
 from smart_embedder.settings import Settings
 from tests.support.bad_start import failing_start
 from tests.support.disks import full, give_up_rights, read_only
@@ -81,11 +81,10 @@ def fetch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
 def test_a_folder_is_a_model_whatever_its_name(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own" / "m3").mkdir(parents=True)
-    asked = offline(tmp_path / "none")
-    for name in ("own/m3", "own", str(tmp_path), "./own"):
-        assert locate(name, asked) == Path(name)
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert locate("~/own", asked) == tmp_path / "own"
+    expected = {name: Path(name) for name in ("own/m3", "own", str(tmp_path), "./own")}
+    for name, folder in (expected | {"~/own": tmp_path / "own"}).items():
+        assert locate_model(name, None, Settings(), DownloadStatus()) == folder
 
 
 @pytest.mark.parametrize(
