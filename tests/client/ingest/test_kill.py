@@ -41,7 +41,7 @@ def test_a_killed_run_goes_on_where_it_was(rows: Runs, qdrant: QdrantServer, aft
         run.kill()
         run.wait(30)
         # What else was on its way is stored by now.
-        qdrant.wait_for(name, lambda state: state["streams"] == 1)
+        qdrant.wait_for(name, lambda state: state["streams"] == state["requests"] == 1)
     qdrant.fail()
     stored = len(qdrant.state(name)["uploads"])
     assert rows.run().uploaded == CHUNKS - stored

@@ -51,6 +51,8 @@ class Engine:
 
     client: QdrantClient = field(default_factory=lambda: QdrantClient(":memory:"))
     turn: threading.Lock = field(default_factory=threading.Lock)
+    # Requests over HTTP that change something, from their first line to their answer.
+    requests: int = 0
     fault: Fault = field(default_factory=lambda: Fault(times=0))
     collections: defaultdict[str, Collection] = field(
         default_factory=lambda: defaultdict(Collection)

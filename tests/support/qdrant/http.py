@@ -60,11 +60,15 @@ class HTTP:
 
     def _in_thread(self, answer: Any) -> Any:
         async def endpoint(request: Request) -> JSONResponse:
-            body = await request.body()
-            if len(body) > MOST_BODY_BYTES:
-                return result("Payload Too Large", 413)
             name = request.path_params.get("name", "")
-            return await run_in_threadpool(answer, name, body)
+            self.engine.requests += request.method == "PUT"
+            try:
+                body = await request.body()
+                if len(body) > MOST_BODY_BYTES:
+                    return result("Payload Too Large", 413)
+                return await run_in_threadpool(answer, name, body)
+            finally:
+                self.engine.requests -= request.method == "PUT"
 
         return endpoint
 
@@ -145,4 +149,4 @@ class HTTP:
         return result(True)
 
     def state(self, name: str, _: bytes) -> JSONResponse:
-        return result(vars(self.engine.collections[name]))
+        return result(vars(self.engine.collections[name]) | {"requests": self.engine.requests})
