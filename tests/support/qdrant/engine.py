@@ -39,6 +39,8 @@ class Collection:
 
     uploads: Counter[str] = field(default_factory=Counter)
     largest_upload: int = 0
+    # Changes over HTTP, from the first line to the answer; and uploads that have been read.
+    requests: int = 0
     streams: int = 0
     most_streams: int = 0
     faults: int = 0
@@ -51,8 +53,6 @@ class Engine:
 
     client: QdrantClient = field(default_factory=lambda: QdrantClient(":memory:"))
     turn: threading.Lock = field(default_factory=threading.Lock)
-    # Requests over HTTP that change something, from their first line to their answer.
-    requests: int = 0
     fault: Fault = field(default_factory=lambda: Fault(times=0))
     collections: defaultdict[str, Collection] = field(
         default_factory=lambda: defaultdict(Collection)

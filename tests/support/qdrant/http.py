@@ -61,14 +61,15 @@ class HTTP:
     def _in_thread(self, answer: Any) -> Any:
         async def endpoint(request: Request) -> JSONResponse:
             name = request.path_params.get("name", "")
-            self.engine.requests += request.method == "PUT"
+            collection, is_change = self.engine.collections[name], request.method == "PUT"
+            collection.requests += is_change
             try:
                 body = await request.body()
                 if len(body) > MOST_BODY_BYTES:
                     return result("Payload Too Large", 413)
                 return await run_in_threadpool(answer, name, body)
             finally:
-                self.engine.requests -= request.method == "PUT"
+                collection.requests -= is_change
 
         return endpoint
 
@@ -149,4 +150,4 @@ class HTTP:
         return result(True)
 
     def state(self, name: str, _: bytes) -> JSONResponse:
-        return result(vars(self.engine.collections[name]) | {"requests": self.engine.requests})
+        return result(vars(self.engine.collections[name]))
