@@ -32,7 +32,7 @@ from smart_embedder.errors import StartupError
 from smart_embedder.middleware.access import (
     CheckOrigin,
     RefuseWhileDraining,
-    RequireToken,
+    RequireTokenAndLimitRate,
 )
 from smart_embedder.middleware.body import LimitBody, UnpackBody
 from smart_embedder.middleware.memory import BODY_SECONDS, LimitMemory
@@ -222,7 +222,7 @@ def _middleware(service: Service, watch: LoopWatch) -> list[Middleware]:
         Middleware(CheckOrigin, allowed=settings.cors_origins or ()),
         Middleware(RefuseWhileDraining, drain=service.drain),
         Middleware(
-            RequireToken,
+            RequireTokenAndLimitRate,
             ApiTokens(own_token, settings.api_tokens_file),
             service.buckets,
             requests_per_minute=settings.rate_limit_requests_per_minute,

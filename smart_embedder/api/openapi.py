@@ -48,7 +48,8 @@ _WORK_STATUSES = (400, 401, 403, 408, 413, 415, 429, 500, 503, 504)
 _BYTES = {"schema": {"type": "string", "format": "binary"}}
 
 
-# Checks nothing, which `RequireToken` does: it adds the lock to the operation in the description.
+# Checks nothing, which `RequireTokenAndLimitRate` does: it adds the lock to the operation in the
+# description.
 _BEARER_NAME = "HTTPBearer"
 BEARER = Security(
     HTTPBearer(

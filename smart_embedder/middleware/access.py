@@ -124,7 +124,7 @@ class RefuseWhileDraining:
                 await self.app(scope, receive, send)
 
 
-class RequireToken:
+class RequireTokenAndLimitRate:
     """Answers 401 without a known token, and 429 to a client that has exceeded its rate limit.
 
     A request for work counts for its client: the name of its token, or its address.

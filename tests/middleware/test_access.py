@@ -9,7 +9,11 @@ import pytest
 
 from smart_embedder.access.rate_limit import MemoryBuckets
 from smart_embedder.access.tokens import ApiTokens
-from smart_embedder.middleware.access import CheckOrigin, RefuseWhileDraining, RequireToken
+from smart_embedder.middleware.access import (
+    CheckOrigin,
+    RefuseWhileDraining,
+    RequireTokenAndLimitRate,
+)
 from smart_embedder.middleware.observe import ProvideContext
 from smart_embedder.server.server import Drain
 from tests.middleware.exchange import Inner, exchange, header
@@ -187,7 +191,7 @@ class App:
         self, tokens: ApiTokens | None = None, *, burst: int = 1, protect_metrics: bool = True
     ) -> None:
         self.inner = Inner()
-        self.checked = RequireToken(
+        self.checked = RequireTokenAndLimitRate(
             self.inner,
             tokens or ApiTokens(None, None),
             MemoryBuckets(1, burst),

@@ -4,17 +4,11 @@ import asyncio
 import errno
 import itertools
 import os
-import re
 import socket
-from collections.abc import Callable
-from http import HTTPStatus
 from typing import Any
 
-import orjson
 import pytest
-import uvicorn
 from structlog.testing import capture_logs
-from uvicorn.server import ServerState
 
 from smart_embedder.server import connection as module
 from smart_embedder.server.connection import (
@@ -23,19 +17,11 @@ from smart_embedder.server.connection import (
     MAX_HEADER_BYTES,
     MAX_PATH_BYTES,
     MAX_PIPELINED_REQUESTS,
-    BoundedConnection,
-    BoundedFlowControl,
     ConnectionTurns,
-    LingeringTransport,
-    bounded_connection,
-    error_response,
-    has_hung_up,
-    head_without_upgrade,
 )
-from smart_embedder.server.server import Drain
+from tests.server.wire import RESPONSE_TIMEOUT, Client, pair
 from tests.support.skipped_time import in_skipped_time, now, turns
 
-RESPONSE_TIMEOUT = 30.0
 GET = b"GET /%d HTTP/1.1\r\nHost: a\r\n\r\n"
 CHUNKED = b"POST /%d HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
 
@@ -43,127 +29,6 @@ CHUNKED = b"POST /%d HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
 def post(length: int, *, path: str = "/", headers: str = "") -> bytes:
     head = f"POST {path} HTTP/1.1\r\nHost: a\r\n{headers}Content-Length: {length}\r\n\r\n"
     return head.encode()
-
-
-class Wire(asyncio.Transport):
-    """The transport of a client that reads `unread` bytes less than were written."""
-
-    def __init__(self, connection: socket.socket | None = None) -> None:
-        super().__init__({"peername": ("192.0.2.1", 7), "socket": connection})
-        self.written = b""
-        self.unread = 0
-        self.ended: str | None = None
-        self.sent_eof = False
-        self.is_ending, self.has_ended = asyncio.Event(), asyncio.Event()
-        self.reading = True
-        self.on_close: Callable[[], None] = lambda: None
-
-    def write(self, data: Any) -> None:
-        assert self.ended is None, "nothing may be written to what is closed"
-        self.written += bytes(data)
-
-    def write_eof(self) -> None:
-        self.sent_eof = True
-        self.is_ending.set()
-
-    def pause_reading(self) -> None:
-        self.reading = False
-
-    def resume_reading(self) -> None:
-        self.reading = True
-
-    def get_write_buffer_size(self) -> int:
-        return self.unread
-
-    def is_closing(self) -> bool:
-        return self.ended is not None
-
-    def close(self) -> None:
-        self._end("closed")
-
-    def abort(self) -> None:
-        self._end("aborted")
-
-    def _end(self, how: str) -> None:
-        if self.ended is None:
-            self.ended = how
-            self.has_ended.set()
-            asyncio.get_running_loop().call_soon(self.on_close)
-
-
-class App:
-    """Records what it is asked; answers once `go` is set, with a length or as a stream."""
-
-    def __init__(self) -> None:
-        self.paths: list[str] = []
-        self.states: list[dict[str, Any]] = []
-        self.bodies: list[bytes] = []
-        self.headers: list[list[tuple[bytes, bytes]]] = []
-        self.left: list[str] = []
-        self.go = asyncio.Event()
-        self.go.set()
-        self.reads = True
-        self.watches = self.streams = False
-        self.stream_ends = asyncio.Event()
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        self.paths.append(scope["path"])
-        self.states.append(scope["state"])
-        self.headers.append(scope["headers"])
-        body, more = b"", self.reads
-        while more:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                self.left.append(scope["path"])
-                return
-            body, more = body + message["body"], message["more_body"]
-        self.bodies.append(body)
-        if self.watches and (await receive())["type"] == "http.disconnect":
-            self.left.append(scope["path"])
-            return
-        await self.go.wait()
-        headers = [] if self.streams else [(b"content-length", b"2")]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        if self.streams:
-            await send({"type": "http.response.body", "body": b"a", "more_body": True})
-            await self.stream_ends.wait()
-        await send({"type": "http.response.body", "body": b"ok"})
-
-
-class Client:
-    """A connection, its transport, and the app behind it."""
-
-    def __init__(self, connection: socket.socket | None = None, **options: Any) -> None:
-        self.drain, self.app, self.wire = Drain(), App(), Wire(connection)
-        config = uvicorn.Config(
-            self.app, lifespan="off", log_config=None, access_log=False, timeout_keep_alive=75
-        )
-        config.load()
-        self.state = ServerState()
-        protocol = bounded_connection(RESPONSE_TIMEOUT, lambda: self.drain.begun)
-        self.protocol: BoundedConnection = protocol(config, self.state, {})
-        self.wire.on_close = lambda: self.protocol.connection_lost(None)
-        self.protocol.connection_made(self.wire)
-        self.began = now()
-
-    async def send(self, data: bytes) -> None:
-        self.protocol.data_received(data)
-        await turns()
-
-    async def ended(self) -> tuple[str, float]:
-        """How the connection ended, and after how many seconds."""
-        await self.wire.has_ended.wait()
-        return str(self.wire.ended), now() - self.began
-
-    @property
-    def statuses(self) -> list[int]:
-        return [int(status) for status in re.findall(rb"HTTP/1\.1 (\d+) ", self.wire.written)]
-
-    @property
-    def error(self) -> dict[str, str]:
-        """The body of the last answer."""
-        content: dict[str, str] = orjson.loads(self.wire.written.rpartition(b"\r\n\r\n")[2])
-        return content
 
 
 # Time.
@@ -608,14 +473,6 @@ async def test_nothing_of_a_connection_happens_after_its_end() -> None:
     assert log == []
 
 
-def pair() -> tuple[socket.socket, socket.socket]:
-    """Over TCP: only there a system tells that the other side is gone."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        near = socket.create_connection(listener.getsockname())
-        far, _ = listener.accept()
-        return near, far
-
-
 @in_skipped_time
 async def test_a_stream_whose_client_has_left_ends_though_nothing_is_read() -> None:
     near, far = pair()
@@ -796,116 +653,3 @@ async def test_trailers_never_become_headers() -> None:
     first, second = client.app.headers
     assert [name for name, _ in first] == [b"host", b"transfer-encoding"]
     assert second == [(b"host", b"a")]
-
-
-# What lies between a connection and its socket: timers, flow control and a lingering close.
-
-
-@in_skipped_time
-async def test_a_lingering_close_sends_the_end_and_reads_on_for_a_while() -> None:
-    wire = Wire()
-    transport = LingeringTransport(wire, asyncio.get_running_loop())
-    transport.pause_reading()
-    assert not wire.reading
-    transport.resume_reading()
-    assert wire.reading
-    transport.pause_reading()
-    transport.write(b"answer")
-    transport.close()
-    assert (wire.sent_eof, wire.reading, wire.ended) == (True, True, None)
-    assert transport.is_closing()
-    transport.write(b"more")
-    transport.pause_reading()
-    assert (wire.written, wire.reading) == (b"answer", True)
-    await asyncio.sleep(LINGER_TIMEOUT - 1)
-    transport.close()
-    assert wire.ended is None
-    await asyncio.sleep(1.1)
-    assert wire.ended == "closed"
-
-
-@in_skipped_time
-async def test_what_has_closed_does_not_linger() -> None:
-    wire = Wire()
-    transport = LingeringTransport(wire, asyncio.get_running_loop())
-    assert not transport.is_closing()
-    wire.close()
-    assert transport.is_closing()
-    transport.close()
-    assert not wire.sent_eof
-
-
-@in_skipped_time
-async def test_a_client_that_is_gone_before_the_end_is_sent_is_no_error() -> None:
-    class Gone(Wire):
-        def write_eof(self) -> None:
-            raise OSError
-
-    wire = Gone()
-    transport = LingeringTransport(wire, asyncio.get_running_loop())
-    transport.close()
-    assert transport.is_closing()
-    transport.close_without_lingering()
-    assert wire.ended == "closed"
-
-
-@in_skipped_time
-async def test_flow_control_reads_on_where_there_is_room_and_never_after_its_connection() -> None:
-    wire, room = Wire(), [False]
-    flow = BoundedFlowControl(wire, lambda: room[0])
-    flow.pause_reading()
-    flow.resume_reading()
-    assert not wire.reading
-    room[0] = True
-    flow.resume_reading()
-    assert wire.reading
-    flow.pause_reading()
-    flow.detach()
-    flow.resume_reading()
-    assert not wire.reading
-
-
-def test_who_has_hung_up_is_known_without_reading() -> None:
-    near, far = pair()
-    with near, far:
-        far.sendall(b"unread")
-        assert not has_hung_up(near)
-        far.shutdown(socket.SHUT_WR)
-        assert has_hung_up(near)
-    assert not has_hung_up(None)
-
-
-# HTTP as bytes, where no app answers.
-
-
-def test_an_error_is_a_whole_answer_that_says_that_the_connection_closes() -> None:
-    sent = error_response(HTTPStatus.BAD_REQUEST, "malformed_request", "Größe?")
-    head, _, body = sent.partition(b"\r\n\r\n")
-    content = orjson.loads(body)
-    status, *lines = head.decode().split("\r\n")
-    assert status == "HTTP/1.1 400 Bad Request"
-    assert sorted(lines) == [
-        "connection: close",
-        f"content-length: {len(body)}",
-        "content-type: application/json",
-        f"x-request-id: {content['request_id']}",
-    ]
-    assert (content["detail"], content["code"]) == ("Größe?", "malformed_request")
-    assert error_response(HTTPStatus.BAD_REQUEST, "a", "b") != error_response(
-        HTTPStatus.BAD_REQUEST, "a", "b"
-    ), "each has an id of its own"
-
-
-@pytest.mark.parametrize(
-    ("sent", "kept"),
-    [
-        ([(b"connection", b"Upgrade"), (b"upgrade", b"h2c")], []),
-        ([(b"connection", b"keep-alive, Upgrade")], [b"connection: keep-alive"]),
-        ([(b"connection", b"close,HTTP2-Settings , x")], [b"connection: close, x"]),
-        ([(b"http2-settings", b"AAM"), (b"host", b"a")], [b"host: a"]),
-        ([(b"connection", b""), (b"x-empty", b"")], [b"connection: ", b"x-empty: "]),
-    ],
-)
-def test_only_the_offer_to_upgrade_is_left_out_of_a_head(sent, kept) -> None:
-    lines = [b"POST /a?b HTTP/1.1", *kept, b"", b""]
-    assert head_without_upgrade(b"POST", b"/a?b", "1.1", sent) == b"\r\n".join(lines)

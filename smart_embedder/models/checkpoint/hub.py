@@ -75,7 +75,7 @@ def locate(name: str, hub: Hub) -> Path:
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     disable_progress_bars()
     warnings.filterwarnings("ignore", module="huggingface_hub")
-    if name.startswith(("/", ".", "~")) or name.count("/") != 1:
+    if Path(name).is_absolute() or name.startswith((".", "~")) or name.count("/") != 1:
         raise StartupError(f"the model folder {name} does not exist")
     try:
         return _from_hub(name, hub)

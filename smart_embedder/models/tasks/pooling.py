@@ -33,7 +33,8 @@ from smart_embedder.models.checkpoint.weights import Weights
 # Those of PyTorch that take no arguments.
 _ACTIVATIONS = (
     "Identity", "Tanh", "ReLU", "GELU", "SiLU", "Sigmoid", "ELU", "SELU", "CELU", "ReLU6",
-    "LeakyReLU", "Mish", "Softplus", "Softsign", "Hardswish",
+    "LeakyReLU", "Mish", "Softplus", "Softsign", "Softshrink", "LogSigmoid", "Tanhshrink",
+    "Hardswish", "Hardtanh", "Hardsigmoid", "Hardshrink",
 )  # fmt: skip
 _TEXT_VECTOR = "sentence_embedding"
 
