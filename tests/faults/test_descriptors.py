@@ -22,5 +22,7 @@ def test_reaching_the_limit_is_logged(tiny_m3: Path, tmp_path: Path) -> None:
             for _ in range(ROOM + 5):
                 stack.enter_context(connect(server))
             server.wait_for_line("descriptor_limit_reached")
+        # It closes those whose clients have left.
+        server.wait_for_more(lambda: limit - process.num_fds(), 1)
         server.wait_until_healthy()
     assert len(re.findall("descriptor_limit_reached", server.log)) == 1
