@@ -68,8 +68,7 @@ class LimitMemory:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        kind = StreamedExchange if is_stream(scope) else Exchange
-        exchange = kind(self, scope, receive, send)
+        exchange = Exchange(self, scope, receive, send)
         try:
             await self.app(scope, exchange.receive, exchange.send)
         finally:
@@ -77,29 +76,34 @@ class LimitMemory:
 
 
 class Exchange:
-    """One request: it holds its body until its response begins, and its answer until it is sent."""
+    """One request: it holds its body until its response begins, and its answer until it is sent.
+
+    A stream holds what its reader has not released, and waits where there is no room; its client
+    may pause for `stream_seconds` before it sends more.
+    """
 
     def __init__(self, limit: LimitMemory, scope: Scope, receive: Receive, send: Send) -> None:
         self._limit, self._send = limit, send
-        context = context_of(scope)
+        context, self._streams = context_of(scope), is_stream(scope)
         self._client = context.client
         self._held_body = Reservation(context.client)
-        self._body = TimedBody(receive, self._held_body, limit.body_seconds)
+        seconds = limit.stream_seconds if self._streams else limit.body_seconds
+        self._body = TimedBody(receive, self._held_body, seconds, may_pause=self._streams)
         # Only our own connections can be aborted; other servers have limits of their own.
         self._abort: Callable[[], None] | None = scope["state"].get("abort_connection")
         self._evict_answer = self._cut_off if self._abort else None
         context.answer = self._answer = HeldAnswer(
             limit.responses, context.client, limit.answer_bytes, self._evict_answer
         )
+        if self._streams:
+            context.memory = self
 
     async def receive(self) -> Message:
         """Receive a part of the body; raises `QueueFullError` if there is no room for it."""
         try:
             message = await self._body.receive()
-            size = len(message.get("body", b""))
-            if size:
-                self._limit.bodies.reserve(self._held_body, size)
-                self._answer.body_bytes += size
+            if size := len(message.get("body", b"")):
+                await self._hold_body(size)
         except (BodyStalledError, QueueFullError):
             await self._wait_to_end()
             raise
@@ -107,20 +111,57 @@ class Exchange:
             await self._wait_to_end()
         return message
 
+    async def _hold_body(self, size: int) -> None:
+        if not self._streams:
+            self._limit.bodies.reserve(self._held_body, size)
+            self._answer.body_bytes += size
+            return
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._limit.stream_seconds
+        while True:
+            try:
+                self._limit.bodies.reserve(self._held_body, size)
+                break
+            except QueueFullError:
+                if loop.time() >= deadline:
+                    raise
+            await asyncio.sleep(_RETRY_SECONDS)
+
     async def send(self, message: Message) -> None:
         """Send a part of the response; when it begins, the body is counted with it if at all."""
+        answer = self._answer
+        if self._streams:
+            answer.reservation.begin_to_wait(self._evict_answer)
+            try:
+                await self._send(message)
+            finally:
+                answer.reservation.evict = None
+            return
         if message["type"] == "http.response.start":
             self._limit.bodies.release(self._held_body)
             length = Headers(raw=message["headers"]).get("content-length")
-            self._answer.begin(None if length is None else int(length))
+            answer.begin(None if length is None else int(length))
         await self._send(message)
-        self._answer.sent(len(message.get("body", b"")))
+        answer.sent(len(message.get("body", b"")))
 
     def release(self) -> None:
         """Hold nothing any more."""
         self._limit.bodies.release(self._held_body)
         self._answer.release()
         self._evict_answer = None  # Ends a reference cycle.
+
+    def release_body(self, size: int) -> None:
+        """Record that `size` bytes of the body are no longer held."""
+        self._limit.bodies.release(self._held_body, size)
+
+    def hold_vectors(self, size: int) -> None:
+        """Record that `size` bytes of vectors wait to be sent."""
+        self._limit.responses.hold(self._answer.reservation, size)
+
+    def release_vectors(self, size: int) -> None:
+        """Record that `size` bytes of vectors no longer wait."""
+        self._limit.responses.release(self._answer.reservation, size)
+        self._answer.reservation.record_progress(size)
 
     async def _wait_to_end(self) -> None:
         """Wait for a turn before a request ends early that has a large body.
@@ -138,70 +179,19 @@ class Exchange:
             self._abort()
 
 
-class StreamedExchange(Exchange):
-    """One stream: it holds what its reader has not released, and waits where there is no room.
-
-    Its client may pause for `stream_seconds` before it sends more.
-    """
-
-    def __init__(self, limit: LimitMemory, scope: Scope, receive: Receive, send: Send) -> None:
-        super().__init__(limit, scope, receive, send)
-        self._patience = limit.stream_seconds
-        self._body = PausingBody(receive, self._held_body, limit.stream_seconds)
-        context_of(scope).memory = self
-
-    async def receive(self) -> Message:
-        """Receive a part of the body, and wait until there is room for it.
-
-        Raises `QueueFullError` if there is none for `stream_seconds`.
-        """
-        message = await self._body.receive()
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._patience
-        while size := len(message.get("body", b"")):
-            try:
-                self._limit.bodies.reserve(self._held_body, size)
-                break
-            except QueueFullError:
-                if loop.time() >= deadline:
-                    raise
-                await asyncio.sleep(_RETRY_SECONDS)
-        return message
-
-    async def send(self, message: Message) -> None:
-        """Send a part of the answer."""
-        reservation = self._answer.reservation
-        reservation.begin_to_wait(self._evict_answer)
-        try:
-            await self._send(message)
-        finally:
-            reservation.evict = None
-
-    def release_body(self, size: int) -> None:
-        """Record that `size` bytes of the body are no longer held."""
-        self._limit.bodies.release(self._held_body, size)
-
-    def hold_vectors(self, size: int) -> None:
-        """Record that `size` bytes of vectors wait to be sent."""
-        self._limit.responses.hold(self._answer.reservation, size)
-
-    def release_vectors(self, size: int) -> None:
-        """Record that `size` bytes of vectors no longer wait."""
-        self._limit.responses.release(self._answer.reservation, size)
-        self._answer.reservation.record_progress(size)
-
-
 class TimedBody:
     """Passes a body on; raises `BodyStalledError` where it arrives too slowly.
 
-    In each `window` of seconds MIN_BYTES_PER_SECOND or the rest of the body must arrive. While it
-    waits for more, `held` can be evicted, which makes it raise at once.
+    In each `window` of seconds MIN_BYTES_PER_SECOND or the rest of the body must arrive; where it
+    `may_pause`, each part, however small, may take a whole one. While it waits for more, `held` can
+    be evicted, which makes it raise at once.
     """
 
-    def __init__(self, receive: Receive, held: "Reservation", window: float) -> None:
-        self._receive = receive
-        self._held = held
-        self._window = window
+    def __init__(
+        self, receive: Receive, held: "Reservation", window: float, *, may_pause: bool = False
+    ) -> None:
+        self._receive, self._held = receive, held
+        self._window, self._may_pause = window, may_pause
         self._bytes_in_window = 0
         self._window_end = asyncio.get_running_loop().time() + window
         self._timeout: asyncio.Timeout | None = None
@@ -210,6 +200,9 @@ class TimedBody:
 
     async def receive(self) -> Message:
         """The next message: a part of the body, or what follows it."""
+        if self._may_pause:
+            self._window_end = asyncio.get_running_loop().time() + self._window
+            self._held.begin_to_wait(None)
         if self.complete:
             return await self._receive()
         late = False
@@ -217,13 +210,22 @@ class TimedBody:
         try:
             message = await self._receive_until(self._window_end)
         except TimeoutError:
-            message, late = await self._receive_within_grace(), True
+            late = True
+            # What has arrived although the time is over.
+            now = asyncio.get_running_loop().time()
+            try:
+                message = await self._receive_until(now + _GRACE_SECONDS)
+            except TimeoutError:
+                raise self._error() from None
         finally:
             self._held.evict = None
         self._bytes_in_window += len(message.get("body", b""))
         self.complete = not message.get("more_body", False)
-        if late:
-            self._begin_window()
+        if late and not self._may_pause:
+            if not self.complete and self._bytes_in_window < MIN_BYTES_PER_SECOND * self._window:
+                raise self._error()
+            self._bytes_in_window = 0
+            self._window_end = asyncio.get_running_loop().time() + self._window
         return message
 
     def _evict(self) -> None:
@@ -241,49 +243,19 @@ class TimedBody:
         finally:
             self._timeout = None
 
-    async def _receive_within_grace(self) -> Message:
-        """A message that has arrived although the time is over."""
-        try:
-            return await self._receive_until(asyncio.get_running_loop().time() + _GRACE_SECONDS)
-        except TimeoutError:
-            raise self._error() from None
-
-    def _begin_window(self) -> None:
-        if not self.complete and self._bytes_in_window < MIN_BYTES_PER_SECOND * self._window:
-            raise self._error()
-        self._bytes_in_window = 0
-        self._window_end = asyncio.get_running_loop().time() + self._window
-
     def _error(self) -> BodyStalledError:
         if self._is_evicted:
             return BodyStalledError(
                 "the body did not go on for a second while memory was short: send it without pause"
             )
-        return BodyStalledError(self._too_slow())
-
-    def _too_slow(self) -> str:
-        return (
+        if self._may_pause:
+            return BodyStalledError(
+                f"nothing of the body came for {self._window:g} seconds (REQUEST_TIMEOUT): end the "
+                "stream where there is a longer pause"
+            )
+        return BodyStalledError(
             f"the body came too slowly: {self._window:g} s must bring the rest of it, "
             f"or {MIN_BYTES_PER_SECOND} bytes a second"
-        )
-
-
-class PausingBody(TimedBody):
-    """The body of a stream: each part, however small, may take a whole `window`."""
-
-    async def receive(self) -> Message:
-        """The next message: a part of the body, or what follows it."""
-        self._window_end = asyncio.get_running_loop().time() + self._window
-        self._held.begin_to_wait(None)
-        return await super().receive()
-
-    def _begin_window(self) -> None:
-        """It begins with the next part."""
-
-    def _too_slow(self) -> str:
-        return (
-            f"nothing of the body came for {self._window:g} seconds (REQUEST_TIMEOUT): end the "
-            "stream where there is a longer pause"
         )
 
 
@@ -370,10 +342,12 @@ class Memory:
     """The bytes held for all requests, of bodies or of responses, about `max_bytes` at most.
 
     A client may hold three times the bytes that are free, which is three quarters for a single one,
-    so that no client can fill the memory. What is small is refused only without any room at all.
+    so that no client can fill the memory. What is at most `small` is refused only without any room
+    at all. `full` says why `size` bytes are refused to a client that holds `own`.
     """
 
-    _small: int
+    small: int
+    full: str
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
@@ -381,16 +355,23 @@ class Memory:
         self._by_client: Counter[str] = Counter()
         # In their order: of equals the first one is evicted.
         self._reservations: dict[Reservation, None] = {}
+        self._check_scheduled = False
 
     def reserve(self, reservation: Reservation, size: int) -> None:
         """Hold `size` more bytes; evict stalled requests for them, or raise `QueueFullError`."""
         while not self._fits(reservation, size):
             over_all = self._total + size > self.max_bytes
             if not self._evict_stalled(None if over_all else reservation.client):
-                own = self._by_client[reservation.client]
-                raise QueueFullError(self._full(size, own), retry_after=1)
+                facts = {"total": self._total, "own": self._by_client[reservation.client]}
+                facts |= {"size": size, "most": self.max_bytes, "share": _SHARE_OF_FREE}
+                raise QueueFullError(self.full.format_map(facts), retry_after=1)
         self._change(reservation, size)
         reservation.record_progress(size)
+
+    def hold(self, reservation: Reservation, size: int) -> None:
+        """Hold `size` bytes that are there already: stalled requests are evicted for them."""
+        self._change(reservation, size)
+        self._evict_until_it_fits()
 
     def release(self, reservation: Reservation, size: int | None = None) -> None:
         """Release `size` bytes of it, or all, and forget it then."""
@@ -400,16 +381,12 @@ class Memory:
             if size is None:
                 del self._reservations[reservation]
 
-    def _full(self, size: int, own: int) -> str:
-        """Why `size` bytes are refused to a client that holds `own` bytes."""
-        raise NotImplementedError
-
     def _fits(self, reservation: Reservation, size: int) -> bool:
         free = self.max_bytes - self._total - size
         if free < 0:
             return False
         own = self._by_client[reservation.client] + size
-        return reservation.size + size <= self._small or own <= _SHARE_OF_FREE * free
+        return reservation.size + size <= self.small or own <= _SHARE_OF_FREE * free
 
     def _change(self, reservation: Reservation, size: int) -> None:
         if reservation not in self._reservations:
@@ -441,47 +418,8 @@ class Memory:
             worst.evict()
         return True
 
-
-class BodyMemory(Memory):
-    """Request bodies that arrive or are worked on."""
-
-    _small = 65_536
-
-    def _full(self, _size: int, own: int) -> str:
-        return (
-            f"bodies in work hold {self._total} bytes, {own} of them from this client; at most "
-            f"{self.max_bytes} are held, 16 times MAX_BODY_BYTES, and of one client "
-            f"{_SHARE_OF_FREE} times what is left free"
-        )
-
-
-class ResponseMemory(Memory):
-    """Answers that are to be made, are made, or wait to be read.
-
-    One that is to be made is refused where there is no room. One that is made is not, but evicted
-    if it stalls.
-    """
-
-    _small = 1 << 20
-
-    def __init__(self, max_bytes: int) -> None:
-        super().__init__(max_bytes)
-        self._check_scheduled = False
-
-    def hold(self, reservation: Reservation, size: int) -> None:
-        """Hold `size` bytes of a response that is there."""
-        self._change(reservation, size)
-        self._evict_until_it_fits()
-
-    def _full(self, size: int, own: int) -> str:
-        return (
-            f"answers in work hold {self._total} bytes, {own} of them for this client, and this "
-            f"one needs {size} more; at most {self.max_bytes} are held, 16 times MAX_BODY_BYTES or "
-            f"4 times MAX_ANSWER_BYTES, and of one client {_SHARE_OF_FREE} times what is left free"
-        )
-
     def _evict_until_it_fits(self) -> None:
-        """Evict stalled responses; check again later if that is not enough."""
+        """Evict stalled requests; check again later if that is not enough."""
         while self._total > self.max_bytes and self._evict_stalled():
             pass
         if self._total > self.max_bytes and not self._check_scheduled:
@@ -491,3 +429,24 @@ class ResponseMemory(Memory):
     def _check_again(self) -> None:
         self._check_scheduled = False
         self._evict_until_it_fits()
+
+
+class BodyMemory(Memory):
+    """Request bodies that arrive or are worked on."""
+
+    small = 65_536
+    full = (
+        "bodies in work hold {total} bytes, {own} of them from this client; at most {most} are "
+        "held, 16 times MAX_BODY_BYTES, and of one client {share} times what is left free"
+    )
+
+
+class ResponseMemory(Memory):
+    """Answers that are to be made, are made, or wait to be read."""
+
+    small = 1 << 20
+    full = (
+        "answers in work hold {total} bytes, {own} of them for this client, and this one needs "
+        "{size} more; at most {most} are held, 16 times MAX_BODY_BYTES or 4 times "
+        "MAX_ANSWER_BYTES, and of one client {share} times what is left free"
+    )

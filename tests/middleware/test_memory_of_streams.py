@@ -7,11 +7,7 @@ import pytest
 
 from smart_embedder.api.context import EMBEDDING_STREAM, RequestContext
 from smart_embedder.errors import BodyStalledError, InvalidRequestError, QueueFullError
-from smart_embedder.middleware.memory import (
-    Memory,
-    Reservation,
-    StreamedExchange,
-)
+from smart_embedder.middleware.memory import Exchange, Memory, Reservation
 from tests.middleware.exchange import part_of
 from tests.middleware.test_memory import MIB, PATIENCE, limited
 from tests.support.skipped_time import in_skipped_time, now, turns
@@ -34,7 +30,7 @@ class Stream:
     def join(self, client: str) -> None:
         self.context = RequestContext("id", "/embeddings/stream", EMBEDDING_STREAM, client)
         state = {"context": self.context, "abort_connection": self._abort}
-        self.exchange = StreamedExchange(
+        self.exchange = Exchange(
             self.limit, {"type": "http", "state": state}, self._receive, self._send
         )
 
