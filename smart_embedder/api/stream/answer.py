@@ -9,7 +9,7 @@ import asyncio
 import time
 from asyncio import TaskGroup
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import repeat
 
@@ -67,40 +67,8 @@ class PieceMemory:
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
-        self.pieces: list[PieceAnswer] = []
+        self.pieces: list[Piece] = []
         self.freed = asyncio.Event()
-
-
-class PieceAnswer(AnswerMemory):
-    """What one piece holds: that of the texts that are computed together, and of those before.
-
-    It is younger than all other pieces in `memory`.
-    """
-
-    def __init__(self, memory: PieceMemory) -> None:
-        super().__init__(memory.max_bytes)
-        self.memory = memory
-        self._computed = self.piece_bytes = 0
-        memory.pieces.append(self)
-
-    def need(self, size: int, what: str, advice: str) -> None:
-        """Implement `AnswerMemory`."""
-        super().need(size, what, advice)
-        pieces, wanted = self.memory.pieces, self._computed + size
-        held = sum(each.piece_bytes for each in pieces) - self.piece_bytes
-        if held + wanted > self.allowed and self is not pieces[0]:
-            raise _NoRoomYetError("the pieces of this stream that come before hold its memory")
-        self.piece_bytes = wanted
-
-    def keep(self, size: int) -> None:
-        """Record that some of its texts are computed and hold `size` bytes."""
-        self._computed += size
-
-    def end(self) -> None:
-        """Hold nothing any more: the piece is sent."""
-        self.memory.pieces.remove(self)
-        self.memory.freed.set()
-        self.memory.freed = asyncio.Event()
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,19 +102,32 @@ class LineResult:
         return Record(line.id, vectors_of(self.embedding, request, self.tokens), warnings)
 
 
-@dataclass(slots=True)
-class Piece:
-    """The results of consecutive lines.
+class Piece(AnswerMemory):
+    """The results of consecutive lines, and what they hold until they are sent.
 
     `tokens` is how many were read, `nbytes` the size of the vectors, `seconds` the forwards' time.
-    It holds `answer` until it is sent.
+    It is younger than all other pieces in `memory`.
     """
 
-    answer: PieceAnswer
-    results: list[LineResult] = field(default_factory=list)
-    tokens: int = 0
-    nbytes: int = 0
-    seconds: float = 0.0
+    def __init__(self, memory: PieceMemory) -> None:
+        super().__init__(memory.max_bytes)
+        self.memory = memory
+        self.results: list[LineResult] = []
+        self.tokens = self.nbytes = self._reserved = 0
+        self.seconds = 0.0
+        memory.pieces.append(self)
+
+    def need(self, size: int, what: str, advice: str) -> None:
+        """Implement `AnswerMemory` for the texts that are computed together, beside those before.
+
+        Raises `_NoRoomYetError` where the pieces before this one leave no room.
+        """
+        super().need(size, what, advice)
+        pieces, wanted = self.memory.pieces, self.nbytes + size
+        others = sum(each._reserved for each in pieces if each is not self)  # noqa: SLF001
+        if others + wanted > self.allowed and self is not pieces[0]:
+            raise _NoRoomYetError("the pieces of this stream that come before hold its memory")
+        self._reserved = wanted
 
     def add(self, lines: Sequence[Line], result: EmbeddingResult) -> None:
         """Add the results of the next lines, which were computed together."""
@@ -154,15 +135,18 @@ class Piece:
         for cut in result.truncations:
             cuts.setdefault(cut.index, []).append(cut)
         strings = result.token_strings or repeat(None, len(lines))
-        for i, (line, vectors, tokens) in enumerate(
-            zip(lines, result.embeddings, strings, strict=True)
-        ):
+        rows = zip(lines, result.embeddings, strings, strict=True)
+        for i, (line, vectors, tokens) in enumerate(rows):
             self.results.append(LineResult(line, vectors, tokens, tuple(cuts.get(i, ()))))
-        nbytes = sum(each.nbytes for each in result.embeddings)
-        self.answer.keep(nbytes)
+        self.nbytes += sum(each.nbytes for each in result.embeddings)
         self.tokens += result.tokens
-        self.nbytes += nbytes
         self.seconds += result.timings.inference
+
+    def end(self) -> None:
+        """Hold nothing any more: the piece is sent."""
+        self.memory.pieces.remove(self)
+        self.memory.freed.set()
+        self.memory.freed = asyncio.Event()
 
 
 class PieceSize:
@@ -199,12 +183,11 @@ class PieceEmbedder:
         self._engine = service.engine
         self._request = request
 
-    async def embed(self, lines: Sequence[Line], answer: PieceAnswer) -> Piece:
-        """The results of these lines, whose room is taken from `answer`.
+    async def embed(self, lines: Sequence[Line], piece: Piece) -> None:
+        """Put the results of these lines into `piece`.
 
         Raises `UnavailableError` if the service cannot go on.
         """
-        piece = Piece(answer)
         if good := [line for line in lines if line.error is None]:
             await self._add_results(piece, good)
         if len(good) < len(lines):
@@ -212,11 +195,10 @@ class PieceEmbedder:
             piece.results = [
                 computed.get(line.number) or LineResult(line, error=line.error) for line in lines
             ]
-        return piece
 
     async def _add_results(self, piece: Piece, lines: Sequence[Line]) -> None:
         try:
-            result = await self._embed_when_possible([line.text for line in lines], piece.answer)
+            result = await self._embed_when_possible([line.text for line in lines], piece)
         except InferenceTimeoutError as error:  # Halves would wait for the same device.
             piece.results += [LineResult(line, error=error) for line in lines]
         except SmartEmbedderError as error:
@@ -232,10 +214,10 @@ class PieceEmbedder:
             self._metrics.sentences.inc(len(lines))
             piece.add(lines, result)
 
-    async def _embed_when_possible(self, texts: list[str], answer: PieceAnswer) -> EmbeddingResult:
-        request = replace(self._request, texts=texts, answer=answer)
+    async def _embed_when_possible(self, texts: list[str], piece: Piece) -> EmbeddingResult:
+        request = replace(self._request, texts=texts, answer=piece)
         while True:
-            more_room = answer.memory.freed
+            more_room = piece.memory.freed
             try:
                 await self._slots.acquire(request.client)
                 try:
@@ -348,12 +330,12 @@ class StreamResponse(Response):
                     await asyncio.sleep(wait)
                 else:
                     self._paid_lines += service.settings.max_sentences_per_request
-            piece = self._compute(lines, PieceAnswer(self._memory))
-            self._results.put_nowait(group.create_task(piece))
+            computed = self._compute(lines, Piece(self._memory))
+            self._results.put_nowait(group.create_task(computed))
 
-    async def _compute(self, lines: list[Line], answer: PieceAnswer) -> Piece | SmartEmbedderError:
+    async def _compute(self, lines: list[Line], piece: Piece) -> Piece | SmartEmbedderError:
         try:
-            piece = await self._embedder.embed(lines, answer)
+            await self._embedder.embed(lines, piece)
         except SmartEmbedderError as error:
             return error
         self._size.observe(piece)
@@ -362,8 +344,7 @@ class StreamResponse(Response):
 
     async def _answer(self, body: StreamBody, send: Send) -> None:
         context, writer = self._call.context, self._make_writer()
-        start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
-        await send(start)
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         last = b""
         while (result := await self._results.get()) is not None:
             outcome = body.given_up or result
@@ -387,7 +368,7 @@ class StreamResponse(Response):
             self._sending_since = time.monotonic()
             await send({"type": "http.response.body", "body": message, "more_body": True})
             self._sending_since = None
-        piece.answer.end()
+        piece.end()
         self._call.context.memory.release_vectors(piece.nbytes)
         failed = sum(result.error is not None for result in piece.results)
         self._counts["sentences"] += len(piece.results) - failed

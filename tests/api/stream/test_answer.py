@@ -22,7 +22,6 @@ from smart_embedder.api.stream.answer import (
     PIECES,
     LineResult,
     Piece,
-    PieceAnswer,
     PieceEmbedder,
     PieceMemory,
     PieceSize,
@@ -134,26 +133,26 @@ class Stream:
 
     # The engine.
 
-    async def embed(self, lines: Sequence[Line], answer: PieceAnswer) -> Piece:
+    async def embed(self, lines: Sequence[Line], piece: Piece) -> None:
         first = str(lines[0].text)
         self.begun.append(first)
         await self.ready.get(first, self.go).wait()
         while True:
-            more_room = answer.memory.freed
+            more_room = piece.memory.freed
             try:
-                answer.need(60, "vectors", "less")
+                piece.need(60, "vectors", "less")
                 break
             except QueueFullError:
                 await more_room.wait()
         if self.error is not None:
             raise self.error
-        results = [
+        piece.results = [
             LineResult(line, error=line.error)
             if line.error
             else LineResult(line, TextEmbedding(np.full(self.width, 1, np.float32)))
             for line in lines
         ]
-        return Piece(answer, results, 3 * len(lines), 4 * self.width * len(lines), 0.5)
+        piece.tokens, piece.nbytes = 3 * len(lines), 4 * self.width * len(lines)
 
     def observe(self, piece: Piece) -> None:
         self.observed.append(piece.tokens)
@@ -371,8 +370,10 @@ FORWARD = 1000
 
 def piece(lines: int, tokens: int, seconds: float, nbytes: int) -> Piece:
     """A piece of lines of 100 bytes."""
-    results = [LineResult(Line(i + 1, i, 100)) for i in range(lines)]
-    return Piece(PieceAnswer(PieceMemory(1)), results, tokens, nbytes, seconds)
+    made = Piece(PieceMemory(1))
+    made.results = [LineResult(Line(i + 1, i, 100)) for i in range(lines)]
+    made.tokens, made.nbytes, made.seconds = tokens, nbytes, seconds
+    return made
 
 
 @pytest.mark.parametrize(
@@ -406,7 +407,7 @@ def test_one_piece_changes_the_size_by_a_factor_of_two_at_most() -> None:
 def test_a_piece_of_errors_says_nothing() -> None:
     size = PieceSize(FORWARD)
     first = size.bytes
-    size.observe(Piece(PieceAnswer(PieceMemory(1)), [LineResult(Line(1, 0, 100))]))
+    size.observe(piece(1, 0, 0.0, 0))
     assert size.bytes == first
 
 
@@ -415,7 +416,7 @@ NEEDED = ("the vectors", "send fewer texts")
 
 def test_pieces_hold_no_more_together_than_one_answer_but_the_oldest_goes_on() -> None:
     memory = PieceMemory(100)
-    first, second, third = (PieceAnswer(memory) for _ in range(3))
+    first, second, third = (Piece(memory) for _ in range(3))
     second.need(60, *NEEDED)
     with pytest.raises(QueueFullError, match="come before"):
         third.need(60, *NEEDED)
@@ -430,10 +431,10 @@ def test_pieces_hold_no_more_together_than_one_answer_but_the_oldest_goes_on() -
 
 def test_what_a_piece_has_computed_counts_beside_what_it_computes() -> None:
     memory = PieceMemory(100)
-    PieceAnswer(memory)
-    piece = PieceAnswer(memory)
+    Piece(memory)
+    piece = Piece(memory)
     piece.need(60, *NEEDED)
-    piece.keep(60)
+    piece.nbytes = 60
     piece.need(40, *NEEDED)
     with pytest.raises(QueueFullError):
         piece.need(41, *NEEDED)
@@ -469,7 +470,8 @@ class Texts:
             Line(i, f"id {i}", 10, each) if isinstance(each, str) else Line(i, i, 10, error=each)
             for i, each in enumerate(texts, 1)
         ]
-        piece = await self.embedder.embed(lines, PieceAnswer(PieceMemory(1000)))
+        piece = Piece(PieceMemory(1000))
+        await self.embedder.embed(lines, piece)
         assert [each.line for each in piece.results] == lines
         assert self.service.stream_slots.held == 0
         assert set(self.held) <= {1}
@@ -553,7 +555,7 @@ async def test_while_there_is_no_place_it_waits_as_long_as_it_is_told(
 
 async def test_without_room_it_goes_on_when_a_piece_before_it_is_sent() -> None:
     texts, memory = Texts(), PieceMemory(20)
-    first, second = PieceAnswer(memory), PieceAnswer(memory)
+    first, second = Piece(memory), Piece(memory)
     first.need(16, *NEEDED)
     lines = [Line(1, 0, 10, "a")]
     waiting = asyncio.ensure_future(texts.embedder.embed(lines, second))
@@ -561,7 +563,8 @@ async def test_without_room_it_goes_on_when_a_piece_before_it_is_sent() -> None:
         await asyncio.sleep(0)
     assert (len(texts.calls), texts.service.stream_slots.held, waiting.done()) == (1, 0, False)
     first.end()
-    assert outcomes(await waiting) == [1]
+    await waiting
+    assert outcomes(second) == [1]
     assert len(texts.calls) == 2
 
 
