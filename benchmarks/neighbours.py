@@ -3,12 +3,16 @@
     python -m benchmarks.neighbours --rounds 5 --tree . --tree ../another-checkout
 
 One text after the other, over HTTP, of a client with a token of its own. What stands beside it is
-a process that computes without end, or another client that keeps the service busy with many texts.
-Everything shares the same cores. The three take turns, because the speed of a shared machine
-drifts. Without a folder the demo model is served.
+a process that computes without end, or another client: one that keeps the service busy with many
+texts or, where it is asked for, one whose requests are made to cost much. Everything shares the
+same cores. The cases take turns, because the speed of a shared machine drifts. Without a folder the
+demo model is served.
 """
 
 import argparse
+import gzip
+import itertools
+import json
 import multiprocessing
 import os
 import subprocess
@@ -16,7 +20,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from multiprocessing.synchronize import Event
 from pathlib import Path
@@ -33,7 +37,14 @@ TEXT = "How do I reset my password?"
 BULK_CLIENTS, BULK_TEXTS = 4, 8
 # Between two requests, as of a client that does something with the answer. Seconds.
 PAUSE = 0.005
-TOKENS = {"lone": "the-lone-text-has-its-own-token", "bulk": "and-the-bulk-has-another-one"}
+TOKENS = {"lone": "the-lone-text-has-its-own-token", "bulk": "and-the-others-have-another-one"}
+# Packed, so that much comes of little: a character that normalisation makes eighteen times as
+# long, names that no schema has, and texts without end.
+HOSTILE = {
+    "/embeddings/": {"sentences": ["\ufdfa" * 300_000]},
+    "/v2/embed": {f"return_{i:05}": 0 for i in range(7000)},
+    "/tokenize": {"inputs": ["a b c d " * 120] * 1000},
+}
 
 
 def compute(_: str, running: Event) -> None:
@@ -57,7 +68,27 @@ def send_bulk(url: str, running: Event) -> None:
         threading.Thread(target=keep_sending, args=(seed,)).start()
 
 
-LOADS = {"nothing": None, "a busy process": compute, "bulk": send_bulk}
+def be_hostile(url: str, running: Event) -> None:
+    """Requests that cost much on several connections, without end; whatever the answers are."""
+    packed = [(path, gzip.compress(json.dumps(body).encode())) for path, body in HOSTILE.items()]
+
+    def keep_sending() -> None:
+        headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+        with client_of(url, "bulk") as client:
+            for path, body in itertools.cycle(packed):
+                client.post(path, content=body, headers=headers)
+                running.set()
+
+    for _ in range(BULK_CLIENTS):
+        threading.Thread(target=keep_sending).start()
+
+
+LOADS: dict[str, Callable[[str, Event], None] | None] = {
+    "nothing": None,
+    "a busy process": compute,
+    "bulk": send_bulk,
+    "a hostile client": be_hostile,
+}
 
 
 def client_of(url: str, name: str) -> httpx2.Client:
@@ -104,33 +135,8 @@ def window(client: httpx2.Client, seconds: float) -> list[float]:
     return found
 
 
-def measure(
-    servers: dict[str, RunningServer], rounds: int, seconds: float
-) -> dict[tuple[str, str], list[float]]:
-    """The milliseconds of every text, by checkout and load."""
-    cases = {f"{name}, {load}": (name, load) for name in servers for load in LOADS}
-    found: dict[tuple[str, str], list[float]] = {case: [] for case in cases.values()}
-    for case in turns(dict.fromkeys(cases, rounds)):
-        name, load = cases[case]
-        with client_of(servers[name].url, "lone") as client, beside(load, servers[name]):
-            found[name, load] += window(client, seconds)
-    return found
-
-
-def report(found: dict[tuple[str, str], list[float]]) -> str:
-    """A row for each checkout and load; ratios are to the same checkout beside nothing."""
-    rows = []
-    for (name, load), took in found.items():
-        p50, p95 = np.percentile(took, [50, 95])
-        quiet50, quiet95 = np.percentile(found[name, "nothing"], [50, 95])
-        ratios = (f"{p50 / quiet50:.2f}", f"{p95 / quiet95:.2f}")
-        rows.append((name, load, len(took), f"{p50:.1f}", f"{p95:.1f}", *ratios))
-    heads = ("checkout", "beside", "texts", "P50 ms", "P95 ms", "P50 to quiet", "P95 to quiet")
-    return markdown(heads, rows)
-
-
 def main() -> None:
-    """Start a server for each checkout and print the table."""
+    """Start a server for each checkout and print a row for each of them and each load."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     add = parser.add_argument
     add("folder", type=Path, nargs="?", help="a checkpoint of bge-m3's shape (the demo)")
@@ -138,6 +144,8 @@ def main() -> None:
     add("--rounds", type=int, default=5, help="turns of each (%(default)s)")
     add("--cores", type=int, default=2, help="cores that everything shares (%(default)s)")
     add("--tree", type=Path, action="append", help="a checkout; may be repeated (this one)")
+    usual = ["a busy process", "bulk"]
+    add("--beside", nargs="+", choices=[*LOADS][1:], default=usual, help="loads (%(default)s)")
     options = parser.parse_args()
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: options.cores])
     with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
@@ -149,13 +157,27 @@ def main() -> None:
         tokens = Path(scratch, "tokens")
         tokens.write_text("".join(f"{name}:{token}\n" for name, token in TOKENS.items()))
         settings = {"EMBEDDING_MODEL": str(folder.resolve()), "API_TOKENS_FILE": str(tokens)}
+        settings["DTYPE"] = "auto"
         servers = {}
         for tree in options.tree or [REPOSITORY]:
-            settings |= {"DTYPE": "auto", "PYTHONPATH": str(tree.resolve())}
-            server = stack.enter_context(run_server(Path(scratch), fresh=True, **settings))
+            path = {"PYTHONPATH": str(tree.resolve())}
+            server = stack.enter_context(run_server(Path(scratch), fresh=True, **settings, **path))
             server.wait_until_healthy()
             servers[str(tree)] = server
-        print(report(measure(servers, options.rounds, options.seconds)))
+        cases = [(tree, load) for tree in servers for load in ("nothing", *options.beside)]
+        found: dict[tuple[str, str], list[float]] = {case: [] for case in cases}
+        for tree, load in turns(dict.fromkeys(cases, options.rounds)):
+            with client_of(servers[tree].url, "lone") as client, beside(load, servers[tree]):
+                found[tree, load] += window(client, options.seconds)
+    rows = []
+    for (tree, load), took in found.items():
+        p50, p95 = np.percentile(took, [50, 95])
+        # To the same checkout beside nothing.
+        quiet50, quiet95 = np.percentile(found[tree, "nothing"], [50, 95])
+        ratios = (f"{p50 / quiet50:.2f}", f"{p95 / quiet95:.2f}")
+        rows.append((tree, load, len(took), f"{p50:.1f}", f"{p95:.1f}", *ratios))
+    heads = ("checkout", "beside", "texts", "P50 ms", "P95 ms", "P50 to quiet", "P95 to quiet")
+    print(markdown(heads, rows))
 
 
 if __name__ == "__main__":

@@ -7,28 +7,22 @@ The files of the weights are in the system's cache, or out of it with `--cold` (
 
 import argparse
 import os
-import re
 import statistics
 import sys
 import time
-from collections.abc import Iterable
 from pathlib import Path
 
 from benchmarks.turns import turns
+from tests.support.memory import status_bytes
 from tests.support.server import REPOSITORY, run_server
 from tools.table import markdown
 
 _READY = "Server ready to accept requests"
 
 
-def weights_of(folder: Path) -> list[Path]:
-    """The files that hold a model's weights."""
-    return [*folder.glob("*.safetensors"), *folder.glob("pytorch_model*.bin")]
-
-
-def drop(paths: Iterable[Path]) -> None:
-    """Take the files out of the system's cache."""
-    for path in paths:
+def drop_weights(folder: Path) -> None:
+    """Take the files of a model's weights out of the system's cache."""
+    for path in [*folder.glob("*.safetensors"), *folder.glob("pytorch_model*.bin")]:
         with path.open("rb") as file:
             os.fsync(file.fileno())
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
@@ -40,9 +34,7 @@ def start(tree: Path, folder: Path, settings: dict[str, str]) -> tuple[float, in
     with run_server(folder, "app", fresh=True, PYTHONPATH=str(tree), **settings) as server:
         server.wait_for_line(_READY)
         seconds = time.perf_counter() - began
-        status = Path(f"/proc/{server.process.pid}/status").read_text(encoding="utf-8")
-    found = re.search(r"VmHWM:\s*(\d+) kB", status)
-    return seconds, int(found[1]) // 1024 if found else 0
+        return seconds, status_bytes(server.process.pid, "VmHWM") >> 20
 
 
 def main() -> None:
@@ -55,22 +47,20 @@ def main() -> None:
     add("--tree", type=Path, action="append", help="a checkout; may be repeated (this one)")
     add("--cold", action="store_true", help="measure with the weights out of the cache")
     arguments = parser.parse_args()
-    trees = {str(tree.resolve()): tree for tree in arguments.tree or [REPOSITORY]}
-    folder = str(arguments.folder.resolve())
-    settings = {"EMBEDDING_MODEL": folder, "RERANKER_MODEL": "late-interaction"}
+    folder, trees = arguments.folder.resolve(), arguments.tree or [REPOSITORY]
+    settings = {"EMBEDDING_MODEL": str(folder), "RERANKER_MODEL": "late-interaction"}
     settings["DTYPE"] = arguments.dtype
-    seen: dict[str, list[tuple[float, int]]] = {path: [] for path in trees}
-    for path in turns(dict.fromkeys(trees, arguments.rounds)):
+    seen: dict[Path, list[tuple[float, int]]] = {tree: [] for tree in trees}
+    for tree in turns(dict.fromkeys(trees, arguments.rounds)):
         if arguments.cold:
-            drop(weights_of(arguments.folder))
-        seen[path].append(start(Path(path), arguments.folder, settings))
-        print(f"{path}: {seen[path][-1][0]:.2f} s", file=sys.stderr)
+            drop_weights(folder)
+        seen[tree].append(start(tree.resolve(), folder, settings))
+        print(f"{tree}: {seen[tree][-1][0]:.2f} s", file=sys.stderr)
     rows = []
-    for path, runs in seen.items():
-        seconds = sorted(took for took, _ in runs)
-        spread = f"{seconds[0]:.2f} to {seconds[-1]:.2f}"
-        median = f"{statistics.median(seconds):.2f}"
-        rows.append((trees[path], median, spread, max(peak for _, peak in runs)))
+    for tree, runs in seen.items():
+        seconds, peaks = zip(*runs, strict=True)
+        spread = f"{min(seconds):.2f} to {max(seconds):.2f}"
+        rows.append((tree, f"{statistics.median(seconds):.2f}", spread, max(peaks)))
     print(markdown(("checkout", "seconds, median", "range", "peak memory, MiB"), rows))
 
 

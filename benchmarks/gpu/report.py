@@ -60,8 +60,8 @@ def sections(out: Path, device: str, *, quick: bool) -> Iterator[Section]:
         models = {"bge-m3": out / "models" / "two-layer"}
     hurry = ["--quick"] if quick else []
 
-    def module(name: str, program: str, seconds: float, *arguments: str) -> Section:
-        command = [sys.executable, "-m", f"benchmarks.gpu.{program}", *arguments]
+    def measured(name: str, section: str, model: str, seconds: float) -> Section:
+        command = [sys.executable, "-m", "benchmarks.gpu.sections", section, str(models[model])]
         return Section(name, [*command, "--device", device, *hurry], seconds, {})
 
     def checkpoint(path: Path) -> Section:
@@ -76,17 +76,16 @@ def sections(out: Path, device: str, *, quick: bool) -> Iterator[Section]:
     # A module that cannot be imported there costs its own tests alone.
     tests += ["-p", "no:cacheprovider", "--continue-on-collection-errors"]
     yield Section("tests", tests, 120.0, {}, figures=False)
-    bge = str(models["bge-m3"])
-    verify = {"EMBEDDING_MODEL": bge, "RERANKER_MODEL": "late-interaction", "DEVICE": device}
+    verify = {"EMBEDDING_MODEL": str(models["bge-m3"]), "DEVICE": device}
+    verify["RERANKER_MODEL"] = "late-interaction"
     yield Section("verify", [sys.executable, "-m", "tools.verify"], 120.0, verify, figures=False)
-    yield module("kernels embedder", "forwards", 60.0, bge, "kernels")
-    yield module("engines", "engines", 200.0, bge)
-    yield module("http_rate", "http_rate", 90.0, bge, "--seconds", "5" if quick else "15")
-    yield module("launching", "forwards", 90.0, bge, "launching")
+    yield measured("kernels embedder", "kernels", "bge-m3", 60.0)
+    yield measured("engines", "engines", "bge-m3", 200.0)
+    yield measured("http_rate", "http-rate", "bge-m3", 90.0)
+    yield measured("launching", "launching", "bge-m3", 90.0)
     if "qwen-reranker" in models:
         yield checkpoint(models["qwen-reranker"])
-        qwen = str(models["qwen-reranker"])
-        yield module("kernels reranker", "forwards", 60.0, qwen, "reranker-kernels")
+        yield measured("kernels reranker", "reranker-kernels", "qwen-reranker", 60.0)
 
 
 def run(section: Section, seconds: float) -> Outcome:

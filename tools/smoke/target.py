@@ -139,11 +139,9 @@ class Target:
 
         return self._send(send)
 
-    def embed(
-        self, sentences: list[str], path: str = EMBED, /, **options: bool
-    ) -> EmbeddingResponse:
+    def embed(self, sentences: list[str], **options: bool) -> EmbeddingResponse:
         """The answer to texts that must be embedded; raises `Skip` while they cannot be."""
-        answer = self._work(path, {"sentences": sentences, **options}, HTTPStatus.OK)
+        answer = self._work(EMBED, {"sentences": sentences, **options}, HTTPStatus.OK)
         return EmbeddingResponse.model_validate_json(answer.content, strict=True)
 
     def rerank(self, **body: Any) -> RerankResponse:

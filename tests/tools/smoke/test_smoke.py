@@ -42,7 +42,7 @@ def test_a_healthy_server_passes_everything(server: RunningServer) -> None:
     assert status == 0, output
     passed, tried, left = counts(output)
     assert (passed, left) == (tried, 5), output
-    assert tried >= 25
+    assert tried >= 20
     assert sorted(skipped(output)) == [
         "no token is asked for",
         "no token was given",
@@ -128,7 +128,6 @@ def test_a_server_with_a_token_and_without_a_reranker_passes(closed_server) -> N
     status, output = smoke(closed_server.url, "--token", "hush-hush")
     assert status == 0, output
     assert sorted(skipped(output)) == [
-        "RERANKER_MODEL is none",
         "RERANKER_MODEL is none",
         "the service is healthy",
         "there was none",

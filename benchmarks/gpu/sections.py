@@ -1,0 +1,382 @@
+"""What `benchmarks.gpu.report` measures of one checkpoint on a device, as JSON, section by section.
+
+    python -m benchmarks.gpu.sections engines FOLDER --device cuda
+    python -m benchmarks.gpu.sections reranker-kernels QWEN_FOLDER --device cuda
+
+- `engines`: this engine and FlagEmbedding in turns, text length by text length, in tokens a second;
+  a lone query's milliseconds, the token budget that the start chose, and memory.
+- `kernels`, `reranker-kernels`: what PyTorch's profiler sees of one query and of a batch.
+- `launching`: a query's forward as a CUDA graph and without, alone and beside a busy event loop:
+  the interpreter's switch interval says how soon the loop lets the forward go on. Milliseconds, and
+  the loop's speed as a share of that without forwards.
+- `http-rate`: tokens a second over HTTP from one service process, by clients in processes of their
+  own.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import aiohttp
+import numpy as np
+import torch
+import uvloop
+from torch.profiler import ProfilerActivity, profile
+
+from benchmarks.checkpoints import SHAPES, save_bge_m3
+from benchmarks.workload import QUERIES, Lengths, draw_texts
+from smart_embedder.engine import EmbedRequest, Engine
+from smart_embedder.engine.records import Outputs
+from smart_embedder.models.load import load_models
+from smart_embedder.settings import NO_RERANKER, Settings
+from tests.support.server import REPOSITORY, run_server
+
+Figures = dict[str, Any]
+
+# ---- this engine and FlagEmbedding
+
+# Tokens of a text, and of all texts of one length; those of a rehearsal on a CPU.
+_LENGTHS, _TOKENS = (32, 128, 256, 512, 2048, 8192), 262_144
+_QUICK_LENGTHS, _QUICK_TOKENS = (32, 128, 256, 512), 2048
+# The names of what is asked for, and whether that is more than dense vectors.
+_KINDS = {"dense": False, "all kinds": True}
+# Texts in one call of `embed`: several are in the queue, so that the device need not wait for one.
+_TEXTS_IN_A_CALL = 256
+_LEAST_CALLS = 8
+_ROUNDS = 2
+# After which no other length is begun, so that there are figures at all.
+_SECONDS = 110.0
+_QUERIES = 100
+# FlagEmbedding pads, and its rate hardly depends on how many texts there are.
+_PEERS_SHARE = 4
+
+
+async def own_seconds(engine: Engine, texts: list[str], *, every_kind: bool) -> float:
+    """For all texts, in calls that wait at the same time."""
+    at_once = max(1, min(_TEXTS_IN_A_CALL, len(texts) // _LEAST_CALLS))
+    calls = [texts[start : start + at_once] for start in range(0, len(texts), at_once)]
+    began = time.perf_counter()
+    outputs = Outputs(dense=True, sparse=every_kind, colbert=every_kind)
+    await asyncio.gather(*(engine.embed(EmbedRequest(call, outputs)) for call in calls))
+    return time.perf_counter() - began
+
+
+def load_peer(folder: Path, device: str) -> Any:
+    """FlagEmbedding on the same files and device; in float16 on a GPU, as is its default."""
+    try:
+        from FlagEmbedding import BGEM3FlagModel  # noqa: PLC0415 - seconds, and may be missing
+
+        return BGEM3FlagModel(str(folder), use_fp16=device != "cpu", devices=device)
+    except (ImportError, RuntimeError) as error:
+        print(f"FlagEmbedding cannot be compared: {error}", file=sys.stderr)
+        return None
+
+
+def peer_seconds(peer: Any, texts: list[str], *, every_kind: bool) -> float:
+    """For all texts in one call, as its users make it."""
+    began = time.perf_counter()
+    peer.encode(
+        texts,
+        batch_size=max(1, 32 * 1024 // max(map(len, texts))),
+        max_length=8192,
+        return_dense=True,
+        return_sparse=every_kind,
+        return_colbert_vecs=every_kind,
+    )
+    return time.perf_counter() - began
+
+
+async def rates(engine: Engine, peer: Any, *, quick: bool) -> list[Figures]:
+    """One row for each length and selection of kinds; the best of the rounds of each engine.
+
+    On a slow device the longest texts are left out.
+    """
+    rows: list[Figures] = []
+    ends = time.monotonic() + _SECONDS
+    tokens = _QUICK_TOKENS if quick else _TOKENS
+    for length in _QUICK_LENGTHS if quick else _LENGTHS:
+        texts = draw_texts(Lengths(length, length), max(1, tokens // length))
+        fewer = texts[: max(1, len(texts) // _PEERS_SHARE)]
+        for name, every_kind in _KINDS.items():
+            if time.monotonic() > ends:
+                return rows
+            own, other = [], []
+            for _ in range(_ROUNDS):
+                seconds = await own_seconds(engine, texts, every_kind=every_kind)
+                own.append(length * len(texts) / seconds)
+                if peer is not None:
+                    seconds = peer_seconds(peer, fewer, every_kind=every_kind)
+                    other.append(length * len(fewer) / seconds)
+            row = {"tokens": length, "kinds": name, "tokens_per_second": max(own)}
+            if other:
+                row |= {"flagembedding": max(other), "ratio": max(own) / max(other)}
+            rows.append(row)
+            print(row, file=sys.stderr, flush=True)
+    return rows
+
+
+async def lone_query(engine: Engine) -> dict[str, float]:
+    """Milliseconds of one query after the other, dense vectors alone."""
+    took = []
+    for text in draw_texts(QUERIES, _QUERIES):
+        began = time.perf_counter()
+        await engine.embed(EmbedRequest([text]))
+        took.append(1000 * (time.perf_counter() - began))
+    p50, p95 = np.percentile(took, (50, 95))
+    return {"p50_ms": float(p50), "p95_ms": float(p95), "min_ms": min(took)}
+
+
+def memory() -> dict[str, int]:
+    """Bytes at their peak, of the GPU's memory that PyTorch asked for."""
+    if not torch.cuda.is_available():
+        return {}
+    allocated, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+    return {"allocated": allocated, "reserved": reserved}
+
+
+async def engines(folder: Path, device: str, *, quick: bool) -> Figures:
+    """The start, a lone query, and the rates of both."""
+    settings = Settings(
+        embedding_model=str(folder), reranker_model="none", device=device, request_timeout=600
+    )
+    began = time.perf_counter()
+    async with Engine(settings, load_models) as engine:
+        models = engine.loaded()
+        assert models is not None
+        found: Figures = {
+            "start_seconds": time.perf_counter() - began,
+            "max_batch_tokens": models.max_batch_tokens,
+            "seconds_per_token": models.seconds_per_token,
+            "dtype": models.device.dtype,
+            "attention": models.device.attention,
+            "paths": models.infos[0].paths,
+            "refused": [f"{each.operation}: {each.path}" for each in models.infos[0].refused],
+            "lone_query": await lone_query(engine),
+        }
+        alone = memory()
+        found["rates"] = await rates(engine, load_peer(folder, device), quick=quick)
+    return found | {"memory_before_load": alone, "memory": memory()}
+
+
+# ---- forwards of one model
+
+_SIZES = {"one query": (1, 16), "a batch": (64, 256)}
+_QUICK_SIZES = {"one query": (1, 16), "a batch": (8, 64)}
+_MOST_KERNELS = 12
+_DENSE = Outputs(dense=True)
+_INTERVALS = (0.005, 0.001, 0.0005, 0.0001, 0.00005)
+_BODY = json.dumps({"sentences": ["a few words of a text"] * 64})
+
+
+def forward_of(model: Any, texts: int, length: int) -> Callable[[], object]:
+    """What computes so many random texts."""
+    drawn = list(np.random.default_rng(0).integers(5, 100, (texts, length)))
+
+    def run() -> None:
+        model.launch(drawn, [_DENSE] * texts)()
+
+    return run
+
+
+def profiled(run: Callable[[], object], *, cuda: bool) -> Figures:
+    """The kernels of one forward, after two that are not counted."""
+    run()
+    run()
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
+    with profile(activities=activities) as profiler:
+        run()
+    device = "CUDA" if cuda else "CPU"
+    took: Counter[str] = Counter()
+    calls: Counter[str] = Counter()
+    for event in profiler.events():
+        if event.device_type.name == device:
+            took[event.name] += event.device_time_total if cuda else event.self_cpu_time_total
+            calls[event.name] += 1
+    return {
+        "launches": calls.total(),
+        "microseconds": took.total(),
+        "kernels": [
+            {"name": name[:100], "calls": calls[name], "microseconds": round(of, 1)}
+            for name, of in took.most_common(_MOST_KERNELS)
+        ],
+    }
+
+
+def kernels(folder: Path, device: str, *, quick: bool, of_reranker: bool = False) -> Figures:
+    """What a query's and a batch's forward consist of."""
+    embedder, reranker = folder, NO_RERANKER
+    if of_reranker:
+        # Any embedding model will do beside the reranker.
+        reranker = str(folder)
+        embedder = save_bge_m3(folder.with_name("two-layer"), SHAPES["two-layer"])
+    models = load_models(
+        Settings(embedding_model=str(embedder), reranker_model=reranker, device=device)
+    )
+    model = models.reranker if of_reranker else models.embedder
+    cuda = models.device.gpu_available and torch.cuda.is_available()
+    return {
+        name: {"tokens": texts * length} | profiled(forward_of(model, texts, length), cuda=cuda)
+        for name, (texts, length) in (_QUICK_SIZES if quick else _SIZES).items()
+    }
+
+
+def busy_loop(seconds: float) -> float:
+    """Bodies a second that the tasks of an event loop decode, which do nothing else."""
+    decoded = 0
+
+    async def decode() -> None:
+        nonlocal decoded
+        while time.perf_counter() < ends:
+            json.loads(_BODY)
+            decoded += 1
+            await asyncio.sleep(0)
+
+    async def run() -> None:
+        await asyncio.gather(*(decode() for _ in range(16)))
+
+    ends = time.perf_counter() + seconds
+    uvloop.run(run())
+    return decoded / seconds
+
+
+def forwards(run: Callable[[], object], seconds: float) -> list[float]:
+    """Milliseconds of one after the other; of one at least, however long it takes."""
+    took: list[float] = []
+    ends = time.perf_counter() + seconds
+    while not took or time.perf_counter() < ends:
+        began = time.perf_counter()
+        run()
+        took.append(1000 * (time.perf_counter() - began))
+    return took
+
+
+def launching(folder: Path, device: str, *, quick: bool) -> list[Figures]:
+    """One row for each way to launch and each interval; without graphs last."""
+    settings = Settings(embedding_model=str(folder), reranker_model=NO_RERANKER, device=device)
+    model: Any = load_models(settings).embedder
+    seconds = 0.5 if quick else 2.0
+    run = forward_of(model, 1, 16)
+    undisturbed = busy_loop(seconds)
+    rows = []
+    for launch in dict.fromkeys([model.info.paths.get("launch", "eager"), "eager"]):
+        if launch == "eager":
+            model._backbone._graphs = None  # noqa: SLF001 - no setting turns them off
+        run()
+        alone = statistics.median(forwards(run, seconds))
+        for interval in _INTERVALS:
+            sys.setswitchinterval(interval)
+            took: list[float] = []
+            beside = threading.Thread(target=lambda to=took: to.extend(forwards(run, seconds)))
+            beside.start()
+            rate = busy_loop(seconds)
+            beside.join()
+            row = {"launch": launch, "switch_ms": 1000 * interval, "alone_ms": alone}
+            row |= {"beside_ms": statistics.median(took), "longest_ms": max(took)}
+            rows.append(row | {"loop": rate / undisturbed})
+    return rows
+
+
+# ---- over HTTP
+
+_LENGTH = 256
+_TEXTS_IN_A_REQUEST = 32
+_CONNECTIONS = 8
+# Before the clock starts: every connection has sent at least one request by then.
+_WARM_UP = 2.0
+_HTTP_SECONDS, _QUICK_HTTP_SECONDS = 15.0, 5.0
+# Where packages lie in a folder of their own, the service needs them, too.
+_KEPT = ("PYTHONPATH", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES")
+
+
+def client(url: str, texts: int, seconds: float) -> int:
+    """Requests answered in time; raises for any other answer than 200."""
+    drawn = draw_texts(Lengths(_LENGTH, _LENGTH), 4 * texts)
+    dense_alone = {"return_sparse": False, "return_colbert": False}
+    bodies = [
+        json.dumps({"sentences": drawn[start : start + texts]} | dense_alone).encode()
+        for start in range(0, len(drawn), texts)
+    ]
+    began, answered = time.monotonic() + _WARM_UP, 0
+
+    async def call_again_and_again(session: aiohttp.ClientSession, number: int) -> None:
+        nonlocal answered
+        while (now := time.monotonic()) < began + seconds:
+            body = bodies[number % len(bodies)]
+            async with session.post(f"{url}/embeddings/", data=body) as response:
+                response.raise_for_status()
+                await response.read()
+            answered += now >= began and time.monotonic() < began + seconds
+            number += 1
+
+    async def run() -> None:
+        headers = {"Content-Type": "application/json"}
+        async with aiohttp.ClientSession(headers=headers) as session:
+            calls = (call_again_and_again(session, first) for first in range(_CONNECTIONS))
+            await asyncio.gather(*calls)
+
+    asyncio.run(run())
+    return answered
+
+
+def http_rate(folder: Path, device: str, *, quick: bool) -> Figures:
+    """Start a service, load it from several processes, and end it."""
+    processes = max(1, min(6, (os.cpu_count() or 1) // 2))
+    texts, seconds = (1, _QUICK_HTTP_SECONDS) if quick else (_TEXTS_IN_A_REQUEST, _HTTP_SECONDS)
+    settings = {name: os.environ[name] for name in _KEPT if name in os.environ}
+    places = [str(REPOSITORY), *filter(None, [settings.get("PYTHONPATH")])]
+    settings |= {
+        "EMBEDDING_MODEL": str(folder),
+        "RERANKER_MODEL": NO_RERANKER,
+        "DEVICE": device,
+        "DTYPE": "auto",
+        "PYTHONPATH": os.pathsep.join(places),
+    }
+    with TemporaryDirectory() as temporary, run_server(Path(temporary), **settings) as server:
+        server.wait_until_healthy()
+        with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+            clients = [pool.submit(client, server.url, texts, seconds) for _ in range(processes)]
+            answered = sum(each.result() for each in clients)
+    requests = answered / seconds
+    return {
+        "tokens_per_text": _LENGTH,
+        "connections": processes * _CONNECTIONS,
+        "requests_per_second": requests,
+        "texts_per_second": requests * texts,
+        "tokens_per_second": requests * texts * _LENGTH,
+    }
+
+
+def main() -> None:
+    """Measure one section and print it."""
+    sections: dict[str, Callable[..., Any]] = {
+        "engines": lambda *given, quick: asyncio.run(engines(*given, quick=quick)),
+        "kernels": kernels,
+        "reranker-kernels": lambda *given, quick: kernels(*given, quick=quick, of_reranker=True),
+        "launching": launching,
+        "http-rate": http_rate,
+    }
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("section", choices=sections)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--quick", action="store_true", help="few short texts, and less time")
+    given = parser.parse_args()
+    print(
+        json.dumps(sections[given.section](given.folder.resolve(), given.device, quick=given.quick))
+    )
+
+
+if __name__ == "__main__":
+    main()
