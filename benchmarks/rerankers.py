@@ -9,115 +9,67 @@ default on a CPU; that of Qwen3-Reranker is transformers, in the same dtype.
 import argparse
 import asyncio
 import statistics
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import numpy as np
-import torch
-from FlagEmbedding import FlagReranker
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.turns import measure
 from benchmarks.workload import PASSAGES, QUERIES, draw_texts
 from smart_embedder.engine import Engine, RerankRequest
-from smart_embedder.engine.records import FloatArray
-from smart_embedder.models.checkpoint.config import read_config
 from smart_embedder.models.load import load_models
-from smart_embedder.models.tasks.qwen3 import DEFAULT_INSTRUCTION
 from smart_embedder.settings import Settings
-from tools.references.qwen import padded, qwen_rows, yes_and_no
+from tools.references.choose import References
 from tools.table import markdown
 
 QUERY = draw_texts(QUERIES, 1, seed=1)[0]
-
-# Passages to scores [N].
-Score = Callable[[list[str]], FloatArray]
-
-
-def this_engine(arguments: argparse.Namespace, loop: asyncio.AbstractEventLoop) -> Score:
-    """Passages to logits through `Engine`; bge-m3 is resident beside the reranker."""
-    settings = Settings(
-        embedding_model=str(arguments.embedder),
-        reranker_model=str(arguments.reranker),
-        device="cpu",
-        dtype=arguments.dtype,
-    )
-    engine = loop.run_until_complete(Engine(settings, load_models).__aenter__())
-
-    def score(passages: list[str]) -> FloatArray:
-        result = loop.run_until_complete(engine.rerank(RerankRequest(QUERY, passages)))
-        return np.array(result.scores, np.float32)
-
-    return score
-
-
-def flag_reranker(folder: Path) -> Score:
-    """The reference implementation with its default batch size, in float32 on a CPU."""
-    model = FlagReranker(str(folder), use_fp16=False, devices="cpu", max_length=8192)
-
-    def score(passages: list[str]) -> FloatArray:
-        return np.array(model.compute_score([(QUERY, each) for each in passages]), np.float32)
-
-    return score
-
-
-def transformers_reranker(folder: Path, dtype: str) -> Score:
-    """Qwen3-Reranker by transformers, pairs of near lengths together in batches of 8.
-
-    The model card's code is slower: it computes the vocabulary's logits for every token.
-    """
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
-    limit, answers = model.config.max_position_embeddings, yes_and_no(tokenizer)
-
-    def score(passages: list[str]) -> FloatArray:
-        rows = qwen_rows(tokenizer, QUERY, passages, limit, DEFAULT_INSTRUCTION)
-        order = sorted(range(len(rows)), key=lambda place: len(rows[place]))
-        outputs = padded(model, [rows[place] for place in order], logits_to_keep=1)
-        logits = torch.cat([output.logits[:, -1, answers] for output in outputs])
-        scores = np.empty(len(rows), np.float32)
-        scores[order] = logits.float().softmax(1)[:, 0].numpy()
-        return scores
-
-    return score
 
 
 def main() -> None:
     """Run the comparison that the command line asks for."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     add = parser.add_argument
-    add("embedder", type=Path, help="a checkpoint of bge-m3's shape")
+    add("embedder", type=Path, help="a checkpoint of bge-m3's shape, resident beside the reranker")
     add("reranker", type=Path, help="a checkpoint of a reranker")
     add("--dtype", default="float32", choices=["float32", "bfloat16"], help="as DTYPE")
     add("--rounds", type=int, default=3, help="turns of each case (%(default)s)")
     arguments = parser.parse_args()
+    settings = Settings(
+        embedding_model=str(arguments.embedder),
+        reranker_model=str(arguments.reranker),
+        device="cpu",
+        dtype=arguments.dtype,
+    )
     passages = draw_texts(PASSAGES, 32)
     with asyncio.Runner() as runner:
-        ours = this_engine(arguments, runner.get_loop())
-        if read_config(arguments.reranker).get("model_type") == "qwen3":
-            theirs = transformers_reranker(arguments.reranker, arguments.dtype)
-            name = f"transformers {arguments.dtype}"
-        else:
-            theirs, name = flag_reranker(arguments.reranker), "FlagReranker float32"
-        engines = {f"smart-embedder {arguments.dtype}": ours, name: theirs}
+        engine = Engine(settings, load_models)
+        runner.run(engine.start())
+        reference = References(settings, dtype=arguments.dtype).reranking
+        assert reference is not None
+
+        def ours(some: list[str]) -> list[float]:
+            return runner.run(engine.rerank(RerankRequest(QUERY, some))).scores
+
+        def theirs(some: list[str]) -> list[float]:
+            return reference.scores(QUERY, some)
+
+        engines = {f"smart-embedder {arguments.dtype}": ours, reference.package: theirs}
         # The first, short run is not counted.
         for score in engines.values():
             score(passages[:8])
-        runs = {name: partial(score, passages) for name, score in engines.items()}
+        runs = {name: lambda score=score: score(passages) for name, score in engines.items()}
         seconds = measure(runs, arguments.rounds)
-        expected = theirs(passages)
-        differences = {name: np.abs(run() - expected).max() for name, run in runs.items()}
+        scores = {name: np.array(run()) for name, run in runs.items()}
+        runner.run(engine.stop())
     medians = {name: statistics.median(took) for name, took in seconds.items()}
     rows = (
         (
-            engine,
+            name,
             f"{len(passages) / median:.2f}",
-            f"{medians[name] / median:.2f}",
-            f"{differences[engine]:.6f}",
-            ", ".join(f"{each:.2f}" for each in seconds[engine]),
+            f"{medians[reference.package] / median:.2f}",
+            f"{np.abs(scores[name] - scores[reference.package]).max():.6f}",
+            ", ".join(f"{each:.2f}" for each in seconds[name]),
         )
-        for engine, median in medians.items()
+        for name, median in medians.items()
     )
     heads = ("engine", "pairs/s", "ratio", "largest difference", "rounds, seconds")
     print(markdown(heads, rows))

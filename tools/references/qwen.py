@@ -3,11 +3,11 @@
 Written for plainness: one left-padded batch after the other, in float32.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
@@ -46,64 +46,60 @@ class QwenEmbedding:
         end = tokenizer.convert_tokens_to_ids(QWEN_END)
         ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
         rows = [[*each[: self._max_length - 1], end] for each in ids]
-        states = [output.last_hidden_state[:, -1] for output in padded(self._model, rows)]
-        return np.asarray(torch.cat(states).cpu(), np.float32)
+        return _last(self._model, rows, lambda output: output.last_hidden_state[:, -1]).numpy()
 
 
 class QwenReranker:
-    """The probability of yes, from the whole vocabulary's logits."""
+    """The probability of yes, from the logits of the last token."""
 
-    package = PACKAGE
-
-    def __init__(self, folder: Path, max_length: int, device: str = "cpu") -> None:
-        self._tokenizer, self._model = _loaded(AutoModelForCausalLM, folder, device)
+    def __init__(
+        self, folder: Path, max_length: int, device: str = "cpu", dtype: str = "float32"
+    ) -> None:
+        self.package = f"{PACKAGE} {dtype}" if dtype != "float32" else PACKAGE
+        self._tokenizer, self._model = _loaded(AutoModelForCausalLM, folder, device, dtype)
+        self._answers = [self._tokenizer.convert_tokens_to_ids(word) for word in ("yes", "no")]
         self._max_length = max_length
 
     def scores(
         self, query: str, passages: list[str], instruction: str = DEFAULT_INSTRUCTION
     ) -> list[float]:
         """As `RerankingReference.scores`."""
-        rows = qwen_rows(self._tokenizer, query, passages, self._max_length, instruction)
-        answers = yes_and_no(self._tokenizer)
-        logits = [output.logits[:, -1, answers] for output in padded(self._model, rows)]
-        scores: list[float] = torch.cat(logits).softmax(dim=1)[:, 0].tolist()
+        rows = self._rows(query, passages, instruction)
+        logits = _last(self._model, rows, lambda output: output.logits[:, -1, self._answers])
+        scores: list[float] = logits.softmax(dim=1)[:, 0].tolist()
         return scores
 
-
-def yes_and_no(tokenizer: Any) -> list[int]:
-    """The ids of the two answers."""
-    return [tokenizer.convert_tokens_to_ids(word) for word in ("yes", "no")]
-
-
-def qwen_rows(
-    tokenizer: Any, query: str, passages: list[str], max_length: int, instruction: str
-) -> list[list[int]]:
-    """The model card's template filled in, token ids."""
-    prefix = tokenizer.encode(PREFIX, add_special_tokens=False)
-    suffix = tokenizer.encode(SUFFIX, add_special_tokens=False)
-    room = max_length - len(prefix) - len(suffix)
-    head = f"<Instruct>: {instruction}\n<Query>: {query}\n<Document>: "
-    contents = [
-        tokenizer(head + passage, add_special_tokens=False)["input_ids"] for passage in passages
-    ]
-    return [prefix + content[:room] + suffix for content in contents]
+    def _rows(self, query: str, passages: list[str], instruction: str) -> list[list[int]]:
+        """The model card's template filled in, token ids."""
+        encode = partial(self._tokenizer.encode, add_special_tokens=False)
+        prefix, suffix = encode(PREFIX), encode(SUFFIX)
+        room = self._max_length - len(prefix) - len(suffix)
+        head = f"<Instruct>: {instruction}\n<Query>: {query}\n<Document>: "
+        return [prefix + encode(head + passage)[:room] + suffix for passage in passages]
 
 
-def padded(model: Any, rows: list[list[int]], **inputs: Any) -> Iterator[Any]:
-    """Transformers' own forward over left-padded batches."""
+def _last(model: Any, rows: list[list[int]], read: Callable[[Any], torch.Tensor]) -> torch.Tensor:
+    """What is read of each row's last token, by transformers' own forward.
+
+    Over left-padded batches of near lengths; float32, in the order of the rows.
+    """
+    order = sorted(range(len(rows)), key=lambda place: len(rows[place]))
+    found: dict[int, torch.Tensor] = {}
     for begin in range(0, len(rows), BATCH):
-        batch = rows[begin : begin + BATCH]
-        longest = max(map(len, batch))
-        ids = torch.tensor([[0] * (longest - len(row)) + row for row in batch])
-        mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in batch])
+        places = order[begin : begin + BATCH]
+        longest = max(len(rows[place]) for place in places)
+        ids = torch.tensor([[0] * (longest - len(rows[p])) + rows[p] for p in places])
+        lengths = torch.tensor([[len(rows[place])] for place in places])
+        mask = (torch.arange(longest) >= longest - lengths).long()
         positions = (mask.cumsum(1) - 1).clamp(min=0)
         named = {"input_ids": ids, "attention_mask": mask, "position_ids": positions}
         on_device = {name: each.to(model.device) for name, each in named.items()}
         with torch.inference_mode():
-            yield model(**on_device, **inputs)
+            found |= zip(places, read(model(**on_device)).float().cpu(), strict=True)
+    return torch.stack([found[place] for place in range(len(rows))])
 
 
-def _loaded(kind: Any, folder: Path, device: str) -> tuple[Any, Any]:
-    """The tokenizer and the model in float32."""
-    model = kind.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+def _loaded(kind: Any, folder: Path, device: str, dtype: str = "float32") -> tuple[Any, Any]:
+    """The tokenizer and the model."""
+    model = kind.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa")
     return AutoTokenizer.from_pretrained(folder), model.to(device).eval()

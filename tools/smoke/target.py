@@ -2,6 +2,7 @@
 
 import http.client
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from contextlib import closing
 from enum import StrEnum
@@ -160,15 +161,15 @@ class Target:
         expect_that(f"POST {path}", answer.status_code == status, status, describe(answer))
         return answer
 
-    def metrics(self) -> dict[str, list[tuple[dict[str, str], float]]]:
-        """Every sample of /metrics by its name."""
+    def metrics(self) -> dict[str, float]:
+        """The sum of every series of /metrics by its name."""
         answer = self.get("/metrics")
         self.require_access(answer)
         expect("GET /metrics", answer.status_code, 200)
-        found: dict[str, list[tuple[dict[str, str], float]]] = {}
+        found: dict[str, float] = defaultdict(float)
         for family in text_string_to_metric_families(answer.text):
             for sample in family.samples:
-                found.setdefault(sample.name, []).append((sample.labels, sample.value))
+                found[sample.name] += sample.value
         return found
 
     @property
