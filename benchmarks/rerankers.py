@@ -9,6 +9,7 @@ default on a CPU; that of Qwen3-Reranker is transformers, in the same dtype.
 import argparse
 import asyncio
 import statistics
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -56,10 +57,10 @@ def main() -> None:
         # The first, short run is not counted.
         for score in engines.values():
             score(passages[:8])
-        runs = {name: lambda score=score: score(passages) for name, score in engines.items()}
+        runs = {name: partial(score, passages) for name, score in engines.items()}
         seconds = measure(runs, arguments.rounds)
         scores = {name: np.array(run()) for name, run in runs.items()}
-        runner.run(engine.stop())
+        runner.run(engine.close())
     medians = {name: statistics.median(took) for name, took in seconds.items()}
     rows = (
         (
