@@ -77,16 +77,16 @@ class Wire(asyncio.Transport):
 class App:
     """Records what it is asked; answers once `go` is set, with a length or as a stream."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, held: bool, reads: bool, streams: bool) -> None:
         self.paths: list[str] = []
         self.states: list[dict[str, Any]] = []
         self.bodies: list[bytes] = []
         self.headers: list[list[tuple[bytes, bytes]]] = []
         self.left: list[str] = []
         self.go = asyncio.Event()
-        self.go.set()
-        self.reads = True
-        self.watches = self.streams = False
+        if not held:
+            self.go.set()
+        self.reads, self.streams, self.watches = reads, streams, False
         self.stream_ends = asyncio.Event()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -114,10 +114,18 @@ class App:
 
 
 class Client:
-    """A connection, its transport, and the app behind it."""
+    """A connection, its transport, and the app behind it, which may be held until `go`."""
 
-    def __init__(self, connection: socket.socket | None = None, **options: Any) -> None:
-        self.drain, self.app, self.wire = Drain(), App(), Wire(connection)
+    def __init__(
+        self,
+        connection: socket.socket | None = None,
+        *,
+        held: bool = False,
+        reads: bool = True,
+        streams: bool = False,
+    ) -> None:
+        self.app = App(held=held, reads=reads, streams=streams)
+        self.drain, self.wire = Drain(), Wire(connection)
         config = uvicorn.Config(
             self.app, lifespan="off", log_config=None, access_log=False, timeout_keep_alive=75
         )
@@ -132,6 +140,17 @@ class Client:
     async def send(self, data: bytes) -> None:
         self.protocol.data_received(data)
         await turns()
+
+    async def send_in_pieces(self, data: bytes, size: int) -> None:
+        """Until the service answers that it takes no more."""
+        for start in range(0, len(data), size):
+            if self.wire.ended is None and not self.wire.sent_eof:
+                self.protocol.data_received(data[start : start + size])
+        await turns()
+
+    async def go(self) -> None:
+        self.app.go.set()
+        await turns(100)
 
     async def ended(self) -> tuple[str, float]:
         """How the connection ended, and after how many seconds."""

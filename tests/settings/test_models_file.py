@@ -25,6 +25,12 @@ def test_a_model_needs_a_name_alone(tmp_path: Path) -> None:
 
 
 def test_every_field_is_read(tmp_path: Path) -> None:
+    fields = {
+        "name": "acme/judge", "task": "rerank", "aliases": ("judge", "j2"), "revision": "3",
+        "device": "cuda:1", "dtype": "bfloat16", "max_length": 512, "pooling": "mean",
+        "normalize": False, "query_prompt": "query: ", "document_prompt": "", "load": "start",
+        "pinned": True,
+    }  # fmt: skip
     text = """
 # Further models.
 - name: acme/judge
@@ -44,23 +50,12 @@ def test_every_field_is_read(tmp_path: Path) -> None:
   aliases: other-one
 """
     judge, other = read(tmp_path, text)
-    assert judge.model_dump(exclude={"location"}) == {
-        "name": "acme/judge",
-        "task": "rerank",
-        "aliases": ("judge", "j2"),
-        "revision": "3",
-        "device": "cuda:1",
-        "dtype": "bfloat16",
-        "max_length": 512,
-        "pooling": "mean",
-        "normalize": False,
-        "query_prompt": "query: ",
-        "document_prompt": "",
-        "load": "start",
-        "pinned": True,
-    }
+    assert judge.model_dump(exclude={"location"}) == fields
     assert (judge.location, other.location) == ("models.yaml, line 3", "models.yaml, line 16")
     assert other.aliases == ("other-one",)
+
+
+OF_B = "- name: a/b\n"
 
 
 @pytest.mark.parametrize(
@@ -68,47 +63,19 @@ def test_every_field_is_read(tmp_path: Path) -> None:
     [
         ("", 1, "this is no list of models, of which each has a name"),
         ("models: 3", 1, "this is no list of models, of which each has a name"),
-        ("\n- name: a/b\n  task: \x07\n", 3, "there is a character that YAML does not allow"),
+        (f"\n{OF_B}  task: \x07\n", 3, "there is a character that YAML does not allow"),
         ("- a\n", 1, "a model needs a name, as in `- name: my/model`"),
-        ("- name: a/b\n- load: start\n", 2, "this model has no name"),
-        (
-            "- name: a/b\n  dtype: float8\n",
-            2,
-            "dtype=float8 is not allowed: auto, float16, bfloat16, float32",
-        ),
-        (
-            "- name: a/b\n  pooling: median\n",
-            2,
-            "pooling=median is not allowed: cls, last_token, max, mean,",
-        ),
-        ("- name: a/b\n\n  load: later\n", 3, "load=later is not allowed: start or first_use"),
-        ("- name: a/b\n  pinned: 1\n", 2, "pinned=1 is not allowed: true or false"),
-        (
-            "- name: a/b\n  max_length: 0\n",
-            2,
-            "max_length=0 is not allowed: a number of tokens, at least 1",
-        ),
-        (
-            "- name: a/b\n  revision: 3\n",
-            2,
-            "revision=3 is not allowed: a branch, tag or commit, in quotes",
-        ),
-        (
-            "- name: a/b\n  aliases: [1]\n",
-            2,
-            "aliases=[1] is not allowed: a name, or a list of names",
-        ),
-        (
-            "- name: a/b\n  alias: c\n",
-            2,
-            "alias is nothing that a model has: the nearest is aliases",
-        ),
-        ("- name: a/b\n  name: c/d\n", 2, "name is there twice for this model"),
-        (
-            "- name: a/b\n- name: c/d\n  aliases: A/B\n",
-            2,
-            "A/B is a name of the model of models.yaml, line 1, too",
-        ),
+        (f"{OF_B}- load: start\n", 2, "this model has no name"),
+        (f"{OF_B}  dtype: float8\n", 2, "dtype=float8 is not allowed: auto, float16, bfloat16, fl"),
+        (f"{OF_B}  pooling: median\n", 2, "pooling=median is not allowed: cls, last_token, max, m"),
+        (f"{OF_B}\n  load: later\n", 3, "load=later is not allowed: start or first_use"),
+        (f"{OF_B}  pinned: 1\n", 2, "pinned=1 is not allowed: true or false"),
+        (f"{OF_B}  max_length: 0\n", 2, "max_length=0 is not allowed: a number of tokens, at leas"),
+        (f"{OF_B}  revision: 3\n", 2, "revision=3 is not allowed: a branch, tag or commit, in quo"),
+        (f"{OF_B}  aliases: [1]\n", 2, "aliases=[1] is not allowed: a name, or a list of names"),
+        (f"{OF_B}  alias: c\n", 2, "alias is nothing that a model has: the nearest is aliases"),
+        (f"{OF_B}  name: c/d\n", 2, "name is there twice for this model"),
+        (f"{OF_B}- name: c/d\n  aliases: A/B\n", 2, "A/B is a name of the model of models.yaml, l"),
         ("- name: https://u:p@host\n", 1, "name=**********"),
         ("- name: [a\n", 2, "expected ',' or ']'"),
         ("- name: !!python/object:os.system a\n", 1, "YAML knows no such value"),

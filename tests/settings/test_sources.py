@@ -43,9 +43,14 @@ def test_every_setting_is_a_flag() -> None:
         assert load_settings([flag, default]) == Settings()
 
 
-def test_a_flag_for_yes_or_no_needs_no_value() -> None:
-    settings = load_settings(["--torch-compile", "--protect-metrics", "false"])
+def test_a_flag_for_yes_or_no_needs_no_value_and_an_empty_one_counts_as_not_set(
+    monkeypatch,
+) -> None:
+    monkeypatch.setenv("OTEL_SERVICE_NAME", "mine")
+    arguments = ["--torch-compile", "--protect-metrics", "false", "--otel-service-name", ""]
+    settings = load_settings(arguments)
     assert (settings.torch_compile, settings.protect_metrics) == (True, False)
+    assert settings.otel_service_name == "mine"
 
 
 def test_the_file_of_models_is_read_with_the_settings(tmp_path: Path) -> None:
@@ -70,13 +75,6 @@ def test_every_wrong_value_is_named_at_once_and_an_empty_one_counts_as_not_set(m
     monkeypatch.setenv("DTYPE", "y")
     with pytest.raises(StartupError, match=r"PORT=x .*; DTYPE=y "):
         load_settings()
-
-
-def test_an_empty_flag_counts_as_not_set(monkeypatch) -> None:
-    monkeypatch.setenv("API_TOKEN", "secret")
-    token = load_settings(["--api-token", ""]).api_token
-    assert token is not None
-    assert token.get_secret_value() == "secret"
 
 
 @pytest.mark.parametrize(
@@ -146,19 +144,11 @@ def test_a_name_in_dotenv_that_is_nobodys_stops_the_start_and_names_the_nearest(
     )
 
 
-def test_names_for_compose_are_allowed_in_dotenv(tmp_path: Path) -> None:
-    lines = [f"{name}={value}\n" for name, value in listed_for_others().items()]
-    (tmp_path / ".env").write_text("".join(lines), encoding="utf-8")
-    assert load_settings() == Settings()
-
-
-def test_dotenv_may_begin_with_a_mark_of_its_encoding(tmp_path: Path) -> None:
+def test_dotenv_may_hold_names_for_compose_and_begin_with_a_mark_of_its_encoding(tmp_path) -> None:
     """As editors on Windows write it."""
-    (tmp_path / ".env").write_text("PORT=9000\n", encoding="utf-8-sig")
-    assert load_settings().port == 9000
-
-
-def test_a_dotenv_that_cannot_be_read_is_one_sentence(tmp_path: Path) -> None:
+    lines = [f"{name}={value}\n" for name, value in listed_for_others().items()]
+    (tmp_path / ".env").write_text("".join(["PORT=9000\n", *lines]), encoding="utf-8-sig")
+    assert load_settings() == Settings(port=9000)
     (tmp_path / ".env").write_bytes(b"PORT=9000\nAPI_TOKEN=\xff\n")
     with pytest.raises(StartupError, match=r"^\.env cannot be read: "):
         load_settings()
