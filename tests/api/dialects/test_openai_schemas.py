@@ -48,23 +48,27 @@ DIFFER = "output_dtype differ"
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "read", "said"),
     [
-        ({"encoding_format": "float", "embedding_type": "base64"}, DIFFER),
-        ({"encoding_format": "base64", "embedding_type": "float"}, DIFFER),
-        ({"encoding_format": "int8", "embedding_type": "float"}, DIFFER),
-        ({"encoding_format": "int8", "embedding_type": "uint8"}, DIFFER),
-        ({"encoding_format": "int8", "output_dtype": "float"}, DIFFER),
-        ({"embedding_type": "int8", "output_dtype": "binary"}, DIFFER),
-        ({"embedding_type": SEVERAL, "output_dtype": "int8"}, DIFFER),
-        ({"embedding_type": SEVERAL, "encoding_format": "uint8"}, DIFFER),
-        ({"embedding_type": SEVERAL, "encoding_format": SEVERAL}, DIFFER),
-        ({"embedding_type": SEVERAL, "return_colbert": True}, "return_colbert and embedding_type"),
+        ({"encoding_format": "float", "embedding_type": "base64"}, "form", DIFFER),
+        ({"encoding_format": "base64", "embedding_type": "float"}, "form", DIFFER),
+        ({"encoding_format": "int8", "embedding_type": "float"}, "form", DIFFER),
+        ({"encoding_format": "int8", "embedding_type": "uint8"}, "form", DIFFER),
+        ({"encoding_format": "int8", "output_dtype": "float"}, "form", DIFFER),
+        ({"embedding_type": "int8", "output_dtype": "binary"}, "form", DIFFER),
+        ({"embedding_type": SEVERAL, "output_dtype": "int8"}, "form", DIFFER),
+        ({"embedding_type": SEVERAL, "encoding_format": "uint8"}, "form", DIFFER),
+        ({"embedding_type": SEVERAL, "encoding_format": SEVERAL}, "form", DIFFER),
+        ({"embedding_type": SEVERAL, "return_colbert": True}, "form", "return_colbert and embed"),
+        ({"task": "sing"}, "known_task", "the field task is unknown: send text, query, document"),
+        ({"input_type": "query", "task_type": "sing"}, "known_task", "task_type is unknown"),
+        ({"input_type": "query", "task": "passage"}, "known_task", "task and task_type differ"),
+        ({"truncate": "END", "truncation": False}, "truncation_options", "the same and differ"),
     ],
 )
-def test_names_of_an_encoding_that_differ_are_refused(fields, said: str) -> None:
+def test_names_that_say_different_things_are_refused(fields, read: str, said: str) -> None:
     with pytest.raises(InvalidRequestError, match=said):
-        _ = body(**fields).form
+        getattr(body(**fields), read)
 
 
 @pytest.mark.parametrize(
@@ -88,24 +92,16 @@ def test_a_task_has_three_names(fields, task: Task) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "truncate", "side"),
     [
-        ({"task": "sing"}, "the field task is unknown: send text, query, document"),
-        ({"input_type": "query", "task_type": "sing"}, "the field task_type is unknown"),
-        ({"input_type": "query", "task": "passage"}, "input_type, task and task_type differ"),
+        ({}, True, "right"),
+        ({"truncate": "none"}, False, "right"),
+        ({"truncation": False}, False, "right"),
+        ({"truncation_strategy": "none"}, False, "right"),
+        ({"truncation_strategy": "start"}, True, "left"),
+        ({"truncation_side": "left"}, True, "left"),
     ],
 )
-def test_an_unknown_task_and_two_that_differ_are_refused(fields, said: str) -> None:
-    with pytest.raises(InvalidRequestError, match=said):
-        _ = body(**fields).known_task
-
-
-def test_how_a_text_is_cut_has_three_names() -> None:
-    for name in ("truncate", "truncation", "truncation_strategy"):
-        assert body().truncation_options.truncate
-        value = False if name == "truncation" else "none"
-        assert not body(**{name: value}).truncation_options.truncate
-    assert body(truncation_strategy="start").truncation_options.side == "left"
-    assert body(truncation_side="left").truncation_options.side == "left"
-    with pytest.raises(InvalidRequestError, match="mean the same and differ"):
-        _ = body(truncate="END", truncation=False).truncation_options
+def test_how_a_text_is_cut_has_three_names(fields, truncate: bool, side: str) -> None:
+    options = body(**fields).truncation_options
+    assert (options.truncate, options.side) == (truncate, side)
