@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
+from pydantic import BaseModel, ConfigDict, SecretStr, model_validator
 from pydantic.fields import FieldInfo
 
 from smart_embedder.errors import StartupError
@@ -50,292 +50,196 @@ class Settings(BaseModel):
         extra="forbid",
         frozen=True,
         hide_input_in_errors=True,  # There may be a password in an address.
+        use_attribute_docstrings=True,
         validate_default=True,
     )
 
-    host: str = Field(
-        "127.0.0.1", description="the address to listen on; `0.0.0.0` in the container"
-    )
-    port: types.Port = Field(8000, description="the port; 0 takes a free one and logs it")
-    ui: bool = Field(True, description="whether the page at `/ui` is served")
+    host: str = "127.0.0.1"
+    """the address to listen on; `0.0.0.0` in the container"""
+    port: types.Port = 8000
+    """the port; 0 takes a free one and logs it"""
+    ui: bool = True
+    """whether the page at `/ui` is served"""
 
-    embedding_model: types.EmbeddingModel = Field(
-        "BAAI/bge-m3",
-        description="a hub id or folder of a text encoder; one of bge-m3's kind makes all three "
-        "kinds of vectors",
-    )
-    dense_embedding_model: types.DenseModel | None = Field(
-        None,
-        description="another model for dense vectors, such as `Qwen/Qwen3-Embedding-0.6B`; not "
-        "set, `EMBEDDING_MODEL` makes every kind",
-    )
-    pooling: types.Pooling | None = Field(
-        None,
-        description="how a dense vector is made of the states of tokens, instead of what the "
-        "model's sentence-transformers configuration says; not for bge-m3's kind",
-    )
-    normalize: bool | None = Field(
-        None,
-        description="whether dense vectors are scaled to unit length, instead of what the model's "
-        "sentence-transformers configuration says; not for bge-m3's kind",
-    )
-    query_prompt: types.Prompt | None = Field(
-        None,
-        description="what the model of dense vectors reads before a text with "
-        '`"input_type": "query"`, instead of its configuration\'s prompt; not for ColBERT models',
-    )
-    document_prompt: types.Prompt | None = Field(
-        None, description='the same for `"input_type": "document"`'
-    )
-    reranker_model: types.RerankerModel = Field(
-        "BAAI/bge-reranker-v2-m3",
-        description="a hub id or folder of a cross-encoder or a model of Qwen3-Reranker's kind; "
-        "`late-interaction`: `EMBEDDING_MODEL` scores the passages, and no second model is loaded; "
-        "or `none`",
-    )
-    model_revision: str | None = Field(
-        None,
-        description="a branch, tag or commit of `EMBEDDING_MODEL` on the hub; not set, the newest",
-    )
-    dense_model_revision: str | None = Field(
-        None, description="the same for `DENSE_EMBEDDING_MODEL`"
-    )
-    reranker_model_revision: str | None = Field(None, description="the same for `RERANKER_MODEL`")
-    model_aliases: types.ModelAliases | None = Field(
-        None,
-        description="further names by which clients may ask for a model, separated by commas: "
-        "`text-embedding-3-small=BAAI/bge-m3,rerank-v3.5=BAAI/bge-reranker-v2-m3`. Every model "
-        "also answers to its hub id and to the last part of it",
-    )
-    models: tuple[ModelEntry, ...] | None = Field(
-        None,
-        description="a YAML or TOML file of further models, which requests name, such as "
-        "`models.yaml`: see docs/models.md",
-    )
-    model_memory_threshold: types.Share = Field(
-        0.9,
-        description="the share of a device's memory above which models of `MODELS` are unloaded, "
-        "the least recently used first; on a CPU the share of the control group's limit, or of the "
-        "machine's memory",
-    )
-    hf_home: Path = Field(
-        Path("~/.cache/huggingface"),
-        description="the folder of downloaded models, which are in `hub` below it",
-    )
-    hf_hub_offline: bool = Field(
-        False, description="whether only what is on the disk is used and the hub is never asked"
-    )
-    hf_token: SecretStr | None = Field(
-        None,
-        description="the token that the hub is shown, for private models and for those whose terms "
-        "must be accepted first; it is never logged",
-    )
-    hf_endpoint: types.HubAddress | None = Field(
-        None, description="the address of another hub; not set, huggingface.co"
-    )
-    https_proxy: SecretStr | None = Field(
-        None,
-        description="the proxy through which the hub is asked, such as `http://proxy:3128`, and an "
-        "`OTLP_ENDPOINT`, too, unless `NO_PROXY` has its host; it may hold a user and a password, "
-        "and is never logged",
-    )
-    http_proxy: SecretStr | None = Field(
-        None, description="the same for addresses that begin with `http://`"
-    )
-    no_proxy: str | None = Field(
-        None, description="hosts, separated by commas, that are asked without a proxy"
-    )
+    embedding_model: types.EmbeddingModel = "BAAI/bge-m3"
+    """a hub id or folder of a text encoder; one of bge-m3's kind makes all three kinds of
+    vectors"""
+    dense_embedding_model: types.DenseModel | None = None
+    """another model for dense vectors, such as `Qwen/Qwen3-Embedding-0.6B`; not set,
+    `EMBEDDING_MODEL` makes every kind"""
+    pooling: types.Pooling | None = None
+    """how a dense vector is made of the states of tokens, instead of what the model's
+    sentence-transformers configuration says; not for bge-m3's kind"""
+    normalize: bool | None = None
+    """whether dense vectors are scaled to unit length, instead of what the model's
+    sentence-transformers configuration says; not for bge-m3's kind"""
+    query_prompt: types.Prompt | None = None
+    """what the model of dense vectors reads before a text with `"input_type": "query"`, instead of
+    its configuration's prompt; not for ColBERT models"""
+    document_prompt: types.Prompt | None = None
+    """the same for `"input_type": "document"`"""
+    reranker_model: types.RerankerModel = "BAAI/bge-reranker-v2-m3"
+    """a hub id or folder of a cross-encoder or a model of Qwen3-Reranker's kind;
+    `late-interaction`: `EMBEDDING_MODEL` scores the passages, and no second model is loaded; or
+    `none`"""
+    model_revision: str | None = None
+    """a branch, tag or commit of `EMBEDDING_MODEL` on the hub; not set, the newest"""
+    dense_model_revision: str | None = None
+    """the same for `DENSE_EMBEDDING_MODEL`"""
+    reranker_model_revision: str | None = None
+    """the same for `RERANKER_MODEL`"""
+    model_aliases: types.ModelAliases | None = None
+    """further names by which clients may ask for a model, separated by commas:
+    `text-embedding-3-small=BAAI/bge-m3,rerank-v3.5=BAAI/bge-reranker-v2-m3`. Every model also
+    answers to its hub id and to the last part of it"""
+    models: tuple[ModelEntry, ...] | None = None
+    """a YAML or TOML file of further models, which requests name, such as `models.yaml`: see
+    docs/models.md"""
+    model_memory_threshold: types.Share = 0.9
+    """the share of a device's memory above which models of `MODELS` are unloaded, the least
+    recently used first; on a CPU the share of the control group's limit, or of the machine's
+    memory"""
+    hf_home: Path = Path("~/.cache/huggingface")
+    """the folder of downloaded models, which are in `hub` below it"""
+    hf_hub_offline: bool = False
+    """whether only what is on the disk is used and the hub is never asked"""
+    hf_token: SecretStr | None = None
+    """the token that the hub is shown, for private models and for those whose terms must be
+    accepted first; it is never logged"""
+    hf_endpoint: types.HubAddress | None = None
+    """the address of another hub; not set, huggingface.co"""
+    https_proxy: SecretStr | None = None
+    """the proxy through which the hub is asked, such as `http://proxy:3128`, and an
+    `OTLP_ENDPOINT`, too, unless `NO_PROXY` has its host; it may hold a user and a password, and is
+    never logged"""
+    http_proxy: SecretStr | None = None
+    """the same for addresses that begin with `http://`"""
+    no_proxy: str | None = None
+    """hosts, separated by commas, that are asked without a proxy"""
 
-    device: types.DeviceNames = Field(
-        "auto",
-        description="`cuda`, `mps`, `cpu`, or several workers behind one queue: one on each GPU, "
-        "`cuda:0,cuda:1`, or sharing the cores, `cpu:0,cpu:1`. `auto` is the first of cuda, mps "
-        "and cpu that can be used",
-    )
-    dtype: types.Dtype = Field(
-        "auto",
-        description="the number format of the models. `auto` chooses by the device and the "
-        "model. `int8` runs models of the families BERT, RoBERTa and XLM-RoBERTa, such as bge-m3, "
-        "in 8 bits on an x86 CPU with AVX2, or on Linux an ARM one with dot products",
-    )
-    attention: types.Attention = Field(
-        "auto",
-        description="the attention kernel; one that cannot run here stops the start and says what "
-        "is missing. `auto` takes varlen on NVIDIA GPUs in half precision, native on a CPU if its "
-        "kernel is built (not in bfloat16 with AMX), else matmul or sdpa",
-    )
-    pytorch_cuda_alloc_conf: str = Field(
-        "expandable_segments:True",
-        description="options of PyTorch's memory allocator on a GPU; PyTorch's own newer variable, "
-        "`PYTORCH_ALLOC_CONF`, wins",
-    )
+    device: types.DeviceNames = "auto"
+    """`cuda`, `mps`, `cpu`, or several workers behind one queue: one on each GPU, `cuda:0,cuda:1`,
+    or sharing the cores, `cpu:0,cpu:1`. `auto` is the first of cuda, mps and cpu that can be
+    used"""
+    dtype: types.Dtype = "auto"
+    """the number format of the models. `auto` chooses by the device and the model. `int8` runs
+    models of the families BERT, RoBERTa and XLM-RoBERTa, such as bge-m3, in 8 bits on an x86 CPU
+    with AVX2, or on Linux an ARM one with dot products"""
+    attention: types.Attention = "auto"
+    """the attention kernel; one that cannot run here stops the start and says what is missing.
+    `auto` takes varlen on NVIDIA GPUs in half precision, native on a CPU if its kernel is built
+    (not in bfloat16 with AMX), else matmul or sdpa"""
+    pytorch_cuda_alloc_conf: str = "expandable_segments:True"
+    """options of PyTorch's memory allocator on a GPU; PyTorch's own newer variable,
+    `PYTORCH_ALLOC_CONF`, wins"""
 
-    bge_embed_max_length: types.Tokens | None = Field(
-        None,
-        description="the most tokens of a text that an embedding model other than Qwen3 reads; "
-        "`MAX_INPUT_LENGTH` if not set",
-    )
-    max_input_length: types.Tokens = Field(
-        8192, description="an older name for `BGE_EMBED_MAX_LENGTH`"
-    )
-    qwen_embed_max_length: types.Tokens = Field(
-        32_768, description="the most tokens of a text that a Qwen3 embedding model reads"
-    )
-    bge_rerank_max_length: types.Tokens = Field(
-        8192, description="the most tokens of a query and a passage together for a cross-encoder"
-    )
-    qwen_rerank_max_length: types.Tokens = Field(
-        32_768,
-        description="the same for Qwen3-Reranker, its template included; the launcher sets it by "
-        "the memory where it is not set",
-    )
+    bge_embed_max_length: types.Tokens | None = None
+    """the most tokens of a text that an embedding model other than Qwen3 reads; `MAX_INPUT_LENGTH`
+    if not set"""
+    max_input_length: types.Tokens = 8192
+    """an older name for `BGE_EMBED_MAX_LENGTH`"""
+    qwen_embed_max_length: types.Tokens = 32_768
+    """the most tokens of a text that a Qwen3 embedding model reads"""
+    bge_rerank_max_length: types.Tokens = 8192
+    """the most tokens of a query and a passage together for a cross-encoder"""
+    qwen_rerank_max_length: types.Tokens = 32_768
+    """the same for Qwen3-Reranker, its template included; the launcher sets it by the memory where
+    it is not set"""
 
-    max_batch_tokens: types.AutoTokens = Field(
-        "auto",
-        description="the most tokens of one forward; `auto` measures at the start, and the log's "
-        "`token_budget` line says what was chosen and why. Smaller means sooner answers under load",
-    )
-    max_requests_in_batch: types.Requests | None = Field(
-        None, description="the most requests that share one forward; not set, as many as fit"
-    )
-    max_batch_sequences: types.Sequences | None = Field(
-        None, description="the most texts or pairs in one forward; not set, as many as fit"
-    )
-    batch_wait_ms: types.Milliseconds = Field(
-        0,
-        description="milliseconds to wait for more requests before a batch is formed; 0 starts at "
-        "once, and requests gather while the device is busy",
-    )
-    tokenizer_threads: types.AutoCount = Field(
-        "auto", description="threads that tokenise; `auto` is one for each CPU, eight at most"
-    )
-    torch_compile: bool = Field(
-        False,
-        description="has no effect: the service has kernels of its own. A warning in the log "
-        "says so",
-    )
-    qwen_rerank_batch_size: types.Pairs = Field(
-        16,
-        description="the most pairs in one forward of Qwen3-Reranker. A forward computes the "
-        "common beginning of its pairs once, so more pairs take less time and more memory. The "
-        "launcher sets it by the memory where it is not set",
-    )
+    max_batch_tokens: types.AutoTokens = "auto"
+    """the most tokens of one forward; `auto` measures at the start, and the log's `token_budget`
+    line says what was chosen and why. Smaller means sooner answers under load"""
+    max_requests_in_batch: types.Requests | None = None
+    """the most requests that share one forward; not set, as many as fit"""
+    max_batch_sequences: types.Sequences | None = None
+    """the most texts or pairs in one forward; not set, as many as fit"""
+    batch_wait_ms: types.Milliseconds = 0
+    """milliseconds to wait for more requests before a batch is formed; 0 starts at once, and
+    requests gather while the device is busy"""
+    tokenizer_threads: types.AutoCount = "auto"
+    """threads that tokenise; `auto` is one for each CPU, eight at most"""
+    torch_compile: bool = False
+    """has no effect: the service has kernels of its own. A warning in the log says so"""
+    qwen_rerank_batch_size: types.Pairs = 16
+    """the most pairs in one forward of Qwen3-Reranker. A forward computes the common beginning of
+    its pairs once, so more pairs take less time and more memory. The launcher sets it by the memory
+    where it is not set"""
 
-    embedding_cache: types.Cache = Field(
-        SecretStr(OFF),
-        description="where vectors are kept, so that a text is not computed twice: `off`; "
-        "`memory`, each process for itself; or in addition a Redis that several processes share, "
-        "`redis://user:password@host:6379/0` or `rediss://host`",
-    )
-    embedding_cache_bytes: types.Bytes = Field(
-        268_435_456,
-        description="the most bytes of vectors that a process keeps in memory; the least recently "
-        "used are dropped first",
-    )
+    embedding_cache: types.Cache = SecretStr(OFF)
+    """where vectors are kept, so that a text is not computed twice: `off`; `memory`, each process
+    for itself; or in addition a Redis that several processes share,
+    `redis://user:password@host:6379/0` or `rediss://host`"""
+    embedding_cache_bytes: types.Bytes = 268_435_456
+    """the most bytes of vectors that a process keeps in memory; the least recently used are dropped
+    first"""
 
-    max_queue_size: types.Requests = Field(
-        200,
-        description="embedding requests that may wait; more are refused after half a second (503)",
-    )
-    request_timeout: types.Seconds = Field(
-        90,
-        description="seconds for a whole request, from the first byte of its body to the rendered "
-        "answer (504)",
-    )
-    gpu_process_timeout: types.Seconds | None = Field(
-        None,
-        description="seconds for one embedding forward, not counting the wait before it (504); not "
-        "set, 15 on a GPU and 30 on a CPU, or five times what the measurement at the start "
-        "predicts for the batch, where that is more",
-    )
-    rerank_max_queue: types.Requests = Field(
-        32,
-        description="rerank requests accepted at once; more are refused after half a second (503)",
-    )
-    rerank_gpu_timeout: types.RerankSeconds = Field(
-        60,
-        description="seconds that one rerank request may spend in forwards (504); it must be below "
-        "`REQUEST_TIMEOUT`",
-    )
-    shutdown_timeout: types.Seconds = Field(
-        30, description="seconds to finish accepted work after SIGTERM"
-    )
-    shutdown_delay: types.Delay = Field(
-        0,
-        description="seconds after SIGTERM in which requests are still accepted while `/health` is "
-        "503, so that load balancers notice before anything is refused; it comes before "
-        "`SHUTDOWN_TIMEOUT`",
-    )
-    max_sentences_per_request: types.Count = Field(
-        1024, description="texts of one request (422); OpenAI's paths take at least 2,048"
-    )
-    max_rerank_passages: types.Count = Field(1024, description="passages of one request (422)")
-    max_body_bytes: types.Bytes = Field(
-        33_554_432, description="bytes of one body (413, before it is read whole)"
-    )
-    max_answer_bytes: types.Bytes = Field(
-        37_748_736,
-        description="bytes that one answer may hold while it is made and read, beside 10 for each "
-        "byte of the body (422, before it is made); four such answers, and at least 16 times "
-        "MAX_BODY_BYTES, are held at once",
-    )
+    max_queue_size: types.Requests = 200
+    """embedding requests that may wait; more are refused after half a second (503)"""
+    request_timeout: types.Seconds = 90
+    """seconds for a whole request, from the first byte of its body to the rendered answer (504)"""
+    gpu_process_timeout: types.Seconds | None = None
+    """seconds for one embedding forward, not counting the wait before it (504); not set, 15 on a
+    GPU and 30 on a CPU, or five times what the measurement at the start predicts for the batch,
+    where that is more"""
+    rerank_max_queue: types.Requests = 32
+    """rerank requests accepted at once; more are refused after half a second (503)"""
+    rerank_gpu_timeout: types.RerankSeconds = 60
+    """seconds that one rerank request may spend in forwards (504); it must be below
+    `REQUEST_TIMEOUT`"""
+    shutdown_timeout: types.Seconds = 30
+    """seconds to finish accepted work after SIGTERM"""
+    shutdown_delay: types.Delay = 0
+    """seconds after SIGTERM in which requests are still accepted while `/health` is 503, so that
+    load balancers notice before anything is refused; it comes before `SHUTDOWN_TIMEOUT`"""
+    max_sentences_per_request: types.Count = 1024
+    """texts of one request (422); OpenAI's paths take at least 2,048"""
+    max_rerank_passages: types.Count = 1024
+    """passages of one request (422)"""
+    max_body_bytes: types.Bytes = 33_554_432
+    """bytes of one body (413, before it is read whole)"""
+    max_answer_bytes: types.Bytes = 37_748_736
+    """bytes that one answer may hold while it is made and read, beside 10 for each byte of the body
+    (422, before it is made); four such answers, and at least 16 times MAX_BODY_BYTES, are held at
+    once"""
 
-    api_token: SecretStr | None = Field(
-        None,
-        description="the token that requests must show as `Authorization: Bearer <token>`; "
-        "with neither this nor `API_TOKENS_FILE` set, none is asked for. Given as a flag, every "
-        "process of the machine can read it",
-    )
-    api_tokens_file: Path | None = Field(
-        None,
-        description="a file of named tokens, one `name:token` a line, read again when it changes; "
-        "lines that begin with `#` do not count",
-    )
-    protect_metrics: bool = Field(
-        False, description="whether `/stats` and `/metrics` ask for a token too"
-    )
-    cors_origins: types.Origins | None = Field(
-        None,
-        description="origins of web pages that may call the service from a browser, separated by "
-        "commas, such as `https://app.example.com`; `*` is any. Not set, a request of a page from "
-        "elsewhere is refused (403)",
-    )
+    api_token: SecretStr | None = None
+    """the token that requests must show as `Authorization: Bearer <token>`; with neither this nor
+    `API_TOKENS_FILE` set, none is asked for. Given as a flag, every process of the machine can read
+    it"""
+    api_tokens_file: Path | None = None
+    """a file of named tokens, one `name:token` a line, read again when it changes; lines that begin
+    with `#` do not count"""
+    protect_metrics: bool = False
+    """whether `/stats` and `/metrics` ask for a token too"""
+    cors_origins: types.Origins | None = None
+    """origins of web pages that may call the service from a browser, separated by commas, such as
+    `https://app.example.com`; `*` is any. Not set, a request of a page from elsewhere is refused
+    (403)"""
 
-    rate_limit_burst_size: types.Count = Field(
-        120, description="`POST` requests that one client may send at once"
-    )
-    rate_limit_requests_per_minute: types.Count = Field(
-        3600,
-        description="`POST` requests a minute that one client may send after its burst; more are "
-        "refused (429, with `Retry-After`)",
-    )
-    rate_limit_store: types.Store = Field(
-        SecretStr(IN_MEMORY),
-        description="where requests are counted: `memory`, each process for itself, or a Redis "
-        "that several share, `redis://user:password@host:6379/0` or `rediss://host`",
-    )
-    trusted_proxies: types.Proxies | None = Field(
-        None,
-        description="addresses and networks of proxies, separated by commas, that may name a "
-        "client in `X-Forwarded-For`; not set, the header is ignored and a client is whoever "
-        "holds the connection",
-    )
+    rate_limit_burst_size: types.Count = 120
+    """`POST` requests that one client may send at once"""
+    rate_limit_requests_per_minute: types.Count = 3600
+    """`POST` requests a minute that one client may send after its burst; more are refused (429,
+    with `Retry-After`)"""
+    rate_limit_store: types.Store = SecretStr(IN_MEMORY)
+    """where requests are counted: `memory`, each process for itself, or a Redis that several share,
+    `redis://user:password@host:6379/0` or `rediss://host`"""
+    trusted_proxies: types.Proxies | None = None
+    """addresses and networks of proxies, separated by commas, that may name a client in
+    `X-Forwarded-For`; not set, the header is ignored and a client is whoever holds the
+    connection"""
 
-    log_format: types.LogFormat = Field(
-        "console", description="the form of the log; `json` is one object a line"
-    )
-    log_level: types.LogLevel = Field(
-        "info",
-        description="the least that is logged; a `GET` is at debug unless it was wrong (4xx)",
-    )
+    log_format: types.LogFormat = "console"
+    """the form of the log; `json` is one object a line"""
+    log_level: types.LogLevel = "info"
+    """the least that is logged; a `GET` is at debug unless it was wrong (4xx)"""
 
-    otlp_endpoint: types.Collector | None = Field(
-        None,
-        description="an OpenTelemetry collector that speaks OTLP over HTTP, such as "
-        "`http://localhost:4318`; spans go to `/v1/traces` there. Not set, none are made. An "
-        "address with a user or a query is refused; of the rest only host and port are ever logged",
-    )
-    otel_service_name: str = Field("smart-embedder", description="the service's name in its traces")
+    otlp_endpoint: types.Collector | None = None
+    """an OpenTelemetry collector that speaks OTLP over HTTP, such as `http://localhost:4318`; spans
+    go to `/v1/traces` there. Not set, none are made. An address with a user or a query is refused;
+    of the rest only host and port are ever logged"""
+    otel_service_name: str = "smart-embedder"
+    """the service's name in its traces"""
 
     @model_validator(mode="after")
     def _agree(self) -> "Settings":
@@ -433,7 +337,7 @@ def default(name: str) -> str:
 
 def meaning(name: str) -> str:
     """What the setting does, in Markdown, after the words that it allows, if these are fixed."""
-    description = Settings.model_fields[name].description or ""
+    description = " ".join((Settings.model_fields[name].description or "").split())
     words = choices(Settings.model_fields[name])
     return f"{_either([f'`{word}`' for word in words])}: {description}" if words else description
 
