@@ -114,14 +114,16 @@ class ForeignRequest(RequestModel):
 
 
 class _Sentences(RequestModel):
-    sentences: Annotated[
-        Texts, Field(description="Texts, each embedded by itself.", json_schema_extra=_NOT_EMPTY)
-    ]
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    sentences: Annotated[Texts, Field(json_schema_extra=_NOT_EMPTY)]
+    """Texts, each embedded by itself."""
 
 
 class EmbeddingFields(RequestModel):
     """How texts are read, which kinds of vectors are returned, and what is made of them."""
 
+    model_config = ConfigDict(use_attribute_docstrings=True)
     example = {"return_colbert": False}
     aliases = (
         {kind: f"return_{kind}" for kind in ("dense", "sparse", "colbert", "tokens")}
@@ -130,53 +132,36 @@ class EmbeddingFields(RequestModel):
         | {"normalize": "normalize_dense", "truncation_direction": "truncation_side"}
     )
 
-    return_dense: Annotated[bool, Field(description="One vector for each text.")] = True
-    return_sparse: Annotated[bool, Field(description="Lexical weights of each text.")] = True
-    return_colbert: Annotated[bool, Field(description="One vector for each token.")] = True
-    normalize_dense: Annotated[
-        bool, Field(description="Scale dense to unit length; bge-m3's always has it.")
-    ] = False
-    sparse_as_indices: Annotated[
-        bool, Field(description="Sparse as indices and values, as Qdrant takes them.")
-    ] = False
-    dimensions: Annotated[
-        int | None,
-        Field(description="So many numbers of dense, scaled to unit length; for Qwen3-Embedding."),
-    ] = None
+    return_dense: bool = True
+    """One vector for each text."""
+    return_sparse: bool = True
+    """Lexical weights of each text."""
+    return_colbert: bool = True
+    """One vector for each token."""
+    normalize_dense: bool = False
+    """Scale dense to unit length; bge-m3's always has it."""
+    sparse_as_indices: bool = False
+    """Sparse as indices and values, as Qdrant takes them."""
+    dimensions: int | None = None
+    """So many numbers of dense, scaled to unit length; for Qwen3-Embedding."""
     truncate: Truncate = True
     truncation_side: TruncationSide = "right"
-    prompt: Annotated[
-        str | None,
-        Field(
-            description="Read before each text by the dense model.", json_schema_extra=PROMPT_SCHEMA
-        ),
-    ] = None
-    prompt_name: Annotated[
-        str | None,
-        Field(description="A prompt of the dense model's sentence-transformers configuration."),
-    ] = None
-    input_type: Annotated[
-        InputType | None, Field(description="Chooses the dense model's prompt for it.")
-    ] = None
-    return_tokens: Annotated[
-        bool, Field(description="The tokens behind the sparse weights and ColBERT vectors.")
-    ] = False
-    output_dtype: Annotated[
-        OutputDtype,
-        Field(description="Of dense and ColBERT; as plain JSON float32, int8, uint8 and bits."),
-    ] = "float32"
-    colbert_pool_factor: Annotated[
-        int | None,
-        Field(ge=2, le=MAX_POOL_FACTOR, description="One ColBERT vector for so many similar ones."),
-    ] = None
-    muvera: Annotated[
-        MuveraSide | None,
-        Field(description="Add one vector that stands for a text's ColBERT vectors."),
-    ] = None
-    encoding: Annotated[
-        Literal["float", "base64"],
-        Field(description="base64: arrays of JSON are raw bytes, little-endian."),
-    ] = "float"
+    prompt: Annotated[str | None, Field(json_schema_extra=PROMPT_SCHEMA)] = None
+    """Read before each text by the dense model."""
+    prompt_name: str | None = None
+    """A prompt of the dense model's sentence-transformers configuration."""
+    input_type: InputType | None = None
+    """Chooses the dense model's prompt for it."""
+    return_tokens: bool = False
+    """The tokens behind the sparse weights and ColBERT vectors."""
+    output_dtype: OutputDtype = "float32"
+    """Of dense and ColBERT; as plain JSON float32, int8, uint8 and bits."""
+    colbert_pool_factor: Annotated[int | None, Field(ge=2, le=MAX_POOL_FACTOR)] = None
+    """One ColBERT vector for so many similar ones."""
+    muvera: MuveraSide | None = None
+    """Add one vector that stands for a text's ColBERT vectors."""
+    encoding: Literal["float", "base64"] = "float"
+    """base64: arrays of JSON are raw bytes, little-endian."""
     model: ModelName = None
 
 
@@ -209,7 +194,9 @@ class RerankWeights(RequestModel):
 class RerankBody(RequestModel):
     """A query and the passages to order for it."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [RERANK_REQUEST]})
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [RERANK_REQUEST]}, use_attribute_docstrings=True
+    )
     example = {
         "query": "What is hybrid search?",
         "passages": ["A recipe for bread.", "It joins two rankings."],
@@ -221,18 +208,14 @@ class RerankBody(RequestModel):
     )
 
     query: Annotated[str, Field(json_schema_extra=_NOT_BLANK)]
-    passages: Annotated[
-        Texts, Field(description="Texts, each scored by itself.", json_schema_extra=_NOT_EMPTY)
-    ]
-    normalize: Annotated[
-        bool, Field(description="Sigmoid of bge-reranker's logit; changes no other score.")
-    ] = False
-    instruction: Annotated[
-        str | None, Field(description="The task, for rerankers that read one (Qwen3-Reranker).")
-    ] = None
-    weights: Annotated[
-        RerankWeights | None, Field(description="For late interaction; equal by default.")
-    ] = None
+    passages: Annotated[Texts, Field(json_schema_extra=_NOT_EMPTY)]
+    """Texts, each scored by itself."""
+    normalize: bool = False
+    """Sigmoid of bge-reranker's logit; changes no other score."""
+    instruction: str | None = None
+    """The task, for rerankers that read one (Qwen3-Reranker)."""
+    weights: RerankWeights | None = None
+    """For late interaction; equal by default."""
     truncate: Truncate = True
     truncation_side: TruncationSide = "right"
     model: ModelName = None
