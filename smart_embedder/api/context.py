@@ -106,12 +106,16 @@ class Place:
 
 
 class Paths:
-    """The places of all paths."""
+    """The places of all paths.
+
+    `below` has beginnings of paths where errors have the shape of a dialect though nothing is
+    there.
+    """
 
     def __init__(self) -> None:
         self._places: dict[str, Place] = {}
         self._patterns: dict[str, re.Pattern[str]] = {}
-        self._below: dict[str, Dialect] = {}
+        self.below: dict[str, Dialect] = {}
 
     @property
     def endpoints(self) -> tuple[Endpoint, ...]:
@@ -119,19 +123,15 @@ class Paths:
         found = dict.fromkeys(place.endpoint for place in self._places.values())
         return tuple(each for each in found if each is not None)
 
-    def add(self, path: str, dialect: Dialect, *, is_health_check: bool = False) -> Place:
-        """Add a dialect to a path, which may hold names in braces as the router's paths do."""
+    def add(self, path: str, told: Place) -> None:
+        """Add what is told of a path, which may hold names in braces as the router's paths do."""
         place = self._places.setdefault(path, Place())
-        dialects = dict.fromkeys((*place.dialects, dialect))
-        place.dialects = tuple(sorted(dialects, key=lambda each: each is not NATIVE))
-        place.is_health_check |= is_health_check
+        place.dialects = tuple(dict.fromkeys(place.dialects + told.dialects))
+        place.endpoint = place.endpoint or told.endpoint
+        place.operations += told.operations
+        place.is_health_check |= told.is_health_check
         if "{" in path:
             self._patterns[path] = compile_path(path)[0]
-        return place
-
-    def add_below(self, prefix: str, dialect: Dialect) -> None:
-        """Let errors have the shape of `dialect` where there is nothing below `prefix`."""
-        self._below[prefix] = dialect
 
     def find(self, path: str) -> Place:
         """The place of `path`, which has no slash at its end."""
@@ -140,7 +140,7 @@ class Paths:
         for template, pattern in self._patterns.items():
             if pattern.match(path):
                 return self._places[template]
-        below = (each for prefix, each in self._below.items() if f"{path}/".startswith(prefix))
+        below = (each for prefix, each in self.below.items() if f"{path}/".startswith(prefix))
         return Place((next(below, NATIVE),))
 
 

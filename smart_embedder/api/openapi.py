@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from starlette.responses import JSONResponse, Response
 
 from smart_embedder.api.answers import ErrorResponse
-from smart_embedder.api.context import NATIVE, Dialect, Endpoint, Operation, Paths
+from smart_embedder.api.context import NATIVE, Dialect, Endpoint, Operation, Paths, Place
 from smart_embedder.api.handler import Call, Service, respond
 from smart_embedder.api.schemas import OPENAI_TEXTS, RequestModel
 from smart_embedder.engine import DEFAULT_URGENCY
@@ -71,7 +71,7 @@ _PRIORITY_PARAMETER: Final[dict[str, Any]] = {
 
 
 class Router(APIRouter):
-    """The paths of one dialect, what is done where, and which of them are `health_checks`.
+    """The paths of one dialect, what is done where, and which of them are health `checks`.
 
     `error` is the form of its errors. `groups` describe the tags of its operations. `below` are
     beginnings of paths where errors have the dialect's shape, whether there is something or not.
@@ -89,7 +89,7 @@ class Router(APIRouter):
         self.dialect, self.error, self.groups, self.below = dialect, error, groups, below
         self.endpoints: dict[str, Endpoint] = {}
         self.operations: list[tuple[str, Operation]] = []
-        self.health_checks: set[str] = set()
+        self.checks: set[str] = set()
 
     def errors(self, *statuses: int) -> dict[int | str, dict[str, Any]]:
         """The part of an OpenAPI operation that describes its errors."""
@@ -167,25 +167,22 @@ class Router(APIRouter):
 
     def health_check(self, path: str, **description: Any) -> Callable[[Handler], Handler]:
         """The same for a path that needs no token."""
-        self.health_checks.add(path)
+        self.checks.add(path)
         return self.get_and_head(path, **description)
 
 
 def paths_of(routers: Sequence[Router]) -> Paths:
     """The places of all paths of these."""
     paths = Paths()
-    for router in routers:
+    # The first dialect of a path decides how errors look before the body is known.
+    for router in sorted(routers, key=lambda each: each.dialect is not NATIVE):
         for route in router.routes:
             if isinstance(route, APIRoute):
-                is_health_check = route.path in router.health_checks
-                place = paths.add(route.path, router.dialect, is_health_check=is_health_check)
-                place.endpoint = place.endpoint or router.endpoints.get(route.path)
-        for prefix in router.below:
-            paths.add_below(prefix, router.dialect)
-    operations = [each for router in routers for each in router.operations]
-    # The first one decides how errors look before the body is known.
-    for path, operation in sorted(operations, key=lambda each: each[1].dialect is not NATIVE):
-        paths.add(path, operation.dialect).operations += (operation,)
+                endpoint, is_check = router.endpoints.get(route.path), route.path in router.checks
+                paths.add(route.path, Place((router.dialect,), endpoint, (), is_check))
+        for path, operation in router.operations:
+            paths.add(path, Place((router.dialect,), operation.endpoint, (operation,)))
+        paths.below |= dict.fromkeys(router.below, router.dialect)
     return paths
 
 
