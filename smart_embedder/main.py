@@ -44,13 +44,7 @@ from smart_embedder.middleware.observe import (
 from smart_embedder.models.load import load_models
 from smart_embedder.observability.loop_watch import LoopWatch
 from smart_embedder.observability.metrics import Metrics
-from smart_embedder.server.process import (
-    freeze_startup_objects,
-    load_settings_and_configure_logs,
-    log_failure,
-    log_ready,
-    stop_uvicorn,
-)
+from smart_embedder.server import process
 from smart_embedder.server.server import Drain
 from smart_embedder.settings import Settings
 
@@ -86,9 +80,9 @@ def __getattr__(name: str) -> FastAPI:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
         app = create_app(
-            load_settings_and_configure_logs(),
-            on_settled=freeze_startup_objects,
-            on_failure=stop_uvicorn,
+            process.load_settings_and_configure_logs(),
+            on_settled=process.freeze_startup_objects,
+            on_failure=process.stop_uvicorn,
         )
     except StartupError as error:  # uvicorn would print a traceback.
         sys.exit(f"Smart Embedder cannot start: {error}")
@@ -101,9 +95,9 @@ def create_app(
     *,
     loader: Loader | None = None,
     drain: Drain | None = None,
-    on_ready: OnReady = log_ready,
+    on_ready: OnReady = process.log_ready,
     on_settled: Callable[[], None] = lambda: None,
-    on_failure: OnFailure = log_failure,
+    on_failure: OnFailure = process.log_failure,
 ) -> FastAPI:
     """Create the service as an ASGI app; its lifespan loads the models in the background.
 

@@ -14,17 +14,11 @@ from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from smart_embedder import errors
 from smart_embedder.access.rate_limit import Buckets
 from smart_embedder.access.tokens import DEFAULT_NAME, ApiTokens
 from smart_embedder.api.context import RequestContext, context_of, working_endpoint
 from smart_embedder.api.errors import error_response
-from smart_embedder.errors import (
-    DrainingError,
-    ForeignOriginError,
-    RateLimitedError,
-    SmartEmbedderError,
-    UnauthorizedError,
-)
 from smart_embedder.observability.logs import escape_text
 from smart_embedder.server.server import Drain
 
@@ -74,7 +68,7 @@ class CheckOrigin:
                 and headers.get("sec-fetch-site") != "same-origin"
                 and not _is_own(origin, headers.get("host", ""))
             ):
-                error = ForeignOriginError(
+                error = errors.ForeignOriginError(
                     f"a web page of {escape_text(origin)} may not ask: CORS_ORIGINS does not name "
                     "its origin"
                 )
@@ -117,7 +111,7 @@ class RefuseWhileDraining:
                     async with asyncio.timeout(_BODY_SECONDS):
                         while (await receive()).get("more_body", False):
                             pass
-            error = DrainingError("the service is shutting down", retry_after=_RETRY_AFTER)
+            error = errors.DrainingError("the service is shutting down", retry_after=_RETRY_AFTER)
             await error_response(scope, error)(scope, receive, send)
         else:
             with self._drain.track():
@@ -158,14 +152,14 @@ class RequireTokenAndLimitRate:
         """Let the request pass, or refuse it before its body is read."""
         if scope["type"] == "http":
             context, wait = context_of(scope), 0.0
-            error: SmartEmbedderError | None = None
+            error: errors.SmartEmbedderError | None = None
             failures = f"failures:{context.client_address}"
             is_public = not self._tokens.required or self._is_public(context)
             if not is_public:
                 token, fault = _authorization(scope)
                 context.token_name = self._tokens.name_of(token)
                 if context.token_name is None:
-                    error = UnauthorizedError(f"{fault}: {_HOW}")
+                    error = errors.UnauthorizedError(f"{fault}: {_HOW}")
             if error is not None:
                 wait = await self._buckets.take(context.client)
                 wait = max(wait, await self._buckets.take(failures))
@@ -178,7 +172,7 @@ class RequireTokenAndLimitRate:
                 wait = await self._buckets.peek(failures)
             if wait:
                 seconds = math.ceil(wait)
-                error = RateLimitedError(
+                error = errors.RateLimitedError(
                     f"too many requests: {self._allowed}; try again in {seconds} s",
                     retry_after=seconds,
                 )

@@ -14,14 +14,6 @@ from pydantic.fields import FieldInfo
 
 from smart_embedder.errors import StartupError
 from smart_embedder.settings import types
-from smart_embedder.settings.types import (
-    IN_MEMORY,
-    INT8,
-    LATE_INTERACTION,
-    OFF,
-    Allowed,
-    ModelEntry,
-)
 
 # The groups that settings are shown in, each by its first setting.
 SECTIONS = {
@@ -92,7 +84,7 @@ class Settings(BaseModel):
     """further names by which clients may ask for a model, separated by commas:
     `text-embedding-3-small=BAAI/bge-m3,rerank-v3.5=BAAI/bge-reranker-v2-m3`. Every model also
     answers to its hub id and to the last part of it"""
-    models: tuple[ModelEntry, ...] | None = None
+    models: tuple[types.ModelEntry, ...] | None = None
     """a YAML or TOML file of further models, which requests name, such as `models.yaml`: see
     docs/models.md"""
     model_memory_threshold: types.Share = 0.9
@@ -165,7 +157,7 @@ class Settings(BaseModel):
     its pairs once, so more pairs take less time and more memory. The launcher sets it by the memory
     where it is not set"""
 
-    embedding_cache: types.Cache = SecretStr(OFF)
+    embedding_cache: types.Cache = SecretStr(types.OFF)
     """where vectors are kept, so that a text is not computed twice: `off`; `memory`, each process
     for itself; or in addition a Redis that several processes share,
     `redis://user:password@host:6379/0` or `rediss://host`"""
@@ -221,7 +213,7 @@ class Settings(BaseModel):
     rate_limit_requests_per_minute: types.Count = 3600
     """`POST` requests a minute that one client may send after its burst; more are refused (429,
     with `Retry-After`)"""
-    rate_limit_store: types.Store = SecretStr(IN_MEMORY)
+    rate_limit_store: types.Store = SecretStr(types.IN_MEMORY)
     """where requests are counted: `memory`, each process for itself, or a Redis that several share,
     `redis://user:password@host:6379/0` or `rediss://host`"""
     trusted_proxies: types.Proxies | None = None
@@ -245,7 +237,7 @@ class Settings(BaseModel):
     def _agree(self) -> "Settings":
         if self.dtype == "float16" and self.device.startswith("cpu"):
             raise ValueError("DTYPE=float16 is for GPUs; on a CPU use bfloat16 or float32")
-        if self.dtype == INT8 and self.device.startswith(("cuda", "mps")):
+        if self.dtype == types.INT8 and self.device.startswith(("cuda", "mps")):
             raise ValueError(f"DTYPE=int8 is for CPUs; with DEVICE={self.device} use auto")
         if self.rerank_gpu_timeout >= self.request_timeout:
             raise ValueError(
@@ -267,7 +259,7 @@ class Settings(BaseModel):
     @property
     def reranker_name(self) -> str:
         """The model that scores passages."""
-        if self.reranker_model == LATE_INTERACTION:
+        if self.reranker_model == types.LATE_INTERACTION:
             return self.embedding_model
         return self.reranker_model
 
@@ -275,18 +267,18 @@ class Settings(BaseModel):
     def shared_rate_limit_store(self) -> str | None:
         """The address of the Redis that replicas share; None where each counts for itself."""
         store = self.rate_limit_store.get_secret_value()
-        return None if store == IN_MEMORY else store
+        return None if store == types.IN_MEMORY else store
 
     @property
     def caches_embeddings(self) -> bool:
         """Whether vectors are kept."""
-        return self.embedding_cache.get_secret_value() != OFF
+        return self.embedding_cache.get_secret_value() != types.OFF
 
     @property
     def shared_embedding_cache(self) -> str | None:
         """The address of the Redis that processes share vectors through; None without one."""
         store = self.embedding_cache.get_secret_value()
-        return None if store in {OFF, IN_MEMORY} else store
+        return None if store in {types.OFF, types.IN_MEMORY} else store
 
     @property
     def embed_max_length(self) -> int:
@@ -365,7 +357,7 @@ def allowed_in(field: FieldInfo) -> str:
     if words := choices(field):
         return _either(words)
     parts = [*field.metadata, *_parts(field.annotation)]
-    texts = [each for each in parts if isinstance(each, Allowed)]
+    texts = [each for each in parts if isinstance(each, types.Allowed)]
     # The words of an optional field are nested in its type.
     words_inside = (_either(get_args(each)) for each in parts if get_origin(each) is Literal)
     return texts[0] if texts else next(words_inside, "")

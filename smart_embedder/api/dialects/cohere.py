@@ -21,22 +21,7 @@ from starlette.responses import Response
 
 from smart_embedder.api.answers import Usage
 from smart_embedder.api.context import RERANK, Dialect, Endpoint, ErrorFacts
-from smart_embedder.api.dialects.fields import (
-    DTYPES,
-    TASKS,
-    TEXT_OR_OBJECT,
-    AnyCase,
-    EmbeddingType,
-    EmbeddingTypes,
-    Refused,
-    Truncate,
-    Truncation,
-    TruncationSide,
-    as_text,
-    truncation_of,
-    unless,
-    value_of,
-)
+from smart_embedder.api.dialects import fields
 from smart_embedder.api.errors import NO_422
 from smart_embedder.api.handler import Call, embed, rerank
 from smart_embedder.api.openapi import BEARER, Router
@@ -59,14 +44,14 @@ _DOCUMENTS_OF_A_UNIT = 100
 
 
 def _as_texts(value: Any) -> Any:
-    return list(map(as_text, value)) if isinstance(value, list) else value
+    return list(map(fields.as_text, value)) if isinstance(value, list) else value
 
 
 Documents = Annotated[
     list[str],
     FailFast(),
     BeforeValidator(_as_texts),
-    WithJsonSchema({"type": "array", "minItems": 1, "items": TEXT_OR_OBJECT}),
+    WithJsonSchema({"type": "array", "minItems": 1, "items": fields.TEXT_OR_OBJECT}),
 ]
 
 
@@ -80,7 +65,9 @@ class DocumentsRequest(ForeignRequest):
     aliases = dict.fromkeys(("input", "inputs", "docs"), "documents")
 
     query: Annotated[
-        str, BeforeValidator(as_text), Field(json_schema_extra={"minLength": 1, "pattern": r"\S"})
+        str,
+        BeforeValidator(fields.as_text),
+        Field(json_schema_extra={"minLength": 1, "pattern": r"\S"}),
     ]
     documents: Documents
     model: str | None = Field(None, description="Any name of the reranker.")
@@ -92,9 +79,9 @@ class DocumentsRequest(ForeignRequest):
         None, description="vLLM's: false gives the model's raw scores."
     )
     activation: bool | None = Field(None, description="Its older name.")
-    truncate: Truncate = None
-    truncation: Truncation = None
-    truncation_side: TruncationSide = None
+    truncate: fields.Truncate = None
+    truncation: fields.Truncation = None
+    truncation_side: fields.TruncationSide = None
     rank_fields: Annotated[
         list[str] | None, FailFast(), Field(description="Only `text` is read of a document.")
     ] = None
@@ -103,19 +90,19 @@ class DocumentsRequest(ForeignRequest):
     )
     max_doc_length: int | None = Field(None, ge=1, description="Jina's name for it.")
     # Cohere's: a document is not split here.
-    max_chunks_per_doc: Annotated[Refused, unless()] = None
+    max_chunks_per_doc: Annotated[fields.Refused, fields.unless()] = None
     # vLLM's.
-    truncate_prompt_tokens: Annotated[Refused, unless(-1)] = None
-    max_tokens_per_query: Annotated[Refused, unless()] = None
-    add_special_tokens: Annotated[Refused, unless(True)] = None
-    padding: Annotated[Refused, unless("do_not_pad")] = None
-    chat_template: Annotated[Refused, unless()] = None
-    chat_template_kwargs: Annotated[Refused, unless()] = None
+    truncate_prompt_tokens: Annotated[fields.Refused, fields.unless(-1)] = None
+    max_tokens_per_query: Annotated[fields.Refused, fields.unless()] = None
+    add_special_tokens: Annotated[fields.Refused, fields.unless(True)] = None
+    padding: Annotated[fields.Refused, fields.unless("do_not_pad")] = None
+    chat_template: Annotated[fields.Refused, fields.unless()] = None
+    chat_template_kwargs: Annotated[fields.Refused, fields.unless()] = None
     # Jina's.
-    max_query_length: Annotated[Refused, unless()] = None
-    return_embeddings: Annotated[Refused, unless(False)] = None
+    max_query_length: Annotated[fields.Refused, fields.unless()] = None
+    return_embeddings: Annotated[fields.Refused, fields.unless(False)] = None
     # Mixedbread's.
-    rewrite_query: Annotated[Refused, unless(False)] = None
+    rewrite_query: Annotated[fields.Refused, fields.unless(False)] = None
 
     @property
     def is_voyages(self) -> bool:
@@ -209,14 +196,14 @@ async def rerank_documents(body: DocumentsRequest, call: Call) -> Response:
             "the field rank_fields may name text alone: put what is to be read there"
         )
     model = call.service.catalogue.reranker(body.model)
-    how = value_of(body, "truncate", "truncation")
-    longest = value_of(body, "max_tokens_per_doc", "max_doc_length")
-    truncation = truncation_of(how, body.truncation_side, longest)
-    most = value_of(body, "top_n", "top_k")
+    how = fields.value_of(body, "truncate", "truncation")
+    longest = fields.value_of(body, "max_tokens_per_doc", "max_doc_length")
+    truncation = fields.truncation_of(how, body.truncation_side, longest)
+    most = fields.value_of(body, "top_n", "top_k")
     request = RerankRequest(
         body.query,
         body.documents,
-        normalize=value_of(body, "use_activation", "activation") is not False,
+        normalize=fields.value_of(body, "use_activation", "activation") is not False,
         instruction=body.instruction,
         truncation=truncation,
     )
@@ -280,16 +267,18 @@ class CohereEmbedRequest(ForeignRequest):
     input_type: (
         Literal["search_document", "search_query", "classification", "clustering"] | None
     ) = Field(None, description="Queries get the model's prompt for queries, where it has one.")
-    embedding_types: EmbeddingTypes | None = Field(None, description="`float` by default.")
+    embedding_types: fields.EmbeddingTypes | None = Field(None, description="`float` by default.")
     output_dimension: int | None = Field(None, ge=1, description="Fewer, if the model can.")
     truncate: Annotated[
         Literal["NONE", "START", "END"] | None,
-        AnyCase(str.upper),
+        fields.AnyCase(str.upper),
         Field(description="Which end of a text that is too long is cut; NONE: it is an error."),
     ] = None
-    images: Annotated[Refused, unless()] = None
+    images: Annotated[fields.Refused, fields.unless()] = None
     inputs: Annotated[
-        Refused, unless(), Field(description="Instead of texts: each with `content` of one text.")
+        fields.Refused,
+        fields.unless(),
+        Field(description="Instead of texts: each with `content` of one text."),
     ] = None
     max_tokens: int | None = Field(None, ge=1, description="Tokens that are read.")
 
@@ -348,11 +337,11 @@ async def create_embeddings_v1(body: CohereEmbedRequest, call: Call) -> Response
 
 async def _embed(body: CohereEmbedRequest, call: Call, version: str) -> Response:
     model = call.service.catalogue.embedder(body.model)
-    task = TASKS[body.input_type or "search_document"]
+    task = fields.TASKS[body.input_type or "search_document"]
     request = EmbedRequest(
         body.texts,
         normalize_dense=True,
-        truncation=truncation_of(body.truncate, max_tokens=body.max_tokens),
+        truncation=fields.truncation_of(body.truncate, max_tokens=body.max_tokens),
         # Where a model has no prompt for classification or clustering, they are documents, too.
         input_type=task.input_type or "document",
         preferred_prompts=task.prompts,
@@ -370,7 +359,7 @@ def _render_embeddings(
     by_type = version != "1" or bool(body.embedding_types)
     yield orjson.dumps({"id": request_id})[:-1] + b',"embeddings":'
     if by_type:
-        kinds: list[EmbeddingType] = body.embedding_types or ["float"]
+        kinds: list[fields.EmbeddingType] = body.embedding_types or ["float"]
         for index, kind in enumerate(dict.fromkeys(kinds)):
             yield (b"," if index else b"{") + b'"%s":' % kind.encode()
             yield from render_items(_rendered(vectors, kind))
@@ -389,7 +378,7 @@ def _render_embeddings(
     yield b"," + orjson.dumps(rest)[1:]
 
 
-def _rendered(vectors: list[FloatArray], kind: EmbeddingType) -> Iterator[tuple[bytes]]:
+def _rendered(vectors: list[FloatArray], kind: fields.EmbeddingType) -> Iterator[tuple[bytes]]:
     for vector in vectors:
-        values = quantize(vector, DTYPES[kind]).values
+        values = quantize(vector, fields.DTYPES[kind]).values
         yield (base64_of(values) if kind == "base64" else orjson.dumps(values, option=OPTIONS),)

@@ -15,22 +15,7 @@ from smart_embedder.access.tokens import DEFAULT_NAME, OPERATOR_NAME
 from smart_embedder.api.answers import SparseIndices, TruncationWarning, Usage
 from smart_embedder.api.catalogue import ServedModel
 from smart_embedder.api.context import NATIVE_EMBEDDINGS, Dialect, Endpoint, ErrorFacts, context_of
-from smart_embedder.api.dialects.fields import (
-    DTYPES,
-    TASKS,
-    EmbeddingType,
-    EmbeddingTypes,
-    NumberType,
-    Refused,
-    Task,
-    TextsOrObjects,
-    Truncate,
-    Truncation,
-    TruncationSide,
-    truncation_of,
-    unless,
-    value_of,
-)
+from smart_embedder.api.dialects import fields
 from smart_embedder.api.errors import NO_422
 from smart_embedder.api.formats.vectors import (
     TextVectors,
@@ -68,10 +53,12 @@ class VectorForm:
 
     dtype: OutputDtype
     as_base64: bool
-    types: tuple[EmbeddingType, ...] = ()
+    types: tuple[fields.EmbeddingType, ...] = ()
 
 
-def _unique(types: EmbeddingType | list[EmbeddingType] | None) -> tuple[EmbeddingType, ...]:
+def _unique(
+    types: fields.EmbeddingType | list[fields.EmbeddingType] | None,
+) -> tuple[fields.EmbeddingType, ...]:
     listed = types if isinstance(types, list) else [types]
     return tuple(dict.fromkeys(each for each in listed if each is not None))
 
@@ -82,15 +69,17 @@ class OpenAIEmbeddingRequest(ForeignRequest):
     example: ClassVar[Mapping[str, JsonValue]] = {"input": ["What is hybrid search?"]}
     aliases = dict.fromkeys(("inputs", "texts", "text", "sentences"), "input")
 
-    input: TextsOrObjects
+    input: fields.TextsOrObjects
     model: str | None = Field(None, description="Any name of an embedding model; see /v1/models.")
-    encoding_format: EmbeddingType | EmbeddingTypes | None = Field(
+    encoding_format: fields.EmbeddingType | fields.EmbeddingTypes | None = Field(
         None, description="base64 is of little-endian float32; the official clients ask for it."
     )
-    embedding_type: EmbeddingType | EmbeddingTypes | None = Field(
+    embedding_type: fields.EmbeddingType | fields.EmbeddingTypes | None = Field(
         None, description="Jina's name for it, and for `output_dtype`; several: an object."
     )
-    output_dtype: NumberType | None = Field(None, description="Fewer bits; as in /embeddings/.")
+    output_dtype: fields.NumberType | None = Field(
+        None, description="Fewer bits; as in /embeddings/."
+    )
     dimensions: int | None = Field(None, ge=1, description="Fewer, if the model can.")
     output_dimension: int | None = Field(None, ge=1, description="The same.")
     dimensionality: int | None = Field(None, ge=1, description="The same.")
@@ -107,10 +96,10 @@ class OpenAIEmbeddingRequest(ForeignRequest):
     prompt_name: str | None = Field(
         None, description="A prompt of the model's sentence-transformers configuration."
     )
-    truncate: Truncate = None
-    truncation: Truncation = None
-    truncation_strategy: Truncate = Field(None, description="Mixedbread's name for it.")
-    truncation_side: TruncationSide = None
+    truncate: fields.Truncate = None
+    truncation: fields.Truncation = None
+    truncation_strategy: fields.Truncate = Field(None, description="Mixedbread's name for it.")
+    truncation_side: fields.TruncationSide = None
     normalize: bool | None = Field(None, description="To unit length, as by default.")
     normalized: bool | None = Field(None, description="Jina's name for it.")
     use_activation: bool | None = Field(None, description="vLLM's name for it.")
@@ -123,22 +112,22 @@ class OpenAIEmbeddingRequest(ForeignRequest):
     )
     muvera: MuveraSide | None = Field(None, description="As in /embeddings/: an extension.")
     # vLLM's.
-    truncate_prompt_tokens: Annotated[Refused, unless(-1)] = None
-    add_special_tokens: Annotated[Refused, unless(True)] = None
-    padding: Annotated[Refused, unless("do_not_pad")] = None
-    embed_dtype: Annotated[Refused, unless("float32")] = None
-    endianness: Annotated[Refused, unless("little", "native")] = None
-    messages: Annotated[Refused, unless()] = None
+    truncate_prompt_tokens: Annotated[fields.Refused, fields.unless(-1)] = None
+    add_special_tokens: Annotated[fields.Refused, fields.unless(True)] = None
+    padding: Annotated[fields.Refused, fields.unless("do_not_pad")] = None
+    embed_dtype: Annotated[fields.Refused, fields.unless("float32")] = None
+    endianness: Annotated[fields.Refused, fields.unless("little", "native")] = None
+    messages: Annotated[fields.Refused, fields.unless()] = None
     # Jina's.
-    late_chunking: Annotated[Refused, unless(False)] = None
-    return_multivector: Annotated[Refused, unless(False)] = None
+    late_chunking: Annotated[fields.Refused, fields.unless(False)] = None
+    return_multivector: Annotated[fields.Refused, fields.unless(False)] = None
     # NVIDIA's.
-    modality: Annotated[Refused, unless("text")] = None
+    modality: Annotated[fields.Refused, fields.unless("text")] = None
     # Nomic's.
-    long_text_mode: Annotated[Refused, unless("truncate")] = None
-    max_tokens_per_text: Annotated[Refused, unless()] = None
+    long_text_mode: Annotated[fields.Refused, fields.unless("truncate")] = None
+    max_tokens_per_text: Annotated[fields.Refused, fields.unless()] = None
     # What several name the task in words, which models read as a prompt.
-    instruction: Annotated[Refused, unless()] = None
+    instruction: Annotated[fields.Refused, fields.unless()] = None
 
     @property
     def form(self) -> VectorForm:
@@ -164,34 +153,34 @@ class OpenAIEmbeddingRequest(ForeignRequest):
         if len(numbers) > 1 or {"float", "base64"} == {*formats, *types}:
             raise different
         kind: Any = next(iter(numbers), "float")
-        return VectorForm(DTYPES[kind], as_base64="base64" in {*formats, *types})
+        return VectorForm(fields.DTYPES[kind], as_base64="base64" in {*formats, *types})
 
     @property
     def truncation_options(self) -> TruncationOptions:
         """How texts are cut."""
-        how = value_of(self, "truncate", "truncation", "truncation_strategy")
-        return truncation_of(how, self.truncation_side)
+        how = fields.value_of(self, "truncate", "truncation", "truncation_strategy")
+        return fields.truncation_of(how, self.truncation_side)
 
     @property
-    def known_task(self) -> Task:
+    def known_task(self) -> fields.Task:
         """What the texts are for; raises `InvalidRequestError` for an unknown value, or for two."""
         tasks = []
         for name in ("input_type", "task", "task_type"):
             value = getattr(self, name)
             if value is None:
                 continue
-            if value not in TASKS:
+            if value not in fields.TASKS:
                 raise InvalidRequestError(
-                    f"the field {name} is unknown: send {', '.join(TASKS)}, or leave it out"
+                    f"the field {name} is unknown: send {', '.join(fields.TASKS)}, or leave it out"
                 )
-            tasks.append(TASKS[value])
+            tasks.append(fields.TASKS[value])
         types = {each.input_type for each in tasks if each.input_type is not None}
         if len(types) > 1:
             raise InvalidRequestError(
                 "the fields input_type, task and task_type differ: send one of them"
             )
         prompts = tuple(prompt for each in tasks for prompt in each.prompts)
-        return Task(next(iter(types), None), prompts)
+        return fields.Task(next(iter(types), None), prompts)
 
 
 class OpenAIEmbedding(BaseModel):
@@ -200,7 +189,7 @@ class OpenAIEmbedding(BaseModel):
     object: Literal["embedding"]
     index: int
     embedding: Annotated[
-        list[float] | str | dict[EmbeddingType, list[float] | str],
+        list[float] | str | dict[fields.EmbeddingType, list[float] | str],
         Field(description="Of unit length; a string with base64; one of each type of several."),
     ]
     scale: float | None = Field(
@@ -339,8 +328,9 @@ async def create_embeddings(body: OpenAIEmbeddingRequest, call: Call) -> Respons
         truncation=body.truncation_options,
         prompt=body.prompt,
         prompt_name=body.prompt_name,
-        dimensions=value_of(body, "dimensions", "output_dimension", "dimensionality"),
-        normalize_dense=value_of(body, "normalize", "normalized", "use_activation") is not False,
+        dimensions=fields.value_of(body, "dimensions", "output_dimension", "dimensionality"),
+        normalize_dense=fields.value_of(body, "normalize", "normalized", "use_activation")
+        is not False,
     )
     result = await embed(call, request, field="input", model=model, allowed=OPENAI_TEXTS)
     hold_rendering(result.embeddings, request, call.context.answer)
@@ -364,7 +354,7 @@ def _render(
 def _render_embedding(index: int, vectors: TextVectors, form: VectorForm) -> Iterator[bytes]:
     yield b'{"object":"embedding","index":%d' % index
     if (dense := vectors.dense) is not None:
-        made = {kind: quantize(dense.values, DTYPES[kind]) for kind in form.types}
+        made = {kind: quantize(dense.values, fields.DTYPES[kind]) for kind in form.types}
         several = b",".join(
             b'"%s":%s' % (kind.encode(), _render_vector(each, form.as_base64 or kind == "base64"))
             for kind, each in made.items()

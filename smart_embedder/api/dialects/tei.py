@@ -17,19 +17,10 @@ from fastapi import Request
 from starlette.responses import JSONResponse, Response
 
 from smart_embedder import __version__
+from smart_embedder.api import handler
 from smart_embedder.api.catalogue import Role, ServedModel
 from smart_embedder.api.context import RERANK, Dialect, Endpoint, ErrorFacts, Operation, context_of
 from smart_embedder.api.dialects import tei_schemas as schemas
-from smart_embedder.api.handler import (
-    Call,
-    Service,
-    ServiceDep,
-    classify,
-    embed,
-    embedder_of,
-    rerank,
-    respond,
-)
 from smart_embedder.api.openapi import BEARER, Answer, Router
 from smart_embedder.api.rendering import (
     OPTIONS,
@@ -40,16 +31,8 @@ from smart_embedder.api.rendering import (
     text_as_json,
 )
 from smart_embedder.api.schemas import ForeignRequest, RequestModel, check_passages, check_texts
-from smart_embedder.engine import ClassificationRequest, RerankRequest
+from smart_embedder.engine import ClassificationRequest, RerankRequest, records
 from smart_embedder.engine.model import LoadedModels, Model
-from smart_embedder.engine.records import (
-    ClassificationResult,
-    EmbeddingResult,
-    Outputs,
-    RerankResult,
-    SpecialToken,
-    TokenSpans,
-)
 from smart_embedder.engine.requests.reranking import sigmoid
 from smart_embedder.engine.scheduling.admission import stop_if_given_up
 from smart_embedder.engine.scheduling.job import Purpose
@@ -142,43 +125,43 @@ _EMBED_TYPES = schemas.EmbedRequest, schemas.Vectors
 @router.work("/", _EMBED, **_describe("Embed texts", *_EMBED_TYPES, _ROOT_TAG))
 async def answer_at_root(request: Request) -> Response:
     """The same as /embed, for clients that know nothing but an address."""
-    return await respond(request)
+    return await handler.respond(request)
 
 
 _AS_MODEL = _describe("Do what the model is for", *_EMBED_TYPES, _MODEL_TAG)
 
 
 @router.work("/models/{model}", _EMBED, **_AS_MODEL)
-async def answer_as_model(model: str, request: Request, service: ServiceDep) -> Response:
+async def answer_as_model(model: str, request: Request, service: handler.ServiceDep) -> Response:
     """The same as /embed, or for a reranker as /rerank, of the model with that name."""
     reranks = service.catalogue.find(model).role is Role.RERANKER
     context_of(request.scope).operations = (_rerank if reranks else _embed,)
-    return await respond(request)
+    return await handler.respond(request)
 
 
 @_operation(_EMBED, *_EMBED_TYPES, shared=["/"])
-async def _embed(body: schemas.EmbedRequest, call: Call) -> Response:
+async def _embed(body: schemas.EmbedRequest, call: handler.Call) -> Response:
     """One dense vector for each text."""
     result = await embed_dense(body, call)
     response = await call.render(lambda: render_list(each.dense for each in result.embeddings))
     return _with_headers(response, call, body.inputs, result)
 
 
-async def embed_dense(body: schemas.EmbedRequest, call: Call) -> EmbeddingResult:
+async def embed_dense(body: schemas.EmbedRequest, call: handler.Call) -> records.EmbeddingResult:
     """One dense vector for each text, of the model in the request's path or the default one."""
     request = replace(
         body.request(body.inputs),
         dimensions=body.dimensions,
         normalize_dense=body.normalize is not False,
     )
-    return await embed(call, request, field="inputs", model=embedder_of(call))
+    return await handler.embed(call, request, field="inputs", model=handler.embedder_of(call))
 
 
 @_operation(Endpoint("/embed_all"), schemas.EmbedTokensRequest, schemas.TokenVectors)
-async def _embed_all(body: schemas.EmbedTokensRequest, call: Call) -> Response:
+async def _embed_all(body: schemas.EmbedTokensRequest, call: handler.Call) -> Response:
     """The last hidden state of every token, those of special tokens included."""
-    request = body.request(body.inputs, Outputs(states=True))
-    result = await embed(call, request, field="inputs", model=embedder_of(call))
+    request = body.request(body.inputs, records.Outputs(states=True))
+    result = await handler.embed(call, request, field="inputs", model=handler.embedder_of(call))
     response = await call.render(
         lambda: render_items(render_matrix(each.states) for each in result.embeddings)
     )
@@ -186,13 +169,13 @@ async def _embed_all(body: schemas.EmbedTokensRequest, call: Call) -> Response:
 
 
 @_operation(Endpoint("/embed_sparse"), schemas.EmbedTokensRequest, schemas.SparseVectors)
-async def _embed_sparse(body: schemas.EmbedTokensRequest, call: Call) -> Response:
+async def _embed_sparse(body: schemas.EmbedTokensRequest, call: handler.Call) -> Response:
     """The lexical weights of each text, which only models of bge-m3's kind make."""
     request, model = (
-        body.request(body.inputs, Outputs(sparse=True)),
-        embedder_of(call, Role.EMBEDDER),
+        body.request(body.inputs, records.Outputs(sparse=True)),
+        handler.embedder_of(call, Role.EMBEDDER),
     )
-    result = await embed(call, request, field="inputs", model=model)
+    result = await handler.embed(call, request, field="inputs", model=model)
     vectors = [each.sparse for each in result.embeddings if each.sparse is not None]
 
     def weights() -> Iterator[list[dict[str, Any]]]:
@@ -205,12 +188,12 @@ async def _embed_sparse(body: schemas.EmbedTokensRequest, call: Call) -> Respons
 
 
 @_operation(Endpoint("/similarity"), schemas.SimilarityRequest, schemas.Similarities)
-async def _similarity(body: schemas.SimilarityRequest, call: Call) -> Response:
+async def _similarity(body: schemas.SimilarityRequest, call: handler.Call) -> Response:
     """The cosine of each sentence's dense vector with that of the source sentence."""
     sentences = body.inputs.sentences
     texts = [body.inputs.source_sentence, *sentences] if sentences else []
     request = (body.parameters or schemas.SimilarityParameters()).request(texts)
-    result = await embed(call, request, field="inputs", model=embedder_of(call))
+    result = await handler.embed(call, request, field="inputs", model=handler.embedder_of(call))
 
     def render() -> list[bytes]:
         vectors = np.array([each.dense for each in result.embeddings], dtype=np.float32)
@@ -227,12 +210,12 @@ async def _similarity(body: schemas.SimilarityRequest, call: Call) -> Response:
     at_root=False,
     shared=[RERANK.path, "/v1/rerank", "/v2/rerank"],
 )
-async def _rerank(body: schemas.RerankTextsRequest, call: Call) -> Response:
+async def _rerank(body: schemas.RerankTextsRequest, call: handler.Call) -> Response:
     """At the root, /rerank takes the same body."""
     request = RerankRequest(
         body.query, body.texts, normalize=not body.raw_scores, truncation=body.truncation
     )
-    result = await rerank(call, request, _reranker_of(call), "texts")
+    result = await handler.rerank(call, request, _reranker_of(call), "texts")
 
     def ranks() -> Iterator[dict[str, Any]]:
         for index, score in by_falling_score(result.scores):
@@ -243,7 +226,7 @@ async def _rerank(body: schemas.RerankTextsRequest, call: Call) -> Response:
     return _with_headers(response, call, [body.query, *body.texts], result)
 
 
-def _reranker_of(call: Call) -> ServedModel | None:
+def _reranker_of(call: handler.Call) -> ServedModel | None:
     """The model in the request's path, or the default; `InvalidRequestError` for no reranker."""
     catalogue, name = call.service.catalogue, call.request.path_params.get("model")
     if name is None:
@@ -256,9 +239,9 @@ def _reranker_of(call: Call) -> ServedModel | None:
 
 def _with_headers(
     response: Response,
-    call: Call,
+    call: handler.Call,
     texts: list[str],
-    result: EmbeddingResult | RerankResult | ClassificationResult,
+    result: records.EmbeddingResult | records.RerankResult | records.ClassificationResult,
 ) -> Response:
     """TEI's headers: what was computed, and how many milliseconds each stage took."""
     models, timings = call.service.engine.loaded(), result.timings
@@ -281,7 +264,7 @@ def _with_headers(
 
 
 @_operation(Endpoint("/tokenize"), schemas.TokenizeRequest, schemas.Tokens)
-async def _tokenize(body: schemas.TokenizeRequest, call: Call) -> Response:
+async def _tokenize(body: schemas.TokenizeRequest, call: handler.Call) -> Response:
     """The tokens that the model reads of each text, none of which is cut."""
     check_texts(body.inputs, "inputs", call.service.settings.max_sentences_per_request)
     model, answer = _model_of(call), call.context.answer
@@ -289,7 +272,7 @@ async def _tokenize(body: schemas.TokenizeRequest, call: Call) -> Response:
     def needed(tokens: int) -> tuple[int, str, str]:
         return _BYTES_PER_TOKEN * tokens, f"{tokens} tokens of these texts", _ADVICE
 
-    def split(models: LoadedModels) -> tuple[Model, list[str], list[list[TokenSpans]], int]:
+    def split(models: LoadedModels) -> tuple[Model, list[str], list[list[records.TokenSpans]], int]:
         tokenizer = _loaded(model, models)
         prompt = ""
         if body.prompt_name is not None:
@@ -301,7 +284,7 @@ async def _tokenize(body: schemas.TokenizeRequest, call: Call) -> Response:
                 )
             prompt = prompts[body.prompt_name]
         texts = [prompt + text for text in body.inputs]
-        spans: list[list[TokenSpans]] = [[] for _ in texts]
+        spans: list[list[records.TokenSpans]] = [[] for _ in texts]
         tokens = 0
         for text, own in zip(texts, spans, strict=True):
             for part in tokenizer.token_spans(text):
@@ -318,7 +301,7 @@ async def _tokenize(body: schemas.TokenizeRequest, call: Call) -> Response:
     return await call.render(partial(_render_tokens, texts, spans, frame))
 
 
-def _model_of(call: Call) -> ServedModel:
+def _model_of(call: handler.Call) -> ServedModel:
     """The model in the request's path, or the one that makes dense vectors."""
     name = call.request.path_params.get("model")
     catalogue = call.service.catalogue
@@ -339,8 +322,8 @@ def _loaded(model: ServedModel, models: LoadedModels) -> Model:
 
 def _render_tokens(
     texts: list[str],
-    spans: list[list[TokenSpans]],
-    frame: tuple[list[SpecialToken], list[SpecialToken]],
+    spans: list[list[records.TokenSpans]],
+    frame: tuple[list[records.SpecialToken], list[records.SpecialToken]],
 ) -> Iterator[bytes]:
     before, after = (
         [
@@ -359,7 +342,7 @@ def _render_tokens(
     )
 
 
-def _plain(text: str, parts: list[TokenSpans]) -> Iterator[list[dict[str, Any]]]:
+def _plain(text: str, parts: list[records.TokenSpans]) -> Iterator[list[dict[str, Any]]]:
     """The tokens of a text that are not special, in pieces."""
     for tokens in parts:
         for begin in range(0, len(tokens.ids), _TOKENS_PER_CHUNK):
@@ -374,7 +357,7 @@ def _plain(text: str, parts: list[TokenSpans]) -> Iterator[list[dict[str, Any]]]
 
 
 @_operation(Endpoint("/decode"), schemas.DecodeRequest, schemas.Texts, field="ids")
-async def _decode(body: schemas.DecodeRequest, call: Call) -> Response:
+async def _decode(body: schemas.DecodeRequest, call: handler.Call) -> Response:
     """The text of each list of the model's own token ids."""
     check_texts(body.ids, "ids", call.service.settings.max_sentences_per_request)
     model, skip = _model_of(call), body.skip_special_tokens is not False
@@ -399,12 +382,12 @@ async def _decode(body: schemas.DecodeRequest, call: Call) -> Response:
 
 
 @_operation(Endpoint("/predict", Purpose.RERANKING), schemas.PredictRequest, schemas.Predictions)
-async def _predict(body: schemas.PredictRequest, call: Call) -> Response:
+async def _predict(body: schemas.PredictRequest, call: handler.Call) -> Response:
     """The labels of each text, or pair of texts, by falling probability."""
     pairs = body.pairs
     check_passages([], pairs, "inputs", call.service.settings)
     request = ClassificationRequest(pairs, truncation=body.truncation)
-    result = await classify(call, request, _reranker_of(call))
+    result = await handler.classify(call, request, _reranker_of(call))
 
     def predictions() -> Iterator[list[dict[str, Any]]]:
         for logits in result.logits:
@@ -434,19 +417,19 @@ _PING: dict[str, Any] = {"summary": "Can this service answer?", "response_class"
 
 
 @router.get_and_head("/info", tags=[_ROOT_TAG], **_INFO)
-async def info(service: ServiceDep) -> Response:
+async def info(service: handler.ServiceDep) -> Response:
     """The model that makes dense vectors, and the limits of this service."""
     return _describe_model(service, service.catalogue.embedder(None))
 
 
 @router.get_and_head(f"{_BELOW_MODEL}/info", tags=[_MODEL_TAG], **_INFO)
-async def info_of_model(model: str, service: ServiceDep) -> Response:
+async def info_of_model(model: str, service: handler.ServiceDep) -> Response:
     """One model and its kind, and the limits of this service."""
     return _describe_model(service, service.catalogue.find(model))
 
 
 @router.health_check("/ping", tags=[_ROOT_TAG], responses=router.errors(503), **_PING)
-async def ping(service: ServiceDep) -> Response:
+async def ping(service: handler.ServiceDep) -> Response:
     """200 once the models are warm, else 503."""
     return _status(service)
 
@@ -455,20 +438,20 @@ async def ping(service: ServiceDep) -> Response:
     f"{_BELOW_MODEL}/health", tags=[_MODEL_TAG], responses=router.errors(404, 503), **_PING
 )
 @router.health_check(f"{_BELOW_MODEL}/ping", include_in_schema=False)
-async def ping_model(model: str, service: ServiceDep) -> Response:
+async def ping_model(model: str, service: handler.ServiceDep) -> Response:
     """The same, of one model."""
     service.catalogue.find(model)
     return _status(service)
 
 
-def _status(service: Service) -> Response:
+def _status(service: handler.Service) -> Response:
     status, reason = service.status
     if status == "healthy":
         return Response(status_code=200)
     return JSONResponse({"error": f"{status}: {reason}", "error_type": "Unhealthy"}, 503)
 
 
-def _describe_model(service: Service, model: ServedModel) -> Response:
+def _describe_model(service: handler.Service, model: ServedModel) -> Response:
     settings, models = service.settings, service.engine.loaded(model.name)
     if models is None and service.engine.loaded() is not None:
         raise ModelNotLoadedError(

@@ -12,16 +12,7 @@ from starlette.responses import Response
 
 from smart_embedder.api.answers import Usage
 from smart_embedder.api.context import Dialect, Endpoint, ErrorFacts
-from smart_embedder.api.dialects import openai
-from smart_embedder.api.dialects.fields import (
-    Refused,
-    TextsOrText,
-    Truncate,
-    TruncationSide,
-    truncation_of,
-    unless,
-    value_of,
-)
+from smart_embedder.api.dialects import fields, openai
 from smart_embedder.api.errors import NO_422
 from smart_embedder.api.handler import Call, rerank
 from smart_embedder.api.openapi import BEARER, Router
@@ -43,23 +34,23 @@ class ScoreRequest(ForeignRequest):
         ("documents", "items", "data_2"), "text_2"
     )
 
-    text_1: TextsOrText
-    text_2: TextsOrText
+    text_1: fields.TextsOrText
+    text_2: fields.TextsOrText
     model: str | None = Field(None, description="Any name of the reranker.")
     use_activation: bool | None = Field(None, description="False gives the model's raw scores.")
     activation: bool | None = Field(None, description="Its older name.")
     instruction: str | None = Field(None, description="The task, for Qwen3-Reranker: an extension.")
-    truncate: Truncate = None
-    truncation_side: TruncationSide = None
-    truncate_prompt_tokens: Annotated[Refused, unless(-1)] = None
-    max_tokens_per_query: Annotated[Refused, unless()] = None
+    truncate: fields.Truncate = None
+    truncation_side: fields.TruncationSide = None
+    truncate_prompt_tokens: Annotated[fields.Refused, fields.unless(-1)] = None
+    max_tokens_per_query: Annotated[fields.Refused, fields.unless()] = None
     max_tokens_per_doc: int | None = Field(
         None, ge=1, description="The most tokens of text_2 that are read."
     )
-    add_special_tokens: Annotated[Refused, unless(True)] = None
-    padding: Annotated[Refused, unless("do_not_pad")] = None
-    chat_template: Annotated[Refused, unless()] = None
-    chat_template_kwargs: Annotated[Refused, unless()] = None
+    add_special_tokens: Annotated[fields.Refused, fields.unless(True)] = None
+    padding: Annotated[fields.Refused, fields.unless("do_not_pad")] = None
+    chat_template: Annotated[fields.Refused, fields.unless()] = None
+    chat_template_kwargs: Annotated[fields.Refused, fields.unless()] = None
 
 
 class PairScore(BaseModel):
@@ -121,11 +112,11 @@ async def create_scores(body: ScoreRequest, call: Call) -> Response:
             "text_1, or as many as in text_2"
         )
     queries = body.text_1 if len(body.text_1) > 1 else body.text_1[0]
-    truncation = truncation_of(body.truncate, body.truncation_side, body.max_tokens_per_doc)
+    truncation = fields.truncation_of(body.truncate, body.truncation_side, body.max_tokens_per_doc)
     request = RerankRequest(
         queries,
         body.text_2,
-        normalize=value_of(body, "use_activation", "activation") is not False,
+        normalize=fields.value_of(body, "use_activation", "activation") is not False,
         instruction=body.instruction,
         truncation=truncation,
     )

@@ -10,22 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-from smart_embedder.api.rendering import (
-    OPTIONS,
-    render_matrix,
-    report,
-    sparse_as_json,
-    text_as_json,
-)
-from smart_embedder.engine.records import (
-    AnswerMemory,
-    EmbeddingResult,
-    EmbedRequest,
-    FloatArray,
-    SparseVector,
-    TextEmbedding,
-    TokenStrings,
-)
+from smart_embedder.api import rendering
+from smart_embedder.api.rendering import report
+from smart_embedder.engine import records
 from smart_embedder.vectors import (
     MUVERA_WIDTH,
     QuantizedVectors,
@@ -44,9 +31,9 @@ _BASE64_BYTES = 3 << 16
 
 
 def hold_rendering(
-    embeddings: Sequence[TextEmbedding],
-    request: EmbedRequest,
-    memory: AnswerMemory,
+    embeddings: Sequence[records.TextEmbedding],
+    request: records.EmbedRequest,
+    memory: records.AnswerMemory,
     *,
     at_once: bool = False,
 ) -> None:
@@ -67,10 +54,10 @@ class TextVectors:
     """The post-processed vectors of one text; None for a kind not asked for."""
 
     dense: QuantizedVectors | None
-    sparse: SparseVector | None
+    sparse: records.SparseVector | None
     colbert: QuantizedVectors | None
-    muvera: FloatArray | None
-    tokens: TokenStrings | None
+    muvera: records.FloatArray | None
+    tokens: records.TokenStrings | None
 
     @property
     def nbytes(self) -> int:
@@ -84,8 +71,8 @@ class TextVectors:
 class EmbeddingAnswer:
     """An answer before it is rendered; `names` tell which model made which kind of vector."""
 
-    request: EmbedRequest
-    result: EmbeddingResult
+    request: records.EmbedRequest
+    result: records.EmbeddingResult
     names: Mapping[str, str]
 
     def vectors(self) -> Iterator[TextVectors]:
@@ -100,7 +87,9 @@ class EmbeddingAnswer:
 
 
 def vectors_of(
-    embedding: TextEmbedding, request: EmbedRequest, tokens: TokenStrings | None = None
+    embedding: records.TextEmbedding,
+    request: records.EmbedRequest,
+    tokens: records.TokenStrings | None = None,
 ) -> TextVectors:
     """Post-process the vectors of one text."""
     dense, colbert, muvera = embedding.dense, embedding.colbert, None
@@ -127,7 +116,7 @@ def render(answer: EmbeddingAnswer, *, sparse_as_indices: bool, as_base64: bool)
     for index, (text, row) in enumerate(zip(texts, answer.vectors(), strict=True)):
         if index:
             yield b","
-        facts = {"id": index, "text": text_as_json(text)}
+        facts = {"id": index, "text": rendering.text_as_json(text)}
         yield from render_item(facts, row, sparse_as_indices=sparse_as_indices, as_base64=as_base64)
     told = answer.report()
     if answer.request.output_dtype == "float32" and not as_base64:
@@ -150,8 +139,8 @@ def render_item(
         yield from _as_base64(sparse.values)
         yield b"}"
     else:
-        weights = sparse_as_json(sparse, as_indices=sparse_as_indices)
-        yield orjson.dumps(weights, option=OPTIONS)
+        weights = rendering.sparse_as_json(sparse, as_indices=sparse_as_indices)
+        yield orjson.dumps(weights, option=rendering.OPTIONS)
     yield b","
     yield from render_vectors("colbert", row.colbert, as_base64=as_base64)
     if row.muvera is not None:
@@ -159,14 +148,14 @@ def render_item(
         if as_base64:
             yield from _as_base64(row.muvera)
         else:
-            yield orjson.dumps(row.muvera, option=OPTIONS)
+            yield orjson.dumps(row.muvera, option=rendering.OPTIONS)
     yield b"}"
     if row.tokens is not None:
         names: Any = row.tokens.sparse
         if names is not None and sparse is not None and not (sparse_as_indices or as_base64):
             names = dict(zip(sparse.indices.tolist(), names, strict=True))
         tokens = {"sparse": names, "colbert": row.tokens.colbert}
-        yield b',"tokens":' + orjson.dumps(tokens, option=OPTIONS)
+        yield b',"tokens":' + orjson.dumps(tokens, option=rendering.OPTIONS)
     yield b"}"
 
 
@@ -181,13 +170,13 @@ def render_vectors(
     if as_base64:
         yield from _as_base64(vectors.values, vectors.type_name)
     elif vectors.values.ndim == 1:
-        yield orjson.dumps(vectors.values, option=OPTIONS)
+        yield orjson.dumps(vectors.values, option=rendering.OPTIONS)
     else:
-        yield from render_matrix(vectors.values)
+        yield from rendering.render_matrix(vectors.values)
     if vectors.scales is not None:
         # orjson takes no array without dimensions.
         scales = vectors.scales if vectors.scales.ndim else vectors.scales[()]
-        yield b',"%s_scale":' % name.encode() + orjson.dumps(scales, option=OPTIONS)
+        yield b',"%s_scale":' % name.encode() + orjson.dumps(scales, option=rendering.OPTIONS)
 
 
 def _as_base64(values: npt.NDArray[Any], type_name: str | None = None) -> Iterator[bytes]:

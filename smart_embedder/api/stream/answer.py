@@ -16,6 +16,7 @@ from itertools import repeat
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from smart_embedder import errors
 from smart_embedder.api.errors import error_facts, status_of
 from smart_embedder.api.formats.records import Record, RecordWriter
 from smart_embedder.api.formats.vectors import hold_rendering, vectors_of
@@ -30,17 +31,6 @@ from smart_embedder.engine.records import (
     TokenStrings,
     Truncation,
 )
-from smart_embedder.errors import (
-    ClientGoneError,
-    DrainingError,
-    InferenceTimeoutError,
-    InvalidRequestError,
-    LoadingError,
-    OutOfMemoryError,
-    QueueFullError,
-    SmartEmbedderError,
-    UnavailableError,
-)
 
 # Approximately, with JSON around short texts.
 _BYTES_PER_TOKEN = 4
@@ -54,7 +44,7 @@ _UNIT_BYTES = 1 << 20
 _RETRY_AFTER = 5
 
 
-class _NoRoomYetError(QueueFullError):
+class _NoRoomYetError(errors.QueueFullError):
     """The pieces before this one hold too much; it goes on when one of them is sent."""
 
 
@@ -79,7 +69,7 @@ class LineResult:
     embedding: TextEmbedding | None = None
     tokens: TokenStrings | None = None
     truncations: tuple[Truncation, ...] = ()
-    error: SmartEmbedderError | None = None
+    error: errors.SmartEmbedderError | None = None
 
     def record(self, request: EmbedRequest, max_bytes: int) -> Record:
         """The record of the line; takes the time of post-processing its vectors.
@@ -90,10 +80,10 @@ class LineResult:
         if error is None and self.embedding is not None:
             try:
                 hold_rendering([self.embedding], request, AnswerMemory(max_bytes))
-            except InvalidRequestError as refused:
+            except errors.InvalidRequestError as refused:
                 error = refused
         if error is not None or self.embedding is None:
-            facts = error_facts(error or SmartEmbedderError("there is no result"))
+            facts = error_facts(error or errors.SmartEmbedderError("there is no result"))
             return Record(line.id, None, error=facts | {"line": line.number})
         warnings = [
             truncation_as_json(replace(cut, index=line.number - 1), "text", "/text")
@@ -199,10 +189,12 @@ class PieceEmbedder:
     async def _add_results(self, piece: Piece, lines: Sequence[Line]) -> None:
         try:
             result = await self._embed_when_possible([line.text for line in lines], piece)
-        except InferenceTimeoutError as error:  # Halves would wait for the same device.
+        except errors.InferenceTimeoutError as error:  # Halves would wait for the same device.
             piece.results += [LineResult(line, error=error) for line in lines]
-        except SmartEmbedderError as error:
-            if isinstance(error, UnavailableError) and not isinstance(error, OutOfMemoryError):
+        except errors.SmartEmbedderError as error:
+            if isinstance(error, errors.UnavailableError) and not isinstance(
+                error, errors.OutOfMemoryError
+            ):
                 raise
             if len(lines) == 1:
                 piece.results.append(LineResult(lines[0], error=error))
@@ -228,12 +220,12 @@ class PieceEmbedder:
                 await more_room.wait()
                 continue
             # A model that gave way to another, while the stream lasts, is loaded again.
-            except (QueueFullError, LoadingError) as error:
+            except (errors.QueueFullError, errors.LoadingError) as error:
                 pause = error.retry_after or 1
             await asyncio.sleep(pause)
 
 
-_Result = asyncio.Task[Piece | SmartEmbedderError] | SmartEmbedderError
+_Result = asyncio.Task[Piece | errors.SmartEmbedderError] | errors.SmartEmbedderError
 
 
 class StreamResponse(Response):
@@ -295,8 +287,8 @@ class StreamResponse(Response):
                 await self._answer(body, send)
                 for each in helpers:
                     each.cancel()
-        except* ClientGoneError as gone:
-            context.error_code = ClientGoneError.code
+        except* errors.ClientGoneError as gone:
+            context.error_code = errors.ClientGoneError.code
             del gone
         finally:
             context.counts = dict(self._counts)
@@ -308,7 +300,7 @@ class StreamResponse(Response):
     async def _stop_at_drain(self, body: StreamBody) -> None:
         await self._call.service.drain.wait_for_beginning()
         message = "the service is shutting down: send the texts that have no record again"
-        body.stop(DrainingError(message, retry_after=_RETRY_AFTER))
+        body.stop(errors.DrainingError(message, retry_after=_RETRY_AFTER))
 
     async def _make_pieces(self, body: StreamBody, group: TaskGroup) -> None:
         """Compute a piece whenever a slot is free; an error of the body is sent in its place."""
@@ -317,7 +309,7 @@ class StreamResponse(Response):
             await self._slots.acquire()
             try:
                 lines = await body.take(self._max_lines, self._size.bytes)
-            except SmartEmbedderError as error:
+            except errors.SmartEmbedderError as error:
                 self._results.put_nowait(error)
                 return
             if not lines:
@@ -333,10 +325,10 @@ class StreamResponse(Response):
             computed = self._compute(lines, Piece(self._memory))
             self._results.put_nowait(group.create_task(computed))
 
-    async def _compute(self, lines: list[Line], piece: Piece) -> Piece | SmartEmbedderError:
+    async def _compute(self, lines: list[Line], piece: Piece) -> Piece | errors.SmartEmbedderError:
         try:
             await self._embedder.embed(lines, piece)
-        except SmartEmbedderError as error:
+        except errors.SmartEmbedderError as error:
             return error
         self._size.observe(piece)
         self._call.context.memory.hold_vectors(piece.nbytes)
@@ -349,7 +341,7 @@ class StreamResponse(Response):
         while (result := await self._results.get()) is not None:
             outcome = body.given_up or result
             piece = await outcome if isinstance(outcome, asyncio.Task) else outcome
-            if isinstance(piece, SmartEmbedderError):
+            if isinstance(piece, errors.SmartEmbedderError):
                 # The record of an error that ends the stream before its body.
                 context.error_code, context.error_status = piece.code, status_of(piece)
                 record = Record(None, None, error=error_facts(piece))

@@ -11,17 +11,11 @@ from pydantic import JsonValue, PlainValidator, ValidationError
 from pydantic_core import PydanticCustomError
 from starlette.types import Message, Receive
 
+from smart_embedder import errors
 from smart_embedder.api.body import JsonValueCounter, parse_large
 from smart_embedder.api.context import StreamMemory
 from smart_embedder.api.errors import as_invalid_request, not_json
 from smart_embedder.api.schemas import RequestModel
-from smart_embedder.errors import (
-    AnswerNotTakenError,
-    BodyTooLargeError,
-    ClientGoneError,
-    InvalidRequestError,
-    SmartEmbedderError,
-)
 
 _INT64 = 2**63
 # A parser takes a tenth of a millisecond for a line of this size, whatever is in it.
@@ -75,7 +69,7 @@ class Line:
     id: int | str
     size: int
     text: str = ""
-    error: SmartEmbedderError | None = None
+    error: errors.SmartEmbedderError | None = None
 
 
 class LineReader(Protocol):
@@ -177,7 +171,7 @@ class NdjsonReader:
             if size > self._max_line_bytes:
                 raise too_large("line", self._max_line_bytes)
             text, name = yield from _parse(content)
-        except SmartEmbedderError as error:
+        except errors.SmartEmbedderError as error:
             return Line(number, index, size, error=error)
         return Line(number, index if name is None else name, size, text)
 
@@ -206,9 +200,9 @@ class NdjsonReader:
         self._begin = 0
 
 
-def too_large(what: str, max_bytes: int) -> BodyTooLargeError:
+def too_large(what: str, max_bytes: int) -> errors.BodyTooLargeError:
     """The error for a part of the body that is larger than a whole one may be elsewhere."""
-    return BodyTooLargeError(
+    return errors.BodyTooLargeError(
         f"the {what} is larger than {max_bytes} bytes (MAX_BODY_BYTES): split the text"
     )
 
@@ -240,8 +234,8 @@ def _is_usual(value: Any) -> bool:
     return isinstance(value.get("text"), str) and _is_id(value.get("id"))
 
 
-def _of_line(error: InvalidRequestError) -> InvalidRequestError:
-    return InvalidRequestError(str(error).replace("the body", "the line", 1))
+def _of_line(error: errors.InvalidRequestError) -> errors.InvalidRequestError:
+    return errors.InvalidRequestError(str(error).replace("the body", "the line", 1))
 
 
 def _parse_large(content: bytes) -> Generator[None, None, Any]:
@@ -251,14 +245,14 @@ def _parse_large(content: bytes) -> Generator[None, None, Any]:
         for start in range(0, len(content), STEP_BYTES):
             counter.feed(content[start : start + STEP_BYTES])
             yield
-    except InvalidRequestError:
-        raise InvalidRequestError(
+    except errors.InvalidRequestError:
+        raise errors.InvalidRequestError(
             f"the line holds more than {_MAX_VALUES} values, or {_HARMLESS_BYTES} bytes beside "
             "them, and a text and an id are needed"
         ) from None
     try:
         return (yield from parse_large(content, StreamLine))
-    except InvalidRequestError as error:
+    except errors.InvalidRequestError as error:
         raise _of_line(error) from None
 
 
@@ -281,11 +275,11 @@ class StreamBody:
     run: Callable[[Generator[None, None, list[Line]]], Awaitable[list[Line]]]
     max_ahead: int
     patience: float
-    given_up: SmartEmbedderError | None = None
+    given_up: errors.SmartEmbedderError | None = None
     _held: int = 0
     _complete: bool = False
-    _error: SmartEmbedderError | None = None
-    _stopped_by: SmartEmbedderError | None = None
+    _error: errors.SmartEmbedderError | None = None
+    _stopped_by: errors.SmartEmbedderError | None = None
     _arrived: asyncio.Event = field(default_factory=asyncio.Event)
     _taken: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -301,9 +295,9 @@ class StreamBody:
             try:
                 await self._wait_for_room()
                 await self._read_part()
-            except ClientGoneError:
+            except errors.ClientGoneError:
                 raise
-            except SmartEmbedderError as error:
+            except errors.SmartEmbedderError as error:
                 self._error = error
             self._arrived.set()
         # The rest is dropped, so that a client that is still sending can read the error.
@@ -311,7 +305,7 @@ class StreamBody:
             body = (await self._receive_part()).get("body", b"")
             self.memory.release_body(len(body))
 
-    def stop(self, error: SmartEmbedderError) -> None:
+    def stop(self, error: errors.SmartEmbedderError) -> None:
         """End the body: `take` raises `error` from now on."""
         self._stopped_by = self._stopped_by or error
         self._arrived.set()
@@ -350,7 +344,7 @@ class StreamBody:
     async def _receive_part(self) -> Message:
         message = await self.receive()
         if message["type"] == "http.disconnect":
-            raise ClientGoneError("the client left before its stream was complete")
+            raise errors.ClientGoneError("the client left before its stream was complete")
         return message
 
     def _release_unused(self) -> None:
@@ -377,9 +371,9 @@ class StreamBody:
             except TimeoutError:
                 pass
             if self.is_closing is not None and self.is_closing():
-                raise ClientGoneError("the client left before its stream was answered")
+                raise errors.ClientGoneError("the client left before its stream was answered")
             if self.stalled_seconds() >= self.patience:
-                self.given_up = AnswerNotTakenError(
+                self.given_up = errors.AnswerNotTakenError(
                     f"the results were not read for {self.patience:g} seconds (REQUEST_TIMEOUT) "
                     f"while more than {max_ahead} bytes of lines (MAX_BODY_BYTES) waited: read "
                     "while you send, or send fewer lines in one stream"
