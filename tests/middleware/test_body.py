@@ -16,29 +16,32 @@ from smart_embedder.middleware.body import LimitBody, UnpackBody
 from tests.middleware.exchange import Inner, exchange, part_of
 
 
-@pytest.mark.parametrize(("announced", "status"), [(b"100", 200), (b"101", 413), (b"x", 200)])
-async def test_an_announced_length_is_refused_before_anything_is_read(announced, status) -> None:
+@pytest.mark.parametrize(
+    ("parts", "announced", "path", "outcome"),
+    [
+        pytest.param([b"a"], b"100", "/rerank", 200, id="announced"),
+        pytest.param([b"a"], b"x", "/rerank", 200, id="announced badly"),
+        pytest.param([b"a"], b"101", "/rerank", 413, id="announced too large"),
+        pytest.param([b"a" * 60, b"a" * 40], None, "/rerank", 200, id="sent"),
+        pytest.param([b"a" * 60, b"a" * 41, b"no"], None, "/rerank", None, id="sent too large"),
+        pytest.param([b"a" * 200], b"200", "/embeddings/stream", 200, id="a stream"),
+    ],
+)
+async def test_a_body_too_large_is_refused_before_it_is_read_or_at_the_byte_too_many(
+    parts, announced, path, outcome
+) -> None:
     inner = Inner()
-    _, sent = await exchange(LimitBody(inner, 100), b"a", headers=[(b"content-length", announced)])
-    assert sent[0]["status"] == status
-    assert inner.called == (status == 200)
-    if status == 413:
+    headers = [] if announced is None else [(b"content-length", announced)]
+    request = exchange(LimitBody(inner, 100), *parts, path=path, headers=headers)
+    if outcome is None:
+        with pytest.raises(BodyTooLargeError):
+            await request
+        return
+    _, sent = await request
+    assert sent[0]["status"] == outcome
+    assert inner.body == (b"".join(parts) if outcome == 200 else None)
+    if outcome == 413:
         assert b"larger than 100 bytes (MAX_BODY_BYTES)" in sent[1]["body"]
-
-
-async def test_a_body_without_a_length_is_refused_at_the_byte_too_many() -> None:
-    inner = Inner()
-    await exchange(LimitBody(inner, 100), b"a" * 60, b"a" * 40)
-    assert inner.body == b"a" * 100
-    with pytest.raises(BodyTooLargeError):
-        await exchange(LimitBody(Inner(), 100), b"a" * 60, b"a" * 41, b"never read")
-
-
-async def test_a_stream_has_no_limit() -> None:
-    inner = Inner()
-    length = [(b"content-length", b"200")]
-    await exchange(LimitBody(inner, 100), b"a" * 200, path="/embeddings/stream", headers=length)
-    assert inner.body == b"a" * 200
 
 
 # Unpacking.

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -50,33 +51,29 @@ def body_of(parts: Parts, *, whole: bool = False) -> TimedBody:
     return TimedBody(arriving(parts, whole=whole), Reservation("a client"), WINDOW)
 
 
-async def seconds_until_refused(*parts: tuple[float, int]) -> float:
-    began, body = now(), body_of(parts)
-    with pytest.raises(BodyStalledError, match="10 s must bring the rest of it, or 1024 bytes"):
-        await read_on(body)
-    return now() - began
-
-
 async def read_on(body: TimedBody) -> None:
     while True:
         await body.receive()
 
 
+@pytest.mark.parametrize(
+    ("parts", "seconds"),
+    [
+        pytest.param([], WINDOW, id="nothing"),
+        pytest.param([(1, ENOUGH - 1)], WINDOW, id="a byte too few"),
+        # The first message after the end of a window ends it: it may bring what was missing.
+        pytest.param([(0.5, ENOUGH // 20)] * 60, 40, id="enough for three windows"),
+        pytest.param([(1.0, ENOUGH // 20)] * 60, WINDOW, id="half of what is enough"),
+        # What one window has too much is not there for the next.
+        pytest.param([(9.9, 5 * ENOUGH), (0.2, 1)], 20.2, id="all at the end of a window"),
+    ],
+)
 @in_skipped_time
-async def test_a_body_that_does_not_come_is_refused_when_its_time_is_over() -> None:
-    assert await seconds_until_refused() == pytest.approx(WINDOW, abs=0.3)
-    assert await seconds_until_refused((1, ENOUGH - 1)) == pytest.approx(WINDOW, abs=0.3)
-
-
-@in_skipped_time
-async def test_each_window_must_bring_its_bytes() -> None:
-    # The first message after the end of a window ends it: it may bring what was missing.
-    steady = [(0.5, ENOUGH // 20)] * 60
-    assert await seconds_until_refused(*steady) == pytest.approx(40, abs=1)
-    trickle = [(1.0, ENOUGH // 20)] * 60
-    assert await seconds_until_refused(*trickle) == pytest.approx(WINDOW, abs=1)
-    # What one window has too much is not there for the next.
-    assert await seconds_until_refused((9.9, 5 * ENOUGH), (0.2, 1)) == pytest.approx(20.2, abs=0.3)
+async def test_each_window_must_bring_its_bytes_or_the_body_is_refused(parts, seconds) -> None:
+    began, body = now(), body_of(parts)
+    with pytest.raises(BodyStalledError, match="10 s must bring the rest of it, or 1024 bytes"):
+        await read_on(body)
+    assert now() - began == pytest.approx(seconds, abs=1)
 
 
 @in_skipped_time
@@ -157,7 +154,10 @@ def take(bodies: BodyMemory, count: int, client: str, size: int = MIB) -> None:
 
 
 def test_one_client_cannot_fill_the_memory_and_alone_has_three_quarters(clock) -> None:
+    """In one large body or in many."""
     bodies = BodyMemory(HELD)
+    with pytest.raises(QueueFullError, match="hold 0 bytes, 0 of them from this client"):
+        take(bodies, 1, "a", size=12 * MIB + 1)
     take(bodies, 12, "a")
     with pytest.raises(QueueFullError, match="16 times MAX_BODY_BYTES") as refused:
         take(bodies, 1, "a")
@@ -176,25 +176,18 @@ async def test_a_request_without_a_body_is_never_refused() -> None:
         await limit(scope(), receiving(1), send)
 
 
-async def test_a_body_counts_until_its_answer_begins() -> None:
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_body_counts_until_its_answer_begins_or_it_fails(fails: bool) -> None:
     async def answer(scope, receive, send) -> None:
         await read_whole(scope, receive, send)
-        await send({"type": "http.response.start", "status": 200, "headers": []})
         limit.app = read_whole
+        if fails:
+            raise RuntimeError
+        await send({"type": "http.response.start", "status": 200, "headers": []})
         await limit(scope, receiving(10 * MIB), send)
 
     limit = limited(answer)
-    await limit(scope(), receiving(10 * MIB), send)
-
-
-async def test_a_request_that_fails_releases_its_memory_too() -> None:
-    async def fail(scope, receive, send) -> None:
-        await read_whole(scope, receive, send)
-        limit.app = read_whole
-        raise RuntimeError
-
-    limit = limited(fail)
-    with pytest.raises(RuntimeError):
+    with pytest.raises(RuntimeError) if fails else nullcontext():
         await limit(scope(), receiving(10 * MIB), send)
     await limit(scope(), receiving(10 * MIB), send)
 
@@ -298,32 +291,22 @@ class Reader(Reservation):
         self.evicted = True
 
 
-def test_of_two_responses_that_are_too_many_the_unread_one_is_evicted(clock: Clock) -> None:
+@pytest.mark.parametrize("read", [0, 100], ids=["unread", "in a trickle"])
+def test_of_two_responses_that_are_too_many_the_one_that_is_not_read_is_evicted(
+    clock: Clock, read: int
+) -> None:
     responses = ResponseMemory(HELD)
     idle, reading = Reader("a"), Reader("b")
-    responses.hold(idle, 14 * MIB)
-    clock.pass_seconds(0.5)
-    responses.hold(reading, 14 * MIB)
-    assert not idle.evicted, "its client has a second to begin"
-    clock.pass_seconds(0.5)
-    responses.release(reading, MIB)
-    reading.record_progress(MIB)
-    clock.pass_seconds(0.5)
-    assert (idle.evicted, reading.evicted) == (True, False)
-
-
-def test_a_response_read_in_a_trickle_is_evicted(clock: Clock) -> None:
-    responses = ResponseMemory(HELD)
-    trickling, reading = Reader("a"), Reader("a")
-    responses.hold(trickling, 14 * MIB)
-    responses.hold(reading, 14 * MIB)
-    for _ in range(3):
+    for each in (idle, reading):
+        responses.hold(each, 14 * MIB)
+    for _ in range(2):
+        assert not idle.evicted, "its client has a second to begin"
         clock.pass_seconds(0.5)
-        responses.release(trickling, 100)
-        trickling.record_progress(100)
-        responses.release(reading, 300_000)
-        reading.record_progress(300_000)
-    assert (trickling.evicted, reading.evicted) == (True, False)
+        for each, size in ((idle, read), (reading, 300_000)):
+            if size:
+                responses.release(each, size)
+                each.record_progress(size)
+    assert (idle.evicted, reading.evicted) == (True, False)
 
 
 def test_an_unread_response_stays_while_there_is_room(clock: Clock) -> None:
@@ -407,26 +390,26 @@ def test_what_others_need_of_its_work_after_its_end_is_not_held_for_it(clock: Cl
         answer.need(5 * MIB, *ADVICE)
 
 
-def test_one_that_is_needed_twice_is_held_once_and_its_end_frees_it(clock: Clock) -> None:
+@pytest.mark.parametrize(
+    ("length", "sent", "others"),
+    [
+        pytest.param(None, 30 * MIB, 4 * MIB, id="held whole until its end"),
+        pytest.param(10 * MIB, 9 * MIB, 11 * MIB, id="rendered whole, and freed as it is sent"),
+    ],
+)
+def test_an_answer_is_held_once_however_often_it_is_needed_and_its_end_frees_it(
+    clock: Clock, length: int | None, sent: int, others: int
+) -> None:
     responses = ResponseMemory(HELD)
-    answer = answer_of(responses, "a", 12 * MIB)
+    answer, other = answer_of(responses, "a", 12 * MIB), answer_of(responses, "b", HELD)
     for size in (6, 12, 9):
         answer.need(size * MIB, *ADVICE)
-    answer.begin(None)
-    answer.sent(30 * MIB)
-    with pytest.raises(QueueFullError):
-        answer_of(responses, "a").need(4 * MIB, *ADVICE)
+    answer.begin(length)
+    answer.sent(sent)
+    with pytest.raises(QueueFullError) if length is None else nullcontext():
+        other.need(others, *ADVICE)
     answer.release()
-    answer_of(responses, "a").need(4 * MIB, *ADVICE)
-
-
-def test_what_is_rendered_whole_is_freed_as_it_is_sent(clock: Clock) -> None:
-    responses = ResponseMemory(HELD)
-    answer = answer_of(responses, "a", 12 * MIB)
-    answer.need(12 * MIB, *ADVICE)
-    answer.begin(10 * MIB)
-    answer.sent(9 * MIB)
-    answer_of(responses, "b", HELD).need(11 * MIB, *ADVICE)
+    other.need(others, *ADVICE)
 
 
 def test_an_answer_is_evicted_only_when_it_waits_to_be_read(clock: Clock) -> None:
@@ -443,13 +426,6 @@ def test_an_answer_is_evicted_only_when_it_waits_to_be_read(clock: Clock) -> Non
     clock.pass_seconds(2)
     answer_of(responses, "b", HELD).need(8 * MIB, *ADVICE)
     assert evicted == ["a"]
-
-
-def test_one_large_body_has_no_more_of_the_memory_than_many_small_ones(clock: Clock) -> None:
-    bodies = BodyMemory(HELD)
-    with pytest.raises(QueueFullError, match="hold 0 bytes, 0 of them from this client"):
-        take(bodies, 1, "a", size=12 * MIB + 1)
-    take(bodies, 1, "a", size=12 * MIB)
 
 
 def test_an_upload_that_goes_on_is_not_evicted_and_one_that_stalls_is(clock: Clock) -> None:
@@ -507,19 +483,18 @@ def test_answers_that_are_too_many_are_looked_at_once_a_second_until_they_fit(
     assert len(clock.later) == 1, "from now on it is looked at again"
 
 
-async def test_a_request_in_work_cannot_be_cut_off_where_the_server_has_no_way_to() -> None:
-    limit = limited(read_whole)
-    exchange = Exchange(limit, scope(), receiving(10), send)
+@pytest.mark.parametrize("can_abort", [False, True])
+async def test_a_request_in_work_is_cut_off_where_the_server_has_a_way_to(can_abort: bool) -> None:
+    limit, aborted = limited(read_whole), list[bool]()
+    abort = (lambda: aborted.append(True)) if can_abort else None
+    exchange = Exchange(limit, scope(abort=abort), receiving(10), send)
     await exchange.receive()
     await exchange.send({"type": "http.response.start", "headers": []})
-    assert exchange._answer.reservation.evict is None
-    exchange.release()
-    aborted = []
-    exchange = Exchange(limit, scope(abort=lambda: aborted.append(1)), receiving(10), send)
-    await exchange.receive()
-    await exchange.send({"type": "http.response.start", "headers": []})
-    exchange._answer.reservation.evict()
-    assert aborted == [1]
+    evict = exchange._answer.reservation.evict
+    assert (evict is not None) == can_abort
+    if evict is not None:
+        evict()
+    assert aborted == [True] * can_abort
     exchange.release()
 
 
