@@ -24,7 +24,7 @@ from smart_embedder.engine.records import (
 from smart_embedder.engine.requests.cache import CachedForwards, make_cache
 from smart_embedder.engine.requests.embedding import EmbeddingPipeline, Forwards, VectorSource
 from smart_embedder.engine.requests.reranking import ScoringPipeline
-from smart_embedder.engine.scheduling.admission import Admission, TokenizerThreads
+from smart_embedder.engine.scheduling.admission import Abortable, Admission, TokenizerThreads
 from smart_embedder.engine.scheduling.fairness import ConcurrencyLimit
 from smart_embedder.engine.scheduling.job import Purpose
 from smart_embedder.engine.scheduling.queue import JobQueue
@@ -86,10 +86,13 @@ class Engine:
         self._loader = loader
         self._queue = JobQueue()
         self._devices = DevicePool(settings, self._queue, self._metrics, make_thread)
-        self._further = ModelPool(settings, self._devices, self._metrics, make_thread)
+        self._accepted = Abortable()
+        self._further = ModelPool(
+            settings, self._devices, self._metrics, self._accepted, make_thread
+        )
         threads = settings.tokenizer_threads
         self._tokenizer_threads = TokenizerThreads(None if threads == "auto" else threads)
-        admission = Admission(self._queue, self._tokenizer_threads, self._metrics)
+        admission = Admission(self._queue, self._tokenizer_threads, self._accepted, self._metrics)
         waiting = self._limit(
             settings.max_queue_size, "embedding requests wait (MAX_QUEUE_SIZE)", Purpose.EMBEDDING
         )
@@ -200,10 +203,8 @@ class Engine:
     def abort(self) -> None:
         """Fail every accepted request: each waiting caller gets a `DrainingError`."""
         self._closing = self._aborted = True
-        error = DrainingError("the service was stopped before this was done", retry_after=5)
-        self._devices.abort(error)
-        self._further.abort(error)
-        self._tokenizer_threads.abort(error)
+        message = "the service was stopped before this was done"
+        self._accepted.abort(DrainingError(message, retry_after=5))
 
     async def embed(self, request: EmbedRequest) -> EmbeddingResult:
         """Embed texts; a text's vectors never depend on the other texts.
@@ -229,7 +230,7 @@ class Engine:
         `model` is as in `lease`. Takes no place in the queue. Raises `UnavailableError` as `embed`
         does.
         """
-        async with self.lease(model) as models:
+        async with self.lease(model) as models, self._accepted.scope():
             return await self._tokenizer_threads.run(partial(call, models), texts, client)
 
     async def rerank(self, request: RerankRequest) -> RerankResult:

@@ -30,19 +30,17 @@ _MEGABYTE, _GIGABYTE = 10**6, 10**9
 
 
 class Model(Protocol):
-    """A loaded model as the device thread sees it."""
+    """A loaded model as the device thread sees it.
 
-    @property
-    def name(self) -> str:
-        """The name that answers carry."""
+    `name` is that of its answers, and `max_length` the most tokens of one sequence, special tokens
+    included. `max_batch_sequences` are the most in one forward, None for no limit. `special_tokens`
+    are those before, and those after, every text.
+    """
 
-    @property
-    def max_length(self) -> int:
-        """The most tokens of one sequence, special tokens included."""
-
-    @property
-    def max_batch_sequences(self) -> int | None:
-        """The most sequences in one forward; None for no limit."""
+    name: str
+    max_length: int
+    max_batch_sequences: int | None
+    special_tokens: tuple[list[SpecialToken], list[SpecialToken]]
 
     def launch(
         self, sequences: list[TokenIds], outputs: Sequence[Outputs]
@@ -54,10 +52,6 @@ class Model(Protocol):
         that is not finite.
         """
 
-    @property
-    def special_tokens(self) -> tuple[list[SpecialToken], list[SpecialToken]]:
-        """The special tokens before, and those after, every text."""
-
     def token_spans(self, text: str) -> Iterator[TokenSpans]:
         """The tokens of a whole text, slice by slice; safe to call from several threads."""
 
@@ -66,47 +60,28 @@ class Model(Protocol):
 
 
 class Embedder(Model, Protocol):
-    """A model whose results are `TextEmbedding`s, with None for kinds not asked for or not made."""
+    """A model whose results are `TextEmbedding`s, with None for kinds not asked for or not made.
 
-    @property
-    def kinds(self) -> Outputs:
-        """The kinds of vectors that it makes."""
+    - `kinds` are those that it makes. A dense vector has `dense_width` numbers, a hidden state
+      `states_width`, and each ColBERT vector `colbert_width`, 0 where it makes none.
+    - `pooling` is how hidden states become a dense vector, such as `cls` or `mean`. With
+      `normalizes` that always has unit length. `min_dimensions` are the fewest that the model was
+      trained for; None if it was trained for all only.
+    - `prompts` are those of its sentence-transformers configuration by name, and `default_prompt`
+      that of requests that name none. With `reads_input_type` it reads queries and documents
+      differently, apart from their prompts.
+    """
 
-    @property
-    def colbert_width(self) -> int:
-        """Numbers in each ColBERT vector; 0 where it makes none."""
-
-    @property
-    def dense_width(self) -> int:
-        """Numbers in a dense vector."""
-
-    @property
-    def states_width(self) -> int:
-        """Numbers in a hidden state."""
-
-    @property
-    def pooling(self) -> str:
-        """How the hidden states become a dense vector, such as `cls` or `mean`."""
-
-    @property
-    def normalizes(self) -> bool:
-        """Whether its dense vectors always have unit length."""
-
-    @property
-    def min_dimensions(self) -> int | None:
-        """The fewest dimensions that it was trained for; None if it was trained for all only."""
-
-    @property
-    def prompts(self) -> Mapping[str, str]:
-        """Its prompts by name, from its sentence-transformers configuration."""
-
-    @property
-    def reads_input_type(self) -> bool:
-        """Whether it reads queries and documents differently, apart from their prompts."""
-
-    @property
-    def default_prompt(self) -> str:
-        """The prompt of requests that name none."""
+    kinds: Outputs
+    dense_width: int
+    states_width: int
+    colbert_width: int
+    pooling: str
+    normalizes: bool
+    min_dimensions: int | None
+    prompts: Mapping[str, str]
+    default_prompt: str
+    reads_input_type: bool
 
     def tokenize(
         self,
@@ -125,19 +100,16 @@ class Embedder(Model, Protocol):
 
 
 class Reranker(Model, Protocol):
-    """A model whose results are scores."""
+    """A model whose results are scores.
 
-    @property
-    def reads_instruction(self) -> bool:
-        """Whether it reads an instruction."""
+    With `reads_instruction` it reads an instruction; with `scores_are_logits` the sigmoid of a
+    score is a probability. `refusal` says why it cannot score passages, if it cannot: a classifier
+    may have no label for that.
+    """
 
-    @property
-    def scores_are_logits(self) -> bool:
-        """Whether its scores are logits, whose sigmoid is a probability."""
-
-    @property
-    def refusal(self) -> str | None:
-        """Why it cannot score passages, if it cannot: a classifier may have no label for that."""
+    reads_instruction: bool
+    scores_are_logits: bool
+    refusal: str | None
 
     def tokenize_pairs(
         self,
@@ -151,11 +123,9 @@ class Reranker(Model, Protocol):
 
 @runtime_checkable
 class Classifier(Model, Protocol):
-    """A model whose results are `[labels]` float32 logits where `Outputs.logits` asks for them."""
+    """A model whose results are logits `[labels]` float32 where `Outputs.logits` asks for them."""
 
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """The name of each logit."""
+    labels: tuple[str, ...]
 
     def tokenize_input(
         self, text: str, other: str | None, truncation: TruncationOptions = CUT_AT_END

@@ -9,23 +9,19 @@ its turn comes. One model is loaded at a time, in a thread that leaves the proce
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
+from operator import itemgetter
 
 import structlog
 
 from smart_embedder.engine.devices.pool import DevicePool, device_of_model_failed
 from smart_embedder.engine.devices.thread import DeviceThread, ThreadFactory
-from smart_embedder.engine.model import LoadedModels, ModelLoader, human_size
-from smart_embedder.engine.pooled_model import (
-    LoadingQueue,
-    ModelStatus,
-    PooledModel,
-    models_with,
-)
+from smart_embedder.engine.model import LoadedModels, human_size
+from smart_embedder.engine.pooled_model import ModelStatus, PooledModel, models_with
+from smart_embedder.engine.scheduling.admission import Abortable
 from smart_embedder.errors import (
-    DrainingError,
     LoadingError,
     MemoryTakenError,
     ModelTooLargeError,
@@ -46,166 +42,22 @@ SHARE_FOR_LOADING = 0.9
 _SHARE_FOR_TURN = 0.25
 # Seconds after which a command that came to nothing may be tried again.
 _PAUSE_OF_COMMANDS = 10
-
-
-class ModelRoom:
-    """Frees memory by `unload` and `free_memory`, where more than `threshold` of one is in use.
-
-    `models` are in the memories that `loader` reads. `longest_turn` are the seconds after which a
-    busy model gives way to one that waits, whatever its own loading took.
-    """
-
-    def __init__(
-        self,
-        models: Sequence[PooledModel],
-        loader: ModelLoader,
-        devices: DevicePool,
-        queue: LoadingQueue,
-        *,
-        threshold: float,
-        unload: Callable[[PooledModel], Awaitable[None]],
-        free_memory: Callable[[], Awaitable[None]],
-        longest_turn: float,
-    ) -> None:
-        self._models = models
-        self._loader = loader
-        self._devices = devices
-        self._queue = queue
-        self._threshold = threshold
-        self._unload = unload
-        self._free_memory = free_memory
-        self._longest_turn = longest_turn
-        self._lease_ended = asyncio.Event()
-
-    def note_end_of_lease(self) -> None:
-        """A request has ended, so that a model may be idle now."""
-        self._lease_ended.set()
-
-    async def make(self, model: PooledModel) -> None:
-        """Unload idle models until there is room for this one; wait for those that are busy.
-
-        Raises `ModelTooLargeError` where no waiting helps, `MemoryTakenError` where other programs
-        hold the memory, and `LoadingError` where nobody waits for the model any more.
-        """
-        for memory, needed in model.needs.items():
-            if needed > await self._left(memory):
-                await self._make(model, memory)
-
-    async def _make(self, model: PooledModel, memory: str) -> None:
-        # What allocators keep counts as in use, and must neither unload nor refuse a model.
-        await self._free_memory()
-        has_paused = False
-        while (shortage := model.needs[memory] - await self._left(memory)) > 0:
-            idle = self.idle(memory)
-            busy = [each for each in self._unpinned(memory) if each not in idle]
-            most = sum(each.needs[memory] for each in (*idle, *busy))
-            if not has_paused and not (idle and shortage <= most):
-                # For what a request that has just ended still holds.
-                await asyncio.sleep(PAUSE)
-                await self._free_memory()
-                has_paused = True
-                continue
-            if shortage > most:
-                raise await self._refusal(model, memory, shortage - most)
-            if idle:
-                await self._unload(idle[0])
-            else:
-                await self._wait_for_lease_to_end(model, busy)
-
-    async def _left(self, memory: str) -> int:
-        """Bytes that are free below the threshold; negative if more is in use."""
-        usage = await asyncio.to_thread(self._loader.read_memory, memory)
-        return int(usage.total * self._threshold) - usage.used
-
-    async def _refusal(
-        self, model: PooledModel, memory: str, missing: int
-    ) -> MemoryTakenError | ModelTooLargeError:
-        """The error of a model that lacks so many bytes even with all others unloaded.
-
-        `MemoryTakenError` where it would fit without the memory of other programs.
-        """
-        needed = model.needs[memory]
-        usage = await asyncio.to_thread(self._loader.read_memory, memory)
-        if missing <= usage.of_others:
-            return MemoryTakenError(
-                f"the model {model.name} needs {human_size(needed)} of the memory of {memory}, of "
-                f"which other programs hold {human_size(usage.of_others)}: it is loaded when they "
-                "have left enough"
-            )
-        return ModelTooLargeError(
-            f"the model {model.name} needs {human_size(needed)} of the memory of {memory}, and at "
-            f"most {human_size(max(0, needed - missing))} can be had below "
-            f"MODEL_MEMORY_THRESHOLD={self._threshold:g}, where pinned models and the default ones "
-            "stay"
-        )
-
-    async def wait_until_idle(self, model: PooledModel) -> None:
-        """Wait until no request and no batch uses a model that gives way.
-
-        Requests that have waited for its loading use it before.
-        """
-        while model.is_awaited or self._is_busy(model):
-            await self._lease_end(PAUSE)
-
-    async def relieve(self) -> None:
-        """Unload idle models while more memory is in use than the threshold allows."""
-        for memory in dict.fromkeys(name for model in self._unpinned() for name in model.needs):
-            if await self._left(memory) < 0:
-                await self._free_memory()
-            while await self._left(memory) < 0 and (idle := self.idle(memory)):
-                await self._unload(idle[0])
-
-    def idle(self, memory: str | None = None) -> list[PooledModel]:
-        """The models that may be unloaded, the least recently used first."""
-        return [each for each in self._unpinned(memory) if not self._is_busy(each)]
-
-    def _unpinned(self, memory: str | None = None) -> list[PooledModel]:
-        """The loaded models, in this memory or in any, the least recently used first."""
-        loaded = (
-            model
-            for model in self._models
-            if model.models is not None
-            and not model.entry.pinned
-            and (memory is None or memory in model.needs)
-        )
-        return sorted(loaded, key=lambda model: model.last_used)
-
-    def _is_busy(self, model: PooledModel) -> bool:
-        """Whether a request has it, or a batch whose caller has left."""
-        loaded = model.loaded
-        return model.is_held or (loaded is not None and self._devices.is_using(loaded))
-
-    async def _wait_for_lease_to_end(self, model: PooledModel, busy: list[PooledModel]) -> None:
-        """Wait until a busy one may be idle; one that has had its turn has to become so."""
-        if not model.is_held:
-            used_by = ", ".join(each.name for each in busy)
-            raise LoadingError(f"the memory for the model {model.name} is in use by {used_by}")
-        first = min(busy, key=lambda each: each.turn_left(self._longest_turn))
-        left = first.turn_left(self._longest_turn)
-        first.gives_way = left <= 0
-        self._queue.expect_room(left)
-        await self._lease_end(min(left, PAUSE) if left > 0 else PAUSE)
-
-    async def _lease_end(self, most: float) -> None:
-        """Wait for a lease to end, at most so long: a batch whose caller has left ends none.
-
-        `asyncio.wait_for` would lose a cancellation at that moment (in Python 3.11), and whoever
-        ends the service would wait.
-        """
-        self._lease_ended.clear()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(most):
-                await self._lease_ended.wait()
+# Bytes of a model that are loaded in a second, until one has been measured.
+_USUAL_RATE = 200e6
 
 
 class ModelPool:
-    """Loads and unloads models beside those that are there always, the `defaults`."""
+    """Loads and unloads models beside those that are there always, the `defaults`.
+
+    What waits within `accepted` ends when the engine is aborted.
+    """
 
     def __init__(
         self,
         settings: Settings,
         devices: DevicePool,
         metrics: Metrics,
+        accepted: Abortable,
         make_thread: ThreadFactory = DeviceThread,
     ) -> None:
         entries = settings.models or ()
@@ -214,16 +66,19 @@ class ModelPool:
         self._request_timeout = settings.request_timeout
         self._devices = devices
         self._metrics = metrics
+        self._accepted = accepted
         self._make_thread = make_thread
         for model in self._models.values():
             metrics.watch_further_model(model.name, partial(getattr, model, "leases"))
         self._one_at_a_time = asyncio.Lock()
-        self._to_load = LoadingQueue()
+        # The one that is being loaded first. It waits for memory until `_room_at`.
+        self._to_load: list[PooledModel] = []
+        self._room_at = -math.inf
+        self._bytes_per_second = _USUAL_RATE
+        self._lease_ended = asyncio.Event()
         self._looked_at = -math.inf
         self._relief: asyncio.Task[None] | None = None
         self._starting = True
-        self._commands: set[asyncio.Timeout] = set()
-        self._abort_error: DrainingError | None = None
         self._defaults: LoadedModels | None = None
 
     @property
@@ -244,16 +99,6 @@ class ModelPool:
             raise StartupError("MODELS is set, and the loader of the models loads no further ones")
         self._defaults, self._loader = defaults, defaults.loader
         self._thread = self._make_thread("model-loader", defaults.loader.prepare_thread)
-        self._room = ModelRoom(
-            list(self._models.values()),
-            defaults.loader,
-            self._devices,
-            self._to_load,
-            threshold=self._threshold,
-            unload=self._unload,
-            free_memory=self._free_memory,
-            longest_turn=_SHARE_FOR_TURN * self._request_timeout,
-        )
         for model in self._models.values():
             if model.entry.load == "start":
                 await self._begin(model)
@@ -286,7 +131,7 @@ class ModelPool:
         finally:
             model.leases -= 1
             model.last_used = time.perf_counter()
-            self._room.note_end_of_lease()
+            self._lease_ended.set()
             self.relieve()
 
     async def unload(self, name: str) -> None:
@@ -294,18 +139,8 @@ class ModelPool:
 
         Raises `UnavailableError` where it cannot be unloaded within the time of a request.
         """
-        command = asyncio.timeout(None)
-        self._commands.add(command)
-        try:
-            async with command:
-                await self._unload_in_turn(self._models[name])
-        except TimeoutError:
-            raise self._aborted() from None
-        finally:
-            self._commands.discard(command)
-
-    async def _unload_in_turn(self, model: PooledModel) -> None:
-        async with AsyncExitStack() as alone:
+        model = self._models[name]
+        async with self._accepted.scope(), AsyncExitStack() as alone:
             try:
                 async with asyncio.timeout(SHARE_FOR_LOADING * self._request_timeout):
                     await alone.enter_async_context(self._one_at_a_time)
@@ -313,7 +148,9 @@ class ModelPool:
                         return
                     model.gives_way = True
                     try:
-                        await self._room.wait_until_idle(model)
+                        # Requests that have waited for its loading use it before.
+                        while model.is_awaited or self._is_busy(model):
+                            await self._lease_end(PAUSE)
                     finally:
                         model.gives_way = False
             except TimeoutError:
@@ -331,17 +168,8 @@ class ModelPool:
         if now < self._looked_at + PAUSE:
             return
         self._looked_at = now
-        if self._room.idle():
+        if self._idle():
             self._relief = asyncio.create_task(self._relieve(), name="relieve-memory")
-
-    def abort(self, error: DrainingError) -> None:
-        """Fail every request that waits for a model, and every command."""
-        self._abort_error = error
-        for command in self._commands:
-            command.reschedule(asyncio.get_running_loop().time())
-        for model in self._models.values():
-            if model.loading is not None:
-                model.loading.cancel()
 
     async def close(self) -> None:
         """End what goes on in the background; a thread that loads is left to itself."""
@@ -358,29 +186,31 @@ class ModelPool:
         if (refusal := model.refusal) is not None:
             raise refusal
         loading = self._begin(model)
-        if not model.is_measured or self._to_load.seconds_left(model) <= seconds:
-            await asyncio.wait({loading}, timeout=seconds)
-        if self._abort_error is not None:
-            raise self._aborted()
+        if not model.is_measured or self._seconds_left(model) <= seconds:
+            async with self._accepted.scope():
+                await asyncio.wait({loading}, timeout=seconds)
         if not loading.done():
             raise self._still_loading(model)
         if (error := loading.result()) is not None:
             raise type(error)(str(error), retry_after=error.retry_after)
 
-    def _aborted(self) -> DrainingError:
-        error = self._abort_error
-        assert error is not None  # noqa: S101 - only `abort` ends what waits
-        return DrainingError(str(error), retry_after=error.retry_after)
-
     def _still_loading(self, model: PooledModel) -> LoadingError:
-        left = math.ceil(self._to_load.seconds_left(model))
+        left = math.ceil(self._seconds_left(model))
         model.promise(left)
         return LoadingError(f"the model {model.name} is still being loaded", retry_after=left)
+
+    def _seconds_left(self, model: PooledModel) -> float:
+        """Until the model is loaded, those before it included."""
+        place = self._to_load.index(model) + 1 if model in self._to_load else 0
+        models = self._to_load[:place] or [model]
+        loading = sum(each.seconds_left(self._bytes_per_second) for each in models)
+        return loading + max(0.0, self._room_at - time.perf_counter())
 
     def _begin(self, model: PooledModel) -> "asyncio.Task[SmartEmbedderError | None]":
         """Load it, unless that is under way."""
         if model.loading is None:
-            self._to_load.add(model)
+            model.wait()
+            self._to_load.append(model)
             model.loading = asyncio.create_task(self._load(model), name=f"load-{model.name}")
         return model.loading
 
@@ -397,7 +227,7 @@ class ModelPool:
             model.loading = None
         if isinstance(outcome, LoadedModels):
             seconds = model.succeed(outcome)
-            self._to_load.note_speed(model.nbytes, seconds)
+            self._bytes_per_second = model.nbytes / max(seconds, 1e-3) or _USUAL_RATE
             self._metrics.model_loads.labels(model.name, "success").inc()
             seconds, size = round(seconds, 2), model.nbytes
             log.info("model_loaded", model=model.name, seconds=seconds, bytes=size)
@@ -428,9 +258,9 @@ class ModelPool:
         plan = await self._thread.run(partial(self._loader.plan, model.entry))
         model.needs = plan.needs
         try:
-            await self._room.make(model)
+            await self._make_room(model)
         finally:
-            self._to_load.note_room()
+            self._room_at = -math.inf
             for each in self._models.values():
                 each.gives_way = False
         model.begin()
@@ -446,10 +276,114 @@ class ModelPool:
         tokens = min(self._devices.token_budgets(model.name).values())
         return models_with(placed, model.entry.task, self._defaults, tokens)
 
+    async def _make_room(self, model: PooledModel) -> None:
+        """Unload idle models until there is room for this one; wait for those that are busy.
+
+        Raises `ModelTooLargeError` where no waiting helps, `MemoryTakenError` where other programs
+        hold the memory, and `LoadingError` where nobody waits for the model any more.
+        """
+        for memory, needed in model.needs.items():
+            has_freed = has_paused = False
+            while (shortage := needed - await self._left(memory)) > 0:
+                idle = self._idle(memory)
+                busy = [each for each in self._unpinned(memory) if each not in idle]
+                most = sum(each.needs[memory] for each in (*idle, *busy))
+                if not has_freed:
+                    # What allocators keep counts as in use, and must neither unload nor refuse.
+                    await self._free_memory()
+                    has_freed = True
+                elif not has_paused and not (idle and shortage <= most):
+                    # For what a request that has just ended still holds.
+                    await asyncio.sleep(PAUSE)
+                    await self._free_memory()
+                    has_paused = True
+                elif shortage > most:
+                    raise await self._refusal(model, memory, shortage - most)
+                elif idle:
+                    await self._unload(idle[0])
+                else:
+                    await self._wait_for_lease_to_end(model, busy)
+
+    async def _left(self, memory: str) -> int:
+        """Bytes that are free below the threshold; negative if more is in use."""
+        usage = await asyncio.to_thread(self._loader.read_memory, memory)
+        return int(usage.total * self._threshold) - usage.used
+
+    async def _refusal(
+        self, model: PooledModel, memory: str, missing: int
+    ) -> MemoryTakenError | ModelTooLargeError:
+        """The error of a model that lacks so many bytes even with all others unloaded.
+
+        `MemoryTakenError` where it would fit without the memory of other programs.
+        """
+        needed = model.needs[memory]
+        usage = await asyncio.to_thread(self._loader.read_memory, memory)
+        if missing <= usage.of_others:
+            return MemoryTakenError(
+                f"the model {model.name} needs {human_size(needed)} of the memory of {memory}, of "
+                f"which other programs hold {human_size(usage.of_others)}: it is loaded when they "
+                "have left enough"
+            )
+        return ModelTooLargeError(
+            f"the model {model.name} needs {human_size(needed)} of the memory of {memory}, and at "
+            f"most {human_size(max(0, needed - missing))} can be had below "
+            f"MODEL_MEMORY_THRESHOLD={self._threshold:g}, where pinned models and the default ones "
+            "stay"
+        )
+
+    def _idle(self, memory: str | None = None) -> list[PooledModel]:
+        """The models that may be unloaded, the least recently used first."""
+        return [each for each in self._unpinned(memory) if not self._is_busy(each)]
+
+    def _unpinned(self, memory: str | None = None) -> list[PooledModel]:
+        """The loaded models, in this memory or in any, the least recently used first."""
+        loaded = (
+            model
+            for model in self._models.values()
+            if model.models is not None
+            and not model.entry.pinned
+            and (memory is None or memory in model.needs)
+        )
+        return sorted(loaded, key=lambda model: model.last_used)
+
+    def _is_busy(self, model: PooledModel) -> bool:
+        """Whether a request has it, or a batch whose caller has left."""
+        loaded = model.loaded
+        return model.is_held or (loaded is not None and self._devices.is_using(loaded))
+
+    async def _wait_for_lease_to_end(self, model: PooledModel, busy: list[PooledModel]) -> None:
+        """Wait until a busy one may be idle; one that has had its turn has to become so."""
+        if not model.is_held:
+            used_by = ", ".join(each.name for each in busy)
+            raise LoadingError(f"the memory for the model {model.name} is in use by {used_by}")
+        longest = _SHARE_FOR_TURN * self._request_timeout
+        left, first = min(((each.turn_left(longest), each) for each in busy), key=itemgetter(0))
+        first.gives_way = left <= 0
+        self._room_at = time.perf_counter() + left
+        await self._lease_end(min(left, PAUSE) if left > 0 else PAUSE)
+
+    async def _lease_end(self, most: float) -> None:
+        """Wait for a lease to end, at most so long: a batch whose caller has left ends none.
+
+        `asyncio.wait_for` would lose a cancellation at that moment (in Python 3.11), and whoever
+        ends the service would wait.
+        """
+        self._lease_ended.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(most):
+                await self._lease_ended.wait()
+
     async def _relieve(self) -> None:
+        """Unload idle models while more memory is in use than the threshold allows."""
         try:
             async with self._one_at_a_time:
-                await self._room.relieve()
+                for memory in dict.fromkeys(
+                    name for each in self._unpinned() for name in each.needs
+                ):
+                    if await self._left(memory) < 0:
+                        await self._free_memory()
+                    while await self._left(memory) < 0 and (idle := self._idle(memory)):
+                        await self._unload(idle[0])
         finally:
             self._relief = None
 

@@ -91,15 +91,14 @@ def load(
     if settings.torch_compile:
         log.warning("torch_compile_has_no_effect", reason="kernels of the service took its place")
     folders = locate_models(settings, status)
-    with reading(with_digests=with_digests or settings.caches_embeddings) as read:
+    with reading() as read:
         first, *others = _load_workers(settings, folders)
     trim_heap()
-    embedders = ((first.embedder, folders.embedding), (first.dense, folders.dense))
-    prints: dict[Model, str] = {
-        model: read.fingerprint(folder)
-        for model, folder in embedders
-        if model is not None and folder is not None
-    }
+    prints: dict[Model, str] = {}
+    if with_digests or settings.caches_embeddings:
+        for model, folder in (first.embedder, folders.embedding), (first.dense, folders.dense):
+            if model is not None and folder is not None:
+                prints[model] = read.fingerprint(folder)
     return replace(first, replicas=tuple(others), fingerprints=prints)
 
 
@@ -437,7 +436,7 @@ def _load(
     entry: ModelEntry, settings: Settings, folder: Path, placements: Sequence[_Placement]
 ) -> PlacedModels:
     copies: dict[tuple[str, int], DeviceModel[Any]] = {}
-    with reading(with_digests=settings.caches_embeddings) as read:
+    with reading() as read:
         for placement in placements:
             if placement.node not in copies:
                 load = _embedder_of if entry.task == "embed" else _reranker_of
@@ -447,7 +446,8 @@ def _load(
     trim_heap()
     placed = tuple(_placed(placement, copies[placement.node], settings) for placement in placements)
     first = copies[placements[0].node]
-    return PlacedModels(placed, lambda: first.info, read.fingerprint(folder))
+    fingerprint = read.fingerprint(folder) if settings.caches_embeddings else ""
+    return PlacedModels(placed, lambda: first.info, fingerprint)
 
 
 def _placed(placement: _Placement, model: DeviceModel[Any], settings: Settings) -> PlacedModel:

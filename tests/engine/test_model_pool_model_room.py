@@ -7,10 +7,13 @@ from typing import Any
 import pytest
 
 from smart_embedder.engine.model import MemoryUsage
-from smart_embedder.engine.model_pool import PAUSE, ModelRoom
-from smart_embedder.engine.pooled_model import LoadingQueue, PooledModel
+from smart_embedder.engine.model_pool import PAUSE, ModelPool
+from smart_embedder.engine.scheduling.admission import Abortable
 from smart_embedder.errors import LoadingError, MemoryTakenError, ModelTooLargeError
+from smart_embedder.observability.metrics import Metrics
+from smart_embedder.settings import Settings
 from smart_embedder.settings.types import ModelEntry
+from tests.engine.devices.virtual_device import VirtualThread
 from tests.engine.fakes import FakeModel, loaded
 from tests.support.skipped_time import in_skipped_time, now, turns
 
@@ -34,26 +37,19 @@ class Machine:
     def __init__(self, gigabytes: float = 3, threshold: float = 1.0, **pinned: bool) -> None:
         self.total = int(gigabytes * GIGABYTE)
         self.of_others = self.garbage = 0
-        self.models = {
-            name: PooledModel(ModelEntry(name=name, pinned=pinned.get(name, False)))
-            for name in ("one", "two", "three", "new")
-        }
+        names = ("one", "two", "three", "new")
+        entries = [ModelEntry(name=name, pinned=pinned.get(name, False)) for name in names]
+        settings = Settings(
+            models=entries, model_memory_threshold=threshold, request_timeout=4 * LONGEST_TURN
+        )
+        pool: Any = ModelPool(settings, self, Metrics(), Abortable())  # type: ignore[arg-type]
+        pool._loader, pool._thread = self, VirtualThread()
+        self.pool, self.models = pool, pool._models
         for model in self.models.values():
             model.needs = {"memory": GIGABYTE}
         self.computing: set[str] = set()
         self.unloaded: list[str] = []
         self.freed = 0
-        self.queue = LoadingQueue()
-        self.room = ModelRoom(
-            list(self.models.values()),
-            self,  # type: ignore[arg-type]
-            self,  # type: ignore[arg-type]
-            self.queue,
-            threshold=threshold,
-            unload=self._unload,
-            free_memory=self._free_memory,
-            longest_turn=LONGEST_TURN,
-        )
 
     def read_memory(self, name: str) -> MemoryUsage:
         assert name == "memory"
@@ -64,11 +60,10 @@ class Machine:
     def is_using(self, model: Any) -> bool:
         return model.name in self.computing
 
-    async def _unload(self, model: PooledModel) -> None:
-        model.leave()
+    def remove(self, model: Any) -> None:
         self.unloaded.append(model.name)
 
-    async def _free_memory(self) -> None:
+    def free_memory(self) -> None:
         self.freed += 1
         self.garbage = 0
 
@@ -90,7 +85,7 @@ class Machine:
 
         def end() -> None:
             model.leases, model.users, model.last_used = model.leases - 1, model.users - 1, now()
-            self.room.note_end_of_lease()
+            self.pool._lease_ended.set()
 
         return end
 
@@ -98,7 +93,7 @@ class Machine:
         """Make room for the new one."""
         if waited_for:
             self.models["new"].leases = 1
-        return asyncio.create_task(self.room.make(self.models["new"]))
+        return asyncio.create_task(self.pool._make_room(self.models["new"]))
 
 
 @in_skipped_time
@@ -197,7 +192,7 @@ def test_a_busy_model_gives_way_after_its_turn_to_one_that_is_waited_for(seconds
             # Those who are told to come back are told of the turn, too.
             if now() - began > PAUSE + 0.2 and not gives_way.gives_way:
                 left = turn - (now() - began)
-                told = machine.queue.seconds_left(machine.models["new"])
+                told = machine.pool._seconds_left(machine.models["new"])
                 assert told == pytest.approx(left + 5, abs=0.2)
         assert now() - began == pytest.approx(turn, abs=0.2)
         making.cancel()
@@ -282,15 +277,15 @@ async def test_memory_above_the_threshold_is_got_from_idle_models_alone() -> Non
     machine = Machine(gigabytes=3)
     machine.load("one", "two", "three")
     machine.garbage = GIGABYTE
-    await machine.room.relieve()
+    await machine.pool._relieve()
     assert (machine.unloaded, machine.freed) == ([], 1)
     machine.of_others = GIGABYTE // 2
     machine.computing.add("one")
-    await machine.room.relieve()
+    await machine.pool._relieve()
     assert machine.unloaded == ["two"]
     machine.of_others = 3 * GIGABYTE
     machine.lease("three")
-    await machine.room.relieve()
+    await machine.pool._relieve()
     assert machine.unloaded == ["two"]
 
 
@@ -299,9 +294,8 @@ async def test_who_is_waited_for_until_it_is_idle_has_its_requests_first() -> No
     machine = Machine()
     machine.load("one")
     model = machine.models["one"]
-    model.gives_way = True
     model.leases = 1  # It has waited for the loading, and is about to have it.
-    waits = asyncio.create_task(machine.room.wait_until_idle(model))
+    waits = asyncio.create_task(machine.pool.unload("one"))
     await asyncio.sleep(5 * PAUSE)
     assert not waits.done()
     model.leases = 0
@@ -309,8 +303,8 @@ async def test_who_is_waited_for_until_it_is_idle_has_its_requests_first() -> No
     await asyncio.sleep(5 * PAUSE + 0.3)
     assert not waits.done()
     end()
-    await turns()
-    assert waits.done()
+    await waits
+    assert machine.unloaded == ["one"]
 
 
 @in_skipped_time
@@ -319,9 +313,9 @@ async def test_who_waits_is_cancelled_also_at_the_moment_at_which_a_lease_ends()
     machine.load("one")
     machine.lease("one")
     making = machine.make()
-    waiting = asyncio.create_task(machine.room.wait_until_idle(machine.models["one"]))
+    waiting = asyncio.create_task(machine.pool.unload("one"))
     await asyncio.sleep(1.5 * PAUSE)
-    machine.room.note_end_of_lease()
+    machine.pool._lease_ended.set()
     for each in (making, waiting):
         each.cancel()
     await turns()
@@ -334,26 +328,25 @@ def test_the_time_until_a_model_is_loaded_is_that_of_those_before_it() -> None:
     async def tell() -> None:
         machine = Machine()
         one, two, new = (machine.models[name] for name in ("one", "two", "new"))
-        left = machine.queue.seconds_left
+        left = machine.pool._seconds_left
         assert left(new) == 5, "200 MB a second"
         for model in (one, two, new):
-            machine.queue.add(model)
+            machine.pool._to_load.append(model)
         assert [left(model) for model in (one, two, new)] == [5, 10, 15]
         one.begin()
         await asyncio.sleep(3)
         assert left(new) == pytest.approx(12, abs=0.01)
         await asyncio.sleep(5)
         assert left(one) == pytest.approx(4, abs=0.01), "half as long again"
-        machine.queue.note_speed(GIGABYTE, 2.0)
-        machine.queue.remove(one)
+        machine.pool._bytes_per_second = GIGABYTE / 2
+        machine.pool._to_load.remove(one)
         assert [left(model) for model in (two, new)] == [2, 4]
         two.load_seconds = 7.0
         assert left(new) == 9
-        machine.queue.expect_room(3)
+        machine.pool._room_at = now() + 3
         assert left(two) == pytest.approx(10, abs=0.01)
-        machine.queue.note_room()
+        machine.pool._room_at = now()
         assert left(two) == 7
-        machine.queue.note_speed(0, 1.0)
         new.needs = {}
         assert left(new) == 17, "nothing is known of it"
 

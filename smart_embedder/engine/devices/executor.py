@@ -238,11 +238,6 @@ class DeviceExecutor:
         elif self._preemption is not None:
             self._preemption.offer([job])
 
-    def abort(self, error: SmartEmbedderError) -> None:
-        """Fail every job on the device; its threads are not stopped."""
-        for in_flight in self._in_flight:
-            in_flight.batch.fail(error)
-
     async def close(self, seconds: float) -> None:
         """End its threads; a running forward gets `seconds` to return."""
         threads = (self.launching, self._collecting)

@@ -21,7 +21,7 @@ from smart_embedder.engine.model import (
 )
 from smart_embedder.engine.scheduling.job import JobState, Purpose
 from smart_embedder.engine.scheduling.queue import JobQueue
-from smart_embedder.errors import SmartEmbedderError, UnhealthyError
+from smart_embedder.errors import UnhealthyError
 from smart_embedder.observability.metrics import Metrics
 from smart_embedder.settings import Settings
 
@@ -194,12 +194,6 @@ class DevicePool:
                 tokens -= max(0, most - last)
             seconds += max(0, tokens) / rate
         return max(1, math.ceil(seconds))
-
-    def abort(self, error: SmartEmbedderError) -> None:
-        """Fail every job that waits or is on a device, and every later job."""
-        self._queue.close(error)
-        for executor in self._executors:
-            executor.abort(error)
 
     async def close(self, seconds: float) -> None:
         """End the consumers and the threads; a running forward gets `seconds` to return."""

@@ -167,39 +167,40 @@ class EmbeddingPipeline:
         """Embed the texts with as few of the models as the outputs need; see `Engine.embed`."""
         if not request.texts:
             raise EmptyInputError("there are no texts to embed")
-        started = time.perf_counter()
-        tasks = assign_models(models, request, prompt=check_embedding(models, request))
-        computed = await self._source.compute(tasks, request)
-        embeddings = tasks[-1].embeddings
-        if len(tasks) > 1:
-            embeddings = [
-                TextEmbedding(dense.dense, rest.sparse, rest.colbert, dense.states)
-                for dense, rest in zip(tasks[0].embeddings, embeddings, strict=True)
-            ]
-        shorter = request.dimensions not in {None, models.dense_model.dense_width}
-        # Where a model scales its own vectors, shorter ones are scaled again.
-        scale = shorter if models.dense_model.normalizes else request.normalize_dense
-        if shorter or scale:
-            embeddings = [
-                _with_dimensions(each, request.dimensions, scale=scale) for each in embeddings
-            ]
-        # What could not be counted before: how many weights SPLADE adds, and the token strings.
-        tokens = sum([len(text.ids) for task in tasks for text in task.read])
-        size = TOKEN_ID_BYTES * tokens + sum([each.nbytes for each in embeddings])
-        if request.return_tokens:
-            size += _STRING_BYTES * sum(map(_rows, embeddings))
-        what = f"the vectors of these {len(embeddings)} texts"
-        request.answer.need(size, what, "send fewer texts")
-        strings = None
-        if request.return_tokens:
-            # The model of the last task makes sparse and ColBERT vectors.
-            call = partial(_token_strings, tasks[-1], embeddings)
-            strings = await self._admission.threads.run(call, request.texts, request.client)
-        stages = [each.stage for each in computed if each.stage is not None]
-        jobs = [each.job for each in computed if each.job is not None]
-        timings = timings_of(started, tokenized=stages, jobs=jobs)
-        truncations = truncations_of(tasks, request)
-        return EmbeddingResult(embeddings, truncations, tokens, timings, strings)
+        async with self._admission.accepted.scope():
+            started = time.perf_counter()
+            tasks = assign_models(models, request, prompt=check_embedding(models, request))
+            computed = await self._source.compute(tasks, request)
+            embeddings = tasks[-1].embeddings
+            if len(tasks) > 1:
+                embeddings = [
+                    TextEmbedding(dense.dense, rest.sparse, rest.colbert, dense.states)
+                    for dense, rest in zip(tasks[0].embeddings, embeddings, strict=True)
+                ]
+            shorter = request.dimensions not in {None, models.dense_model.dense_width}
+            # Where a model scales its own vectors, shorter ones are scaled again.
+            scale = shorter if models.dense_model.normalizes else request.normalize_dense
+            if shorter or scale:
+                embeddings = [
+                    _with_dimensions(each, request.dimensions, scale=scale) for each in embeddings
+                ]
+            # What could not be counted before: how many weights SPLADE adds, and the token strings.
+            tokens = sum([len(text.ids) for task in tasks for text in task.read])
+            size = TOKEN_ID_BYTES * tokens + sum([each.nbytes for each in embeddings])
+            if request.return_tokens:
+                size += _STRING_BYTES * sum(map(_rows, embeddings))
+            what = f"the vectors of these {len(embeddings)} texts"
+            request.answer.need(size, what, "send fewer texts")
+            strings = None
+            if request.return_tokens:
+                # The model of the last task makes sparse and ColBERT vectors.
+                call = partial(_token_strings, tasks[-1], embeddings)
+                strings = await self._admission.threads.run(call, request.texts, request.client)
+            stages = [each.stage for each in computed if each.stage is not None]
+            jobs = [each.job for each in computed if each.job is not None]
+            timings = timings_of(started, tokenized=stages, jobs=jobs)
+            truncations = truncations_of(tasks, request)
+            return EmbeddingResult(embeddings, truncations, tokens, timings, strings)
 
 
 def assign_models(models: LoadedModels, request: EmbedRequest, prompt: str) -> list[Task]:

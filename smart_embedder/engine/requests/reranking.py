@@ -88,7 +88,7 @@ class ScoringPipeline:
     async def rerank(self, models: LoadedModels, request: RerankRequest) -> RerankResult:
         """Score every passage; see `Engine.rerank`."""
         check_reranking(request)
-        async with self._limit.hold(request.client):
+        async with self._admission.accepted.scope(), self._limit.hold(request.client):
             if models.late_interaction:
                 return await self._rerank_by_vectors(models.embedder, request)
             if models.reranker is None:
@@ -113,7 +113,7 @@ class ScoringPipeline:
             raise InvalidRequestError(
                 f"{model.name} has no labels: only a cross-encoder as RERANKER_MODEL has"
             )
-        async with self._limit.hold(request.client):
+        async with self._admission.accepted.scope(), self._limit.hold(request.client):
             started = time.perf_counter()
             call = partial(_tokenize, model, request)
             texts, stage = await self._admission.tokenize(

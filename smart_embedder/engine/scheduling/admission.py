@@ -8,8 +8,9 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from contextvars import ContextVar, copy_context
 from functools import partial
 from typing import Any, TypeVar
@@ -50,6 +51,38 @@ def stop_if_given_up() -> None:
         raise GivenUpError
 
 
+class Abortable:
+    """What is awaited within a `scope` fails once `abort` is called, and so do later scopes."""
+
+    def __init__(self) -> None:
+        self._scopes: set[asyncio.Timeout] = set()
+        self._error: SmartEmbedderError | None = None
+
+    @asynccontextmanager
+    async def scope(self) -> AsyncIterator[None]:
+        """Raises the error of `abort`."""
+        # It has no deadline until all are aborted.
+        scope = asyncio.timeout(None)
+        self._scopes.add(scope)
+        try:
+            if self._error is not None:
+                raise self._error
+            async with scope:
+                yield
+        except TimeoutError:
+            if self._error is None or not scope.expired():
+                raise
+            raise self._error from None
+        finally:
+            self._scopes.discard(scope)
+
+    def abort(self, error: SmartEmbedderError) -> None:
+        """Fail what is in a scope, and what comes."""
+        self._error = error
+        for scope in self._scopes:
+            scope.reschedule(asyncio.get_running_loop().time())
+
+
 class TokenizerThreads:
     """`count` threads for requests of usual size, and one for huge ones, which take seconds."""
 
@@ -57,40 +90,15 @@ class TokenizerThreads:
         usual = count or min(os.cpu_count() or 1, _MOST_THREADS)
         self._usual = _FairThreads(usual, "tokenizer")
         self._huge = _FairThreads(1, "tokenizer-huge")
-        self._scopes: set[asyncio.Timeout] = set()
-        self._aborted_by: SmartEmbedderError | None = None
 
     async def run(self, call: Callable[[], Result], texts: list[str], client: str) -> Result:
         """Run `call`, which tokenises `texts`, on a thread; return its result."""
-        # It has no deadline until all are aborted.
-        scope = asyncio.timeout(None)
-        try:
-            async with scope:
-                self._scopes.add(scope)
-                if self._aborted_by is not None:
-                    raise self._aborted_by
-                characters = sum(map(len, texts))
-                is_huge = characters > _HUGE_CHARACTERS
-                if (
-                    not is_huge
-                    and characters * NORMALIZATION_GROWTHS[-1] > _HUGE_CHARACTERS
-                    and not all(map(str.isascii, texts))
-                ):
-                    count = partial(_are_huge_normalized, texts)
-                    is_huge = await self._usual.run(count, client)
-                return await (self._huge if is_huge else self._usual).run(call, client)
-        except TimeoutError:
-            if self._aborted_by is not None and scope.expired():
-                raise self._aborted_by from None
-            raise
-        finally:
-            self._scopes.discard(scope)
-
-    def abort(self, error: SmartEmbedderError) -> None:
-        """Fail every call, those that run, wait and come."""
-        self._aborted_by = error
-        while self._scopes:
-            self._scopes.pop().reschedule(asyncio.get_running_loop().time())
+        characters = sum(map(len, texts))
+        is_huge = characters > _HUGE_CHARACTERS
+        may_grow = characters * NORMALIZATION_GROWTHS[-1] > _HUGE_CHARACTERS
+        if not is_huge and may_grow and not all(map(str.isascii, texts)):
+            is_huge = await self._usual.run(partial(_are_huge_normalized, texts), client)
+        return await (self._huge if is_huge else self._usual).run(call, client)
 
     def close(self) -> None:
         """Cancel the calls that have not begun."""
@@ -156,11 +164,15 @@ def normalization_growth(text: str) -> int:
 class Admission:
     """Tokenises the texts of requests that hold a permit, and queues their jobs.
 
-    `threads` also run what else costs more with the size of texts.
+    `threads` also run what else costs more with the size of texts. Each request is in a scope of
+    `accepted`.
     """
 
-    def __init__(self, queue: JobQueue, threads: TokenizerThreads, metrics: Metrics) -> None:
+    def __init__(
+        self, queue: JobQueue, threads: TokenizerThreads, accepted: Abortable, metrics: Metrics
+    ) -> None:
         self.threads = threads
+        self.accepted = accepted
         self._queue = queue
         self._metrics = metrics
 

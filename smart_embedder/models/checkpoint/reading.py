@@ -10,7 +10,8 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from mmap import mmap
@@ -26,6 +27,8 @@ _LARGEST = 2**29
 # Bytes of weights after which the allocator gives back what is left of those that were laid out
 # anew, which is a tenth of them.
 _TRIM_AFTER = 2**28
+# That compute digests.
+_THREADS = 4
 # What is read ahead.
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 # Large, because after each the thread may wait for Python's lock.
@@ -35,29 +38,19 @@ _current: ContextVar["Reading | None"] = ContextVar("reading", default=None)
 
 
 class Reading:
-    """What was read of the files of models: their states and, `with_digests`, their contents.
+    """The states of the files of models that were read.
 
     A model may be loaded for several devices, and its configuration is read more than once.
     """
 
-    def __init__(self, *, with_digests: bool) -> None:
-        self.with_digests = with_digests
+    def __init__(self) -> None:
         self._states: dict[Path, tuple[int, ...]] = {}
-        self._digests: dict[tuple[Path, str], str] = {}
-        self._lock = threading.Lock()
 
     def note_state(self, path: Path, found: os.stat_result) -> None:
         """Note the state of an open file; raises `StartupError` if it was opened in another one."""
         state = _state(found)
-        with self._lock:
-            if self._states.setdefault(path, state) != state:
-                raise _changed(path)
-
-    def note_content(self, path: Path, part: str, digest: str) -> None:
-        """Note the digest of a part of a file, such as a tensor; raises as `note_state` does."""
-        with self._lock:
-            if self._digests.setdefault((path, part), digest) != digest:
-                raise _changed(path)
+        if self._states.setdefault(path, state) != state:
+            raise _changed(path)
 
     def require_unchanged(self) -> None:
         """Raise `StartupError` if a file that was read is another one by now, or was changed."""
@@ -70,14 +63,19 @@ class Reading:
                 raise _changed(path)
 
     def fingerprint(self, folder: Path) -> str:
-        """Identifies what was read of a folder, wherever it lies; empty without digests."""
-        if not self.with_digests:
-            return ""
+        """Identifies the content of the files that were read of a folder, wherever it lies.
+
+        They are read once more, in parts, by several threads.
+        """
         whole = hashlib.sha256()
-        for (path, part), digest in sorted(self._digests.items()):
-            if path.is_relative_to(folder):
-                line = f"{path.relative_to(folder).as_posix()!r} {part!r} {digest}\n"
-                whole.update(line.encode())
+        with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as pool:
+            for path in sorted(self._states):
+                if path.is_relative_to(folder):
+                    file = ModelFile(path)
+                    digests = pool.map(file.digest, range(0, file.size, AT_ONCE))
+                    line = f"{path.relative_to(folder).as_posix()!r} {b''.join(digests).hex()}\n"
+                    whole.update(line.encode())
+        self.require_unchanged()
         return whole.hexdigest()
 
 
@@ -91,9 +89,9 @@ def _changed(path: Path) -> StartupError:
 
 
 @contextmanager
-def reading(*, with_digests: bool = False) -> Iterator[Reading]:
+def reading() -> Iterator[Reading]:
     """Note what is read of models within the block; raises `StartupError` if a file was changed."""
-    noted = Reading(with_digests=with_digests)
+    noted = Reading()
     token = _current.set(noted)
     try:
         yield noted
@@ -114,11 +112,8 @@ class ModelFile:
         self.size = found.st_size
         self._lock = threading.Lock()
         self._read_since_trim = 0
-        reading = _current.get()
-        if reading is not None:
+        if (reading := _current.get()) is not None:
             reading.note_state(path, found)
-        # Where contents are noted.
-        self._contents = reading if reading is not None and reading.with_digests else None
 
     def read_into(self, buffer: memoryview, start: int) -> None:
         """Fill the buffer from the byte `start` on; raises `StartupError` if the file ends there.
@@ -153,22 +148,9 @@ class ModelFile:
         self.read_into(memoryview(content), start)
         return bytes(content)
 
-    def digest(self, content: memoryview | bytes) -> str:
-        """The digest of a part, empty where none is wanted."""
-        return "" if self._contents is None else hashlib.sha256(content).hexdigest()
-
-    def note_content(self, what: str, digests: Sequence[str]) -> None:
-        """Note the digests of all parts of what was read of it."""
-        if self._contents is not None:
-            digest = hashlib.sha256("".join(digests).encode()).hexdigest()
-            self._contents.note_content(self.path, what, digest)
-
-    def note_all(self) -> None:
-        """Read all of it once more, for its digest."""
-        if self._contents is not None:
-            starts = range(0, self.size, AT_ONCE)
-            parts = (self.read(start, min(AT_ONCE, self.size - start)) for start in starts)
-            self.note_content("", [self.digest(part) for part in parts])
+    def digest(self, start: int) -> bytes:
+        """The digest of the part that begins there, `AT_ONCE` bytes or all that are left."""
+        return hashlib.sha256(self.read(start, min(AT_ONCE, self.size - start))).digest()
 
 
 def read_file(path: Path) -> bytes:
@@ -176,9 +158,7 @@ def read_file(path: Path) -> bytes:
     file = ModelFile(path)
     if file.size > _LARGEST:
         raise OSError(f"it has {file.size:,} bytes, and at most {_LARGEST:,} are read")
-    content = file.read(0, file.size)
-    file.note_content("", [file.digest(content)])
-    return content
+    return file.read(0, file.size)
 
 
 def read_ahead(settings: Settings) -> threading.Thread:

@@ -13,7 +13,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any, Self
 
@@ -47,7 +46,6 @@ _THREADS = 4
 class StoredTensor:
     """A tensor that lies in a file, from the byte `start` on."""
 
-    name: str
     file: ModelFile
     start: int
     shape: torch.Size
@@ -59,9 +57,9 @@ class StoredTensor:
 
     def row(self, index: int) -> Tensor:
         """One row of it; the others are not read."""
-        name, shape = f"{self.name}[{index}]", self.shape[1:]
+        shape = self.shape[1:]
         start = self.start + index * math.prod(shape) * self.dtype.itemsize
-        return StoredTensor(name, self.file, start, shape, self.dtype).read(self.dtype)
+        return StoredTensor(self.file, start, shape, self.dtype).read(self.dtype)
 
     def read(self, dtype: torch.dtype) -> Tensor:
         """Read it, rounded to `dtype` part by part: it is never in memory twice."""
@@ -70,30 +68,24 @@ class StoredTensor:
         parts = range(0, len(flat), at_once)
         rounds = dtype is not self.dtype
 
-        def read_every(step: int, number: int) -> list[tuple[int, str]]:
-            """Read of each `step` parts the one of that number; where they begin, their digests."""
+        def read_every(step: int, number: int) -> None:
+            """Read of each `step` parts the one of that number."""
             exact = torch.empty(min(len(flat), at_once) if rounds else 0, dtype=self.dtype)
-            digests = []
             for first in parts[number::step]:
                 part = flat[first : first + at_once]
                 stored = exact[: len(part)] if rounds else part
                 content = memoryview(stored.view(torch.uint8).numpy())  # type: ignore[arg-type]
                 self.file.read_into(content, self.start + first * self.dtype.itemsize)
-                digests.append((first, self.file.digest(content)))
                 if rounds:
                     part.copy_(stored)
-            return digests
 
         # A thread copies less than memory takes. PyTorch rounds by as many threads as it has.
         threads = 1 if rounds else max(1, min(_THREADS, torch.get_num_threads(), len(parts)))
         if threads == 1:
-            digests = read_every(1, 0)
+            read_every(1, 0)
         else:
             with ThreadPoolExecutor(threads, "read-tensor") as pool:
-                found = pool.map(partial(read_every, threads), range(threads))
-                digests = sorted(chain.from_iterable(found))
-        described = f"{self.name} {self.dtype} {[*self.shape]}"
-        self.file.note_content(described, [digest for _, digest in digests])
+                list(pool.map(partial(read_every, threads), range(threads)))
         return tensor
 
 
@@ -232,7 +224,7 @@ def _in_safetensors(path: Path) -> Iterator[tuple[str, StoredTensor]]:
         if end > file.size:
             raise ValueError(f"{path.name} ends before its tensor {name} does")
         end_of_last = end
-        yield name, StoredTensor(name, file, start, shape, dtype)
+        yield name, StoredTensor(file, start, shape, dtype)
     if end_of_last != file.size:
         raise ValueError(f"{path.name} has {file.size - end_of_last} bytes that are of no tensor")
 
@@ -244,9 +236,7 @@ def _in_pytorch_file(path: Path) -> Iterator[tuple[str, StoredTensor | Tensor]]:
     file.opened.seek(0)
     if not is_archive:
         # As written before PyTorch 1.6: all tensors are read at once.
-        state = torch.load(file.opened, map_location="cpu", weights_only=True)
-        file.note_all()
-        yield from state.items()
+        yield from torch.load(file.opened, map_location="cpu", weights_only=True).items()
         return
     for name, tensor in torch.load(file.opened, map_location="meta", weights_only=True).items():
         if isinstance(tensor, Tensor):
@@ -258,12 +248,12 @@ def _stored(name: str, file: ModelFile, tensor: Tensor) -> StoredTensor | Tensor
     stored_at = tensor.untyped_storage()._checkpoint_offset or 0  # noqa: SLF001 - see torch.load
     start = stored_at + int(tensor.storage_offset()) * tensor.itemsize
     if tensor.is_contiguous():
-        return StoredTensor(name, file, start, tensor.shape, tensor.dtype)
+        return StoredTensor(file, start, tensor.shape, tensor.dtype)
     # One row may stand for any number of equal ones.
     if tensor.nbytes > file.size:
         raise ValueError(f"{file.path.name} describes {name} in a way that cannot be")
     last = sum(step * (size - 1) for step, size in zip(tensor.stride(), tensor.shape, strict=True))
-    region = StoredTensor(name, file, start, torch.Size([last + 1]), tensor.dtype)
+    region = StoredTensor(file, start, torch.Size([last + 1]), tensor.dtype)
     return region[...].as_strided(tensor.shape, tensor.stride()).contiguous()
 
 

@@ -18,7 +18,6 @@ from smart_embedder.engine.scheduling.queue import JobQueue
 from smart_embedder.errors import (
     DeviceCrashedError,
     DeviceFailedError,
-    DrainingError,
     OutOfMemoryError,
     UnhealthyError,
 )
@@ -421,21 +420,6 @@ async def test_one_stuck_device_of_two_fails_nobody_who_waits() -> None:
             await each.result()
         assert len(first.batches + second.batches) == 21
         assert pool.stuck_seconds > 0
-
-
-@in_skipped_time
-async def test_an_abort_fails_what_waits_what_is_computed_and_what_comes_later() -> None:
-    model = FakeModel()
-    async with VirtualPool(5.0).started(loaded(model)) as pool:
-        jobs = [job(10, model=model) for _ in range(3)]
-        for each in jobs[:2]:
-            pool.queue.put(each)
-        await turns()
-        pool.abort(DrainingError("over"))
-        pool.queue.put(jobs[2])
-        for each in jobs:
-            with pytest.raises(DrainingError):
-                await each.result()
 
 
 @in_skipped_time

@@ -10,6 +10,7 @@ import pytest
 
 from smart_embedder.engine.records import Stage
 from smart_embedder.engine.scheduling.admission import (
+    Abortable,
     Admission,
     GivenUpError,
     TokenizerThreads,
@@ -48,7 +49,7 @@ class Desk:
     def __init__(self) -> None:
         self.queue, self.metrics = JobQueue(), Metrics()
         self.threads = TokenizerThreads(1)
-        self.admission = Admission(self.queue, self.threads, self.metrics)
+        self.admission = Admission(self.queue, self.threads, Abortable(), self.metrics)
 
     def take(self, budget: int = 100) -> None:
         self.batch = self.queue.take(lambda _: Limits(budget))
@@ -192,27 +193,28 @@ async def held(threads: TokenizerThreads, client: str) -> tuple[Held, "asyncio.T
     return call, task
 
 
-async def test_aborting_fails_what_runs_what_waits_and_what_comes(threads) -> None:
-    held, error = Held(), DrainingError("the service was stopped before this was done")
-    running = asyncio.create_task(threads.run(held, ["a"], "a"))
-    await asyncio.to_thread(held.entered.wait, 60)
-    waiting = asyncio.create_task(threads.run(held, ["a"], "a"))
+async def test_aborting_fails_what_is_accepted_and_what_comes() -> None:
+    accepted, reached = Abortable(), []
+
+    async def work() -> None:
+        async with accepted.scope():
+            reached.append(1)
+            await asyncio.Event().wait()
+
+    tasks = [asyncio.create_task(work()) for _ in range(3)]
     await asyncio.sleep(0)
-    threads.abort(error)
-    threads.abort(error)
-    coming = threads.run(held, ["a"], "a")
-    for each in (running, waiting, coming):
+    accepted.abort(DrainingError("the service was stopped before this was done"))
+    accepted.abort(DrainingError("the service was stopped before this was done"))
+    for each in (*tasks, work()):
         with pytest.raises(DrainingError, match="stopped before"):
             await each
-    held.gate.set()
+    assert len(reached) == 3
 
 
-async def test_a_timeout_of_the_call_itself_is_told_as_it_is(threads) -> None:
-    def times_out() -> None:
-        raise TimeoutError("of the call")
-
-    with pytest.raises(TimeoutError, match="of the call"):
-        await threads.run(times_out, ["a"], "a")
+async def test_a_timeout_of_the_work_itself_is_told_as_it_is() -> None:
+    with pytest.raises(TimeoutError, match="of the work"):
+        async with Abortable().scope():
+            raise TimeoutError("of the work")
 
 
 async def test_a_client_with_one_text_does_not_wait_behind_all_of_another_client(threads) -> None:

@@ -42,9 +42,9 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def fingerprint(folder: Path, cache: str = "memory") -> str:
+def fingerprint(folder: Path) -> str:
     settings = Settings(
-        embedding_model=str(folder), reranker_model="none", device="cpu", embedding_cache=cache
+        embedding_model=str(folder), reranker_model="none", device="cpu", embedding_cache="memory"
     )
     (found,) = load(settings).fingerprints.values()
     return found
@@ -77,7 +77,8 @@ def test_other_content_is_another_model(tiny_m3: Path, copy: Path, name: str) ->
 
 
 def test_where_nothing_is_cached_nothing_is_hashed(tiny_m3: Path) -> None:
-    assert fingerprint(tiny_m3, cache="off") == ""
+    settings = Settings(embedding_model=str(tiny_m3), reranker_model="none", device="cpu")
+    assert load(settings).fingerprints == {}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -110,31 +111,27 @@ def test_several_threads_read_one_tensor_at_once(
     assert len(readers) == 3
 
 
-def test_the_digest_is_that_of_the_file_whoever_reads_it_and_whatever_it_is_rounded_to(
-    monkeypatch: pytest.MonkeyPatch, folder: Path
-) -> None:
+def test_a_large_file_is_told_by_all_of_its_parts(tmp_path: Path) -> None:
     prints = set()
-    for dtype, threads in (torch.float32, 1), (torch.float32, 3), (torch.bfloat16, 3):
-        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
-        with reading(with_digests=True) as read:
-            Weights.read(folder).get("table", ROWS, WIDTH, dtype=dtype)
-        prints.add(read.fingerprint(folder))
-    assert len(prints) == 1
-
-
-def test_a_file_that_is_read_at_once_is_told_by_all_of_its_parts(tmp_path: Path) -> None:
-    """As PyTorch wrote files before version 1.6."""
-    prints = set()
-    for place in (0, AT_ONCE // 4, -1, None):
-        table = torch.zeros(AT_ONCE // 4 + 100)
+    for place in (0, AT_ONCE, -1, None):
+        content = bytearray(2 * AT_ONCE + 100)
         if place is not None:
-            table[place] = 1
-        path = tmp_path / "pytorch_model.bin"
-        torch.save({"table": table}, path, _use_new_zipfile_serialization=False)
-        with reading(with_digests=True) as read:
-            assert torch.equal(Weights.read(tmp_path).get("table", len(table)), table)
+            content[place] = 1
+        path = tmp_path / "large.json"
+        path.write_bytes(content)
+        with reading() as read:
+            read_file(path)
         prints.add(read.fingerprint(tmp_path))
     assert len(prints) == 4
+
+
+def test_a_file_that_is_changed_before_it_is_hashed_ends_the_loading(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    with reading() as read:
+        Weights.read(folder)
+    write_over(path)
+    with pytest.raises(StartupError, match="was changed while it was being read"):
+        read.fingerprint(folder)
 
 
 def write_over(path: Path) -> None:
