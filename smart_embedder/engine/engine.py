@@ -21,8 +21,8 @@ from smart_embedder.engine.records import (
     RerankRequest,
     RerankResult,
 )
-from smart_embedder.engine.requests.cache import CachedForwards, make_cache
-from smart_embedder.engine.requests.embedding import EmbeddingPipeline, Forwards, VectorSource
+from smart_embedder.engine.requests.cache import CachedForwards
+from smart_embedder.engine.requests.embedding import EmbeddingPipeline, Forwards
 from smart_embedder.engine.requests.reranking import ScoringPipeline
 from smart_embedder.engine.scheduling.admission import Abortable, Admission, TokenizerThreads
 from smart_embedder.engine.scheduling.fairness import ConcurrencyLimit
@@ -102,11 +102,10 @@ class Engine:
             Purpose.RERANKING,
         )
         forwards = Forwards(admission, waiting)
-        self._cache = make_cache(settings, self._metrics)
-        source: VectorSource = forwards
-        if self._cache is not None:
-            source = CachedForwards(forwards, self._cache, admission, self._metrics)
-        self.embedding = EmbeddingPipeline(admission, source)
+        self._cache: CachedForwards | None = None
+        if settings.caches_embeddings:
+            self._cache = CachedForwards(forwards, admission, settings, self._metrics)
+        self.embedding = EmbeddingPipeline(admission, self._cache or forwards)
         self.scoring = ScoringPipeline(admission, scored, settings.rerank_gpu_timeout)
         self._defaults: dict[str | None, LoadedModels] = {}
         self._requests = ActiveRequests()

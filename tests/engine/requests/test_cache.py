@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from smart_embedder.engine.records import (
     CUT_AT_END,
-    UNLIMITED,
     EmbedRequest,
     Outputs,
     SparseVector,
@@ -23,10 +22,8 @@ from smart_embedder.engine.requests.cache import (
     _MUCH_MORE,
     _SHORT_CHARACTERS,
     CachedForwards,
-    VectorCache,
     _SharedWork,
     keys_of,
-    make_cache,
 )
 from smart_embedder.engine.requests.embedding import Task
 from smart_embedder.engine.requests.shared_cache import CachedVectors
@@ -392,31 +389,31 @@ def request_of(characters: int, *, urgency: int = 3, client: str = "a") -> tuple
 async def test_work_is_joined_where_it_ends_no_later_than_its_own_would(
     own, other, waiting, joins
 ) -> None:
-    forwards = CachedForwards(Waiting(a=waiting, b=waiting), None, None, Metrics())  # type: ignore[arg-type]
+    forwards = cache_of(6000, Waiting(a=waiting, b=waiting))
     never = asyncio.create_task(asyncio.Event().wait())
-    work = _SharedWork(*other, never)
+    work = _SharedWork(*other, ["key"], never)
     forwards._in_flight["key"] = work
     assert (forwards._work_to_join("key", *own) is work) == joins
     assert forwards._work_to_join("another", *own) is None
-    async with work.used():
+    async with forwards._used(work):
         pass
-    assert work.abandoned
     assert never.cancelled()
     assert forwards._work_to_join("key", *own) is None
 
 
 async def test_shared_work_ends_with_the_last_who_waits_for_it() -> None:
-    work = _SharedWork(*request_of(1), asyncio.create_task(asyncio.Event().wait()))
-    async with work.used():
-        async with work.used():
+    forwards, never = cache_of(6000), asyncio.create_task(asyncio.Event().wait())
+    work = _SharedWork(*request_of(1), [], never)
+    async with forwards._used(work):
+        async with forwards._used(work):
             pass
-        assert not work.abandoned
-    assert work.abandoned
-    done = asyncio.create_task(asyncio.sleep(0))
-    work = _SharedWork(*request_of(1), done)
-    async with work.used():
-        await work.result()
-    assert not work.abandoned
+        assert not never.cancelled()
+    assert never.cancelled()
+
+
+def cache_of(size: int, forwards: Any = None, metrics: Metrics | None = None) -> CachedForwards:
+    settings = Settings(embedding_cache="memory", embedding_cache_bytes=size)
+    return CachedForwards(forwards, None, settings, metrics or Metrics())  # type: ignore[arg-type]
 
 
 def entry(nbytes: int = 2000) -> CachedVectors:
@@ -425,79 +422,33 @@ def entry(nbytes: int = 2000) -> CachedVectors:
     return CachedVectors(ids, 0, True, {"dense": np.zeros(nbytes - 1200, np.int8)})
 
 
-class Shared:
-    """What other processes have, and what they are given."""
-
-    def __init__(self, **entries: CachedVectors) -> None:
-        self.entries, self.closed = entries, False
-        self.given: dict[str, CachedVectors] = {}
-        self.asked: list[set[str]] = []
-
-    async def fetch(self, models, _memory):
-        self.asked.append(set(models))
-        return {key: self.entries[key] for key in models if key in self.entries}
-
-    def put(self, entries) -> None:
-        self.given |= entries
-
-    async def close(self) -> None:
-        self.closed = True
-
-
 async def test_the_least_recently_used_is_dropped_first_and_the_size_is_told() -> None:
     metrics = Metrics()
-    cache = VectorCache(6000, None, metrics)
-    await cache.put({key: entry() for key in "abc"})
+    cache = cache_of(6000, metrics=metrics)
+    await cache._keep({key: entry() for key in "abc"})
     assert metrics.value("embedder_cache_entries") == 3
     assert metrics.value("embedder_cache_bytes") == 6000
-    assert cache.get("a") is not None
-    await cache.put({"d": entry()})
-    assert [key for key in "abcd" if cache.get(key)] == ["a", "c", "d"]
+    assert cache._entries.get("a") is not None
+    await cache._keep({"d": entry()})
+    assert {*cache._entries} == {"a", "c", "d"}
     assert metrics.value("embedder_cache_bytes") == 6000
     await cache.close()
 
 
 async def test_of_many_at_once_those_are_kept_for_which_there_is_room_together() -> None:
-    cache = VectorCache(6000, None, Metrics())
-    await cache.put({"old": entry()})
-    await cache.put({"a": entry(3000), "huge": entry(6001), "b": entry(3000), "c": entry()})
-    assert [key for key in ("old", "a", "huge", "b", "c") if cache.get(key)] == ["a", "b"]
+    cache = cache_of(6000)
+    await cache._keep({"old": entry()})
+    await cache._keep({"a": entry(3000), "huge": entry(6001), "b": entry(3000), "c": entry()})
+    assert {*cache._entries} == {"a", "b"}
 
 
 @pytest.mark.parametrize("large", [1, 10**9])
 async def test_what_is_kept_is_a_copy_however_large_it_is(large: int, monkeypatch) -> None:
     monkeypatch.setattr(vector_cache, "_LARGE_BYTES", large)
-    cache, given = VectorCache(6000, None, Metrics()), entry()
-    await cache.put({"a": given})
-    kept = cache.get("a")
-    assert kept is not None
+    cache, given = cache_of(6000), entry()
+    await cache._keep({"a": given})
     given.arrays["dense"][0] = 7
-    assert kept.arrays["dense"][0] == 0
-
-
-async def test_what_others_have_is_fetched_once_and_given_to_them_when_it_is_computed() -> None:
-    shared, model = Shared(a=entry()), FakeModel()
-    cache = VectorCache(6000, shared, Metrics())
-    assert await cache.fetch({}, UNLIMITED) == {}
-    assert shared.asked == []
-    found = await cache.fetch({"a": model, "b": model}, UNLIMITED)
-    assert found.keys() == {"a"}
-    assert cache.get("a") is not None
-    assert shared.given == {}
-    await cache.put({"b": entry()})
-    assert shared.given.keys() == {"b"}
-    await cache.close()
-    assert shared.closed
-
-
-async def test_alone_it_fetches_nothing() -> None:
-    assert await VectorCache(6000, None, Metrics()).fetch({"a": FakeModel()}, UNLIMITED) == {}
-
-
-def test_there_is_a_cache_where_the_settings_ask_for_one() -> None:
-    assert make_cache(Settings(), Metrics()) is None
-    cache = make_cache(Settings(embedding_cache="memory", embedding_cache_bytes=7), Metrics())
-    assert cache is not None
+    assert cache._entries["a"].arrays["dense"][0] == 0
 
 
 def test_all_that_vectors_depend_on_is_in_their_key() -> None:
