@@ -72,14 +72,9 @@ def test_behind_an_entry_that_is_no_address_nothing_is_believed(
     assert client_address(str(peer), ",".join([header, *hops]), PROXIES) != spoofed
 
 
-@given(peer=trusted, hops=st.lists(trusted, min_size=1))
+@given(peer=trusted, hops=st.lists(trusted))
 def test_where_all_are_trusted_the_first_in_the_chain_is_the_client(peer, hops) -> None:
-    assert client_address(str(peer), ",".join(map(str, hops)), PROXIES) == hops[0]
-
-
-@given(peer=trusted)
-def test_a_trusted_proxy_that_names_nobody_is_itself_the_client(peer) -> None:
-    assert client_address(str(peer), "", PROXIES) == peer
+    assert client_address(str(peer), ",".join(map(str, hops)), PROXIES) == (hops or [peer])[0]
 
 
 @given(peer=anything, header=anything)
@@ -90,25 +85,18 @@ def test_nothing_that_is_sent_breaks_it(peer: str, header: str) -> None:
 @pytest.mark.parametrize(
     ("text", "address"),
     [
-        ("1.2.3.4", "1.2.3.4"),
-        ("1.2.3.4:567", "1.2.3.4"),
-        ("[::1]:5", "::1"),
-        ("[::1]", "::1"),
-        ("::1", "::1"),
-        ("::ffff:1.2.3.4", "1.2.3.4"),
-        ("[::ffff:1.2.3.4]:80", "1.2.3.4"),
+        ("1.2.3.4", "1.2.3.4"), ("1.2.3.4:567", "1.2.3.4"),
+        ("[::1]:5", "::1"), ("[::1]", "::1"), ("::1", "::1"),
+        ("::ffff:1.2.3.4", "1.2.3.4"), ("[::ffff:1.2.3.4]:80", "1.2.3.4"),
+        *(
+            (text, None)
+            for text in ("", "host", "1.2.3.4:", "1.2.3.4:x", "1.2.3.4:567890", "010.0.0.1", "[]")
+        ),
+        ("[::1]5", None), ("٣.1.1.1", None),
     ],
-)
-def test_an_address_may_name_a_port_and_mapped_ones_are_ipv4(text: str, address: str) -> None:
-    assert parse_address(text) == ip_address(address)
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["", "host", "1.2.3.4:", "1.2.3.4:x", "1.2.3.4:567890", "010.0.0.1", "[]", "[::1]5", "٣.1.1.1"],
-)
-def test_what_is_no_address_is_none(text: str) -> None:
-    assert parse_address(text) is None
+)  # fmt: skip
+def test_an_address_may_name_a_port_and_mapped_ones_are_ipv4(text: str, address) -> None:
+    assert parse_address(text) == (address and ip_address(address))
 
 
 @given(low=st.integers(0, 2**64 - 1), other=st.integers(0, 2**64 - 1))

@@ -7,10 +7,11 @@ import asyncio
 import socket
 import sys
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -118,12 +119,15 @@ async def test_a_million_addresses_leave_no_more_than_may_be_kept() -> None:
 
 async def test_the_client_not_seen_for_longest_is_forgotten() -> None:
     buckets = MemoryBuckets(1, 1, max_clients=3)
+    assert [await buckets.peek(key) for key in "abc"] == [0, 0, 0]
+    assert len(buckets) == 0, "a look leaves no trace"
     for key in "abc":
         assert await buckets.take(key) == 0
     assert await buckets.take("a") > 0
     assert await buckets.take("d") == 0
     assert await buckets.take("a") > 0, "a was seen a moment ago, although it was refused"
     assert await buckets.take("b") == 0, "b had to go"
+    await buckets.close()
     assert len(buckets) == 3
 
 
@@ -131,15 +135,6 @@ def test_a_redis_without_its_package_stops_the_start(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "redis", None)
     with pytest.raises(StartupError, match=r"the package redis is not installed: pip install"):
         SharedBuckets("redis://localhost", 1, 1, on_error=lambda: None)
-
-
-async def test_a_look_leaves_no_trace_of_a_client() -> None:
-    buckets = MemoryBuckets(60, 2)
-    assert [await buckets.peek(key) for key in "abc"] == [0, 0, 0]
-    assert len(buckets) == 0
-    await buckets.take("a")
-    await buckets.close()
-    assert len(buckets) == 1
 
 
 @pytest.mark.parametrize(
@@ -165,6 +160,10 @@ def test_a_shared_bucket_is_believed_a_wait_that_it_can_have(wait, believed: boo
 def in_loop_time(monkeypatch) -> None:
     """The pauses are those of the loop's time."""
     monkeypatch.setattr(rate_limit.time, "monotonic", now)
+
+
+def in_store_time(test: Any) -> Any:
+    return pytest.mark.usefixtures("in_loop_time")(in_skipped_time(test))
 
 
 class Store:
@@ -200,8 +199,7 @@ class Store:
         return await asyncio.gather(*(self.call() for _ in range(count)))
 
 
-@pytest.mark.usefixtures("in_loop_time")
-@in_skipped_time
+@in_store_time
 async def test_a_store_that_answers_is_asked_by_all_and_by_a_few_at_once() -> None:
     store = Store()
     store.seconds = 0.2
@@ -210,8 +208,7 @@ async def test_a_store_that_answers_is_asked_by_all_and_by_a_few_at_once() -> No
     assert (store.asked, store.most_at_once, store.failures, log) == (100, 16, 0, [])
 
 
-@pytest.mark.usefixtures("in_loop_time")
-@in_skipped_time
+@in_store_time
 async def test_a_failure_is_counted_and_nobody_asks_in_the_pause_after_it() -> None:
     store = Store()
     store.error = OSError("gone")
@@ -222,8 +219,7 @@ async def test_a_failure_is_counted_and_nobody_asks_in_the_pause_after_it() -> N
     assert (store.asked, store.failures) == (1, 1)
 
 
-@pytest.mark.usefixtures("in_loop_time")
-@in_skipped_time
+@in_store_time
 async def test_after_the_pause_one_asks_while_the_others_still_have_no_answer() -> None:
     store = Store()
     store.error = OSError("gone")
@@ -240,8 +236,7 @@ async def test_after_the_pause_one_asks_while_the_others_still_have_no_answer() 
     assert await store.calls(50) == [7] * 50
 
 
-@pytest.mark.usefixtures("in_loop_time")
-@in_skipped_time
+@in_store_time
 async def test_who_tries_again_and_takes_long_keeps_the_others_from_trying_too() -> None:
     store = Store()
     store.error = OSError("gone")
@@ -255,8 +250,7 @@ async def test_who_tries_again_and_takes_long_keeps_the_others_from_trying_too()
     assert store.asked == 2
 
 
-@pytest.mark.usefixtures("in_loop_time")
-@in_skipped_time
+@in_store_time
 async def test_no_answer_in_time_is_a_failure_and_the_wait_for_a_turn_is_none() -> None:
     store, began = Store(), now()
     store.seconds = 1000
@@ -269,29 +263,25 @@ async def test_no_answer_in_time_is_a_failure_and_the_wait_for_a_turn_is_none() 
     assert store.failures == 0
 
 
-@pytest.mark.parametrize("error", [KeyError, OSError, RuntimeError, TypeError, ValueError])
-def test_the_errors_of_a_store_are_no_answer(error: type[Exception], in_loop_time) -> None:
-    @in_skipped_time
-    async def fail() -> None:
-        store = Store()
-        store.error = error("odd")
-        assert await store.call() is None
-
-    fail()
-
-
-@pytest.mark.usefixtures("in_loop_time")
-@in_skipped_time
-async def test_any_other_error_is_the_callers() -> None:
+@pytest.mark.parametrize(
+    ("error", "is_the_stores"),
+    [
+        *((kind, True) for kind in (KeyError, OSError, RuntimeError, TypeError, ValueError)),
+        (ZeroDivisionError, False),
+    ],
+)
+@in_store_time
+async def test_the_errors_of_a_store_are_no_answer_and_others_are_the_callers(
+    error: type[Exception], is_the_stores: bool
+) -> None:
     store = Store()
-    store.error = ZeroDivisionError()
-    with pytest.raises(ZeroDivisionError):
-        await store.call()
-    assert store.failures == 0
+    store.error = error("odd")
+    with nullcontext() if is_the_stores else pytest.raises(error):
+        assert await store.call() is None
+    assert store.failures == is_the_stores
 
 
-@pytest.mark.usefixtures("in_loop_time")
-@in_skipped_time
+@in_store_time
 async def test_only_the_changes_are_logged_with_their_effect() -> None:
     store = Store()
     with capture_logs() as log:
@@ -367,14 +357,6 @@ async def test_a_flood_on_two_holders_gets_their_one_budget(redis: RedisServer, 
         assert all(0 <= wait <= 60 for wait in waits)
         assert await two.take("another") == 0
         assert (one.errors, two.errors) == (0, 0)
-
-
-@needs_redis
-async def test_the_wait_is_the_real_one(redis: RedisServer, patient) -> None:
-    async with shared(redis.url, 1, 1) as buckets:
-        assert await buckets.take("key") == 0
-        first, second = await buckets.take("key"), await buckets.take("key")
-        assert 0 < second < first <= 60
 
 
 @needs_redis

@@ -19,76 +19,72 @@ def rewrite(file: Path, text: str) -> None:
     fresh.replace(file)
 
 
-def test_without_a_token_none_is_required() -> None:
-    assert not ApiTokens(None, None).required
-    assert not ApiTokens("", None).required
-
-
-def test_a_token_is_known_by_its_name(tmp_path: Path) -> None:
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """With one token."""
     file = tmp_path / "tokens"
-    file.write_text("# people\nalice:secret-a\n\n bob : secret:b \n")
+    file.write_text("alice:one\n")
+    return file
+
+
+@pytest.mark.parametrize("own", [None, ""])
+def test_without_a_token_none_is_required(own: str | None) -> None:
+    assert not ApiTokens(own, None).required
+
+
+def test_a_token_is_known_by_its_name(file: Path) -> None:
+    file.write_bytes(b"\xef\xbb\xbf# people\r\nalice:secret-a\r\n\n bob : secret:b \n")
     tokens = ApiTokens("own", file)
-    assert tokens.name_of(b"own") == "default"
-    assert tokens.name_of(b"secret-a") == "alice"
-    assert tokens.name_of(b"secret:b") == "bob"
+    for token, name in ((b"own", "default"), (b"secret-a", "alice"), (b"secret:b", "bob")):
+        assert tokens.name_of(token) == name
     for wrong in (b"", b"secret", b"secret-a b", b"alice", "sécret".encode()):
         assert tokens.name_of(wrong) is None
 
 
-def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
-    file = tmp_path / "tokens"
-    file.write_text("alice:one\n")
+def test_a_changed_file_is_read_again(file: Path) -> None:
     tokens = ApiTokens(None, file)
     rewrite(file, "alice:two\n")
     assert tokens.name_of(b"one") is None
     assert tokens.name_of(b"two") == "alice"
 
 
-@pytest.mark.parametrize("text", ["alice\n", ":token\n", "alice:\n", "a:1\na:2\n"])
-def test_a_change_for_the_worse_leaves_the_tokens_as_they_were(tmp_path: Path, text: str) -> None:
-    file = tmp_path / "tokens"
-    file.write_text("alice:one\n")
-    tokens = ApiTokens(None, file)
+@pytest.mark.parametrize(
+    "text", ["alice\n", ":token\n", "alice:\n", "a:1\na:2\n", "default:xyz\n", " default :xyz\n"]
+)
+def test_a_change_for_the_worse_leaves_the_tokens_as_they_were(file: Path, text: str) -> None:
+    tokens = ApiTokens("own", file)
     rewrite(file, text)
-    assert tokens.name_of(b"one") == "alice"
+    assert [tokens.name_of(each) for each in (b"own", b"one", b"xyz")] == ["default", "alice", None]
     file.unlink()
     assert tokens.name_of(b"one") == "alice"
     rewrite(file, "alice:three\n")
     assert tokens.name_of(b"three") == "alice"
 
 
-@pytest.mark.parametrize("text", ["hidden-token\n", "a:1\nhidden-token\n"])
-def test_a_bad_file_stops_the_start_without_quoting_it(tmp_path: Path, text: str) -> None:
-    file = tmp_path / "tokens"
-    file.write_text(text)
-    with pytest.raises(StartupError, match=r"line \d is not name:token") as caught:
-        ApiTokens(None, file)
+@pytest.mark.parametrize(
+    ("own", "content", "said"),
+    [
+        (None, b"hidden-token\n", r"line 1 is not name:token"),
+        (None, b"a:1\nhidden-token\n", r"line 2 is not name:token"),
+        (None, b"alice:\xff\n", "is no UTF-8 text"),
+        (None, None, "cannot be read"),
+        *(
+            ("own", content, "line 1 takes the name default, which is API_TOKEN's")
+            for content in (b"default:xyz\n", b" default :xyz\n")
+        ),
+        (" \n", b"", "API_TOKEN holds nothing but white space"),
+    ],
+)
+def test_what_holds_no_tokens_stops_the_start_and_is_not_quoted(
+    file: Path, own: str | None, content: bytes | None, said: str
+) -> None:
+    if content is None:
+        file.unlink()
+    else:
+        file.write_bytes(content)
+    with pytest.raises(StartupError, match=said) as caught:
+        ApiTokens(own, file)
     assert "hidden" not in str(caught.value)
-
-
-def test_a_file_that_is_no_text_stops_the_start(tmp_path: Path) -> None:
-    (tmp_path / "tokens").write_bytes(b"alice:\xff\n")
-    with pytest.raises(StartupError, match="is no UTF-8 text"):
-        ApiTokens(None, tmp_path / "tokens")
-
-
-def test_a_missing_file_stops_the_start(tmp_path: Path) -> None:
-    with pytest.raises(StartupError, match="cannot be read"):
-        ApiTokens(None, tmp_path / "absent")
-
-
-@pytest.mark.parametrize("name", ["default", " default "])
-def test_a_named_token_cannot_take_the_place_of_api_token(tmp_path: Path, name: str) -> None:
-    file = tmp_path / "tokens"
-    file.write_text(f"{name}:xyz\n")
-    with pytest.raises(StartupError, match="line 1 takes the name default, which is API_TOKEN's"):
-        ApiTokens("own", file)
-    file.write_text("alice:one\n")
-    tokens = ApiTokens("own", file)
-    rewrite(file, f"{name}:xyz\nalice:two\n")
-    assert tokens.name_of(b"own") == "default"
-    assert tokens.name_of(b"xyz") is None
-    assert tokens.name_of(b"one") == "alice"
 
 
 WHITE = st.text(" \t\r\n", max_size=3)
@@ -109,20 +105,8 @@ def test_white_space_around_a_token_counts_nowhere(
     assert ApiTokens(None, file).name_of(presented) == "alice"
 
 
-def test_a_token_of_white_space_stops_the_start() -> None:
-    with pytest.raises(StartupError, match="API_TOKEN holds nothing but white space"):
-        ApiTokens(" \n", None)
-
-
-def test_a_file_with_a_byte_order_mark_is_read(tmp_path: Path) -> None:
-    (tmp_path / "tokens").write_bytes(b"\xef\xbb\xbfalice:one\r\nbob:two\r\n")
-    tokens = ApiTokens(None, tmp_path / "tokens")
-    assert (tokens.name_of(b"one"), tokens.name_of(b"two")) == ("alice", "bob")
-
-
-def test_a_change_while_the_file_is_being_read_is_not_missed(tmp_path: Path, monkeypatch) -> None:
+def test_a_change_while_the_file_is_being_read_is_not_missed(file: Path, monkeypatch) -> None:
     """The version is taken before the content: a later write is read next time."""
-    file = tmp_path / "tokens"
     file.write_text("alice:one\nbob:two\n")
     real = os.fstat
 
@@ -137,10 +121,8 @@ def test_a_change_while_the_file_is_being_read_is_not_missed(tmp_path: Path, mon
     assert tokens.name_of(b"two") is None
 
 
-def test_a_change_within_one_tick_of_the_clock_is_not_missed(tmp_path: Path) -> None:
+def test_a_change_within_one_tick_of_the_clock_is_not_missed(file: Path) -> None:
     """A new token of the same length, at the same time, in the same file."""
-    file = tmp_path / "tokens"
-    file.write_text("alice:one\n")
     times = file.stat().st_atime_ns, file.stat().st_mtime_ns
     tokens = ApiTokens(None, file)
     file.write_text("alice:two\n")
@@ -148,12 +130,10 @@ def test_a_change_within_one_tick_of_the_clock_is_not_missed(tmp_path: Path) -> 
     assert tokens.name_of(b"two") == "alice"
 
 
-def test_a_missing_file_is_told_of_once_until_it_is_back(tmp_path: Path) -> None:
-    file = tmp_path / "tokens"
-    file.write_text("alice:one\n")
+def test_a_missing_file_is_told_of_once_until_it_is_back(file: Path) -> None:
     tokens = ApiTokens(None, file)
     for _ in range(2):
-        away = file.rename(tmp_path / "away")
+        away = file.rename(file.with_name("away"))
         with capture_logs() as logs:
             assert [tokens.name_of(b"one") for _ in range(5)] == ["alice"] * 5
         (line,) = logs
