@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import httpx2
-import msgpack
 import numpy as np
 import orjson
 import pyarrow as pa
@@ -18,16 +17,7 @@ from tests.oracle.described import RULES, Question, Schema, questions
 from tests.oracle.rules import Served
 from tests.oracle.truth import RefusedError
 from tests.oracle.vector_rules import Encoded
-from tests.support.formats import (
-    ARROW,
-    MSGPACK,
-    NDJSON,
-    SAFETENSORS,
-    Item,
-    arrow_value,
-    decode,
-    from_safetensors,
-)
+from tests.support.formats import ARROW, READERS, Item, decode
 
 # Of numbers in float32: absolute, or relative to a vector's largest above 1.
 TOLERANCE = 1e-5
@@ -137,7 +127,7 @@ def _read(question: Question, content: bytes) -> Any:
     """The answer in the form of the expected one."""
     answer = question.operation.answer
     if answer == "binary":
-        return [_record(each) for each in _records(question.writes, content)]
+        return [_record(each) for each in READERS[question.writes](content)]
     if answer == "EmbeddingResponse|Base64Response":
         items, told = decode(question.writes, content)
         return told | {"data": [{"vectors": _vectors(each)} for each in items]}
@@ -145,60 +135,6 @@ def _read(question: Question, content: bytes) -> Any:
     if answer == "RerankResponse":
         found["warnings"] = [each["target"]["pointer"] for each in found["warnings"]]
     return found
-
-
-def _records(media_type: str, content: bytes) -> Iterator[Item]:
-    """The records of a stream, each with its vectors beside its other fields."""
-    if media_type == NDJSON:
-        records = [orjson.loads(line) for line in content.splitlines()]
-    elif media_type == MSGPACK:
-        records = list(msgpack.Unpacker(io.BytesIO(content), strict_map_key=False, object_hook=_nd))
-    elif media_type == ARROW:
-        yield from _rows(content)
-        return
-    else:
-        assert media_type == SAFETENSORS
-        yield from _of_files(content)
-        return
-    for record in records:
-        tokens = {f"{kind}_tokens": each for kind, each in record.pop("tokens", {}).items()}
-        yield record | record.pop("embeddings", {}) | tokens
-
-
-def _nd(found: dict[Any, Any]) -> Any:
-    if b"nd" not in found:
-        return found
-    return np.frombuffer(found[b"data"], found[b"type"]).reshape(found[b"shape"])
-
-
-def _rows(content: bytes) -> Iterator[Item]:
-    table = pa.ipc.open_stream(content).read_all()
-    for place in range(len(table)):
-        row: Item = {}
-        for name in table.column_names:
-            cell = table[name][place]
-            if not cell.is_valid:
-                continue
-            is_list = pa.types.is_list(cell.type) or pa.types.is_fixed_size_list(cell.type)
-            row[name] = arrow_value(cell) if is_list or name == "dense_scale" else cell.as_py()
-        for name in ("warnings", "error"):
-            if name in row:
-                row[name] = json.loads(row[name])
-        yield row
-
-
-def _of_files(content: bytes) -> Iterator[Item]:
-    while content:
-        start = 8 + int.from_bytes(content[:8], "little")
-        header = json.loads(content[8:start])
-        header.pop("__metadata__")
-        end = start + max((each["data_offsets"][1] for each in header.values()), default=0)
-        items, told = from_safetensors(content[:end])
-        vectors = iter(items)
-        for record in told["records"]:
-            tokens = {f"{kind}_tokens": each for kind, each in record.pop("tokens", {}).items()}
-            yield record | tokens | ({} if "error" in record else next(vectors, {}))
-        content = content[end:]
 
 
 def _record(found: Item) -> Item:

@@ -14,6 +14,7 @@ from tests.oracle.asking import ask_everything
 from tests.oracle.described import WITHOUT_TRUTH, operations, questions, without_rule
 from tests.oracle.rules import Served
 from tests.oracle.truth import M3
+from tests.support.formats import JSON
 
 # Of the thousands of questions, which scripts/oracle.py asks all.
 EVERY = 19
@@ -110,6 +111,21 @@ def test_answers_are_those_of_transformers(server, tiny_m3: Path, description) -
     assert outcome.wrong == []
     assert outcome.answers.total() > 100
     assert outcome.refusals > 20
+
+
+def test_every_option_of_the_services_own_vectors_is_what_the_truth_makes_of_them(
+    server, tiny_m3: Path, changed
+) -> None:
+    """Each in JSON; other formats are among the questions of the test before."""
+    changed["paths"] = {"/embeddings/": changed["paths"]["/embeddings/"]}
+    answers = changed["paths"]["/embeddings/"]["post"]["responses"]["200"]["content"]
+    for other in answers.keys() - {JSON}:
+        del answers[other]
+    with server.client() as client:
+        outcome = ask_everything(client, changed, Served(M3(tiny_m3, 8192), None, None))
+    assert outcome.wrong == []
+    assert outcome.answers.total() > 60
+    assert outcome.refusals > 10
 
 
 def test_an_answer_that_is_not_true_is_named(server, tiny_m3: Path, changed) -> None:

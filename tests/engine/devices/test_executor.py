@@ -9,60 +9,21 @@ import torch
 from structlog.testing import capture_logs
 
 from smart_embedder.engine import Engine
-from smart_embedder.engine.devices.limits import TokenBudget
 from smart_embedder.engine.devices.thread import run_preempting_call
 from smart_embedder.engine.records import EmbedRequest, TextEmbedding
-from smart_embedder.engine.scheduling.job import Job, Purpose
+from smart_embedder.engine.scheduling.job import Purpose
 from smart_embedder.errors import (
     DeviceCrashedError,
     DeviceFailedError,
     InferenceError,
     InferenceTimeoutError,
     OutOfMemoryError,
-    UnhealthyError,
 )
 from smart_embedder.settings import Settings
 from tests.engine.devices.virtual_device import VirtualDevice, numbers
+from tests.engine.engines import entered
 from tests.engine.fakes import FakeModel, loaded
-from tests.engine.scheduling.jobs import job
 from tests.support.skipped_time import in_skipped_time, now, turns
-
-
-@pytest.fixture
-def model() -> FakeModel:
-    """Computes while others are launched, as a GPU does; every forward waits at the gate."""
-    model = FakeModel()
-    model.asynchronous = model.held = True
-    return model
-
-
-def engine_of(model: FakeModel, **settings: float) -> Engine:
-    return Engine(Settings(**settings), loader=lambda _: loaded(model))
-
-
-def request(engine: Engine, letter: str) -> "asyncio.Task[float]":
-    """Embed a text as long as the token budget: it is a batch of its own."""
-
-    async def embed() -> float:
-        result = await engine.embed(EmbedRequest([letter * 10]))
-        return float(result.embeddings[0].dense[0])
-
-    return asyncio.create_task(embed())
-
-
-async def launched(model: FakeModel) -> None:
-    await asyncio.to_thread(model.entered.acquire)
-
-
-async def test_the_next_batch_is_launched_before_the_results_of_the_last_are_back(model) -> None:
-    async with engine_of(model) as engine:
-        requests = [request(engine, letter) for letter in "abcd"]
-        for _ in range(2):
-            await launched(model)
-        assert not any(each.done() for each in requests)
-        for _ in range(4):
-            model.gate.release()
-        assert await asyncio.gather(*requests) == [970, 980, 990, 1000]
 
 
 class PartedModel(FakeModel):
@@ -80,7 +41,7 @@ async def test_a_short_request_is_answered_between_two_parts_of_a_long_forward()
     models = loaded(model, 200, seconds_per_token=1.0)
     async with Engine(Settings(), lambda _: models) as engine:
         long = asyncio.create_task(engine.embed(EmbedRequest(["l" * 96])))
-        await launched(model)
+        await entered(model)
         short = asyncio.create_task(engine.embed(EmbedRequest(["s" * 12], client="other")))
         while not engine._devices._first_thread._preempting:  # noqa: ASYNC110 - turns, not time
             await asyncio.sleep(0)
@@ -95,28 +56,16 @@ async def test_a_short_request_is_answered_between_two_parts_of_a_long_forward()
 # In virtual time.
 
 
-def of(model: FakeModel, *lengths: int, **options) -> Job:
-    return job(*lengths, model=model, **options)
-
-
 @in_skipped_time
-async def test_the_rate_of_a_device_is_that_of_its_forwards() -> None:
-    async with VirtualDevice(2.0).running() as device:
-        (model,) = device.models
-        assert device.executor.tokens_per_second == 0
-        await device.compute(of(model, 10))
-        assert device.executor.tokens_per_second == pytest.approx(5, rel=0.01)
-        device.thread.seconds = 1.0
-        await device.compute(of(model, 10))
-        assert device.executor.tokens_per_second == pytest.approx(6, rel=0.01), "a running mean"
-
-
-@in_skipped_time
-async def test_until_its_first_forward_it_is_what_was_measured_at_the_start() -> None:
+async def test_the_rate_of_a_device_is_that_of_its_forwards_after_what_was_measured() -> None:
     async with VirtualDevice(2.0, seconds_per_token=0.1).running() as device:
         assert device.executor.tokens_per_second == 10
-        await device.compute(of(device.models[0], 10))
+        await device.compute(10)
         assert device.executor.tokens_per_second == pytest.approx(5, rel=0.01)
+        device.thread.seconds = 1.0
+        await device.compute(10)
+        assert device.executor.tokens_per_second == pytest.approx(6, rel=0.01), "a running mean"
+    assert VirtualDevice(2.0).executor.tokens_per_second == 0
 
 
 @in_skipped_time
@@ -125,13 +74,13 @@ async def test_a_forward_is_expected_to_take_as_long_as_those_of_its_model() -> 
     async with VirtualDevice(4.0, FakeModel(), FakeModel()).running() as device:
         slow, quick = device.models
         assert device.executor.seconds_left == 0
-        await device.compute(of(slow, 8))
+        await device.compute(8, model=slow)
         device.thread.seconds = 1.0
-        await device.compute(of(quick, 8))
+        await device.compute(8, model=quick)
         expected = {slow: 4.0, quick: 1.0}
         device.thread.seconds = 10.0
         for model, seconds in expected.items():
-            running = device.put(of(model, 8))
+            running = device.put(8, model=model)
             await turns()
             assert device.executor.seconds_left == pytest.approx(seconds, rel=0.01)
             await asyncio.sleep(seconds / 2)
@@ -146,20 +95,19 @@ async def test_a_forward_is_expected_to_take_as_long_as_those_of_its_model() -> 
 @in_skipped_time
 async def test_a_gpu_takes_another_batch_while_one_is_computed_and_counts_no_second_twice() -> None:
     async with VirtualDevice(2.0, gpu=True).running() as device:
-        (model,) = device.models
-        jobs = [device.put(of(model, 10)) for _ in range(2)]
+        jobs = [device.put(10) for _ in range(2)]
         await turns(20)
         assert len(device.executor.batches) == 2
         # No batch is formed before it can be launched: these share one.
         for _ in range(2):
-            jobs.append(device.put(of(model, 5)))
+            jobs.append(device.put(5))
             await turns(20)
         began = now()
         for each in jobs:
             await each.result()
         assert now() - began == pytest.approx(6, rel=0.01)
         assert [each.inference_seconds for each in jobs] == [pytest.approx(2, rel=0.01)] * 4
-        assert model.batches == [[10], [10], [5, 5]]
+        assert device.model.batches == [[10], [10], [5, 5]]
         assert device.executor.tokens_per_second == pytest.approx(5, rel=0.01)
         assert device.executor.batches == []
 
@@ -167,13 +115,12 @@ async def test_a_gpu_takes_another_batch_while_one_is_computed_and_counts_no_sec
 @in_skipped_time
 async def test_the_time_left_of_a_gpu_is_that_of_the_batch_that_ends_first() -> None:
     async with VirtualDevice(2.0, gpu=True, budget=8).running() as device:
-        (model,) = device.models
-        await device.compute(of(model, 8))
-        first = device.put(of(model, 8))
+        await device.compute(8)
+        first = device.put(8)
         await turns(20)
         assert device.executor.seconds_left == 0, "there is room for a second one"
         await asyncio.sleep(0.5)
-        second = device.put(of(model, 8))
+        second = device.put(8)
         await turns(20)
         assert device.executor.seconds_left == pytest.approx(1.5, rel=0.01)
         await first.result()
@@ -183,23 +130,21 @@ async def test_the_time_left_of_a_gpu_is_that_of_the_batch_that_ends_first() -> 
 @in_skipped_time
 async def test_what_arrives_within_the_wait_for_a_batch_shares_it() -> None:
     async with VirtualDevice(1.0, batch_wait=0.5).running() as device:
-        (model,) = device.models
-        jobs = [device.put(of(model, 2))]
+        jobs = [device.put(2)]
         await asyncio.sleep(0.4)
-        jobs.append(device.put(of(model, 3)))
+        jobs.append(device.put(3))
         await asyncio.sleep(0.2)
-        jobs.append(device.put(of(model, 4)))
+        jobs.append(device.put(4))
         for each in jobs:
             await each.result()
-        assert model.batches == [[2, 3], [4]]
+        assert device.model.batches == [[2, 3], [4]]
 
 
 @in_skipped_time
 async def test_a_forward_is_counted_once_with_its_tokens_texts_and_seconds() -> None:
     async with VirtualDevice(2.0).running() as device:
-        (model,) = device.models
-        texts = device.put(of(model, 3, 3))
-        pair = device.put(of(model, 4, purpose=Purpose.RERANKING))
+        texts = device.put(3, 3)
+        pair = device.put(4, purpose=Purpose.RERANKING)
         for each in (texts, pair):
             await each.result()
         value = device.metrics.value
@@ -208,7 +153,7 @@ async def test_a_forward_is_counted_once_with_its_tokens_texts_and_seconds() -> 
         assert value("embedding_batch_size_sum") == 2
         assert value("embedding_gpu_inference_duration_seconds_sum") == pytest.approx(2, rel=0.01)
         assert value("rerank_inference_duration_seconds_sum") == pytest.approx(2, rel=0.01)
-        await device.compute(of(model, 4))
+        await device.compute(4)
         assert value("rerank_inference_duration_seconds_count") == 1
         assert value("embedder_queue_wait_seconds_count") == 3
 
@@ -216,8 +161,7 @@ async def test_a_forward_is_counted_once_with_its_tokens_texts_and_seconds() -> 
 @in_skipped_time
 async def test_a_request_waits_once_however_many_batches_it_takes() -> None:
     async with VirtualDevice(2.0).running() as device:
-        (model,) = device.models
-        first, second = device.put(of(model, 10, 10)), device.put(of(model, 10))
+        first, second = device.put(10, 10), device.put(10)
         for each in (first, second):
             await each.result()
         assert device.metrics.value("embedder_queue_wait_seconds_count") == 2
@@ -227,220 +171,117 @@ async def test_a_request_waits_once_however_many_batches_it_takes() -> None:
 @in_skipped_time
 async def test_memory_that_ran_out_halves_the_budget_and_forwards_that_fit_restore_it() -> None:
     async with VirtualDevice(1.0, budget=1000).running() as device:
-        (model,) = device.models
-        model.failures = [MemoryError(), None, MemoryError()]
-        assert await device.compute(of(model, *[50] * 4)) == [0] * 4
+        device.model.failures = [MemoryError(), None, MemoryError()]
+        assert await device.compute(*[50] * 4) == [0] * 4
         # 200 tokens, 100, 100, and two of 50: halved twice, and restored three times.
-        assert model.batches == [[50] * 4, [50] * 2, [50] * 2, [50], [50]]
-        assert device.budgets[model].limits.max_tokens == 50 + 2 * 10
+        assert device.model.batches == [[50] * 4, [50] * 2, [50] * 2, [50], [50]]
+        assert device.budgets[device.model].limits.max_tokens == 50 + 2 * 10
         assert device.metrics.value("embedder_out_of_memory_splits_total") == 2
 
 
 @in_skipped_time
 async def test_one_text_that_does_not_fit_fails_its_request_alone() -> None:
     async with VirtualDevice(1.0).running() as device:
-        (model,) = device.models
-        model.failures = [MemoryError(), MemoryError()]
+        device.model.failures = [MemoryError(), MemoryError()]
         # The first half of both, and then by itself.
-        failing, other = device.put(of(model, 4)), device.put(of(model, 5))
+        failing, other = device.put(4), device.put(5)
         with pytest.raises(OutOfMemoryError):
             await failing.result()
         assert numbers(await other.result()) == [0]
-        assert model.batches == [[4, 5], [4], [5]]
+        assert device.model.batches == [[4, 5], [4], [5]]
 
 
 @pytest.mark.parametrize("error", [ValueError("secret"), InferenceError("the thread ended")])
-def test_a_forward_that_fails_is_logged_unless_its_error_says_why_and_the_next_runs(
+@in_skipped_time
+async def test_a_forward_that_fails_is_logged_unless_its_error_says_why_and_the_next_runs(
     error: Exception,
 ) -> None:
-    @in_skipped_time
-    async def fail() -> None:
-        async with VirtualDevice(1.0).running() as device:
-            (model,) = device.models
-            model.failures = [error]
-            known = isinstance(error, InferenceError)
-            told = "the thread ended" if known else "the model failed on this request"
-            with capture_logs() as log, pytest.raises(InferenceError, match=f"^{told}$"):
-                await device.compute(of(model, 4))
-            assert [each["event"] for each in log] == ([] if known else ["batch_failed"])
-            assert await device.compute(of(model, 4)) == [0]
-
-    fail()
-
-
-@in_skipped_time
-async def test_what_nobody_waits_for_is_not_computed_in_halves() -> None:
     async with VirtualDevice(1.0).running() as device:
-        (model,) = device.models
-        model.failures = [MemoryError()]
-        left, stays = device.put(of(model, 4)), device.put(of(model, 5))
-        await asyncio.sleep(0.5)
-        left.cancel()
-        await stays.result()
-        assert model.batches == [[4, 5], [5]]
-
-
-@in_skipped_time
-async def test_who_leaves_while_a_batch_waits_for_the_thread_costs_no_forward() -> None:
-    async with VirtualDevice(1.0).running() as device:
-        (model,) = device.models
-        for stay in (True, False):
-            model.batches.clear()
-            measuring = asyncio.create_task(device.thread.run(lambda: None))
-            await turns()
-            left, other = device.put(of(model, 4)), device.put(of(model, 5))
-            await turns(20)
-            assert len(device.executor.batches) == 1
-            rate = device.executor.tokens_per_second
-            left.cancel()
-            if not stay:
-                other.cancel()
-            await measuring
-            await asyncio.sleep(2)
-            assert model.batches == ([[5]] if stay else [])
-        assert device.executor.tokens_per_second == rate, "nothing was computed"
-        assert await device.compute(of(model, 3)) == [0]
-
-
-@in_skipped_time
-async def test_the_wait_for_the_thread_is_not_in_the_time_of_a_forward() -> None:
-    async with VirtualDevice(2.0, seconds_per_token=0.5, fixed=3.0).running() as device:
-        (model,) = device.models
-        measuring = asyncio.create_task(device.thread.run(lambda: None))
-        await turns()
-        waits = device.put(of(model, 4))
-        await turns(20)
-        assert device.executor.seconds_left == pytest.approx(2, rel=0.01), "of its forward"
-        await measuring
-        assert numbers(await waits.result()) == [0]
-        assert waits.inference_seconds == pytest.approx(2, abs=0.01)
-
-
-@in_skipped_time
-async def test_halves_and_the_batch_that_was_launched_before_them_have_their_own_time() -> None:
-    """The device computes them after it, though they are of the batch before."""
-    async with VirtualDevice(2.0, gpu=True, fixed=3.0).running() as device:
-        (model,) = device.models
-        model.asynchronous = True
-        for slow in (False, True):
-            model.failures = [MemoryError()]
-            device.budgets[model] = TokenBudget(10)
-            began, halved, behind = now(), device.put(of(model, 5, 5)), device.put(of(model, 10))
-            await asyncio.sleep(1.9)
-            device.thread.seconds = 5.0 if slow else 2.0
-            await asyncio.sleep(0.2)
-            device.thread.seconds = 2.0
-            if slow:
-                with pytest.raises(InferenceTimeoutError):
-                    await behind.result()
-                assert now() - began == pytest.approx(5, abs=0.01), "the device began it after two"
-            else:
-                await behind.result()
-                assert behind.inference_seconds == pytest.approx(2, abs=0.01)
-            assert numbers(await halved.result()) == [0, 0]
-            assert halved.inference_seconds == pytest.approx(4, abs=0.01)
+        device.model.failures = [error]
+        known = isinstance(error, InferenceError)
+        told = "the thread ended" if known else "the model failed on this request"
+        with capture_logs() as log, pytest.raises(InferenceError, match=f"^{told}$"):
+            await device.compute(4)
+        assert [each["event"] for each in log] == ([] if known else ["batch_failed"])
+        assert await device.compute(4) == [0]
 
 
 @pytest.mark.parametrize("gpu", [False, True])
-def test_a_forward_that_takes_too_long_fails_its_requests_and_the_next_has_its_own_time(
+@in_skipped_time
+async def test_a_forward_that_takes_too_long_fails_its_requests_and_the_next_has_its_own_time(
     gpu: bool,
 ) -> None:
-    @in_skipped_time
-    async def overrun() -> None:
-        async with VirtualDevice(5.0, gpu=gpu, fixed=3.0).running() as device:
-            (model,) = device.models
-            began, slow, behind = now(), device.put(of(model, 10)), device.put(of(model, 10))
-            with pytest.raises(InferenceTimeoutError, match="longer than 3 seconds"):
-                await slow.result()
-            assert now() - began == pytest.approx(3, abs=0.01)
-            assert device.executor.watchdog.stuck_seconds == 0
-            await asyncio.sleep(1)
-            device.thread.seconds = 2.0
-            assert numbers(await behind.result()) == [0]
-            assert now() - began == pytest.approx(7, abs=0.1)
-            assert device.stuck == []
-
-    overrun()
+    async with VirtualDevice(5.0, gpu=gpu, fixed=3.0).running() as device:
+        began, slow, behind = now(), device.put(10), device.put(10)
+        with pytest.raises(InferenceTimeoutError, match="longer than 3 seconds"):
+            await slow.result()
+        assert now() - began == pytest.approx(3, abs=0.01)
+        assert device.executor.watchdog.stuck_seconds == 0
+        await asyncio.sleep(1)
+        device.thread.seconds = 2.0
+        assert numbers(await behind.result()) == [0]
+        assert now() - began == pytest.approx(7, abs=0.1)
+        assert device.stuck == []
 
 
-def broken(code: int) -> Exception:
+def crash() -> Exception:
     error = torch.AcceleratorError("CUDA error")
-    error.error_code = code
+    error.error_code = 719
     return error
 
 
 @pytest.mark.parametrize("has_other", [True, False])
-def test_what_has_not_begun_as_its_device_fails_is_no_suspect(has_other: bool) -> None:
-    @in_skipped_time
-    async def fail() -> None:
-        model = FakeModel()
-        others = [model] if has_other else []
-        async with VirtualDevice(1.0, model, gpu=True, others=others).running() as device:
-            model.asynchronous, model.failures = True, [broken(719)]
-            crashes = device.put(of(model, 10))
-            await turns(20)
-            launching = device.executor.launching
-            launching.seconds = 3.0
-            measuring = asyncio.create_task(launching.run(lambda: None))
-            await turns()
-            waits = device.put(of(model, 9))
-            await turns(20)
-            assert len(device.executor.batches) == 2
-            with pytest.raises(DeviceCrashedError):
-                await crashes.result()
-            await measuring
-            await asyncio.sleep(5)
-            assert model.batches == [[10]]
-            if has_other:
-                given = device.queue.take(lambda _: device.budgets[model].limits)
-                assert given is not None
-                assert (given.handed_over, given.tokens) == (False, 9)
-            else:
-                with pytest.raises(DeviceFailedError, match="before it computed this"):
-                    await waits.result()
-
-    fail()
+@in_skipped_time
+async def test_what_has_not_begun_as_its_device_fails_is_no_suspect(has_other: bool) -> None:
+    model = FakeModel()
+    others = [model] if has_other else []
+    async with VirtualDevice(1.0, model, gpu=True, others=others).running() as device:
+        model.asynchronous, model.failures = True, [crash()]
+        crashes = device.put(10)
+        await turns(20)
+        launching = device.executor.launching
+        launching.seconds = 3.0
+        measuring = asyncio.create_task(launching.run(lambda: None))
+        await turns()
+        waits = device.put(9)
+        await turns(20)
+        assert len(device.executor.batches) == 2
+        with pytest.raises(DeviceCrashedError):
+            await crashes.result()
+        await measuring
+        await asyncio.sleep(5)
+        assert model.batches == [[10]]
+        if has_other:
+            given = device.queue.take(lambda _: device.budgets[model].limits)
+            assert given is not None
+            assert (given.handed_over, given.tokens) == (False, 9)
+        else:
+            with pytest.raises(DeviceFailedError, match="before it computed this"):
+                await waits.result()
 
 
 @in_skipped_time
 async def test_a_batch_that_has_failed_another_device_runs_beside_no_other() -> None:
     async with VirtualDevice(2.0, gpu=True).running() as device:
-        (model,) = device.models
         device.queue._consumers.clear()
-        suspect = device.put(of(model, 10))
-        taken = device.queue.take(lambda _: device.budgets[model].limits)
+        suspect = device.put(10)
+        taken = device.queue.take(lambda _: device.budgets[device.model].limits)
         assert taken is not None
         device.queue._consumers.append(device.executor._consumer)
-        before = device.put(of(model, 9))
+        before = device.put(9)
         await turns(20)
         device.queue.hand_over(replace(taken, handed_over=True))
-        after = device.put(of(model, 8))
+        after = device.put(8)
         await turns(20)
-        assert model.batches == [[9]]
+        assert device.model.batches == [[9]]
         assert len(device.executor.batches) == 2
         await before.result()
         await turns(20)
-        assert model.batches == [[9], [10]], "it has the device for itself"
+        assert device.model.batches == [[9], [10]], "it has the device for itself"
         await suspect.result()
         await after.result()
-        assert model.batches == [[9], [10], [8]]
+        assert device.model.batches == [[9], [10], [8]]
         assert device.metrics.value("embedder_queue_wait_seconds_count") == 2
-
-
-@in_skipped_time
-async def test_callers_of_a_consumer_that_ends_unexpectedly_are_told(monkeypatch) -> None:
-    device = VirtualDevice(5.0)
-
-    def stop(*_: object) -> None:
-        raise ZeroDivisionError
-
-    monkeypatch.setattr(device.budgets[device.models[0]], "recover", stop)
-    task = asyncio.create_task(device.executor.run())
-    with pytest.raises(UnhealthyError, match="consumer has ended"):
-        await device.compute(of(device.models[0], 10))
-    (error,) = await asyncio.gather(task, return_exceptions=True)
-    assert isinstance(error, ExceptionGroup)
-    assert device.executor.batches == []
 
 
 def preemptible(seconds_per_token: float = 0.05) -> VirtualDevice:
@@ -452,19 +293,18 @@ def preemptible(seconds_per_token: float = 0.05) -> VirtualDevice:
 async def test_a_short_job_that_arrives_runs_within_a_long_forward_and_at_no_cost_to_it() -> None:
     """It counts for neither the rate of the device nor the seconds of the long one."""
     async with preemptible().running() as device:
-        (model,) = device.models
-        long = device.put(of(model, 200, client="a"))
+        long = device.put(200, client="a")
         await asyncio.sleep(1)
         device.thread.seconds = 2.0
-        came = device.put(of(model, 7, client="b"))
-        waits = device.put(of(model, 8, client="c"))
+        came = device.put(7, client="b")
+        waits = device.put(8, client="c")
         await came.result()
         assert now() == pytest.approx(1003, abs=0.1)
         await waits.result()
         assert not long.resolved
         await long.result()
         assert now() == pytest.approx(1010, abs=0.1)
-        assert model.batches == [[200], [7], [8]]
+        assert device.model.batches == [[200], [7], [8]]
         assert long.inference_seconds == pytest.approx(10 - 2 - 2, abs=0.1)
         assert came.inference_seconds == pytest.approx(2, abs=0.1)
         assert device.executor.tokens_per_second == pytest.approx(200 / 6, rel=0.05)
@@ -472,53 +312,35 @@ async def test_a_short_job_that_arrives_runs_within_a_long_forward_and_at_no_cos
 
 
 @in_skipped_time
-async def test_what_preempts_and_fails_uses_up_the_time_too_and_costs_the_long_one_none() -> None:
-    async with preemptible(0.02).running() as device:
-        (model,) = device.models
-        long = device.put(of(model, 200, client="a"))
-        await asyncio.sleep(1)
-        device.thread.seconds, model.failures = 5.0, [ValueError()]
-        failing, late = device.put(of(model, 7)), device.put(of(model, 7))
-        with pytest.raises(InferenceError):
-            await failing.result()
-        assert model.batches == [[200], [7]]
-        await long.result()
-        await late.result()
-
-
-@in_skipped_time
 async def test_a_forward_that_is_soon_over_is_not_preempted() -> None:
     async with preemptible(0.0002).running() as device:
-        (model,) = device.models
-        long = device.put(of(model, 200, client="a"))
+        long = device.put(200, client="a")
         await asyncio.sleep(1)
-        device.put(of(model, 7))
+        device.put(7)
         await long.result()
-        assert model.batches == [[200]]
+        assert device.model.batches == [[200]]
 
 
 @in_skipped_time
 async def test_what_preempted_a_forward_does_not_count_for_the_halves_of_it() -> None:
     async with preemptible().running() as device:
-        (model,) = device.models
-        model.failures = [MemoryError()]
-        long = device.put(of(model, 100, 100, client="a"))
+        device.model.failures = [MemoryError()]
+        long = device.put(100, 100, client="a")
         await asyncio.sleep(1)
         device.thread.seconds = 2.0
-        assert await device.compute(of(model, 7, client="b")) == [0]
+        assert await device.compute(7, client="b") == [0]
         await long.result()
-        assert model.batches == [[100, 100], [7], [100], [100]]
+        assert device.model.batches == [[100, 100], [7], [100], [100]]
         assert long.inference_seconds == pytest.approx(2 + 2, abs=0.1)
 
 
 @in_skipped_time
 async def test_short_jobs_of_a_long_batch_do_not_wait_for_its_end() -> None:
     async with preemptible().running() as device:
-        (model,) = device.models
         device.thread.seconds = 4.0
-        long, own = device.put(of(model, 200, client="a")), device.put(of(model, 5, client="b"))
+        long, own = device.put(200, client="a"), device.put(5, client="b")
         await turns(20)
-        assert sorted(model.batches) == [[5], [200]]
+        assert sorted(device.model.batches) == [[5], [200]]
         await own.result()
         await long.result()
 
@@ -526,8 +348,7 @@ async def test_short_jobs_of_a_long_batch_do_not_wait_for_its_end() -> None:
 @in_skipped_time
 async def test_on_a_gpu_nothing_runs_within_another_forward() -> None:
     async with VirtualDevice(10.0, gpu=True, budget=1000, seconds_per_token=0.05).running() as gpu:
-        (model,) = gpu.models
-        gpu.put(of(model, 200, client="a"))
-        gpu.put(of(model, 5, client="b"))
+        gpu.put(200, client="a")
+        gpu.put(5, client="b")
         await turns(20)
-        assert [sorted(batch) for batch in model.batches] == [[5, 200]]
+        assert [sorted(batch) for batch in gpu.model.batches] == [[5, 200]]

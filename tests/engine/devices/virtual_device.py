@@ -15,6 +15,7 @@ from smart_embedder.engine.scheduling.job import Job
 from smart_embedder.engine.scheduling.queue import JobQueue
 from smart_embedder.observability.metrics import Metrics
 from tests.engine.fakes import FakeModel
+from tests.engine.scheduling.jobs import job
 from tests.support.skipped_time import now
 
 
@@ -92,13 +93,19 @@ class VirtualDevice:
             task.cancel()
             await asyncio.wait({task})
 
-    def put(self, job: Job) -> Job:
-        self.queue.put(job)
-        return job
+    @property
+    def model(self) -> FakeModel:
+        return self.models[0]
 
-    async def compute(self, job: Job) -> list[int]:
-        """Let it be computed; its results as numbers."""
-        return numbers(await self.put(job).result())
+    def put(self, *lengths: int, model: FakeModel | None = None, **options: Any) -> Job:
+        """A job of texts of so many tokens, for the first model if none is named."""
+        made = job(*lengths, model=model or self.model, **options)
+        self.queue.put(made)
+        return made
+
+    async def compute(self, *lengths: int, **options: Any) -> list[int]:
+        """The results of such a job, as numbers."""
+        return numbers(await self.put(*lengths, **options).result())
 
 
 def numbers(results: Sequence[Any]) -> list[int]:

@@ -234,81 +234,16 @@ async def test_nobody_waits_for_work_whose_turn_comes_later_than_their_own(other
     assert 2 in model.batches[1]
 
 
-async def test_a_short_request_does_not_wait_for_a_long_one() -> None:
+@pytest.mark.parametrize(
+    "texts",
+    [["\ud800"], [f"{i} " + "a" * 60_000 for i in range(3)]],
+    ids=["half a surrogate pair", "a large body"],
+)
+async def test_texts_of_any_kind_and_size_are_found(texts: list[str]) -> None:
     model = KindsModel()
-    async with cached_engine(model) as engine:
-        held = await hold(engine, model)
-        long = asyncio.create_task(engine.embed(asked(["ab", *(f"{i:0100}" for i in range(20))])))
-        await queued(engine, tokens=2002)
-        short = asyncio.create_task(engine.embed(asked(["ab"])))
-        await queued(engine, tokens=2004)
-        let_go(model)
-        await asyncio.gather(held, short, long)
-
-
-async def test_truncation_is_reported_and_refused_as_if_nothing_were_kept() -> None:
-    plain, model = KindsModel(), KindsModel()
-    async with engine_for(plain) as lonely, cached_engine(model) as engine:
-        for options in ({}, FROM_LEFT, {}):
-            result = await engine.embed(asked(["ab", LONG], **options))
-            assert facts(result) == facts(await lonely.embed(asked(["ab", LONG], **options)))
-        for texts in ([LONG], ["ab", LONG], ["new", LONG, LONG + "c"]):
-            with pytest.raises(TextTooLongError) as ours:
-                await engine.embed(asked(texts, **UNCUT))
-            with pytest.raises(TextTooLongError) as theirs:
-                await lonely.embed(asked(texts, **UNCUT))
-            assert str(ours.value) == str(theirs.value)
-            assert ours.value.problems == theirs.value.problems
-    assert sum(map(len, model.batches)) == 4
-
-
-async def test_a_refusal_is_told_to_each_of_those_who_wait_for_the_same() -> None:
-    model = KindsModel()
-    async with cached_engine(model) as engine:
-        requests = [engine.embed(asked([text, LONG], **UNCUT)) for text in ("a", "b", "c")]
-        told = await asyncio.gather(*requests, return_exceptions=True)
-    assert [type(each) for each in told] == [TextTooLongError] * 3
-    assert {str(each).partition(" has ")[0] for each in told} == {"the text at index 1"}
-
-
-async def test_it_never_grows_above_its_bytes() -> None:
-    model, metrics = KindsModel(), Metrics()
-    async with cached_engine(model, metrics, embedding_cache_bytes=60_000) as engine:
-        for i in range(50):
-            await engine.embed(asked([f"{i:03}", "always"]))
-            assert 0 < metrics.value("embedder_cache_bytes") <= 60_000
-        assert 5 * KINDS < metrics.value("embedder_cache_entries") < 50 * KINDS
-        computed = len(model.batches)
-        await engine.embed(asked(["049", "always"]))
-        assert len(model.batches) == computed
-        await engine.embed(asked(["000"]))
-        assert len(model.batches) == computed + 1
-    assert sum(6 in batch for batch in model.batches) == 1
-
-
-async def test_what_is_larger_than_the_cache_is_answered_and_not_kept() -> None:
-    model, metrics = KindsModel(), Metrics()
-    async with cached_engine(model, metrics, embedding_cache_bytes=1) as engine:
-        assert facts(await engine.embed(asked(["ab"]))) == facts(await engine.embed(asked(["ab"])))
-    assert metrics.value("embedder_cache_bytes") == 0
-    assert model.batches == [[2], [2]]
-
-
-async def test_a_text_with_half_a_surrogate_pair_is_kept_as_any_other() -> None:
-    model = KindsModel()
-    async with cached_engine(model) as engine:
-        assert facts(await engine.embed(asked(["\ud800"]))) == facts(
-            await engine.embed(asked(["\ud800"]))
-        )
-    assert model.batches == [[1]]
-
-
-async def test_a_large_body_is_found_too() -> None:
-    model = KindsModel()
-    texts = [f"{i} " + "a" * 60_000 for i in range(3)]
     async with cached_engine(model) as engine:
         assert facts(await engine.embed(asked(texts))) == facts(await engine.embed(asked(texts)))
-    assert sum(map(len, model.batches)) == 3
+    assert sum(map(len, model.batches)) == len(texts)
 
 
 TEXTS = st.lists(st.sampled_from(["", "a", "bb", "ccc", "dddd", LONG]), min_size=1, max_size=6)

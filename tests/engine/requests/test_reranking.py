@@ -27,10 +27,8 @@ from smart_embedder.engine.requests import reranking
 from smart_embedder.engine.requests.reranking import ClassificationRequest, _groups, score
 from smart_embedder.errors import (
     EmptyInputError,
-    InferenceError,
     InferenceTimeoutError,
     InvalidRequestError,
-    QueueFullError,
     RerankerDisabledError,
     TextTooLongError,
 )
@@ -42,104 +40,45 @@ from tests.engine.fakes import FakeM3, FakeModel, FakeReranker, loaded
 from tests.support.texts import varied_texts
 
 
-class InteractingModel(FakeModel):
-    """Makes all three kinds of vectors, as bge-m3 does."""
+class EchoingModel(FakeModel):
+    """Its dense and ColBERT vectors are the first character's number."""
 
     def results(self, sequences: list[np.ndarray]) -> list[TextEmbedding]:
-        one = np.ones(1, np.float32)
-        sparse = SparseVector(np.zeros(1, np.int64), one)
-        return [TextEmbedding(one, sparse, one[None]) for _ in sequences]
+        sparse = SparseVector(np.zeros(1, np.int64), np.zeros(1, np.float32))
+        vectors = [np.float32(ids[:1]) for ids in sequences]
+        return [TextEmbedding(vector, sparse, vector[None]) for vector in vectors]
 
 
-async def test_scores_come_back_in_the_order_of_the_passages() -> None:
-    async with engine_for(reranker=FakeReranker()) as engine:
-        result = await engine.rerank(RerankRequest("q", ["ccc", "a", "bb", ""]))
-    assert result.scores == [3, 1, 2, 0]
-    assert result.parts is None
+@pytest.mark.parametrize("query", ["q", ["q", "r", "q", "s"]], ids=["one query", "one for each"])
+async def test_scores_of_one_forward_come_back_in_the_order_of_the_passages(query) -> None:
+    reranker = FakeReranker()
+    async with engine_for(reranker=reranker) as engine:
+        result = await engine.rerank(RerankRequest(query, ["ccc", "a", "bb", ""]))
+    assert (result.scores, result.parts) == ([3, 1, 2, 0], None)
+    assert reranker.batches == [[4, 2, 3, 1]]
 
 
-async def test_normalising_is_a_float32_sigmoid_that_never_overflows() -> None:
+async def test_normalising_is_a_float32_sigmoid_that_never_overflows_and_is_of_logits_alone() -> (
+    None
+):
     reranker = FakeReranker()
     reranker.offset = -2.0
     async with engine_for(reranker=reranker) as engine:
         request = RerankRequest("q", ["", "aa", "a" * 99], normalize=True)
         scores = (await engine.rerank(request)).scores
+        reranker.scores_are_logits = False
+        assert (await engine.rerank(request)).scores == [-2, 0, 97]
     exact = 1 / (1 + np.exp(-np.float64([-2, 0, 97])))
     np.testing.assert_allclose(scores, exact, rtol=1e-6)
 
 
-async def test_normalising_leaves_probabilities_alone() -> None:
-    reranker = FakeReranker()
-    reranker.scores_are_logits = False
-    async with engine_for(reranker=reranker) as engine:
-        result = await engine.rerank(RerankRequest("q", ["aaa"], normalize=True))
-    assert result.scores == [3]
-
-
-async def test_passages_of_different_requests_share_a_forward() -> None:
-    reranker, metrics = FakeReranker(), Metrics()
-    async with engine_for(metrics=metrics, reranker=reranker) as engine:
-        reranker.held = True
-        first = asyncio.create_task(engine.rerank(RerankRequest("q", ["a"])))
-        await entered(reranker)
-        rest = [
-            asyncio.create_task(engine.rerank(RerankRequest("q", [text]))) for text in ("bb", "cc")
-        ]
-        while metrics.value("embedder_tokenize_seconds_count") != 3:  # noqa: ASYNC110 - turns, not time
-            await asyncio.sleep(0)
-        let_go(reranker)
-        await asyncio.gather(first, *rest)
-    assert reranker.batches == [[2], [3, 3]]
-
-
-async def test_a_small_request_is_not_blocked_by_one_of_a_thousand_passages() -> None:
-    """It is answered within two forwards of its arrival, while the large one goes on."""
-    reranker, metrics = FakeReranker(), Metrics()
-    async with engine_for(metrics=metrics, reranker=reranker) as engine:
-        reranker.held = True
-        large = asyncio.create_task(engine.rerank(RerankRequest("q", ["abc"] * 1000)))
-        await entered(reranker)
-        small = asyncio.create_task(engine.rerank(RerankRequest("q", ["z"])))
-        # What is left of the large one, and the small one.
-        while engine._queue.waiting_tokens % 4 != 2:  # noqa: ASYNC110 - turns, not time
-            await asyncio.sleep(0)
-        reranker.gate.release()
-        await entered(reranker)
-        reranker.gate.release()
-        await small
-        assert not large.done()
-        reranker.held = False
-        reranker.gate.release(2)
-        assert len((await large).scores) == 1000
-    assert 2 in reranker.batches[1]
-
-
-async def test_switched_off_it_names_the_setting() -> None:
-    async with engine_for() as engine:
-        with pytest.raises(RerankerDisabledError, match="RERANKER_MODEL is none"):
-            await engine.rerank(RerankRequest("q", ["a"]))
-
-
-async def test_more_than_rerank_max_queue_at_once_are_refused() -> None:
-    reranker = FakeReranker()
-    async with engine_for(reranker=reranker, rerank_max_queue=1) as engine:
-        reranker.held = True
-        first = asyncio.create_task(engine.rerank(RerankRequest("q", ["a"])))
-        await entered(reranker)
-        with pytest.raises(QueueFullError, match="1 rerank requests are in work"):
-            await engine.rerank(RerankRequest("q", ["b"]))
-        let_go(reranker)
-        await first
-
-
-async def test_forwards_over_the_time_limit_are_a_timeout_and_the_device_goes_on() -> None:
-    reranker = FakeReranker()
-    async with engine_for(reranker=reranker, rerank_gpu_timeout=0.5) as engine:
-        reranker.held = True
-        with pytest.raises(InferenceTimeoutError, match="longer than 0.5 seconds"):
-            await engine.rerank(RerankRequest("q", ["a"]))
-        let_go(reranker)
-        assert (await engine.rerank(RerankRequest("q", ["b"]))).scores == [1]
+async def test_without_a_model_that_can_score_it_says_why() -> None:
+    refusing = FakeReranker()
+    refusing.refusal = "it has three labels"
+    for reranker, why in ((None, "RERANKER_MODEL is none"), (refusing, "it has three labels")):
+        async with engine_for(reranker=reranker) as engine:
+            with pytest.raises(RerankerDisabledError, match=why):
+                await engine.rerank(RerankRequest("q", ["a"]))
 
 
 async def test_waiting_behind_other_work_is_not_counted_as_inference() -> None:
@@ -149,7 +88,7 @@ async def test_waiting_behind_other_work_is_not_counted_as_inference() -> None:
         first = asyncio.create_task(engine.rerank(RerankRequest("q", ["a"])))
         await entered(reranker)
         second = asyncio.create_task(engine.rerank(RerankRequest("q", ["b"])))
-        with pytest.raises(InferenceTimeoutError):
+        with pytest.raises(InferenceTimeoutError, match="longer than 0.5 seconds"):
             await first
         # The second has waited as long as the first ran into its limit, and is not out of time.
         assert not second.done()
@@ -160,7 +99,7 @@ async def test_waiting_behind_other_work_is_not_counted_as_inference() -> None:
 
 
 async def test_late_interaction_has_one_time_limit_for_all_its_forwards() -> None:
-    model = InteractingModel()
+    model = EchoingModel()
     async with engine_for(model, late_interaction=True, rerank_gpu_timeout=0.4) as engine:
         model.held = True
         request = asyncio.create_task(engine.rerank(RerankRequest("q", ["a", "b"])))
@@ -176,7 +115,7 @@ async def test_late_interaction_has_one_time_limit_for_all_its_forwards() -> Non
 
 
 async def test_late_interaction_counts_as_reranking_also_beside_embeddings() -> None:
-    model, metrics = InteractingModel(), Metrics()
+    model, metrics = EchoingModel(), Metrics()
     async with engine_for(model, metrics, late_interaction=True) as engine:
         await engine.rerank(RerankRequest("q", ["a", "b"]))
         assert metrics.value("rerank_inference_duration_seconds_count") == 2
@@ -198,66 +137,12 @@ async def test_late_interaction_counts_as_reranking_also_beside_embeddings() -> 
     assert metrics.value("embedding_batch_size_sum") == 3
 
 
-async def test_pairs_of_their_own_queries_share_a_forward_and_keep_their_order() -> None:
-    reranker = FakeReranker()
-    async with engine_for(reranker=reranker) as engine:
-        queries, passages = ["q", "r", "q", "s"], ["ccc", "a", "bb", ""]
-        result = await engine.rerank(RerankRequest(queries, passages))
-    assert result.scores == [3, 1, 2, 0]
-    assert reranker.batches == [[4, 2, 3, 1]]
-
-
-class EchoingModel(FakeModel):
-    """Its dense and ColBERT vectors are the first character's number."""
-
-    def results(self, sequences: list[np.ndarray]) -> list[TextEmbedding]:
-        sparse = SparseVector(np.zeros(1, np.int64), np.zeros(1, np.float32))
-        vectors = [np.float32(ids[:1]) for ids in sequences]
-        return [TextEmbedding(vector, sparse, vector[None]) for vector in vectors]
-
-
-async def test_late_interaction_scores_each_passage_with_its_own_query() -> None:
-    model = EchoingModel()
-    async with engine_for(model, late_interaction=True) as engine:
-        queries, passages = ["\x02", "\x03", "\x02"], ["\x05", "\x07", "\x0b"]
-        result = await engine.rerank(RerankRequest(queries, passages))
-    assert [part.dense for part in result.parts or []] == [10, 21, 22]
-    assert model.batches == [[1, 1], [1, 1, 1]]
-
-
-async def test_where_one_forward_of_pairs_fails_none_of_the_others_runs_on() -> None:
-    reranker = FakeReranker()
-    reranker.failures = [RuntimeError("broken")]
-    async with engine_for(reranker=reranker) as engine:
-        pairs = RerankRequest([f"q{i}" for i in range(6)], ["abcd"] * 6)
-        with pytest.raises(InferenceError):
-            await engine.rerank(pairs)
-        assert (await engine.rerank(RerankRequest("q", ["a"]))).scores == [1]
-    assert reranker.batches == [[5, 5], [2]]
-
-
-async def test_a_caller_of_pairs_who_leaves_takes_all_of_them_away() -> None:
-    reranker = FakeReranker()
-    async with engine_for(reranker=reranker) as engine:
-        reranker.held = True
-        pairs = RerankRequest([f"q{i}" for i in range(6)], ["abcd"] * 6)
-        leaving = asyncio.create_task(engine.rerank(pairs))
-        await entered(reranker)
-        leaving.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await leaving
-        assert engine._queue.waiting_tokens == 0
-        let_go(reranker)
-        assert (await engine.rerank(RerankRequest("q", ["a"]))).scores == [1]
-    assert reranker.batches == [[5, 5], [2]]
-
-
 @pytest.mark.long
 async def test_many_queries_are_taken_in_groups_whose_vectors_are_let_go() -> None:
     made: list[weakref.ref[np.ndarray]] = []
     alive: list[int] = []
 
-    class Wide(InteractingModel):
+    class Wide(EchoingModel):
         colbert_width = 250
 
         def results(self, sequences: list[np.ndarray]) -> list[TextEmbedding]:
@@ -293,20 +178,23 @@ def test_groups_of_queries_hold_what_they_may_and_none_could_take_the_next(sizes
 
 @pytest.mark.parametrize("interacting", [False, True])
 async def test_a_query_for_each_passage_scores_them_as_alone(interacting: bool) -> None:
-    """Each distinct query is tokenised once, and counts its tokens once."""
-    passages, queries = ["aaa", "b", "cc", "dddd"], ["x", "yy", "x", "zzz"]
+    """Each distinct query is tokenised and computed once, and counts its tokens once."""
+    passages, queries = ["\x05aa", "\x07", "\x0bc", "\x0dddd"], ["\x02", "\x03y", "\x02", "\x11zz"]
+    model = EchoingModel()
     by_vectors, by_pairs = (
-        engine_for(InteractingModel(), late_interaction=True),
+        engine_for(model, late_interaction=True),
         engine_for(reranker=FakeReranker()),
     )
     async with by_vectors if interacting else by_pairs as engine:
         together = await engine.rerank(RerankRequest(queries, passages))
+        batches = model.batches[:2]
         alone = [
             (await engine.rerank(RerankRequest(query, [passage]))).scores[0]
             for query, passage in zip(queries, passages, strict=True)
         ]
     assert together.scores == alone
     assert together.tokens == (16 if interacting else 14)
+    assert batches == ([[1, 2, 3], [3, 2, 1, 4]] if interacting else [])
 
 
 @pytest.mark.parametrize(
@@ -327,14 +215,6 @@ async def test_there_is_one_query_or_one_for_each_passage_and_none_is_blank(
     async with engine_for(reranker=FakeReranker()) as engine:
         with pytest.raises(error, match=message):
             await engine.rerank(RerankRequest(queries, passages))
-
-
-async def test_a_model_that_cannot_score_says_why() -> None:
-    reranker = FakeReranker()
-    reranker.refusal = "it has three labels"
-    async with engine_for(reranker=reranker) as engine:
-        with pytest.raises(RerankerDisabledError, match="it has three labels"):
-            await engine.rerank(RerankRequest("q", ["a"]))
 
 
 async def test_scores_are_computed_only_where_their_tokens_may_be_held() -> None:
@@ -422,11 +302,6 @@ async def test_a_model_without_labels_is_named_and_so_is_a_missing_one() -> None
             await engine.classify(ClassificationRequest(inputs=[("a", None)]))
 
 
-async def test_a_classifier_may_score_passages_too() -> None:
-    async with engine_for(reranker=FakeClassifier()) as engine:
-        assert len((await engine.rerank(RerankRequest("q", ["a"]))).scores) == 1
-
-
 @pytest.fixture(scope="module")
 def reference(tiny_m3) -> BGEM3FlagModel:
     return BGEM3FlagModel(str(tiny_m3), use_fp16=False, devices="cpu")
@@ -464,22 +339,18 @@ async def test_equals_compute_score(tiny_m3, reference: BGEM3FlagModel, weights)
         np.testing.assert_allclose(parts, expected[kind], rtol=0, atol=1e-5)
 
 
-async def test_truncation_is_reported_for_the_query_and_for_passages(tiny_m3) -> None:
-    request = RerankRequest("search " * 9000, ["short", "vector " * 8191])
-    async with Engine(settings(tiny_m3), load_models) as engine:
-        result = await engine.rerank(request)
-    places = [(cut.field, cut.index, cut.original_tokens) for cut in result.truncations]
-    assert places == [("query", 0, 9002), ("passages", 1, 8193)]
-
-
 @pytest.mark.parametrize("weights", [(0, 0, 0), (-1, 1, 1), (float("nan"), 1, 1)])
 def test_weights_that_give_no_mean_are_refused(weights) -> None:
     with pytest.raises(InvalidRequestError, match="weights must be at least 0"):
         FusionWeights(*weights)
 
 
-def test_the_fused_score_is_the_weighted_mean() -> None:
-    assert FusionWeights(1, 2, 5).fuse(PartScores(0.8, 0.4, 0.2)) == pytest.approx(2.6 / 8)
+@pytest.mark.parametrize(
+    ("parts", "mean"),
+    [((0.8, 0.4, 0.2), 2.6 / 8), ((0.8, None, 0.2), 1.8 / 6), ((None, 0.4, None), 0.4)],
+)
+def test_the_fused_score_is_the_weighted_mean_of_the_kinds_that_are_made(parts, mean) -> None:
+    assert FusionWeights(1, 2, 5).fuse(PartScores(*parts)) == pytest.approx(mean)
 
 
 @pytest.mark.parametrize("most", [1, 1000])
@@ -509,12 +380,6 @@ def test_each_kind_that_both_have_gives_its_score() -> None:
     assert score(query, replace(passage, sparse=None)).sparse is None
     assert score(replace(query, colbert=None), passage).colbert is None
     assert score(query, replace(passage, sparse=sparse_of(_3=1))).sparse == 0
-
-
-def test_a_kind_that_is_not_made_does_not_count_in_the_mean() -> None:
-    weights = FusionWeights(1, 2, 5)
-    assert weights.fuse(PartScores(0.8, None, 0.2)) == pytest.approx((0.8 + 1.0) / 6)
-    assert weights.fuse(PartScores(None, 0.4, None)) == pytest.approx(0.4)
 
 
 @pytest.mark.parametrize(
