@@ -274,30 +274,31 @@ def test_the_thread_looks_when_a_beat_is_late_and_writes_when_the_loop_turns(mon
     assert script.counted == [pytest.approx(2.12345)]
 
 
-def test_a_loop_that_does_not_turn_is_written_of_after_five_seconds_and_once(monkeypatch) -> None:
+@pytest.mark.parametrize(
+    ("stuck", "turns", "waited", "told", "counted"),
+    [
+        pytest.param(
+            [101.3, 106.0, 200.0], [201.0], [1.25, 4.7, None, None, 1.25],
+            [("event_loop_blocked", 5.0)], [100.0], id="it does not turn, and is told of once",
+        ),
+        pytest.param(
+            [150.0], [150.5], [1.25, 1.0, 1.25],
+            [("process_stalled", 49.5)], [49.5], id="a stopped process has a second to turn again",
+        ),
+        pytest.param(
+            [], [101.0, 102.2], [1.25, 1.25, 1.25],
+            [], [pytest.approx(0.2)], id="a beat in time is not looked at",
+        ),
+    ],
+)  # fmt: skip
+def test_a_loop_that_stays_away_is_told_of_after_five_seconds(
+    stuck, turns, waited, told, counted, monkeypatch
+) -> None:
     script = Script(monkeypatch)
-    lines = script.run(
-        script.stuck(101.3), script.stuck(106.0), script.stuck(200.0), script.turns(201.0)
-    )
-    assert script.waited == [1.25, 4.7, None, None, 1.25]
-    (line,) = lines
-    assert (line["seconds"], line["thread_ran"], line["process_ran"]) == (5.0, None, 0.0)
-    assert script.counted == [100.0]
-
-
-def test_a_process_that_was_stopped_has_a_second_to_turn_again(monkeypatch) -> None:
-    script = Script(monkeypatch)
-    (line,) = script.run(script.stuck(150.0), script.turns(150.5))
-    assert script.waited == [1.25, 1.0, 1.25]
-    assert line["event"] == "process_stalled"
-    assert line["seconds"] == 49.5
-
-
-def test_a_beat_in_time_is_neither_looked_at_nor_written_of(monkeypatch) -> None:
-    script = Script(monkeypatch)
-    assert script.run(script.turns(101.0), script.turns(102.2)) == []
-    assert script.waited == [1.25, 1.25, 1.25]
-    assert script.counted == [pytest.approx(0.2)]
+    lines = script.run(*map(script.stuck, stuck), *map(script.turns, turns))
+    assert script.waited == waited
+    assert [(each["event"], each["seconds"]) for each in lines] == told
+    assert script.counted == counted
     assert script.watch._pause is None
 
 

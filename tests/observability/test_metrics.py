@@ -69,15 +69,18 @@ def test_an_endpoint_counts_under_its_own_labels(metrics) -> None:
     rerank.duration.observe(0.4)
     endpoint.active.inc(5)
     rerank.active.inc(6)
-    value = metrics.value
-    assert value("embedding_requests_total", status=status, endpoint=second) == 1
-    assert value("embedding_requests_total", status=status, endpoint=first) == 0
-    assert value("rerank_requests_total", status=other) == 2
-    assert value("embedding_requests_rejected_total", reason=REJECTION_REASONS[0]) == 3
-    assert value("rerank_requests_rejected_total", reason=REJECTION_REASONS[1]) == 4
-    assert value("embedding_request_duration_seconds_sum", endpoint=second) == 0.2
-    assert value("rerank_request_duration_seconds_sum") == 0.4
-    assert (value("embedding_active_requests"), value("rerank_active_requests")) == (5, 6)
+    for series, labels, count in (
+        ("embedding_requests_total", {"status": status, "endpoint": second}, 1),
+        ("embedding_requests_total", {"status": status, "endpoint": first}, 0),
+        ("rerank_requests_total", {"status": other}, 2),
+        ("embedding_requests_rejected_total", {"reason": REJECTION_REASONS[0]}, 3),
+        ("rerank_requests_rejected_total", {"reason": REJECTION_REASONS[1]}, 4),
+        ("embedding_request_duration_seconds_sum", {"endpoint": second}, 0.2),
+        ("rerank_request_duration_seconds_sum", {}, 0.4),
+        ("embedding_active_requests", {}, 5),
+        ("rerank_active_requests", {}, 6),
+    ):
+        assert metrics.value(series, **labels) == count, (series, labels)
     assert metrics.total(metrics.embedding_requests) == 1
     assert metrics.total(metrics.embedding_rejected) == 3
 
