@@ -1,16 +1,49 @@
-"""A client, its answers, and the engine's own numbers, to compare these with."""
+"""The service in this process, its clients, and the engine's own numbers to compare with."""
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
 import torch
+from starlette.testclient import TestClient
 
+from smart_embedder.main import create_app
 from smart_embedder.models.ops.choose import choose_backend
 from smart_embedder.models.ops.proof import Target
 from smart_embedder.models.tasks.dense import M3Embedder
-from tests.support.server import RunningServer
+from smart_embedder.settings import Settings
+
+_START_LIMIT = 120.0
+
+
+@contextmanager
+def serving(**settings: Any) -> Iterator[TestClient]:
+    """A client of a service that has loaded these models, as its process would."""
+    own = {"device": "cpu", "dtype": "float32", "reranker_model": "late-interaction"}
+    # All of a test's requests come from one address.
+    own |= dict.fromkeys(("rate_limit_requests_per_minute", "rate_limit_burst_size"), 1_000_000)
+    over, failures = threading.Event(), list[BaseException]()
+
+    def fail(error: BaseException) -> None:
+        failures.append(error)
+        over.set()
+
+    chosen = Settings.model_validate(own | settings)
+    app = create_app(chosen, on_settled=over.set, on_failure=fail)
+    with TestClient(app, client=("127.0.0.1", 1)) as client:
+        assert over.wait(_START_LIMIT)
+        assert failures == []
+        yield client
+
+
+def metric(client: TestClient, series: str, **labels: str) -> float:
+    """The present value of a series of the client's service."""
+    value: float = client.app.state.service.metrics.value(series, **labels)
+    return value
 
 
 @pytest.fixture(scope="session")
@@ -20,10 +53,17 @@ def embedder(tiny_m3: Path) -> M3Embedder:
     return M3Embedder("tiny-m3", tiny_m3, 8192, target)
 
 
-@pytest.fixture(scope="module")
-def client(server: RunningServer):
-    """Of a server without a token, whose only model is bge-m3's kind."""
-    with server.client() as client:
+@pytest.fixture(scope="session")
+def client(tiny_m3: Path):
+    """Of a service without a token, whose only model is bge-m3's kind."""
+    with serving(embedding_model=str(tiny_m3)) as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def bge_client(tiny_m3: Path, tiny_reranker: Path):
+    """Of a service whose reranker is a cross-encoder."""
+    with serving(embedding_model=str(tiny_m3), reranker_model=str(tiny_reranker)) as client:
         yield client
 
 

@@ -2,7 +2,6 @@
 
 import gzip
 import http.client
-import operator
 import re
 
 import orjson
@@ -10,8 +9,8 @@ import pytest
 from backports import zstd
 
 from smart_embedder import __version__
-from tests.api.test_formats import ARROW
 from tests.faults.raw import connect, head, read_status
+from tests.support.formats import ARROW
 
 BODY = b'{"sentences": ["search"], "return_colbert": false}'
 READ = ["/", "/health", "/health/live", "/health/ready", "/stats", "/metrics", "/openapi.json"]
@@ -31,17 +30,17 @@ def assert_refused(answer, status: int, code: str) -> str:
 
 
 @pytest.mark.parametrize("path", READ)
-def test_head_is_answered_like_get_without_a_body(client, path: str) -> None:
-    get, head = client.get(path), client.head(path)
-    assert (head.status_code, head.content) == (get.status_code, b"") == (200, b"")
-    assert head.headers["content-type"] == get.headers["content-type"]
-
-
-@pytest.mark.parametrize("path", READ[1:])
-def test_a_slash_at_the_end_changes_nothing(client, path: str) -> None:
-    for spelling in (f"{path}/", f"{path}//"):
+def test_head_is_answered_like_get_and_a_slash_at_the_end_changes_nothing(client, path) -> None:
+    get = client.get(path)
+    assert get.status_code == 200
+    for spelling in (path, f"{path}/", f"{path}//") if path != "/" else (path,):
+        head = client.head(spelling)
+        assert (head.status_code, head.content) == (200, b"")
+        assert head.headers["content-type"] == get.headers["content-type"]
         assert client.get(spelling).status_code == 200
-        assert client.head(spelling).status_code == 200
+
+
+WORK = ("embeddings", "rerank")
 
 
 def test_the_root_names_the_service_its_version_and_where_to_look(client) -> None:
@@ -52,9 +51,6 @@ def test_the_root_names_the_service_its_version_and_where_to_look(client) -> Non
     assert all(client.get(path).status_code == 200 for path in reading.values())
     for name in WORK:
         assert client.post(answer["paths"][name], json={}).status_code == 422
-
-
-WORK = ("embeddings", "rerank")
 
 
 def test_an_unknown_path_is_told_the_known_ones(client) -> None:
@@ -86,10 +82,9 @@ def test_a_wrong_method_is_told_the_allowed_ones(client, method, path, allowed) 
 @pytest.mark.parametrize(
     ("headers", "said"),
     [
+        # Other types: test_body.py.
         ({"Content-Type": "text/plain"}, "text/plain"),
-        ({"Content-Type": "application/json; charset=latin-1"}, "latin-1"),
         (JSON | {"Content-Encoding": "zstd"}, "Content-Encoding"),
-        (JSON | {"Content-Encoding": "gzip, gzip"}, "Content-Encoding"),
     ],
 )
 def test_any_other_type_or_packing_is_415_and_told_which_one_is_read(client, headers, said) -> None:
@@ -99,23 +94,21 @@ def test_any_other_type_or_packing_is_415_and_told_which_one_is_read(client, hea
     assert answer.headers["accept-encoding"] == "gzip, identity"
 
 
-@pytest.mark.parametrize(
-    "origin", ["https://evil.example", "http://127.0.0.1:1", "null", "http://localhost", "nonsense"]
-)
-def test_a_page_from_elsewhere_is_refused_and_counted(client, origin: str) -> None:
+def test_a_page_from_elsewhere_is_refused_and_counted(client) -> None:
+    """Which origins are elsewhere: tests/middleware/test_access.py."""
     rejected = client.get("/stats").json()["rejected_requests"]
-    answer = client.post("/embeddings/", content=BODY, headers=JSON | {"Origin": origin})
+    foreign = {"Origin": "https://evil.example"}
+    answer = client.post("/embeddings/", content=BODY, headers=JSON | foreign)
     detail = assert_refused(answer, 403, "foreign_origin")
-    assert origin in detail
+    assert foreign["Origin"] in detail
     assert "CORS_ORIGINS" in detail
     assert client.get("/stats").json()["rejected_requests"] == rejected + 1
-    assert client.get("/health", headers={"Origin": origin}).status_code == 403
+    assert client.get("/health", headers=foreign).status_code == 403
 
 
 @pytest.mark.parametrize("version", ["1.0", "1.1"])
-def test_a_large_answer_is_whole_in_every_version_of_http(server, client, version: str) -> None:
-    texts = [str(number) for number in range(100)]
-    body = orjson.dumps({"sentences": texts, "muvera": "query"})
+def test_a_large_answer_is_whole_in_every_version_of_http(server, version: str) -> None:
+    body = orjson.dumps({"sentences": [*map(str, range(100))], "muvera": "query"})
     with connect(server) as raw:
         start, *headers = head(len(body)).split(b"\r\n")
         start = start.replace(b"HTTP/1.1", f"HTTP/{version}".encode())
@@ -130,8 +123,7 @@ def test_a_large_answer_is_whole_in_every_version_of_http(server, client, versio
 
 
 def test_a_large_answer_whose_client_leaves_is_not_rendered_on(server) -> None:
-    texts = [str(number) for number in range(1024)]
-    body = orjson.dumps({"sentences": texts, "muvera": "query"})
+    body = orjson.dumps({"sentences": [*map(str, range(1024))], "muvera": "query"})
     lines = len(server.lines)
     with connect(server, receive_buffer=4096) as raw:
         raw.sendall(head(len(body)) + body)
@@ -171,19 +163,14 @@ def test_an_error_names_the_place_and_never_quotes_the_text(client) -> None:
     assert "secret" not in answer.text
 
 
-def test_a_thousand_empty_texts_are_embedded(client) -> None:
-    answer = client.post("/embeddings/", json={"sentences": [""] * 1024}).json()
-    assert len(answer["data"]) == 1024
-    assert answer["usage"]["prompt_tokens"] == 2048
-
-
 UNPACK = {"gzip": gzip.decompress, "zstd": zstd.decompress}
 LARGE = ["search vector " * 900] * 4
 
 
 def raw(client, body: dict, **headers: str) -> tuple[bytes, dict]:
     """An answer as it came over the wire."""
-    with client.stream("POST", "/embeddings/", json=body, headers=headers) as answer:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    with client.stream("POST", "/embeddings/", json=body, headers=named) as answer:
         assert answer.status_code == 200
         return b"".join(answer.iter_raw()), dict(answer.headers)
 
@@ -203,37 +190,37 @@ def raw(client, body: dict, **headers: str) -> tuple[bytes, dict]:
 )
 def test_a_large_answer_is_compressed_as_the_client_likes_best(client, accepted, encoding) -> None:
     body = {"sentences": LARGE, "return_dense": False, "return_sparse": False}
-    content, headers = raw(client, body, **{"Accept-Encoding": accepted})
+    content, headers = raw(client, body, accept_encoding=accepted)
     assert headers.get("content-encoding") == encoding
     assert ("content-length" in headers) == (len(content) <= 4 << 20)
     if encoding is not None:
         assert headers["vary"] == "Accept-Encoding"
-        plain, _ = raw(client, body, **{"Accept-Encoding": "identity"})
+        plain, _ = raw(client, body, accept_encoding="identity")
         unpacked = UNPACK[encoding](content)
         assert orjson.loads(unpacked)["data"] == orjson.loads(plain)["data"]
         assert len(content) < 0.6 * len(unpacked)
 
 
-def test_small_answers_and_binary_ones_are_not_compressed(client) -> None:
-    _, headers = raw(client, {"sentences": ["hybrid search"]}, **{"Accept-Encoding": "gzip, zstd"})
-    assert "content-encoding" not in headers
-    _, headers = raw(client, {"sentences": LARGE}, **{"Accept-Encoding": "gzip", "Accept": ARROW})
+@pytest.mark.parametrize(
+    ("texts", "accept"), [(["hybrid search"], "*/*"), (LARGE, ARROW)], ids=["small", "binary"]
+)
+def test_small_answers_and_binary_ones_are_not_compressed(client, texts, accept) -> None:
+    body = {"sentences": texts}
+    _, headers = raw(client, body, accept_encoding="gzip, zstd", accept=accept)
     assert "content-encoding" not in headers
 
 
-@pytest.mark.parametrize("header", ["gzip", "GZIP", "identity, gzip"])
 @pytest.mark.parametrize(
     ("path", "field"),
     [("/embeddings/", "sentences"), ("/v1/embeddings", "input"), ("/embed", "inputs")],
 )
-def test_a_gzipped_body_is_read_as_the_body_that_it_holds(client, path, field, header) -> None:
+def test_a_gzipped_body_is_read_as_the_body_that_it_holds(client, path, field) -> None:
     plain = orjson.dumps({field: ["hybrid search", "naive"] * 300})
-    packed = JSON | {"Content-Encoding": header}
+    packed = JSON | {"Content-Encoding": "gzip"}
     answer = client.post(path, content=gzip.compress(plain), headers=packed)
     assert answer.status_code == 200
     ours, expected = answer.json(), client.post(path, content=plain, headers=JSON).json()
-    vectors = list if path == "/embed" else operator.itemgetter("data")
-    assert vectors(ours) == vectors(expected)
+    assert ours == expected if path == "/embed" else ours["data"] == expected["data"]
 
 
 def test_a_small_body_that_becomes_a_large_one_is_refused_early(client) -> None:

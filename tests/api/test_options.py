@@ -1,4 +1,4 @@
-"""Options of the native endpoints through real server processes, and their errors."""
+"""Options of the native endpoints, and their errors."""
 
 import json
 import shutil
@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from tests.api.conftest import answered
-from tests.support.server import run_server
+from tests.api.conftest import answered, serving
 
 PROMPTS = {"query": "Instruct: search\nQuery:", "document": "", "code": "code "}
 
@@ -21,16 +20,14 @@ def qwen(tiny_m3: Path, tiny_qwen: Path, tiny_reranker: Path, tmp_path_factory):
     dense = shutil.copytree(tiny_qwen, folder / "tiny-qwen")
     configuration = json.dumps({"prompts": PROMPTS, "default_prompt_name": None})
     (dense / "config_sentence_transformers.json").write_text(configuration)
-    settings = {
-        "EMBEDDING_MODEL": str(tiny_m3),
-        "DENSE_EMBEDDING_MODEL": str(dense),
-        "RERANKER_MODEL": str(tiny_reranker),
-        "QWEN_EMBED_MAX_LENGTH": "60",
-        "BGE_EMBED_MAX_LENGTH": "40",
-        "BGE_RERANK_MAX_LENGTH": "40",
-    }
-    with run_server(folder, **settings) as running, running.client() as client:
-        running.wait_until_healthy()
+    with serving(
+        embedding_model=str(tiny_m3),
+        dense_embedding_model=str(dense),
+        reranker_model=str(tiny_reranker),
+        qwen_embed_max_length=60,
+        bge_embed_max_length=40,
+        bge_rerank_max_length=40,
+    ) as client:
         yield client
 
 
@@ -69,10 +66,12 @@ def test_a_prompt_is_what_the_client_could_have_written_itself(qwen, option, pro
     assert others_of(asked) == others_of(embed(qwen, *texts))
 
 
-def test_dimensions_are_the_first_ones_at_unit_length(qwen) -> None:
-    raw = dense_of(embed(qwen, "hybrid search"))[0]
-    cut = dense_of(embed(qwen, "hybrid search", dimensions=32, return_colbert=False))[0]
-    assert_close([cut], [raw[:32] / np.linalg.norm(raw[:32])])
+def test_dimensions_are_the_first_ones_at_unit_length_and_the_whole_vector_is_raw(qwen) -> None:
+    (raw,) = dense_of(embed(qwen, "hybrid search"))
+    assert np.linalg.norm(raw) > 2
+    (unit,) = dense_of(embed(qwen, "hybrid search", normalize_dense=True))
+    (cut,) = dense_of(embed(qwen, "hybrid search", dimensions=32, return_colbert=False))
+    assert_close([unit, cut], [raw / np.linalg.norm(raw), raw[:32] / np.linalg.norm(raw[:32])])
 
 
 def test_a_text_cut_from_the_left_is_its_end(qwen, tiny_m3) -> None:
@@ -116,48 +115,32 @@ def test_tokens_stand_beside_weights_and_rows(client, tiny_m3) -> None:
     assert "tokens" not in embed(client, text)["data"][0]
 
 
-def test_a_large_answer_with_tokens_is_rendered_whole(client) -> None:
-    texts = ["search vector " * 400] * 3
-    answer = embed(client, *texts, return_tokens=True)
-    for item in answer["data"]:
-        assert len(item["tokens"]["colbert"]) == len(item["embeddings"]["colbert"])
-
-
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("served", "options", "message"),
     [
-        ({"dimensions": 32}, "was not trained for fewer than its 64 dimensions"),
-        ({"dimensions": 65}, "dimensions is 65, and a vector of tiny-m3 has 64: leave it out"),
-        ({"input_type": "classification"}, "14 characters: send 'query' or 'document'"),
-        ({"colbert_pool_factor": 1}, "colbert_pool_factor is out of range: send at least 2"),
-        ({"prompt_name": "query"}, "it has no prompts"),
-        ({"prompt": ""}, "The option prompt has 0 characters"),
-        ({"input_type": "search"}, "field input_type is a string of 6 characters: send 'query'"),
-        ({"truncation_side": "middle"}, "send 'left' or 'right'"),
-        ({"dimensions": 32.5}, "The field dimensions is a number: send a whole number"),
-        ({"truncate": False, "truncation_side": "left"}, "no effect without truncate"),
-        ({"task": "search"}, "There is no field task here: did you mean prompt?"),
+        ("client", {"dimensions": 32}, "was not trained for fewer than its 64 dimensions"),
+        ("client", {"dimensions": 65}, "dimensions is 65, and a vector of tiny-m3 has 64: leave"),
+        ("client", {"input_type": "classification"}, "14 characters: send 'query' or 'document'"),
+        ("client", {"colbert_pool_factor": 1}, "colbert_pool_factor is out of range: send at leas"),
+        ("client", {"prompt_name": "query"}, "it has no prompts"),
+        ("client", {"prompt": ""}, "The option prompt has 0 characters"),
+        ("client", {"truncation_side": "middle"}, "send 'left' or 'right'"),
+        ("client", {"dimensions": 32.5}, "The field dimensions is a number: send a whole number"),
+        ("client", {"truncate": False, "truncation_side": "left"}, "no effect without truncate"),
+        ("client", {"task": "search"}, "There is no field task here: did you mean prompt?"),
+        ("qwen", {"prompt_name": "none"}, "it has query, document, code"),
+        ("qwen", {"dimensions": 31}, "tiny-qwen gives 32 to 64"),
+        ("qwen", {"dimensions": 65}, "dimensions is 65, and a vector of tiny-qwen has 64: leave"),
+        ("qwen", {"prompt": "a", "return_dense": False}, "has no effect without dense vectors"),
     ],
+    ids=str,
 )
-def test_an_option_without_effect_is_422_and_says_so(client, options, message) -> None:
+def test_an_option_that_cannot_be_followed_is_422_and_says_so(
+    request, served: str, options, message: str
+) -> None:
+    client = request.getfixturevalue(served)
     response = client.post("/embeddings/", json={"sentences": ["a"]} | options)
     assert (response.status_code, response.json()["code"]) == (422, "invalid_request")
-    assert message in response.json()["detail"]
-    assert embed(client, "a", return_colbert=False)["data"]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"prompt_name": "none"}, "it has query, document, code"),
-        ({"dimensions": 31}, "tiny-qwen gives 32 to 64"),
-        ({"dimensions": 65}, "dimensions is 65, and a vector of tiny-qwen has 64: leave it out"),
-        ({"prompt": "a", "return_dense": False}, "has no effect without dense vectors"),
-    ],
-)
-def test_an_option_that_qwen_cannot_follow_says_what_it_can(qwen, options, message) -> None:
-    response = qwen.post("/embeddings/", json={"sentences": ["a"]} | options)
-    assert response.status_code == 422
     assert message in response.json()["detail"]
 
 
@@ -187,21 +170,17 @@ def test_a_text_that_may_not_be_cut_is_named(client, qwen) -> None:
 def test_passages_are_cut_from_the_side_that_is_asked_for(qwen) -> None:
     words = ["search", "vector", "history", "music"] * 20
     body = {"query": "hybrid", "passages": [" ".join(words), "music"]}
-    answer = qwen.post("/rerank", json=body | {"truncation_side": "left"}).json()
+    answer = answered(qwen, "/rerank", **body, truncation_side="left")
     (warning,) = answer["warnings"]
     assert warning["code"] == "passage_truncated"
     assert warning["details"]["truncation_side"] == "start"
     kept = warning["details"]["max_tokens"]
     tail = {"query": "hybrid", "passages": [" ".join(words[-kept:]), "music"]}
-    expected = qwen.post("/rerank", json=tail).json()
+    expected = answered(qwen, "/rerank", **tail)
     assert expected["warnings"] == []
-    assert [each["index"] for each in answer["results"]] == [
-        each["index"] for each in expected["results"]
-    ]
-    assert_close(
-        [each["score"] for each in answer["results"]],
-        [each["score"] for each in expected["results"]],
-    )
+    for field in ("index", "score"):
+        ours, theirs = ([each[field] for each in side["results"]] for side in (answer, expected))
+        assert_close(ours, theirs)
     refused = qwen.post("/rerank", json=body | {"truncate": False})
     assert (refused.status_code, refused.json()["code"]) == (422, "text_too_long")
     assert refused.json()["errors"][0]["pointer"] == "/passages/0"

@@ -1,6 +1,7 @@
 """Models of MODELS in every dialect: each answers as a service does that has it alone."""
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx2
@@ -11,18 +12,19 @@ from smart_embedder.engine import Engine, RerankRequest
 from smart_embedder.engine.records import EmbedRequest
 from smart_embedder.models.load import load_models
 from smart_embedder.settings import Settings
-from tests.support.server import RunningServer, run_server
+from smart_embedder.settings.sources import read_model_entries
+from tests.api.conftest import answered, metric, serving
 
 TEXTS = ["hybrid search", "bread in the kitchen", "music"]
 QUERY = "which bread"
 
 
 @pytest.fixture(scope="module")
-def several(tiny_m3: Path, tiny_qwen: Path, tiny_reranker: Path, tmp_path_factory):
+def client(tiny_m3: Path, tiny_qwen: Path, tiny_reranker: Path, tmp_path_factory):
     folder = tmp_path_factory.mktemp("several")
-    other = folder / "other-m3"
+    other, file = folder / "other-m3", folder / "models.yaml"
     other.symlink_to(tiny_m3)
-    (folder / "models.yaml").write_text(
+    file.write_text(
         f"""
 - name: {tiny_qwen}
   aliases: [dense-model]
@@ -35,15 +37,7 @@ def several(tiny_m3: Path, tiny_qwen: Path, tiny_reranker: Path, tmp_path_factor
 """,
         "utf-8",
     )
-    settings = {"EMBEDDING_MODEL": str(tiny_m3), "MODELS": "models.yaml"}
-    with run_server(folder, **settings) as server:
-        server.wait_until_healthy()
-        yield server
-
-
-@pytest.fixture(scope="module")
-def client(several: RunningServer):
-    with several.client() as client:
+    with serving(embedding_model=str(tiny_m3), models=read_model_entries(file)) as client:
         yield client
 
 
@@ -66,12 +60,11 @@ def alone(tiny_qwen: Path, tiny_reranker: Path):
     return asyncio.run(compute())
 
 
-def dense(answer: httpx2.Response) -> np.ndarray:
-    assert answer.status_code == 200, answer.text
-    return np.array([each["embeddings"]["dense"] for each in answer.json()["data"]])
+def dense(answer: dict) -> np.ndarray:
+    return np.array([each["embeddings"]["dense"] for each in answer["data"]])
 
 
-def test_a_model_that_was_never_asked_for_is_not_loaded(several: RunningServer, client) -> None:
+def test_a_model_that_was_never_asked_for_is_not_loaded(client) -> None:
     states = {each["id"]: each["state"] for each in client.get("/v1/models").json()["data"]}
     assert (states["never-asked-for"], states["other-m3"]) == ("unloaded", "unloaded")
     assert (states["judge"], states["tiny-m3"]) == ("ready", "ready")
@@ -87,7 +80,7 @@ def test_a_model_that_was_never_asked_for_is_not_loaded(several: RunningServer, 
     told = [health[name]["info"] for name in ready]
     assert all(each["refused"] == [] for each in told)
     assert made in kinds.values()
-    assert several.metric('embedder_model_state{model="other-m3",state="unloaded"}') == 1
+    assert metric(client, "embedder_model_state", model="other-m3", state="unloaded") == 1
     info = client.get("/models/other-m3/info")
     assert (info.status_code, info.json()["error_type"]) == (503, "Unhealthy")
 
@@ -100,22 +93,21 @@ def test_without_tokens_nobody_loads_or_unloads_by_command(client, what: str) ->
 
 def test_vectors_of_every_dialect_are_those_of_the_model_alone(client, alone) -> None:
     expected, _ = alone
-    native = {"sentences": TEXTS, "model": "dense-model", "normalize_dense": True}
-    answer = client.post("/embeddings/", json=native)
-    np.testing.assert_allclose(dense(answer), expected, atol=1e-6)
-    body = answer.json()
+    named = {"model": "dense-model"}
+    body = answered(client, "/embeddings/", sentences=TEXTS, normalize_dense=True, **named)
+    np.testing.assert_allclose(dense(body), expected, atol=1e-6)
     assert body["model_name"] == body["sparse_model_name"] == body["dense_model_name"]
     assert body["data"][0]["embeddings"]["sparse"] is None
     name = body["model_name"]
-    openai = client.post("/v1/embeddings", json={"input": TEXTS, "model": "dense-model"}).json()
+    openai = answered(client, "/v1/embeddings", input=TEXTS, **named)
     assert openai["model"] == name
-    cohere = client.post("/v2/embed", json={"texts": TEXTS, "model": name}).json()
-    tei = client.post(f"/models/{name}/embed", json={"inputs": TEXTS}).json()
+    cohere = answered(client, "/v2/embed", texts=TEXTS, model=name)
+    tei = answered(client, f"/models/{name}/embed", inputs=TEXTS)
     of_openai = [each["embedding"] for each in openai["data"]]
     for found in (of_openai, cohere["embeddings"]["float"], tei):
         np.testing.assert_allclose(np.array(found), expected, atol=1e-6)
-    tokens = client.post(f"/models/{name}/tokenize", json={"inputs": "bread"}).json()
-    assert tokens != client.post("/tokenize", json={"inputs": "bread"}).json()
+    tokens = answered(client, f"/models/{name}/tokenize", inputs="bread")
+    assert tokens != answered(client, "/tokenize", inputs="bread")
     info = client.get(f"/models/{name}/info").json()
     assert (info["model_id"], "embedding" in info["model_type"]) == (name, True)
 
@@ -128,20 +120,17 @@ def test_scores_of_every_dialect_are_those_of_the_model_alone(client, alone) -> 
         found = [each[key] for each in sorted(ranked, key=lambda each: each["index"])]
         np.testing.assert_allclose(found, expected, atol=1e-5)
 
-    native = {"query": QUERY, "passages": TEXTS, "model": "judge"}
-    answer = client.post("/rerank", json=native).json()
+    native = {"query": QUERY, "passages": TEXTS}
+    answer = answered(client, "/rerank", **native, model="judge")
     assert_scores(answer["results"], "score", expected)
-    documents = {"query": QUERY, "documents": TEXTS, "model": "judge"}
-    cohere = client.post("/v2/rerank", json=documents).json()
+    cohere = answered(client, "/v2/rerank", query=QUERY, documents=TEXTS, model="judge")
     assert_scores(cohere["results"], "relevance_score", probabilities)
-    pairs = {"text_1": QUERY, "text_2": TEXTS, "model": "judge"}
-    vllm = client.post("/score", json=pairs).json()
+    vllm = answered(client, "/score", text_1=QUERY, text_2=TEXTS, model="judge")
     assert_scores(vllm["data"], "score", probabilities)
-    tei = client.post("/models/judge/rerank", json={"query": QUERY, "texts": TEXTS}).json()
+    tei = answered(client, "/models/judge/rerank", query=QUERY, texts=TEXTS)
     assert_scores(tei, "score", probabilities)
     assert answer["model_name"] == cohere["model"] == vllm["model"]
-    default = client.post("/rerank", json=native | {"model": None}).json()
-    assert answer["model_name"] != default["model_name"]
+    assert answer["model_name"] != answered(client, "/rerank", **native)["model_name"]
 
 
 def test_a_stream_names_a_model(client, alone) -> None:
@@ -160,19 +149,14 @@ def test_a_stream_names_a_model(client, alone) -> None:
     assert {*records[0]["embeddings"].values()} == {None}, "what it does not make is left out"
 
 
-def test_two_models_are_not_mixed_when_their_requests_come_together(several, alone) -> None:
+def test_two_models_are_not_mixed_when_their_requests_come_together(client, alone) -> None:
     expected, _ = alone
-
-    async def send() -> list[httpx2.Response]:
-        async with several.async_client() as client:
-            bodies = [{"sentences": TEXTS, "normalize_dense": True}] * 4
-            named = [body | {"model": "dense-model"} for body in bodies]
-            both = [body for pair in zip(bodies, named, strict=True) for body in pair]
-            return await asyncio.gather(*(client.post("/embeddings/", json=body) for body in both))
-
-    default, *_ = answers = asyncio.run(send())
+    default = {"sentences": TEXTS, "normalize_dense": True}
+    bodies = [default, default | {"model": "dense-model"}] * 4
+    with ThreadPoolExecutor(len(bodies)) as threads:
+        answers = list(threads.map(lambda body: answered(client, "/embeddings/", **body), bodies))
     for place, answer in enumerate(answers):
-        wanted = expected if place % 2 else dense(default)
+        wanted = expected if place % 2 else dense(answers[0])
         np.testing.assert_allclose(dense(answer), wanted, atol=1e-6)
 
 
@@ -202,7 +186,6 @@ def test_what_a_model_does_not_do_is_one_sentence(client, path, body, status, sa
 
 
 def test_a_default_embedder_is_named_too(client) -> None:
-    body = {"sentences": TEXTS}
-    unnamed = client.post("/embeddings/", json=body).json()
-    named = client.post("/embeddings/", json=body | {"model": unnamed["model_name"]}).json()
+    unnamed = answered(client, "/embeddings/", sentences=TEXTS)
+    named = answered(client, "/embeddings/", sentences=TEXTS, model=unnamed["model_name"])
     assert named["data"] == unnamed["data"]

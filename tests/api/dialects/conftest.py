@@ -1,4 +1,4 @@
-"""Servers for all dialects: the shared one, one with every model and a token, one with others."""
+"""Services for all dialects: the shared one, one with every model and a token, one with others."""
 
 from pathlib import Path
 
@@ -6,38 +6,30 @@ import httpx2
 import pytest
 from transformers import BertForMaskedLM, BertForSequenceClassification
 
-from tests.api.conftest import answered
-from tests.support.server import RunningServer, run_server
+from tests.api.conftest import answered, serving
 from tests.support.wordpiece import save_model, save_splade
 
 TOKEN = "dialects-secret"
+NO_TOKEN = {"Authorization": ""}
 LABELS = ("contradiction", "entailment", "neutral")
 ALIASES = "text-embedding-3-small=tiny-qwen,rerank-v3.5=TINY-reranker"
 
 
 @pytest.fixture(scope="session")
-def full_server(tiny_m3: Path, tiny_qwen: Path, tiny_reranker: Path, tmp_path_factory):
-    """Qwen makes dense vectors, and a cross-encoder reranks."""
-    settings = {
-        "EMBEDDING_MODEL": str(tiny_m3),
-        "DENSE_EMBEDDING_MODEL": str(tiny_qwen),
-        "RERANKER_MODEL": str(tiny_reranker),
-        "MODEL_ALIASES": ALIASES,
-        "API_TOKEN": TOKEN,
-        "MAX_SENTENCES_PER_REQUEST": "40",
-        "MAX_RERANK_PASSAGES": "40",
-        "MAX_BODY_BYTES": "1000000",
-        "BGE_EMBED_MAX_LENGTH": "300",
-    }
-    with run_server(tmp_path_factory.mktemp("full"), **settings) as running:
-        running.wait_until_healthy()
-        yield running
-
-
-@pytest.fixture(scope="module")
-def full(full_server: RunningServer):
-    """A client of it that sends the token."""
-    with full_server.client(headers={"Authorization": f"Bearer {TOKEN}"}) as client:
+def full(tiny_m3: Path, tiny_qwen: Path, tiny_reranker: Path):
+    """Qwen makes dense vectors, and a cross-encoder reranks; the client sends the token."""
+    with serving(
+        embedding_model=str(tiny_m3),
+        dense_embedding_model=str(tiny_qwen),
+        reranker_model=str(tiny_reranker),
+        model_aliases=ALIASES,
+        api_token=TOKEN,
+        max_sentences_per_request=40,
+        max_rerank_passages=40,
+        max_body_bytes=1_000_000,
+        bge_embed_max_length=300,
+    ) as client:
+        client.headers["Authorization"] = f"Bearer {TOKEN}"
         yield client
 
 
@@ -55,22 +47,10 @@ def tiny_splade(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def heads_server(tiny_splade: Path, tiny_m3: Path, tiny_nli: Path, tmp_path_factory):
+def heads(tiny_splade: Path, tiny_m3: Path, tiny_nli: Path):
     """SPLADE makes sparse vectors, bge-m3's kind dense ones, and a classifier reranks."""
-    settings = {
-        "EMBEDDING_MODEL": str(tiny_splade),
-        "DENSE_EMBEDDING_MODEL": str(tiny_m3),
-        "RERANKER_MODEL": str(tiny_nli),
-    }
-    with run_server(tmp_path_factory.mktemp("heads"), **settings) as running:
-        running.wait_until_healthy()
-        yield running
-
-
-@pytest.fixture(scope="module")
-def heads(heads_server: RunningServer):
-    """A client of it."""
-    with heads_server.client() as client:
+    models = {"embedding": tiny_splade, "dense_embedding": tiny_m3, "reranker": tiny_nli}
+    with serving(**{f"{role}_model": str(folder) for role, folder in models.items()}) as client:
         yield client
 
 
@@ -78,3 +58,9 @@ def native(client: httpx2.Client, sentences: list[str], **options) -> list[dict]
     """The vectors of the native endpoint."""
     body = {"sentences": sentences, "normalize_dense": True, "sparse_as_indices": True} | options
     return [item["embeddings"] for item in answered(client, "/embeddings/", **body)["data"]]
+
+
+def dense(client: httpx2.Client, sentences: list[str], **options) -> list[list[float]]:
+    """The dense vectors of the native endpoint, and no others."""
+    options |= {"return_sparse": False, "return_colbert": False}
+    return [each["dense"] for each in native(client, sentences, **options)]

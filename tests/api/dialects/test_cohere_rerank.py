@@ -55,9 +55,7 @@ def test_an_answer_has_the_fields_of_all_three(full) -> None:
     assert list(answer) == ["id", "model", "results", "meta", "usage"]
     assert answer["model"] == "tiny-reranker"
     assert list(answer["results"][0]) == ["index", "relevance_score"]
-    native_usage = full.post("/rerank", json={"query": QUERY, "passages": DOCUMENTS}).json()[
-        "usage"
-    ]
+    native_usage = answered(full, "/rerank", query=QUERY, passages=DOCUMENTS)["usage"]
     assert answer["usage"] == native_usage
     assert answer["meta"]["billed_units"] == {"search_units": 1}
     assert answer["meta"]["tokens"] == {"input_tokens": native_usage["total_tokens"]}
@@ -85,18 +83,6 @@ def test_voyages_clients_find_the_list_that_they_read(full, body) -> None:
     assert "data" not in post(full, top_n=3)
 
 
-@pytest.mark.parametrize("field", ["use_activation", "activation"])
-def test_the_models_own_scores_are_those_of_the_native_endpoint(full, field) -> None:
-    assert scored(post(full, **{field: False})) == native(full, normalize=False)
-
-
-@pytest.mark.parametrize("extra", [{"truncate": "NONE"}, {"truncation": False}])
-def test_a_document_that_is_too_long_is_an_error_where_it_may_not_be_cut(full, extra) -> None:
-    body = {"query": QUERY, "documents": ["a", "search " * 9000]} | extra
-    refused = full.post("/v2/rerank", json=body)
-    assert "tokens" in assert_error(refused, 400, "text_too_long")
-
-
 @pytest.mark.parametrize("extra", [{"truncate": "START"}, {"truncation_side": "left"}])
 def test_documents_are_cut_where_it_says(full, extra) -> None:
     documents = ["bread " + "search " * 4, "search " * 4 + "bread"]
@@ -104,16 +90,24 @@ def test_documents_are_cut_where_it_says(full, extra) -> None:
     assert scored(cut) == native(full, passages=["search " * 4, "search " * 3 + "bread"])
 
 
-def test_documents_may_be_objects_with_text(full) -> None:
-    objects = [{"text": text, "title": "no"} for text in DOCUMENTS[:8]] + DOCUMENTS[8:]
-    assert scored(post(full, documents=objects)) == native(full)
-    assert scored(post(full, documents=objects, rank_fields=["text"])) == native(full)
-    assert scored(post(full, query={"text": QUERY})) == native(full)
+OBJECTS = [*({"text": text, "title": "no"} for text in DOCUMENTS[:8]), *DOCUMENTS[8:]]
 
 
-def test_what_a_client_adds_of_its_own_changes_nothing(full) -> None:
-    extra = {"return_len": True, "priority": 3, "user": "me", "return_documents": None}
-    assert scored(post(full, **extra)) == native(full)
+@pytest.mark.parametrize(
+    ("body", "ours"),
+    [
+        ({"documents": OBJECTS}, {}),
+        ({"documents": OBJECTS, "rank_fields": ["text"]}, {}),
+        ({"query": {"text": QUERY}}, {}),
+        ({"use_activation": False}, {"normalize": False}),
+        ({"activation": False}, {"normalize": False}),
+        # What clients add of their own.
+        ({"return_len": True, "priority": 3, "user": "me", "return_documents": None}, {}),
+    ],
+    ids=["objects", "their text", "a query's text", "use_activation", "activation", "unknown"],
+)
+def test_other_ways_to_say_it_are_read(full, body, ours) -> None:
+    assert scored(post(full, **body)) == native(full, **ours)
 
 
 @pytest.mark.parametrize(
@@ -159,15 +153,21 @@ def test_documents_are_read_up_to_so_many_tokens(full, field) -> None:
     assert cut["usage"] == short["usage"]
 
 
-def test_nothing_to_rank_is_400(full) -> None:
-    for body in ({"documents": []}, {"query": " "}):
-        answer = full.post("/rerank", json={"query": QUERY, "documents": DOCUMENTS} | body)
-        assert_error(answer, 400, "empty_input")
-
-
-def test_a_model_that_is_no_reranker_is_404(full) -> None:
-    answer = full.post("/rerank", json={"query": "a", "documents": ["a"], "model": "tiny-m3"})
-    assert "rerank-v3.5" in assert_error(answer, 404, "model_not_found")
+@pytest.mark.parametrize(
+    ("body", "status", "code"),
+    [
+        ({"documents": []}, 400, "empty_input"),
+        ({"query": " "}, 400, "empty_input"),
+        ({"model": "tiny-m3"}, 404, "model_not_found"),
+        ({"documents": ["search " * 9000], "truncate": "NONE"}, 400, "text_too_long"),
+        ({"documents": ["search " * 9000], "truncation": False}, 400, "text_too_long"),
+    ],
+    ids=lambda case: str(case)[-30:],
+)
+def test_each_error_has_its_code(full, body, status, code) -> None:
+    answer = full.post("/v2/rerank", json={"query": QUERY, "documents": DOCUMENTS} | body)
+    said = assert_error(answer, status, code)
+    assert ("rerank-v3.5" in said) == (status == 404)
 
 
 @pytest.mark.parametrize("path", PATHS)

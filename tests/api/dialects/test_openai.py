@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.api.conftest import answered
-from tests.api.dialects.conftest import native
+from tests.api.dialects.conftest import dense, native
 from tests.support.texts import varied_texts
 
 TEXTS = varied_texts(9)
@@ -14,6 +14,10 @@ TEXTS = varied_texts(9)
 
 def post(client, path: str = "/v1/embeddings", **body) -> dict:
     return answered(client, path, **body)
+
+
+def vectors(client, **body) -> list:
+    return [item["embedding"] for item in post(client, **{"input": TEXTS} | body)["data"]]
 
 
 def assert_error(answer, status: int, code: str) -> dict:
@@ -28,10 +32,6 @@ def assert_error(answer, status: int, code: str) -> dict:
     return error
 
 
-def decode(text: str) -> np.ndarray:
-    return np.frombuffer(base64.b64decode(text), dtype="<f4")
-
-
 def test_an_answer_has_openais_fields_and_true_counts(client, tiny_m3) -> None:
     answer = post(client, input=TEXTS, model=tiny_m3.name)
     assert list(answer) == ["object", "data", "model", "usage"]
@@ -44,15 +44,12 @@ def test_an_answer_has_openais_fields_and_true_counts(client, tiny_m3) -> None:
 
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/embeddings", "/embeddings/"])
 def test_vectors_are_the_native_ones_to_the_last_bit_in_either_encoding(client, path) -> None:
-    expected = np.array([each["dense"] for each in native(client, TEXTS)], np.float32)
-    floats = post(client, path, input=TEXTS, encoding_format="float")["data"]
-    np.testing.assert_array_equal(
-        np.array([item["embedding"] for item in floats], np.float32), expected
-    )
-    packed = post(client, path, input=TEXTS, encoding_format="base64")["data"]
-    np.testing.assert_array_equal(
-        np.array([decode(item["embedding"]) for item in packed]), expected
-    )
+    expected = np.array(dense(client, TEXTS), np.float32)
+    floats = vectors(client, path=path, encoding_format="float")
+    np.testing.assert_array_equal(np.array(floats, np.float32), expected)
+    packed = vectors(client, path=path, encoding_format="base64")
+    decoded = [np.frombuffer(base64.b64decode(text), "<f4") for text in packed]
+    np.testing.assert_array_equal(decoded, expected)
 
 
 def test_a_text_may_be_an_object(client) -> None:
@@ -66,10 +63,9 @@ def test_a_text_may_be_an_object(client) -> None:
 
 def test_2048_texts_are_read_whatever_the_limit_of_the_native_endpoint(full) -> None:
     texts = TEXTS[:4] * 512
-    vectors = [item["embedding"] for item in post(full, input=texts)["data"]]
-    assert len(vectors) == 2048
-    expected = native(full, TEXTS[:4], return_sparse=False, return_colbert=False)
-    np.testing.assert_allclose(vectors[-4:], [each["dense"] for each in expected], atol=1e-6)
+    made = vectors(full, input=texts)
+    assert len(made) == 2048
+    np.testing.assert_allclose(made[-4:], dense(full, TEXTS[:4]), atol=1e-6)
     objects = [{"text": text} for text in texts]
     assert len(post(full, "/embeddings", input=objects)["data"]) == 2048
     refused = full.post("/v1/embeddings", json={"input": [*texts, "a"]})
@@ -86,73 +82,52 @@ def test_sparse_and_colbert_come_beside_the_embedding_where_asked_for(client) ->
         assert item["colbert"] == expected["colbert"]
 
 
-def test_what_a_client_adds_of_its_own_changes_nothing(client) -> None:
-    plain = post(client, input=TEXTS)["data"]
-    extra = post(client, input=TEXTS, drop_params=True, user="me", model=None, n=[1])["data"]
-    assert extra == plain
+REFUSED = [
+    {"dimensions": 32}, {"dimensions": 65},
+    # vLLM's.
+    {"truncate_prompt_tokens": 8}, {"add_special_tokens": False}, {"endianness": "big"},
+    {"embed_dtype": "float16"}, {"padding": "max_length"}, {"encoding_format": "bytes"},
+    {"messages": [{"role": "user", "content": "a"}]},
+    # Jina's.
+    {"late_chunking": "true"}, {"return_multivector": True}, {"task": "image"},
+    {"embedding_type": "int4"}, {"embedding_type": ["float", "int4"]},
+    # NVIDIA's, Azure's, Nomic's and Mixedbread's.
+    {"modality": "image"}, {"modality": ["text", "image"]}, {"input_type": "image"},
+    {"long_text_mode": "mean"}, {"max_tokens_per_text": 9}, {"task_type": "other"},
+    {"encoding_format": "float16"}, {"instruction": "Find it"},
+    {"output_dtype": "int4"}, {"truncate": "MIDDLE"}, {"prompt": ""},
+    {"prompt_name": "query"}, {"truncation_side": "left", "truncate": False},
+    {"truncate": True, "truncation": False}, {"truncation_side": "left", "truncate": "end"},
+    {"normalize": True, "use_activation": False},
+    {"dimensions": 64, "output_dimension": 32},
+    {"colbert_pool_factor": 2}, {"colbert_pool_factor": 1, "return_colbert": True},
+    {"colbert_pool_factor": 2, "return_colbert": True, "input_type": "query"},
+    {"muvera": "both"},
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("field", ["dimensions", "output_dimension", "dimensionality"])
-def test_fewer_dimensions_are_the_native_ones_or_an_error(full, client, field) -> None:
-    expected = native(full, TEXTS, dimensions=32, return_sparse=False, return_colbert=False)
-    answer = post(full, input=TEXTS, **{field: 32})
-    assert [item["embedding"] for item in answer["data"]] == [each["dense"] for each in expected]
-    assert len(post(client, input="a", **{field: 64})["data"][0]["embedding"]) == 64
-    refused = client.post("/v1/embeddings", json={"input": "a", field: 32})
-    assert "32" in assert_error(refused, 400, "invalid_request")["message"]
-    above = client.post("/v1/embeddings", json={"input": "a", field: 65})
-    assert "has 64: leave it out" in assert_error(above, 400, "invalid_request")["message"]
-
-
-@pytest.mark.parametrize(
-    "extra",
-    [
-        # vLLM's.
-        *[{"truncate_prompt_tokens": 8}, {"add_special_tokens": False}, {"endianness": "big"}],
-        *[{"embed_dtype": "float16"}, {"padding": "max_length"}, {"encoding_format": "bytes"}],
-        {"messages": [{"role": "user", "content": "a"}]},
-        # Jina's.
-        *[{"late_chunking": "true"}, {"return_multivector": True}, {"task": "image"}],
-        *[{"embedding_type": "int4"}, {"embedding_type": ["float", "int4"]}],
-        # NVIDIA's, Azure's, Nomic's and Mixedbread's.
-        *[{"modality": "image"}, {"modality": ["text", "image"]}, {"input_type": "image"}],
-        *[{"long_text_mode": "mean"}, {"max_tokens_per_text": 9}, {"task_type": "other"}],
-        *[{"encoding_format": "float16"}, {"instruction": "Find it"}],
-        *[{"output_dtype": "int4"}, {"truncate": "MIDDLE"}, {"prompt": ""}],
-        *[{"prompt_name": "query"}, {"truncation_side": "left", "truncate": False}],
-        *[{"truncate": True, "truncation": False}, {"truncation_side": "left", "truncate": "end"}],
-        *[{"normalize": True, "use_activation": False}],
-        *[{"dimensions": 64, "output_dimension": 32}],
-        *[{"colbert_pool_factor": 2}, {"colbert_pool_factor": 1, "return_colbert": True}],
-        *[{"colbert_pool_factor": 2, "return_colbert": True, "input_type": "query"}],
-        *[{"muvera": "both"}],
-    ],
-)
+@pytest.mark.parametrize("extra", REFUSED, ids=str)
 def test_what_would_change_the_numbers_and_cannot_be_had_is_an_error(client, extra) -> None:
     refused = client.post("/v1/embeddings", json={"input": "a"} | extra)
     assert next(iter(extra)) in assert_error(refused, 400, "invalid_request")["message"]
 
 
-@pytest.mark.parametrize(
-    "extra",
-    [
-        *[{"embedding_type": "float"}, {"embedding_type": ["float"]}, {"output_dtype": "float"}],
-        *[
-            {"task": "retrieval.query"},
-            {"normalized": True},
-            {"truncate": True},
-            {"truncate": "end"},
-        ],
-        *[{"truncation": "true", "truncate": True}, {"truncation_side": "right"}],
-        *[{"truncate_prompt_tokens": -1, "late_chunking": False, "endianness": "native"}],
-        *[{"embed_dtype": "float32", "add_special_tokens": True, "dimensions": 64}],
-        *[{"drop_params": True, "modality": "text", "parameters": {}}],
-        *[{"modality": ["text"] * 9, "messages": [], "padding": "do_not_pad", "instruction": ""}],
-        *[{"long_text_mode": "truncate", "dimensionality": 64, "late_chunking": "False"}],
-        # Of a model that makes vectors of unit length, and no others.
-        *[{"normalize": False}, {"normalized": False}, {"use_activation": False}],
-    ],
-)
+SERVED_ANYHOW = [
+    {"drop_params": True, "user": "me", "model": None, "n": [1]},
+    {"embedding_type": "float"}, {"embedding_type": ["float"]}, {"output_dtype": "float"},
+    {"task": "retrieval.query"}, {"normalized": True}, {"truncate": True}, {"truncate": "end"},
+    {"truncation": "true", "truncate": True}, {"truncation_side": "right"},
+    {"truncate_prompt_tokens": -1, "late_chunking": False, "endianness": "native"},
+    {"embed_dtype": "float32", "add_special_tokens": True, "dimensions": 64},
+    {"drop_params": True, "modality": "text", "parameters": {}},
+    {"modality": ["text"] * 9, "messages": [], "padding": "do_not_pad", "instruction": ""},
+    {"long_text_mode": "truncate", "dimensionality": 64, "late_chunking": "False"},
+    # Of a model that makes vectors of unit length, and no others.
+    {"normalize": False}, {"normalized": False}, {"use_activation": False},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("extra", SERVED_ANYHOW, ids=str)
 def test_what_is_served_anyhow_changes_nothing(client, extra) -> None:
     assert post(client, input=TEXTS, **extra) == post(client, input=TEXTS)
 
@@ -160,31 +135,25 @@ def test_what_is_served_anyhow_changes_nothing(client, extra) -> None:
 @pytest.mark.parametrize("kind", ["int8", "uint8", "binary", "ubinary"])
 @pytest.mark.parametrize("field", ["embedding_type", "output_dtype"])
 def test_fewer_bits_are_the_native_ones(client, field, kind) -> None:
-    body = {"sentences": TEXTS, "output_dtype": kind, "return_sparse": False}
-    expected = client.post("/embeddings/", json=body).json()["data"]
+    expected = native(client, TEXTS, output_dtype=kind, return_sparse=False)
     answer = post(client, input=TEXTS, return_colbert=True, **{field: kind})["data"]
-    packed = post(client, input=TEXTS, encoding_format="base64", **{field: kind})["data"]
-    for item, raw, native_item in zip(answer, packed, expected, strict=True):
-        ours = native_item["embeddings"]
+    packed = vectors(client, encoding_format="base64", **{field: kind})
+    for item, raw, ours in zip(answer, packed, expected, strict=True):
         assert item["embedding"] == ours["dense"]
         assert item.get("scale") == ours.get("dense_scale")
         assert item["colbert"] == ours["colbert"]
         assert item.get("colbert_scale") == ours.get("colbert_scale")
         dtype = np.uint8 if kind.startswith("u") else np.int8
-        decoded = np.frombuffer(base64.b64decode(raw["embedding"]), dtype)
-        assert decoded.tolist() == ours["dense"]
+        assert np.frombuffer(base64.b64decode(raw), dtype).tolist() == ours["dense"]
 
 
 def test_fewer_vectors_are_the_native_ones(client) -> None:
     options = {"colbert_pool_factor": 2, "muvera": "document", "return_colbert": True}
-    body = {"sentences": TEXTS, "return_sparse": False} | options
-    expected = client.post("/embeddings/", json=body).json()["data"]
+    expected = native(client, TEXTS, return_sparse=False, **options)
     answer = post(client, input=TEXTS, **options)["data"]
     alone = post(client, input=TEXTS, muvera="document", encoding_format="base64")["data"]
-    for item, muvera, native_item in zip(answer, alone, expected, strict=True):
-        assert [item[name] for name in ("colbert", "muvera")] == [
-            native_item["embeddings"][name] for name in ("colbert", "muvera")
-        ]
+    for item, muvera, ours in zip(answer, alone, expected, strict=True):
+        assert (item["colbert"], item["muvera"]) == (ours["colbert"], ours["muvera"])
         assert muvera["muvera"] == item["muvera"]
         assert list(muvera) == ["object", "index", "embedding", "muvera"]
 
@@ -207,58 +176,37 @@ def test_of_several_types_each_is_that_of_a_request_for_it(client, field, packed
             assert single.get("scale") in {None, item["scale"]}
 
 
-# What Azure, Cohere, Jina, Nomic, NVIDIA and Voyage document for `input_type`, `task`, `task_type`.
-QUERIES = ["query", "search_query", "retrieval.query", "code.query", "nl2code.query", "qa.query"]
-QUERIES += ["code2code.query", "code2nl.query", "code2completion.query"]
-DOCUMENTS = ["document", "search_document", *(each.replace("query", "passage") for each in QUERIES)]
-DOCUMENTS.remove("search_passage")
-OTHERS = ["text", "text-matching", "classification", "clustering", "separation"]
-
-
-@pytest.mark.parametrize("field", ["input_type", "task", "task_type"])
-def test_every_documented_task_is_read(full, field) -> None:
-    kinds = {"return_sparse": False, "return_colbert": False}
-    for tasks, ours in ((QUERIES, "query"), (DOCUMENTS, "document"), (OTHERS, None)):
-        expected = [each["dense"] for each in native(full, ["search"], input_type=ours, **kinds)]
-        for task in tasks:
-            (item,) = post(full, input="search", **{field: task})["data"]
-            assert [item["embedding"]] == expected, task
-
-
-def test_where_the_model_has_no_prompt_for_it_a_task_changes_nothing(client) -> None:
-    plain = post(client, input="search")
-    for task in (*QUERIES, *DOCUMENTS, *OTHERS):
-        assert post(client, input="search", task=task) == plain
-
-
-def test_the_raw_vector_may_be_cut(full) -> None:
-    whole = post(full, input=TEXTS, normalize=False)["data"]
-    cut = post(full, input=TEXTS, normalize=False, dimensions=32)["data"]
-    for raw, first in zip(whole, cut, strict=True):
-        assert first["embedding"] == raw["embedding"][:32]
-
-
 @pytest.mark.parametrize(
     ("theirs", "ours"),
     [
         ({"prompt": "hybrid "}, {"prompt": "hybrid "}),
         ({"prompt_name": "query"}, {"prompt_name": "query"}),
-        ({"task": "retrieval.query"}, {"input_type": "query"}),
+        *(
+            ({name: task}, {"input_type": kind})
+            for name in ("input_type", "task", "task_type")
+            for task, kind in (("code.query", "query"), ("passage", "document"), ("text", None))
+        ),
         ({"normalized": False}, {"normalize_dense": False}),
         ({"use_activation": False}, {"normalize_dense": False}),
         ({"truncate": "START"}, {"truncation_side": "left"}),
         ({"truncation_strategy": "start"}, {"truncation_side": "left"}),
-        ({"dimensionality": 32}, {"dimensions": 32}),
         ({"truncation_side": "left"}, {"truncation_side": "left"}),
         ({"truncate": "END"}, {}),
+        *(
+            ({name: 32}, {"dimensions": 32})
+            for name in ("dimensions", "output_dimension", "dimensionality")
+        ),
     ],
+    ids=str,
 )
 def test_options_are_those_of_the_native_endpoint(full, theirs, ours) -> None:
     texts = [*TEXTS, "bread " + "search " * 600 + "kitchen"]
-    kinds = {"return_sparse": False, "return_colbert": False}
-    expected = native(full, texts, **kinds, **ours)
-    answer = post(full, input=texts, **theirs)
-    assert [item["embedding"] for item in answer["data"]] == [each["dense"] for each in expected]
+    assert vectors(full, input=texts, **theirs) == dense(full, texts, **ours)
+
+
+def test_the_raw_vector_may_be_cut(full) -> None:
+    raw = vectors(full, normalize=False)
+    assert vectors(full, normalize=False, dimensions=32) == [each[:32] for each in raw]
 
 
 @pytest.mark.parametrize(
@@ -275,61 +223,50 @@ def test_a_text_that_was_cut_is_reported(client) -> None:
     assert warning["target"] == {"field": "input", "index": 1, "pointer": "/input/1"}
 
 
-@pytest.mark.parametrize("tokens", [[1, 2, 3], [[1, 2], [3]], [[]], [[1] * 200] * 300])
-def test_token_ids_are_refused_with_the_remedy(client, tokens) -> None:
-    error = assert_error(
-        client.post("/v1/embeddings", json={"input": tokens}), 400, "invalid_request"
-    )
-    assert "check_embedding_ctx_length=False" in error["message"]
-
-
 @pytest.mark.parametrize(
-    ("body", "code", "param"),
+    ("body", "code", "param", "said"),
     [
-        ({}, "invalid_request", "input"),
-        ({"input": []}, "empty_input", None),
-        ({"input": None}, "invalid_request", "input"),
-        ({"input": ["a", 1]}, "invalid_request", "input"),
-        ({"input": [True]}, "invalid_request", "input"),
-        ({"input": "a", "encoding_format": "hex"}, "invalid_request", "encoding_format"),
-        ([], "invalid_request", None),
+        ({}, "invalid_request", "input", "input"),
+        *(
+            ({name: ["a"]}, "invalid_request", "input", f"and {name} is none: call it input")
+            for name in ("inputs", "texts", "sentences")
+        ),
+        ({"input": []}, "empty_input", None, "empty"),
+        ({"input": None}, "invalid_request", "input", "null"),
+        ({"input": ["a", 1]}, "invalid_request", "input", "input"),
+        ({"input": [True]}, "invalid_request", "input", "input"),
+        ({"input": [[1] * 200] * 300}, "invalid_request", None, "check_embedding_ctx_length=False"),
+        ({"input": [[1], [2]]}, "invalid_request", "input", "check_embedding_ctx_length=False"),
+        ({"input": "a", "encoding_format": "hex"}, "invalid_request", "encoding_format", "send"),
+        ([], "invalid_request", None, "list"),
     ],
+    ids=lambda case: str(case)[:40],
 )
-def test_a_wrong_body_is_400_and_names_the_parameter(client, body, code, param) -> None:
-    assert assert_error(client.post("/v1/embeddings", json=body), 400, code)["param"] == param
+def test_a_wrong_body_is_400_and_names_the_parameter(client, body, code, param, said) -> None:
+    error = assert_error(client.post("/v1/embeddings", json=body), 400, code)
+    assert error["param"] == param
+    assert said in error["message"]
 
 
-def test_texts_by_another_name_are_told_the_right_one(client) -> None:
-    for name in ("inputs", "texts", "sentences"):
-        refused = client.post("/v1/embeddings", json={name: ["a"]})
-        message = assert_error(refused, 400, "invalid_request")["message"]
-        assert f"field input is missing, and {name} is none: call it input" in message
-
-
-@pytest.mark.parametrize(
-    "name", ["tiny-qwen", "TINY-QWEN", "tiny-qwen-embed", "text-embedding-3-small", ""]
-)
+@pytest.mark.parametrize("name", ["TINY-QWEN", "text-embedding-3-small", ""])
 def test_every_name_of_the_dense_model_is_answered_by_it(full, name) -> None:
     answer = post(full, input=TEXTS, model=name)
     assert answer["model"] == "tiny-qwen"
-    expected = native(full, TEXTS, return_sparse=False, return_colbert=False)
-    assert [item["embedding"] for item in answer["data"]] == [each["dense"] for each in expected]
+    assert [item["embedding"] for item in answer["data"]] == dense(full, TEXTS)
 
 
 def test_the_other_embedding_model_makes_its_own_dense_vectors(full, client, tiny_m3) -> None:
     answer = post(full, input=TEXTS, model="tiny-m3-embed", return_sparse=True)
     assert answer["model"] == tiny_m3.name
-    vectors = np.array([item["embedding"] for item in answer["data"]], np.float32)
-    expected = np.array([each["dense"] for each in native(client, TEXTS)], np.float32)
-    np.testing.assert_allclose(vectors, expected, rtol=0, atol=1e-6)
+    made = [item["embedding"] for item in answer["data"]]
+    np.testing.assert_allclose(made, dense(client, TEXTS), rtol=0, atol=1e-6)
     assert all(item["sparse"]["indices"] for item in answer["data"] if TEXTS[item["index"]].strip())
 
 
 @pytest.mark.parametrize("name", ["text-embedding-ada-002", "tiny-reranker", "x" * 5000])
 def test_an_unknown_model_is_404_and_told_the_known_ones(full, name) -> None:
-    error = assert_error(
-        full.post("/v1/embeddings", json={"input": "a", "model": name}), 404, "model_not_found"
-    )
+    refused = full.post("/v1/embeddings", json={"input": "a", "model": name})
+    error = assert_error(refused, 404, "model_not_found")
     assert "text-embedding-3-small" in error["message"]
     assert len(error["message"]) < 1000
 
@@ -339,13 +276,8 @@ def test_the_list_of_models_has_every_name(full, path) -> None:
     answer = full.get(path).json()
     assert answer["object"] == "list"
     assert [item["id"] for item in answer["data"]] == [
-        "tiny-m3",
-        "tiny-m3-embed",
-        "tiny-qwen",
-        "tiny-qwen-embed",
-        "text-embedding-3-small",
-        "tiny-reranker",
-        "rerank-v3.5",
+        *("tiny-m3", "tiny-m3-embed", "tiny-qwen", "tiny-qwen-embed", "text-embedding-3-small"),
+        *("tiny-reranker", "rerank-v3.5"),
     ]
     assert {item["object"] for item in answer["data"]} == {"model"}
     assert all(isinstance(item["created"], int) for item in answer["data"])

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from tests.api.conftest import answered as post
-from tests.api.dialects.conftest import native
+from tests.api.conftest import metric
+from tests.api.dialects.conftest import NO_TOKEN, dense, native
 from tests.support.checkpoints import corpus
 
 TEXTS = [*corpus(7, seed=3), "", "naïve 检索 search"]
@@ -28,7 +29,7 @@ def assert_error(answer, status: int, kind: str) -> str:
     ],
 )
 def test_dense_vectors_are_the_native_ones_to_the_last_bit(client, path) -> None:
-    expected = [each["dense"] for each in native(client, TEXTS)]
+    expected = dense(client, TEXTS)
     assert post(client, path, inputs=TEXTS) == expected
     assert post(client, path, inputs=TEXTS[0]) == expected[:1]
 
@@ -49,54 +50,38 @@ def test_sparse_vectors_are_pairs_of_index_and_value(client, full) -> None:
     for weights, expected in zip(answer, native(client, TEXTS), strict=True):
         assert [each["index"] for each in weights] == expected["sparse"]["indices"]
         assert [each["value"] for each in weights] == expected["sparse"]["values"]
-    beside = post(full, "/embed_sparse", inputs=TEXTS)
-    for weights, others in zip(answer, beside, strict=True):
-        np.testing.assert_allclose(
-            [list(each.values()) for each in weights],
-            [list(each.values()) for each in others],
-            rtol=0,
-            atol=1e-6,
-        )
-    refused = full.post("/models/tiny-qwen/embed_sparse", json={"inputs": "a"})
-    assert "tiny-qwen" in assert_error(refused, 422, "Validation")
+    for weights, others in zip(answer, post(full, "/embed_sparse", inputs=TEXTS), strict=True):
+        ours, theirs = ([list(each.values()) for each in side] for side in (weights, others))
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("model", ["tiny-m3", "tiny-qwen"])
-def test_embed_all_gives_the_state_of_every_token(full, model) -> None:
+@pytest.mark.parametrize(("model", "pooled"), [("tiny-m3", 0), ("tiny-qwen", -1)])
+def test_embed_all_gives_the_state_of_every_token(full, model, pooled) -> None:
     states = post(full, f"/models/{model}/embed_all", inputs=TEXTS)
     tokens = post(full, f"/models/{model}/tokenize", inputs=TEXTS)
     assert [len(each) for each in states] == [len(each) for each in tokens]
-    dense = post(full, f"/models/{model}/embed", inputs=TEXTS)
-    place = -1 if model == "tiny-qwen" else 0
-    for own, vector in zip(states, dense, strict=True):
-        unit = np.array(own[place]) / np.linalg.norm(own[place])
+    vectors = post(full, f"/models/{model}/embed", inputs=TEXTS)
+    for own, vector in zip(states, vectors, strict=True):
+        unit = np.array(own[pooled]) / np.linalg.norm(own[pooled])
         np.testing.assert_allclose(unit, vector, rtol=0, atol=1e-6)
 
 
 def test_similarity_is_the_cosine_with_the_source(client) -> None:
-    source, *others = native(client, ["hybrid search", *TEXTS])
+    source, *others = dense(client, ["hybrid search", *TEXTS])
+    cosines = pytest.approx([np.dot(source, each) for each in others], abs=1e-6)
     inputs = {"source_sentence": "hybrid search", "sentences": TEXTS}
-    cosines = [np.dot(source["dense"], each["dense"]) for each in others]
-    assert post(client, "/similarity", inputs=inputs) == pytest.approx(cosines, abs=1e-6)
-    with_parameters = post(client, "/similarity", inputs=inputs, parameters={"truncate": True})
-    assert with_parameters == pytest.approx(cosines, abs=1e-6)
+    for parameters in (None, {"truncate": True}):
+        assert post(client, "/similarity", inputs=inputs, parameters=parameters) == cosines
 
 
 @pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/models/tiny-reranker/rerank"])
-def test_ranks_are_the_native_scores_as_probabilities(full, path) -> None:
-    ours = full.post("/rerank", json={"query": "search", "passages": TEXTS, "normalize": True})
-    expected = [(each["index"], each["score"]) for each in ours.json()["results"]]
-    ranks = post(full, path, query="search", texts=TEXTS)
-    assert [(each["index"], each["score"]) for each in ranks] == expected
-    assert all(list(each) == ["index", "score"] for each in ranks)
+@pytest.mark.parametrize("raw", [False, True])
+def test_ranks_are_the_native_scores_as_probabilities_or_raw(full, path, raw) -> None:
+    ours = post(full, "/rerank", query="search", passages=TEXTS, normalize=not raw)["results"]
+    ranks = post(full, path, query="search", texts=TEXTS, raw_scores=raw)
+    assert ranks == [{"index": each["index"], "score": each["score"]} for each in ours]
     told = post(full, path, query="search", texts=TEXTS, return_text="true")
-    assert [each["text"] for each in told] == [TEXTS[index] for index, _ in expected]
-
-
-def test_raw_scores_are_the_models_own(full) -> None:
-    ours = full.post("/rerank", json={"query": "search", "passages": TEXTS}).json()["results"]
-    ranks = post(full, "/rerank", query="search", texts=TEXTS, raw_scores=True)
-    assert [each["score"] for each in ranks] == [each["score"] for each in ours]
+    assert [each["text"] for each in told] == [TEXTS[each["index"]] for each in ours]
 
 
 @pytest.mark.parametrize("truncate", [None, False])
@@ -110,37 +95,28 @@ def test_a_text_that_is_too_long_is_an_error_unless_it_may_be_cut(full, path, tr
     assert cut == post(full, path, inputs=["short", "search " * 298])
 
 
-@pytest.mark.parametrize("direction", ["Left", "left", "LEFT"])
-def test_the_beginning_is_cut_where_it_says_left(full, direction) -> None:
+def test_the_beginning_is_cut_where_it_says_left(full) -> None:
     text, path = "bread " + LONG + "kitchen", "/models/tiny-m3/embed"
-    ours = {"truncation_side": "left", "return_colbert": False, "return_sparse": False}
-    left = post(full, path, inputs=text, truncate=True, truncation_direction=direction)
-    assert left != post(full, path, inputs=text, truncate=True, truncation_direction="Right")
-    assert left != post(full, path, inputs=text, truncate=True)
-    assert left == post(full, path, inputs="search " * 297 + "kitchen"), ours
+    for direction, rest in (
+        ("Left", "search " * 297 + "kitchen"), ("LEFT", "search " * 297 + "kitchen"),
+        ("Right", "bread " + "search " * 297), (None, "bread " + "search " * 297),
+    ):  # fmt: skip
+        cut = post(full, path, inputs=text, truncate=True, truncation_direction=direction)
+        assert cut == post(full, path, inputs=rest), direction
 
 
-def test_what_would_change_the_numbers_and_cannot_be_had_is_an_error(client, full) -> None:
+def test_options_are_the_native_ones_and_what_cannot_be_had_is_an_error(client, full) -> None:
     for extra in ({"dimensions": 32}, {"dimensions": 65}, {"prompt_name": "query"}):
         refused = client.post("/embed", json={"inputs": "a"} | extra)
         assert next(iter(extra)) in assert_error(refused, 422, "Validation")
     assert post(client, "/embed", inputs="a", dimensions=64, normalize=True)
     raw = post(full, "/embed", inputs="search", normalize=False)
-    answer = full.post("/embeddings/", json={"sentences": ["search"]}).json()
-    assert raw == [answer["data"][0]["embeddings"]["dense"]]
-
-
-def test_a_prompt_is_read_where_the_dense_model_gives_its_states(full) -> None:
+    assert raw == dense(full, ["search"], normalize_dense=False)
+    options = {"prompt_name": "query", "dimensions": 32}
+    assert post(full, "/embed", inputs=TEXTS, **options) == dense(full, TEXTS, **options)
     tokens = post(full, "/tokenize", inputs=TEXTS, prompt_name="query")
     states = post(full, "/embed_all", inputs=TEXTS, prompt_name="query")
     assert list(map(len, states)) == list(map(len, tokens))
-
-
-def test_a_prompt_and_fewer_dimensions_are_the_native_ones(full) -> None:
-    options = {"prompt_name": "query", "dimensions": 32}
-    kinds = {"return_sparse": False, "return_colbert": False}
-    expected = native(full, TEXTS, **options, **kinds)
-    assert post(full, "/embed", inputs=TEXTS, **options) == [each["dense"] for each in expected]
 
 
 def test_tokens_are_those_that_are_counted_and_name_their_characters(full) -> None:
@@ -167,14 +143,11 @@ def test_token_ids_are_decoded_to_their_text(full) -> None:
     assert post(full, "/decode", ids=[4_000_000_000]) == [""]
 
 
-def test_many_tokens_are_rendered_whole(client) -> None:
-    (tokens,) = post(client, "/tokenize", inputs="search " * 20_000)
-    assert len(tokens) == 20_002
-
-
 def test_only_what_the_answer_holds_limits_a_text_that_is_tokenised(client) -> None:
     (tokens,) = post(client, "/tokenize", inputs="a" + " " * 1_000_001 + "b")
     assert tokens[-2]["stop"] == 1_000_003
+    (tokens,) = post(client, "/tokenize", inputs="search " * 20_000)
+    assert len(tokens) == 20_002
     refused = client.post("/tokenize", json={"inputs": "a " * 1_000_000})
     assert "tokens of these texts need" in assert_error(refused, 422, "Validation")
 
@@ -201,7 +174,12 @@ def test_only_what_the_answer_holds_limits_a_text_that_is_tokenised(client) -> N
         ("/models/tiny-reranker/embed", {"inputs": "a"}, 422, "Validation"),
         ("/models/tiny-m3/rerank", {"query": "a", "texts": ["a"]}, 422, "Validation"),
         ("/models/tiny-m3/rerank", {"query": "a", "documents": ["a"]}, 422, "Validation"),
+        ("/models/tiny-qwen/embed_sparse", {"inputs": "a"}, 422, "Validation"),
         ("/models/tiny-m3/nothing", {}, 404, "Validation"),
+        ("/models/nobody", {"inputs": "a"}, 404, "Validation"),
+        ("/", {}, 422, "Validation"),
+        ("/", {"query": "a", "texts": ["a"]}, 422, "Validation"),
+        ("/", {"inputs": [1]}, 422, "Validation"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_said_in_teis_shape(full, path, body, status, kind) -> None:
@@ -218,52 +196,26 @@ def test_openai_bodies_are_read_for_one_model(full) -> None:
         )
 
 
-def test_info_tells_the_type_of_each_model(full) -> None:
-    root = full.get("/info").json()
-    assert (root["model_id"], root["auto_truncate"]) == ("tiny-qwen", False)
-    assert root["model_type"] == {"embedding": {"pooling": "last_token"}}
-    assert root["max_client_batch_size"] == 40
-    own = full.get("/models/tiny-m3/info").json()
-    assert own["model_type"] == {"embedding": {"pooling": "cls"}}
-    assert own["max_input_length"] == 300
-    assert own["model_dtype"] == "float32"
-    assert "reranker" in full.get("/models/rerank-v3.5/info").json()["model_type"]
-    assert_error(full.get("/models/nobody/info"), 404, "Validation")
+def test_health_is_public_and_the_rest_is_refused_in_its_shape(full) -> None:
+    for path in ("/ping", "/models/tiny-m3/health", "/models/tiny-m3/ping"):
+        for method in ("GET", "HEAD"):
+            answer = full.request(method, path, headers=NO_TOKEN)
+            assert (answer.status_code, answer.content) == (200, b"")
+    for path in ("/info", "/models/tiny-m3/info", "/models/health/info"):
+        assert_error(full.get(path, headers=NO_TOKEN), 401, "Unauthorized")
+    for path in ("/embed", "/models/tiny-m3/embed", "/decode", "/models/ping"):
+        assert_error(full.post(path, headers=NO_TOKEN), 401, "Unauthorized")
+    refused = full.post("/", json={"inputs": "a"}, headers=NO_TOKEN)
+    assert (refused.status_code, refused.json()["error_type"]) == (401, "Unauthorized")
 
 
-def test_health_is_public_and_the_rest_is_not(full_server) -> None:
-    with full_server.client() as client:
-        for path in ("/ping", "/models/tiny-m3/health", "/models/tiny-m3/ping"):
-            assert (client.get(path).status_code, client.get(path).content) == (200, b"")
-            assert client.head(path).status_code == 200
-        for path in ("/info", "/models/tiny-m3/info", "/models/health/info"):
-            assert_error(client.get(path), 401, "Unauthorized")
-        for path in ("/embed", "/models/tiny-m3/embed", "/decode", "/models/ping"):
-            assert_error(client.post(path, json={"inputs": "a"}), 401, "Unauthorized")
-
-
-def test_a_model_itself_does_what_it_is_for(full, full_server) -> None:
+def test_a_model_itself_does_what_it_is_for(full) -> None:
     assert post(full, "/models/tiny-qwen", inputs="a") == post(full, "/", inputs="a")
-    assert post(full, "/models/tiny-m3", inputs="a") == post(
-        full, "/models/tiny-m3/embed", inputs="a"
-    )
-    counted = [f'{kind}_requests_total{{status="success"}}' for kind in ("rerank",)]
-    before = [full_server.metric(each) for each in counted]
+    assert post(full, "/models/tiny-m3", inputs="a") == dense(full, ["a"], model="tiny-m3")
+    before = metric(full, "rerank_requests_total", status="success")
     ranks = post(full, "/models/tiny-reranker", query="search", texts=TEXTS)
     assert ranks == post(full, "/rerank", query="search", texts=TEXTS)
-    assert [full_server.metric(each) for each in counted] == [each + 2 for each in before]
-
-
-def test_what_is_wrong_at_the_root_is_said_in_teis_shape(full, full_server) -> None:
-    for body in ({}, {"query": "a", "texts": ["a"]}, {"inputs": [1]}):
-        assert_error(full.post("/", json=body), 422, "Validation")
-    assert "nobody" in assert_error(
-        full.post("/models/nobody", json={"inputs": "a"}), 404, "Validation"
-    )
-    with full_server.client() as client:
-        refused = client.post("/", json={"inputs": "a"})
-        assert (refused.status_code, refused.json()["error_type"]) == (401, "Unauthorized")
-        assert client.get("/").json()["service"] == "Smart Embedder"
+    assert metric(full, "rerank_requests_total", status="success") == before + 2
 
 
 def test_a_wrong_method_below_a_model_is_told_the_allowed_one(full) -> None:

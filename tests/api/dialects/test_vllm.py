@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.api.conftest import answered
+from tests.api.conftest import answered, metric
 
 TEXTS = ["hybrid search", "bread kitchen", "search", "winter garden", "search"]
 
@@ -38,13 +38,13 @@ def test_one_text_is_scored_with_each_of_the_others(full, path) -> None:
         assert scores(raw) == in_order(native(full, "search", TEXTS, normalize=False))
 
 
-def test_two_lists_are_scored_pair_by_pair_in_one_forward(full, full_server) -> None:
+def test_two_lists_are_scored_pair_by_pair_in_one_forward(full) -> None:
     queries = ["search", "bread", "search", "winter", "bread"]
     alone = [native(full, *pair) for pair in zip(queries, [[text] for text in TEXTS], strict=True)]
     counter = "rerank_inference_duration_seconds_count"
-    before = full_server.metric(counter)
+    before = metric(full, counter)
     answer = post(full, text_1=queries, text_2=TEXTS)
-    assert full_server.metric(counter) == before + 1  # One forward for all of them.
+    assert metric(full, counter) == before + 1  # One forward for all of them.
     assert scores(answer) == pytest.approx([in_order(each)[0] for each in alone], abs=1e-6)
     assert answer["usage"]["total_tokens"] == sum(each["usage"]["total_tokens"] for each in alone)
 

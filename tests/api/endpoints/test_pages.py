@@ -1,4 +1,4 @@
-"""The page's files through a real server: what is served, to whom, and with which headers."""
+"""The page's files: what is served, to whom, and with which headers."""
 
 import re
 from pathlib import Path
@@ -6,21 +6,13 @@ from urllib.parse import urljoin
 
 import pytest
 
-from tests.support.server import REPOSITORY, RunningServer, run_server
+from tests.engine.fakes import FakeModel, loaded
+from tests.support.in_process import served
+from tests.support.server import REPOSITORY
 
 FOLDER = REPOSITORY / "smart_embedder" / "ui"
 FILES = sorted(path.relative_to(FOLDER).as_posix() for path in FOLDER.rglob("*.*"))
 MOST_BYTES = 150_000
-BROWSER = {"Accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"}
-
-
-@pytest.fixture(scope="module")
-def guarded(tiny_m3: Path, tmp_path_factory: pytest.TempPathFactory):
-    """A server that asks for a token."""
-    settings = {"EMBEDDING_MODEL": str(tiny_m3), "API_TOKEN": "secret", "PROTECT_METRICS": "true"}
-    with run_server(tmp_path_factory.mktemp("guarded"), **settings) as running:
-        running.wait_until_bound()
-        yield running
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -67,16 +59,9 @@ def test_the_whole_page_is_small() -> None:
 @pytest.mark.parametrize(
     "path",
     [
-        "/ui/nowhere.js",
-        "/ui/../main.py",
-        "/ui/%2e%2e/main.py",
-        "/ui/..%2fmain.py",
-        "/ui/core/../../main.py",
-        "/ui//etc/passwd",
-        "/ui/%2fetc%2fpasswd",
-        "/ui/core",
-        "/ui/main.js%00",
-        "/uinowhere",
+        *("/ui/nowhere.js", "/ui/../main.py", "/ui/%2e%2e/main.py", "/ui/..%2fmain.py"),
+        *("/ui/core/../../main.py", "/ui//etc/passwd", "/ui/%2fetc%2fpasswd", "/ui/core"),
+        *("/ui/main.js%00", "/uinowhere"),
     ],
 )
 def test_no_other_file_is_served(client, path: str) -> None:
@@ -87,33 +72,14 @@ def test_the_page_cannot_be_written_to(client) -> None:
     assert client.post("/ui", json={}).status_code == 405
 
 
-def test_the_files_ask_for_no_token_and_all_else_does(guarded: RunningServer) -> None:
-    with guarded.client() as client:
+async def test_the_files_ask_for_no_token_and_all_else_does_and_none_is_counted() -> None:
+    settings = {"api_token": "secret", "protect_metrics": True}
+    async with served(loaded(FakeModel()), **settings) as (service, client):
         for name in ("", *FILES):
-            assert client.get(f"/ui/{name}").status_code == 200
+            assert (await client.get(f"/ui/{name}")).status_code == 200
         for path in ("/ui/../stats", "/uix", "/stats", "/metrics", "/ui%2f..%2fstats"):
-            answer = client.get(path)
+            answer = await client.get(path)
             # The client's own library may have resolved the dots.
             assert answer.status_code in {401, 404}, path
             assert "uptime" not in answer.text
-        assert client.post("/embeddings", json={"sentences": ["a"]}).status_code == 401
-
-
-def test_the_page_is_neither_limited_nor_counted(server: RunningServer, client) -> None:
-    before = client.get("/stats").json()
-    for _ in range(3):
-        client.get("/ui")
-    after = client.get("/stats").json()
-    assert after["total_requests"] == before["total_requests"]
-    assert after["rejected_requests"] == before["rejected_requests"]
-
-
-def test_without_the_page_there_is_nothing_of_it(tiny_m3: Path, tmp_path: Path) -> None:
-    settings = {"EMBEDDING_MODEL": str(tiny_m3), "UI": "false"}
-    with run_server(tmp_path, **settings) as server, server.client() as client:
-        server.wait_until_healthy()
-        for path in ("/ui", "/ui/main.js"):
-            assert client.get(path).status_code == 404
-        root = client.get("/", headers=BROWSER)
-        assert (root.status_code, "page" in root.json()["paths"]) == (200, False)
-        assert "See it" not in server.log
+        assert service.metrics.total(service.metrics.embedding_requests) == 0

@@ -4,7 +4,6 @@ import base64
 import gzip
 import io
 import json
-import zlib
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -12,12 +11,11 @@ import httpx2
 import numpy as np
 import pyarrow as pa
 import pytest
-from backports import zstd
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.api.conftest import answered, metric, serving
 from tests.support.formats import ARROW, MSGPACK, READERS, SAFETENSORS
-from tests.support.server import run_server
 from tests.support.streaming import NDJSON, Stream
 from tests.support.texts import varied_texts
 
@@ -44,12 +42,8 @@ def records(content: bytes) -> list[dict[str, Any]]:
 
 def alone(client, text: str, **options) -> dict[str, Any]:
     """What a request of this text alone is answered."""
-    answer = client.post("/embeddings/", json={"sentences": [text], **options}).json()
-    return {
-        name: answer["data"][0][name]
-        for name in ("embeddings", "tokens")
-        if name in answer["data"][0]
-    }
+    (item,) = answered(client, "/embeddings/", sentences=[text], **options)["data"]
+    return {name: item[name] for name in ("embeddings", "tokens") if name in item}
 
 
 @pytest.mark.parametrize(
@@ -133,10 +127,8 @@ def test_a_cut_text_is_reported_in_its_record(client) -> None:
     assert "warnings" not in first
     (warning,) = second["warnings"]
     assert warning["target"] == {"field": "text", "index": 1, "pointer": "/text"}
-    (single,) = client.post("/embeddings/", json={"sentences": ["search " * 9000]}).json()[
-        "warnings"
-    ]
-    assert warning["details"] == single["details"]
+    single = answered(client, "/embeddings/", sentences=["search " * 9000])
+    assert warning["details"] == single["warnings"][0]["details"]
 
 
 def test_arrow_goes_in_and_out_with_the_ids_and_their_type(client) -> None:
@@ -169,41 +161,42 @@ def test_a_stream_without_vectors_is_complete(client, accept: str, body: bytes) 
 
 
 @pytest.mark.parametrize(
-    ("options", "status", "message"),
+    ("options", "message"),
     [
-        ({"dimension": 3}, 422, "did you mean dimensions"),
-        ({"dimensions": 3}, 422, "was not trained for fewer"),
-        ({"return_dense": "maybe"}, 422, "return_dense"),
-        (
-            {"return_dense": False, "return_sparse": False, "return_colbert": False},
-            422,
-            "Nothing is",
-        ),
-        ({"output_dtype": "float16"}, 422, "JSON has no numbers for"),
-        ({"sentences": "a"}, 422, "There is no field sentences here"),
+        ({"dimension": 3}, "did you mean dimensions"),
+        ({"dimensions": 3}, "was not trained for fewer"),
+        ({"return_dense": "maybe"}, "return_dense"),
+        (dict.fromkeys(("return_dense", "return_sparse", "return_colbert"), False), "Nothing is"),
+        ({"output_dtype": "float16"}, "JSON has no numbers for"),
+        ({"sentences": "a"}, "There is no field sentences here"),
     ],
+    ids=str,
 )
-def test_wrong_options_are_refused_before_anything_is_read(
-    client, options, status, message
-) -> None:
+def test_wrong_options_are_refused_before_anything_is_read(client, options, message) -> None:
     answer = client.post(PATH, params=options, content=b'"a"', headers={"Content-Type": NDJSON})
-    assert answer.status_code == status
+    assert answer.status_code == 422
     assert message in answer.json()["detail"]
 
 
+EMPTY = gzip.compress(b"") * 2000
+
+
 @pytest.mark.parametrize(
-    "headers",
-    [{"Content-Type": "application/json"}, {}, {"Content-Type": NDJSON, "Content-Encoding": "br"}],
+    ("headers", "content", "status", "code"),
+    [
+        ({"Content-Type": "application/json"}, b'"a"', 415, "unsupported_media_type"),
+        ({}, b'"a"', 415, "unsupported_media_type"),
+        ({"Content-Type": NDJSON, "Content-Encoding": "br"}, b"a", 415, "unsupported_media_type"),
+        ({"Content-Type": ARROW}, b'"a"\n' * 9, 422, "invalid_request"),
+        ({"Content-Type": NDJSON, "Content-Encoding": "gzip"}, EMPTY, 422, "invalid_request"),
+    ],
+    ids=["JSON", "no type", "Brotli", "no Arrow", "empty members of gzip without end"],
 )
-def test_other_bodies_are_refused(client, headers) -> None:
-    answer = client.post(PATH, content=b'"a"', headers=headers)
-    assert (answer.status_code, answer.json()["code"]) == (415, "unsupported_media_type")
-    assert answer.headers["accept"] == NDJSON
-
-
-def test_a_body_that_is_no_arrow_is_refused(client) -> None:
-    answer = client.post(PATH, content=b'"a"\n' * 9, headers={"Content-Type": ARROW})
-    assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request")
+def test_other_bodies_are_refused(client, headers, content, status, code) -> None:
+    answer = client.post(PATH, content=content, headers=headers)
+    assert (answer.status_code, answer.json()["code"]) == (status, code)
+    assert answer.headers.get("accept") == (NDJSON if status == 415 else None)
+    assert answer.headers["connection"] == "close"
 
 
 def test_a_record_arrives_while_the_body_is_sent(server) -> None:
@@ -215,31 +208,9 @@ def test_a_record_arrives_while_the_body_is_sent(server) -> None:
         assert stream.rest() == []
 
 
-@pytest.mark.parametrize("encoding", ["gzip", "zstd"])
-def test_a_compressed_record_is_not_held_back(server, encoding: str) -> None:
-    inflate = zstd.ZstdDecompressor() if encoding == "zstd" else gzip_decompressor()
-    with Stream(server, headers={"Accept-Encoding": encoding}) as stream:
-        for i in range(3):
-            stream.send_texts(f"text {i}")
-            line = b""
-            while not line.endswith(b"\n"):
-                line += inflate.decompress(stream.response.read1(1 << 16))
-            assert json.loads(line)["id"] == i
-        stream.end()
-        assert stream.response.headers["content-encoding"] == encoding
-        assert inflate.decompress(stream.response.read()) == b""
-        assert inflate.eof
-
-
-def gzip_decompressor():
-    return zlib.decompressobj(wbits=31)
-
-
-def test_a_gzipped_body_is_read_beyond_the_limit_of_other_bodies(tiny_m3, tmp_path) -> None:
+def test_a_gzipped_body_is_read_beyond_the_limit_of_other_bodies(tiny_m3) -> None:
     """And a line beyond it is an error in its place."""
-    settings = {"EMBEDDING_MODEL": str(tiny_m3), "MAX_BODY_BYTES": "2000"}
-    with run_server(tmp_path, **settings) as server, server.client() as client:
-        server.wait_until_healthy()
+    with serving(embedding_model=str(tiny_m3), max_body_bytes=2000) as client:
         texts = ["search vector " * 20] * 40
         texts[7] = "x" * 3000
         headers = {"Content-Type": NDJSON, "Content-Encoding": "gzip"}
@@ -259,57 +230,35 @@ def test_a_gzipped_body_is_read_beyond_the_limit_of_other_bodies(tiny_m3, tmp_pa
     others=st.lists(st.sampled_from(TEXTS), min_size=1, max_size=5),
 )
 def test_streams_and_requests_beside_each_other_change_nothing(client, texts, others) -> None:
+    options = {"return_colbert": False}
     with ThreadPoolExecutor(3) as threads:
-        streams = [
-            threads.submit(ask, client, as_lines(texts), return_colbert=False) for _ in range(2)
-        ]
-        single = client.post("/embeddings/", json={"sentences": others, "return_colbert": False})
+        streams = [threads.submit(ask, client, as_lines(texts), **options) for _ in range(2)]
+        single = answered(client, "/embeddings/", sentences=others, **options)
         answers = [records(each.result().content) for each in streams]
-    expected = {
-        text: alone(client, text, return_colbert=False)["embeddings"] for text in {*texts, *others}
-    }
-    for answer in answers:
-        for text, each in zip(texts, answer, strict=True):
+    expected = {text: alone(client, text, **options)["embeddings"] for text in {*texts, *others}}
+    for asked, found in ((texts, answers[0]), (texts, answers[1]), (others, single["data"])):
+        for text, each in zip(asked, found, strict=True):
             close(each["embeddings"], expected[text])
-    for text, item in zip(others, single.json()["data"], strict=True):
-        close(item["embeddings"], expected[text])
 
 
-def test_every_line_counts_in_the_metrics_and_the_log(server, client) -> None:
-    def metric() -> tuple[float, float]:
-        requests = 'embedding_requests_total{endpoint="/embeddings/stream",status="success"}'
-        return server.metric(requests), server.metric("embedding_sentences_processed_total")
+def test_every_line_counts_in_the_metrics(client) -> None:
+    def counts() -> tuple[float, float]:
+        labels = {"endpoint": PATH, "status": "success"}
+        sentences = metric(client, "embedding_sentences_processed_total")
+        return metric(client, "embedding_requests_total", **labels), sentences
 
-    before = metric()
-    headers = {"Content-Type": NDJSON, "X-Request-ID": "a-stream-of-three"}
-    client.post(PATH, content=b'"a"\n{}\n"b"', headers=headers)
-    assert metric() == (before[0] + 1, before[1] + 2)
-    server.wait_for_line("a-stream-of-three")
-    (line,) = (line for line in server.lines if "a-stream-of-three" in line)
-    assert "sentences=2" in line
-    assert "failed=1" in line
+    requests, sentences = counts()
+    client.post(PATH, content=b'"a"\n{}\n"b"', headers={"Content-Type": NDJSON})
+    assert counts() == (requests + 1, sentences + 2)
 
 
-def test_a_stream_of_gzip_that_holds_nothing_comes_to_an_end(client) -> None:
-    content = gzip.compress(b"") * 2000
-    headers = {"Content-Type": NDJSON, "Content-Encoding": "gzip"}
-    answer = client.post(PATH, content=content, headers=headers)
-    assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request")
-    assert "more than 1000 of its members in a row are empty" in answer.json()["detail"]
-    assert answer.headers["connection"] == "close"
-
-
-def test_pieces_wait_for_those_before_them_where_an_answer_may_hold_little(
-    tiny_m3, tmp_path
-) -> None:
+def test_pieces_wait_for_those_before_them_where_an_answer_may_hold_little(tiny_m3) -> None:
     """Two lines have room beside each other, and one line has none at all."""
     texts = ["search vector dense " * 40] * 30
     texts[7] = "search vector dense " * 200
-    with run_server(tmp_path, EMBEDDING_MODEL=str(tiny_m3), MAX_ANSWER_BYTES="80000") as server:
-        server.wait_until_healthy()
-        with server.client() as client:
-            for accept in (NDJSON, MSGPACK):
-                found = READERS[accept](ask(client, as_lines(texts), accept).content)
-                assert [each["id"] for each in found] == list(range(30))
-                assert [each["id"] for each in found if "error" in each] == [7]
-                assert "MAX_ANSWER_BYTES" in found[7]["error"]["detail"]
+    with serving(embedding_model=str(tiny_m3), max_answer_bytes=80_000) as client:
+        for accept in (NDJSON, MSGPACK):
+            found = READERS[accept](ask(client, as_lines(texts), accept).content)
+            assert [each["id"] for each in found] == list(range(30))
+            assert [each["id"] for each in found if "error" in each] == [7]
+            assert "MAX_ANSWER_BYTES" in found[7]["error"]["detail"]
