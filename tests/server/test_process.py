@@ -11,12 +11,14 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import uvicorn
 from structlog.testing import capture_logs
 
+from smart_embedder.engine.model import LoadedModels
 from smart_embedder.errors import StartupError
 from smart_embedder.server import process
 from smart_embedder.server.process import log_failure, log_ready, stop_uvicorn
@@ -26,14 +28,43 @@ from tests.support.bad_start import failing_start, run_to_the_end
 from tests.support.nvidia_driver import install_driver
 from tests.support.server import REPOSITORY, run_server
 
+UVICORN = ("app.main:app", "--port", "0")
 
-def test_a_wrong_setting_stops_the_start_before_the_port_opens(tmp_path: Path) -> None:
-    status, output = run_to_the_end(tmp_path, fresh=True, MAX_BATCH_TOKENS="plenty")
-    assert status == 1
-    assert output == (
-        "Smart Embedder cannot start: MAX_BATCH_TOKENS=plenty is not allowed: "
-        "auto, or a number of tokens, at least 1\n"
+
+@pytest.mark.parametrize(
+    ("module", "settings", "said"),
+    [
+        (
+            "smart_embedder",
+            {"MAX_BATCH_TOKENS": "plenty"},
+            "MAX_BATCH_TOKENS=plenty is not allowed: auto, or a number of tokens, at least 1",
+        ),
+        ("uvicorn", {"API_TOKENS_FILE": "/absent"}, "API_TOKENS_FILE=/absent "),
+    ],
+)
+def test_a_wrong_setting_stops_the_start_before_the_port_opens(
+    tmp_path: Path, module: str, settings: dict[str, str], said: str
+) -> None:
+    arguments = UVICORN if module == "uvicorn" else ()
+    status, output = run_to_the_end(
+        tmp_path, module=module, arguments=arguments, fresh=True, **settings
     )
+    assert (status, output.count("\n")) == (1, 1)
+    assert output.startswith(f"Smart Embedder cannot start: {said}")
+
+
+@pytest.mark.parametrize("module", ["smart_embedder", "uvicorn"])
+def test_a_failed_start_ends_with_its_reason_whatever_else_is_logged(tmp_path, module) -> None:
+    model = {"EMBEDDING_MODEL": str(tmp_path / "absent"), "LOG_LEVEL": "debug"}
+    arguments = UVICORN if module == "uvicorn" else ()
+    status, output = run_to_the_end(
+        tmp_path, module=module, arguments=arguments, fresh=True, **model
+    )
+    assert status == 1
+    assert "Finished server process" in output
+    last = output.splitlines()[-1]
+    assert "start_failed" in last
+    assert f"the model folder {tmp_path / 'absent'} does not exist" in last
 
 
 def test_a_model_that_is_not_whole_stops_the_start(tmp_path: Path, tiny_m3: Path) -> None:
@@ -66,15 +97,6 @@ def test_an_error_that_nobody_foresaw_is_a_sentence_and_an_ordinary_traceback(
     assert len(output) < 10_000
 
 
-def test_a_failed_start_ends_with_its_reason_whatever_else_is_logged(tmp_path: Path) -> None:
-    status, output = run_to_the_end(
-        tmp_path, fresh=True, EMBEDDING_MODEL="/absent", LOG_LEVEL="debug"
-    )
-    assert status == 1
-    assert "[debug    ] Finished server process" in output
-    assert "the model folder /absent does not exist" in output.splitlines()[-1]
-
-
 WITHOUT_HOME = ["unshare", "--user", "--map-user=54321", "--map-group=54321", "env", "-u", "HOME"]
 
 
@@ -102,17 +124,6 @@ def test_a_driver_too_old_for_the_wheel_leaves_the_cpu_to_auto(
     (line,) = [line for line in server.lines if "[warning " in line]
     assert "no_gpu_used" in line
     assert TOO_OLD in line
-
-
-def test_a_port_that_is_taken_stops_the_start_with_one_sentence(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        port = other.getsockname()[1]
-        status, output = run_to_the_end(tmp_path, PORT=str(port))
-    assert status == 1
-    assert output == (
-        f"Smart Embedder cannot start: port {port} of 127.0.0.1 is taken: end what listens there, "
-        "or set another PORT\n"
-    )
 
 
 def test_importing_the_app_does_nothing(tmp_path: Path) -> None:
@@ -358,12 +369,19 @@ def test_the_start_is_spared_and_what_comes_later_is_collected() -> None:
 # What the log says of a start, for which people and scripts wait.
 
 
-def test_a_ready_service_tells_its_address_and_the_limits_in_force() -> None:
+READY = "Server ready to accept requests"
+
+
+def told_of(models: LoadedModels, *url: str) -> list[dict[str, Any]]:
     with capture_logs() as log:
-        log_ready(loaded(FakeModel(), 640), "http://127.0.0.1:8000")
-    (ready,) = log
+        log_ready(models, *url)
+    return log
+
+
+def test_a_ready_service_tells_its_address_and_the_limits_in_force() -> None:
+    (ready,) = told_of(loaded(FakeModel(), 640), "http://127.0.0.1:8000")
     assert ready == {
-        "event": "Server ready to accept requests",
+        "event": READY,
         "log_level": "info",
         "url": "http://127.0.0.1:8000",
         "model": "fake",
@@ -373,31 +391,26 @@ def test_a_ready_service_tells_its_address_and_the_limits_in_force() -> None:
         "attention": "sdpa",
         "max_batch_tokens": 640,
     }
-    with capture_logs() as log:
-        log_ready(loaded(FakeModel()))
-    assert "url" not in log[0]
+    assert "url" not in told_of(loaded(FakeModel()))[0]
 
 
 def test_a_reranker_is_told_of_first_with_its_own_limits() -> None:
     reranker = FakeReranker()
     reranker.name, reranker.max_length, reranker.max_batch_sequences = "scores", 77, 4
-    with capture_logs() as log:
-        log_ready(loaded(FakeModel(), reranker=reranker))
-    assert [each["event"] for each in log] == ["Reranker ready.", "Server ready to accept requests"]
-    assert (log[0]["model"], log[0]["max_length"], log[0]["max_pairs_in_forward"]) == (
-        "scores", 77, 4,
-    )  # fmt: skip
-    assert "max_pairs_in_forward" not in log[1]
+    first, last = told_of(loaded(FakeModel(), reranker=reranker))
+    assert (first["event"], last["event"]) == ("Reranker ready.", READY)
+    limits = (first["model"], first["max_length"], first["max_pairs_in_forward"])
+    assert limits == ("scores", 77, 4)
+    assert "max_pairs_in_forward" not in last
 
 
 def test_an_embedder_that_scores_passages_is_the_reranker_and_a_demo_says_so() -> None:
     models = replace(loaded(FakeModel()), late_interaction=True, demo="a small model")
-    with capture_logs() as log:
-        log_ready(models)
-    assert [each["event"] for each in log] == [
-        "Reranker ready.", "demo_model", "Server ready to accept requests",
+    first, second, last = told_of(models)
+    assert [each["event"] for each in (first, second, last)] == [
+        "Reranker ready.", "demo_model", READY,
     ]  # fmt: skip
-    assert (log[0]["model"], log[1]["note"]) == ("fake", "a small model")
+    assert (first["model"], second["note"]) == ("fake", "a small model")
 
 
 @pytest.mark.parametrize("unforeseen", [False, True])
@@ -428,8 +441,6 @@ def test_a_name_that_is_nearly_a_settings_is_warned_of(monkeypatch, tmp_path) ->
 
 # `uvicorn app.main:app` serves the same service.
 
-ARGUMENTS = ("app.main:app", "--port", "0")
-
 
 def test_uvicorn_serves_the_app_and_its_log_is_ours(
     tiny_m3: Path, tiny_qwen: Path, tmp_path: Path
@@ -438,9 +449,7 @@ def test_uvicorn_serves_the_app_and_its_log_is_ours(
     settings = {"EMBEDDING_MODEL": str(tiny_m3), "RERANKER_MODEL": str(tiny_qwen)}
     limits = {"BGE_EMBED_MAX_LENGTH": "9000", "QWEN_RERANK_MAX_LENGTH": "50000"}
     more = {"LOG_FORMAT": "json", "MAX_QUEU_SIZE": "3"}
-    with run_server(
-        tmp_path, "uvicorn", arguments=ARGUMENTS, **settings, **limits, **more
-    ) as server:
+    with run_server(tmp_path, "uvicorn", arguments=UVICORN, **settings, **limits, **more) as server:
         server.wait_until_healthy()
         with server.client() as client:
             assert client.post("/embeddings/", json={"sentences": ["a"]}).status_code == 200
@@ -456,23 +465,6 @@ def test_uvicorn_serves_the_app_and_its_log_is_ours(
     assert sum("POST" in line for line in server.lines) == 1
     (reranker,) = [line for line in lines if line["event"] == "Reranker ready."]
     assert (reranker["max_length"], reranker["max_pairs_in_forward"]) == (40960, 16)
-
-
-def test_a_failed_start_ends_uvicorn_with_its_reason_as_the_last_line(tmp_path: Path) -> None:
-    model = {"EMBEDDING_MODEL": str(tmp_path / "absent"), "LOG_LEVEL": "debug"}
-    status, output = run_to_the_end(tmp_path, module="uvicorn", arguments=ARGUMENTS, **model)
-    assert status == 1
-    assert "start_failed" in output.splitlines()[-1]
-    assert "absent does not exist" in output.splitlines()[-1]
-
-
-def test_a_wrong_setting_ends_uvicorn_with_one_sentence(tmp_path: Path) -> None:
-    status, output = run_to_the_end(
-        tmp_path, module="uvicorn", arguments=ARGUMENTS, API_TOKENS_FILE="/absent"
-    )
-    assert status == 1
-    assert output.startswith("Smart Embedder cannot start: API_TOKENS_FILE=/absent ")
-    assert output.count("\n") == 1
 
 
 def test_a_failed_start_ends_uvicorn_and_no_other_server(monkeypatch) -> None:

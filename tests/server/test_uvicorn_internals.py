@@ -5,12 +5,9 @@ What is read and written beside them, the tests of connections and of the server
 """
 
 import inspect
-import signal
 
 import pytest
-import uvicorn
-from httptools import HttpParserUpgrade, HttpRequestParser
-from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import Server
 
@@ -64,27 +61,3 @@ def test_nothing_of_uvicorns_is_overridden_by_accident(own: type) -> None:
     base = own.__mro__[1]
     overridden = {name for name in vars(own) if hasattr(base, name) and name[:2] != "__"}
     assert overridden <= SIGNATURES[base].keys(), f"{base.__name__} has this, too"
-
-
-def test_a_body_is_read_ahead_of_the_app_by_so_much() -> None:
-    assert HIGH_WATER_LIMIT == 65_536
-
-
-def test_uvicorn_installs_its_method_as_the_signal_handler() -> None:
-    """A failed start finds the `uvicorn` command's server through the handler."""
-    server = uvicorn.Server(uvicorn.Config(lambda: None, log_config=None))
-    before = signal.getsignal(signal.SIGTERM)
-    with server.capture_signals():
-        handler = signal.getsignal(signal.SIGTERM)
-    assert signal.getsignal(signal.SIGTERM) == before
-    assert getattr(handler, "__self__", None) is server, "stop_uvicorn relies on it"
-
-
-def test_the_parser_reports_an_upgrade_and_where_the_rest_begins() -> None:
-    parser = HttpRequestParser(object())
-    parser.set_dangerous_leniencies(lenient_data_after_close=True)
-    head = b"POST / HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n"
-    with pytest.raises(HttpParserUpgrade) as upgrade:
-        parser.feed_data(head + b"rest")
-    assert upgrade.value.args[0] == len(head)
-    assert (parser.get_method(), parser.get_http_version()) == (b"POST", "1.1")
