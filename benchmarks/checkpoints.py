@@ -75,27 +75,36 @@ def save_bge_m3(folder: Path, shape: Shape) -> Path:
     return folder
 
 
-def save_encoder(folder: Path, shape: Shape, *, vocabulary: int, seed: int = 0) -> None:
-    """XLM-RoBERTa with bge-m3's positions and random weights, as safetensors in float32."""
-    torch.manual_seed(seed)
-    config = _config(shape, vocabulary)
-    XLMRobertaModel(config, add_pooling_layer=False).save_pretrained(folder)
-
-
 def save_bge_reranker(folder: Path, shape: Shape) -> Path:
     """A checkpoint of bge-reranker-v2-m3's architecture: a classifier with one logit."""
     folder.mkdir(parents=True, exist_ok=True)
     save_tokenizer(folder)
-    save_classifier(folder, shape, vocabulary=VOCABULARY)
+    save_encoder(folder, shape, vocabulary=VOCABULARY, labels=1)
     return folder
 
 
-def save_classifier(folder: Path, shape: Shape, *, vocabulary: int, seed: int = 1) -> None:
-    """XLM-RoBERTa with a one-logit head and random weights."""
-    torch.manual_seed(seed)
-    config = _config(shape, vocabulary)
-    config.num_labels = 1
-    XLMRobertaForSequenceClassification(config).save_pretrained(folder)
+def save_encoder(folder: Path, shape: Shape, *, vocabulary: int, labels: int = 0) -> None:
+    """XLM-RoBERTa with bge-m3's positions and random weights, as safetensors in float32.
+
+    With `labels` it is a classifier.
+    """
+    torch.manual_seed(labels)
+    config = XLMRobertaConfig(
+        vocab_size=vocabulary,
+        hidden_size=shape.hidden,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        intermediate_size=shape.inner,
+        max_position_embeddings=8194,
+        type_vocab_size=1,
+        pad_token_id=1,
+        layer_norm_eps=1e-5,
+    )
+    if labels:
+        config.num_labels = labels
+        XLMRobertaForSequenceClassification(config).save_pretrained(folder)
+    else:
+        XLMRobertaModel(config, add_pooling_layer=False).save_pretrained(folder)
 
 
 def save_qwen_reranker(folder: Path) -> Path:
@@ -121,20 +130,6 @@ def save_qwen_reranker(folder: Path) -> Path:
     )
     Qwen3ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
     return folder
-
-
-def _config(shape: Shape, vocabulary: int) -> XLMRobertaConfig:
-    return XLMRobertaConfig(
-        vocab_size=vocabulary,
-        hidden_size=shape.hidden,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
-        intermediate_size=shape.inner,
-        max_position_embeddings=8194,
-        type_vocab_size=1,
-        pad_token_id=1,
-        layer_norm_eps=1e-5,
-    )
 
 
 def save_heads(folder: Path, hidden: int) -> None:

@@ -20,8 +20,7 @@ import psutil
 from tokenizers import Tokenizer
 
 from benchmarks.checkpoints import SHAPES, save_bge_m3
-from benchmarks.comparison import CATALOGUE, Plan, compare
-from benchmarks.figures import format_table, rows_of
+from benchmarks.comparison import CATALOGUE, Plan, compare, format_table, rows_of
 from benchmarks.workload import WORKLOADS, draw_texts
 from smart_embedder import __version__
 

@@ -61,11 +61,12 @@ def _embedding(random: np.random.Generator, tokens: int) -> TextEmbedding:
 
 def raw_bytes(answer: EmbeddingAnswer) -> int:
     """The bytes of the vectors themselves, four for an index and four for a weight."""
-    rows = list(answer.vectors())
-    vectors = sum(
-        each.values.nbytes for row in rows for each in (row.dense, row.colbert) if each is not None
+    sizes = (
+        sum(each.values.nbytes for each in (row.dense, row.colbert) if each is not None)
+        + (0 if row.sparse is None else 8 * len(row.sparse.values))
+        for row in answer.vectors()
     )
-    return vectors + sum(8 * len(row.sparse.values) for row in rows if row.sparse is not None)
+    return sum(sizes)
 
 
 def render_json(answer: EmbeddingAnswer, *, as_base64: bool = False) -> Iterator[bytes]:
@@ -93,18 +94,17 @@ FORMATS: dict[str, Format] = {
 def measure(answer: EmbeddingAnswer, form: Format) -> tuple[int, float, float]:
     """Bytes, and the medians of the seconds to make and to read them."""
     render, read = form
-    made, taken = [], []
-    size = 0
+    runs = []
     for _ in range(_RUNS):
         began = time.process_time()
         chunks = list(render(answer))
-        made.append(time.process_time() - began)
+        made = time.process_time() - began
         content = b"".join(chunks)
-        size = len(content)
         began = time.perf_counter()
         read(content)
-        taken.append(time.perf_counter() - began)
-    return size, statistics.median(made), statistics.median(taken)
+        runs.append((len(content), made, time.perf_counter() - began))
+    sizes, *seconds = zip(*runs, strict=True)
+    return sizes[0], *map(statistics.median, seconds)
 
 
 def main() -> None:

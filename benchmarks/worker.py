@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.adapters.interface import Setting, Vectors
+from benchmarks.adapters import Setting, Vectors
 
 _ROOT = Path(__file__).parent.parent
 # No engine may reach for a model hub while it is measured.
@@ -64,18 +64,13 @@ def measured(engine: Engine, runs: list[Run], patience: float) -> tuple[str, lis
 
     Raises `EngineFailureError`, also where it takes longer than `patience` seconds.
     """
-    asked = {
-        "adapter": engine.adapter,
-        "folder": str(engine.folder),
-        "precision": engine.precision,
-        "runs": [asdict(each) for each in runs],
-    }
+    asked = {"runs": [asdict(each) for each in runs]} | asdict(engine)
     try:
         done = subprocess.run(
             [engine.python, "-m", "benchmarks.worker"],
             cwd=_ROOT,
             env=os.environ | _VARIABLES,
-            input=json.dumps(asked),
+            input=json.dumps(asked, default=str),
             capture_output=True,
             text=True,
             errors="replace",
@@ -112,17 +107,13 @@ def _run(adapter: Any, run: Run) -> Encoded:
         seconds.append(time.perf_counter() - began)
     peak = peak_bytes()
     if run.save:
-        _save(Path(run.save), [adapter.vectors(each) for each in answers])
+        found: list[Vectors] = [adapter.vectors(each) for each in answers]
+        arrays: dict[str, Any] = {"dense": np.concatenate([each.dense for each in found])}
+        # An engine without ColBERT leaves them out.
+        if colbert := [each.colbert for each in found if each.colbert is not None]:
+            arrays["colbert"] = np.concatenate(colbert)
+        np.savez(run.save, **arrays)
     return Encoded(seconds, peak)
-
-
-def _save(file: Path, answers: list[Vectors]) -> None:
-    """The vectors of all calls; an engine without ColBERT leaves them out."""
-    arrays: dict[str, Any] = {"dense": np.concatenate([each.dense for each in answers])}
-    colbert = [each.colbert for each in answers if each.colbert is not None]
-    if colbert:
-        arrays["colbert"] = np.concatenate(colbert)
-    np.savez(file, **arrays)
 
 
 def main() -> None:

@@ -39,6 +39,7 @@ from pathlib import Path
 from scripts.price_grammar import KIB, Asked, Shape, draw
 from scripts.price_probe.sitecustomize import SIZE, STACK_AT, THREADS, THREADS_AT, TICKS_AT, TRIM_AT
 from tests.support.checkpoints import save_m3, save_reranker
+from tests.support.memory import forget_peak, status_bytes
 from tests.support.server import REPOSITORY, RunningServer, run_server
 
 MIB = KIB * KIB
@@ -130,8 +131,8 @@ class Measured:
     def measure(self, asked: Asked, size: int) -> Cost:
         """Send a request and read its answer."""
         self._seen[:THREADS_AT] = bytes(THREADS_AT)
-        Path(f"/proc/{self._pid}/clear_refs").write_text("5")
-        before, began = self._memory("VmRSS"), self.seconds()
+        forget_peak(self._pid)
+        before, began = status_bytes(self._pid, "VmRSS"), self.seconds()
         forwards = self._seconds_of_forwards()
         status, answer, ended = self._exchange(asked.content, began)
         seconds = self.seconds() - began - self._seconds_of_forwards() + forwards
@@ -150,14 +151,10 @@ class Measured:
             seconds=seconds,
             held=max(turn, waited),
             place=place if turn >= waited else f"another thread while {place}",
-            rise=self._memory("VmHWM") - before,
+            rise=status_bytes(self._pid, "VmHWM") - before,
             answer=answer,
             left_over=left_over,
         )
-
-    def _memory(self, name: str) -> int:
-        status = Path(f"/proc/{self._pid}/status").read_text()
-        return int(status.partition(f"{name}:")[2].split()[0]) * KIB
 
     def _exchange(self, content: bytes, began: float) -> tuple[int, int, bool]:
         """Status, bytes of the answer, and whether it ended before it cost too much."""
@@ -266,14 +263,9 @@ class Judge:
         self._measured.trim()
         now = self._measured.measure(shape.make(before.asked), before.asked)
         held = min((before, now), key=lambda cost: cost.held)
-        return replace(
-            now,
-            seconds=min(before.seconds, now.seconds),
-            held=held.held,
-            place=held.place,
-            rise=min(before.rise, now.rise),
-            left_over=min(before.left_over, now.left_over),
-        )
+        names = ("seconds", "rise", "left_over")
+        least = {name: min(getattr(before, name), getattr(now, name)) for name in names}
+        return replace(now, held=held.held, place=held.place, **least)
 
     def _suspicions(self, costs: list[Cost]) -> dict[str, str]:
         last = costs[-1]
@@ -385,10 +377,9 @@ def run(tree: Path, seed: int, minutes: float, only: str, largest: int) -> Itera
                 measured.server.process.kill()
 
 
-HEADER = (
-    "| shape | largest, KiB | us of the processor for each byte | largest growth | loop held, ms "
-    "| memory, MiB | of | answer, KiB | status | took, s | findings |\n"
-    "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---|"
+HEADS = (
+    "shape | largest, KiB | us of the processor for each byte | largest growth | loop held, ms "
+    "| memory, MiB | of | answer, KiB | status | took, s | findings"
 )
 
 
@@ -435,7 +426,7 @@ def main() -> None:
     seconds: dict[str, float] = defaultdict(float)
     began = time.monotonic()
     with (options.report or Path(os.devnull)).open("w") as report:
-        print(HEADER, file=report)
+        print(f"| {HEADS} |\n|{'---|' * (HEADS.count('|') + 1)}", file=report)
         given = (options.tree.resolve(), options.seed, options.minutes, options.only)
         for result in run(*given, options.largest * MIB):
             if isinstance(result, int):

@@ -25,12 +25,14 @@ KIB = 1024
 LARGEST_HEAD = 65_000
 _ENVELOPE = 600
 _HOLE = "\ue000"
-_HOLE_JSON, _HOLE_MEMBER = f'"{_HOLE}"'.encode(), f'"{_HOLE}": 0'.encode()
+_HOLE_TEXT, _HOLE_JSON = _HOLE.encode(), f'"{_HOLE}"'.encode()
+_HOLE_MEMBER = f'"{_HOLE}": 0'.encode()
 # As many texts as one request may have, about.
 _FEW, _MANY = 20, 1000
 
 Json = Any
 Write = Callable[[int], bytes]
+Headers = list[tuple[str, bytes]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +112,19 @@ def characters(rng: random.Random) -> list[str]:
     return [*longest, "a ", "a", *drawn, *(rng.choice(drawn) + rng.choice(drawn) for _ in range(8))]
 
 
-def repeat(unit: str | bytes) -> Fill:
-    """The unit, again and again."""
-    raw = unit.encode() if isinstance(unit, str) else unit
-    return Fill(f"{_short(unit)}...", lambda size: raw * max(1, size // len(raw)))
+def between(
+    opening: str | bytes, unit: str | bytes, closing: str | bytes = "", *, name: str = ""
+) -> Fill:
+    """The unit, again and again, once at least, between a beginning and an end."""
+    first, raw, last = (
+        each.encode() if isinstance(each, str) else each for each in (opening, unit, closing)
+    )
+
+    def write(size: int) -> bytes:
+        count = (size - len(first) - len(last)) // len(raw)
+        return first + raw * max(1, count) + last
+
+    return Fill(name or f"{_short(first)} {_short(raw)}... {_short(last)}", write)
 
 
 def _short(unit: str | bytes) -> str:
@@ -121,41 +132,40 @@ def _short(unit: str | bytes) -> str:
     return text if len(text) <= 30 else f"{text[:20]}..{text[-8:]}"
 
 
+def numbered(form: str, joint: str) -> Fill:
+    """Parts that are all different: `form` takes their number."""
+
+    def write(size: int) -> bytes:
+        count = max(1, size // len((form % 0 + joint).encode()))
+        return joint.join(form % number for number in range(count)).encode()
+
+    return Fill(f"{_short(form % 0)}, {_short(form % 1)}, ...", write)
+
+
 # ---- JSON
 
 _ATOMS = ("null", "0", "-1.5e300", "true", '""', '"x"', "[]", "{}", "[[]]", '{"a":0}', '"\\u0000"')
 _TOKENS = ("{", "}", "[", "]", ",", ":", '"', "\\", "0", "-", "e", "null", "{}", "[]", " ", "\t")
+# Values of any type, whatever a schema says.
+_WILD = (
+    *(("", "9", ""), ("0.", "0", "1"), ("1e", "9", ""), ("-", "1", ""), ("", " ", "0")),
+    *(("{", '"a":0,', "}"), ("{", ",", "}"), ("{", '"":', "}")),
+    *(("[", f"{atom},", f"{atom}]") for atom in _ATOMS),
+)
 
 
-def string(unit: str, *, escaped: bool) -> Fill:
-    """A string of the unit, as UTF-8 or in escapes."""
+def text(unit: str, *, escaped: bool) -> Fill:
+    """The inside of a string of the unit, as UTF-8 or in escapes."""
     raw = json.dumps(unit, ensure_ascii=False)[1:-1].encode()
     if escaped:
         codes = struct.iter_unpack("<H", unit.encode("utf-16-le"))
         raw = b"".join(b"\\u%04x" % code for (code,) in codes)
-    repeated = repeat(raw).write
-    return Fill(f"string of {_short(raw)}", lambda size: b'"' + repeated(size - 2) + b'"')
+    return between("", raw, name=f"string of {_short(raw)}")
 
 
-def array(item: bytes) -> Fill:
+def array(item: str) -> Fill:
     """A list of one item, again and again."""
-
-    def write(size: int) -> bytes:
-        others = max(0, size - len(item) - 2) // (len(item) + 1)
-        return b"[" + (item + b",") * others + item + b"]"
-
-    return Fill(f"list of {_short(item)}", write)
-
-
-def members(stem: str, value: str, *, distinct: bool) -> Fill:
-    """Members of an object, with names that begin with `stem` or are all the same."""
-
-    def write(size: int) -> bytes:
-        count = max(1, size // len(f'"{stem}00000":{value},'.encode()))
-        numbers = range(count) if distinct else [0] * count
-        return ",".join(f'"{stem}{i:05x}":{value}' for i in numbers).encode()
-
-    return Fill(f"{'' if distinct else 'the same '}names {_short(stem)}: {value}", write)
+    return between("[", f"{item},", f"{item}]", name=f"list of {_short(item)}")
 
 
 def nested(opening: str, inner: str, closing: str) -> Fill:
@@ -168,30 +178,22 @@ def nested(opening: str, inner: str, closing: str) -> Fill:
     return Fill(f"nested {opening}", write)
 
 
-def around(opening: str, unit: str, closing: str) -> Fill:
-    """The unit, again and again, between a beginning and an end."""
-    repeated = repeat(unit).write
-    return Fill(
-        f"{_short(opening)} {_short(unit)}... {_short(closing)}",
-        lambda size: opening.encode() + repeated(size) + closing.encode(),
-    )
+def members(stem: str, value: str, *, distinct: bool) -> Fill:
+    """Members of an object, with names that begin with `stem` or are all the same."""
+    if distinct:
+        return numbered(f'"{stem.replace("%", "%%")}%05x":{value}', ",")
+    member = f'"{stem}00000":{value}'
+    return between("", f"{member},", member, name=f"the same {_short(member)}")
 
 
 def wild_values(rng: random.Random) -> list[Fill]:
     """Values of any type, whatever the schema says."""
-    digits = (("", "9", ""), ("0.", "0", "1"), ("1e", "9", ""), ("-", "1", ""))
-    members_of = (members("f", rng.choice(_ATOMS), distinct=each) for each in (True, False))
+    objects = (members("f", rng.choice(_ATOMS), distinct=each) for each in (True, False))
     return [
-        *(around(*each) for each in digits),
-        *(array(atom.encode()) for atom in _ATOMS),
+        *(between(*each) for each in _WILD),
         *(nested(*each) for each in (("[", "", "]"), ('{"a":', "0", "}"), ("[[],", "0", "]"))),
-        *(around("{", each, "}") for each in ('"a":0,', ",", '"":')),
-        around("", " ", "0"),
-        around('"', rng.choice(_TOKENS), '"'),
-        *(
-            Fill(f"object of {each.name}", spliced({_HOLE: 0}, each, _HOLE_MEMBER))
-            for each in members_of
-        ),
+        between('"', rng.choice(_TOKENS), '"'),
+        *(Fill(f"object of {e.name}", spliced({_HOLE: 0}, e, _HOLE_MEMBER)) for e in objects),
     ]
 
 
@@ -223,11 +225,6 @@ def spliced(value: Json, fill: Fill, hole: bytes = _HOLE_JSON) -> Write:
         return fill.write(max(1, left // max(1, len(parts) - 1))).join(parts)
 
     return write
-
-
-def within(text: Fill) -> Fill:
-    """The string without its quotation marks, for a hole in another."""
-    return Fill(text.name, lambda size: text.write(size + 2)[1:-1])
 
 
 def with_texts(value: Json, count: int, numbers: Iterator[int] | None = None) -> Json:
@@ -267,31 +264,37 @@ def valid_values(schema: Json, rng: random.Random, units: Sequence[str]) -> Iter
     for body in examples(schema):
         shown = _short(json.dumps(body))
         for unit, count in itertools.product(texts, (1, _FEW, _MANY)):
-            fill, holed = string(unit, escaped=rng.random() < 0.5), with_texts(body, count)
+            fill, holed = text(unit, escaped=rng.random() < 0.5), with_texts(body, count)
             is_usual = count < _MANY or unit in texts[:2]
             if is_usual and _HOLE in json.dumps(holed, ensure_ascii=False):
-                write = spliced(holed, within(fill), _HOLE.encode())
+                write = spliced(holed, fill, _HOLE_TEXT)
                 yield Fill(f"{count} x {fill.name} in {shown}", write)
         holed, item = with_lists(body)
         if item is not None:
-            fill = array(json.dumps(item).encode())
+            fill = array(json.dumps(item))
             yield Fill(f"{fill.name} in {shown}", spliced(holed, fill))
 
 
 def other_values(schema: Json, rng: random.Random, units: Sequence[str]) -> Iterator[Fill]:
     """Bodies with a field, or a name, that grows, whether or not the schema has it so."""
     fields, body = schema.get("properties", {}), examples(schema)[0]
+
+    def with_field(name: str, fill: Fill, hole: bytes = _HOLE_JSON) -> Fill:
+        return Fill(f"{name} = {fill.name}", spliced(body | {name: _HOLE}, fill, hole))
+
+    def some_text() -> Fill:
+        return text(rng.choice(units), escaped=rng.random() < 0.5)
+
     for name, about in fields.items():
-        fills = [rng.choice(wild_values(rng))]
+        yield with_field(name, rng.choice(wild_values(rng)))
         if admits(about, "string") or not about.keys() & {"type", "anyOf"}:
-            fills.append(string(rng.choice(units), escaped=rng.random() < 0.5))
+            yield with_field(name, some_text(), _HOLE_TEXT)
         if admits(about, "array"):
-            fills += [array(b'"x"'), array(rng.choice(_ATOMS).encode())]
-        for fill in fills:
-            yield Fill(f"{name} = {fill.name}", spliced(body | {name: _HOLE}, fill))
-    for fill in (*rng.sample(wild_values(rng), 6), string(rng.choice(units), escaped=False)):
-        write = spliced(body | {"unknown": _HOLE}, fill)
-        yield Fill(f"an unknown field = {fill.name}", write)
+            yield with_field(name, array('"x"'))
+            yield with_field(name, array(rng.choice(_ATOMS)))
+    for fill in rng.sample(wild_values(rng), 6):
+        yield with_field("unknown", fill)
+    yield with_field("unknown", some_text(), _HOLE_TEXT)
     known = [*fields, "text"]
     # One with a letter changed.
     name = rng.choice(known)
@@ -317,10 +320,10 @@ def json_values(schema: Json, rng: random.Random, units: Sequence[str]) -> Itera
 def junk(valid: bytes, separator: str) -> Iterator[Fill]:
     """Tokens again and again, alone, before and behind something valid."""
     for token, end in itertools.product((*_TOKENS, "\x00", "\u00e9"), {"", separator}):
-        yield repeat(token + end)
+        yield between("", token + end)
     for token in (" ", "\n", "\ufeff", "0,"):
-        yield around("", token, valid.decode())
-        yield around(valid.decode(), token, "")
+        yield between("", token, valid)
+        yield between(valid, token)
 
 
 # ---- lines of a stream
@@ -331,7 +334,7 @@ def lines(schema: Json, rng: random.Random, units: Sequence[str]) -> Iterator[Fi
     for fill in json_values(schema, rng, units):
         yield Fill(f"a line: {fill.name}", fill.write)
         line = fill.write(rng.choice((200, 3000, 60_000))) + b"\n"
-        yield Fill(f"lines of {len(line)} bytes: {fill.name}", repeat(line).write)
+        yield between("", line, name=f"lines of {len(line)} bytes: {fill.name}")
     yield from junk(b'"a"\n', "\n")
 
 
@@ -374,8 +377,8 @@ def arrow_messages(rng: random.Random, units: Sequence[str]) -> Iterator[Fill]:
         "a dictionary": lambda n: _arrow(
             [_batch({"text": pa.array(["a", "b"] * (n // 8)).dictionary_encode()})]
         ),
-        "schemas": lambda n: repeat(_arrow([_batch(none)])[:-8]).write(n),
-        "frames": repeat(struct.pack("<Ii", 0xFFFFFFFF, 8) + bytes(8)).write,
+        "schemas": lambda n: between("", _arrow([_batch(none)])[:-8]).write(n),
+        "frames": between("", struct.pack("<Ii", 0xFFFFFFFF, 8) + bytes(8)).write,
     }
     yield from (Fill(name, make) for name, make in makes.items())
     for _ in range(8):
@@ -402,72 +405,59 @@ def _damaged(make: Write, seed: int, size: int) -> bytes:
 
 def encodings(write: Write) -> Iterator[tuple[str, str, Callable[[int], Asked]]]:
     """Content-Encoding and body, growing in the content or in what a format has around it."""
+
+    def whole(pack: Callable[[bytes], bytes], size: int) -> Asked:
+        content = write(size)
+        return Asked(pack(content), len(content))
+
+    def repeated(member: bytes, unpacked: int, size: int) -> Asked:
+        count = max(1, size // max(1, len(member)))
+        return Asked(member * count, unpacked * count)
+
+    gzipped = partial(gzip.compress, compresslevel=6, mtime=0)
     packers: dict[str, Callable[[bytes], bytes]] = {
-        "gzip": partial(gzip.compress, compresslevel=6, mtime=0),
+        "gzip": gzipped,
         "deflate": zlib.compress,
         "zstd": zstd.compress,
         "br": bytes,  # Nothing packs it here.
     }
     for name, pack in packers.items():
-        yield f"whole in {name}", name, partial(_packed, pack, write)
+        yield f"whole in {name}", name, partial(whole, pack)
         for inner in (b"", b" ", b"[" * 64):
-            yield f"members of {name} with {_short(inner)}", name, partial(_members, pack, inner)
-    twice = packers["gzip"]
-    yield "gzip within gzip", "gzip, gzip", partial(_packed, lambda c: twice(twice(c)), write)
-    head, end, packed = twice(b"")[:10], b"\1\0\0\xff\xff" + bytes(8), twice(write(100))
+            what = f"members of {name} with {_short(inner)}"
+            yield what, name, partial(repeated, pack(inner), len(inner))
+    yield (
+        "gzip within gzip",
+        "gzip, gzip",
+        partial(whole, lambda content: gzipped(gzipped(content))),
+    )
+    head, end, packed = gzipped(b"")[:10], b"\1\0\0\xff\xff" + bytes(8), gzipped(write(100))
     with_name = packed[:3] + b"\x08" + packed[4:10]
-    for name, prefix, unit, suffix, size in (
-        ("blocks of gzip with nothing", head, b"\0\0\0\xff\xff", end, 0),
-        ("a long name in gzip", with_name, b"n", b"\0" + packed[10:], 100),
-        ("gzip and then junk", packed, b"\0", b"", 100),
+    for fill, unpacked in (
+        (between(head, b"\0\0\0\xff\xff", end, name="blocks of gzip with nothing"), 0),
+        (between(with_name, b"n", b"\0" + packed[10:], name="a long name in gzip"), 100),
+        (between(packed, b"\0", name="gzip and then junk"), 100),
     ):
-        yield name, "gzip", partial(_around, prefix, unit, suffix, size)
+        yield fill.name, "gzip", partial(_as_it_is, fill, unpacked)
 
 
-def _packed(pack: Callable[[bytes], bytes], write: Write, size: int) -> Asked:
-    content = write(size)
-    return Asked(pack(content), len(content))
-
-
-def _members(pack: Callable[[bytes], bytes], inner: bytes, size: int) -> Asked:
-    member = pack(inner)
-    count = max(1, size // max(1, len(member)))
-    return Asked(member * count, len(inner) * count)
-
-
-def _around(prefix: bytes, unit: bytes, suffix: bytes, unpacked: int, size: int) -> Asked:
-    return Asked(prefix + unit * (size // len(unit)) + suffix, unpacked)
+def _as_it_is(fill: Fill, unpacked: int, size: int) -> Asked:
+    return Asked(fill.write(size), unpacked)
 
 
 # ---- heads, queries and paths
 
 _HEADERS = {
-    "Accept": "application/json",
-    "Accept-Charset": "utf-8",
-    "Accept-Encoding": "gzip",
-    "Accept-Language": "en",
-    "Authorization": "Bearer x",
-    "Cache-Control": "no-cache",
-    "Connection": "close",
-    "Content-Encoding": "identity",
-    "Content-Type": "application/json",
-    "Cookie": "a=b",
-    "Expect": "x",
-    "Forwarded": "for=1.2.3.4",
-    "Host": "localhost",
-    "If-None-Match": "*",
-    "If-Vector-Space": "x",
-    "Origin": "http://localhost",
-    "Priority": "u=1",
-    "Range": "bytes=0-1",
-    "TE": "trailers",
-    "Upgrade": "h2c",
-    "X-Forwarded-For": "1.2.3.4",
-    "X-Request-ID": "x",
-    "traceparent": "00-1-1-01",
-    "tracestate": "a=b",
-    "baggage": "a=b",
-    "X-Unknown": "x",
+    **dict.fromkeys(("Accept", "Content-Type"), "application/json"),
+    **dict.fromkeys(("Accept-Encoding", "TE"), "gzip"),
+    **dict.fromkeys(("Connection", "Cache-Control"), "close"),
+    **dict.fromkeys(("Cookie", "tracestate", "baggage", "Priority"), "a=b"),
+    **dict.fromkeys(("Host", "Accept-Language", "Accept-Charset", "Content-Encoding"), "identity"),
+    **dict.fromkeys(("Expect", "If-Vector-Space", "X-Request-ID", "X-Unknown"), "x"),
+    **dict.fromkeys(("Authorization", "Upgrade"), "Bearer x"),
+    **dict.fromkeys(("Origin", "If-None-Match"), "http://localhost"),
+    **dict.fromkeys(("Forwarded", "X-Forwarded-For"), "1.2.3.4"),
+    **dict.fromkeys(("Range", "traceparent"), "00-1-1-01"),
 }
 _UNITS_OF_HEADERS = (";", ",", "a ", "a;", "a=1,", "\\", "(", '"', "\xe9")
 
@@ -476,19 +466,11 @@ def header_values(valid: str) -> Iterator[Fill]:
     """Whatever lists, parameters, quoted strings and inner lists allow, with and without an end."""
     beginnings = ("", valid, f'{valid}; a="', f"{valid}, a=(", "(", '"')
     for beginning, unit in itertools.product(beginnings, _UNITS_OF_HEADERS):
-        yield around(beginning, unit, {"(": ")", '"': '"'}.get(beginning[-1:], ""))
+        yield between(beginning, unit, {"(": ")", '"': '"'}.get(beginning[-1:], ""))
 
 
 _UNITS_OF_QUERIES = ("a&", "a=1&", "&", "=", "%41", "%", "+", ";", "a[]=1&", "/", "\xe9", "?", "#")
 _UNITS_OF_PATHS = ("/", "a", "a/", "../", "%2e", "%2f", "%", ";", ":", "//", "\xe9", "embed/")
-
-
-def numbered(stem: str) -> Fill:
-    """Names of a query, all different."""
-    return Fill(
-        f"{stem}0&{stem}1&...",
-        lambda size: "&".join(f"{stem}{i:04x}" for i in range(size // (5 + len(stem)))).encode(),
-    )
 
 
 # ---- whole requests
@@ -523,7 +505,7 @@ def _body(content: bytes) -> Asked:
 
 
 def _in_encoding(
-    target: Target, headers: Sequence[tuple[str, bytes]], make: Callable[[int], Asked], size: int
+    target: Target, headers: Headers, make: Callable[[int], Asked], size: int
 ) -> Asked:
     return asked(target, make(size - _ENVELOPE), headers)
 
@@ -602,15 +584,15 @@ class Grammar:
         what = f"{target.name} {about} HTTP/{version}: {fill.name}"
         return Shape(family, what, self._largest_body, make)
 
-    def _sample(self, target: Target) -> tuple[str, Write]:
-        """A type of body, and one that grows by its texts."""
+    def _small(self, target: Target) -> tuple[Headers, Write]:
+        """The type of a body that grows by its texts, as a header, and what writes it."""
         kind, schema = next(iter(target.kinds.items()))
         if "arrow" in kind:
             kind = next((each for each in target.kinds if "ndjson" in each), kind)
             schema = target.kinds[kind]
-        text = within(string("a ", escaped=False))
-        write = spliced(with_texts(examples(schema)[-1], 3), text, _HOLE.encode())
-        return kind, write
+        body = with_texts(examples(schema)[-1], 3)
+        write = spliced(body, text("a ", escaped=False), _HOLE_TEXT)
+        return [("Content-Type", kind.encode())], write
 
     def _some_posts(self, count: int) -> list[Target]:
         """Some with bodies, those of streams among them."""
@@ -620,37 +602,34 @@ class Grammar:
 
     def _encoded(self) -> Iterator[Shape]:
         for target in self._some_posts(3):
-            kind, write = self._sample(target)
+            headers, write = self._small(target)
             for name, encoding, make_body in encodings(write):
-                headers = [("Content-Type", kind.encode()), ("Content-Encoding", encoding.encode())]
-                make = partial(_in_encoding, target, headers, make_body)
+                sent = [*headers, ("Content-Encoding", encoding.encode())]
+                make = partial(_in_encoding, target, sent, make_body)
                 yield Shape("encoding", f"{target.name}: {name}", self._largest_body, make)
 
     def _framed(self) -> Iterator[Shape]:
-        frames: dict[str, Callable[[bytes], bytes]] = {
-            f"chunks of {size}": partial(in_chunks, size) for size in (1, 7, 200, 9000)
-        }
+        frames = {f"chunks of {size}": partial(in_chunks, size) for size in (1, 7, 200, 9000)}
         for unit in (b";", b"0", b"a", b'"'):
-            frames[f"chunks of 1, each with 40 x {_short(unit)}"] = partial(
-                in_chunks, 1, extension=b";" + unit * 40
-            )
+            extension = b";" + unit * 40
+            name = f"chunks of 1, each with 40 x {_short(unit)}"
+            frames[name] = partial(in_chunks, 1, extension=extension)
         for target in self._some_posts(3):
             for name, frame in frames.items():
                 make = partial(self._in_frames, target, frame)
                 yield Shape("framing", f"{target.name}: {name}", self._largest_body // 8, make)
             for unit in (b"a: b\r\n", b"a", b"\r\n"):
-                make = partial(self._with_trailer, target, unit)
+                make = partial(self._with_trailer, target, between("", unit, b"\r\n"))
                 what = f"{target.name}: trailers {_short(unit)}"
                 yield Shape("framing", what, LARGEST_HEAD, make)
 
     def _in_frames(self, target: Target, frame: Callable[[bytes], bytes], size: int) -> Asked:
-        kind, write = self._sample(target)
-        headers = [("Content-Type", kind.encode())]
+        headers, write = self._small(target)
         return asked(target, _body(write(size - _ENVELOPE)), headers, chunked=frame)
 
-    def _with_trailer(self, target: Target, unit: bytes, size: int) -> Asked:
-        trailer = repeat(unit).write(size) + b"\r\n"
-        return self._in_frames(target, partial(in_chunks, 64, trailer=trailer), 2 * _ENVELOPE)
+    def _with_trailer(self, target: Target, trailer: Fill, size: int) -> Asked:
+        frame = partial(in_chunks, 64, trailer=trailer.write(size))
+        return self._in_frames(target, frame, 2 * _ENVELOPE)
 
     def _heads(self) -> Iterator[Shape]:
         pages = [each for each in self._targets if each.method == "GET"]
@@ -660,17 +639,17 @@ class Grammar:
                 for fill in header_values(valid):
                     yield self._growing("head", target, f"{name}: {fill.name}", fill, header=name)
             for unit in ("a: b\r\n", "Accept: a\r\n", "a:\r\n"):
-                fill = around("b\r\n", unit, "c: d")
+                fill = between("b\r\n", unit, "c: d")
                 yield self._growing("head", target, f"headers {_short(unit)}", fill, header="X")
 
     def _growing(
         self, family: str, target: Target, what: str, fill: Fill, *, header: str = "", at: str = ""
     ) -> Shape:
         """A request with a small body that grows in a header, or at its `path` or `query`."""
-        body, headers = Asked(b"", 0), list[tuple[str, bytes]]()
+        body, headers = Asked(b"", 0), Headers()
         if target.kinds:
-            kind, write = self._sample(target)
-            body, headers = _body(write(200)), [("Content-Type", kind.encode())]
+            headers, write = self._small(target)
+            body = _body(write(200))
 
         def make(size: int) -> Asked:
             written = fill.write(size - _ENVELOPE)
@@ -682,15 +661,16 @@ class Grammar:
 
     def _urls(self) -> Iterator[Shape]:
         for target in self._targets:
-            named = [repeat(f"{name}=1&") for name in target.query]
-            fills = [repeat(unit) for unit in _UNITS_OF_QUERIES]
-            fills += [numbered(""), numbered("return_"), around("a=", "1", "")]
+            named = [between("", f"{name}=1&") for name in target.query]
+            fills = [between("", unit) for unit in _UNITS_OF_QUERIES]
+            fills += [numbered(f"{stem}%04x", "&") for stem in ("", "return_")]
+            fills.append(between("a=", "1"))
             if not target.query:
                 fills = self._rng.sample(fills, 5)
             for fill in fills + named:
                 yield self._growing("url", target, f"?{fill.name}", fill, at="query")
             for unit in self._rng.sample(_UNITS_OF_PATHS, 4):
-                fill = around(target.path.rpartition("/")[0] + "/", unit, "")
+                fill = between(target.path.rpartition("/")[0] + "/", unit)
                 yield self._growing("url", target, f"path {_short(unit)}...", fill, at="path")
 
 

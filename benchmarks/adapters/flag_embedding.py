@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from FlagEmbedding import BGEM3FlagModel
 
-from benchmarks.adapters.interface import Setting, Vectors
+from benchmarks.adapters import Setting, Vectors
 
 PACKAGE = "FlagEmbedding"
 _DEFAULT_BATCH = 256

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from infinity_emb import AsyncEmbeddingEngine, EngineArgs
 
-from benchmarks.adapters.interface import Setting, Vectors
+from benchmarks.adapters import Setting, Vectors
 
 PACKAGE = "infinity-emb"
 _DEFAULT_BATCH = 32

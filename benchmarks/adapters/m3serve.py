@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from m3serve import Engine
 
-from benchmarks.adapters.interface import Setting, Vectors, by_length
+from benchmarks.adapters import Setting, Vectors, by_length
 
 PACKAGE = "m3serve"
 _PATIENCE = 7200.0

@@ -9,7 +9,7 @@ import numpy as np
 import openvino
 from tokenizers import Tokenizer
 
-from benchmarks.adapters.interface import Setting, Vectors, by_length
+from benchmarks.adapters import Setting, Vectors, by_length
 
 PACKAGE = "openvino"
 _DEFAULT_BATCH = 1

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
 
-from benchmarks.adapters.interface import Setting, Vectors
+from benchmarks.adapters import Setting, Vectors
 
 PACKAGE = "sentence-transformers"
 _DEFAULT_BATCH = 32

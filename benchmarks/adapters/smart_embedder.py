@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.adapters.interface import Setting, Vectors
+from benchmarks.adapters import Setting, Vectors
 from smart_embedder.engine import Engine
 from smart_embedder.engine.records import EmbeddingResult, EmbedRequest, Outputs
 from smart_embedder.models.load import load_models

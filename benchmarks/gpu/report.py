@@ -82,7 +82,6 @@ def sections(out: Path, device: str, *, quick: bool) -> Iterator[Section]:
     yield measured("kernels embedder", "kernels", "bge-m3", 60.0)
     yield measured("engines", "engines", "bge-m3", 200.0)
     yield measured("http_rate", "http-rate", "bge-m3", 90.0)
-    yield measured("launching", "launching", "bge-m3", 90.0)
     if "qwen-reranker" in models:
         yield checkpoint(models["qwen-reranker"])
         yield measured("kernels reranker", "reranker-kernels", "qwen-reranker", 60.0)

@@ -6,9 +6,6 @@
 - `engines`: this engine and FlagEmbedding in turns, text length by text length, in tokens a second;
   a lone query's milliseconds, the token budget that the start chose, and memory.
 - `kernels`, `reranker-kernels`: what PyTorch's profiler sees of one query and of a batch.
-- `launching`: a query's forward as a CUDA graph and without, alone and beside a busy event loop:
-  the interpreter's switch interval says how soon the loop lets the forward go on. Milliseconds, and
-  the loop's speed as a share of that without forwards.
 - `http-rate`: tokens a second over HTTP from one service process, by clients in processes of their
   own.
 """
@@ -17,9 +14,7 @@ import argparse
 import asyncio
 import json
 import os
-import statistics
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -32,7 +27,6 @@ from typing import Any
 import aiohttp
 import numpy as np
 import torch
-import uvloop
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.checkpoints import SHAPES, save_bge_m3
@@ -176,8 +170,6 @@ _SIZES = {"one query": (1, 16), "a batch": (64, 256)}
 _QUICK_SIZES = {"one query": (1, 16), "a batch": (8, 64)}
 _MOST_KERNELS = 12
 _DENSE = Outputs(dense=True)
-_INTERVALS = (0.005, 0.001, 0.0005, 0.0001, 0.00005)
-_BODY = json.dumps({"sentences": ["a few words of a text"] * 64})
 
 
 def forward_of(model: Any, texts: int, length: int) -> Callable[[], object]:
@@ -230,62 +222,6 @@ def kernels(folder: Path, device: str, *, quick: bool, of_reranker: bool = False
         name: {"tokens": texts * length} | profiled(forward_of(model, texts, length), cuda=cuda)
         for name, (texts, length) in (_QUICK_SIZES if quick else _SIZES).items()
     }
-
-
-def busy_loop(seconds: float) -> float:
-    """Bodies a second that the tasks of an event loop decode, which do nothing else."""
-    decoded = 0
-
-    async def decode() -> None:
-        nonlocal decoded
-        while time.perf_counter() < ends:
-            json.loads(_BODY)
-            decoded += 1
-            await asyncio.sleep(0)
-
-    async def run() -> None:
-        await asyncio.gather(*(decode() for _ in range(16)))
-
-    ends = time.perf_counter() + seconds
-    uvloop.run(run())
-    return decoded / seconds
-
-
-def forwards(run: Callable[[], object], seconds: float) -> list[float]:
-    """Milliseconds of one after the other; of one at least, however long it takes."""
-    took: list[float] = []
-    ends = time.perf_counter() + seconds
-    while not took or time.perf_counter() < ends:
-        began = time.perf_counter()
-        run()
-        took.append(1000 * (time.perf_counter() - began))
-    return took
-
-
-def launching(folder: Path, device: str, *, quick: bool) -> list[Figures]:
-    """One row for each way to launch and each interval; without graphs last."""
-    settings = Settings(embedding_model=str(folder), reranker_model=NO_RERANKER, device=device)
-    model: Any = load_models(settings).embedder
-    seconds = 0.5 if quick else 2.0
-    run = forward_of(model, 1, 16)
-    undisturbed = busy_loop(seconds)
-    rows = []
-    for launch in dict.fromkeys([model.info.paths.get("launch", "eager"), "eager"]):
-        if launch == "eager":
-            model._backbone._graphs = None  # noqa: SLF001 - no setting turns them off
-        run()
-        alone = statistics.median(forwards(run, seconds))
-        for interval in _INTERVALS:
-            sys.setswitchinterval(interval)
-            took: list[float] = []
-            beside = threading.Thread(target=lambda to=took: to.extend(forwards(run, seconds)))
-            beside.start()
-            rate = busy_loop(seconds)
-            beside.join()
-            row = {"launch": launch, "switch_ms": 1000 * interval, "alone_ms": alone}
-            row |= {"beside_ms": statistics.median(took), "longest_ms": max(took)}
-            rows.append(row | {"loop": rate / undisturbed})
-    return rows
 
 
 # ---- over HTTP
@@ -364,7 +300,6 @@ def main() -> None:
         "engines": lambda *given, quick: asyncio.run(engines(*given, quick=quick)),
         "kernels": kernels,
         "reranker-kernels": lambda *given, quick: kernels(*given, quick=quick, of_reranker=True),
-        "launching": launching,
         "http-rate": http_rate,
     }
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import comparison as comparing
-from benchmarks.adapters.interface import Setting, by_length
+from benchmarks.adapters import Setting, by_length
 from benchmarks.comparison import CATALOGUE, Plan, compare, interpreter
 from benchmarks.turns import turns
 from benchmarks.worker import EngineFailureError

@@ -5,9 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.adapters.interface import Setting
-from benchmarks.comparison import Outcome
-from benchmarks.figures import Row, format_table, rows_of, worst_cosine
+from benchmarks.adapters import Setting
+from benchmarks.comparison import Outcome, Row, format_table, rows_of, worst_cosine
 from benchmarks.worker import Encoded
 
 EAST, NORTH = [1.0, 0.0], [0.0, 1.0]

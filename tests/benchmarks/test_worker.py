@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.adapters.interface import Setting
-from benchmarks.figures import worst_cosine
+from benchmarks.adapters import Setting
+from benchmarks.comparison import worst_cosine
 from benchmarks.worker import Engine, EngineFailureError, Run, measured
 from tests.support.checkpoints import plain_corpus
 

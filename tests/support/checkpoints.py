@@ -23,7 +23,7 @@ from transformers import (
     XLMRobertaTokenizer,
 )
 
-from benchmarks.checkpoints import Shape, save_classifier, save_encoder, save_heads
+from benchmarks.checkpoints import Shape, save_encoder, save_heads
 
 WORDS = [
     *["search", "hybrid", "vector", "lexical", "dense", "sparse", "token", "weight"],
@@ -89,7 +89,7 @@ def save_reranker(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = save_sentencepiece_tokenizer(folder, plain_corpus())
     shape = Shape(hidden=64, layers=2, heads=4, inner=128)
-    save_classifier(folder, shape, vocabulary=len(tokenizer))
+    save_encoder(folder, shape, vocabulary=len(tokenizer), labels=1)
     spread_weights(folder)
     return folder
 

@@ -13,18 +13,20 @@ from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 
+from smart_embedder.engine.scheduling.batcher import Limits
 from tools.capacity.cost import (
     Lengths,
     Load,
     PlanError,
     TimeTable,
     drawn_from,
+    fit,
     parse_lengths,
     read_times,
 )
 from tools.capacity.measure import RERANK, Client, measure, started_service
-from tools.capacity.plan import REQUESTS, Option, Target, devices_of, more_devices, more_replicas
-from tools.capacity.simulation import QUEUE_PLACES
+from tools.capacity.plan import REQUESTS, Option, Target, options
+from tools.capacity.simulation import QUEUE_PLACES, Devices
 from tools.table import markdown
 
 _MOST_TEXTS = 1000
@@ -68,10 +70,6 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     return arguments
 
 
-def _tell(what: str) -> None:
-    print(f"{what} ...", file=sys.stderr)
-
-
 def read_lengths(path: Path, client: Client) -> Lengths:
     """Lengths as often as texts of a file have them; raises `PlanError`."""
     try:
@@ -90,7 +88,7 @@ def gather(arguments: argparse.Namespace) -> tuple[TimeTable, Load]:
         if arguments.times is None or arguments.texts_file is not None:
             url = arguments.url
             if url is None:
-                _tell("starting the service")
+                print("starting the service ...", file=sys.stderr)
                 url = stack.enter_context(started_service())
             client = Client(url, arguments.kinds, arguments.token)
             stack.enter_context(closing(client))
@@ -101,7 +99,7 @@ def gather(arguments: argparse.Namespace) -> tuple[TimeTable, Load]:
         if arguments.times is not None:
             table = read_times(arguments.times)
         elif client is not None:
-            table = measure(client, arguments.kinds, _tell)
+            table = measure(client, arguments.kinds)
     if arguments.save is not None:
         table.write(arguments.save)
     if table.kinds != arguments.kinds:
@@ -109,7 +107,7 @@ def gather(arguments: argparse.Namespace) -> tuple[TimeTable, Load]:
     return table, Load(arguments.rate, lengths, arguments.texts, arguments.clients)
 
 
-def report(table: TimeTable, load: Load, target: Target, options: list[list[Option]]) -> None:
+def report(table: TimeTable, load: Load, target: Target, tried: list[list[Option]]) -> None:
     """A line for each simulation, and the answer."""
     kind = "passages" if table.kinds == RERANK else "texts"
     print(f"{load.rate:g} requests/s of {load.texts} {kind}, {table.kinds}, on {table.device}\n")
@@ -121,14 +119,14 @@ def report(table: TimeTable, load: Load, target: Target, options: list[list[Opti
             f"{option.outcome.utilisation:.0%}",
             option.outcome.refused,
         )
-        for some in options
+        for some in tried
         for option in some
     )
     heads = ("replicas", "devices of each", "P50 ms", "P99 ms", "busy", "refused")
     print(f"{markdown(heads, rows)}\n")
     wanted = [(50, target.p50), (99, target.p99)]
     told = " and ".join(f"P{at} of {most * 1000:g} ms" for at, most in wanted if most is not None)
-    for some, what in zip(options, ("Devices behind one queue", "Replicas"), strict=True):
+    for some, what in zip(tried, ("Devices behind one queue", "Replicas"), strict=True):
         number = some[-1].replicas * some[-1].devices
         if some[-1].meets:
             print(f"{what} that are needed: {number}.")
@@ -141,16 +139,24 @@ def main() -> int:
     arguments = parse()
     try:
         table, load = gather(arguments)
-        devices = devices_of(table, arguments.max_queue_size)
+        devices = Devices(
+            fit(table),
+            Limits(table.max_batch_tokens),
+            overlapping=table.overlapping,
+            interference=table.interference,
+            queue_places=arguments.max_queue_size,
+        )
     except PlanError as error:
         print(f"This cannot be planned: {error}", file=sys.stderr)
         return 2
     milliseconds = arguments.p50_ms, arguments.p99_ms
     target = Target(*(None if each is None else each / 1000 for each in milliseconds))
-    given = (load, devices, target, arguments.requests)
-    options = [more_devices(*given), more_replicas(*given)]
-    report(table, load, target, options)
-    return 0 if all(some[-1].meets for some in options) else 1
+    tried = [
+        options(load, devices, target, arguments.requests, replicas=replicas)
+        for replicas in (False, True)
+    ]
+    report(table, load, target, tried)
+    return 0 if all(some[-1].meets for some in tried) else 1
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -136,16 +136,15 @@ class Client:
         return found[f"{name}_sum"], int(found[f"{name}_count"])
 
 
-def measure(client: Client, kinds: str, on_progress: Callable[[str], object]) -> TimeTable:
+def measure(client: Client, kinds: str) -> TimeTable:
     """Measure a service that nobody else uses; some ten seconds."""
+    print("measuring requests of growing size, then several at a time ...", file=sys.stderr)
     health = client.health()
     gpu, most, times = health["gpu"], health["max_batch_tokens"], []
     for texts, words in product(_TEXTS, _LENGTHS):
         # What does not fit one forward tells nothing of a forward.
         if texts == 1 or texts * words < min(most, _MOST_TOKENS):
-            on_progress(f"{texts} texts of {words} words")
             times.append(_median([_text(words, seed) for seed in range(texts)], client))
-    on_progress("several requests at a time")
     table = TimeTable(kinds, str(gpu["device_info"]), most, bool(gpu["available"]), times)
     return replace(table, interference=_interference(client, table))
 

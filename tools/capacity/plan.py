@@ -1,15 +1,15 @@
 """From a load and a target to devices and replicas."""
 
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from smart_embedder.engine.scheduling.batcher import Limits
-from tools.capacity.cost import Load, TimeTable, fit
-from tools.capacity.simulation import QUEUE_PLACES, Devices, Outcome, Simulation
+from tools.capacity.cost import Load
+from tools.capacity.simulation import Devices, Outcome, Simulation
 
 # Requests of one simulation; more for a rarer percentile.
 REQUESTS = 4000
 _MOST = 64
+# Of the devices' time: a request never waits then.
+_IDLE = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,10 +21,10 @@ class Target:
 
     def met_by(self, outcome: Outcome) -> bool:
         """Whether nothing was refused and the percentiles are within it."""
-        if outcome.refused:
-            return False
         wanted = ((50, self.p50), (99, self.p99))
-        return all(most is None or outcome.percentile(at) <= most for at, most in wanted)
+        return not outcome.refused and all(
+            most is None or outcome.percentile(at) <= most for at, most in wanted
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,48 +37,25 @@ class Option:
     meets: bool
 
 
-def devices_of(table: TimeTable, queue_places: int = QUEUE_PLACES) -> Devices:
-    """One device with the times that were measured; raises `PlanError`."""
-    return Devices(
-        fit(table),
-        Limits(table.max_batch_tokens),
-        overlapping=table.overlapping,
-        interference=table.interference,
-        queue_places=queue_places,
-    )
-
-
 def simulate(load: Load, devices: Devices, seed: int = 0, requests: int = REQUESTS) -> Outcome:
     """What the load sees of the devices."""
     return Simulation(devices).run(load.arrivals(requests, seed))
 
 
-def more_devices(
-    load: Load, devices: Devices, target: Target, requests: int = REQUESTS
+def options(
+    load: Load, devices: Devices, target: Target, requests: int = REQUESTS, *, replicas: bool
 ) -> list[Option]:
-    """One process with more and more devices behind its queue, until the target is met."""
+    """More and more devices, until the target is met or more would not help any more.
 
-    def seen(number: int) -> Outcome:
-        return simulate(load, replace(devices, number=number), requests=requests)
-
-    return list(_until_met(target, ((1, number, seen(number)) for number in range(1, _MOST + 1))))
-
-
-def more_replicas(
-    load: Load, devices: Devices, target: Target, requests: int = REQUESTS
-) -> list[Option]:
-    """More and more processes of one device, with the requests shared among them at random."""
-
-    def seen(number: int) -> Outcome:
-        return simulate(replace(load, rate=load.rate / number), devices, requests=requests)
-
-    return list(_until_met(target, ((number, 1, seen(number)) for number in range(1, _MOST + 1))))
-
-
-def _until_met(target: Target, tried: Iterable[tuple[int, int, Outcome]]) -> Iterator[Option]:
-    """One after the other, until one meets the target or more would not help any more."""
-    for replicas, devices, outcome in tried:
-        yield (last := Option(replicas, devices, outcome, target.met_by(outcome)))
-        # A request never waits then.
-        if last.meets or outcome.utilisation < 0.02:  # noqa: PLR2004
-            return
+    Behind one queue, or as `replicas` of one device that share the requests at random.
+    """
+    tried: list[Option] = []
+    for number in range(1, _MOST + 1):
+        share = replace(load, rate=load.rate / number) if replicas else load
+        behind = devices if replicas else replace(devices, number=number)
+        outcome = simulate(share, behind, requests=requests)
+        counts = (number, 1) if replicas else (1, number)
+        tried.append(Option(*counts, outcome, target.met_by(outcome)))
+        if tried[-1].meets or outcome.utilisation < _IDLE:
+            break
+    return tried

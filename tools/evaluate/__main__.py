@@ -7,28 +7,40 @@ or those of a running service (--url). --reference runs the reference implementa
 
 import argparse
 import asyncio
+import json
 import sys
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import AbstractAsyncContextManager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from tqdm import tqdm
 
+from smart_embedder import __version__
 from smart_embedder.engine.records import EmbeddingOptions, InputType
 from smart_embedder.errors import SmartEmbedderError
 from smart_embedder.settings.sources import load_settings
 from tools.evaluate.dataset import Dataset, DatasetError, read_beir
-from tools.evaluate.evaluation import MOST_RANKED, Evaluation, Evaluator, Plan
-from tools.evaluate.report import print_report, write_json
+from tools.evaluate.evaluation import MOST_RANKED, Evaluation, Evaluator, Plan, Quality
 from tools.evaluate.representations import COLBERT, KINDS, Representation, all_representations
 from tools.evaluate.sources import Made, Source, SourceError, engine_source, look_at, service_source
 from tools.references.reference import ReferenceMissingError
+from tools.table import markdown
 
 # One request may take as long as it needs: nobody waits for the answer.
 _PATIENT = {"gpu_process_timeout": 3600.0, "rerank_gpu_timeout": 3600.0, "request_timeout": 7200.0}
 _TYPES: tuple[InputType, ...] = ("query", "document")
+_SPEEDS = {
+    "documents/s": "documents_per_second",
+    "tokens/s": "tokens_per_second",
+    "query P50 ms": "query_p50_ms",
+    "query P99 ms": "query_p99_ms",
+    "pairs/s": "pairs_per_second",
+    "rerank P50 ms": "rerank_p50_ms",
+    "rerank P99 ms": "rerank_p99_ms",
+}
+_COMPARED = ("nDCG@10", "recall@100")
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -144,10 +156,55 @@ async def run(arguments: argparse.Namespace) -> list[Evaluation]:
     finally:
         print_report(dataset, evaluations)
         if arguments.json is not None:
-            given = vars(arguments).items()
-            told = {name: str(each) for name, each in given if each is not None and name != "token"}
-            write_json(arguments.json, dataset, evaluations, told)
+            write_json(arguments, dataset, evaluations)
     return evaluations
+
+
+def print_report(dataset: Dataset, evaluations: Sequence[Evaluation]) -> None:
+    """Quality by representation, a reference's beside ours, and how fast each source was."""
+    ours, *others = evaluations
+    own = "" if dataset.candidates is None else ", each with candidates of its own"
+    counts = f"{len(dataset.corpus)} documents, {len(dataset.queries)} queries{own}"
+    print(f"{dataset.name}: {counts}.\n")
+    heads = ["representation", "bytes", *_COMPARED, "first"]
+    heads += [f"{figure} of {each.source}" for each in others for figure in _COMPARED]
+    references = [{row.representation: row.quality for row in each.rows} for each in others]
+    rows = []
+    for row in ours.rows:
+        size = "" if row.bytes_per_document is None else f"{row.bytes_per_document:,.0f}"
+        cells = [row.representation, size, *_compared(row.quality), f"{row.quality.success_1:.4f}"]
+        for reference in references:
+            cells += _compared(reference.get(row.representation))
+        rows.append(cells)
+    print(f"{markdown(heads, rows)}\n")
+    rows = []
+    for each in evaluations:
+        speeds = (getattr(each.speed, name) for name in _SPEEDS.values())
+        rows.append([each.source, *("" if one is None else f"{one:,.1f}" for one in speeds)])
+    print(markdown(["source", *_SPEEDS], rows))
+
+
+def _compared(quality: Quality | None) -> list[str]:
+    """The figures that are compared; empty cells for what a source has not."""
+    if quality is None:
+        return [""] * len(_COMPARED)
+    return [f"{figure:.4f}" for figure in (quality.ndcg_10, quality.recall_100)]
+
+
+def write_json(
+    arguments: argparse.Namespace, dataset: Dataset, evaluations: Sequence[Evaluation]
+) -> None:
+    """The same figures, unrounded, and what they were made with."""
+    given = vars(arguments).items()
+    told = {
+        "version": __version__,
+        "dataset": dataset.name,
+        "documents": len(dataset.corpus),
+        "queries": len(dataset.queries),
+        "options": {n: str(each) for n, each in given if each is not None and n != "token"},
+        "evaluations": [asdict(each) for each in evaluations],
+    }
+    arguments.json.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
 
 
 def main() -> int:

@@ -8,7 +8,7 @@ from smart_embedder.engine.scheduling.batcher import Limits
 from tests.support.server import RunningServer
 from tools.capacity import __main__ as tool
 from tools.capacity.cost import CostModel, Load, MeasuredTime, TimeTable, read_times, uniform
-from tools.capacity.plan import Target, more_devices, more_replicas
+from tools.capacity.plan import Target, options
 from tools.capacity.simulation import Devices
 
 COST = CostModel((0.01, 0.0, 0.0, 0.0))
@@ -38,7 +38,7 @@ def test_more_devices_and_replicas_are_added_until_the_target_is_met() -> None:
     load = Load(250, uniform(1, 1))
     target = Target(p50=None, p99=0.04)
     devices, replicas = (
-        plan(load, DEVICES, target, 1000) for plan in (more_devices, more_replicas)
+        options(load, DEVICES, target, 1000, replicas=each) for each in (False, True)
     )
     # Three hold the load; one queue for all needs fewer than a queue for each.
     assert [each.meets for each in devices] == [False] * (len(devices) - 1) + [True]
@@ -48,9 +48,10 @@ def test_more_devices_and_replicas_are_added_until_the_target_is_met() -> None:
 
 
 def test_what_no_number_reaches_ends() -> None:
-    options = more_devices(Load(10, uniform(1, 1)), DEVICES, Target(0.005, None), 500)
-    assert not options[-1].meets
-    assert len(options) < 64
+    load, target = Load(10, uniform(1, 1)), Target(0.005, None)
+    tried = options(load, DEVICES, target, 500, replicas=False)
+    assert not tried[-1].meets
+    assert len(tried) < 64
 
 
 def test_it_tells_devices_and_replicas(run, times: Path, capsys) -> None:

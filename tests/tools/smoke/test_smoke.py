@@ -42,7 +42,7 @@ def test_a_healthy_server_passes_everything(server: RunningServer) -> None:
     assert status == 0, output
     passed, tried, left = counts(output)
     assert (passed, left) == (tried, 5), output
-    assert tried >= 20
+    assert tried >= 19
     assert sorted(skipped(output)) == [
         "no token is asked for",
         "no token was given",
