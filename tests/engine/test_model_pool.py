@@ -35,7 +35,7 @@ from tests.engine.further_models import (
     vector,
 )
 
-A, B, AB = ord("a"), ord("b"), ord("a") + ord("b")
+A, AB = ord("a"), ord("a") + ord("b")
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -52,6 +52,15 @@ def short_pauses():
 async def loading(loader: FakeLoader) -> None:
     """Wait until the loader's thread is inside a loading."""
     await asyncio.to_thread(loader.entered.acquire)
+
+
+async def busy(engine: Engine, loader: FakeLoader, name: str) -> "asyncio.Task[float]":
+    """Load a model by command, and let it compute a text until the test lets it go on."""
+    await engine.load(name)
+    loader.alive[name].held = True
+    running = asyncio.create_task(vector(engine, "a", name))
+    await entered(loader.alive[name])
+    return running
 
 
 async def test_a_model_is_loaded_by_its_first_request_alone() -> None:
@@ -74,22 +83,6 @@ async def test_a_model_of_the_start_is_there_before_the_first_request() -> None:
         states = [each.state for each in engine.statuses]
         assert states[-2:] == [ModelState.FAILED, ModelState.READY]
         assert await vector(engine, "ab", "two") == AB + 1
-
-
-async def test_requests_for_two_models_that_wait_together_are_not_mixed() -> None:
-    loader, default = FakeLoader(), FakeModel()
-    async with engine_with(loader, *entries("one", "two"), model=default) as engine:
-        for name in ("one", "two"):
-            await vector(engine, "a", name)
-        held = await hold(engine, default)
-        names = [None, "one", "two"] * 3
-        requests = [asyncio.create_task(vector(engine, "ab", name)) for name in names]
-        await queued(engine, tokens=2 * len(names))
-        let_go(default)
-        assert await asyncio.gather(*requests) == [AB, AB + 1, AB + 1] * 3
-        await held
-        assert default.batches == [[4], [2, 2, 2]]
-        assert [loader.alive[name].batches for name in ("one", "two")] == [[[1], [2, 2, 2]]] * 2
 
 
 async def batches_of(engine: Engine, held: FakeModel, loader: FakeLoader, *names: str | None):
@@ -136,14 +129,6 @@ async def test_too_little_memory_for_one_model_leaves_the_budgets_of_the_others(
         assert found == [[60], [60]]
         assert engine.statuses[-2].token_budgets["cpu"] < 30
         assert engine.statuses[-1].token_budgets == {"cpu": 60}
-
-
-async def test_an_unloaded_model_has_no_token_budget() -> None:
-    loader = FakeLoader(gigabytes=1)
-    async with engine_with(loader, *entries("one", "two")) as engine:
-        for name in ("one", "two"):
-            await vector(engine, "ab", name)
-        assert [each.token_budgets for each in engine.statuses[-2:]] == [{}, {"cpu": 10}]
 
 
 async def test_a_reranker_stands_beside_the_default_one() -> None:
@@ -271,27 +256,6 @@ async def test_a_request_that_cannot_wait_for_the_loading_is_told_when_to_come_b
         loader.gate.release()
         assert await vector(engine, "ab", "one") == AB + 1
     assert loader.loads == ["one"]
-
-
-async def test_one_that_is_always_busy_gives_way_after_its_turn(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("smart_embedder.engine.pooled_model._LEAST_TURN", 0.0)
-    loader, found, ended = FakeLoader(gigabytes=1), [], asyncio.Event()
-    async with engine_with(loader, *entries("one", "two")) as engine:
-
-        async def ask_without_end() -> None:
-            while not ended.is_set():
-                found.append(await vector(engine, "a", "one"))
-
-        # While one is answered the other has work in hand.
-        busy = [asyncio.create_task(ask_without_end()) for _ in range(3)]
-        await reached(engine, "one", ModelState.READY)
-        assert await vector(engine, "a", "two") == A + 1
-        ended.set()
-        await asyncio.gather(*busy)
-        assert set(found) == {A + 1}
-    assert loader.loads == ["one", "two", "one"]
 
 
 async def lease_until_refused(engine: Engine, name: str) -> None:
@@ -422,38 +386,27 @@ async def test_a_device_of_its_own_that_fails_takes_its_model_alone_out_of_servi
         assert await vector(engine, "ab") == AB
 
 
-def states(engine: Engine) -> list[str]:
-    return [each.state.value for each in engine.statuses]
-
-
-async def test_without_models_there_is_nothing_to_lease_and_no_thread() -> None:
-    async with engine_with(FakeLoader()) as engine:
-        assert states(engine) == ["ready", "ready"]
-
-
 async def test_a_model_is_unloaded_by_command_after_the_requests_that_use_it() -> None:
     loader = FakeLoader()
     (pinned,) = entries("one", pinned=True)
     async with engine_with(loader, pinned) as engine:
-        await engine.load("one")
+        running = await busy(engine, loader, "one")
         assert status(engine, "one").state is ModelState.READY
-        model = loader.alive["one"]
-        model.held = True
-        running = asyncio.create_task(vector(engine, "a", "one"))
-        await entered(model)
         unloading = asyncio.create_task(engine.unload("one"))
         await asyncio.sleep(0)
-        later = asyncio.create_task(vector(engine, "b", "one"))
-        let_go(model)
-        del model
+        later = asyncio.create_task(vector(engine, "ab", "one"))
+        let_go(loader.alive["one"])
         assert await running == A + 1
         await unloading
-        assert await later == B + 1
+        assert await later == AB + 1
         assert loader.loads == ["one", "one"]
+        loader.garbage = GIGABYTE
         await engine.unload("one")
+        assert loader.garbage == 0, "memory has been given back"
         await engine.unload("one")
         assert status(engine, "one").state is ModelState.UNLOADED
         assert not loader.alive
+        engine.abort()
 
 
 async def test_a_command_that_would_wait_too_long_is_refused_and_the_model_serves_on() -> None:
@@ -461,45 +414,26 @@ async def test_a_command_that_would_wait_too_long_is_refused_and_the_model_serve
     async with engine_with(
         loader, *entries("one"), request_timeout=0.2, rerank_gpu_timeout=0.1
     ) as engine:
-        await engine.load("one")
-        model = loader.alive["one"]
-        model.held = True
-        running = asyncio.create_task(vector(engine, "a", "one"))
-        await entered(model)
+        running = await busy(engine, loader, "one")
         with pytest.raises(UnavailableError, match="still in use"):
             await engine.unload("one")
-        let_go(model)
+        let_go(loader.alive["one"])
         assert await running == A + 1
-        assert await vector(engine, "b", "one") == B + 1
+        assert await vector(engine, "ab", "one") == AB + 1
         assert loader.loads == ["one"]
 
 
 async def test_a_command_that_waits_is_refused_when_the_service_is_stopped() -> None:
     loader = FakeLoader()
     async with engine_with(loader, *entries("one")) as engine:
-        await engine.load("one")
-        model = loader.alive["one"]
-        model.held = True
-        running = asyncio.create_task(vector(engine, "a", "one"))
-        await entered(model)
+        running = await busy(engine, loader, "one")
         unloading = asyncio.create_task(engine.unload("one"))
         await asyncio.sleep(0)
         engine.abort()
-        with pytest.raises(DrainingError):
-            await running
-        with pytest.raises(DrainingError):
-            await unloading
-        let_go(model)
-
-
-async def test_a_command_that_is_done_has_given_memory_back_and_does_not_end_again() -> None:
-    loader = FakeLoader()
-    async with engine_with(loader, *entries("one")) as engine:
-        await engine.load("one")
-        loader.garbage = GIGABYTE
-        await engine.unload("one")
-        assert loader.garbage == 0
-        engine.abort()
+        for each in (running, unloading):
+            with pytest.raises(DrainingError):
+                await each
+        let_go(loader.alive["one"])
 
 
 async def test_closing_ends_the_thread_that_loads() -> None:

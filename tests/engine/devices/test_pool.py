@@ -127,53 +127,6 @@ async def test_the_last_device_that_fails_is_a_failure_of_the_whole() -> None:
             await engine.embed(EmbedRequest(["later"]))
 
 
-@pytest.mark.parametrize("has_other", [False, True])
-async def test_both_batches_that_a_failed_gpu_had_in_flight_go_to_another_device_or_fail(
-    has_other: bool,
-) -> None:
-    gpu, other = FakeModel(), FakeModel()
-    gpu.asynchronous = True
-    gpu.failures += [broken_memory(), broken_memory()]
-    models = [gpu, gpu, *([other] if has_other else [])]
-    async with engine_of(*dict.fromkeys(models)) as engine:
-        requests = [
-            asyncio.create_task(engine.embed(EmbedRequest([letter * 10]))) for letter in "abc"
-        ]
-        await asyncio.gather(*map(entered, models))
-        gpu.gate.release(2)
-        let_go(other)
-        results = await asyncio.gather(*requests, return_exceptions=True)
-        assert engine.failed_devices == ["device 1"]
-    if has_other:
-        assert letters(*results) == "abc"
-    else:
-        assert all(isinstance(result, UnhealthyError) for result in results)
-    assert (gpu.batches, other.batches) == ([[10]] * 2, [[10]] * 3 if has_other else [])
-
-
-@pytest.mark.parametrize("fits", [True, False])
-async def test_of_the_halves_of_a_batch_only_what_is_not_done_goes_to_another_device(
-    fits: bool,
-) -> None:
-    models = first, second = FakeModel(), FakeModel()
-    # Too little memory for all: the first half succeeds or not, and the device fails with it.
-    first.failures += [MemoryError(), *([None] if fits else []), broken_memory()]
-    async with engine_of(*models) as engine:
-        request = asyncio.create_task(engine.embed(EmbedRequest(["aa", "bb", "cc", "dd"])))
-        await entered(first)
-        occupied = asyncio.create_task(engine.embed(EmbedRequest(["e" * 10])))
-        await entered(second)
-        let_go(first)
-        for _ in range(1 + fits):
-            await entered(first)
-        let_go(second)
-        result, _ = await asyncio.gather(request, occupied)
-        assert engine.failed_devices == ["device 1"]
-    assert letters(result, length=2) == "abcd"
-    assert first.batches == [[2, 2, 2, 2], *[[2, 2]] * (1 + fits)]
-    assert second.batches == [[10], *[[2, 2]] * (2 - fits)]
-
-
 async def test_a_batch_that_fails_two_devices_is_given_to_no_third_and_harms_no_other() -> None:
     models = FakeModel(), FakeModel(), FakeModel()
     async with engine_of(*models) as engine:
@@ -202,19 +155,6 @@ async def test_what_may_have_crashed_a_device_is_given_to_no_other(code: int | N
         assert failed.value.retry_after is None
         assert letters(*await asyncio.gather(other, engine.embed(EmbedRequest(["c" * 10])))) == "bc"
         assert engine.failed_devices == ["device 1"]
-    assert models[1].batches == [[10], [10]]
-
-
-async def test_a_request_whose_client_has_left_is_not_handed_over() -> None:
-    models = FakeModel(), FakeModel()
-    async with engine_of(*models) as engine:
-        left, other = await occupy(engine, *models)
-        left.cancel()
-        await asyncio.wait({left})
-        models[0].failures.append(broken_memory())
-        let_go(*models)
-        await other
-        await engine.embed(EmbedRequest(["c" * 10]))
     assert models[1].batches == [[10], [10]]
 
 

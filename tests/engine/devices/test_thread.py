@@ -85,6 +85,12 @@ async def test_a_thread_killed_while_idle_is_replaced(thread) -> None:
     assert not victim.is_alive()
 
 
+async def pending(thread: DeviceThread, count: int) -> None:
+    """Wait until so many calls are under way or wait."""
+    while len(thread._pending) < count:  # noqa: ASYNC110 - turns, not time
+        await asyncio.sleep(0)
+
+
 async def test_a_call_that_preempts_runs_where_another_lets_it_in_and_only_one_deep(thread) -> None:
     order: list[str] = []
     waits = threading.Event()
@@ -100,8 +106,7 @@ async def test_a_call_that_preempts_runs_where_another_lets_it_in_and_only_one_d
 
     calls = [asyncio.create_task(thread.run(outer))]
     calls += [asyncio.create_task(thread.run(partial(inner, name), preempts=True)) for name in "ab"]
-    while len(thread._pending) < 3:  # noqa: ASYNC110 - turns, not time
-        await asyncio.sleep(0)
+    await pending(thread, 3)
     waits.set()
     await asyncio.gather(*calls)
     assert order == ["a", "outer", "b"]
@@ -111,8 +116,7 @@ async def test_no_other_thread_runs_what_preempts(thread) -> None:
     waits = threading.Event()
     held = asyncio.create_task(thread.run(waits.wait))
     preempting = asyncio.create_task(thread.run(lambda: 7, preempts=True))
-    while len(thread._pending) < 2:  # noqa: ASYNC110 - turns, not time
-        await asyncio.sleep(0)
+    await pending(thread, 2)
     assert not run_preempting_call()
     waits.set()
     assert await preempting == 7
@@ -128,8 +132,7 @@ async def test_calls_that_were_to_preempt_end_with_their_thread() -> None:
 
     held = asyncio.create_task(thread.run(ends))
     preempting = asyncio.create_task(thread.run(lambda: 7, preempts=True))
-    while len(thread._pending) < 2:  # noqa: ASYNC110 - turns, not time
-        await asyncio.sleep(0)
+    await pending(thread, 2)
     waits.set()
     for call in (held, preempting):
         with pytest.raises(InferenceError):
@@ -142,8 +145,7 @@ async def test_a_call_whose_caller_has_left_before_it_began_is_not_run() -> None
     thread, waits, ran = DeviceThread("device"), threading.Event(), list[int]()
     held = asyncio.create_task(thread.run(waits.wait))
     left = asyncio.create_task(thread.run(lambda: ran.append(1)))
-    while len(thread._pending) < 2:  # noqa: ASYNC110 - turns, not time
-        await asyncio.sleep(0)
+    await pending(thread, 2)
     left.cancel()
     await asyncio.wait({left})
     waits.set()

@@ -146,24 +146,22 @@ async def test_the_stages_of_a_request_add_up_to_its_time(desk, ticking) -> None
 
 # The threads of tokenizers.
 
-
-USUAL = {
-    "a sentence": ["search vector"],
-    "many texts": ["search vector"] * 1024,
-    "a novel": ["search " * 100_000],
-    "Chinese": ["检索向量" * 100_000],
-    "a few ligatures": ["ﷺ" * 50_000],
-    "a million characters": ["a" * 1_000_000],
-    "ligatures that become almost as many": ["ﷺ" * 55_555],
-    "ligatures behind what is scanned at once": ["é" * 65_536 + "ﷺ" * 10],
-}
-ENORMOUS = {
-    "megabytes": ["search " * 200_000],
-    "many long texts": ["search " * 200] * 1024,
-    "ligatures of which 18 characters become": ["ﷺ" * 60_000],
-    "many texts of ligatures": ["ﷺ" * 60] * 1024,
-    "a character more than a million": ["a" * 500_000, "a" * 500_001],
-    "ligatures that become as many": ["ﷺ" * 55_556],
+# Which texts have a thread of their own, as they take seconds.
+TEXTS = {
+    "a sentence": (["search vector"], False),
+    "many texts": (["search vector"] * 1024, False),
+    "a novel": (["search " * 100_000], False),
+    "Chinese": (["检索向量" * 100_000], False),
+    "a few ligatures": (["ﷺ" * 50_000], False),
+    "a million characters": (["a" * 1_000_000], False),
+    "ligatures that become almost as many": (["ﷺ" * 55_555], False),
+    "ligatures behind what is scanned at once": (["é" * 65_536 + "ﷺ" * 10], False),
+    "megabytes": (["search " * 200_000], True),
+    "many long texts": (["search " * 200] * 1024, True),
+    "ligatures of which 18 characters become": (["ﷺ" * 60_000], True),
+    "many texts of ligatures": (["ﷺ" * 60] * 1024, True),
+    "a character more than a million": (["a" * 500_000, "a" * 500_001], True),
+    "ligatures that become as many": (["ﷺ" * 55_556], True),
 }
 
 
@@ -230,18 +228,6 @@ async def test_a_client_with_one_text_does_not_wait_behind_all_of_another_client
     assert order == ["bob"] + ["alice"] * 5
 
 
-async def test_a_caller_that_leaves_frees_its_thread_once_that_is_done(threads) -> None:
-    call, leaving = await held(threads, "alice")
-    leaving.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await leaving
-    waiting = asyncio.create_task(threads.run(lambda: "done", ["a"], "bob"))
-    await asyncio.sleep(0)
-    assert not waiting.done()
-    call.gate.set()
-    assert await waiting == "done"
-
-
 async def test_an_error_reaches_the_caller_and_the_thread_goes_on(threads) -> None:
     with pytest.raises(ZeroDivisionError):
         await threads.run(lambda: 1 // 0, ["a"], "alice")
@@ -272,30 +258,22 @@ async def test_so_many_calls_run_at_once(monkeypatch, count, cores, expected) ->
     assert max(most) == expected
 
 
-@pytest.mark.parametrize("texts", [["a"], ENORMOUS["megabytes"]], ids=["usual", "enormous"])
-async def test_no_thread_is_started_once_they_are_closed(texts: list[str]) -> None:
+@pytest.mark.parametrize("name", ["a sentence", "megabytes"])
+async def test_no_thread_is_started_once_they_are_closed(name: str) -> None:
     threads = TokenizerThreads(1)
     threads.close()
     with pytest.raises(RuntimeError, match="after shutdown"):
-        await threads.run(lambda: None, texts, "alice")
+        await threads.run(lambda: None, TEXTS[name][0], "alice")
 
 
-async def thread_for(texts: list[str]) -> str:
+@pytest.mark.parametrize(("texts", "is_huge"), TEXTS.values(), ids=TEXTS)
+async def test_what_takes_seconds_has_a_thread_of_its_own_and_usual_texts_share_some(
+    texts: list[str], is_huge: bool
+) -> None:
     threads = TokenizerThreads(2)
-    try:
-        return await threads.run(lambda: threading.current_thread().name, texts, "alice")
-    finally:
-        threads.close()
-
-
-@pytest.mark.parametrize("texts", USUAL.values(), ids=USUAL)
-async def test_usual_texts_share_threads(texts: list[str]) -> None:
-    assert not (await thread_for(texts)).startswith("tokenizer-huge")
-
-
-@pytest.mark.parametrize("texts", ENORMOUS.values(), ids=ENORMOUS)
-async def test_what_takes_seconds_has_a_thread_of_its_own(texts: list[str]) -> None:
-    assert (await thread_for(texts)).startswith("tokenizer-huge")
+    name = await threads.run(lambda: threading.current_thread().name, texts, "alice")
+    threads.close()
+    assert name.startswith("tokenizer-huge") == is_huge
 
 
 async def test_a_call_whose_caller_has_left_ends_at_its_next_step(threads) -> None:

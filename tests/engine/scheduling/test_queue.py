@@ -104,19 +104,6 @@ def test_a_client_with_one_request_at_a_time_is_always_in_the_next_batch() -> No
         queue.put(job(*[20] * 64, client="alice"))
 
 
-def test_what_a_client_did_while_it_was_alone_is_not_held_against_it() -> None:
-    """Alice works alone, beside a rival who never wants much; then Carol comes with a bulk."""
-    queue = queue_of(alice := job(*[4] * 5000, client="alice"))
-    for _ in range(200):
-        queue.put(job(1, client="bob"))
-        take(queue, 64)
-    before = alice.taken
-    queue.put(carol := job(*[4] * 1000, client="carol"))
-    for _ in range(20):
-        take(queue, 64)
-    assert alice.taken - before == pytest.approx(carol.taken, abs=32)
-
-
 def test_what_a_client_did_where_there_was_room_for_all_is_not_held_against_it() -> None:
     """Alice's requests fill the batches that hold all of Bob's, too; then Carol sends a bulk load.
 
@@ -132,17 +119,6 @@ def test_what_a_client_did_where_there_was_room_for_all_is_not_held_against_it()
     for _ in range(4):
         take(queue, 1000)
     assert not own.waiting
-
-
-def test_what_one_device_does_for_a_request_is_not_held_against_it() -> None:
-    """Another request of its client has waited for another device meanwhile."""
-    queue = queue_of(job(*[100] * 10), first := job(*[100] * 5000, model=OTHER))
-    for _ in range(100):
-        take(queue, 1000, serves=serves(OTHER))
-    queue.put(second := job(*[100] * 5000, model=OTHER))
-    for _ in range(20):
-        take(queue, 1000, serves=serves(OTHER))
-    assert first.taken - 1000 == pytest.approx(second.taken, abs=20)
 
 
 def test_what_one_device_does_for_a_client_is_not_held_against_it_on_another() -> None:
@@ -172,31 +148,6 @@ def test_a_client_that_sends_while_its_work_waits_neither_gains_nor_loses(
             alices.append(each)
         taken.update(take(queue).client_tokens)
     assert taken["bob"] == pytest.approx(1600, abs=2 * BUDGET)
-
-
-def test_a_client_that_leaves_and_comes_back_at_once_gains_nothing() -> None:
-    """What it had beyond its share is remembered for as long as the others have not caught up."""
-    bob = job(*[4] * 4000, client="bob")
-    queue, taken = queue_of(bob), Counter[str]()
-    for _ in range(300):
-        # Large, and gone after one batch.
-        if "alice" not in {each.client for each in queue.jobs}:
-            queue.put(job(64, client="alice"))
-        taken.update(take(queue).client_tokens)
-    assert taken["bob"] == pytest.approx(taken["alice"], abs=2 * 64)
-
-
-def test_who_comes_after_one_has_worked_alone_starts_beside_it() -> None:
-    """Also where that one had more than its share, because its rival left."""
-    alice, bob = job(64, 64, *[4] * 100, client="alice"), job(64, client="bob")
-    queue = queue_of(alice, bob)
-    take(queue)
-    bob.cancel()
-    take(queue)
-    queue.put(carol := job(*[4] * 100, client="carol"))
-    for _ in range(4):
-        take(queue)
-    assert carol.taken == pytest.approx(alice.taken - 2, abs=1)
 
 
 @given(
@@ -362,18 +313,6 @@ async def test_a_batch_that_is_handed_over_is_the_first_and_wakes_a_device_that_
     assert take(queue, among=queue.jobs).slices != given.slices, "what preempts is no such batch"
     assert take(queue).slices == given.slices
     assert queue.take(lambda _: Limits(16)) is None
-
-
-async def test_of_a_batch_that_is_handed_over_only_what_someone_waits_for_is_taken() -> None:
-    queue = queue_of(gone := job(4), here := job(4))
-    queue.hand_over(take(queue))
-    gone.cancel()
-    assert jobs_of(take(queue)) == [here]
-    queue = queue_of(gone := job(4))
-    queue.hand_over(take(queue))
-    gone.cancel()
-    assert queue.take(lambda _: Limits(16)) is None
-    assert not queue.has_work(serves(MODEL))
 
 
 # Failures.
