@@ -24,7 +24,13 @@ from smart_embedder.models.families.backbone import (
     in_row_blocks,
     preemption_point,
 )
-from smart_embedder.models.ops.backend import ACTIVATIONS, Backend, LayerNorm, Linear
+from smart_embedder.models.ops.backend import (
+    ACTIVATIONS,
+    Backend,
+    EncoderParts,
+    LayerNorm,
+    PackedLayer,
+)
 
 _ROBERTA = ("xlm-roberta", "roberta", "camembert")
 ENCODER_TYPES = (*_ROBERTA, "bert")
@@ -233,29 +239,37 @@ def check_parameters(weights: Weights, config: EncoderConfig) -> None:
         read_layer(weights, config, index)
 
 
+# Tokens of a batch whose layers are single calls. In larger ones a layer takes so long that a short
+# forward should run in between, and the time between its operations does not count.
+_SMALL_BATCH = 128
+
+
 @dataclass(frozen=True, slots=True)
 class EncoderLayer:
     """Attention and feed-forward, each added to its input and normalised after."""
 
-    backend: Backend
-    heads: int
-    to_query_key_value: Linear
-    from_attended: Linear
-    attention_norm: LayerNorm
-    to_inner: Linear
-    from_inner: Linear
-    output_norm: LayerNorm
+    parts: EncoderParts
+    # The whole layer for a small batch, where the backend has it.
+    at_once: PackedLayer | None
+
+    @classmethod
+    def of(cls, parts: EncoderParts) -> Self:
+        """The layer of these parts."""
+        return cls(parts, parts.backend.encoder_layer(parts))
 
     def __call__(self, states: Tensor, packed: PackedBatch, attend: Attention) -> Tensor:
         """The next states."""
-        projected = in_row_blocks(self.to_query_key_value, states)
-        attended = self_attention(projected, self.heads, packed, attend)
+        parts = self.parts
+        if self.at_once and len(states) <= _SMALL_BATCH and attend == parts.backend.attention:
+            return self.at_once(states, packed)
+        projected = in_row_blocks(parts.to_query_key_value, states)
+        attended = self_attention(projected, parts.heads, packed, attend)
         return in_row_blocks(self._feed_forward, attended, states)
 
     def _feed_forward(self, attended: Tensor, states: Tensor) -> Tensor:
-        add_norm = self.backend.add_norm
-        states = add_norm(self.from_attended(attended), states, self.attention_norm)
-        return add_norm(self.from_inner(self.to_inner(states)), states, self.output_norm)
+        parts, add_norm = self.parts, self.parts.backend.add_norm
+        states = add_norm(parts.from_attended(attended), states, parts.attention_norm)
+        return add_norm(parts.from_inner(parts.to_inner(states)), states, parts.output_norm)
 
 
 def self_attention(projected: Tensor, heads: int, packed: PackedBatch, attend: Attention) -> Tensor:
@@ -289,16 +303,15 @@ def make_encoder(
     embeddings, layers = read_embeddings(weights, config, backend, dtype), []
     for index in range(config.layers):
         read = read_layer(weights, config, index)
-        layers.append(
-            EncoderLayer(
-                backend=backend,
-                heads=config.heads,
-                to_query_key_value=backend.linear(read.projections),
-                from_attended=backend.linear([read.attended]),
-                attention_norm=read.attention_norm,
-                to_inner=backend.linear([read.inner], config.activation),
-                from_inner=backend.linear([read.output]),
-                output_norm=read.output_norm,
-            )
+        parts = EncoderParts(
+            backend=backend,
+            heads=config.heads,
+            to_query_key_value=backend.linear(read.projections),
+            from_attended=backend.linear([read.attended]),
+            attention_norm=read.attention_norm,
+            to_inner=backend.linear([read.inner], config.activation),
+            from_inner=backend.linear([read.output]),
+            output_norm=read.output_norm,
         )
+        layers.append(EncoderLayer.of(parts))
     return Encoder(layers, backend.attention, embeddings, dtype)

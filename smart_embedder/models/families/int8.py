@@ -12,9 +12,7 @@ columns, which makes the range that counts narrower and their own steps finer (Z
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +27,13 @@ from smart_embedder.models.families.bert import (
     read_layer,
     self_attention,
 )
-from smart_embedder.models.ops.backend import Backend, Columns, Int8Gemm, QuantizedWeights
+from smart_embedder.models.ops.backend import (
+    Backend,
+    Columns,
+    EncoderParts,
+    QuantizedLinear,
+    QuantizedWeights,
+)
 
 _TINY = 1e-30
 # How far the division follows the size of the activations (1), or that of the weights (0).
@@ -67,37 +71,26 @@ CALIBRATION_TEXTS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class QuantizedLinear:
-    """From `[T, in]` to `activation(x W + b)` `[T, out]` in the dtype that it was prepared for."""
+def quantize(
+    layers: Sequence[nn.Linear],
+    states: Tensor,
+    backend: Backend,
+    dtype: torch.dtype,
+    activation: str | None = None,
+) -> QuantizedLinear:
+    """Quantize `layers` that read states like `states` `[T, in]`, side by side.
 
-    columns: Columns
-    gemm: Int8Gemm
-    backend: Backend
-
-    @classmethod
-    def of(
-        cls,
-        layers: Sequence[nn.Linear],
-        states: Tensor,
-        backend: Backend,
-        dtype: torch.dtype,
-        activation: str | None = None,
-    ) -> Self:
-        """Quantize `layers` that read states like `states` `[T, in]`, side by side."""
-        divisor, columns = _choose(states, layers)
-        rows = max(1, _WEIGHTS_AT_ONCE // len(columns.offsets))
-        blocks = (block for each in layers for block in torch.split(each.weight.detach(), rows))
-        limit = backend.int8_weight_limit
-        quantized = (_quantize(block.float() * divisor, columns, limit) for block in blocks)
-        values, scale, sums = map(torch.cat, zip(*quantized, strict=True))
-        bias = torch.cat([layer.bias.detach().float() for layer in layers])
-        weights = QuantizedWeights(values, scale, sums, bias)
-        return cls(columns, backend.int8_gemm(weights, dtype, activation), backend)
-
-    def __call__(self, states: Tensor) -> Tensor:
-        """Implement `Linear`."""
-        return self.gemm(self.backend.quantize_rows(states, self.columns))
+    Their output is in `dtype`.
+    """
+    divisor, columns = _choose(states, layers)
+    rows = max(1, _WEIGHTS_AT_ONCE // len(columns.offsets))
+    blocks = (block for each in layers for block in torch.split(each.weight.detach(), rows))
+    limit = backend.int8_weight_limit
+    quantized = (_quantize(block.float() * divisor, columns, limit) for block in blocks)
+    values, scale, sums = map(torch.cat, zip(*quantized, strict=True))
+    bias = torch.cat([layer.bias.detach().float() for layer in layers])
+    weights = QuantizedWeights(values, scale, sums, bias)
+    return QuantizedLinear(columns, backend.int8_gemm(weights, dtype, activation), backend)
 
 
 def _choose(states: Tensor, readers: Sequence[nn.Linear]) -> tuple[Tensor, Columns]:
@@ -146,25 +139,24 @@ def make_quantized_encoder(
 
     All but the products is in `dtype`.
     """
-    quantize = partial(QuantizedLinear.of, backend=backend, dtype=dtype)
+    prepare = partial(quantize, backend=backend, dtype=dtype)
     embeddings, layers = read_embeddings(weights, config, backend, dtype), []
     states = embeddings(calibration)
     for index in range(config.layers):
         exact = read_layer(weights, config, index)
-        project = quantize(exact.projections, states)
+        project = prepare(exact.projections, states)
         projected = project(states)
         attended = self_attention(projected, config.heads, calibration, backend.attention)
-        join = quantize([exact.attended], attended)
+        join = prepare([exact.attended], attended)
         states = backend.add_norm(join(attended), states, exact.attention_norm)
 
-        widen = quantize([exact.inner], states, activation=config.activation)
+        widen = prepare([exact.inner], states, activation=config.activation)
         inner = widen(states)
-        narrow = quantize([exact.output], inner)
+        narrow = prepare([exact.output], inner)
         states = backend.add_norm(narrow(inner), states, exact.output_norm)
-        layers.append(
-            EncoderLayer(
-                backend, config.heads, project, join, exact.attention_norm, widen, narrow,
-                exact.output_norm,
-            )
+        parts = EncoderParts(
+            backend, config.heads, project, join, exact.attention_norm, widen, narrow,
+            exact.output_norm,
         )  # fmt: skip
+        layers.append(EncoderLayer.of(parts))
     return Encoder(layers, backend.attention, embeddings, dtype)

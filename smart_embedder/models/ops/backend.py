@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from smart_embedder.models.attention import Attention, eager, matmul, sdpa
+from smart_embedder.models.batch import PackedBatch
 from smart_embedder.models.ops.build import MAX_INT8, MAX_INT8_IN_PAIRS
 
 # `[T, in]` to `[T, out]`.
@@ -118,6 +119,40 @@ class QuantizedWeights:
 Int8Gemm = Callable[[QuantizedRows], Tensor]
 
 
+@dataclass(frozen=True, slots=True)
+class QuantizedLinear:
+    """From `[T, in]` to `activation(x W + b)` `[T, out]`, by products of bytes."""
+
+    columns: Columns
+    gemm: Int8Gemm
+    backend: "Backend"
+
+    def __call__(self, states: Tensor) -> Tensor:
+        """Implement `Linear`."""
+        return self.gemm(self.backend.quantize_rows(states, self.columns))
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderParts:
+    """A layer of BERT's kind: attention and feed-forward, with a norm after each.
+
+    Its `backend` computes what is between the products.
+    """
+
+    backend: "Backend"
+    heads: int
+    to_query_key_value: Linear
+    from_attended: Linear
+    attention_norm: LayerNorm
+    to_inner: Linear
+    from_inner: Linear
+    output_norm: LayerNorm
+
+
+# From states `[T, width]` to the next ones, with attention within the sequences of a batch.
+PackedLayer = Callable[[Tensor, PackedBatch], Tensor]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Backend:
     """A table of implementations, and one of them for each operation: a call for each field.
@@ -152,6 +187,9 @@ class Backend:
     # (weights, dtype, activation=None): prepares `activation(rows x weights + bias)` in `dtype`.
     int8_gemm: Callable[..., Int8Gemm]
     attention: Attention
+    # Prepares a whole layer as one call, for small batches; None where there is none. Its results
+    # have the bits of the single operations'.
+    encoder_layer: Callable[[EncoderParts], PackedLayer | None]
     table: dict[str, dict[str, Callable[..., Any]]]
     int8_weight_limit: int = MAX_INT8
 
@@ -189,7 +227,12 @@ def torch_backend() -> Backend:
     }
     table = {operation: {"torch": each} for operation, each in operators.items()}
     attentions = {"sdpa": sdpa, "eager": eager}
-    return Backend(**operators, attention=sdpa, table={**table, "attention": attentions})
+    return Backend(
+        **operators,
+        attention=sdpa,
+        encoder_layer=lambda _: None,
+        table={**table, "attention": attentions},
+    )
 
 
 # The least divisor of a row, as in `torch.nn.functional.normalize`.

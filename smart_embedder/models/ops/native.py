@@ -8,7 +8,7 @@ is no kernel, oneDNN multiplies. Each operation between two products is one pass
 import ctypes
 import os
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
 
@@ -21,9 +21,12 @@ from smart_embedder.models.batch import PackedBatch
 from smart_embedder.models.ops.backend import (
     Backend,
     Columns,
+    EncoderParts,
     Int8Gemm,
     LayerNorm,
     Linear,
+    PackedLayer,
+    QuantizedLinear,
     QuantizedRows,
     QuantizedWeights,
     RmsNorm,
@@ -55,6 +58,7 @@ _ARGUMENTS: dict[str, list[Any]] = {
     "gate": [_POINTER] * 2 + [_INT] + [_LONG] * 2,
     "quantize_rows": [_POINTER, _INT] + [_POINTER] * 6 + [_LONG] * 3,
     "dequantize": [_POINTER] * 6 + [_INT] + [_LONG] * 2 + [_INT],
+    "encoder_layer": [_POINTER] * 5 + [_LONG] * 2,
 }
 # As `Format` in vector.h.
 FORMATS = {torch.float32: 0, torch.bfloat16: 1, torch.uint8: 2}
@@ -121,6 +125,8 @@ _ACTIVATIONS = {None: 0, "gelu": 1, "relu": 2}
 _NO_BYTES = (None,) * 4
 # As `MAX_WIDTH` in attention.c.
 _WIDEST_HEAD = 128
+# As in encoder.c.
+_ALIGNMENT = 64
 
 
 def native_backend(library: Library, dtype: torch.dtype) -> Backend:
@@ -136,6 +142,7 @@ def native_backend(library: Library, dtype: torch.dtype) -> Backend:
         quantize_rows=kernels.quantize_rows,
         attention=kernels.attention,
     )
+    backend = replace(backend, encoder_layer=kernels.encoder_layer)
     amx = cpu_features() if dtype is torch.bfloat16 else set()
     if "amx_tile" not in amx:
         backend = backend.faster(
@@ -147,6 +154,103 @@ def native_backend(library: Library, dtype: torch.dtype) -> Backend:
     if "amx_bf16" in amx:
         backend = backend.faster("sdpa", attention=sdpa)
     return replace(backend, int8_weight_limit=library.instructions.int8_weight_limit)
+
+
+@dataclass(frozen=True, slots=True)
+class NativeLinear:
+    """A `Linear` in `dtype`; its `panels` are the weights as `gemm` reads them."""
+
+    library: Library
+    panels: Tensor
+    bias: Tensor
+    depth: int
+    dtype: torch.dtype
+    activation: str | None
+
+    def __call__(self, states: Tensor) -> Tensor:
+        """Implement `Linear`."""
+        out, number_format = len(self.bias), FORMATS[self.dtype]
+        output = states.new_empty(len(states), out)
+        self.library.run(
+            "gemm",
+            address(states, self.dtype), self.panels.data_ptr(), *_NO_BYTES,
+            self.bias.data_ptr(), output.data_ptr(), number_format, number_format, len(states),
+            self.depth, out, out, _ACTIVATIONS[self.activation],
+        )  # fmt: skip
+        return output
+
+
+@dataclass(frozen=True, slots=True)
+class NativeInt8Gemm:
+    """An `Int8Gemm` to `dtype`; the values of its `weights` are panels, as `gemm` reads them."""
+
+    library: Library
+    weights: QuantizedWeights
+    depth: int
+    dtype: torch.dtype
+    activation: str | None
+
+    def __call__(self, rows: QuantizedRows) -> Tensor:
+        """Implement `Int8Gemm`."""
+        weights, count, out = self.weights, len(rows.values), len(self.weights.bias)
+        output = torch.empty(count, out, dtype=self.dtype)
+        self.library.run(
+            "gemm",
+            address(rows.values, torch.uint8), weights.values.data_ptr(),
+            address(rows.scale, torch.float32), address(rows.minimum, torch.float32),
+            weights.scale.data_ptr(), weights.sums.data_ptr(), weights.bias.data_ptr(),
+            output.data_ptr(), FORMATS[torch.uint8], FORMATS[self.dtype], count, self.depth, out,
+            out, _ACTIVATIONS[self.activation],
+        )  # fmt: skip
+        return output
+
+
+# The structures of encoder.c. They hold addresses of tensors that the parts of a layer hold.
+
+
+class _Linear(ctypes.Structure):
+    _fields_ = (
+        *((name, _POINTER) for name in ("weights", "bias", "scale", "sums")),
+        *((name, _POINTER) for name in ("factors", "offsets", "repeated")),
+        *((name, _LONG) for name in ("repeats", "depth", "columns")),
+        ("activation", _INT),
+    )
+
+
+class _LayerNorm(ctypes.Structure):
+    _fields_ = (("weight", _POINTER), ("bias", _POINTER), ("epsilon", _FLOAT))
+
+
+class _EncoderLayer(ctypes.Structure):
+    _fields_ = (
+        *((name, _Linear) for name in ("to_query_key_value", "from_attended")),
+        *((name, _Linear) for name in ("to_inner", "from_inner")),
+        *((name, _LayerNorm) for name in ("attention_norm", "output_norm")),
+        ("heads", _LONG),
+        ("scale", _FLOAT),
+        ("format", _INT),
+    )
+
+
+def _describe(product: Linear, dtype: torch.dtype) -> _Linear | None:
+    """A product of states in `dtype` for encoder.c; None if it is not one of the kernels'."""
+    match product:
+        case NativeLinear() if product.dtype is dtype:
+            panels, bias = product.panels.data_ptr(), product.bias
+            code = _ACTIVATIONS[product.activation]
+            return _Linear(
+                panels, bias.data_ptr(), depth=product.depth, columns=len(bias), activation=code
+            )
+        case QuantizedLinear(columns, NativeInt8Gemm() as gemm) if gemm.dtype is dtype:
+            weights, repeats = gemm.weights, len(columns.repeated)
+            each = (
+                weights.values, weights.bias, weights.scale, weights.sums, columns.factors,
+                columns.offsets, columns.repeated,
+            )  # fmt: skip
+            pointers = (tensor.data_ptr() for tensor in each)
+            code = _ACTIVATIONS[gemm.activation]
+            return _Linear(*pointers, repeats, gemm.depth - repeats, len(weights.bias), code)
+    return None
 
 
 class _Kernels:
@@ -164,21 +268,10 @@ class _Kernels:
         if not is_ours or not _can_multiply(out, depth, activation):
             return self._otherwise.linear(layers, activation)
         weight, bias = join_layers(layers)
-        panels = self._panels(weight)
         bias = torch.zeros(out) if bias is None else bias.float().contiguous()
-        library, dtype, number_format = self._library, self._dtype, self._format
-        code = _ACTIVATIONS[activation]
-
-        def linear(states: Tensor) -> Tensor:
-            output = states.new_empty(len(states), out)
-            library.run(
-                "gemm",
-                address(states, dtype), panels.data_ptr(), *_NO_BYTES, bias.data_ptr(),
-                output.data_ptr(), number_format, number_format, len(states), depth, out, out, code,
-            )  # fmt: skip
-            return output
-
-        return linear
+        return NativeLinear(
+            self._library, self._panels(weight), bias, depth, self._dtype, activation
+        )
 
     def add_norm(self, states: Tensor, residual: Tensor, norm: LayerNorm) -> Tensor:
         self._library.run(
@@ -266,26 +359,47 @@ class _Kernels:
         out, depth = weights.values.shape
         if not _can_multiply(out, depth, activation):
             return self._otherwise.int8_gemm(weights, dtype, activation)
-        library, code = self._library, _ACTIVATIONS[activation]
-        # `gemm` holds on to them, so that the addresses stay theirs.
         weights = replace(weights, values=self._panels(weights.values))
-        of_columns = [
-            address(each, torch.float32) for each in (weights.scale, weights.sums, weights.bias)
-        ]
+        return NativeInt8Gemm(self._library, weights, depth, dtype, activation)
 
-        def gemm(rows: QuantizedRows) -> Tensor:
-            count = len(rows.values)
-            output = torch.empty(count, out, dtype=dtype)
+    def encoder_layer(self, parts: EncoderParts) -> PackedLayer | None:
+        """Where the kernels compute everything in it."""
+        chosen, width = parts.backend, len(parts.output_norm.weight)
+        ours = self.add_norm, self.attention, self.quantize_rows
+        if (
+            (chosen.add_norm, chosen.attention, chosen.quantize_rows) != ours
+            or width % (STEP * parts.heads)
+            or width // parts.heads > _WIDEST_HEAD
+        ):
+            return None
+        products = (
+            parts.to_query_key_value, parts.from_attended, parts.to_inner, parts.from_inner
+        )  # fmt: skip
+        described = [_describe(each, self._dtype) for each in products]
+        if not all(described):
+            return None
+        norms = (
+            _LayerNorm(each.weight.data_ptr(), each.bias.data_ptr(), each.epsilon)
+            for each in (parts.attention_norm, parts.output_norm)
+        )
+        layer = _EncoderLayer(
+            *described, *norms, parts.heads, (width // parts.heads) ** -0.5, self._format
+        )
+        bytes_of_row = _bytes_of_row(layer, self._dtype.itemsize)
+        library, dtype = self._library, self._dtype
+
+        def compute(states: Tensor, packed: PackedBatch) -> Tensor:
+            output = torch.empty_like(states)
+            memory = torch.empty(len(states) * bytes_of_row, dtype=torch.uint8)
             library.run(
-                "gemm",
-                address(rows.values, torch.uint8), weights.values.data_ptr(),
-                address(rows.scale, torch.float32), address(rows.minimum, torch.float32),
-                *of_columns, output.data_ptr(),
-                FORMATS[torch.uint8], FORMATS[dtype], count, depth, out, out, code,
+                "encoder_layer",
+                ctypes.addressof(layer), address(states, dtype), output.data_ptr(),
+                memory.data_ptr(), packed.offsets.ctypes.data, len(packed.unpack_order),
+                len(states),
             )  # fmt: skip
             return output
 
-        return gemm
+        return compute
 
     def _panels(self, weight: Tensor) -> Tensor:
         """A copy of `[out, depth]` as panels of 4-byte words `[out / tile, words / n, tile, n]`.
@@ -294,8 +408,20 @@ class _Kernels:
         """
         instructions, words = self._library.instructions, weight.contiguous().view(torch.int32)
         paired = 1 if weight.dtype is torch.float32 else instructions.matrix_rows
-        panels = words.view(len(words) // instructions.tile, instructions.tile, -1, paired)
+        tile = instructions.tile // 2
+        panels = words.view(len(words) // tile, tile, -1, paired)
         return panels.transpose(1, 2).contiguous()
+
+
+def _bytes_of_row(layer: _EncoderLayer, itemsize: int) -> int:
+    """The memory that encoder.c takes for each row, every part of it aligned."""
+    width = layer.from_attended.columns
+    products = (
+        layer.to_query_key_value, layer.from_attended, layer.to_inner, layer.from_inner
+    )  # fmt: skip
+    states = (3 * width * itemsize, width * itemsize, layer.to_inner.columns * itemsize)
+    of_bytes = (max(each.depth + each.repeats for each in products), 4, 4)
+    return sum(-(-size // _ALIGNMENT) * _ALIGNMENT for size in (*states, *of_bytes))
 
 
 def _can_multiply(out: int, depth: int, activation: str | None) -> bool:

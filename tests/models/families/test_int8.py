@@ -13,8 +13,9 @@ from transformers import AutoModel, BertConfig, RobertaConfig, XLMRobertaConfig
 
 from smart_embedder.engine.records import Outputs
 from smart_embedder.models.device.choose import cpu_has_int8
-from smart_embedder.models.families.int8 import QuantizedLinear
+from smart_embedder.models.families.int8 import quantize
 from smart_embedder.models.families.load import load_encoder, load_tokenizer
+from smart_embedder.models.ops.backend import QuantizedLinear
 from smart_embedder.models.ops.build import MAX_INT8
 from smart_embedder.models.ops.choose import choose_backend
 from smart_embedder.models.ops.proof import Target
@@ -207,7 +208,7 @@ def random_layer(width: int, out: int) -> nn.Linear:
 
 
 def quantized(layers, states, activation=None, dtype=torch.float32) -> QuantizedLinear:
-    return QuantizedLinear.of(layers, states, BACKEND, dtype, activation)
+    return quantize(layers, states, BACKEND, dtype, activation)
 
 
 def worst_cosine(actual: torch.Tensor, expected: torch.Tensor) -> float:

@@ -21,6 +21,8 @@ enum {
   MAX_TASK_ROWS = 768, /* their sums have to stay in that cache, too */
   MIN_TASK_ROWS = 48,
   TASKS_PER_THREAD = 4, /* at least, so that no thread waits long for another */
+  FEW_ROWS = 2 * TALL_ROWS,
+  AHEAD = 2048, /* words */
 };
 
 enum { NONE, GELU, RELU };
@@ -34,13 +36,13 @@ typedef struct {
 
 typedef struct {
   const Word *left; /* [rows, words] */
-  const Word *right; /* [columns / TILE, words, TILE] */
+  const Word *right; /* [columns / STRIP, words, STRIP] */
   const float *bias; /* [columns] */
   Bytes bytes;       /* of bytes alone */
   void *output;      /* [rows, columns], rows `output_stride` numbers apart */
   long rows, words, columns, output_stride;
   Format format, output_format;
-  int activation;
+  int activation, threads;
   long task_rows;
   atomic_long next;
 } Gemm;
@@ -85,9 +87,10 @@ ALWAYS_INLINE Floats dequantize(
 
 /* Write a tile of sums with scale, bias and activation. */
 ALWAYS_INLINE void write_tile(
-    const Format format, const Gemm *gemm, long first, int rows, long column, const Word *sums) {
+    const Format format, const Gemm *gemm, long first, int rows, long column, long columns,
+    const Word *sums) {
   const Bytes *bytes = &gemm->bytes;
-  for (long place = 0; place < TILE; place += LANES) {
+  for (long place = 0; place < columns; place += LANES) {
     const Floats bias = load_floats(gemm->bias + column + place);
     Floats scale = 0, column_sums = 0;
     if (format == INT8) {
@@ -117,13 +120,24 @@ ALWAYS_INLINE void multiply_rows(const Format format, int rows, const Tile tile)
   }
 }
 
+ALWAYS_INLINE void multiply_tall(const Format format, int rows, const Tile tile) {
+  switch (rows) {
+    case 7: multiply_tile(format, 7, HALF, tile); return;
+    case 8: multiply_tile(format, 8, HALF, tile); return;
+    case 9: multiply_tile(format, 9, HALF, tile); return;
+    case 10: multiply_tile(format, 10, HALF, tile); return;
+    case 11: multiply_tile(format, 11, HALF, tile); return;
+    default: multiply_tile(format, TALL_ROWS, HALF, tile);
+  }
+}
+
 /* Rows from `top` to `bottom` of a panel, in parts of DEPTH where it is deep. */
 ALWAYS_INLINE void multiply_panel(
     const Format format, const Gemm *gemm, long panel, long top, long bottom, Scratch *scratch) {
   const int is_deep = gemm->words > DEPTH;
   for (long word = 0; word < gemm->words; word += DEPTH) {
     const long words = min_long(gemm->words - word, DEPTH);
-    const Word *right = gemm->right + panel * PANEL * gemm->words + word * TILE;
+    const Word *right = gemm->right + panel * PANEL * gemm->words + word * STRIP;
     for (long row = top; row < bottom; row += ROWS) {
       const int rows = (int)min_long(bottom - row, ROWS);
       for (long column = 0; column < PANEL; column += TILE) {
@@ -132,26 +146,71 @@ ALWAYS_INLINE void multiply_panel(
             .left = gemm->left + row * gemm->words + word,
             .left_stride = gemm->words,
             .right = right + column * gemm->words,
+            .right_step = STRIP,
+            .half = gemm->words * STRIP,
             .words = words,
             .sums = sums,
             .sums_stride = PANEL,
             .add = word > 0,
         });
         if (word + words == gemm->words)
-          write_tile(format, gemm, row, rows, panel * PANEL + column, sums);
+          write_tile(format, gemm, row, rows, panel * PANEL + column, TILE, sums);
       }
     }
   }
 }
 
+/* All rows of a panel, where they are few. Its weights come from memory, and the tile is so tall that
+ * all arithmetic on them runs beside the reading, which prefetching keeps up: `is_followed` says
+ * whether the next panel is this thread's, too. */
+ALWAYS_INLINE void multiply_few_rows(
+    const Format format, const Gemm *gemm, long panel, int is_followed, Scratch *scratch) {
+  const long tile_rows = ceil_div(gemm->rows, ceil_div(gemm->rows, TALL_ROWS));
+  for (long column = panel * PANEL; column < (panel + 1) * PANEL; column += STRIP) {
+    const int is_last = column + STRIP == (panel + 1) * PANEL && !is_followed;
+    for (long row = 0; row < gemm->rows; row += tile_rows) {
+      const int rows = (int)min_long(gemm->rows - row, tile_rows);
+      multiply_tall(format, rows, (Tile){
+          .left = gemm->left + row * gemm->words,
+          .left_stride = gemm->words,
+          .right = gemm->right + column * gemm->words,
+          .right_step = STRIP,
+          .words = gemm->words,
+          .ahead = row > 0 || is_last ? 0 : AHEAD,
+          .sums = scratch->sums,
+          .sums_stride = PANEL,
+      });
+      write_tile(format, gemm, row, rows, column, STRIP, scratch->sums);
+    }
+  }
+}
+
+/* A thread takes many tasks at first, whose weights are one stretch of memory, and few at the end, so
+ * that no thread waits long for another. */
+static long take_tasks(Gemm *gemm, long tasks, long *first) {
+  long taken;
+  *first = atomic_load(&gemm->next);
+  do {
+    if (*first >= tasks) return 0;
+    taken = ceil_div(tasks - *first, 2 * gemm->threads);
+  } while (!atomic_compare_exchange_weak(&gemm->next, first, *first + taken));
+  return taken;
+}
+
 ALWAYS_INLINE void run_tasks(const Format format, Gemm *gemm) {
+  const int is_tall = gemm->rows > ROWS && gemm->rows <= FEW_ROWS;
   const long parts = ceil_div(gemm->rows, gemm->task_rows);
   const long tasks = gemm->columns / PANEL * parts;
-  for (long task; (task = atomic_fetch_add(&gemm->next, 1)) < tasks;) {
-    const long top = task % parts * gemm->task_rows;
-    const long bottom = min_long(top + gemm->task_rows, gemm->rows);
-    multiply_panel(format, gemm, task / parts, top, bottom, thread_scratch());
-  }
+  for (long first, count; (count = take_tasks(gemm, tasks, &first)) > 0;)
+    for (long task = first; task < first + count; task++) {
+      if (is_tall) {
+        multiply_few_rows(format, gemm, task, task + 1 < first + count, thread_scratch());
+        continue;
+      }
+      const long top = task % parts * gemm->task_rows;
+      const long bottom = min_long(top + gemm->task_rows, gemm->rows);
+      multiply_panel(format, gemm, task / parts, top, bottom, thread_scratch());
+    }
 }
 
 static void run_float32(void *work) { run_tasks(FLOAT32, work); }
@@ -187,6 +246,7 @@ void KERNEL(gemm)(
       .format = format,
       .output_format = output_format,
       .activation = activation,
+      .threads = threads,
       .task_rows = task_rows_of(rows, columns / PANEL, threads),
   };
   static void (*const run[])(void *) = {

@@ -1,6 +1,6 @@
 /* Operations on rows between two matrix products: one pass where PyTorch's operators take several.
  *
- * smart_embedder/models/ops/torch_backend.py says what they compute. Matrices are row-major without gaps, in
+ * The functions of ../backend.py say what they compute. Matrices are row-major without gaps, in
  * `format`: float32 or bfloat16. Every row is computed by itself and by one thread, in float32.
  */
 #include <assert.h>

@@ -1,7 +1,9 @@
-/* The micro-kernel of every matrix product: a few rows times TILE columns, summed up in registers.
+/* The micro-kernel of every matrix product: a few rows times TILE columns, or half as many columns,
+ * summed up in registers.
  *
- * The left matrix is row-major in words. The right one is in panels of TILE columns, each row-major
- * in words. (For matrix instructions, two words of each column are side by side: MATRIX_ROWS.)
+ * The left matrix is row-major in words. The columns of the right one are in two halves, each
+ * row-major in words. (For matrix instructions, two words of each column are side by side:
+ * MATRIX_ROWS.)
  */
 #ifndef TILE_H
 #define TILE_H
@@ -10,7 +12,12 @@
 
 enum {
   TILE = REGISTERS * LANES, /* columns */
-  ROWS = 6,                 /* at most: sums, columns and one of the left matrix fill the registers */
+  STRIP = TILE / 2,
+  ROWS = 6, /* at most: sums, columns and one of the left matrix fill the registers */
+  /* The same of a tile with half as many columns. */
+  TALL_ROWS = 2 * ROWS,
+  HALF = REGISTERS / 2,
+  SECOND_CACHE = 2, /* of the prefetch instruction's levels */
 };
 
 /* Rows of `left`, `words` words wide, times columns of `right`, into `sums` or, with `add`, added
@@ -19,11 +26,19 @@ typedef struct {
   const Word *left;
   long left_stride;
   const Word *right;
+  long right_step, half; /* from one row of it to the next, and from one half of its columns */
   long words;
+  long ahead; /* how far before they are multiplied words come to the second cache; 0 for not */
   Word *sums;
   long sums_stride;
   int add;
 } Tile;
+
+/* The vector number `part` of the columns of a word, or with matrix instructions of two words. */
+ALWAYS_INLINE const Word *column_words(const Format format, const Tile tile, long word, int part) {
+  const int parts = HALF * rows_at_once(format); /* of half of the columns */
+  return tile.right + part / parts * tile.half + word * tile.right_step + part % parts * LANES;
+}
 
 /* Two words of each of two rows. */
 ALWAYS_INLINE Words load_pair(const Word *row, const Word *next) {
@@ -44,18 +59,18 @@ ALWAYS_INLINE void exchange_halves(Words *first, Words *second) {
 /* The products of a tile for instructions that take two rows and two words at once. */
 ALWAYS_INLINE void add_matrix_products(
     const Format format, const int rows, const int registers, const Tile tile,
-    Words sum[ROWS][REGISTERS]) {
+    Words sum[TALL_ROWS][REGISTERS]) {
   for (int part = 0; rows % 2 && part < registers; part++) sum[rows][part] = 0;
   for (int row = 0; row < rows; row += 2)
     for (int part = 0; part < registers; part++) exchange_halves(sum[row] + part, sum[row + 1] + part);
   for (long word = 0; word < tile.words; word += 2) {
-    Words left[ROWS / 2];
+    Words left[TALL_ROWS / 2];
     for (int row = 0; row < rows; row += 2) {
       const Word *first = tile.left + row * tile.left_stride + word;
       left[row / 2] = load_pair(first, row + 1 < rows ? first + tile.left_stride : first);
     }
     for (int part = 0; part < 2 * registers; part++) {
-      const Words columns = load_words(tile.right + word * TILE + part * LANES);
+      const Words columns = load_words(column_words(format, tile, word, part));
       for (int row = 0; row < rows; row += 2) {
         Words *sums = &sum[row + part % 2][part / 2];
         *sums = dot_words(format, *sums, left[row / 2], columns);
@@ -70,25 +85,28 @@ ALWAYS_INLINE void add_matrix_products(
  * registers. */
 ALWAYS_INLINE void multiply_tile(
     const Format format, const int rows, const int registers, const Tile tile) {
-  Words sum[ROWS][REGISTERS];
-  for (int row = 0; row < rows; row++)
-    for (int part = 0; part < registers; part++)
+  Words sum[TALL_ROWS][REGISTERS];
+  UNROLLED for (int row = 0; row < rows; row++)
+    UNROLLED for (int part = 0; part < registers; part++)
       sum[row][part] =
           tile.add ? load_words(tile.sums + row * tile.sums_stride + part * LANES) : (Words)0;
   const int is_matrix = rows_at_once(format) > 1;
   if (is_matrix) add_matrix_products(format, rows, registers, tile, sum);
   for (long word = 0; !is_matrix && word < tile.words; word++) {
     Words columns[REGISTERS];
-    for (int part = 0; part < registers; part++)
-      columns[part] = load_words(tile.right + word * TILE + part * LANES);
-    for (int row = 0; row < rows; row++) {
+    UNROLLED for (int part = 0; part < registers; part++) {
+      const Word *from = column_words(format, tile, word, part);
+      columns[part] = load_words(from);
+      if (tile.ahead) __builtin_prefetch(from + tile.ahead, 0, SECOND_CACHE);
+    }
+    UNROLLED for (int row = 0; row < rows; row++) {
       const Words left = tile.left[row * tile.left_stride + word];
-      for (int part = 0; part < registers; part++)
+      UNROLLED for (int part = 0; part < registers; part++)
         sum[row][part] = dot_words(format, sum[row][part], (Words)left, columns[part]);
     }
   }
-  for (int row = 0; row < rows; row++)
-    for (int part = 0; part < registers; part++)
+  UNROLLED for (int row = 0; row < rows; row++)
+    UNROLLED for (int part = 0; part < registers; part++)
       store_words(tile.sums + row * tile.sums_stride + part * LANES, sum[row][part]);
 }
 

@@ -11,6 +11,8 @@
 #include <string.h>
 
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
+/* Before a loop over registers, which an index that is not known would put into the memory. */
+#define UNROLLED _Pragma("clang loop unroll(full)")
 
 /* REGISTERS: of the columns of a tile (tile.h), as many as leave room for its other operands. */
 #if defined(__AVX512F__)

@@ -1,0 +1,107 @@
+"""A whole layer in one call against the same layer as single operations."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from smart_embedder.models.attention import sdpa
+from smart_embedder.models.batch import PackedBatch, pack
+from smart_embedder.models.families.bert import EncoderLayer
+from smart_embedder.models.families.int8 import quantize
+from smart_embedder.models.ops.backend import Backend, EncoderParts, LayerNorm
+from smart_embedder.models.ops.native import Library, native_backend
+from tests.support.native import LIBRARIES
+
+pytestmark = pytest.mark.skipif(not LIBRARIES, reason="the kernels are not built")
+
+
+@pytest.fixture(scope="module", params=LIBRARIES, ids=lambda each: each.instructions.name)
+def library(request) -> Library:
+    return request.param
+
+
+@pytest.fixture(scope="module", params=[torch.float32, torch.bfloat16], ids=str)
+def dtype(request) -> torch.dtype:
+    return request.param
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["exact", "int8"])
+def quantized(request) -> bool:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def backend(library, dtype) -> Backend:
+    return native_backend(library, dtype)
+
+
+def make_parts(
+    backend: Backend, width: int, inner: int, heads: int, dtype, *, quantized: bool, **changes
+) -> EncoderParts:
+    torch.manual_seed(width + inner)
+    numbers = torch.bfloat16 if dtype is torch.bfloat16 and not quantized else torch.float32
+
+    def product(depth: int, out: int, count: int = 1, activation: str | None = None):
+        layers = [nn.Linear(depth, out, dtype=numbers) for _ in range(count)]
+        if quantized:
+            return quantize(layers, torch.randn(20, depth), backend, dtype, activation)
+        return backend.linear(layers, activation)
+
+    norm = LayerNorm(torch.rand(width) + 0.5, torch.randn(width), 1e-5)
+    parts = {
+        "to_query_key_value": product(width, width, 3),
+        "from_attended": product(width, width),
+        "to_inner": product(width, inner, activation="gelu"),
+        "from_inner": product(inner, width),
+    }
+    return EncoderParts(backend, heads, attention_norm=norm, output_norm=norm, **(parts | changes))
+
+
+def make_batch(lengths: list[int]) -> PackedBatch:
+    texts = [np.zeros(length, np.int64) for length in lengths]
+    return pack(texts, device=torch.device("cpu"), multiple=8)
+
+
+@given(
+    lengths=st.lists(st.integers(1, 40), min_size=1, max_size=5),
+    heads=st.sampled_from([1, 2, 4]),
+    head=st.sampled_from([16, 32, 64, 128]),
+    inner=st.sampled_from([64, 192, 2112]),
+)
+@settings(max_examples=15, deadline=None)
+@torch.inference_mode()
+def test_it_has_the_bits_of_the_single_operations(
+    backend, dtype, quantized, lengths, heads, head, inner
+) -> None:
+    parts = make_parts(backend, max(64, heads * head), inner, heads, dtype, quantized=quantized)
+    layer, packed = EncoderLayer.of(parts), make_batch(lengths)
+    states = torch.randn(packed.tokens, len(parts.output_norm.weight)).to(dtype)
+    before = states.clone()
+    actual = layer.at_once(states, packed)
+    assert torch.equal(states, before)
+    expected = replace(layer, at_once=None)(states, packed, backend.attention)
+    assert torch.equal(actual, expected)
+
+
+@torch.inference_mode()
+def test_what_others_compute_a_part_of_is_no_single_call(backend, dtype, quantized) -> None:
+    def parts(width: int = 64, heads: int = 4, by: Backend = backend, **changes) -> EncoderParts:
+        return make_parts(by, width, 64, heads, dtype, quantized=quantized, **changes)
+
+    assert backend.encoder_layer(parts())
+    assert not backend.encoder_layer(parts(width=192, heads=1))
+    assert not backend.encoder_layer(parts(by=replace(backend, attention=sdpa)))
+    assert not backend.encoder_layer(parts(to_inner=nn.Linear(64, 64)))
+    assert not backend.encoder_layer(parts(width=80, heads=5))
+
+
+@torch.inference_mode()
+def test_states_of_another_format_are_refused(backend, dtype, quantized) -> None:
+    parts, packed = make_parts(backend, 64, 64, 4, dtype, quantized=quantized), make_batch([3])
+    with pytest.raises(ValueError, match="a kernel needs"):
+        backend.encoder_layer(parts)(torch.zeros(packed.tokens, 64, dtype=torch.float64), packed)
