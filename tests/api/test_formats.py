@@ -45,25 +45,6 @@ def ask(client, accept: str = "application/json", sentences: list[str] = TEXTS, 
     return answer.content
 
 
-def as_arrays(item: Item) -> Item:
-    """Of numbers in JSON."""
-    sparse = item.get("sparse")
-    return {
-        name: np.array(item[name], np.float32)
-        for name in ("dense", "dense_scale", "colbert", "colbert_scale", "muvera")
-        if item.get(name) is not None
-    } | ({} if sparse is None else {"sparse": {k: np.array(v) for k, v in sparse.items()}})
-
-
-def assert_same(left: Item, right: Item) -> None:
-    assert set(left) == set(right)
-    for name, expected in right.items():
-        if name == "sparse":
-            assert_same(left[name], expected)
-        else:
-            np.testing.assert_array_equal(np.float32(left[name]), np.float32(expected), name)
-
-
 def answer_to(
     tokens: list[int], request: EmbedRequest, *, strings: bool = False
 ) -> EmbeddingAnswer:
@@ -134,20 +115,6 @@ def test_every_format_holds_all_that_is_in_an_answer(
         assert item.pop("text", text) == text
         item.pop("id", None)
         assert_arrays(item, arrays_of(row))
-
-
-@pytest.mark.parametrize("accept", BINARY)
-def test_every_format_has_the_numbers_of_the_json(client, accept) -> None:
-    options = {"output_dtype": "int8", "muvera": "document"}
-    items, told = decode(accept, ask(client, accept, **options))
-    plain, plainly = decode("application/json", ask(client, sparse_as_indices=True, **options))
-    assert len(items) == len(plain) == len(TEXTS)
-    for ours, theirs in zip(items, plain, strict=True):
-        assert_same(ours, as_arrays(theirs))
-    same = ["usage", "model_name", "dense_model_name", "warnings"]
-    assert {name: told[name] for name in same} == {name: plainly[name] for name in same}
-    assert told["output_dtype"] == "int8"
-    assert set(told) == {*plainly, "output_dtype"}
 
 
 @pytest.mark.parametrize(

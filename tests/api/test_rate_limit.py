@@ -1,18 +1,13 @@
 """The rate limit before the whole service: what a client sees, and that all counts agree."""
 
 from collections import Counter
-from pathlib import Path
 
 from tests.engine.fakes import FakeModel, FakeReranker, loaded
 from tests.support.in_process import served
-from tests.support.redis_server import needs_redis, run_redis
-from tests.support.server import run_server
 
 BODY = {"sentences": ["search"], "return_sparse": False, "return_colbert": False}
 RERANK = {"query": "search", "passages": ["one"]}
 BURST = 10
-# So slow that no token is added while a test runs.
-LIMITS = {"RATE_LIMIT_REQUESTS_PER_MINUTE": "1", "RATE_LIMIT_BURST_SIZE": str(BURST)}
 
 
 async def test_a_burst_is_answered_the_rest_is_429_and_every_count_agrees() -> None:
@@ -34,24 +29,3 @@ async def test_a_burst_is_answered_the_rest_is_429_and_every_count_agrees() -> N
         for kind, count in (("embedding", 5), ("rerank", 3)):
             series = f"{kind}_requests_rejected_total"
             assert service.metrics.value(series, reason="rate_limit") == count
-
-
-@needs_redis
-def test_two_processes_share_one_budget_in_redis(tiny_m3: Path, tmp_path: Path) -> None:
-    with run_redis(tmp_path, "very-secret") as redis:
-        settings = {"EMBEDDING_MODEL": str(tiny_m3), "RATE_LIMIT_STORE": redis.url} | LIMITS
-        with (
-            run_server(tmp_path, LOG_LEVEL="debug", **settings) as one,
-            run_server(tmp_path, LOG_LEVEL="debug", **settings) as two,
-        ):
-            one.wait_until_healthy()
-            two.wait_until_healthy()
-            with one.client() as first, two.client() as second:
-                answers = [
-                    client.post("/embeddings/", json=BODY)
-                    for _ in range(BURST)
-                    for client in (first, second)
-                ]
-        assert Counter(answer.status_code for answer in answers) == {200: BURST, 429: BURST}
-        assert [answer.status_code for answer in answers[:BURST]] == [200] * BURST
-        assert "very-secret" not in one.log + two.log

@@ -83,14 +83,9 @@ class Stream:
         self.context = RequestContext("id", "/embeddings/stream", EMBEDDING_STREAM, "192.0.2.1")
         self.context.memory = self  # type: ignore[assignment]
         values = {"api_token": None, "request_timeout": PATIENCE, "rerank_gpu_timeout": 1.0}
+        values |= {"max_sentences_per_request": 4, "max_body_bytes": 1 << 20}
         app = create_app(Settings.model_validate(values | settings))
-        self.service: Service = replace(
-            app.state.service,
-            buckets=self,
-            settings=app.state.service.settings.model_copy(
-                update={"max_sentences_per_request": 4, "max_body_bytes": 1 << 20}
-            ),
-        )
+        self.service: Service = replace(app.state.service, buckets=self)
 
     # The client.
 
@@ -221,12 +216,6 @@ async def test_records_come_in_order_whichever_piece_is_ready_first() -> None:
     assert stream.context.counts == {"sentences": 12, "failed": 0, "tokens": 36}
     assert stream.observed == [6] * 6
     assert (stream.held[-1], max(stream.held)) == (0, 64)
-
-
-async def test_a_piece_that_is_sent_leaves_its_room_to_others() -> None:
-    stream = Stream(LINES, b"")
-    stream.context.answer = AnswerMemory(100)
-    assert [each["id"] for each in await stream.whole()] == list(range(12))
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "zstd"])
@@ -489,21 +478,13 @@ def outcomes(piece: Piece) -> list[object]:
 
 async def test_lines_that_hold_no_text_keep_their_places_and_cost_no_forward() -> None:
     texts, bad = Texts(), InvalidRequestError("no text")
-    piece = await texts.piece(bad, "a", bad, "bcd", bad)
+    piece = await texts.piece(bad, "a", bad, "cut", bad)
     assert outcomes(piece) == [bad, 1, bad, 3, bad]
-    assert texts.calls == [["a", "bcd"]]
+    assert [len(each.truncations) for each in piece.results] == [0, 0, 0, 1, 0]
+    assert texts.calls == [["a", "cut"]]
     assert (piece.tokens, piece.nbytes, piece.seconds, texts.counted) == (6, 16, 0.5, 2)
-
-
-async def test_only_bad_lines_ask_for_nothing() -> None:
-    texts, bad = Texts(), InvalidRequestError("no text")
     assert outcomes(await texts.piece(bad, bad)) == [bad, bad]
-    assert texts.calls == []
-
-
-async def test_what_was_cut_is_told_of_its_own_line() -> None:
-    piece = await Texts().piece("a", InvalidRequestError("no text"), "cut", "b", "cut too")
-    assert [len(each.truncations) for each in piece.results] == [0, 0, 1, 0, 1]
+    assert len(texts.calls) == 1, "only bad lines ask for nothing"
 
 
 @pytest.mark.parametrize("error", [OutOfMemoryError, InferenceError, InvalidRequestError])
