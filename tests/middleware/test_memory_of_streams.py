@@ -71,24 +71,21 @@ async def test_what_a_stream_has_received_is_held_until_it_is_released() -> None
     stream.exchange.release()
 
 
+@pytest.mark.parametrize("freed", [True, False])
 @in_skipped_time
-async def test_without_room_it_waits_and_goes_on_when_there_is_some() -> None:
-    stream = Stream()
+async def test_without_room_it_waits_until_there_is_some_or_for_too_long(freed: bool) -> None:
+    stream, began = Stream(), now()
     held = another(stream.bodies, 12 * MIB)
     receives = asyncio.create_task(stream.receive(6 * MIB))
     await asyncio.sleep(PATIENCE / 2)
     assert not receives.done()
-    stream.bodies.release(held)
-    assert await receives == 6 * MIB
-
-
-@in_skipped_time
-async def test_without_room_for_too_long_it_is_refused() -> None:
-    stream, began = Stream(), now()
-    another(stream.bodies, 12 * MIB)
-    with pytest.raises(QueueFullError):
-        await stream.receive(6 * MIB)
-    assert now() - began == pytest.approx(PATIENCE, abs=1)
+    if freed:
+        stream.bodies.release(held)
+        assert await receives == 6 * MIB
+    else:
+        with pytest.raises(QueueFullError):
+            await receives
+        assert now() - began == pytest.approx(PATIENCE, abs=1)
 
 
 @in_skipped_time
@@ -201,16 +198,9 @@ async def test_a_stream_and_the_other_requests_of_its_client_have_one_share() ->
         stream.bodies.reserve(Reservation(own, None), 4 * MIB)
     stream.responses.reserve(Reservation("another", None), 4 * MIB)
     another(stream.bodies, 4 * MIB)
-
-
-@in_skipped_time
-async def test_its_end_gives_everything_back() -> None:
-    stream = Stream()
-    await stream.receive(10 * MIB)
-    stream.exchange.hold_vectors(10 * MIB)
     stream.exchange.release()
-    another(stream.bodies, 12 * MIB)
-    stream.responses.reserve(Reservation("another", None), 12 * MIB)
+    for memory in (stream.bodies, stream.responses):
+        another(memory, 8 * MIB)
 
 
 @in_skipped_time

@@ -53,13 +53,11 @@ async def test_a_request_for_work_continues_the_clients_trace_and_returns_its_ow
     assert header(sent, b"traceparent") == returned.encode()
     _, sent = await exchange(TraceRequests(Inner(), NoOpTracer()))
     assert header(sent, b"traceparent") is None
-
-
-@pytest.mark.parametrize(("method", "path"), [("GET", "/health"), ("POST", "/nowhere")])
-async def test_nothing_else_is_traced(spans, tracer, method: str, path: str) -> None:
-    inner = Inner()
-    await exchange(TraceRequests(inner, tracer), method=method, path=path)
-    assert (inner.called, spans.get_finished_spans()) == (True, ())
+    for method, path in (("GET", "/health"), ("POST", "/nowhere")):
+        inner = Inner()
+        await exchange(TraceRequests(inner, tracer), method=method, path=path)
+        assert inner.called
+    assert len(spans.get_finished_spans()) == 1, "nothing else is traced"
 
 
 @pytest.mark.parametrize(
