@@ -5,6 +5,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -70,16 +71,13 @@ def test_a_body_is_refused_from_the_first_value_too_many_on(value, chunk, ascii_
 
 
 @pytest.mark.parametrize("before", [b"", b'"'])
-def test_quotation_marks_count_without_commas_too(before: bytes) -> None:
+@pytest.mark.parametrize(("marks", "is_too_many"), [(7, False), (8, True), (99, True)])
+def test_quotation_marks_count_without_commas_too(before, marks, is_too_many) -> None:
     """No JSON has two more than it has values; the search for them must end."""
-    for marks, is_too_many in ((7, False), (8, True), (99, True)):
-        counter = JsonValueCounter(2)
-        counter.feed(before)
-        if is_too_many:
-            with pytest.raises(InvalidRequestError, match="more than 2 values"):
-                counter.feed(b'"' * marks)
-        else:
-            counter.feed(b'"' * marks)
+    counter = JsonValueCounter(2)
+    counter.feed(before)
+    with pytest.raises(InvalidRequestError, match="more th") if is_too_many else nullcontext():
+        counter.feed(b'"' * marks)
 
 
 @pytest.mark.parametrize(
@@ -114,11 +112,8 @@ def test_a_body_in_parts_has_the_bytes_that_arrived(chunks, begin, end) -> None:
         received, whole = body.ReceivedBody(), b"".join(chunks)
         for each in chunks:
             received.append(each)
-        assert (len(received), received[:], received[begin:end]) == (
-            len(whole),
-            whole,
-            whole[begin:end],
-        )
+        assert (len(received), received[:]) == (len(whole), whole)
+        assert received[begin:end] == whole[begin:end]
 
 
 def test_a_large_body_is_not_kept_in_one_piece_that_is_copied_as_it_grows() -> None:
@@ -172,14 +167,7 @@ def test_a_long_text_that_is_none_is_refused(text: bytes) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "a ",
-        "\\u0041",
-        "\\ud83d\\ude00",
-        "a\\ud83d\\ude00",
-        "\\\\",
-        '\\"',
-        "\ufdfa",
-        "\\n",
+        *("a ", "\\u0041", "\\ud83d\\ude00", "a\\ud83d\\ude00", "\\\\", '\\"', "\ufdfa", "\\n"),
         "x\U0001f600",
     ],
 )
@@ -357,13 +345,10 @@ async def test_too_many_values_are_refused_before_the_body_is_whole_and_other_ap
     assert "no JSON" in await refusal(b" " * 64_000)
 
 
-async def test_what_is_not_declared_as_json_is_not_read() -> None:
+async def test_what_is_not_declared_as_json_is_not_read_and_who_leaves_sent_nothing_bad() -> None:
     for headers in ([(b"content-type", b"text/plain")], [(b"content-encoding", b"br")]):
         with pytest.raises(UnsupportedMediaError):
             await read(b'{"sentences": ["a"]}', headers=headers)
-
-
-async def test_a_client_that_leaves_in_the_middle_is_no_bad_request() -> None:
     with pytest.raises(ClientGoneError):
         await read(b'{"sentences": [', leaves=True)
 
@@ -381,40 +366,33 @@ def test_the_most_values_leave_room_for_a_good_word_about_each_limit() -> None:
 JSON_TYPE = (b"content-type", b"application/json")
 PAGE = (b"origin", b"https://a")
 ADVICE = "send JSON, with Content-Type: application/json"
-
-
-@pytest.mark.parametrize(
-    ("value", "told"),
-    [
-        ("application/json", None),
-        ("Application/JSON ; charset=UTF-8", None),
-        ("application/vnd.api+json", None),
-        ('application/json; charset="us-ascii"', None),
-        ("application/json; charset=latin-1", "the body's charset is latin-1: send JSON in UTF-8"),
-        ("application/json; charset=utf-16", "the body's charset is utf-16: send JSON in UTF-8"),
-        ("text/json", f"the Content-Type is text/json: {ADVICE}"),
-        ("text/plain; application/json", "the Content-Type is text/plain; application/json"),
-        ("application/jsonx", "the Content-Type is application/jsonx"),
-        ("application/xml", "the Content-Type is application/xml"),
-        ("application/x-www-form-urlencoded", "the Content-Type is application/x-www-form-urle"),
-        ("multipart/form-data; boundary=x", "the Content-Type is multipart/form-data"),
-        ("application/json, text/plain", "the Content-Type is application/json, text/plain"),
-        ("json", "the Content-Type is json"),
-        ("application/json" + " " * 1009, "the Content-Type is application/json: send"),
-        ("application/json" + " " * 1008, None),
-        # email's parser would take seconds for these.
-        ('application/json; a="' + ";" * 60_000, 'the Content-Type is application/json; a=";;;'),
-        ("application/json" + "; a=b" * 10_000, "the Content-Type is application/json; a=b; a=b"),
-    ],
-    ids=lambda case: str(case)[:40],
-)
-def test_the_type_of_a_body_is_json_in_utf_8(value: str, told: str | None) -> None:
-    check_headers([(b"content-type", value.encode())], told)
+TYPES = {
+    "application/json": None,
+    "Application/JSON ; charset=UTF-8": None,
+    "application/vnd.api+json": None,
+    'application/json; charset="us-ascii"': None,
+    "application/json; charset=latin-1": "the body's charset is latin-1: send JSON in UTF-8",
+    "application/json; charset=utf-16": "the body's charset is utf-16: send JSON in UTF-8",
+    "text/json": f"the Content-Type is text/json: {ADVICE}",
+    "text/plain; application/json": "the Content-Type is text/plain; application/json",
+    "application/jsonx": "the Content-Type is application/jsonx",
+    "application/xml": "the Content-Type is application/xml",
+    "application/x-www-form-urlencoded": "the Content-Type is application/x-www-form-urle",
+    "multipart/form-data; boundary=x": "the Content-Type is multipart/form-data",
+    "application/json, text/plain": "the Content-Type is application/json, text/plain",
+    "json": "the Content-Type is json",
+    "application/json" + " " * 1009: "the Content-Type is application/json: send",
+    "application/json" + " " * 1008: None,
+    # email's parser would take seconds for these.
+    'application/json; a="' + ";" * 60_000: 'the Content-Type is application/json; a=";;;',
+    "application/json" + "; a=b" * 10_000: "the Content-Type is application/json; a=b; a=b",
+}
 
 
 @pytest.mark.parametrize(
     ("headers", "told"),
     [
+        *(([(b"content-type", value.encode())], told) for value, told in TYPES.items()),
         ([], None),
         ([(b"content-type", b" ")], None),
         ([PAGE], "the request has no Content-Type: send"),
@@ -429,17 +407,14 @@ def test_the_type_of_a_body_is_json_in_utf_8(value: str, told: str | None) -> No
             "Content-Encoding is GZIP: send it as it is",
         ),
     ],
+    ids=lambda case: str(case)[:60],
 )
-def test_a_type_is_there_once_where_a_page_sends_it_and_nothing_is_packed(headers, told) -> None:
-    check_headers(headers, told)
-
-
-def check_headers(headers: list[tuple[bytes, bytes]], told: str | None) -> None:
+def test_a_body_is_json_in_utf_8_and_says_so_once_where_a_page_sends_it(headers, told) -> None:
     if told is None:
         body._require_json(Headers(raw=headers))
-        return
-    with pytest.raises(UnsupportedMediaError, match=re.escape(told)):
-        body._require_json(Headers(raw=headers))
+    else:
+        with pytest.raises(UnsupportedMediaError, match=re.escape(told)):
+            body._require_json(Headers(raw=headers))
 
 
 def test_the_type_of_a_stream_is_told_without_its_parameters_and_where_there_is_one() -> None:
