@@ -519,11 +519,3 @@ def test_the_end_of_a_download_is_told_with_its_size_and_its_seconds(monkeypatch
     assert (end["event"], end["model"], end["total"]) == ("model_downloaded", "m", "3 MB")
     assert end["seconds"] == 12
     assert status.current is None
-
-
-@pytest.mark.parametrize(
-    ("size", "text"),
-    [(0, "0 MB"), (10**6 - 1, "1 MB"), (999_000_000, "999 MB"), (2_270_000_000, "2.3 GB")],
-)
-def test_sizes_are_told_for_people(size: int, text: str) -> None:
-    assert human_size(size) == text

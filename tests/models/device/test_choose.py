@@ -80,23 +80,18 @@ def test_a_driver_too_old_stops_the_start_where_a_gpu_is_asked_for(old_driver) -
     )
 
 
-def test_auto_says_why_it_passes_over_the_gpu(old_driver) -> None:
-    if torch.backends.mps.is_available():
-        pytest.skip("this machine has Apple's GPU")
+@pytest.mark.parametrize("for_cpus", [False, True])
+def test_auto_says_why_it_passes_over_the_gpu_unless_the_build_is_for_cpus(
+    old_driver, monkeypatch: pytest.MonkeyPatch, for_cpus: bool
+) -> None:
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    if for_cpus:
+        monkeypatch.setattr(torch.version, "cuda", None)
     with capture_logs() as logs:
         assert device.choose_device("auto") == torch.device("cpu")
     reason = "The NVIDIA driver on your system is too old (found version 11040)"
-    assert logs == [
-        {"event": "no_gpu_used", "log_level": "warning", "reason": reason, "device": "cpu"}
-    ]
-
-
-def test_auto_says_nothing_where_the_build_is_for_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.version, "cuda", None)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with capture_logs() as logs:
-        device.choose_device("auto")
-    assert logs == []
+    line = {"event": "no_gpu_used", "log_level": "warning", "reason": reason, "device": "cpu"}
+    assert logs == ([] if for_cpus else [line])
 
 
 @pytest.mark.parametrize(
@@ -130,9 +125,15 @@ def seen_gpu(monkeypatch):
 CUDA_13 = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120"]
 
 
-@pytest.mark.parametrize("capability", [(7, 5), (8, 0), (8, 9), (9, 0), (10, 3), (12, 1)])
-def test_a_gpu_that_the_build_has_kernels_for_is_taken(seen_gpu, capability) -> None:
-    seen_gpu(capability, CUDA_13)
+@pytest.mark.parametrize(
+    ("capability", "built"),
+    [
+        *((each, CUDA_13) for each in ((7, 5), (8, 0), (8, 9), (9, 0), (10, 3), (12, 1))),
+        ((9, 4), ["gfx942"]),  # A build that names other architectures is taken at its word.
+    ],
+)
+def test_a_gpu_that_the_build_has_kernels_for_is_taken(seen_gpu, capability, built) -> None:
+    seen_gpu(capability, built)
     assert device.choose_device("cuda:0") == torch.device("cuda:0")
     assert device.choose_device("auto") == torch.device("cuda")
 
@@ -151,28 +152,25 @@ def test_a_gpu_that_the_build_has_no_kernels_for_is_named(seen_gpu, capability) 
     assert line["reason"].startswith("PyTorch")
 
 
-def test_a_build_that_names_other_architectures_is_taken_at_its_word(seen_gpu) -> None:
-    seen_gpu((9, 4), ["gfx942"])
-    assert device.choose_device("cuda:0") == torch.device("cuda:0")
-
-
 @pytest.mark.parametrize(
-    ("name", "chosen"),
-    [("cpu", "cpu"), ("cpu:1", "cpu"), ("cuda", "cuda"), ("cuda:0", "cuda:0"), ("mps", "mps")],
+    ("name", "has_mps", "chosen", "refusal"),
+    [
+        ("cpu", True, "cpu", None),
+        ("cpu:1", True, "cpu", None),
+        ("cuda", True, "cuda", None),
+        ("cuda:0", True, "cuda:0", None),
+        ("cuda:1", True, None, "DEVICE=cuda:1: there are only 1 GPUs"),
+        ("mps", True, "mps", None),
+        ("mps", False, None, "DEVICE=mps needs an Apple GPU, and there is none here"),
+    ],
 )
-def test_a_device_that_is_named_is_taken(seen_gpu, monkeypatch, name, chosen) -> None:
+def test_a_device_that_is_named_is_taken_or_said_not_to_be_there(
+    seen_gpu, monkeypatch, name, has_mps, chosen, refusal
+) -> None:
     seen_gpu((9, 0), CUDA_13)
-    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
-    assert device.choose_device(name) == torch.device(chosen)
-
-
-def test_a_device_that_is_not_there_is_named(seen_gpu, monkeypatch) -> None:
-    seen_gpu((9, 0), CUDA_13)
-    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
-    with pytest.raises(StartupError, match="DEVICE=cuda:1: there are only 1 GPUs"):
-        device.choose_device("cuda:1")
-    with pytest.raises(StartupError, match="DEVICE=mps needs an Apple GPU, and there is none here"):
-        device.choose_device("mps")
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: has_mps)
+    with pytest.raises(StartupError, match=refusal) if refusal else nullcontext():
+        assert device.choose_device(name) == torch.device(chosen)
 
 
 @pytest.mark.parametrize(

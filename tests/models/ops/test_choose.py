@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from smart_embedder.errors import StartupError
-from smart_embedder.models.attention import FLASH_MODULES, load_attention
+from smart_embedder.models.attention import FLASH_MODULES
 from smart_embedder.models.ops import choose
 from smart_embedder.models.ops.build import X86_64
 from smart_embedder.models.ops.choose import choose_backend
@@ -112,14 +112,6 @@ def test_the_setting_overrides_the_attention_alone(monkeypatch) -> None:
     for name in ("native", "matmul", "sdpa", "eager"):
         chosen = choose_backend(CPU, torch.bfloat16, name)
         assert (chosen.fastest("add_norm"), chosen.fastest("attention")) == ("native", name)
-
-
-@pytest.mark.usefixtures("no_library")
-@pytest.mark.parametrize("name", ["matmul", "sdpa", "eager"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_an_attention_that_runs_everywhere_may_be_named(name: str, dtype: torch.dtype) -> None:
-    chosen = choose_backend(CPU, dtype, name)
-    assert (chosen.fastest("attention"), chosen.attention) == (name, load_attention(name))
 
 
 @pytest.mark.parametrize("capability", [(7, 5)], indirect=True)

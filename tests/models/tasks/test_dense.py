@@ -42,8 +42,6 @@ from tests.support.wordpiece import change
 from tools.demo.checkpoint import package_folder
 from tools.references import qwen
 
-DENSE = Outputs(dense=True)
-
 
 @pytest.fixture(scope="module")
 def bert(tmp_path_factory) -> Path:
@@ -175,20 +173,6 @@ def test_settings_take_the_place_of_prompts(copy, float32_target) -> None:
     assert dict(model.prompts) == configured | {"query": "query: ", "document": ""}
 
 
-async def test_the_prompts_of_settings_are_read_by_input_type(copy) -> None:
-    prompts = {"query_prompt": "query: ", "document_prompt": "passage: "}
-    settings = Settings(
-        embedding_model=str(copy), reranker_model="none", device="cpu", dtype="float32", **prompts
-    )
-    model = reference(copy)
-    async with Engine(settings, load_models) as engine:
-        for kind, prompt in (("query", "query: "), ("document", "passage: ")):
-            options = {"input_type": kind}
-            result = await engine.embed(EmbedRequest(TEXTS, **options))
-            found = np.stack([each.dense for each in result.embeddings])
-            assert_close(found, model.encode(TEXTS, prompt=prompt))
-
-
 @pytest.mark.parametrize(
     ("overrides", "sentence"),
     [
@@ -207,13 +191,6 @@ def test_a_model_of_bge_m3s_kind_reads_the_prompts_of_settings(tiny_m3, float32_
     overrides = SentenceOverrides(query_prompt="query: ")
     model = load_embedder("m3", tiny_m3, 512, float32_target, overrides)
     assert dict(model.prompts) == {"query": "query: "}
-
-
-def test_without_a_configuration_the_mean_is_taken(copy, float32_target) -> None:
-    before = embed(load(copy, float32_target), TEXTS)
-    (copy / "modules.json").unlink()
-    shutil.rmtree(copy / "1_Pooling")
-    assert_close(embed(load(copy, float32_target), TEXTS), before)
 
 
 def language_model(folder: Path) -> None:
@@ -414,14 +391,3 @@ def test_vectors_of_a_configured_model_are_those_of_sentence_transformers(
     end = named._tokenizer.token_id(QWEN_END)
     assert text.ids.tolist().count(end) == 1
     assert text.ids[-1] == end
-
-
-def test_a_language_model_makes_no_vectors_without_a_pooling(
-    tmp_path: Path, float32_target: Target
-) -> None:
-    plain = save_qwen(tmp_path / "plain", template_adds_end=False)
-    with pytest.raises(StartupError, match="holds a language model, .* set POOLING"):
-        DenseEmbedder("org/tiny", plain, 100, float32_target)
-    mean = SentenceOverrides(pooling="mean")
-    embedder = DenseEmbedder("org/tiny", plain, 100, float32_target, mean)
-    assert (embedder.pooling, dict(embedder.prompts)) == ("mean", {})

@@ -139,16 +139,6 @@ def test_a_tokenizer_of_another_kind_is_cut_between_letters_alone(tiny_qwen: Pat
     assert list(Slicer(tokenizer, 9).slices("ab. cd ef, gh")) == ["ab. cd", " ef, gh"]
 
 
-def test_long_and_short_texts_keep_their_places(tiny_m3: Path) -> None:
-    tokenizer = TextTokenizer.from_folder(tiny_m3, 8192, slice_characters=8)
-    texts = ["music", "history of the music", "", "search vector search"]
-    together = tokenizer.encode_plain(texts, 100)
-    for text, found in zip(texts, together, strict=True):
-        (alone,) = tokenizer.encode_plain([text], 100)
-        assert found.ids.tolist() == alone.ids.tolist()
-        assert found.total == alone.total == len(found.ids)
-
-
 @given(TEXTS, st.integers(40, 200))
 @settings(max_examples=60)
 def test_slices_from_the_end_begin_at_borders(
