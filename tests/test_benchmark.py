@@ -1,21 +1,21 @@
-"""benchmark.py, run as its users run it: a process of its own against a server on a real port."""
+"""benchmark.py against a server on a real port."""
 
 import asyncio
 import json
-import os
+import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import web
 
-BENCHMARK = Path(__file__).parent.parent / "benchmark.py"
+import benchmark
+from tests.support.ports import free_port
+
 HEADER = "Scenario Reqs OK Fail Conc Wall Req/s Units/s Avg P50 P95 P99 Min Max"
 
 
@@ -29,14 +29,12 @@ class Server:
     url: str = ""
     bodies: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     tokens: set[str | None] = field(default_factory=set)
-    times: list[float] = field(default_factory=list)
 
     async def answer(self, request: web.Request) -> web.Response:
         if self.meeting:
             await self.meeting.wait()
         seen = self.bodies.setdefault(request.path, [])
         seen.append(await request.json())
-        self.times.append(time.monotonic())
         self.tokens.add(request.headers.get("Authorization"))
         if self.fail_every and len(seen) % self.fail_every == 0:
             status, code = self.failure
@@ -59,18 +57,21 @@ async def serving(server: Server) -> AsyncIterator[Server]:
         await runner.cleanup()
 
 
-async def run_benchmark(*arguments: str, **environment: str) -> tuple[int | None, str, str]:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        str(BENCHMARK),
-        *arguments,
-        env={name: value for name, value in os.environ.items() if name != "API_TOKEN"}
-        | environment,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    out, err = await process.communicate()
-    return process.returncode, out.decode(), err.decode()
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """Runs it on a thread, as its loop is its own; the exit status, and what it printed."""
+    monkeypatch.setenv("API_TOKEN", " from-the-environment\n")
+
+    async def run(options: str, server: Server | None = None) -> tuple[object, str, str]:
+        async with serving(server or Server()) as serves:
+            monkeypatch.setattr(sys, "argv", ["", "--url", f"{serves.url}/", *options.split(" ")])
+            try:
+                code: object = await asyncio.to_thread(benchmark.main)
+            except SystemExit as ended:
+                code = ended.code
+        return code, *capsys.readouterr()
+
+    return run
 
 
 def read_table(output: str) -> list[dict[str, str]]:
@@ -80,10 +81,9 @@ def read_table(output: str) -> list[dict[str, str]]:
     return [dict(zip(header, line, strict=True)) for line in lines if len(line) == len(header)]
 
 
-async def test_healthy_server_gives_one_row_for_each_scenario_and_exit_code_0() -> None:
-    async with serving(Server()) as server:
-        options = ["--requests", "20", "--concurrency", "4", "--batch-size", "3", "--warmup", "2"]
-        code, out, err = await run_benchmark("--url", server.url, *options)
+async def test_a_scenario_sends_what_it_promises_and_gives_one_row(run) -> None:
+    server = Server()
+    code, out, err = await run("--requests 20 --concurrency 4 --batch-size 3 --warmup 2", server)
     rows = read_table(out)
     assert code == 0, err
     assert [row["Scenario"] for row in rows] == ["embed_dense", "embed_full", "rerank"]
@@ -92,143 +92,128 @@ async def test_healthy_server_gives_one_row_for_each_scenario_and_exit_code_0() 
         latencies = [float(row[name]) for name in ("Min", "P50", "P95", "P99", "Max")]
         assert latencies == sorted(latencies)
     assert "embed_full" in err, "the progress bar names the scenario"
-
-
-async def test_concurrency_is_the_number_of_requests_under_way() -> None:
-    """The server answers nobody until four requests have met; with fewer nothing would end."""
-    async with serving(Server(meeting=asyncio.Barrier(4))) as server:
-        options = ["--requests", "20", "--concurrency", "4", "--warmup", "0", "--timeout", "20"]
-        # Without a largest size, any is sent.
-        options += ["--batch-size", "300", "--max-batch-size", "0"]
-        code, _, err = await run_benchmark("--url", server.url, *options)
-    assert code == 0, err
-    assert {len(body["passages"]) for body in server.bodies["/rerank"]} == {300}
-
-
-async def test_requests_are_what_the_scenario_promises_and_no_text_comes_twice() -> None:
-    async with serving(Server()) as server:
-        options = ["--requests", "10", "--batch-size", "3", "--warmup", "2", "--token", "secret"]
-        await run_benchmark("--url", server.url + "/", *options)
     embeddings, reranks = server.bodies["/embeddings/"], server.bodies["/rerank"]
     kinds = [
         tuple(body[f"return_{kind}"] for kind in ("dense", "sparse", "colbert"))
         for body in embeddings
     ]
-    assert kinds == [(True, False, False)] * 12 + [(True, True, True)] * 12
+    assert kinds == [(True, False, False)] * 22 + [(True, True, True)] * 22
     assert all(len(body["passages"]) == 3 and body["query"] for body in reranks)
     texts = [text for body in embeddings for text in body["sentences"]]
-    assert len(set(texts)) == len(texts) == 72
+    assert len(set(texts)) == len(texts) == 132
     assert max(map(len, texts)) > 3 * min(map(len, texts)), "lengths are mixed"
-    assert server.tokens == {"Bearer secret"}
+
+
+async def test_concurrency_is_the_number_of_requests_under_way(run) -> None:
+    """The server answers nobody until four requests have met; with fewer nothing would end."""
+    server = Server(meeting=asyncio.Barrier(4))
+    options = "--requests 20 --concurrency 4 --warmup 0 --timeout 20"
+    # Without a largest size, any is sent.
+    code, _, err = await run(f"{options} --batch-size 300 --max-batch-size 0", server)
+    assert code == 0, err
+    assert {len(body["passages"]) for body in server.bodies["/rerank"]} == {300}
 
 
 @pytest.mark.parametrize(
-    ("options", "tokens"),
+    ("option", "token"),
     [
-        ([], {"Bearer from-the-environment"}),
-        (["--token", "given"], {"Bearer given"}),
-        (["--token", ""], {None}),
+        ("", "Bearer from-the-environment"),
+        (" --token given", "Bearer given"),
+        (" --token ", None),
     ],
 )
-async def test_the_token_is_that_of_the_service_unless_one_is_given(
-    options: list[str], tokens: set[str | None]
-) -> None:
-    async with serving(Server()) as server:
-        few = ["--scenarios", "rerank", "--requests", "2", *options]
-        await run_benchmark("--url", server.url, *few, API_TOKEN=" from-the-environment\n")
-    assert server.tokens == tokens
+async def test_the_token_is_that_of_the_service_unless_one_is_given(run, option, token) -> None:
+    server = Server()
+    await run(f"--scenarios rerank --requests 2{option}", server)
+    assert server.tokens == {token}
 
 
-async def test_it_sleeps_between_scenarios_and_only_there() -> None:
-    async with serving(Server()) as server:
-        few = ["--scenarios", "embed_dense,rerank", "--requests", "8", "--concurrency", "1"]
-        code, _, err = await run_benchmark("--url", server.url, *few, "--sleep-between", "2")
-    assert code == 0, err
-    pauses = [after - before for before, after in pairwise(server.times)]
-    longest = max(range(len(pauses)), key=pauses.__getitem__)
-    assert longest == len(server.bodies["/embeddings/"]) - 1
-    assert pauses[longest] >= 2
-    assert sorted(pauses)[-2] < 2, "nobody slept a second time"
+async def test_it_sleeps_between_scenarios_and_only_there(run, monkeypatch) -> None:
+    server, slept, sleep = Server(), [], asyncio.sleep
+
+    async def note(seconds: float, *result: object) -> None:
+        if seconds == 1234:
+            slept.append({path: len(bodies) for path, bodies in server.bodies.items()})
+        else:
+            await sleep(seconds, *result)
+
+    monkeypatch.setattr(asyncio, "sleep", note)
+    await run("--scenarios embed_dense,rerank --requests 8 --sleep-between 1234", server)
+    assert slept == [{"/embeddings/": 5 + 8}]
 
 
-async def test_every_run_sends_the_same_texts() -> None:
-    async with serving(Server()) as server:
-        options = ["--scenarios", "embed_dense", "--requests", "5", "--concurrency", "1"]
-        for _ in range(2):
-            await run_benchmark("--url", server.url, *options)
+async def test_every_run_sends_the_same_texts(run) -> None:
+    server = Server()
+    for _ in range(2):
+        await run("--scenarios embed_dense --requests 5 --concurrency 1", server)
     sent = server.bodies["/embeddings/"]
     assert sent[:10] == sent[10:]
 
 
-async def test_failed_requests_are_counted_by_kind_and_end_in_exit_code_1() -> None:
-    async with serving(Server(fail_every=5)) as server:
-        options = ["--scenarios", "rerank,embed_dense", "--requests", "20", "--warmup", "0"]
-        code, out, err = await run_benchmark("--url", server.url, *options)
+@pytest.mark.parametrize(
+    ("server", "ok", "told"),
+    [
+        pytest.param(Server(fail_every=5), "16", "4 failed with 503 queue_full", id="some"),
+        pytest.param(
+            Server(1, (429, "rate_limited")), "0", "20 failed with 429 rate_limited", id="limit"
+        ),
+    ],
+)
+async def test_failed_requests_are_counted_by_kind_and_end_in_exit_code_1(
+    run, server: Server, ok: str, told: str
+) -> None:
+    options = "--scenarios rerank,embed_dense --requests 20 --warmup 0"
+    code, out, _ = await run(options, server)
     assert code == 1
-    assert [(row["Scenario"], row["OK"], row["Fail"]) for row in read_table(out)] == [
-        ("rerank", "16", "4"),
-        ("embed_dense", "16", "4"),
-    ]
-    assert "rerank: 4 failed with 503 queue_full" in out
-    assert "RATE_LIMIT" not in out
-    assert "Traceback" not in out + err
+    for row, name in zip(read_table(out), ("rerank", "embed_dense"), strict=True):
+        assert (row["Scenario"], row["OK"], row["Fail"]) == (name, ok, str(20 - int(ok)))
+        assert (row["P50"] == "-") == (ok == "0")
+        assert f"{name}: {told}" in out
+    way_out = "higher RATE_LIMIT_REQUESTS_PER_MINUTE and RATE_LIMIT_BURST_SIZE"
+    assert (way_out in out) == ("429" in told)
 
 
-async def test_the_rate_limit_is_a_failure_with_a_way_out_and_dashes_for_latencies() -> None:
-    async with serving(Server(fail_every=1, failure=(429, "rate_limited"))) as server:
-        options = ["--scenarios", "rerank", "--requests", "3", "--warmup", "0"]
-        code, out, _ = await run_benchmark("--url", server.url, *options)
-    assert code == 1
-    assert [read_table(out)[0][name] for name in ("OK", "Fail", "P50")] == ["0", "3", "-"]
-    assert "rerank: 3 failed with 429 rate_limited" in out
-    assert "higher RATE_LIMIT_REQUESTS_PER_MINUTE and RATE_LIMIT_BURST_SIZE" in out
-
-
-async def test_json_file_holds_the_figures_of_the_table(tmp_path: Path) -> None:
+async def test_json_file_holds_the_figures_of_the_table(run, tmp_path: Path) -> None:
     file = tmp_path / "figures.json"
-    async with serving(Server(fail_every=5)) as server:
-        options = ["--requests", "10", "--batch-size", "2", "--warmup", "0", "--json", str(file)]
-        _, out, _ = await run_benchmark("--url", server.url, *options)
+    options = f"--requests 10 --batch-size 2 --warmup 0 --json {file}"
+    _, out, _ = await run(options, Server(fail_every=5))
     scenarios = json.loads(file.read_text())["scenarios"]
     assert [scenario.pop("Failures") for scenario in scenarios] == [{"503 queue_full": 2}] * 3
-    printed = [
-        {
-            name: f"{cell:.2f}" if isinstance(cell, float) else str(cell)
-            for name, cell in row.items()
-        }
-        for row in scenarios
-    ]
-    assert printed == read_table(out)
+    shown = [{name: benchmark.format_cell(cell) for name, cell in row.items()} for row in scenarios]
+    assert shown == read_table(out)
     for row in scenarios:
         assert row["Req/s"] == pytest.approx(row["OK"] / row["Wall"])
         assert row["Units/s"] == pytest.approx(2 * row["OK"] / row["Wall"])
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("options", "message"),
     [
-        (["--batch-size", "9", "--max-batch-size", "8"], "9 is above --max-batch-size 8"),
-        (["--batch-size", "129"], "129 is above --max-batch-size 128"),
-        (["--concurrency", "0"], "'0' is not a whole number of at least 1"),
-        (["--scenarios", "rerank,search"], "'search' is not a scenario"),
-        (["--sleep-between", "nan"], "'nan' is not a number of seconds"),
-        (["--timeout", "0"], "--timeout must be above 0"),
-        (["--url", "localhost:8000"], "'localhost:8000' is not an http:// or https:// address"),
-        (["--bogus"], "unrecognized arguments: --bogus"),
+        ("--batch-size 9 --max-batch-size 8", "9 is above --max-batch-size 8"),
+        ("--batch-size 129", "129 is above --max-batch-size 128"),
+        ("--concurrency 0", "'0' is not a whole number of at least 1"),
+        ("--scenarios rerank,search", "'search' is not a scenario"),
+        ("--sleep-between nan", "'nan' is not a number of seconds"),
+        ("--timeout 0", "--timeout must be above 0"),
+        ("--url localhost:8000", "'localhost:8000' is not an http:// or https:// address"),
+        ("--bogus", "unrecognized arguments: --bogus"),
     ],
 )
-async def test_bad_arguments_are_explained_with_exit_code_2(
-    arguments: list[str], message: str
-) -> None:
-    code, out, err = await run_benchmark(*arguments)
+async def test_bad_arguments_are_explained_with_exit_code_2(run, options, message: str) -> None:
+    code, out, err = await run(options)
     assert (code, out) == (2, "")
     assert message in err
 
 
-async def test_unreachable_server_is_one_sentence_and_exit_code_1() -> None:
-    async with serving(Server()) as server:
-        pass  # The port is free again once the server has gone.
-    code, out, err = await run_benchmark("--url", server.url)
-    assert (code, out) == (1, "")
-    assert err.startswith(f"benchmark: No server answers at {server.url} ")
-    assert len(err.splitlines()) == 1
+def test_an_unreachable_server_is_one_sentence_and_exit_code_1() -> None:
+    """In a process, as its users run it."""
+    address = f"http://127.0.0.1:{free_port()}"
+    done = subprocess.run(
+        [sys.executable, benchmark.__file__, "--url", address],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(f"benchmark: No server answers at {address} ")
+    assert len(done.stderr.splitlines()) == 1
