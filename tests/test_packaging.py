@@ -1,53 +1,72 @@
-"""`pip install .`: what is in the package, and whether it works where there is no checkout."""
+"""`pip install .` and `pip install ./client`: what is in them, and whether they work elsewhere."""
 
+import json
 import os
 import shutil
 import subprocess
 import sys
+import tomllib
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+import smart_embedder_client
+from packaging.requirements import Requirement
 from packaging.version import Version
 
 from smart_embedder import __version__
 
 ROOT = Path(__file__).resolve().parents[1]
-NOT_PACKAGED = shutil.ignore_patterns("__pycache__", "kernels-*")
+SERVICE = ("app", "smart_embedder", "tools", "pyproject.toml", "README.md", "LICENSE")
+CLIENT = ("pyproject.toml", "README.md", "src")
+
+
+def install(source: Path, names: tuple[str, ...], folder: Path) -> Path:
+    """The package in a folder of its own, without what it depends on."""
+    checkout, installed = folder / "checkout", folder / "installed"
+    checkout.mkdir()
+    not_packaged = shutil.ignore_patterns("__pycache__", "kernels-*")
+    for name in names:
+        if (source / name).is_dir():
+            shutil.copytree(source / name, checkout / name, ignore=not_packaged)
+        else:
+            shutil.copy(source / name, checkout)
+    offline = ("--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check")
+    subprocess.run(
+        [sys.executable, "-m", "pip", "install", "-q", *offline, "--target", installed, checkout],
+        check=True,
+    )
+    return installed
 
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The package in a folder of its own, without what it depends on."""
-    checkout, folder = tmp_path_factory.mktemp("checkout"), tmp_path_factory.mktemp("installed")
-    for name in ("app", "smart_embedder", "tools"):
-        shutil.copytree(ROOT / name, checkout / name, ignore=NOT_PACKAGED)
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, checkout)
-    install(checkout, folder)
-    return folder
+    return install(ROOT, SERVICE, tmp_path_factory.mktemp("service"))
 
 
-def install(checkout: Path, folder: Path) -> None:
-    offline = ("--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check")
-    subprocess.run(
-        [sys.executable, "-m", "pip", "install", "-q", *offline, "--target", folder, checkout],
-        check=True,
-    )
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return install(ROOT / "client", CLIENT, tmp_path_factory.mktemp("client"))
 
 
-def run(installed: Path, *command: str | Path) -> str:
+def run(*command: str | Path, paths: list[Path]) -> str:
     return subprocess.run(
         command,
-        cwd=installed.parent,
-        env={**os.environ, "PYTHONPATH": str(installed)},
+        cwd=paths[0].parent,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))},
         capture_output=True,
         text=True,
         check=True,
     ).stdout
 
 
+def told(script: str, path: Path) -> list:
+    return json.loads(run(sys.executable, "-c", script, paths=[path]))
+
+
 def test_the_command_serves(installed: Path) -> None:
-    assert "--max-queue-size" in run(installed, installed / "bin" / "smart-embedder", "--help")
+    command = installed / "bin" / "smart-embedder"
+    assert "--max-queue-size" in run(sys.executable, command, "--help", paths=[installed])
 
 
 def test_it_takes_no_name_that_another_project_has(installed: Path) -> None:
@@ -56,13 +75,13 @@ def test_it_takes_no_name_that_another_project_has(installed: Path) -> None:
 
 
 def test_the_engine_is_a_library(installed: Path) -> None:
-    script = (
-        "import smart_embedder, importlib.metadata as metadata\n"
+    name, version, file = told(
+        "import json, smart_embedder, importlib.metadata as metadata\n"
         "from smart_embedder import Engine\n"
-        "print(Engine.__name__, metadata.version('smart-embedder'), smart_embedder.__file__)"
+        "version = metadata.version('smart-embedder')\n"
+        "print(json.dumps([Engine.__name__, version, smart_embedder.__file__]))",
+        installed,
     )
-    told = run(installed, sys.executable, "-c", script)
-    name, version, file = told.split()
     assert (name, file) == ("Engine", str(installed / "smart_embedder" / "__init__.py"))
     assert Version(version) == Version(__version__)
 
@@ -80,25 +99,34 @@ def test_the_kernels_can_be_built_of_it(installed: Path) -> None:
     assert (installed / ops / "requirements-kernels.txt").is_file()
 
 
-def test_the_service_and_the_client_share_one_command(installed: Path, tmp_path: Path) -> None:
+def test_the_service_and_the_client_share_one_command(installed: Path, client: Path) -> None:
     """Whichever of the two packages is installed last, its command knows those of the other."""
-    client, folder = tmp_path / "client", tmp_path / "installed"
-    shutil.copytree(ROOT / "client", client, ignore=NOT_PACKAGED)
-    install(client, folder)
-    both = os.pathsep.join(map(str, (installed, folder)))
-    for package in (installed, folder):
+    for package in (installed, client):
         command = [sys.executable, package / "bin" / "smart-embedder"]
-        for arguments, told in (
-            (["--help"], "--max-queue-size"),
-            (["--help"], "smart-embedder ingest"),
-            (["search", "--help"], "--rescore"),
-        ):
-            done = subprocess.run(
-                [*command, *arguments],
-                cwd=tmp_path,
-                env={**os.environ, "PYTHONPATH": both},
-                capture_output=True,
-                text=True,
-                check=True,
-            )
-            assert told in done.stdout
+        shown = run(*command, "--help", paths=[installed, client])
+        assert "--max-queue-size" in shown
+        assert "smart-embedder ingest" in shown
+        assert "--rescore" in run(*command, "search", "--help", paths=[installed, client])
+
+
+def test_the_client_works_without_the_service(client: Path) -> None:
+    file, version, modules = told(
+        "import importlib.metadata as metadata, json, sys, smart_embedder_client as client\n"
+        "version = metadata.version('smart-embedder-client')\n"
+        "print(json.dumps([client.__file__, version, sorted(sys.modules)]))",
+        client,
+    )
+    package = client / "smart_embedder_client"
+    assert file == str(package / "__init__.py")
+    assert Version(version) == Version(smart_embedder_client.__version__)
+    names = {name.partition(".")[0] for name in modules}
+    assert not names & {"app", "smart_embedder", "tools", "torch", "fastapi"}
+    assert (package / "py.typed").exists()
+
+
+def test_the_client_needs_httpx_and_numpy_alone_and_is_tested_in_versions_that_it_names() -> None:
+    project = tomllib.loads((ROOT / "client/pyproject.toml").read_text("utf-8"))["project"]
+    assert [Requirement(each).name for each in project["dependencies"]] == ["httpx", "numpy"]
+    for lines in (project["dependencies"], *project["optional-dependencies"].values()):
+        for needed in map(Requirement, lines):
+            assert needed.specifier.contains(metadata.version(needed.name)), needed
