@@ -10,31 +10,15 @@ import re
 import subprocess
 import sys
 from argparse import ArgumentParser
-from dataclasses import astuple, dataclass
 from hashlib import sha256
 from pathlib import Path
 
 from tests.fuzzing.targets import MODULES, load
-from tools.table import markdown
 
 # An input takes milliseconds. Where the process was stopped meanwhile it seems to take minutes, so
 # what takes longer is tried once more.
 _SECONDS_FOR_AN_INPUT = 60
 _MEGABYTES = 4096
-_EXECUTED = re.compile(r"stat::number_of_executed_units: (\d+)")
-_COVERED = re.compile(r"cov: (\d+) ft: (\d+) corp: (\d+)")
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """How a target was fuzzed: `branches` and `features` are those that were reached."""
-
-    name: str
-    executions: int
-    branches: int
-    features: int
-    inputs: int
-    found: list[Path]
 
 
 def main(arguments: list[str]) -> int:
@@ -43,18 +27,16 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--seconds", type=float, default=3600)
     parser.add_argument("--targets", nargs="+", choices=MODULES, default=list(MODULES))
     given = parser.parse_args(arguments)
-    results = []
-    for name in given.targets:
-        results.append(run(name, given.folder, given.seconds / len(given.targets)))
-        print(f"{name}: {results[-1].executions:,} executions", flush=True)
-    heads = ("target", "executions", "branches", "features", "inputs", "found")
-    rows = ((*astuple(each)[:-1], ", ".join(map(str, each.found)) or "-") for each in results)
-    print(markdown(heads, rows))
-    return int(any(result.found for result in results))
+    seconds = max(1, round(given.seconds / len(given.targets)))
+    wrong = [run(name, given.folder, seconds) for name in given.targets]
+    return int(any(wrong))
 
 
-def run(name: str, folder: Path, seconds: float) -> Result:
-    """Fuzz one target in a process of its own, to the first input that is read wrongly."""
+def run(name: str, folder: Path, seconds: int) -> list[Path]:
+    """Fuzz one target in a process of its own, to the first input that is read wrongly.
+
+    Returns those that are, also of earlier runs: what is mended is removed.
+    """
     corpus, found = folder / "corpus" / name, folder / "found" / name
     for each in (corpus, found):
         each.mkdir(parents=True, exist_ok=True)
@@ -65,20 +47,19 @@ def run(name: str, folder: Path, seconds: float) -> Result:
     status = _fuzz(
         name,
         log,
-        *(f"-max_total_time={max(1, round(seconds))}", f"-max_len={target.longest}"),
+        *(f"-max_total_time={seconds}", f"-max_len={target.longest}"),
         *(f"-timeout={_SECONDS_FOR_AN_INPUT}", f"-rss_limit_mb={_MEGABYTES}"),
-        *("-use_value_profile=1", "-print_final_stats=1", f"-artifact_prefix={found}/"),
-        str(corpus),
+        *("-use_value_profile=1", f"-artifact_prefix={found}/", str(corpus)),
     )
     said = log.read_text(errors="replace")
-    # Also those of earlier runs: what is mended is removed.
+    # Executions, branches and features that were reached, and inputs, as libFuzzer counts them.
+    print(f"{name}:", *re.findall(r"(?m)^#\d.* cov: .*$", said)[-1:], flush=True)
     wrong = [path for path in sorted(found.iterdir()) if not _is_right(name, path)]
     if status and not wrong and "ERROR: libFuzzer: timeout" not in said:
         wrong = [log]
     if wrong:
         print(said[-5000:], f"\n{name} reads wrongly: {', '.join(map(str, wrong))}", flush=True)
-    executed, covered = _EXECUTED.findall(said) or ["0"], _COVERED.findall(said) or [("0",) * 3]
-    return Result(name, int(executed[-1]), *map(int, covered[-1]), wrong)
+    return wrong
 
 
 def _is_right(name: str, path: Path) -> bool:
