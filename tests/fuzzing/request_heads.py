@@ -6,8 +6,7 @@ What reaches the app is what h11 makes of the same bytes, however they are cut.
 import asyncio
 import logging
 import re
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,79 +16,16 @@ from uvicorn.server import ServerState
 
 from smart_embedder.server.connection import MAX_HEADER_BYTES, bounded_connection
 from tests.fuzzing.inputs import Target, cut, linear, read_input, seeds_of
+from tests.server.wire import Wire
+from tests.support.skipped_time import SkippingLoop, turns
 
-_AN_HOUR = 3600.0
+# Seconds of time that is skipped: in the first everything is done that is ready.
+_A_MOMENT, _AN_HOUR = 0.001, 3600.0
 _RESPONSE_SECONDS = 30.0
 _ADDRESS = re.compile(rb"^[a-z]+://[^/?#]*", re.IGNORECASE)
 _REQUEST_ID = re.compile(rb"[0-9a-f]{32}")
 # Its method, path with query, headers and body.
 Request = tuple[bytes, bytes, list[tuple[bytes, bytes]], bytes]
-
-
-class VirtualTime(asyncio.SelectorEventLoop):
-    """A loop whose clock stands still until it is moved."""
-
-    now = 0.0
-
-    def time(self) -> float:
-        return self.now
-
-    def turn(self) -> None:
-        self.call_soon(self.stop)
-        self.run_forever()
-
-    def rest(self) -> None:
-        self.turn()
-        while self._ready:
-            self.turn()
-
-    def pass_time(self) -> None:
-        """Run every timer, also those that timers start."""
-        for _ in range(4):
-            self.now += _AN_HOUR
-            self.rest()
-
-
-class Wire(asyncio.Transport):
-    """What a socket's transport does, in memory: all that is written is taken at once."""
-
-    def __init__(self, loop: VirtualTime, protocol: asyncio.Protocol) -> None:
-        super().__init__()
-        self._loop, self._protocol = loop, protocol
-        self.sent = bytearray()
-        self.is_reading = True
-        self.has_ended = self.is_lost = False
-
-    def write(self, data: bytes) -> None:
-        assert not self.has_ended, "something is written after the end"
-        if not self.is_lost:
-            self.sent += data
-
-    def write_eof(self) -> None:
-        self.has_ended = True
-
-    def close(self) -> None:
-        if not self.is_lost:
-            self.is_lost = True
-            self._loop.call_soon(self._protocol.connection_lost, None)
-
-    def abort(self) -> None:
-        self.close()
-
-    def is_closing(self) -> bool:
-        return self.is_lost
-
-    def pause_reading(self) -> None:
-        self.is_reading = False
-
-    def resume_reading(self) -> None:
-        self.is_reading = True
-
-    def get_write_buffer_size(self) -> int:
-        return 0
-
-    def get_extra_info(self, name: str, default: Any = None) -> Any:
-        return ("192.0.2.1", 80) if name in {"peername", "sockname"} else default
 
 
 class Faults(logging.Handler):
@@ -169,31 +105,31 @@ def _serve(pieces: list[bytes]) -> tuple[list[Request], bytes]:
     http.log = SimpleNamespace(warning=lambda *_, **__: None)
     config = uvicorn.Config(app, http=http, ws="none", lifespan="off", log_config=None)
     config.load()
-    with closing(VirtualTime()) as loop:
-        answered = _converse(http(config, ServerState(), {}, loop), loop, pieces)
+    with asyncio.Runner(loop_factory=SkippingLoop) as runner:
+        answered = runner.run(_converse(lambda: http(config, ServerState(), {}), pieces))
     return requests, answered
 
 
-def _converse(connection: Any, loop: VirtualTime, pieces: list[bytes]) -> bytes:
+async def _converse(connect: Callable[[], Any], pieces: list[bytes]) -> bytes:
     """What is answered to the pieces; fails on any fault, and where anything is left behind."""
-    faults = Faults()
+    connection, faults, wire = connect(), Faults(), Wire()
     connection.logger = logging.getLogger(__name__)
     connection.logger.handlers, connection.logger.propagate = [faults], False
-    loop.set_exception_handler(lambda _, context: faults.found.append(repr(context)))
-    wire = Wire(loop, connection)
+    asyncio.get_running_loop().set_exception_handler(lambda _, of: faults.found.append(repr(of)))
+    wire.on_close = lambda: connection.connection_lost(None)
     connection.connection_made(wire)
     for piece in pieces:
-        if not wire.is_reading:
-            loop.rest()
-        assert wire.is_reading or wire.is_lost, "reading is never resumed"
-        if wire.is_lost:
+        if not wire.reading:
+            await asyncio.sleep(_A_MOMENT)
+        assert wire.reading or wire.ended, "reading is never resumed"
+        if wire.ended:
             break
-        loop.call_soon(connection.data_received, piece)
-        loop.turn()
-    loop.rest()
-    answered = bytes(wire.sent)
+        connection.data_received(piece)
+        await turns(1)
+    await asyncio.sleep(_A_MOMENT)
+    answered = wire.written
     wire.close()
-    loop.pass_time()
+    await asyncio.sleep(_AN_HOUR)
     assert not faults.found, faults.found[0]
     assert not connection.tasks, "a request is in work when its connection is gone"
     assert not connection.connections

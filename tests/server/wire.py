@@ -42,6 +42,7 @@ class Wire(asyncio.Transport):
         self.on_close: Callable[[], None] = lambda: None
 
     def write(self, data: Any) -> None:
+        assert not self.sent_eof, "nothing may be written after the end"
         assert self.ended is None, "nothing may be written to what is closed"
         self.written += bytes(data)
 
