@@ -57,13 +57,6 @@ def held(hold: Path):
         hold.unlink()
 
 
-@pytest.fixture
-def silent_port():
-    """The address of a port where connections are made, and nothing is answered."""
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        yield f"http://127.0.0.1:{silent.getsockname()[1]}"
-
-
 @pytest.fixture(scope="module")
 def limited_server(tiny_m3: Path, tmp_path_factory):
     """It takes one request at once, and another one every three seconds."""
@@ -167,10 +160,13 @@ def test_a_server_that_comes_back_in_time_answers(connect, server, closed_port) 
     assert len(traffic.sent) == 2
 
 
-def test_an_answer_that_takes_too_long_is_not_asked_for_again(connect, silent_port) -> None:
+def test_an_answer_that_takes_too_long_is_not_asked_for_again(connect) -> None:
     traffic = Traffic()
     with (
-        connect(silent_port, timeout=0.5, hooks=traffic.hooks) as client,
+        socket.create_server(("127.0.0.1", 0)) as silent,
+        connect(
+            f"http://127.0.0.1:{silent.getsockname()[1]}", timeout=0.5, hooks=traffic.hooks
+        ) as client,
         pytest.raises(SmartEmbedderError, match="client_timeout"),
     ):
         client.embed(TEXT)
@@ -215,16 +211,24 @@ def test_pauses_are_at_least_what_was_asked_for_and_bounded_in_all() -> None:
         retries.pause_after(busy(10 - sum(pauses) + 0.1))
 
 
-def test_a_date_in_retry_after_is_read() -> None:
-    """Proxies may send one."""
-    date = format_datetime(datetime.now(UTC) + timedelta(hours=1), usegmt=True)
+IN_AN_HOUR = format_datetime(datetime.now(UTC) + timedelta(hours=1), usegmt=True)
+
+
+@pytest.mark.parametrize(
+    ("header", "seconds"),
+    [
+        ("7", 7),
+        ("-7", 0),
+        pytest.param(IN_AN_HOUR, pytest.approx(3600, abs=600), id="a date, as of a proxy"),
+        ("soon", None),
+        ("nan", None),
+        ("Mon, 99 Foo 2026", None),
+    ],
+)
+def test_retry_after_is_read_as_seconds_or_a_date(header: str, seconds: float | None) -> None:
     request = httpx.Request("POST", "http://127.0.0.1/embeddings/")
-    for header, low, high in ((date, 3000, 3600), ("7", 7, 7), ("-7", 0, 0)):
-        answer = httpx.Response(503, headers={"Retry-After": header}, request=request)
-        assert low <= refusal(answer).retry_after <= high
-    for header in ("soon", "nan", "Mon, 99 Foo 2026"):
-        answer = httpx.Response(503, headers={"Retry-After": header}, request=request)
-        assert refusal(answer).retry_after is None
+    answer = httpx.Response(503, headers={"Retry-After": header}, request=request)
+    assert refusal(answer).retry_after == seconds
 
 
 LOST = SmartEmbedderError("lost", "connection_lost")
