@@ -4,6 +4,7 @@ import asyncio
 import gc
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,26 @@ async def test_the_end_closes_what_the_start_has_opened() -> None:
     assert service.engine.closing
     with pytest.raises(RuntimeError, match="after shutdown"):
         service.render_threads.submit(int)
+
+
+async def test_code_that_holds_the_loop_is_counted_closely_after_a_request() -> None:
+    ready = asyncio.Event()
+    app = create_app(
+        Settings(), loader=lambda _: loaded(FakeModel()), on_ready=lambda _: ready.set()
+    )
+    metrics, counted = app.state.service.metrics, "embedder_event_loop_blocked_seconds_sum"
+    transport = httpx2.ASGITransport(app)
+    async with app.router.lifespan_context(app):
+        await ready.wait()
+        async with httpx2.AsyncClient(transport=transport, base_url="http://service") as client:
+            assert (await client.get("/health")).status_code == 200
+        before = metrics.value(counted)
+        until = time.monotonic() + 0.4
+        while time.monotonic() < until:
+            pass
+        while metrics.value(counted) == before:  # noqa: ASYNC110 - turns, not time
+            await asyncio.sleep(0)
+        assert metrics.value(counted) - before > 0.3
 
 
 async def test_an_end_before_the_models_are_loaded_ends_the_start() -> None:

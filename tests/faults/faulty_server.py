@@ -7,9 +7,8 @@ lose         a GPU's lasting error: its memory is broken
 crash        a GPU's lasting error that the batch may have caused, such as an illegal access
 hold         the forward comes back once the file GATE exists
 While the file HOLD exists, every forward waits.
-KERNEL says what the fast path of linear layers computes: `wrong`, `raise` or `nan`.
-Besides, a forward of more than MEMORY_TOKENS tokens is out of memory, and SECONDS_PER_TOKEN takes
-the place of what was measured at the start.
+KERNEL says what the fast path of linear layers does: `wrong` or `raise`.
+Besides, a forward of more than MEMORY_TOKENS tokens is out of memory.
 """
 
 import dataclasses
@@ -82,7 +81,7 @@ def _plant(kernel: str) -> None:
         def compute(states):
             if kernel == "raise":
                 raise RuntimeError(f"no kernel image in {Path.cwd()}")
-            return right(states) * (torch.nan if kernel == "nan" else 1.01)
+            return right(states) * 1.01
 
         return compute
 
@@ -102,13 +101,7 @@ def _wait_until(condition: Callable[[], bool]) -> None:
 def load(settings: Settings) -> LoadedModels:
     models = load_models(settings)
     reranker = None if models.reranker is None else FaultyModel(models.reranker)
-    seconds = float(os.environ.get("SECONDS_PER_TOKEN", models.seconds_per_token))
-    return dataclasses.replace(
-        models,
-        embedder=FaultyModel(models.embedder),
-        reranker=reranker,
-        seconds_per_token=seconds,
-    )
+    return dataclasses.replace(models, embedder=FaultyModel(models.embedder), reranker=reranker)
 
 
 if __name__ == "__main__":

@@ -6,14 +6,18 @@ from collections.abc import Iterator
 from tests.support.server import RunningServer
 
 
+def address_of(server: RunningServer) -> tuple[str, int]:
+    host, port = server.url.removeprefix("http://").split(":")
+    return host, int(port)
+
+
 def connect(server: RunningServer, *, receive_buffer: int | None = None) -> socket.socket:
     """A bare connection; a small `receive_buffer` makes the other side feel a slow reader."""
-    host, port = server.url.removeprefix("http://").split(":")
     raw = socket.socket()
     if receive_buffer is not None:
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
     raw.settimeout(60)
-    raw.connect((host, int(port)))
+    raw.connect(address_of(server))
     return raw
 
 

@@ -52,8 +52,10 @@ async def test_a_connection_that_was_stopped_reads_what_arrived_before_it_is_fou
     client = Client()
     await asyncio.sleep(HEADERS_TIMEOUT + 0.05)
     await client.send(GET % 1)
+    await asyncio.sleep(75.05)
+    await client.send(GET % 2)
     await asyncio.sleep(1)
-    assert (client.wire.ended, client.statuses) == (None, [200])
+    assert (client.wire.ended, client.statuses) == (None, [200, 200])
 
 
 @in_skipped_time
@@ -184,6 +186,10 @@ async def test_requests_are_answered_in_order_and_only_so_many_are_parsed_ahead(
     assert client.app.paths == [f"/{number}" for number in range(100)]
     assert client.statuses == [200] * 100
     assert client.wire.reading
+    client, sizes = Client(), [0, 200_000, 3, 70_000, 0, 0, 65_536, 1]
+    await client.send(b"".join(POST % (1, size) + b"a" * size for size in sizes))
+    await turns(100)
+    assert [len(body) for body in client.app.bodies] == sizes
 
 
 @in_skipped_time
@@ -311,15 +317,47 @@ async def test_a_body_that_cannot_be_parsed_ends_its_own_request() -> None:
     assert answering.wire.sent_eof
 
 
+H2C = b"Connection: Upgrade, HTTP2-Settings, keep-alive\r\nUpgrade: h2c\r\nHTTP2-Settings: a\r\n"
+WEBSOCKET = b"Connection: upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+LENGTH = b"Content-Length: 12\r\n\r\nhello world!"
+CHUNKS = b"Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n7\r\n world!\r\n0\r\n\r\n"
+
+
+@pytest.mark.parametrize("step", [1, 7, 100_000])
+@pytest.mark.parametrize(
+    ("offer", "framed"),
+    [
+        pytest.param(H2C, LENGTH, id="h2c"),
+        pytest.param(H2C, CHUNKS, id="h2c, chunked"),
+        pytest.param(H2C + b"Expect: 100-continue\r\n", LENGTH, id="h2c, expects"),
+        pytest.param(b"Connection: Upgrade\r\nUpgrade: h2c, foo/2\r\n", LENGTH, id="two"),
+        pytest.param(WEBSOCKET, LENGTH, id="websocket"),
+    ],
+)
 @in_skipped_time
-async def test_an_offer_to_upgrade_is_passed_over_and_the_request_is_answered() -> None:
+async def test_an_offer_to_upgrade_is_passed_over_wherever_a_request_is_cut(
+    offer, framed, step
+) -> None:
+    client, request = Client(), b"POST /1 HTTP/1.1\r\nHost: a\r\n" + offer + framed
+    sent = request + GET % 2 + request
+    for start in range(0, len(sent), step):
+        await client.send(sent[start : start + step])
+    assert client.app.bodies == [b"hello world!", b"", b"hello world!"]
+    assert client.app.paths == ["/1", "/2", "/1"]
+    assert (100 in client.statuses) == (b"Expect" in offer)
+    assert [status for status in client.statuses if status != 100] == [200] * 3
+
+
+@in_skipped_time
+async def test_an_offer_to_upgrade_changes_nothing_else() -> None:
+    client, head = Client(), b"POST /1 HTTP/1.1\r\nHost: a\r\n" + H2C
+    await client.send(head + b"Content-Length: 140000\r\n\r\n" + b"a" * 140_000)
+    assert [len(body) for body in client.app.bodies] == [140_000]
+    await client.send(head.replace(b"keep-alive", b"close") + LENGTH + GET % 3)
+    assert (client.statuses, client.wire.sent_eof) == ([200, 200], True)
     client = Client()
-    offer = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: a\r\n"
-    head = b"POST /1 HTTP/1.1\r\nHost: a\r\n" + offer + b"Content-Length: 3\r\n\r\n"
-    await client.send(head + b"abc" + GET % 2)
-    assert client.statuses == [200, 200]
-    assert client.app.bodies == [b"abc", b""]
-    assert client.app.paths == ["/1", "/2"]
+    await client.send(head + b"Content-Length: 3\r\n" + LENGTH)
+    assert (client.statuses, client.app.paths) == ([400], []), "of two lengths"
 
 
 @in_skipped_time
