@@ -103,7 +103,6 @@ class JobBook:
 
     job: Job
     owner: RequestBook | None
-    entered_at: float
     takes_at_entry: int
     forwards: list[Forward | None]
     taken: int = 0
@@ -225,7 +224,7 @@ class Auditor:
 
     def _enters(self, job: Job) -> None:
         owner = OWNER.get()
-        book = JobBook(job, owner, self._loop.now, self._takes, [None] * len(job.sequences))
+        book = JobBook(job, owner, self._takes, [None] * len(job.sequences))
         self._jobs[job] = book
         self._unresolved.add(job)
         if owner is not None:

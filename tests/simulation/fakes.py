@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from random import Random
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -99,13 +99,6 @@ class Forward:
     fault: str | None = None
 
 
-class Watcher(Protocol):
-    """Is told of each forward when it begins, or is launched behind another one."""
-
-    def launched(self, forward: Forward) -> None:
-        """What goes wrong in it is decided already."""
-
-
 @dataclass(eq=False)
 class FakeDevice:
     """A device: its speed, its memory in tokens, and its faults."""
@@ -119,7 +112,7 @@ class FakeDevice:
     chances: Chances
     now: Callable[[], float]
     effects: list[Effect]
-    watcher: Watcher
+    launched: Callable[[Forward], None]  # Is told when one begins, or waits behind another.
     patience: float
     moments: Moments
     free_at: float = 0.0
@@ -149,7 +142,7 @@ class FakeDevice:
         forward = Forward(self, model, sequences, tokens, begins, begins + seconds, fault)
         if not self.on_gpu:
             self._put_within_another(forward)
-        self.watcher.launched(forward)
+        self.launched(forward)
         collect = partial(self._collect, forward, model, sequences, outputs)
         if self.on_gpu:
             launch = 0.0 if self.moments.are_common else 0.0002
@@ -226,15 +219,6 @@ class FakeModel:
         self, sequences: list[TokenIds], outputs: Sequence[Outputs]
     ) -> Callable[[], Sequence[Any]]:
         return self.device.compute(self, sequences, outputs)
-
-    def results(self, sequences: list[TokenIds], outputs: Sequence[Outputs]) -> list[Any]:
-        raise NotImplementedError
-
-    def token_spans(self, text: str) -> Iterator[Any]:
-        raise NotImplementedError
-
-    def decode(self, ids: list[int], *, skip_special_tokens: bool) -> str:
-        raise NotImplementedError
 
 
 def text_of(number: int, tokens: int) -> str:

@@ -213,7 +213,7 @@ class Scenario:
                 self.chances,
                 self.loop.time,
                 self.effects,
-                self.auditor,
+                self.auditor.launched,
                 patience,
                 self.moments,
             )
