@@ -5,7 +5,6 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from functools import partial
-from types import TracebackType
 from typing import Self, TypeVar
 
 from smart_embedder.engine.devices.pool import DevicePool, start_failure
@@ -21,8 +20,8 @@ from smart_embedder.engine.records import (
     RerankRequest,
     RerankResult,
 )
-from smart_embedder.engine.requests.cache import CachedForwards
-from smart_embedder.engine.requests.embedding import EmbeddingPipeline, Forwards
+from smart_embedder.engine.requests.cache import CachedPipeline
+from smart_embedder.engine.requests.embedding import EmbeddingPipeline
 from smart_embedder.engine.requests.reranking import ScoringPipeline
 from smart_embedder.engine.scheduling.admission import Abortable, Admission, TokenizerThreads
 from smart_embedder.engine.scheduling.fairness import ConcurrencyLimit
@@ -101,11 +100,11 @@ class Engine:
             "rerank requests are in work (RERANK_MAX_QUEUE)",
             Purpose.RERANKING,
         )
-        forwards = Forwards(admission, waiting)
-        self._cache: CachedForwards | None = None
+        self.embedding = EmbeddingPipeline(admission, waiting)
+        self._cache: CachedPipeline | None = None
         if settings.caches_embeddings:
-            self._cache = CachedForwards(forwards, admission, settings, self._metrics)
-        self.embedding = EmbeddingPipeline(admission, self._cache or forwards)
+            self._cache = CachedPipeline(admission, waiting, settings, self._metrics)
+            self.embedding = self._cache
         self.scoring = ScoringPipeline(admission, scored, settings.rerank_gpu_timeout)
         self._defaults: dict[str | None, LoadedModels] = {}
         self._requests = ActiveRequests()
@@ -130,12 +129,7 @@ class Engine:
         await self.start()
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     def loaded(self, model: str | None = None) -> LoadedModels | None:
@@ -173,7 +167,7 @@ class Engine:
         models = await self._loading
         if models.device.read_memory is not None:
             self._metrics.watch_memory(models.read_memory)
-        self._metrics.start_models(models.names)
+        self._metrics.start_models([model.name for model in models.each])
         await self._further.start(models)
         names = (status.name for status in default_statuses(self._settings, models))
         self._defaults = dict.fromkeys((None, *names), models)

@@ -260,8 +260,7 @@ class LoadedModels:
     device's allocator return memory that it does not use. `replicas` are the same models on further
     devices. `infos` tell how each model is computed. `fingerprints` identify what was read of each
     embedder's files, where a cache needs that. `prepare_thread` is called first in each thread that
-    computes on the device. `loader` loads the models of MODELS. `kinds` are the kinds of vectors
-    that the models make together.
+    computes on the device. `loader` loads the models of MODELS.
     """
 
     embedder: Embedder
@@ -278,18 +277,17 @@ class LoadedModels:
     fingerprints: Mapping[Model, str] = field(default_factory=dict)
     prepare_thread: Callable[[], None] | None = None
     loader: ModelLoader | None = None
-    kinds: Outputs = field(init=False)
 
     @property
     def dense_model(self) -> Embedder:
         """The model that makes the dense vectors."""
         return self.embedder if self.dense is None else self.dense
 
-    def __post_init__(self) -> None:
-        """Set what every request asks for."""
+    @property
+    def kinds(self) -> Outputs:
+        """The kinds of vectors that the models make together."""
         dense, rest = self.dense_model.kinds, self.embedder.kinds
-        kinds = Outputs(dense.dense, rest.sparse, rest.colbert, dense.states)
-        object.__setattr__(self, "kinds", kinds)
+        return Outputs(dense.dense, rest.sparse, rest.colbert, dense.states)
 
     @property
     def each(self) -> list[Model]:
@@ -307,11 +305,6 @@ class LoadedModels:
         files = self.fingerprints.get(model, "")
         options = f"{self.dtype_of(model)} {model.max_length} {model.pooling} {model.normalizes}"
         return f"{__version__} {model.name} {files} {options}"
-
-    @property
-    def names(self) -> list[str]:
-        """The names of all models."""
-        return [model.name for model in self.each]
 
     def read_memory(self, kind: str) -> int:
         """Bytes of this kind, on all devices that report them."""

@@ -15,7 +15,6 @@ from smart_embedder.engine.checks import has_prompt_for
 from smart_embedder.engine.model import (
     Embedder,
     LoadedModels,
-    Model,
     ModelInfo,
     PlacedModels,
     Reranker,
@@ -90,23 +89,17 @@ class ModelStatus:
     token_budgets: Mapping[str, int] = field(default_factory=dict)
 
 
-def abilities_of(task: str, models: LoadedModels) -> ModelAbilities | None:
-    """Those of the model that does the task alone; None where there is no such model."""
+def abilities_of(model: Embedder | Reranker, task: str) -> ModelAbilities:
+    """Those of a model whose task is to embed or to rerank."""
+    types: tuple[str, ...] = ()
     if task == "embed":
-        return _embedder_abilities(models.embedder)
-    return None if models.reranker is None else _reranker_abilities(models.reranker)
-
-
-def _embedder_abilities(model: Embedder) -> ModelAbilities:
-    kinds = tuple(kind for kind in ("dense", "sparse", "colbert") if getattr(model.kinds, kind))
-    types = tuple(each for each in get_args(InputType) if has_prompt_for(model, each))
-    return ModelAbilities(kinds, types, model.max_length)
-
-
-def _reranker_abilities(model: Reranker) -> ModelAbilities:
-    scores = () if model.refusal else ("scores",)
-    labels = ("labels",) if len(getattr(model, "labels", ())) > 1 else ()
-    return ModelAbilities((*scores, *labels), (), model.max_length)
+        embedder = cast(Embedder, model)
+        kinds = [kind for kind in ("dense", "sparse", "colbert") if getattr(embedder.kinds, kind)]
+        types = tuple(each for each in get_args(InputType) if has_prompt_for(embedder, each))
+    else:
+        kinds = [] if cast(Reranker, model).refusal else ["scores"]
+        kinds += ["labels"] if len(getattr(model, "labels", ())) > 1 else []
+    return ModelAbilities(tuple(kinds), types, model.max_length)
 
 
 def default_statuses(
@@ -116,24 +109,19 @@ def default_statuses(
     state = ModelState.LOADING if models is None else ModelState.READY
     if has_failed:
         state = ModelState.FAILED
-    names = {settings.embedding_model: "embed", settings.dense_model: "embed"}
+    tasks = {settings.embedding_model: "embed", settings.dense_model: "embed"}
     if settings.reranker_model not in {LATE_INTERACTION, NO_RERANKER}:
-        names |= {settings.reranker_model: "rerank"}
-    infos: dict[str, ModelInfo] = {}
-    makes: dict[str, ModelAbilities] = {}
-    if models is not None:
-        infos = {info.name: info for info in models.infos}
-        embedders = (models.embedder, models.dense_model)
-        makes = {each.name: _embedder_abilities(each) for each in embedders}
-        if models.reranker is not None:
-            makes[models.reranker.name] = _reranker_abilities(models.reranker)
-    return [
-        ModelStatus(
-            public, task, state, pinned=True, info=infos.get(public), makes=makes.get(public)
-        )
-        for name, task in names.items()
-        for public in [public_name(name)]
-    ]
+        tasks |= {settings.reranker_model: "rerank"}
+    infos = {info.name: info for info in models.infos} if models else {}
+    loaded = {model.name: model for model in models.each} if models else {}
+    statuses = []
+    for location, task in tasks.items():
+        name = public_name(location)
+        model = loaded.get(name)
+        makes = abilities_of(cast(Embedder | Reranker, model), task) if model else None
+        info = infos.get(name)
+        statuses.append(ModelStatus(name, task, state, pinned=True, info=info, makes=makes))
+    return statuses
 
 
 @dataclass(slots=True, eq=False)
@@ -171,7 +159,7 @@ class PooledModel:
         return self.entry.public_name
 
     @property
-    def loaded(self) -> Model | None:
+    def loaded(self) -> Embedder | Reranker | None:
         """The model of its jobs, while it is loaded."""
         if self.models is None:
             return None
@@ -238,7 +226,7 @@ class PooledModel:
         message = f"the model {self.name} could not be loaded; the log says why"
         self._failure = of_memory or ModelNotLoadedError(message)
 
-    def leave(self) -> Model | None:
+    def leave(self) -> Embedder | Reranker | None:
         """Become unloaded; return what was loaded."""
         loaded = self.loaded
         self.models, self.gives_way = None, False
@@ -276,19 +264,19 @@ class PooledModel:
     @property
     def status(self) -> ModelStatus:
         """The state, as /health shows it."""
-        models, state = self.models, self.state
+        models, loaded = self.models, self.loaded
         is_refused = models is None and self._failure is not None
         return ModelStatus(
             self.name,
             self.entry.task,
-            state,
+            self.state,
             pinned=self.entry.pinned,
             requests=self.leases,
             load_seconds=self.load_seconds,
             reason=str(self._failure) if is_refused else None,
             files_replaced=self.replaced,
             info=models.infos[-1] if models else None,
-            makes=abilities_of(self.entry.task, models) if models else None,
+            makes=abilities_of(loaded, self.entry.task) if loaded else None,
         )
 
 

@@ -17,8 +17,7 @@ from smart_embedder.engine.devices.executor import DeviceExecutor
 from smart_embedder.engine.devices.limits import CPU_SECONDS, GPU_SECONDS
 from smart_embedder.engine.model import Model
 from smart_embedder.engine.records import DEFAULT_URGENCY, JoinedIds, TokenSequence, join
-from smart_embedder.engine.requests.cache import CachedForwards
-from smart_embedder.engine.requests.embedding import Forwards
+from smart_embedder.engine.requests.cache import CachedPipeline
 from smart_embedder.engine.scheduling.batcher import (
     QUANTUM_TOKENS,
     Batch,
@@ -181,10 +180,7 @@ class Auditor:
         queue.put = watched_put  # type: ignore[method-assign]
         queue.take = watched_take  # type: ignore[method-assign]
         devices.remove = watched_remove  # type: ignore[method-assign]
-        source = engine.embedding._source
-        computing = source._forwards if isinstance(source, CachedForwards) else source
-        assert isinstance(computing, Forwards)
-        for limit in (computing._waiting, engine.scoring._limit):
+        for limit in (engine.embedding._waiting, engine.scoring._limit):
             self._most_held[limit] = 0
             limit._seconds_to_place = self._watched_refusal(limit)
         self._loop.on_quiet = self._quiet
@@ -631,9 +627,8 @@ class Auditor:
             "places of rerankers": engine.scoring._limit.held,
             "tokenizer threads": engine._tokenizer_threads._usual._permits.held,
         }
-        source = engine.embedding._source
-        if isinstance(source, CachedForwards):
-            held["shared works"] = len(source._in_flight)
+        if isinstance(engine.embedding, CachedPipeline):
+            held["shared works"] = len(engine.embedding._in_flight)
         for executor in self._devices._executors:
             held[f"batches on {executor.name}"] = len(executor._in_flight)
             held[f"limits on {executor.name}"] = len(executor.watchdog._limits)

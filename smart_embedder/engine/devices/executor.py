@@ -8,16 +8,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import structlog
 
 from smart_embedder.engine.devices.limits import (
     DeviceWatchdog,
     ForwardLimit,
+    Served,
     ServiceRate,
-    TokenBudget,
     fail_overdue,
+    predicted_seconds,
 )
 from smart_embedder.engine.devices.thread import DeviceThread, guarded
 from smart_embedder.engine.model import Model
@@ -91,10 +91,10 @@ class DeviceExecutor:
     `launching` launches forwards, and `collecting` waits for their results. A CPU computes in
     `launching`, where a call may run within another, and has no `collecting`.
 
-    `models` maps the model of a job to the one that this device runs, and `budgets` to what its
-    forwards may hold. `on_stuck` is called when a forward has taken so long that it may never
-    return. `on_failed` is called as an error takes the device out of service; `has_others` says
-    whether another device runs a model, which then gets the batches of this one.
+    `models` has those that it computes, by the model of a job. `on_stuck` is called when a forward
+    has taken so long that it may never return. `on_failed` is called as an error takes the device
+    out of service; `has_others` says whether another device runs a model, which then gets the
+    batches of this one.
     """
 
     def __init__(
@@ -107,8 +107,7 @@ class DeviceExecutor:
         limit: ForwardLimit,
         metrics: Metrics,
         free_memory: Callable[[], object],
-        models: dict[Model, Model],
-        budgets: dict[Model, TokenBudget],
+        models: dict[Model, Served],
         batch_wait: float,
         on_stuck: Callable[[], None],
         on_failed: Callable[[], None],
@@ -119,7 +118,6 @@ class DeviceExecutor:
         self.free_memory = free_memory
         self.limit = limit
         self.models = models
-        self.budgets = budgets
         self.watchdog = DeviceWatchdog(on_stuck)
         self.rate = ServiceRate()
         self.failed = False
@@ -137,13 +135,11 @@ class DeviceExecutor:
         self._last_done.set()
         self._last_returned: asyncio.Event | None = None
         self._preemption: Preemption | None = None
-        # Weak, so that an unloaded model is freed.
-        self._rates = WeakKeyDictionary[Model, ServiceRate]()
 
     @property
     def tokens_per_second(self) -> float:
         """The measured rate; before the first forward that of the start, 0 if there is none."""
-        at_start = self.limit.seconds_per_token
+        at_start = next((each.seconds_per_token for each in self.models.values()), 0.0)
         return self.rate.tokens_per_second or (1 / at_start if at_start else 0.0)
 
     @property
@@ -185,11 +181,11 @@ class DeviceExecutor:
         if batch is None:
             self._slots.release()
             return
-        rate = self._rates.get(batch.model)
-        if rate is not None and rate.tokens_per_second:
-            seconds = batch.tokens / rate.tokens_per_second
+        served = self.models[batch.model]
+        if served.rate.tokens_per_second:
+            seconds = batch.tokens / served.rate.tokens_per_second
         else:
-            seconds = self.limit.predicted(batch)
+            seconds = predicted_seconds(batch, served.seconds_per_token)
         in_flight = InFlight(batch, device_free=self._last_done, expected_seconds=seconds)
         self._last_done = in_flight.done
         if batch.handed_over:
@@ -205,7 +201,7 @@ class DeviceExecutor:
         await in_flight.launched.wait()
 
     def _limits_of(self, model: Model) -> Limits:
-        return self.budgets[model].limits
+        return self.models[model].budget.limits
 
     def _start(self, tasks: asyncio.TaskGroup, in_flight: InFlight) -> None:
         for each in in_flight.batch.slices:
@@ -316,10 +312,10 @@ class DeviceExecutor:
             seconds -= in_flight.preempted_seconds
             # Those that preempt are small, and say little of the device's rate.
             self.rate.observe(batch.tokens, seconds)
-            self._rates.setdefault(batch.model, ServiceRate()).observe(batch.tokens, seconds)
+            self.models[batch.model].rate.observe(batch.tokens, seconds)
         elif in_flight.began > preempted.began > 0:
             preempted.preempted_seconds += seconds
-        self.budgets[batch.model].recover()
+        self.models[batch.model].budget.recover()
         metrics, counts = self._metrics, Counter[Purpose]()
         for each in batch.slices:
             counts[each.job.purpose] += each.count
@@ -340,15 +336,17 @@ class DeviceExecutor:
             batch.fail(error)
             return
         self._metrics.splits.inc()
-        self.budgets[batch.model].shrink(batch.tokens)
-        left = self.budgets[batch.model].limits.max_tokens
+        budget = self.models[batch.model].budget
+        budget.shrink(batch.tokens)
+        left = budget.limits.max_tokens
         log.warning("out_of_memory", tokens=batch.tokens, max_batch_tokens=left)
         for half in halves:
             await self._run_batch(in_flight, half)
 
     async def _compute(self, in_flight: InFlight) -> list[Any]:
         """The results of a forward, which may be above the time limits of its jobs."""
-        with self.watchdog.over(self.limit.of_device(in_flight.forward)):
+        per_token = self.models[in_flight.batch.model].seconds_per_token
+        with self.watchdog.over(self.limit.of_device(in_flight.forward, per_token)):
             running = asyncio.ensure_future(self._on_device(in_flight))
             try:
                 # The limits include neither the wait for the thread nor the forward before this
@@ -358,14 +356,14 @@ class DeviceExecutor:
                     await in_flight.before.wait()
                     in_flight.begin()
                 batch = in_flight.forward
-                await fail_overdue(batch, self.limit.of_batch(batch), running)
+                await fail_overdue(batch, self.limit.of_batch(batch, per_token), running)
                 return await running
             finally:
                 running.cancel()
                 in_flight.returned.set()
 
     async def _on_device(self, in_flight: InFlight) -> list[Any]:
-        model = self.models[in_flight.batch.model]
+        model = self.models[in_flight.batch.model].runs
         preempts = in_flight.preempts is not None
         loop = asyncio.get_running_loop()
 

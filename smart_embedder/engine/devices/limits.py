@@ -32,33 +32,30 @@ _RECOVERY_STEPS = 100
 class ForwardLimit:
     """The most seconds of one forward.
 
-    `fixed` where it is set, else five times the seconds that the measurement at the start predicts
-    for the batch, and at least `least`. A job that has its own time limit is held to that instead.
-    `seconds_per_token` is the measurement, `seconds_of` that of models measured by themselves.
+    `fixed` where it is set, else five times the seconds that are predicted for the batch, and at
+    least `least`. A job that has its own time limit is held to that instead.
     """
 
     fixed: float | None
     least: float
-    seconds_per_token: float = 0.0
-    seconds_of: dict[Model, float] = field(default_factory=dict)
 
-    def predicted(self, batch: Batch) -> float:
-        """Seconds that a batch takes by the measurement; 0 if nothing was measured."""
-        lengths = np.fromiter(map(len, batch.sequences), dtype=np.float64)
-        tokens = float((lengths * (1 + lengths / _DOUBLED_LENGTH)).sum())
-        return tokens * self.seconds_of.get(batch.model, self.seconds_per_token)
-
-    def of_batch(self, batch: Batch) -> float:
+    def of_batch(self, batch: Batch, seconds_per_token: float) -> float:
         """Seconds for a whole batch."""
         if self.fixed is not None:
             return self.fixed
-        return max(self.least, _SAFETY_FACTOR * self.predicted(batch))
+        return max(self.least, _SAFETY_FACTOR * predicted_seconds(batch, seconds_per_token))
 
-    def of_device(self, batch: Batch) -> float:
+    def of_device(self, batch: Batch, seconds_per_token: float) -> float:
         """Seconds that the device may take, however much of its time limit a job has left."""
-        whole = self.of_batch(batch)
+        whole = self.of_batch(batch, seconds_per_token)
         jobs = (each.job for each in batch.slices)
         return max(whole if job.time_limit is None else job.time_limit for job in jobs)
+
+
+def predicted_seconds(batch: Batch, seconds_per_token: float) -> float:
+    """Seconds that a batch takes by the measurement; 0 if nothing was measured."""
+    lengths = np.fromiter(map(len, batch.sequences), dtype=np.float64)
+    return float((lengths * (1 + lengths / _DOUBLED_LENGTH)).sum()) * seconds_per_token
 
 
 @dataclass(slots=True)
@@ -158,3 +155,17 @@ class TokenBudget:
         if self.limits.max_tokens < self._most:
             raised = self.limits.max_tokens + max(1, self._most // _RECOVERY_STEPS)
             self.limits = replace(self.limits, max_tokens=min(self._most, raised))
+
+
+@dataclass(slots=True, eq=False)
+class Served:
+    """A model as a device computes it: `runs` is the model itself, or its replica there.
+
+    `budget` is what a forward may hold, `seconds_per_token` what was measured before it served, and
+    `rate` what its forwards have shown since then.
+    """
+
+    runs: Model
+    budget: TokenBudget
+    seconds_per_token: float = 0.0
+    rate: ServiceRate = field(default_factory=ServiceRate)

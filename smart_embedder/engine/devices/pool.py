@@ -8,7 +8,13 @@ from functools import partial
 import structlog
 
 from smart_embedder.engine.devices.executor import DeviceExecutor, consumer_ended
-from smart_embedder.engine.devices.limits import CPU_SECONDS, GPU_SECONDS, ForwardLimit, TokenBudget
+from smart_embedder.engine.devices.limits import (
+    CPU_SECONDS,
+    GPU_SECONDS,
+    ForwardLimit,
+    Served,
+    TokenBudget,
+)
 from smart_embedder.engine.devices.thread import DeviceThread, ThreadFactory, guarded
 from smart_embedder.engine.model import (
     DeviceInfo,
@@ -61,8 +67,9 @@ class DevicePool:
             if own is not models:
                 thread = self._make_thread(f"device-{len(self._executors)}", own.prepare_thread)
             measured = Measured(own.max_batch_tokens, own.seconds_per_token)
-            runs = dict(zip(models.each, own.each, strict=True))
-            self._start_worker(own.device, thread, own.free_memory, runs, measured)
+            executor = self._start_worker(own.device, thread, own.free_memory)
+            for model, runs in zip(models.each, own.each, strict=True):
+                executor.models[model] = self._served(runs, measured)
         return models
 
     async def add(self, placed: PlacedModels, *, thoroughly: bool) -> Model:
@@ -97,24 +104,21 @@ class DevicePool:
         while measured is None:  # One call in the device's thread for each step.
             measured = await thread.run(partial(guarded, partial(next, steps), free_memory))
         if executor is None:
-            executor = self._start_worker(device, thread, free_memory, {}, measured)
+            executor = self._start_worker(device, thread, free_memory)
             self._guests.add(executor)
-        executor.limit.seconds_of[model] = measured.seconds_per_token
-        executor.budgets[model] = self._budget(measured)
-        executor.models[model] = placed_model.model
+        executor.models[model] = self._served(placed_model.model, measured)
 
     def remove(self, model: Model) -> None:
         """Remove a model, for which no job may wait."""
         for executor in self._executors:
-            for facts in (executor.models, executor.budgets, executor.limit.seconds_of):
-                facts.pop(model, None)
+            executor.models.pop(model, None)
 
     def token_budgets(self, name: str) -> dict[str, int]:
         """The tokens that one forward of the model of this name may hold now, on each device."""
         return {
-            executor.name: budget.limits.max_tokens
+            executor.name: served.budget.limits.max_tokens
             for executor in self._executors
-            for model, budget in executor.budgets.items()
+            for model, served in executor.models.items()
             if model.name == name
         }
 
@@ -189,8 +193,8 @@ class DevicePool:
             if purpose is Purpose.RERANKING:
                 tokens += last
             else:  # As many as fit the forward of the last are taken with it.
-                budgets = (each.budgets.get(job.model) for each in self._executors)
-                most = max((each.limits.max_tokens for each in budgets if each), default=0)
+                served = (each.models.get(job.model) for each in self._executors)
+                most = max((each.budget.limits.max_tokens for each in served if each), default=0)
                 tokens -= max(0, most - last)
             seconds += max(0, tokens) / rate
         return max(1, math.ceil(seconds))
@@ -205,12 +209,7 @@ class DevicePool:
         await asyncio.gather(*(executor.close(seconds) for executor in self._executors))
 
     def _start_worker(
-        self,
-        device: DeviceInfo,
-        thread: DeviceThread,
-        free_memory: Callable[[], object],
-        models: dict[Model, Model],
-        measured: Measured,
+        self, device: DeviceInfo, thread: DeviceThread, free_memory: Callable[[], object]
     ) -> DeviceExecutor:
         name, on_gpu = device.name, device.gpu_available
         executor = DeviceExecutor(
@@ -219,14 +218,11 @@ class DevicePool:
             thread,
             self._make_thread(f"{name}-results", None) if on_gpu else None,
             limit=ForwardLimit(
-                self._settings.gpu_process_timeout,
-                GPU_SECONDS if on_gpu else CPU_SECONDS,
-                measured.seconds_per_token,
+                self._settings.gpu_process_timeout, GPU_SECONDS if on_gpu else CPU_SECONDS
             ),
             metrics=self._metrics,
             free_memory=free_memory,
-            models=models,
-            budgets={model: self._budget(measured) for model in models},
+            models={},
             batch_wait=self._settings.batch_wait_ms / 1000,
             on_stuck=self._fail_what_waits_for_stuck_devices,
             on_failed=self._go_on_without_a_device,
@@ -237,11 +233,12 @@ class DevicePool:
         self._executors[executor] = consumer
         return executor
 
-    def _budget(self, measured: Measured) -> TokenBudget:
+    def _served(self, runs: Model, measured: Measured) -> Served:
         settings = self._settings
-        return TokenBudget(
+        budget = TokenBudget(
             measured.max_batch_tokens, settings.max_batch_sequences, settings.max_requests_in_batch
         )
+        return Served(runs, budget, measured.seconds_per_token)
 
     def _go_on_without_a_device(self) -> None:
         if self.all_failed:

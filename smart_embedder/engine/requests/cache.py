@@ -16,7 +16,12 @@ from operator import attrgetter
 from cachetools import LRUCache
 
 from smart_embedder.engine.records import EmbedRequest, Outputs, TruncationOptions
-from smart_embedder.engine.requests.embedding import Forwards, Task, hold_vectors, truncations_of
+from smart_embedder.engine.requests.embedding import (
+    EmbeddingPipeline,
+    Task,
+    hold_vectors,
+    truncations_of,
+)
 from smart_embedder.engine.requests.shared_cache import (
     CachedVectors,
     SharedVectors,
@@ -26,6 +31,7 @@ from smart_embedder.engine.requests.shared_cache import (
     split,
 )
 from smart_embedder.engine.scheduling.admission import Admission
+from smart_embedder.engine.scheduling.fairness import ConcurrencyLimit
 from smart_embedder.errors import InvalidRequestError, SmartEmbedderError
 from smart_embedder.observability.metrics import Metrics
 from smart_embedder.settings import Settings
@@ -85,8 +91,8 @@ class _SharedWork:
     users: int = 0
 
 
-class CachedForwards:
-    """A `VectorSource` that computes with `forwards` only what it has no entry for.
+class CachedPipeline(EmbeddingPipeline):
+    """Computes only what it has no entry for.
 
     Entries are kept in memory by key, the least recently used dropped first, and shared by a Redis
     where EMBEDDING_CACHE names one. Their arrays are read-only, and bit for bit those that were
@@ -95,10 +101,13 @@ class CachedForwards:
     """
 
     def __init__(
-        self, forwards: Forwards, admission: Admission, settings: Settings, metrics: Metrics
+        self,
+        admission: Admission,
+        waiting: ConcurrencyLimit,
+        settings: Settings,
+        metrics: Metrics,
     ) -> None:
-        self._forwards = forwards
-        self._admission = admission
+        super().__init__(admission, waiting)
         self._metrics = metrics
         self._entries: LRUCache[str, CachedVectors] = LRUCache(
             settings.embedding_cache_bytes, attrgetter("nbytes")
@@ -116,15 +125,15 @@ class CachedForwards:
             await self._shared.close()
 
     async def compute(self, tasks: list[Task], request: EmbedRequest) -> list[Task]:
-        """Implement `VectorSource`."""
+        """Find what was computed before, and compute the rest."""
         try:
             computed = await self._find_or_compute(tasks, request)
         except InvalidRequestError:
             # The error counts only the texts that were computed; this one counts all of them.
-            return await self._forwards.compute(tasks, request)
+            return await super().compute(tasks, request)
         hold_vectors(tasks, request.answer)
         if not request.truncation.truncate and truncations_of(tasks, request):
-            return await self._forwards.compute(tasks, request)
+            return await super().compute(tasks, request)
         return computed
 
     async def _find_or_compute(self, tasks: list[Task], request: EmbedRequest) -> list[Task]:
@@ -199,7 +208,7 @@ class CachedForwards:
             work.request.urgency <= request.urgency
             and work.characters <= max(_SHORT_CHARACTERS, _MUCH_MORE * characters)
             # The device is shared between clients first: a client's only request is not held back.
-            and (client == request.client or self._forwards.waiting_requests(client) <= 1)
+            and (client == request.client or self._waiting.held_by(client) <= 1)
         )
         return work if may_join else None
 
@@ -269,7 +278,7 @@ class CachedForwards:
             )
             for (task, kinds), group in groups.items()
         ]
-        computed += await self._forwards.compute(tasks, request)
+        computed += await super().compute(tasks, request)
         entries = {
             each.keys[kind]: entry
             for group, task in zip(groups.values(), tasks, strict=True)

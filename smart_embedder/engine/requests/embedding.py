@@ -1,14 +1,9 @@
-"""Embedding requests: split into a task for each model, whose results are merged.
-
-A `VectorSource` makes the vectors: `Forwards` computes them, and a cache (`requests/cache.py`) has
-some of them already.
-"""
+"""Embedding requests: split into a task for each model, whose results are merged."""
 
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Protocol
 
 import numpy as np
 
@@ -62,59 +57,6 @@ class Task:
     job: Job | None = None
 
 
-class VectorSource(Protocol):
-    """Computes the vectors of texts, or finds them in a cache."""
-
-    async def compute(self, tasks: list[Task], request: EmbedRequest) -> list[Task]:
-        """Do every task of a request; returns the tasks that were computed for that.
-
-        Raises the errors of `Engine.embed`.
-        """
-
-
-class Forwards:
-    """A `VectorSource` that computes; each request holds a place in the queue meanwhile."""
-
-    def __init__(self, admission: Admission, waiting: ConcurrencyLimit) -> None:
-        self._admission = admission
-        self._waiting = waiting
-
-    def waiting_requests(self, client: str) -> int:
-        """The number of a client's requests that hold a place in the queue."""
-        return self._waiting.held_by(client)
-
-    async def compute(self, tasks: list[Task], request: EmbedRequest) -> list[Task]:
-        """Implement `VectorSource`."""
-        client, weight = request.client, weight_of(request.urgency)
-        jobs = []
-        async with self._waiting.hold(client):
-            for task in tasks:
-                call = partial(
-                    task.model.tokenize,
-                    task.texts,
-                    task.prompt,
-                    request.truncation,
-                    task.input_type,
-                )
-                # The prompt counts once for each text, because it is tokenised with each.
-                texts = [*task.texts, *([task.prompt] * len(task.texts))]
-                task.read, task.stage = await self._admission.tokenize(
-                    task.model, call, texts, client
-                )
-            if not request.truncation.truncate:
-                check_truncations(truncations_of(tasks, request), request.truncation)
-            hold_vectors(tasks, request.answer)
-            for task in tasks:
-                sequences = [text.ids for text in task.read]
-                task.job = Job(task.model, sequences, task.outputs, client=client, weight=weight)
-                jobs.append(task.job)
-            await self._admission.submit(*jobs)
-        results = await self._admission.results(*jobs)
-        for task, embeddings in zip(tasks, results, strict=True):
-            task.embeddings = embeddings
-        return tasks
-
-
 def truncations_of(tasks: list[Task], request: EmbedRequest) -> list[Truncation]:
     """The texts that were cut."""
     side = request.truncation.side
@@ -157,11 +99,11 @@ def vector_bytes(model: Embedder, outputs: Outputs, lengths: list[int]) -> int:
 
 
 class EmbeddingPipeline:
-    """Serves embedding requests; `source` computes the vectors or finds them in a cache."""
+    """Serves embedding requests; each holds a place among those `waiting` until it is computed."""
 
-    def __init__(self, admission: Admission, source: VectorSource) -> None:
+    def __init__(self, admission: Admission, waiting: ConcurrencyLimit) -> None:
         self._admission = admission
-        self._source = source
+        self._waiting = waiting
 
     async def embed(self, models: LoadedModels, request: EmbedRequest) -> EmbeddingResult:
         """Embed the texts with as few of the models as the outputs need; see `Engine.embed`."""
@@ -170,7 +112,7 @@ class EmbeddingPipeline:
         async with self._admission.accepted.scope():
             started = time.perf_counter()
             tasks = assign_models(models, request, prompt=check_embedding(models, request))
-            computed = await self._source.compute(tasks, request)
+            computed = await self.compute(tasks, request)
             embeddings = tasks[-1].embeddings
             if len(tasks) > 1:
                 embeddings = [
@@ -201,6 +143,40 @@ class EmbeddingPipeline:
             timings = timings_of(started, tokenized=stages, jobs=jobs)
             truncations = truncations_of(tasks, request)
             return EmbeddingResult(embeddings, truncations, tokens, timings, strings)
+
+    async def compute(self, tasks: list[Task], request: EmbedRequest) -> list[Task]:
+        """Do every task of a request; returns the tasks that were computed for that.
+
+        Raises the errors of `Engine.embed`.
+        """
+        client, weight = request.client, weight_of(request.urgency)
+        jobs = []
+        async with self._waiting.hold(client):
+            for task in tasks:
+                call = partial(
+                    task.model.tokenize,
+                    task.texts,
+                    task.prompt,
+                    request.truncation,
+                    task.input_type,
+                )
+                # The prompt counts once for each text, because it is tokenised with each.
+                texts = [*task.texts, *([task.prompt] * len(task.texts))]
+                task.read, task.stage = await self._admission.tokenize(
+                    task.model, call, texts, client
+                )
+            if not request.truncation.truncate:
+                check_truncations(truncations_of(tasks, request), request.truncation)
+            hold_vectors(tasks, request.answer)
+            for task in tasks:
+                sequences = [text.ids for text in task.read]
+                task.job = Job(task.model, sequences, task.outputs, client=client, weight=weight)
+                jobs.append(task.job)
+            await self._admission.submit(*jobs)
+        results = await self._admission.results(*jobs)
+        for task, embeddings in zip(tasks, results, strict=True):
+            task.embeddings = embeddings
+        return tasks
 
 
 def assign_models(models: LoadedModels, request: EmbedRequest, prompt: str) -> list[Task]:

@@ -11,36 +11,27 @@ from smart_embedder.engine.devices.limits import (
     ServiceRate,
     TokenBudget,
     fail_overdue,
+    predicted_seconds,
 )
 from smart_embedder.errors import InferenceTimeoutError
-from tests.engine.scheduling.jobs import OTHER, batch_of, job
+from tests.engine.scheduling.jobs import batch_of, job
 from tests.support.skipped_time import in_skipped_time, now
 
 
 def test_what_was_set_holds_whatever_the_probe_says() -> None:
-    limit = ForwardLimit(2.0, least=30.0, seconds_per_token=1.0)
-    assert limit.of_batch(batch_of(job(100))) == 2.0
+    assert ForwardLimit(2.0, least=30.0).of_batch(batch_of(job(100)), 1.0) == 2.0
 
 
 def test_unset_it_grows_to_five_times_the_predicted_time() -> None:
-    limit = ForwardLimit(None, least=30.0, seconds_per_token=0.01)
-    assert limit.of_batch(batch_of(job(100))) == 30.0
-    assert limit.of_batch(batch_of(job(1024))) == pytest.approx(5 * 10.24 * 1.5)
+    limit = ForwardLimit(None, least=30.0)
+    assert limit.of_batch(batch_of(job(100)), 0.01) == 30.0
+    assert limit.of_batch(batch_of(job(1024)), 0.01) == pytest.approx(5 * 10.24 * 1.5)
+    assert ForwardLimit(None, 3.0).of_batch(batch_of(job(1024)), 0.0) == 3.0
 
 
 def test_a_long_sequence_is_given_the_time_that_its_attention_takes() -> None:
-    limit = ForwardLimit(None, least=0.0, seconds_per_token=0.01)
-    short = [batch_of(job(512)) for _ in range(16)]
-    assert limit.of_batch(batch_of(job(8192))) > 3 * sum(map(limit.of_batch, short))
-
-
-def test_a_model_that_was_measured_by_itself_has_its_own_time() -> None:
-    batch = batch_of(job(1024))
-    limit = ForwardLimit(None, 0.0, 0.01, {batch.model: 0.02})
-    assert limit.predicted(batch) == pytest.approx(0.02 * 1024 * 1.5)
-    other = batch_of(job(1024, model=OTHER))
-    assert limit.predicted(other) == pytest.approx(0.01 * 1024 * 1.5)
-    assert ForwardLimit(None, 3.0).of_batch(batch) == 3.0
+    short = sum(predicted_seconds(batch_of(job(512)), 0.01) for _ in range(16))
+    assert predicted_seconds(batch_of(job(8192)), 0.01) > 3 * short
 
 
 @pytest.mark.parametrize(
@@ -50,7 +41,7 @@ def test_a_model_that_was_measured_by_itself_has_its_own_time() -> None:
 def test_the_device_has_the_longest_limit_of_its_jobs(time_limits, seconds) -> None:
     """However little of it is left: that does not make the device look stuck."""
     jobs = [job(10, time_limit=limit, time_spent=0.4) for limit in time_limits]
-    assert ForwardLimit(2.0, least=30.0).of_device(batch_of(*jobs)) == seconds
+    assert ForwardLimit(2.0, least=30.0).of_device(batch_of(*jobs), 0.0) == seconds
 
 
 def test_the_rate_of_a_device_is_a_mean_in_which_the_latest_forward_is_a_fifth() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from smart_embedder.engine.devices.executor import DeviceExecutor
-from smart_embedder.engine.devices.limits import ForwardLimit, TokenBudget
+from smart_embedder.engine.devices.limits import ForwardLimit, Served, TokenBudget
 from smart_embedder.engine.devices.thread import outcome_of
 from smart_embedder.engine.model import Model
 from smart_embedder.engine.scheduling.job import Job
@@ -65,7 +65,10 @@ class VirtualDevice:
         launching = VirtualThread(0.0 if gpu else seconds)
         collecting = VirtualThread(seconds) if gpu else None
         self.thread = collecting or launching
-        self.budgets = {model: TokenBudget(budget) for model in self.models}
+        served = {
+            model: Served(model, TokenBudget(budget), seconds_per_token) for model in self.models
+        }
+        self.budgets = {model: each.budget for model, each in served.items()}
         self.stuck: list[float] = []
         self.failures: list[float] = []
         self.executor = DeviceExecutor(
@@ -73,11 +76,10 @@ class VirtualDevice:
             self.queue,
             launching,
             collecting,
-            limit=ForwardLimit(fixed, 30.0, seconds_per_token),
+            limit=ForwardLimit(fixed, 30.0),
             metrics=self.metrics,
             free_memory=lambda: None,
-            models={model: model for model in self.models},
-            budgets=self.budgets,
+            models=served,
             batch_wait=batch_wait,
             on_stuck=lambda: self.stuck.append(now()),
             on_failed=lambda: self.failures.append(now()),

@@ -21,7 +21,7 @@ from smart_embedder.engine.requests import cache as vector_cache
 from smart_embedder.engine.requests.cache import (
     _MUCH_MORE,
     _SHORT_CHARACTERS,
-    CachedForwards,
+    CachedPipeline,
     _SharedWork,
     keys_of,
 )
@@ -291,12 +291,12 @@ async def test_the_service_is_drained_while_requests_wait_for_each_other() -> No
 
 
 class Waiting:
-    """Forwards of which only the number of each client's requests is asked."""
+    """Places of which only the number of each client's requests is asked."""
 
     def __init__(self, **requests: int) -> None:
         self._requests = requests
 
-    def waiting_requests(self, client: str) -> int:
+    def held_by(self, client: str) -> int:
         return self._requests.get(client, 0)
 
 
@@ -346,9 +346,9 @@ async def test_shared_work_ends_with_the_last_who_waits_for_it() -> None:
     assert never.cancelled()
 
 
-def cache_of(size: int, forwards: Any = None, metrics: Metrics | None = None) -> CachedForwards:
+def cache_of(size: int, waiting: Any = None, metrics: Metrics | None = None) -> CachedPipeline:
     settings = Settings(embedding_cache="memory", embedding_cache_bytes=size)
-    return CachedForwards(forwards, None, settings, metrics or Metrics())  # type: ignore[arg-type]
+    return CachedPipeline(None, waiting, settings, metrics or Metrics())  # type: ignore[arg-type]
 
 
 def entry(nbytes: int = 2000) -> CachedVectors:
