@@ -26,7 +26,7 @@ from transformers import (
 
 from benchmark import WORDS
 from benchmarks.workload import SYLLABLES
-from smart_embedder.models.tasks.qwen3 import DEFAULT_INSTRUCTION, PREFIX, SUFFIX
+from smart_embedder.models.tasks.rerankers import DEFAULT_INSTRUCTION, PREFIX, SUFFIX
 
 
 @dataclass(frozen=True, slots=True)

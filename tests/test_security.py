@@ -13,7 +13,7 @@ import torch
 from smart_embedder.errors import StartupError
 from smart_embedder.models.ops.choose import choose_backend
 from smart_embedder.models.ops.proof import Target
-from smart_embedder.models.tasks.dense import M3Embedder
+from smart_embedder.models.tasks.embedders import M3Embedder
 from tests.support.server import REPOSITORY
 
 CPU = torch.device("cpu")

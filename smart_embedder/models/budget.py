@@ -19,7 +19,7 @@ from smart_embedder.engine.records import Outputs
 from smart_embedder.errors import InferenceError
 from smart_embedder.models.device.choose import empty_cuda_cache, memory_bytes, shortest
 from smart_embedder.models.device.transfer import never_finite
-from smart_embedder.models.tasks.base import DeviceModel
+from smart_embedder.models.tasks.embedders import DeviceModel
 
 # The longest forward in seconds, because new requests wait for the one that runs; it also keeps the
 # probe short. On a GPU two forwards are in flight.

@@ -63,11 +63,15 @@ from smart_embedder.models.device.cpu import CpuShare, leave_processor_to_others
 from smart_embedder.models.families.load import is_qwen3, overflows_float16
 from smart_embedder.models.ops.choose import choose_backend
 from smart_embedder.models.ops.proof import ATTENTION, Target
-from smart_embedder.models.tasks.base import DeviceModel, EmbeddingModel
 from smart_embedder.models.tasks.colbert import ColbertEmbedder, is_colbert
-from smart_embedder.models.tasks.cross_encoder import CrossEncoder, is_classifier
-from smart_embedder.models.tasks.dense import HEADS, DenseEmbedder, M3Embedder
-from smart_embedder.models.tasks.qwen3 import QwenReranker
+from smart_embedder.models.tasks.embedders import (
+    HEADS,
+    DenseEmbedder,
+    DeviceModel,
+    EmbeddingModel,
+    M3Embedder,
+)
+from smart_embedder.models.tasks.rerankers import CrossEncoder, QwenReranker, is_classifier
 from smart_embedder.models.tasks.splade import SpladeEmbedder
 from smart_embedder.settings import INT8, LATE_INTERACTION, NO_RERANKER, Settings
 from smart_embedder.settings.types import ModelEntry, public_name

@@ -14,7 +14,7 @@ from starlette.testclient import TestClient
 from smart_embedder.main import create_app
 from smart_embedder.models.ops.choose import choose_backend
 from smart_embedder.models.ops.proof import Target
-from smart_embedder.models.tasks.dense import M3Embedder
+from smart_embedder.models.tasks.embedders import M3Embedder
 from smart_embedder.settings import Settings
 
 _START_LIMIT = 120.0

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from smart_embedder.engine.records import Outputs
-from smart_embedder.models.tasks.dense import M3Embedder
+from smart_embedder.models.tasks.embedders import M3Embedder
 from tests.api.conftest import embedder
 from tests.cluster.ray_cluster import BIN, LIMIT, RayCluster, environment, wait_until
 from tests.support.checkpoints import save_m3

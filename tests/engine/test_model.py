@@ -36,7 +36,6 @@ def test_dense_vectors_come_from_their_own_model_and_the_rest_from_the_embedder(
     assert both.dense_model is dense
     assert both.kinds == Outputs(dense=True, sparse=True, states=True)
     assert both.each == [embedder, dense, reranker]
-    assert both.names == ["fake"] * 3
 
 
 def test_two_models_whose_vectors_differ_have_different_identities() -> None:

@@ -7,7 +7,7 @@ import torch
 
 from smart_embedder.models.ops.choose import choose_backend
 from smart_embedder.models.ops.proof import Target
-from smart_embedder.models.tasks.dense import M3Embedder
+from smart_embedder.models.tasks.embedders import M3Embedder
 
 CPU = torch.device("cpu")
 

@@ -20,8 +20,8 @@ from smart_embedder.models.checkpoint.config import (
 from smart_embedder.models.families.load import is_qwen3
 from smart_embedder.models.loader import locate_models, overrides_in
 from smart_embedder.models.tasks.colbert import is_colbert
-from smart_embedder.models.tasks.cross_encoder import is_classifier
-from smart_embedder.models.tasks.dense import HEADS
+from smart_embedder.models.tasks.embedders import HEADS
+from smart_embedder.models.tasks.rerankers import is_classifier
 from smart_embedder.settings import LATE_INTERACTION, NO_RERANKER, Settings
 from tools.references.reference import EmbeddingReference, ReferenceMissingError, RerankingReference
 

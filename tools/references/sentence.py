@@ -16,7 +16,7 @@ from sentence_transformers.sentence_transformer.modules import Normalize
 
 from smart_embedder.engine.records import NO_OPTIONS, EmbeddingOptions, SparseVector, TextEmbedding
 from smart_embedder.models.checkpoint.config import NO_OVERRIDES, POOLINGS, SentenceOverrides
-from smart_embedder.models.tasks.cross_encoder import find_ranking_label
+from smart_embedder.models.tasks.rerankers import find_ranking_label
 
 PACKAGE = "sentence-transformers"
 _NO_LIMIT = 2**31

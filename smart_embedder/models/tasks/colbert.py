@@ -36,7 +36,7 @@ from smart_embedder.models.checkpoint.config import (
 from smart_embedder.models.checkpoint.weights import Weights
 from smart_embedder.models.families.load import load_backbone
 from smart_embedder.models.ops.proof import Target
-from smart_embedder.models.tasks.base import HeadsEmbedder, token_vectors
+from smart_embedder.models.tasks.embedders import HeadsEmbedder, token_vectors
 from smart_embedder.models.tasks.pooling import load_token_projection
 from smart_embedder.models.text.tokenizer import NO_IDS, TextTokenizer
 

@@ -29,7 +29,7 @@ from smart_embedder.models.families.backbone import Backbone, preemption_point
 from smart_embedder.models.families.load import load_backbone
 from smart_embedder.models.ops.backend import ACTIVATIONS, LayerNorm, Linear
 from smart_embedder.models.ops.proof import Target
-from smart_embedder.models.tasks.base import EmbeddingModel
+from smart_embedder.models.tasks.embedders import EmbeddingModel
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,8 @@ from smart_embedder.models.ops.backend import QuantizedLinear
 from smart_embedder.models.ops.build import MAX_INT8
 from smart_embedder.models.ops.choose import choose_backend
 from smart_embedder.models.ops.proof import Target
-from smart_embedder.models.tasks.cross_encoder import CrossEncoder
-from smart_embedder.models.tasks.dense import M3Embedder
+from smart_embedder.models.tasks.embedders import M3Embedder
+from smart_embedder.models.tasks.rerankers import CrossEncoder
 from tests.support.checkpoints import corpus, save_sentencepiece_tokenizer
 from tests.support.texts import varied_texts
 from tools.demo.checkpoint import build_demo_checkpoint

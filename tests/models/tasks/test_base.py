@@ -22,8 +22,14 @@ from smart_embedder.models.device.transfer import DeviceRows
 from smart_embedder.models.loader import load_embedder
 from smart_embedder.models.ops.choose import choose_backend
 from smart_embedder.models.ops.proof import Target
-from smart_embedder.models.tasks.base import sparse_vectors, token_states, token_vectors
-from smart_embedder.models.tasks.dense import M3Embedder, dense_vectors, token_weights
+from smart_embedder.models.tasks.embedders import (
+    M3Embedder,
+    dense_vectors,
+    sparse_vectors,
+    token_states,
+    token_vectors,
+    token_weights,
+)
 from smart_embedder.models.text.tokenizer import TextTokenizer
 from tests.support.texts import varied_texts
 

@@ -41,7 +41,7 @@ from smart_embedder.models.tasks.colbert import (
     read_colbert_config,
     special_token,
 )
-from smart_embedder.models.tasks.dense import M3Embedder
+from smart_embedder.models.tasks.embedders import M3Embedder
 from smart_embedder.settings import Settings
 from tests.support.wordpiece import (
     MODERNBERT,

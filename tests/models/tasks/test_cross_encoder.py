@@ -24,7 +24,7 @@ from smart_embedder.engine.records import Outputs, TruncationOptions
 from smart_embedder.errors import InferenceError, StartupError
 from smart_embedder.models.loader import load_reranker
 from smart_embedder.models.ops.proof import Target
-from smart_embedder.models.tasks.cross_encoder import CrossEncoder
+from smart_embedder.models.tasks.rerankers import CrossEncoder
 from tests.support.checkpoints import plain_corpus, save_byte_level_tokenizer
 from tests.support.texts import ODD_TEXTS
 from tests.support.wordpiece import (

@@ -21,10 +21,8 @@ from smart_embedder.models.loader import load_embedder
 from smart_embedder.models.ops import choose
 from smart_embedder.models.ops.choose import choose_backend
 from smart_embedder.models.ops.proof import Target
-from smart_embedder.models.tasks.base import DeviceModel
-from smart_embedder.models.tasks.cross_encoder import CrossEncoder
-from smart_embedder.models.tasks.dense import DenseEmbedder, M3Embedder
-from smart_embedder.models.tasks.qwen3 import QwenReranker
+from smart_embedder.models.tasks.embedders import DenseEmbedder, DeviceModel, M3Embedder
+from smart_embedder.models.tasks.rerankers import CrossEncoder, QwenReranker
 from tests.support.checkpoints import save_m3, save_qwen
 from tests.support.simulated_cuda import SimulatedCuda, simulated_cuda
 from tests.support.simulated_streams import ARRIVED

@@ -16,8 +16,7 @@ from smart_embedder.models.loader import load_embedder
 from smart_embedder.models.ops.choose import choose_backend
 from smart_embedder.models.ops.proof import Target
 from smart_embedder.models.tasks import pooling
-from smart_embedder.models.tasks.cross_encoder import CrossEncoder
-from smart_embedder.models.tasks.qwen3 import QwenReranker
+from smart_embedder.models.tasks.rerankers import CrossEncoder, QwenReranker
 from tests.support.simulated_mps import SimulatedMps, simulated_mps
 from tests.support.wordpiece import save_colbert
 

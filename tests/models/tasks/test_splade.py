@@ -26,7 +26,7 @@ from smart_embedder.engine.records import EmbedRequest, Outputs, TextEmbedding
 from smart_embedder.errors import InferenceError, StartupError
 from smart_embedder.models.loader import load_embedder
 from smart_embedder.models.tasks import splade
-from smart_embedder.models.tasks.dense import M3Embedder
+from smart_embedder.models.tasks.embedders import M3Embedder
 from smart_embedder.models.tasks.splade import SpladeEmbedder
 from smart_embedder.settings import Settings
 from tests.support.wordpiece import (
