@@ -26,7 +26,8 @@ from transformers import (
 
 from benchmark import WORDS
 from benchmarks.workload import SYLLABLES
-from smart_embedder.models.tasks.rerankers import DEFAULT_INSTRUCTION, PREFIX, SUFFIX
+from smart_embedder.models.tasks.embedders import DEFAULT_INSTRUCTION
+from smart_embedder.models.tasks.rerankers import PREFIX, SUFFIX
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,10 @@ from smart_embedder.errors import (
     OutOfMemoryError,
 )
 
+log = structlog.get_logger(__name__)
+
 Result = TypeVar("Result")
+_Work = SimpleQueue[Callable[[], object] | None]
 
 
 def outcome_of(call: Callable[[], Result]) -> Result | Exception:
@@ -30,10 +33,6 @@ def outcome_of(call: Callable[[], Result]) -> Result | Exception:
         return call()
     except Exception as error:  # noqa: BLE001 - the caller decides what any error means
         return error
-
-
-log = structlog.get_logger(__name__)
-_Work = SimpleQueue[Callable[[], object] | None]
 
 
 class _Current(threading.local):

@@ -153,6 +153,14 @@ class Weights:
         weight = self.get(f"{name}.weight", out_features, in_features)
         return linear_of(weight, self.get(f"{name}.bias", out_features) if bias else None)
 
+    def norm(self, name: str, width: int, epsilon: float) -> nn.LayerNorm:
+        """The layer norm of that name, with a bias if there is one."""
+        bias = self.get(f"{name}.bias", width) if f"{name}.bias" in self else None
+        norm = nn.LayerNorm(width, epsilon, bias=bias is not None, device="meta")
+        weight = self.get(f"{name}.weight", width)
+        norm.load_state_dict(_parameters(weight, bias), assign=True)
+        return norm
+
     def _find(self, name: str, *shape: int) -> StoredTensor | Tensor:
         full_name = self.prefix + name
         tensor = self.tensors.get(full_name)
@@ -280,9 +288,12 @@ def read_linear(path: Path, in_features: int, out_features: int | None = None) -
 def linear_of(weight: Tensor, bias: Tensor | None) -> nn.Linear:
     """A linear layer with these tensors, which are not copied."""
     linear = nn.Linear(weight.shape[1], weight.shape[0], bias is not None, device="meta")
-    parameters = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
-    linear.load_state_dict(parameters, assign=True)
+    linear.load_state_dict(_parameters(weight, bias), assign=True)
     return linear
+
+
+def _parameters(weight: Tensor, bias: Tensor | None) -> dict[str, Tensor]:
+    return {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
 
 
 def _first_line(error: BaseException) -> str:

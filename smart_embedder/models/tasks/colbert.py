@@ -102,38 +102,25 @@ def read_colbert_config(folder: Path) -> ColbertConfig:
                 "unit length here"
             )
         return _by_sentence_transformers(folder, mask)
-    if not modules:
-        return _by_stanford(read_optional(folder / "artifact.metadata"))
-    return _by_pylate(read_optional(folder / "config_sentence_transformers.json"))
-
-
-def _by_pylate(config: Mapping[str, Any]) -> ColbertConfig:
-    query_length = _length(config, "query_length", _QUERY_LENGTH)
-    document_length = _length(config, "document_length", _DOCUMENT_LENGTH)
-    query = _or_default(config, "query_prefix", "[Q] ")
-    document = _or_default(config, "document_prefix", "[D] ")
-    expansion = None
-    if _or_default(config, "do_query_expansion", True):
-        expansion = Expansion(query_length, bool(config.get("attend_to_expansion_tokens")))
+    punctuation = list(string.punctuation)
+    if not modules:  # Stanford's.
+        config = read_optional(folder / "artifact.metadata")
+        names = ("query_maxlen", "doc_maxlen", "query_token_id", "doc_token_id")
+        markers, attends = ("[unused0]", "[unused1]"), "attend_to_mask_tokens"
+        expands, skipped = True, punctuation if config.get("mask_punctuation", True) else []
+    else:  # PyLate's.
+        config = read_optional(folder / "config_sentence_transformers.json")
+        names = ("query_length", "document_length", "query_prefix", "document_prefix")
+        markers, attends = ("[Q] ", "[D] "), "attend_to_expansion_tokens"
+        expands = _or_default(config, "do_query_expansion", True)
+        skipped = _or_default(config, "skiplist_words", punctuation)
+    query_length = _length(config, names[0], _QUERY_LENGTH)
+    document_length = _length(config, names[1], _DOCUMENT_LENGTH)
     return ColbertConfig(
-        Reading(query, length=query_length),
-        Reading(document, length=document_length),
-        expansion,
-        _or_default(config, "skiplist_words", list(string.punctuation)),
-        skips_unknown=True,
-    )
-
-
-def _by_stanford(metadata: Mapping[str, Any]) -> ColbertConfig:
-    query_length = _length(metadata, "query_maxlen", _QUERY_LENGTH)
-    document_length = _length(metadata, "doc_maxlen", _DOCUMENT_LENGTH)
-    query = _or_default(metadata, "query_token_id", "[unused0]")
-    document = _or_default(metadata, "doc_token_id", "[unused1]")
-    return ColbertConfig(
-        Reading(query, length=query_length),
-        Reading(document, length=document_length),
-        Expansion(query_length, bool(metadata.get("attend_to_mask_tokens"))),
-        list(string.punctuation) if metadata.get("mask_punctuation", True) else [],
+        Reading(_or_default(config, names[2], markers[0]), length=query_length),
+        Reading(_or_default(config, names[3], markers[1]), length=document_length),
+        Expansion(query_length, bool(config.get(attends))) if expands else None,
+        skipped,
         skips_unknown=True,
     )
 

@@ -258,7 +258,8 @@ def load_classification_head(
         layers.append(of_dense.linear(names.dense, width, width, bias=has_bias))
         layers.append(_activation(folder, config, names))
         if names.norm is not None:
-            layers.append(_norm(folder, config, weights, names.norm, width))
+            epsilon = number(folder, config, "norm_eps", 1e-5)  # ModernBERT's.
+            layers.append(weights.norm(names.norm, width, epsilon))
     layers.append(weights.linear(names.logits, width, logits, bias=names.dense is not None))
     modules = nn.Sequential(*layers).to(backbone.device, backbone.dtype)
     if names.reads == "last":
@@ -300,20 +301,6 @@ def _activation(folder: Path, config: dict[str, Any], names: _Names) -> nn.Modul
             f"{folder} has the {names.activation} {name}, which transformers does not know"
         )
     return ACT2FN[name]  # type: ignore[no-any-return]
-
-
-def _norm(
-    folder: Path, config: dict[str, Any], weights: Weights, name: str, width: int
-) -> nn.LayerNorm:
-    """ModernBERT's."""
-    epsilon = number(folder, config, "norm_eps", 1e-5)
-    has_bias = f"{name}.bias" in weights
-    norm = nn.LayerNorm(width, epsilon, bias=has_bias, device="meta")
-    parameters = {"weight": weights.get(f"{name}.weight", width)}
-    if has_bias:
-        parameters["bias"] = weights.get(f"{name}.bias", width)
-    norm.load_state_dict(parameters, assign=True)
-    return norm
 
 
 def _last_before_padding(padding: int | None, hidden: Tensor, packed: PackedBatch) -> Tensor:

@@ -9,7 +9,7 @@ from functools import reduce
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from smart_embedder.engine.records import Outputs, SparseVector, TextEmbedding, TokenIds
 from smart_embedder.errors import InferenceError, StartupError
@@ -27,7 +27,7 @@ from smart_embedder.models.checkpoint.weights import Weights, linear_of
 from smart_embedder.models.device.transfer import not_finite
 from smart_embedder.models.families.backbone import Backbone, preemption_point
 from smart_embedder.models.families.load import load_backbone
-from smart_embedder.models.ops.backend import ACTIVATIONS, LayerNorm, Linear
+from smart_embedder.models.ops.backend import ACTIVATIONS, Linear
 from smart_embedder.models.ops.proof import Target
 from smart_embedder.models.tasks.embedders import EmbeddingModel
 
@@ -89,7 +89,7 @@ class MaskedLanguageHead:
     """The logit of every token of the `vocabulary`, from the state of a token."""
 
     to_transformed: Linear
-    norm: LayerNorm
+    norm: nn.LayerNorm
     to_logits: Linear
     vocabulary: int
 
@@ -191,17 +191,14 @@ class SpladeEmbedder(EmbeddingModel):
         for run in _runs(sorted(wanted, key=lambda index: order[index]), packed, rows_at_once):
             states = hidden[packed.offsets[order[run[0]]] : packed.offsets[order[run[-1]] + 1]]
             if len(run) == 1:
-                yield run[0], self._pool_one(torch.split(states, rows_at_once))
+                slices = map(self._logits, torch.split(states, rows_at_once))
+                reduced = reduce(self._splade.join, map(self._splade.reduce, slices))
+                yield run[0], self._splade.finish(reduced)
             else:
                 lengths = [packed.lengths[order[index]] for index in run]
                 parts = torch.split(self._logits(states), lengths)
-                reduced = map(self._splade.reduce, parts)
-                yield from zip(run, map(self._splade.finish, reduced), strict=True)
-
-    def _pool_one(self, slices: Sequence[Tensor]) -> Tensor:
-        """The weights of a sequence whose states come in slices."""
-        reduced = (self._splade.reduce(self._logits(states)) for states in slices)
-        return self._splade.finish(reduce(self._splade.join, reduced))
+                weights = (self._splade.finish(self._splade.reduce(part)) for part in parts)
+                yield from zip(run, weights, strict=True)
 
     def _logits(self, states: Tensor) -> Tensor:
         preemption_point()
@@ -272,12 +269,9 @@ def load_masked_language_head(
     to_transformed = backend.linear([dense.to(device, dtype)], str(activation))
     # PyTorch takes parameters that are more exact than the states on a CPU alone.
     exact = torch.float32 if device.type == "cpu" else dtype
-    has_bias = f"{names.norm}.bias" in weights
-    scale = weights.get(f"{names.norm}.weight", width)
-    shift = weights.get(f"{names.norm}.bias", width) if has_bias else torch.zeros(width)
     return MaskedLanguageHead(
         to_transformed,
-        LayerNorm(scale.to(device, exact, copy=True), shift.to(device, exact, copy=True), epsilon),
+        weights.norm(names.norm, width, epsilon).to(device, exact),
         backend.linear([to_logits.to(device, dtype)]),
         to_logits.out_features,
     )
