@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import cast, get_args
 
+from smart_embedder import errors
 from smart_embedder.engine.checks import has_prompt_for
 from smart_embedder.engine.model import (
     Embedder,
@@ -20,13 +21,6 @@ from smart_embedder.engine.model import (
     Reranker,
 )
 from smart_embedder.engine.records import InputType
-from smart_embedder.errors import (
-    MemoryTakenError,
-    ModelNotLoadedError,
-    ModelTooLargeError,
-    SmartEmbedderError,
-    UnavailableError,
-)
 from smart_embedder.settings import LATE_INTERACTION, NO_RERANKER, Settings
 from smart_embedder.settings.types import ModelEntry, public_name
 
@@ -144,12 +138,12 @@ class PooledModel:
     last_used: float = 0.0
     needs: Mapping[str, int] = field(default_factory=dict)
     models: LoadedModels | None = None
-    loading: "asyncio.Task[SmartEmbedderError | None] | None" = None
+    loading: "asyncio.Task[errors.SmartEmbedderError | None] | None" = None
     load_seconds: float | None = None
     _began: float | None = None
     _loaded_at: float = 0.0
     _failed_at: float = 0.0
-    _failure: UnavailableError | None = None
+    _failure: errors.UnavailableError | None = None
     _files: str | None = None
     replaced: int = 0
 
@@ -172,7 +166,7 @@ class PooledModel:
             return ModelState.READY
         if self.loading is not None:
             return ModelState.LOADING
-        if isinstance(self._failure, MemoryTakenError):
+        if isinstance(self._failure, errors.MemoryTakenError):
             return ModelState.UNLOADED if self.refusal is None else ModelState.LOADING
         return ModelState.UNLOADED if self._failure is None else ModelState.FAILED
 
@@ -219,12 +213,12 @@ class PooledModel:
         self.load_seconds = self._loaded_at - (self._began or self._loaded_at)
         return self.load_seconds
 
-    def fail(self, of_memory: ModelTooLargeError | MemoryTakenError | None) -> None:
+    def fail(self, of_memory: errors.ModelTooLargeError | errors.MemoryTakenError | None) -> None:
         """Loading has failed: refuse requests until a pause is over."""
         self._failed_at = time.perf_counter()
         # The reason of any other failure may name folders of this machine.
         message = f"the model {self.name} could not be loaded; the log says why"
-        self._failure = of_memory or ModelNotLoadedError(message)
+        self._failure = of_memory or errors.ModelNotLoadedError(message)
 
     def leave(self) -> Embedder | Reranker | None:
         """Become unloaded; return what was loaded."""
@@ -238,15 +232,15 @@ class PooledModel:
         return self._loaded_at + min(turn, longest) - time.perf_counter()
 
     @property
-    def refusal(self) -> UnavailableError | None:
+    def refusal(self) -> errors.UnavailableError | None:
         """The error of requests during the pause after a failure; None at other times."""
-        is_taken = isinstance(self._failure, MemoryTakenError)
+        is_taken = isinstance(self._failure, errors.MemoryTakenError)
         pause = _PAUSE_FOR_MEMORY if is_taken else _PAUSE_AFTER_FAILURE
         left = math.ceil(self._failed_at + pause - time.perf_counter())
         if self._failure is None or left <= 0:
             return None
         # Waiting alone makes no room.
-        seconds = None if isinstance(self._failure, ModelTooLargeError) else left
+        seconds = None if isinstance(self._failure, errors.ModelTooLargeError) else left
         return type(self._failure)(str(self._failure), retry_after=seconds)
 
     @property

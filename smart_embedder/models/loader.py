@@ -38,39 +38,16 @@ from smart_embedder.models.budget import (
     tokens_that_fit,
     warm_up,
 )
-from smart_embedder.models.checkpoint.config import (
-    DEMO_KEY,
-    NO_OVERRIDES,
-    SentenceOverrides,
-    read_config,
-    read_modules,
-    read_optional,
-)
+from smart_embedder.models.checkpoint import config
 from smart_embedder.models.checkpoint.reading import reading, trim_heap
 from smart_embedder.models.checkpoint.weights import count_parameters
-from smart_embedder.models.device.choose import (
-    choose_device,
-    choose_dtype,
-    describe_device,
-    empty_cuda_cache,
-    ensure_allocates,
-    memory_bytes,
-    memory_freer,
-    memory_reader,
-    memory_usage,
-)
+from smart_embedder.models.device import choose
 from smart_embedder.models.device.cpu import CpuShare, leave_processor_to_others, share_cpus
 from smart_embedder.models.families.load import is_qwen3, overflows_float16
 from smart_embedder.models.ops.choose import choose_backend
 from smart_embedder.models.ops.proof import ATTENTION, Target
+from smart_embedder.models.tasks import embedders
 from smart_embedder.models.tasks.colbert import ColbertEmbedder, is_colbert
-from smart_embedder.models.tasks.embedders import (
-    HEADS,
-    DenseEmbedder,
-    DeviceModel,
-    EmbeddingModel,
-    M3Embedder,
-)
 from smart_embedder.models.tasks.rerankers import CrossEncoder, QwenReranker, is_classifier
 from smart_embedder.models.tasks.splade import SpladeEmbedder
 from smart_embedder.settings import INT8, LATE_INTERACTION, NO_RERANKER, Settings
@@ -190,15 +167,15 @@ def _workers(settings: Settings) -> Iterator[_Placement]:
         yield from (_Placement(share.name, cpu, share) for share in share_cpus(settings.devices))
         return
     for name in settings.devices:
-        device = choose_device(name)
+        device = choose.choose_device(name)
         yield _Placement(str(device), device)
 
 
 def _target_of(folder: Path, settings: Settings, placement: _Placement) -> Target:
     """The target of the model in `folder`; the dtype depends on the model."""
     device, share = placement.device, placement.share
-    ensure_allocates(device)
-    dtype = choose_dtype(settings.dtype, device, qwen=overflows_float16(folder))
+    choose.ensure_allocates(device)
+    dtype = choose.choose_dtype(settings.dtype, device, qwen=overflows_float16(folder))
     return Target(
         device,
         dtype,
@@ -214,12 +191,12 @@ def load_embedder(
     folder: Path,
     max_length: int,
     target: Target,
-    overrides: SentenceOverrides = NO_OVERRIDES,
-) -> EmbeddingModel:
+    overrides: config.SentenceOverrides = config.NO_OVERRIDES,
+) -> embedders.EmbeddingModel:
     """Load an embedding model; raises `StartupError`, also for `overrides` without effect."""
     _warn_of_code(name, folder)
     pooling = None
-    for module in read_modules(folder):
+    for module in config.read_modules(folder):
         if module.kind in _SPARSE_ALONE:
             raise StartupError(
                 f"{folder} makes sparse vectors by {module.kind}, which is not computed here; "
@@ -228,7 +205,7 @@ def load_embedder(
         if module.kind == "SpladePooling":
             pooling = module.folder
             break
-    model: EmbeddingModel
+    model: embedders.EmbeddingModel
     if pooling is not None:
         overrides.refuse("pooling", "normalize", for_model=f"{name}, a SPLADE model")
         model = SpladeEmbedder(name, folder, max_length, target, pooling=pooling)
@@ -236,12 +213,12 @@ def load_embedder(
         every = ("pooling", "normalize", "query_prompt", "document_prompt")
         overrides.refuse(*every, for_model=f"{name}, a ColBERT model")
         model = ColbertEmbedder(name, folder, max_length, target)
-    elif any((folder / head).is_file() for head in HEADS):
+    elif any((folder / head).is_file() for head in embedders.HEADS):
         kind = f"{name}, which is of bge-m3's kind"
         overrides.refuse("pooling", "normalize", for_model=kind)
-        model = M3Embedder(name, folder, max_length, target)
+        model = embedders.M3Embedder(name, folder, max_length, target)
     else:
-        model = DenseEmbedder(name, folder, max_length, target, overrides)
+        model = embedders.DenseEmbedder(name, folder, max_length, target, overrides)
     model.prompts = {**model.prompts, **overrides.prompts}
     return model
 
@@ -259,7 +236,7 @@ def load_reranker(
 def _warn_of_code(name: str, folder: Path) -> None:
     """Log that a model names code of its own, where a class of transformers takes its place."""
     for file in ("config.json", "tokenizer_config.json"):
-        if "auto_map" in read_optional(folder / file):
+        if "auto_map" in config.read_optional(folder / file):
             log.warning(
                 "checkpoint_code_ignored",
                 model=name,
@@ -270,10 +247,10 @@ def _warn_of_code(name: str, folder: Path) -> None:
 
 def _embedder_of(
     name: str, folder: Path, settings: Settings, placement: _Placement
-) -> EmbeddingModel:
+) -> embedders.EmbeddingModel:
     """The embedding model of that name in a setting, for one worker."""
     limit = settings.qwen_embed_max_length if is_qwen3(folder) else settings.embed_max_length
-    overrides = overrides_in(settings) if name == settings.dense_model else NO_OVERRIDES
+    overrides = overrides_in(settings) if name == settings.dense_model else config.NO_OVERRIDES
     target = _target_of(folder, settings, placement)
     return load_embedder(public_name(name), folder, limit, target, overrides)
 
@@ -288,23 +265,23 @@ def _reranker_of(
     return load_reranker(public_name(name), folder, limit, target, max_qwen_pairs=pairs)
 
 
-def overrides_in(settings: Settings) -> SentenceOverrides:
+def overrides_in(settings: Settings) -> config.SentenceOverrides:
     """What settings say of the model of dense vectors."""
-    names = (each.name for each in fields(SentenceOverrides))
-    return SentenceOverrides(**{name: getattr(settings, name) for name in names})
+    names = (each.name for each in fields(config.SentenceOverrides))
+    return config.SentenceOverrides(**{name: getattr(settings, name) for name in names})
 
 
 def _described(device: torch.device, model: ModelInfo) -> DeviceInfo:
     """The hardware, with the number format and the attention of a model on it."""
     return DeviceInfo(
         name=str(device),
-        description=describe_device(device),
+        description=choose.describe_device(device),
         dtype=model.dtype,
         attention=model.paths[ATTENTION],
         gpu_available=device.type != "cpu",
         device_count=torch.cuda.device_count(),
-        memory_bytes=memory_bytes(device),
-        read_memory=memory_reader(device),
+        memory_bytes=choose.memory_bytes(device),
+        read_memory=choose.memory_reader(device),
     )
 
 
@@ -352,9 +329,9 @@ def _load_on(worker: _Placement, settings: Settings, folders: ModelFolders) -> L
         dense=dense,
         reranker=reranker,
         late_interaction=settings.reranker_model == LATE_INTERACTION,
-        demo=read_config(folders.embedding).get(DEMO_KEY),
+        demo=config.read_config(folders.embedding).get(config.DEMO_KEY),
         seconds_per_token=budget.seconds_per_token,
-        free_memory=memory_freer(device),
+        free_memory=choose.memory_freer(device),
     )
 
 
@@ -373,13 +350,13 @@ class EntryLoader:
 
     def read_memory(self, name: str) -> MemoryUsage:
         """The usage of a device's memory."""
-        return memory_usage(torch.device(name))
+        return choose.memory_usage(torch.device(name))
 
     def free_memory(self) -> None:
         """Give back what models that were unloaded have left."""
         gc.collect()
         if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            empty_cuda_cache()
+            choose.empty_cuda_cache()
         trim_heap()
 
     def plan(self, entry: ModelEntry) -> LoadPlan:
@@ -406,7 +383,7 @@ def _settings_for(entry: ModelEntry, settings: Settings) -> Settings:
     """The settings as they are for one model."""
     update: dict[str, Any] = {"dense_embedding_model": entry.name}
     # These are for the default model of dense vectors, whose place this one takes.
-    update |= {each.name: getattr(entry, each.name) for each in fields(SentenceOverrides)}
+    update |= {each.name: getattr(entry, each.name) for each in fields(config.SentenceOverrides)}
     if entry.dtype is not None:
         update["dtype"] = entry.dtype
     if entry.device is not None:  # Another device may not have what was named.
@@ -423,7 +400,7 @@ def _placements_of(entry: ModelEntry, workers: Sequence[_Placement]) -> Iterator
         yield from workers
         return
     for name in map(str.strip, entry.device.split(",")):
-        device = choose_device(name)
+        device = choose.choose_device(name)
         # Without a number it is the first of its kind.
         same = [
             each
@@ -439,7 +416,7 @@ def _placements_of(entry: ModelEntry, workers: Sequence[_Placement]) -> Iterator
 def _load(
     entry: ModelEntry, settings: Settings, folder: Path, placements: Sequence[_Placement]
 ) -> PlacedModels:
-    copies: dict[tuple[str, int], DeviceModel[Any]] = {}
+    copies: dict[tuple[str, int], embedders.DeviceModel[Any]] = {}
     with reading() as read:
         for placement in placements:
             if placement.node not in copies:
@@ -454,7 +431,9 @@ def _load(
     return PlacedModels(placed, lambda: first.info, fingerprint)
 
 
-def _placed(placement: _Placement, model: DeviceModel[Any], settings: Settings) -> PlacedModel:
+def _placed(
+    placement: _Placement, model: embedders.DeviceModel[Any], settings: Settings
+) -> PlacedModel:
     def measure(thoroughly: bool) -> Iterator[Measured | None]:
         for _ in model.capture_graphs_in_steps():
             yield None
@@ -474,5 +453,5 @@ def _placed(placement: _Placement, model: DeviceModel[Any], settings: Settings) 
             yield Measured(budget.tokens, budget.seconds_per_token)
 
     device = replace(_described(placement.device, model.info), name=placement.name)
-    free = memory_freer(placement.device)
+    free = choose.memory_freer(placement.device)
     return PlacedModel(model, device, measure, free, placement.bind_thread)

@@ -11,14 +11,8 @@ from typing import Any
 
 import structlog
 
-from smart_embedder.engine.devices.limits import (
-    DeviceWatchdog,
-    ForwardLimit,
-    Served,
-    ServiceRate,
-    fail_overdue,
-    predicted_seconds,
-)
+from smart_embedder import errors
+from smart_embedder.engine.devices import limits
 from smart_embedder.engine.devices.thread import DeviceThread, guarded
 from smart_embedder.engine.model import Model
 from smart_embedder.engine.scheduling.batcher import Batch, Limits
@@ -28,13 +22,6 @@ from smart_embedder.engine.scheduling.queue import (
     JobQueue,
     Preemption,
     split_short,
-)
-from smart_embedder.errors import (
-    DeviceCrashedError,
-    DeviceFailedError,
-    OutOfMemoryError,
-    SmartEmbedderError,
-    UnhealthyError,
 )
 from smart_embedder.observability.metrics import Metrics
 
@@ -104,10 +91,10 @@ class DeviceExecutor:
         launching: DeviceThread,
         collecting: DeviceThread | None,
         *,
-        limit: ForwardLimit,
+        limit: limits.ForwardLimit,
         metrics: Metrics,
         free_memory: Callable[[], object],
-        models: dict[Model, Served],
+        models: dict[Model, limits.Served],
         batch_wait: float,
         on_stuck: Callable[[], None],
         on_failed: Callable[[], None],
@@ -118,8 +105,8 @@ class DeviceExecutor:
         self.free_memory = free_memory
         self.limit = limit
         self.models = models
-        self.watchdog = DeviceWatchdog(on_stuck)
-        self.rate = ServiceRate()
+        self.watchdog = limits.DeviceWatchdog(on_stuck)
+        self.rate = limits.ServiceRate()
         self.failed = False
         self.most_batches = 1 if collecting is None else 2
         self._consumer = queue.consumer(self.serves)
@@ -185,7 +172,7 @@ class DeviceExecutor:
         if served.rate.tokens_per_second:
             seconds = batch.tokens / served.rate.tokens_per_second
         else:
-            seconds = predicted_seconds(batch, served.seconds_per_token)
+            seconds = limits.predicted_seconds(batch, served.seconds_per_token)
         in_flight = InFlight(batch, device_free=self._last_done, expected_seconds=seconds)
         self._last_done = in_flight.done
         if batch.handed_over:
@@ -264,16 +251,18 @@ class DeviceExecutor:
         in_flight.begun, in_flight.returned = asyncio.Event(), asyncio.Event()
         try:
             results = await self._compute(in_flight)
-        except OutOfMemoryError as error:
+        except errors.OutOfMemoryError as error:
             out_of_memory = error
-        except DeviceFailedError as error:
+        except errors.DeviceFailedError as error:
             self._take_out_of_service(in_flight.forward, error)
         except _NotLaunchedError:
             if self.failed:
                 message = "a device has failed before it computed this"
-                self._hand_over(in_flight.forward, DeviceFailedError(message, retry_after=30))
+                self._hand_over(
+                    in_flight.forward, errors.DeviceFailedError(message, retry_after=30)
+                )
         except Exception as error:
-            if not isinstance(error, SmartEmbedderError):
+            if not isinstance(error, errors.SmartEmbedderError):
                 tokens = in_flight.forward.tokens
                 log.exception("batch_failed", model=batch.model.name, tokens=tokens)
             in_flight.forward.fail(error)
@@ -284,19 +273,19 @@ class DeviceExecutor:
             await in_flight.device_free.wait()
             await self._run_in_halves(in_flight, out_of_memory)
 
-    def _take_out_of_service(self, batch: Batch, error: DeviceFailedError) -> None:
+    def _take_out_of_service(self, batch: Batch, error: errors.DeviceFailedError) -> None:
         """Take no more batches; hand `batch` to another device, unless it may be the cause."""
         was_serving, self.failed = not self.failed, True
-        if batch.handed_over or isinstance(error, DeviceCrashedError):
+        if batch.handed_over or isinstance(error, errors.DeviceCrashedError):
             batch.fail(error)
         else:
             self._hand_over(replace(batch, handed_over=True), error)
         if was_serving:
-            self.rate = ServiceRate()
+            self.rate = limits.ServiceRate()
             log.error("device_failed", device=self.name, exc_info=error)
             self._on_failed()
 
-    def _hand_over(self, batch: Batch, error: DeviceFailedError) -> None:
+    def _hand_over(self, batch: Batch, error: errors.DeviceFailedError) -> None:
         """Give a batch to another device; it fails with `error` if none has its model."""
         if not self._has_others(batch.model):
             batch.fail(error)
@@ -328,7 +317,7 @@ class DeviceExecutor:
             metrics.rerank_inference.observe(seconds)
         batch.complete(results, seconds)
 
-    async def _run_in_halves(self, in_flight: InFlight, error: OutOfMemoryError) -> None:
+    async def _run_in_halves(self, in_flight: InFlight, error: errors.OutOfMemoryError) -> None:
         """Run each half by itself; a single sequence that does not fit fails its request."""
         batch = in_flight.forward
         halves = batch.halves()
@@ -356,7 +345,7 @@ class DeviceExecutor:
                     await in_flight.before.wait()
                     in_flight.begin()
                 batch = in_flight.forward
-                await fail_overdue(batch, self.limit.of_batch(batch, per_token), running)
+                await limits.fail_overdue(batch, self.limit.of_batch(batch, per_token), running)
                 return await running
             finally:
                 running.cancel()
@@ -399,6 +388,8 @@ class _NotLaunchedError(Exception):
     """When it was its turn the device had failed, or nobody waited for it any longer."""
 
 
-def consumer_ended() -> UnhealthyError:
+def consumer_ended() -> errors.UnhealthyError:
     """The error of requests whose consumer has ended by an unexpected error."""
-    return UnhealthyError("the queue's consumer has ended; its log line says why", retry_after=30)
+    return errors.UnhealthyError(
+        "the queue's consumer has ended; its log line says why", retry_after=30
+    )

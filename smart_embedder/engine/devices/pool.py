@@ -7,14 +7,8 @@ from functools import partial
 
 import structlog
 
+from smart_embedder.engine.devices import limits
 from smart_embedder.engine.devices.executor import DeviceExecutor, consumer_ended
-from smart_embedder.engine.devices.limits import (
-    CPU_SECONDS,
-    GPU_SECONDS,
-    ForwardLimit,
-    Served,
-    TokenBudget,
-)
 from smart_embedder.engine.devices.thread import DeviceThread, ThreadFactory, guarded
 from smart_embedder.engine.model import (
     DeviceInfo,
@@ -217,8 +211,9 @@ class DevicePool:
             self._queue,
             thread,
             self._make_thread(f"{name}-results", None) if on_gpu else None,
-            limit=ForwardLimit(
-                self._settings.gpu_process_timeout, GPU_SECONDS if on_gpu else CPU_SECONDS
+            limit=limits.ForwardLimit(
+                self._settings.gpu_process_timeout,
+                limits.GPU_SECONDS if on_gpu else limits.CPU_SECONDS,
             ),
             metrics=self._metrics,
             free_memory=free_memory,
@@ -233,12 +228,12 @@ class DevicePool:
         self._executors[executor] = consumer
         return executor
 
-    def _served(self, runs: Model, measured: Measured) -> Served:
+    def _served(self, runs: Model, measured: Measured) -> limits.Served:
         settings = self._settings
-        budget = TokenBudget(
+        budget = limits.TokenBudget(
             measured.max_batch_tokens, settings.max_batch_sequences, settings.max_requests_in_batch
         )
-        return Served(runs, budget, measured.seconds_per_token)
+        return limits.Served(runs, budget, measured.seconds_per_token)
 
     def _go_on_without_a_device(self) -> None:
         if self.all_failed:

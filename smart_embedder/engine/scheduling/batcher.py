@@ -34,14 +34,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from smart_embedder.engine import records
 from smart_embedder.engine.model import Model
-from smart_embedder.engine.records import (
-    DEFAULT_URGENCY,
-    Outputs,
-    TextEmbedding,
-    TokenSequence,
-    join,
-)
 from smart_embedder.engine.scheduling.job import Job
 
 QUANTUM_TOKENS = 32
@@ -80,9 +74,9 @@ class Batch:
     handed_over: bool = False
 
     @cached_property
-    def sequences(self) -> list[TokenSequence]:
+    def sequences(self) -> list[records.TokenSequence]:
         """The token ids of every sequence, slice after slice."""
-        sequences: list[TokenSequence] = []
+        sequences: list[records.TokenSequence] = []
         for each in self.slices:
             sequences += each.job.sequences[each.start : each.stop]
         return sequences
@@ -105,10 +99,10 @@ class Batch:
 
         `model` is the batch's own model, or the replica of it on this device.
         """
-        outputs: list[Outputs] = []
+        outputs: list[records.Outputs] = []
         for each in self.slices:
             outputs += [each.job.outputs] * each.count
-        collect = model.launch(list(map(join, self.sequences)), outputs)
+        collect = model.launch(list(map(records.join, self.sequences)), outputs)
         return partial(self._collect, collect)
 
     def complete(self, results: Sequence[Any], seconds: float) -> None:
@@ -158,7 +152,7 @@ class Batch:
         if len(self.slices) == 1:
             return reduced
         return [
-            each.copy() if isinstance(each, TextEmbedding | np.ndarray) else each
+            each.copy() if isinstance(each, records.TextEmbedding | np.ndarray) else each
             for each in reduced
         ]
 
@@ -192,7 +186,7 @@ class Flow:
 
 def weight_of(urgency: int) -> float:
     """The weight of a job of this urgency; 1 for the default urgency."""
-    return float(2.0 ** (DEFAULT_URGENCY - urgency))
+    return float(2.0 ** (records.DEFAULT_URGENCY - urgency))
 
 
 def form_batch(jobs: Mapping[Job, Flow], limits_of: LimitsOf) -> Batch:
