@@ -13,13 +13,7 @@ from typing import cast, get_args
 
 from smart_embedder import errors
 from smart_embedder.engine.checks import has_prompt_for
-from smart_embedder.engine.model import (
-    Embedder,
-    LoadedModels,
-    ModelInfo,
-    PlacedModels,
-    Reranker,
-)
+from smart_embedder.engine.model import Embedder, LoadedModels, ModelInfo, PlacedModels, Reranker
 from smart_embedder.engine.records import InputType
 from smart_embedder.settings import LATE_INTERACTION, NO_RERANKER, Settings
 from smart_embedder.settings.types import ModelEntry, public_name

@@ -101,11 +101,7 @@ class CachedPipeline(EmbeddingPipeline):
     """
 
     def __init__(
-        self,
-        admission: Admission,
-        waiting: ConcurrencyLimit,
-        settings: Settings,
-        metrics: Metrics,
+        self, admission: Admission, waiting: ConcurrencyLimit, settings: Settings, metrics: Metrics
     ) -> None:
         super().__init__(admission, waiting)
         self._metrics = metrics

@@ -20,13 +20,7 @@ from typing import Any
 
 import httpx2
 import structlog
-from huggingface_hub import (
-    HfApi,
-    ModelInfo,
-    get_session,
-    snapshot_download,
-    try_to_load_from_cache,
-)
+from huggingface_hub import HfApi, ModelInfo, get_session, snapshot_download, try_to_load_from_cache
 from huggingface_hub.errors import (
     GatedRepoError,
     HfHubHTTPError,

@@ -160,9 +160,7 @@ def _expansion(folder: Path, config: Mapping[str, Any] | None) -> Expansion | No
             f"{folder} expands queries by the strategy {config.get('strategy')}; known here: fixed"
         )
     return Expansion(
-        _length(config, "length", _QUERY_LENGTH),
-        bool(config.get("attend")),
-        config.get("token"),
+        _length(config, "length", _QUERY_LENGTH), bool(config.get("attend")), config.get("token")
     )
 
 
