@@ -220,36 +220,32 @@ class ModelPool:
             async with self._one_at_a_time:
                 if model.models is not None:  # It was to give way, and did not have to.
                     return None
-                # As a value: whatever it is, those who wait must hear of it.
-                (outcome,) = await asyncio.gather(self._bring(model), return_exceptions=True)
+                models = await self._bring(model)
+        except Exception as error:  # noqa: BLE001 - those who wait must hear of whatever it is
+            return self._failed(model, error)
         finally:
             self._to_load.remove(model)
             model.loading = None
-        if isinstance(outcome, LoadedModels):
-            seconds = model.succeed(outcome)
-            self._bytes_per_second = model.nbytes / max(seconds, 1e-3) or _USUAL_RATE
-            self._metrics.model_loads.labels(model.name, "success").inc()
-            seconds, size = round(seconds, 2), model.nbytes
-            log.info("model_loaded", model=model.name, seconds=seconds, bytes=size)
-            return None
-        if isinstance(outcome, LoadingError) and not isinstance(outcome, MemoryTakenError):
-            return outcome  # Nobody waits for it any more.
-        if not isinstance(outcome, Exception):
-            raise outcome
-        self._note_failure(model, outcome)
-        return model.refusal
+        seconds, size = model.succeed(models), model.nbytes
+        self._bytes_per_second = size / max(seconds, 1e-3) or _USUAL_RATE
+        self._metrics.model_loads.labels(model.name, "success").inc()
+        log.info("model_loaded", model=model.name, seconds=round(seconds, 2), bytes=size)
+        return None
 
-    def _note_failure(self, model: PooledModel, error: Exception) -> None:
+    def _failed(self, model: PooledModel, error: Exception) -> SmartEmbedderError | None:
         if isinstance(error, MemoryTakenError):
             log.warning("model_waits_for_memory", model=model.name, reason=str(error))
             model.fail(error)
-            return
-        own = isinstance(error, SmartEmbedderError)
-        reason = str(error) if own else f"{type(error).__name__}: {error}"
-        traceback = {} if own else {"exc_info": error}
-        log.error("model_load_failed", model=model.name, reason=reason, **traceback)
-        self._metrics.model_loads.labels(model.name, "failure").inc()
-        model.fail(error if isinstance(error, ModelTooLargeError) else None)
+        elif isinstance(error, LoadingError):
+            return error  # Nobody waits for it any more.
+        else:
+            own = isinstance(error, SmartEmbedderError)
+            reason = str(error) if own else f"{type(error).__name__}: {error}"
+            traceback = {} if own else {"exc_info": error}
+            log.error("model_load_failed", model=model.name, reason=reason, **traceback)
+            self._metrics.model_loads.labels(model.name, "failure").inc()
+            model.fail(error if isinstance(error, ModelTooLargeError) else None)
+        return model.refusal
 
     async def _bring(self, model: PooledModel) -> LoadedModels:
         """Find it, make room for it, load it and let the devices serve it."""

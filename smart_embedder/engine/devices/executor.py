@@ -369,15 +369,16 @@ class DeviceExecutor:
                 in_flight.before, self._last_returned = self._last_returned, in_flight.returned
             in_flight.begin()
             loop.call_soon_threadsafe(in_flight.begun.set)
-            collect = guarded(partial(batch.launch, model), self.free_memory)
-            collect_guarded = partial(guarded, collect, self.free_memory)
-            return collect_guarded() if self._collecting is None else collect_guarded
+            collect = batch.launch(model)
+            return collect() if self._collecting is None else collect
 
         try:
-            launched = await self.launching.run(launch, preempts=preempts)
+            guarded_launch = partial(guarded, launch, self.free_memory)
+            launched = await self.launching.run(guarded_launch, preempts=preempts)
             if self._collecting is not None:
                 in_flight.launched.set()
-                launched = await self._collecting.run(launched)
+                collect = partial(guarded, launched, self.free_memory)
+                launched = await self._collecting.run(collect)
             results: list[Any] = launched
             return results
         finally:  # The thread may have ended before this began.
