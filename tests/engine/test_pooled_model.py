@@ -23,23 +23,22 @@ from tests.engine.fakes import FakeModel, FakeReranker, loaded
 def test_an_embedder_makes_its_kinds_and_reads_the_types_that_change_something() -> None:
     model = FakeModel()
     model.kinds = Outputs(dense=True, colbert=True, states=True)
-    made = abilities_of("embed", loaded(model))
+    made = abilities_of(model, "embed")
     assert (made.kinds, made.input_types, made.max_length) == (("dense", "colbert"), (), 100)
     model.prompts = MappingProxyType({"passage": "p: "})
-    assert abilities_of("embed", loaded(model)).input_types == ("document",)
+    assert abilities_of(model, "embed").input_types == ("document",)
     model.reads_input_type = True
-    assert abilities_of("embed", loaded(model)).input_types == ("query", "document")
+    assert abilities_of(model, "embed").input_types == ("query", "document")
 
 
 def test_a_reranker_makes_scores_and_labels_where_it_has_several() -> None:
     reranker = FakeReranker()
-    assert abilities_of("rerank", loaded(FakeModel())) is None
-    assert abilities_of("rerank", loaded(FakeModel(), reranker=reranker)).kinds == ("scores",)
+    assert abilities_of(reranker, "rerank").kinds == ("scores",)
     reranker.labels = ("one",)
-    assert abilities_of("rerank", loaded(FakeModel(), reranker=reranker)).kinds == ("scores",)
+    assert abilities_of(reranker, "rerank").kinds == ("scores",)
     reranker.labels = ("one", "two")
     reranker.refusal = "no label for that"
-    assert abilities_of("rerank", loaded(FakeModel(), reranker=reranker)).kinds == ("labels",)
+    assert abilities_of(reranker, "rerank").kinds == ("labels",)
 
 
 def test_the_default_models_are_shown_once_each_with_what_they_do() -> None:
