@@ -5,7 +5,6 @@ import dataclasses
 from smart_embedder.api import rendering
 from smart_embedder.api.endpoints import native, operations
 from smart_embedder.api.errors import STATUS_OF
-from smart_embedder.api.formats import vectors
 from smart_embedder.errors import EmptyInputError
 from smart_embedder.main import create_app
 from smart_embedder.server.process import run
@@ -37,7 +36,7 @@ def by_rising_score(passages, result, model):
 
 
 if __name__ == "__main__":
-    vectors.render_matrix = drop_a_vector
+    rendering.render_matrix = drop_a_vector
     rendering.truncation_as_json = miscount
     operations.totals = exaggerate
     native.render_rerank = by_rising_score
