@@ -69,7 +69,8 @@ class Engine:
     `start` loads the models; until it returns, and after `close` was called, `lease` refuses with
     an `UnavailableError`. `embed`, `rerank` and `classify` lease the models of their request; who
     has a lease gives its models to `embedding` and `scoring`, because a second lease within it
-    would wait where the model has to be evicted. Usable in-process as an async context manager.
+    would wait where the model has to be evicted. `closing` says that `close` was called. Usable
+    in-process as an async context manager.
     `make_thread` makes the threads of the devices and of the loader.
     """
 
@@ -108,7 +109,7 @@ class Engine:
         self.scoring = ScoringPipeline(admission, scored, settings.rerank_gpu_timeout)
         self._defaults: dict[str | None, LoadedModels] = {}
         self._requests = ActiveRequests()
-        self._closing = self._aborted = False
+        self.closing = self._aborted = False
         self._loading: asyncio.Future[LoadedModels] | None = None
         self._metrics.queue_size.set_function(lambda: waiting.held)
         self._metrics.queue_capacity.set(settings.max_queue_size)
@@ -147,11 +148,6 @@ class Engine:
         ]
 
     @property
-    def closing(self) -> bool:
-        """Whether `close` was called."""
-        return self._closing
-
-    @property
     def failed_devices(self) -> list[str]:
         """The devices that have failed and are out of service; the others serve on."""
         return self._devices.failed
@@ -159,7 +155,7 @@ class Engine:
     @property
     def failure(self) -> Exception | None:
         """The fault after which only a restart helps, if there is one."""
-        return self._devices.failure(self._loading, closing=self._closing)
+        return self._devices.failure(self._loading, closing=self.closing)
 
     async def start(self) -> None:
         """Load and warm the models; raises `StartupError` if that fails."""
@@ -180,7 +176,7 @@ class Engine:
         Requests that are not served within SHUTDOWN_TIMEOUT are aborted. A forward that is still
         running then gets SHUTDOWN_TIMEOUT to return, or no time after `abort`.
         """
-        self._closing = True
+        self.closing = True
         try:
             async with asyncio.timeout(self._settings.shutdown_timeout):
                 await self._requests.wait_for_none()
@@ -195,7 +191,7 @@ class Engine:
 
     def abort(self) -> None:
         """Fail every accepted request: each waiting caller gets a `DrainingError`."""
-        self._closing = self._aborted = True
+        self.closing = self._aborted = True
         message = "the service was stopped before this was done"
         self._accepted.abort(DrainingError(message, retry_after=5))
 
@@ -281,7 +277,7 @@ class Engine:
             await self._further.unload(model)
 
     def _require_ready(self) -> None:
-        if self._closing:
+        if self.closing:
             raise DrainingError("the service is shutting down", retry_after=5)
         failure = self.failure
         if failure is not None:

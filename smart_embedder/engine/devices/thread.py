@@ -35,13 +35,8 @@ def outcome_of(call: Callable[[], Result]) -> Result | Exception:
         return error
 
 
-class _Current(threading.local):
-    """The calls that may preempt the one of the current thread."""
-
-    preempting: deque[Callable[[], None]] | None = None
-
-
-_current = _Current()
+# Of each thread, `preempting`: the calls that may preempt its current one.
+_current = threading.local()
 
 
 def run_preempting_call() -> bool:
@@ -50,7 +45,7 @@ def run_preempting_call() -> bool:
     A model calls this between two layers of a forward. It does nothing in a thread that is not a
     device thread, and within a call that itself preempts another.
     """
-    waiting = _current.preempting
+    waiting: deque[Callable[[], None]] | None = getattr(_current, "preempting", None)
     if not waiting:
         return False
     answer = waiting.popleft()
