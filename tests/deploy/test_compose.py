@@ -193,12 +193,12 @@ def checkout(tmp_path: Path) -> Path:
 
 @needs_compose
 @pytest.mark.parametrize("device", ["gpu", "cpu"])
-def test_each_file_stands_alone(checkout: Path, device: str) -> None:
+def test_each_file_stands_alone_and_both_with_the_gpu_first_mean_the_cpu(
+    checkout: Path, device: str
+) -> None:
     project = configured(f"docker-compose.{device}.yml", folder=checkout)
     ours = project["services"][OURS]
     assert project["name"] == "smart-embedder"
-    assert ours["container_name"] == f"smart-embedder-{device}"
-    assert ours["build"]["dockerfile"] == f"Dockerfile.{device}"
     assert ("devices" in str(ours.get("deploy"))) == (device == "gpu")
     limits = {name: int(each["mem_limit"]) >> 30 for name, each in project["services"].items()}
     assert limits == {OURS: 16, "prometheus": 1, "grafana": 1, "qdrant": 4}
@@ -210,11 +210,8 @@ def test_each_file_stands_alone(checkout: Path, device: str) -> None:
     # The stop grace is above the drain.
     drain = Settings.model_fields["shutdown_timeout"].default
     assert int(ours["stop_grace_period"].removesuffix("s")) > drain
-
-
-@needs_compose
-def test_both_files_with_the_gpu_first_mean_the_cpu(checkout: Path) -> None:
-    assert configured(GPU, CPU, folder=checkout) == configured(CPU, folder=checkout)
+    if device == "cpu":
+        assert configured(GPU, CPU, folder=checkout) == project
 
 
 @needs_compose

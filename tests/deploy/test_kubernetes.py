@@ -178,17 +178,13 @@ def test_the_grace_is_above_the_drain(objects, container, pod) -> None:
     assert pause >= ready["periodSeconds"]
 
 
-def test_probes_ask_paths_that_answer(container, server: RunningServer) -> None:
+def test_probes_and_the_metric_to_scale_by_are_what_the_service_answers(
+    objects, container, server: RunningServer
+) -> None:
     for probe, word in (("startup", "ready"), ("readiness", "ready"), ("liveness", "live")):
         asked = container[f"{probe}Probe"]["httpGet"]
         assert (asked["path"], asked["port"]) == (f"/health/{word}", "http")
-        with server.client() as client:
-            assert client.get(asked["path"]).status_code == 200
-
-
-def test_it_is_scaled_and_scraped_by_a_metric_that_the_service_has(
-    objects, server: RunningServer
-) -> None:
+        assert server.get(asked["path"]).status_code == 200
     (metric,) = objects["HorizontalPodAutoscaler"]["spec"]["metrics"]
     name = metric["pods"]["metric"]["name"]
     rules = yaml.safe_load((FOLDER / "prometheus-adapter.yaml").read_text())["rules"]["custom"]
@@ -196,8 +192,7 @@ def test_it_is_scaled_and_scraped_by_a_metric_that_the_service_has(
     assert all(rule["seriesQuery"].startswith(f"{name}{{") for rule in rules)
     notes = objects["Deployment"]["spec"]["template"]["metadata"]["annotations"]
     assert notes["prometheus.io/port"] == "8000"
-    with server.client() as client:
-        told = client.get(notes["prometheus.io/path"]).text
+    told = server.get(notes["prometheus.io/path"]).text
     assert re.search(rf"^{name} ", told, re.MULTILINE)
 
 

@@ -39,12 +39,19 @@ def test_on_a_terminal_it_asks_for_the_models(
 ) -> None:
     code, shown = start_on_terminal(answers, "local", "cpu", script=started)
     assert code == 0, shown
-    found = told_on_terminal(shown)
+    found, text = told_on_terminal(shown), "\n".join(shown)
     assert found.get("DENSE_EMBEDDING_MODEL") == dense
     assert found["RERANKER_MODEL"] == reranker
-    assert found.get("QWEN_RERANK_BATCH_SIZE") == ("1" if "Qwen" in reranker else None)
-    asked = "\n".join(shown).count("BGE or QWEN [BGE]: ")
-    assert asked == max(2, answers.count("\n"))
+    tuned = {"QWEN_RERANK_BATCH_SIZE": "1", "QWEN_RERANK_MAX_LENGTH": "2048"}
+    tuned = tuned if "Qwen" in reranker else {}
+    assert found.get("QWEN_RERANK_BATCH_SIZE") == tuned.get("QWEN_RERANK_BATCH_SIZE")
+    limits = "".join(f", {name}={value}" for name, value in tuned.items())
+    assert any(line.endswith(f"Set for this start: DEVICE=cpu{limits}.") for line in shown)
+    assert text.count("BGE or QWEN [BGE]: ") == max(2, answers.count("\n"))
+    assert text.count("That is neither BGE nor QWEN.") == max(0, answers.count("\n") - 2)
+    for question in QUESTIONS:
+        for word, model in question.answers.items():
+            assert re.search(rf"^  {word} +{model or 'BAAI/bge-m3'}, \d\.\d GB", text, re.MULTILINE)
 
 
 def test_on_a_terminal_it_asks_only_for_what_is_not_set(started: Path) -> None:
@@ -56,15 +63,6 @@ def test_on_a_terminal_it_asks_only_for_what_is_not_set(started: Path) -> None:
     assert told_on_terminal(one)["RERANKER_MODEL"] == "Qwen/Qwen3-Reranker-0.6B"
     assert "BGE or QWEN" not in "\n".join(none)
     assert told_on_terminal(none)["RERANKER_MODEL"] == "none"
-
-
-def test_a_question_says_what_each_answer_means(started: Path) -> None:
-    _, shown = start_on_terminal("sparse\n\n\n", "local", "cpu", script=started)
-    text = "\n".join(shown)
-    for question in QUESTIONS:
-        for word, model in question.answers.items():
-            assert re.search(rf"^  {word} +{model or 'BAAI/bge-m3'}, \d\.\d GB", text, re.MULTILINE)
-    assert text.count("That is neither BGE nor QWEN.") == 1
 
 
 def test_on_a_terminal_one_line_shows_how_far_the_installation_is(tmp_path: Path) -> None:
@@ -86,41 +84,34 @@ def test_on_a_terminal_one_line_shows_how_far_the_installation_is(tmp_path: Path
     assert max(map(len, states)) < 80
 
 
-def test_what_the_launcher_sets_is_printed(started: Path) -> None:
-    _, shown = start_on_terminal("\nqwen\n", "local", "cpu", script=started)
-    limits = "QWEN_RERANK_BATCH_SIZE=1, QWEN_RERANK_MAX_LENGTH=2048"
-    assert any(line.endswith(f"Set for this start: DEVICE=cpu, {limits}.") for line in shown)
-
-
 def test_demo_asks_nothing(started: Path) -> None:
     _, shown = start_on_terminal("", "local", "cpu", "--demo", script=started)
     assert told_on_terminal(shown)["RERANKER_MODEL"] == "late-interaction"
     assert "BGE or QWEN" not in "\n".join(shown)
 
 
+QWENS = "Qwen/Qwen3-Embedding-0.6B Qwen/Qwen3-Reranker-0.6B 1 2048"
+
+
 @pytest.mark.parametrize("python", [sys.executable, ""], ids=["python", "no python"])
-def test_a_container_gets_the_answers(script: Path, tools: Path, python: str) -> None:
+@pytest.mark.parametrize(
+    ("answers", "told", "wrong"),
+    [
+        pytest.param("qwen\nsparse\nqwen\n", QWENS, 1, id="qwen"),
+        pytest.param("\n\n", "unset BAAI/bge-reranker-v2-m3 unset unset", 0, id="enter"),
+    ],
+)
+def test_a_container_gets_the_answers(
+    script: Path, tools: Path, python: str, answers: str, told: str, wrong: int
+) -> None:
     add_docker(tools)
-    answers = "qwen\nsparse\nqwen\n"
     variables = {"PATH": str(tools), "PYTHON": python}
     _, shown = start_on_terminal(answers, "docker", script=script, **variables)
-    assert "  QWEN  Qwen/Qwen3-Embedding-0.6B, 1.2 GB more." in "\n".join(shown)
-    assert "\n".join(shown).count("That is neither BGE nor QWEN.") == 1
-    assert any(
-        line.endswith("QWEN_RERANK_BATCH_SIZE=1, QWEN_RERANK_MAX_LENGTH=2048.") for line in shown
-    )
-    models = "Qwen/Qwen3-Embedding-0.6B Qwen/Qwen3-Reranker-0.6B"
-    assert any(line.endswith(f"up --build -d | {models} 1 2048") for line in shown)
-
-
-@pytest.mark.parametrize("python", [sys.executable, ""], ids=["python", "no python"])
-def test_a_container_gets_the_defaults_for_enter(script: Path, tools: Path, python: str) -> None:
-    add_docker(tools)
-    variables = {"PATH": str(tools), "PYTHON": python}
-    _, shown = start_on_terminal("\n\n", "docker", script=script, **variables)
-    assert any(
-        line.endswith("up --build -d | unset BAAI/bge-reranker-v2-m3 unset unset") for line in shown
-    )
+    text = "\n".join(shown)
+    assert "  QWEN  Qwen/Qwen3-Embedding-0.6B, 1.2 GB more." in text
+    assert text.count("That is neither BGE nor QWEN.") == wrong
+    assert ("QWEN_RERANK_BATCH_SIZE=1, QWEN_RERANK_MAX_LENGTH=2048." in text) == (told == QWENS)
+    assert any(line.endswith(f"up --build -d | {told}") for line in shown)
 
 
 def test_an_interrupt_at_a_question_ends_it_without_a_traceback(started: Path) -> None:

@@ -21,29 +21,22 @@ pytestmark = needs_bash
 
 
 @pytest.mark.parametrize(
-    ("memory_mib", "limits"),
+    ("report", "limits"),
     [
-        (4096, RerankLimits(4, 4096)),
-        (6144, RerankLimits(4, 4096)),
-        (6145, RerankLimits(8, 8192)),
-        (8188, RerankLimits(8, 8192)),
-        (8192, RerankLimits(8, 8192)),
-        (8193, RerankLimits(16, 8192)),
-        (143_771, RerankLimits(16, 8192)),
+        ("4096\n", RerankLimits(4, 4096)),
+        ("6144\n", RerankLimits(4, 4096)),
+        ("6145\n", RerankLimits(8, 8192)),
+        ("8192\n", RerankLimits(8, 8192)),
+        ("8193\n", RerankLimits(16, 8192)),
+        # The smallest counts.
+        ("24576\r\n6144\r\n", RerankLimits(4, 4096)),
+        ("[N/A]\n", None),
+        ("", None),
     ],
 )
-def test_gpu_memory_sets_the_limits_of_the_qwen_reranker(
-    memory_mib: int, limits: RerankLimits
-) -> None:
-    assert gpu_limits(memory_mib) == limits
-
-
-@pytest.mark.parametrize(
-    ("report", "memory_mib"),
-    [("8188\n", 8188), ("24576\r\n6144\r\n", 6144), ("[N/A]\n", None), ("", None)],
-)
-def test_the_smallest_gpu_counts(report: str, memory_mib: int | None) -> None:
-    assert smallest_memory(report) == memory_mib
+def test_gpu_memory_sets_the_limits_of_the_qwen_reranker(report: str, limits) -> None:
+    memory = smallest_memory(report)
+    assert (memory and gpu_limits(memory)) == limits
 
 
 def test_only_a_qwen_reranker_is_tuned_and_only_where_nothing_is_set() -> None:
@@ -85,40 +78,26 @@ def test_without_a_driver_it_says_so(script: Path) -> None:
 
 OLD = "the NVIDIA driver is too old: it knows CUDA up to 12.4, and local gpu needs 13.0"
 NONE_WORKS = "local gpu needs an NVIDIA GPU, and the driver finds none that works"
+SEE = "see what nvidia-smi says"
 
 
 @pytest.mark.parametrize(
-    ("cuda", "state", "sentence"),
+    ("driver", "problem", "remedy"),
     [
-        (12_040, {}, f"{OLD}: install driver 580 or newer, "),
-        (13_000, {"gpus": 0}, f"{NONE_WORKS}: see what nvidia-smi says, "),
-        (13_000, {"init": 100}, f"{NONE_WORKS}: see what nvidia-smi says, "),
+        pytest.param({"cuda": 12_040}, OLD, "install driver 580 or newer", id="too old"),
+        pytest.param({"cuda": 13_000, "gpus": 0}, NONE_WORKS, SEE, id="no GPU"),
+        pytest.param({"cuda": 13_000, "init": 100}, NONE_WORKS, SEE, id="cuInit fails"),
     ],
-    ids=["too old", "no GPU", "cuInit fails"],
 )
-def test_a_driver_that_torch_could_not_use_is_told_before_anything_is_fetched(
-    tmp_path: Path, script: Path, cuda: int, state: dict[str, int], sentence: str
+def test_a_driver_that_torch_could_not_use_is_told_before_anything_is_fetched_or_leaves_the_cpu(
+    tmp_path: Path, script: Path, started: Path, tools: Path, driver, problem: str, remedy: str
 ) -> None:
-    driver = install_driver(tmp_path, cuda, **state)
-    said = refused("local", "gpu", script=script, **driver)
-    assert said == f"{sentence}or use 'start_server.sh local cpu'."
+    variables = install_driver(tmp_path, **driver)
+    said = refused("local", "gpu", script=script, **variables)
+    assert said == f"{problem}: {remedy}, or use 'start_server.sh local cpu'."
     assert not script.with_name(".venv").exists()
-
-
-@pytest.mark.parametrize(
-    ("facts", "problem"),
-    [
-        ({"cuda": 12_040}, OLD),
-        ({"cuda": 13_000, "gpus": 0}, NONE_WORKS),
-    ],
-    ids=["too old", "no GPU"],
-)
-def test_auto_runs_on_the_cpu_where_torch_could_not_use_the_gpu(
-    tmp_path: Path, script: Path, tools: Path, facts, problem: str
-) -> None:
     add_nvidia_smi(tools, "8188")
-    driver = install_driver(tmp_path, **facts)
-    result = start("local", "auto", script=script, PATH=str(tools), **driver)
+    result = start("local", "auto", script=started, PATH=str(tools), **variables)
     assert result.stdout.startswith(f"The GPU is not used: {problem}: ")
     assert told(result)["DEVICE"] == "cpu"
 

@@ -3,18 +3,16 @@
 import json
 import re
 import signal
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from launcher import local, venv
 from tests.launcher.checkout import (
-    BARE,
-    BASH,
     QWEN,
     ROOT,
     add_program,
+    begin,
     needs_bash,
     start,
     told,
@@ -23,29 +21,18 @@ from tests.launcher.checkout import (
 pytestmark = needs_bash
 
 
-def test_the_app_runs_in_the_checkout_with_its_own_python(started: Path) -> None:
-    found = told(start("local", "cpu", script=started))
-    assert found.pop("pid")
-    assert found == {
+def test_the_app_runs_in_the_checkout_with_its_own_python_and_gets_the_signals(
+    started: Path,
+) -> None:
+    process = begin("local", "cpu", script=started)
+    output, _ = process.communicate()
+    assert json.loads(output.splitlines()[-1]) == {
         "DEVICE": "cpu",
         "tiny": "1.0",
         "prefix": str(started.parent / ".venv"),
         "folder": str(started.parent),
+        "pid": str(process.pid),
     }
-
-
-def test_the_app_is_the_process_that_was_started_so_that_it_gets_the_signals(
-    started: Path,
-) -> None:
-    with subprocess.Popen(
-        [str(BASH), str(started), "local", "cpu"],
-        env=BARE,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-    ) as process:
-        assert process.stdout
-        told_last = process.stdout.read().splitlines()[-1]
-    assert json.loads(told_last)["pid"] == str(process.pid)
 
 
 @pytest.mark.parametrize(
@@ -58,24 +45,20 @@ def test_the_app_is_the_process_that_was_started_so_that_it_gets_the_signals(
         ("cpu", {"DEVICE": "cpu:0,cpu:1"}, "", "cpu:0,cpu:1"),
         ("auto", {"DEVICE": "mps"}, "", "mps"),
         ("auto", {}, "# DEVICE=cuda\n", "cpu"),
+        # Beside a GPU.
+        ("auto", {"DEVICE": "CPU", "nvidia-smi": "works"}, "", "CPU"),
     ],
 )
 def test_the_argument_decides_on_the_device_and_auto_follows_the_setting(
     started: Path, tools: Path, line: str, variables: dict[str, str], dotenv: str, device: str
 ) -> None:
+    if "nvidia-smi" in variables:
+        add_program(tools, "nvidia-smi", "exit 0")
     started.with_name(".env").write_text(dotenv)
     found = told(start("local", line, script=started, **variables, PATH=str(tools)))
     started.with_name(".env").unlink()
     assert found["DEVICE"] == device
     assert "device" not in found
-
-
-def test_auto_takes_the_cpu_where_the_setting_says_so_beside_a_gpu(
-    started: Path, tools: Path
-) -> None:
-    add_program(tools, "nvidia-smi", "exit 0")
-    found = told(start("local", "auto", script=started, DEVICE="CPU", PATH=str(tools)))
-    assert found["DEVICE"] == "CPU"
 
 
 def test_demo_serves_its_own_model_for_everything_and_looks_for_no_hub(started: Path) -> None:
