@@ -42,29 +42,24 @@ async def test_a_lingering_close_sends_the_end_and_reads_on_for_a_while() -> Non
     assert wire.ended == "closed"
 
 
+class Gone(Wire):
+    def write_eof(self) -> None:
+        raise OSError
+
+
 @in_skipped_time
-async def test_what_has_closed_does_not_linger() -> None:
-    wire = Wire()
-    transport = LingeringTransport(wire, asyncio.get_running_loop())
-    assert not transport.is_closing()
+async def test_what_has_closed_does_not_linger_and_a_client_that_is_gone_is_no_error() -> None:
+    wire, gone = Wire(), Gone()
+    closed, left = (LingeringTransport(w, asyncio.get_running_loop()) for w in (wire, gone))
+    assert not closed.is_closing()
     wire.close()
-    assert transport.is_closing()
-    transport.close()
+    assert closed.is_closing()
+    closed.close()
     assert not wire.sent_eof
-
-
-@in_skipped_time
-async def test_a_client_that_is_gone_before_the_end_is_sent_is_no_error() -> None:
-    class Gone(Wire):
-        def write_eof(self) -> None:
-            raise OSError
-
-    wire = Gone()
-    transport = LingeringTransport(wire, asyncio.get_running_loop())
-    transport.close()
-    assert transport.is_closing()
-    transport.close_without_lingering()
-    assert wire.ended == "closed"
+    left.close()
+    assert left.is_closing()
+    left.close_without_lingering()
+    assert gone.ended == "closed"
 
 
 @in_skipped_time

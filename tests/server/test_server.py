@@ -129,10 +129,10 @@ class Service:
             self._never.set()
             await serving
 
-    async def call(self) -> bytes:
+    async def call(self, request: bytes = GET) -> bytes:
         """The answer to one request, when the server has closed its connection."""
         reader, writer = await asyncio.open_connection(*self.address)
-        writer.write(GET)
+        writer.write(request)
         answer = await reader.read()
         writer.close()
         return answer
@@ -145,47 +145,34 @@ async def in_work(service: Service) -> "asyncio.Task[bytes]":
     return call
 
 
+@pytest.mark.parametrize(
+    ("seconds", "streams", "ends", "failed"),
+    [
+        pytest.param(20, False, 20, [], id="is answered"),
+        pytest.param(10_000, False, 27, [27], id="is failed while there is time to say so"),
+        pytest.param(0, True, 0, [], id="is a stream, which ends at once"),
+    ],
+)
 @in_skipped_time
-async def test_a_request_in_work_is_answered_and_then_the_server_ends() -> None:
+async def test_a_request_in_work_ends_and_then_the_server_does(
+    seconds: float, streams: bool, ends: float, failed: list[float]
+) -> None:
     service = Service()
-    service.seconds = 20
+    service.seconds, service.streams = seconds, streams
     async with service.running() as serving:
-        call, began = await in_work(service), now()
+        call = await in_work(service)
+        await asyncio.sleep(100 if streams else 0)
+        assert not call.done()
+        began = now()
         service.server.handle_exit(signal.SIGTERM, None)
         assert service.drain.begun
         answer = await call
-        assert answer.endswith(b"ok")
-        assert b"connection: close" in answer
+        assert b"ok" in answer
+        assert (b"connection: close" in answer) == (not streams)
         await serving
-    assert service.failed == []
-    assert 20 <= now() - began <= 23
-
-
-@in_skipped_time
-async def test_a_request_that_takes_too_long_is_failed_while_there_is_time_to_say_so() -> None:
-    service = Service()
-    service.seconds = 10_000
-    async with service.running() as serving:
-        call, began = await in_work(service), now()
-        service.server.handle_exit(signal.SIGTERM, None)
-        assert (await call).endswith(b"ok")
-        await serving
-    assert [moment - began for moment in service.failed] == [pytest.approx(27, abs=0.2)]
-    assert 27 <= now() - began < TIMEOUT
-
-
-@in_skipped_time
-async def test_a_stream_ends_at_once_when_the_drain_begins() -> None:
-    service = Service()
-    service.streams = True
-    async with service.running() as serving:
-        call, began = await in_work(service), now()
-        await asyncio.sleep(100)
-        assert not call.done()
-        service.server.handle_exit(signal.SIGTERM, None)
-        assert b"ok" in await call
-        await serving
-    assert now() - began < 103
+    told = [moment - began for moment in service.failed]
+    assert told == [pytest.approx(each, abs=0.2) for each in failed]
+    assert ends <= now() - began <= min(ends + 3, TIMEOUT)
 
 
 @in_skipped_time
@@ -297,28 +284,17 @@ async def test_a_second_signal_ends_the_process_with_its_status(monkeypatch) -> 
 @pytest.mark.parametrize(
     ("host", "shown"), [("127.0.0.1", "127.0.0.1"), ("0.0.0.0", "127.0.0.1"), ("::1", "[::1]")]
 )
-def test_the_address_that_is_told_can_be_called(host: str, shown: str) -> None:
-    @in_skipped_time
-    async def tell() -> None:
-        service = Service(host=host)
+@in_skipped_time
+async def test_the_address_that_is_told_can_be_called(host: str, shown: str) -> None:
+    service = Service(host=host)
+    try:
         with capture_logs() as log:
             async with service.running():
                 url = service.server.url
-                assert b"200 OK" in await asyncio.wait_for(closing_call(service), 10)
-        port = int(url.rpartition(":")[2])
-        assert url == f"http://{shown}:{port}"
-        assert {"event": "listening", "url": url, "log_level": "info"} in log
-
-    try:
-        tell()
+                closing = GET.replace(b"Host", b"Connection: close\r\nHost")
+                assert b"200 OK" in await asyncio.wait_for(service.call(closing), 10)
+                await turns()
     except SystemExit:
         pytest.skip(f"{host} cannot be listened on here")
-
-
-async def closing_call(service: Service) -> bytes:
-    reader, writer = await asyncio.open_connection(*service.address)
-    writer.write(GET.replace(b"Host", b"Connection: close\r\nHost"))
-    answer = await reader.read()
-    writer.close()
-    await turns()
-    return answer
+    assert url == f"http://{shown}:{url.rpartition(':')[2]}"
+    assert {"event": "listening", "url": url, "log_level": "info"} in log
