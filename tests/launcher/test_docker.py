@@ -87,25 +87,21 @@ def test_docker_that_cannot_start_is_an_error(script: Path, tools: Path, python:
         (r"[N/A]\n", "unset unset"),
     ],
 )
-def test_a_container_gets_what_the_memory_of_the_gpu_calls_for(
+def test_a_container_gets_what_the_memory_of_the_gpu_calls_for_and_its_limits_are_told(
     script: Path, tools: Path, memory: str, tuned: str, python: str
 ) -> None:
     add_docker(tools)
     add_nvidia_smi(tools, memory)
-    result = start(script=script, PATH=str(tools), PYTHON=python, **QWEN)
-    assert f"docker-compose.gpu.yml up --build -d | unset {QWEN['RERANKER_MODEL']} {tuned}\n" in (
-        result.stdout
-    )
+    variables = QWEN | {"PATH": str(tools), "PYTHON": python, "MEMORY_LIMIT": "3g"}
+    told = start(script=script, **variables).stdout
+    reranker = QWEN["RERANKER_MODEL"]
+    assert f"docker-compose.gpu.yml up --build -d | unset {reranker} {tuned}\n" in told
+    assert "Limits of the container: MEMORY_LIMIT=3g, PIDS_LIMIT=2048.\n" in told
 
 
-@with_and_without_python
-def test_the_limits_of_the_container_are_printed(script: Path, tools: Path, python: str) -> None:
-    add_docker(tools)
+def test_the_limits_of_the_container_are_those_of_the_compose_files() -> None:
     defaults = {each.name: each.default for each in COMPOSE_VARIABLES}
     assert {name: defaults[name] for name in LIMITS} == LIMITS
-    variables = {"PATH": str(tools), "PYTHON": python, "MEMORY_LIMIT": "3g"}
-    result = start("docker", "cpu", script=script, **variables)
-    assert "Limits of the container: MEMORY_LIMIT=3g, PIDS_LIMIT=2048.\n" in result.stdout
 
 
 def failing(message: str) -> str:
@@ -151,6 +147,9 @@ def test_auto_needs_the_nvidia_toolkit_where_there_is_a_gpu(script: Path, tools:
     add_program(tools, "nvidia-smi", "exit 0")
     assert refused("docker", "auto", script=script, PATH=str(tools)) == NO_TOOLKIT
     assert start("docker", "cpu", script=script, PATH=str(tools)).returncode == 0
+    # The toolkit's hook is enough, without a runtime of its own.
+    add_program(tools, "nvidia-container-runtime-hook", "exit 0")
+    assert start("docker", "gpu", script=script, PATH=str(tools)).returncode == 0
 
 
 @pytest.mark.parametrize(
@@ -174,14 +173,6 @@ def test_docker_that_is_new_enough_and_may_have_the_toolkit_is_used(
     assert start(*line.split(), script=script, PATH=str(tools)).returncode == 0
 
 
-def test_the_toolkits_hook_is_enough_without_a_runtime_of_its_own(
-    script: Path, tools: Path
-) -> None:
-    add_docker(tools, **HERE)
-    add_program(tools, "nvidia-container-runtime-hook", "exit 0")
-    assert start("docker", "gpu", script=script, PATH=str(tools)).returncode == 0
-
-
 @pytest.fixture
 def real_docker(tools: Path, tmp_path: Path) -> dict[str, str]:
     """Docker's own command, a stand-in for its plugin, and no daemon; skips without it."""
@@ -201,17 +192,12 @@ def real_docker(tools: Path, tmp_path: Path) -> dict[str, str]:
     }
 
 
-def test_the_real_docker_without_its_daemon_is_told(
+def test_the_real_docker_whose_daemon_is_not_there_or_forbidden_is_told(
     script: Path, real_docker: dict[str, str]
 ) -> None:
     sentence = refused(script=script, **real_docker)
     assert sentence.startswith("the Docker daemon does not answer (")
     assert real_docker["DOCKER_HOST"] in sentence
-
-
-def test_the_real_docker_with_a_daemon_that_is_forbidden_is_told(
-    script: Path, real_docker: dict[str, str], tmp_path: Path
-) -> None:
     with socket.socket(socket.AF_UNIX) as daemon:
         path = Path(real_docker["DOCKER_HOST"].removeprefix("unix://"))
         daemon.bind(str(path))
