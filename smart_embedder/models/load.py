@@ -11,7 +11,7 @@ from dataclasses import replace
 from pydantic import SecretStr
 
 from smart_embedder.engine.model import DownloadStatus, LoadedModels
-from smart_embedder.models.checkpoint.reading import read_ahead
+from smart_embedder.models.checkpoint.reading import model_folders, read_ahead
 from smart_embedder.settings import Settings
 
 # How often a thread of PyTorch's pool polls for work before it sleeps: about 80 microseconds,
@@ -34,11 +34,15 @@ def load_models(
     """
     _prepare_libraries(settings)
     sys.setswitchinterval(min(_SWITCH_INTERVAL, sys.getswitchinterval()))
-    # The weights come from the disk while Python imports.
-    read_ahead(settings)
-    from smart_embedder.models.loader import EntryLoader, load  # noqa: PLC0415 - see above
+    # The weights come from the disk, and tokenizers are parsed, while Python imports PyTorch.
+    folders = list(model_folders(settings))
+    read_ahead(folders)
+    from smart_embedder.models.text.tokenizer import parsed_ahead  # noqa: PLC0415 - see above
 
-    models = load(settings, status, with_digests=with_digests)
+    with parsed_ahead(folder / "tokenizer.json" for folder in folders):
+        from smart_embedder.models.loader import EntryLoader, load  # noqa: PLC0415 - see above
+
+        models = load(settings, status, with_digests=with_digests)
     if settings.models:
         models = replace(models, loader=EntryLoader(settings, status))
     return models

@@ -6,11 +6,12 @@ short or removed. While one is being read, a change of it ends the loading.
 
 import ctypes
 import hashlib
+import io
 import os
 import sys
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -161,34 +162,49 @@ def read_file(path: Path) -> bytes:
     return file.read(0, file.size)
 
 
-def read_ahead(settings: Settings) -> threading.Thread:
-    """Read, on a thread of its own, each model's weights that lie on the disk.
+def model_folders(settings: Settings) -> Iterator[Path]:
+    """The folders of the models that lie on the disk, each once, in the order of their loading."""
+    for name in dict.fromkeys(
+        (settings.embedding_model, settings.dense_model, settings.reranker_model)
+    ):
+        folder = Path(name)
+        if "/" in name and not folder.is_dir():
+            yield from (settings.hub_cache / f"models--{name.replace('/', '--')}").glob(
+                "snapshots/*"
+            )
+        else:
+            yield folder
+
+
+def read_ahead(folders: Iterable[Path]) -> threading.Thread:
+    """Read, on a thread of its own, the weights in these folders.
 
     It only fills the system's cache: errors are raised when the weights are loaded. posix_fadvise,
     which only announces the reads, gained nothing.
     """
-    paths: list[Path] = []
-    # In the order in which they are loaded, each once: of a folder, or of snapshots from the hub.
-    for name in dict.fromkeys(
-        (settings.embedding_model, settings.dense_model, settings.reranker_model)
-    ):
-        folders = [Path(name)]
-        if "/" in name and not folders[0].is_dir():
-            model = settings.hub_cache / f"models--{name.replace('/', '--')}"
-            folders = list(model.glob("snapshots/*"))
-        paths += [path for folder in folders for each in _WEIGHTS for path in folder.glob(each)]
+    paths = [path for folder in folders for each in _WEIGHTS for path in folder.glob(each)]
 
     def read_all() -> None:
         # Not a bytearray, which would be filled with zeros under Python's lock.
         with mmap(-1, _AHEAD_AT_ONCE) as buffer:
             for path in paths:
                 with suppress(OSError), path.open("rb", buffering=0) as file:
-                    while file.readinto(buffer):
-                        pass
+                    for offset in range(0, path.stat().st_size, len(buffer)):
+                        if not _is_cached(file, offset):
+                            file.seek(offset)
+                            file.readinto(buffer)
 
     thread = threading.Thread(target=read_all, name="read-ahead", daemon=True)
     thread.start()
     return thread
+
+
+def _is_cached(file: io.FileIO, offset: int) -> bool:
+    """Whether a file's content at `offset` is in the system's cache; False where none can tell."""
+    try:
+        return os.preadv(file.fileno(), [bytearray(1)], offset, os.RWF_NOWAIT) > 0
+    except (AttributeError, OSError):
+        return False
 
 
 def trim_heap() -> None:

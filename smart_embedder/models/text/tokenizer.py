@@ -7,7 +7,9 @@ are kept; the others are counted. Far beyond the model's limit a text is not rea
 its number of tokens is a lower bound.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -49,6 +51,31 @@ COUNTED_TOKENS = 65_536
 
 
 NO_IDS = np.array([], dtype=np.int64)
+# By the content of their files, so that none is taken for another that was put in its place.
+_parsed_ahead: dict[bytes, "Future[Tokenizer]"] = {}
+
+
+@contextmanager
+def parsed_ahead(paths: Iterable[Path]) -> Iterator[None]:
+    """Parse these files on a thread of its own, for every `TextTokenizer.from_folder` within.
+
+    Errors are raised there, too. The tokenizers library does not hold the GIL meanwhile.
+    """
+    threads = ThreadPoolExecutor(1, thread_name_prefix="parse-ahead")
+    for path in paths:
+        with suppress(OSError):
+            content = read_file(path)
+            if content not in _parsed_ahead:
+                _parsed_ahead[content] = threads.submit(_parse, content)
+    try:
+        yield
+    finally:
+        threads.shutdown(wait=False, cancel_futures=True)
+        _parsed_ahead.clear()
+
+
+def _parse(content: bytes) -> Tokenizer:
+    return Tokenizer.from_str(content.decode())
 
 
 @dataclass(slots=True)
@@ -158,7 +185,10 @@ class TextTokenizer:
         if not path.is_file():
             raise StartupError(f"{folder} holds no tokenizer.json")
         try:
-            tokenizer = _as_transformers_reads(Tokenizer.from_str(read_file(path).decode()), folder)
+            content = read_file(path)
+            parsed = _parsed_ahead.pop(content, None)
+            tokenizer = _parse(content) if parsed is None else parsed.result()
+            tokenizer = _as_transformers_reads(tokenizer, folder)
             _require_embeddings(tokenizer, folder)
             if lower_case:
                 own, lower = tokenizer.normalizer, normalizers.Lowercase()

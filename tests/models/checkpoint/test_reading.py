@@ -20,7 +20,13 @@ from safetensors.torch import load_file, save_file
 
 from smart_embedder.errors import StartupError
 from smart_embedder.models.checkpoint.config import read_config
-from smart_embedder.models.checkpoint.reading import AT_ONCE, read_ahead, read_file, reading
+from smart_embedder.models.checkpoint.reading import (
+    AT_ONCE,
+    model_folders,
+    read_ahead,
+    read_file,
+    reading,
+)
 from smart_embedder.models.checkpoint.weights import Weights
 from smart_embedder.models.loader import load
 from smart_embedder.settings import Settings
@@ -243,7 +249,7 @@ def test_folders_and_snapshots_of_the_hub_are_read(tmp_path: Path) -> None:
         reranker_model="a/reranker",
         hf_home=tmp_path,
     )
-    read_ahead(settings).join()
+    read_ahead(model_folders(settings)).join()
     assert all(map(is_cached, wanted))
     assert not is_cached(other)
 
@@ -251,4 +257,4 @@ def test_folders_and_snapshots_of_the_hub_are_read(tmp_path: Path) -> None:
 def test_what_cannot_be_read_is_left_to_the_loading(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").mkdir()
     settings = Settings(embedding_model=str(tmp_path), reranker_model="none", hf_home=tmp_path)
-    read_ahead(settings).join()
+    read_ahead(model_folders(settings)).join()

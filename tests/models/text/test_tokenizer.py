@@ -22,7 +22,12 @@ from smart_embedder.engine.records import Side, TruncationOptions
 from smart_embedder.engine.scheduling.admission import TokenizerThreads
 from smart_embedder.errors import StartupError
 from smart_embedder.models.text import tokenizer as tokenizer_module
-from smart_embedder.models.text.tokenizer import TextTokenizer, TruncatedTokens, template_of
+from smart_embedder.models.text.tokenizer import (
+    TextTokenizer,
+    TruncatedTokens,
+    parsed_ahead,
+    template_of,
+)
 from tests.models.text.test_slices import ODD, TEXTS, ids_of
 from tests.support.checkpoints import save_byte_level_tokenizer
 from tests.support.texts import varied_texts
@@ -183,6 +188,32 @@ def test_a_missing_or_damaged_tokenizer_is_named(tmp_path: Path, content, messag
         (tmp_path / "tokenizer.json").write_text(content)
     with pytest.raises(StartupError, match=message):
         TextTokenizer.from_folder(tmp_path, 10)
+
+
+def test_a_file_parsed_ahead_is_not_parsed_again_unless_another_took_its_place(
+    tiny_m3: Path, tmp_path: Path, monkeypatch
+) -> None:
+    folder = shutil.copytree(tiny_m3, tmp_path / "model")
+    path, parsed = folder / "tokenizer.json", []
+    parse = tokenizer_module._parse
+    monkeypatch.setattr(tokenizer_module, "_parse", lambda each: parsed.append(each) or parse(each))
+    content = path.read_bytes()
+    with parsed_ahead([path, path, tmp_path / "missing"]):
+        TextTokenizer.from_folder(folder, 50)
+        assert parsed == [content]
+        path.write_bytes(content + b"\n")
+        TextTokenizer.from_folder(folder, 50)
+    assert parsed == [content, content + b"\n"]
+    TextTokenizer.from_folder(folder, 50)
+    assert len(parsed) == 3
+
+
+def test_a_damaged_file_that_is_parsed_ahead_is_named(tiny_m3: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny_m3, tmp_path / "model")
+    path = folder / "tokenizer.json"
+    path.write_bytes(b"{")
+    with parsed_ahead([path]), pytest.raises(StartupError, match="cannot be read"):
+        TextTokenizer.from_folder(folder, 50)
 
 
 def test_a_model_has_an_embedding_for_every_token_or_more(tiny_m3: Path, tmp_path) -> None:
