@@ -220,6 +220,15 @@ class FakeModel:
     ) -> Callable[[], Sequence[Any]]:
         return self.device.compute(self, sequences, outputs)
 
+    def results(self, sequences: list[TokenIds], outputs: Sequence[Outputs]) -> list[Any]:
+        raise NotImplementedError
+
+    def token_spans(self, text: str) -> Iterator[Any]:
+        raise NotImplementedError
+
+    def decode(self, ids: list[int], *, skip_special_tokens: bool) -> str:
+        raise NotImplementedError
+
 
 def text_of(number: int, tokens: int) -> str:
     return str(number).ljust(tokens, "x")
