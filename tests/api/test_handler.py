@@ -202,10 +202,9 @@ async def test_a_start_that_has_failed_is_told_until_the_end() -> None:
     service = create_app(Settings(api_token=None), loader=fail).state.service
     with pytest.raises(StartupError):
         await service.engine.start()
-    failed = ("unhealthy", "the models could not be loaded; the log says why")
-    assert service.status == failed
-    service.drain.announced = True
-    assert service.status == failed
+    for service.drain.announced in (False, True):
+        told = ("unhealthy", "the models could not be loaded; the log says why")
+        assert service.status == told
     await service.engine.close()
 
 

@@ -190,16 +190,8 @@ def nothing(*_: object) -> None:
     ("change", "settings", "told"),
     [
         (another_input, {}, "holds what another job has made (files differ)"),
-        (
-            nothing,
-            {"BGE_EMBED_MAX_LENGTH": "7"},
-            "holds what another job has made (reading differ)",
-        ),
-        (
-            other_weights,
-            {},
-            "the models are not those that the job began with (embedding weights: ",
-        ),
+        (nothing, {"BGE_EMBED_MAX_LENGTH": "7"}, "what another job has made (reading differ)"),
+        (other_weights, {}, "not those that the job began with (embedding weights: "),
         (another_format, {}, "(embedding dtype: float32, was bfloat16; "),
     ],
 )

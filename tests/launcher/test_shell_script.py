@@ -35,9 +35,8 @@ NO_PYTHON = "Python 3.11 or newer was not found"
     ],
 )
 def test_without_a_python_one_sentence_says_what_is_needed(
-    tmp_path: Path, tools: Path, line: str, docker: str | None, sentence: str
+    script: Path, tools: Path, line: str, docker: str | None, sentence: str
 ) -> None:
-    script = make_checkout(tmp_path / "checkout")
     add_program(tools, "python3.13", "exit 127")
     add_program(tools, "python3", "exit 1")
     if docker:
@@ -46,7 +45,11 @@ def test_without_a_python_one_sentence_says_what_is_needed(
     assert said.startswith(sentence)
 
 
-def test_the_first_python_that_works_is_taken(script: Path, tools: Path) -> None:
+def test_the_first_python_that_works_is_taken_and_one_that_is_named_must(
+    script: Path, tools: Path
+) -> None:
+    said = refused("local", "cpu", script=script, PYTHON="/no such/python")
+    assert said.startswith("PYTHON=/no such/python is not a working Python")
     add_program(tools, "python3.13", "exit 127")
     add_program(tools, "python3", f'exec {sys.executable} "$@"')
     assert start("bogus", script=script, PATH=str(tools), PYTHON="").stderr.startswith("Usage:")
@@ -74,12 +77,6 @@ def test_without_a_python_env_files_are_read_as_with_one(
     for python in (sys.executable, ""):
         result = start("docker", "cpu", script=script, PATH=str(tools), PYTHON=python)
         assert result.stdout.count(f"-d | unset unset {tuned}\n") == 1, result.stdout
-
-
-def test_a_python_named_by_the_user_must_work(tmp_path: Path) -> None:
-    script = make_checkout(tmp_path)
-    said = refused("local", "cpu", script=script, PYTHON="/no such/python")
-    assert said.startswith("PYTHON=/no such/python is not a working Python")
 
 
 def test_shellcheck_has_nothing_to_say() -> None:

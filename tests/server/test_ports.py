@@ -21,16 +21,13 @@ def test_a_free_port_may_be_listened_on_again_and_again(host: str) -> None:
         pass
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
-def test_a_port_that_is_taken_is_told_of(host: str) -> None:
+def test_a_port_that_is_taken_is_told_of_and_that_of_ipv6_does_not_take_the_one_of_ipv4() -> None:
+    """As asyncio listens on both of them."""
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        with pytest.raises(StartupError, match=f"port {port} of {host} is taken"):
-            require_port(host, port)
-
-
-def test_the_same_port_of_both_families_is_listened_on_by_one_process() -> None:
-    """As asyncio does: the one of IPv6 does not take that of IPv4."""
+        for host in ("127.0.0.1", "0.0.0.0"):
+            with pytest.raises(StartupError, match=f"port {port} of {host} is taken"):
+                require_port(host, port)
     try:
         other = socket.create_server(("::1", 0), family=socket.AF_INET6)
     except OSError:
