@@ -36,11 +36,7 @@ from smart_embedder.middleware.access import (
 )
 from smart_embedder.middleware.body import LimitBody, UnpackBody
 from smart_embedder.middleware.memory import BODY_SECONDS, LimitMemory
-from smart_embedder.middleware.observe import (
-    LogRequests,
-    MeasureRequests,
-    ProvideContext,
-)
+from smart_embedder.middleware.observe import LogRequests, MeasureRequests, ProvideContext
 from smart_embedder.models.load import load_models
 from smart_embedder.observability.loop_watch import LoopWatch
 from smart_embedder.observability.metrics import Metrics

@@ -6,6 +6,7 @@ Which dialects there are, and where, each one's router tells.
 import re
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Protocol
 
 from starlette.datastructures import Headers
@@ -250,3 +251,11 @@ def preferences(header: str) -> dict[str, float]:
         if name and _QUALITY.fullmatch(quality):
             found[name] = float(quality)
     return found
+
+
+@lru_cache(maxsize=256)  # Clients send the same header with every request.
+def preferred(header: str, offered: tuple[str, ...]) -> str | None:
+    """The one of `offered` that such a header likes best, the first of equals; None for none."""
+    wanted = preferences(header)
+    liked = [name for name in offered if wanted.get(name)]
+    return max(liked, key=lambda name: wanted[name], default=None)

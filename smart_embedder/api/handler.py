@@ -15,6 +15,7 @@ from typing import Annotated, Any, TypeVar
 
 import http_sf
 from fastapi import Depends, Request
+from prometheus_client import Counter
 from starlette.responses import Response
 
 from smart_embedder.access.rate_limit import Buckets
@@ -132,11 +133,12 @@ class Call:
         work: Callable[[LoadedModels, WorkRequest], Awaitable[WorkResult]],
         request: WorkRequest,
         model: ServedModel | None,
+        counter: Counter,
         **counts: int,
     ) -> WorkResult:
         """The result of `work`, done for this client and with the urgency of this call.
 
-        Records `counts`, tokens and stages for log and trace.
+        Records `counts`, tokens and stages for log and trace; `counter` counts them, too.
         """
         models, context = await self.lease(model), self.context
         request = replace(
@@ -147,6 +149,7 @@ class Call:
             answer=context.answer,
         )
         result = await work(models, request)
+        counter.inc(sum(counts.values()))
         timings = timings_as_json(result.timings)
         context.counts = counts | {
             "tokens": result.tokens,
@@ -272,11 +275,9 @@ async def embed(
 
 
 async def compute(call: Call, request: EmbedRequest, model: ServedModel | None) -> EmbeddingResult:
-    """Embed texts that have been checked, and count them; by default all models make vectors."""
-    count, work = len(request.texts), call.service.engine.embedding.embed
-    result = await call.run(work, request, model, sentences=count)
-    call.service.metrics.sentences.inc(count)
-    return result
+    """Embed texts that have been checked; by default all models make vectors."""
+    work, counter = call.service.engine.embedding.embed, call.service.metrics.sentences
+    return await call.run(work, request, model, counter, sentences=len(request.texts))
 
 
 async def rerank(
@@ -299,21 +300,9 @@ async def rerank(
 
 
 async def scores(call: Call, request: RerankRequest, model: ServedModel | None) -> RerankResult:
-    """Score passages that have been checked, and count them."""
-    count, work = len(request.passages), call.service.engine.scoring.rerank
-    result = await call.run(work, request, model, passages=count)
-    call.service.metrics.pairs.inc(count)
-    return result
-
-
-async def classify(
-    call: Call, request: ClassificationRequest, model: ServedModel | None
-) -> ClassificationResult:
-    """Classify inputs that have been checked, and count them."""
-    count, work = len(request.inputs), call.service.engine.scoring.classify
-    result = await call.run(work, request, model, passages=count)
-    call.service.metrics.pairs.inc(count)
-    return result
+    """Score passages that have been checked."""
+    work, counter = call.service.engine.scoring.rerank, call.service.metrics.pairs
+    return await call.run(work, request, model, counter, passages=len(request.passages))
 
 
 def _of_field(error: TextTooLongError, ours: str, theirs: str) -> TextTooLongError:

@@ -70,6 +70,13 @@ _PRIORITY_PARAMETER: Final[dict[str, Any]] = {
 }
 
 
+class _RespondRoute(APIRoute):
+    """A route to `respond`, past FastAPI's dependencies: they take time, and there is none."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        return respond
+
+
 class Router(APIRouter):
     """The paths of one dialect, what is done where, and which of them are health `checks`.
 
@@ -147,10 +154,12 @@ class Router(APIRouter):
         def register(answer: Answer) -> Operation:
             made = Operation(self.dialect, endpoint, field, schema, answer)
             named = {"name": answer.__name__, "description": inspect.getdoc(answer)} | description
-            for path in paths:
-                self.work(path, endpoint, **named)(respond)
-            for path in hidden:
-                self.work(path, endpoint, include_in_schema=False)(respond)
+            for path in (*paths, *hidden):
+                how = named if path in paths else {"include_in_schema": False}
+                self.endpoints[path] = endpoint
+                self.add_api_route(
+                    path, respond, methods=["POST"], route_class_override=_RespondRoute, **how
+                )
             self.operations += [(path, made) for path in (*paths, *hidden, *shared)]
             return made
 

@@ -24,7 +24,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from smart_embedder.api.context import preference, preferences
+from smart_embedder.api.context import preference, preferred
 from smart_embedder.engine.records import (
     EmbeddingResult,
     RerankResult,
@@ -64,11 +64,9 @@ _COMPRESSORS: Mapping[str, tuple[Callable[[], Any], int, int]] = {
 
 def encoding_of(request: Request) -> str | None:
     """The encoding that the request prefers, if it accepts one of `_COMPRESSORS`."""
-    wanted = preferences(preference(request.headers, "accept-encoding"))
-    named = {name: wanted[name] for name in _COMPRESSORS if wanted.get(name)}
-    best = max(named, key=lambda name: named[name], default=None)
-    identity = wanted.get("identity", 0.0)
-    return None if best is None or identity > named[best] else best
+    wanted = preference(request.headers, "accept-encoding")
+    best = preferred(wanted, (*_COMPRESSORS, "identity"))
+    return None if best == "identity" else best
 
 
 class FlushedCompressor:

@@ -20,13 +20,7 @@ from smart_embedder.access.client_address import (
     network_key,
     unmapped,
 )
-from smart_embedder.api.context import (
-    Endpoint,
-    Paths,
-    RequestContext,
-    context_of,
-    working_endpoint,
-)
+from smart_embedder.api.context import Endpoint, Paths, RequestContext, context_of, working_endpoint
 from smart_embedder.api.errors import unforeseen_error_response
 from smart_embedder.engine.scheduling.job import Purpose
 from smart_embedder.errors import ClientGoneError

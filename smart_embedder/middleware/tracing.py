@@ -78,18 +78,19 @@ class TraceRequests:
         for stage in context.stages:
             begin = clock + int(stage.began * _NANOSECONDS)
             child = self._tracer.start_span(stage.name, parent, start_time=begin)
-            if stage.model is not None:
-                child.set_attribute("smart_embedder.model", stage.model)
-            if stage.device_seconds is not None:
-                child.set_attribute("smart_embedder.device_s", stage.device_seconds)
+            facts = {"model": stage.model, "device_s": stage.device_seconds}
+            for name, value in facts.items():
+                if value is not None:
+                    child.set_attribute(f"smart_embedder.{name}", value)
             child.end(clock + int(stage.ended * _NANOSECONDS))
         status = context.status or HTTPStatus.INTERNAL_SERVER_ERROR
-        span.set_attribute("http.request.method", "POST")
-        span.set_attribute("http.route", route)
-        span.set_attribute("http.response.status_code", status)
-        span.set_attribute("smart_embedder.request_id", context.request_id)
-        for name in _COUNTS & context.counts.keys():
-            span.set_attribute(f"smart_embedder.{name}", context.counts[name])
+        counts = {name: context.counts[name] for name in _COUNTS & context.counts.keys()}
+        own = {"request_id": context.request_id} | counts
+        span.set_attributes(
+            {f"smart_embedder.{name}": value for name, value in own.items()}
+            | {"http.request.method": "POST", "http.route": route}
+            | {"http.response.status_code": status}
+        )
         if (context.error_status or status) >= HTTPStatus.INTERNAL_SERVER_ERROR:
             span.set_status(Status(StatusCode.ERROR, context.error_code or "internal_error"))
         span.end()

@@ -217,8 +217,7 @@ class Metrics:
 
     def embedding_endpoint(self, endpoint: str) -> EndpointMetrics:
         """The metrics of an endpoint that embeds, which begin at zero."""
-        requests = self.embedding_requests
-        rejected = self.embedding_rejected
+        requests, rejected = self.embedding_requests, self.embedding_rejected
         return EndpointMetrics(
             requests={status: requests.labels(status, endpoint) for status in STATUSES},
             rejected={reason: rejected.labels(reason) for reason in REJECTION_REASONS},

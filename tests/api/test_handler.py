@@ -136,7 +136,9 @@ async def test_what_work_took_is_noted_for_the_log_and_the_trace() -> None:
 
     held, service = loaded(FakeModel()), create_app(Settings(api_token=None)).state.service
     call = Call(client.request, service, leased={None: held})
-    assert await call.run(work, RerankRequest("a", []), None, pairs=3) is result
+    counter, request = service.metrics.pairs, RerankRequest("a", [])
+    assert await call.run(work, request, None, counter, pairs=3) is result
+    assert service.metrics.total(counter) == 3
     times = {"tokenize_ms": 1.0, "queue_ms": 20.0, "inference_ms": 300.0}
     assert context.counts == {"pairs": 3, "tokens": 7} | times
     assert context.stages == list(stages)

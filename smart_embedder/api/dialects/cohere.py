@@ -35,7 +35,7 @@ from smart_embedder.api.rendering import (
     usage_as_json,
 )
 from smart_embedder.api.schemas import ForeignRequest
-from smart_embedder.engine import EmbedRequest, RerankRequest
+from smart_embedder.engine import EmbedRequest
 from smart_embedder.engine.records import EmbeddingResult, FloatArray, RerankResult
 from smart_embedder.errors import InvalidRequestError
 from smart_embedder.vectors import quantize
@@ -55,7 +55,7 @@ Documents = Annotated[
 ]
 
 
-class DocumentsRequest(ForeignRequest):
+class DocumentsRequest(fields.ScoresRequest):
     """A query and documents, each a string or an object with `text`."""
 
     example: ClassVar[Mapping[str, JsonValue]] = {
@@ -70,18 +70,10 @@ class DocumentsRequest(ForeignRequest):
         Field(json_schema_extra={"minLength": 1, "pattern": r"\S"}),
     ]
     documents: Documents
-    model: str | None = Field(None, description="Any name of the reranker.")
     top_n: int | None = Field(None, ge=0, description="The best so many; 0 and null are all.")
     top_k: int | None = Field(None, ge=0, description="Voyage's name for it.")
     return_documents: bool | None = Field(None, description="Whether the answer repeats the texts.")
-    instruction: str | None = Field(None, description="The task, for Qwen3-Reranker: an extension.")
-    use_activation: bool | None = Field(
-        None, description="vLLM's: false gives the model's raw scores."
-    )
-    activation: bool | None = Field(None, description="Its older name.")
-    truncate: fields.Truncate = None
     truncation: fields.Truncation = None
-    truncation_side: fields.TruncationSide = None
     rank_fields: Annotated[
         list[str] | None, FailFast(), Field(description="Only `text` is read of a document.")
     ] = None
@@ -91,13 +83,6 @@ class DocumentsRequest(ForeignRequest):
     max_doc_length: int | None = Field(None, ge=1, description="Jina's name for it.")
     # Cohere's: a document is not split here.
     max_chunks_per_doc: Annotated[fields.Refused, fields.unless()] = None
-    # vLLM's.
-    truncate_prompt_tokens: Annotated[fields.Refused, fields.unless(-1)] = None
-    max_tokens_per_query: Annotated[fields.Refused, fields.unless()] = None
-    add_special_tokens: Annotated[fields.Refused, fields.unless(True)] = None
-    padding: Annotated[fields.Refused, fields.unless("do_not_pad")] = None
-    chat_template: Annotated[fields.Refused, fields.unless()] = None
-    chat_template_kwargs: Annotated[fields.Refused, fields.unless()] = None
     # Jina's.
     max_query_length: Annotated[fields.Refused, fields.unless()] = None
     return_embeddings: Annotated[fields.Refused, fields.unless(False)] = None
@@ -200,13 +185,7 @@ async def rerank_documents(body: DocumentsRequest, call: Call) -> Response:
     longest = fields.value_of(body, "max_tokens_per_doc", "max_doc_length")
     truncation = fields.truncation_of(how, body.truncation_side, longest)
     most = fields.value_of(body, "top_n", "top_k")
-    request = RerankRequest(
-        body.query,
-        body.documents,
-        normalize=fields.value_of(body, "use_activation", "activation") is not False,
-        instruction=body.instruction,
-        truncation=truncation,
-    )
+    request = body.request(body.query, body.documents, truncation)
     result = await rerank(call, request, model, "documents")
     name = "" if model is None else model.name
     ranked = by_falling_score(result.scores)[: most or None]

@@ -4,7 +4,7 @@ Reranking at the root is /rerank, where a body is this dialect's by its field `t
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from http import HTTPStatus
@@ -143,8 +143,8 @@ async def answer_as_model(model: str, request: Request, service: handler.Service
 async def _embed(body: schemas.EmbedRequest, call: handler.Call) -> Response:
     """One dense vector for each text."""
     result = await embed_dense(body, call)
-    response = await call.render(lambda: render_list(each.dense for each in result.embeddings))
-    return _with_headers(response, call, body.inputs, result)
+    vectors = [each.dense for each in result.embeddings]
+    return await _answer(call, body.inputs, result, lambda: render_list(vectors))
 
 
 async def embed_dense(body: schemas.EmbedRequest, call: handler.Call) -> records.EmbeddingResult:
@@ -162,19 +162,17 @@ async def _embed_all(body: schemas.EmbedTokensRequest, call: handler.Call) -> Re
     """The last hidden state of every token, those of special tokens included."""
     request = body.request(body.inputs, records.Outputs(states=True))
     result = await handler.embed(call, request, field="inputs", model=handler.embedder_of(call))
-    response = await call.render(
-        lambda: render_items(render_matrix(each.states) for each in result.embeddings)
+    states = [each.states for each in result.embeddings]
+    return await _answer(
+        call, body.inputs, result, lambda: render_items(map(render_matrix, states))
     )
-    return _with_headers(response, call, body.inputs, result)
 
 
 @_operation(Endpoint("/embed_sparse"), schemas.EmbedTokensRequest, schemas.SparseVectors)
 async def _embed_sparse(body: schemas.EmbedTokensRequest, call: handler.Call) -> Response:
     """The lexical weights of each text, which only models of bge-m3's kind make."""
-    request, model = (
-        body.request(body.inputs, records.Outputs(sparse=True)),
-        handler.embedder_of(call, Role.EMBEDDER),
-    )
+    request = body.request(body.inputs, records.Outputs(sparse=True))
+    model = handler.embedder_of(call, Role.EMBEDDER)
     result = await handler.embed(call, request, field="inputs", model=model)
     vectors = [each.sparse for each in result.embeddings if each.sparse is not None]
 
@@ -183,8 +181,7 @@ async def _embed_sparse(body: schemas.EmbedTokensRequest, call: handler.Call) ->
             pairs = zip(sparse.indices.tolist(), sparse.values, strict=True)
             yield [{"index": index, "value": value} for index, value in pairs]
 
-    response = await call.render(lambda: render_list(weights()))
-    return _with_headers(response, call, body.inputs, result)
+    return await _answer(call, body.inputs, result, lambda: render_list(weights()))
 
 
 @_operation(Endpoint("/similarity"), schemas.SimilarityRequest, schemas.Similarities)
@@ -199,7 +196,7 @@ async def _similarity(body: schemas.SimilarityRequest, call: handler.Call) -> Re
         vectors = np.array([each.dense for each in result.embeddings], dtype=np.float32)
         return [orjson.dumps(vectors[1:] @ vectors[0], option=OPTIONS)]
 
-    return _with_headers(await call.render(render), call, texts, result)
+    return await _answer(call, texts, result, render)
 
 
 @_operation(
@@ -222,8 +219,8 @@ async def _rerank(body: schemas.RerankTextsRequest, call: handler.Call) -> Respo
             text = {"text": text_as_json(body.texts[index])} if body.return_text else {}
             yield {"index": index, "score": score} | text
 
-    response = await call.render(lambda: render_list(ranks()))
-    return _with_headers(response, call, [body.query, *body.texts], result)
+    texts = [body.query, *body.texts]
+    return await _answer(call, texts, result, lambda: render_list(ranks()))
 
 
 def _reranker_of(call: handler.Call) -> ServedModel | None:
@@ -237,13 +234,13 @@ def _reranker_of(call: handler.Call) -> ServedModel | None:
     return model
 
 
-def _with_headers(
-    response: Response,
+async def _answer(
     call: handler.Call,
     texts: list[str],
     result: records.EmbeddingResult | records.RerankResult | records.ClassificationResult,
+    render: Callable[[], Iterable[bytes]],
 ) -> Response:
-    """TEI's headers: what was computed, and how many milliseconds each stage took."""
+    """The response with TEI's headers: what was computed, and the milliseconds of each stage."""
     models, timings = call.service.engine.loaded(), result.timings
     milliseconds = {
         "x-compute-time": timings.total,
@@ -252,6 +249,7 @@ def _with_headers(
         "x-queue-time": timings.queue,
         "x-inference-time": timings.inference,
     }
+    response = await call.render(render)
     response.headers.update(
         {
             "x-compute-type": "gpu" if models and models.device.gpu_available else "cpu",
@@ -387,7 +385,13 @@ async def _predict(body: schemas.PredictRequest, call: handler.Call) -> Response
     pairs = body.pairs
     check_passages([], pairs, "inputs", call.service.settings)
     request = ClassificationRequest(pairs, truncation=body.truncation)
-    result = await handler.classify(call, request, _reranker_of(call))
+    result = await call.run(
+        call.service.engine.scoring.classify,
+        request,
+        _reranker_of(call),
+        call.service.metrics.pairs,
+        passages=len(pairs),
+    )
 
     def predictions() -> Iterator[list[dict[str, Any]]]:
         for logits in result.logits:
@@ -404,7 +408,7 @@ async def _predict(body: schemas.PredictRequest, call: handler.Call) -> Response
     def render() -> Iterator[bytes]:
         return render_list(next(predictions()) if body.is_single else predictions())
 
-    return _with_headers(await call.render(render), call, request.texts, result)
+    return await _answer(call, request.texts, result, render)
 
 
 _INFO: dict[str, Any] = {

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import orjson
@@ -17,13 +17,12 @@ from smart_embedder.api.errors import NO_422
 from smart_embedder.api.handler import Call, rerank
 from smart_embedder.api.openapi import BEARER, Router
 from smart_embedder.api.rendering import OPTIONS, usage_as_json
-from smart_embedder.api.schemas import ForeignRequest
-from smart_embedder.engine.records import RerankRequest, RerankResult
+from smart_embedder.engine.records import RerankResult
 from smart_embedder.engine.scheduling.job import Purpose
 from smart_embedder.errors import EmptyInputError, InvalidRequestError
 
 
-class ScoreRequest(ForeignRequest):
+class ScoreRequest(fields.ScoresRequest):
     """One text and those to compare it with, or two lists of equal length."""
 
     example: ClassVar[Mapping[str, JsonValue]] = {
@@ -36,21 +35,9 @@ class ScoreRequest(ForeignRequest):
 
     text_1: fields.TextsOrText
     text_2: fields.TextsOrText
-    model: str | None = Field(None, description="Any name of the reranker.")
-    use_activation: bool | None = Field(None, description="False gives the model's raw scores.")
-    activation: bool | None = Field(None, description="Its older name.")
-    instruction: str | None = Field(None, description="The task, for Qwen3-Reranker: an extension.")
-    truncate: fields.Truncate = None
-    truncation_side: fields.TruncationSide = None
-    truncate_prompt_tokens: Annotated[fields.Refused, fields.unless(-1)] = None
-    max_tokens_per_query: Annotated[fields.Refused, fields.unless()] = None
     max_tokens_per_doc: int | None = Field(
         None, ge=1, description="The most tokens of text_2 that are read."
     )
-    add_special_tokens: Annotated[fields.Refused, fields.unless(True)] = None
-    padding: Annotated[fields.Refused, fields.unless("do_not_pad")] = None
-    chat_template: Annotated[fields.Refused, fields.unless()] = None
-    chat_template_kwargs: Annotated[fields.Refused, fields.unless()] = None
 
 
 class PairScore(BaseModel):
@@ -113,13 +100,7 @@ async def create_scores(body: ScoreRequest, call: Call) -> Response:
         )
     queries = body.text_1 if len(body.text_1) > 1 else body.text_1[0]
     truncation = fields.truncation_of(body.truncate, body.truncation_side, body.max_tokens_per_doc)
-    request = RerankRequest(
-        queries,
-        body.text_2,
-        normalize=fields.value_of(body, "use_activation", "activation") is not False,
-        instruction=body.instruction,
-        truncation=truncation,
-    )
+    request = body.request(queries, body.text_2, truncation)
     result = await rerank(call, request, model, "text_2")
     name = "" if model is None else model.name
     render = partial(_render, result, name, call.context.request_id)

@@ -190,18 +190,12 @@ async def stream_embeddings(request: Request, service: ServiceDep) -> Response:
         sparse_as_indices=fields.sparse_as_indices,
         as_base64=fields.encoding == "base64",
     )
-
-    def make_writer() -> records.RecordWriter:
-        """When the beginning of the stream has been read, which tells the type of its ids."""
-        integer_ids = isinstance(lines, ArrowReader) and lines.integer_ids
-        return WRITERS[media_type](replace(options, integer_ids=integer_ids))
-
     return stream_answer.StreamResponse(
         call,
         lines,
         stream_answer.PieceEmbedder(service, embedding),
         embedding,
-        make_writer,
+        lambda: WRITERS[media_type](replace(options, integer_ids=lines.integer_ids)),
         max_lines=min(_MAX_LINES, service.settings.max_sentences_per_request),
         size=stream_answer.PieceSize(max(1, min(models.max_batch_tokens, tokens))),
         media_type=media_type,

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any
 
 import msgpack
@@ -11,7 +11,7 @@ import numpy as np
 import orjson
 from starlette.requests import Request
 
-from smart_embedder.api.context import preference, preferences
+from smart_embedder.api.context import preference, preferred
 from smart_embedder.api.formats import arrow, binary
 from smart_embedder.api.formats.binary import item_of, pack
 from smart_embedder.api.formats.vectors import EmbeddingAnswer, TextVectors, render_item, vectors_of
@@ -190,11 +190,4 @@ BINARY: Mapping[str, Callable[[EmbeddingAnswer], Iterator[Chunk]]] = {
 
 def media_type_of(request: Request, answered: tuple[str, ...] = (JSON, *BINARY)) -> str:
     """The media type among `answered` that the request prefers; by default the first one."""
-    return _preferred(preference(request.headers, "accept"), answered)
-
-
-@lru_cache(maxsize=64)  # Clients send the same header with every request.
-def _preferred(accept: str, answered: tuple[str, ...]) -> str:
-    wanted = preferences(accept)
-    named = {name: wanted[name] for name in answered if wanted.get(name)}
-    return max(named, key=lambda name: named[name], default=answered[0])
+    return preferred(preference(request.headers, "accept"), answered) or answered[0]

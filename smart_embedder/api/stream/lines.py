@@ -82,6 +82,10 @@ class LineReader(Protocol):
     begun: bool
 
     @property
+    def integer_ids(self) -> bool:
+        """Whether all ids are numbers."""
+
+    @property
     def buffered(self) -> int:
         """Bytes that have arrived and are not taken."""
 
@@ -107,6 +111,7 @@ class NdjsonReader:
     """
 
     begun = True
+    integer_ids = False
 
     def __init__(self, max_line_bytes: int) -> None:
         self._max_line_bytes = max_line_bytes
