@@ -21,7 +21,7 @@ from smart_embedder.api.rendering import Chunk, encoding_of, render_rerank
 from smart_embedder.api.schemas import EmbeddingFields, EmbeddingRequest, RerankBody
 from smart_embedder.api.stream import answer as stream_answer
 from smart_embedder.api.stream.arrow_lines import ArrowReader
-from smart_embedder.api.stream.lines import LineReader, NdjsonReader, StreamLine
+from smart_embedder.api.stream.lines import NdjsonReader, StreamLine
 from smart_embedder.engine import EmbedRequest, FusionWeights, RerankRequest, TruncationOptions
 from smart_embedder.engine.checks import check_embedding, check_rendering
 from smart_embedder.engine.model import LoadedModels
@@ -33,7 +33,7 @@ from smart_embedder.settings.types import public_name
 BULK_URGENCY = 7
 _MAX_LINES = 512
 _MAX_OPTIONS = 100
-_READERS: Mapping[str, Callable[[int], LineReader]] = {
+_READERS: Mapping[str, Callable[[int], stream_answer.LineReader]] = {
     NDJSON: NdjsonReader,
     ARROW: ArrowReader,
     "application/ndjson": NdjsonReader,

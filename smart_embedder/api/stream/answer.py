@@ -8,21 +8,23 @@ then nothing more is computed, and then nothing more is read.
 import asyncio
 import time
 from asyncio import TaskGroup
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import repeat
 
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from smart_embedder import errors
+from smart_embedder.api.context import StreamMemory
 from smart_embedder.api.errors import error_facts, status_of
 from smart_embedder.api.formats.records import Record, RecordWriter
 from smart_embedder.api.formats.vectors import hold_rendering, vectors_of
 from smart_embedder.api.handler import Call, Service
 from smart_embedder.api.rendering import Chunk, FlushedCompressor, messages_of, truncation_as_json
-from smart_embedder.api.stream.lines import Line, LineReader, StreamBody
+from smart_embedder.api.stream.arrow_lines import ArrowReader
+from smart_embedder.api.stream.lines import Line, NdjsonReader
 from smart_embedder.engine.records import (
     AnswerMemory,
     EmbeddingResult,
@@ -42,6 +44,12 @@ PIECES = 4
 # Of vectors, rendered and sent at a time.
 _UNIT_BYTES = 1 << 20
 _RETRY_AFTER = 5
+READ_AHEAD_BYTES = 1 << 20
+# After that a client may be one that reads only when it has sent its whole body.
+_STALLED_SECONDS = 1.0
+_LOOK_SECONDS = 0.25
+
+LineReader = NdjsonReader | ArrowReader
 
 
 class _NoRoomYetError(errors.QueueFullError):
@@ -223,6 +231,132 @@ class PieceEmbedder:
             except (errors.QueueFullError, errors.LoadingError) as error:
                 pause = error.retry_after or 1
             await asyncio.sleep(pause)
+
+
+@dataclass(eq=False)
+class StreamBody:
+    """Reads the lines of a stream in a task of its own, `read`, while others take them.
+
+    At most READ_AHEAD_BYTES are read ahead. `stalled_seconds` is how long the client has read
+    nothing of the answer. After a second it may be one that sends its whole body first, and up to
+    `max_ahead` bytes are read. If the body is longer, and the client still reads nothing after
+    `patience` seconds, `given_up` is set to the error, and the rest of the body is dropped, so that
+    a client that reads only after sending gets the error. `run` runs the steps of parsing lines.
+    """
+
+    receive: Receive
+    lines: LineReader
+    memory: StreamMemory
+    stalled_seconds: Callable[[], float]
+    is_closing: Callable[[], bool] | None
+    run: Callable[[Generator[None, None, list[Line]]], Awaitable[list[Line]]]
+    max_ahead: int
+    patience: float
+    given_up: errors.SmartEmbedderError | None = None
+    _held: int = 0
+    _complete: bool = False
+    _error: errors.SmartEmbedderError | None = None
+    _stopped_by: errors.SmartEmbedderError | None = None
+    _arrived: asyncio.Event = field(default_factory=asyncio.Event)
+    _taken: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def begin(self) -> None:
+        """Read the first part, and what is needed to know how the lines are read."""
+        await self._read_part()
+        while not (self.lines.begun or self._complete):
+            await self._read_part()
+
+    async def read(self) -> None:
+        """Read to the end, then until the client leaves: raises `ClientGoneError`."""
+        while not self._complete and self._error is None:
+            try:
+                await self._wait_for_room()
+                await self._read_part()
+            except errors.ClientGoneError:
+                raise
+            except errors.SmartEmbedderError as error:
+                self._error = error
+            self._arrived.set()
+        # The rest is dropped, so that a client that is still sending can read the error.
+        while True:
+            body = (await self._receive_part()).get("body", b"")
+            self.memory.release_body(len(body))
+
+    def stop(self, error: errors.SmartEmbedderError) -> None:
+        """End the body: `take` raises `error` from now on."""
+        self._stopped_by = self._stopped_by or error
+        self._arrived.set()
+
+    async def take(self, max_lines: int, max_bytes: int) -> list[Line]:
+        """The next lines that have arrived; empty at the end of the body.
+
+        Raises an error of the body once the lines before it are taken.
+        """
+        while self._stopped_by is None:
+            self._arrived.clear()
+            lines = await self.run(self.lines.take(max_lines, max_bytes))
+            self._release_unused()
+            if lines:
+                self._taken.set()
+                return lines
+            if self._arrived.is_set():  # Meanwhile, behind what was looked at.
+                continue
+            if self._error is not None:
+                raise self._error
+            if self._complete:
+                return []
+            await self._arrived.wait()
+        raise self._stopped_by
+
+    async def _read_part(self) -> None:
+        message = await self._receive_part()
+        body = message.get("body", b"")
+        self._held += len(body)
+        self.lines.feed(body)
+        self._release_unused()
+        if not message.get("more_body", False):
+            self._complete = True
+            self.lines.end()
+
+    async def _receive_part(self) -> Message:
+        message = await self.receive()
+        if message["type"] == "http.disconnect":
+            raise errors.ClientGoneError("the client left before its stream was complete")
+        return message
+
+    def _release_unused(self) -> None:
+        unused = self._held - self.lines.buffered
+        if unused > 0:
+            self.memory.release_body(unused)
+            self._held -= unused
+
+    async def _wait_for_room(self) -> None:
+        """Wait while enough is read ahead.
+
+        Raises an error if the client has left, which `receive` would tell, or does not read.
+        """
+        max_ahead = max(self.max_ahead, READ_AHEAD_BYTES)
+        while self.lines.ready:
+            is_stalled = self.stalled_seconds() >= _STALLED_SECONDS
+            if self.lines.buffered < (max_ahead if is_stalled else READ_AHEAD_BYTES):
+                return
+            self._taken.clear()
+            try:
+                async with asyncio.timeout(_LOOK_SECONDS):
+                    await self._taken.wait()
+                continue
+            except TimeoutError:
+                pass
+            if self.is_closing is not None and self.is_closing():
+                raise errors.ClientGoneError("the client left before its stream was answered")
+            if self.stalled_seconds() >= self.patience:
+                self.given_up = errors.AnswerNotTakenError(
+                    f"the results were not read for {self.patience:g} seconds (REQUEST_TIMEOUT) "
+                    f"while more than {max_ahead} bytes of lines (MAX_BODY_BYTES) waited: read "
+                    "while you send, or send fewer lines in one stream"
+                )
+                self.stop(self.given_up)
+                raise self.given_up
 
 
 _Result = asyncio.Task[Piece | errors.SmartEmbedderError] | errors.SmartEmbedderError

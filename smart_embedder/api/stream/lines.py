@@ -1,19 +1,16 @@
 """The body of a stream: read ahead within limits, and taken line by line."""
 
-import asyncio
 import re
-from collections.abc import Awaitable, Callable, Generator, Mapping
-from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Protocol, TypeGuard
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, TypeGuard
 
 import orjson
 from pydantic import JsonValue, PlainValidator, ValidationError
 from pydantic_core import PydanticCustomError
-from starlette.types import Message, Receive
 
 from smart_embedder import errors
 from smart_embedder.api.body import JsonValueCounter, parse_large
-from smart_embedder.api.context import StreamMemory
 from smart_embedder.api.errors import as_invalid_request, not_json
 from smart_embedder.api.schemas import RequestModel
 
@@ -26,10 +23,6 @@ _MAX_VALUES = 16
 # Of one piece: to say what is wrong with a line takes ten times as long as to read a good one.
 _MAX_BAD_LINES = 64
 _NOT_BLANK = re.compile(rb"\S")
-READ_AHEAD_BYTES = 1 << 20
-# After that a client may be one that reads only when it has sent its whole body.
-_STALLED_SECONDS = 1.0
-_LOOK_SECONDS = 0.25
 
 
 def _is_id(value: object) -> TypeGuard[int | str | None]:
@@ -72,39 +65,11 @@ class Line:
     error: errors.SmartEmbedderError | None = None
 
 
-class LineReader(Protocol):
-    """Splits a body, which arrives in chunks of any size, into lines.
-
-    `begun` says whether enough has arrived to know how lines are read. Each method raises
-    `SmartEmbedderError` for what cannot be read as lines at all.
-    """
-
-    begun: bool
-
-    @property
-    def integer_ids(self) -> bool:
-        """Whether all ids are numbers."""
-
-    @property
-    def buffered(self) -> int:
-        """Bytes that have arrived and are not taken."""
-
-    @property
-    def ready(self) -> bool:
-        """Whether a line can be taken."""
-
-    def feed(self, chunk: bytes) -> None:
-        """Take the next part of the body."""
-
-    def end(self) -> None:
-        """The body is complete."""
-
-    def take(self, max_lines: int, max_bytes: int) -> Generator[None, None, list[Line]]:
-        """The next lines: at least one, if one is ready; each step takes a few milliseconds."""
-
-
 class NdjsonReader:
     """A line of JSON for each text: an object with `text` and, if it has one, `id`; or a string.
+
+    The body arrives in chunks of any size. `begun` says whether enough of it has arrived to know
+    how lines are read.
 
     Blank lines are skipped. A line of more than `max_line_bytes` is an error in its place, and is
     not kept while it arrives.
@@ -147,7 +112,10 @@ class NdjsonReader:
         self._ended = True
 
     def take(self, max_lines: int, max_bytes: int) -> Generator[None, None, list[Line]]:
-        """The next lines: at least one, if one is ready; fewer where many are bad."""
+        """The next lines: at least one, if one is ready; fewer where many are bad.
+
+        Each step takes a few milliseconds.
+        """
         lines: list[Line] = []
         size = bad = stepped = 0
         while len(lines) < max_lines and bad < _MAX_BAD_LINES and (not lines or size < max_bytes):
@@ -259,129 +227,3 @@ def _parse_large(content: bytes) -> Generator[None, None, Any]:
         return (yield from parse_large(content, StreamLine))
     except errors.InvalidRequestError as error:
         raise _of_line(error) from None
-
-
-@dataclass(eq=False)
-class StreamBody:
-    """Reads the lines of a stream in a task of its own, `read`, while others take them.
-
-    At most READ_AHEAD_BYTES are read ahead. `stalled_seconds` is how long the client has read
-    nothing of the answer. After a second it may be one that sends its whole body first, and up to
-    `max_ahead` bytes are read. If the body is longer, and the client still reads nothing after
-    `patience` seconds, `given_up` is set to the error, and the rest of the body is dropped, so that
-    a client that reads only after sending gets the error. `run` runs the steps of parsing lines.
-    """
-
-    receive: Receive
-    lines: LineReader
-    memory: StreamMemory
-    stalled_seconds: Callable[[], float]
-    is_closing: Callable[[], bool] | None
-    run: Callable[[Generator[None, None, list[Line]]], Awaitable[list[Line]]]
-    max_ahead: int
-    patience: float
-    given_up: errors.SmartEmbedderError | None = None
-    _held: int = 0
-    _complete: bool = False
-    _error: errors.SmartEmbedderError | None = None
-    _stopped_by: errors.SmartEmbedderError | None = None
-    _arrived: asyncio.Event = field(default_factory=asyncio.Event)
-    _taken: asyncio.Event = field(default_factory=asyncio.Event)
-
-    async def begin(self) -> None:
-        """Read the first part, and what is needed to know how the lines are read."""
-        await self._read_part()
-        while not (self.lines.begun or self._complete):
-            await self._read_part()
-
-    async def read(self) -> None:
-        """Read to the end, then until the client leaves: raises `ClientGoneError`."""
-        while not self._complete and self._error is None:
-            try:
-                await self._wait_for_room()
-                await self._read_part()
-            except errors.ClientGoneError:
-                raise
-            except errors.SmartEmbedderError as error:
-                self._error = error
-            self._arrived.set()
-        # The rest is dropped, so that a client that is still sending can read the error.
-        while True:
-            body = (await self._receive_part()).get("body", b"")
-            self.memory.release_body(len(body))
-
-    def stop(self, error: errors.SmartEmbedderError) -> None:
-        """End the body: `take` raises `error` from now on."""
-        self._stopped_by = self._stopped_by or error
-        self._arrived.set()
-
-    async def take(self, max_lines: int, max_bytes: int) -> list[Line]:
-        """The next lines that have arrived; empty at the end of the body.
-
-        Raises an error of the body once the lines before it are taken.
-        """
-        while self._stopped_by is None:
-            self._arrived.clear()
-            lines = await self.run(self.lines.take(max_lines, max_bytes))
-            self._release_unused()
-            if lines:
-                self._taken.set()
-                return lines
-            if self._arrived.is_set():  # Meanwhile, behind what was looked at.
-                continue
-            if self._error is not None:
-                raise self._error
-            if self._complete:
-                return []
-            await self._arrived.wait()
-        raise self._stopped_by
-
-    async def _read_part(self) -> None:
-        message = await self._receive_part()
-        body = message.get("body", b"")
-        self._held += len(body)
-        self.lines.feed(body)
-        self._release_unused()
-        if not message.get("more_body", False):
-            self._complete = True
-            self.lines.end()
-
-    async def _receive_part(self) -> Message:
-        message = await self.receive()
-        if message["type"] == "http.disconnect":
-            raise errors.ClientGoneError("the client left before its stream was complete")
-        return message
-
-    def _release_unused(self) -> None:
-        unused = self._held - self.lines.buffered
-        if unused > 0:
-            self.memory.release_body(unused)
-            self._held -= unused
-
-    async def _wait_for_room(self) -> None:
-        """Wait while enough is read ahead.
-
-        Raises an error if the client has left, which `receive` would tell, or does not read.
-        """
-        max_ahead = max(self.max_ahead, READ_AHEAD_BYTES)
-        while self.lines.ready:
-            is_stalled = self.stalled_seconds() >= _STALLED_SECONDS
-            if self.lines.buffered < (max_ahead if is_stalled else READ_AHEAD_BYTES):
-                return
-            self._taken.clear()
-            try:
-                async with asyncio.timeout(_LOOK_SECONDS):
-                    await self._taken.wait()
-                continue
-            except TimeoutError:
-                pass
-            if self.is_closing is not None and self.is_closing():
-                raise errors.ClientGoneError("the client left before its stream was answered")
-            if self.stalled_seconds() >= self.patience:
-                self.given_up = errors.AnswerNotTakenError(
-                    f"the results were not read for {self.patience:g} seconds (REQUEST_TIMEOUT) "
-                    f"while more than {max_ahead} bytes of lines (MAX_BODY_BYTES) waited: read "
-                    "while you send, or send fewer lines in one stream"
-                )
-                self.stop(self.given_up)
-                raise self.given_up

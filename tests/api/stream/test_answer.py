@@ -331,7 +331,7 @@ async def test_one_that_reads_nothing_for_too_long_gets_whole_records_and_the_er
 ) -> None:
     clock = SimpleNamespace(now=1000.0)
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock.now))
-    monkeypatch.setattr("smart_embedder.api.stream.lines._LOOK_SECONDS", 0.001)
+    monkeypatch.setattr("smart_embedder.api.stream.answer._LOOK_SECONDS", 0.001)
     long = b'"%b"\n' % (b"a" * 100_000)
     stream = Stream(*[long] * 30)
     ended = stream.begin()

@@ -12,13 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smart_embedder.api.body import validate
+from smart_embedder.api.stream.answer import LineReader, StreamBody
 from smart_embedder.api.stream.arrow_lines import ArrowReader
 from smart_embedder.api.stream.lines import (
     STEP_BYTES,
     Line,
-    LineReader,
     NdjsonReader,
-    StreamBody,
     StreamLine,
     _is_usual,
 )
