@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
-from typing import Protocol
 
 import structlog
 import uvicorn
@@ -160,7 +159,7 @@ class DrainingServer(uvicorn.Server):
 
     async def _finish_connections(self) -> None:
         """Keep new connections out, and wait until each client has read its response."""
-        listeners = [listener for server in self.servers for listener in server.sockets]
+        listeners = [each.fileno() for server in self.servers for each in server.sockets]
         for listener in listeners:
             _refuse_new_connections(listener)
         left = self._drain.seconds_left(self._timeout)
@@ -172,29 +171,23 @@ class DrainingServer(uvicorn.Server):
                     await asyncio.sleep(_POLL_SECONDS)
 
 
-class _Listener(Protocol):
-    """A listening socket, as the event loop shows it."""
-
-    def fileno(self) -> int: ...
-
-
-def _refuse_new_connections(listener: _Listener) -> None:
-    """Refuse new connections; those in the backlog stay.
+def _refuse_new_connections(listener: int) -> None:
+    """Refuse new connections at a listening descriptor; those in the backlog stay.
 
     On Linux the first packet (SYN) of a new connection is dropped: the client's system sends it
     again after a second and finds the port closed. Elsewhere the backlog is shortened to its size.
     """
-    with socket.socket(fileno=os.dup(listener.fileno())) as own:
+    with socket.socket(fileno=os.dup(listener)) as own:
         if sys.platform != "linux" or not _drop_syn(own):
             own.listen(0)
 
 
-def _has_backlog(listener: _Listener) -> bool:
+def _has_backlog(listener: int) -> bool:
     """Whether connections wait to be accepted."""
     if not hasattr(select, "poll"):
         return False
     poll = select.poll()
-    poll.register(listener.fileno(), select.POLLIN)
+    poll.register(listener, select.POLLIN)
     return bool(poll.poll(0))
 
 

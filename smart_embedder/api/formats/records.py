@@ -1,6 +1,5 @@
 """The formats of answers with vectors: which one a client prefers, and the records of a stream."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -70,25 +69,17 @@ class RecordOptions:
         return {**self.names, "output_dtype": self.request.output_dtype}
 
 
-class RecordWriter(ABC):
-    """Turns records into bytes; the bytes of each call can be read without later ones."""
+class RecordWriter:
+    """Turns records into bytes; the bytes of each call can be read without later ones.
+
+    This one writes a line of JSON for each record, the others their formats.
+    """
 
     def __init__(self, options: RecordOptions) -> None:
         self._options = options
 
-    @abstractmethod
     def write(self, records: Sequence[Record]) -> Iterator[Chunk]:
         """The chunks of at least one record."""
-
-    def end(self) -> bytes:
-        """The bytes at the end of the stream."""
-        return b""
-
-
-class _NdjsonWriter(RecordWriter):
-    """A line of JSON for each record."""
-
-    def write(self, records: Sequence[Record]) -> Iterator[Chunk]:
         for record in records:
             if record.vectors is None:
                 yield orjson.dumps(record.facts)
@@ -100,6 +91,10 @@ class _NdjsonWriter(RecordWriter):
                     as_base64=self._options.as_base64,
                 )
             yield b"\n"
+
+    def end(self) -> bytes:
+        """The bytes at the end of the stream."""
+        return b""
 
 
 class _MsgpackWriter(RecordWriter):
@@ -138,13 +133,12 @@ class _ArrowWriter(RecordWriter):
     def _columns(self, records: Sequence[Record]) -> dict[str, Any]:
         rows = [record.vectors or self._null for record in records]
         validity = arrow.validity_of([record.vectors for record in records])
-        ids = [record.id for record in records]
-        if self._options.integer_ids:
-            id_column = arrow.integer_column([None if each is None else int(each) for each in ids])
-        else:
-            id_column = arrow.string_column([None if each is None else str(each) for each in ids])
+        ids: list[Any] = [record.id for record in records]
+        if not self._options.integer_ids:
+            ids = [None if each is None else str(each) for each in ids]
+        column = arrow.integer_column if self._options.integer_ids else arrow.string_column
         return {
-            "id": id_column,
+            "id": column(ids),
             **arrow.vector_columns(rows, validity),
             "warnings": arrow.string_column([_as_text(record.warnings) for record in records]),
             "error": arrow.string_column([_as_text(record.error) for record in records]),
@@ -175,7 +169,7 @@ def _as_text(value: Any) -> str | None:
 
 # By media type; NDJSON is the default.
 WRITERS: Mapping[str, type[RecordWriter]] = {
-    NDJSON: _NdjsonWriter,
+    NDJSON: RecordWriter,
     ARROW: _ArrowWriter,
     MSGPACK: _MsgpackWriter,
     SAFETENSORS: _SafetensorsWriter,
