@@ -9,7 +9,7 @@ the formats say what they need through the request's `AnswerMemory`.
 import asyncio
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -33,6 +33,7 @@ _RETRY_SECONDS = 0.5
 _LARGE_BODY = 1 << 20
 
 
+@dataclass(eq=False)
 class LimitMemory:
     """Holds at most about `max_bytes` of request bodies, and `max_answers_bytes` of answers.
 
@@ -43,24 +44,18 @@ class LimitMemory:
     pause for `stream_seconds`. Large bodies whose requests end early are given back in `turns`.
     """
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        max_bytes: int,
-        body_seconds: float = BODY_SECONDS,
-        stream_seconds: float = BODY_SECONDS,
-        *,
-        answer_bytes: int,
-        max_answers_bytes: int,
-        turns: LoopTurns,
-    ) -> None:
-        self.app = app
-        self.bodies = BodyMemory(max_bytes)
-        self.responses = ResponseMemory(max_answers_bytes)
-        self.answer_bytes = answer_bytes
-        self.body_seconds = body_seconds
-        self.stream_seconds = stream_seconds
-        self.turns = turns
+    app: ASGIApp
+    max_bytes: int
+    body_seconds: float = BODY_SECONDS
+    stream_seconds: float = BODY_SECONDS
+    _: KW_ONLY
+    answer_bytes: int
+    max_answers_bytes: int
+    turns: LoopTurns
+
+    def __post_init__(self) -> None:
+        self.bodies = BodyMemory(self.max_bytes)
+        self.responses = ResponseMemory(self.max_answers_bytes)
         self.log = SampledLog()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -25,14 +25,6 @@ class Allowed(str):
     __slots__ = ()
 
 
-def _fold_case(value: object) -> object:
-    return value.strip().lower() if isinstance(value, str) else value
-
-
-def _split(value: object) -> object:
-    return [part.strip() for part in value.split(",")] if isinstance(value, str) else value
-
-
 def _split_pairs(value: object) -> object:
     """`alias=model` pairs, separated by commas."""
     if not isinstance(value, str):
@@ -116,8 +108,10 @@ def _as_http_address(text: str) -> str:
     return text
 
 
-_AnyCase = BeforeValidator(_fold_case)
-_CommaSeparated = BeforeValidator(_split)
+_AnyCase = BeforeValidator(lambda text: text.strip().lower() if isinstance(text, str) else text)
+_CommaSeparated = BeforeValidator(
+    lambda text: [part.strip() for part in text.split(",")] if isinstance(text, str) else text
+)
 _AtLeast1 = Field(ge=1)
 
 Auto = Literal["auto"]
@@ -245,10 +239,6 @@ def public_name(model: str) -> str:
 _Name = Annotated[str, Field(min_length=1, strict=True)]
 
 
-def _as_list(value: object) -> object:
-    return [value] if isinstance(value, str) else value
-
-
 class ModelEntry(BaseModel):
     """One model of the file; None stands for the value of the setting of that name.
 
@@ -260,7 +250,9 @@ class ModelEntry(BaseModel):
     name: EmbeddingModel
     task: Literal["embed", "rerank"] = "embed"
     aliases: Annotated[
-        tuple[_Name, ...], BeforeValidator(_as_list), Allowed("a name, or a list of names")
+        tuple[_Name, ...],
+        BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
+        Allowed("a name, or a list of names"),
     ] = ()
     revision: Annotated[_Name | None, Allowed("a branch, tag or commit, in quotes")] = None
     device: DeviceNames | None = None

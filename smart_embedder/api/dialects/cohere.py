@@ -43,14 +43,12 @@ from smart_embedder.vectors import quantize
 _DOCUMENTS_OF_A_UNIT = 100
 
 
-def _as_texts(value: Any) -> Any:
-    return list(map(fields.as_text, value)) if isinstance(value, list) else value
-
-
 Documents = Annotated[
     list[str],
     FailFast(),
-    BeforeValidator(_as_texts),
+    BeforeValidator(
+        lambda value: list(map(fields.as_text, value)) if isinstance(value, list) else value
+    ),
     WithJsonSchema({"type": "array", "minItems": 1, "items": fields.TEXT_OR_OBJECT}),
 ]
 
