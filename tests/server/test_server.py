@@ -239,15 +239,15 @@ async def test_the_port_answers_until_every_request_is_done_and_then_is_kept_shu
 @in_skipped_time
 async def test_connections_in_the_backlog_are_accepted_and_new_ones_are_not() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as late:
-        assert not module._has_backlog(listener)
+        assert not module._has_backlog(listener.fileno())
         with socket.create_connection(listener.getsockname()):
-            assert module._has_backlog(listener)
-            module._refuse_new_connections(listener)
+            assert module._has_backlog(listener.fileno())
+            module._refuse_new_connections(listener.fileno())
             late.settimeout(0.05)
             with pytest.raises(OSError, match="timed out"):
                 late.connect(listener.getsockname())
             listener.accept()[0].close()
-        assert not module._has_backlog(listener)
+        assert not module._has_backlog(listener.fileno())
         assert listener.fileno() > 0
 
 
@@ -255,7 +255,7 @@ def test_where_the_kernel_takes_no_filter_the_backlog_is_shortened(monkeypatch) 
     monkeypatch.setattr(module, "_DROP_SYN", ((0, 0, 0, 0),))  # It does not return: not allowed.
     with socket.create_server(("127.0.0.1", 0), backlog=9) as listener:
         assert not module._drop_syn(listener)
-        module._refuse_new_connections(listener)
+        module._refuse_new_connections(listener.fileno())
         with socket.create_connection(listener.getsockname()), socket.socket() as late:
             late.settimeout(0.05)
             with pytest.raises(OSError, match="timed out"):
