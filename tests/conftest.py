@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests.support.copied_process import offer_copies
 from tests.support.fast import left_out
 
 # Before anything imports huggingface_hub: no test may reach for a model hub.
@@ -49,11 +50,14 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Load the fixtures where they are used: their imports take 5 s.
+    """Share a template of servers, and load the fixtures where they are used: that takes 5 s.
 
     That is neither where xdist only hands out the tests, nor with `--fast`, as nearly all of them
     make checkpoints with transformers.
     """
-    hands_out = config.getoption("numprocesses", None) and not hasattr(config, "workerinput")
+    is_worker = hasattr(config, "workerinput")
+    if not is_worker:
+        offer_copies()
+    hands_out = config.getoption("numprocesses", None) and not is_worker
     if not hands_out and not config.getoption("fast"):
         config.pluginmanager.import_plugin("tests.support.fixtures")

@@ -2,20 +2,23 @@
 
 Most of a start's time goes to importing torch, which shows nothing new the hundredth time. The
 copies (of `tests.support.template`) are processes of their own, with their own settings, folder,
-output and exit status, and run their module as `python -m` would.
+output and exit status, and run their module as `python -m` would. All processes of a run of the
+tests share one template, which the first that needs it has started.
 """
 
 import atexit
 import json
 import os
+import select
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +27,54 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 _ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "GOMP_SPINCOUNT": "2000"}
 # What Python or a library reads before the service runs: such a start needs a new interpreter.
 _READ_EARLY = ("PYTHON", "HF_", "LD_", "OTEL_", "FASTAPI_", "OMP_", "GOMP_", "MALLOC_", "TMPDIR")
-_MESSAGE_BYTES = 65_536
+_NUMBER_BYTES = 16
+# Of the template's socket, for the processes that hand over to one another in a run of the tests.
+_ADDRESS = "TEMPLATE_OF_COPIES"
 
 
 def can_copy(environment: Mapping[str, str]) -> bool:
     """Whether a start with these variables may be that of a copy: in tests, not in measurements."""
-    in_tests = "PYTEST_VERSION" in os.environ
+    in_tests = _ADDRESS in os.environ
     return in_tests and not any(name.startswith(_READ_EARLY) for name in environment)
+
+
+def offer_copies() -> None:
+    """Let this process, and those that it starts, start copies until this one ends."""
+    folder = tempfile.mkdtemp(prefix="copies-")
+    os.environ[_ADDRESS] = f"{folder}/template"
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener.bind(os.environ[_ADDRESS])
+    listener.listen()
+    held, lifeline = os.pipe()
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start_when_asked() -> None:
+        ready, *_ = select.select([listener, held], [], [])
+        with listener:
+            if listener in ready:
+                started.append(_start_template(listener.fileno(), held))
+        os.close(held)
+
+    def end() -> None:
+        os.close(lifeline)
+        waiting.join()
+        for process in started:
+            process.communicate()
+        shutil.rmtree(folder)
+
+    waiting = threading.Thread(target=start_when_asked, daemon=True)
+    waiting.start()
+    atexit.register(end)
+
+
+def _start_template(listener: int, lifeline: int) -> "subprocess.Popen[bytes]":
+    inherited = {k: v for k, v in os.environ.items() if k in {"PATH", "HOME", "LANG", "TMPDIR"}}
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.support.template", str(listener), str(lifeline)],
+        pass_fds=[listener, lifeline],
+        env=inherited | _ENVIRONMENT | {"PYTHONPATH": str(REPOSITORY)},
+        stdout=subprocess.PIPE,  # A pipe, as the copies will have; nothing is written to it.
+    )
 
 
 class CopiedProcess:
@@ -47,19 +91,19 @@ class CopiedProcess:
         start = {"arguments": [module, *arguments], "folder": str(folder)}
         self.returncode: int | None = None
         self.stdout, writer = _output(output)
-        self._status, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            message = json.dumps(start | {"environment": dict(environment)}).encode()
-            socket.send_fds(_template(), [message], [writer, theirs.fileno()])
+        self._status = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._status.connect(os.environ[_ADDRESS])
+        message = json.dumps(start | {"environment": dict(environment)}).encode()
+        socket.send_fds(self._status, [message], [writer])
         if self.stdout is not None:
             os.close(writer)
-        self.pid = int(self._status.recv(_MESSAGE_BYTES))
+        self.pid = int(self._status.recv(_NUMBER_BYTES))
         self._waiter = threading.Thread(target=self._receive_status, daemon=True)
         self._waiter.start()
 
     def _receive_status(self) -> None:
         with self._status:
-            self.returncode = int(self._status.recv(_MESSAGE_BYTES))
+            self.returncode = int(self._status.recv(_NUMBER_BYTES))
 
     def poll(self) -> int | None:
         """The exit status, once it has ended."""
@@ -93,24 +137,3 @@ def _output(output: Any) -> tuple[Any, int]:
         return None, output.fileno()
     reader, writer = os.pipe()
     return os.fdopen(reader, encoding="utf-8"), writer
-
-
-@cache
-def _template() -> socket.socket:
-    """The socket of this process's template, which ends when it is closed."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    inherited = {k: v for k, v in os.environ.items() if k in {"PATH", "HOME", "LANG", "TMPDIR"}}
-    with theirs:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.template", str(theirs.fileno())],
-            pass_fds=[theirs.fileno()],
-            env=inherited | _ENVIRONMENT | {"PYTHONPATH": str(REPOSITORY)},
-            stdout=subprocess.PIPE,  # A pipe, as the copies will have; nothing is written to it.
-        )
-
-    def end() -> None:
-        ours.close()
-        process.communicate()
-
-    atexit.register(end)
-    return ours

@@ -1,14 +1,17 @@
-"""The process that servers are copies of: `python -m tests.support.template SOCKET`.
+"""The process that servers are copies of: `python -m tests.support.template LISTENER LIFELINE`.
 
 It imports what every start imports, and runs nothing of it: a thread of PyTorch's would not be
-copied. A message on the socket (a descriptor) asks for a copy. With it come the descriptors of the
-copy's output, and of another socket that is told its process id and its exit status.
+copied. A message on a connection to the listener (a descriptor, as the lifeline) asks for a copy;
+with it comes the descriptor of the copy's output. The connection is told the copy's process id and
+its exit status. The template ends when the other end of the lifeline, a pipe, is closed.
 """
 
+import gc
 import importlib
 import json
 import os
 import runpy
+import select
 import signal
 import socket
 import sys
@@ -27,33 +30,37 @@ _IMPORTED_BY_A_START = (
 _MESSAGE_BYTES = 65_536
 
 
-def _wait_for_a_start(requests: socket.socket) -> dict[str, Any] | None:
+def _wait_for_a_start(listener: socket.socket, lifeline: int) -> dict[str, Any] | None:
     """Return in a copy, with what it is to run, and None in the template when the tests end."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # Nobody waits for the copies' parents.
     while True:
-        message, descriptors, *_ = socket.recv_fds(requests, _MESSAGE_BYTES, 2)
-        if not message:
+        ready, *_ = select.select([listener, lifeline], [], [])
+        if lifeline in ready:
             return None
-        if not os.fork():
-            requests.close()
-            _become_a_copy(*descriptors)
+        asking, _ = listener.accept()
+        message, descriptors, *_ = socket.recv_fds(asking, _MESSAGE_BYTES, 1)
+        if descriptors and not os.fork():
+            listener.close()
+            os.close(lifeline)
+            _become_a_copy(*descriptors, asking)
             return dict(json.loads(message))
+        asking.close()
         for each in descriptors:
             os.close(each)
 
 
-def _become_a_copy(output: int, status: int) -> None:
+def _become_a_copy(output: int, asking: socket.socket) -> None:
     """Return in a new process; this one stays, waits for its end and tells its exit status."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     copy = os.fork()
     if copy:
         os.close(output)
-        os.write(status, str(copy).encode())
+        asking.send(str(copy).encode())
         _, ended = os.waitpid(copy, 0)
         with suppress(OSError):  # The tests have ended.
-            os.write(status, str(os.waitstatus_to_exitcode(ended)).encode())
+            asking.send(str(os.waitstatus_to_exitcode(ended)).encode())
         os._exit(0)
-    os.close(status)
+    asking.close()
     for stream in (sys.stdout, sys.stderr):
         os.dup2(output, stream.fileno())
     os.close(output)
@@ -63,7 +70,10 @@ def main() -> None:
     """Make copies of this process; in a copy, run what was asked for."""
     for name in _IMPORTED_BY_A_START:
         importlib.import_module(name)
-    start = _wait_for_a_start(socket.socket(fileno=int(sys.argv[1])))
+    gc.collect()
+    gc.freeze()  # A copy's collections would copy the memory of all that was imported.
+    listener, lifeline = map(int, sys.argv[1:])
+    start = _wait_for_a_start(socket.socket(fileno=listener), lifeline)
     if start is None:
         return
     os.chdir(start["folder"])
