@@ -17,10 +17,13 @@ export PATH="$PWD/$venv/bin:$PATH"
 
 # No test may reach for a model hub, and none may depend on the caller's settings.
 export HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=true
-# The types take longer than the other checks together, on a core that these leave free.
-types=$(mktemp)
-mypy > "$types" 2>&1 & mypy=$!
-trap 'kill "$mypy" 2> /dev/null || true; rm -f "$types"' EXIT
+# What a process has compiled, a hundred others read.
+unset PYTHONDONTWRITEBYTECODE
+# What takes long runs beside the tests, in the time that their processes wait for one another.
+told=$(mktemp -d)
+beside() { nice "${@:2}" > "$told/$1" 2>&1 & }
+trap 'kill $(jobs -p) 2> /dev/null || true; rm -rf "$told"' EXIT
+beside mypy mypy; mypy=$!
 echo "== ruff";        ruff check . && ruff format --check .
 echo "== shellcheck";  shellcheck start_server.sh run_tests.sh .ci/run scripts/*.sh
 echo "== import layers"; lint-imports --no-logo
@@ -42,13 +45,20 @@ missing_programs() {
   command -v wine > /dev/null || command -v wine64 > /dev/null || [[ -x /usr/lib/wine/wine64 ]] \
     || echo "wine is not installed: the tests that run start_server.bat are skipped."
 }
-[[ -n $fast ]] || { missing_programs; echo "== documentation"; scripts/build_docs.sh; }
-echo "== mypy";        wait "$mypy" || { cat "$types"; exit 1; }
-trap 'rm -f "$types"' EXIT
-cat "$types"
+if [[ -z $fast ]]; then
+  missing_programs
+  beside documentation scripts/build_docs.sh; documentation=$!
+fi
 # Three processes on two cores: most tests wait for a server's process half of their time. A file
 # stays in one of them; chosen tests run in this one, where a debugger works.
 processes=3
 (($#)) && processes=0
 [[ -z $fast ]] || { processes=2; set -- --fast "$@"; }
-echo "== tests";       python -m pytest -q --durations=15 -rs -n "$processes" --dist loadfile "$@"
+status=0
+echo "== tests"
+python -m pytest -q --durations=15 -rs -n "$processes" --dist loadfile --no-loadscope-reorder "$@" \
+  || status=$?
+outcome() { echo "== $1"; wait "$2" || status=$?; cat "$told/$1"; }
+outcome mypy "$mypy"
+[[ -n $fast ]] || outcome documentation "$documentation"
+exit "$status"

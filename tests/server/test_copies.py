@@ -49,6 +49,8 @@ def test_a_copy_that_is_killed_has_the_status_of_the_signal(tmp_path: Path) -> N
 
 
 def test_the_template_has_imported_what_most_of_a_start_is(tmp_path: Path) -> None:
-    """Else the copies would gain nothing."""
-    (tmp_path / "imported.py").write_text("import sys\nprint('torch' in sys.modules)\n")
-    assert run_to_the_end(tmp_path, module="imported") == (0, "True\n")
+    """Else the copies would gain nothing. The hub's library reads its settings when imported."""
+    (tmp_path / "imported.py").write_text(
+        "import sys\nprint([name in sys.modules for name in ('torch', 'huggingface_hub')])\n"
+    )
+    assert run_to_the_end(tmp_path, module="imported") == (0, "[True, False]\n")

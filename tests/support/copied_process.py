@@ -24,9 +24,9 @@ from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 # What libraries read when they are imported, and the service sets before that.
-_ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "GOMP_SPINCOUNT": "2000"}
+_ENVIRONMENT = {"GOMP_SPINCOUNT": "2000"}
 # What Python or a library reads before the service runs: such a start needs a new interpreter.
-_READ_EARLY = ("PYTHON", "HF_", "LD_", "OTEL_", "FASTAPI_", "OMP_", "GOMP_", "MALLOC_", "TMPDIR")
+_READ_EARLY = ("PYTHON", "LD_", "OTEL_", "FASTAPI_", "OMP_", "GOMP_", "MALLOC_", "TMPDIR")
 _NUMBER_BYTES = 16
 # Of the template's socket, for the processes that hand over to one another in a run of the tests.
 _ADDRESS = "TEMPLATE_OF_COPIES"

@@ -4,6 +4,7 @@ The compiler's package and qemu-user are all that is needed.
 """
 
 import ctypes
+import hashlib
 import os
 import shutil
 import struct
@@ -17,13 +18,22 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from smart_embedder.models.ops.build import AARCH64, FOLDER, Compiler, InstructionSet, explain
+from smart_embedder.models.ops.build import (
+    AARCH64,
+    COMPILER,
+    FOLDER,
+    Compiler,
+    InstructionSet,
+    explain,
+)
 from smart_embedder.models.ops.native import _ARGUMENTS
+from tests.support.server import REPOSITORY
 
 QEMU = shutil.which("qemu-aarch64")
 # The least processors of qemu 7.2 that have them.
 _PROCESSORS = {"neon_matrix": "max", "neon_dot": "neoverse-n1"}
 _SOURCE = Path(__file__).with_name("arm_emulator.c")
+_BUILT = REPOSITORY / "build"
 # Flags with which the kernels check themselves, for scripts/check_sanitizers.sh.
 _CHECKS = os.environ.get("ARM_KERNEL_CHECKS", "").split()
 _NAMES = [f"{name}_{each.name}" for each in AARCH64.sets for name in _ARGUMENTS]
@@ -36,8 +46,23 @@ _CALL = struct.Struct(f"<q{_WHOLE}q{_WHOLE}q{_FLOATS}f")
 _BYTES = (4, 2, 1)
 
 
-def build(program: Path) -> None:
-    """Compile the kernels into a program; skip where the compiler cannot be fetched."""
+def built_program() -> Path:
+    """The kernels in a program, which is compiled once for the sources and flags that it is of.
+
+    Skip where the compiler cannot be fetched.
+    """
+    digest = hashlib.sha256(" ".join([*_OPTIONS, *_CHECKS]).encode())
+    for file in (_SOURCE, *sorted(FOLDER.glob("*.[ch]")), COMPILER):
+        digest.update(file.read_bytes())
+    program = _BUILT / f"arm-kernels-{digest.hexdigest()[:16]}"
+    if not program.exists():
+        _build(program)
+        for other in set(_BUILT.glob("arm-kernels-*")) - {program}:
+            other.unlink(missing_ok=True)
+    return program
+
+
+def _build(program: Path) -> None:
     with TemporaryDirectory() as temporary:
         folder = Path(temporary)
         # The headers of a C library; the program has none.
@@ -48,8 +73,12 @@ def build(program: Path) -> None:
             pytest.skip(f"the compiler cannot be fetched: {explain(error)}")
         compiler.run(*_OPTIONS, "-c", str(_SOURCE), "-o", str(folder / "emulator.o"))
         kernels = (each for each in compiler.compile_kernels() if "threads" not in Path(each).name)
-        linked = [str(folder / "emulator.o"), *kernels, "-o", str(program)]
+        linked = [str(folder / "emulator.o"), *kernels, "-o", str(folder / "linked")]
         _compiler(folder, "none").run("-nostdlib", "-rtlib=compiler-rt", "-static", *linked)
+        program.parent.mkdir(exist_ok=True)
+        # Beside its place, so that it comes there in one step.
+        copied = shutil.copy(folder / "linked", program.with_suffix(f".{os.getpid()}"))
+        Path(copied).replace(program)
 
 
 def _compiler(folder: Path, library: str) -> Compiler:

@@ -37,6 +37,6 @@ def demo_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(tiny_m3: Path, tmp_path_factory: pytest.TempPathFactory):
     """One real server process on loopback that serves `tiny_m3` in float32."""
     folder = tmp_path_factory.mktemp("server")
-    with run_server(folder, fresh=True, EMBEDDING_MODEL=str(tiny_m3)) as running:
+    with run_server(folder, EMBEDDING_MODEL=str(tiny_m3)) as running:
         running.wait_until_healthy()
         yield running

@@ -122,7 +122,7 @@ _STRIP = "-s"
 _LINK = ("-shared", _STRIP, "-lm", "-lpthread")
 # The other sources are compiled once for each set of instructions.
 _SHARED_SOURCE = "threads.c"
-_COMPILER = FOLDER.parent / "requirements-kernels.txt"
+COMPILER = FOLDER.parent / "requirements-kernels.txt"
 _SECONDS = 600
 
 
@@ -201,7 +201,7 @@ class Compiler:
         """Get the package from the index."""
         quiet = ["--quiet", "--no-input", "--disable-pip-version-check"]
         safe = ["--no-deps", "--require-hashes", "--only-binary=:all:"]
-        what = ["--target", str(self._package), "--requirement", str(_COMPILER)]
+        what = ["--target", str(self._package), "--requirement", str(COMPILER)]
         _run([sys.executable, "-m", "pip", "install", *quiet, *safe, *what], os.environ)
 
     def compile_kernels(self) -> list[str]:

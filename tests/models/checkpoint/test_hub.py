@@ -305,7 +305,7 @@ def test_a_gated_model_is_fetched_with_the_token_and_the_proxy_of_dotenv(
             f"HF_TOKEN={TOKEN}\nHF_ENDPOINT=http://hub.invalid\nHTTP_PROXY={proxy}\n"
             f"EMBEDDING_MODEL={MODEL}\nHF_HOME={tmp_path}\nHF_HUB_OFFLINE=false\n"
         )
-        with run_server(tmp_path, HF_HUB_OFFLINE="", fresh=True) as server:
+        with run_server(tmp_path, HF_HUB_OFFLINE="") as server:
             server.wait_until_healthy()
         assert served.hosts == {"hub.invalid"}
     assert "model_downloaded" in server.log

@@ -148,7 +148,7 @@ def test_the_program_fetches_the_compiler_with_its_digest_and_builds_what_is_mis
     (fetched, _), *rest = calls(log)
     assert fetched[:3] == ["-m", "pip", "install"]
     assert {"--require-hashes", "--no-deps", "--only-binary=:all:"} <= set(fetched)
-    assert fetched[-2:] == ["--requirement", str(build._COMPILER)]
+    assert fetched[-2:] == ["--requirement", str(build.COMPILER)]
     package = fetched[fetched.index("--target") + 1]
     assert {path for _, path in rest} == {package}
     assert list(tmp_path.glob("smart-embedder-kernels-*")) == []

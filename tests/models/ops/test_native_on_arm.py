@@ -27,7 +27,7 @@ from smart_embedder.models.tasks.rerankers import CrossEncoder
 from tests.models.ops.test_native import CLOSE, random_layer
 from tests.models.ops.test_native_attention import CLOSE as ATTENTION_CLOSE
 from tests.models.ops.test_native_attention import attend, by_definition
-from tests.support.emulated_arm import QEMU, EmulatedLibrary, build
+from tests.support.emulated_arm import QEMU, EmulatedLibrary, built_program
 from tests.support.packed_attention import pack_lengths, random_states
 from tests.support.texts import varied_texts
 
@@ -40,12 +40,10 @@ HWCAPS = {"a72": (0x8FB, 0), "n1": (0x119FFB, 0), "v1": (0xECFFFFFB, 0x7F87_7FFF
 
 
 @pytest.fixture(scope="module")
-def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def program() -> Path:
     if QEMU is None:
         pytest.skip("qemu-aarch64 is not installed")
-    program = tmp_path_factory.mktemp("arm") / "kernels"
-    build(program)
-    return program
+    return built_program()
 
 
 @pytest.fixture(scope="module", params=AARCH64.sets, ids=lambda each: each.name)
