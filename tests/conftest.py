@@ -48,6 +48,7 @@ def pytest_collection_finish() -> None:
     """Let no collection of garbage look again at what was imported: a million objects."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -60,5 +61,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if not is_worker:
         offer_copies()
     hands_out = config.getoption("numprocesses", None) and not is_worker
+    if not hands_out:
+        gc.disable()  # What is imported stays: until then there is nothing to collect.
     if not hands_out and not config.getoption("fast"):
         config.pluginmanager.import_plugin("tests.support.fixtures")

@@ -49,9 +49,9 @@ def offer_copies() -> None:
     started: list[subprocess.Popen[bytes]] = []
 
     def start_when_asked() -> None:
-        ready, *_ = select.select([listener, held], [], [])
+        ready, *_ = select.select([listener.fileno(), held], [], [])
         with listener:
-            if listener in ready:
+            if held not in ready:
                 started.append(_start_template(listener.fileno(), held))
         os.close(held)
 

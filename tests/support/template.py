@@ -34,7 +34,7 @@ def _wait_for_a_start(listener: socket.socket, lifeline: int) -> dict[str, Any] 
     """Return in a copy, with what it is to run, and None in the template when the tests end."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # Nobody waits for the copies' parents.
     while True:
-        ready, *_ = select.select([listener, lifeline], [], [])
+        ready, *_ = select.select([listener.fileno(), lifeline], [], [])
         if lifeline in ready:
             return None
         asking, _ = listener.accept()
@@ -68,10 +68,11 @@ def _become_a_copy(output: int, asking: socket.socket) -> None:
 
 def main() -> None:
     """Make copies of this process; in a copy, run what was asked for."""
+    gc.disable()
     for name in _IMPORTED_BY_A_START:
         importlib.import_module(name)
-    gc.collect()
     gc.freeze()  # A copy's collections would copy the memory of all that was imported.
+    gc.enable()
     listener, lifeline = map(int, sys.argv[1:])
     start = _wait_for_a_start(socket.socket(fileno=listener), lifeline)
     if start is None:
