@@ -4,6 +4,9 @@ python -m benchmarks.checkpoints bge-m3 FOLDER         # 2.2 GiB in float32
 python -m benchmarks.checkpoints bge-reranker FOLDER   # as large, with a one-logit head
 python -m benchmarks.checkpoints qwen-reranker FOLDER  # Qwen3-Reranker-0.6B's, in bfloat16
 python -m benchmarks.checkpoints two-layer FOLDER      # bge-m3's, 64 wide and 2 layers deep
+python -m benchmarks.checkpoints modernbert FOLDER     # gte-modernbert-base's, 0.6 GiB
+python -m benchmarks.checkpoints embedding-gemma FOLDER  # EmbeddingGemma's, 1.2 GiB
+python -m benchmarks.checkpoints qwen-embedding FOLDER # Qwen3-Embedding-0.6B's, in bfloat16
 """
 
 import argparse
@@ -16,9 +19,16 @@ from pathlib import Path
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import (
+    Gemma3TextConfig,
+    Gemma3TextModel,
+    ModernBertConfig,
+    ModernBertModel,
+    PreTrainedConfig,
+    PreTrainedModel,
     PreTrainedTokenizerFast,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3Model,
     XLMRobertaConfig,
     XLMRobertaForSequenceClassification,
     XLMRobertaModel,
@@ -48,6 +58,7 @@ SHAPES = {
 VOCABULARY = 250_002
 # What Qwen3-Reranker's template and score need; its own vocabulary is smaller, which costs no time.
 _QWEN_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>"]
+_POOLINGS = ("cls_token", "mean_tokens", "lasttoken")
 _ANSWERS = [AddedToken(word, single_word=True) for word in ("yes", "no")]
 
 
@@ -57,22 +68,63 @@ def save_bge_m3(folder: Path, shape: Shape) -> Path:
     save_tokenizer(folder)
     save_encoder(folder, shape, vocabulary=VOCABULARY)
     save_heads(folder, shape.hidden)
-    # What sentence-transformers reads: the first token's state, normalised, is the vector.
+    save_modules(folder, shape.hidden, "cls_token")
+    return folder
+
+
+def save_modules(folder: Path, width: int, pooling: str) -> None:
+    """What sentence-transformers reads: how states become a vector, which is normalised."""
     parts = {"Transformer": "", "Pooling": "1_Pooling", "Normalize": "2_Normalize"}
     modules = [
         {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
         for i, (kind, path) in enumerate(parts.items())
     ]
-    pooling = {
-        "word_embedding_dimension": shape.hidden,
-        "pooling_mode_cls_token": True,
-        "pooling_mode_mean_tokens": False,
-    }
+    modes = {f"pooling_mode_{mode}": mode == pooling for mode in _POOLINGS}
     (folder / "1_Pooling").mkdir(exist_ok=True)
     (folder / "2_Normalize").mkdir(exist_ok=True)
     _save_json(folder / "modules.json", modules)
-    _save_json(folder / "1_Pooling" / "config.json", pooling)
+    _save_json(folder / "1_Pooling" / "config.json", {"word_embedding_dimension": width, **modes})
     _save_json(folder / "sentence_bert_config.json", {"max_seq_length": 8192})
+
+
+def save_modernbert(folder: Path) -> Path:
+    """A checkpoint of the shape of gte-modernbert-base and modernbert-embed-base, in float32."""
+    config = ModernBertConfig(
+        vocab_size=VOCABULARY, pad_token_id=1, bos_token_id=0, cls_token_id=0, eos_token_id=2,
+        sep_token_id=2,
+    )  # fmt: skip
+    return _save_dense(folder, ModernBertModel, config, "cls_token")
+
+
+def save_embedding_gemma(folder: Path) -> Path:
+    """A checkpoint of EmbeddingGemma's shape, without its projections, in float32."""
+    config = Gemma3TextConfig(
+        vocab_size=VOCABULARY, hidden_size=768, intermediate_size=1152, num_hidden_layers=24,
+        num_attention_heads=3, num_key_value_heads=1, head_dim=256, sliding_window=512,
+        max_position_embeddings=2048, use_bidirectional_attention=True, pad_token_id=1,
+        bos_token_id=0, eos_token_id=2,
+    )  # fmt: skip
+    return _save_dense(folder, Gemma3TextModel, config, "mean_tokens")
+
+
+def save_qwen_embedding(folder: Path) -> Path:
+    """A checkpoint of Qwen3-Embedding-0.6B's shape, in bfloat16."""
+    config = _qwen_config(VOCABULARY)
+    return _save_dense(folder, Qwen3Model, config, "lasttoken", torch.bfloat16)
+
+
+def _save_dense(
+    folder: Path,
+    kind: type[PreTrainedModel],
+    config: PreTrainedConfig,
+    pooling: str,
+    dtype: torch.dtype = torch.float32,
+) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    save_tokenizer(folder)
+    torch.manual_seed(3)
+    kind(config).to(dtype).save_pretrained(folder)
+    save_modules(folder, config.hidden_size, pooling)
     return folder
 
 
@@ -117,8 +169,14 @@ def save_qwen_reranker(folder: Path) -> Path:
     tokenizer.add_tokens(_ANSWERS)
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>").save_pretrained(folder)
     torch.manual_seed(2)
-    config = Qwen3Config(
-        vocab_size=tokenizer.get_vocab_size(),
+    config = _qwen_config(tokenizer.get_vocab_size())
+    Qwen3ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    return folder
+
+
+def _qwen_config(vocabulary: int) -> Qwen3Config:
+    return Qwen3Config(
+        vocab_size=vocabulary,
         hidden_size=1024,
         num_hidden_layers=28,
         num_attention_heads=16,
@@ -129,8 +187,6 @@ def save_qwen_reranker(folder: Path) -> Path:
         rope_parameters={"rope_type": "default", "rope_theta": 1_000_000.0},
         tie_word_embeddings=True,
     )
-    Qwen3ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
-    return folder
 
 
 def save_heads(folder: Path, hidden: int) -> None:
@@ -187,16 +243,23 @@ def save_tokenizer(folder: Path) -> None:
 def main() -> None:
     """Make the checkpoint that the command line names."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    names = [*sorted(SHAPES), "qwen-reranker"]
+    names = [*sorted(SHAPES), *_FAMILIES]
     parser.add_argument("shape", choices=names, help="the architecture")
     parser.add_argument("folder", type=Path, help="the folder that is written")
     arguments = parser.parse_args()
-    if arguments.shape == "qwen-reranker":
-        print(save_qwen_reranker(arguments.folder))
+    if arguments.shape in _FAMILIES:
+        print(_FAMILIES[arguments.shape](arguments.folder))
         return
     save = save_bge_reranker if arguments.shape == "bge-reranker" else save_bge_m3
     print(save(arguments.folder, SHAPES[arguments.shape]))
 
+
+_FAMILIES = {
+    "qwen-reranker": save_qwen_reranker,
+    "qwen-embedding": save_qwen_embedding,
+    "modernbert": save_modernbert,
+    "embedding-gemma": save_embedding_gemma,
+}
 
 if __name__ == "__main__":
     main()

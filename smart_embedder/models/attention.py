@@ -312,6 +312,11 @@ def memory_efficient(
     return attend_by_length(attend, (query, key, value), packed)
 
 
+def takes_window(attend: Attention) -> bool:
+    """Whether a kernel computes attention in a window itself."""
+    return "window" in signature(attend).parameters
+
+
 class PackedAttention:
     """Attention in each sequence of `packed`; `attend` is for those no longer than the window."""
 
@@ -319,7 +324,7 @@ class PackedAttention:
         self._attend: Callable[..., Tensor] = attend
         self._packed = packed
         # Once for all layers of a forward.
-        self._takes_window = "window" in signature(attend).parameters
+        self._takes_window = takes_window(attend)
         self._short_sequences: dict[int, PackedBatch] = {}
 
     def __call__(
@@ -331,10 +336,10 @@ class PackedAttention:
         never longer than the window.
         """
         packed, attend = self._packed, partial(self._attend, scale=scale, causal=causal)
+        if window is not None and self._takes_window:
+            return attend(states, packed, window=window)
         if window is None or packed.max_length <= window:
             return attend(states, packed)
-        if self._takes_window:
-            return attend(states, packed, window=window)
         short = self._no_longer_than(window)
         borders = [0, *packed.offsets[len(short.unpack_order) :].tolist()]
         first, *others = (

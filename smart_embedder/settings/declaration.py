@@ -114,9 +114,9 @@ class Settings(BaseModel):
     or sharing the cores, `cpu:0,cpu:1`. `auto` is the first of cuda, mps and cpu that can be
     used"""
     dtype: types.Dtype = "auto"
-    """the number format of the models. `auto` chooses by the device and the model. `int8` runs
-    models of the families BERT, RoBERTa and XLM-RoBERTa, such as bge-m3, in 8 bits on an x86 CPU
-    with AVX2, or on Linux an ARM one with dot products"""
+    """the number format of the models. `auto` chooses by the device and the model. `int8`
+    computes the products of any model in 8 bits on an x86 CPU with AVX2, or on Linux an ARM one
+    with dot products"""
     attention: types.Attention = "auto"
     """the attention kernel; one that cannot run here stops the start and says what is missing.
     `auto` takes varlen on NVIDIA GPUs in half precision, native on a CPU if its kernel is built

@@ -32,6 +32,7 @@ from smart_embedder.models.ops.choose import choose_backend
 from smart_embedder.models.ops.proof import Target
 from smart_embedder.models.text.tokenizer import TextTokenizer
 from tests.support.cpu_graphs import CpuGraph, attend_as_on_a_gpu, cpu_graphs
+from tests.support.encoders import FAMILIES, load, save_family, word_tokenizer
 
 CPU = torch.device("cpu")
 BUCKETS = (Bucket(16, 4, 16), Bucket(40, 6, 40), Bucket(40, 20, 12))
@@ -41,12 +42,20 @@ LENGTHS = st.one_of(
 ).filter(lambda lengths: sum(lengths) <= 40 and (max(lengths) <= 12 or len(lengths) <= 6))
 
 
-@pytest.fixture(scope="module", params=["encoder", "decoder"])
-def backbone(request: pytest.FixtureRequest, tiny_m3: Path, tiny_qwen: Path) -> Backbone:
+@pytest.fixture(scope="module", params=["encoder", "decoder", "modernbert", "embedding-gemma"])
+def backbone(
+    request: pytest.FixtureRequest,
+    tiny_m3: Path,
+    tiny_qwen: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Backbone:
     backend = torch_backend().faster("gpu", attention=attend_as_on_a_gpu)
     target = Target(CPU, torch.float32, backend)
+    if request.param in FAMILIES:
+        folder = tmp_path_factory.mktemp("families") / request.param
+        return load(save_family(folder, request.param, word_tokenizer()), target)._backbone
     if request.param == "decoder":
-        return load_decoder(tiny_qwen, target, Weights.read(tiny_qwen))
+        return load_decoder(tiny_qwen, target, Weights.read(tiny_qwen), ())
     return load_encoder(tiny_m3, target, TextTokenizer.from_folder(tiny_m3, 512))
 
 

@@ -47,26 +47,43 @@ def _overwrite(results: Any, again: Any) -> None:
 
 @torch.library.custom_op("tests::attend", mutates_args=())
 def _attend(
-    query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, scale: float, causal: bool
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bounds: Tensor,
+    scale: float,
+    causal: bool,
+    window: int | None,
 ) -> Tensor:
     """`[T, H, D]`: of each sequence between two bounds; NaN where there is none."""
     attended = torch.full_like(query, torch.nan).transpose(0, 1).contiguous().transpose(0, 1)
     ends = bounds.tolist()
     for start, stop in pairwise(ends):
         parts = (each[start:stop].transpose(0, 1) for each in (query, key, value))
+        place = torch.arange(stop - start)
+        distances = place[:, None] - place
+        visible = distances.abs() < (window or len(query))
         attended[start:stop] = torch.nn.functional.scaled_dot_product_attention(
-            *parts, scale=scale, is_causal=causal, enable_gqa=True
+            *parts,
+            attn_mask=visible & (distances >= 0) if causal else visible,
+            scale=scale,
+            enable_gqa=True,
         ).transpose(0, 1)
     return attended
 
 
 def attend_as_on_a_gpu(
-    states: QueryKeyValue, packed: PackedBatch, *, scale: float, causal: bool
+    states: QueryKeyValue,
+    packed: PackedBatch,
+    *,
+    scale: float,
+    causal: bool,
+    window: int | None = None,
 ) -> Tensor:
     """Implement `Attention` by operators that find the lengths in the device's memory."""
 
     def attend(query: Tensor, key: Tensor, value: Tensor, part: LengthClass) -> Tensor:
-        return torch.ops.tests.attend(query, key, value, part.bounds, scale, causal)
+        return torch.ops.tests.attend(query, key, value, part.bounds, scale, causal, window)
 
     return attend_by_length(attend, states, packed)
 

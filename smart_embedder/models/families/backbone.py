@@ -7,6 +7,8 @@ every token. Families derive from `Transformer`; what becomes of the states is a
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
@@ -58,7 +60,7 @@ class Transformer(ABC):
     """
 
     shares_prefixes: ClassVar[bool] = False
-    capturable: ClassVar[bool] = True
+    capturable = True
     rounds_up = True
     window: int | None = None
 
@@ -92,6 +94,19 @@ class LayeredTransformer(Transformer):
         return replace(self, layers=few), len(self.layers) / len(few)
 
 
+_rows_undivided = ContextVar("rows_undivided", default=False)
+
+
+@contextmanager
+def rows_undivided() -> Iterator[None]:
+    """Within, `in_row_blocks` computes all rows at once, however many there are."""
+    token = _rows_undivided.set(True)
+    try:
+        yield
+    finally:
+        _rows_undivided.reset(token)
+
+
 def in_row_blocks(step: Callable[..., Tensor], states: Tensor, *others: Tensor) -> Tensor:
     """Compute `step`, which treats each row by itself, on a CPU for a few rows at a time.
 
@@ -99,7 +114,7 @@ def in_row_blocks(step: Callable[..., Tensor], states: Tensor, *others: Tensor) 
     to the system each time, and new pages cost more than a pass over them.
     """
     at_once = _ROWS_PER_THREAD * torch.get_num_threads()
-    if states.device.type != "cpu" or len(states) <= at_once:
+    if states.device.type != "cpu" or len(states) <= at_once or _rows_undivided.get():
         return step(states, *others)
     blocks = (torch.split(each, at_once) for each in (states, *others))
     outputs = []

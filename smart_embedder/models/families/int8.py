@@ -11,14 +11,19 @@ each channel is divided by a power of its usual size, which the weights are mult
 columns, which makes the range that counts narrower and their own steps finer (Zhao et al. 2019).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import pairwise
 
+import structlog
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
+from smart_embedder.engine.records import TokenIds
 from smart_embedder.models.batch import PackedBatch
 from smart_embedder.models.checkpoint.weights import Weights
+from smart_embedder.models.families.backbone import rows_undivided
 from smart_embedder.models.families.bert import (
     Encoder,
     EncoderConfig,
@@ -27,15 +32,32 @@ from smart_embedder.models.families.bert import (
     read_layer,
     self_attention,
 )
+from smart_embedder.models.families.qwen3 import (
+    Decoder,
+    DecoderConfig,
+    make_layer,
+    read_decoder_layer,
+    read_ends,
+)
 from smart_embedder.models.ops.backend import (
     Backend,
     Columns,
     EncoderParts,
+    Linear,
     QuantizedLinear,
     QuantizedWeights,
+    RmsNorm,
+    RotaryEmbedding,
+    adding,
+    torch_backend,
 )
+from smart_embedder.models.text.tokenizer import TextTokenizer
+
+log = structlog.get_logger(__name__)
 
 _TINY = 1e-30
+# The cosine of a vector with the one in float32, at least, of models that suit 8 bits.
+_LEAST_COSINE = 0.995
 # How far the division follows the size of the activations (1), or that of the weights (0).
 _SMOOTHING = 0.4
 # The least size of a channel's activations, as a share of the largest: calibration texts may not
@@ -88,9 +110,69 @@ def quantize(
     limit = backend.int8_weight_limit
     quantized = (_quantize(block.float() * divisor, columns, limit) for block in blocks)
     values, scale, sums = map(torch.cat, zip(*quantized, strict=True))
-    bias = torch.cat([layer.bias.detach().float() for layer in layers])
+    bias = torch.cat([_bias_of(layer) for layer in layers])
     weights = QuantizedWeights(values, scale, sums, bias)
     return QuantizedLinear(columns, backend.int8_gemm(weights, dtype, activation), backend)
+
+
+def _bias_of(layer: nn.Linear) -> Tensor:
+    return torch.zeros(layer.out_features) if layer.bias is None else layer.bias.detach().float()
+
+
+def encode_calibration(tokenizer: TextTokenizer) -> list[TokenIds]:
+    """The tokens of `CALIBRATION_TEXTS`, but of those that have none."""
+    return [text.ids for text in tokenizer.encode(list(CALIBRATION_TEXTS)) if len(text.ids)]
+
+
+def quantizing(backend: Backend, dtype: torch.dtype) -> Backend:
+    """A backend whose products are computed in 8 bits, and the rest in `dtype`.
+
+    Each product is prepared for states like those of its first call, which should be those of all
+    `CALIBRATION_TEXTS`.
+    """
+
+    def prepare(layers: Sequence[nn.Linear], activation: str | None = None) -> Linear:
+        return _CalibratedLinear(
+            partial(quantize, layers, backend=backend, dtype=dtype, activation=activation)
+        )
+
+    return backend.faster("int8", linear=prepare, add_linear=adding(prepare))
+
+
+class _CalibratedLinear:
+    """Implements `Linear` by what `quantize` makes for the states of the first call."""
+
+    def __init__(self, quantize: Callable[[Tensor], QuantizedLinear]) -> None:
+        self._quantize: Callable[[Tensor], QuantizedLinear] | None = quantize
+        self._linear: Linear
+
+    def __call__(self, states: Tensor) -> Tensor:
+        if self._quantize is not None:
+            self._linear = self._quantize(states)
+            self._quantize = None  # It holds the weights.
+        return self._linear(states)
+
+
+def warn_of_rounding(name: str, states: Tensor, exact: Tensor, packed: PackedBatch) -> None:
+    """Log where vectors of the calibration's texts differ from those of the `exact` states.
+
+    Both are `[T, width]`. A text's vector may be made of its first token, its last, or all.
+    """
+    least = 1.0
+    for start, stop in pairwise(packed.offsets[: len(packed.unpack_order) + 1].tolist()):
+        ours, theirs = (
+            torch.stack([text[0], text[-1], text.mean(0)])
+            for text in (states[start:stop].float(), exact[start:stop].float())
+        )
+        least = min(least, float(functional.cosine_similarity(ours, theirs).min()))
+    if not least >= _LEAST_COSINE:
+        log.warning(
+            "int8_differs",
+            model=name,
+            cosine=round(least, 4),
+            detail="in 8 bits a vector of this model is further than usual from the one in float32 "
+            f"(cosine {least:.4f}, usual are {_LEAST_COSINE} and more); DTYPE=auto is closer",
+        )
 
 
 def _choose(states: Tensor, readers: Sequence[nn.Linear]) -> tuple[Tensor, Columns]:
@@ -160,3 +242,34 @@ def make_quantized_encoder(
         )  # fmt: skip
         layers.append(EncoderLayer.of(parts))
     return Encoder(layers, backend.attention, embeddings, dtype)
+
+
+@torch.inference_mode()
+def make_quantized_decoder(
+    weights: Weights,
+    config: DecoderConfig,
+    backend: Backend,
+    dtype: torch.dtype,
+    calibration: PackedBatch,
+) -> Decoder:
+    """The decoder with `weights`, which are float32, as `make_quantized_encoder`.
+
+    Beside it the layers are computed in float32, to log where the vectors differ.
+    """
+    table, norm = read_ends(weights, config, dtype)
+    positions = calibration.position_ids[0]
+    rotary = RotaryEmbedding.at(positions, config.head_width, config.theta)
+    states = functional.embedding(calibration.input_ids[0], table)
+    exact, reference, in_8_bits = states.float(), torch_backend(), quantizing(backend, dtype)
+    layers = []
+    with rows_undivided():
+        for index in range(config.layers):
+            read = read_decoder_layer(weights, config, index)
+            layer = make_layer(read, config, reference)
+            exact = layer(exact, calibration, reference.attention, rotary)
+            layers.append(make_layer(read.with_norms_in(dtype), config, in_8_bits))
+            states = layers[-1](states, calibration, backend.attention, rotary)
+    final_norm = RmsNorm(norm, config.epsilon)
+    exact_norm = RmsNorm(norm.float(), config.epsilon)
+    warn_of_rounding(weights.folder.name, final_norm(states), exact_norm(exact), calibration)
+    return Decoder(layers, backend.attention, table, final_norm, config.head_width, config.theta)

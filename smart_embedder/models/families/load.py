@@ -3,23 +3,29 @@
 Knows which family computes which `model_type`; what is made of the states is not known here.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
-from smart_embedder.errors import StartupError
+from smart_embedder.engine.records import TokenIds
 from smart_embedder.models.batch import PositionScheme, pack
 from smart_embedder.models.checkpoint.config import TextOptions, read_config
 from smart_embedder.models.checkpoint.weights import Weights
 from smart_embedder.models.families import bert, qwen3
 from smart_embedder.models.families.backbone import Backbone
 from smart_embedder.models.families.bert import ENCODER_TYPES, EncoderConfig, make_encoder
-from smart_embedder.models.families.int8 import CALIBRATION_TEXTS, make_quantized_encoder
+from smart_embedder.models.families.int8 import (
+    encode_calibration,
+    make_quantized_decoder,
+    make_quantized_encoder,
+)
 from smart_embedder.models.families.qwen3 import DecoderConfig, make_decoder
 from smart_embedder.models.ops.proof import (
     DECODER,
     ENCODER,
     GPU_ENCODER,
+    QUANTIZED_DECODER,
     QUANTIZED_ENCODER,
     Shapes,
     Target,
@@ -65,15 +71,17 @@ def load_backbone(
 
     if is_qwen3(folder):
         tokenizer = read_tokenizer(DecoderConfig.read(folder).positions)
-        return load_decoder(folder, target, weights or Weights.read(folder)), tokenizer
+        backbone = load_decoder(
+            folder, target, weights or Weights.read(folder), encode_calibration(tokenizer)
+        )
+        return backbone, tokenizer
     if read_config(folder).get("model_type") in ENCODER_TYPES:
         tokenizer = read_tokenizer(EncoderConfig.read(folder).max_length)
         return load_encoder(folder, target, tokenizer, weights), tokenizer
     # transformers takes seconds to import, and most models do not need it.
     from smart_embedder.models.families.transformers_module import load_by_transformers  # noqa: PLC0415
 
-    backbone = load_by_transformers(folder, target)
-    return backbone, read_tokenizer(backbone.max_length)
+    return load_by_transformers(folder, target, read_tokenizer)
 
 
 def load_tokenizer(folder: Path, max_length: int) -> TextTokenizer:
@@ -101,7 +109,7 @@ def load_encoder(
     )
     if target.quantized:
         target = target.prove(shapes, QUANTIZED_ENCODER)
-        texts = [text.ids for text in tokenizer.encode(list(CALIBRATION_TEXTS))]
+        texts = encode_calibration(tokenizer)
         packed = pack(texts, device=device, positions=config.position_scheme)
         # In float32, so that the weights of the file are rounded only once.
         exact = weights.to(device, torch.float32)
@@ -119,23 +127,29 @@ def load_encoder(
     )
 
 
-def load_decoder(folder: Path, target: Target, weights: Weights) -> Backbone:
-    """Load a decoder of Qwen3's architecture; raises `StartupError` if it cannot be used."""
-    config = DecoderConfig.read(folder)
-    if target.quantized:
-        raise StartupError(
-            "DTYPE=int8 is for models of bge-m3's and bge-reranker's kind, and this is one of type "
-            "qwen3; set DTYPE to auto"
-        )
+def load_decoder(
+    folder: Path, target: Target, weights: Weights, calibration: Sequence[TokenIds]
+) -> Backbone:
+    """Load a decoder of Qwen3's architecture; raises `StartupError` if it cannot be used.
+
+    In 8 bits it is quantized for texts like those of `calibration`.
+    """
+    config, device, dtype = DecoderConfig.read(folder), target.device, target.dtype
     weights = weights.before(qwen3.TOKENS)
     qwen3.check_parameters(weights, config)
     shapes = Shapes(
         config.width, config.inner_width, config.heads, config.key_heads, config.head_width,
         bias=False, causal=True,
     )  # fmt: skip
-    target = target.prove(shapes, DECODER)
+    if target.quantized:
+        target = target.prove(shapes, QUANTIZED_DECODER)
+        exact, packed = weights.to(device, torch.float32), pack(calibration, device=device)
+        decoder = make_quantized_decoder(exact, config, target.backend, dtype, packed)
+    else:
+        target = target.prove(shapes, DECODER)
+        decoder = make_decoder(weights.to(device, dtype), config, target.backend)
     return Backbone(
-        make_decoder(weights.to(target.device, target.dtype), config, target.backend),
+        decoder,
         target,
         hidden_size=config.width,
         max_length=config.positions,

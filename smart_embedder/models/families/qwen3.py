@@ -3,7 +3,7 @@
 There is no generation here. The tests compare it with transformers' modules.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -202,8 +202,19 @@ class DecoderLayerParameters:
     gate_up: list[nn.Linear]
     output: nn.Linear
 
+    def with_norms_in(self, dtype: torch.dtype) -> Self:
+        """A copy whose norms are in `dtype`."""
+        return replace(
+            self,
+            input_norm=self.input_norm.to(dtype),
+            head_norms=[each.to(dtype) for each in self.head_norms],
+            inner_norm=self.inner_norm.to(dtype),
+        )
 
-def _read_layer(weights: Weights, config: DecoderConfig, index: int) -> DecoderLayerParameters:
+
+def read_decoder_layer(
+    weights: Weights, config: DecoderConfig, index: int
+) -> DecoderLayerParameters:
     """The layer number `index`, under the names that transformers gives its parameters."""
     width, inner_width, head_width = config.width, config.inner_width, config.head_width
     heads, key_heads = config.heads, config.key_heads
@@ -231,41 +242,49 @@ def _read_layer(weights: Weights, config: DecoderConfig, index: int) -> DecoderL
     )
 
 
-def _read_ends(weights: Weights, config: DecoderConfig) -> tuple[Tensor, Tensor]:
+def read_ends(
+    weights: Weights, config: DecoderConfig, dtype: torch.dtype | None = None
+) -> tuple[Tensor, Tensor]:
     """The embeddings of tokens and the weight of the last norm."""
-    embeddings = weights.get(TOKENS, config.vocabulary, config.width)
-    return embeddings, weights.get("norm.weight", config.width)
+    embeddings = weights.get(TOKENS, config.vocabulary, config.width, dtype=dtype)
+    return embeddings, weights.get("norm.weight", config.width, dtype=dtype)
 
 
 def check_parameters(weights: Weights, config: DecoderConfig) -> None:
     """As for an encoder (`bert.check_parameters`)."""
     weights = weights.unread()
     for index in range(config.layers):
-        _read_layer(weights, config, index)
-    _read_ends(weights, config)
+        read_decoder_layer(weights, config, index)
+    read_ends(weights, config)
+
+
+def make_layer(
+    read: DecoderLayerParameters, config: DecoderConfig, backend: Backend
+) -> DecoderLayer:
+    """A layer with these parameters."""
+    epsilon = config.epsilon
+    return DecoderLayer(
+        backend=backend,
+        key_heads=config.key_heads,
+        input_norm=RmsNorm(read.input_norm, epsilon),
+        to_query_key_value=backend.linear(read.projections),
+        head_norm=RmsNorm(torch.cat(read.head_norms), epsilon),
+        from_attended=backend.add_linear(read.attended),
+        inner_norm=RmsNorm(read.inner_norm, epsilon),
+        to_gate_up=backend.linear(read.gate_up),
+        from_inner=backend.add_linear(read.output),
+    )
 
 
 def make_decoder(weights: Weights, config: DecoderConfig, backend: Backend) -> Decoder:
     """The decoder with the parameters of a checkpoint, in the dtype of `weights`."""
-    layers, epsilon = [], config.epsilon
-    for index in range(config.layers):
-        read = _read_layer(weights, config, index)
-        layers.append(
-            DecoderLayer(
-                backend=backend,
-                key_heads=config.key_heads,
-                input_norm=RmsNorm(read.input_norm, epsilon),
-                to_query_key_value=backend.linear(read.projections),
-                head_norm=RmsNorm(torch.cat(read.head_norms), epsilon),
-                from_attended=backend.add_linear(read.attended),
-                inner_norm=RmsNorm(read.inner_norm, epsilon),
-                to_gate_up=backend.linear(read.gate_up),
-                from_inner=backend.add_linear(read.output),
-            )
-        )
-    embeddings, norm = _read_ends(weights, config)
+    layers = [
+        make_layer(read_decoder_layer(weights, config, index), config, backend)
+        for index in range(config.layers)
+    ]
+    embeddings, norm = read_ends(weights, config)
     return Decoder(
-        layers, backend.attention, embeddings, RmsNorm(norm, epsilon), config.head_width,
+        layers, backend.attention, embeddings, RmsNorm(norm, config.epsilon), config.head_width,
         config.theta,
     )  # fmt: skip
 

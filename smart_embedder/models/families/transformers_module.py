@@ -8,7 +8,7 @@ import inspect
 import math
 import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, replace
@@ -30,14 +30,31 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_TEXT_ENCODING_MAPPING
 
 from smart_embedder.errors import OutOfMemoryError, StartupError
-from smart_embedder.models.attention import Attention, PackedAttention, excluding_unattended
+from smart_embedder.models.attention import (
+    Attention,
+    PackedAttention,
+    excluding_unattended,
+    takes_window,
+)
 from smart_embedder.models.batch import PackedBatch, PositionScheme, pack, to_device
 from smart_embedder.models.checkpoint.config import read_config, unusable
 from smart_embedder.models.checkpoint.weights import Weights
 from smart_embedder.models.device.choose import memory_usage
 from smart_embedder.models.device.transfer import never_finite
-from smart_embedder.models.families.backbone import Backbone, Transformer, preemption_point
+from smart_embedder.models.families.backbone import (
+    Backbone,
+    Transformer,
+    preemption_point,
+    rows_undivided,
+)
 from smart_embedder.models.families.bert import require_positions
+from smart_embedder.models.families.int8 import encode_calibration, quantizing, warn_of_rounding
+from smart_embedder.models.families.module_parts import (
+    Replacement,
+    attend_packed,
+    find_parts,
+    replace_parts,
+)
 from smart_embedder.models.ops.proof import (
     ATTENTION,
     TOLERANCES,
@@ -47,6 +64,7 @@ from smart_embedder.models.ops.proof import (
     try_path,
     warn_of_refused,
 )
+from smart_embedder.models.text.tokenizer import TextTokenizer
 
 # Besides what is stored, a module may have an unused pooler, and tables that it computes.
 _MOST_MADE = 1.5
@@ -60,8 +78,6 @@ LOADING_ERRORS = (
 # How the texts of a batch are laid out, the fastest first.
 PACKED, PADDED, ONE_LENGTH, ALONE = "packed", "padded", "one_length", "alone"
 _PACKED = "smart_embedder_packed"
-# Arguments of a family's attention that packed attention does not compute.
-_UNSUPPORTED = ("position_bias", "softcap", "s_aux", "cache")
 # Padding beside the tokens of a group that is computed together, as a share.
 _MOST_PADDING = {PADDED: 0.25, ONE_LENGTH: 0.0, ALONE: 0.0}
 # What attention may take for a group of several texts, and for one on a CPU without asking how much
@@ -70,8 +86,11 @@ _GROUP_BYTES = 2**28
 _FREE_SHARE = 0.5
 _RETRY_AFTER = 30
 _LAYOUT = "batch"
-# The rounding errors of all layers, as a multiple of one operation's.
+# What computes parts of a module: the backend, or what transformers has for them.
+_PARTS, _BACKEND, TRANSFORMERS = "modules", "backend", "transformers"
+# The rounding errors of all layers, as a multiple of one operation's; one product's in 8 bits.
 _LAYERS = 4
+_INT8_TOLERANCE = 3e-2
 # Tokens of the texts of the trial. Some are padded beside others, two are of one length, and one is
 # longer than the blocks of windowed attention and than the window.
 _TRIAL_LENGTHS = (3, 15, 17, 19, 19, 40)
@@ -89,32 +108,34 @@ _MEASURED_TOKENS = 16
 _UNLIMITED = 2**31
 
 
-def load_by_transformers(folder: Path, target: Target) -> Backbone:
-    """Load the transformer in `folder`; raises `StartupError` where transformers cannot."""
-    if target.quantized:
-        raise StartupError(
-            "DTYPE=int8 is for models of bge-m3's and bge-reranker's kind, and this is one of type "
-            f"{read_config(folder).get('model_type')}; set DTYPE to auto"
-        )
+def load_by_transformers(
+    folder: Path, target: Target, read_tokenizer: Callable[[int], TextTokenizer]
+) -> tuple[Backbone, TextTokenizer]:
+    """Load the transformer in `folder`; raises `StartupError` where transformers cannot.
+
+    Its tokenizer is read for the number of positions.
+    """
     module = _load_module(folder, target)
     positions = _Positions.of(module)
-    with _narrow_windows(module):
-        target = _Trial(folder, module, target, positions).choose_layout()
-    transformer = ModuleTransformer(module, target.paths[_LAYOUT])
-    if transformer.layout == PACKED:
-        transformer.attend = target.backend.attention
-    else:
-        transformer.bytes_of_pair = _bytes_of_pair(module, positions, target.device)
+    tokenizer = read_tokenizer(positions.count or _UNLIMITED)
     tables = (each for each in module.modules() if isinstance(each, nn.Embedding))
     in_tables = sum(table.weight.numel() for table in tables)
-    return Backbone(
+    parameters = sum(each.numel() for each in module.parameters()) - in_tables
+    trial = _Trial(folder, module, target, positions)
+    target = trial.choose_layout()
+    target = trial.quantize(target, tokenizer) if target.quantized else trial.use_backend(target)
+    transformer = trial.transformer(target)
+    if transformer.attend is None:
+        transformer.bytes_of_pair = _bytes_of_pair(trial.module, positions, target.device)
+    backbone = Backbone(
         transformer,
         target,
         hidden_size=int(module.config.hidden_size),
         max_length=positions.count or _UNLIMITED,
-        parameters=sum(each.numel() for each in module.parameters()) - in_tables,
+        parameters=parameters,
         positions=positions.scheme,
     )
+    return backbone, tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +226,7 @@ def _from_pretrained(folder: Path, target: Target) -> tuple[Any, dict[str, Any]]
         None,
         config=config,
         state_dict=dict(weights.tensors),
-        dtype=target.dtype,
+        dtype=torch.float32 if target.quantized else target.dtype,
         output_loading_info=True,
         local_files_only=True,
     )
@@ -218,8 +239,6 @@ class ModuleTransformer(Transformer):
     `padding` is the token that fills rows up, by default the model's own. `bytes_of_pair` is what
     attention takes for each pair of tokens of one text, where it is quadratic.
     """
-
-    capturable = False
 
     def __init__(
         self,
@@ -236,6 +255,8 @@ class ModuleTransformer(Transformer):
         self.bytes_of_pair = 0.0
         self.rounds_up = layout == PACKED
         self.window = getattr(module.config, "sliding_window", None)
+        # A graph does not know the lengths that a window is found by where the attention has none.
+        self.capturable = attend is not None and (self.window is None or takes_window(attend))
 
     def __call__(self, packed: PackedBatch) -> Tensor:
         """Implement `Transformer`.
@@ -311,76 +332,51 @@ def divide_for_padding(
     yield slice(start, len(lengths))
 
 
-def attend_packed(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: object,
-    *,
-    packed_attention: PackedAttention,
-    scaling: float | None = None,
-    is_causal: bool | None = None,
-    sliding_window: int | None = None,
-    **others: Any,
-) -> tuple[Tensor, None]:
-    """For transformers, `[1, H, T, D]` to `[1, T, H, D]`; raises `ValueError` for options."""
-    del attention_mask
-    unsupported = [name for name in _UNSUPPORTED if others.get(name) is not None]
-    if unsupported:
-        raise ValueError(f"the attention has {', '.join(unsupported)}")
-    if is_causal is None:
-        owners = (module, getattr(module, "config", None))
-        is_causal = all(getattr(owner, "is_causal", True) for owner in owners)
-    attended = packed_attention(
-        (query[0], key[0], value[0]),
-        scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
-        causal=is_causal,
-        window=sliding_window,
-    )  # fmt: skip
-    return attended[None], None
-
-
 class _Trial:
     """Random texts, on which the layouts of batches are compared with each text by itself."""
 
     def __init__(self, folder: Path, module: Any, target: Target, positions: _Positions) -> None:
         self._described = f"the model in {folder}, of type {read_config(folder).get('model_type')},"
         self._folder = folder
-        self._module = module
+        self.module = module
         self._target = target
-        window = getattr(module.config, "sliding_window", None) or 0
+        self._positions = positions
+        with _narrow_windows(module):
+            window = getattr(module.config, "sliding_window", None) or 0
         longest = positions.count or _LONGEST_TRIAL
         lengths = (*_TRIAL_LENGTHS, min(_LONGEST_TRIAL, 2 * window + 9))
         random = np.random.default_rng(0)
         texts = [random.integers(*_TRIAL_IDS, min(each, longest)) for each in sorted(lengths)]
         others = [ids[::-1] if i % 2 == 0 else ids for i, ids in enumerate(texts)]
-        join = partial(pack, device=target.device, positions=positions.scheme)
-        self._texts = join(texts)
+        self._pack = partial(pack, device=target.device, positions=positions.scheme)
+        self._texts = self._pack(texts)
         # The same lengths, and every second text is another: its own tokens backwards.
-        self._beside_others = join(others)
+        self._beside_others = self._pack(others)
         kept = np.concatenate([np.full(len(ids), i % 2 == 1) for i, ids in enumerate(texts)])
         self._kept = to_device(target.device, np.flatnonzero(kept))
 
     @torch.inference_mode()
     def choose_layout(self) -> Target:
         """With the first layout that computes a text as alone; raises `StartupError`."""
-        module, target = self._module, self._target
+        with _narrow_windows(self.module):
+            return self._choose_layout()
+
+    def _choose_layout(self) -> Target:
+        module, target = self.module, self._target
         own_attention = module.config._attn_implementation  # noqa: SLF001 - it has no public name
         try:
-            expected = ModuleTransformer(module, ALONE)(self._texts)
+            self._expected = ModuleTransformer(module, ALONE)(self._texts)
         except (*LOADING_ERRORS, AssertionError) as error:
             raise StartupError(f"{self._described} does not read texts alone: {error}") from error
-        if not expected.cpu().isfinite().any():
+        if not self._expected.cpu().isfinite().any():
             raise never_finite(f"in {self._folder}")
         refused: list[Proof] = []
         takes_positions = "position_ids" in inspect.signature(module.forward).parameters
         # `_supports_attention_backend` has no public name.
         if module._supports_attention_backend and takes_positions:  # noqa: SLF001
-            AttentionInterface.register(_PACKED, attend_packed)
-            module.set_attn_implementation(_PACKED)
+            _attend_packed_in(module)
             packed = target.prove(_shapes(module), (ATTENTION,))
-            refused.append(self._proof(PACKED, expected, packed.backend.attention))
+            refused.append(self._proof(PACKED, packed.backend.attention))
             if refused[0].holds:
                 return replace(packed, paths=packed.paths | {_LAYOUT: PACKED})
             module.set_attn_implementation(own_attention)
@@ -390,7 +386,7 @@ class _Trial:
                 "replace; set ATTENTION to auto"
             )
         for layout in (PADDED, ONE_LENGTH, ALONE):
-            proof = self._proof(layout, expected)
+            proof = self._proof(layout)
             if proof.holds:
                 warn_of_refused(refused, layout)
                 paths = {ATTENTION: own_attention or "eager", _LAYOUT: layout}
@@ -401,33 +397,107 @@ class _Trial:
             f"({refused[-1].reason})"
         )
 
-    def _proof(self, layout: str, expected: Tensor, attend: Attention | None = None) -> Proof:
+    def transformer(self, target: Target) -> ModuleTransformer:
+        """The module, as it is now, in the layout of a target."""
+        layout = target.paths[_LAYOUT]
+        attend = target.backend.attention if layout == PACKED else None
+        return ModuleTransformer(self.module, layout, attend)
+
+    @torch.inference_mode()
+    def use_backend(self, target: Target) -> Target:
+        """Let the backend compute the parts that it can, where the model stays what it is."""
+        target, parts = self._prove_parts(target)
+        if not parts:
+            return target
+        replace_parts(parts, target.backend)
+        proof = self._proof_of_parts(target)
+        if proof.holds:
+            return target
+        warn_of_refused([proof], TRANSFORMERS)
+        self.module = _load_module(self._folder, self._target)
+        if target.paths[_LAYOUT] == PACKED:
+            _attend_packed_in(self.module)
+        return replace(target, refused=(*target.refused, proof))
+
+    @torch.inference_mode()
+    def quantize(self, target: Target, tokenizer: TextTokenizer) -> Target:
+        """Compute the products in 8 bits, by the states of some texts; raises `StartupError`."""
+        texts = encode_calibration(tokenizer)
+        packed = self._pack(texts)
+        exact = self.transformer(target)(packed)
+        target, parts = self._prove_parts(target)
+        replace_parts(parts, quantizing(target.backend, target.dtype))
+        for parameter in self.module.parameters():
+            parameter.data = parameter.data.to(target.dtype)
+        transformer = self.transformer(target)
+        # In one call, of one text where others cannot be beside it.
+        joined = np.concatenate(texts)[: tokenizer.max_length]
+        try:
+            with rows_undivided():
+                transformer(packed if transformer.layout == PACKED else self._pack([joined]))
+        except LOADING_ERRORS as error:
+            raise StartupError(
+                f"{self._described} is not computed in 8 bits: {error}; set DTYPE to auto"
+            ) from error
+        proof = self._proof_of_parts(target)
+        if not proof.holds:
+            raise StartupError(
+                f"{self._described} is not computed in 8 bits as it is ({proof.reason}); set DTYPE "
+                "to auto"
+            )
+        warn_of_rounding(self._folder.name, transformer(packed), exact, packed)
+        return target
+
+    def _prove_parts(self, target: Target) -> tuple[Target, list[Replacement]]:
+        """What can be replaced, and the operations that this takes proven."""
+        parts = find_parts(self.module, target.dtype, packed=target.paths[_LAYOUT] == PACKED)
+        operations = {name for part in parts for name in part.operations}
+        if target.quantized and "linear" in operations:
+            operations = operations - {"linear"} | {"quantize_rows", "int8_gemm"}
+        proven = target.prove(_shapes(self.module), sorted(operations))
+        paths, refused = target.paths | proven.paths, (*target.refused, *proven.refused)
+        return replace(proven, paths=paths, refused=refused), parts
+
+    def _proof_of_parts(self, target: Target) -> Proof:
+        with _narrow_windows(self.module):
+            transformer = self.transformer(target)
+            proof = self._proof(transformer.layout, transformer.attend)
+        return replace(proof, operation=_PARTS, path=_BACKEND)
+
+    def _proof(self, layout: str, attend: Attention | None = None) -> Proof:
         """Compare a layout with each text by itself, and with itself beside other texts.
 
         The second shapes are those of the first, so the tolerance is that of one operation: a
         smaller influence of padding or neighbours shows in half precision, too.
         """
         tolerance = TOLERANCES[self._target.dtype]
+        rounding = _LAYERS * (_INT8_TOLERANCE if self._target.quantized else tolerance)
         states: list[Tensor] = []
 
         def compute() -> list[Tensor]:
-            states.append(ModuleTransformer(self._module, layout, attend)(self._texts))
+            states.append(ModuleTransformer(self.module, layout, attend)(self._texts))
             return states
 
         def compute_beside_others() -> list[Tensor]:
-            other = ModuleTransformer(self._module, layout, attend, _OTHER_PADDING)
+            other = ModuleTransformer(self.module, layout, attend, _OTHER_PADDING)
             return [other(self._beside_others).index_select(0, self._kept)]
 
-        proof = try_path("forward", layout, compute, [expected], _LAYERS * tolerance)
+        proof = try_path("forward", layout, compute, [self._expected], rounding)
         if not proof.holds:
             return proof
         kept = [states[0].index_select(0, self._kept)]
         return try_path("forward", layout, compute_beside_others, kept, tolerance)
 
 
+def _attend_packed_in(module: Any) -> None:
+    """Let a module compute packed attention."""
+    AttentionInterface.register(_PACKED, attend_packed)
+    module.set_attn_implementation(_PACKED)
+
+
 def _shapes(module: Any) -> Shapes:
     config = module.config
-    heads, width = config.num_attention_heads, config.hidden_size
+    heads, width = getattr(config, "num_attention_heads", 1), config.hidden_size
     return Shapes(
         width,
         getattr(config, "intermediate_size", None) or width,

@@ -54,6 +54,15 @@ class RmsNorm:
     weight: Tensor
     epsilon: float
 
+    @classmethod
+    def identity(cls, heads: int, like: Tensor) -> "RmsNorm":
+        """One that changes no head `[width]` like `like`, for heads that are rotated alone.
+
+        Beside its epsilon the squares of all states vanish, and products with powers of two are
+        exact. In float16 there are no such powers.
+        """
+        return cls(torch.full((heads, len(like)), 2.0**50).to(like), 2.0**100)
+
     def __call__(self, states: Tensor) -> Tensor:
         """Of the last dimension, in the dtype of `states`."""
         return functional.rms_norm(states, self.weight.shape[-1:], None, self.epsilon) * self.weight

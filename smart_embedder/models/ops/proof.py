@@ -42,6 +42,7 @@ ENCODER = ("linear", "add_norm", "unit_rows", ATTENTION)
 GPU_ENCODER = ("embed", *ENCODER)
 QUANTIZED_ENCODER = ("quantize_rows", "int8_gemm", "add_norm", "unit_rows", ATTENTION)
 DECODER = ("linear", "add_linear", "rms_norm", "rotary", "gate", ATTENTION)
+QUANTIZED_DECODER = ("quantize_rows", "int8_gemm", "rms_norm", "rotary", "gate", ATTENTION)
 # The largest difference, as a share of the largest number; PyTorch rounds some sums in between.
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 3e-2}
 # Where a value lies between two of the 255 steps of its row, either may be chosen.

@@ -40,6 +40,7 @@ from smart_embedder.models.checkpoint.config import (
 from smart_embedder.models.checkpoint.weights import Weights
 from smart_embedder.models.device.transfer import DeviceRows, not_finite, start_copies
 from smart_embedder.models.families.backbone import Backbone
+from smart_embedder.models.families.int8 import CALIBRATION_TEXTS
 from smart_embedder.models.families.load import load_backbone, load_decoder
 from smart_embedder.models.families.qwen3 import DecoderConfig, vocabulary_head
 from smart_embedder.models.ops.proof import Target
@@ -361,12 +362,15 @@ class QwenReranker(DeviceModel[float]):
                 detail="its scores are those of Qwen3-Reranker's prompt, and mean little where it "
                 "was not trained with it",
             )
-        backbone = load_decoder(folder, target, weights)
-        tokenizer = TextTokenizer.from_folder(folder, min(max_length, backbone.max_length))
+        positions = DecoderConfig.read(folder).positions
+        tokenizer = TextTokenizer.from_folder(folder, min(max_length, positions))
+        self._template = QwenTemplate(tokenizer)
+        query, *passages = CALIBRATION_TEXTS[1::3]
+        pairs = self._template.pairs(query, passages, DEFAULT_INSTRUCTION)
+        backbone = load_decoder(folder, target, weights, [pair.ids for pair in pairs])
         super().__init__(name, backbone, tokenizer)
         self.max_batch_sequences = max_batch_sequences
         self._yes_minus_no = _yes_minus_no(weights, tokenizer).to(target.device)
-        self._template = QwenTemplate(tokenizer)
 
     def tokenize_pairs(
         self,

@@ -7,21 +7,25 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from structlog.testing import capture_logs
 from torch import nn
 from torch.nn import functional
 from transformers import AutoModel, BertConfig, RobertaConfig, XLMRobertaConfig
 
 from smart_embedder.engine.records import Outputs
+from smart_embedder.models.checkpoint.weights import Weights
 from smart_embedder.models.device.choose import cpu_has_int8
-from smart_embedder.models.families.int8 import quantize
-from smart_embedder.models.families.load import load_encoder, load_tokenizer
+from smart_embedder.models.families.backbone import Backbone
+from smart_embedder.models.families.int8 import encode_calibration, quantize
+from smart_embedder.models.families.load import load_decoder, load_encoder, load_tokenizer
 from smart_embedder.models.ops.backend import QuantizedLinear
 from smart_embedder.models.ops.build import MAX_INT8
 from smart_embedder.models.ops.choose import choose_backend
 from smart_embedder.models.ops.proof import Target
 from smart_embedder.models.tasks.embedders import M3Embedder
-from smart_embedder.models.tasks.rerankers import CrossEncoder
-from tests.support.checkpoints import corpus, save_sentencepiece_tokenizer
+from smart_embedder.models.tasks.rerankers import CrossEncoder, QwenReranker
+from smart_embedder.models.text.tokenizer import TextTokenizer
+from tests.support.checkpoints import corpus, save_qwen, save_sentencepiece_tokenizer
 from tests.support.texts import varied_texts
 from tools.demo.checkpoint import build_demo_checkpoint
 
@@ -298,3 +302,40 @@ def test_large_channels_do_not_blur_the_others(channels: int) -> None:
     layer, states = random_layer(384, 256), torch.randn(60, 384)
     states[::20, 7] = 40
     assert worst_cosine(quantized([layer], states)(states), layer(states)) > 0.9998
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@torch.inference_mode()
+def test_a_decoders_states_point_where_those_in_float32_do(dtype, tiny_qwen: Path) -> None:
+    def backbone(how: Target) -> Backbone:
+        texts = encode_calibration(TextTokenizer.from_folder(tiny_qwen, 8192))
+        return load_decoder(tiny_qwen, how, Weights.read(tiny_qwen), texts)
+
+    with capture_logs() as logs:
+        exact = backbone(target())
+        ours = backbone(Target(CPU, dtype, choose_backend(CPU, dtype), quantized=True))
+    assert not logs
+    assert ours.target.describe("tiny").dtype == "int8"
+    # Some begin alike, and what they share is computed once.
+    sequences = [ids % 600 + 3 for ids in random_sequences(LENGTHS)]
+    sequences += [np.concatenate([sequences[-1], ids]) for ids in sequences[:3]]
+    packed = ours.pack(sequences)
+    assert packed.sharing is not None
+    states = ours.forward(packed)
+    expected = exact.forward(packed)
+    cosines = functional.cosine_similarity(states.float(), expected)[: packed.real_tokens]
+    assert cosines.min() > 0.99
+    for place, ids in zip(packed.unpack_order, sequences, strict=True):
+        alone = ours.forward(ours.pack([ids]))[: len(ids)]
+        start, stop = packed.offsets[place], packed.offsets[place + 1]
+        assert torch.equal(alone, states[start:stop])
+
+
+def test_a_language_model_reranks_in_8_bits_as_in_float32(tmp_path: Path) -> None:
+    folder = save_qwen(tmp_path / "reranker", template_adds_end=False)
+    query, passages = "search query", varied_texts(30)
+    exact, ours = (
+        score(QwenReranker("rerank", folder, 8192, 16, how), query, passages)
+        for how in (target(), target(torch.bfloat16, quantized=True))
+    )
+    assert np.corrcoef(exact, ours)[0, 1] > 0.99

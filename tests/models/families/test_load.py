@@ -2,7 +2,6 @@
 
 import copy
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -50,7 +49,7 @@ def load(folder: Path, how: Target | None = None) -> Backbone:
     """For what is not in 8 bits: calibration alone reads texts."""
     how = how or target()
     if Qwen3Config.model_type in (folder / "config.json").read_text():
-        return load_decoder(folder, how, Weights.read(folder))
+        return load_decoder(folder, how, Weights.read(folder), ())
     return load_encoder(folder, how, tokenizer=None)
 
 
@@ -143,9 +142,3 @@ def test_a_missing_tensor_and_one_of_another_shape_are_never_made_up(
         save_file(weights, path, metadata={"format": "pt"})
         with pytest.raises(StartupError, match=f"{sentence} the tensor {name}"):
             load(tmp_path)
-
-
-def test_8_bits_are_for_encoders_alone(tmp_path: Path) -> None:
-    save(CONFIGS["qwen3"], tmp_path)
-    with pytest.raises(StartupError, match="DTYPE=int8 is for models of bge-m3's .* type qwen3"):
-        load(tmp_path, replace(target(), quantized=True))

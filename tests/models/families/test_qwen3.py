@@ -54,7 +54,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def load(folder: Path, how: Target) -> Backbone:
-    return load_decoder(folder, how, Weights.read(folder))
+    return load_decoder(folder, how, Weights.read(folder), ())
 
 
 def random_sequences(lengths=LENGTHS) -> list[np.ndarray]:

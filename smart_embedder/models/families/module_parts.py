@@ -1,0 +1,445 @@
+"""Parts of transformers' modules that the backend computes: products, norms, attention, gates.
+
+What a part is, is told by what it holds and by what it computes of a few numbers, not by its
+family; what is not understood stays as it is. Whether the model is still computed as before is for
+the trial of the whole (`transformers_module`) to say.
+"""
+
+import inspect
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional
+
+from smart_embedder.models.attention import PackedAttention
+from smart_embedder.models.families.backbone import in_row_blocks
+from smart_embedder.models.ops.backend import (
+    ACTIVATIONS,
+    Backend,
+    LayerNorm,
+    RmsNorm,
+    RotaryEmbedding,
+    activate,
+)
+
+# Names that the layers of an attention have: what projects its input, and what its output.
+_PROJECTIONS = (("q_proj", "k_proj", "v_proj"), ("Wqkv",), ("q_lin", "k_lin", "v_lin"))
+_OUTPUTS = (("o_proj",), ("Wo",), ("out_lin",))
+_HEAD_NORMS = ("q_norm", "k_norm")
+# Those of a gated feed-forward: the gate, what passes it, and the output; or the first two as one.
+_GATED = (("gate_proj", "up_proj", "down_proj"), ("Wi", "Wo"))
+_SILU = "silu"
+# Gates that `Backend.gate` computes: others need an activation that products have.
+_BY_SILU = (_SILU, "gelu_new", "gelu_pytorch_tanh")
+# Arguments of a family's attention that packed attention does not compute.
+_UNSUPPORTED = ("position_bias", "softcap", "s_aux", "cache")
+# How much a function of a few numbers may differ from the one that it is taken for: GELU differs
+# from its approximation by 5e-4.
+_ROUNDING = 1e-5
+
+
+def attend_packed(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: object,
+    *,
+    packed_attention: PackedAttention,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    sliding_window: int | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """For transformers, `[1, H, T, D]` to `[1, T, H, D]`; raises `ValueError` for options."""
+    del attention_mask
+    unsupported = [name for name in _UNSUPPORTED if others.get(name) is not None]
+    if unsupported:
+        raise ValueError(f"the attention has {', '.join(unsupported)}")
+    if is_causal is None:
+        owners = (module, getattr(module, "config", None))
+        is_causal = all(getattr(owner, "is_causal", True) for owner in owners)
+    attended = packed_attention(
+        (query[0], key[0], value[0]),
+        scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
+        causal=is_causal,
+        window=sliding_window,
+    )  # fmt: skip
+    return attended[None], None
+
+
+class _Product(nn.Module):
+    """In place of `nn.Linear`."""
+
+    # Some families look at its dtype, if there is one.
+    weight = None
+
+    def __init__(self, layer: nn.Linear, backend: Backend) -> None:
+        super().__init__()
+        self._multiply = backend.linear([layer])
+
+    def forward(self, states: Tensor) -> Tensor:
+        """`[..., in]` to `[..., out]`."""
+        return self._multiply(_rows(states)).view(*states.shape[:-1], -1)
+
+
+class _Norm(nn.Module):
+    """In place of a family's RMS norm."""
+
+    def __init__(self, norm: RmsNorm, backend: Backend) -> None:
+        super().__init__()
+        self._norm = norm
+        self._backend = backend
+
+    def forward(self, states: Tensor) -> Tensor:
+        """The norm of the last dimension."""
+        return self._backend.rms_norm(_rows(states), self._norm).view(states.shape)
+
+
+class _LayerNorm(nn.Module):
+    """In place of `nn.LayerNorm` on a CPU, where PyTorch's wakes its threads for a single row.
+
+    The norm of twice the states is theirs to the last bit, with four times the epsilon.
+    """
+
+    def __init__(self, source: nn.LayerNorm, backend: Backend) -> None:
+        super().__init__()
+        weight = source.weight.detach().float()
+        bias = torch.zeros_like(weight) if source.bias is None else source.bias.detach().float()
+        self._norm = LayerNorm(weight, bias, 4 * source.eps)
+        self._add_norm = backend.add_norm
+
+    def forward(self, states: Tensor) -> Tensor:
+        """The norm of the last dimension."""
+        rows = _rows(states)
+        return self._add_norm(rows.clone(), rows, self._norm).view(states.shape)
+
+
+class _Gated(nn.Module):
+    """In place of a gated feed-forward: `down(activation(gate(x)) up(x))`."""
+
+    def __init__(self, layers: "_GatedLayers", backend: Backend) -> None:
+        super().__init__()
+        self._activation = layers.activation
+        self._gate = backend.gate
+        if layers.activation in _BY_SILU:
+            self._to_both = backend.linear([layers.gate, layers.up])
+        else:
+            self._to_gate = backend.linear([layers.gate], layers.activation)
+            self._to_up = backend.linear([layers.up])
+        self._to_output = backend.linear([layers.down])
+
+    def forward(self, states: Tensor) -> Tensor:
+        """`[..., width]` to the same."""
+        return in_row_blocks(self._feed_forward, _rows(states)).view(states.shape)
+
+    def _feed_forward(self, states: Tensor) -> Tensor:
+        if self._activation not in _BY_SILU:
+            return self._to_output(self._to_gate(states).mul_(self._to_up(states)))
+        both = self._to_both(states)
+        if self._activation != _SILU:
+            _prepare_for_silu(both)
+        return self._to_output(self._gate(both))
+
+
+def _prepare_for_silu(both: Tensor) -> None:
+    """Change the halves x and y of rows so that `silu(x) y` is `gelu(x) y` by GELU's approximation.
+
+    That is x by the logistic function of c x, c being 1.6 (1 + 0.045 x^2): SiLU of c x, by y / c.
+    """
+    gate, up = both.chunk(2, dim=-1)
+    factor = gate.square().mul_(0.044715).add_(1).mul_(2 * (2 / math.pi) ** 0.5)
+    gate.mul_(factor)
+    up.div_(factor)
+
+
+class _Rotary(nn.Module):
+    """In place of a rotary embedding, which rounds cosines and sines to the model's format."""
+
+    def __init__(self, source: nn.Module, _: Backend) -> None:
+        super().__init__()
+        self._source = source
+
+    def forward(self, states: Tensor, *positions: Any, **options: Any) -> RotaryEmbedding:
+        """That of the tokens of one row."""
+        exact = states.new_empty(1, dtype=torch.float32)
+        waves = self._source(exact, *positions, **options)
+        half = waves[0].shape[-1] // 2
+        cosines, sines = (each[0, :, :half].contiguous() for each in waves)
+        return RotaryEmbedding(cosines, sines)
+
+
+class _SelfAttention(nn.Module):
+    """In place of a self-attention over a packed row; heads may be normalised and rotated."""
+
+    def __init__(self, source: nn.Module, layers: "_AttentionLayers", backend: Backend) -> None:
+        super().__init__()
+        self._backend = backend
+        self._width, self._heads = layers.width, layers.heads
+        self._norm = layers.norm
+        self._project = backend.linear(layers.projections)
+        self._to_output = backend.linear([layers.output])
+        # What `attend_packed` asks a family's attention for, and what that passes on.
+        self.config: Any = source.config
+        self.is_causal = getattr(source, "is_causal", True)
+        self.scaling = getattr(source, "scaling", None)
+        own = source if hasattr(source, "sliding_window") else source.config
+        self.sliding_window = getattr(own, "sliding_window", None)
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        position_embeddings: RotaryEmbedding | None = None,
+        attention_mask: object = None,
+        **options: Any,
+    ) -> tuple[Tensor, None]:
+        """`[1, T, width]` to the same."""
+        waves: tuple[Tensor, ...] = ()
+        if position_embeddings is not None:
+            waves = position_embeddings.cosines, position_embeddings.sines
+        projected = in_row_blocks(self._project_and_rotate, hidden_states[0], *waves)
+        query, key, value = torch.split(projected.transpose(0, 1), self._heads)
+        attended, _ = attend_packed(
+            self, query[None], key[None], value[None], attention_mask,
+            scaling=self.scaling, sliding_window=self.sliding_window, **options,
+        )  # fmt: skip
+        return self._to_output(attended[0].flatten(1))[None], None
+
+    def _project_and_rotate(self, states: Tensor, *waves: Tensor) -> Tensor:
+        projected = self._project(states).view(len(states), -1, self._width)
+        if waves:
+            self._backend.rotary(projected, self._norm, RotaryEmbedding(*waves))
+        return projected
+
+
+def _rows(states: Tensor) -> Tensor:
+    return states.reshape(-1, states.shape[-1]).contiguous()
+
+
+@dataclass(frozen=True, slots=True)
+class _AttentionLayers:
+    """What a self-attention computes by.
+
+    `heads` are the numbers of query, key and value heads, each `width` wide. `norm` is that of the
+    heads that are rotated.
+    """
+
+    projections: list[nn.Linear]
+    output: nn.Linear
+    heads: list[int]
+    width: int
+    norm: RmsNorm
+
+    @classmethod
+    def of(cls, module: nn.Module, dtype: torch.dtype) -> Self | None:
+        """Those of a module; None if it is no self-attention, or has more than these."""
+        projections = _layers(module, *_PROJECTIONS)
+        output = _layers(module, *_OUTPUTS)
+        width = getattr(module, "head_dim", getattr(module, "attention_head_size", None))
+        if projections is None or output is None or not width or not hasattr(module, "config"):
+            return None
+        out = sum(each.out_features for each in projections)
+        of_keys = projections[1].out_features if len(projections) > 1 else out // 3
+        heads = [out // width - 2 * (of_keys // width), *[of_keys // width] * 2]
+        norms = [getattr(module, name) for name in _HEAD_NORMS if hasattr(module, name)]
+        norm = _norm_of_heads(norms, heads, width, projections[0].weight.new_empty(0, dtype=dtype))
+        if norm is None or not _computes_by(module, *projections, *output, *norms):
+            return None
+        return cls(projections, output[0], heads, width, norm)
+
+
+def _norm_of_heads(
+    norms: list[nn.Module], heads: list[int], width: int, like: Tensor
+) -> RmsNorm | None:
+    """One norm of all heads that are rotated, where and as exact as `like`; None if none can be."""
+    if like.dtype is torch.float16:  # It has no norm that changes nothing.
+        return None
+    if not norms:
+        return RmsNorm.identity(heads[0] + heads[1], like.new_empty(width))
+    of_heads = [_rms_norm_of(each, like.dtype) for each in norms]
+    weights = [
+        each.weight.expand(count, -1)
+        for each, count in zip(of_heads, heads, strict=False)
+        if each is not None and each.weight.shape == (width,)
+    ]
+    if len(weights) < len(_HEAD_NORMS):
+        return None
+    return RmsNorm(torch.cat(weights), next(each.epsilon for each in of_heads if each is not None))
+
+
+@dataclass(frozen=True, slots=True)
+class _GatedLayers:
+    """What a gated feed-forward computes by."""
+
+    gate: nn.Linear
+    up: nn.Linear
+    down: nn.Linear
+    activation: str
+
+    @classmethod
+    def of(cls, module: nn.Module) -> Self | None:
+        """Those of a module; None if it is no gated feed-forward, or has more than these."""
+        layers = _layers(module, *_GATED)
+        if layers is None:
+            return None
+        functions = [each for each in module.children() if _activation_of(each)]
+        if len(functions) != 1 or not _computes_by(module, *layers, *functions):
+            return None
+        *first, down = layers
+        if len(first) == 1:
+            first = list(_halves(first[0]))
+        if [each.out_features for each in first] != [down.in_features] * 2:
+            return None
+        return cls(first[0], first[1], down, _activation_of(functions[0]) or "")
+
+
+def _halves(layer: nn.Linear) -> Iterator[nn.Linear]:
+    """Two layers that share the memory of one, with the first and the second half of its output."""
+    biases = [None, None] if layer.bias is None else layer.bias.chunk(2)
+    for weight, bias in zip(layer.weight.chunk(2), biases, strict=True):
+        half = nn.Linear(layer.in_features, len(weight), bias is not None, "meta")
+        half.weight = nn.Parameter(weight, requires_grad=False)
+        if bias is not None:
+            half.bias = nn.Parameter(bias, requires_grad=False)
+        yield half
+
+
+def _layers(module: nn.Module, *choices: tuple[str, ...]) -> list[nn.Linear] | None:
+    """The linear layers of the first choice of names whose layers the module has.
+
+    Layers side by side all have a bias, or none has: the last one has an input of its own.
+    """
+    for names in choices:
+        found = [getattr(module, name, None) for name in names]
+        layers = [each for each in found if type(each) is nn.Linear]
+        if len(layers) == len(names):
+            return layers
+    return None
+
+
+def _computes_by(module: nn.Module, *parts: nn.Module) -> bool:
+    """Whether it has no other parts that compute, and no parameters of its own."""
+    others = [each for each in module.children() if not any(each is part for part in parts)]
+    idle = all(isinstance(each, nn.Dropout | nn.Identity) for each in others)
+    return idle and not list(module.parameters(recurse=False))
+
+
+@torch.inference_mode()
+def _activation_of(module: nn.Module) -> str | None:
+    """The name of the activation that it is, told by its values."""
+    if any(True for _ in module.children()) or any(True for _ in module.parameters()):
+        return None
+    inputs = torch.linspace(-6, 6, 97)
+    known: dict[str, Callable[[Tensor], Tensor]] = {_SILU: functional.silu}
+    for name in filter(None, ACTIVATIONS):
+        known[name] = partial(activate, activation=name)
+    try:
+        outputs = module(inputs)
+    except TypeError:  # It takes more than states.
+        return None
+    return next(
+        (name for name, each in known.items() if _same(outputs, each(inputs.clone()))), None
+    )
+
+
+@torch.inference_mode()
+def _rms_norm_of(module: nn.Module, dtype: torch.dtype) -> RmsNorm | None:
+    """The RMS norm that it is, told by its values; some families' weights are to be added to 1."""
+    weights = dict(module.named_parameters())
+    epsilon = getattr(module, "eps", getattr(module, "variance_epsilon", None))
+    if list(weights) != ["weight"] or weights["weight"].ndim != 1 or not isinstance(epsilon, float):
+        return None
+    if isinstance(module, nn.LayerNorm):
+        return None
+    own = weights["weight"].detach().float().cpu()
+    states = torch.randn(5, len(own), generator=torch.Generator().manual_seed(0))
+    outputs = functional_call(module, {"weight": own}, (states,))
+    for weight in (own, 1 + own):
+        if _same(outputs, RmsNorm(weight, epsilon)(states)):
+            return RmsNorm(weight.to(weights["weight"].device, dtype), epsilon)
+    return None
+
+
+def _same(actual: Tensor, expected: Tensor) -> bool:
+    return torch.allclose(actual, expected, rtol=_ROUNDING, atol=_ROUNDING)
+
+
+@dataclass(frozen=True, slots=True)
+class Replacement:
+    """A part that can be replaced: where it is, by what, and the operations that this takes."""
+
+    parent: nn.Module
+    name: str
+    make: Callable[[Backend], nn.Module]
+    operations: tuple[str, ...]
+
+
+def find_parts(module: nn.Module, dtype: torch.dtype, *, packed: bool) -> list[Replacement]:
+    """The parts of a module that the backend can compute, on states in `dtype`.
+
+    Attention is replaced in a packed layout alone, and only if all of it can be: what heads are
+    rotated by is given to it in another form then.
+    """
+    attentions: dict[nn.Module, _AttentionLayers] = {}
+    if packed:
+        found = {each: _AttentionLayers.of(each, dtype) for each in module.modules()}
+        attentions = {each: layers for each, layers in found.items() if layers is not None}
+        if not attentions.keys() >= set(_rotating(module)):
+            attentions = {}
+    return list(_find(module, dtype, attentions))
+
+
+def _find(
+    module: nn.Module, dtype: torch.dtype, attentions: dict[nn.Module, _AttentionLayers]
+) -> Iterator[Replacement]:
+    for name, child in module.named_children():
+        place = partial(Replacement, module, name)
+        if child in attentions:
+            yield place(partial(_SelfAttention, child, attentions[child]), ("linear", "rotary"))
+        elif attentions and type(child).__name__.endswith("RotaryEmbedding"):
+            yield place(partial(_Rotary, child), ())
+        elif (gated := _GatedLayers.of(child)) is not None:
+            operations = ("linear", "gate") if gated.activation in _BY_SILU else ("linear",)
+            yield place(partial(_Gated, gated), operations)
+        elif type(child) is nn.Linear:
+            yield place(partial(_Product, child), ("linear",))
+        elif isinstance(child, nn.LayerNorm) and _is_usual(child):
+            yield place(partial(_LayerNorm, child), ("add_norm",))
+        elif (norm := _rms_norm_of(child, dtype)) is not None:
+            yield place(partial(_Norm, norm), ("rms_norm",))
+        else:
+            yield from _find(child, dtype, attentions)
+
+
+def _is_usual(norm: nn.LayerNorm) -> bool:
+    """Whether it is on a CPU, of the last dimension, and has a weight."""
+    usual = type(norm) is nn.LayerNorm and norm.elementwise_affine
+    return usual and len(norm.normalized_shape) == 1 and norm.weight.device.type == "cpu"
+
+
+def _rotating(module: nn.Module) -> Iterator[nn.Module]:
+    """The innermost parts that are given what heads are rotated by."""
+    takes = {
+        each: "position_embeddings" in inspect.signature(each.forward).parameters
+        for each in module.modules()
+    }
+    for each, is_given in takes.items():
+        inner = (takes[part] for part in each.modules() if part is not each)
+        if is_given and not any(inner):
+            yield each
+
+
+def replace_parts(parts: list[Replacement], backend: Backend) -> None:
+    """Replace parts in their modules, one after the other; the list is empty then.
+
+    Nothing holds on to what was replaced, so that no weight is held twice.
+    """
+    while parts:
+        part = parts.pop(0)
+        setattr(part.parent, part.name, part.make(backend))

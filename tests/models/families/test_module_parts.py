@@ -1,0 +1,285 @@
+"""Parts of transformers' modules by the backend: as transformers computes them, and in 8 bits."""
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from structlog.testing import capture_logs
+from tokenizers import Tokenizer
+from torch import nn
+
+from smart_embedder.errors import StartupError
+from smart_embedder.models.device.choose import cpu_has_int8
+from smart_embedder.models.families import int8, module_parts, transformers_module
+from smart_embedder.models.families.module_parts import find_parts
+from smart_embedder.models.ops.backend import RmsNorm, RotaryEmbedding
+from smart_embedder.models.ops.choose import choose_backend
+from smart_embedder.models.ops.proof import Target
+from tests.support.checkpoints import spread_weights
+from tests.support.encoders import (
+    FAMILIES,
+    TEXTS,
+    assert_close,
+    embed,
+    load,
+    reference_vectors,
+    save_family,
+    save_modules,
+    save_tokenizer,
+    word_tokenizer,
+)
+from tests.support.wordpiece import change
+
+CPU = torch.device("cpu")
+needs_int8 = pytest.mark.skipif(not cpu_has_int8(), reason="needs an x86 processor with AVX2")
+# Fourier transforms are not computed in bfloat16, and BERT's kind has a loop of its own.
+QUANTIZED = [name for name, family in FAMILIES.items() if family[-1] != "own" and name != "fnet"]
+
+
+def target(dtype: torch.dtype = torch.bfloat16, *, quantized: bool = False) -> Target:
+    return Target(CPU, dtype, choose_backend(CPU, dtype), quantized=quantized)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return word_tokenizer()
+
+
+def unit(vectors: np.ndarray) -> np.ndarray:
+    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
+
+@needs_int8
+@pytest.mark.parametrize("family", QUANTIZED)
+def test_every_family_is_computed_in_8_bits(family, tokenizer, tmp_path) -> None:
+    folder = save_family(tmp_path / family, family, tokenizer)
+    with capture_logs() as logs:
+        model = load(folder, target(quantized=True))
+    assert not [log for log in logs if log["event"] == "int8_differs"]
+    assert model.info.dtype == "int8"
+    assert model.info.paths["batch"] == FAMILIES[family][-1]
+    assert {"int8_gemm", "quantize_rows"} <= model.info.paths.keys()
+    alone = np.concatenate([embed(model, [text]) for text in TEXTS])
+    cosines = (unit(alone) * unit(reference_vectors(folder, TEXTS))).sum(1)
+    assert cosines.min() > 0.995
+    np.testing.assert_array_equal(embed(model, TEXTS), alone)
+
+
+@pytest.mark.parametrize("family", ["modernbert", "embedding-gemma", "gte", "qwen3-bidirectional"])
+def test_a_text_has_the_same_bits_alone_and_in_a_batch(
+    family, tokenizer, tmp_path, monkeypatch
+) -> None:
+    # A width for which there are kernels: PyTorch's products depend on the number of rows.
+    name, kind, sizes, layout = FAMILIES[family]
+    sizes = sizes | {"intermediate_size": 128}
+    monkeypatch.setitem(FAMILIES, family, (name, kind, sizes, layout))
+    folder = save_family(tmp_path / family, family, tokenizer)
+    for dtype in (torch.bfloat16, torch.float32):
+        model = load(folder, target(dtype))
+        alone = np.concatenate([embed(model, [text]) for text in TEXTS])
+        np.testing.assert_array_equal(embed(model, TEXTS), alone)
+
+
+def random_config(draw: random.Random) -> transformers.PretrainedConfig:
+    """One of a family whose attention, norms and gates are replaced, of any sizes and options."""
+    heads, width = draw.choice([1, 2, 4]), draw.choice([16, 24, 32])
+    layers = draw.randint(1, 4)
+    sizes: dict[str, Any] = {
+        "vocab_size": 700,
+        "hidden_size": 64,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": draw.choice([each for each in (1, 2, 4) if heads % each == 0]),
+        "head_dim": width,
+        "intermediate_size": draw.choice([50, 64, 96, 128]),
+        "max_position_embeddings": 300,
+        "pad_token_id": 0,
+        "attention_bias": draw.random() < 0.5,
+        "mlp_bias": draw.random() < 0.5,
+    }
+    kinds = ["sliding_attention", "full_attention"]
+    windows = {"layer_types": draw.choices(kinds, k=layers), "sliding_window": draw.choice([6, 40])}
+    activation = draw.choice(["gelu", "gelu_pytorch_tanh", "silu", "relu"])
+    match draw.choice(["ModernBert", "Gemma3Text", "EuroBert", "Qwen3"]):
+        case "ModernBert":
+            heads = draw.choice([1, 2, 4, 8])
+            own = {"num_attention_heads": heads, "head_dim": 64 // heads}
+            del sizes["num_key_value_heads"]
+            return transformers.ModernBertConfig(
+                **sizes | own,
+                layer_types=windows["layer_types"], local_attention=draw.choice([8, 30, 200]),
+                hidden_activation=activation, norm_bias=draw.random() < 0.5,
+                bos_token_id=2, cls_token_id=2, eos_token_id=3, sep_token_id=3,
+            )  # fmt: skip
+        case "Gemma3Text":
+            return transformers.Gemma3TextConfig(
+                **sizes, **windows,
+                hidden_activation=activation, query_pre_attn_scalar=draw.choice([16, 64, 256]),
+                use_bidirectional_attention=True, bos_token_id=2, eos_token_id=3,
+            )  # fmt: skip
+        case "EuroBert":
+            return transformers.EuroBertConfig(
+                **sizes, hidden_act=activation, bos_token_id=2, eos_token_id=3
+            )
+        case _:
+            sizes["is_causal"] = False
+            return transformers.Qwen3Config(**sizes, hidden_act=activation)
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_any_configuration_is_computed_as_transformers_does(seed, tokenizer, tmp_path) -> None:
+    config = random_config(random.Random(seed))
+    torch.manual_seed(seed)
+    transformers.AutoModel.from_config(config).save_pretrained(tmp_path)
+    spread_weights(tmp_path)
+    save_tokenizer(tmp_path, tokenizer)
+    change(tmp_path / "config.json", architectures=None)
+    save_modules(tmp_path)
+    model = load(tmp_path, target(torch.float32))
+    assert "rotary" in model.info.paths
+    assert not model.info.refused
+    expected = reference_vectors(tmp_path, TEXTS)
+    np.testing.assert_allclose(embed(model, TEXTS), expected, rtol=1e-5, atol=5e-5)
+
+
+def named_parts(name: str, **changes: Any) -> set[str]:
+    """The class names of the parts of a module of transformers that can be replaced."""
+    class_name, kind, sizes, _ = FAMILIES[name]
+    config = getattr(transformers, f"{class_name}Config")(**sizes | changes)
+    module = getattr(transformers, f"{class_name}{kind}")(config).eval()
+    return {
+        type(getattr(part.parent, part.name)).__name__
+        for part in find_parts(module, torch.float32, packed=True)
+    }
+
+
+def test_what_a_part_is_is_told_by_what_it_holds() -> None:
+    assert named_parts("modernbert") == {
+        "LayerNorm", "ModernBertAttention", "ModernBertMLP", "ModernBertRotaryEmbedding",
+    }  # fmt: skip
+    assert named_parts("embedding-gemma") == {
+        "Gemma3Attention", "Gemma3MLP", "Gemma3RMSNorm", "Gemma3RotaryEmbedding",
+    }  # fmt: skip
+    # Its activation is none that is known here, so that its products are replaced alone.
+    assert named_parts("gte", hidden_act="mish") == {
+        "GteAttention", "GteRotaryEmbedding", "LayerNorm", "Linear",
+    }  # fmt: skip
+
+
+class _More(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.gate_proj, self.up_proj, self.down_proj = (
+            inner.gate_proj,
+            inner.up_proj,
+            inner.down_proj,
+        )
+        self.act_fn, self.scale = inner.act_fn, nn.Parameter(torch.ones(1))
+
+
+def test_a_part_with_more_than_is_computed_here_stays_as_it_is() -> None:
+    _, _, sizes, _ = FAMILIES["gte"]
+    module = transformers.GteModel(transformers.GteConfig(**sizes)).eval()
+    for layer in module.layers:
+        layer.mlp = _More(layer.mlp)
+        layer.self_attn.further = nn.Linear(2, 2)
+    found = find_parts(module, torch.float32, packed=True)
+    kinds = {type(getattr(part.parent, part.name)) for part in found}
+    assert kinds == {nn.Linear, nn.LayerNorm}
+
+
+def test_attention_is_not_replaced_in_float16_which_has_no_norm_that_changes_nothing() -> None:
+    _, _, sizes, _ = FAMILIES["gte"]
+    module = transformers.GteModel(transformers.GteConfig(**sizes)).eval()
+    found = find_parts(module, torch.float16, packed=True)
+    assert "linear" in {name for part in found for name in part.operations}
+    assert "rotary" not in {name for part in found for name in part.operations}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@torch.inference_mode()
+def test_heads_are_rotated_without_a_norm(dtype: torch.dtype) -> None:
+    states = torch.randn(9, 5, 32, generator=torch.Generator().manual_seed(0)) * 100
+    states[0] *= 1e-6
+    states = states.to(dtype)
+    waves = RotaryEmbedding.at(torch.arange(9), 32, 1e4)
+    first, second = states[:, :4].float().chunk(2, -1)
+    cosines, sines = waves.cosines[:, None], waves.sines[:, None]
+    expected = torch.cat([first * cosines - second * sines, second * cosines + first * sines], -1)
+    backend = choose_backend(CPU, dtype)
+    for path in backend.table["rotary"]:
+        rotated = states.clone()
+        backend.by("rotary", path).rotary(rotated, RmsNorm.identity(4, states[0, 0]), waves)
+        torch.testing.assert_close(rotated[:, :4], expected.to(dtype), rtol=1e-2, atol=1e-6)
+        assert torch.equal(rotated[:, 4], states[:, 4])
+
+
+def wrong(_self: Any, states: torch.Tensor) -> torch.Tensor:
+    return states * 1.01
+
+
+def test_parts_that_compute_something_else_give_way_to_transformers_own(
+    tokenizer, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setattr(module_parts._Gated, "_feed_forward", wrong)
+    folder = save_family(tmp_path / "gte", "gte", tokenizer)
+    with capture_logs() as logs:
+        model = load(folder, target(torch.float32))
+    (warning,) = logs
+    assert (warning["event"], warning["operation"]) == ("path_refused", "modules")
+    assert (warning["path"], warning["used_instead"]) == ("backend", "transformers")
+    assert [each.operation for each in model.info.refused] == ["modules"]
+    assert model.info.paths["batch"] == "packed"
+    assert_close(embed(model, TEXTS), reference_vectors(folder, TEXTS))
+
+
+@needs_int8
+def test_8_bits_that_compute_something_else_stop_the_start(
+    tokenizer, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setattr(module_parts._Gated, "_feed_forward", wrong)
+    folder = save_family(tmp_path / "gte", "gte", tokenizer)
+    with pytest.raises(StartupError, match="is not computed in 8 bits as it is .*; set DTYPE to"):
+        load(folder, target(quantized=True))
+
+
+@needs_int8
+def test_8_bits_beside_which_a_model_cannot_run_stop_the_start(tokenizer, tmp_path) -> None:
+    folder = save_family(tmp_path / "fnet", "fnet", tokenizer)
+    with pytest.raises(StartupError, match="of type fnet, is not computed in 8 bits: Unsupported"):
+        load(folder, target(quantized=True))
+
+
+@needs_int8
+@pytest.mark.parametrize("family", ["modernbert", "t5"])
+def test_vectors_that_are_far_from_those_in_float32_are_logged(
+    family, tokenizer, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setattr(int8, "_LEAST_COSINE", 1.1)
+    folder = save_family(tmp_path / family, family, tokenizer)
+    with capture_logs() as logs:
+        load(folder, target(quantized=True))
+    (warning,) = logs
+    assert (warning["event"], warning["model"]) == ("int8_differs", family)
+    assert 0.99 < warning["cosine"] <= 1
+
+
+def test_a_graph_is_captured_where_attention_needs_no_lengths() -> None:
+    config = transformers.ModernBertConfig(**FAMILIES["modernbert"][2])
+    module = transformers.ModernBertModel(config)
+
+    def attend(states: Any, packed: Any, *, scale: float, causal: bool) -> torch.Tensor:
+        raise NotImplementedError
+
+    def attend_window(
+        states: Any, packed: Any, *, scale: float, causal: bool, window: int | None = None
+    ) -> torch.Tensor:
+        raise NotImplementedError
+
+    packed = transformers_module.PACKED
+    for attention, capturable in ((attend, False), (attend_window, True), (None, False)):
+        made = transformers_module.ModuleTransformer(module, packed, attention)
+        assert made.capturable == capturable
