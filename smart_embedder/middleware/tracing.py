@@ -1,7 +1,7 @@
 """Traces of requests, sent to an OTLP receiver over HTTP; imported only if OTLP_ENDPOINT is set."""
 
 import logging
-import threading
+import math
 import time
 from collections.abc import Sequence
 from http import HTTPStatus
@@ -137,8 +137,7 @@ class QuietExporter(SpanExporter):
         self._exporter = exporter
         self._receiver = receiver
         self._failing = False
-        self._time_limited = threading.Event()
-        self._give_up_at = float("inf")
+        self._give_up_at = math.inf
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         """Send one batch."""
@@ -151,14 +150,13 @@ class QuietExporter(SpanExporter):
         elif self._failing and not failed:
             log.info("traces_delivered_again", receiver=self._receiver)
         self._failing = failed
-        if failed and self._time_limited.is_set():
+        if failed and self._give_up_at < math.inf:
             self._give_up_at = 0.0
         return result
 
     def limit_time(self) -> None:
         """Stop at the next failure, or after a few seconds; called before the process ends."""
         self._give_up_at = 0.0 if self._failing else time.monotonic() + _BATCH_TIMEOUT_SECONDS
-        self._time_limited.set()
 
     def shutdown(self) -> None:
         """End the connections."""
