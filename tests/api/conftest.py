@@ -22,7 +22,11 @@ _START_LIMIT = 120.0
 
 @contextmanager
 def serving(**settings: Any) -> Iterator[TestClient]:
-    """A client of a service that has loaded these models, as its process would."""
+    """A client of a service that has loaded these models, as its process would.
+
+    For a file's tests at most: its thread that watches the loop would write into the log that
+    other tests look at.
+    """
     own = {"device": "cpu", "dtype": "float32", "reranker_model": "late-interaction"}
     # All of a test's requests come from one address.
     own |= dict.fromkeys(("rate_limit_requests_per_minute", "rate_limit_burst_size"), 1_000_000)
@@ -53,14 +57,14 @@ def embedder(tiny_m3: Path) -> M3Embedder:
     return M3Embedder("tiny-m3", tiny_m3, 8192, target)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def client(tiny_m3: Path):
     """Of a service without a token, whose only model is bge-m3's kind."""
     with serving(embedding_model=str(tiny_m3)) as client:
         yield client
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def bge_client(tiny_m3: Path, tiny_reranker: Path):
     """Of a service whose reranker is a cross-encoder."""
     with serving(embedding_model=str(tiny_m3), reranker_model=str(tiny_reranker)) as client:

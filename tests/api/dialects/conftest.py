@@ -15,7 +15,7 @@ LABELS = ("contradiction", "entailment", "neutral")
 ALIASES = "text-embedding-3-small=tiny-qwen,rerank-v3.5=TINY-reranker"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def full(tiny_m3: Path, tiny_qwen: Path, tiny_reranker: Path):
     """Qwen makes dense vectors, and a cross-encoder reranks; the client sends the token."""
     with serving(
@@ -46,7 +46,7 @@ def tiny_splade(tmp_path_factory) -> Path:
     return save_splade(tmp_path_factory.mktemp("sparse") / "tiny-splade", BertForMaskedLM)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def heads(tiny_splade: Path, tiny_m3: Path, tiny_nli: Path):
     """SPLADE makes sparse vectors, bge-m3's kind dense ones, and a classifier reranks."""
     models = {"embedding": tiny_splade, "dense_embedding": tiny_m3, "reranker": tiny_nli}
