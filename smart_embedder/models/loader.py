@@ -43,7 +43,11 @@ from smart_embedder.models.checkpoint.reading import reading, trim_heap
 from smart_embedder.models.checkpoint.weights import count_parameters
 from smart_embedder.models.device import choose
 from smart_embedder.models.device.cpu import CpuShare, leave_processor_to_others, share_cpus
-from smart_embedder.models.families.load import is_qwen3, overflows_float16
+from smart_embedder.models.families.load import (
+    is_quantized_by_layers,
+    is_qwen3,
+    overflows_float16,
+)
 from smart_embedder.models.ops.choose import choose_backend
 from smart_embedder.models.ops.proof import ATTENTION, Target
 from smart_embedder.models.tasks import embedders
@@ -366,9 +370,9 @@ class EntryLoader:
         placements = list(_placements_of(entry, self._workers))
         needs: dict[str, int] = {}
         for each in {placement.node: placement for placement in placements}.values():
-            size = 1
-            if settings.dtype != INT8:
-                size = _target_of(folder, settings, each).dtype.itemsize
+            size = _target_of(folder, settings, each).dtype.itemsize
+            if settings.dtype == INT8:
+                size = 1 if is_quantized_by_layers(folder) else torch.float32.itemsize
             bytes_ = int(_OVERHEAD * size * count_parameters(folder))
             needs[each.memory] = needs.get(each.memory, 0) + bytes_
         load = partial(_load, entry, settings, folder, placements)

@@ -42,6 +42,11 @@ def is_qwen3(folder: Path) -> bool:
     return config.get("model_type") == "qwen3" and bool(config.get("is_causal", True))
 
 
+def is_quantized_by_layers(folder: Path) -> bool:
+    """Whether a start in 8 bits never holds all weights as they are in the file."""
+    return is_qwen3(folder) or read_config(folder).get("model_type") in ENCODER_TYPES
+
+
 def overflows_float16(folder: Path) -> bool:
     """Whether states may leave the range of float16, so that bfloat16 is needed."""
     return read_config(folder).get("model_type") not in _HALF_PRECISION_TYPES

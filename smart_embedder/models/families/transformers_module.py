@@ -406,13 +406,11 @@ class _Trial:
     @torch.inference_mode()
     def use_backend(self, target: Target) -> Target:
         """Let the backend compute the parts that it can, where the model stays what it is."""
-        target, parts = self._prove_parts(target)
-        if not parts:
-            return target
-        replace_parts(parts, target.backend)
-        proof = self._proof_of_parts(target)
+        proven, parts = self._prove_parts(target)
+        replace_parts(parts, proven.backend)
+        proof = self._proof_of_parts(proven)
         if proof.holds:
-            return target
+            return proven
         warn_of_refused([proof], TRANSFORMERS)
         self.module = _load_module(self._folder, self._target)
         if target.paths[_LAYOUT] == PACKED:
@@ -436,8 +434,9 @@ class _Trial:
             with rows_undivided():
                 transformer(packed if transformer.layout == PACKED else self._pack([joined]))
         except LOADING_ERRORS as error:
+            reason = " ".join(str(error).split())
             raise StartupError(
-                f"{self._described} is not computed in 8 bits: {error}; set DTYPE to auto"
+                f"{self._described} is not computed in 8 bits: {reason}; set DTYPE to auto"
             ) from error
         proof = self._proof_of_parts(target)
         if not proof.holds:

@@ -232,6 +232,7 @@ def test_parts_that_compute_something_else_give_way_to_transformers_own(
     assert (warning["event"], warning["operation"]) == ("path_refused", "modules")
     assert (warning["path"], warning["used_instead"]) == ("backend", "transformers")
     assert [each.operation for each in model.info.refused] == ["modules"]
+    assert model.info.paths.keys() == {"attention", "batch"}
     assert model.info.paths["batch"] == "packed"
     assert_close(embed(model, TEXTS), reference_vectors(folder, TEXTS))
 
