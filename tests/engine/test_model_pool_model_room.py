@@ -176,28 +176,26 @@ async def test_a_batch_whose_caller_has_left_is_noticed_at_the_next_look() -> No
 
 
 @pytest.mark.parametrize(("seconds", "turn"), [(0.1, 2.0), (3.0, 12.0), (100.0, LONGEST_TURN)])
-def test_a_busy_model_gives_way_after_its_turn_to_one_that_is_waited_for(seconds, turn) -> None:
+@in_skipped_time
+async def test_a_busy_model_gives_way_after_its_turn_to_one_that_is_waited_for(
+    seconds, turn
+) -> None:
     """Four times its loading, two seconds at least, and not longer than the others can wait."""
-
-    @in_skipped_time
-    async def wait() -> None:
-        machine = Machine(gigabytes=1)
-        machine.load("one", seconds=seconds)
-        began = now()
-        machine.lease("one")
-        making = machine.make()
-        gives_way = machine.models["one"]
-        while not gives_way.gives_way:
-            await asyncio.sleep(0.05)
-            # Those who are told to come back are told of the turn, too.
-            if now() - began > PAUSE + 0.2 and not gives_way.gives_way:
-                left = turn - (now() - began)
-                told = machine.pool._seconds_left(machine.models["new"])
-                assert told == pytest.approx(left + 5, abs=0.2)
-        assert now() - began == pytest.approx(turn, abs=0.2)
-        making.cancel()
-
-    wait()
+    machine = Machine(gigabytes=1)
+    machine.load("one", seconds=seconds)
+    began = now()
+    machine.lease("one")
+    making = machine.make()
+    gives_way = machine.models["one"]
+    while not gives_way.gives_way:
+        await asyncio.sleep(0.05)
+        # Those who are told to come back are told of the turn, too.
+        if now() - began > PAUSE + 0.2 and not gives_way.gives_way:
+            left = turn - (now() - began)
+            told = machine.pool._seconds_left(machine.models["new"])
+            assert told == pytest.approx(left + 5, abs=0.2)
+    assert now() - began == pytest.approx(turn, abs=0.2)
+    making.cancel()
 
 
 @in_skipped_time
@@ -230,35 +228,31 @@ async def test_for_what_nobody_waits_for_no_busy_model_gives_way() -> None:
     ("of_others", "needed", "refusal"),
     [(0, 4, ModelTooLargeError), (2, 2, MemoryTakenError), (2, 4, ModelTooLargeError)],
 )
-def test_where_no_waiting_helps_it_is_refused_and_nothing_unloaded(
+@in_skipped_time
+async def test_where_no_waiting_helps_it_is_refused_and_nothing_unloaded(
     of_others: int, needed: int, refusal: type[Exception]
 ) -> None:
     """Unless other programs could leave what is missing, it is too large for ever."""
-
-    @in_skipped_time
-    async def refuse() -> None:
-        machine = Machine(gigabytes=3)
-        machine.load("one")
-        machine.of_others = of_others * GIGABYTE
-        machine.models["new"].needs = {"memory": needed * GIGABYTE}
-        began = now()
-        if refusal is MemoryTakenError:
-            machine.models["one"].needs = {"memory": GIGABYTE // 2}
-        with pytest.raises(refusal) as refused:
-            await machine.make()
-        assert machine.unloaded == []
-        # What a request that has just ended still holds is waited for, once.
-        assert now() - began == pytest.approx(PAUSE, abs=0.1)
-        assert machine.freed == 2
-        said = str(refused.value)
-        assert f"needs {needed}.0 GB of the memory of memory" in said
-        if refusal is MemoryTakenError:
-            # A tenth of the whole is the system's own.
-            assert "of which other programs hold 1.7 GB" in said
-        else:
-            assert f"at most {3 - of_others}.0 GB can be had" in said
-
-    refuse()
+    machine = Machine(gigabytes=3)
+    machine.load("one")
+    machine.of_others = of_others * GIGABYTE
+    machine.models["new"].needs = {"memory": needed * GIGABYTE}
+    began = now()
+    if refusal is MemoryTakenError:
+        machine.models["one"].needs = {"memory": GIGABYTE // 2}
+    with pytest.raises(refusal) as refused:
+        await machine.make()
+    assert machine.unloaded == []
+    # What a request that has just ended still holds is waited for, once.
+    assert now() - began == pytest.approx(PAUSE, abs=0.1)
+    assert machine.freed == 2
+    said = str(refused.value)
+    assert f"needs {needed}.0 GB of the memory of memory" in said
+    if refusal is MemoryTakenError:
+        # A tenth of the whole is the system's own.
+        assert "of which other programs hold 1.7 GB" in said
+    else:
+        assert f"at most {3 - of_others}.0 GB can be had" in said
 
 
 @in_skipped_time
@@ -323,31 +317,28 @@ async def test_who_waits_is_cancelled_also_at_the_moment_at_which_a_lease_ends()
     assert waiting.cancelled()
 
 
-def test_the_time_until_a_model_is_loaded_is_that_of_those_before_it() -> None:
-    @in_skipped_time
-    async def tell() -> None:
-        machine = Machine()
-        one, two, new = (machine.models[name] for name in ("one", "two", "new"))
-        left = machine.pool._seconds_left
-        assert left(new) == 5, "200 MB a second"
-        for model in (one, two, new):
-            machine.pool._to_load.append(model)
-        assert [left(model) for model in (one, two, new)] == [5, 10, 15]
-        one.begin()
-        await asyncio.sleep(3)
-        assert left(new) == pytest.approx(12, abs=0.01)
-        await asyncio.sleep(5)
-        assert left(one) == pytest.approx(4, abs=0.01), "half as long again"
-        machine.pool._bytes_per_second = GIGABYTE / 2
-        machine.pool._to_load.remove(one)
-        assert [left(model) for model in (two, new)] == [2, 4]
-        two.load_seconds = 7.0
-        assert left(new) == 9
-        machine.pool._room_at = now() + 3
-        assert left(two) == pytest.approx(10, abs=0.01)
-        machine.pool._room_at = now()
-        assert left(two) == 7
-        new.needs = {}
-        assert left(new) == 17, "nothing is known of it"
-
-    tell()
+@in_skipped_time
+async def test_the_time_until_a_model_is_loaded_is_that_of_those_before_it() -> None:
+    machine = Machine()
+    one, two, new = (machine.models[name] for name in ("one", "two", "new"))
+    left = machine.pool._seconds_left
+    assert left(new) == 5, "200 MB a second"
+    for model in (one, two, new):
+        machine.pool._to_load.append(model)
+    assert [left(model) for model in (one, two, new)] == [5, 10, 15]
+    one.begin()
+    await asyncio.sleep(3)
+    assert left(new) == pytest.approx(12, abs=0.01)
+    await asyncio.sleep(5)
+    assert left(one) == pytest.approx(4, abs=0.01), "half as long again"
+    machine.pool._bytes_per_second = GIGABYTE / 2
+    machine.pool._to_load.remove(one)
+    assert [left(model) for model in (two, new)] == [2, 4]
+    two.load_seconds = 7.0
+    assert left(new) == 9
+    machine.pool._room_at = now() + 3
+    assert left(two) == pytest.approx(10, abs=0.01)
+    machine.pool._room_at = now()
+    assert left(two) == 7
+    new.needs = {}
+    assert left(new) == 17, "nothing is known of it"

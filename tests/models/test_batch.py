@@ -251,17 +251,6 @@ def test_every_beginning_is_computed_once_or_nothing_is_shared(texts) -> None:
     assert [all_of_them[row] for row in rows[spread]] == all_of_them
 
 
-def test_texts_without_a_common_beginning_share_nothing() -> None:
-    assert find_shared_prefixes(arrays([[1, 2, 3], [4, 2, 3], [5]])) is None
-
-
-@pytest.mark.parametrize("count", [2, 7])
-def test_the_same_text_is_computed_once(count: int) -> None:
-    rows, spread = find_shared_prefixes(arrays([[9, 8, 7]] * count))
-    assert len(rows) == 3
-    assert spread.tolist() == [0, 1, 2] * count
-
-
 def test_large_and_small_ids_are_told_apart() -> None:
     rows, _ = find_shared_prefixes(arrays([[300_000, 1], [300_000, 2], [255, 1], [255, 2]]))
     assert len(rows) == 6

@@ -3,7 +3,6 @@
 import asyncio
 import gc
 import os
-import shutil
 import sys
 import threading
 import weakref
@@ -11,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 
 from smart_embedder.engine import Engine
@@ -20,13 +18,12 @@ from smart_embedder.engine.records import EmbedRequest, Outputs
 from smart_embedder.errors import StartupError
 from smart_embedder.models.device.cpu import available_threads
 from smart_embedder.models.load import load_models
-from smart_embedder.models.loader import EntryLoader, load
+from smart_embedder.models.loader import EntryLoader
 from smart_embedder.observability.metrics import Metrics
 from smart_embedder.settings import Settings
 from smart_embedder.settings.types import ModelEntry
 from tests.support.checkpoints import plain_corpus
 
-MAPS = Path("/proc/self/maps")
 SECOND_NODE = Path("/sys/devices/system/node/node1").exists()
 TEXTS = ["hybrid search", "bread in the kitchen"]
 EVERY_KIND = Outputs(dense=True, sparse=True, colbert=True)
@@ -43,29 +40,6 @@ def placed(folder: Path, changes: dict[str, Any], **entry: Any) -> list[PlacedMo
     """A model as an entry of MODELS, on each of its devices."""
     loader = EntryLoader(settings(folder, **changes))
     return list(loader.plan(ModelEntry(name=str(folder), **entry)).load().models)
-
-
-@pytest.mark.skipif(not MAPS.exists(), reason="the system does not tell what is mapped")
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_every_model_has_left_its_files_when_it_is_ready(
-    dtype: str, tiny_m3: Path, tiny_qwen: Path, tiny_reranker: Path, tmp_path: Path
-) -> None:
-    m3, qwen, reranker = [
-        shutil.copytree(each, tmp_path / each.name) for each in (tiny_m3, tiny_qwen, tiny_reranker)
-    ]
-    models = load(
-        settings(
-            m3,
-            dense_embedding_model=str(qwen),
-            reranker_model=str(reranker),
-            dtype=dtype,
-            hf_home=tmp_path,
-        )
-    )
-    assert len(models.each) == 3
-    assert str(tmp_path) not in MAPS.read_text()
-    opened = [each.path for each in psutil.Process().open_files()]
-    assert not [path for path in opened if path.startswith(str(tmp_path))]
 
 
 @needs_two_cores

@@ -16,7 +16,6 @@ from smart_embedder.errors import DeviceFailedError, UnhealthyError
 from tests.engine.fakes import FakeModel
 from tests.engine.scheduling.jobs import MODEL, OTHER, batch_of, job, queue_of, take
 
-BUDGET = 16
 LENGTHS = st.lists(st.integers(1, 30), min_size=1, max_size=8)
 
 
@@ -58,29 +57,6 @@ def test_an_urgent_newcomer_overtakes_those_who_still_wait() -> None:
     assert jobs_of(take(queue, 200))[0] is urgent
 
 
-@pytest.mark.parametrize(
-    ("sequences", "urgency", "rivals", "rivals_urgency", "batches"),
-    [
-        # An equal share for 21 is 16 / 21 tokens of each batch; 80 tokens need 105 batches.
-        (20, 3, 20, 3, 110),
-        # The share of the last is 1 in 1281, and it gets it.
-        (1, 7, 10, 0, 4 * 1281 / 16 + 10),
-    ],
-)
-def test_nobody_is_starved_by_rivals_who_are_gone_after_a_batch_and_replaced_at_once(
-    sequences, urgency, rivals, rivals_urgency, batches
-) -> None:
-    queue = queue_of(last := job(*[4] * sequences, urgency=urgency))
-    for taken in range(int(batches) + 1):
-        while len(queue.jobs) <= rivals:
-            queue.put(job(4, urgency=rivals_urgency))
-        take(queue)
-        if not last.waiting:
-            assert taken < batches
-            return
-    pytest.fail("it waits still")
-
-
 @pytest.mark.parametrize("clients", ["aaaa", "abcd"])
 def test_each_step_of_urgency_doubles_the_share_of_the_device(clients: str) -> None:
     urgencies = zip(clients, (2, 3, 4, 7), strict=True)
@@ -119,35 +95,6 @@ def test_what_a_client_did_where_there_was_room_for_all_is_not_held_against_it()
     for _ in range(4):
         take(queue, 1000)
     assert not own.waiting
-
-
-def test_what_one_device_does_for_a_client_is_not_held_against_it_on_another() -> None:
-    alice = job(*[100] * 5000, client="alice")
-    queue = queue_of(job(*[100] * 5000, client="bob", model=OTHER), alice)
-    for _ in range(100):
-        take(queue, 1000, serves=serves(OTHER))
-    queue.put(job(*[100] * 5000, client="bob"))
-    queue.put(carol := job(*[100] * 5000, client="carol"))
-    for _ in range(30):
-        take(queue, 1000, serves=serves(MODEL))
-    bob = 300 - alice.taken - carol.taken
-    assert min(alice.taken, bob, carol.taken) >= 80
-
-
-@pytest.mark.parametrize(("most_of_alices", "length"), [(1, 4), (2, 4), (5, 4), (2, 12)])
-def test_a_client_that_sends_while_its_work_waits_neither_gains_nor_loses(
-    most_of_alices: int, length: int
-) -> None:
-    """Its place in virtual time is that of its work, and not that of a newcomer."""
-    bob = job(*[4] * 4000, client="bob")
-    queue, alices, taken = queue_of(bob), list[Job](), Counter[str]()
-    for _ in range(200):
-        alices = [each for each in alices if each.waiting]
-        for each in [job(*[length] * 3, client="alice") for _ in range(most_of_alices)]:
-            queue.put(each)
-            alices.append(each)
-        taken.update(take(queue).client_tokens)
-    assert taken["bob"] == pytest.approx(1600, abs=2 * BUDGET)
 
 
 @given(

@@ -1,10 +1,8 @@
 """Building the kernels, in a copy of their folder, by the real program."""
 
 import json
-import os
 import platform
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -15,48 +13,17 @@ import pytest
 from smart_embedder.models.ops import build
 from smart_embedder.models.ops.build import (
     AARCH64,
-    ARCHITECTURES,
-    FOLDER,
     X86_64,
     library_path,
 )
 from smart_embedder.models.ops.native import load_library, runnable_here
 
-ROOT = Path(__file__).parents[3]
 FITTING = "flags\t\t: fpu avx fma avx2\n"
-
-
-@pytest.fixture
-def checkout(tmp_path: Path) -> Path:
-    """What the build needs of a checkout, with nothing built."""
-    for package in ("smart_embedder", "smart_embedder/models"):
-        (tmp_path / package).mkdir()
-        shutil.copy(ROOT / package / "__init__.py", tmp_path / package)
-    ignored = shutil.ignore_patterns("kernels-*", "__pycache__")
-    shutil.copytree(FOLDER.parent, tmp_path / "smart_embedder/models/ops", ignore=ignored)
-    return tmp_path
 
 
 @pytest.mark.skipif(not library_path().is_file(), reason="the kernels are not built")
 def test_what_is_built_runs_here_for_every_instruction_set_of_the_processor() -> None:
     assert all(load_library(each) is not None for each in runnable_here())
-
-
-def test_without_a_package_index_it_says_so_and_leaves_nothing_behind(checkout, tmp_path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "smart_embedder.models.ops.build", "--anywhere"],
-        cwd=checkout,
-        env=os.environ | {"PIP_NO_INDEX": "1", "TMPDIR": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    if platform.machine() not in ARCHITECTURES:
-        pytest.skip("elsewhere there is nothing to build")
-    assert done.returncode == 1
-    assert "The kernels could not be built: ERROR: No matching distribution" in done.stderr
-    assert list(tmp_path.rglob("*kernels-*")) == []
 
 
 def interpreter(path: Path, log: Path, fails: str = "") -> str:

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from torch.nn import functional
@@ -23,7 +22,6 @@ from smart_embedder.models.ops.choose import with_attention
 from smart_embedder.models.ops.native import _Kernels, native_backend, runnable_here
 from smart_embedder.models.ops.proof import DECODER, ENCODER, QUANTIZED_ENCODER, Shapes, Target
 from smart_embedder.models.tasks.embedders import DenseEmbedder, M3Embedder
-from smart_embedder.models.tasks.rerankers import CrossEncoder
 from tests.models.ops.test_native import CLOSE, random_layer
 from tests.models.ops.test_native_attention import CLOSE as ATTENTION_CLOSE
 from tests.models.ops.test_native_attention import attend, by_definition
@@ -149,16 +147,6 @@ def test_all_three_kinds_of_vectors_are_those_of_the_plain_path(
         assert ours.dense @ theirs.dense > least
         assert (ours.colbert * theirs.colbert).sum(1).min() > least - 0.01
         assert abs(ours.sparse.values.sum() - theirs.sparse.values.sum()) < 0.1 * len(ours.colbert)
-
-
-@pytest.mark.parametrize("int8", [False, True], ids=["", "int8"])
-def test_a_reranker_keeps_its_order_of_passages(library, dtype, int8, tiny_reranker) -> None:
-    scores = []
-    for how in targets(library, dtype, int8=int8):
-        model = CrossEncoder("tiny", tiny_reranker, 512, how)
-        pairs = model.tokenize_pairs("search query", varied_texts(45)[20:], None)
-        scores.append(model.forward([pair.ids for pair in pairs], Outputs()))
-    assert np.corrcoef(*scores)[0, 1] > 0.99
 
 
 def test_a_decoder_s_vectors_are_those_of_the_plain_path(library, dtype, tiny_qwen) -> None:

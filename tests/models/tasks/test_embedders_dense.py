@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from structlog.testing import capture_logs
 from transformers import Qwen3Model
 
 from smart_embedder.engine import Engine
@@ -41,6 +40,8 @@ from tests.support.wordpiece import change
 from tools.demo.checkpoint import package_folder
 from tools.references import qwen
 
+NORMALIZE = ("Normalize", {}, None)
+
 
 @pytest.fixture(scope="module")
 def bert(tmp_path_factory) -> Path:
@@ -58,6 +59,7 @@ def test_published_weights_make_sentence_transformers_vectors(float32_target) ->
     folder = package_folder()
     model = load(folder, float32_target)
     assert (model.max_length, model.normalizes, model.pooling) == (256, True, "mean")
+    assert load(folder, float32_target, 12).max_length == 12
     texts = [*TEXTS, "What is hybrid search? " * 70]
     assert_close(embed(model, texts), reference(folder).encode(texts))
 
@@ -65,7 +67,7 @@ def test_published_weights_make_sentence_transformers_vectors(float32_target) ->
 async def test_an_engine_serves_one_and_neighbours_change_nothing(tmp_path) -> None:
     prompts = {"prompts": {"query": "Query ", "doc": "Document "}, "default_prompt_name": "doc"}
     folder = save_family(tmp_path / "modern", "modernbert", word_tokenizer())
-    save_modules(folder, further=[dense(16, "Tanh"), ("Normalize", {}, None)], prompts=prompts)
+    save_modules(folder, further=[dense(16, "Tanh"), NORMALIZE], prompts=prompts)
     theirs = reference(folder)
     settings = Settings(
         embedding_model=str(folder), reranker_model="none", device="cpu", dtype="float32"
@@ -79,67 +81,62 @@ async def test_an_engine_serves_one_and_neighbours_change_nothing(tmp_path) -> N
     assert_close(asked.embeddings[0].dense, theirs.encode(TEXTS[:1], prompt_name="query")[0])
 
 
-@pytest.mark.parametrize(
-    "pooling",
-    [
-        {"pooling_mode_cls_token": True},
-        {"pooling_mode_max_tokens": True},
-        {"pooling_mode_mean_sqrt_len_tokens": True},
-        {"pooling_mode_weightedmean_tokens": True},
-        {"pooling_mode_lasttoken": True},
-        {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True},
-        {"pooling_mode": "weightedmean", "embedding_dimension": WIDTH},
-        {"pooling_mode": ["max", "lasttoken"], "embedding_dimension": WIDTH},
-        {"pooling_mode_mean_tokens": False},
-    ],
-    ids=str,
-)
-def test_every_pooling_is_sentence_transformers(pooling, copy, float32_target) -> None:
-    if "pooling_mode" not in pooling:
-        pooling = {"pooling_mode_mean_tokens": False} | pooling
-    save_modules(copy, pooling)
-    model = load(copy, float32_target)
-    assert_close(embed(model, TEXTS), reference(copy).encode(TEXTS))
-    assert model.dense_width == len(embed(model, ["music"])[0])
-
-
 def residual(out_features: int) -> tuple:
     kind, config, layer = dense(out_features, "Tanh")
     return kind, config | {"use_residual": True}, layer
 
 
-@pytest.mark.parametrize(
-    "further",
-    [
-        [dense(32, "Tanh")],
-        [dense(80, "GELU", bias=False), ("Normalize", {}, None)],
-        [dense(WIDTH, "ReLU"), dense(24, "Sigmoid"), ("Normalize", {}, None)],
-        [("Normalize", {}, None), dense(16, "SiLU")],
-        [("Dropout", {"dropout": 0.1}, None), residual(WIDTH)],
-    ],
-    ids=["one", "normalised", "two", "normalised before", "residual"],
-)
-def test_every_projection_is_sentence_transformers(further, copy, float32_target) -> None:
-    save_modules(copy, further=further)
-    model = load(copy, float32_target)
-    assert_close(embed(model, TEXTS), reference(copy).encode(TEXTS))
-    assert model.normalizes == (further[-1][0] == "Normalize")
+def pooled(**modes: bool) -> dict:
+    return {"pooling": {"pooling_mode_mean_tokens": False} | modes}
+
+
+def behind(*further: tuple) -> dict:
+    return {"further": further}
+
+
+NEWER = {"embedding_dimension": WIDTH}
+CONFIGURED = {
+    "no pooling": pooled(),
+    "first token": pooled(pooling_mode_cls_token=True),
+    "max": pooled(pooling_mode_max_tokens=True),
+    "mean by the root of the length": pooled(pooling_mode_mean_sqrt_len_tokens=True),
+    "weighted mean": pooled(pooling_mode_weightedmean_tokens=True),
+    "last token": pooled(pooling_mode_lasttoken=True),
+    "first token and mean": pooled(pooling_mode_cls_token=True, pooling_mode_mean_tokens=True),
+    "by a newer name": {"pooling": NEWER | {"pooling_mode": "weightedmean"}},
+    "by newer names": {"pooling": NEWER | {"pooling_mode": ["max", "lasttoken"]}},
+    "projected": behind(dense(32, "Tanh")),
+    "projected and normalised": behind(dense(80, "GELU", bias=False), NORMALIZE),
+    "projected twice": behind(dense(WIDTH, "ReLU"), dense(24, "Sigmoid"), NORMALIZE),
+    "normalised and projected": behind(NORMALIZE, dense(16, "SiLU")),
+    "residual": behind(("Dropout", {"dropout": 0.1}, None), residual(WIDTH)),
+    "in small letters": {"texts": {"max_seq_length": 20, "do_lower_case": True}},
+    "cut to 16": behind(NORMALIZE) | {"prompts": {"truncate_dim": 16}},
+    "cut to its width": behind(NORMALIZE) | {"prompts": {"truncate_dim": WIDTH}},
+    "cut to more": behind(NORMALIZE) | {"prompts": {"truncate_dim": 1000}},
+}
+
+
+@pytest.mark.parametrize("configured", CONFIGURED.values(), ids=CONFIGURED)
+def test_every_configuration_makes_sentence_transformers_vectors(
+    configured, copy, float32_target
+) -> None:
+    save_modules(copy, **configured)
+    model, texts = load(copy, float32_target), [*TEXTS, "HYBRID Search", " ".join(corpus(9))]
+    made = embed(model, texts)
+    assert_close(made, reference(copy).encode(texts))
+    assert model.dense_width == made.shape[1]
+    assert model.max_length == configured.get("texts", {}).get("max_seq_length", 200)
+    if "prompts" not in configured:
+        last = configured.get("further", [(None,)])[-1]
+        assert model.normalizes == (last[0] == "Normalize")
 
 
 def test_what_a_newer_sentence_transformers_saves_is_read(copy, float32_target, tmp_path) -> None:
-    save_modules(copy, further=[dense(32, "Tanh"), ("Normalize", {}, None)])
+    save_modules(copy, further=[dense(32, "Tanh"), NORMALIZE])
     saved = tmp_path / "saved"
     reference(copy).save(str(saved))
     assert_close(embed(load(saved, float32_target), TEXTS), reference_vectors(copy, TEXTS))
-
-
-def test_limits_and_small_letters_are_sentence_transformers(copy, float32_target) -> None:
-    save_modules(copy, texts={"max_seq_length": 20, "do_lower_case": True})
-    texts = ["HYBRID Search", "Query", " ".join(corpus(9))]
-    model = load(copy, float32_target)
-    assert model.max_length == 20
-    assert_close(embed(model, texts), reference(copy).encode(texts))
-    assert load(copy, float32_target, 12).max_length == 12
 
 
 def test_a_setting_takes_the_place_of_the_pooling(copy, float32_target) -> None:
@@ -152,14 +149,14 @@ def test_a_setting_takes_the_place_of_the_pooling(copy, float32_target) -> None:
 @pytest.mark.parametrize("normalize", [True, False])
 @pytest.mark.parametrize(
     "further",
-    [[], [("Normalize", {}, None)], [dense(24, "Tanh"), ("Normalize", {}, None)]],
+    [[], [NORMALIZE], [dense(24, "Tanh"), NORMALIZE]],
     ids=["raw", "scaled", "projected"],
 )
 def test_a_setting_takes_the_place_of_the_scaling(normalize, further, copy, float32_target) -> None:
     save_modules(copy, further=further)
     model = load(copy, float32_target, overrides=SentenceOverrides(normalize=normalize))
     unscaled = [each for each in further if each[0] != "Normalize"]
-    save_modules(copy, further=[*unscaled, ("Normalize", {}, None)] if normalize else unscaled)
+    save_modules(copy, further=[*unscaled, NORMALIZE] if normalize else unscaled)
     assert_close(embed(model, TEXTS), reference(copy).encode(TEXTS))
     assert model.normalizes == normalize
 
@@ -229,30 +226,6 @@ def test_what_cannot_run_says_why(spoil, message, copy, float32_target) -> None:
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("width", [16, WIDTH, 1000])
-def test_vectors_are_cut_to_the_width_of_the_configuration(
-    copy: Path, float32_target: Target, width: int
-) -> None:
-    (copy / "2_Normalize").mkdir()
-    save_modules(copy, further=[("Normalize", {}, None)], prompts={"truncate_dim": width})
-    model = load(copy, float32_target)
-    made, theirs = embed(model, TEXTS), reference_vectors(copy, TEXTS)
-    assert model.dense_width == made.shape[1] == min(width, WIDTH)
-    assert_close(made, theirs)
-
-
-def test_code_that_a_known_type_names_is_logged_and_not_run(
-    copy: Path, float32_target: Target
-) -> None:
-    (copy / "code.py").write_text("raise SystemExit")
-    change(copy / "config.json", auto_map={"AutoModel": "code.Model"})
-    with capture_logs() as logs:
-        load_embedder("org/bert", copy, 100, float32_target)
-    (warning,) = logs
-    assert (warning["event"], warning["model"]) == ("checkpoint_code_ignored", "org/bert")
-    assert warning["log_level"] == "warning"
-
-
 @pytest.fixture(scope="module")
 def folder(tiny_qwen: Path) -> Path:
     return tiny_qwen
@@ -296,7 +269,7 @@ def test_one_with_modules_is_scaled_only_where_a_request_asks_for_it(
     folder: Path, float32_target: Target, tmp_path: Path
 ) -> None:
     copy = shutil.copytree(folder, tmp_path / "copy")
-    save_modules(copy, {"pooling_mode": "lasttoken"}, further=[("Normalize", {}, None)])
+    save_modules(copy, {"pooling_mode": "lasttoken"}, further=[NORMALIZE])
     embedder = DenseEmbedder("org/tiny", copy, 100, float32_target)
     assert (embedder.pooling, embedder.normalizes) == ("last_token", False)
     assert dict(embedder.prompts) == {}

@@ -8,6 +8,7 @@ import json
 import shutil
 import threading
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -46,6 +47,12 @@ def ours(tiny_m3: Path) -> TextTokenizer:
     return TextTokenizer.from_folder(tiny_m3, 8192)
 
 
+@pytest.fixture(scope="module")
+def limited(tiny_m3: Path) -> Callable[[int], TextTokenizer]:
+    """One for each limit, each read once."""
+    return cache(lambda limit: TextTokenizer.from_folder(tiny_m3, limit))
+
+
 def test_ids_are_those_of_transformers(ours, theirs) -> None:
     texts = varied_texts(200)
     expected = theirs(texts, truncation=True, max_length=8192)["input_ids"]
@@ -54,8 +61,8 @@ def test_ids_are_those_of_transformers(ours, theirs) -> None:
 
 @given(text=TEXT, limit=st.integers(3, 20))
 @settings(max_examples=200)
-def test_any_text_is_cut_as_transformers_cuts_it(tiny_m3: Path, theirs, text, limit) -> None:
-    tokenized = TextTokenizer.from_folder(tiny_m3, limit).encode([text])[0]
+def test_any_text_is_cut_as_transformers_cuts_it(limited, theirs, text, limit) -> None:
+    tokenized = limited(limit).encode([text])[0]
     assert tokenized.ids.tolist() == theirs(text, truncation=True, max_length=limit)["input_ids"]
     assert tokenized.original_tokens == len(theirs(text)["input_ids"])
     assert tokenized.truncated == (tokenized.original_tokens > limit)
