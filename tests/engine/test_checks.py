@@ -163,40 +163,29 @@ async def test_a_prompt_is_for_all_kinds_where_one_model_makes_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("input_type", "prompt", "read"),
-    [("query", "query", 1), ("document", "passage", 1), ("document", "corpus", 1)],
+    ("prompts", "asked", "read"),
+    [
+        # By the names in use; a model without one takes the type all the same.
+        ({"query": "p"}, {"input_type": "query"}, 1),
+        ({"passage": "p"}, {"input_type": "document"}, 1),
+        ({"corpus": "p"}, {"input_type": "document"}, 1),
+        ({}, {"input_type": "query"}, 0),
+        ({}, {"input_type": "document"}, 0),
+        # A preferred one comes before that of the type.
+        (FakeQwen.prompts, {"preferred_prompts": ("code",), "input_type": "query"}, 4),
+        (FakeQwen.prompts, {"preferred_prompts": ("x", "code")}, 4),
+        (FakeQwen.prompts, {"preferred_prompts": ("x",), "input_type": "query"}, 6),
+        (FakeQwen.prompts, {"preferred_prompts": ("x",)}, 0),
+        # The shortest, and the longest, of which with its text 100 tokens are read.
+        ({}, {"prompt": "x"}, 1),
+        ({}, {"prompt": "x" * MAX_PROMPT_CHARACTERS}, 98),
+    ],
 )
-async def test_an_input_type_finds_its_prompt_by_the_names_in_use(input_type, prompt, read) -> None:
+async def test_a_prompt_is_given_or_found_by_the_type_of_texts(prompts, asked, read) -> None:
     embedder = FakeM3()
-    embedder.prompts = {prompt: "p"}
+    embedder.prompts = prompts
     async with engine_for(embedder) as engine:
-        await engine.embed(EmbedRequest(["ab"], input_type=input_type))
-    assert embedder.batches == [[2 + read]]
-
-
-@pytest.mark.parametrize("dense", [None, FakeQwen()])
-async def test_every_model_takes_the_type_of_texts_whether_it_reads_it_or_not(dense) -> None:
-    embedder = FakeM3()
-    async with engine_for(embedder, dense=dense) as engine:
-        for input_type in ("query", "document"):
-            await engine.embed(
-                EmbedRequest(
-                    ["ab"],
-                    Outputs(dense=dense is None, sparse=True, colbert=True),
-                    input_type=input_type,
-                )
-            )
-    assert embedder.batches == [[2], [2]]
-
-
-@pytest.mark.parametrize(
-    ("preferred", "kind", "read"),
-    [(("code",), "query", 4), (("x", "code"), None, 4), (("x",), "query", 6), (("x",), None, 0)],
-)
-async def test_a_preferred_prompt_comes_before_that_of_the_type(preferred, kind, read) -> None:
-    embedder = FakeQwen()
-    async with engine_for(embedder) as engine:
-        await engine.embed(EmbedRequest(["ab"], input_type=kind, preferred_prompts=preferred))
+        await engine.embed(EmbedRequest(["ab"], **asked))
     assert embedder.batches == [[2 + read]]
 
 
@@ -234,14 +223,6 @@ async def test_an_option_without_effect_is_refused_and_said_why(
         with pytest.raises(InvalidRequestError, match=message):
             await engine.embed(EmbedRequest(["ab"], kinds, **options))
         await engine.embed(EmbedRequest(["ab"]))
-
-
-@pytest.mark.parametrize("characters", [1, MAX_PROMPT_CHARACTERS])
-async def test_the_shortest_and_the_longest_prompt_are_read(characters: int) -> None:
-    model = FakeM3()
-    async with engine_for(model) as engine:
-        await engine.embed(EmbedRequest(["ab"], prompt="x" * characters))
-    assert model.batches == [[min(100, characters + 2)]]
 
 
 async def test_a_text_that_may_not_be_cut_is_refused_and_named() -> None:

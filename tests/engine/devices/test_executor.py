@@ -206,6 +206,40 @@ async def test_a_forward_that_fails_is_logged_unless_its_error_says_why_and_the_
         assert await device.compute(4) == [0]
 
 
+@in_skipped_time
+async def test_who_leaves_while_a_batch_waits_for_the_thread_costs_no_forward() -> None:
+    async with VirtualDevice(1.0).running() as device:
+        for stay in (True, False):
+            device.model.batches.clear()
+            measuring = asyncio.create_task(device.thread.run(lambda: None))
+            await turns()
+            left, other = device.put(4), device.put(5)
+            await turns(20)
+            assert len(device.executor.batches) == 1
+            rate = device.executor.tokens_per_second
+            left.cancel()
+            if not stay:
+                other.cancel()
+            await measuring
+            await asyncio.sleep(2)
+            assert device.model.batches == ([[5]] if stay else [])
+        assert device.executor.tokens_per_second == rate, "nothing was computed"
+        assert await device.compute(3) == [0]
+
+
+@in_skipped_time
+async def test_the_wait_for_the_thread_is_not_in_the_time_of_a_forward() -> None:
+    async with VirtualDevice(2.0, seconds_per_token=0.5, fixed=3.0).running() as device:
+        measuring = asyncio.create_task(device.thread.run(lambda: None))
+        await turns()
+        waits = device.put(4)
+        await turns(20)
+        assert device.executor.seconds_left == pytest.approx(2, rel=0.01), "of its forward"
+        await measuring
+        assert numbers(await waits.result()) == [0]
+        assert waits.inference_seconds == pytest.approx(2, abs=0.01)
+
+
 @pytest.mark.parametrize("gpu", [False, True])
 @in_skipped_time
 async def test_a_forward_that_takes_too_long_fails_its_requests_and_the_next_has_its_own_time(

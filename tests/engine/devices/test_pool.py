@@ -127,6 +127,30 @@ async def test_the_last_device_that_fails_is_a_failure_of_the_whole() -> None:
             await engine.embed(EmbedRequest(["later"]))
 
 
+@pytest.mark.parametrize("has_other", [False, True])
+async def test_both_batches_that_a_failed_gpu_had_in_flight_go_to_another_device_or_fail(
+    has_other: bool,
+) -> None:
+    gpu, other = FakeModel(), FakeModel()
+    gpu.asynchronous = True
+    gpu.failures += [broken_memory(), broken_memory()]
+    models = [gpu, gpu, *([other] if has_other else [])]
+    async with engine_of(*dict.fromkeys(models)) as engine:
+        requests = [
+            asyncio.create_task(engine.embed(EmbedRequest([letter * 10]))) for letter in "abc"
+        ]
+        await asyncio.gather(*map(entered, models))
+        gpu.gate.release(2)
+        let_go(other)
+        results = await asyncio.gather(*requests, return_exceptions=True)
+        assert engine.failed_devices == ["device 1"]
+    if has_other:
+        assert letters(*results) == "abc"
+    else:
+        assert all(isinstance(result, UnhealthyError) for result in results)
+    assert (gpu.batches, other.batches) == ([[10]] * 2, [[10]] * 3 if has_other else [])
+
+
 async def test_a_batch_that_fails_two_devices_is_given_to_no_third_and_harms_no_other() -> None:
     models = FakeModel(), FakeModel(), FakeModel()
     async with engine_of(*models) as engine:

@@ -117,6 +117,19 @@ async def test_who_returns_its_only_permit_and_waits_goes_before_one_that_holds_
         await each.let_go()
 
 
+async def test_a_permit_handed_to_someone_who_is_cancelled_in_the_same_moment_is_not_lost() -> None:
+    permits = FairSemaphore(1)
+    await permits.acquire("a")
+    waiting = asyncio.create_task(permits.acquire("b"))
+    await asyncio.sleep(0)
+    permits.release("a")
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert permits.held == 0
+    assert permits.try_acquire("c")
+
+
 @in_skipped_time
 async def test_a_refusal_comes_when_the_time_is_over_and_not_before() -> None:
     limit, began = limit_of(1, acquire_timeout=5), now()

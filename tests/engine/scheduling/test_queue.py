@@ -262,6 +262,18 @@ async def test_a_batch_that_is_handed_over_is_the_first_and_wakes_a_device_that_
     assert queue.take(lambda _: Limits(16)) is None
 
 
+async def test_of_a_batch_that_is_handed_over_only_what_someone_waits_for_is_taken() -> None:
+    queue = queue_of(gone := job(4), here := job(4))
+    queue.hand_over(take(queue))
+    gone.cancel()
+    assert jobs_of(take(queue)) == [here]
+    queue = queue_of(gone := job(4))
+    queue.hand_over(take(queue))
+    gone.cancel()
+    assert queue.take(lambda _: Limits(16)) is None
+    assert not queue.has_work(serves(MODEL))
+
+
 # Failures.
 
 

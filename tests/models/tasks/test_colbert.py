@@ -31,8 +31,7 @@ from smart_embedder.engine.records import (
     TextEmbedding,
     TruncationOptions,
 )
-from smart_embedder.errors import InferenceError, InvalidRequestError, StartupError
-from smart_embedder.models.device.transfer import DeviceRows
+from smart_embedder.errors import InvalidRequestError, StartupError
 from smart_embedder.models.load import load_models
 from smart_embedder.models.loader import load_embedder
 from smart_embedder.models.tasks.colbert import (
@@ -176,36 +175,6 @@ def test_texts_are_cut_to_the_lengths_of_their_type(model: ColbertEmbedder) -> N
     assert (len(short.ids), short.original_tokens, short.truncated) == (24, 24, False)
 
 
-def test_a_text_that_asks_for_nothing_gets_nothing(model: ColbertEmbedder) -> None:
-    ids = ids_of(model, TEXTS, "query")
-    wanted = [COLBERT if place % 2 else Outputs() for place in range(len(ids))]
-    results = model.launch(ids, wanted)()
-    every = model.forward(ids, COLBERT)
-    assert results[0] == TextEmbedding()
-    assert_vectors(results[1::2], [each.colbert for each in every[1::2]])
-    assert model.forward(ids[:2], Outputs()) == [TextEmbedding()] * 2
-
-
-def test_a_text_with_a_number_that_is_not_finite_fails_alone(
-    model: ColbertEmbedder, monkeypatch
-) -> None:
-    ids = ids_of(model, TEXTS, "query")
-    expected = [each.colbert for each in model.forward(ids, COLBERT)]
-    head, bad = model._token_heads["colbert"], 3
-
-    def spoil(states: torch.Tensor) -> DeviceRows:
-        packed = model._backbone.pack(ids)
-        vectors = head(states).values
-        vectors[packed.offsets[packed.unpack_order[bad]] + 2, 1] = torch.inf
-        return DeviceRows.of(vectors)
-
-    monkeypatch.setitem(model._token_heads, "colbert", spoil)
-    results = model.forward(ids, COLBERT)
-    assert isinstance(results.pop(bad), InferenceError)
-    expected.pop(bad)
-    assert_vectors(results, expected)
-
-
 def loaded(model, **parts) -> LoadedModels:
     device = DeviceInfo("cpu", "a test", "float32", "sdpa")
     return LoadedModels(model, device, max_batch_tokens=150, **parts)
@@ -244,21 +213,6 @@ async def test_the_type_of_texts_is_for_colbert_beside_a_dense_model(
         options = {"input_type": "query"}
         (alone,) = (await engine.embed(EmbedRequest(["a"], **options))).embeddings
         assert (alone.colbert, alone.dense is not None) == (None, True)
-
-
-async def test_a_cache_tells_queries_from_documents(model: ColbertEmbedder, folders) -> None:
-    queries, documents = reference(folders["unattended"])
-    asked = {"input_type": "query"}, {"return_tokens": True}
-    async with Engine(Settings(embedding_cache="memory"), lambda _: loaded(model)) as engine:
-        for _ in range(2):
-            query, document = [
-                await engine.embed(EmbedRequest(TEXTS, Outputs(colbert=True), **each))
-                for each in asked
-            ]
-            assert_vectors(query.embeddings, queries)
-            assert_vectors(document.embeddings, documents)
-            told = [len(each.colbert) for each in document.token_strings]
-            assert told == [len(each) for each in documents]
 
 
 def test_the_format_of_sentence_transformers_is_read_too(folders, load, tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
-"""bge-m3's outputs against FlagEmbedding on the same files, their independence, and each head."""
+"""bge-m3's outputs against FlagEmbedding on the same files, and each of its heads."""
 
-import random
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,12 +10,11 @@ import torch
 from FlagEmbedding import BGEM3FlagModel
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn import functional
 
 from smart_embedder.engine.records import Outputs, TextEmbedding
-from smart_embedder.errors import InferenceError, StartupError
+from smart_embedder.errors import StartupError
 from smart_embedder.models.batch import pack
 from smart_embedder.models.device.transfer import DeviceRows
 from smart_embedder.models.loader import load_embedder
@@ -30,7 +28,6 @@ from smart_embedder.models.tasks.embedders import (
     token_vectors,
     token_weights,
 )
-from smart_embedder.models.text.tokenizer import TextTokenizer
 from tests.support.texts import varied_texts
 
 ALL = Outputs(dense=True, sparse=True, colbert=True, states=True)
@@ -73,15 +70,6 @@ def assert_equals_reference(ours: list[TextEmbedding], theirs: dict) -> None:
         )
 
 
-def assert_same(left: TextEmbedding, right: TextEmbedding) -> None:
-    np.testing.assert_allclose(left.dense, right.dense, rtol=0, atol=TOLERANCE)
-    np.testing.assert_array_equal(left.sparse.indices, right.sparse.indices)
-    np.testing.assert_allclose(left.sparse.values, right.sparse.values, rtol=0, atol=TOLERANCE)
-    np.testing.assert_allclose(left.colbert, right.colbert, rtol=0, atol=TOLERANCE)
-    # Hidden states have no unit length: their numbers are ten times as large.
-    np.testing.assert_allclose(left.states, right.states, rtol=0, atol=10 * TOLERANCE)
-
-
 def test_equals_flagembedding_on_texts_of_every_kind(
     embedder: M3Embedder, reference: BGEM3FlagModel
 ) -> None:
@@ -101,15 +89,6 @@ def test_equals_flagembedding_at_and_beyond_the_length_limit(
     assert_equals_reference(embed(embedder, [text]), encode(reference, [text], batch_size=1))
 
 
-def test_vectors_do_not_depend_on_batch_mates_or_place(embedder: M3Embedder) -> None:
-    texts = varied_texts(60)
-    alone = [embed(embedder, [text])[0] for text in texts]
-    order = random.Random(1).sample(range(len(texts)), len(texts))
-    shuffled = embed(embedder, [texts[i] for i in order])
-    for place, index in enumerate(order):
-        assert_same(shuffled[place], alone[index])
-
-
 def test_an_empty_text_has_a_dense_vector_no_weights_and_one_colbert_vector(
     embedder: M3Embedder,
 ) -> None:
@@ -117,32 +96,6 @@ def test_an_empty_text_has_a_dense_vector_no_weights_and_one_colbert_vector(
     assert embedding.dense.shape == (64,)
     assert len(embedding.sparse.indices) == 0
     assert embedding.colbert.shape == (1, 64)
-
-
-def test_each_text_of_a_forward_gets_the_kinds_that_it_asks_for_and_no_others(
-    embedder: M3Embedder,
-) -> None:
-    texts = varied_texts(48)
-    kinds = [Outputs(*(bool(i & 1 << bit) for bit in range(4))) for i in range(1, 16)]
-    outputs = [kinds[index % len(kinds)] for index in range(len(texts))]
-    together = embedder.launch([text.ids for text in embedder.tokenize(texts)], outputs)()
-    for text, asked, ours in zip(texts, outputs, together, strict=True):
-        (whole,) = embed(embedder, [text])
-        assert (ours.dense is not None) == asked.dense
-        assert (ours.sparse is not None) == asked.sparse
-        assert (ours.colbert is not None) == asked.colbert
-        assert (ours.states is not None) == asked.states
-        assert_same(filled_up(ours, whole), whole)
-
-
-def filled_up(part: TextEmbedding, whole: TextEmbedding) -> TextEmbedding:
-    """`part`, with the kinds of `whole` that it does not have."""
-    return TextEmbedding(
-        whole.dense if part.dense is None else part.dense,
-        whole.sparse if part.sparse is None else part.sparse,
-        whole.colbert if part.colbert is None else part.colbert,
-        whole.states if part.states is None else part.states,
-    )
 
 
 def test_states_are_those_of_transformers_and_stay_when_others_follow(
@@ -168,33 +121,6 @@ def test_a_folder_with_one_of_the_two_heads_is_no_other_model(
     (folder / head).unlink()
     with pytest.raises(StartupError, match=f"the head {head} is missing"):
         load_embedder("m3", folder, 8192, float32_target)
-
-
-@pytest.fixture
-def poisoned(tiny_m3: Path, tmp_path: Path, float32_target: Target) -> M3Embedder:
-    """A model in which the token of `music` makes numbers that are not finite."""
-    folder = tmp_path / "poisoned"
-    shutil.copytree(tiny_m3, folder)
-    path = folder / "model.safetensors"
-    weights = load_file(path)
-    (name,) = [each for each in weights if each.endswith("word_embeddings.weight")]
-    token = TextTokenizer.from_folder(folder, 10).token_id("▁music")
-    weights[name][token] = float("nan")
-    save_file(weights, path, metadata={"format": "pt"})
-    return M3Embedder("poisoned", folder, 8192, float32_target)
-
-
-@pytest.mark.parametrize("asked", [ALL, Outputs(dense=True), Outputs(sparse=True)])
-def test_a_text_with_a_number_that_is_not_finite_costs_no_other_text_anything(
-    poisoned: M3Embedder, embedder: M3Embedder, asked: Outputs
-) -> None:
-    texts = ["hybrid search", "music", "search", "vector search history " * 30, "search music"]
-    for text, result in zip(texts, embed(poisoned, texts, asked), strict=True):
-        if "music" in text:
-            assert isinstance(result, InferenceError)
-        else:
-            (clean,) = embed(embedder, [text])
-            assert_same(filled_up(result, clean), clean)
 
 
 CPU = torch.device("cpu")

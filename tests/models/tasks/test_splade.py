@@ -23,7 +23,7 @@ from transformers import (
 from smart_embedder.engine import Engine
 from smart_embedder.engine.model import DeviceInfo, LoadedModels
 from smart_embedder.engine.records import EmbedRequest, Outputs, TextEmbedding
-from smart_embedder.errors import InferenceError, StartupError
+from smart_embedder.errors import StartupError
 from smart_embedder.models.loader import load_embedder
 from smart_embedder.models.tasks import splade
 from smart_embedder.models.tasks.embedders import M3Embedder
@@ -141,26 +141,6 @@ def copy_with_pooling(source: Path, target: Path, **pooling: str) -> Path:
     return target
 
 
-def test_weights_do_not_depend_on_batch_mates(bert: SpladeEmbedder, slices) -> None:
-    alone = np.concatenate([weights_of(bert, [text]) for text in TEXTS])
-    np.testing.assert_allclose(weights_of(bert, TEXTS), alone, rtol=0, atol=1e-5)
-    some = [0, 5, 8, 3]
-    picked = weights_of(bert, [TEXTS[place] for place in some])
-    np.testing.assert_allclose(picked, alone[some], rtol=0, atol=1e-5)
-
-
-def test_a_text_that_asks_for_nothing_gets_nothing(bert: SpladeEmbedder) -> None:
-    ids = [each.ids for each in bert.tokenize(TEXTS)]
-    wanted = [place % 3 == 0 for place in range(len(TEXTS))]
-    results = bert.launch(ids, [SPARSE if want else Outputs() for want in wanted])()
-    expected = weights_of(bert, TEXTS)
-    for made, want, row in zip(results, wanted, expected, strict=True):
-        if want:
-            np.testing.assert_allclose(as_row(made, bert), row, rtol=0, atol=1e-5)
-        else:
-            assert made == TextEmbedding()
-
-
 @pytest.mark.parametrize(
     ("texts", "wanted", "most", "expected"),
     [
@@ -189,29 +169,6 @@ def test_sequences_share_slices_of_logits_and_none_is_larger_than_it_may_be(
     outputs = [SPARSE if each == "y" else Outputs() for each in wanted]
     bert.launch([each.ids for each in bert.tokenize(texts)], outputs)()
     assert sorted(rows, reverse=True) == sorted(expected, reverse=True)
-
-
-def test_a_text_with_a_number_that_is_not_finite_fails_alone(
-    bert: SpladeEmbedder, monkeypatch
-) -> None:
-    expected = weights_of(bert, TEXTS)
-    head, spoiled = bert._head, "search sea " * 5
-    (text,) = bert.tokenize([spoiled])
-
-    def spoil(states: torch.Tensor) -> torch.Tensor:
-        logits = head(states)
-        if len(states) == len(text.ids):
-            logits[3, 7] = torch.nan
-        return logits
-
-    monkeypatch.setattr(splade, "_MOST_LOGITS", 1 << 12)
-    monkeypatch.setattr(bert, "_head", head_of(spoil, head))
-    results = bert.forward([each.ids for each in bert.tokenize(TEXTS)], SPARSE)
-    for made, text, row in zip(results, TEXTS, expected, strict=True):
-        if text == spoiled:
-            assert isinstance(made, InferenceError)
-        else:
-            np.testing.assert_allclose(as_row(made, bert), row, rtol=0, atol=1e-5)
 
 
 async def test_a_batch_beyond_the_memory_is_halved_beside_a_dense_model(
