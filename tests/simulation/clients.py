@@ -115,7 +115,13 @@ class Client:
             async with self._uses(leased):
                 how = TruncationOptions(truncate=truncate)
                 request = EmbedRequest(texts, kinds, truncation=how)
-                result = await call.run(engine.embedding.embed, request, _served(model))
+                result = await call.run(
+                    engine.embedding.embed,
+                    request,
+                    _served(model),
+                    self.world.metrics.sentences,
+                    sentences=len(texts),
+                )
                 self._check_vectors(texts, kinds, result, leased)
 
         return await self._request(Purpose.EMBEDDING, work, leaves_after, reads_for, answer_bytes)
@@ -134,7 +140,13 @@ class Client:
             leased = await call.lease(_served(model))
             async with self._uses(leased):
                 request = RerankRequest(query, passages)
-                result = await call.run(engine.scoring.rerank, request, _served(model))
+                result = await call.run(
+                    engine.scoring.rerank,
+                    request,
+                    _served(model),
+                    self.world.metrics.pairs,
+                    passages=len(passages),
+                )
                 expected = expected_scores(leased, query, passages)
                 if result.scores != expected:
                     self.world.auditor.fail("own", f"scores {result.scores}, not {expected}")
