@@ -1,6 +1,5 @@
 """How models are shown: their state, and what they make."""
 
-import time
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -64,22 +63,6 @@ def test_the_default_models_are_shown_once_each_with_what_they_do() -> None:
         settings = Settings(embedding_model="a/one", reranker_model=name)
         assert [each[0] for each in shown(models)] == ["a/one"]
     assert all(each.pinned for each in default_statuses(settings, models, has_failed=False))
-
-
-class Ticking:
-    """A clock that a test moves."""
-
-    time = 1000.0
-
-    def __call__(self) -> float:
-        return self.time
-
-
-@pytest.fixture
-def ticking(monkeypatch) -> Ticking:
-    made = Ticking()
-    monkeypatch.setattr(time, "perf_counter", made)
-    return made
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import threading
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -24,23 +23,6 @@ from smart_embedder.observability.metrics import Metrics
 from tests.engine.fakes import FakeModel
 from tests.engine.scheduling.jobs import job
 from tests.support.skipped_time import turns
-
-
-class Ticking:
-    """A clock that a test moves."""
-
-    def __init__(self) -> None:
-        self.time = 100.0
-
-    def __call__(self) -> float:
-        return self.time
-
-
-@pytest.fixture
-def ticking(monkeypatch) -> Ticking:
-    made = Ticking()
-    monkeypatch.setattr(time, "perf_counter", made)
-    return made
 
 
 class Desk:
