@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.launcher.checkout import ROOT, SCRIPT, TOOLS, make_checkout, start
+from tests.support.once import made_once
 
 
 @pytest.fixture
@@ -30,13 +31,15 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def started_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkout where one start has been made, for copies."""
-    script = make_checkout(tmp_path_factory.mktemp("a checkout").resolve())
-    result = start("LOCAL", "Cpu", script=script)
+    return made_once(tmp_path_factory, "a checkout", _make_started)
+
+
+def _make_started(folder: Path) -> None:
+    result = start("LOCAL", "Cpu", script=make_checkout(folder))
     assert result.returncode == 0, result.stderr
     assert "Making .venv" in result.stdout
     for packages in ("PyTorch", "the other packages"):
         assert f"Installing {packages} ..." in result.stdout
-    return script.parent
 
 
 @pytest.fixture(scope="module")
