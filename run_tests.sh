@@ -24,7 +24,7 @@ told=$(mktemp -d)
 beside() { nice "${@:2}" > "$told/$1" 2>&1 & }
 trap 'kill $(jobs -p) 2> /dev/null || true; rm -rf "$told"' EXIT
 beside mypy mypy; mypy=$!
-echo "== ruff";        ruff check . && ruff format --check .
+echo "== ruff";        ruff check .; ruff format --check .
 echo "== shellcheck";  shellcheck start_server.sh run_tests.sh .ci/run scripts/*.sh
 echo "== import layers"; lint-imports --no-logo
 missing_programs() {
