@@ -27,7 +27,9 @@ def serving(**settings: Any) -> Iterator[TestClient]:
     For a file's tests at most: its thread that watches the loop would write into the log that
     other tests look at.
     """
-    own = {"device": "cpu", "dtype": "float32", "reranker_model": "late-interaction"}
+    own: dict[str, Any] = {"device": "cpu", "dtype": "float32"}
+    # On a busy machine the process may get no core for a while.
+    own |= {"reranker_model": "late-interaction", "request_timeout": 600}
     # All of a test's requests come from one address.
     own |= dict.fromkeys(("rate_limit_requests_per_minute", "rate_limit_burst_size"), 1_000_000)
     over, failures = threading.Event(), list[BaseException]()
