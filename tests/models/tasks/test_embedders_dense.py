@@ -189,6 +189,13 @@ def test_a_model_of_bge_m3s_kind_reads_the_prompts_of_settings(tiny_m3, float32_
     assert dict(model.prompts) == {"query": "query: "}
 
 
+def test_without_a_configuration_the_mean_is_taken(copy, float32_target) -> None:
+    before = embed(load(copy, float32_target), TEXTS)
+    (copy / "modules.json").unlink()
+    shutil.rmtree(copy / "1_Pooling")
+    assert_close(embed(load(copy, float32_target), TEXTS), before)
+
+
 def language_model(folder: Path) -> None:
     (folder / "modules.json").unlink()
     shutil.rmtree(folder / "1_Pooling")
