@@ -183,6 +183,8 @@ def as_invalid_request(
 ) -> InvalidRequestError:
     """The error for a body that is no valid `model`; lists `most` problems at most."""
     found = error.errors(include_url=False)
+    for item in found:
+        item["loc"] = tuple(each for each in item["loc"] if not _is_branch(each, item["type"]))
     unknown = [
         str(item["loc"][0])[:_MAX_NAME]
         for item in found
@@ -193,6 +195,12 @@ def as_invalid_request(
         for item in found[:most]
     ]
     return InvalidRequestError(problems[0]["message"], problems)
+
+
+def _is_branch(part: int | str, kind: str) -> bool:
+    """Whether pydantic means a branch of a union by this part of a location, and no field."""
+    named = kind != "extra_forbidden" and isinstance(part, str)
+    return named and str(part).startswith(("literal[", "list["))
 
 
 def _message(item: Item, model: type[RequestModel], unknown: list[str]) -> str:

@@ -17,7 +17,7 @@ from smart_embedder.vectors import OutputDtype
 
 _LONGEST_WORD = 32
 NumberType = Literal["float", "int8", "uint8", "binary", "ubinary"]
-EmbeddingType = Literal["base64"] | NumberType
+EmbeddingType = Literal["base64", NumberType]
 EmbeddingTypes = Annotated[list[EmbeddingType], Field(fail_fast=True)]
 # The numbers behind each type.
 DTYPES: Mapping[EmbeddingType, OutputDtype] = {

@@ -237,7 +237,12 @@ def test_a_text_that_was_cut_is_reported(client) -> None:
         ({"input": [True]}, "invalid_request", "input", "input"),
         ({"input": [[1] * 200] * 300}, "invalid_request", None, "check_embedding_ctx_length=False"),
         ({"input": [[1], [2]]}, "invalid_request", "input", "check_embedding_ctx_length=False"),
-        ({"input": "a", "encoding_format": "hex"}, "invalid_request", "encoding_format", "send"),
+        (
+            {"input": "a", "encoding_format": "hex"},
+            "invalid_request",
+            "encoding_format",
+            "field encoding_format is a string of 3 characters: send 'base64', 'float'",
+        ),
         ([], "invalid_request", None, "list"),
     ],
     ids=lambda case: str(case)[:40],
