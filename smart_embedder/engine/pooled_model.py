@@ -101,12 +101,17 @@ def default_statuses(
     if settings.reranker_model not in {LATE_INTERACTION, NO_RERANKER}:
         tasks |= {settings.reranker_model: "rerank"}
     infos = {info.name: info for info in models.infos} if models else {}
-    loaded = {model.name: model for model in models.each} if models else {}
+    # By their tasks, too: an embedder and a reranker may have one name.
+    loaded: dict[tuple[str, str], Embedder | Reranker] = {}
+    if models is not None:
+        loaded = {(each.name, "embed"): each for each in (models.embedder, models.dense_model)}
+        if models.reranker is not None:
+            loaded[models.reranker.name, "rerank"] = models.reranker
     statuses = []
     for location, task in tasks.items():
         name = public_name(location)
-        model = loaded.get(name)
-        makes = abilities_of(cast(Embedder | Reranker, model), task) if model else None
+        model = loaded.get((name, task))
+        makes = None if model is None else abilities_of(model, task)
         info = infos.get(name)
         statuses.append(ModelStatus(name, task, state, pinned=True, info=info, makes=makes))
     return statuses
