@@ -69,6 +69,8 @@ def random_layer(out: int, depth: int, dtype: torch.dtype) -> nn.Linear:
     return layer_of(torch.randn(out, depth) / math.sqrt(depth), torch.randn(out), dtype)
 
 
+# Of 13 rows the second tile has fewer than any other tile of its kind.
+@example(rows=13, depth=16, panels=1, activation=None)
 @given(**SHAPES)
 @settings(max_examples=25, deadline=None)
 @torch.inference_mode()
