@@ -62,8 +62,8 @@ def parsed_ahead(paths: Iterable[Path]) -> Iterator[None]:
     Errors are raised there, too. The tokenizers library does not hold the GIL meanwhile.
     """
     threads = ThreadPoolExecutor(1, thread_name_prefix="parse-ahead")
-    for path in paths:
-        with suppress(OSError):
+    for path in filter(Path.is_file, paths):
+        with suppress(OSError, StartupError):
             content = read_file(path)
             if content not in _parsed_ahead:
                 _parsed_ahead[content] = threads.submit(_parse, content)

@@ -5,6 +5,7 @@ The reference for cuts is the whole text tokenised at once, and cut.
 
 import asyncio
 import json
+import os
 import shutil
 import threading
 from collections.abc import Callable
@@ -213,6 +214,17 @@ def test_a_file_parsed_ahead_is_not_parsed_again_unless_another_took_its_place(
     assert parsed == [content, content + b"\n"]
     TextTokenizer.from_folder(folder, 50)
     assert len(parsed) == 3
+
+
+def test_what_cannot_be_read_ahead_is_left_to_who_needs_it(tmp_path: Path, monkeypatch) -> None:
+    def changed(path: Path) -> bytes:
+        raise StartupError(f"{path} was changed")
+
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "tokenizer.json").write_text("{}")
+    monkeypatch.setattr(tokenizer_module, "read_file", changed)
+    with parsed_ahead([tmp_path / "pipe", tmp_path, tmp_path / "tokenizer.json"]):
+        pass
 
 
 def test_a_damaged_file_that_is_parsed_ahead_is_named(tiny_m3: Path, tmp_path: Path) -> None:
