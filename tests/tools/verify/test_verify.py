@@ -42,30 +42,33 @@ def test_all_models_agree_with_their_references(tiny_m3, tiny_reranker, run_veri
     assert re.search(r"in float32: linear by \w+, .*attention by \w+\.", output)
 
 
-def test_qwen_models_agree_with_theirs(tiny_m3: Path, tiny_qwen: Path, run_verify) -> None:
-    status, output = run_verify(
-        EMBEDDING_MODEL=str(tiny_m3),
-        DENSE_EMBEDDING_MODEL=str(tiny_qwen),
-        RERANKER_MODEL=str(tiny_qwen),
-    )
-    assert status == 0, output
-    assert output.count("transformers") >= 2
-
-
-@pytest.mark.parametrize("pooling", ["", "max"])
-def test_any_dense_encoder_agrees_with_sentence_transformers(
-    pooling, tmp_path: Path, run_verify
-) -> None:
-    folder = save_family(tmp_path / "gte", "gte", word_tokenizer())
-    status, output = run_verify(EMBEDDING_MODEL=str(folder), RERANKER_MODEL="none", POOLING=pooling)
-    assert status == 0, output
-    assert "1 of 1 outputs agree with their reference." in output
-    assert "sentence-transformers" in output
-
-
 async def rows_of(**settings: str) -> list[verify.Row]:
     """What it compares, without the paths of operations, which take seconds."""
     return await verify.compare(verify.comparable(verify.Settings(device="cpu", **settings)))
+
+
+async def test_qwen_models_agree_with_theirs(tiny_m3: Path, tiny_qwen: Path) -> None:
+    rows = await rows_of(
+        embedding_model=str(tiny_m3),
+        dense_embedding_model=str(tiny_qwen),
+        reranker_model=str(tiny_qwen),
+    )
+    assert all(row.agrees for row in rows)
+    packages = {row.output: row.reference for row in rows}
+    assert packages == {
+        "sparse": "FlagEmbedding",
+        "colbert": "FlagEmbedding",
+        "dense": "transformers",
+        "rerank score": "transformers",
+    }
+
+
+@pytest.mark.parametrize("pooling", [None, "max"])
+async def test_any_dense_encoder_agrees_with_sentence_transformers(pooling, tmp_path: Path) -> None:
+    folder = save_family(tmp_path / "gte", "gte", word_tokenizer())
+    (row,) = await rows_of(embedding_model=str(folder), reranker_model="none", pooling=pooling)
+    assert row.agrees
+    assert (row.output, row.reference) == ("dense", "sentence-transformers")
 
 
 @pytest.mark.parametrize("kind", ["sparse", "colbert"])
@@ -84,13 +87,6 @@ async def test_a_model_that_weighs_no_token_agrees(tiny_m3: Path, tmp_path: Path
     rows = await rows_of(embedding_model=str(folder), reranker_model="none")
     assert len(rows) == 3
     assert all(row.agrees for row in rows)
-
-
-def test_the_demo_agrees(demo_checkpoint: Path, run_verify) -> None:
-    status, output = run_verify(
-        EMBEDDING_MODEL=str(demo_checkpoint), RERANKER_MODEL="late-interaction"
-    )
-    assert status == 0, output
 
 
 def test_a_model_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
