@@ -3,6 +3,7 @@
 import sys
 from importlib import metadata
 
+from smart_embedder.models.load import link_ahead
 from smart_embedder.server.process import collect_rarely
 from smart_embedder.settings.sources import parse_flags
 
@@ -20,6 +21,7 @@ def main() -> None:
     if {"-h", "--help"} & {*arguments}:
         parse_flags(["--help"])  # Exits; importing the service takes longer.
     collect_rarely()  # As `run` does, too late for the imports.
+    link_ahead()
     from smart_embedder.main import create_app  # noqa: PLC0415 - see above
     from smart_embedder.server.process import run  # noqa: PLC0415
 

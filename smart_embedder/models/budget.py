@@ -26,6 +26,8 @@ from smart_embedder.models.tasks.embedders import DeviceModel
 _LONGEST_FORWARD = 1.0
 _LONGEST_OF_TWO = 0.5
 _SIZES = (128, 256, 512, 1024, 2048, 4096, 8192, 16_384, 32_768, 65_536)
+# Enough on a CPU, which compiles nothing, to see that the results are finite.
+_FEW = 32
 _WORTH_GOING_ON = 1.03
 # Below this size a busy moment may look like the limit of the throughput.
 _WEIGHTY_SIZE = 1024
@@ -80,7 +82,7 @@ def probe_in_steps(
     most = tokens_that_fit(model, device)
     minimum = minimum_tokens(model.max_length, memory_bytes(device))
     yield None
-    warm_up(model, _SIZES[0])
+    warm_up(model, _SIZES[0] if is_cuda else _FEW)
     yield None
     if is_cuda:
         few, times, outputs, longest = model, 1.0, _ALL_KINDS, _LONGEST_OF_TWO

@@ -4,9 +4,13 @@ torch is imported when the loader is called and not with this module, because th
 and the port must answer before.
 """
 
+import ctypes
 import os
 import sys
+import threading
 from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
 
 from pydantic import SecretStr
 
@@ -22,6 +26,23 @@ _SPINS = "2000"
 # hundreds of operators, and in vain as long as the event loop releases the GIL and takes it again
 # within that time, as it does within Python's default of 5 ms.
 _SWITCH_INTERVAL = 1e-4
+
+
+def link_ahead() -> None:
+    """Have PyTorch's library linked on a thread that needs nothing of Python's, beside imports.
+
+    It takes a fifth of a second. That of a GPU is left to PyTorch, which links it in its own order.
+    """
+    found = find_spec("torch")
+    folder = Path(found.origin or "").parent / "lib" if found else Path()
+    library = folder / "libtorch_cpu.so"
+    if sys.platform != "linux" or not library.is_file() or (folder / "libtorch_cuda.so").exists():
+        return
+    _limit_spins()
+    # PyDLL, and an import, would hold Python's lock meanwhile. An error is the import's affair.
+    link = ctypes.CDLL(None).dlopen
+    link.argtypes, link.restype = [ctypes.c_char_p, ctypes.c_int], ctypes.c_void_p
+    threading.Thread(target=link, args=(os.fsencode(library), os.RTLD_NOW), name="link").start()
 
 
 def load_models(
@@ -57,5 +78,10 @@ def _prepare_libraries(settings: Settings) -> None:
             os.environ[name.upper()] = value.get_secret_value() if secret else value
     if "PYTORCH_ALLOC_CONF" not in os.environ:  # PyTorch's newer name of the variable.
         os.environ["PYTORCH_CUDA_ALLOC_CONF"] = settings.pytorch_cuda_alloc_conf
+    _limit_spins()
+
+
+def _limit_spins() -> None:
+    """Set what GNU OpenMP reads when it is linked, with PyTorch's library."""
     if "OMP_WAIT_POLICY" not in os.environ:  # A standard variable for the same purpose.
         os.environ.setdefault("GOMP_SPINCOUNT", _SPINS)

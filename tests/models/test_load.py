@@ -76,6 +76,31 @@ def test_openmp_reads_how_long_to_spin(tmp_path: Path) -> None:
     assert "GOMP_SPINCOUNT = '2000'" in shown.stderr
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only there is a library linked ahead")
+def test_pytorchs_library_is_linked_before_it_is_imported(tmp_path: Path) -> None:
+    program = (
+        "import os, sys, threading\n"
+        "from pathlib import Path\n"
+        "from smart_embedder.models import load\n"
+        "load.link_ahead()\n"
+        "for each in threading.enumerate()[1:]: each.join()\n"
+        "print('torch' in sys.modules, 'libtorch_cpu' in Path('/proc/self/maps').read_text(),\n"
+        "    os.environ['GOMP_SPINCOUNT'])\n"
+        "import torch\n"
+        "print(float(torch.ones(3) @ torch.ones(3)), (Path(torch.__file__).parent /\n"
+        "    'lib/libtorch_cuda.so').exists())\n"
+    )
+    environment = {"PYTHONPATH": str(Path(smart_embedder.__file__).parents[1])}
+    answer = subprocess.run(
+        [sys.executable, "-c", program], env=environment, cwd=tmp_path, capture_output=True,
+        text=True, timeout=120, check=True,
+    )  # fmt: skip
+    before, after = answer.stdout.splitlines()
+    assert after in {"3.0 False", "3.0 True"}
+    if after.endswith("False"):
+        assert before == "False True 2000"
+
+
 def test_a_start_from_local_folders_imports_neither_pytorchs_compiler_nor_the_hubs_library(
     tiny_m3: Path, tiny_qwen: Path, tmp_path: Path
 ) -> None:

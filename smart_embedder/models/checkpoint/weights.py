@@ -40,6 +40,8 @@ _BYTES_OF_LENGTH = 8
 _LONGEST_HEADER = 100_000_000  # As in safetensors' own library.
 # That read one tensor. More gain little: they share what the memory takes.
 _THREADS = 4
+# Bytes that are read and then rounded: what a core's own cache holds.
+_ROUNDED_AT_ONCE = 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +66,9 @@ class StoredTensor:
     def read(self, dtype: torch.dtype) -> Tensor:
         """Read it, rounded to `dtype` part by part: it is never in memory twice."""
         tensor = torch.empty(self.shape, dtype=dtype)
-        flat, at_once = tensor.view(-1), AT_ONCE // self.dtype.itemsize
+        rounds, flat = dtype is not self.dtype, tensor.view(-1)
+        at_once = (_ROUNDED_AT_ONCE if rounds else AT_ONCE) // self.dtype.itemsize
         parts = range(0, len(flat), at_once)
-        rounds = dtype is not self.dtype
 
         def read_every(step: int, number: int) -> None:
             """Read of each `step` parts the one of that number."""
@@ -79,13 +81,17 @@ class StoredTensor:
                 if rounds:
                     part.copy_(stored)
 
-        # A thread copies less than memory takes. PyTorch rounds by as many threads as it has.
-        threads = 1 if rounds else max(1, min(_THREADS, torch.get_num_threads(), len(parts)))
+        # A thread copies less than memory takes.
+        own = torch.get_num_threads()
+        threads = max(1, min(_THREADS, own, len(parts)))
         if threads == 1:
             read_every(1, 0)
-        else:
-            with ThreadPoolExecutor(threads, "read-tensor") as pool:
-                list(pool.map(partial(read_every, threads), range(threads)))
+            return tensor
+        # Each rounds what it has read itself, without PyTorch's pool.
+        with ThreadPoolExecutor(threads, "read-tensor", torch.set_num_threads, (1,)) as pool:
+            list(pool.map(partial(read_every, threads), range(threads)))
+        # Of threads that do not exist yet, too.
+        torch.set_num_threads(own)
         return tensor
 
 

@@ -59,7 +59,7 @@ _parsed_ahead: dict[bytes, "Future[Tokenizer]"] = {}
 def parsed_ahead(paths: Iterable[Path]) -> Iterator[None]:
     """Parse these files on a thread of its own, for every `TextTokenizer.from_folder` within.
 
-    Errors are raised there, too. The tokenizers library does not hold the GIL meanwhile.
+    Errors are raised there, too. The tokenizers library holds the GIL for most of the time.
     """
     threads = ThreadPoolExecutor(1, thread_name_prefix="parse-ahead")
     for path in filter(Path.is_file, paths):
@@ -75,7 +75,7 @@ def parsed_ahead(paths: Iterable[Path]) -> Iterator[None]:
 
 
 def _parse(content: bytes) -> Tokenizer:
-    return Tokenizer.from_str(content.decode())
+    return Tokenizer.from_buffer(content)
 
 
 @dataclass(slots=True)

@@ -73,6 +73,22 @@ def test_every_kind_of_file_gives_the_same_tensors(save, tmp_path: Path) -> None
     assert (layer.weight.dtype, layer.bias.dtype) == (torch.bfloat16, torch.bfloat16)
 
 
+def test_a_large_tensor_is_rounded_by_several_threads_and_pytorch_keeps_its_own(
+    tmp_path: Path,
+) -> None:
+    before, table = torch.get_num_threads(), torch.rand(7, 2**17 + 5)
+    save_file({"table": table}, tmp_path / "model.safetensors")
+    try:
+        for threads in 1, 3:
+            torch.set_num_threads(threads)
+            for dtype in torch.bfloat16, torch.float16, torch.float32:
+                read = Weights.read(tmp_path).get("table", *table.shape, dtype=dtype)
+                assert torch.equal(read, table.to(dtype))
+            assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_tensors_that_share_or_are_scattered_over_a_file_are_read_as_they_were(
     tmp_path: Path,
 ) -> None:
