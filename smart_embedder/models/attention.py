@@ -322,7 +322,7 @@ class PackedAttention:
 
     def __init__(self, attend: Attention, packed: PackedBatch) -> None:
         self._attend: Callable[..., Tensor] = attend
-        self._packed = packed
+        self.packed = packed
         # Once for all layers of a forward.
         self._takes_window = takes_window(attend)
         self._short_sequences: dict[int, PackedBatch] = {}
@@ -335,7 +335,7 @@ class PackedAttention:
         A token attends to those less than `window` tokens away. Partly attended sequences are
         never longer than the window.
         """
-        packed, attend = self._packed, partial(self._attend, scale=scale, causal=causal)
+        packed, attend = self.packed, partial(self._attend, scale=scale, causal=causal)
         if window is not None and self._takes_window:
             return attend(states, packed, window=window)
         if window is None or packed.max_length <= window:
@@ -352,7 +352,7 @@ class PackedAttention:
     def _no_longer_than(self, window: int) -> PackedBatch:
         """The sequences no longer than the window, as a batch; perhaps none."""
         if window not in self._short_sequences:
-            packed = self._packed
+            packed = self.packed
             count = int(np.argmax(np.diff(packed.offsets) > window))
             tokens = int(packed.offsets[count])
             self._short_sequences[window] = PackedBatch(

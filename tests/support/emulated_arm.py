@@ -166,7 +166,7 @@ def _of_rotary(call: SimpleNamespace) -> tuple[int, ...]:
 
 _ATTENTION = (
     "query key value output kind query_token query_head key_token key_head output_token "
-    "output_head offsets sequences heads group width scale causal"
+    "output_head offsets sequences heads group width scale before after"
 )
 _GEMM = (
     "left right row_scale minimum scale sums bias output kind output_kind rows depth columns "
@@ -196,7 +196,7 @@ _CALLS: dict[str, tuple[str, Callable[[SimpleNamespace], tuple[int, ...]]]] = {
         _of_rotary,
     ),
     "gate": (
-        "states output kind rows width",
+        "states output kind rows width activation",
         lambda call: (2 * call.size * call.matrix, call.size * call.matrix),
     ),
     "quantize_rows": (

@@ -10,6 +10,7 @@ import torch
 from tests.support.native import LIBRARIES
 
 FLOAT32 = 0
+SILU = 3
 
 
 def main(fault: str) -> None:
@@ -17,9 +18,9 @@ def main(fault: str) -> None:
     addresses = states.data_ptr(), output.data_ptr()
     library = LIBRARIES[0]
     # Within the memory first: that is no fault.
-    library.run("gate", *addresses, FLOAT32, 2, 32)
+    library.run("gate", *addresses, FLOAT32, 2, 32, SILU)
     if fault == "address":
-        library.run("gate", *addresses, FLOAT32, 3, 32)
+        library.run("gate", *addresses, FLOAT32, 3, 32, SILU)
     else:
         shape = 2**63 - 1, 16, 64, 64
         left_and_right, no_bytes = addresses[:1] * 2, (None,) * 4

@@ -125,7 +125,7 @@ def in_row_blocks(step: Callable[..., Tensor], states: Tensor, *others: Tensor) 
 
 
 def attend_by_heads(
-    attend: Attention, states: QueryKeyValue, packed: PackedBatch, *, scale: float, causal: bool
+    attend: Callable[[QueryKeyValue], Tensor], states: QueryKeyValue, packed: PackedBatch
 ) -> Tensor:
     """As `attend`, on a CPU for a few heads at a time where sequences are long.
 
@@ -136,7 +136,7 @@ def attend_by_heads(
     # Elsewhere nothing asks for lengths, which a forward that is captured as a graph has not.
     if query.device.type != "cpu" or len(query) * tokens**2 <= _SCORES_OF_A_CALL:
         preemption_point()
-        return attend(states, packed, scale=scale, causal=causal)
+        return attend(states)
     group = len(query) // key_heads
     at_once = max(1, _SCORES_OF_A_CALL // (group * tokens * packed.max_length))
     outputs = []
@@ -144,7 +144,7 @@ def attend_by_heads(
         preemption_point()
         some = slice(start, start + at_once)
         part = query[start * group : (start + at_once) * group], key[some], value[some]
-        outputs.append(attend(part, packed, scale=scale, causal=causal))
+        outputs.append(attend(part))
     return torch.cat(outputs, dim=1)
 
 

@@ -6,6 +6,7 @@ spend more time between the matrix products.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -275,9 +276,8 @@ class EncoderLayer:
 def self_attention(projected: Tensor, heads: int, packed: PackedBatch, attend: Attention) -> Tensor:
     """Attention `[T, hidden]` over query, key and value side by side, `[T, 3 hidden]`."""
     query, key, value = projected.view(len(projected), 3, heads, -1).permute(1, 2, 0, 3)
-    scale = query.shape[-1] ** -0.5
-    attended = attend_by_heads(attend, (query, key, value), packed, scale=scale, causal=False)
-    return attended.flatten(1)
+    attend_each = partial(attend, packed=packed, scale=query.shape[-1] ** -0.5, causal=False)
+    return attend_by_heads(attend_each, (query, key, value), packed).flatten(1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,6 @@ the trial of the whole (`transformers_module`) to say.
 """
 
 import inspect
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -15,10 +14,9 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn import functional
 
 from smart_embedder.models.attention import PackedAttention
-from smart_embedder.models.families.backbone import in_row_blocks
+from smart_embedder.models.families.backbone import attend_by_heads, in_row_blocks
 from smart_embedder.models.ops.backend import (
     ACTIVATIONS,
     Backend,
@@ -34,9 +32,6 @@ _OUTPUTS = (("o_proj",), ("Wo",), ("out_lin",))
 _HEAD_NORMS = ("q_norm", "k_norm")
 # Those of a gated feed-forward: the gate, what passes it, and the output; or the first two as one.
 _GATED = (("gate_proj", "up_proj", "down_proj"), ("Wi", "Wo"))
-_SILU = "silu"
-# Gates that `Backend.gate` computes: others need an activation that products have.
-_BY_SILU = (_SILU, "gelu_new", "gelu_pytorch_tanh")
 # Arguments of a family's attention that packed attention does not compute.
 _UNSUPPORTED = ("position_bias", "softcap", "s_aux", "cache")
 # How much a function of a few numbers may differ from the one that it is taken for: GELU differs
@@ -65,12 +60,13 @@ def attend_packed(
     if is_causal is None:
         owners = (module, getattr(module, "config", None))
         is_causal = all(getattr(owner, "is_causal", True) for owner in owners)
-    attended = packed_attention(
-        (query[0], key[0], value[0]),
+    attend = partial(
+        packed_attention,
         scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
         causal=is_causal,
         window=sliding_window,
-    )  # fmt: skip
+    )
+    attended = attend_by_heads(attend, (query[0], key[0], value[0]), packed_attention.packed)
     return attended[None], None
 
 
@@ -126,13 +122,8 @@ class _Gated(nn.Module):
 
     def __init__(self, layers: "_GatedLayers", backend: Backend) -> None:
         super().__init__()
-        self._activation = layers.activation
-        self._gate = backend.gate
-        if layers.activation in _BY_SILU:
-            self._to_both = backend.linear([layers.gate, layers.up])
-        else:
-            self._to_gate = backend.linear([layers.gate], layers.activation)
-            self._to_up = backend.linear([layers.up])
+        self._to_both = backend.linear([layers.gate, layers.up])
+        self._gate, self._activation = backend.gate, layers.activation
         self._to_output = backend.linear([layers.down])
 
     def forward(self, states: Tensor) -> Tensor:
@@ -140,23 +131,7 @@ class _Gated(nn.Module):
         return in_row_blocks(self._feed_forward, _rows(states)).view(states.shape)
 
     def _feed_forward(self, states: Tensor) -> Tensor:
-        if self._activation not in _BY_SILU:
-            return self._to_output(self._to_gate(states).mul_(self._to_up(states)))
-        both = self._to_both(states)
-        if self._activation != _SILU:
-            _prepare_for_silu(both)
-        return self._to_output(self._gate(both))
-
-
-def _prepare_for_silu(both: Tensor) -> None:
-    """Change the halves x and y of rows so that `silu(x) y` is `gelu(x) y` by GELU's approximation.
-
-    That is x by the logistic function of c x, c being 1.6 (1 + 0.045 x^2): SiLU of c x, by y / c.
-    """
-    gate, up = both.chunk(2, dim=-1)
-    factor = gate.square().mul_(0.044715).add_(1).mul_(2 * (2 / math.pi) ** 0.5)
-    gate.mul_(factor)
-    up.div_(factor)
+        return self._to_output(self._gate(self._to_both(states), self._activation))
 
 
 class _Rotary(nn.Module):
@@ -336,16 +311,12 @@ def _activation_of(module: nn.Module) -> str | None:
     if any(True for _ in module.children()) or any(True for _ in module.parameters()):
         return None
     inputs = torch.linspace(-6, 6, 97)
-    known: dict[str, Callable[[Tensor], Tensor]] = {_SILU: functional.silu}
-    for name in filter(None, ACTIVATIONS):
-        known[name] = partial(activate, activation=name)
     try:
         outputs = module(inputs)
     except TypeError:  # It takes more than states.
         return None
-    return next(
-        (name for name, each in known.items() if _same(outputs, each(inputs.clone()))), None
-    )
+    known = filter(None, ACTIVATIONS)
+    return next((name for name in known if _same(outputs, activate(inputs.clone(), name))), None)
 
 
 @torch.inference_mode()
@@ -405,8 +376,7 @@ def _find(
         elif attentions and type(child).__name__.endswith("RotaryEmbedding"):
             yield place(partial(_Rotary, child), ())
         elif (gated := _GatedLayers.of(child)) is not None:
-            operations = ("linear", "gate") if gated.activation in _BY_SILU else ("linear",)
-            yield place(partial(_Gated, gated), operations)
+            yield place(partial(_Gated, gated), ("linear", "gate"))
         elif type(child) is nn.Linear:
             yield place(partial(_Product, child), ("linear",))
         elif isinstance(child, nn.LayerNorm) and _is_usual(child):

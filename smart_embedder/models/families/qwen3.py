@@ -4,6 +4,7 @@ There is no generation here. The tests compare it with transformers' modules.
 """
 
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -138,10 +139,8 @@ class DecoderLayer:
         rotated, width = self.head_norm.weight.shape
         heads = [rotated - self.key_heads, self.key_heads, self.key_heads]
         query, key, value = torch.split(projected.transpose(0, 1), heads)
-        attended = attend_by_heads(
-            attend, (query, key, value), packed, scale=width**-0.5, causal=True
-        )
-        attended = attended.flatten(1)
+        attend_each = partial(attend, packed=packed, scale=width**-0.5, causal=True)
+        attended = attend_by_heads(attend_each, (query, key, value), packed).flatten(1)
         if packed.sharing is not None:
             attended = attended.index_select(0, packed.sharing.unique)
         return in_row_blocks(self._feed_forward, attended, states)
@@ -157,7 +156,7 @@ class DecoderLayer:
     def _feed_forward(self, attended: Tensor, states: Tensor) -> Tensor:
         states = self.from_attended(attended, states)
         both = self.to_gate_up(self.backend.rms_norm(states, self.inner_norm))
-        return self.from_inner(self.backend.gate(both), states)
+        return self.from_inner(self.backend.gate(both, "silu"), states)
 
 
 @dataclass(frozen=True, slots=True)

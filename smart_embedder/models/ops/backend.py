@@ -29,6 +29,7 @@ ACTIVATIONS = {
     "gelu_new": ("gelu", "tanh"),
     "gelu_pytorch_tanh": ("gelu", "tanh"),
     "relu": ("relu", ""),
+    "silu": ("swish", ""),
 }
 
 
@@ -186,8 +187,9 @@ class Backend:
     # Normalises and rotates, in place, the heads of `[T, H, width]` that the norm has weights for.
     # Those come first. A rotated pair has one number in each half of a head.
     rotary: Callable[[Tensor, RmsNorm, RotaryEmbedding], None]
-    # `silu(x) y` of the halves x and y of `[T, 2 width]`: `[T, width]`.
-    gate: Callable[[Tensor], Tensor]
+    # (states, activation): `activation(x) y` of the halves x and y of `[T, 2 width]`, which may be
+    # overwritten: `[T, width]`.
+    gate: Callable[[Tensor, str], Tensor]
     # (states, dtype, indices=None): rows of `[T, width]` divided by their lengths, in `dtype`, and
     # the lengths, float32. The `indices` int64 are the rows that are taken; None takes all.
     unit_rows: Callable[..., tuple[Tensor, Tensor]]
@@ -292,10 +294,10 @@ def rotary(states: Tensor, norm: RmsNorm, embedding: RotaryEmbedding) -> None:
     heads.copy_(torch.cat(rotated, dim=-1).to(states.dtype))
 
 
-def gate(states: Tensor) -> Tensor:
+def gate(states: Tensor, activation: str) -> Tensor:
     """`Backend.gate` by PyTorch."""
     opened, through = states.chunk(2, dim=-1)
-    return functional.silu(opened).mul_(through)
+    return activate(opened, activation).mul(through)
 
 
 def unit_rows(
@@ -347,6 +349,8 @@ def activate(states: Tensor, activation: str | None) -> Tensor:
             return functional.gelu(states, approximate=algorithm)
         case "relu":
             return states.relu_()
+        case "swish":
+            return functional.silu(states)
     return states
 
 

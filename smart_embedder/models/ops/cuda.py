@@ -119,10 +119,10 @@ class _FusedOperations:
         else:
             self._otherwise.rotary(states, norm, embedding)
 
-    def gate(self, states: Tensor) -> Tensor:
+    def gate(self, states: Tensor, activation: str) -> Tensor:
         rows, width = states.shape[0], states.shape[1] // 2
-        if width % _EIGHT or not _lies_well(states):
-            return self._otherwise.gate(states)
+        if activation != "silu" or width % _EIGHT or not _lies_well(states):
+            return self._otherwise.gate(states, activation)
         output = states.new_empty(rows, width)
         count = Wide(rows * width // _EIGHT)
         blocks = -(-count // _GATE_THREADS)

@@ -16,7 +16,7 @@ import structlog
 import torch
 from torch import Tensor, nn
 
-from smart_embedder.models.attention import QueryKeyValue, sdpa
+from smart_embedder.models.attention import PackedAttention, QueryKeyValue, sdpa
 from smart_embedder.models.batch import PackedBatch
 from smart_embedder.models.ops.backend import (
     Backend,
@@ -50,12 +50,13 @@ log = structlog.get_logger(__name__)
 _POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_float
 # As the C files declare them; each function's last argument, the number of threads, is left out.
 _ARGUMENTS: dict[str, list[Any]] = {
-    "attention": [_POINTER] * 4 + [_INT] + [_LONG] * 6 + [_POINTER] + [_LONG] * 4 + [_FLOAT, _INT],
+    "attention": [_POINTER] * 4
+    + [_INT, *[_LONG] * 6, _POINTER, *[_LONG] * 4, _FLOAT, _LONG, _LONG],
     "gemm": [_POINTER] * 8 + [_INT] * 2 + [_LONG] * 4 + [_INT],
     "add_norm": [_POINTER] * 2 + [_INT] + [_POINTER] * 2 + [_FLOAT] + [_LONG] * 2,
     "rms_norm": [_POINTER] * 3 + [_INT, _FLOAT] + [_LONG] * 2,
     "rotary": [_POINTER] * 2 + [_INT] + [_POINTER] * 2 + [_FLOAT] + [_LONG] * 4,
-    "gate": [_POINTER] * 2 + [_INT] + [_LONG] * 2,
+    "gate": [_POINTER] * 2 + [_INT] + [_LONG] * 2 + [_INT],
     "quantize_rows": [_POINTER, _INT] + [_POINTER] * 6 + [_LONG] * 3,
     "dequantize": [_POINTER] * 6 + [_INT] + [_LONG] * 2 + [_INT],
     "encoder_layer": [_POINTER] * 5 + [_LONG] * 2,
@@ -118,13 +119,15 @@ def address(tensor: Tensor, dtype: torch.dtype) -> int:
     return tensor.data_ptr()
 
 
+# As in activation.h.
+_ACTIVATIONS = {None: 0, "gelu": 1, "relu": 2, "silu": 3, "gelu_new": 4, "gelu_pytorch_tanh": 4}
 # As in gemm.c.
 _PANEL = 64
-_ACTIVATIONS = {None: 0, "gelu": 1, "relu": 2}
 # As `Bytes` there, for other formats.
 _NO_BYTES = (None,) * 4
-# As `MAX_WIDTH` in attention.c.
-_WIDEST_HEAD = 128
+# As `MAX_WIDTH` and a reach in attention.c.
+_WIDEST_HEAD = 256
+_EVERY_KEY = -1
 # As in encoder.c.
 _ALIGNMENT = 64
 
@@ -265,7 +268,7 @@ class _Kernels:
     def linear(self, layers: Sequence[nn.Linear], activation: str | None = None) -> Linear:
         depth, out = layers[0].in_features, sum(layer.out_features for layer in layers)
         is_ours = layers[0].weight.dtype is self._dtype
-        if not is_ours or not _can_multiply(out, depth, activation):
+        if not is_ours or not _can_multiply(out, depth):
             return self._otherwise.linear(layers, activation)
         weight, bias = join_layers(layers)
         bias = torch.zeros(out) if bias is None else bias.float().contiguous()
@@ -298,19 +301,26 @@ class _Kernels:
             norm.epsilon, len(states), states.stride(0), *norm.weight.shape,
         )  # fmt: skip
 
-    def gate(self, states: Tensor) -> Tensor:
+    def gate(self, states: Tensor, activation: str) -> Tensor:
         width = states.shape[1] // 2
         if width % STEP:
-            return self._otherwise.gate(states)
+            return self._otherwise.gate(states, activation)
         output = states.new_empty(len(states), width)
         self._library.run(
             "gate",
             address(states, self._dtype), output.data_ptr(), self._format, len(states), width,
+            _ACTIVATIONS[activation],
         )  # fmt: skip
         return output
 
     def attention(
-        self, states: QueryKeyValue, packed: PackedBatch, *, scale: float, causal: bool
+        self,
+        states: QueryKeyValue,
+        packed: PackedBatch,
+        *,
+        scale: float,
+        causal: bool,
+        window: int | None = None,
     ) -> Tensor:
         """As FlashAttention does, with the scores in the cache alone."""
         query, key, value = states
@@ -325,7 +335,9 @@ class _Kernels:
             or key.shape != value.shape
             or key.stride() != value.stride()
         ):
-            return sdpa(states, packed, scale=scale, causal=causal)
+            attend = PackedAttention(sdpa, packed)
+            return attend(states, scale=scale, causal=causal, window=window)
+        before = _EVERY_KEY if window is None else window - 1
         output = query.new_empty(tokens, heads, width)
         output[packed.real_tokens :] = 0
         self._library.run(
@@ -334,7 +346,7 @@ class _Kernels:
             query.stride(1), query.stride(0), key.stride(1), key.stride(0),
             output.stride(0), output.stride(1),
             packed.offsets.ctypes.data, len(packed.unpack_order),
-            heads, heads // len(key), width, scale, causal,
+            heads, heads // len(key), width, scale, before, 0 if causal else before,
         )  # fmt: skip
         return output
 
@@ -357,7 +369,7 @@ class _Kernels:
         self, weights: QuantizedWeights, dtype: torch.dtype, activation: str | None = None
     ) -> Int8Gemm:
         out, depth = weights.values.shape
-        if not _can_multiply(out, depth, activation):
+        if not _can_multiply(out, depth):
             return self._otherwise.int8_gemm(weights, dtype, activation)
         weights = replace(weights, values=self._panels(weights.values))
         return NativeInt8Gemm(self._library, weights, depth, dtype, activation)
@@ -424,8 +436,8 @@ def _bytes_of_row(layer: _EncoderLayer, itemsize: int) -> int:
     return sum(-(-size // _ALIGNMENT) * _ALIGNMENT for size in (*states, *of_bytes))
 
 
-def _can_multiply(out: int, depth: int, activation: str | None) -> bool:
-    return out % _PANEL == 0 and depth % STEP == 0 and activation in _ACTIVATIONS
+def _can_multiply(out: int, depth: int) -> bool:
+    return out % _PANEL == 0 and depth % STEP == 0
 
 
 def dequantize_by(
@@ -438,7 +450,7 @@ def dequantize_by(
     library: Library,
 ) -> Tensor:
     """As `dequantize` in `backend`, in one pass."""
-    if product.shape[1] % STEP or activation not in _ACTIVATIONS:
+    if product.shape[1] % STEP:
         return dequantize(product, rows, weights, dtype, activation)
     each = product, rows.scale, rows.minimum, weights.sums, weights.bias
     output = torch.empty_like(product, dtype=dtype)

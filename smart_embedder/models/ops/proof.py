@@ -22,6 +22,7 @@ from smart_embedder.engine.model import ModelInfo, RefusedPath
 from smart_embedder.errors import StartupError
 from smart_embedder.models.batch import PackedBatch, pack
 from smart_embedder.models.ops.backend import (
+    ACTIVATIONS,
     Backend,
     Columns,
     LayerNorm,
@@ -314,7 +315,9 @@ def _rotary(backend: Backend, inputs: _Inputs) -> Iterator[Tensor]:
 
 
 def _gate(backend: Backend, inputs: _Inputs) -> Iterator[Tensor]:
-    yield backend.gate(inputs.normal(inputs.tokens, 2 * inputs.shapes.inner_width))
+    for activation in filter(None, ACTIVATIONS):
+        states = inputs.normal(inputs.tokens, 2 * inputs.shapes.inner_width)
+        yield backend.gate(states, activation)
 
 
 def _attention(backend: Backend, inputs: _Inputs) -> Iterator[Tensor]:

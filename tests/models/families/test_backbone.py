@@ -200,7 +200,7 @@ def test_the_long_forward_goes_on_with_its_own_number_of_threads(monkeypatch) ->
         torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize("model", ["encoder", "decoder"], indirect=True)
+@pytest.mark.parametrize("model", ["encoder", "decoder", "modernbert"], indirect=True)
 def test_attention_over_a_long_text_stops_between_its_heads(
     model: EmbeddingModel, monkeypatch
 ) -> None:

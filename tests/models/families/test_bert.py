@@ -90,7 +90,7 @@ def test_float32_states_are_those_of_transformers(family: str, attention: str) -
     torch.testing.assert_close(*states_of(model, random_sequences(), attention), rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("activation", ["gelu", "gelu_new", "gelu_pytorch_tanh", "relu"])
+@pytest.mark.parametrize("activation", ["gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu"])
 @pytest.mark.parametrize(
     ("width", "heads", "layers"), [(64, 4, 2), (24, 3, 1), (90, 2, 2), (1024, 16, 1)]
 )
@@ -191,7 +191,7 @@ def test_parameters_are_those_of_the_products(tmp_path: Path) -> None:
         ({"model_type": "gpt2"}, "of type gpt2; known here: xlm-roberta, "),
         ({"model_type": None}, "of type None; known here"),
         ({"is_decoder": True}, "holds a decoder; an encoder is needed"),
-        ({"hidden_act": "silu"}, "the activation silu; known here: gelu, gelu_new"),
+        ({"hidden_act": "tanh"}, "the activation tanh; known here: gelu, gelu_new"),
         ({"hidden_act": ["gelu"]}, "the activation .* known here"),
         ({"hidden_size": 30}, "30 numbers, which 4 heads cannot share"),
         ({"num_hidden_layers": 0}, "no usable num_hidden_layers: 0"),

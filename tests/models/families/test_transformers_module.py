@@ -18,6 +18,7 @@ from smart_embedder.engine import Engine
 from smart_embedder.engine.model import MemoryUsage
 from smart_embedder.engine.records import EmbedRequest, Outputs
 from smart_embedder.errors import OutOfMemoryError, StartupError
+from smart_embedder.models.attention import PackedAttention
 from smart_embedder.models.families import transformers_module
 from smart_embedder.models.families.transformers_module import attend_packed, divide_for_padding
 from smart_embedder.models.load import load_models
@@ -38,6 +39,7 @@ from tests.support.encoders import (
     save_tokenizer,
     word_tokenizer,
 )
+from tests.support.packed_attention import pack_lengths
 from tests.support.wordpiece import change
 
 DENSE = Outputs(dense=True)
@@ -314,13 +316,14 @@ def test_a_familys_attention_is_computed_with_its_own_options(module, options, e
     states = torch.arange(3 * 2 * 5 * 4.0).view(3, 1, 2, 5, 4)
     asked = {}
 
-    def attend(states, **how):
-        asked.update(how)
+    def attend(states, _, *, scale, causal, window=None):
+        asked.update(scale=scale, causal=causal, window=window)
         query, key, value = states
         return query + 2 * key + 3 * value
 
+    packed = PackedAttention(attend, pack_lengths([5]))
     attended, weights = attend_packed(
-        SimpleNamespace(**module), *states, None, packed_attention=attend, **options
+        SimpleNamespace(**module), *states, None, packed_attention=packed, **options
     )
     assert asked == expected
     assert weights is None

@@ -114,6 +114,10 @@ def attention(
     return backend.attention((query, key, value), packed, scale=0.2, causal=causal)
 
 
+def gate(backend: Backend, states: Tensor, activation: str) -> Tensor:
+    return backend.gate(states.clone(), activation)
+
+
 PLACES = torch.tensor([7, 49, 0, 7]), torch.tensor([50, 0, 1, 2])
 ROTARY = (
     random(30, 5, 64),
@@ -145,8 +149,11 @@ OPERATIONS: dict[str, tuple[Callable[..., Tensor], tuple]] = {
         (random(40, 64), RmsNorm(random(64), 1e-6)),
     ),
     "rotary": (rotary, ROTARY),
-    "gate": (lambda backend, states: backend.gate(states), (random(40, 128),)),
-    "gate of an odd width": (lambda backend, states: backend.gate(states), (random(40, 50),)),
+    **{
+        f"gate by {activation}": (gate, (random(40, 128), activation))
+        for activation in filter(None, ACTIVATIONS)
+    },
+    "gate of an odd width": (gate, (random(40, 50), "gelu_new")),
     "attention": (partial(attention, causal=False), random_states(107, 2, 32)),
     "causal attention": (partial(attention, causal=True), random_states(107, 2, 32, group=2)),
 }
@@ -310,15 +317,20 @@ def test_heads_are_normalised_and_rotated(backend, positions, heads, others, hal
 def test_one_half_of_a_row_gates_the_other(backend: Backend, count, half, size) -> None:
     states = random(count, 2 * half) * size
     gate, through = states.double().chunk(2, dim=-1)
-    actual = backend.gate(states).double()
+    actual = backend.gate(states, "silu").double()
     torch.testing.assert_close(actual, functional.silu(gate) * through, **CLOSE)
 
 
 @on_a_cpu
-def test_a_gate_of_large_numbers_is_shut_or_open(backend: Backend) -> None:
-    gate = torch.tensor([-3e38, -200.0, -90.0, 0.0, 90.0, 3e38] + [0.0] * 10)
+@pytest.mark.parametrize(
+    ("activation", "most"),
+    [("silu", 3e38), ("relu", 3e38), ("gelu", 1e9), ("gelu_pytorch_tanh", 1e9)],
+)
+def test_a_gate_of_large_numbers_is_shut_or_open(backend: Backend, activation, most) -> None:
+    gate = torch.tensor([-most, -200.0, -90.0, 0.0, 90.0, most] + [0.0] * 10)
     states = torch.cat([gate, torch.ones(16)])[None].bfloat16()
-    torch.testing.assert_close(backend.gate(states), gate.clamp(min=0)[None].bfloat16())
+    expected = gate.clamp(min=0)[None].bfloat16()
+    torch.testing.assert_close(backend.gate(states, activation), expected)
 
 
 @on_a_cpu
@@ -330,7 +342,7 @@ def test_a_number_that_is_not_finite_stays_in_its_row(backend: Backend, odd: flo
         backend.linear([random_layer(64, 64)], "gelu")(states),
         backend.add_norm(states.clone(), random(5, 64)[1:], random_layer_norm(64)),
         backend.rms_norm(states, RmsNorm(random(64), 1e-6)),
-        backend.gate(states),
+        backend.gate(states, "silu"),
     ):
         assert result.isfinite().all(1).tolist() == [True, False, True, True]
 

@@ -65,7 +65,7 @@ def test_rows_of_every_width_and_format(dtype: torch.dtype, width: int) -> None:
         dtype,
     )
     wide = torch.cat([states, other], 1)
-    close(backend.gate(wide), functional.silu(states.float()) * other.float(), dtype)
+    close(backend.gate(wide, "silu"), functional.silu(states.float()) * other.float(), dtype)
 
 
 @emulated

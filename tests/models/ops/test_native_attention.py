@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from smart_embedder.models.attention import QueryKeyValue, eager
+from smart_embedder.models.attention import PackedAttention, QueryKeyValue, eager
 from smart_embedder.models.batch import PackedBatch
 from smart_embedder.models.ops.choose import with_attention
 from smart_embedder.models.ops.native import native_backend
@@ -22,21 +22,36 @@ CLOSE = {torch.float32: 1e-4, torch.bfloat16: 2**-7}
 
 
 def attend(
-    states: QueryKeyValue, packed: PackedBatch, scale: float, *, causal: bool = False, library=None
+    states: QueryKeyValue,
+    packed: PackedBatch,
+    scale: float,
+    *,
+    causal: bool = False,
+    window: int | None = None,
+    library=None,
 ) -> torch.Tensor:
     backend = with_attention(native_backend(library or LIBRARIES[0], states[0].dtype), "native")
-    return backend.attention(states, packed, scale=scale, causal=causal)
+    attention = PackedAttention(backend.attention, packed)
+    return attention(states, scale=scale, causal=causal, window=window)
 
 
 def by_definition(
-    states: QueryKeyValue, packed: PackedBatch, scale: float, *, causal: bool = False
+    states: QueryKeyValue, packed: PackedBatch, scale: float, *, causal: bool, window: int | None
 ) -> torch.Tensor:
     parts = []
     for start, stop in zip(packed.offsets[:-1], packed.offsets[1:], strict=True):
         query, key, value = (each[:, start:stop].double() for each in states)
+        position = torch.arange(stop - start)
+        before = position[:, None] - position
+        seen = before.abs() < (window or math.inf)
         parts.append(
             functional.scaled_dot_product_attention(
-                query, key, value, scale=scale, is_causal=causal, enable_gqa=True
+                query,
+                key,
+                value,
+                attn_mask=seen & (before >= 0) if causal else seen,
+                scale=scale,
+                enable_gqa=True,
             )
         )
     return torch.cat(parts, dim=1).transpose(0, 1)
@@ -50,28 +65,33 @@ def check(
     *,
     group: int = 1,
     causal: bool = False,
+    window: int | None = None,
     dtype: torch.dtype = torch.bfloat16,
 ) -> None:
     packed = pack_lengths(lengths)
     states = random_states(packed.tokens, heads, width, group, dtype)
-    expected = by_definition(states, packed, scale, causal=causal)
+    seen = {"causal": causal, "window": window}
+    expected = by_definition(states, packed, scale, **seen)
     for library in LIBRARIES:
-        actual = attend(states, packed, scale, causal=causal, library=library)
+        actual = attend(states, packed, scale, **seen, library=library)
         torch.testing.assert_close(actual.double(), expected, rtol=CLOSE[dtype], atol=CLOSE[dtype])
 
 
 @given(
     lengths=st.lists(st.integers(1, 140), min_size=1, max_size=6),
     heads=st.integers(1, 5),
-    width=st.sampled_from([16, 32, 48, 64, 80, 112, 128]),
+    width=st.sampled_from([16, 32, 48, 64, 80, 112, 128, 144, 256]),
     scale=st.sampled_from([0.02, 0.125, 1.0]),
     group=st.integers(1, 3),
     causal=st.booleans(),
+    window=st.none() | st.integers(1, 150),
     dtype=st.sampled_from(DTYPES),
 )
 @settings(max_examples=150, deadline=None)
-def test_it_follows_the_definition(lengths, heads, width, scale, group, causal, dtype) -> None:
-    check(lengths, heads, width, scale, group=group, causal=causal, dtype=dtype)
+def test_it_follows_the_definition(
+    lengths, heads, width, scale, group, causal, window, dtype
+) -> None:
+    check(lengths, heads, width, scale, group=group, causal=causal, window=window, dtype=dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -79,6 +99,15 @@ def test_it_follows_the_definition(lengths, heads, width, scale, group, causal, 
 @pytest.mark.parametrize("length", [255, 257, 511, 512, 513, 528, 1023, 1025, 1600])
 def test_long_texts_are_whole_across_blocks(length: int, causal: bool, dtype) -> None:
     check([3, length], heads=2, width=64, scale=0.125, causal=causal, dtype=dtype)
+
+
+# Where blocks of keys end: 512 or, in float32 or of wide heads, fewer; and where windows do.
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("width", [64, 256])
+@pytest.mark.parametrize("window", [1, 2, 65, 129, 257, 509, 512, 700])
+def test_long_texts_are_whole_across_windows(window: int, width: int, causal: bool, dtype) -> None:
+    check([1300], 1, width, 0.1, causal=causal, window=window, dtype=dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -107,12 +136,14 @@ def test_any_number_of_threads_gives_the_same(threads: int) -> None:
         torch.set_num_threads(before)
 
 
-def test_a_text_does_not_depend_on_the_others_in_its_batch() -> None:
+@pytest.mark.parametrize("window", [None, 70])
+def test_a_text_does_not_depend_on_the_others_in_its_batch(window: int | None) -> None:
     together = pack_lengths([20, 20, 333])
     states = random_states(together.tokens, 2, 64)
     alone = pack_lengths([333])
     part = tuple(each[:, 40:] for each in states)
-    assert torch.equal(attend(part, alone, 0.1), attend(states, together, 0.1)[40:])
+    by_itself = attend(part, alone, 0.1, window=window)
+    assert torch.equal(by_itself, attend(states, together, 0.1, window=window)[40:])
 
 
 @pytest.mark.parametrize("length", [40, 700])
@@ -121,9 +152,8 @@ def test_scores_of_any_size_have_weights(length: int) -> None:
     query, key, value = random_states(length, 2, 64)
     states = (query * 100, key * 100, value)
     actual = attend(states, packed, 1.0)
-    torch.testing.assert_close(
-        actual.double(), by_definition(states, packed, 1.0), rtol=2**-6, atol=2**-6
-    )
+    expected = by_definition(states, packed, 1.0, causal=False, window=None)
+    torch.testing.assert_close(actual.double(), expected, rtol=2**-6, atol=2**-6)
 
 
 def test_equal_keys_weigh_the_same() -> None:
@@ -154,18 +184,14 @@ def test_a_causal_query_does_not_see_what_comes_after_it(length: int) -> None:
     assert not torch.equal(after[later:], before[later:])
 
 
+@pytest.mark.parametrize("window", [None, 5])
 @pytest.mark.parametrize("causal", [False, True])
-def test_what_does_not_fit_it_goes_to_pytorch(causal: bool) -> None:
+def test_what_does_not_fit_it_goes_to_pytorch(causal: bool, window: int | None) -> None:
     packed = pack_lengths([3, 12, 12])
-    query, key, value = (torch.randn(4, 27, 24).bfloat16() for _ in range(3))
-    kernels = [
-        with_attention(native_backend(LIBRARIES[0], torch.bfloat16), "native").attention,
-        eager,
-    ]
-    actual, expected = (
-        kernel((query, key, value), packed, scale=0.3, causal=causal).float() for kernel in kernels
-    )
-    torch.testing.assert_close(actual, expected, rtol=0.02, atol=0.02)
+    states = tuple(torch.randn(4, 27, 24).bfloat16() for _ in range(3))
+    expected = PackedAttention(eager, packed)(states, scale=0.3, causal=causal, window=window)
+    actual = attend(states, packed, 0.3, causal=causal, window=window)
+    torch.testing.assert_close(actual.float(), expected.float(), rtol=0.02, atol=0.02)
 
 
 @pytest.mark.parametrize("causal", [False, True])

@@ -94,7 +94,7 @@ def test_what_others_compute_a_part_of_is_no_single_call(backend, dtype, quantiz
         return make_parts(by, width, 64, heads, dtype, quantized=quantized, **changes)
 
     assert backend.encoder_layer(parts())
-    assert not backend.encoder_layer(parts(width=192, heads=1))
+    assert not backend.encoder_layer(parts(width=320, heads=1))
     assert not backend.encoder_layer(parts(by=replace(backend, attention=sdpa)))
     assert not backend.encoder_layer(parts(to_inner=nn.Linear(64, 64)))
     assert not backend.encoder_layer(parts(width=80, heads=5))

@@ -112,17 +112,23 @@ def test_bytes_are_summed_up_exactly(library, rows, depth) -> None:
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(
-    ("lengths", "heads", "width", "group"),
-    [([1, 3, 6, 7, 66], 2, 48, 1), ([20, 131], 1, 128, 2), ([257, 515], 1, 16, 1)],
+    ("lengths", "heads", "width", "group", "window"),
+    [
+        ([1, 3, 6, 7, 66], 2, 48, 1, None),
+        ([20, 131], 1, 128, 2, 40),
+        ([257, 515], 1, 16, 1, None),
+        ([150, 270], 1, 256, 2, 129),
+    ],
 )
 def test_attention_follows_the_definition(
-    library, dtype, lengths, heads, width, group, causal
+    library, dtype, lengths, heads, width, group, window, causal
 ) -> None:
     packed = pack_lengths(lengths)
     states = random_states(packed.tokens, heads, width, group, dtype)
-    actual = attend(states, packed, 0.2, causal=causal, library=library).double()
+    seen = {"causal": causal, "window": window}
+    actual = attend(states, packed, 0.2, **seen, library=library).double()
     close = ATTENTION_CLOSE[dtype]
-    expected = by_definition(states, packed, 0.2, causal=causal)
+    expected = by_definition(states, packed, 0.2, **seen)
     torch.testing.assert_close(actual, expected, rtol=close, atol=close)
 
 

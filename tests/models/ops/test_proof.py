@@ -39,8 +39,8 @@ def planted(fault: str = "wrong") -> Backend:
     """Its gate is faulty in one of several ways."""
     right = torch_backend()
 
-    def gate(states):
-        result = right.gate(states)
+    def gate(states, activation):
+        result = right.gate(states, activation)
         match fault:
             case "wrong":
                 result[-1, -1] += 1
@@ -137,7 +137,7 @@ def test_a_faulty_path_is_refused_with_one_warning_and_the_next_one_used(fault, 
     if fault == "raise":
         assert line["reason"].endswith("no kernel for this device")
     states = torch.randn(5, 64)
-    assert torch.equal(proven.backend.gate(states), torch_backend().gate(states))
+    assert torch.equal(*(each.gate(states, "silu") for each in (proven.backend, torch_backend())))
 
 
 def test_what_was_refused_leaves_the_backend_of_other_models_as_it_was() -> None:
@@ -225,6 +225,10 @@ def in_16_bits(right, weights, dtype, activation=None):
 
 
 # Of each operation what a kernel may get wrong, and the model that shows it.
+def with_exchanged_halves(right, states, activation):
+    return right(torch.cat(states.chunk(2, -1)[::-1], -1), activation)
+
+
 FAULTS = [
     ("linear", with_bias_left_out, M3),
     ("linear", with_activation_left_out, M3),
@@ -240,7 +244,8 @@ FAULTS = [
     ("rotary", with_rotation(lambda at: replace(at, sines=-at.sines)), QWEN),
     ("rotary", with_rotation(lambda at: replace(at, cosines=at.cosines.roll(1, 0))), QWEN),
     ("rotary", with_a_head_too_many, QWEN),
-    ("gate", lambda right, states: right(torch.cat(states.chunk(2, -1)[::-1], -1)), QWEN),
+    ("gate", with_exchanged_halves, QWEN),
+    ("gate", lambda right, states, _: right(states, "silu"), QWEN),
     ("unit_rows", lambda right, states, dtype, *_: right(states, dtype), M3),
     ("unit_rows", with_lengths_of_other_rows, M3),
     ("quantize_rows", with_columns(factors=lambda old: torch.ones_like(old.factors)), M3),
@@ -279,8 +284,8 @@ def test_an_attention_of_another_kind_is_noticed(changes, shapes) -> None:
 def test_a_device_on_which_nothing_is_right_stops_the_start(monkeypatch) -> None:
     right = backend.gate
 
-    def wrong_in_bfloat16(states):
-        return right(states) * (1 if states.dtype is torch.float32 else 2)
+    def wrong_in_bfloat16(states, activation):
+        return right(states, activation) * (1 if states.dtype is torch.float32 else 2)
 
     monkeypatch.setattr(backend, "gate", wrong_in_bfloat16)
     with pytest.raises(StartupError, match="does not compute gate correctly"):

@@ -1,9 +1,11 @@
 /* Attention within each sequence of a packed batch, in float32 or bfloat16, with sums in float32.
  *
  * As in FlashAttention (Dao et al. 2022), scores never leave the cache. A task is a few hundred
- * queries of one head. For each block of keys, packed for the processor's instruction, six queries at
- * a time are multiplied with the keys, go through an online softmax, and multiply the values. */
+ * queries of one head. For each block of the keys that they see, packed for the processor's
+ * instruction, six queries at a time are multiplied with the keys, go through an online softmax, and
+ * multiply the values. */
 #include <assert.h>
+#include <limits.h>
 #include <math.h>
 
 #include "kernels.h"
@@ -11,10 +13,11 @@
 #include "tile.h"
 
 enum {
-  BLOCK = 256,         /* words of keys: with their values 128 KiB in bfloat16, 64 numbers wide */
+  BLOCK = 256,    /* words of keys: with their values 128 KiB in bfloat16, 64 numbers wide */
   MAX_KEYS = 2 * BLOCK,
-  QUERIES = 512,       /* of a task */
-  MAX_WIDTH = 128,     /* of a head; also a multiple of 16 */
+  QUERIES = 512,  /* of a task */
+  WIDTH = 128,    /* of a head; wider ones have half as many keys and queries at once */
+  MAX_WIDTH = 2 * WIDTH,
 };
 
 /* In bytes. */
@@ -29,26 +32,28 @@ typedef struct {
   const int64_t *offsets;            /* where sequences begin, and where the last one ends */
   long sequences, heads, group;      /* group: query heads for each key head */
   long width, words;                 /* of a head, in numbers and in words */
+  long block, queries;               /* at once: words of keys, and queries of a task */
   float scale; /* of the scores, to base 2 */
-  int causal;
+  long before, after; /* how many keys before and after its own a query sees */
   atomic_long next;
 } Batch;
 
-/* Queries of one head of one sequence, from its query `first` on, and the keys that they see. */
+/* Queries of one head of one sequence, and the keys that they see; the first query is that of the
+ * key number `own`. */
 typedef struct {
   const char *query, *key, *value;
   char *output;
-  long first, queries, keys;
+  long own, queries, keys;
 } Task;
 
 /* Memory of one thread. */
 typedef struct {
-  Word keys[BLOCK * MAX_WIDTH];   /* panels of TILE keys, as wide as a head */
-  Word values[BLOCK * MAX_WIDTH]; /* panels of TILE numbers, BLOCK words deep */
+  Word keys[BLOCK * WIDTH];   /* panels of TILE keys, as wide as a head */
+  Word values[BLOCK * WIDTH]; /* panels of TILE numbers, a block deep */
   float scores[ROWS][MAX_KEYS];
   Word weights[ROWS][BLOCK];
   Word query[ROWS][MAX_WIDTH];
-  float sums[QUERIES + ROWS][MAX_WIDTH];
+  float sums[(QUERIES + 2 * ROWS) * WIDTH]; /* as wide as a head */
   float max[QUERIES + ROWS], total[QUERIES + ROWS]; /* of the softmax */
 } Scratch;
 static_assert(sizeof(Scratch) <= SCRATCH_BYTES, "a thread has less memory");
@@ -75,7 +80,7 @@ ALWAYS_INLINE void pack_values(
         words >>= 16;
         if (first + 1 < count) words |= (Words)load(format, token + stride, place);
       }
-      Word *panel = scratch->values + place / TILE * BLOCK * TILE;
+      Word *panel = scratch->values + place / TILE * batch->block * TILE;
       store_words(panel + first / tokens * TILE + place % TILE, words);
     }
 }
@@ -86,7 +91,7 @@ ALWAYS_INLINE void pair_block(
   if (rows_at_once(format) == 1) return;
   pair_words(scratch->keys, ceil_div(count, TILE) * batch->words);
   for (long place = 0; place < batch->width; place += TILE)
-    pair_words(scratch->values + place * BLOCK, ceil_div(count, numbers_of_word(format)));
+    pair_words(scratch->values + place * batch->block, ceil_div(count, numbers_of_word(format)));
 }
 
 /* The maximum score of each row. All rows at once: one after the other they would wait. */
@@ -113,7 +118,7 @@ ALWAYS_INLINE void exponentiate(
   Floats sum[ROWS], shift[ROWS];
   for (int row = 0; row < ROWS; row++) {
     sum[row] = 0;
-    shift[row] = -max[row];
+    shift[row] = max[row] == -INFINITY ? 0 : -max[row]; /* so that the weights of no key are 0 */
   }
   for (long key = 0; key < count; key += LANES)
     for (int row = 0; row < ROWS; row++) {
@@ -140,7 +145,7 @@ ALWAYS_INLINE void online_softmax(
     long query = first + row;
     if (!is_first_block) {
       float correction = exp2f(scratch->max[query] - max[row]);
-      float *sums = scratch->sums[query];
+      float *sums = scratch->sums + query * batch->width;
       for (long place = 0; place < batch->width; place++) sums[place] *= correction;
       total[row] += scratch->total[query] * correction;
     }
@@ -149,21 +154,24 @@ ALWAYS_INLINE void online_softmax(
   }
 }
 
-/* Of `keys` keys the first row sees `seen` and each row after it one more. */
-static void mask_later_keys(Scratch *scratch, long seen, long keys) {
-  for (long row = 0; row < ROWS; row++)
-    for (long key = seen + row < 0 ? 0 : seen + row; key < keys; key++)
-      scratch->scores[row][key] = -INFINITY;
+/* Of `count` keys the first row sees those from `from` to `to`, and each row after it all one
+ * further. */
+static void mask_keys(Scratch *scratch, long from, long to, long count) {
+  for (long row = 0; row < ROWS; row++, from++, to++) {
+    float *scores = scratch->scores[row];
+    for (long key = 0; key < min_long(from, count); key++) scores[key] = -INFINITY;
+    for (long key = max_long(to, 0); key < count; key++) scores[key] = -INFINITY;
+  }
 }
 
-/* The scores of the ROWS rows of `scratch->query`. */
+/* The scores of the ROWS rows of `scratch->query`, with `count` keys from `from` on. */
 ALWAYS_INLINE void multiply_keys(
-    const Format format, const Batch *batch, Scratch *scratch, long keys) {
-  for (long key = 0; key < keys; key += TILE)
-    multiply(format, min_long(keys - key, TILE), (Tile){
+    const Format format, const Batch *batch, Scratch *scratch, long from, long count) {
+  for (long key = 0; key < count; key += TILE)
+    multiply(format, min_long(count - key, TILE), (Tile){
         .left = scratch->query[0],
         .left_stride = MAX_WIDTH,
-        .right = scratch->keys + key * batch->words,
+        .right = scratch->keys + (from + key) * batch->words,
         .right_step = TILE,
         .half = STRIP * rows_at_once(format),
         .words = batch->words,
@@ -174,53 +182,60 @@ ALWAYS_INLINE void multiply_keys(
 
 /* The sums of the values by the weights of ROWS rows, which are queries from `first` on. */
 ALWAYS_INLINE void multiply_values(
-    const Format format, const Batch *batch, Scratch *scratch, long first, long keys, int add) {
+    const Format format, const Batch *batch, Scratch *scratch, long first, long from, long count,
+    int add) {
   for (long place = 0; place < batch->width; place += TILE)
     multiply(format, min_long(batch->width - place, TILE), (Tile){
         .left = scratch->weights[0],
         .left_stride = BLOCK,
-        .right = scratch->values + place * BLOCK,
+        .right = scratch->values + place * batch->block + from / numbers_of_word(format) * TILE,
         .right_step = TILE,
         .half = STRIP * rows_at_once(format),
-        .words = ceil_div(keys, numbers_of_word(format)),
-        .sums = (Word *)scratch->sums[first] + place,
-        .sums_stride = MAX_WIDTH,
+        .words = ceil_div(count, numbers_of_word(format)),
+        .sums = (Word *)scratch->sums + first * batch->width + place,
+        .sums_stride = batch->width,
         .add = add,
     });
 }
 
-/* ROWS queries from `first` on with the packed block of keys, which has `before` keys before it. */
+/* ROWS queries from `first` on with the packed block of `keys` keys, which has `before` before it. */
 ALWAYS_INLINE void attend_rows(
     const Format format, const Batch *batch, const Task *task, Scratch *scratch, long first,
     long before, long keys) {
-  const int is_first_block = before == 0;
-  const long seen = task->first + first + 1 - before; /* of the block, by the first row */
-  if (batch->causal) keys = min_long(keys, seen + ROWS - 1);
-  if (keys <= 0) return;
+  const long own = task->own + first; /* the key of the first row */
+  const long first_seen = max_long(own - batch->before, 0);
+  const int is_first_block = first_seen >= before;
+  /* Of the block, the keys that any row sees, from the beginning of a panel on. */
+  const long from = max_long(first_seen - before, 0) / TILE * TILE;
+  const long count = min_long(own + ROWS + batch->after - before, keys) - from;
+  if (count <= 0) return;
   for (int row = 0; row < ROWS; row++) /* the last one stands for those behind it */
     memcpy(
         scratch->query[row],
         task->query + min_long(first + row, task->queries - 1) * batch->query_strides.token,
         sizeof(Word) * (size_t)batch->words);
-  multiply_keys(format, batch, scratch, keys);
-  if (batch->causal) mask_later_keys(scratch, seen, keys);
-  online_softmax(format, batch, scratch, first, keys, is_first_block);
-  multiply_values(format, batch, scratch, first, keys, !is_first_block);
+  multiply_keys(format, batch, scratch, from, count);
+  const long start = before + from;
+  mask_keys(
+      scratch, own - batch->before - start, own + batch->after + 1 - start, count);
+  online_softmax(format, batch, scratch, first, count, is_first_block);
+  multiply_values(format, batch, scratch, first, from, count, !is_first_block);
 }
 
 ALWAYS_INLINE void write_output(
     const Format format, const Batch *batch, const Task *task, const Scratch *scratch) {
   for (long query = 0; query < task->queries; query++) {
     char *output = task->output + query * batch->output_strides.token;
+    const float *sums = scratch->sums + query * batch->width;
     const Floats by = 1 / scratch->total[query];
     for (long place = 0; place < batch->width; place += LANES)
-      store(format, output, place, load_floats(scratch->sums[query] + place) * by);
+      store(format, output, place, load_floats(sums + place) * by);
   }
 }
 
 ALWAYS_INLINE void run_task(
     const Format format, const Batch *batch, const Task *task, Scratch *scratch) {
-  const long block = BLOCK * numbers_of_word(format), stride = batch->key_strides.token;
+  const long block = batch->block * numbers_of_word(format), stride = batch->key_strides.token;
   for (long key = 0; key < task->keys; key += block) {
     const long keys = min_long(task->keys - key, block);
     pack_columns(
@@ -240,16 +255,17 @@ static inline long offset_of(Strides strides, long token, long head) {
 
 static Task task_of(const Batch *batch, long sequence, long head, long first) {
   long start = batch->offsets[sequence], length = batch->offsets[sequence + 1] - start;
-  long queries = min_long(length - first, QUERIES);
-  long key = offset_of(batch->key_strides, start, head / batch->group);
+  long queries = min_long(length - first, batch->queries);
+  long seen = max_long(first - batch->before, 0);
+  long key = offset_of(batch->key_strides, start + seen, head / batch->group);
   return (Task){
       .query = batch->query + offset_of(batch->query_strides, start + first, head),
       .key = batch->key + key,
       .value = batch->value + key,
       .output = batch->output + offset_of(batch->output_strides, start + first, head),
-      .first = first,
+      .own = first - seen,
       .queries = queries,
-      .keys = batch->causal ? first + queries : length,
+      .keys = min_long(first + queries + batch->after, length) - seen,
   };
 }
 
@@ -258,7 +274,7 @@ ALWAYS_INLINE void run_tasks(const Format format, Batch *batch) {
   long mine = atomic_fetch_add(&batch->next, 1), index = 0;
   for (long sequence = 0; sequence < batch->sequences; sequence++) {
     long length = batch->offsets[sequence + 1] - batch->offsets[sequence];
-    for (long first = 0; first < length; first += QUERIES)
+    for (long first = 0; first < length; first += batch->queries)
       for (long head = 0; head < batch->heads; head++)
         if (index++ == mine) {
           Task task = task_of(batch, sequence, head, first);
@@ -273,14 +289,16 @@ static void run_bfloat16(void *work) { run_tasks(BFLOAT16, work); }
 
 /* Strides from token to token and from head to head are in numbers, those of keys a whole number of
  * words; a head is contiguous. `group` heads of the query share one of the keys, `width` is a
- * multiple of 16, at most 128. */
+ * multiple of 16, at most 256. A query sees `before` keys before its own and `after` behind it; all
+ * of them where that is negative. */
 void KERNEL(attention)(
     const void *query, const void *key, const void *value, void *output, int format,
     long query_token, long query_head, long key_token, long key_head, long output_token,
     long output_head, const int64_t *offsets, long sequences, long heads, long group, long width,
-    float scale, int causal, int threads) {
+    float scale, long before, long after, int threads) {
   const long bytes = (long)sizeof(Word) / numbers_of_word(format);
   assert(width % 16 == 0 && width <= MAX_WIDTH && key_token % numbers_of_word(format) == 0);
+  const long parts = width > WIDTH ? 2 : 1, far = LONG_MAX / 4;
   Batch batch = {
       .query = query,
       .key = key,
@@ -295,13 +313,17 @@ void KERNEL(attention)(
       .group = group,
       .width = width,
       .words = width / numbers_of_word(format),
+      .block = BLOCK / parts,
+      .queries = QUERIES / parts,
       .scale = scale * LOG2_E,
-      .causal = causal,
+      .before = before < 0 ? far : before,
+      .after = after < 0 ? far : after,
   };
   double scores = 0;
   for (long sequence = 0; sequence < sequences; sequence++) {
     const double length = (double)(offsets[sequence + 1] - offsets[sequence]);
-    scores += length * length;
+    const double seen = (double)batch.before + (double)batch.after + 1;
+    scores += length * (seen < length ? seen : length);
   }
   const long cost = (long)(scores * heads * width / 8);
   on_threads(threads, cost, format == FLOAT32 ? run_float32 : run_bfloat16, &batch);

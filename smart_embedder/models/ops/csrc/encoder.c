@@ -94,7 +94,7 @@ static void attend(
   KERNEL(attention)(
       projected, projected + bytes_of(call, width), projected + bytes_of(call, 2 * width), attended,
       call->format, 3 * width, head, 3 * width, head, width, head, offsets, sequences,
-      layer->heads, 1, head, layer->scale, 0, call->threads);
+      layer->heads, 1, head, layer->scale, -1, -1, call->threads);
 }
 
 /* `states` and `output` are `[rows, width]` of the layer's format; `offsets` as of `attention`.

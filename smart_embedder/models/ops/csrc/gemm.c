@@ -11,6 +11,7 @@
  */
 #include <assert.h>
 
+#include "activation.h"
 #include "kernels.h"
 #include "threads.h"
 #include "tile.h"
@@ -24,8 +25,6 @@ enum {
   FEW_ROWS = 2 * TALL_ROWS,
   AHEAD = 2048, /* words */
 };
-
-enum { NONE, GELU, RELU };
 
 /* What bytes stand for. */
 typedef struct {
@@ -51,32 +50,6 @@ typedef struct {
   Word sums[MAX_TASK_ROWS * PANEL];
 } Scratch;
 static_assert(sizeof(Scratch) <= SCRATCH_BYTES, "a thread has less memory");
-
-/* x times the probability that a normal variable is below x (Hendrycks and Gimpel 2016), to 1e-6.
- *
- * Half of 1 - erf(x / sqrt(2)) by Abramowitz and Stegun 7.1.28, whose coefficients hold the root. */
-ALWAYS_INLINE Floats gelu(Floats x) {
-  const Floats size = abs_floats(x);
-  /* Beyond 10 it is 0, and the power below would leave the floats. */
-  const Floats bounded = min_floats(size, 10.0f);
-  Floats root = 5.3829750e-6f;
-  root = fma_floats(root, bounded, 4.8890637e-5f);
-  root = fma_floats(root, bounded, 3.8003575e-5f);
-  root = fma_floats(root, bounded, 3.2776263e-3f);
-  root = fma_floats(root, bounded, 2.1141006e-2f);
-  root = fma_floats(root, bounded, 4.9867347e-2f);
-  root = fma_floats(root, bounded, 1.0f);
-  for (int doubling = 0; doubling < 4; doubling++) root *= root;
-  Floats tail = reciprocal(root);
-  /* One step of Newton's, and the half. */
-  tail *= fma_floats(-root, tail * 0.5f, 1.0f);
-  return fma_floats(-size, tail, max_floats(x, 0.0f));
-}
-
-ALWAYS_INLINE Floats activate(int activation, Floats x) {
-  if (activation == GELU) return gelu(x);
-  return activation == RELU ? max_floats(x, 0.0f) : x;
-}
 
 /* What sums of bytes, as floats and times the scale of their column, stand for. */
 ALWAYS_INLINE Floats dequantize(

@@ -17,7 +17,7 @@ void KERNEL(attention)(
     const void *query, const void *key, const void *value, void *output, int format,
     long query_token, long query_head, long key_token, long key_head, long output_token,
     long output_head, const int64_t *offsets, long sequences, long heads, long group, long width,
-    float scale, int causal, int threads);
+    float scale, long before, long after, int threads);
 void KERNEL(gemm)(
     const void *left, const void *right, const float *row_scale, const float *row_minimum,
     const float *scale, const float *sums, const float *bias, void *output, int format,

@@ -7,6 +7,7 @@
 #include <float.h>
 #include <math.h>
 
+#include "activation.h"
 #include "kernels.h"
 #include "numbers.h"
 #include "threads.h"
@@ -224,31 +225,31 @@ void KERNEL(rotary)(
   for_rows(rows, heads * width, threads, TASK_OF(rotary_row, format), &all);
 }
 
-/* SwiGLU: the SiLU of one half of a row gates the other. */
+/* A gate: one half of a row, activated, times the other; with SiLU it is SwiGLU, with GELU GEGLU. */
 
 typedef struct {
   const void *states;
   void *output;
   long width;
+  int activation;
 } Gate;
 
 ALWAYS_INLINE void gate_row(const Format format, const void *work, long row) {
   const Gate *all = work;
   const long width = all->width, x = row * 2 * width, y = x + width;
   for (long i = 0; i < width; i += LANES) {
-    Floats gate = load(format, all->states, x + i);
-    Floats below = 1.0f + exp2_floats(gate * -LOG2_E);
-    Floats result = gate / below * load(format, all->states, y + i);
-    store(format, all->output, row * width + i, result);
+    const Floats gate = activate(all->activation, load(format, all->states, x + i));
+    store(format, all->output, row * width + i, gate * load(format, all->states, y + i));
   }
 }
 FOR_FORMATS(gate_row)
 
-/* output = x / (1 + exp(-x)) times y, for the halves x and y of each row; `output` is
- * `[rows, width]`, `width` a multiple of 16. */
+/* output = activation(x) y for the halves x and y of each row; `output` is `[rows, width]`, `width`
+ * a multiple of 16. */
 void KERNEL(gate)(
-    const void *states, void *output, int format, long rows, long width, int threads) {
+    const void *states, void *output, int format, long rows, long width, int activation,
+    int threads) {
   assert(width % 16 == 0);
-  Gate all = {states, output, width};
+  Gate all = {states, output, width, activation};
   for_rows(rows, width, threads, TASK_OF(gate_row, format), &all);
 }

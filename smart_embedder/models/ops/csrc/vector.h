@@ -41,6 +41,7 @@ typedef uint32_t Words __attribute__((ext_vector_type(LANES)));
 typedef uint16_t Halves __attribute__((ext_vector_type(LANES)));
 
 static inline long min_long(long a, long b) { return a < b ? a : b; }
+static inline long max_long(long a, long b) { return a > b ? a : b; }
 static inline long ceil_div(long count, long by) { return (count + by - 1) / by; }
 
 ALWAYS_INLINE long numbers_of_word(Format format) {
