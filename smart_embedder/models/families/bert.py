@@ -296,22 +296,30 @@ class Encoder(LayeredTransformer):
         return states.to(self.dtype)
 
 
+def make_encoder_layer(
+    read: EncoderLayerParameters, config: EncoderConfig, backend: Backend
+) -> EncoderLayer:
+    """The layer with these parameters."""
+    parts = EncoderParts(
+        backend=backend,
+        heads=config.heads,
+        to_query_key_value=backend.linear(read.projections),
+        from_attended=backend.linear([read.attended]),
+        attention_norm=read.attention_norm,
+        to_inner=backend.linear([read.inner], config.activation),
+        from_inner=backend.linear([read.output]),
+        output_norm=read.output_norm,
+    )
+    return EncoderLayer.of(parts)
+
+
 def make_encoder(
     weights: Weights, config: EncoderConfig, backend: Backend, dtype: torch.dtype
 ) -> Encoder:
     """The encoder with the parameters of a checkpoint, in `dtype`."""
-    embeddings, layers = read_embeddings(weights, config, backend, dtype), []
-    for index in range(config.layers):
-        read = read_layer(weights, config, index)
-        parts = EncoderParts(
-            backend=backend,
-            heads=config.heads,
-            to_query_key_value=backend.linear(read.projections),
-            from_attended=backend.linear([read.attended]),
-            attention_norm=read.attention_norm,
-            to_inner=backend.linear([read.inner], config.activation),
-            from_inner=backend.linear([read.output]),
-            output_norm=read.output_norm,
-        )
-        layers.append(EncoderLayer.of(parts))
+    embeddings = read_embeddings(weights, config, backend, dtype)
+    layers = [
+        make_encoder_layer(read_layer(weights, config, index), config, backend)
+        for index in range(config.layers)
+    ]
     return Encoder(layers, backend.attention, embeddings, dtype)

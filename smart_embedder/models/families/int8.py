@@ -11,7 +11,8 @@ each channel is divided by a power of its usual size, which the weights are mult
 columns, which makes the range that counts narrower and their own steps finer (Zhao et al. 2019).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
 
@@ -28,6 +29,7 @@ from smart_embedder.models.families.bert import (
     Encoder,
     EncoderConfig,
     EncoderLayer,
+    make_encoder_layer,
     read_embeddings,
     read_layer,
     self_attention,
@@ -48,6 +50,7 @@ from smart_embedder.models.ops.backend import (
     QuantizedWeights,
     RmsNorm,
     RotaryEmbedding,
+    activate,
     adding,
     torch_backend,
 )
@@ -124,19 +127,36 @@ def encode_calibration(tokenizer: TextTokenizer) -> list[TokenIds]:
     return [text.ids for text in tokenizer.encode(list(CALIBRATION_TEXTS)) if len(text.ids)]
 
 
-def quantizing(backend: Backend, dtype: torch.dtype) -> Backend:
+@contextmanager
+def calibrating(backend: Backend, dtype: torch.dtype) -> Iterator[Backend]:
     """A backend whose products are computed in 8 bits, and the rest in `dtype`.
 
-    Each product is prepared for states like those of its first call, which should be those of all
-    `CALIBRATION_TEXTS`.
+    Each product is prepared for states like those of its first call, which should be within the
+    context and those of all `CALIBRATION_TEXTS`. What none of them reaches is prepared at the end,
+    for states whose channels are of one size.
     """
+    products: list[tuple[_CalibratedLinear, int]] = []
 
     def prepare(layers: Sequence[nn.Linear], activation: str | None = None) -> Linear:
-        return _CalibratedLinear(
-            partial(quantize, layers, backend=backend, dtype=dtype, activation=activation)
+        quantize_for = partial(
+            quantize, layers, backend=backend, dtype=dtype, activation=activation
         )
+        products.append((_CalibratedLinear(quantize_for), layers[0].in_features))
+        return products[-1][0]
 
-    return backend.faster("int8", linear=prepare, add_linear=adding(prepare))
+    with rows_undivided():
+        yield backend.faster("int8", linear=prepare, add_linear=adding(prepare))
+    unreached = [each for each in products if not each[0].is_prepared]
+    for product, width in unreached:
+        product(torch.ones(1, width))
+    if unreached:
+        log.warning(
+            "int8_not_calibrated",
+            products=len(unreached),
+            of=len(products),
+            detail="no text of the calibration reaches these products of the model: if texts of "
+            "yours do, their vectors may be less exact; DTYPE=auto computes them as they are",
+        )
 
 
 class _CalibratedLinear:
@@ -146,11 +166,24 @@ class _CalibratedLinear:
         self._quantize: Callable[[Tensor], QuantizedLinear] | None = quantize
         self._linear: Linear
 
+    @property
+    def is_prepared(self) -> bool:
+        return self._quantize is None
+
     def __call__(self, states: Tensor) -> Tensor:
         if self._quantize is not None:
             self._linear = self._quantize(states)
             self._quantize = None  # It holds the weights.
         return self._linear(states)
+
+
+def _float32() -> Backend:
+    """For the layers of which each is computed once: weights are not joined."""
+
+    def prepare(layers: Sequence[nn.Linear], activation: str | None = None) -> Linear:
+        return lambda states: activate(torch.cat([each(states) for each in layers], 1), activation)
+
+    return torch_backend().faster("float32", linear=prepare, add_linear=adding(prepare))
 
 
 def warn_of_rounding(name: str, states: Tensor, exact: Tensor, packed: PackedBatch) -> None:
@@ -216,32 +249,39 @@ def make_quantized_encoder(
     backend: Backend,
     dtype: torch.dtype,
     calibration: PackedBatch,
+    *,
+    compared: PackedBatch,
 ) -> Encoder:
     """The encoder with `weights`, which are float32, for texts like those of `calibration`.
 
-    All but the products is in `dtype`.
+    All but the products is in `dtype`. For those that are `compared` the layers are computed in
+    float32, too, to log where the vectors differ.
     """
-    prepare = partial(quantize, backend=backend, dtype=dtype)
+    prepare, reference = partial(quantize, backend=backend, dtype=dtype), _float32()
     embeddings, layers = read_embeddings(weights, config, backend, dtype), []
-    states = embeddings(calibration)
+    states, exact = embeddings(calibration), embeddings(compared).float()
     for index in range(config.layers):
-        exact = read_layer(weights, config, index)
-        project = prepare(exact.projections, states)
+        read = read_layer(weights, config, index)
+        project = prepare(read.projections, states)
         projected = project(states)
         attended = self_attention(projected, config.heads, calibration, backend.attention)
-        join = prepare([exact.attended], attended)
-        states = backend.add_norm(join(attended), states, exact.attention_norm)
+        join = prepare([read.attended], attended)
+        states = backend.add_norm(join(attended), states, read.attention_norm)
 
-        widen = prepare([exact.inner], states, activation=config.activation)
+        widen = prepare([read.inner], states, activation=config.activation)
         inner = widen(states)
-        narrow = prepare([exact.output], inner)
-        states = backend.add_norm(narrow(inner), states, exact.output_norm)
+        narrow = prepare([read.output], inner)
+        states = backend.add_norm(narrow(inner), states, read.output_norm)
         parts = EncoderParts(
-            backend, config.heads, project, join, exact.attention_norm, widen, narrow,
-            exact.output_norm,
+            backend, config.heads, project, join, read.attention_norm, widen, narrow,
+            read.output_norm,
         )  # fmt: skip
         layers.append(EncoderLayer.of(parts))
-    return Encoder(layers, backend.attention, embeddings, dtype)
+        layer = make_encoder_layer(read, config, reference)
+        exact = layer(exact, compared, reference.attention)
+    encoder = Encoder(layers, backend.attention, embeddings, dtype)
+    warn_of_rounding(weights.folder.name, encoder(compared), exact, compared)
+    return encoder
 
 
 @torch.inference_mode()
@@ -260,9 +300,8 @@ def make_quantized_decoder(
     positions = calibration.position_ids[0]
     rotary = RotaryEmbedding.at(positions, config.head_width, config.theta)
     states = functional.embedding(calibration.input_ids[0], table)
-    exact, reference, in_8_bits = states.float(), torch_backend(), quantizing(backend, dtype)
-    layers = []
-    with rows_undivided():
+    exact, reference, layers = states.float(), _float32(), []
+    with calibrating(backend, dtype) as in_8_bits:
         for index in range(config.layers):
             read = read_decoder_layer(weights, config, index)
             layer = make_layer(read, config, reference)

@@ -34,6 +34,8 @@ from smart_embedder.models.text.tokenizer import TextTokenizer
 
 # Types whose states stay within the range of float16.
 _HALF_PRECISION_TYPES = {*ENCODER_TYPES, "distilbert", "electra", "mpnet"}
+# One of so many texts of the calibration is compared with float32: all take seconds.
+_COMPARED_OF = 8
 
 
 def is_qwen3(folder: Path) -> bool:
@@ -115,10 +117,15 @@ def load_encoder(
     if target.quantized:
         target = target.prove(shapes, QUANTIZED_ENCODER)
         texts = encode_calibration(tokenizer)
-        packed = pack(texts, device=device, positions=config.position_scheme)
+        packed, compared = (
+            pack(each, device=device, positions=config.position_scheme)
+            for each in (texts, texts[1::_COMPARED_OF])
+        )
         # In float32, so that the weights of the file are rounded only once.
         exact = weights.to(device, torch.float32)
-        encoder = make_quantized_encoder(exact, config, target.backend, dtype, packed)
+        encoder = make_quantized_encoder(
+            exact, config, target.backend, dtype, packed, compared=compared
+        )
     else:
         target = target.prove(shapes, ENCODER if device.type == "cpu" else GPU_ENCODER)
         encoder = make_encoder(weights.to(device, dtype), config, target.backend, dtype)

@@ -45,10 +45,9 @@ from smart_embedder.models.families.backbone import (
     Backbone,
     Transformer,
     preemption_point,
-    rows_undivided,
 )
 from smart_embedder.models.families.bert import require_positions
-from smart_embedder.models.families.int8 import encode_calibration, quantizing, warn_of_rounding
+from smart_embedder.models.families.int8 import calibrating, encode_calibration, warn_of_rounding
 from smart_embedder.models.families.module_parts import (
     Replacement,
     attend_packed,
@@ -424,14 +423,14 @@ class _Trial:
         packed = self._pack(texts)
         exact = self.transformer(target)(packed)
         target, parts = self._prove_parts(target)
-        replace_parts(parts, quantizing(target.backend, target.dtype))
-        for parameter in self.module.parameters():
-            parameter.data = parameter.data.to(target.dtype)
         transformer = self.transformer(target)
         # In one call, of one text where others cannot be beside it.
         joined = np.concatenate(texts)[: tokenizer.max_length]
         try:
-            with rows_undivided():
+            with calibrating(target.backend, target.dtype) as in_8_bits:
+                replace_parts(parts, in_8_bits)
+                for parameter in self.module.parameters():
+                    parameter.data = parameter.data.to(target.dtype)
                 transformer(packed if transformer.layout == PACKED else self._pack([joined]))
         except LOADING_ERRORS as error:
             reason = " ".join(str(error).split())

@@ -255,7 +255,7 @@ def test_8_bits_beside_which_a_model_cannot_run_stop_the_start(tokenizer, tmp_pa
 
 
 @needs_int8
-@pytest.mark.parametrize("family", ["modernbert", "t5"])
+@pytest.mark.parametrize("family", ["modernbert", "t5", "roberta"])
 def test_vectors_that_are_far_from_those_in_float32_are_logged(
     family, tokenizer, tmp_path, monkeypatch
 ) -> None:
@@ -266,6 +266,27 @@ def test_vectors_that_are_far_from_those_in_float32_are_logged(
     (warning,) = logs
     assert (warning["event"], warning["model"]) == ("int8_differs", family)
     assert 0.99 < warning["cosine"] <= 1
+
+
+@needs_int8
+def test_a_product_that_no_text_of_the_calibration_reaches_is_prepared_and_logged(
+    tokenizer, tmp_path, monkeypatch
+) -> None:
+    loaded = transformers_module._load_module
+
+    def load_with_more(folder, target):
+        module = loaded(folder, target)
+        module.unused = nn.Linear(64, 64)
+        return module
+
+    monkeypatch.setattr(transformers_module, "_load_module", load_with_more)
+    folder = save_family(tmp_path / "gte", "gte", tokenizer)
+    with capture_logs() as logs:
+        model = load(folder, target(quantized=True))
+    (warning,) = logs
+    assert (warning["event"], warning["products"]) == ("int8_not_calibrated", 1)
+    unused = model._backbone._transformer._module.unused
+    assert unused(torch.zeros(2, 64)).shape == (2, 64)
 
 
 def test_a_graph_is_captured_where_attention_needs_no_lengths() -> None:

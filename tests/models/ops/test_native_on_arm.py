@@ -3,6 +3,7 @@
 import ctypes
 import platform
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -133,9 +134,10 @@ def test_attention_follows_the_definition(
 
 
 def targets(library: EmulatedLibrary, dtype: torch.dtype, *, int8: bool = False) -> list[Target]:
-    """The plain path in float32, and the emulated one."""
+    """The plain path in float32, and the emulated one, but for a layer's addresses of addresses."""
     plain = Target(CPU, torch.float32, with_attention(torch_backend(), "eager"))
-    return [plain, Target(CPU, dtype, native_backend(library, dtype), int8)]
+    emulated = replace(native_backend(library, dtype), encoder_layer=lambda _: None)
+    return [plain, Target(CPU, dtype, emulated, int8)]
 
 
 @pytest.mark.parametrize("int8", [False, True], ids=["", "int8"])
