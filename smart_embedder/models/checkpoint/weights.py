@@ -79,7 +79,8 @@ class StoredTensor:
                 content = memoryview(stored.view(torch.uint8).numpy())  # type: ignore[arg-type]
                 self.file.read_into(content, self.start + first * self.dtype.itemsize)
                 if rounds:
-                    part.copy_(stored)
+                    with torch.inference_mode(tensor.is_inference()):
+                        part.copy_(stored)
 
         # A thread copies less than memory takes.
         own = torch.get_num_threads()

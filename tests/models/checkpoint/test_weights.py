@@ -82,8 +82,11 @@ def test_a_large_tensor_is_rounded_by_several_threads_and_pytorch_keeps_its_own(
         for threads in 1, 3:
             torch.set_num_threads(threads)
             for dtype in torch.bfloat16, torch.float16, torch.float32:
-                read = Weights.read(tmp_path).get("table", *table.shape, dtype=dtype)
-                assert torch.equal(read, table.to(dtype))
+                for inference in False, True:
+                    with torch.inference_mode(inference):
+                        read = Weights.read(tmp_path).get("table", *table.shape, dtype=dtype)
+                    assert torch.equal(read, table.to(dtype))
+                    assert read.is_inference() is inference
             assert torch.get_num_threads() == threads
     finally:
         torch.set_num_threads(before)
