@@ -4,6 +4,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -62,13 +63,41 @@ def browser():
         browser = running.chromium.launch(executable_path=CHROMIUM)
         yield browser
         browser.close()
+    _contexts.clear()
+
+
+# Of the browser, by their options.
+_contexts: dict[str, Any] = {}
+
+
+def _new_context(browser, **options) -> Any:
+    context = browser.new_context(**({"viewport": DESKTOP, "color_scheme": "light"} | options))
+    context.set_default_timeout(PATIENCE)
+    return context
+
+
+def _context(browser, url: str, **options) -> Any:
+    """The browser's context of these options, where a page costs a third of its first one.
+
+    Another page of this machine stays open in it, which keeps the process that draws them.
+    """
+    name = repr(sorted(options.items()))
+    if name not in _contexts:
+        _contexts[name] = _new_context(browser, **options)
+        _contexts[name].new_page().goto(f"{url}/health/live")
+    return _contexts[name]
 
 
 @contextmanager
-def open_page(browser, url: str, view: str = "text", **options) -> Iterator:
-    """A page in a context of its own; at the end nothing may have failed or come from elsewhere."""
-    context = browser.new_context(**({"viewport": DESKTOP, "color_scheme": "light"} | options))
-    context.set_default_timeout(PATIENCE)
+def open_page(browser, url: str, view: str = "text", *, own_clock=False, **options) -> Iterator:
+    """A page in a new tab; at the end nothing may have failed or come from elsewhere.
+
+    A clock that is set is that of a whole context: `own_clock` makes one for this page alone.
+    """
+    if own_clock:
+        context = _new_context(browser, **options)
+    else:
+        context = _context(browser, url, **options)
     page = context.new_page()
     problems: list[str] = []
     page.on("pageerror", lambda error: problems.append(f"{error}\n{error.stack}"))
@@ -79,7 +108,8 @@ def open_page(browser, url: str, view: str = "text", **options) -> Iterator:
         yield page
         assert problems == []
     finally:
-        context.close()
+        page.evaluate("localStorage.clear()")  # What a tab does not keep to itself.
+        (context if own_clock else page).close()
 
 
 def _problem(message) -> list[str]:

@@ -46,6 +46,7 @@ def test_a_token_is_asked_for_once_and_kept_in_the_tab(browser, guarded: Running
         other = page.context.new_page()
         other.goto(f"{guarded.url}/ui")
         expect(other.locator("#token-dialog")).to_be_visible()
+        other.close()
 
 
 def test_a_wrong_token_is_told_and_asked_for_again(browser, guarded: RunningServer) -> None:

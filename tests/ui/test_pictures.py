@@ -62,7 +62,8 @@ def areas_of(browser):
 def photograph(browser, server: RunningServer, view: str, theme: str, window) -> bytes:
     """What a window of this size shows of the view."""
     look = {"viewport": window, "color_scheme": theme, "reduced_motion": "reduce"}
-    with open_page(browser, server.url, view, **look) as page:
+    own_clock = view == "service"
+    with open_page(browser, server.url, view, own_clock=own_clock, **look) as page:
         wait_for_view(page, view)
         # Once more: the times of a server's first requests are not those that it has later.
         page.reload()

@@ -215,8 +215,7 @@ def test_service_counts_what_happens_and_names_what_runs(open_view, ui_server) -
 
 
 def test_polling_pauses_while_the_tab_is_hidden(browser, ui_server: RunningServer) -> None:
-    with open_page(browser, ui_server.url, "service") as page:
-        wait_for_view(page, "service")
+    with open_page(browser, ui_server.url, "service", own_clock=True) as page:
         page.clock.install()
         page.reload()
         wait_for_view(page, "service")
