@@ -45,6 +45,14 @@ def _make_started(folder: Path) -> None:
 @pytest.fixture(scope="module")
 def started(started_once: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The launcher in a checkout where one start has been made: a module's own copy."""
-    checkout = tmp_path_factory.mktemp("copies").resolve() / "a checkout"
-    shutil.copytree(started_once, checkout, symlinks=True)
-    return checkout / SCRIPT.name
+    return _copy(started_once, tmp_path_factory.mktemp("copies").resolve())
+
+
+@pytest.fixture
+def own_started(started_once: Path, tmp_path: Path) -> Path:
+    """The same for one test, which may leave it in any state."""
+    return _copy(started_once, tmp_path)
+
+
+def _copy(checkout: Path, folder: Path) -> Path:
+    return shutil.copytree(checkout, folder / "a checkout", symlinks=True) / SCRIPT.name

@@ -53,6 +53,11 @@ sys.addaudithook(kill)
 """
 
 
+def change_kernels(script: Path) -> None:
+    """Have the next start build them."""
+    (script.parent / venv.KERNELS / "rows.c").write_text("changed")
+
+
 def test_a_start_installs_only_what_changed(started: Path, tools: Path, tmp_path: Path) -> None:
     requirements = started.parent / "requirements/service.lock"
     before = requirements.read_text()
@@ -113,21 +118,6 @@ def test_a_half_made_environment_is_repaired(tmp_path: Path) -> None:
     assert told(repaired)["DEVICE"] == "cpu"
 
 
-def test_each_device_keeps_its_own_environment(tmp_path: Path) -> None:
-    script = make_checkout(tmp_path / "checkout")
-    first, second = script.with_name(".venv"), script.with_name(".venv-cpu")
-    gpu = {"DEVICE": "mps"}
-    assert told(start("local", "gpu", script=script, **gpu))["prefix"] == str(first)
-    own_python = str(first / "bin" / "python")
-    changed = start("local", "cpu", script=script, PYTHON=own_python)
-    assert "Making .venv-cpu" in changed.stdout
-    assert told(changed)["prefix"] == str(second)
-    for flavour, variables, folder in (("gpu", gpu, first), ("cpu", {}, second)):
-        again = start("local", flavour, script=script, **variables)
-        assert told(again)["prefix"] == str(folder)
-        assert "Installing" not in again.stdout
-
-
 def test_what_pip_says_is_in_a_log_that_a_failure_names(tmp_path: Path) -> None:
     script = make_checkout(tmp_path / "checkout")
     requirements = script.parent / "requirements/service.lock"
@@ -147,14 +137,24 @@ def test_what_pip_says_is_in_a_log_that_a_failure_names(tmp_path: Path) -> None:
     log = script.with_name(".venv").joinpath("install.log").read_text()
     assert "Processing " in log
     assert "ERROR: " in log
-    # It is an environment of this device all the same.
+    # It is an environment of this device all the same, and each device keeps its own.
     requirements.write_text(before)
-    changed = told(start("local", "gpu", script=script, DEVICE="mps"))
-    assert changed["prefix"] == str(script.with_name(".venv-gpu"))
+    first, second = script.with_name(".venv"), script.with_name(".venv-gpu")
+    own_python = str(first / "bin" / "python")
+    changed = start("local", "gpu", script=script, DEVICE="mps", PYTHON=own_python)
+    assert "Making .venv-gpu" in changed.stdout
+    assert told(changed)["prefix"] == str(second)
+    repaired = start("local", "cpu", script=script)
+    assert "Making" not in repaired.stdout
+    for flavour, variables, folder in (("cpu", {}, first), ("gpu", {"DEVICE": "mps"}, second)):
+        again = start("local", flavour, script=script, **variables)
+        assert told(again)["prefix"] == str(folder)
+        assert "Installing" not in again.stdout
 
 
-def test_a_port_that_is_taken_while_it_installs_is_told(tmp_path: Path) -> None:
-    script = make_checkout(tmp_path / "checkout")
+def test_a_port_that_is_taken_while_it_installs_is_told(own_started: Path, tmp_path: Path) -> None:
+    script = own_started
+    change_kernels(script)
     os.mkfifo(tmp_path / "go on")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
@@ -172,14 +172,20 @@ def test_a_port_that_is_taken_while_it_installs_is_told(tmp_path: Path) -> None:
     )
 
 
-def test_a_second_start_waits_until_the_first_has_installed(tmp_path: Path) -> None:
-    script = make_checkout(tmp_path / "checkout")
+def test_a_second_start_waits_until_the_first_has_installed(
+    own_started: Path, tmp_path: Path
+) -> None:
+    script = own_started
+    script.with_name("requirements").joinpath("service.lock").write_text(
+        locked(write_wheel(tmp_path, "2.0"))
+    )
+    change_kernels(script)
     os.mkfifo(tmp_path / "go on")
     variables = {"BUILD_WAITS_FOR": str(tmp_path / "go on")}
     first = begin("local", "cpu", script=script, **variables)
     assert first.stdout
     shown = "".join(iter(first.stdout.readline, "Building the kernels ...\n"))
-    assert "Making .venv with" in shown
+    assert "Installing" in shown
     second = begin("local", "cpu", script=script)
     assert second.stdout
     told_first = "Another start is installing: waiting until it has finished ...\n"
@@ -187,18 +193,23 @@ def test_a_second_start_waits_until_the_first_has_installed(tmp_path: Path) -> N
     (tmp_path / "go on").write_text("")
     outputs = [process.communicate()[0] for process in (first, second)]
     assert [first.returncode, second.returncode] == [0, 0]
-    assert all('"tiny": "1.0"' in output for output in outputs)
+    assert all('"tiny": "2.0"' in output for output in outputs)
     assert "Installing" not in outputs[1], "the second found everything there"
 
 
-def test_a_start_killed_in_the_middle_of_installing_is_repaired_by_the_next(tmp_path: Path) -> None:
-    script = make_checkout(tmp_path / "checkout")
+def test_a_start_killed_in_the_middle_of_installing_is_repaired_by_the_next(
+    own_started: Path, tmp_path: Path
+) -> None:
+    script = own_started
+    script.with_name("requirements").joinpath("service.lock").write_text(
+        locked(write_wheel(tmp_path, "2.0"))
+    )
     (tmp_path / "sitecustomize.py").write_text(KILL)
     killed = start("local", "cpu", script=script, PYTHONPATH=str(tmp_path))
     assert killed.returncode == -signal.SIGKILL
     repaired = start("local", "cpu", script=script)
     assert "Making .venv" in repaired.stdout
-    assert told(repaired)["tiny"] == "1.0"
+    assert told(repaired)["tiny"] == "2.0"
 
 
 def test_removing_an_environment_that_is_a_link_leaves_what_it_points_to(tmp_path: Path) -> None:

@@ -94,10 +94,7 @@ def open_page(browser, url: str, view: str = "text", *, own_clock=False, **optio
 
     A clock that is set is that of a whole context: `own_clock` makes one for this page alone.
     """
-    if own_clock:
-        context = _new_context(browser, **options)
-    else:
-        context = _context(browser, url, **options)
+    context = _new_context(browser, **options) if own_clock else _context(browser, url, **options)
     page = context.new_page()
     problems: list[str] = []
     page.on("pageerror", lambda error: problems.append(f"{error}\n{error.stack}"))
