@@ -23,7 +23,7 @@ from smart_embedder.api.dialects import cohere, embedding_server, openai, tei, v
 from smart_embedder.api.endpoints import native, operations
 from smart_embedder.api.endpoints.pages import install_docs, install_ui
 from smart_embedder.api.errors import install_error_handlers
-from smart_embedder.api.handler import Service
+from smart_embedder.api.handler import AnswerWork, Service
 from smart_embedder.api.openapi import install_openapi, paths_of
 from smart_embedder.engine import Engine
 from smart_embedder.engine.model import DownloadStatus, LoadedModels, Loader
@@ -231,4 +231,5 @@ def _middleware(service: Service, watch: LoopWatch) -> list[Middleware]:
             stream_seconds=settings.request_timeout,
             turns=service.turns,
         ),
+        Middleware(AnswerWork, paths),
     ]

@@ -11,6 +11,7 @@ body are decoded part by part: a parser holds Python's lock, so another thread w
 import math
 from collections.abc import Generator, Iterator, Sequence
 from email.message import Message
+from functools import lru_cache
 from typing import Any, TypeVar
 
 from fastapi import Request
@@ -337,14 +338,19 @@ def _require_json(headers: Headers) -> None:
         if len(values) > 1 or not is_json:
             sent = _quote(", ".join(values))
             raise UnsupportedMediaError(f"the Content-Type is {sent}: {_ADVICE}")
-        message = Message()
-        message["Content-Type"] = value
-        charset = str(message.get_param("charset", "utf-8"))
+        charset = _charset_of(value)
         if charset.strip().lower() not in _CHARSETS:
             raise UnsupportedMediaError(
                 f"the body's charset is {_quote(charset)}: send JSON in UTF-8, as it always is"
             )
     check_encoding(headers)
+
+
+@lru_cache(maxsize=256)  # Clients send the same header with every request.
+def _charset_of(content_type: str) -> str:
+    message = Message()
+    message["Content-Type"] = content_type
+    return str(message.get_param("charset", "utf-8"))
 
 
 def content_type_of(headers: Headers) -> str:

@@ -97,9 +97,10 @@ class Place:
     """What a path alone tells of a request; those of no dialect are this service's own.
 
     Of the operations that share it, this service's own is the first. `endpoint` is None where no
-    POST asks for work. A health check needs no token.
+    POST asks for work. A health check needs no token. `path` may hold names in braces.
     """
 
+    path: str
     dialects: tuple[Dialect, ...] = ()
     endpoint: Endpoint | None = None
     operations: tuple[Operation, ...] = ()
@@ -124,9 +125,10 @@ class Paths:
         found = dict.fromkeys(place.endpoint for place in self._places.values())
         return tuple(each for each in found if each is not None)
 
-    def add(self, path: str, told: Place) -> None:
-        """Add what is told of a path, which may hold names in braces as the router's paths do."""
-        place = self._places.setdefault(path, Place())
+    def add(self, told: Place) -> None:
+        """Add what is told of a path."""
+        path = told.path
+        place = self._places.setdefault(path, Place(path))
         place.dialects = tuple(dict.fromkeys(place.dialects + told.dialects))
         place.endpoint = place.endpoint or told.endpoint
         place.operations += told.operations
@@ -134,15 +136,15 @@ class Paths:
         if "{" in path:
             self._patterns[path] = compile_path(path)[0]
 
-    def find(self, path: str) -> Place:
-        """The place of `path`, which has no slash at its end."""
+    def find(self, path: str) -> tuple[Place, dict[str, str]]:
+        """The place of `path`, which has no slash at its end, and what its names stand for."""
         if path in self._places:
-            return self._places[path]
+            return self._places[path], {}
         for template, pattern in self._patterns.items():
-            if pattern.match(path):
-                return self._places[template]
+            if match := pattern.match(path):
+                return self._places[template], match.groupdict()
         below = (each for prefix, each in self.below.items() if f"{path}/".startswith(prefix))
-        return Place((next(below, NATIVE),))
+        return Place(path, (next(below, NATIVE),)), {}
 
 
 class StreamMemory(Protocol):

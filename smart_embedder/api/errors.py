@@ -113,18 +113,18 @@ def unforeseen_error_response(scope: Scope, error: Exception) -> Response:
 
 def install_error_handlers(app: FastAPI) -> None:
     """Answer the service's errors, a lack of memory and unknown routes in the dialect's shape."""
-    app.add_exception_handler(SmartEmbedderError, _handle_service_error)
+    app.add_exception_handler(SmartEmbedderError, handle_error)
     app.add_exception_handler(HTTPException, _handle_http_exception)
-    app.add_exception_handler(MemoryError, _handle_memory_error)
+    app.add_exception_handler(MemoryError, handle_error)
 
 
-# Starlette's handlers take any exception, and get those that they are added for.
-async def _handle_service_error(request: Request, error: Any) -> Response:
-    return error_response(request.scope, error)
+async def handle_error(request: Request, error: Exception) -> Response:
+    """The response for an error of the service, or a lack of memory outside the models.
 
-
-async def _handle_memory_error(request: Request, error: Exception) -> Response:
-    """Outside the models, whose lack of memory the engine turns into `OutOfMemoryError`."""
+    The engine turns that of the models into `OutOfMemoryError`.
+    """
+    if isinstance(error, SmartEmbedderError):
+        return error_response(request.scope, error)
     request_id = context_of(request.scope).request_id
     log.warning("request_out_of_memory", request_id=request_id, reason=str(error) or None)
     return unforeseen_error_response(request.scope, error)

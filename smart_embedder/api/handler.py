@@ -17,11 +17,20 @@ import http_sf
 from fastapi import Depends, Request
 from prometheus_client import Counter
 from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from smart_embedder.access.rate_limit import Buckets
 from smart_embedder.api.body import read_body
 from smart_embedder.api.catalogue import ModelCatalogue, Role, ServedModel
-from smart_embedder.api.context import RequestContext, context_of, preference
+from smart_embedder.api.context import (
+    Paths,
+    Place,
+    RequestContext,
+    context_of,
+    preference,
+    working_endpoint,
+)
+from smart_embedder.api.errors import handle_error
 from smart_embedder.api.rendering import JSON, Chunk, ChunkedResponse, timings_as_json
 from smart_embedder.api.schemas import check_passages, check_rerank_options, check_texts
 from smart_embedder.engine import (
@@ -40,6 +49,7 @@ from smart_embedder.errors import (
     ClientGoneError,
     InferenceTimeoutError,
     InvalidRequestError,
+    SmartEmbedderError,
     TextTooLongError,
 )
 from smart_embedder.observability.metrics import Metrics
@@ -190,6 +200,33 @@ async def respond(request: Request) -> Response:
             return await cancel_on_disconnect(request, asked.answer(body, call))
 
 
+class AnswerWork:
+    """Answers what asks for work; the rest is left to FastAPI, which also describes the paths.
+
+    Its router compares a request with every path, and makes objects for what no operation needs.
+    """
+
+    def __init__(self, app: ASGIApp, paths: Paths) -> None:
+        self.app = app
+        self._paths = paths
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Respond to a POST for an operation."""
+        place: Place | None = None
+        if working_endpoint(scope) is not None:
+            place, scope["path_params"] = self._paths.find(context_of(scope).route)
+        if place is None or not place.operations:
+            await self.app(scope, receive, send)
+            return
+        scope["route"] = place
+        request = Request(scope, receive, send)
+        try:
+            response = await respond(request)
+        except (SmartEmbedderError, MemoryError) as error:
+            response = await handle_error(request, error)
+        await response(scope, receive, send)
+
+
 @asynccontextmanager
 async def time_limit(seconds: float) -> AsyncIterator[asyncio.Timeout]:
     """Raises `InferenceTimeoutError` where the block takes longer than `seconds`."""
@@ -209,22 +246,24 @@ async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, Resul
 
     If the client disconnects, cancels the work and raises `ClientGoneError`.
     """
+    scope = asyncio.timeout(None)
 
-    async def leave() -> None:
+    async def cancel_if_it_leaves() -> None:
         while (await request.receive())["type"] != "http.disconnect":
             pass
+        scope.reschedule(asyncio.get_running_loop().time())
 
-    task, left = asyncio.ensure_future(work), asyncio.ensure_future(leave())
     try:
-        await asyncio.wait({task, left}, return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            return task.result()
-        raise ClientGoneError("the client left before its request was answered")
-    finally:
-        left.cancel()
-        if not task.done():
-            task.cancel()
-            await asyncio.wait({task})
+        async with scope:
+            watching = asyncio.ensure_future(cancel_if_it_leaves())
+            try:
+                return await work
+            finally:
+                watching.cancel()
+    except TimeoutError:
+        if not scope.expired():
+            raise
+        raise ClientGoneError("the client left before its request was answered") from None
 
 
 def urgency_of(request: Request, default: int = DEFAULT_URGENCY) -> int:

@@ -70,13 +70,6 @@ _PRIORITY_PARAMETER: Final[dict[str, Any]] = {
 }
 
 
-class _RespondRoute(APIRoute):
-    """A route to `respond`, past FastAPI's dependencies: they take time, and there is none."""
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        return respond
-
-
 class Router(APIRouter):
     """The paths of one dialect, what is done where, and which of them are health `checks`.
 
@@ -157,9 +150,7 @@ class Router(APIRouter):
             for path in (*paths, *hidden):
                 how = named if path in paths else {"include_in_schema": False}
                 self.endpoints[path] = endpoint
-                self.add_api_route(
-                    path, respond, methods=["POST"], route_class_override=_RespondRoute, **how
-                )
+                self.add_api_route(path, respond, methods=["POST"], **how)
             self.operations += [(path, made) for path in (*paths, *hidden, *shared)]
             return made
 
@@ -188,9 +179,9 @@ def paths_of(routers: Sequence[Router]) -> Paths:
         for route in router.routes:
             if isinstance(route, APIRoute):
                 endpoint, is_check = router.endpoints.get(route.path), route.path in router.checks
-                paths.add(route.path, Place((router.dialect,), endpoint, (), is_check))
+                paths.add(Place(route.path, (router.dialect,), endpoint, (), is_check))
         for path, operation in router.operations:
-            paths.add(path, Place((router.dialect,), operation.endpoint, (operation,)))
+            paths.add(Place(path, (router.dialect,), operation.endpoint, (operation,)))
         paths.below |= dict.fromkeys(router.below, router.dialect)
     return paths
 

@@ -104,22 +104,24 @@ class ChunkedResponse(Response):
         threads: Executor,
         media_type: str = JSON,
     ) -> None:
-        super().__init__(media_type=media_type)
         self._threads = threads
+        headers = dict[str, str]()
         length = self._begin(render())
         is_compressible = length is None and media_type == JSON
         encoding = encoding_of(request) if is_compressible else None
         if encoding is not None:
-            self.headers.update({"Content-Encoding": encoding, "Vary": "Accept-Encoding"})
+            headers |= {"Content-Encoding": encoding, "Vary": "Accept-Encoding"}
             begun = self._begun  # None of which is kept.
             taken = (begun.popleft() for _ in range(len(begun)))
             length = self._begin(compress(chain(taken, self._rest), encoding))
         if length is None and request.scope["http_version"] == "1.0":
             chunks = render() if encoding is None else compress(render(), encoding)
             length = sum(map(len, chunks))
-        del self.headers["content-length"]
         if length is not None:
-            self.headers["content-length"] = str(length)
+            headers["Content-Length"] = str(length)
+        super().__init__(media_type=media_type, headers=headers)
+        if length is None:
+            del self.headers["content-length"]
 
     def _begin(self, chunks: Iterable[Chunk]) -> int | None:
         """Render the beginning of these; return the size of the whole, None if that is large."""

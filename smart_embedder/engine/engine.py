@@ -214,7 +214,7 @@ class Engine:
         client: str = "",
         model: str | None = None,
     ) -> Result:
-        """The result of `call`, which tokenises `texts` with the models, on a tokenizer thread.
+        """The result of `call`, which tokenises `texts` with the models.
 
         `model` is as in `lease`. Takes no place in the queue. Raises `UnavailableError` as `embed`
         does.

@@ -99,7 +99,7 @@ class ProvideContext:
         bare = path.rstrip("/\n")
         normalized = EMBEDDING_ENDPOINT if f"{bare}/" == EMBEDDING_ENDPOINT else bare or "/"
         scope["root_path"], scope["path"] = prefix, prefix + normalized
-        place = self._paths.find(normalized)
+        place, _ = self._paths.find(normalized)
         # FastAPI would parse both for every endpoint: 64 KiB of a query in 20 ms, and of a cookie's
         # backslashes, whose time grows with the square of their number, in six seconds.
         query, scope["query_string"] = scope.get("query_string", b""), b""

@@ -101,7 +101,9 @@ def escape_text(text: str, max_characters: int = _MAX_CHARACTERS) -> str:
 
     Escapes what could end a line, move a terminal's cursor, or change the direction of writing.
     """
+    text = text[:max_characters]
+    if text.isprintable():
+        return text
     return "".join(
-        each if each.isprintable() else each.encode("unicode_escape").decode()
-        for each in text[:max_characters]
+        each if each.isprintable() else each.encode("unicode_escape").decode() for each in text
     )

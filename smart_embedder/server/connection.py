@@ -168,6 +168,7 @@ class BoundedConnection(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """The response is written; the rest of its request is not read."""
         super().on_response_complete()
+        self._lingering.flush()
         if self.transport.get_write_buffer_size():
             self._start_response_timer()
         if self.transport.is_closing():
@@ -397,7 +398,9 @@ class ConnectionTurns:
 
 
 class LingeringTransport:
-    """A transport with a lingering `close`.
+    """A transport with a lingering `close`, which sends the head of a response with what follows.
+
+    So whoever reads a small response is woken once.
 
     A socket that is closed while unread data lies in it resets the connection, and the client's
     system then discards the response that the client has not read yet. So only the sending side is
@@ -408,6 +411,7 @@ class LingeringTransport:
         self._transport = transport
         self._loop = loop
         self._linger_timer: TimerHandle | None = None
+        self._head: bytes | None = None
 
     def __getattr__(self, name: str) -> Any:
         """What is that of the transport, such as `abort`."""
@@ -417,6 +421,7 @@ class LingeringTransport:
         """Send what is written, then end of file; read on until the client closes or a timeout."""
         if self.is_closing():
             return
+        self.flush()
         self._linger_timer = self._loop.call_later(LINGER_TIMEOUT, self.close_without_lingering)
         with suppress(OSError):  # The client may have closed already.
             self._transport.write_eof()
@@ -424,6 +429,7 @@ class LingeringTransport:
 
     def close_without_lingering(self) -> None:
         """Send what is written and close, whatever the client still sends."""
+        self.flush()
         if self._linger_timer is not None:
             self._linger_timer.cancel()
         self._transport.close()
@@ -433,9 +439,23 @@ class LingeringTransport:
         return self._linger_timer is not None or self._transport.is_closing()
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Send `data`, unless the connection is being closed."""
-        if self._linger_timer is None:
+        """Send `data`, unless the connection is being closed; a head waits for the loop to turn."""
+        if self._linger_timer is not None:
+            return
+        if self._head is not None:
+            head, self._head = self._head, None
+            self._transport.writelines([head, data])
+        elif data[:5] == b"HTTP/":  # Or a body that looks like it.
+            self._head = bytes(data)
+            self._loop.call_soon(self.flush)
+        else:
             self._transport.write(data)
+
+    def flush(self) -> None:
+        """Send a head that waits."""
+        head, self._head = self._head, None
+        if head is not None and not self.is_closing():
+            self._transport.write(head)
 
     def pause_reading(self) -> None:
         """Leave what arrives in the system's buffer, whose size then stops the client."""

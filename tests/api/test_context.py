@@ -45,12 +45,12 @@ from tests.support.paths import PATHS
     ],
 )
 def test_a_path_has_an_endpoint_and_its_dialects(path, endpoint, dialects) -> None:
-    place = PATHS.find(path)
+    place = PATHS.find(path)[0]
     assert (place.endpoint and place.endpoint.path, place.dialects) == (endpoint, dialects)
 
 
 def test_every_endpoint_is_that_of_its_own_path() -> None:
-    assert all(PATHS.find(each.path).endpoint is each for each in PATHS.endpoints)
+    assert all(PATHS.find(each.path)[0].endpoint is each for each in PATHS.endpoints)
     assert [each.path for each in PATHS.endpoints if each.streams] == ["/embeddings/stream"]
 
 
@@ -60,7 +60,7 @@ OTHERS = ("/models/health", "/models/own/healthy", "/own/health", "/models")
 
 @pytest.mark.parametrize("path", [*HEALTH_CHECKS, *OTHERS])
 def test_health_checks_of_dialects_need_no_token(path: str) -> None:
-    assert PATHS.find(path).is_health_check is (path in HEALTH_CHECKS)
+    assert PATHS.find(path)[0].is_health_check is (path in HEALTH_CHECKS)
 
 
 # Without a limit each of these takes its parser 50 to 100 ms.

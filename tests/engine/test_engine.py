@@ -164,7 +164,7 @@ async def test_a_fault_in_the_consumer_itself_is_a_failure_and_not_a_silence(mon
 
     engine = engine_for(FakeModel())
     await engine.start()
-    monkeypatch.setattr("smart_embedder.engine.scheduling.queue.form_batch", broken)
+    monkeypatch.setattr("smart_embedder.engine.scheduling.queue.JobQueue.take", broken)
     # Who waits for it is told, and so is whoever comes later.
     for _ in range(2):
         with pytest.raises(UnhealthyError, match="consumer has ended"):
@@ -221,7 +221,7 @@ async def test_aborting_waits_for_no_tokenizer() -> None:
     model = Slow()
     engine = engine_for(model, shutdown_timeout=0.05, tokenizer_threads=1)
     await engine.start()
-    tasks = [asyncio.create_task(engine.embed(EmbedRequest([f"text {i}"]))) for i in range(5)]
+    tasks = [asyncio.create_task(engine.embed(EmbedRequest(["text " * 99]))) for _ in range(5)]
     while not reads.is_set():  # noqa: ASYNC110 - turns, not time
         await asyncio.sleep(0)
     await engine.close()

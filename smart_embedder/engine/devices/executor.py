@@ -29,17 +29,37 @@ log = structlog.get_logger(__name__)
 
 
 @dataclass(slots=True, eq=False)
+class _Turn:
+    """When the device computes a forward: after the one launched `before`. Keeps no batch alive."""
+
+    launched_at: float = 0.0
+    returned_at: float = 0.0
+    before: "_Turn | None" = None
+
+    def began(self) -> float:
+        """When the device began it; 0 until then."""
+        before = self.before
+        if before is not None:
+            if not (free_at := before.ended()):
+                return 0.0
+            self.launched_at, self.before = max(self.launched_at, free_at), None
+        return self.launched_at
+
+    def ended(self) -> float:
+        """When the device had computed it, and all before it; 0 until then."""
+        return max(self.returned_at, began) if self.returned_at and (began := self.began()) else 0.0
+
+
+@dataclass(slots=True, eq=False)
 class InFlight:
     """A batch that was taken from the queue and is not completed yet.
 
-    `device_free` is set when the batch before it is completed. `began` is when the device began it
-    (0 before it is launched), or the last half of it after memory ran out, and `first_began` when
-    it was launched as a whole. `preempted_seconds` is how long batches that preempted it had the
-    device since `began`. `expected_seconds` are those of its forward.
+    `device_free` is set when the batch before it is completed. `first_launched_at` is when it was
+    launched as a whole. `expected_seconds` are those of its forward.
 
     `forward` is what is computed of it: all, or a half after memory ran out, without the requests
-    that have their outcome by its beginning, when `begun` is set. `returned` is set once the device
-    has computed that, and `before` is the same of the forward launched before it.
+    that have their outcome by its launch. `turn` tells when that is computed, `preempted_seconds`
+    how long batches that preempted it had the device since its launch.
     """
 
     batch: Batch
@@ -48,27 +68,19 @@ class InFlight:
     expected_seconds: float = 0.0
     launched: asyncio.Event = field(default_factory=asyncio.Event)
     done: asyncio.Event = field(default_factory=asyncio.Event)
-    began: float = 0.0
-    first_began: float = 0.0
+    first_launched_at: float = 0.0
     preempted_seconds: float = 0.0
     forward: Batch = field(init=False)
-    begun: asyncio.Event = field(init=False)
-    returned: asyncio.Event = field(init=False)
-    before: asyncio.Event | None = field(init=False)
+    turn: _Turn = field(default_factory=_Turn)
 
     @property
     def seconds_left(self) -> float:
         """Seconds until the device has computed it, about."""
-        if not self.began:
+        if not (began := self.turn.began()):
             return self.expected_seconds
-        elapsed = time.perf_counter() - self.began
+        elapsed = time.perf_counter() - began
         # A forward that takes longer than expected is expected to take half as long again.
         return self.expected_seconds - elapsed if elapsed < self.expected_seconds else elapsed / 2
-
-    def begin(self) -> None:
-        """Note that the device begins it, or the next half of it."""
-        self.began, self.preempted_seconds = time.perf_counter(), 0.0
-        self.first_began = self.first_began or self.began
 
 
 class DeviceExecutor:
@@ -120,7 +132,7 @@ class DeviceExecutor:
         self._in_flight: set[InFlight] = set()
         self._last_done = asyncio.Event()
         self._last_done.set()
-        self._last_returned: asyncio.Event | None = None
+        self._last_turn: _Turn | None = None
         self._preemption: Preemption | None = None
 
     @property
@@ -140,7 +152,7 @@ class DeviceExecutor:
         running = [each for each in self._in_flight if each.preempts is None]
         if len(running) < self.most_batches:
             return 0.0
-        first = min(running, key=lambda each: each.began or math.inf)
+        first = min(running, key=lambda each: each.first_launched_at or math.inf)
         return first.seconds_left
 
     def serves(self, model: Model) -> bool:
@@ -242,13 +254,12 @@ class DeviceExecutor:
                 self._preemption = None
                 self._slots.release()
             elif preemption is not None and preemption.batch is preempted.batch:
-                first = in_flight.first_began
+                first = in_flight.first_launched_at
                 preemption.ended(time.perf_counter() - first if first else 0.0)
 
     async def _run_batch(self, in_flight: InFlight, batch: Batch) -> None:
         """Run it, or a half of it."""
-        in_flight.forward, in_flight.before, out_of_memory = batch, None, None
-        in_flight.begun, in_flight.returned = asyncio.Event(), asyncio.Event()
+        in_flight.forward, in_flight.turn, out_of_memory = batch, _Turn(), None
         try:
             results = await self._compute(in_flight)
         except errors.OutOfMemoryError as error:
@@ -296,13 +307,15 @@ class DeviceExecutor:
     def _complete(self, in_flight: InFlight, results: list[Any]) -> None:
         batch = in_flight.forward
         # Seconds that the device worked on this batch alone.
-        seconds, preempted = time.perf_counter() - in_flight.began, in_flight.preempts
+        turn, preempted = in_flight.turn, in_flight.preempts
+        began = turn.began() or turn.launched_at
+        seconds = time.perf_counter() - began
         if preempted is None:
             seconds -= in_flight.preempted_seconds
             # Those that preempt are small, and say little of the device's rate.
             self.rate.observe(batch.tokens, seconds)
             self.models[batch.model].rate.observe(batch.tokens, seconds)
-        elif in_flight.began > preempted.began > 0:
+        elif began > preempted.turn.launched_at > 0:
             preempted.preempted_seconds += seconds
         self.models[batch.model].budget.recover()
         metrics, counts = self._metrics, Counter[Purpose]()
@@ -334,27 +347,22 @@ class DeviceExecutor:
 
     async def _compute(self, in_flight: InFlight) -> list[Any]:
         """The results of a forward, which may be above the time limits of its jobs."""
-        per_token = self.models[in_flight.batch.model].seconds_per_token
-        with self.watchdog.over(self.limit.of_device(in_flight.forward, per_token)):
-            running = asyncio.ensure_future(self._on_device(in_flight))
+        batch, turn = in_flight.forward, in_flight.turn
+        per_token = self.models[batch.model].seconds_per_token
+        whole = partial(self.limit.of_batch, seconds_per_token=per_token)
+        # The limits include neither the wait for the thread nor the forward before this one, which
+        # may be of the batch after it if this is a half.
+        alarm = limits.OverdueAlarm(lambda: in_flight.forward, turn.began, whole)
+        with self.watchdog.over(self.limit.of_device(batch, per_token)):
             try:
-                # The limits include neither the wait for the thread nor the forward before this
-                # one, which may be of the batch after it if this is a half.
-                await in_flight.begun.wait()
-                if in_flight.before is not None and not in_flight.before.is_set():
-                    await in_flight.before.wait()
-                    in_flight.begin()
-                batch = in_flight.forward
-                await limits.fail_overdue(batch, self.limit.of_batch(batch, per_token), running)
-                return await running
+                return await self._on_device(in_flight)
             finally:
-                running.cancel()
-                in_flight.returned.set()
+                alarm.cancel()
+                turn.returned_at = time.perf_counter()
 
     async def _on_device(self, in_flight: InFlight) -> list[Any]:
         model = self.models[in_flight.batch.model].runs
         preempts = in_flight.preempts is not None
-        loop = asyncio.get_running_loop()
 
         def launch() -> Any:
             """Look at the latest moment for whom to compute, and on what: it may have waited.
@@ -365,24 +373,23 @@ class DeviceExecutor:
             if self.failed or not batch.slices:
                 raise _NotLaunchedError
             in_flight.forward = batch
+            turn, now = in_flight.turn, time.perf_counter()
             if not preempts:
-                in_flight.before, self._last_returned = self._last_returned, in_flight.returned
-            in_flight.begin()
-            loop.call_soon_threadsafe(in_flight.begun.set)
+                last, self._last_turn = self._last_turn, turn
+                turn.before = last if last is not None and not last.ended() else None
+            turn.launched_at, in_flight.preempted_seconds = now, 0.0
+            in_flight.first_launched_at = in_flight.first_launched_at or now
             collect = batch.launch(model)
             return collect() if self._collecting is None else collect
 
-        try:
-            guarded_launch = partial(guarded, launch, self.free_memory)
-            launched = await self.launching.run(guarded_launch, preempts=preempts)
-            if self._collecting is not None:
-                in_flight.launched.set()
-                collect = partial(guarded, launched, self.free_memory)
-                launched = await self._collecting.run(collect)
-            results: list[Any] = launched
-            return results
-        finally:  # The thread may have ended before this began.
-            in_flight.begun.set()
+        guarded_launch = partial(guarded, launch, self.free_memory)
+        launched = await self.launching.run(guarded_launch, preempts=preempts)
+        if self._collecting is not None:
+            in_flight.launched.set()
+            collect = partial(guarded, launched, self.free_memory)
+            launched = await self._collecting.run(collect)
+        results: list[Any] = launched
+        return results
 
 
 class _NotLaunchedError(Exception):

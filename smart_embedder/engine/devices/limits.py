@@ -6,14 +6,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from operator import itemgetter
-from typing import Any
-
-import numpy as np
 
 from smart_embedder.engine.model import Model
 from smart_embedder.engine.scheduling.batcher import Batch, Limits
-from smart_embedder.engine.scheduling.job import Job
 from smart_embedder.errors import InferenceTimeoutError
 
 GPU_SECONDS = 15.0
@@ -24,6 +19,8 @@ _SAFETY_FACTOR = 5.0
 _DOUBLED_LENGTH = 2048
 # The clocks of the event loop and of this module may differ by their resolution.
 _CLOCK_TOLERANCE = 0.01
+# Seconds: less than what can be waited for.
+_CLOCK_RESOLUTION = 1e-7
 # Forwards that fit, until a token budget that was halved is whole again.
 _RECOVERY_STEPS = 100
 
@@ -54,8 +51,8 @@ class ForwardLimit:
 
 def predicted_seconds(batch: Batch, seconds_per_token: float) -> float:
     """Seconds that a batch takes by the measurement; 0 if nothing was measured."""
-    lengths = np.fromiter(map(len, batch.sequences), dtype=np.float64)
-    return float((lengths * (1 + lengths / _DOUBLED_LENGTH)).sum()) * seconds_per_token
+    squares = sum(length * length for length in map(len, batch.sequences))
+    return (batch.tokens + squares / _DOUBLED_LENGTH) * seconds_per_token
 
 
 @dataclass(slots=True)
@@ -113,27 +110,46 @@ class DeviceWatchdog:
             self._alarm = loop.call_later(max(0.0, left) + _CLOCK_TOLERANCE, self._on_stuck)
 
 
-async def fail_overdue(batch: Batch, whole: float, running: "asyncio.Future[list[Any]]") -> None:
-    """Wait for the forward; fail each job when `whole`, or what is left of its own limit, is over.
+class OverdueAlarm:
+    """Fails each job of a forward when `whole` of its batch, or what is left of its own, is over.
 
-    The forward itself cannot be stopped and occupies the device until it returns.
+    That time begins at `began()`, which is 0 while the device has not begun. It is looked at only
+    when a limit may be over, so the device's thread need not wake the event loop to tell it. The
+    forward itself cannot be stopped and occupies the device until it returns.
     """
-    began, limits = time.perf_counter(), list[tuple[float, Job]]()
-    for each in batch.slices:
-        job, limit = each.job, whole
-        if job.time_limit is not None:
-            limit = job.time_limit - job.time_spent - job.inference_seconds
-        limits.append((limit, job))
-    for limit, job in sorted(limits, key=itemgetter(0)):
-        await asyncio.wait({running}, timeout=max(0.0, began + limit - time.perf_counter()))
-        if running.done():
-            return
-        what, seconds, setting = "forwards", job.time_limit, "RERANK_GPU_TIMEOUT"
-        if seconds is None:
-            what, seconds, setting = "forward", limit, "GPU_PROCESS_TIMEOUT"
-        job.fail(
-            InferenceTimeoutError(f"the {what} took longer than {seconds:g} seconds ({setting})")
-        )
+
+    def __init__(
+        self,
+        forward: Callable[[], Batch],
+        began: Callable[[], float],
+        whole: Callable[[Batch], float],
+    ) -> None:
+        self._forward, self._began, self._whole = forward, began, whole
+        self._look()
+
+    def cancel(self) -> None:
+        """Fail no further job: the forward has returned."""
+        self._alarm.cancel()
+
+    def _look(self) -> None:
+        began, batch, left = self._began(), self._forward(), list[float]()
+        elapsed = time.perf_counter() - began if began else 0.0
+        whole = self._whole(batch)
+        for job in (each.job for each in batch.slices):
+            limit = whole
+            if job.time_limit is not None:
+                limit = job.time_limit - job.time_spent - job.inference_seconds
+            if not began or limit - elapsed > _CLOCK_RESOLUTION:
+                left.append(limit - elapsed)
+                continue
+            what, seconds, setting = "forwards", job.time_limit, "RERANK_GPU_TIMEOUT"
+            if seconds is None:
+                what, seconds, setting = "forward", limit, "GPU_PROCESS_TIMEOUT"
+            text = f"the {what} took longer than {seconds:g} seconds ({setting})"
+            job.fail(InferenceTimeoutError(text))
+        if left:
+            soonest = max(min(left), 0.0 if began else _CLOCK_TOLERANCE)
+            self._alarm = asyncio.get_running_loop().call_later(soonest, self._look)
 
 
 class TokenBudget:

@@ -7,7 +7,7 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
 from queue import SimpleQueue
 from typing import Any, TypeVar
@@ -71,7 +71,7 @@ class DeviceThread:
         self._lock = threading.Lock()
         self._work: _Work = SimpleQueue()
         self._preempting: deque[Callable[[], None]] = deque()
-        self._pending: deque[Future[Any]] = deque()
+        self._pending: deque[asyncio.Future[Any]] = deque()
         self._thread: threading.Thread | None = None
 
     async def run(self, call: Callable[[], Result], *, preempts: bool = False) -> Result:
@@ -79,7 +79,7 @@ class DeviceThread:
 
         With `preempts` it may run within another call: see `run_preempting_call`.
         """
-        future: Future[Result] = Future()
+        future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
         answer = partial(self._answer, future, call)
         with self._lock:
             if self._thread is None:
@@ -88,7 +88,7 @@ class DeviceThread:
             if preempts:
                 self._preempting.append(answer)
             self._work.put(run_preempting_call if preempts else answer)
-        return await asyncio.wrap_future(future)
+        return await future
 
     async def close(self, seconds: float) -> None:
         """Let the thread end after the calls so far; wait for it, `seconds` at most.
@@ -125,18 +125,31 @@ class DeviceThread:
                 self._thread = None
                 unanswered, self._pending = self._pending, deque()
             for future in unanswered:
-                if not future.done():
-                    future.set_exception(
-                        InferenceError("the device thread ended in the middle of its work")
-                    )
+                error = InferenceError("the device thread ended in the middle of its work")
+                _resolve(future, future.set_exception, error)
 
-    def _answer(self, future: "Future[Any]", call: Callable[[], Any]) -> None:
-        if future.set_running_or_notify_cancel():
+    def _answer(self, future: "asyncio.Future[Any]", call: Callable[[], Any]) -> None:
+        resolve, outcome = future.set_result, None
+        if not future.cancelled():
             try:
-                future.set_result(call())
+                outcome = call()
             except Exception as error:  # noqa: BLE001 - the caller decides what any error means
-                future.set_exception(error)
+                resolve, outcome = future.set_exception, error
         self._pending.remove(future)
+        _resolve(future, resolve, outcome)
+
+
+def _resolve(
+    future: "asyncio.Future[Any]", resolve: Callable[[Any], None], outcome: object
+) -> None:
+    """Let the future's loop call `resolve`, unless nobody waits any longer."""
+
+    def resolve_unless_done() -> None:
+        if not future.done():
+            resolve(outcome)
+
+    with suppress(RuntimeError):  # The loop is closed.
+        future.get_loop().call_soon_threadsafe(resolve_unless_done)
 
 
 # Makes a thread from its name and its initializer.

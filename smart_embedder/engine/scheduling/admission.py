@@ -1,4 +1,4 @@
-"""Admission: tokenize off the event loop, then queue jobs until the device has taken them.
+"""Admission: tokenize texts, long ones off the event loop, and queue jobs for the device.
 
 The threads of the tokenizers are shared fairly between clients, and huge texts have their own.
 """
@@ -8,7 +8,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from contextvars import ContextVar, copy_context
@@ -33,6 +33,9 @@ _LIGATURES = re.compile(
 NORMALIZATION_GROWTHS = (1, 4, 18)
 # A tokenizer takes about a second for these.
 _HUGE_CHARACTERS = 1_000_000
+# With the number of texts. A tokenizer takes a quarter of a millisecond for these, which is about
+# what a change to another thread and back takes.
+_FEW_CHARACTERS = 256
 # Scanned in one call, during which Python's other threads wait.
 _SCAN_CHARACTERS = 65_536
 
@@ -84,21 +87,32 @@ class Abortable:
 
 
 class TokenizerThreads:
-    """`count` threads for requests of usual size, and one for huge ones, which take seconds."""
+    """`count` threads for requests of usual size, and one for huge ones, which take seconds.
+
+    One of the shortest is run on the event loop itself, at most one each time that the loop turns.
+    """
 
     def __init__(self, count: int | None) -> None:
+        self._loop_is_free = True
         usual = count or min(os.cpu_count() or 1, _MOST_THREADS)
         self._usual = _FairThreads(usual, "tokenizer")
         self._huge = _FairThreads(1, "tokenizer-huge")
 
     async def run(self, call: Callable[[], Result], texts: list[str], client: str) -> Result:
-        """Run `call`, which tokenises `texts`, on a thread; return its result."""
+        """Run `call`, which tokenises `texts`; return its result."""
         characters = sum(map(len, texts))
+        if self._loop_is_free and characters + len(texts) <= _FEW_CHARACTERS:
+            self._loop_is_free = False
+            asyncio.get_running_loop().call_soon(self._free_loop)
+            return call()
         is_huge = characters > _HUGE_CHARACTERS
         may_grow = characters * NORMALIZATION_GROWTHS[-1] > _HUGE_CHARACTERS
         if not is_huge and may_grow and not all(map(str.isascii, texts)):
             is_huge = await self._usual.run(partial(_are_huge_normalized, texts), client)
         return await (self._huge if is_huge else self._usual).run(call, client)
+
+    def _free_loop(self) -> None:
+        self._loop_is_free = True
 
     def close(self) -> None:
         """Cancel the calls that have not begun."""
@@ -179,7 +193,7 @@ class Admission:
     async def tokenize(
         self, model: Model, call: Callable[[], Result], texts: list[str], client: str
     ) -> tuple[Result, Stage]:
-        """Run `call`, which tokenises `texts` with the tokenizer of `model`, on another thread.
+        """Run `call`, which tokenises `texts` with the tokenizer of `model`.
 
         Returns its result, and when it ran.
         """
@@ -197,7 +211,7 @@ class Admission:
         try:
             for job in jobs:
                 self._queue.put(job)
-            await asyncio.gather(*map(Job.dequeued, jobs))
+            await _all([job.dequeued() for job in jobs])
         except BaseException:
             for job in jobs:
                 job.cancel()
@@ -212,10 +226,15 @@ class Admission:
     async def results(self, *jobs: Job) -> list[list[Any]]:
         """The results of each job; if one fails, the others are cancelled."""
         try:
-            return await asyncio.gather(*map(Job.result, jobs))
+            return await _all([job.result() for job in jobs])
         finally:
             for job in jobs:
                 job.cancel()
+
+
+async def _all(waits: Sequence[Coroutine[Any, Any, Result]]) -> list[Result]:
+    """As `asyncio.gather`, but without a task for a single one, which nearly every request has."""
+    return [await waits[0]] if len(waits) == 1 else await asyncio.gather(*waits)
 
 
 def timings_of(started: float, *, tokenized: Iterable[Stage], jobs: Iterable[Job]) -> Timings:

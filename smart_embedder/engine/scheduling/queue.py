@@ -152,9 +152,23 @@ class JobQueue:
         jobs = {job: self._jobs[job] for job in candidates if serves(job.model)}
         if not jobs:
             return None
+        if len(self._jobs) == 1 and (batch := self._whole(next(iter(jobs)), limits_of)) is not None:
+            return batch
         self._bound_leads(jobs, limits_of)
         batch = form_batch(jobs, limits_of)
         self._take_out(batch)
+        return batch
+
+    def _whole(self, job: Job, limits_of: LimitsOf) -> Batch | None:
+        """All that is left of the only job that waits, if it fits; nobody is ahead of anybody."""
+        limits, stop = limits_of(job.model), len(job.sequences)
+        most = min(limits.max_sequences or stop, job.model.max_batch_sequences or stop)
+        if job.waiting_tokens > limits.max_tokens or stop - job.taken > most:
+            return None
+        self._most_tokens = max(self._most_tokens, limits.max_tokens)
+        self._waiting_tokens -= job.waiting_tokens
+        batch = Batch(job.model, [BatchSlice(job, job.taken, stop)])
+        job.take(stop - job.taken, time.perf_counter())
         return batch
 
     def _bound_leads(self, jobs: Mapping[Job, Flow], limits_of: LimitsOf) -> None:

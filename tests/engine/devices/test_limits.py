@@ -8,9 +8,9 @@ import pytest
 from smart_embedder.engine.devices.limits import (
     DeviceWatchdog,
     ForwardLimit,
+    OverdueAlarm,
     ServiceRate,
     TokenBudget,
-    fail_overdue,
     predicted_seconds,
 )
 from smart_embedder.errors import InferenceTimeoutError
@@ -86,8 +86,11 @@ async def test_each_request_fails_when_its_own_time_is_over_and_the_rest_is_wait
     spent = job(10, time_limit=60.0, time_spent=56.0)
     spent.inference_seconds = 1.0
     batch = batch_of(job(10), spent, job(10, time_limit=1.0), job(10, time_limit=9.0))
-    running: asyncio.Future[list] = asyncio.get_running_loop().create_future()
-    waiting = asyncio.create_task(fail_overdue(batch, 2.0, running))
+    began = [0.0]
+    alarm = OverdueAlarm(lambda: batch, lambda: began[0], lambda _: 2.0)
+    # The wait for the device does not count.
+    await asyncio.sleep(20)
+    began[0] = now()
     jobs, failed = [part.job for part in batch.slices], []
     for _ in range(3):
         await asyncio.sleep(1.01)
@@ -97,8 +100,8 @@ async def test_each_request_fails_when_its_own_time_is_over_and_the_rest_is_wait
         [True, False, True, False],
         [True, True, True, False],
     ]
-    running.set_result([])
-    await waiting
+    alarm.cancel()
+    await asyncio.sleep(20)
     assert not jobs[3].resolved
     said = ["2 seconds (GPU_PROCESS_TIMEOUT)", "60 seconds (RERANK_GPU_TIMEOUT)"]
     for failed_job, what, sentence in zip(jobs, ("forward", "forwards"), said, strict=False):

@@ -53,7 +53,7 @@ async def test_texts_are_tokenised_off_the_loop_and_the_time_is_told(desk, ticki
         ticking.time += 3
         return threading.current_thread().name
 
-    name, stage = await desk.admission.tokenize(FakeModel(), call, ["a"], "client")
+    name, stage = await desk.admission.tokenize(FakeModel(), call, USUAL, "client")
     assert name.startswith("tokenizer")
     assert stage == Stage("tokenize", 100, 103, "fake")
     assert desk.metrics.value("embedder_tokenize_seconds_sum") == 3
@@ -147,6 +147,10 @@ TEXTS = {
 }
 
 
+# More than what is tokenised on the event loop.
+USUAL = ["a" * 256]
+
+
 @pytest.fixture
 def threads() -> Iterator[TokenizerThreads]:
     made = TokenizerThreads(1)
@@ -168,7 +172,7 @@ class Held:
 
 async def held(threads: TokenizerThreads, client: str) -> tuple[Held, "asyncio.Task[None]"]:
     call = Held()
-    task = asyncio.create_task(threads.run(call, ["a"], client))
+    task = asyncio.create_task(threads.run(call, USUAL, client))
     await asyncio.to_thread(call.entered.wait)
     return call, task
 
@@ -201,7 +205,7 @@ async def test_a_client_with_one_text_does_not_wait_behind_all_of_another_client
     order: list[str] = []
     call, first = await held(threads, "alice")
     waiting = [
-        asyncio.create_task(threads.run(lambda c=client: order.append(c), ["a"], client))
+        asyncio.create_task(threads.run(lambda c=client: order.append(c), USUAL, client))
         for client in ["alice"] * 5 + ["bob"]
     ]
     await asyncio.sleep(0)
@@ -212,8 +216,8 @@ async def test_a_client_with_one_text_does_not_wait_behind_all_of_another_client
 
 async def test_an_error_reaches_the_caller_and_the_thread_goes_on(threads) -> None:
     with pytest.raises(ZeroDivisionError):
-        await threads.run(lambda: 1 // 0, ["a"], "alice")
-    assert await threads.run(lambda: 1, ["a"], "alice") == 1
+        await threads.run(lambda: 1 // 0, USUAL, "alice")
+    assert await threads.run(lambda: 1, USUAL, "alice") == 1
 
 
 @pytest.mark.parametrize(
@@ -231,7 +235,7 @@ async def test_so_many_calls_run_at_once(monkeypatch, count, cores, expected) ->
         gate.wait()
         active.pop()
 
-    calls = [asyncio.create_task(threads.run(call, ["a"], "alice")) for _ in range(12)]
+    calls = [asyncio.create_task(threads.run(call, USUAL, "alice")) for _ in range(12)]
     for _ in range(expected):
         await asyncio.to_thread(entered.acquire)
     gate.set()
@@ -240,12 +244,27 @@ async def test_so_many_calls_run_at_once(monkeypatch, count, cores, expected) ->
     assert max(most) == expected
 
 
-@pytest.mark.parametrize("name", ["a sentence", "megabytes"])
+@pytest.mark.parametrize("name", ["many texts", "megabytes"])
 async def test_no_thread_is_started_once_they_are_closed(name: str) -> None:
     threads = TokenizerThreads(1)
     threads.close()
     with pytest.raises(RuntimeError, match="after shutdown"):
         await threads.run(lambda: None, TEXTS[name][0], "alice")
+
+
+@pytest.mark.parametrize(
+    ("texts", "on_loop"), [(["a" * 255], True), (["a" * 256], False), ([""] * 257, False)]
+)
+async def test_the_shortest_texts_are_tokenised_on_the_loop(threads, texts, on_loop: bool) -> None:
+    ran_on = await threads.run(threading.current_thread, texts, "alice")
+    assert (ran_on is threading.current_thread()) == on_loop
+
+
+async def test_no_more_than_one_call_each_turn_runs_on_the_loop(threads) -> None:
+    for _ in range(2):
+        calls = (threads.run(threading.current_thread, ["a"], "alice") for _ in range(3))
+        ran_on = await asyncio.gather(*calls)
+        assert [each is threading.current_thread() for each in ran_on] == [True, False, False]
 
 
 @pytest.mark.parametrize(("texts", "is_huge"), TEXTS.values(), ids=TEXTS)
@@ -271,11 +290,11 @@ async def test_a_call_whose_caller_has_left_ends_at_its_next_step(threads) -> No
             given_up.set()
             raise
 
-    task = asyncio.create_task(threads.run(call, ["a"], "alice"))
+    task = asyncio.create_task(threads.run(call, USUAL, "alice"))
     await asyncio.to_thread(entered.wait)
     task.cancel()
     await asyncio.wait({task})
     gate.set()
     assert await asyncio.to_thread(given_up.wait, 60)
     # The thread is free again, and a call that is wanted goes on.
-    await threads.run(stop_if_given_up, ["a"], "bob")
+    await threads.run(stop_if_given_up, USUAL, "bob")
