@@ -1,29 +1,32 @@
 """Running the engines: settings tried out first, then rounds in which they take turns.
 
 An engine is loaded for its turn and ended after it, so that no two are ever resident: figures of
-memory are its own, and machines that hold one engine can compare many. Every turn runs the whole
-workload twice and counts the second run, when caches and kernels are warm.
+memory are its own, and machines that hold one engine can compare many. A turn runs each workload
+twice and counts the second run, when caches and kernels are warm. What came of a turn is kept at
+once: a comparison that was interrupted goes on where it stopped.
 """
 
 import hashlib
+import math
 import statistics
 import subprocess
 import sys
+import time
 import venv
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from benchmarks.adapters import FloatArray, Setting
 from benchmarks.turns import turns
 from benchmarks.worker import Encoded, Engine, EngineFailureError, Run, measured
-from benchmarks.workload import Workload
-from tools.table import markdown
+from benchmarks.workload import WORKLOADS
 
-# On how many texts a setting is tried.
-_TRIAL_TEXTS = 32
+# On how many texts a setting is tried, and a slow engine's.
+_TRIAL_TEXTS, _SLOW_TRIAL_TEXTS = 32, 8
 _REQUIREMENTS = Path(__file__).parents[1] / "requirements"
 ENVIRONMENTS = Path("~/.cache/smart-embedder/benchmarks").expanduser()
 OWN = "own"
@@ -31,10 +34,9 @@ _BATCHES = (1, 4, 8, 32)
 _DEFAULTS = (Setting(),)
 _BATCHED = tuple(Setting(batch) for batch in _BATCHES)
 _OPENVINO = tuple(Setting(b, hint) for hint in ("latency", "throughput") for b in _BATCHES)
-# The ratios are to the faster of these.
-REFERENCES = ("flagembedding", "flagembedding-defaults")
 # The cosines are to the first of these that ran.
-EXACT = (*REFERENCES, "smart-embedder-float32")
+EXACT = ("flagembedding", "flagembedding-defaults", "smart-embedder-float32")
+_KINDS = ("dense", "colbert")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,8 @@ class Contender:
     """One row of the table.
 
     `environment` names the requirements file of its packages, or is this project's own. The
-    fastest of `settings` is found before the rounds. A `slow` one has a single round.
+    fastest of `settings` is found before the rounds. A `slow` one is warmed up with two texts, and
+    has fewer rounds and no heavy texts.
     """
 
     adapter: str
@@ -52,28 +55,32 @@ class Contender:
     dense_only: bool = False
     slow: bool = False
 
-    def settings_for(self, workload: Workload, texts: int) -> list[Setting]:
+    def settings_for(self, workload: str, texts: int) -> list[Setting]:
         """Those whose batches that many texts of the workload can fill; at least one."""
-        largest = min(workload.largest_batch, texts)
+        about = WORKLOADS[workload]
+        largest = min(about.largest_batch, texts)
         fitting = [each for each in self.settings if (each.batch or 1) <= largest]
-        return [
-            each for each in fitting if not (workload.one_at_a_time and each.hint == "throughput")
-        ]
+        return [each for each in fitting if not (about.one_at_a_time and each.hint == "throughput")]
 
 
 CATALOGUE = {
-    "smart-embedder-float32": Contender("smart_embedder", "float32", _DEFAULTS, OWN),
+    "smart-embedder-float32": Contender("smart_embedder", "float32", _DEFAULTS, OWN, slow=True),
     "smart-embedder-bfloat16": Contender("smart_embedder", "bfloat16", _DEFAULTS, OWN),
     "smart-embedder-int8": Contender("smart_embedder", "int8", _DEFAULTS, OWN),
     "flagembedding-defaults": Contender("flag_embedding", "float32", _DEFAULTS, slow=True),
-    "flagembedding": Contender("flag_embedding", "float32"),
+    "flagembedding": Contender("flag_embedding", "float32", slow=True),
     "m3serve-defaults": Contender("m3serve", "float32", _DEFAULTS, slow=True),
-    "m3serve": Contender("m3serve", "float32"),
-    "sentence-transformers-float32": Contender("sentence_transformers", "float32", dense_only=True),
+    "m3serve": Contender("m3serve", "float32", slow=True),
+    "sentence-transformers-float32": Contender(
+        "sentence_transformers", "float32", dense_only=True, slow=True
+    ),
     "sentence-transformers-bfloat16": Contender(
         "sentence_transformers", "bfloat16", dense_only=True
     ),
-    "infinity-float32": Contender("infinity", "float32", environment="infinity", dense_only=True),
+    "infinity-float32": Contender(
+        "infinity", "float32", environment="infinity", dense_only=True, slow=True
+    ),
+    "openvino-float32": Contender("openvino", "float32", _OPENVINO, slow=True),
     "openvino-bfloat16": Contender("openvino", "bfloat16", _OPENVINO),
     "openvino-int8": Contender("openvino", "int8", _OPENVINO),
 }
@@ -108,26 +115,48 @@ def _install(python: Path, requirements: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to compare; `vectors` is a folder for what the engines compute."""
+    """What to compare: texts of each workload, the one whose memory counts first.
+
+    `vectors` is a folder for what the engines compute, `limit` the name of the instructions that
+    they are limited to (see `benchmarks.worker`), `until` a time by `time.monotonic`: later no turn
+    begins.
+    """
 
     folder: Path
-    workload: Workload
-    texts: list[str]
+    texts: Mapping[str, list[str]]
     rounds: int
     patience: float
     vectors: Path
+    limit: str = ""
     environments: Path = ENVIRONMENTS
+    until: float = math.inf
+
+    def rounds_of(self, name: str) -> int:
+        """The turns of an engine."""
+        return max(1, self.rounds // 3) if CATALOGUE[name].slow else self.rounds
+
+    def texts_of(self, contender: Contender) -> dict[str, list[str]]:
+        """The workloads of an engine."""
+        return {
+            workload: texts
+            for workload, texts in self.texts.items()
+            if not (contender.slow and WORKLOADS[workload].heavy)
+        }
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What came of one engine: its rounds and where its vectors are, or why it has none."""
+    """What came of one engine so far, or why it has nothing; every field can be written as JSON.
+
+    `rounds` are the seconds of each call, of each round of each workload.
+    """
 
     name: str
-    vectors: Path
-    setting: Setting = field(default_factory=Setting)
     version: str = ""
-    rounds: list[Encoded] = field(default_factory=list)
+    settings: dict[str, dict[str, Any]] = field(default_factory=dict)
+    rounds: dict[str, list[list[float]]] = field(default_factory=dict)
+    peak_bytes: int = 0
+    cosines: dict[str, dict[str, float]] = field(default_factory=dict)
     failure: str = ""
 
     @property
@@ -141,59 +170,82 @@ class Outcome:
         return bool(self.rounds) and not self.failure
 
     @property
-    def seconds(self) -> list[float]:
-        """Of the whole workload, round by round."""
-        return [sum(encoded.seconds) for encoded in self.rounds]
+    def turns(self) -> int:
+        """How many it had."""
+        return max(map(len, self.rounds.values()), default=0)
 
-    @property
-    def median(self) -> float:
+    def median(self, workload: str) -> float:
         """Seconds of the median round."""
-        return statistics.median(self.seconds)
+        return statistics.median(map(sum, self.rounds[workload]))
 
 
-def compare(plan: Plan, names: list[str]) -> list[Outcome]:
-    """The outcome of each engine; one that fails has no more turns."""
-    outcomes = {name: Outcome(name, plan.vectors / f"{name}.npz") for name in names}
-    for outcome in outcomes.values():
-        _choose_setting(plan, outcome)
-    for name in turns({name: 1 if CATALOGUE[name].slow else plan.rounds for name in names}):
-        if not outcomes[name].failure:
-            _take_turn(plan, outcomes[name])
-    return list(outcomes.values())
+def compare(
+    plan: Plan, outcomes: Sequence[Outcome], keep: Callable[[], None] = lambda: None
+) -> None:
+    """Give each engine the turns that it has not had; one that fails has no more.
+
+    `keep` is called after every step that took long.
+    """
+    for outcome in outcomes:
+        if not outcome.settings and time.monotonic() < plan.until:
+            _choose_settings(plan, outcome)
+            keep()
+    named = {outcome.name: outcome for outcome in outcomes if outcome.settings}
+    for name in turns({name: plan.rounds_of(name) - each.turns for name, each in named.items()}):
+        if not named[name].failure and time.monotonic() < plan.until:
+            _take_turn(plan, named[name])
+            keep()
+    _compare_vectors(plan, outcomes)
+    keep()
 
 
-def _choose_setting(plan: Plan, outcome: Outcome) -> None:
-    """The fastest on a part of the texts; with nothing to choose from, nothing is run."""
-    sample = plan.texts[:: max(1, len(plan.texts) // _TRIAL_TEXTS)]
-    settings = outcome.contender.settings_for(plan.workload, len(sample))
-    outcome.setting = settings[0]
-    if len(settings) == 1:
-        return
+def _choose_settings(plan: Plan, outcome: Outcome) -> None:
+    """The fastest on a part of each workload's texts; with nothing to choose from, none is run."""
+    trials = []
+    for workload, texts in plan.texts_of(outcome.contender).items():
+        count = _SLOW_TRIAL_TEXTS if outcome.contender.slow else _TRIAL_TEXTS
+        sample = texts[:: max(1, len(texts) // count)]
+        settings = outcome.contender.settings_for(workload, len(sample))
+        outcome.settings[workload] = asdict(settings[0])
+        trials += [(workload, sample, each) for each in settings if len(settings) > 1]
     # Of each the second run counts.
-    tried = _run(plan, outcome, [Run(sample, each) for each in settings for _ in range(2)])[1::2]
-    seconds = {each: sum(encoded.seconds) for each, encoded in zip(settings, tried, strict=False)}
-    for setting, took in seconds.items():
+    tried = _run(plan, outcome, [Run(*trial[1:]) for trial in trials for _ in range(2)])[1::2]
+    best: dict[str, float] = {}
+    for (workload, sample, setting), encoded in zip(trials, tried, strict=False):
+        took = sum(encoded.seconds)
         _say(f"{outcome.name}, {setting}: {took:.2f} s, a trial with {len(sample)} texts")
-    outcome.setting = min(seconds, key=lambda each: seconds[each], default=settings[0])
+        if took < best.setdefault(workload, math.inf):
+            best[workload], outcome.settings[workload] = took, asdict(setting)
 
 
 def _take_turn(plan: Plan, outcome: Outcome) -> None:
-    alone = plan.workload.one_at_a_time
-    # A slow engine is slow because of its padding, not for want of a warm-up.
-    warm_up = plan.texts[:2] if outcome.contender.slow else plan.texts
-    runs = [Run(warm_up, outcome.setting, alone)]
-    runs.append(Run(plan.texts, outcome.setting, alone, str(outcome.vectors)))
-    outcome.rounds += (found := _run(plan, outcome, runs)[1:])
-    for encoded in found:
-        _say(f"{outcome.name}, round {len(outcome.rounds)}: {sum(encoded.seconds):.2f} s")
+    runs, given = [], plan.texts_of(outcome.contender)
+    for workload, texts in given.items():
+        setting, alone = Setting(**outcome.settings[workload]), WORKLOADS[workload].one_at_a_time
+        # A slow engine is slow because of its padding, not for want of a warm-up.
+        runs.append(Run(texts[:2] if outcome.contender.slow else texts, setting, alone))
+        runs.append(Run(texts, setting, alone, str(_vectors_file(plan, workload, outcome))))
+    found = _run(plan, outcome, runs)[1::2]
+    for workload, encoded in zip(given, found, strict=False):
+        seconds = [round(each, 5) for each in encoded.seconds]
+        outcome.rounds.setdefault(workload, []).append(seconds)
+        _say(f"{outcome.name}, {workload}, round {outcome.turns}: {sum(seconds):.2f} s")
+    # Peaks are of the process so far.
+    outcome.peak_bytes = max([outcome.peak_bytes, *(each.peak_bytes for each in found[:1])])
+
+
+def _vectors_file(plan: Plan, workload: str, outcome: Outcome) -> Path:
+    return plan.vectors / f"{workload}-{outcome.name}.npz"
 
 
 def _run(plan: Plan, outcome: Outcome, runs: list[Run]) -> list[Encoded]:
     """What came of the runs; nothing where the engine failed, of which the reason is kept."""
     contender = outcome.contender
+    if not runs:
+        return []
     try:
         python = interpreter(contender.environment, plan.environments)
-        engine = Engine(python, contender.adapter, plan.folder, contender.precision)
+        engine = Engine(python, contender.adapter, plan.folder, contender.precision, plan.limit)
         outcome.version, found = measured(engine, runs, plan.patience)
     except EngineFailureError as error:
         outcome.failure = str(error)
@@ -206,90 +258,33 @@ def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-# ---- from outcomes to the figures of the table and of the JSON file
-
 Arrays = Mapping[str, FloatArray]
-# The columns between the setting and the rounds, and how a figure is written in them.
-_FIGURES = {
-    "texts/s": ("texts_per_second", ".2f"),
-    "tokens/s": ("tokens_per_second", ".0f"),
-    "ratio": ("ratio", ".2f"),
-    "peak MiB": ("peak_mib", ".0f"),
-    "dense cosine": ("dense", ".6f"),
-    "ColBERT cosine": ("colbert", ".6f"),
-    "P50 ms": ("p50_ms", ".1f"),
-    "P99 ms": ("p99_ms", ".1f"),
-}
 
 
-@dataclass(frozen=True, slots=True)
-class Speed:
-    """What was measured of one engine; None where there is nothing to compare with.
-
-    `ratio` is to the faster FlagEmbedding; `dense` and `colbert` are the worst cosine of a text and
-    of a token to float32; `p50_ms` and `p99_ms` are of single calls;
-    `rounds` are seconds of the whole workload.
-    """
-
-    texts_per_second: float
-    tokens_per_second: float
-    ratio: float | None
-    peak_mib: float
-    dense: float | None
-    colbert: float | None
-    p50_ms: float
-    p99_ms: float
-    rounds: list[float]
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One engine, with its speed or the reason why it has none."""
-
-    engine: str
-    version: str
-    setting: str
-    dense_only: bool
-    failure: str
-    speed: Speed | None
-
-
-def rows_of(outcomes: Sequence[Outcome], lengths: list[int]) -> list[Row]:
-    """A row for each outcome, of texts that have so many tokens."""
+def _compare_vectors(plan: Plan, outcomes: Sequence[Outcome]) -> None:
+    """Note the worst cosines to the exact engine; vectors of another shape are a failure."""
     ran = {each.name: each for each in outcomes if each.measured}
-    reference = min((ran[name].median for name in REFERENCES if name in ran), default=None)
-    exact = next((_vectors(ran[name]) for name in EXACT if name in ran), {})
-    rows = []
-    for outcome in outcomes:
-        speed, failure = None, outcome.failure
-        try:
-            speed = _speed(outcome, lengths, reference, exact) if outcome.measured else None
-        except ValueError as error:
-            failure = str(error)
-        about = (outcome.name, outcome.version, str(outcome.setting), outcome.contender.dense_only)
-        rows.append(Row(*about, failure, speed))
-    return rows
+    for workload in plan.texts:
+        wanted: Arrays = {}
+        if exact := next((ran[name] for name in EXACT if name in ran), None):
+            wanted = _vectors(_vectors_file(plan, workload, exact))
+        for outcome in ran.values():
+            vectors = _vectors(_vectors_file(plan, workload, outcome))
+            try:
+                cosines = {kind: worst_cosine(vectors, wanted, kind) for kind in _KINDS}
+            except ValueError as error:
+                outcome.failure = str(error)
+                continue
+            # What is no longer there was compared before.
+            outcome.cosines[workload] = outcome.cosines.get(workload, {}) | {
+                kind: cosine for kind, cosine in cosines.items() if cosine is not None
+            }
 
 
-def _speed(outcome: Outcome, lengths: list[int], reference: float | None, exact: Arrays) -> Speed:
-    median, vectors = outcome.median, _vectors(outcome)
-    calls = [seconds for encoded in outcome.rounds for seconds in encoded.seconds]
-    p50, p99 = np.percentile(calls, (50, 99)) * 1000
-    return Speed(
-        texts_per_second=len(lengths) / median,
-        tokens_per_second=sum(lengths) / median,
-        ratio=reference / median if reference else None,
-        peak_mib=max(encoded.peak_bytes for encoded in outcome.rounds) / 2**20,
-        dense=worst_cosine(vectors, exact, "dense"),
-        colbert=worst_cosine(vectors, exact, "colbert"),
-        p50_ms=float(p50),
-        p99_ms=float(p99),
-        rounds=outcome.seconds,
-    )
-
-
-def _vectors(outcome: Outcome) -> Arrays:
-    with np.load(outcome.vectors) as arrays:
+def _vectors(file: Path) -> Arrays:
+    if not file.exists():
+        return {}
+    with np.load(file) as arrays:
         return dict(arrays)
 
 
@@ -304,19 +299,3 @@ def worst_cosine(one: Arrays, other: Arrays, kind: str) -> float | None:
         shapes = f"{one[kind].shape} instead of {other[kind].shape}"
         raise ValueError(f"its {kind} vectors are {shapes}")
     return float(np.einsum("nw,nw->n", one[kind], other[kind]).min())
-
-
-def format_table(rows: Sequence[Row]) -> str:
-    """One line for each row, and why an engine did not run."""
-    heads = ("engine", "setting", *_FIGURES, "rounds, seconds")
-    reasons = [f"- {row.engine} did not run: {row.failure}" for row in rows if row.speed is None]
-    return "\n".join([markdown(heads, map(_cells, rows)), "", *reasons]).rstrip()
-
-
-def _cells(row: Row) -> list[str]:
-    name, speed = row.engine + (", dense only" if row.dense_only else ""), row.speed
-    if speed is None:
-        return [name, row.setting, *["-"] * len(_FIGURES), "did not run"]
-    figures = [(getattr(speed, field), form) for field, form in _FIGURES.values()]
-    cells = ["-" if value is None else format(value, form) for value, form in figures]
-    return [name, row.setting, *cells, ", ".join(f"{seconds:.2f}" for seconds in speed.rounds)]

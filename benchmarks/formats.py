@@ -9,7 +9,7 @@ needs pyarrow, which requirements-cpu.txt brings along.
 
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import msgpack
@@ -107,8 +107,8 @@ def measure(answer: EmbeddingAnswer, form: Format) -> tuple[int, float, float]:
     return sizes[0], *map(statistics.median, seconds)
 
 
-def main() -> None:
-    """Print a table."""
+def table() -> tuple[Sequence[str], list[list[str]]]:
+    """The heads, and a row for each format."""
     dtypes: dict[str, tuple[OutputDtype, ...]] = dict.fromkeys(FORMATS, ("float32",))
     dtypes["Arrow"] = ("float32", "float16", "int8", "ubinary")
     rows, json_seconds = [], 0.0
@@ -121,8 +121,8 @@ def main() -> None:
             read = "" if form[1] is len else f"{1000 * taken:.0f}"
             rows.append([name, dtype, *figures, read, f"{json_seconds / made:.1f}"])
     heads = ("format", "numbers", "MB", "of raw", "server, ms", "client, ms", "JSON is slower by")
-    print(markdown(heads, rows))
+    return heads, rows
 
 
 if __name__ == "__main__":
-    main()
+    print(markdown(*table()))

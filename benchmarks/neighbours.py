@@ -20,7 +20,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from multiprocessing.synchronize import Event
 from pathlib import Path
@@ -89,6 +89,7 @@ LOADS: dict[str, Callable[[str, Event], None] | None] = {
     "bulk": send_bulk,
     "a hostile client": be_hostile,
 }
+USUAL = ("a busy process", "bulk")
 
 
 def client_of(url: str, name: str) -> httpx2.Client:
@@ -135,6 +136,47 @@ def window(client: httpx2.Client, seconds: float) -> list[float]:
     return found
 
 
+def measured(
+    folder: Path | None, trees: Sequence[Path], loads: Sequence[str], rounds: int, seconds: float
+) -> dict[tuple[Path, str], list[float]]:
+    """The milliseconds of each text, for each checkout and each load; the demo without a folder."""
+    with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
+        if folder is None:
+            folder = Path(scratch, "demo")
+            # In a process of its own: PyTorch is not to be loaded here.
+            demo = [sys.executable, "-m", "tools.demo", str(folder)]
+            subprocess.run(demo, cwd=REPOSITORY, check=True, stdout=sys.stderr)
+        tokens = Path(scratch, "tokens")
+        tokens.write_text("".join(f"{name}:{token}\n" for name, token in TOKENS.items()))
+        settings = {"EMBEDDING_MODEL": str(folder.resolve()), "API_TOKENS_FILE": str(tokens)}
+        settings["DTYPE"] = "auto"
+        servers = {}
+        for tree in trees:
+            path = {"PYTHONPATH": str(tree.resolve())}
+            server = stack.enter_context(run_server(Path(scratch), fresh=True, **settings, **path))
+            server.wait_until_healthy()
+            servers[tree] = server
+        cases = [(tree, load) for tree in servers for load in ("nothing", *loads)]
+        found: dict[tuple[Path, str], list[float]] = {case: [] for case in cases}
+        for tree, load in turns(dict.fromkeys(cases, rounds)):
+            with client_of(servers[tree].url, "lone") as client, beside(load, servers[tree]):
+                found[tree, load] += window(client, seconds)
+    return found
+
+
+def table(found: dict[tuple[Path, str], list[float]]) -> tuple[Sequence[str], list[list[str]]]:
+    """The heads, and a row for each load, of each checkout where there are several."""
+    several, rows = len({tree for tree, _ in found}) > 1, []
+    for (tree, load), took in found.items():
+        p50, p95 = np.percentile(took, [50, 95])
+        # To the same checkout beside nothing.
+        quiet50, quiet95 = np.percentile(found[tree, "nothing"], [50, 95])
+        figures = (f"{p50:.1f}", f"{p95:.1f}", f"{p50 / quiet50:.2f}", f"{p95 / quiet95:.2f}")
+        rows.append([*([str(tree)] if several else []), load, str(len(took)), *figures])
+    heads = ("beside", "texts", "P50 ms", "P95 ms", "P50 to quiet", "P95 to quiet")
+    return ("checkout", *heads) if several else heads, rows
+
+
 def main() -> None:
     """Start a server for each checkout and print a row for each of them and each load."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
@@ -144,40 +186,11 @@ def main() -> None:
     add("--rounds", type=int, default=5, help="turns of each (%(default)s)")
     add("--cores", type=int, default=2, help="cores that everything shares (%(default)s)")
     add("--tree", type=Path, action="append", help="a checkout; may be repeated (this one)")
-    usual = ["a busy process", "bulk"]
-    add("--beside", nargs="+", choices=[*LOADS][1:], default=usual, help="loads (%(default)s)")
+    add("--beside", nargs="+", choices=[*LOADS][1:], default=USUAL, help="loads (%(default)s)")
     options = parser.parse_args()
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: options.cores])
-    with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
-        folder = options.folder or Path(scratch, "demo")
-        if options.folder is None:
-            # In a process of its own: PyTorch is not to be loaded here.
-            demo = [sys.executable, "-m", "tools.demo", str(folder)]
-            subprocess.run(demo, cwd=REPOSITORY, check=True)
-        tokens = Path(scratch, "tokens")
-        tokens.write_text("".join(f"{name}:{token}\n" for name, token in TOKENS.items()))
-        settings = {"EMBEDDING_MODEL": str(folder.resolve()), "API_TOKENS_FILE": str(tokens)}
-        settings["DTYPE"] = "auto"
-        servers = {}
-        for tree in options.tree or [REPOSITORY]:
-            path = {"PYTHONPATH": str(tree.resolve())}
-            server = stack.enter_context(run_server(Path(scratch), fresh=True, **settings, **path))
-            server.wait_until_healthy()
-            servers[str(tree)] = server
-        cases = [(tree, load) for tree in servers for load in ("nothing", *options.beside)]
-        found: dict[tuple[str, str], list[float]] = {case: [] for case in cases}
-        for tree, load in turns(dict.fromkeys(cases, options.rounds)):
-            with client_of(servers[tree].url, "lone") as client, beside(load, servers[tree]):
-                found[tree, load] += window(client, options.seconds)
-    rows = []
-    for (tree, load), took in found.items():
-        p50, p95 = np.percentile(took, [50, 95])
-        # To the same checkout beside nothing.
-        quiet50, quiet95 = np.percentile(found[tree, "nothing"], [50, 95])
-        ratios = (f"{p50 / quiet50:.2f}", f"{p95 / quiet95:.2f}")
-        rows.append((tree, load, len(took), f"{p50:.1f}", f"{p95:.1f}", *ratios))
-    heads = ("checkout", "beside", "texts", "P50 ms", "P95 ms", "P50 to quiet", "P95 to quiet")
-    print(markdown(heads, rows))
+    trees, asked = options.tree or [REPOSITORY], (options.beside, options.rounds, options.seconds)
+    print(markdown(*table(measured(options.folder, trees, *asked))))
 
 
 if __name__ == "__main__":

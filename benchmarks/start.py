@@ -37,6 +37,12 @@ def start(tree: Path, folder: Path, settings: dict[str, str]) -> tuple[float, in
         return seconds, status_bytes(server.process.pid, "VmHWM") >> 20
 
 
+def settings_of(folder: Path, dtype: str) -> dict[str, str]:
+    """Those of a service that has this model alone."""
+    models = {"EMBEDDING_MODEL": str(folder), "RERANKER_MODEL": "late-interaction"}
+    return models | {"DTYPE": dtype}
+
+
 def main() -> None:
     """Print a row for each checkout."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -48,8 +54,7 @@ def main() -> None:
     add("--cold", action="store_true", help="measure with the weights out of the cache")
     arguments = parser.parse_args()
     folder, trees = arguments.folder.resolve(), arguments.tree or [REPOSITORY]
-    settings = {"EMBEDDING_MODEL": str(folder), "RERANKER_MODEL": "late-interaction"}
-    settings["DTYPE"] = arguments.dtype
+    settings = settings_of(folder, arguments.dtype)
     seen: dict[Path, list[tuple[float, int]]] = {tree: [] for tree in trees}
     for tree in turns(dict.fromkeys(trees, arguments.rounds)):
         if arguments.cold:

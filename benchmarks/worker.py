@@ -25,6 +25,18 @@ from benchmarks.adapters import Setting, Vectors
 _ROOT = Path(__file__).parent.parent
 # No engine may reach for a model hub while it is measured.
 _VARIABLES = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
+# How libraries are kept from instructions that the processor has: oneDNN (in PyTorch and OpenVINO)
+# and PyTorch's own loops by what they document, and this engine by hiding them from it. OpenVINO's
+# other loops obey only from the release that reads OV_CPU_MAX_ISA, and MKL on Intel alone.
+LIMITS = {
+    "avx512_vnni": {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_VNNI", "OV_CPU_MAX_ISA": "AVX512_CORE_VNNI"},
+    "avx2": {
+        "ONEDNN_MAX_CPU_ISA": "AVX2",
+        "OV_CPU_MAX_ISA": "AVX2",
+        "ATEN_CPU_CAPABILITY": "avx2",
+        "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+    },
+}
 
 
 class EngineFailureError(Exception):
@@ -51,12 +63,16 @@ class Encoded:
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """An adapter, the checkpoint and number format that it loads, and the Python that has it."""
+    """An adapter, the checkpoint and number format that it loads, and the Python that has it.
+
+    With a `limit`, of `LIMITS`, it uses no faster instructions than those.
+    """
 
     python: Path
     adapter: str
     folder: Path
     precision: str
+    limit: str = ""
 
 
 def measured(engine: Engine, runs: list[Run], patience: float) -> tuple[str, list[Encoded]]:
@@ -69,7 +85,7 @@ def measured(engine: Engine, runs: list[Run], patience: float) -> tuple[str, lis
         done = subprocess.run(
             [engine.python, "-m", "benchmarks.worker"],
             cwd=_ROOT,
-            env=os.environ | _VARIABLES,
+            env=os.environ | _VARIABLES | LIMITS.get(engine.limit, {}),
             input=json.dumps(asked, default=str),
             capture_output=True,
             text=True,
@@ -134,6 +150,8 @@ def main() -> None:
         version = ""
     json.dump({"version": version, "runs": [asdict(_run(adapter, each)) for each in runs]}, answers)
     answers.close()
+    # Some engines leave threads that never end.
+    os._exit(0)
 
 
 if __name__ == "__main__":

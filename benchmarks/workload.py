@@ -27,20 +27,21 @@ class Workload:
 
     `largest_batch` is the most texts that a peer is tried with in one forward: with long documents
     a second one in the batch only adds padding. With `one_at_a_time` each text waits for the one
-    before it, as a single user's queries do.
+    before it, as a single user's queries do. Slow engines are spared `heavy` texts.
     """
 
     lengths: Lengths
     texts: int
     largest_batch: int
     one_at_a_time: bool = False
+    heavy: bool = False
 
 
 WORKLOADS = {
     "mixed": Workload(MIXED, texts=64, largest_batch=8),
     "queries": Workload(QUERIES, texts=256, largest_batch=32),
     "one-query": Workload(QUERIES, texts=64, largest_batch=1, one_at_a_time=True),
-    "documents": Workload(DOCUMENTS, texts=4, largest_batch=1),
+    "documents": Workload(DOCUMENTS, texts=4, largest_batch=1, heavy=True),
 }
 
 

@@ -1,5 +1,6 @@
 """OpenVINO on the CPU: the converted model in bfloat16, or the one that NNCF quantized."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -27,6 +28,9 @@ class Adapter:
     """
 
     def __init__(self, folder: Path, precision: str) -> None:
+        # A limited oneDNN (see LIMITS of the worker) has no bfloat16, and would emulate it.
+        limited = precision == "float32" or "ONEDNN_MAX_CPU_ISA" in os.environ
+        self._precision = "f32" if limited else "bf16"
         self._file = _existing_model(folder, "int8" if precision == "int8" else "float")
         self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         self._tokenizer.enable_truncation(8192)
@@ -51,7 +55,10 @@ class Adapter:
 
     def _compiled(self, hint: str) -> openvino.AsyncInferQueue:
         if self._forwards is None or hint != self._hint:
-            options = {"INFERENCE_PRECISION_HINT": "bf16", "PERFORMANCE_HINT": hint.upper()}
+            options = {
+                "INFERENCE_PRECISION_HINT": self._precision,
+                "PERFORMANCE_HINT": hint.upper(),
+            }
             model = openvino.Core().compile_model(self._file, "CPU", options)
             self._forwards, self._hint = openvino.AsyncInferQueue(model), hint
         return self._forwards

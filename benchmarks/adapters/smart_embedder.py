@@ -1,9 +1,11 @@
 """This engine: `Engine.embed`, without HTTP."""
 
 import asyncio
+import os
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from benchmarks.adapters import Setting, Vectors
 from smart_embedder.engine import Engine
@@ -13,12 +15,28 @@ from smart_embedder.settings import Settings
 
 PACKAGE = "smart-embedder"
 _ALL = Outputs(dense=True, sparse=True, colbert=True)
+# Beginnings of what is hidden from the choice of kernels, by what oneDNN is limited to.
+_HIDDEN = {
+    "AVX512_CORE_VNNI": ("amx", "avx10", "avx512_bf16", "avx512_fp16"),
+    "AVX2": ("amx", "avx10", "avx512", "avx_vnni"),
+}
+
+
+def hide_instructions() -> None:
+    """From now on, PyTorch reports no instructions beyond ONEDNN_MAX_CPU_ISA."""
+    hidden, has = (
+        _HIDDEN.get(os.environ.get("ONEDNN_MAX_CPU_ISA", ""), ()),
+        torch.cpu.get_capabilities(),
+    )
+    left = {name: value for name, value in has.items() if not name.startswith(hidden)}
+    torch.cpu.get_capabilities = lambda: left  # type: ignore[assignment]
 
 
 class Adapter:
     """All three kinds in one call; the engine makes its batches itself."""
 
     def __init__(self, folder: Path, precision: str) -> None:
+        hide_instructions()
         models = {"embedding_model": str(folder), "reranker_model": "none"}
         settings = Settings.model_validate(models | {"device": "cpu", "dtype": precision})
         self._runner = asyncio.Runner()

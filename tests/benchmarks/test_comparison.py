@@ -1,23 +1,39 @@
 """A whole comparison of what this environment has, on a tiny checkpoint."""
 
+import json
 import sys
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
 from benchmarks import comparison as comparing
 from benchmarks.adapters import Setting, by_length
-from benchmarks.comparison import CATALOGUE, OWN, Contender, Plan, compare, interpreter
+from benchmarks.comparison import (
+    CATALOGUE,
+    OWN,
+    Contender,
+    Outcome,
+    Plan,
+    compare,
+    interpreter,
+)
 from benchmarks.turns import turns
 from benchmarks.worker import EngineFailureError
-from benchmarks.workload import MIXED, WORKLOADS, Workload
+from benchmarks.workload import WORKLOADS
 from tests.support.checkpoints import plain_corpus
 
 
 @pytest.fixture
 def plan(tiny_m3: Path, tmp_path: Path) -> Plan:
-    workload = Workload(MIXED, texts=4, largest_batch=4)
-    return Plan(tiny_m3, workload, plain_corpus(lines=4), 1, 120, tmp_path, tmp_path / "made")
+    texts = {"mixed": plain_corpus(lines=4), "documents": plain_corpus(lines=1)}
+    return Plan(tiny_m3, texts, 1, 120, tmp_path, environments=tmp_path / "made")
+
+
+def run(plan: Plan, *names: str) -> list[Outcome]:
+    outcomes = [Outcome(name) for name in names]
+    compare(plan, outcomes)
+    return outcomes
 
 
 def test_an_engine_that_cannot_start_tells_why_and_the_others_run(
@@ -27,22 +43,42 @@ def test_an_engine_that_cannot_start_tells_why_and_the_others_run(
         raise EngineFailureError(f"{requirements.name} cannot be installed: no index")
 
     monkeypatch.setattr(comparing, "_install", unreachable_index)
-    ours, theirs = compare(plan, ["smart-embedder-float32", "flagembedding"])
-    assert (len(ours.rounds), ours.failure, ours.measured) == (1, "", True)
-    assert ours.vectors.exists()
+    ours, theirs = run(plan, "smart-embedder-bfloat16", "flagembedding")
+    assert (ours.rounds.keys(), ours.failure, ours.measured) == (plan.texts.keys(), "", True)
     assert (theirs.failure, theirs.measured) == ("peers.txt cannot be installed: no index", False)
 
 
 def test_the_fastest_setting_that_was_tried_goes_into_the_rounds(
     plan: Plan, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(CATALOGUE, "tuned", Contender("smart_embedder", "float32", environment=OWN))
-    (outcome,) = compare(plan, ["tuned"])
+    tuned = Contender("smart_embedder", "float32", environment=OWN, slow=True)
+    monkeypatch.setitem(CATALOGUE, "tuned", tuned)
+    (outcome,) = run(plan, "tuned")
     trials = [line for line in capsys.readouterr().err.splitlines() if "trial" in line]
     seconds = {int(line.split()[2].strip(",:")): float(line.split()[3]) for line in trials}
     assert outcome.measured
     assert seconds.keys() == {1, 4}
-    assert seconds[outcome.setting.batch or 0] == min(seconds.values())
+    assert seconds[outcome.settings["mixed"]["batch"]] == min(seconds.values())
+    # It is slow, and spared the documents.
+    assert outcome.rounds.keys() == {"mixed"}
+
+
+def test_an_interrupted_comparison_goes_on_with_the_turns_that_it_lacks(plan: Plan) -> None:
+    plan, outcome = replace(plan, rounds=2), Outcome("smart-embedder-bfloat16")
+    kept: list[int] = []
+
+    def stop_after_a_turn() -> None:
+        kept.append(outcome.turns)
+        if outcome.turns == len(kept) - 1 == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        compare(plan, [outcome], stop_after_a_turn)
+    outcome = Outcome(**json.loads(json.dumps(asdict(outcome))))
+    compare(replace(plan, until=0), [outcome])
+    assert outcome.turns == 1
+    compare(plan, [outcome])
+    assert outcome.turns == len(outcome.rounds["documents"]) == 2
 
 
 def test_an_environment_is_made_once_for_each_version_of_its_requirements(
@@ -59,12 +95,13 @@ def test_an_environment_is_made_once_for_each_version_of_its_requirements(
     assert interpreter("own", tmp_path) == Path(sys.executable)
 
 
-@pytest.mark.parametrize("workload", WORKLOADS.values(), ids=WORKLOADS)
-def test_every_engine_has_a_setting_for_every_workload(workload: Workload) -> None:
+@pytest.mark.parametrize("workload", WORKLOADS)
+def test_every_engine_has_a_setting_for_every_workload(workload: str) -> None:
+    about = WORKLOADS[workload]
     for contender in CATALOGUE.values():
         settings = contender.settings_for(workload, texts=4)
-        assert all((each.batch or 1) <= min(workload.largest_batch, 4) for each in settings)
-        assert len(settings) == 1 if workload.one_at_a_time else settings
+        assert all((each.batch or 1) <= min(about.largest_batch, 4) for each in settings)
+        assert len(settings) == 1 if about.one_at_a_time else settings
 
 
 def test_batches_hold_texts_of_near_equal_length_and_each_text_once() -> None:

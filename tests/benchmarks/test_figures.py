@@ -1,65 +1,45 @@
-"""From seconds and vectors to the rows of the table."""
+"""From seconds and vectors to tables, pictures, and the page that has them."""
 
+import json
 from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree as ET
 
 import numpy as np
 import pytest
 
-from benchmarks.adapters import Setting
-from benchmarks.comparison import Outcome, Row, format_table, rows_of, worst_cosine
-from benchmarks.worker import Encoded
+from benchmarks import engines as running
+from benchmarks import page
+from benchmarks.comparison import Outcome, Plan, compare, worst_cosine
+from benchmarks.pictures import draw_bars
 
 EAST, NORTH = [1.0, 0.0], [0.0, 1.0]
+SVG = "{http://www.w3.org/2000/svg}"
+SETTINGS = {"mixed": {"batch": 4, "hint": ""}}
 
 
-@pytest.fixture
-def make(tmp_path: Path):
-    """Rows by name, of the seconds of an engine's rounds or of why it has none."""
-
-    def make_rows(vectors: dict[str, list] | None = None, **seconds: tuple[float, ...] | str):
-        outcomes = []
-        for key, took in seconds.items():
-            name, file = key.replace("_", "-"), tmp_path / f"{key}.npz"
-            np.savez(file, dense=np.array((vectors or {}).get(key, [EAST, NORTH]), np.float32))
-            failure = took if isinstance(took, str) else ""
-            rounds = [Encoded([s], 2**20 * n) for n, s in enumerate(() if failure else took, 1)]
-            outcomes.append(Outcome(name, file, Setting(4), "1.0", rounds, failure))
-        rows = rows_of(outcomes, [10, 30])
-        return {row.engine: row for row in rows}
-
-    return make_rows
+def outcome(name: str, *rounds: float, failure: str = "") -> Outcome:
+    return Outcome(name, "1.0", SETTINGS, {"mixed": [[s] for s in rounds]}, 3 << 20, {}, failure)
 
 
-def test_rates_come_from_the_median_round_and_memory_from_the_worst(make) -> None:
-    speed = make(flagembedding=(9, 4, 5))["flagembedding"].speed
-    assert (speed.texts_per_second, speed.tokens_per_second) == (2 / 5, 40 / 5)
-    assert speed.peak_mib == 3
+def cells(table: str, place: int = 0) -> dict[str, list[str]]:
+    """The other cells of each line, by the one in `place`."""
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()[2:]]
+    return {row[place]: row[:place] + row[place + 1 :] for row in rows if row}
 
 
-def test_the_ratio_is_to_the_faster_of_the_two_settings_of_flagembedding(make) -> None:
-    rows = make(smart_embedder_float32=(2,), flagembedding_defaults=(40,), flagembedding=(10,))
-    assert [row.speed.ratio for row in rows.values()] == [5, 0.25, 1]
-
-
-def test_without_flagembedding_there_is_no_ratio(make) -> None:
-    speed = make(openvino_int8=(1,))["openvino-int8"].speed
-    assert (speed.ratio, speed.dense) == (None, None)
-
-
-def test_an_engine_that_failed_is_a_row_with_its_reason(make) -> None:
-    rows: dict[str, Row] = make(flagembedding=(2,), m3serve="no memory")
-    assert rows["m3serve"].speed is None
-    table = format_table(list(rows.values()))
-    assert table.endswith("- m3serve did not run: no memory")
-    lines = table.splitlines()[:4]
-    assert len({(len(line), line.count("|")) for line in lines}) == 1
-
-
-def test_an_engine_whose_vectors_are_not_those_of_the_texts_has_no_figures(make) -> None:
-    rows = make({"m3serve": [EAST]}, flagembedding=(1,), m3serve=(1,))
-    assert rows["flagembedding"].speed is not None
-    assert rows["m3serve"].speed is None
-    assert rows["m3serve"].failure == "its dense vectors are (1, 2) instead of (2, 2)"
+def test_an_engine_whose_vectors_are_not_those_of_the_texts_has_no_figures(tmp_path: Path) -> None:
+    engines = [outcome(name, 1) for name in ("flagembedding", "m3serve", "openvino-int8")]
+    vectors = ([EAST, NORTH], [EAST], [EAST, EAST])
+    for each, dense in zip(engines, vectors, strict=True):
+        np.savez(tmp_path / f"mixed-{each.name}.npz", dense=np.array(dense, np.float32))
+    # No turn begins any more.
+    compare(Plan(tmp_path, {"mixed": ["a", "b"]}, 1, 1, tmp_path, until=0), engines)
+    assert [each.cosines for each in engines[::2]] == [
+        {"mixed": {"dense": 1}},
+        {"mixed": {"dense": 0}},
+    ]
+    assert engines[1].failure == "its dense vectors are (1, 2) instead of (2, 2)"
 
 
 def test_the_worst_cosine_counts_and_a_missing_kind_has_none() -> None:
@@ -67,3 +47,73 @@ def test_the_worst_cosine_counts_and_a_missing_kind_has_none() -> None:
     other = {"dense": np.array([EAST, NORTH], np.float32), "colbert": np.zeros((3, 2), np.float32)}
     assert worst_cosine(one, other, "dense") == 0
     assert worst_cosine(one, other, "colbert") is None
+
+
+def test_bars_are_as_long_as_their_figures(tmp_path: Path) -> None:
+    file = draw_bars(
+        "A & B", "about", [("fast", 8, True), ("slow*", 2, False)], tmp_path / "docs/a.svg"
+    )
+    root = ET.fromstring(file.read_text())
+    widths = [float(bar.get("width", 0)) for bar in root.iter(f"{SVG}rect")]
+    assert widths[0] == pytest.approx(4 * widths[1], rel=0.01)
+    texts = [element.text for element in root.iter(f"{SVG}text")]
+    assert texts == ["A & B", "about", "fast", "8.00", "slow*", "2.00"]
+
+
+@pytest.fixture
+def figures() -> dict[str, Any]:
+    machine = {"processor": "P", "cores": "2 cores", "system": "Linux", "instructions": "avx9"}
+    engines = [outcome("smart-embedder-int8", 3, 2), outcome("openvino-int8", 1, 1)]
+    limited = [outcome("smart-embedder-int8", 2), outcome("openvino-int8", 3)]
+    by_limit = {"avx9": [*engines, outcome("m3serve", failure="no memory")], "avx2": limited}
+    return {
+        "machine": machine | {"code": "abc"},
+        "texts": {"mixed": [10, 100, 30]},
+        "date": "2026-01-01",
+        "commit": "def",
+        "versions": {"torch": "2"},
+        "engines": {
+            limit: {each.name: vars_of(each) for each in some} for limit, some in by_limit.items()
+        },
+        "start": {"int8": [[3, 1000], [1, 1400], [2, 900]]},
+        "neighbours": [["what", "ms"], [["one", 2]]],
+        "formats": [["what", "ms"], [["one", 2]]],
+        "load": [
+            {"Scenario": "embed_full", "Conc": n, "Req/s": 5.0, "P50": 1.0, "P99": 2.0}
+            for n in (8, 1)
+        ],
+    }
+
+
+def vars_of(one: Outcome) -> dict[str, Any]:
+    return {name: getattr(one, name) for name in Outcome.__slots__}
+
+
+def test_a_page_has_each_table_in_its_place_and_a_slower_engine_in_bold(figures) -> None:
+    places = "".join(
+        f"{name}\n<!-- figures: {name} -->\nold\n<!-- /figures -->\n" for name in page.TABLES
+    )
+    written = page.with_tables(places, figures)
+    assert "old" not in written
+    assert page.with_tables(written, figures) == written
+    assert cells(page.speed(figures))["smart-embedder-int8"] == ["batch 4", "2", "4.00", "3", ""]
+    assert page.speed(figures).endswith("\n\n- m3serve did not run: no memory")
+    assert cells(page.ratios(figures), 2) == {
+        "avx9": ["int8", "openvino-int8", "**0.40**"],
+        "avx2": ["int8", "openvino-int8", "1.50"],
+    }
+    assert cells(page.started(figures))["int8"] == ["2.00", "1,400"]
+    assert [*cells(page.load(figures))] == ["1", "8"]
+
+
+def test_figures_of_other_code_or_another_machine_are_not_mixed(figures) -> None:
+    machine, texts = figures["machine"], figures["texts"]
+    assert running.begun(machine, texts, figures) is figures
+    assert running.begun(machine | {"code": "xyz"}, texts, figures)["engines"] == {}
+    assert running.describe().keys() == machine.keys()
+
+
+def test_the_page_holds_the_figures_that_are_kept() -> None:
+    if running.FIGURES.exists():
+        written, kept = running.PAGE.read_text("utf-8"), json.loads(running.FIGURES.read_text())
+        assert page.with_tables(written, kept) == written, "run python -m benchmarks.engines --page"

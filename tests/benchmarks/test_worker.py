@@ -1,5 +1,7 @@
 """The worker, in a process of its own, with the engines that this environment has."""
 
+import os
+import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -9,7 +11,7 @@ import pytest
 
 from benchmarks.adapters import Setting
 from benchmarks.comparison import worst_cosine
-from benchmarks.worker import Engine, EngineFailureError, Run, measured
+from benchmarks.worker import LIMITS, Engine, EngineFailureError, Run, measured
 from tests.support.checkpoints import plain_corpus
 
 TEXTS = plain_corpus(lines=5)
@@ -56,6 +58,24 @@ def test_what_an_engine_raises_is_one_line(
     with pytest.raises(EngineFailureError, match=message) as caught:
         measured(engine(tmp_path / folder, adapter), [Run(TEXTS, Setting())], 120)
     assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+def test_a_limited_engine_has_the_kernels_of_its_limit(limit: str) -> None:
+    program = (
+        "from benchmarks.adapters.smart_embedder import hide_instructions\n"
+        "from smart_embedder.models.ops.native import runnable_here\n"
+        "before = runnable_here()\n"
+        "hide_instructions()\n"
+        "print(*[each.name for each in before], '/', *[each.name for each in runnable_here()])\n"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", program], env=os.environ | LIMITS[limit], check=True,
+        capture_output=True, text=True,
+    )  # fmt: skip
+    every, left = (part.split() for part in answer.stdout.split("/"))
+    beyond = {"avx512_vnni": {"avx512_bf16"}, "avx2": {"avx512_bf16", "avx512_vnni", "avx_vnni"}}
+    assert left == [name for name in every if name not in beyond[limit]]
 
 
 def test_a_worker_that_is_too_slow_is_given_up(tiny_m3: Path) -> None:

@@ -1,0 +1,166 @@
+"""From what `benchmarks.engines` measured to tables, and to the picture of docs/throughput.md.
+
+In the page only what stands between `<!-- figures: NAME -->` and `<!-- /figures -->` is replaced.
+"""
+
+import re
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.adapters import Setting
+from benchmarks.comparison import Outcome
+from benchmarks.pictures import draw_bars
+from benchmarks.workload import WORKLOADS
+from tools.table import markdown
+
+_PLACE = re.compile(r"(<!-- figures: (\w+) -->\n).*?(<!-- /figures -->)", re.DOTALL)
+PRECISIONS = ("bfloat16", "int8", "float32")
+Figures = dict[str, Any]
+# What is divided by what.
+_RATIOS = [
+    *((f"smart-embedder-{kind}", "flagembedding") for kind in PRECISIONS),
+    *((f"smart-embedder-{kind}", f"openvino-{kind}") for kind in PRECISIONS),
+    ("smart-embedder-bfloat16", "sentence-transformers-bfloat16"),
+    *(
+        ("smart-embedder-float32", peer)
+        for peer in ("m3serve", "sentence-transformers-float32", "infinity-float32")
+    ),
+]
+
+
+def with_tables(page: str, figures: Figures) -> str:
+    """The page with each table in its place."""
+    return _PLACE.sub(lambda found: f"{found[1]}\n{TABLES[found[2]](figures)}\n\n{found[3]}", page)
+
+
+def outcomes_of(figures: Figures, limit: str = "") -> dict[str, Outcome]:
+    """The engines that were measured with a limit, by name."""
+    known = figures["engines"].get(limit or figures["machine"]["instructions"], {})
+    return {name: found for name, raw in known.items() if (found := Outcome(**raw)).measured}
+
+
+def headline(figures: Figures) -> str:
+    """What this engine does on this processor, in a sentence."""
+    found, (count, tokens, _) = outcomes_of(figures), figures["texts"]["mixed"]
+    parts = []
+    for precision in PRECISIONS:
+        if ours := found.get(f"smart-embedder-{precision}"):
+            alone = median(figures, ours, "one-query")
+            query = f", and a query alone takes {1000 * alone:.1f} ms" if alone else ""
+            parts.append(f"in {precision} {count / ours.median('mixed'):.2f} texts a second{query}")
+    machine = figures["machine"]
+    where = f"**{machine['processor']}, {machine['cores']}**, fastest instructions"
+    what = f"dense, sparse and ColBERT vectors of texts of {tokens / count:.0f} tokens on average"
+    return f"{where} `{machine['instructions']}`: {what}: {'; '.join(parts)}."
+
+
+def about(figures: Figures) -> str:
+    """When and with what versions the figures were measured."""
+    machine, versions = figures["machine"], dict(figures["versions"])
+    for outcome in outcomes_of(figures).values():
+        if outcome.version:
+            versions[outcome.contender.adapter.replace("_", "-")] = outcome.version
+    used = ", ".join(f"{name} {version}" for name, version in versions.items())
+    when = f"{figures['date']}, commit {figures['commit']}, {machine['system']}"
+    return f"Measured on {when}, with {used}."
+
+
+def median(figures: Figures, outcome: Outcome, workload: str) -> float | None:
+    """Seconds of a text; None where the engine was not given that workload."""
+    if workload not in outcome.rounds:
+        return None
+    if not WORKLOADS[workload].one_at_a_time:
+        return outcome.median(workload) / int(figures["texts"][workload][0])
+    return statistics.median(each for seconds in outcome.rounds[workload] for each in seconds)
+
+
+def speed(figures: Figures) -> str:
+    """A row of absolute figures for each engine, with its worst cosines, and why one has none."""
+    alone = {name: WORKLOADS[name].one_at_a_time for name in figures["texts"]}
+    heads = [f"{name}, {'ms' if one else 'texts/s'}" for name, one in alone.items()]
+    rows = []
+    for outcome in outcomes_of(figures).values():
+        cells = [outcome.name + (", dense only" if outcome.contender.dense_only else "")]
+        cells += [str(Setting(**next(iter(outcome.settings.values())))), str(outcome.turns)]
+        for name, one in alone.items():
+            took = median(figures, outcome, name)
+            cells.append("" if took is None else f"{1000 * took:.1f}" if one else f"{1 / took:.2f}")
+        cosines = [outcome.cosines.get(name, {}).get("dense") for name in figures["texts"]][:2]
+        cells.append(f"{outcome.peak_bytes / 2**20:,.0f}")
+        rows.append([*cells, *("" if each is None else f"{each:.6f}" for each in cosines)])
+    known = figures["engines"].get(figures["machine"]["instructions"], {})
+    failed = [
+        f"- {name} did not run: {raw['failure']}" for name, raw in known.items() if raw["failure"]
+    ]
+    heads += ["peak MiB", *(f"{name}, cosine" for name in [*figures["texts"]][:2])]
+    table = markdown(["engine", "setting", "rounds", *heads], rows)
+    return "\n".join([table, *([""] if failed else []), *failed])
+
+
+def ratios(figures: Figures) -> str:
+    """How many times as fast as each peer this engine is, for each limit of instructions."""
+    rows = []
+    for limit in figures["engines"]:
+        found = outcomes_of(figures, limit)
+        for ours, theirs in _RATIOS:
+            if not (ours in found and theirs in found):
+                continue
+            cells = []
+            for workload in figures["texts"]:
+                one, other = (median(figures, found[name], workload) for name in (ours, theirs))
+                ratio = other / one if one and other else 0
+                cells.append(
+                    "" if not ratio else f"{ratio:.2f}" if ratio >= 1 else f"**{ratio:.2f}**"
+                )
+            rows.append([ours.removeprefix("smart-embedder-"), theirs, limit, *cells])
+    return markdown(["this engine", "divided by", "instructions", *figures["texts"]], rows)
+
+
+def started(figures: Figures) -> str:
+    """Medians of the seconds, and the highest peak, for each format."""
+    rows = []
+    for precision, runs in figures["start"].items():
+        seconds, peaks = zip(*runs, strict=True)
+        rows.append([precision, f"{statistics.median(seconds):.2f}", f"{max(peaks):,}"])
+    return markdown(["a service with bge-m3's shape alone", "seconds to ready", "peak MiB"], rows)
+
+
+def load(figures: Figures) -> str:
+    """Rates and latencies by the number of clients."""
+    rows = [
+        [
+            row["Conc"],
+            row["Scenario"],
+            f"{row['Req/s']:.0f}",
+            *(f"{row[q]:.1f}" for q in ("P50", "P99")),
+        ]
+        for row in sorted(figures["load"], key=lambda row: (row["Scenario"], row["Conc"]))
+    ]
+    return markdown(["clients", "scenario", "requests/s", "P50 ms", "P99 ms"], rows)
+
+
+TABLES: dict[str, Callable[[Figures], str]] = {
+    "headline": headline,
+    "about": about,
+    "speed": speed,
+    "ratios": ratios,
+    "start": started,
+    "neighbours": lambda figures: markdown(*figures["neighbours"]),
+    "formats": lambda figures: markdown(*figures["formats"]),
+    "load": load,
+}
+
+
+def draw(figures: Figures, file: Path) -> None:
+    """Texts per second of each engine as a picture, the fastest first."""
+    bars = []
+    for outcome in outcomes_of(figures).values():
+        name = outcome.name + "*" * outcome.contender.dense_only
+        rate = figures["texts"]["mixed"][0] / outcome.median("mixed")
+        bars.append((name, rate, name.startswith("smart-embedder")))
+    count, tokens, _ = figures["texts"]["mixed"]
+    title = f"Texts per second: mixed, {count} texts of {tokens} tokens"
+    note = f"{figures['machine']['processor']}; {figures['date']}; * dense vectors only"
+    draw_bars(title, note, sorted(bars, key=lambda bar: -bar[1]), file)
