@@ -106,16 +106,20 @@ ALWAYS_INLINE void multiply_tall(const Format format, int rows, const Tile tile)
   }
 }
 
-/* Rows from `top` to `bottom` of a panel, in parts of DEPTH where it is deep. */
+/* Rows from `top` to `bottom` of a panel, in parts of DEPTH where it is deep. Beside the first rows
+ * the next panel comes from memory, if `is_followed` says that it is this thread's, too. */
 ALWAYS_INLINE void multiply_panel(
-    const Format format, const Gemm *gemm, long panel, long top, long bottom, Scratch *scratch) {
+    const Format format, const Gemm *gemm, long panel, long top, long bottom, int is_followed,
+    Scratch *scratch) {
   const int is_deep = gemm->words > DEPTH;
   for (long word = 0; word < gemm->words; word += DEPTH) {
     const long words = min_long(gemm->words - word, DEPTH);
     const Word *right = gemm->right + panel * PANEL * gemm->words + word * STRIP;
+    const Word *next = gemm->right + (panel + 1) * PANEL * gemm->words + word * PANEL;
     for (long row = top; row < bottom; row += ROWS) {
       const int rows = (int)min_long(bottom - row, ROWS);
       for (long column = 0; column < PANEL; column += TILE) {
+        const long part = (row - top) / ROWS * (PANEL / TILE) + column / TILE; /* of the next panel */
         Word *sums = scratch->sums + (is_deep ? (row - top) * PANEL : 0) + column;
         multiply_rows(format, rows, (Tile){
             .left = gemm->left + row * gemm->words + word,
@@ -124,6 +128,8 @@ ALWAYS_INLINE void multiply_panel(
             .right_step = STRIP,
             .half = gemm->words * STRIP,
             .words = words,
+            .ahead = is_followed && part < PANEL / LANES ? next + part * words * LANES : NULL,
+            .vectors_ahead = 1,
             .sums = sums,
             .sums_stride = PANEL,
             .add = word > 0,
@@ -143,15 +149,17 @@ ALWAYS_INLINE void multiply_few_rows(
   const long tile_rows = ceil_div(gemm->rows, ceil_div(gemm->rows, TALL_ROWS));
   for (long column = panel * PANEL; column < (panel + 1) * PANEL; column += STRIP) {
     const int is_last = column + STRIP == (panel + 1) * PANEL && !is_followed;
+    const Word *right = gemm->right + column * gemm->words;
     for (long row = 0; row < gemm->rows; row += tile_rows) {
       const int rows = (int)min_long(gemm->rows - row, tile_rows);
       multiply_tall(format, rows, (Tile){
           .left = gemm->left + row * gemm->words,
           .left_stride = gemm->words,
-          .right = gemm->right + column * gemm->words,
+          .right = right,
           .right_step = STRIP,
           .words = gemm->words,
-          .ahead = row > 0 || is_last ? 0 : AHEAD,
+          .ahead = row > 0 || is_last ? NULL : right + AHEAD,
+          .vectors_ahead = HALF,
           .sums = scratch->sums,
           .sums_stride = PANEL,
       });
@@ -184,7 +192,8 @@ ALWAYS_INLINE void run_tasks(const Format format, Gemm *gemm) {
       }
       const long top = task % parts * gemm->task_rows;
       const long bottom = min_long(top + gemm->task_rows, gemm->rows);
-      multiply_panel(format, gemm, task / parts, top, bottom, thread_scratch());
+      const int is_followed = task + 1 < first + count && (task + 1) % parts == 0;
+      multiply_panel(format, gemm, task / parts, top, bottom, is_followed, thread_scratch());
     }
 }
 

@@ -28,7 +28,10 @@ typedef struct {
   const Word *right;
   long right_step, half; /* from one row of it to the next, and from one half of its columns */
   long words;
-  long ahead; /* how far before they are multiplied words come to the second cache; 0 for not */
+  /* Memory that comes to the second cache beside the arithmetic, for each word of the left matrix
+   * some vectors; NULL for none. */
+  const Word *ahead;
+  int vectors_ahead;
   Word *sums;
   long sums_stride;
   int add;
@@ -94,11 +97,10 @@ ALWAYS_INLINE void multiply_tile(
   if (is_matrix) add_matrix_products(format, rows, registers, tile, sum);
   for (long word = 0; !is_matrix && word < tile.words; word++) {
     Words columns[REGISTERS];
-    UNROLLED for (int part = 0; part < registers; part++) {
-      const Word *from = column_words(format, tile, word, part);
-      columns[part] = load_words(from);
-      if (tile.ahead) __builtin_prefetch(from + tile.ahead, 0, SECOND_CACHE);
-    }
+    UNROLLED for (int part = 0; part < registers; part++)
+      columns[part] = load_words(column_words(format, tile, word, part));
+    for (int vector = 0; tile.ahead && vector < tile.vectors_ahead; vector++)
+      __builtin_prefetch(tile.ahead + (word * tile.vectors_ahead + vector) * LANES, 0, SECOND_CACHE);
     UNROLLED for (int row = 0; row < rows; row++) {
       const Words left = tile.left[row * tile.left_stride + word];
       UNROLLED for (int part = 0; part < registers; part++)
