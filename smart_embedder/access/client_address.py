@@ -6,6 +6,7 @@ right end, which trusted proxies wrote, can be trusted.
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import TypeGuard
 
@@ -73,6 +74,12 @@ def unmapped(network: Network) -> Network:
         address = IPv4Address(int(network.network_address) & 0xFFFF_FFFF)
         return IPv4Network((address, network.prefixlen - _MAPPED.prefixlen))
     return network
+
+
+@lru_cache(maxsize=1024)
+def key_of_peer(peer: str) -> str:
+    """The key of a client that no proxy stands before; most send many requests."""
+    return network_key(parse_address(peer))
 
 
 def network_key(address: Address | None) -> str:

@@ -44,7 +44,7 @@ from smart_embedder.engine.model import DownloadStatus, LoadedModels
 from smart_embedder.engine.model_pool import SHARE_FOR_LOADING
 from smart_embedder.engine.records import ClassificationResult, EmbeddingResult, RerankResult, Stage
 from smart_embedder.engine.requests.reranking import sigmoid
-from smart_embedder.engine.scheduling.fairness import FairSemaphore, LoopTurns
+from smart_embedder.engine.scheduling.fairness import CancelScope, FairSemaphore, LoopTurns
 from smart_embedder.errors import (
     ClientGoneError,
     InferenceTimeoutError,
@@ -246,24 +246,18 @@ async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, Resul
 
     If the client disconnects, cancels the work and raises `ClientGoneError`.
     """
-    scope = asyncio.timeout(None)
+    with CancelScope() as scope:
+        watching = asyncio.ensure_future(_end_when_it_leaves(request, scope))
+        try:
+            return await work
+        finally:
+            watching.cancel()
 
-    async def cancel_if_it_leaves() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-        scope.reschedule(asyncio.get_running_loop().time())
 
-    try:
-        async with scope:
-            watching = asyncio.ensure_future(cancel_if_it_leaves())
-            try:
-                return await work
-            finally:
-                watching.cancel()
-    except TimeoutError:
-        if not scope.expired():
-            raise
-        raise ClientGoneError("the client left before its request was answered") from None
+async def _end_when_it_leaves(request: Request, scope: CancelScope) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+    scope.end(ClientGoneError("the client left before its request was answered"))
 
 
 def urgency_of(request: Request, default: int = DEFAULT_URGENCY) -> int:

@@ -17,6 +17,7 @@ from smart_embedder.access.client_address import (
     Network,
     client_address,
     forwarded_prefix,
+    key_of_peer,
     network_key,
     unmapped,
 )
@@ -111,7 +112,9 @@ class ProvideContext:
             dialects=place.dialects,
             operations=place.operations,
             is_health_check=place.is_health_check,
-            client_address=network_key(client_address(peer, forwarded_for, self._trusted_proxies)),
+            client_address=network_key(client_address(peer, forwarded_for, self._trusted_proxies))
+            if forwarded_for
+            else key_of_peer(peer),
             route=normalized,
             prefix=prefix,
             query=query,

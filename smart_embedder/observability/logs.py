@@ -45,6 +45,9 @@ def configure_logs(log_format: str, level: str, *, server_at: str = "debug") -> 
             foreign_pre_chain=shared, processors=[remove_meta, *renderers(log_format)]
         )
     )
+    # Of the caller and the thread, which no line tells.
+    logging._srcfile = None  # noqa: SLF001
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     logging.basicConfig(handlers=[handler], level=level.upper(), force=True)
     # Libraries log only warnings and errors.
     for library in ("httpx", "httpx2", "urllib3", "asyncio", "uvicorn.access"):

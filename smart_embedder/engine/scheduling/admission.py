@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from smart_embedder.engine.model import Model
 from smart_embedder.engine.records import Stage, Timings
-from smart_embedder.engine.scheduling.fairness import FairSemaphore
+from smart_embedder.engine.scheduling.fairness import CancelScope, FairSemaphore
 from smart_embedder.engine.scheduling.job import Job
 from smart_embedder.engine.scheduling.queue import JobQueue
 from smart_embedder.errors import SmartEmbedderError
@@ -58,32 +58,26 @@ class Abortable:
     """What is awaited within a `scope` fails once `abort` is called, and so do later scopes."""
 
     def __init__(self) -> None:
-        self._scopes: set[asyncio.Timeout] = set()
+        self._scopes: set[CancelScope] = set()
         self._error: SmartEmbedderError | None = None
 
     @asynccontextmanager
     async def scope(self) -> AsyncIterator[None]:
         """Raises the error of `abort`."""
-        # It has no deadline until all are aborted.
-        scope = asyncio.timeout(None)
-        self._scopes.add(scope)
-        try:
-            if self._error is not None:
-                raise self._error
-            async with scope:
+        if self._error is not None:
+            raise self._error
+        with CancelScope() as scope:
+            self._scopes.add(scope)
+            try:
                 yield
-        except TimeoutError:
-            if self._error is None or not scope.expired():
-                raise
-            raise self._error from None
-        finally:
-            self._scopes.discard(scope)
+            finally:
+                self._scopes.discard(scope)
 
     def abort(self, error: SmartEmbedderError) -> None:
         """Fail what is in a scope, and what comes."""
         self._error = error
         for scope in self._scopes:
-            scope.reschedule(asyncio.get_running_loop().time())
+            scope.end(error)
 
 
 class TokenizerThreads:

@@ -4,7 +4,8 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Generator
 from contextlib import asynccontextmanager
-from typing import TypeVar
+from types import TracebackType
+from typing import Any, Self, TypeVar
 
 from smart_embedder.errors import QueueFullError
 
@@ -114,6 +115,40 @@ class LoopTurns:
                 self._permit.release(client)
 
 
+class CancelScope:
+    """A block of a task that another one can end; `asyncio.timeout`, but for an error in its place.
+
+    What the block waits for is cancelled.
+    """
+
+    def __init__(self) -> None:
+        self._task: asyncio.Task[Any] | None = None
+        self._error: Exception | None = None
+        self._cancelling = 0
+
+    def __enter__(self) -> Self:
+        task = self._task = asyncio.current_task()
+        assert task is not None  # noqa: S101 - it is entered by a coroutine
+        self._cancelling = task.cancelling()
+        return self
+
+    def end(self, error: Exception) -> None:
+        """Let the block raise `error`, unless it has ended."""
+        if self._task is not None and self._error is None:
+            self._error = error
+            self._task.cancel()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None
+    ) -> None:
+        task, self._task = self._task, None
+        if self._error is not None and task is not None:
+            # Others may have cancelled the task, too.
+            is_own = task.uncancel() <= self._cancelling
+            if is_own and kind is asyncio.CancelledError:
+                raise self._error from None
+
+
 class ConcurrencyLimit:
     """At most `capacity` requests at once.
 
@@ -130,7 +165,7 @@ class ConcurrencyLimit:
         self._full = full
         self._seconds_to_place = seconds_to_place
         self._permits = FairSemaphore(capacity)
-        self._scopes: dict[asyncio.Timeout, str] = {}  # The oldest first.
+        self._scopes: dict[CancelScope, str] = {}  # The oldest first.
 
     @property
     def held(self) -> int:
@@ -145,16 +180,11 @@ class ConcurrencyLimit:
     async def hold(self, client: str) -> AsyncIterator[None]:
         """Hold a permit; raise `QueueFullError` if none is free in time or it is taken over."""
         await self._acquire(client)
-        # It has no deadline until another client takes the permit over.
-        scope = asyncio.timeout(None)
+        scope = CancelScope()
+        self._scopes[scope] = client
         try:
-            async with scope:
-                self._scopes[scope] = client
+            with scope:
                 yield
-        except TimeoutError:
-            if scope.expired():
-                raise self._error() from None
-            raise
         finally:
             if self._scopes.pop(scope, None) is not None:
                 self._permits.release(client)
@@ -180,7 +210,7 @@ class ConcurrencyLimit:
             return False
         scope = next(each for each, of in reversed(self._scopes.items()) if of == largest)
         del self._scopes[scope]
-        scope.reschedule(asyncio.get_running_loop().time())
+        scope.end(self._error())
         self._permits.transfer(largest, client)
         return True
 
