@@ -257,7 +257,7 @@ async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, Resul
 async def _end_when_it_leaves(request: Request, scope: CancelScope) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
-    scope.end(ClientGoneError("the client left before its request was answered"))
+    scope.end(partial(ClientGoneError, "the client left before its request was answered"))
 
 
 def urgency_of(request: Request, default: int = DEFAULT_URGENCY) -> int:

@@ -77,7 +77,7 @@ class Abortable:
         """Fail what is in a scope, and what comes."""
         self._error = error
         for scope in self._scopes:
-            scope.end(error)
+            scope.end(lambda: error)
 
 
 class TokenizerThreads:

@@ -123,7 +123,7 @@ class CancelScope:
 
     def __init__(self) -> None:
         self._task: asyncio.Task[Any] | None = None
-        self._error: Exception | None = None
+        self._error: Callable[[], Exception] | None = None
         self._cancelling = 0
 
     def __enter__(self) -> Self:
@@ -132,8 +132,8 @@ class CancelScope:
         self._cancelling = task.cancelling()
         return self
 
-    def end(self, error: Exception) -> None:
-        """Let the block raise `error`, unless it has ended."""
+    def end(self, error: Callable[[], Exception]) -> None:
+        """Let the block raise what `error` makes, unless it has ended."""
         if self._task is not None and self._error is None:
             self._error = error
             self._task.cancel()
@@ -146,7 +146,7 @@ class CancelScope:
             # Others may have cancelled the task, too.
             is_own = task.uncancel() <= self._cancelling
             if is_own and kind is asyncio.CancelledError:
-                raise self._error from None
+                raise self._error() from None
 
 
 class ConcurrencyLimit:
@@ -210,7 +210,7 @@ class ConcurrencyLimit:
             return False
         scope = next(each for each, of in reversed(self._scopes.items()) if of == largest)
         del self._scopes[scope]
-        scope.end(self._error())
+        scope.end(self._error)
         self._permits.transfer(largest, client)
         return True
 
