@@ -25,8 +25,8 @@ from benchmarks.turns import turns
 from benchmarks.worker import Encoded, Engine, EngineFailureError, Run, measured
 from benchmarks.workload import WORKLOADS
 
-# On how many texts a setting is tried, and a slow engine's.
-_TRIAL_TEXTS, _SLOW_TRIAL_TEXTS = 32, 8
+# On how many texts a setting is tried, and a slow engine's, and with heavy texts.
+_TRIAL_TEXTS, _SLOW_TRIAL_TEXTS, _HEAVY_TRIAL_TEXTS = 16, 4, 1
 _REQUIREMENTS = Path(__file__).parents[1] / "requirements"
 ENVIRONMENTS = Path("~/.cache/smart-embedder/benchmarks").expanduser()
 OWN = "own"
@@ -204,6 +204,7 @@ def _choose_settings(plan: Plan, outcome: Outcome) -> None:
     trials = []
     for workload, texts in plan.texts_of(outcome.contender).items():
         count = _SLOW_TRIAL_TEXTS if outcome.contender.slow else _TRIAL_TEXTS
+        count = _HEAVY_TRIAL_TEXTS if WORKLOADS[workload].heavy else count
         sample = texts[:: max(1, len(texts) // count)]
         settings = outcome.contender.settings_for(workload, len(sample))
         outcome.settings[workload] = asdict(settings[0])
@@ -213,7 +214,7 @@ def _choose_settings(plan: Plan, outcome: Outcome) -> None:
     best: dict[str, float] = {}
     for (workload, sample, setting), encoded in zip(trials, tried, strict=False):
         took = sum(encoded.seconds)
-        _say(f"{outcome.name}, {setting}: {took:.2f} s, a trial with {len(sample)} texts")
+        _say(f"{outcome.name}, {setting}: {took:.2f} s, a trial of {workload}, {len(sample)} texts")
         if took < best.setdefault(workload, math.inf):
             best[workload], outcome.settings[workload] = took, asdict(setting)
 
@@ -223,7 +224,8 @@ def _take_turn(plan: Plan, outcome: Outcome) -> None:
     for workload, texts in given.items():
         setting, alone = Setting(**outcome.settings[workload]), WORKLOADS[workload].one_at_a_time
         # A slow engine is slow because of its padding, not for want of a warm-up.
-        runs.append(Run(texts[:2] if outcome.contender.slow else texts, setting, alone))
+        few = outcome.contender.slow or WORKLOADS[workload].heavy
+        runs.append(Run(texts[:2] if few else texts, setting, alone))
         runs.append(Run(texts, setting, alone, str(_vectors_file(plan, workload, outcome))))
     found = _run(plan, outcome, runs)[1::2]
     for workload, encoded in zip(given, found, strict=False):

@@ -22,7 +22,6 @@ Figures = dict[str, Any]
 _RATIOS = [
     *((f"smart-embedder-{kind}", "flagembedding") for kind in PRECISIONS),
     *((f"smart-embedder-{kind}", f"openvino-{kind}") for kind in PRECISIONS),
-    ("smart-embedder-bfloat16", "sentence-transformers-bfloat16"),
     *(
         ("smart-embedder-float32", peer)
         for peer in ("m3serve", "sentence-transformers-float32", "infinity-float32")

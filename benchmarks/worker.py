@@ -10,6 +10,7 @@ import importlib
 import json
 import os
 import resource
+import signal
 import subprocess
 import sys
 import time
@@ -138,6 +139,9 @@ def main() -> None:
     score = Path("/proc/self/oom_score_adj")
     if score.exists():
         score.write_text("1000")
+    # With Python's own handler of SIGINT, asyncio.Runner makes a text of every result (it asks the
+    # signal module for the handler, whose error names it), which is no work of the engine.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     asked = json.load(sys.stdin)
