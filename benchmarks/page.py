@@ -162,4 +162,5 @@ def draw(figures: Figures, file: Path) -> None:
     count, tokens, _ = figures["texts"]["mixed"]
     title = f"Texts per second: mixed, {count} texts of {tokens} tokens"
     note = f"{figures['machine']['processor']}; {figures['date']}; * dense vectors only"
-    draw_bars(title, note, sorted(bars, key=lambda bar: -bar[1]), file)
+    if bars:  # There are none where only limited engines have run.
+        draw_bars(title, note, sorted(bars, key=lambda bar: -bar[1]), file)
