@@ -29,6 +29,22 @@ AFTER_ALL_HEADERS = pytest.approx(HEADERS_TIMEOUT + 0.1, abs=0.05)
 HUNDRED = b"".join(GET % number for number in range(100))
 
 
+async def test_an_answer_of_one_part_is_written_at_once_and_a_head_waits_for_no_later_part() -> (
+    None
+):
+    client = Client()
+    await client.send(GET % 1)
+    assert (client.statuses, client.wire.writes) == ([200], 1)
+    lingering = client.protocol._lingering
+    lingering.write(b"HTTP/1.1 200 OK\r\n\r\n")
+    assert client.wire.writes == 1
+    await turns()
+    assert (client.statuses, client.wire.writes) == ([200, 200], 2)
+    lingering.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+    lingering.close()
+    assert (client.statuses, client.wire.writes) == ([200, 200, 400], 3)
+
+
 # Time.
 
 

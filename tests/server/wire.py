@@ -33,7 +33,7 @@ class Wire(asyncio.Transport):
 
     def __init__(self, connection: socket.socket | None = None) -> None:
         super().__init__({"peername": ("192.0.2.1", 7), "socket": connection})
-        self.written = b""
+        self.written, self.writes = b"", 0
         self.unread = 0
         self.ended: str | None = None
         self.sent_eof = False
@@ -45,6 +45,7 @@ class Wire(asyncio.Transport):
         assert not self.sent_eof, "nothing may be written after the end"
         assert self.ended is None, "nothing may be written to what is closed"
         self.written += bytes(data)
+        self.writes += 1
 
     def write_eof(self) -> None:
         self.sent_eof = True

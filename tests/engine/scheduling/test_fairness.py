@@ -7,7 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smart_embedder.engine.scheduling.fairness import ConcurrencyLimit, FairSemaphore, LoopTurns
+from smart_embedder.engine.scheduling.fairness import (
+    CancelScope,
+    ConcurrencyLimit,
+    FairSemaphore,
+    LoopTurns,
+)
 from smart_embedder.errors import QueueFullError
 from tests.support.skipped_time import in_skipped_time, now, turns
 
@@ -232,6 +237,37 @@ async def test_work_in_turns_lets_everybody_else_run_between_its_steps() -> None
     assert all(pair not in told for pair in ("ab", "aa", "bb", "ba", "ac", "ca", "cc", "bc", "cb"))
     # Clients alternate: that one has two requests gives it no more turns.
     assert "".join(told.split("."))[:4].count("c") == 2
+
+
+@pytest.mark.parametrize(
+    ("ends", "is_cancelled", "expected"),
+    [
+        (["inner"], False, KeyError),
+        (["outer"], False, ValueError),
+        (["outer", "inner", "inner"], False, ValueError),
+        (["inner"], True, asyncio.CancelledError),
+    ],
+)
+async def test_a_block_that_is_ended_raises_its_error_unless_more_is_ended(
+    ends: list[str], is_cancelled: bool, expected: type[BaseException]
+) -> None:
+    scopes = {"outer": CancelScope(), "inner": CancelScope()}
+    errors = {"outer": ValueError, "inner": KeyError}
+
+    async def work() -> None:
+        with scopes["outer"], scopes["inner"]:
+            await asyncio.Event().wait()
+
+    task = asyncio.create_task(work())
+    await turns()
+    for name in ends:
+        scopes[name].end(errors[name])
+    if is_cancelled:
+        task.cancel()
+    with pytest.raises(expected):
+        await task
+    scopes["outer"].end(ValueError)
+    assert task.cancelling() == int(is_cancelled)
 
 
 async def test_a_step_that_fails_or_is_cancelled_gives_its_turn_back() -> None:
