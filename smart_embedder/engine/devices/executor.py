@@ -187,34 +187,28 @@ class DeviceExecutor:
             seconds = limits.predicted_seconds(batch, served.seconds_per_token)
         in_flight = InFlight(batch, device_free=self._last_done, expected_seconds=seconds)
         self._last_done = in_flight.done
+        self._in_flight.add(in_flight)
         if batch.handed_over:
             # It has failed another device, and may fail this one: it runs beside no other.
-            self._in_flight.add(in_flight)
             await in_flight.device_free.wait()
-            self._start(tasks, in_flight)
-            await in_flight.done.wait()
+        if batch.handed_over or (self._collecting is None and seconds <= WORTH_PREEMPTING):
+            await self._execute(in_flight)
             return
-        if self._collecting is None and seconds > WORTH_PREEMPTING:
+        if self._collecting is None:
             self._let_short_jobs_preempt(in_flight, tasks)
-        self._start(tasks, in_flight)
+        tasks.create_task(self._execute(in_flight))
         await in_flight.launched.wait()
 
     def _limits_of(self, model: Model) -> Limits:
         return self.models[model].budget.limits
 
-    def _start(self, tasks: asyncio.TaskGroup, in_flight: InFlight) -> None:
-        for each in in_flight.batch.slices:
-            taken_at, is_first = each.job.first_taken_at, each.start == 0
-            if taken_at is not None and is_first and not in_flight.batch.handed_over:
-                self._metrics.queue_wait.observe(taken_at - each.job.enqueued_at)
-        self._in_flight.add(in_flight)
-        tasks.create_task(self._execute(in_flight))
-
     def _let_short_jobs_preempt(self, in_flight: InFlight, tasks: asyncio.TaskGroup) -> None:
         """Let short jobs run between the layers of this forward, first those of its own batch."""
 
         def start(batch: Batch) -> None:
-            self._start(tasks, InFlight(batch, in_flight.device_free, preempts=in_flight))
+            preempting = InFlight(batch, in_flight.device_free, preempts=in_flight)
+            self._in_flight.add(preempting)
+            tasks.create_task(self._execute(preempting))
 
         short, in_flight.batch = split_short(in_flight.batch)
         self._preemption = Preemption(
@@ -239,6 +233,10 @@ class DeviceExecutor:
         await asyncio.gather(*(each.close(seconds) for each in threads if each is not None))
 
     async def _execute(self, in_flight: InFlight) -> None:
+        for each in in_flight.batch.slices:
+            taken_at, is_first = each.job.first_taken_at, each.start == 0
+            if taken_at is not None and is_first and not in_flight.batch.handed_over:
+                self._metrics.queue_wait.observe(taken_at - each.job.enqueued_at)
         try:
             await self._run_batch(in_flight, in_flight.batch)
         except BaseException:  # It ends the consumer: its callers must not wait for ever.
