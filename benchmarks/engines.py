@@ -41,7 +41,12 @@ from benchmarks.turns import turns
 from benchmarks.worker import LIMITS
 from benchmarks.workload import WORKLOADS, draw_texts
 from smart_embedder import __version__
-from smart_embedder.models.ops.build import architecture_here, arm_features
+from smart_embedder.models.ops.build import (
+    architecture_here,
+    arm_features,
+    is_of_use,
+    library_path,
+)
 from tests.support.server import REPOSITORY, run_server
 
 FIGURES = Path(__file__).with_name("figures.json")
@@ -109,6 +114,8 @@ def _parse() -> argparse.Namespace:
         if not arguments.page:
             parser.error("a folder is needed for a checkpoint")
         return arguments
+    if is_of_use() and not library_path().exists():
+        parser.error("the kernels are not built: run python -m smart_embedder.models.ops.build")
     # Workers run in a folder of their own.
     arguments.folder = arguments.folder.resolve()
     if not (arguments.folder / "config.json").exists():
