@@ -105,7 +105,7 @@ def test_long_texts_are_whole_across_blocks(length: int, causal: bool, dtype) ->
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("width", [64, 256])
-@pytest.mark.parametrize("window", [1, 2, 65, 129, 257, 509, 512, 700])
+@pytest.mark.parametrize("window", [1, 65, 257, 512, 700])
 def test_long_texts_are_whole_across_windows(window: int, width: int, causal: bool, dtype) -> None:
     check([1300], 1, width, 0.1, causal=causal, window=window, dtype=dtype)
 
