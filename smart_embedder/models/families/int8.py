@@ -277,8 +277,9 @@ def make_quantized_encoder(
             read.output_norm,
         )  # fmt: skip
         layers.append(EncoderLayer.of(parts))
-        layer = make_encoder_layer(read, config, reference)
-        exact = layer(exact, compared, reference.attention)
+        in_float32 = make_encoder_layer(read, config, reference)
+        exact = in_float32(exact, compared, reference.attention)
+        del read, in_float32  # Their weights would be in memory beside the next ones.
     encoder = Encoder(layers, backend.attention, embeddings, dtype)
     warn_of_rounding(weights.folder.name, encoder(compared), exact, compared)
     return encoder
