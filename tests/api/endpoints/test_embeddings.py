@@ -51,9 +51,9 @@ def test_an_over_long_text_is_embedded_and_reported(client) -> None:
     assert warning["target"] == {"field": "sentences", "index": 1, "pointer": "/sentences/1"}
     assert warning["details"] == {
         "model": answer["model_name"],
-        "max_tokens": 8192,
+        "max_tokens": 2048,
         "original_tokens": 9002,
-        "truncated_tokens": 810,
+        "truncated_tokens": 6954,
         "truncation_side": "end",
     }
     assert "9002 tokens" in warning["message"]

@@ -237,9 +237,9 @@ def test_a_warm_service_is_healthy_and_describes_itself(client, tiny_m3) -> None
     assert health["model"] == health["dense_embedding_model"] == tiny_m3.name
     expected = choose_backend(torch.device("cpu"), torch.float32).fastest("attention")
     assert (health["dtype"], health["attention"]) == ("float32", expected)
-    assert health["max_input_length"] == 8192
+    assert health["max_input_length"] == 2048
     assert health["max_batch_tokens"] >= 512
-    assert health["batch_size"] == max(1, health["max_batch_tokens"] // 8192)
+    assert health["batch_size"] == max(1, health["max_batch_tokens"] // 2048)
     assert health["gpu"]["available"] is False
 
 
