@@ -24,8 +24,7 @@ def make_checkout(folder: Path) -> Path:
     """A copy of what is started, whose .venv is this Python, with everything installed already."""
     folder.mkdir()
     for name in _FOLDERS:
-        ignored = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(REPOSITORY / name, folder / name, ignore=ignored)
+        shutil.copytree(REPOSITORY / name, folder / name)  # With what Python has compiled.
     for pattern in ("*.py", "*.sh", "*.txt", "*.toml"):
         for file in REPOSITORY.glob(pattern):
             shutil.copy(file, folder)

@@ -1,6 +1,6 @@
 """One client with hundreds of connections takes nothing from another who asks now and then.
 
-Bob, one small request at a time: sent 16, answered 16. Alice, 300 connections of bulk beside him:
+Bob, one small request at a time: sent 8, answered 8. Alice, 300 connections of bulk beside him:
 answered, or refused where the queue is full, 0 lost.
 """
 
@@ -13,7 +13,7 @@ from tests.faults.tally import EMBED, Tally
 from tests.support.server import run_server
 
 CONNECTIONS = 300
-SMALL_REQUESTS = 8
+SMALL_REQUESTS = 4
 TEXTS = ["search vector music history river bread " * 7] * 16
 BULK = [
     ("/embeddings/", {"sentences": TEXTS, "return_colbert": False}),

@@ -37,7 +37,7 @@ CLOSE = 0.03
 def batches() -> list[list[TokenIds]]:
     """A query, many lengths, a long text beside short ones, shared beginnings, a query again."""
     drawn = np.random.default_rng(0)
-    lengths = [7], range(1, 90), [*[5] * 300, 400, 5], [9, 3]
+    lengths = [7], range(1, 90), [*[5] * 100, 400, 5], [9, 3]
     made = [[drawn.integers(5, 100, each) for each in those] for those in lengths]
     begin = drawn.integers(5, 90, 9)
     made.insert(3, [np.append(begin, drawn.integers(5, 90, each)) for each in (3, 17, 17, 60)])

@@ -35,8 +35,9 @@ def demo_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def server(tiny_m3: Path, tmp_path_factory: pytest.TempPathFactory):
-    """One real server process on loopback that serves `tiny_m3` in float32."""
+    """One real server process on loopback that serves `tiny_m3` in float32, up to 2,048 tokens."""
     folder = tmp_path_factory.mktemp("server")
-    with run_server(folder, EMBEDDING_MODEL=str(tiny_m3)) as running:
+    settings = {"EMBEDDING_MODEL": str(tiny_m3), "BGE_EMBED_MAX_LENGTH": "2048"}
+    with run_server(folder, **settings) as running:
         running.wait_until_healthy()
         yield running

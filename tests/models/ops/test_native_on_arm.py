@@ -145,7 +145,7 @@ def test_all_three_kinds_of_vectors_are_those_of_the_plain_path(
     library, dtype, int8, tiny_m3
 ) -> None:
     models = [M3Embedder("tiny", tiny_m3, 8192, how) for how in targets(library, dtype, int8=int8)]
-    ids = [text.ids for text in models[0].tokenize(varied_texts(45)[25:])]
+    ids = [text.ids for text in models[0].tokenize(varied_texts(35)[25:])]
     kinds = Outputs(dense=True, sparse=True, colbert=True)
     exact, actual = (model.forward(ids, kinds) for model in models)
     assert set(models[1].info.paths.values()) <= {"native", "torch"}
@@ -159,7 +159,7 @@ def test_all_three_kinds_of_vectors_are_those_of_the_plain_path(
 
 def test_a_decoder_s_vectors_are_those_of_the_plain_path(library, dtype, tiny_qwen) -> None:
     models = [DenseEmbedder("tiny", tiny_qwen, 512, how) for how in targets(library, dtype)]
-    ids = [text.ids for text in models[0].tokenize(varied_texts(45)[20:])]
+    ids = [text.ids for text in models[0].tokenize(varied_texts(30)[20:])]
     exact, actual = (model.forward(ids, Outputs(dense=True)) for model in models)
     cosines = [
         functional.cosine_similarity(*(torch.from_numpy(each.dense) for each in pair), dim=0)
