@@ -42,6 +42,9 @@ _LONGEST_HEADER = 100_000_000  # As in safetensors' own library.
 _THREADS = 4
 # Bytes that are read and then rounded: what a core's own cache holds.
 _ROUNDED_AT_ONCE = 2**20
+# Numbers that PyTorch rounds without its pool of threads. To set their number would set it for
+# every thread that begins meanwhile, too.
+_ROUNDED_BY_ONE = 2**15 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,19 +83,20 @@ class StoredTensor:
                 self.file.read_into(content, self.start + first * self.dtype.itemsize)
                 if rounds:
                     with torch.inference_mode(tensor.is_inference()):
-                        part.copy_(stored)
+                        for rounded, each in zip(
+                            torch.split(part, _ROUNDED_BY_ONE),
+                            torch.split(stored, _ROUNDED_BY_ONE),
+                            strict=True,
+                        ):
+                            rounded.copy_(each)
 
         # A thread copies less than memory takes.
-        own = torch.get_num_threads()
-        threads = max(1, min(_THREADS, own, len(parts)))
+        threads = max(1, min(_THREADS, torch.get_num_threads(), len(parts)))
         if threads == 1:
             read_every(1, 0)
             return tensor
-        # Each rounds what it has read itself, without PyTorch's pool.
-        with ThreadPoolExecutor(threads, "read-tensor", torch.set_num_threads, (1,)) as pool:
+        with ThreadPoolExecutor(threads, "read-tensor") as pool:
             list(pool.map(partial(read_every, threads), range(threads)))
-        # Of threads that do not exist yet, too.
-        torch.set_num_threads(own)
         return tensor
 
 
