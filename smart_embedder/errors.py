@@ -54,6 +54,10 @@ class TextTooLongError(InvalidRequestError, code="text_too_long"):
     """A text has more tokens than its model reads, and the request does not allow cutting it."""
 
 
+class VectorSpaceDiffersError(SmartEmbedderError, code="vector_space_differs"):
+    """The request names a vector space, and its vectors would be of another one."""
+
+
 class UnauthorizedError(SmartEmbedderError, code="unauthorized"):
     """The request has no valid token."""
 

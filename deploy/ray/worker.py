@@ -6,7 +6,6 @@ import threading
 from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -107,8 +106,8 @@ class BlockEmbedder:
         return {
             name: {
                 "model": model.name,
-                "weights": models.fingerprints[model],
-                "dtype": models.dtype_of(model),
+                "spaces": " ".join(map(str, model.spaces.values())),
+                "precision": model.precision,
                 "version": __version__,
             }
             for name, model in (("embedding", models.embedder), ("dense", models.dense_model))
@@ -185,6 +184,6 @@ class BlockEmbedder:
 
 async def _start_engine(settings: Settings) -> Engine:
     configure_logs(settings.log_format, settings.log_level)
-    engine = Engine(settings, partial(load_models, with_digests=True))
+    engine = Engine(settings, load_models)
     await engine.start()
     return engine

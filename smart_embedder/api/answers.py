@@ -130,6 +130,14 @@ class TimingsMs(BaseModel):
 Sentence = TypeVar("Sentence", EmbeddedSentence, Base64Sentence)
 
 
+class VectorKinds(BaseModel):
+    """A text for each kind of vectors; null for one that is not in the answer."""
+
+    dense: str | None
+    sparse: str | None
+    colbert: str | None
+
+
 class EmbeddingReport(BaseModel, Generic[Sentence]):
     """Vectors for each text, in the order of the request, and facts about the work."""
 
@@ -138,6 +146,8 @@ class EmbeddingReport(BaseModel, Generic[Sentence]):
     dense_model_name: str
     sparse_model_name: str
     colbert_model_name: str
+    vector_space: Annotated[VectorKinds, Field(description="What the numbers depend on.")]
+    precision: Annotated[VectorKinds, Field(description="How exactly they were computed.")]
     processing_time_ms: float
     warnings: list[TruncationWarning]
     usage: Usage
@@ -177,6 +187,11 @@ class RerankResponse(BaseModel):
 
     results: list[RankedPassage]
     model_name: str
+    vector_space: Annotated[
+        dict[str, str],
+        Field(description="Of `score`; by late interaction, of each kind of vectors."),
+    ]
+    precision: dict[str, str]
     processing_time_ms: float
     warnings: list[TruncationWarning]
     usage: Usage

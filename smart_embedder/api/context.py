@@ -171,7 +171,8 @@ class RequestContext:
     numbers for the log line, `stages` the times for the trace. Only a stream has `memory`. `answer`
     is asked for room before an answer is made.
     `path` is as the client wrote it, `route` without slashes at its end; neither has the `prefix`
-    that a proxy removes from paths. `query` is not parsed.
+    that a proxy removes from paths. `query` is not parsed. `if_vector_space` has the ids of spaces
+    that the answer's vectors must be of, and `vector_spaces` those that they are of, by kind.
     """
 
     request_id: str
@@ -194,6 +195,8 @@ class RequestContext:
     route: str = "/"
     prefix: str = ""
     query: bytes = b""
+    if_vector_space: str = ""
+    vector_spaces: dict[str, str] = field(default_factory=dict)
 
     @property
     def way_up(self) -> str:

@@ -33,6 +33,7 @@ STATUS_OF: Mapping[type[SmartEmbedderError], int] = {
     errors.UnknownModelError: 404,
     errors.BodyStalledError: 408,
     errors.AnswerNotTakenError: 408,
+    errors.VectorSpaceDiffersError: 412,
     errors.BodyTooLargeError: 413,
     errors.UnsupportedMediaError: 415,
     errors.InvalidRequestError: 422,

@@ -42,9 +42,16 @@ from smart_embedder.engine import (
 )
 from smart_embedder.engine.model import DownloadStatus, LoadedModels
 from smart_embedder.engine.model_pool import SHARE_FOR_LOADING
-from smart_embedder.engine.records import ClassificationResult, EmbeddingResult, RerankResult, Stage
+from smart_embedder.engine.records import (
+    ClassificationResult,
+    EmbeddingResult,
+    RerankResult,
+    ScoringRequest,
+    Stage,
+)
 from smart_embedder.engine.requests.reranking import sigmoid
 from smart_embedder.engine.scheduling.fairness import CancelScope, FairSemaphore, LoopTurns
+from smart_embedder.engine.space import parse_spaces, require_spaces
 from smart_embedder.errors import (
     ClientGoneError,
     InferenceTimeoutError,
@@ -158,6 +165,7 @@ class Call:
             model=model.name if model else None,
             answer=context.answer,
         )
+        self.require_spaces(models, request)
         result = await work(models, request)
         counter.inc(sum(counts.values()))
         timings = timings_as_json(result.timings)
@@ -169,6 +177,16 @@ class Call:
         }
         context.stages.extend(result.timings.stages)
         return result
+
+    def require_spaces(self, models: LoadedModels, request: EmbedRequest | ScoringRequest) -> None:
+        """Note the spaces of what the models make, for the response.
+
+        Raises `VectorSpaceDiffersError` where the client has vectors of others.
+        """
+        spaces, context = models.spaces_of(request), self.context
+        if context.if_vector_space:
+            require_spaces(parse_spaces(context.if_vector_space), spaces)
+        context.vector_spaces |= {kind: str(space) for kind, space in spaces.items()}
 
     async def render(
         self, render: Callable[[], Iterable[Chunk]], media_type: str = JSON

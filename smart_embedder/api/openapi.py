@@ -44,7 +44,7 @@ of them {settings.rerank_gpu_timeout:g} in forwards | `REQUEST_TIMEOUT`, `RERANK
 | `RATE_LIMIT_BURST_SIZE`, `RATE_LIMIT_REQUESTS_PER_MINUTE` |"""
 Answer = Callable[[Any, Call], Coroutine[Any, Any, Response]]
 Handler = TypeVar("Handler", bound=Callable[..., Any])
-_WORK_STATUSES = (400, 401, 403, 408, 413, 415, 429, 500, 503, 504)
+_WORK_STATUSES = (400, 401, 403, 408, 412, 413, 415, 429, 500, 503, 504)
 _BYTES = {"schema": {"type": "string", "format": "binary"}}
 
 

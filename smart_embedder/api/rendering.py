@@ -230,8 +230,10 @@ def sparse_as_json(sparse: SparseVector | None, *, as_indices: bool) -> dict[Any
     return dict(zip(sparse.indices.tolist(), sparse.values, strict=True))
 
 
-def render_rerank(passages: list[str], result: RerankResult, model: str) -> Iterator[bytes]:
-    """The chunks of the JSON answer to a rerank request, by falling score."""
+def render_rerank(
+    passages: list[str], result: RerankResult, about: dict[str, Any]
+) -> Iterator[bytes]:
+    """The chunks of the JSON answer to a rerank request, by falling score; it ends in `about`."""
 
     def ranked() -> Iterator[dict[str, Any]]:
         for index, score in by_falling_score(result.scores):
@@ -244,7 +246,7 @@ def render_rerank(passages: list[str], result: RerankResult, model: str) -> Iter
 
     yield b'{"results":'
     yield from render_list(ranked())
-    yield b"," + orjson.dumps({"model_name": model} | report(result))[1:]
+    yield b"," + orjson.dumps(about | report(result))[1:]
 
 
 def by_falling_score(scores: list[float]) -> list[tuple[int, np.float32]]:

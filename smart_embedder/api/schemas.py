@@ -162,6 +162,8 @@ class EmbeddingFields(RequestModel):
     """Add one vector that stands for a text's ColBERT vectors."""
     encoding: Literal["float", "base64"] = "float"
     """base64: arrays of JSON are raw bytes, little-endian."""
+    if_vector_space: str | None = None
+    """Ids of vector spaces, as of an answer before: 412 where these vectors are of others."""
     model: ModelName = None
 
 
@@ -218,6 +220,8 @@ class RerankBody(RequestModel):
     """For late interaction; equal by default."""
     truncate: Truncate = True
     truncation_side: TruncationSide = "right"
+    if_vector_space: str | None = None
+    """As of an answer before: 412 where these scores are of another model."""
     model: ModelName = None
 
 

@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-from smart_embedder import __version__
 from smart_embedder.engine.records import (
     CUT_AT_END,
+    EmbedRequest,
     InputType,
     Outputs,
+    ScoringRequest,
     SpecialToken,
     TokenIds,
     TokenizedPair,
@@ -21,6 +22,7 @@ from smart_embedder.engine.records import (
     TokenSpans,
     TruncationOptions,
 )
+from smart_embedder.engine.space import SCORE, VECTORS, VectorSpace
 from smart_embedder.settings import Settings
 from smart_embedder.settings.types import ModelEntry
 
@@ -34,13 +36,23 @@ class Model(Protocol):
 
     `name` is that of its answers, and `max_length` the most tokens of one sequence, special tokens
     included. `max_batch_sequences` are the most in one forward, None for no limit. `special_tokens`
-    are those before, and those after, every text.
+    are those before, and those after, every text. `spaces` are those of its vectors, by kind, or
+    that of its scores.
     """
 
     name: str
     max_length: int
     max_batch_sequences: int | None
     special_tokens: tuple[list[SpecialToken], list[SpecialToken]]
+    spaces: Mapping[str, VectorSpace]
+
+    @property
+    def precision(self) -> str:
+        """How exactly it computes: number format, implementations, and versions of these."""
+
+    @property
+    def reproducible(self) -> bool:
+        """Whether a text's results are the same to the last bit, whatever is beside it."""
 
     def launch(
         self, sequences: list[TokenIds], outputs: Sequence[Outputs]
@@ -161,12 +173,18 @@ class RefusedPath:
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """How a model is computed: its number format, and the implementation of each operation."""
+    """How a model is computed: its number format, and the implementation of each operation.
+
+    `precision`, `reproducible` and `vector_space`, whose ids are by kind, are as in `Model`.
+    """
 
     name: str
     dtype: str
     paths: dict[str, str]
     refused: tuple[RefusedPath, ...] = ()
+    precision: str = ""
+    reproducible: bool = False
+    vector_space: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,15 +229,10 @@ class PlacedModel:
 
 @dataclass(frozen=True, slots=True)
 class PlacedModels:
-    """One model on all of its devices.
-
-    `describe` tells how it is computed, once `measure` has run. `fingerprint` identifies what was
-    read of its files, where a cache needs that.
-    """
+    """One model on all of its devices; `describe` tells how it is computed, once measured."""
 
     models: tuple[PlacedModel, ...]
     describe: Callable[[], ModelInfo]
-    fingerprint: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,9 +271,8 @@ class LoadedModels:
     `embedder` reranks; otherwise `reranker` does, if there is one. `demo` describes the demo model
     where one is served. `seconds_per_token` was measured at the start. `free_memory` makes the
     device's allocator return memory that it does not use. `replicas` are the same models on further
-    devices. `infos` tell how each model is computed. `fingerprints` identify what was read of each
-    embedder's files, where a cache needs that. `prepare_thread` is called first in each thread that
-    computes on the device. `loader` loads the models of MODELS.
+    devices. `infos` tell how each model is computed. `prepare_thread` is called first in each
+    thread that computes on the device. `loader` loads the models of MODELS.
     """
 
     embedder: Embedder
@@ -274,7 +286,6 @@ class LoadedModels:
     free_memory: Callable[[], object] = gc.collect
     replicas: "tuple[LoadedModels, ...]" = ()
     infos: tuple[ModelInfo, ...] = ()
-    fingerprints: Mapping[Model, str] = field(default_factory=dict)
     prepare_thread: Callable[[], None] | None = None
     loader: ModelLoader | None = None
 
@@ -300,11 +311,25 @@ class LoadedModels:
         own = (info.dtype for info in self.infos if info.name == model.name)
         return next(own, self.device.dtype)
 
-    def identity_of(self, model: Embedder) -> str:
-        """A text that differs between any two models whose vectors of one text differ."""
-        files = self.fingerprints.get(model, "")
-        options = f"{self.dtype_of(model)} {model.max_length} {model.pooling} {model.normalizes}"
-        return f"{__version__} {model.name} {files} {options}"
+    def made_by(self, request: EmbedRequest | ScoringRequest) -> dict[str, Model]:
+        """The model behind each kind in the answer, be it of vectors or of scores."""
+        if not isinstance(request, EmbedRequest):
+            if not self.late_interaction:
+                return {} if self.reranker is None else {SCORE: self.reranker}
+            return {kind: self.embedder for kind in VECTORS if getattr(self.kinds, kind)}
+        return {
+            kind: self.dense_model if kind == "dense" else self.embedder
+            for kind in VECTORS
+            if getattr(request.needed, kind)
+        }
+
+    def spaces_of(self, request: EmbedRequest | ScoringRequest) -> dict[str, VectorSpace]:
+        """The space of each kind in the answer."""
+        return {
+            kind: space.of(request)
+            for kind, model in self.made_by(request).items()
+            if (space := model.spaces.get(kind)) is not None
+        }
 
     def read_memory(self, kind: str) -> int:
         """Bytes of this kind, on all devices that report them."""

@@ -9,11 +9,18 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import cast, get_args
+from typing import Any, cast, get_args
 
 from smart_embedder import errors
 from smart_embedder.engine.checks import has_prompt_for
-from smart_embedder.engine.model import Embedder, LoadedModels, ModelInfo, PlacedModels, Reranker
+from smart_embedder.engine.model import (
+    Embedder,
+    LoadedModels,
+    Model,
+    ModelInfo,
+    PlacedModels,
+    Reranker,
+)
 from smart_embedder.engine.records import InputType
 from smart_embedder.settings import LATE_INTERACTION, NO_RERANKER, Settings
 from smart_embedder.settings.types import ModelEntry, public_name
@@ -76,6 +83,14 @@ class ModelStatus:
     makes: ModelAbilities | None = None
     token_budgets: Mapping[str, int] = field(default_factory=dict)
 
+    @property
+    def origin(self) -> dict[str, Any]:
+        """The space and the precision of each kind that it makes; None while it is not loaded."""
+        if self.info is None:
+            return {"vector_space": None, "precision": None}
+        spaces = self.info.vector_space
+        return {"vector_space": spaces, "precision": dict.fromkeys(spaces, self.info.precision)}
+
 
 def abilities_of(model: Embedder | Reranker, task: str) -> ModelAbilities:
     """Those of a model whose task is to embed or to rerank."""
@@ -100,10 +115,11 @@ def default_statuses(
     tasks = {settings.embedding_model: "embed", settings.dense_model: "embed"}
     if settings.reranker_model not in {LATE_INTERACTION, NO_RERANKER}:
         tasks |= {settings.reranker_model: "rerank"}
-    infos = {info.name: info for info in models.infos} if models else {}
+    infos: dict[Model, ModelInfo] = {}
     # By their tasks, too: an embedder and a reranker may have one name.
     loaded: dict[tuple[str, str], Embedder | Reranker] = {}
     if models is not None:
+        infos = dict(zip(models.each, models.infos, strict=False))
         loaded = {(each.name, "embed"): each for each in (models.embedder, models.dense_model)}
         if models.reranker is not None:
             loaded[models.reranker.name, "rerank"] = models.reranker
@@ -112,7 +128,7 @@ def default_statuses(
         name = public_name(location)
         model = loaded.get((name, task))
         makes = None if model is None else abilities_of(model, task)
-        info = infos.get(name)
+        info = None if model is None else infos.get(model)
         statuses.append(ModelStatus(name, task, state, pinned=True, info=info, makes=makes))
     return statuses
 
@@ -293,5 +309,4 @@ def models_with(
         device=first.device,
         max_batch_tokens=max_batch_tokens,
         infos=(info,),
-        fingerprints={first.model: placed.fingerprint},
     )

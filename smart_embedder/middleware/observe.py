@@ -47,7 +47,7 @@ log = structlog.get_logger(__name__)
 
 
 class ProvideContext:
-    """Creates the `RequestContext`, keeps it up to date, and adds X-Request-ID to the response.
+    """Creates the `RequestContext`, and adds X-Request-ID and Vector-Space to the response.
 
     The id is the client's own if it sent a printable one. Only `trusted_proxies` may name another
     client's address, through X-Forwarded-For, and the path below which the service is, through
@@ -76,7 +76,10 @@ class ProvideContext:
         async def record_send(message: Message) -> None:
             if message["type"] == "http.response.start":
                 context.status = message["status"]
-                MutableHeaders(scope=message)["X-Request-ID"] = context.request_id
+                headers = MutableHeaders(scope=message)
+                headers["X-Request-ID"] = context.request_id
+                if context.vector_spaces and context.status == HTTPStatus.OK:
+                    headers["Vector-Space"] = ", ".join(context.vector_spaces.values())
             else:
                 context.bytes_out += len(message.get("body", b""))
             await send(message)
@@ -118,6 +121,7 @@ class ProvideContext:
             route=normalized,
             prefix=prefix,
             query=query,
+            if_vector_space=", ".join(headers.getlist("if-vector-space")),
         )
 
 

@@ -45,13 +45,10 @@ def link_ahead() -> None:
     threading.Thread(target=link, args=(os.fsencode(library), os.RTLD_NOW), name="link").start()
 
 
-def load_models(
-    settings: Settings, status: DownloadStatus | None = None, *, with_digests: bool = False
-) -> LoadedModels:
+def load_models(settings: Settings, status: DownloadStatus | None = None) -> LoadedModels:
     """Load and warm the models of the settings; called in the device thread.
 
-    `status` shows a running download; `with_digests` asks for `LoadedModels.fingerprints`, which a
-    cache of embeddings asks for, too. Raises `StartupError` if a model cannot be loaded.
+    `status` shows a running download. Raises `StartupError` if a model cannot be loaded.
     """
     _prepare_libraries(settings)
     sys.setswitchinterval(min(_SWITCH_INTERVAL, sys.getswitchinterval()))
@@ -63,7 +60,7 @@ def load_models(
     with parsed_ahead(folder / "tokenizer.json" for folder in folders):
         from smart_embedder.models.loader import EntryLoader, load  # noqa: PLC0415 - see above
 
-        models = load(settings, status, with_digests=with_digests)
+        models = load(settings, status)
     if settings.models:
         models = replace(models, loader=EntryLoader(settings, status))
     return models

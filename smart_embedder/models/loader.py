@@ -24,7 +24,6 @@ from smart_embedder.engine.model import (
     LoadPlan,
     Measured,
     MemoryUsage,
-    Model,
     ModelInfo,
     PlacedModel,
     PlacedModels,
@@ -39,6 +38,7 @@ from smart_embedder.models.budget import (
     warm_up,
 )
 from smart_embedder.models.checkpoint import config
+from smart_embedder.models.checkpoint.content import noting
 from smart_embedder.models.checkpoint.reading import reading, trim_heap
 from smart_embedder.models.checkpoint.weights import count_parameters
 from smart_embedder.models.device import choose
@@ -69,22 +69,15 @@ _SPARSE_ALONE = {"Router", "Asym", "SparseAutoEncoder", "SparseStaticEmbedding"}
 Result = TypeVar("Result")
 
 
-def load(
-    settings: Settings, status: DownloadStatus | None = None, *, with_digests: bool = False
-) -> LoadedModels:
+def load(settings: Settings, status: DownloadStatus | None = None) -> LoadedModels:
     """Load and warm the models of the settings; raises `StartupError` if one cannot be loaded."""
     if settings.torch_compile:
         log.warning("torch_compile_has_no_effect", reason="kernels of the service took its place")
     folders = locate_models(settings, status)
-    with reading() as read:
+    with reading():
         first, *others = _load_workers(settings, folders)
     trim_heap()
-    prints: dict[Model, str] = {}
-    if with_digests or settings.caches_embeddings:
-        for model, folder in (first.embedder, folders.embedding), (first.dense, folders.dense):
-            if model is not None and folder is not None:
-                prints[model] = read.fingerprint(folder)
-    return replace(first, replicas=tuple(others), fingerprints=prints)
+    return replace(first, replicas=tuple(others))
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +192,20 @@ def load_embedder(
 ) -> embedders.EmbeddingModel:
     """Load an embedding model; raises `StartupError`, also for `overrides` without effect."""
     _warn_of_code(name, folder)
+    with noting(folder) as content:
+        model = _make_embedder(name, folder, max_length, target, overrides)
+    model.prompts = {**model.prompts, **overrides.prompts}
+    model.identify(content)
+    return model
+
+
+def _make_embedder(
+    name: str,
+    folder: Path,
+    max_length: int,
+    target: Target,
+    overrides: config.SentenceOverrides,
+) -> embedders.EmbeddingModel:
     pooling = None
     for module in config.read_modules(folder):
         if module.kind in _SPARSE_ALONE:
@@ -209,22 +216,18 @@ def load_embedder(
         if module.kind == "SpladePooling":
             pooling = module.folder
             break
-    model: embedders.EmbeddingModel
     if pooling is not None:
         overrides.refuse("pooling", "normalize", for_model=f"{name}, a SPLADE model")
-        model = SpladeEmbedder(name, folder, max_length, target, pooling=pooling)
-    elif is_colbert(folder):
+        return SpladeEmbedder(name, folder, max_length, target, pooling=pooling)
+    if is_colbert(folder):
         every = ("pooling", "normalize", "query_prompt", "document_prompt")
         overrides.refuse(*every, for_model=f"{name}, a ColBERT model")
-        model = ColbertEmbedder(name, folder, max_length, target)
-    elif any((folder / head).is_file() for head in embedders.HEADS):
+        return ColbertEmbedder(name, folder, max_length, target)
+    if any((folder / head).is_file() for head in embedders.HEADS):
         kind = f"{name}, which is of bge-m3's kind"
         overrides.refuse("pooling", "normalize", for_model=kind)
-        model = embedders.M3Embedder(name, folder, max_length, target)
-    else:
-        model = embedders.DenseEmbedder(name, folder, max_length, target, overrides)
-    model.prompts = {**model.prompts, **overrides.prompts}
-    return model
+        return embedders.M3Embedder(name, folder, max_length, target)
+    return embedders.DenseEmbedder(name, folder, max_length, target, overrides)
 
 
 def load_reranker(
@@ -232,9 +235,14 @@ def load_reranker(
 ) -> CrossEncoder | QwenReranker:
     """Load a reranker; one of Qwen3's kind has at most `max_qwen_pairs` pairs in a forward."""
     _warn_of_code(name, folder)
-    if is_qwen3(folder) and not is_classifier(folder):
-        return QwenReranker(name, folder, max_length, max_qwen_pairs, target)
-    return CrossEncoder(name, folder, max_length, target)
+    model: CrossEncoder | QwenReranker
+    with noting(folder) as content:
+        if is_qwen3(folder) and not is_classifier(folder):
+            model = QwenReranker(name, folder, max_length, max_qwen_pairs, target)
+        else:
+            model = CrossEncoder(name, folder, max_length, target)
+    model.identify(content)
+    return model
 
 
 def _warn_of_code(name: str, folder: Path) -> None:
@@ -421,7 +429,7 @@ def _load(
     entry: ModelEntry, settings: Settings, folder: Path, placements: Sequence[_Placement]
 ) -> PlacedModels:
     copies: dict[tuple[str, int], embedders.DeviceModel[Any]] = {}
-    with reading() as read:
+    with reading():
         for placement in placements:
             if placement.node not in copies:
                 load = _embedder_of if entry.task == "embed" else _reranker_of
@@ -431,8 +439,7 @@ def _load(
     trim_heap()
     placed = tuple(_placed(placement, copies[placement.node], settings) for placement in placements)
     first = copies[placements[0].node]
-    fingerprint = read.fingerprint(folder) if settings.caches_embeddings else ""
-    return PlacedModels(placed, lambda: first.info, fingerprint)
+    return PlacedModels(placed, lambda: first.info)
 
 
 def _placed(

@@ -101,7 +101,7 @@ def test_only_this_services_own_lists_have_the_limits_in_force(paths) -> None:
 def test_work_tells_its_errors_in_its_dialects_shape() -> None:
     told = Router(error=OpenAIError).describe_work("Rerank", RerankBody, RerankResponse, (422, 404))
     assert (told["summary"], told["response_model"]) == ("Rerank", RerankResponse)
-    statuses = [400, 401, 403, 404, 408, 413, 415, 422, 429, 500, 503, 504]
+    statuses = [400, 401, 403, 404, 408, 412, 413, 415, 422, 429, 500, 503, 504]
     assert list(told["responses"]) == statuses
     assert all(each == {"model": OpenAIError} for each in told["responses"].values())
 

@@ -68,7 +68,7 @@ def asks_in_vain(body: object) -> bool:
     """For what this server's models have not, or for options that exclude each other."""
     if not isinstance(body, dict):
         return False
-    unknown = ("instruction", "prompt_name", "input_type", "dimensions")
+    unknown = ("instruction", "prompt_name", "input_type", "dimensions", "if_vector_space")
     uncut_from_left = body.get("truncate") is False and body.get("truncation_side") == "left"
     no_tokens = not (body.get("return_sparse", True) or body.get("return_colbert", True))
     strings_of_none = bool(body.get("return_tokens")) and no_tokens

@@ -45,7 +45,7 @@ MESSAGE, WHOLE = 262_144, 4 << 20
 def test_scores_that_are_shown_as_equal_keep_the_order_of_the_request() -> None:
     scores = [0.25, 0.5, 0.5 + 1e-12, 0.75]
     result = RerankResult(scores, None, [], 0, Timings(0, 0, 0, 0))
-    answer = orjson.loads(b"".join(render_rerank(list("abcd"), result, "model")))
+    answer = orjson.loads(b"".join(render_rerank(list("abcd"), result, {"model_name": "model"})))
     found = [(one["index"], one["score"]) for one in answer["results"]]
     assert found == [(3, 0.75), (1, 0.5), (2, 0.5), (0, 0.25)]
 
@@ -71,7 +71,7 @@ def test_no_part_of_an_answer_writes_a_long_text_at_once(monkeypatch) -> None:
     monkeypatch.setattr(rendering, "orjson", Counted)
     passage = "\n" * 1_000_000
     result = RerankResult([0.5], None, [], 0, Timings(0, 0, 0, 0))
-    answer = orjson.loads(b"".join(render_rerank([passage], result, "model")))
+    answer = orjson.loads(b"".join(render_rerank([passage], result, {"model_name": "model"})))
     assert answer["results"][0]["passage"] == passage
     assert 0 < max(written) <= 65_536
 
@@ -234,7 +234,7 @@ def test_a_rerank_answer_holds_parts_times_usage_and_warnings() -> None:
     parts = [PartScores(0.1, None, 0.3), PartScores(0.5, 0.25, None)]
     cut = [Truncation("passages", 1, "m", 8, 11)]
     result = RerankResult([0.5, 0.25], parts, cut, 9, Timings(0.001, 0.02, 0.3, 0.4000006))
-    answer = orjson.loads(b"".join(render_rerank(["a", "b"], result, "name")))
+    answer = orjson.loads(b"".join(render_rerank(["a", "b"], result, {"model_name": "name"})))
     assert answer.pop("results") == [
         {"index": 0, "passage": "a", "score": 0.5,
          "parts": {"dense": 0.1, "sparse": None, "colbert": 0.3}},

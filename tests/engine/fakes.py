@@ -19,6 +19,7 @@ from smart_embedder.engine.records import (
     TokenizedText,
     TruncationOptions,
 )
+from smart_embedder.engine.space import VectorSpace
 
 ALL = Outputs(dense=True, sparse=True, colbert=True)
 
@@ -32,6 +33,9 @@ class HeldDevice(ABC):
     name = "fake"
     max_length = 100
     max_batch_sequences = None
+    precision = "float32"
+    reproducible = True
+    spaces: Mapping[str, VectorSpace] = MappingProxyType({})
 
     def __init__(self) -> None:
         self.batches: list[list[int]] = []

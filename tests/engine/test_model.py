@@ -38,25 +38,6 @@ def test_dense_vectors_come_from_their_own_model_and_the_rest_from_the_embedder(
     assert both.each == [embedder, dense, reranker]
 
 
-def test_two_models_whose_vectors_differ_have_different_identities() -> None:
-    model = FakeModel()
-    models = loaded(model)
-    known = {models.identity_of(model)}
-    for name, value in {
-        "name": "another",
-        "max_length": 99,
-        "pooling": "cls",
-        "normalizes": False,
-    }.items():
-        other = FakeModel()
-        setattr(other, name, value)
-        known.add(loaded(other).identity_of(other))
-    known.add(replace(models, fingerprints={model: "files"}).identity_of(model))
-    infos = (ModelInfo("other", "float16", {}), ModelInfo("fake", "int8", {}))
-    known.add(replace(models, infos=infos).identity_of(model))
-    assert len(known) == 7
-
-
 def test_the_format_of_a_model_is_its_own_or_that_of_its_device() -> None:
     models = loaded(FakeModel())
     infos = (ModelInfo("other", "float16", {}),)

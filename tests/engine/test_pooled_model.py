@@ -44,7 +44,10 @@ def test_the_default_models_are_shown_once_each_with_what_they_do() -> None:
     settings = Settings(embedding_model="a/one", dense_embedding_model="a/one", reranker_model="b")
     model, reranker = FakeModel(), FakeReranker()
     model.name, reranker.name = "a/one", "b"
-    models = replace(loaded(model, reranker=reranker), infos=(ModelInfo("b", "int8", {}),))
+    models = replace(
+        loaded(model, reranker=reranker),
+        infos=(ModelInfo("a/one", "bfloat16", {}), ModelInfo("b", "int8", {})),
+    )
 
     def shown(models, *, has_failed=False):
         return [
@@ -54,7 +57,7 @@ def test_the_default_models_are_shown_once_each_with_what_they_do() -> None:
 
     ready, loading, failed = ModelState.READY, ModelState.LOADING, ModelState.FAILED
     assert shown(models) == [
-        ("a/one", "embed", ready, None, True),
+        ("a/one", "embed", ready, "bfloat16", True),
         ("b", "rerank", ready, "int8", True),
     ]
     assert [each[2:] for each in shown(None)] == [(loading, None, False)] * 2

@@ -227,6 +227,11 @@ class OpenAIModel(BaseModel):
         dict[str, int],
         Field(description="Tokens of a forward on each device, while it is loaded: an extension."),
     ]
+    vector_space: Annotated[
+        dict[str, str] | None,
+        Field(description="The id of each kind, while it is loaded: an extension."),
+    ]
+    precision: Annotated[dict[str, str] | None, Field(description="The same: an extension.")]
 
 
 class OpenAIModels(BaseModel):
@@ -453,4 +458,5 @@ def _describe(name: str, model: ServedModel, service: Service) -> dict[str, Json
         "task": status.task,
         "state": status.state.value,
         "token_budgets": dict(status.token_budgets),
+        **status.origin,
     }

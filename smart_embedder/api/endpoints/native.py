@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
+from typing import Any
 from urllib.parse import parse_qsl
 
 from fastapi import Request
@@ -27,6 +28,7 @@ from smart_embedder.engine.checks import check_embedding, check_rendering
 from smart_embedder.engine.model import LoadedModels
 from smart_embedder.engine.records import Outputs
 from smart_embedder.engine.requests.embedding import vector_bytes
+from smart_embedder.engine.space import VECTORS
 from smart_embedder.errors import InvalidRequestError, UnsupportedMediaError
 from smart_embedder.settings.types import public_name
 
@@ -73,10 +75,11 @@ async def create_embeddings(body: EmbeddingRequest, call: Call) -> Response:
     schemas.check_texts(body.sentences, "sentences", most)
     models = await call.lease(model)
     request = native_request(body, body.sentences, models, media_type)
+    call.context.if_vector_space = body.if_vector_space or call.context.if_vector_space
     result = await compute(call, request, model)
     at_once = media_type == records.SAFETENSORS
     vectors.hold_rendering(result.embeddings, request, call.context.answer, at_once=at_once)
-    answer = vectors.EmbeddingAnswer(request, result, model_names(models))
+    answer = vectors.EmbeddingAnswer(request, result, made_by(models, request))
     render: Callable[[], Iterable[Chunk]] = partial(
         vectors.render,
         answer,
@@ -137,14 +140,25 @@ def native_request(
     return request
 
 
-def model_names(models: LoadedModels) -> dict[str, str]:
-    """The fields of an answer that name the model behind each kind of vectors."""
+def made_by(models: LoadedModels, request: EmbedRequest) -> dict[str, Any]:
+    """The fields of an answer that tell the model and the space of each kind of vectors."""
     dense, own = models.dense_model.name, models.embedder.name
     return {
         "model_name": dense,
         "dense_model_name": dense,
         "sparse_model_name": own,
         "colbert_model_name": own,
+        **origin(models, request),
+    }
+
+
+def origin(models: LoadedModels, request: EmbedRequest | RerankRequest) -> dict[str, Any]:
+    """The space, and the precision, of each kind in an answer."""
+    spaces, makers = models.spaces_of(request), models.made_by(request)
+    kinds = VECTORS if isinstance(request, EmbedRequest) else tuple(spaces)
+    return {
+        "vector_space": {kind: str(spaces[kind]) if kind in spaces else None for kind in kinds},
+        "precision": {kind: makers[kind].precision if kind in makers else None for kind in kinds},
     }
 
 
@@ -154,7 +168,7 @@ def model_names(models: LoadedModels) -> dict[str, str]:
     tags=["embeddings"],
     summary="Embed a stream of texts",
     response_class=Response,
-    responses=router.errors(400, 401, 403, 404, 408, 413, 415, 422, 429, 500, 503),
+    responses=router.errors(400, 401, 403, 404, 408, 412, 413, 415, 422, 429, 500, 503),
     openapi_extra=describe_stream(EmbeddingFields, StreamLine, [NDJSON, ARROW], [*WRITERS]),
 )
 async def stream_embeddings(request: Request, service: ServiceDep) -> Response:
@@ -180,12 +194,14 @@ async def stream_embeddings(request: Request, service: ServiceDep) -> Response:
     call, urgency = Call(request, service), urgency_of(request, BULK_URGENCY)
     client = call.context.client
     embedding = replace(embedding, urgency=urgency, client=client, model=name)
+    call.context.if_vector_space = fields.if_vector_space or call.context.if_vector_space
+    call.require_spaces(models, embedding)
     of_token = vector_bytes(models.embedder, replace(embedding.needed, dense=False), [1])
     tokens = call.context.answer.allowed // stream_answer.PIECES // of_token
     # Nothing below keeps the models, which may be unloaded between two pieces.
     options = records.RecordOptions(
         embedding,
-        model_names(models),
+        made_by(models, embedding),
         (fields.dimensions or models.dense_model.dense_width, models.embedder.colbert_width),
         sparse_as_indices=fields.sparse_as_indices,
         as_base64=fields.encoding == "base64",
@@ -193,7 +209,7 @@ async def stream_embeddings(request: Request, service: ServiceDep) -> Response:
     return stream_answer.StreamResponse(
         call,
         lines,
-        stream_answer.PieceEmbedder(service, embedding),
+        stream_answer.PieceEmbedder(service, embedding, models.spaces_of(embedding)),
         embedding,
         lambda: WRITERS[media_type](replace(options, integer_ids=lines.integer_ids)),
         max_lines=min(_MAX_LINES, service.settings.max_sentences_per_request),
@@ -250,6 +266,8 @@ async def rerank(body: RerankBody, call: Call) -> Response:
         weights=FusionWeights(weights.dense, weights.sparse, weights.colbert),
         truncation=TruncationOptions(body.truncate, body.truncation_side),
     )
+    call.context.if_vector_space = body.if_vector_space or call.context.if_vector_space
     result = await scores(call, request, model)
     name = public_name(service.settings.reranker_name) if model is None else model.name
-    return await call.render(partial(render_rerank, passages, result, name))
+    about = {"model_name": name} | origin(models, request)
+    return await call.render(partial(render_rerank, passages, result, about))

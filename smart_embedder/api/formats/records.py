@@ -57,7 +57,7 @@ class RecordOptions:
     """
 
     request: EmbedRequest
-    names: Mapping[str, str]
+    made_by: Mapping[str, Any]
     widths: tuple[int, int]
     integer_ids: bool = False
     sparse_as_indices: bool = False
@@ -66,7 +66,7 @@ class RecordOptions:
     @property
     def metadata(self) -> dict[str, Any]:
         """The facts about all records, for formats with metadata."""
-        return {**self.names, "output_dtype": self.request.output_dtype}
+        return {**self.made_by, "output_dtype": self.request.output_dtype}
 
 
 class RecordWriter:

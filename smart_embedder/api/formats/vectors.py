@@ -69,11 +69,11 @@ class TextVectors:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingAnswer:
-    """An answer before it is rendered; `names` tell which model made which kind of vector."""
+    """An answer before it is rendered; `made_by` tells what made each kind of vectors."""
 
     request: records.EmbedRequest
     result: records.EmbeddingResult
-    names: Mapping[str, str]
+    made_by: Mapping[str, Any]
 
     def vectors(self) -> Iterator[TextVectors]:
         """The vectors of each text, post-processed one by one while the answer is rendered."""
@@ -83,7 +83,7 @@ class EmbeddingAnswer:
 
     def report(self) -> dict[str, Any]:
         """The fields beside vectors: models, usage, times, warnings and the type of the numbers."""
-        return {**self.names, **report(self.result), "output_dtype": self.request.output_dtype}
+        return {**self.made_by, **report(self.result), "output_dtype": self.request.output_dtype}
 
 
 def vectors_of(

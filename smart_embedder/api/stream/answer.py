@@ -8,7 +8,7 @@ then nothing more is computed, and then nothing more is read.
 import asyncio
 import time
 from asyncio import TaskGroup
-from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import repeat
@@ -33,6 +33,7 @@ from smart_embedder.engine.records import (
     TokenStrings,
     Truncation,
 )
+from smart_embedder.engine.space import VectorSpace, require_spaces
 
 # Approximately, with JSON around short texts.
 _BYTES_PER_TOKEN = 4
@@ -172,14 +173,18 @@ class PieceEmbedder:
     """Embeds pieces of one stream, each with a slot for streams.
 
     It waits while the queue is full, or the model is being loaded. After an error it tries halves,
-    down to single texts, so that an error that one text has caused is that text's alone.
+    down to single texts, so that an error that one text has caused is that text's alone. All are
+    of the `spaces` that the answer began with: lines after a model was replaced are refused.
     """
 
-    def __init__(self, service: Service, request: EmbedRequest) -> None:
+    def __init__(
+        self, service: Service, request: EmbedRequest, spaces: Mapping[str, VectorSpace]
+    ) -> None:
         self._metrics = service.metrics
         self._slots = service.stream_slots
         self._engine = service.engine
         self._request = request
+        self._spaces = spaces
 
     async def embed(self, lines: Sequence[Line], piece: Piece) -> None:
         """Put the results of these lines into `piece`.
@@ -221,7 +226,10 @@ class PieceEmbedder:
             try:
                 await self._slots.acquire(request.client)
                 try:
-                    return await self._engine.embed(request)
+                    async with self._engine.lease(request.model) as models:
+                        spaces = models.spaces_of(request)
+                        require_spaces(self._spaces.values(), spaces, "the first lines'")
+                        return await self._engine.embedding.embed(models, request)
                 finally:
                     self._slots.release(request.client)
             except _NoRoomYetError:

@@ -1,18 +1,16 @@
-"""Reads the files of models by ordinary reads, and identifies what was read.
+"""Reads the files of models by ordinary reads.
 
 Nothing of a file stays mapped or open: once a model is loaded, its files may be written over, cut
 short or removed. While one is being read, a change of it ends the loading.
 """
 
 import ctypes
-import hashlib
 import io
 import os
 import sys
 import threading
 import weakref
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from mmap import mmap
@@ -28,8 +26,6 @@ _LARGEST = 2**29
 # Bytes of weights after which the allocator gives back what is left of those that were laid out
 # anew, which is a tenth of them.
 _TRIM_AFTER = 2**28
-# That compute digests.
-_THREADS = 4
 # What is read ahead.
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 # Large, because after each the thread may wait for Python's lock.
@@ -62,22 +58,6 @@ class Reading:
                 raise _changed(path) from error
             if now != state:
                 raise _changed(path)
-
-    def fingerprint(self, folder: Path) -> str:
-        """Identifies the content of the files that were read of a folder, wherever it lies.
-
-        They are read once more, in parts, by several threads.
-        """
-        whole = hashlib.sha256()
-        with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as pool:
-            for path in sorted(self._states):
-                if path.is_relative_to(folder):
-                    file = ModelFile(path)
-                    digests = pool.map(file.digest, range(0, file.size, AT_ONCE))
-                    line = f"{path.relative_to(folder).as_posix()!r} {b''.join(digests).hex()}\n"
-                    whole.update(line.encode())
-        self.require_unchanged()
-        return whole.hexdigest()
 
 
 def _state(found: os.stat_result) -> tuple[int, ...]:
@@ -148,10 +128,6 @@ class ModelFile:
         content = bytearray(length)
         self.read_into(memoryview(content), start)
         return bytes(content)
-
-    def digest(self, start: int) -> bytes:
-        """The digest of the part that begins there, `AT_ONCE` bytes or all that are left."""
-        return hashlib.sha256(self.read(start, min(AT_ONCE, self.size - start))).digest()
 
 
 def read_file(path: Path) -> bytes:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from smart_embedder.errors import StartupError
+from smart_embedder.models.checkpoint.content import Content, TensorDigest, copy_by_one, noted
 from smart_embedder.models.checkpoint.reading import AT_ONCE, ModelFile, read_file
 
 _FILE_ERRORS = (
@@ -42,19 +43,21 @@ _LONGEST_HEADER = 100_000_000  # As in safetensors' own library.
 _THREADS = 4
 # Bytes that are read and then rounded: what a core's own cache holds.
 _ROUNDED_AT_ONCE = 2**20
-# Numbers that PyTorch rounds without its pool of threads. To set their number would set it for
-# every thread that begins meanwhile, too.
-_ROUNDED_BY_ONE = 2**15 - 1
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """A tensor that lies in a file, from the byte `start` on."""
+    """A tensor that lies in a file, from the byte `start` on.
+
+    `content` notes it under its `name` when it is read.
+    """
 
     file: ModelFile
     start: int
     shape: torch.Size
     dtype: torch.dtype
+    name: str = ""
+    content: Content | None = None
 
     def __getitem__(self, index: Any) -> Tensor:
         """As of a tensor, which transformers expects; `...` reads all of it."""
@@ -64,7 +67,8 @@ class StoredTensor:
         """One row of it; the others are not read."""
         shape = self.shape[1:]
         start = self.start + index * math.prod(shape) * self.dtype.itemsize
-        return StoredTensor(self.file, start, shape, self.dtype).read(self.dtype)
+        row = replace(self, start=start, shape=shape, name=f"{self.name}[{index}]")
+        return row.read(self.dtype)
 
     def read(self, dtype: torch.dtype) -> Tensor:
         """Read it, rounded to `dtype` part by part: it is never in memory twice."""
@@ -72,6 +76,7 @@ class StoredTensor:
         rounds, flat = dtype is not self.dtype, tensor.view(-1)
         at_once = (_ROUNDED_AT_ONCE if rounds else AT_ONCE) // self.dtype.itemsize
         parts = range(0, len(flat), at_once)
+        digest = TensorDigest(self.shape)
 
         def read_every(step: int, number: int) -> None:
             """Read of each `step` parts the one of that number."""
@@ -81,22 +86,22 @@ class StoredTensor:
                 stored = exact[: len(part)] if rounds else part
                 content = memoryview(stored.view(torch.uint8).numpy())  # type: ignore[arg-type]
                 self.file.read_into(content, self.start + first * self.dtype.itemsize)
-                if rounds:
-                    with torch.inference_mode(tensor.is_inference()):
-                        for rounded, each in zip(
-                            torch.split(part, _ROUNDED_BY_ONE),
-                            torch.split(stored, _ROUNDED_BY_ONE),
-                            strict=True,
-                        ):
-                            rounded.copy_(each)
+                with torch.inference_mode(tensor.is_inference()):
+                    if self.content is not None:
+                        digest.add(first, stored)
+                    if rounds:
+                        copy_by_one(part, stored)
 
         # A thread copies less than memory takes.
         threads = max(1, min(_THREADS, torch.get_num_threads(), len(parts)))
         if threads == 1:
             read_every(1, 0)
-            return tensor
-        with ThreadPoolExecutor(threads, "read-tensor") as pool:
-            list(pool.map(partial(read_every, threads), range(threads)))
+        else:
+            with ThreadPoolExecutor(threads, "read-tensor") as pool:
+                list(pool.map(partial(read_every, threads), range(threads)))
+        if self.content is not None:
+            name = self.content.name(self.file.path.parent, self.name)
+            self.content.tensors[name] = digest.finish()
         return tensor
 
 
@@ -149,13 +154,14 @@ class Weights:
         dtype = dtype or self.dtype or stored.dtype
         if self.device.type == "meta":
             return torch.empty(shape, dtype=dtype, device=self.device)
-        read = stored.read(dtype) if isinstance(stored, StoredTensor) else stored.to(dtype)
-        return read.to(self.device)
+        return _read(stored, self.folder, name, dtype).to(self.device)
 
     def row(self, name: str, index: int, *shape: int) -> Tensor:
         """One row of the tensor of that shape, as in the file; the others are not read."""
         stored = self._find(name, *shape)
-        return stored.row(index) if isinstance(stored, StoredTensor) else stored[index]
+        if isinstance(stored, StoredTensor):
+            return replace(stored, name=name).row(index)
+        return _read(stored[index], self.folder, f"{name}[{index}]", stored.dtype)
 
     def linear(
         self, name: str, in_features: int, out_features: int, *, bias: bool = True
@@ -202,6 +208,15 @@ def _find_tensors(folder: Path) -> Iterator[tuple[str, StoredTensor | Tensor]]:
             yield name.replace("LayerNorm.beta", "LayerNorm.bias"), tensor
 
 
+def _read(stored: StoredTensor | Tensor, folder: Path, name: str, dtype: torch.dtype) -> Tensor:
+    """The tensor in `dtype`, whose numbers are noted under its name without a prefix."""
+    if isinstance(stored, StoredTensor):
+        return replace(stored, name=name).read(dtype)
+    if (content := noted()) is not None:
+        content.note(content.name(folder, name), stored)
+    return stored.to(dtype)
+
+
 def _weight_files(folder: Path) -> list[Path]:
     for name in _FILES:
         index = folder / f"{name}.index.json"
@@ -243,7 +258,7 @@ def _in_safetensors(path: Path) -> Iterator[tuple[str, StoredTensor]]:
         if end > file.size:
             raise ValueError(f"{path.name} ends before its tensor {name} does")
         end_of_last = end
-        yield name, StoredTensor(file, start, shape, dtype)
+        yield name, StoredTensor(file, start, shape, dtype, name, noted())
     if end_of_last != file.size:
         raise ValueError(f"{path.name} has {file.size - end_of_last} bytes that are of no tensor")
 
@@ -267,7 +282,7 @@ def _stored(name: str, file: ModelFile, tensor: Tensor) -> StoredTensor | Tensor
     stored_at = tensor.untyped_storage()._checkpoint_offset or 0  # noqa: SLF001 - see torch.load
     start = stored_at + int(tensor.storage_offset()) * tensor.itemsize
     if tensor.is_contiguous():
-        return StoredTensor(file, start, tensor.shape, tensor.dtype)
+        return StoredTensor(file, start, tensor.shape, tensor.dtype, name, noted())
     # One row may stand for any number of equal ones.
     if tensor.nbytes > file.size:
         raise ValueError(f"{file.path.name} describes {name} in a way that cannot be")
@@ -293,7 +308,11 @@ def read_linear(path: Path, in_features: int, out_features: int | None = None) -
             f"the head {path} has the wrong shape: weight {list(weight.shape)} and bias "
             f"{list(bias.shape)}, but [{out_features}, {in_features}] and [{out_features}] fit"
         )
-    return linear_of(weight[...], bias[...])
+    read = (
+        _read(each, path.parent, f"{path.stem}.{name}", each.dtype)
+        for name, each in (("weight", weight), ("bias", bias))
+    )
+    return linear_of(*read)
 
 
 def linear_of(weight: Tensor, bias: Tensor | None) -> nn.Linear:

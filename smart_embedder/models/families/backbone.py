@@ -36,7 +36,8 @@ from smart_embedder.models.cuda_graphs import (
     make_buckets,
 )
 from smart_embedder.models.device.cpu import set_threads
-from smart_embedder.models.ops.proof import TOLERANCES, Target
+from smart_embedder.models.ops.backend import NATIVE
+from smart_embedder.models.ops.proof import ATTENTION, TOLERANCES, Target
 
 # The cost of all layers is measured with one in so many of them.
 _DEPTH_RATIO = 12
@@ -49,6 +50,8 @@ _SCORES_OF_A_CALL = 2**26
 # up makes the numbers few, so that kernels are reused; added rows cost more the fewer rows there
 # are. (Tokens above, multiple.)
 _CPU_MULTIPLES = ((32, 8), (512, 32))
+# Operations that a library may compute in another order for another number of rows.
+_BY_BATCH = ("linear", "add_linear", "int8_gemm", ATTENTION)
 
 
 class Transformer(ABC):
@@ -159,7 +162,9 @@ class Backbone:
     """A transformer that maps a packed batch to the hidden state of every token.
 
     `max_length` is the number of positions, and `positions` says how tokens are numbered.
-    `parameters` is the number of weights that each token is multiplied with.
+    `parameters` is the number of weights that each token is multiplied with. `configuration` is
+    what its numbers depend on besides weights, whatever else stands in the files. With
+    `reproducible` the kernels in C make the same states of a text, to the last bit, in any batch.
     """
 
     def __init__(
@@ -171,8 +176,12 @@ class Backbone:
         max_length: int,
         parameters: int,
         positions: PositionScheme,
+        configuration: object,
+        reproducible: bool = False,
     ) -> None:
         self.target = target
+        self.configuration = configuration
+        self._reproducible = reproducible
         self.device = target.device
         self.dtype = target.dtype
         self.backend = target.backend
@@ -187,6 +196,12 @@ class Backbone:
     def reads_segments(self) -> bool:
         """Whether the tokens of the second text of a pair must be marked."""
         return self._positions.segment_offset > 0
+
+    @property
+    def reproducible(self) -> bool:
+        """Whether the states of a text are the same to the last bit, whatever is beside it."""
+        paths = self.target.paths
+        return self._reproducible and {paths.get(each, NATIVE) for each in _BY_BATCH} == {NATIVE}
 
     @property
     def wire_dtype(self) -> torch.dtype:

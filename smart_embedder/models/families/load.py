@@ -136,6 +136,8 @@ def load_encoder(
         max_length=config.max_length,
         parameters=config.parameters,
         positions=config.position_scheme,
+        configuration=config,
+        reproducible=True,
     )
 
 
@@ -167,4 +169,6 @@ def load_decoder(
         max_length=config.positions,
         parameters=config.parameters,
         positions=PositionScheme(),
+        configuration=config,
+        reproducible=True,
     )

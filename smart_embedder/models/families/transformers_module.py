@@ -38,7 +38,8 @@ from smart_embedder.models.attention import (
 )
 from smart_embedder.models.batch import PackedBatch, PositionScheme, pack, to_device
 from smart_embedder.models.checkpoint.config import read_config, unusable
-from smart_embedder.models.checkpoint.weights import Weights
+from smart_embedder.models.checkpoint.content import noted
+from smart_embedder.models.checkpoint.weights import StoredTensor, Weights
 from smart_embedder.models.device.choose import memory_usage
 from smart_embedder.models.device.transfer import never_finite
 from smart_embedder.models.families.backbone import (
@@ -103,6 +104,11 @@ _TRIAL_IDS = (5, 100)
 _OTHER_PADDING = 7
 # The memory of attention follows from texts of so many tokens, twice and thrice as many.
 _MEASURED_TOKENS = 16
+# Of a configuration: what is no matter of a text's states.
+_WITHOUT_EFFECT = {
+    "_name_or_path", "architectures", "auto_map", "dtype", "id2label", "label2id", "num_labels",
+    "problem_type", "torch_dtype", "transformers_version", "use_cache",
+}  # fmt: skip
 # The number of positions of a model that limits it nowhere.
 _UNLIMITED = 2**31
 
@@ -133,8 +139,15 @@ def load_by_transformers(
         max_length=positions.count or _UNLIMITED,
         parameters=parameters,
         positions=positions.scheme,
+        configuration=_configuration_of(module),
     )
     return backbone, tokenizer
+
+
+def _configuration_of(module: Any) -> object:
+    """What a module's configuration says, apart from defaults and what changes no number."""
+    told = module.config.to_diff_dict().items()
+    return sorted((name, repr(value)) for name, value in told if name not in _WITHOUT_EFFECT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,12 +237,26 @@ def _from_pretrained(folder: Path, target: Target) -> tuple[Any, dict[str, Any]]
     loaded: tuple[Any, dict[str, Any]] = type(described).from_pretrained(
         None,
         config=config,
-        state_dict=dict(weights.tensors),
+        state_dict=dict(_tensors_of(weights, described.base_model_prefix)),
         dtype=torch.float32 if target.quantized else target.dtype,
         output_loading_info=True,
         local_files_only=True,
     )
     return loaded
+
+
+def _tensors_of(weights: Weights, prefix: str) -> Iterator[tuple[str, StoredTensor | Tensor]]:
+    """The tensors, which are noted as the module calls them; the pooler is not computed."""
+    content = noted()
+    for stored_name, tensor in weights.tensors.items():
+        name = stored_name.removeprefix(f"{prefix}.")
+        counts = "pooler" not in name and tensor.dtype.is_floating_point
+        if isinstance(tensor, StoredTensor):
+            yield stored_name, replace(tensor, name=name, content=content if counts else None)
+            continue
+        if content is not None and counts:
+            content.note(content.name(weights.folder, name), tensor)
+        yield stored_name, tensor
 
 
 class ModuleTransformer(Transformer):

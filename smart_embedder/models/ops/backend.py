@@ -18,6 +18,8 @@ from smart_embedder.models.attention import Attention, eager, matmul, sdpa
 from smart_embedder.models.batch import PackedBatch
 from smart_embedder.models.ops.build import MAX_INT8, MAX_INT8_IN_PAIRS
 
+# The name of the kernels in C.
+NATIVE = "native"
 # `[T, in]` to `[T, out]`.
 Linear = Callable[[Tensor], Tensor]
 # The same and a residual `[T, out]`, which may be overwritten, to their sum.
@@ -169,6 +171,7 @@ class Backend:
 
     `table` has the implementations of each operation by their names, the fastest first.
     `int8_weight_limit` is the largest absolute value of a weight for which `int8_gemm` is exact.
+    `kernels` tells the instructions and the sources of the kernels in C, where there are any.
     """
 
     # (layers, activation=None): prepares `activation(x W + b)` of layers that read the same x, side
@@ -203,6 +206,7 @@ class Backend:
     encoder_layer: Callable[[EncoderParts], PackedLayer | None]
     table: dict[str, dict[str, Callable[..., Any]]]
     int8_weight_limit: int = MAX_INT8
+    kernels: str = ""
 
     def faster(self, name: str, **implementations: Any) -> "Backend":
         """A copy whose fastest implementations of some operations are these, of that name."""

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from smart_embedder.models.attention import PackedAttention, QueryKeyValue, sdpa
 from smart_embedder.models.batch import PackedBatch
 from smart_embedder.models.ops.backend import (
+    NATIVE,
     Backend,
     Columns,
     EncoderParts,
@@ -137,7 +138,7 @@ def native_backend(library: Library, dtype: torch.dtype) -> Backend:
     otherwise = onednn_backend(dtype, partial(dequantize_by, library=library))
     kernels = _Kernels(library, dtype, otherwise)
     backend = otherwise.faster(
-        "native",
+        NATIVE,
         add_norm=kernels.add_norm,
         rms_norm=kernels.rms_norm,
         rotary=kernels.rotary,
@@ -149,14 +150,18 @@ def native_backend(library: Library, dtype: torch.dtype) -> Backend:
     amx = cpu_features() if dtype is torch.bfloat16 else set()
     if "amx_tile" not in amx:
         backend = backend.faster(
-            "native",
+            NATIVE,
             linear=kernels.linear,
             add_linear=adding(kernels.linear),
             int8_gemm=kernels.int8_gemm,
         )
     if "amx_bf16" in amx:
         backend = backend.faster("sdpa", attention=sdpa)
-    return replace(backend, int8_weight_limit=library.instructions.int8_weight_limit)
+    return replace(
+        backend,
+        int8_weight_limit=library.instructions.int8_weight_limit,
+        kernels=f"{library.instructions.name}.{library_path().stem.removeprefix('kernels-')}",
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from smart_embedder.errors import StartupError
 from smart_embedder.models.batch import PackedBatch, pack
 from smart_embedder.models.ops.backend import (
     ACTIVATIONS,
+    NATIVE,
     Backend,
     Columns,
     LayerNorm,
@@ -154,11 +155,18 @@ class Target:
 
     def describe(self, name: str) -> ModelInfo:
         """The description of a model that runs so."""
+        dtype = INT8 if self.quantized else str(self.dtype).removeprefix("torch.")
+        versions = [f"torch{torch.__version__}"]
+        if NATIVE in self.paths.values():
+            versions.insert(0, self.backend.kernels)
+        if self.device.type != "cpu":
+            versions.insert(0, self.device.type)
         return ModelInfo(
             name=name,
-            dtype=INT8 if self.quantized else str(self.dtype).removeprefix("torch."),
+            dtype=dtype,
             paths=self.paths,
             refused=tuple(RefusedPath(p.operation, p.path, p.reason) for p in self.refused),
+            precision="/".join([dtype, "+".join(sorted({*self.paths.values()})), *versions]),
         )
 
 

@@ -36,7 +36,7 @@ from smart_embedder.models.checkpoint.config import (
 from smart_embedder.models.checkpoint.weights import Weights
 from smart_embedder.models.families.load import load_backbone
 from smart_embedder.models.ops.proof import Target
-from smart_embedder.models.tasks.embedders import HeadsEmbedder, token_vectors
+from smart_embedder.models.tasks.embedders import HeadsEmbedder, Made, token_vectors
 from smart_embedder.models.tasks.pooling import load_token_projection
 from smart_embedder.models.text.tokenizer import NO_IDS, TextTokenizer
 
@@ -263,6 +263,19 @@ class ColbertEmbedder(HeadsEmbedder):
         self._skipped = np.array([each for each in skipped if each is not None], np.int64)
         if config.expansion is not None and not config.expansion.attended:
             backbone.leave_out_unattended(config.expansion.length)
+        self._config = config
+
+    def _made(self) -> dict[str, Made]:
+        config, fills = self._config, self._filling[:1].tolist()
+        reading = (config.query, config.document, config.expansion, fills, self._skipped.tolist())
+        return {
+            "colbert": Made(
+                "token",
+                self.colbert_width,
+                unit_length=True,
+                reading=(reading, self._prompts_read),
+            )
+        }
 
     def tokenize(
         self,

@@ -8,7 +8,7 @@ length; `M3Embedder`, for the kind of bge-m3, lexical weights and ColBERT vector
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Generic, Self, TypeVar
@@ -30,6 +30,7 @@ from smart_embedder.engine.records import (
     TokenizedText,
     TruncationOptions,
 )
+from smart_embedder.engine.space import NONE, RAW, UNIT, VectorSpace
 from smart_embedder.errors import InferenceError, StartupError
 from smart_embedder.models.batch import (
     TOKEN_ID,
@@ -48,6 +49,7 @@ from smart_embedder.models.checkpoint.config import (
     read_pooling,
     read_prompts,
 )
+from smart_embedder.models.checkpoint.content import Content, short
 from smart_embedder.models.checkpoint.weights import read_linear
 from smart_embedder.models.device.transfer import DeviceRows, HostRows, not_finite, start_copies
 from smart_embedder.models.families.backbone import Backbone
@@ -77,6 +79,22 @@ TokenHead = Callable[[Tensor], DeviceRows]
 SequenceHead = Callable[[Tensor, PackedBatch, Indices], DeviceRows]
 
 
+@dataclass(frozen=True, slots=True)
+class Made:
+    """How one kind of results is made of states, as a `VectorSpace` tells it.
+
+    Names of tensors that are for this kind alone begin with `head`; `steps` is what else is
+    computed. `reading` is what is read beside a text.
+    """
+
+    pooling: str
+    dimensions: int
+    unit_length: bool = False
+    head: str = ""
+    steps: str = ""
+    reading: object = None
+
+
 class DeviceModel(ABC, Generic[Result]):
     """Implements `smart_embedder.engine.model.Model` but for `launch`."""
 
@@ -88,13 +106,57 @@ class DeviceModel(ABC, Generic[Result]):
         self.special_tokens = tokenizer.special_tokens
         self.token_spans = tokenizer.spans
         self.decode = tokenizer.decode
+        self.spaces: Mapping[str, VectorSpace] = {}
         self._backbone = backbone
         self._tokenizer = tokenizer
 
     @property
     def info(self) -> ModelInfo:
         """How it is computed."""
-        return self._backbone.target.describe(self.name)
+        return replace(
+            self._backbone.target.describe(self.name),
+            reproducible=self.reproducible,
+            vector_space={kind: str(space) for kind, space in self.spaces.items()},
+        )
+
+    @property
+    def precision(self) -> str:
+        """Implement `smart_embedder.engine.model.Model`."""
+        return self.info.precision
+
+    @property
+    def reproducible(self) -> bool:
+        """Implement `smart_embedder.engine.model.Model`."""
+        return self._backbone.reproducible
+
+    def identify(self, content: Content) -> None:
+        """Set the spaces of its results, by what was read while it was loaded."""
+        made = self._made()
+        heads = tuple(each.head for each in made.values() if each.head)
+        # Those of modules behind the transformer lie in folders of their own.
+        own = {name for name in content.tensors if "/" in name or name.startswith(heads)}
+        weights = content.digest(content.tensors.keys() - own, self._backbone.configuration)
+        spaces = {}
+        for kind, each in made.items():
+            head = {name for name in own if "/" in name or name.startswith(each.head or "/")}
+            spaces[kind] = VectorSpace(
+                kind,
+                weights=short(weights, 12),
+                tokenizer=short(self._tokenizer.digest, 8),
+                pooling=each.pooling,
+                projection=short(content.digest(head, each.steps), 8)
+                if head or each.steps
+                else NONE,
+                normalisation=UNIT if each.unit_length else RAW,
+                prompts=short(content.digest((), each.reading), 8) if each.reading else NONE,
+                truncation=f"{self.max_length}end",
+                dimensions=str(each.dimensions),
+            )
+        self.spaces = spaces
+
+    @abstractmethod
+    def _made(self) -> dict[str, Made]:
+        """How each kind of its results is made."""
 
     def capture_graphs(self) -> None:
         """Launch small batches as CUDA graphs from now on, where those can be used."""
@@ -156,6 +218,12 @@ class EmbeddingModel(DeviceModel[TextEmbedding]):
         """Token ids of each text behind `prompt`, cut to `max_length`; special tokens stay."""
         del input_type  # Most models read queries and documents alike, or have a prompt for each.
         return self._tokenizer.encode(texts, prompt, truncation)
+
+    @property
+    def _prompts_read(self) -> object:
+        """The prompts, for `Made`."""
+        named = sorted((name, text) for name, text in self.prompts.items() if text)
+        return (named, self.default_prompt) if named or self.default_prompt else None
 
     def colbert_tokens(self, ids: TokenIds) -> TokenIds:
         """The token of each ColBERT vector."""
@@ -333,6 +401,18 @@ class DenseEmbedder(HeadsEmbedder):
         self._token_heads = {"states": token_states}
         self.normalizes = config.steps[-1:] == (normalize,)
         self.pooling = "+".join(config.poolings)
+        self._steps = " ".join(getattr(each, "__name__", repr(each)) for each in config.steps)
+
+    def _made(self) -> dict[str, Made]:
+        return {
+            "dense": Made(
+                self.pooling,
+                self.dense_width,
+                self.normalizes,
+                steps=self._steps,
+                reading=self._prompts_read,
+            )
+        }
 
 
 def _of_qwen3(folder: Path, config: SentenceConfig, tokenizer: TextTokenizer) -> SentenceConfig:
@@ -393,6 +473,20 @@ class M3Embedder(HeadsEmbedder):
         without_weight = map(tokenizer.token_id, _WITHOUT_WEIGHT)
         self._without_weight = np.array([i for i in without_weight if i is not None], np.int64)
         self.colbert_width = colbert_head.out_features
+
+    def _made(self) -> dict[str, Made]:
+        reading, words = self._prompts_read, self._tokenizer.vocabulary_size
+        return {
+            "dense": Made(self.pooling, self.dense_width, unit_length=True, reading=reading),
+            "sparse": Made("max", words, head="sparse_linear.", reading=reading),
+            "colbert": Made(
+                "token",
+                self.colbert_width,
+                unit_length=True,
+                head="colbert_linear.",
+                reading=reading,
+            ),
+        }
 
 
 def pooled_vectors(

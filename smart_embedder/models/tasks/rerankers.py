@@ -27,6 +27,7 @@ from smart_embedder.engine.records import (
     TokenizedText,
     TruncationOptions,
 )
+from smart_embedder.engine.space import SCORE
 from smart_embedder.errors import InferenceError, StartupError
 from smart_embedder.models.batch import SECOND_SEGMENT, PackedBatch
 from smart_embedder.models.checkpoint.config import (
@@ -44,7 +45,7 @@ from smart_embedder.models.families.int8 import CALIBRATION_TEXTS
 from smart_embedder.models.families.load import load_backbone, load_decoder
 from smart_embedder.models.families.qwen3 import DecoderConfig, vocabulary_head
 from smart_embedder.models.ops.proof import Target
-from smart_embedder.models.tasks.embedders import DEFAULT_INSTRUCTION, DeviceModel
+from smart_embedder.models.tasks.embedders import DEFAULT_INSTRUCTION, DeviceModel, Made
 from smart_embedder.models.tasks.pooling import first, last, mean
 from smart_embedder.models.text.tokenizer import NO_IDS, TextTokenizer, TruncatedTokens
 
@@ -154,6 +155,13 @@ class CrossEncoder(DeviceModel[float | FloatArray]):
         if isinstance(inputs, list):
             segments = "token_type_ids" in inputs
         self._marks_segments = backbone.reads_segments and segments
+
+    def _made(self) -> dict[str, Made]:
+        reading = [each.tolist() for each in (self._prefix, self._middle, self._suffix)]
+        reading += [self._marks_segments, self._drops_empty]
+        pooling = getattr(self._head.pool, "__name__", "last")
+        steps = f"{self.ranking_label} {self._head.layers}"
+        return {SCORE: Made(pooling, len(self.labels), steps=steps, reading=reading)}
 
     def tokenize_pairs(
         self,
@@ -371,6 +379,9 @@ class QwenReranker(DeviceModel[float]):
         super().__init__(name, backbone, tokenizer)
         self.max_batch_sequences = max_batch_sequences
         self._yes_minus_no = _yes_minus_no(weights, tokenizer).to(target.device)
+
+    def _made(self) -> dict[str, Made]:
+        return {SCORE: Made("last", 1, steps="yes", reading=(PREFIX, SUFFIX, DEFAULT_INSTRUCTION))}
 
     def tokenize_pairs(
         self,

@@ -29,7 +29,7 @@ from smart_embedder.models.families.backbone import Backbone, preemption_point
 from smart_embedder.models.families.load import load_backbone
 from smart_embedder.models.ops.backend import ACTIVATIONS, Linear
 from smart_embedder.models.ops.proof import Target
-from smart_embedder.models.tasks.embedders import EmbeddingModel
+from smart_embedder.models.tasks.embedders import EmbeddingModel, Made
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +165,17 @@ class SpladeEmbedder(EmbeddingModel):
         self._splade = SpladePooling.read(pooling, read_vector_limit(folder, "max_active_dims"))
         prompts, default = read_prompts(folder), read_default_prompt(folder)
         super().__init__(name, backbone, tokenizer, prompts, default)
+
+    def _made(self) -> dict[str, Made]:
+        how = self._splade
+        pooling = f"{'sum' if how.sums else 'max'}_log{how.logarithms}"
+        return {
+            "sparse": Made(
+                pooling if how.most is None else f"{pooling}_{how.most}",
+                self._head.vocabulary,
+                reading=self._prompts_read,
+            )
+        }
 
     @torch.inference_mode()
     def launch(

@@ -7,6 +7,7 @@ are kept; the others are counted. Far beyond the model's limit a text is not rea
 its number of tokens is a lower bound.
 """
 
+import re
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 import structlog
 from tokenizers import Encoding, Tokenizer, normalizers
+from xxhash import xxh3_128_digest
 
 from smart_embedder.engine.records import (
     CUT_AT_END,
@@ -50,6 +52,10 @@ _PREPENDS = {"always": True, "never": False}
 COUNTED_TOKENS = 65_536
 
 
+# At the beginning of a tokenizer's file.
+_LIMITS = re.compile(rb'"(?:truncation|padding)"\s*:\s*(?:null|\{(?:[^{}]|\{[^{}]*\})*\})\s*,?\s*')
+_BEGINNING = 4096
+
 NO_IDS = np.array([], dtype=np.int64)
 # By the content of their files, so that none is taken for another that was put in its place.
 _parsed_ahead: dict[bytes, "Future[Tokenizer]"] = {}
@@ -76,6 +82,11 @@ def parsed_ahead(paths: Iterable[Path]) -> Iterator[None]:
 
 def _parse(content: bytes) -> Tokenizer:
     return Tokenizer.from_buffer(content)
+
+
+def _without_limits(content: bytes) -> bytes:
+    """A tokenizer's file without truncation and padding, which are not used, but rewritten."""
+    return _LIMITS.sub(b"", content[:_BEGINNING]) + content[_BEGINNING:]
 
 
 @dataclass(slots=True)
@@ -135,7 +146,8 @@ class TextTokenizer:
     """Turns texts into the token ids of one model, cut to `max_length`.
 
     `closing` is a token that must end every text, whether the file's own template adds it or not.
-    Texts are tokenised in slices of `slice_characters`.
+    Texts are tokenised in slices of `slice_characters`. `digest` is that of what decides which
+    tokens a text has.
     """
 
     def __init__(
@@ -145,6 +157,7 @@ class TextTokenizer:
         *,
         closing: str | None = None,
         slice_characters: int = SLICE_CHARACTERS,
+        digest: bytes = b"",
     ) -> None:
         self.pads_left = (tokenizer.padding or {}).get("direction") == "left"
         tokenizer.no_truncation()
@@ -163,6 +176,8 @@ class TextTokenizer:
             if token_id not in self._suffix[-1:]:
                 self._suffix = np.append(self._suffix, token_id)
         self.max_length = max_length
+        self.vocabulary_size = tokenizer.get_vocab_size()
+        self.digest = digest
         self._frame = len(self._prefix) + len(self._suffix)
         if max_length <= self._frame:
             raise StartupError(
@@ -186,14 +201,22 @@ class TextTokenizer:
             raise StartupError(f"{folder} holds no tokenizer.json")
         try:
             content = read_file(path)
-            parsed = _parsed_ahead.pop(content, None)
-            tokenizer = _parse(content) if parsed is None else parsed.result()
-            tokenizer = _as_transformers_reads(tokenizer, folder)
+            ahead = _parsed_ahead.pop(content, None)
+            parsed = _parse(content) if ahead is None else ahead.result()
+            tokenizer = _as_transformers_reads(parsed, folder)
             _require_embeddings(tokenizer, folder)
+            how = (lower_case, closing, None if tokenizer is parsed else tokenizer.to_str())
             if lower_case:
                 own, lower = tokenizer.normalizer, normalizers.Lowercase()
                 tokenizer.normalizer = lower if own is None else normalizers.Sequence([lower, own])
-            return cls(tokenizer, max_length, closing=closing, slice_characters=slice_characters)
+            digest = xxh3_128_digest(_without_limits(content) + repr(how).encode())
+            return cls(
+                tokenizer,
+                max_length,
+                closing=closing,
+                slice_characters=slice_characters,
+                digest=digest,
+            )
         except StartupError:
             raise
         except Exception as error:  # The tokenizers library raises bare Exception.

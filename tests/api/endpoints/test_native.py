@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from smart_embedder.api.endpoints.native import model_names, native_request
+from smart_embedder.api.endpoints.native import made_by, native_request
 from smart_embedder.api.schemas import EmbeddingFields
 from smart_embedder.engine.model import DeviceInfo, LoadedModels
 from smart_embedder.engine.records import EmbedRequest, Outputs
@@ -15,7 +15,8 @@ from tests.support.formats import ARROW, JSON
 
 def of(name: str) -> SimpleNamespace:
     """A model that makes every kind."""
-    return SimpleNamespace(name=name, kinds=Outputs(dense=True, sparse=True, colbert=True))
+    kinds = Outputs(dense=True, sparse=True, colbert=True)
+    return SimpleNamespace(name=name, kinds=kinds, spaces={}, precision=f"of {name}")
 
 
 MODELS = LoadedModels(of("bge"), DeviceInfo("cpu", "CPU", "float32", "none"), 100)
@@ -28,8 +29,9 @@ def asked_by(accept: str = JSON, **values: object) -> EmbedRequest:
 
 @pytest.mark.parametrize(("dense", "name"), [(None, "bge"), ("qwen", "qwen")])
 def test_a_kind_is_told_with_the_model_that_makes_it(dense, name) -> None:
-    named = model_names(replace(MODELS, dense=dense and of(dense)))
-    assert list(named.values()) == [name, name, "bge", "bge"]
+    told = made_by(replace(MODELS, dense=dense and of(dense)), EmbedRequest([]))
+    assert list(told.values())[:4] == [name, name, "bge", "bge"]
+    assert told["precision"] == {"dense": f"of {name}", "sparse": None, "colbert": None}
 
 
 @pytest.mark.parametrize(

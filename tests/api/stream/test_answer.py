@@ -3,7 +3,8 @@
 import asyncio
 import json
 import zlib
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -38,6 +39,7 @@ from smart_embedder.engine.records import (
     TokenStrings,
     Truncation,
 )
+from smart_embedder.engine.space import VectorSpace
 from smart_embedder.errors import (
     InferenceError,
     InferenceTimeoutError,
@@ -429,6 +431,10 @@ def test_what_a_piece_has_computed_counts_beside_what_it_computes() -> None:
         piece.need(41, *NEEDED)
 
 
+def space_of(weights: str) -> dict[str, VectorSpace]:
+    return {"dense": VectorSpace("dense", weights, *7 * ["same"])}
+
+
 class Texts:
     """Embeds each text as its length, or raises what is planned for a call that holds it."""
 
@@ -438,9 +444,19 @@ class Texts:
         self.calls: list[list[str]] = []
         self.held: list[int] = []
         service = replace(self.service, engine=self)  # type: ignore[arg-type]
-        self.embedder = PieceEmbedder(service, EmbedRequest([], client="Alice"))
+        self.spaces, self.embedding = space_of("first"), self
+        self.embedder = PieceEmbedder(service, EmbedRequest([], client="Alice"), self.spaces)
 
-    async def embed(self, request: EmbedRequest) -> EmbeddingResult:
+    @asynccontextmanager
+    async def lease(self, model: str | None) -> AsyncIterator["Texts"]:
+        assert model is None
+        yield self
+
+    def spaces_of(self, _: EmbedRequest) -> dict[str, VectorSpace]:
+        return self.spaces
+
+    async def embed(self, models: "Texts", request: EmbedRequest) -> EmbeddingResult:
+        assert models is self
         texts, answer = request.texts, request.answer
         self.calls.append(texts)
         self.held.append(self.service.stream_slots.held_by("Alice"))
@@ -469,6 +485,16 @@ class Texts:
     @property
     def counted(self) -> float:
         return self.service.metrics.sentences._value.get()
+
+
+async def test_lines_after_the_model_was_replaced_are_refused_by_name() -> None:
+    texts = Texts()
+    assert outcomes(await texts.piece("a", "bc")) == [1, 2]
+    texts.spaces = space_of("second")
+    before = len(texts.calls)
+    refused = outcomes(await texts.piece("a"))
+    assert "weights: second, was first" in str(refused[0])
+    assert len(texts.calls) == before
 
 
 def outcomes(piece: Piece) -> list[object]:

@@ -27,6 +27,7 @@ from smart_embedder.engine.requests.cache import (
 )
 from smart_embedder.engine.requests.embedding import Task
 from smart_embedder.engine.requests.shared_cache import CachedVectors
+from smart_embedder.engine.space import VectorSpace
 from smart_embedder.errors import InferenceError, TextTooLongError
 from smart_embedder.observability.metrics import Metrics
 from smart_embedder.settings import Settings
@@ -271,7 +272,7 @@ async def test_vectors_of_another_model_of_the_same_name_are_other_entries() -> 
     model = KindsModel()
     async with cached_engine(model) as engine:
         await engine.embed(asked(["ab"]))
-        engine._defaults[None] = replace(engine.loaded(), fingerprints={model: "other files"})
+        model.spaces = {"dense": VectorSpace("dense", *8 * ["other"])}
         await engine.embed(asked(["ab"]))
     assert model.batches == [[2], [2]]
 
@@ -387,9 +388,11 @@ async def test_what_is_kept_is_a_copy_however_large_it_is(large: int, monkeypatc
 
 
 def test_all_that_vectors_depend_on_is_in_their_key() -> None:
-    model, other, joined = FakeModel(), FakeModel(), FakeModel()
-    fingerprints = {model: "m", other: "n", joined: "mp"}
-    models = replace(loaded(model), dense=other, fingerprints=fingerprints)
+    model, other, joined, coarser = FakeModel(), FakeModel(), FakeModel(), FakeModel()
+    for each, weights in {model: "m", other: "n", joined: "mp", coarser: "m"}.items():
+        each.spaces = {"dense": VectorSpace("dense", weights, *7 * ["same"])}
+    coarser.precision = "int8"
+    models = replace(loaded(model), dense=other)
     texts = ["a", "b", "", "\\ud800", "a"]
     task = Task(models, model, Outputs(dense=True, sparse=True), texts, "p")
     found = [
@@ -398,6 +401,7 @@ def test_all_that_vectors_depend_on_is_in_their_key() -> None:
         keys_of(replace(task, input_type="query"), CUT_AT_END),
         keys_of(replace(task, model=other), CUT_AT_END),
         keys_of(replace(task, model=joined, prompt=""), CUT_AT_END),
+        keys_of(replace(task, model=coarser), CUT_AT_END),
         keys_of(task, TruncationOptions(side="left")),
         keys_of(task, TruncationOptions(max_tokens=7)),
     ]

@@ -1,4 +1,4 @@
-"""A model is told from others by what was read of it, and no file may change meanwhile.
+"""No file may change while it is read.
 
 Its weights are on their way into the system's cache before anything reads them.
 """
@@ -28,7 +28,6 @@ from smart_embedder.models.checkpoint.reading import (
     reading,
 )
 from smart_embedder.models.checkpoint.weights import Weights
-from smart_embedder.models.loader import load
 from smart_embedder.settings import Settings
 
 # So large that it is read in three parts.
@@ -37,54 +36,10 @@ SIZE = 2**20  # Of a file that is read ahead.
 
 
 @pytest.fixture
-def copy(tiny_m3: Path, tmp_path: Path) -> Path:
-    return shutil.copytree(tiny_m3, tmp_path / "elsewhere" / "tiny-m3")
-
-
-@pytest.fixture
 def folder(tmp_path: Path) -> Path:
     table = torch.arange(ROWS * WIDTH, dtype=torch.float32).view(ROWS, WIDTH) / 7
     save_file({"table": table, "other": table[:3].clone()}, tmp_path / "model.safetensors")
     return tmp_path
-
-
-def fingerprint(folder: Path) -> str:
-    settings = Settings(
-        embedding_model=str(folder), reranker_model="none", device="cpu", embedding_cache="memory"
-    )
-    (found,) = load(settings).fingerprints.values()
-    return found
-
-
-@pytest.mark.parametrize("where", ["elsewhere/tiny-m3", "models--a--b/snapshots/0123abcd"])
-def test_the_same_files_elsewhere_are_the_same_model(
-    where: str, tiny_m3: Path, tmp_path: Path
-) -> None:
-    """Also those of a commit of the hub, which may have been written over on this machine."""
-    copy = shutil.copytree(tiny_m3, tmp_path / where)
-    (copy / "README.md").write_text("a text that no model reads")
-    (copy / "old.safetensors").write_text("another that no model reads")
-    assert fingerprint(copy) == fingerprint(tiny_m3)
-
-
-@pytest.mark.parametrize("name", ["model.safetensors", "sparse_linear.pt", "tokenizer.json"])
-def test_other_content_is_another_model(tiny_m3: Path, copy: Path, name: str) -> None:
-    path = copy / name
-    match path.suffix:
-        case ".safetensors":
-            weights = load_file(path)
-            weights["embeddings.word_embeddings.weight"][-1, -1] += 1e-3
-            save_file(weights, path, metadata={"format": "pt"})
-        case ".pt":
-            torch.save({key: each + 1 for key, each in torch.load(path).items()}, path)
-        case _:
-            path.write_text(path.read_text("utf-8") + " ", "utf-8")
-    assert fingerprint(copy) != fingerprint(tiny_m3)
-
-
-def test_where_nothing_is_cached_nothing_is_hashed(tiny_m3: Path) -> None:
-    settings = Settings(embedding_model=str(tiny_m3), reranker_model="none", device="cpu")
-    assert load(settings).fingerprints == {}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -115,29 +70,6 @@ def test_several_threads_read_one_tensor_at_once(
     monkeypatch.setattr(os, "preadv", meet_and_read)
     assert torch.equal(weights.get("table", ROWS, WIDTH), expected)
     assert len(readers) == 3
-
-
-def test_a_large_file_is_told_by_all_of_its_parts(tmp_path: Path) -> None:
-    prints = set()
-    for place in (0, AT_ONCE, -1, None):
-        content = bytearray(2 * AT_ONCE + 100)
-        if place is not None:
-            content[place] = 1
-        path = tmp_path / "large.json"
-        path.write_bytes(content)
-        with reading() as read:
-            read_file(path)
-        prints.add(read.fingerprint(tmp_path))
-    assert len(prints) == 4
-
-
-def test_a_file_that_is_changed_before_it_is_hashed_ends_the_loading(folder: Path) -> None:
-    path = folder / "model.safetensors"
-    with reading() as read:
-        Weights.read(folder)
-    write_over(path)
-    with pytest.raises(StartupError, match="was changed while it was being read"):
-        read.fingerprint(folder)
 
 
 def write_over(path: Path) -> None:

@@ -1,0 +1,337 @@
+"""The space of a model's vectors: what changes its numbers changes the id, and nothing else."""
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from smart_embedder.engine.space import VectorSpace
+from smart_embedder.models.checkpoint.config import SentenceOverrides
+from smart_embedder.models.loader import load_embedder, load_reranker
+from smart_embedder.models.ops.choose import choose_backend
+from smart_embedder.models.ops.proof import Target
+from tests.support.encoders import dense, save_family, save_modules, word_tokenizer
+
+WEIGHTS = "model.safetensors"
+CPU = torch.device("cpu")
+BFLOAT16 = Target(CPU, torch.bfloat16, choose_backend(CPU, torch.bfloat16))
+INT8 = replace(BFLOAT16, quantized=True)
+PROMPTS = {"prompts": {"query": "Query: ", "document": ""}}
+
+Change = Callable[[Path], Any]
+Spaces = dict[str, VectorSpace]
+
+
+@pytest.fixture(scope="module", params=["bert", "modernbert"])
+def encoder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dense encoder with a projection; of one family here, and of one of transformers'."""
+    folder = tmp_path_factory.mktemp("spaces") / request.param
+    save_family(folder, request.param, word_tokenizer())
+    torch.manual_seed(5)
+    save_modules(folder, further=[dense(32, "Tanh"), ("Normalize", {}, None)], prompts=PROMPTS)
+    return folder
+
+
+def spaces(folder: Path, target: Target, max_length: int = 8192, **options: Any) -> Spaces:
+    return {**load_embedder("model", folder, max_length, target, **options).spaces}
+
+
+def differences(before: Spaces, after: Spaces) -> dict[str, str]:
+    """The names of the parts that differ, of each kind that does."""
+    assert before.keys() == after.keys()
+    found = {}
+    for kind, space in after.items():
+        if told := space.differences(before[kind]):
+            found[kind] = ", ".join(each.partition(":")[0] for each in told.split("; "))
+    return found
+
+
+def change_json(name: str, **changes: Any) -> Change:
+    def change(folder: Path) -> None:
+        path = folder / name
+        told = json.loads(path.read_text("utf-8")) | changes
+        path.write_text(
+            json.dumps({key: each for key, each in told.items() if each is not None}), "utf-8"
+        )
+
+    return change
+
+
+def change_tensors(change: Callable[[dict[str, torch.Tensor]], Any], name: str = WEIGHTS) -> Change:
+    def change_file(folder: Path) -> None:
+        tensors = load_file(folder / name)
+        save_file(change(tensors) or tensors, folder / name, metadata={"format": "pt"})
+
+    return change_file
+
+
+def change_head(name: str) -> Change:
+    def change(folder: Path) -> None:
+        state = torch.load(folder / name)
+        torch.save({key: each * 1.01 for key, each in state.items()}, folder / name)
+
+    return change
+
+
+def flip_a_byte(folder: Path) -> None:
+    """Of the last number of the file, where it changes little."""
+    content = bytearray((folder / WEIGHTS).read_bytes())
+    content[-4] ^= 1
+    (folder / WEIGHTS).write_bytes(content)
+
+
+def swap_layers(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    first, second = "encoder.layer.0.", "encoder.layer.1."
+    swapped = {first: second, second: first}
+    return {
+        next((each.replace(old, new) for old, new in swapped.items() if old in each), each): tensor
+        for each, tensor in tensors.items()
+    }
+
+
+def swap_two_tokens(folder: Path) -> None:
+    path = folder / "tokenizer.json"
+    told = json.loads(path.read_text("utf-8"))
+    vocabulary = told["model"]["vocab"]
+    vocabulary[-1], vocabulary[-2] = vocabulary[-2], vocabulary[-1]
+    path.write_text(json.dumps(told), "utf-8")
+
+
+def pool_by_mean(folder: Path) -> None:
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text('{"pooling_mode_mean_tokens": true}')
+
+
+EVERY = ("dense", "sparse", "colbert")
+# What goes wrong with a model of bge-m3's kind, and the part of each kind's id that tells it.
+M3_MISTAKES: dict[str, tuple[Change, dict[str, str]]] = {
+    "another revision": (
+        change_tensors(lambda tensors: {name: each * 1.001 for name, each in tensors.items()}),
+        dict.fromkeys(EVERY, "weights"),
+    ),
+    "a byte of a weight": (flip_a_byte, dict.fromkeys(EVERY, "weights")),
+    "layers in another order": (change_tensors(swap_layers), dict.fromkeys(EVERY, "weights")),
+    "an epsilon": (
+        change_json("config.json", layer_norm_eps=1e-3),
+        dict.fromkeys(EVERY, "weights"),
+    ),
+    "a swapped tokenizer": (swap_two_tokens, dict.fromkeys(EVERY, "tokenizer")),
+    "the lexical head": (change_head("sparse_linear.pt"), {"sparse": "projection"}),
+    "ColBERT's head": (change_head("colbert_linear.pt"), {"colbert": "projection"}),
+    "mean for cls": (pool_by_mean, {"dense": "pooling"}),
+}
+
+
+@pytest.mark.parametrize("mistake", M3_MISTAKES)
+def test_each_mistake_with_bge_m3_is_told_by_its_reason(
+    mistake: str, tiny_m3: Path, tmp_path: Path, float32_target: Target
+) -> None:
+    change, expected = M3_MISTAKES[mistake]
+    change(copy := shutil.copytree(tiny_m3, tmp_path / "copy"))
+    before = spaces(tiny_m3, float32_target)
+    assert differences(before, spaces(copy, float32_target)) == expected
+
+
+def rewrite_modules(*names: str) -> Change:
+    def change(folder: Path) -> None:
+        modules = json.loads((folder / "modules.json").read_text())
+        kept = [each for each in modules if each["type"].rpartition(".")[2] in names]
+        (folder / "modules.json").write_text(json.dumps(kept))
+
+    return change
+
+
+DENSE_MISTAKES: dict[str, tuple[Change, str]] = {
+    "cls for mean": (
+        change_json(
+            "1_Pooling/config.json", pooling_mode_mean_tokens=False, pooling_mode_cls_token=True
+        ),
+        "pooling",
+    ),
+    "a lost prompt": (change_json("config_sentence_transformers.json", prompts={}), "prompts"),
+    "another prompt": (
+        change_json("config_sentence_transformers.json", prompts={"query": "query: "}),
+        "prompts",
+    ),
+    "a default prompt": (
+        change_json("config_sentence_transformers.json", default_prompt_name="query"),
+        "prompts",
+    ),
+    "no normalisation": (
+        rewrite_modules("Transformer", "Pooling", "Dense"),
+        "projection, normalisation",
+    ),
+    "no projection": (
+        rewrite_modules("Transformer", "Pooling", "Normalize"),
+        "projection, dimensions",
+    ),
+    "another activation": (
+        change_json("2_Dense/config.json", activation_function="torch.nn.modules.activation.ReLU"),
+        "projection",
+    ),
+    "fewer dimensions": (
+        change_json("config_sentence_transformers.json", truncate_dim=16),
+        "projection, normalisation, dimensions",
+    ),
+    "cut sooner": (change_json("sentence_bert_config.json", max_seq_length=100), "truncation"),
+    "lower case": (change_json("sentence_bert_config.json", do_lower_case=True), "tokenizer"),
+    "another activation in layers": (
+        change_json("config.json", hidden_act="relu", hidden_activation="relu"),
+        "weights",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", DENSE_MISTAKES)
+def test_each_mistake_with_an_encoder_is_told_by_its_reason(
+    mistake: str, encoder: Path, tmp_path: Path, float32_target: Target
+) -> None:
+    change, expected = DENSE_MISTAKES[mistake]
+    change(copy := shutil.copytree(encoder, tmp_path / "copy"))
+    before = spaces(encoder, float32_target)
+    assert differences(before, spaces(copy, float32_target)) == {"dense": expected}
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({"max_length": 16}, "truncation"),
+        ({"overrides": SentenceOverrides(pooling="cls")}, "pooling"),
+        ({"overrides": SentenceOverrides(normalize=False)}, "projection, normalisation"),
+        ({"overrides": SentenceOverrides(query_prompt="search: ")}, "prompts"),
+    ],
+)
+def test_what_settings_change_is_told(
+    changed: dict[str, Any], expected: str, encoder: Path, float32_target: Target
+) -> None:
+    before = spaces(encoder, float32_target)
+    assert differences(before, spaces(encoder, float32_target, **changed)) == {"dense": expected}
+
+
+def test_a_decoder_tells_its_rotary_base_and_a_reranker_its_head(
+    tiny_qwen: Path, tiny_reranker: Path, tmp_path: Path, float32_target: Target
+) -> None:
+    copy = shutil.copytree(tiny_qwen, tmp_path / "copy")
+    change_json("config.json", rope_parameters={"rope_theta": 5e5, "rope_type": "default"})(copy)
+    before, after = spaces(tiny_qwen, float32_target), spaces(copy, float32_target)
+    assert differences(before, after) == {"dense": "weights"}
+    load = partial(load_reranker, max_length=512, target=float32_target, max_qwen_pairs=4)
+    of_decoder = load("model-reranker", tiny_qwen).spaces
+    assert of_decoder.keys() == {"score"}
+    assert of_decoder != load("model-reranker", copy).spaces
+    other = shutil.copytree(tiny_reranker, tmp_path / "reranker")
+    change_tensors(
+        lambda tensors: {
+            name: each * 2 if "out_proj" in name else each for name, each in tensors.items()
+        }
+    )(other)
+    found = load("model", tiny_reranker).spaces, load("model", other).spaces
+    assert differences(*map(dict, found)) == {"score": "weights"}
+
+
+def limit_tokenizer(folder: Path) -> None:
+    """As sentence-transformers saves it."""
+    path = folder / "tokenizer.json"
+    cut = {"direction": "Right", "max_length": 9, "strategy": "LongestFirst", "stride": 0}
+    pad = {"direction": "Right", "pad_id": 0, "pad_type_id": 0, "pad_token": "[PAD]"}
+    pad |= {"strategy": {"Fixed": 16}, "pad_to_multiple_of": None}
+    limits = f'"truncation": {json.dumps(cut)},\n  "padding": {json.dumps(pad)},'
+    content = path.read_text("utf-8")
+    assert '"truncation": null,\n  "padding": null,' in content
+    path.write_text(content.replace('"truncation": null,\n  "padding": null,', limits), "utf-8")
+
+
+def as_pytorch_file(folder: Path) -> None:
+    torch.save(load_file(folder / WEIGHTS), folder / "pytorch_model.bin")
+    (folder / WEIGHTS).unlink()
+
+
+def in_the_old_format(folder: Path) -> None:
+    tensors = load_file(folder / WEIGHTS)
+    torch.save(tensors, folder / "pytorch_model.bin", _use_new_zipfile_serialization=False)
+    (folder / WEIGHTS).unlink()
+
+
+def in_shards(folder: Path) -> None:
+    tensors = load_file(folder / WEIGHTS)
+    names = sorted(tensors, reverse=True)
+    places = {name: f"model-{index % 2}.safetensors" for index, name in enumerate(names)}
+    for file in set(places.values()):
+        save_file({name: tensors[name] for name in names if places[name] == file}, folder / file)
+    (folder / f"{WEIGHTS}.index.json").write_text(json.dumps({"weight_map": places}))
+    (folder / WEIGHTS).unlink()
+
+
+def behind_a_prefix(folder: Path) -> None:
+    prefix = (
+        "bert."
+        if json.loads((folder / "config.json").read_text())["model_type"] == "bert"
+        else "model."
+    )
+    change_tensors(lambda tensors: {prefix + name: each for name, each in tensors.items()})(folder)
+
+
+def link_to_it(folder: Path) -> None:
+    folder.rename(folder.with_name("blobs"))
+    folder.mkdir()
+    for path in folder.with_name("blobs").rglob("*.*"):
+        link = folder / path.relative_to(folder.with_name("blobs"))
+        link.parent.mkdir(exist_ok=True)
+        link.symlink_to(path)
+
+
+HARMLESS: dict[str, Change] = {
+    "a file that nothing reads": lambda folder: (folder / "old.safetensors").write_text("old"),
+    "another version's configuration": change_json(
+        "config.json", transformers_version="4.30.0", _name_or_path="/home", torch_dtype="float32"
+    ),
+    "limits in the tokenizer": limit_tokenizer,
+    "PyTorch's file": as_pytorch_file,
+    "PyTorch's file before 1.6": in_the_old_format,
+    "shards": in_shards,
+    "a prefix of names": behind_a_prefix,
+    "a wider format": change_tensors(
+        lambda tensors: {name: each.double() for name, each in tensors.items()}
+    ),
+    "links": link_to_it,
+}
+
+
+@pytest.mark.parametrize("change", HARMLESS)
+def test_what_changes_no_number_changes_no_id(
+    change: str, encoder: Path, tmp_path: Path, float32_target: Target
+) -> None:
+    HARMLESS[change](copy := shutil.copytree(encoder, tmp_path / "copy"))
+    before = spaces(encoder, float32_target)
+    assert differences(before, spaces(copy, float32_target)) == {}
+
+
+def test_numbers_that_fit_half_precision_are_the_same_stored_in_it(
+    tiny_m3: Path, tmp_path: Path, float32_target: Target
+) -> None:
+    halved, widened = (shutil.copytree(tiny_m3, tmp_path / name) for name in ("half", "wide"))
+    change_tensors(lambda tensors: {name: each.bfloat16() for name, each in tensors.items()})(
+        halved
+    )
+    change_tensors(
+        lambda tensors: {name: each.bfloat16().float() for name, each in tensors.items()}
+    )(widened)
+    found = [spaces(folder, float32_target) for folder in (halved, widened, tiny_m3)]
+    assert found[0] == found[1] != found[2]
+
+
+def test_the_precision_is_told_beside_the_space_and_changes_it_not(
+    encoder: Path, float32_target: Target
+) -> None:
+    models = [
+        load_embedder("model", encoder, 99, each) for each in (float32_target, BFLOAT16, INT8)
+    ]
+    assert len({str(each.spaces["dense"]) for each in models}) == 1
+    assert [each.precision.partition("/")[0] for each in models] == ["float32", "bfloat16", "int8"]
