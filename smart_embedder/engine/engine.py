@@ -119,6 +119,7 @@ class Engine:
             [status.name for status in self.statuses],
             [state.value for state in ModelState],
             lambda index: self.statuses[index].state.value,
+            lambda index, kind: self.statuses[index].drift(kind),
         )
 
     def _limit(self, capacity: int, what: str, purpose: Purpose) -> ConcurrencyLimit:

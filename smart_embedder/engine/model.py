@@ -176,6 +176,7 @@ class ModelInfo:
     """How a model is computed: its number format, and the implementation of each operation.
 
     `precision`, `reproducible` and `vector_space`, whose ids are by kind, are as in `Model`.
+    `drift` is how far the vectors of each kind are from those of the first start in their space.
     """
 
     name: str
@@ -185,6 +186,7 @@ class ModelInfo:
     precision: str = ""
     reproducible: bool = False
     vector_space: dict[str, str] = field(default_factory=dict)
+    drift: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -264,7 +264,10 @@ def _embedder_of(
     limit = settings.qwen_embed_max_length if is_qwen3(folder) else settings.embed_max_length
     overrides = overrides_in(settings) if name == settings.dense_model else config.NO_OVERRIDES
     target = _target_of(folder, settings, placement)
-    return load_embedder(public_name(name), folder, limit, target, overrides)
+    model = load_embedder(public_name(name), folder, limit, target, overrides)
+    if settings.reproducible:
+        model.run_alone()
+    return model
 
 
 def _reranker_of(
@@ -274,7 +277,10 @@ def _reranker_of(
     qwen = is_qwen3(folder)
     limit = settings.qwen_rerank_max_length if qwen else settings.bge_rerank_max_length
     pairs, target = settings.qwen_rerank_batch_size, _target_of(folder, settings, placement)
-    return load_reranker(public_name(name), folder, limit, target, max_qwen_pairs=pairs)
+    model = load_reranker(public_name(name), folder, limit, target, max_qwen_pairs=pairs)
+    if settings.reproducible:
+        model.run_alone()
+    return model
 
 
 def overrides_in(settings: Settings) -> config.SentenceOverrides:
@@ -331,6 +337,9 @@ def _load_on(worker: _Placement, settings: Settings, folders: ModelFolders) -> L
     for other in others:
         warm_up(other)
         budget = capped(budget, tokens_that_fit(other, device))
+    paths = (folders.embedding, folders.dense, folders.reranker)
+    for model, folder in zip(models, filter(None, paths), strict=True):
+        model.compare_canaries(settings.canaries_folder(folder))
     budget = named_or_chosen(budget, settings.max_batch_tokens)
     log.info("token_budget", tokens=budget.tokens, reason=budget.reason)
     return LoadedModels(
@@ -385,7 +394,8 @@ class EntryLoader:
             needs[each.memory] = needs.get(each.memory, 0) + bytes_
         load = partial(_load, entry, settings, folder, placements)
         # A text that changes when files of the model are replaced; none of them is read.
-        files = sorted(path for path in folder.rglob("*") if path.is_file())
+        kept = settings.canaries_folder(folder)
+        files = sorted(path for path in folder.rglob("*") if path.is_file() and path.parent != kept)
         states = [(path.relative_to(folder).as_posix(), path.stat()) for path in files]
         state = repr([(name, state.st_size, state.st_mtime_ns) for name, state in states])
         return LoadPlan(needs, load, state)
@@ -437,16 +447,25 @@ def _load(
                 _, node = placement.node  # The calling thread does for the first one.
                 copies[placement.node] = placement.run(call) if node else call()
     trim_heap()
-    placed = tuple(_placed(placement, copies[placement.node], settings) for placement in placements)
+    kept = settings.canaries_folder(folder)
+    placed = tuple(
+        _placed(placement, copies[placement.node], settings, None if index else kept)
+        for index, placement in enumerate(placements)
+    )
     first = copies[placements[0].node]
     return PlacedModels(placed, lambda: first.info)
 
 
 def _placed(
-    placement: _Placement, model: embedders.DeviceModel[Any], settings: Settings
+    placement: _Placement, model: embedders.DeviceModel[Any], settings: Settings, kept: Path | None
 ) -> PlacedModel:
+    """The model on one device; the first one's canaries are compared with those that are `kept`."""
+
     def measure(thoroughly: bool) -> Iterator[Measured | None]:
         for _ in model.capture_graphs_in_steps():
+            yield None
+        if kept is not None:
+            model.compare_canaries(kept)
             yield None
         longest_run = math.inf if thoroughly else _LONGEST_RUN
         for found in probe_in_steps(model, placement.device, longest_run):

@@ -35,6 +35,8 @@ REJECTION_REASONS: Final = (
     "disabled",
     "origin",
 )
+# Of vectors, and of what rerankers make.
+KINDS: Final = ("dense", "sparse", "colbert", "score")
 EMBEDDING_ENDPOINT: Final = "/embeddings/"
 RERANK_ENDPOINT: Final = "/rerank"
 # Where a vector was found: in memory, in Redis, or in a computation that was under way.
@@ -162,6 +164,12 @@ class Metrics:
         self.model_state = gauge(
             "embedder_model_state", "1 for the state that a model is in, else 0", "model", "state"
         )
+        self.drift = gauge(
+            "embedder_vector_drift",
+            "Distance of a model's canaries from those of the first start in their vector space",
+            "model",
+            "kind",
+        )
         self.model_requests = gauge(
             "embedder_model_requests", "Requests that use a model of MODELS or wait for it", "model"
         )
@@ -246,9 +254,16 @@ class Metrics:
             self.tokens.labels(name)
 
     def watch_models(
-        self, names: Sequence[str], states: Sequence[str], read: Callable[[int], str]
+        self,
+        names: Sequence[str],
+        states: Sequence[str],
+        read: Callable[[int], str],
+        read_drift: Callable[[int, str], float],
     ) -> None:
-        """Let the gauges of states call `read` with a model's index whenever they are scraped."""
+        """Let the gauges of states call `read` with a model's index whenever they are scraped.
+
+        Those of `KINDS` call `read_drift`.
+        """
 
         def is_in(index: int, state: str) -> float:
             return float(read(index) == state)
@@ -256,6 +271,8 @@ class Metrics:
         for index, name in enumerate(names):
             for state in states:
                 self.model_state.labels(name, state).set_function(partial(is_in, index, state))
+            for kind in KINDS:
+                self.drift.labels(name, kind).set_function(partial(read_drift, index, kind))
 
     def watch_further_model(self, name: str, requests: Callable[[], int]) -> None:
         """Create the series of a model of MODELS; its gauge reads `requests` when it is scraped."""

@@ -109,6 +109,10 @@ class Settings(BaseModel):
     no_proxy: str | None = None
     """hosts, separated by commas, that are asked without a proxy"""
 
+    state_dir: Path | None = None
+    """the folder in which each model's vectors of a few short texts are kept, to be compared at
+    every start; not set, a folder `.smart-embedder` beside the model's files"""
+
     device: types.DeviceNames = "auto"
     """`cuda`, `mps`, `cpu`, or several workers behind one queue: one on each GPU, `cuda:0,cuda:1`,
     or sharing the cores, `cpu:0,cpu:1`. `auto` is the first of cuda, mps and cpu that can be
@@ -121,6 +125,9 @@ class Settings(BaseModel):
     """the attention kernel; one that cannot run here stops the start and says what is missing.
     `auto` takes varlen on NVIDIA GPUs in half precision, native on a CPU if its kernel is built
     (not in bfloat16 with AMX), else matmul or sdpa"""
+    reproducible: bool = False
+    """whether every text has a forward of its own where its numbers may depend on the batch by
+    their last bits otherwise: on a GPU, and of models by transformers' modules; much slower"""
     pytorch_cuda_alloc_conf: str = "expandable_segments:True"
     """options of PyTorch's memory allocator on a GPU; PyTorch's own newer variable,
     `PYTORCH_ALLOC_CONF`, wins"""
@@ -279,6 +286,10 @@ class Settings(BaseModel):
         """The address of the Redis that processes share vectors through; None without one."""
         store = self.embedding_cache.get_secret_value()
         return None if store in {types.OFF, types.IN_MEMORY} else store
+
+    def canaries_folder(self, model: Path) -> Path:
+        """Where the canaries of the model in that folder are kept."""
+        return self.state_dir or model / ".smart-embedder"
 
     @property
     def embed_max_length(self) -> int:

@@ -8,10 +8,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from structlog.testing import capture_logs
 
+from smart_embedder.engine.canaries import CANARIES
 from smart_embedder.engine.space import VectorSpace
 from smart_embedder.models.checkpoint.config import SentenceOverrides
 from smart_embedder.models.loader import load_embedder, load_reranker
@@ -335,3 +338,27 @@ def test_the_precision_is_told_beside_the_space_and_changes_it_not(
     ]
     assert len({str(each.spaces["dense"]) for each in models}) == 1
     assert [each.precision.partition("/")[0] for each in models] == ["float32", "bfloat16", "int8"]
+
+
+@pytest.mark.parametrize("kind", ["m3", "dense", "reranker"])
+def test_canaries_are_the_same_to_the_bit_at_the_next_start(
+    kind: str, tiny_m3: Path, tiny_reranker: Path, encoder: Path, tmp_path: Path
+) -> None:
+    folder = {"m3": tiny_m3, "dense": encoder, "reranker": tiny_reranker}[kind]
+    load = partial(load_reranker, max_qwen_pairs=4) if kind == "reranker" else load_embedder
+    for found in ([], [*tmp_path.iterdir()]):
+        model = load("model", folder, 512, BFLOAT16)
+        model.compare_canaries(tmp_path)
+        assert model.drift == dict.fromkeys(model.spaces, 0.0)
+        assert [*tmp_path.iterdir()] != found or found
+    damaged = next(iter(model.spaces.values()))
+    np.savez(
+        tmp_path / f"{damaged}.npz",
+        texts=np.array(CANARIES),
+        precision=np.array("bfloat16"),
+        rows=-model.canaries()[damaged.kind].rows,
+    )
+    with capture_logs() as logs:
+        model.compare_canaries(tmp_path)
+    assert model.info.drift[damaged.kind] == pytest.approx(2)
+    assert [each["kind"] for each in logs] == [damaged.kind]

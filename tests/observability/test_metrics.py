@@ -97,7 +97,13 @@ def test_gauges_read_what_they_watch_whenever_they_are_scraped(metrics) -> None:
 
 def test_a_model_is_in_one_state_and_has_its_series(metrics) -> None:
     states = ["loading", "loaded"]
-    metrics.watch_models(["a", "b"], ("loading", "loaded", "failed"), lambda i: states[i])
+    drift = {"dense": [0.5, 0], "sparse": [0, 0], "colbert": [0, 0], "score": [0, 2]}
+    metrics.watch_models(
+        ["a", "b"],
+        ("loading", "loaded", "failed"),
+        lambda index: states[index],
+        lambda index, kind: drift[kind][index],
+    )
     metrics.start_models(["a"])
     metrics.watch_further_model("b", lambda: 3)
     found = samples(metrics, "embedder_model_state")
@@ -106,6 +112,12 @@ def test_a_model_is_in_one_state_and_has_its_series(metrics) -> None:
         ("b", "loaded"),
     }
     assert len(found) == 6
+    drifted = samples(metrics, "embedder_vector_drift")
+    assert len(drifted) == 8
+    assert {labels for labels, value in drifted.items() if value} == {
+        ("a", "dense"),
+        ("b", "score"),
+    }
     states[0] = "failed"
     assert metrics.value("embedder_model_state", model="a", state="failed") == 1
     assert metrics.value("embedder_model_state", model="a", state="loading") == 0

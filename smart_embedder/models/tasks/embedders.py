@@ -18,6 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from smart_embedder.engine.canaries import CANARIES, KindCanaries, canaries_of, drift
 from smart_embedder.engine.model import ModelInfo
 from smart_embedder.engine.records import (
     CUT_AT_END,
@@ -107,6 +108,7 @@ class DeviceModel(ABC, Generic[Result]):
         self.token_spans = tokenizer.spans
         self.decode = tokenizer.decode
         self.spaces: Mapping[str, VectorSpace] = {}
+        self.drift: dict[str, float] = {}
         self._backbone = backbone
         self._tokenizer = tokenizer
 
@@ -117,6 +119,7 @@ class DeviceModel(ABC, Generic[Result]):
             self._backbone.target.describe(self.name),
             reproducible=self.reproducible,
             vector_space={kind: str(space) for kind, space in self.spaces.items()},
+            drift=self.drift,
         )
 
     @property
@@ -127,7 +130,12 @@ class DeviceModel(ABC, Generic[Result]):
     @property
     def reproducible(self) -> bool:
         """Implement `smart_embedder.engine.model.Model`."""
-        return self._backbone.reproducible
+        return self._backbone.reproducible or self.max_batch_sequences == 1
+
+    def run_alone(self) -> None:
+        """Give each sequence a forward of its own, if its numbers depend on the batch otherwise."""
+        if not self.reproducible:
+            self.max_batch_sequences = 1
 
     def identify(self, content: Content) -> None:
         """Set the spaces of its results, by what was read while it was loaded."""
@@ -157,6 +165,17 @@ class DeviceModel(ABC, Generic[Result]):
     @abstractmethod
     def _made(self) -> dict[str, Made]:
         """How each kind of its results is made."""
+
+    @abstractmethod
+    def canaries(self) -> dict[str, KindCanaries]:
+        """What it makes of `CANARIES`, by kind; called in the device's thread."""
+
+    def compare_canaries(self, folder: Path) -> None:
+        """Compare them with those that are kept in `folder`; sets `drift`."""
+        self.drift = {
+            kind: drift(folder, self.name, self.spaces[kind], self.precision, made)
+            for kind, made in self.canaries().items()
+        }
 
     def capture_graphs(self) -> None:
         """Launch small batches as CUDA graphs from now on, where those can be used."""
@@ -218,6 +237,13 @@ class EmbeddingModel(DeviceModel[TextEmbedding]):
         """Token ids of each text behind `prompt`, cut to `max_length`; special tokens stay."""
         del input_type  # Most models read queries and documents alike, or have a prompt for each.
         return self._tokenizer.encode(texts, prompt, truncation)
+
+    def canaries(self) -> dict[str, KindCanaries]:
+        """Implement `DeviceModel`."""
+        sequences = [text.ids for text in self.tokenize([*CANARIES], self.default_prompt)]
+        results = self.forward(sequences, replace(self.kinds, states=False))
+        made = [each for each in results if isinstance(each, TextEmbedding)]
+        return canaries_of(made) if len(made) == len(CANARIES) else {}
 
     @property
     def _prompts_read(self) -> object:

@@ -6,6 +6,7 @@ causal decoder that answers whether a passage suits a query, with the prompt and
 Qwen3-Reranker's model card.
 """
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,6 +18,7 @@ import structlog
 import torch
 from torch import Tensor, nn
 
+from smart_embedder.engine.canaries import CANARIES, KindCanaries
 from smart_embedder.engine.records import (
     CUT_AT_END,
     FloatArray,
@@ -45,7 +47,7 @@ from smart_embedder.models.families.int8 import CALIBRATION_TEXTS
 from smart_embedder.models.families.load import load_backbone, load_decoder
 from smart_embedder.models.families.qwen3 import DecoderConfig, vocabulary_head
 from smart_embedder.models.ops.proof import Target
-from smart_embedder.models.tasks.embedders import DEFAULT_INSTRUCTION, DeviceModel, Made
+from smart_embedder.models.tasks.embedders import DEFAULT_INSTRUCTION, DeviceModel, Made, Result
 from smart_embedder.models.tasks.pooling import first, last, mean
 from smart_embedder.models.text.tokenizer import NO_IDS, TextTokenizer, TruncatedTokens
 
@@ -106,7 +108,29 @@ class ClassificationHead:
         return self.layers(pooled).float()  # type: ignore[no-any-return]
 
 
-class CrossEncoder(DeviceModel[float | FloatArray]):
+class PairScorer(DeviceModel[Result]):
+    """A `DeviceModel` that reads pairs."""
+
+    @abstractmethod
+    def tokenize_pairs(
+        self,
+        query: str,
+        passages: list[str],
+        instruction: str | None,
+        truncation: TruncationOptions = CUT_AT_END,
+    ) -> list[TokenizedPair]:
+        """Implement `smart_embedder.engine.model.Reranker`."""
+
+    def canaries(self) -> dict[str, KindCanaries]:
+        """Implement `DeviceModel`: the scores of all for the first one."""
+        pairs = self.tokenize_pairs(CANARIES[0], [*CANARIES], None)
+        results = self.forward([pair.ids for pair in pairs], Outputs())
+        scores = [each for each in results if isinstance(each, float)]
+        made = KindCanaries(np.array([scores], np.float32))
+        return {SCORE: made} if len(scores) == len(CANARIES) else {}
+
+
+class CrossEncoder(PairScorer[float | FloatArray]):
     """Implements `smart_embedder.engine.model.Reranker` and `Classifier`.
 
     A score is the raw logit, or of several labels the log odds of `ranking_label`, whose sigmoid is
@@ -335,7 +359,7 @@ _ARCHITECTURE = "Qwen3ForCausalLM"
 _TOKENS, _PREFIX = "embed_tokens.weight", "model."
 
 
-class QwenReranker(DeviceModel[float]):
+class QwenReranker(PairScorer[float]):
     """Implements `engine.model.Reranker`; a score is the probability of yes against no."""
 
     scores_are_logits = False

@@ -1,0 +1,156 @@
+"""Canaries: short texts whose vectors are kept, and compared with those of every later start.
+
+The same space makes the same vectors, but for the rounding of its precision. Where it does not, an
+update, a kernel, a driver or a damaged file has changed what a model computes.
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from zipfile import BadZipFile
+
+import numpy as np
+import numpy.typing as npt
+import structlog
+
+from smart_embedder.engine.records import FloatArray, SparseVector, TextEmbedding
+from smart_embedder.engine.space import VectorSpace
+
+log = structlog.get_logger(__name__)
+
+# In many scripts, with numbers, code and marks. What was kept of others is not compared: they never
+# change.
+CANARIES = (
+    "Hybrid search joins meaning and exact words.",
+    "Öltank schließt bei 7,5 bar",
+    "скорость света",
+    "قواعد البيانات",
+    "खोज इंजन",
+    "การค้นหาเอกสาร",
+    "向量数据库",
+    "検索の仕組み",
+    "ERR_4711: AX-200/B is NOT in stock!",
+)
+# The largest distance that the rounding of all layers explains, by the format that is coarser: ten
+# times as much as was seen.
+TOLERANCES = {"float32": 1e-5, "float16": 1e-4, "bfloat16": 2e-3, "int8": 2e-2, "float8": 2e-2}
+# The squared length of a sparse vector below which its weights decide nothing.
+_LIGHT = 1e-2
+
+
+@dataclass(frozen=True, slots=True)
+class KindCanaries:
+    """What one model made of the canaries: `rows` are one vector of each, of one kind.
+
+    Sparse vectors are rows of their own `columns`, the tokens that have a weight in any of them. Of
+    ColBERT vectors the row is their mean; scores are one row.
+    """
+
+    rows: FloatArray
+    columns: npt.NDArray[np.int64] | None = None
+
+    @classmethod
+    def of_sparse(cls, vectors: Sequence[SparseVector]) -> "KindCanaries":
+        """Of the sparse vector of each canary."""
+        columns = np.unique(np.concatenate([each.indices for each in vectors]))
+        rows = np.zeros((len(vectors), len(columns)), np.float32)
+        for row, vector in zip(rows, vectors, strict=True):
+            row[np.searchsorted(columns, vector.indices)] = vector.values
+        return cls(rows, columns)
+
+    def distance(self, other: "KindCanaries") -> float:
+        """How much they differ: the largest |a - b|^2 / (|a|^2 + |b|^2) of two rows.
+
+        Of vectors of one length it is 1 minus their cosine; at most it is 2.
+        """
+        first, second, least = self.rows, other.rows, 1e-12
+        if self.columns is not None and other.columns is not None:
+            columns, least = np.union1d(self.columns, other.columns), _LIGHT
+            first, second = self._spread(columns), other._spread(columns)  # noqa: SLF001 - its own
+        if first.shape != second.shape:
+            return 2.0
+        lengths = (first**2).sum(axis=1) + (second**2).sum(axis=1)
+        distances = ((first - second) ** 2).sum(axis=1) / np.maximum(lengths, least)
+        return float(distances.max())
+
+    def _spread(self, columns: npt.NDArray[np.int64]) -> FloatArray:
+        rows = np.zeros((len(self.rows), len(columns)), np.float32)
+        if self.columns is not None:
+            rows[:, np.searchsorted(columns, self.columns)] = self.rows
+        return rows
+
+
+def canaries_of(embeddings: Sequence[TextEmbedding]) -> dict[str, KindCanaries]:
+    """Each kind of the vectors that a model made of the canaries."""
+    found = {}
+    first = embeddings[0]
+    if first.dense is not None:
+        found["dense"] = KindCanaries(
+            np.stack([e.dense for e in embeddings if e.dense is not None])
+        )
+    if first.sparse is not None:
+        sparse = [each.sparse for each in embeddings if each.sparse is not None]
+        found["sparse"] = KindCanaries.of_sparse(sparse)
+    if first.colbert is not None:
+        means = [each.colbert.mean(axis=0) for each in embeddings if each.colbert is not None]
+        found["colbert"] = KindCanaries(np.stack(means))
+    return found
+
+
+def drift(
+    folder: Path, name: str, space: VectorSpace, precision: str, canaries: KindCanaries
+) -> float:
+    """The distance to what the first start in this space has kept in `folder`; logs too large ones.
+
+    Where nothing is kept it is 0, and these are.
+    """
+    path = folder / f"{space}.npz"
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as kept:
+            texts, before = kept["texts"].tolist(), str(kept["precision"])
+            first = KindCanaries(kept["rows"], kept.get("columns"))
+    except FileNotFoundError:
+        texts = []
+    except (OSError, EOFError, ValueError, KeyError, BadZipFile) as error:
+        log.warning("canaries_not_read", path=str(path), reason=str(error))
+        texts = []
+    if texts != [*CANARIES]:
+        _keep(path, precision, canaries)
+        return 0.0
+    distance = canaries.distance(first)
+    if distance > max(_tolerance(before), _tolerance(precision)):
+        log.warning(
+            "vector_space_drifted",
+            model=name,
+            kind=space.kind,
+            distance=round(distance, 6),
+            precision=precision,
+            precision_before=before,
+            detail="the same model makes other vectors than it did: those that you have may not be "
+            f"comparable with new ones. If they are to be, remove {path}",
+        )
+    return distance
+
+
+def _tolerance(precision: str) -> float:
+    return TOLERANCES[precision.partition("/")[0]]
+
+
+def _keep(path: Path, precision: str, canaries: KindCanaries) -> None:
+    columns = {} if canaries.columns is None else {"columns": canaries.columns}
+    temporary = path.with_suffix(f".{os.getpid()}")
+    try:
+        path.parent.mkdir(exist_ok=True)
+        with temporary.open("wb") as file:
+            np.savez(
+                file,
+                allow_pickle=False,
+                texts=np.array(CANARIES),
+                precision=np.array(precision),
+                rows=canaries.rows,
+                **columns,
+            )
+        temporary.replace(path)
+    except OSError as error:
+        log.info("canaries_not_kept", path=str(path), reason=str(error), setting="STATE_DIR")
