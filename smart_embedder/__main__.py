@@ -7,7 +7,7 @@ from smart_embedder.models.load import link_ahead
 from smart_embedder.server.process import collect_rarely
 from smart_embedder.settings.sources import parse_flags
 
-# The entry points of commands: the client's package adds ingest and search.
+# The entry points of commands: the client's package adds its own.
 _COMMANDS = "smart_embedder.commands"
 
 

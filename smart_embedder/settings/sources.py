@@ -39,8 +39,8 @@ _ALIKE = 0.5
 _FIELDS = {name: field for name, field in ModelEntry.model_fields.items() if name != "location"}
 _ABOUT = """\
 Serve embeddings and reranking over HTTP. Where the client's package is installed, too,
-`smart-embedder ingest` and `smart-embedder search` fill a Qdrant collection and ask it; each has
-a --help of its own.
+`smart-embedder ingest`, `search` and `check` fill a Qdrant collection, ask it and check it; each
+has a --help of its own.
 
 Every flag is also a variable of the environment, or a line of .env, in capitals and with
 underscores: --max-queue-size is MAX_QUEUE_SIZE. A flag wins over the environment, which wins over

@@ -2,16 +2,26 @@
 
 import asyncio
 import socket
+import threading
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import uvicorn
 from smart_embedder_client import AsyncClient, Client
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
 from tests.clients.conftest import TOKEN
+from tests.support.checkpoints import save_m3
 from tests.support.server import RunningServer, run_server
+
+_OF_SPACES = {"vector-space", "if-vector-space"}
 
 
 class FromThreads:
@@ -61,6 +71,39 @@ def connect(request: pytest.FixtureRequest):
 def client(connect, server: RunningServer):
     with connect(server.url) as client:
         yield client
+
+
+@pytest.fixture(scope="session")
+def other_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """It differs from `server` in its weights alone: not in the name, the sizes or the tokens."""
+    model = save_m3(tmp_path_factory.mktemp("other") / "tiny-m3", layers=1)
+    settings = {"EMBEDDING_MODEL": str(model), "BGE_EMBED_MAX_LENGTH": "2048"}
+    with run_server(tmp_path_factory.mktemp("server"), **settings) as running:
+        running.wait_until_healthy()
+        yield running
+
+
+@pytest.fixture
+def older_server(server: RunningServer) -> Iterator[str]:
+    """The address of `server` as it was before it knew vector spaces."""
+
+    async def answer(request: Request) -> Response:
+        async with httpx.AsyncClient(base_url=server.url, verify=False) as http:
+            headers = {k: v for k, v in request.headers.items() if k not in _OF_SPACES}
+            sent = await http.request(
+                request.method, str(request.url.path), headers=headers, content=await request.body()
+            )
+        kept = {k: v for k, v in sent.headers.items() if k not in _OF_SPACES}
+        return Response(sent.content, sent.status_code, kept)
+
+    app = Starlette(routes=[Route("/{path:path}", answer, methods=["GET", "POST"])])
+    relay = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=relay.run, kwargs={"sockets": [listener]})
+        thread.start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        relay.should_exit = True
+        thread.join(30)
 
 
 @pytest.fixture

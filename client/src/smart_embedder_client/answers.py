@@ -14,6 +14,7 @@ from smart_embedder_client import limits, safetensors
 from smart_embedder_client.errors import (
     MALFORMED,
     UNEXPECTED_ANSWER,
+    VECTOR_SPACE_UNKNOWN,
     SmartEmbedderError,
     check_status,
     json_object,
@@ -37,6 +38,10 @@ _BITS = 8
 _SCALED = ("int8", "uint8")
 FloatArray = npt.NDArray[np.float32]
 _CHANGED = "the service has changed its model between two requests for parts of a list"
+_UNKNOWN = (
+    "the service does not say that its vectors are in the space that was asked for: it is older "
+    "than this client"
+)
 
 
 def dtype_of(options: Mapping[str, Any]) -> str:
@@ -163,6 +168,11 @@ class Report:
 
     `usage` counts tokens, `timings_ms` has milliseconds, `warnings` says which texts were cut.
     `request_id` finds the request in the service's log.
+
+    Attributes:
+        vector_space: For each kind the id of the space of its vectors: those of one id may be
+            compared. Empty of an older service.
+        precision: For each kind the numbers and kernels that it was computed with.
     """
 
     model_name: str
@@ -170,6 +180,8 @@ class Report:
     timings_ms: dict[str, float]
     warnings: list[dict[str, Any]]
     request_id: str | None
+    vector_space: dict[str, str] = field(default_factory=dict)
+    precision: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -257,7 +269,7 @@ def read_embeddings(
             muvera=tensors.get("muvera"),
             output_dtype=told["output_dtype"],
             **_strings(told, "dense_model_name", "sparse_model_name", "colbert_model_name"),
-            **_report(response, told, len(texts)),
+            **_report(response, told, len(texts), options),
         )
         if told.get("tokens") is None:
             return vectors
@@ -268,6 +280,20 @@ def read_embeddings(
         return replace(vectors, tokens=[read_tokens(of, counts) for of, *counts in each_text])
     except MALFORMED as error:
         raise unexpected_answer(response, f"the vectors cannot be read: {error!r}") from error
+
+
+def read_spaces(response: httpx.Response, options: Mapping[str, Any]) -> dict[str, str]:
+    """The id of the space of each kind, as a header says; empty of an older service.
+
+    Raises `SmartEmbedderError` if it is not said although certain spaces were asked for.
+    """
+    ids = [each.strip() for each in response.headers.get("vector-space", "").split(",")]
+    if not all(each.isascii() and each.isprintable() for each in ids):
+        raise unexpected_answer(response, "its header Vector-Space is no list of ids")
+    spaces = {each.partition("-")[0]: each for each in ids if each}
+    if options.get("if_vector_space") and not spaces:
+        raise SmartEmbedderError(_UNKNOWN, VECTOR_SPACE_UNKNOWN, response.status_code)
+    return spaces
 
 
 def _sparse(tensors: Mapping[str, Array]) -> list[SparseVector]:
@@ -306,7 +332,7 @@ def join_embeddings(parts: Sequence[Embeddings], sizes: Sequence[int]) -> Embedd
     if len(parts) == 1:
         return parts[0]
     changed = SmartEmbedderError(_CHANGED, UNEXPECTED_ANSWER, httpx.codes.OK)
-    names = ("dense_model_name", "sparse_model_name", "colbert_model_name")
+    names = ("dense_model_name", "sparse_model_name", "colbert_model_name", "vector_space")
     if any(getattr(part, name) != getattr(parts[0], name) for part in parts for name in names):
         raise changed
     joined: dict[str, Any] = {}
@@ -348,7 +374,9 @@ def _moved(warning: dict[str, Any], start: int) -> dict[str, Any]:
     return warning | {"message": message, "target": moved}
 
 
-def read_ranking(response: httpx.Response, query: str, passages: Sequence[str]) -> Ranking:
+def read_ranking(
+    response: httpx.Response, query: str, passages: Sequence[str], options: Mapping[str, Any]
+) -> Ranking:
     """The order of `passages`; raises `SmartEmbedderError` for an answer to anything else."""
     check_status(response)
     try:
@@ -371,7 +399,7 @@ def read_ranking(response: httpx.Response, query: str, passages: Sequence[str]) 
             scores=scores,
             passages=[passages[i] for i in places],
             parts={name: _scores([each[name] for each in parts]) for name in names} or None,
-            **_report(response, told, len(passages)),
+            **_report(response, told, len(passages), options),
         )
     except MALFORMED as error:
         raise unexpected_answer(response, f"the ranking cannot be read: {error!r}") from error
@@ -405,8 +433,13 @@ def read_health(response: httpx.Response) -> Health:
     return Health(status, reason, told)
 
 
-def _report(response: httpx.Response, told: Mapping[str, Any], texts: int) -> dict[str, Any]:
+def _report(
+    response: httpx.Response, told: Mapping[str, Any], texts: int, options: Mapping[str, Any]
+) -> dict[str, Any]:
+    precision = told.get("precision") or {}
     return {
+        "vector_space": read_spaces(response, options),
+        "precision": _strings(precision, *(k for k, v in precision.items() if v is not None)),
         **_strings(told, "model_name"),
         "usage": _numbers(told["usage"], int),
         "timings_ms": _numbers(told["timings_ms"], int, float),

@@ -1,4 +1,4 @@
-"""What both commands share: the options of service and collection, and text for a terminal."""
+"""What the commands share: the options of service and collection, and text for a terminal."""
 
 import argparse
 import json
@@ -14,7 +14,7 @@ from smart_embedder_client.calls import (
     address_of,
     token_of,
 )
-from smart_embedder_client.qdrant.store import COLBERT, DENSE, EDGE, SPARSE, Target
+from smart_embedder_client.qdrant.store import DENSE, EDGE, KINDS, SPARSE, Target
 
 # C0, DEL and C1, which move the cursor or more, and what changes the direction of writing.
 _CONTROLS = (*range(0x20), *range(0x7F, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A))
@@ -23,7 +23,6 @@ _HALVES = range(0xD800, 0xE000)
 _PLAIN = dict.fromkeys(_CONTROLS, " ") | dict.fromkeys(_HALVES, "\N{REPLACEMENT CHARACTER}")
 _ESCAPED = {code: f"\\u{code:04x}" for code in (*_CONTROLS, *_HALVES)}
 _QDRANT, _QDRANT_KEY = "QDRANT_URL", "QDRANT_API_KEY"
-_KINDS = (DENSE, SPARSE, COLBERT)
 
 
 def plain(text: str) -> str:
@@ -36,7 +35,7 @@ def plain_json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False).translate(_ESCAPED)
 
 
-def add_common(parser: argparse.ArgumentParser) -> None:
+def add_common(parser: argparse.ArgumentParser, *, with_collection: bool = True) -> None:
     """Add the options of the service and of the collection."""
     add = parser.add_argument_group("the service").add_argument
     url = os.environ.get(URL_VARIABLE) or DEFAULT_URL
@@ -51,7 +50,9 @@ def add_common(parser: argparse.ArgumentParser) -> None:
         f"to 20,000 points (%(default)s; {_QDRANT})"
     )
     add("--qdrant", default=address, metavar="ADDRESS", help=help_)
-    add("--collection", required=True, metavar="NAME", help="the name of the collection")
+    if with_collection:
+        help_ = "the name of the collection, or an alias of it"
+        add("--collection", required=True, metavar="NAME", help=help_)
     key, help_ = os.environ.get(_QDRANT_KEY), f"the key of a server; safer as {_QDRANT_KEY}"
     add("--qdrant-key", default=key, metavar="KEY", help=help_)
     help_ = "use gRPC if the server answers on the port (the default), or HTTP alone"
@@ -113,8 +114,8 @@ def _at_least(least: int, value: str) -> int:
 def kinds(value: str) -> frozenset[str]:
     """Names of kinds of vectors with commas between them, for argparse."""
     named = frozenset(each.strip() for each in value.split(","))
-    if not named <= set(_KINDS) or not named & {DENSE, SPARSE}:
+    if not named <= set(KINDS) or not named & {DENSE, SPARSE}:
         raise argparse.ArgumentTypeError(
-            f"{value} is no list of {', '.join(_KINDS)} with dense or sparse in it"
+            f"{value} is no list of {', '.join(KINDS)} with dense or sparse in it"
         )
     return named

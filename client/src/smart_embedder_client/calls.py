@@ -150,17 +150,32 @@ def embed_calls(
 ) -> Iterator[tuple[int, Call[Embeddings]]]:
     """The requests for the vectors of `texts`, and how many each is for."""
     options = with_defaults(options)
-    headers = {"Accept": safetensors.MEDIA_TYPE} | _priority(priority)
+    fields, headers = split_space(options)
+    headers |= {"Accept": safetensors.MEDIA_TYPE} | _priority(priority)
     for part in _parts(_texts(texts), options):
         most = limits.of_vectors(part, options)
         read = partial(read_embeddings, texts=part, options=options)
-        body = {"sentences": part, **options}
+        body = {"sentences": part, **fields}
         yield len(part), Call("POST", "/embeddings/", most, read, body, headers)
 
 
 def with_defaults(options: Mapping[str, Any]) -> dict[str, Any]:
     """The options with the client's own default: no ColBERT vectors, most of an answer's bytes."""
     return {"return_colbert": False, **options}
+
+
+def split_space(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """The options that are fields, and `if_vector_space` as a header: an older service skips it."""
+    fields = dict(options)
+    ids = fields.pop("if_vector_space", None)
+    if not ids:
+        return fields, {}
+    if isinstance(ids, str):
+        raise TypeError("one string is no list of ids: put it into a list")
+    value = ", ".join(ids)
+    if not (value.isascii() and value.isprintable()):
+        raise SmartEmbedderError(f"{value!r} are no ids of vector spaces", INVALID_INPUT)
+    return fields, {"If-Vector-Space": value}
 
 
 def with_input_type(options: Mapping[str, Any], input_type: str) -> dict[str, Any]:
@@ -192,10 +207,11 @@ def rerank_call(
     """The request for the order of `passages`."""
     sent = _texts(passages)
     (query,) = _texts([query])
-    read = partial(read_ranking, query=query, passages=sent)
-    body = {"query": query, "passages": sent, **options}
+    read = partial(read_ranking, query=query, passages=sent, options=options)
+    fields, headers = split_space(options)
+    body = {"query": query, "passages": sent, **fields}
     most = limits.of_ranking(query, sent)
-    return Call("POST", "/rerank", most, read, body, _priority(priority))
+    return Call("POST", "/rerank", most, read, body, headers | _priority(priority))
 
 
 def count_call(texts: Sequence[str], model: str | None) -> Call[list[int]]:
@@ -213,9 +229,9 @@ def health_call() -> Call[Health]:
 
 @dataclass(frozen=True, slots=True)
 class StreamOptions:
-    """The options of a stream, the same in each of its requests."""
+    """The options of a stream, the same in each of its requests but for `if_vector_space`."""
 
-    options: Mapping[str, Any]
+    options: dict[str, Any]
     priority: int | None
 
 
@@ -251,12 +267,13 @@ class Service:
 
         `pool` is the most seconds to wait for a free connection.
         """
-        headers = {"Content-Type": "application/x-ndjson", "Accept": safetensors.MEDIA_TYPE}
+        fields, headers = split_space(options.options)
+        headers |= {"Content-Type": "application/x-ndjson", "Accept": safetensors.MEDIA_TYPE}
         return {
             "method": "POST",
             "url": self.url + "/embeddings/stream",
             # None is the service's default.
-            "params": {k: v for k, v in options.options.items() if v is not None},
+            "params": {k: v for k, v in fields.items() if v is not None},
             "content": body,
             **self._common({**headers, **_priority(options.priority)}, pool=pool),
         }

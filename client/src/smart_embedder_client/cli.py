@@ -1,15 +1,17 @@
-"""The command `smart-embedder`: `ingest` fills a Qdrant collection, `search` asks it."""
+"""The command `smart-embedder`: it fills a Qdrant collection, asks it, and checks it."""
 
 import sys
 from collections.abc import Callable, Sequence
-from importlib import metadata
+from importlib import import_module, metadata
 
 _COMMANDS = "smart_embedder.commands"
 _USAGE = """\
 usage: smart-embedder ingest SOURCE --collection NAME [options]
        smart-embedder search QUERY --collection NAME [options]
+       smart-embedder check COLLECTION [options]
 
-`smart-embedder ingest --help` and `smart-embedder search --help` list the options."""
+With --help each lists its options."""
+_MODULES = {"ingest": "ingest.command", "search": "search", "check": "ingest.check"}
 _EXTRA = '"smart-embedder-client[qdrant]"'
 
 
@@ -20,7 +22,7 @@ def main() -> None:
     installed last, it finds the other one's commands.
     """
     name, *arguments = sys.argv[1:] or ["--help"]
-    if name in ("ingest", "search"):
+    if name in _MODULES:
         sys.exit(_load(name)(arguments))
     serve = metadata.entry_points(group=_COMMANDS, name="serve")
     if serve:
@@ -34,10 +36,9 @@ def main() -> None:
 def _load(name: str) -> Callable[[Sequence[str]], int]:
     """The command, whose packages the extra `qdrant` installs."""
     try:
-        if name == "ingest":
-            from smart_embedder_client.ingest.command import main as command  # noqa: PLC0415
-        else:
-            from smart_embedder_client.search import main as command  # noqa: PLC0415
+        command: Callable[[Sequence[str]], int] = import_module(
+            f"smart_embedder_client.{_MODULES[name]}"
+        ).main
     except ImportError as error:
         sys.exit(f"smart-embedder {name} needs {error.name}: pip install {_EXTRA}")
     return command

@@ -20,6 +20,9 @@ CONNECTION_LOST = "connection_lost"
 UNEXPECTED_ANSWER = "unexpected_answer"
 INVALID_INPUT = "invalid_input"
 CLIENT_CLOSED = "client_closed"
+VECTOR_SPACE_UNKNOWN = "vector_space_unknown"
+# One of the service's own.
+VECTOR_SPACE_DIFFERS = "vector_space_differs"
 
 
 class SmartEmbedderError(Exception):
@@ -29,7 +32,8 @@ class SmartEmbedderError(Exception):
         detail: A sentence that says why.
         code: A stable word: one of the service's, or `unreachable` (nothing was sent),
             `client_timeout`, `connection_lost`, `unexpected_answer` (not one to this request),
-            `invalid_input` (it cannot be sent) or `client_closed`.
+            `invalid_input` (it cannot be sent), `client_closed`, or `vector_space_unknown` (the
+            service does not say whether its vectors are in the space that was asked for).
         status: The HTTP status; None where there was no answer.
         request_id: Finds the request in the service's log.
         retry_after: Seconds after which another try makes sense; None where it makes none.

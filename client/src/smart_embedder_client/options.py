@@ -3,6 +3,7 @@
 An option that is left out has the service's default; its documentation says what each one means.
 """
 
+from collections.abc import Sequence
 from typing import Literal, TypedDict
 
 OnError = Literal["raise", "yield"]
@@ -10,7 +11,11 @@ OutputDtype = Literal["float32", "float16", "bfloat16", "int8", "uint8", "binary
 
 
 class EmbedOptions(TypedDict, total=False):
-    """The options of `embed`."""
+    """The options of `embed`.
+
+    `if_vector_space` has the ids of an earlier answer's `vector_space`: the service then refuses
+    to make vectors that may not be compared with those (`vector_space_differs`).
+    """
 
     return_dense: bool
     return_sparse: bool
@@ -27,6 +32,7 @@ class EmbedOptions(TypedDict, total=False):
     colbert_pool_factor: int | None
     muvera: Literal["query", "document"] | None
     model: str | None
+    if_vector_space: Sequence[str] | None
 
 
 class RerankWeights(TypedDict, total=False):
@@ -38,7 +44,7 @@ class RerankWeights(TypedDict, total=False):
 
 
 class RerankOptions(TypedDict, total=False):
-    """The options of `rerank`."""
+    """The options of `rerank`; `if_vector_space` is as in `EmbedOptions`."""
 
     normalize: bool
     instruction: str | None
@@ -46,3 +52,4 @@ class RerankOptions(TypedDict, total=False):
     truncate: bool
     truncation_side: Literal["left", "right"]
     model: str | None
+    if_vector_space: Sequence[str] | None

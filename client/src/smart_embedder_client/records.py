@@ -29,6 +29,7 @@ class StreamedText:
     Attributes:
         id: The text's own, or its place among the texts, from 0.
         text: As it was given.
+        vector_space: For each kind the id of the space of its vectors, as in `Embeddings`.
         warnings: Whether the text was cut.
         error: What is wrong with this text.
     """
@@ -42,6 +43,7 @@ class StreamedText:
     colbert_scale: Array | None = None
     muvera: Array | None = None
     tokens: TokenStrings | None = None
+    vector_space: Mapping[str, str] = field(default_factory=dict)
     warnings: list[dict[str, Any]] = field(default_factory=list)
     error: SmartEmbedderError | None = None
 
@@ -60,8 +62,14 @@ class RecordReader:
     are held than the vectors of these texts can have.
     """
 
-    def __init__(self, texts: Sequence[tuple[int | str, str]], options: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        texts: Sequence[tuple[int | str, str]],
+        options: Mapping[str, Any],
+        spaces: Mapping[str, str] | None = None,
+    ) -> None:
         self._texts = texts
+        self._spaces = spaces or {}
         self._options = options
         self._limits = limits.of_vectors([text for _, text in texts], options)
         self._buffer = bytearray()
@@ -113,7 +121,7 @@ class RecordReader:
         self, facts: Mapping[str, Any], tensors: Mapping[str, Array], row: int
     ) -> dict[str, Any]:
         """What is said about one text, and its vectors."""
-        found = _arrays(tensors, row)
+        found = _arrays(tensors, row) | {"vector_space": self._spaces}
         place = range(self._read, self._read + 1)
         found["warnings"] = read_warnings(facts.get("warnings", []), place)
         if facts.get("tokens") is not None:

@@ -7,7 +7,7 @@ import argparse
 import sys
 import textwrap
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, get_args
@@ -18,7 +18,7 @@ from smart_embedder_client import arguments as common
 from smart_embedder_client.answers import Embeddings
 from smart_embedder_client.arguments import plain, plain_json
 from smart_embedder_client.client import Client
-from smart_embedder_client.errors import SmartEmbedderError
+from smart_embedder_client.errors import VECTOR_SPACE_UNKNOWN, SmartEmbedderError
 from smart_embedder_client.options import EmbedOptions
 from smart_embedder_client.qdrant.store import (
     COLBERT,
@@ -27,13 +27,14 @@ from smart_embedder_client.qdrant.store import (
     SOURCE,
     SPARSE,
     TEXT,
+    Datatype,
     Depths,
     Hit,
-    Layout,
     QdrantError,
     Store,
     Vectors,
     open_store,
+    same_space,
 )
 from smart_embedder_client.safetensors import Array
 
@@ -73,16 +74,26 @@ class Found:
         return str(self.payload.get(TEXT, ""))
 
 
-def find(client: Client, store: Store, query: str, depths: Depths, rescore: Rescore) -> list[Found]:
+def find(
+    client: Client,
+    store: Store,
+    query: str,
+    depths: Depths,
+    rescore: Rescore,
+    *,
+    note: Callable[[str], None] = lambda _: None,
+) -> list[Found]:
     """The best passages by the last stage, which `rescore` chooses.
 
-    Raises `QdrantError` if there is no collection or its vectors are of another model, and
-    `SmartEmbedderError`.
+    Raises `QdrantError` if there is no collection or its vectors are of another model or in another
+    space, and `SmartEmbedderError`. `note` is told if the spaces cannot be compared.
     """
     layout = store.layout()
     if layout is None or not layout.kinds & {DENSE, SPARSE}:
         raise QdrantError("there is no such collection with dense or sparse vectors")
-    vectors = _embed(client, store, query, layout, with_colbert=rescore == "colbert")
+    kinds = layout.kinds & {DENSE, SPARSE, *([COLBERT] if rescore == "colbert" else [])}
+    with same_space(store.collection):
+        vectors = _embed(client, store, query, kinds, layout.datatype, note=note)
     stages = store.search(vectors, depths)
     last = stages.get(COLBERT, stages[FUSED])
     if rescore == "rerank" and last:
@@ -101,31 +112,50 @@ def find(client: Client, store: Store, query: str, depths: Depths, rescore: Resc
 
 
 def _embed(
-    client: Client, store: Store, query: str, layout: Layout, *, with_colbert: bool
+    client: Client,
+    store: Store,
+    query: str,
+    kinds: frozenset[str],
+    datatype: Datatype | None,
+    *,
+    note: Callable[[str], None],
 ) -> Vectors:
-    """The question in the vectors that the collection has, and in their type.
+    """The question in vectors of these kinds, in the space and the type of the collection's.
 
-    Raises `QdrantError` if these are of another model than the served one.
+    Raises the service's refusal, and `QdrantError` where only the names of models can be compared.
     """
+    origin = store.origin()
     options: EmbedOptions = {
-        "return_dense": DENSE in layout.kinds,
-        "return_sparse": SPARSE in layout.kinds,
-        "return_colbert": with_colbert and COLBERT in layout.kinds,
-        "output_dtype": layout.datatype or "float32",
+        "return_dense": DENSE in kinds,
+        "return_sparse": SPARSE in kinds,
+        "return_colbert": COLBERT in kinds,
+        "output_dtype": datatype or "float32",
+        "if_vector_space": [] if origin is None else origin.ids_of(kinds),
     }
-    answer = client.embed_query(query, **options)
-    served = answer.dense_model_name
-    stored = (store.any_payload() or {}).get(MODEL, served)
-    if stored != served:
-        raise QdrantError(
-            f"the collection has vectors of {stored}, and the service makes those of {served}: ask "
-            "a service with the same model"
-        )
+    try:
+        answer = client.embed_query(query, **options)
+    except SmartEmbedderError as error:
+        if error.code != VECTOR_SPACE_UNKNOWN:
+            raise
+        answer = client.embed_query(query, **options | {"if_vector_space": []})
+    if origin is None or not answer.vector_space:
+        who = "the collection" if origin is None else "the service"
+        note(f"{who} does not say in which space its vectors are, so names of models are compared")
+        _check_model(store, answer.dense_model_name)
     return Vectors(
         None if answer.dense is None else answer.dense[0],
         None if answer.sparse is None else answer.sparse[0],
         None if answer.colbert is None else answer.colbert[0],
     )
+
+
+def _check_model(store: Store, served: str) -> None:
+    for point in store.sample(1):
+        if (stored := point.payload.get(MODEL, served)) != served:
+            raise QdrantError(
+                f"the collection has vectors of {stored}, and the service makes those of {served}: "
+                "ask a service with the same model"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,13 +289,17 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
+def _note(sentence: str) -> None:
+    sys.stderr.write(f"{plain(sentence)}\n")
+
+
 def _search(parsed: argparse.Namespace) -> None:
     depths = Depths(parsed.candidates, max(parsed.fused, parsed.limit), parsed.limit)
     with (
         Client(parsed.url, token=parsed.token) as client,
         closing(open_store(common.read_target(parsed))) as store,
     ):
-        found = find(client, store, parsed.query, depths, parsed.rescore)
+        found = find(client, store, parsed.query, depths, parsed.rescore, note=_note)
         texts = [each.text for each in found]
         explained = explain(client, parsed.query, texts) if parsed.explain else None
     if parsed.json:

@@ -17,7 +17,6 @@ from collections.abc import (
     Generator,
     Iterable,
     Iterator,
-    Mapping,
 )
 from contextlib import aclosing, closing, suppress
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from typing import Any
 import httpx
 
 from smart_embedder_client import safetensors
+from smart_embedder_client.answers import read_spaces
 from smart_embedder_client.calls import (
     Service,
     StreamOptions,
@@ -61,7 +61,7 @@ TextOrPair = str | tuple[Id, str]
 class Section:
     """Some texts that are sent as one request, and how many of them are answered."""
 
-    def __init__(self, texts: list[tuple[Id, str]], options: Mapping[str, Any]) -> None:
+    def __init__(self, texts: list[tuple[Id, str]], options: dict[str, Any]) -> None:
         self._texts = texts
         self._options = options
         self._reader = RecordReader(texts, options)
@@ -74,9 +74,11 @@ class Section:
         return b"".join(json.dumps({"text": text}).encode() + b"\n" for _, text in left)
 
     def begin(self, response: httpx.Response) -> None:
-        """Check the beginning of an answer."""
+        """Check the beginning of an answer, whose vector space holds for the whole stream."""
         safetensors.check_media_type(response)
-        self._reader = RecordReader(self._texts[self.answered :], self._options)
+        spaces = read_spaces(response, self._options)
+        self._options.setdefault("if_vector_space", list(spaces.values()))
+        self._reader = RecordReader(self._texts[self.answered :], self._options, spaces)
 
     def read(self, response: httpx.Response, chunk: bytes) -> Iterator[StreamedText]:
         """The records in the next part of an answer.
@@ -120,7 +122,7 @@ class SectionMaker:
     A section is also `full` after a second, so that a slow source does not hold back texts.
     """
 
-    def __init__(self, options: Mapping[str, Any]) -> None:
+    def __init__(self, options: dict[str, Any]) -> None:
         self.pace = Pace(_FIRST_BYTES, _LEAST_BYTES, _MOST_BYTES)
         self._last_end: float | None = None
         self._options = options

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from smart_embedder_client.ingest.options import IngestOptions, Report
 from smart_embedder_client.ingest.run import ingest
-from smart_embedder_client.qdrant.store import Store, Target, open_store
+from smart_embedder_client.qdrant.store import Store, Target, open_store, pages
 
 from tests.support.qdrant.process import QdrantServer, run_qdrant
 from tests.support.server import REPOSITORY, RunningServer
@@ -38,8 +38,8 @@ class Runs:
             return ask(store)
 
     def ids(self) -> list[str]:
-        pages = self.look(lambda store: list(store.pages(self.options.dataset)))
-        return [each for page in pages for each in page]
+        found = self.look(lambda store: list(pages(store, self.options.dataset)))
+        return [each for page in found for each in page]
 
     def arguments(self, *more: str) -> list[str]:
         """The same run for the command."""

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from smart_embedder_client.qdrant.store import Layout, VectorSpace, differences, make_layout
+from smart_embedder_client.qdrant.store import Layout, VectorConfig, differences, make_layout
 
 WANTED = make_layout(1024, 1024, sparse=True, datatype="float32")
 
@@ -16,7 +16,7 @@ def with_dense(**changes: object) -> Layout:
 def test_a_collection_may_have_more_than_is_needed() -> None:
     more = replace(
         WANTED,
-        vectors={**WANTED.vectors, "image": VectorSpace(512, "Dot")},
+        vectors={**WANTED.vectors, "image": VectorConfig(512, "Dot")},
         sparse={**WANTED.sparse, "bm25": "idf"},
     )
     assert [*differences(WANTED, more)] == []

@@ -58,10 +58,16 @@ class Engine:
         default_factory=lambda: defaultdict(Collection)
     )
 
+    def own_name(self, name: str) -> str:
+        """That of the collection which a name, or an alias, means."""
+        with self.turn:
+            aliases = self.client.get_aliases().aliases
+        return next((each.collection_name for each in aliases if each.alias_name == name), name)
+
     @contextmanager
     def upload(self, name: str, points: list[q.PointStruct], size: int) -> Iterator[Fault | None]:
         """Count an upload; the fault that it meets."""
-        collection = self.collections[name]
+        collection = self.collections[self.own_name(name)]
         with self.turn:
             collection.streams += 1
             collection.most_streams = max(collection.streams, collection.most_streams)
@@ -88,14 +94,15 @@ class Engine:
             colbert = (point.vector or {}).get("colbert")  # type: ignore[union-attr]
             if colbert and len(colbert) * len(colbert[0]) >= MULTIVECTOR_NUMBERS:
                 raise RefusedError("multivector is too large")
+        own_name = self.own_name(name)
         with self.turn:
             self.client.upsert(name, points)
-            self.collections[name].uploads.update(str(point.id) for point in points)
+            self.collections[own_name].uploads.update(str(point.id) for point in points)
 
     def describe(self, name: str) -> q.CollectionInfo:
         """The collection with its graphs."""
         with self.turn:
             info = self.client.get_collection(name)
-        for vector, edges in self.collections[name].graphs.items():
+        for vector, edges in self.collections[self.own_name(name)].graphs.items():
             info.config.params.vectors[vector].hnsw_config = q.HnswConfigDiff(m=edges)
         return info

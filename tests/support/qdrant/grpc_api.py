@@ -40,13 +40,40 @@ class Collections(q_grpc.CollectionsServicer):
             sparse_vectors_config=GrpcToRest.convert_sparse_vector_config(
                 request.sparse_vectors_config
             ),
+            metadata=GrpcToRest.convert_payload(request.metadata) or None,
         )
         return q_grpc.CollectionOperationResponse(result=True)
 
     def Update(self, request: Any, context: Any) -> Any:  # noqa: N802
+        with self._engine.turn:
+            metadata = GrpcToRest.convert_payload(request.metadata) or None
+            self._engine.client.update_collection(request.collection_name, metadata=metadata)
         changed = request.vectors_config.params_map.map
         graphs = self._engine.collections[request.collection_name].graphs
         graphs.update({name: each.hnsw_config.m for name, each in changed.items()})
+        return q_grpc.CollectionOperationResponse(result=True)
+
+    def Delete(self, request: Any, context: Any) -> Any:  # noqa: N802
+        with self._engine.turn:
+            self._engine.client.delete_collection(request.collection_name)
+        return q_grpc.CollectionOperationResponse(result=True)
+
+    def List(self, request: Any, context: Any) -> Any:  # noqa: N802
+        found = self._engine.client.get_collections().collections
+        named = [q_grpc.CollectionDescription(name=each.name) for each in found]
+        return q_grpc.ListCollectionsResponse(collections=named)
+
+    def ListAliases(self, request: Any, context: Any) -> Any:  # noqa: N802
+        found = self._engine.client.get_aliases().aliases
+        return q_grpc.ListAliasesResponse(
+            aliases=[RestToGrpc.convert_alias_description(each) for each in found]
+        )
+
+    def UpdateAliases(self, request: Any, context: Any) -> Any:  # noqa: N802
+        with self._engine.turn:
+            self._engine.client.update_collection_aliases(
+                [GrpcToRest.convert_alias_operations(each) for each in request.actions]
+            )
         return q_grpc.CollectionOperationResponse(result=True)
 
 
@@ -71,9 +98,10 @@ class Points(q_grpc.PointsServicer):
 
     def Get(self, request: Any, context: Any) -> Any:  # noqa: N802
         ids = [GrpcToRest.convert_point_id(each) for each in request.ids]
+        wanted = (request.with_payload.enable, request.with_vectors.enable)
         with self._engine.turn:
-            found = self._client.retrieve(request.collection_name, ids, with_payload=False)
-        return q_grpc.GetResponse(result=list(map(_id_alone, found)))
+            found = self._client.retrieve(request.collection_name, ids, *wanted)
+        return q_grpc.GetResponse(result=list(map(_retrieved, found)))
 
     def Delete(self, request: Any, context: Any) -> Any:  # noqa: N802
         ids = [GrpcToRest.convert_point_id(each) for each in request.points.points.ids]
@@ -90,7 +118,7 @@ class Points(q_grpc.PointsServicer):
                 request.limit,
                 offset=offset,
             )
-        told = [RestToGrpc.convert_record(each) for each in found]
+        told = list(map(_retrieved, found))
         after = None if following is None else RestToGrpc.convert_extended_point_id(following)
         return q_grpc.ScrollResponse(result=told, next_page_offset=after)
 
@@ -99,6 +127,14 @@ class Points(q_grpc.PointsServicer):
         with self._engine.turn:
             count = self._client.count(request.collection_name, wanted).count
         return q_grpc.CountResponse(result=q_grpc.CountResult(count=count))
+
+    def Query(self, request: Any, context: Any) -> Any:  # noqa: N802
+        asked = GrpcToRest.convert_query_points(request)
+        with self._engine.turn:
+            (answer,) = self._client.query_batch_points(request.collection_name, [asked])
+        return q_grpc.QueryResponse(
+            result=[RestToGrpc.convert_scored_point(hit) for hit in answer.points]
+        )
 
     def QueryBatch(self, request: Any, context: Any) -> Any:  # noqa: N802
         asked = [GrpcToRest.convert_query_points(each) for each in request.query_points]
@@ -114,8 +150,8 @@ class Points(q_grpc.PointsServicer):
         )
 
 
-def _id_alone(record: q.Record) -> Any:
-    return q_grpc.RetrievedPoint(id=RestToGrpc.convert_extended_point_id(record.id))
+def _retrieved(record: q.Record) -> Any:
+    return RestToGrpc.convert_record(record.model_copy(update={"payload": record.payload or {}}))
 
 
 def _done() -> Any:

@@ -41,6 +41,11 @@ class HTTP:
             ("GET", one): self.describe,
             ("PUT", one): self.create,
             ("PATCH", one): self.update,
+            ("DELETE", one): self.drop,
+            ("GET", "/collections"): self.names,
+            ("GET", "/aliases"): self.aliases,
+            ("POST", "/collections/aliases"): self.change_aliases,
+            ("POST", f"{one}/points/query"): self.query_once,
             ("PUT", f"{one}/index"): self.index,
             ("PUT", f"{one}/points"): self.upsert,
             ("POST", f"{one}/points"): self.retrieve,
@@ -82,17 +87,37 @@ class HTTP:
     def create(self, name: str, body: bytes) -> JSONResponse:
         asked = q.CreateCollection.model_validate_json(body)
         self.client.create_collection(
-            name, vectors_config=asked.vectors, sparse_vectors_config=asked.sparse_vectors
+            name,
+            vectors_config=asked.vectors,
+            sparse_vectors_config=asked.sparse_vectors,
+            metadata=asked.metadata,
         )
         return result(True)
 
     def update(self, name: str, body: bytes) -> JSONResponse:
-        """Change the graph of a vector."""
+        """Change the graph of a vector, or metadata."""
         asked = q.UpdateCollection.model_validate_json(body)
+        with self.engine.turn:
+            self.client.update_collection(name, metadata=asked.metadata)
         self.engine.collections[name].graphs.update(
             {vector: diff.hnsw_config.m for vector, diff in (asked.vectors or {}).items()}
         )
         return result(True)
+
+    def drop(self, name: str, _: bytes) -> JSONResponse:
+        with self.engine.turn:
+            return result(self.client.delete_collection(name))
+
+    def names(self, _: str, __: bytes) -> JSONResponse:
+        return result(self.client.get_collections().model_dump(mode="json"))
+
+    def aliases(self, _: str, __: bytes) -> JSONResponse:
+        return result(self.client.get_aliases().model_dump(mode="json"))
+
+    def change_aliases(self, _: str, body: bytes) -> JSONResponse:
+        asked = q.ChangeAliasesOperation.model_validate_json(body)
+        with self.engine.turn:
+            return result(self.client.update_collection_aliases(asked.actions))
 
     def index(self, _: str, __: bytes) -> JSONResponse:
         return result({"operation_id": 0, "status": "completed"})
@@ -144,6 +169,12 @@ class HTTP:
         with self.engine.turn:
             answers = self.client.query_batch_points(name, asked.searches)
         return result(dumped(answers))
+
+    def query_once(self, name: str, body: bytes) -> JSONResponse:
+        asked = q.QueryRequest.model_validate_json(body)
+        with self.engine.turn:
+            (answer,) = self.client.query_batch_points(name, [asked])
+        return result(answer.model_dump(mode="json", exclude_none=True))
 
     def fault(self, _: str, body: bytes) -> JSONResponse:
         self.engine.fault = Fault(**json.loads(body))

@@ -1,11 +1,15 @@
 """The collection before the first chunk and after the last one."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
+from smart_embedder_client.answers import Embeddings
 from smart_embedder_client.async_client import AsyncClient
+from smart_embedder_client.errors import VECTOR_SPACE_UNKNOWN, SmartEmbedderError
+from smart_embedder_client.ingest.drift import Comparison, number_type
 from smart_embedder_client.ingest.embedding import VectorOptions
 from smart_embedder_client.ingest.journal import Journal
-from smart_embedder_client.ingest.options import IngestError, IngestOptions
+from smart_embedder_client.ingest.options import IngestError, IngestOptions, LoadOptions
 from smart_embedder_client.ingest.pace import Patience
 from smart_embedder_client.qdrant.store import (
     DENSE,
@@ -14,19 +18,25 @@ from smart_embedder_client.qdrant.store import (
     SPARSE,
     Datatype,
     Layout,
+    Origin,
     Store,
     differences,
     make_layout,
+    pages,
 )
 
 _WORD = "width"
+# Texts of a collection that are embedded anew before it is adopted.
+_SAMPLE = 32
+_NO_METADATA = "and are compared at each run, because Qdrant keeps no metadata before 1.16"
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
     """The models of the service: their names, the widths of their vectors, the longest text.
 
-    A width is None where such vectors are not asked for.
+    A width is None where such vectors are not asked for. `origin` is that of a collection with
+    these vectors; None of an older service, which does not tell their space.
     """
 
     name: str
@@ -35,15 +45,29 @@ class Served:
     colbert: int | None
     max_tokens: int
     token_model: str | None
+    origin: Origin | None
 
 
-async def ask_service(client: AsyncClient, patience: Patience, kinds: frozenset[str]) -> Served:
+async def ask_service(
+    client: AsyncClient, patience: Patience, kinds: frozenset[str], noted: Origin | None = None
+) -> Served:
     """What the service has, as soon as it is ready.
 
-    Raises `IngestError` if it does not say how long texts may be.
+    Raises `IngestError` if it does not say how long texts may be, and `SmartEmbedderError` if it
+    says that its vectors are in another space than those of a collection with the origin `noted`.
     """
-    asked = VectorOptions(kinds, "float32").request
-    answer = await patience.wait_for(lambda: client.embed([_WORD], **asked))
+    spaces = [] if noted is None else noted.ids_of(kinds)
+
+    async def probe(spaces: list[str]) -> Embeddings:
+        asked = VectorOptions(kinds, "float32", spaces=spaces).request
+        return await patience.wait_for(lambda: client.embed_documents([_WORD], **asked))
+
+    try:
+        answer = await probe(spaces)
+    except SmartEmbedderError as error:
+        if error.code != VECTOR_SPACE_UNKNOWN:
+            raise
+        answer = await probe([])
     health = await patience.wait_for(client.health)
     max_tokens = health.details.get("max_input_length")
     if type(max_tokens) is not int:
@@ -57,6 +81,9 @@ async def ask_service(client: AsyncClient, patience: Patience, kinds: frozenset[
         max_tokens=max_tokens,
         # The tokens of bge-m3, of which ColBERT's vectors are.
         token_model=None if models[0] == models[2] else models[2],
+        origin=Origin(answer.vector_space, answer.precision, models)
+        if answer.vector_space
+        else None,
     )
 
 
@@ -75,11 +102,11 @@ class Collection:
 
     @classmethod
     async def prepare(
-        cls, store: Store, patience: Patience, name: str, options: IngestOptions, served: Served
+        cls, store: Store, patience: Patience, options: LoadOptions, served: Served
     ) -> "Collection":
         """Make the collection, or check the one that exists.
 
-        Raises `IngestError` if its vectors are others, or of another model.
+        Raises `IngestError` if its vectors have other sizes or types.
         """
         found = await patience.ask(store.layout)
         datatype = options.datatype or (found and found.datatype) or "float32"
@@ -87,19 +114,82 @@ class Collection:
             served.dense, served.colbert, sparse=SPARSE in options.kinds, datatype=datatype
         )
         if found is None:
-            await patience.ask(store.create, wanted)
+            await patience.ask(store.create, wanted, served.origin)
             return cls(store, patience, wanted, datatype, is_new=True)
         if problems := list(differences(wanted, found)):
             raise IngestError(
-                f"the collection {name} does not fit the service's vectors: {'; '.join(problems)}"
-            )
-        model = (await patience.ask(store.any_payload) or {}).get(MODEL)
-        if model not in {None, served.name}:
-            raise IngestError(
-                f"the collection {name} has vectors of {model}, and the service makes those of "
-                f"{served.name}: give the collection another name, or make it anew"
+                f"the collection {store.collection} does not fit the service's vectors: "
+                f"{'; '.join(problems)}"
             )
         return cls(store, patience, found, datatype, is_new=False)
+
+    async def settle_origin(
+        self, client: AsyncClient, noted: Origin | None, served: Served, note: Callable[[str], None]
+    ) -> Origin | None:
+        """Have the collection say where its vectors come from, unless it says so; None if unknown.
+
+        Where an earlier version has filled it, a sample of its texts is embedded anew. Raises
+        `IngestError` if it has other vectors, or is of another model.
+        """
+        if self.is_new:
+            return served.origin
+        if noted is None or served.origin is None:
+            await self._check_model(served)
+        if served.origin is None:
+            note(
+                "the service does not say in which space its vectors are, as it is older: nothing "
+                "but the model's name is compared with the collection"
+            )
+            return None
+        known = noted or Origin({}, models=served.models)
+        unknown = served.origin.vector_space.keys() - known.vector_space.keys()
+        if unknown:
+            await self._compare(client, frozenset(unknown), known, served.origin)
+            known = replace(
+                known,
+                vector_space={**served.origin.vector_space, **known.vector_space},
+                precision={**served.origin.precision, **known.precision},
+            )
+            await self.patience.ask(self.store.note_origin, known)
+            is_kept = await self.patience.ask(self.store.origin) is not None
+            note(
+                "the collection did not say in which space its vectors are: texts of it that were "
+                "embedded anew have the same, "
+                + ("and it says so now" if is_kept else _NO_METADATA)
+            )
+        for kind, precision in served.origin.precision.items():
+            before, now = number_type(known.precision.get(kind, precision)), number_type(precision)
+            if before != now:
+                note(f"{kind} vectors were made in {before} before, and in {now} now")
+        return known
+
+    async def _check_model(self, served: Served) -> None:
+        for point in await self.patience.ask(self.store.sample, 1):
+            if (model := point.payload.get(MODEL, served.name)) != served.name:
+                raise IngestError(
+                    f"the collection {self.store.collection} has vectors of {model}, and the "
+                    f"service makes those of {served.name}: give the collection another name, or "
+                    "embed it anew with --migrate"
+                )
+
+    async def _compare(
+        self, client: AsyncClient, kinds: frozenset[str], known: Origin, served: Origin
+    ) -> None:
+        """Raise `IngestError` if texts of the collection have other vectors now."""
+        precisions = (known.precision, served.precision)
+        comparison = Comparison(client, self.store, self.patience, self.datatype, precisions)
+        drifts = await comparison.run(kinds, _SAMPLE)
+        told = [f"{kind}: {drift}" for kind, drift in drifts.items() if drift.drifted]
+        has_points = await self.patience.ask(self.store.count, None) > 0
+        if has_points and not (drifts or known.vector_space):
+            told = ["none of its points has a text"]
+        if told:
+            name = self.store.collection
+            raise IngestError(
+                f"the collection {name} does not say in which space its vectors are, and nothing "
+                f"shows that it is the service's ({'; '.join(told)}): ask a service with the same "
+                "model and settings, or embed it anew with --migrate"
+            )
 
     async def count(self, dataset: str) -> int:
         """How many points a data set has."""
@@ -131,7 +221,7 @@ class Collection:
         return stored - await self.count(options.dataset), 0
 
     def _remove_unseen(self, journal: Journal, dataset: str) -> None:
-        for ids in self.store.pages(dataset):
+        for ids in pages(self.store, dataset):
             unseen = journal.unseen(ids)
             if unseen:
                 self.store.delete(unseen)

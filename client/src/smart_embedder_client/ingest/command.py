@@ -14,11 +14,19 @@ from smart_embedder_client import arguments as common
 from smart_embedder_client.arguments import plain, plain_json
 from smart_embedder_client.errors import SmartEmbedderError
 from smart_embedder_client.ingest.journal import JournalError
-from smart_embedder_client.ingest.options import IngestError, IngestOptions, Report
+from smart_embedder_client.ingest.migrate import Migration, migrate
+from smart_embedder_client.ingest.options import (
+    IngestError,
+    IngestOptions,
+    LoadOptions,
+    MigrateOptions,
+    Report,
+)
 from smart_embedder_client.ingest.pace import is_temporary
 from smart_embedder_client.ingest.run import ingest
 from smart_embedder_client.ingest.sources import Fields, SourceError, encodable_name
 from smart_embedder_client.qdrant.store import (
+    KINDS,
     Datatype,
     QdrantBusyError,
     QdrantError,
@@ -28,32 +36,36 @@ from smart_embedder_client.qdrant.store import (
 _STOPS = (IngestError, JournalError, QdrantError, SmartEmbedderError, SourceError)
 _AGAIN = "The same command goes on from here."
 _INTERRUPTED = 130
+# What says nothing about texts that are stored already.
+_OF_SOURCES = (
+    *("source", "text_field", "id_field", "chunk_tokens", "overlap", "tokenizer"),
+    *("long_colbert", "dataset", "sync", "journal", "recheck"),
+)
 _SHOWN_REFUSALS, _SHOWN_FAILURES = 5, 100
 _MIB = 2**20
 _ABOUT = """\
 Split, embed and store texts in a Qdrant collection.
 
 SOURCE is a file of JSONL, CSV, Parquet, text, Markdown or HTML, or a folder of such files. The same
-command goes on after any interruption, and stores nothing twice.
+command goes on after any interruption, and stores nothing twice. With --migrate it is the texts of
+the collection itself that are embedded anew.
 """
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run it; the exit status is 0 if something was read, and everything is stored."""
-    parsed = _parser().parse_args(arguments)
+    """Run it; the exit status is 0 if there was something to store, and everything is stored."""
+    parsed = _parse(arguments)
     # Qdrant's engine in Python warns of its limits, which --help and the documentation tell.
     warnings.filterwarnings("ignore", category=UserWarning, module="smart_embedder_client")
     with asyncio.Runner() as runner:
         try:
-            report = runner.run(
-                ingest(
-                    _read_options(parsed),
-                    common.read_target(parsed),
-                    parsed.url,
-                    parsed.token,
-                    parsed.journal,
-                )
-            )
+            target = common.read_target(parsed)
+            where = (target, parsed.url, parsed.token)
+            report: Report | Migration
+            if parsed.migrate:
+                report = runner.run(migrate(_migrate_options(parsed), *where))
+            else:
+                report = runner.run(ingest(_ingest_options(parsed), *where, parsed.journal))
         except _STOPS as error:
             told = plain(str(error)).rstrip(".")
             sys.stderr.write(f"{told}. {_AGAIN}\n" if _goes_on(error) else f"{told}.\n")
@@ -66,9 +78,11 @@ def main(arguments: Sequence[str]) -> int:
             os._exit(_INTERRUPTED)
     if parsed.json:
         sys.stdout.write(f"{plain_json(asdict(report))}\n")
+    elif isinstance(report, Migration):
+        sys.stdout.writelines(f"{plain(line)}\n" for line in _told_migration(report))
     else:
         sys.stdout.writelines(f"{plain(line)}\n" for line in _told(report, sync=parsed.sync))
-    if not report.documents:
+    if isinstance(report, Report) and not report.documents:
         sys.stderr.write(f"Nothing was read: {plain(str(parsed.source))} has no text.\n")
     return 0 if report.is_complete else 1
 
@@ -85,16 +99,11 @@ def _told(report: Report, *, sync: bool) -> Iterator[str]:
     there = report.points - report.uploaded - len(report.refused)
     read = f"{report.points} chunks of {report.documents} documents in {report.seconds:.0f} s"
     yield f"{read}: {report.uploaded} stored, {there} there already, {report.removed} removed"
-    if report.pooled:
-        yield f"{report.pooled} chunks had too many ColBERT vectors, which were pooled"
-    if report.truncated:
-        yield f"{report.truncated} chunks were longer than the model reads, and were cut"
+    yield from _told_changes(report)
     if report.stale:
         why = "nothing is removed before all is read" if sync else "--sync removes them"
         yield f"{report.stale} points are of what is gone or has changed: {why}"
-    yield from (f"{source}: {reason}" for source, reason in report.refused[:_SHOWN_REFUSALS])
-    if report.refused:
-        yield f"{len(report.refused)} chunks were refused; the same command tries them again"
+    yield from _told_refusals(report)
     if report.unread:
         counts = sorted(report.unread.items(), key=lambda each: (-each[1], each[0]))
         yield f"not read: {', '.join(f'{count} {ending}' for ending, count in counts)}"
@@ -105,14 +114,81 @@ def _told(report: Report, *, sync: bool) -> Iterator[str]:
         yield f"  and {len(report.failed) - _SHOWN_FAILURES} more, which --json names"
 
 
-def _read_options(parsed: argparse.Namespace) -> IngestOptions:
-    names = [each.name for each in fields(IngestOptions)]
+def _told_changes(report: Report | Migration) -> Iterator[str]:
+    if report.pooled:
+        yield f"{report.pooled} chunks had too many ColBERT vectors, which were pooled"
+    if report.truncated:
+        yield f"{report.truncated} chunks were longer than the model reads, and were cut"
+
+
+def _told_refusals(report: Report | Migration) -> Iterator[str]:
+    yield from (f"{source}: {reason}" for source, reason in report.refused[:_SHOWN_REFUSALS])
+    if report.refused:
+        yield f"{len(report.refused)} chunks were refused; the same command tries them again"
+
+
+def _told_migration(done: Migration) -> Iterator[str]:
+    name, old, new = done.name, done.old, done.new
+    if old == new:
+        yield f"{name} has the service's vectors already: nothing is to be migrated"
+        return
+    yield (
+        f"{done.points} chunks of {old} are in {new}, {done.uploaded} of them stored in "
+        f"{done.seconds:.0f} s"
+    )
+    yield from _told_changes(done)
+    yield from _told_refusals(done)
+    if done.refused:
+        yield f"{name} stays as it is until {new} is complete"
+    elif not done.is_moved:
+        yield (
+            f"{name} is a collection, and no alias can have its name while it exists: search "
+            f"{new}, or run the same command with --drop-old, which removes {name} and makes its "
+            f"name an alias of {new}"
+        )
+    else:
+        kept = "is removed" if done.is_dropped else "is kept (--drop-old removes it)"
+        yield f"{name} is an alias of {new} now; {old} {kept}"
+
+
+def _load_options(parsed: argparse.Namespace, kind: type[LoadOptions]) -> dict[str, Any]:
+    names = [each.name for each in fields(kind)]
     told: dict[str, Any] = {name: getattr(parsed, name, None) for name in names}
+    return told | {"batch_bytes": parsed.batch_mib * _MIB}
+
+
+def _migrate_options(parsed: argparse.Namespace) -> MigrateOptions:
+    told = _load_options(parsed, MigrateOptions)
+    return MigrateOptions(**told | {"kinds": parsed.kinds or frozenset()})
+
+
+def _ingest_options(parsed: argparse.Namespace) -> IngestOptions:
+    told = _load_options(parsed, IngestOptions)
+    told["kinds"] = parsed.kinds or frozenset(KINDS)
     told["dataset"] = encodable_name(parsed.dataset or parsed.source.resolve().name)
     told["fields"] = Fields(parsed.text_field, parsed.id_field)
     told["split_for_colbert"] = parsed.long_colbert == "split"
-    told["batch_bytes"] = parsed.batch_mib * _MIB
     return IngestOptions(**told)
+
+
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """The options; ends the process if they do not belong together."""
+    parser = _parser()
+    parsed = parser.parse_args(arguments)
+    if not parsed.migrate:
+        if parsed.source is None:
+            parser.error("the following arguments are required: SOURCE")
+        if parsed.drop_old:
+            parser.error("--drop-old is for --migrate")
+        return parsed
+    of_sources = [name for name in _OF_SOURCES if getattr(parsed, name) != parser.get_default(name)]
+    if of_sources:
+        option = of_sources[0].upper() if of_sources[0] == "source" else f"--{of_sources[0]}"
+        parser.error(
+            "--migrate embeds the texts anew that the collection has, whatever their source: "
+            f"leave out {option.replace('_', '-')}"
+        )
+    return parsed
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -121,7 +197,8 @@ def _parser() -> argparse.ArgumentParser:
         description=_ABOUT,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("source", type=Path, metavar="SOURCE", help="a file or a folder")
+    help_ = "a file or a folder"
+    parser.add_argument("source", type=Path, nargs="?", metavar="SOURCE", help=help_)
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     common.add_common(parser)
     number: dict[str, Any] = {"type": common.positive, "metavar": "N"}
@@ -136,9 +213,8 @@ def _parser() -> argparse.ArgumentParser:
     help_ = "the model's tokenizer.json; without it the service counts tokens"
     add("--tokenizer", type=Path, metavar="FILE", help=help_)
     add = parser.add_argument_group("vectors").add_argument
-    every = "dense,sparse,colbert"
-    help_ = "the kinds of vectors (%(default)s)"
-    add("--kinds", type=common.kinds, default=every, metavar="LIST", help=help_)
+    help_ = f"the kinds of vectors ({','.join(KINDS)}; with --migrate those of the collection)"
+    add("--kinds", type=common.kinds, metavar="LIST", help=help_)
     help_ = "the type of dense and ColBERT vectors in the collection (float32)"
     add("--datatype", choices=get_args(Datatype), help=help_)
     help_ = "how many similar ColBERT vectors become one"
@@ -165,4 +241,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--journal", type=Path, metavar="FILE", help="the file that notes what is stored")
     help_ = "ask Qdrant for every point, whatever the journal says"
     add("--recheck", action="store_true", help=help_)
+    add = parser.add_argument_group("other vectors").add_argument
+    help_ = (
+        "embed the texts of the collection anew into a new one beside it, for a service with "
+        "another model or other settings; without SOURCE"
+    )
+    add("--migrate", action="store_true", help=help_)
+    help_ = "remove the old collection when the new one is complete"
+    add("--drop-old", action="store_true", help=help_)
     return parser

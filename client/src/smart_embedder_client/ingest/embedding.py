@@ -29,11 +29,15 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class VectorOptions:
-    """Which vectors are made: their kinds, their type, and how many ColBERT vectors become one."""
+    """Which vectors are made: their kinds, their type, and how many ColBERT vectors become one.
+
+    They are made in the spaces of these ids, or refused.
+    """
 
     kinds: frozenset[str]
     datatype: Datatype
     colbert_pool_factor: int | None = None
+    spaces: Sequence[str] = ()
 
     @property
     def request(self) -> EmbedOptions:
@@ -43,6 +47,7 @@ class VectorOptions:
             "return_sparse": SPARSE in self.kinds,
             "return_colbert": COLBERT in self.kinds,
             "output_dtype": self.datatype,
+            "if_vector_space": self.spaces,
         }
 
 

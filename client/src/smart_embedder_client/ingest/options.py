@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from smart_embedder_client.ingest.sources import Fields
-from smart_embedder_client.qdrant.store import COLBERT, DENSE, SPARSE, Datatype
+from smart_embedder_client.qdrant.store import KINDS, Datatype
 
 
 class IngestError(Exception):
@@ -12,12 +12,28 @@ class IngestError(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class IngestOptions:
-    """One run, as `smart-embedder ingest --help` tells its options.
+class LoadOptions:
+    """How vectors are made and stored, as `smart-embedder ingest --help` tells it.
 
-    `chunk_tokens` counts special tokens, too. `datatype` None is that of the collection, float32
-    for a new one. `split_for_colbert` makes chunks so short that their ColBERT vectors need no
-    pooling. `patience` is in seconds.
+    `datatype` None is that of the collection, float32 for a new one. `patience` is in seconds.
+    """
+
+    kinds: frozenset[str] = frozenset(KINDS)
+    datatype: Datatype | None = None
+    colbert_pool_factor: int | None = None
+    requests: int = 4
+    streams: int = 4
+    batch_bytes: int = 16 * 2**20
+    patience: float = 300.0
+    index: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IngestOptions(LoadOptions):
+    """One run.
+
+    `chunk_tokens` counts special tokens, too. `split_for_colbert` makes chunks so short that their
+    ColBERT vectors need no pooling.
     """
 
     source: Path
@@ -26,17 +42,17 @@ class IngestOptions:
     chunk_tokens: int = 512
     overlap: int = 64
     tokenizer: Path | None = None
-    kinds: frozenset[str] = frozenset({DENSE, SPARSE, COLBERT})
-    datatype: Datatype | None = None
-    colbert_pool_factor: int | None = None
     split_for_colbert: bool = False
-    requests: int = 4
-    streams: int = 4
-    batch_bytes: int = 16 * 2**20
-    patience: float = 300.0
     sync: bool = False
-    index: bool = True
     recheck: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MigrateOptions(LoadOptions):
+    """One migration; without `kinds` these are those of the old collection."""
+
+    kinds: frozenset[str] = frozenset()
+    drop_old: bool = False
 
 
 @dataclass(slots=True)

@@ -89,24 +89,27 @@ def is_temporary(error: QdrantBusyError | SmartEmbedderError) -> bool:
 
 
 class Progress:
-    """A bar on a terminal, for so many bytes of input; elsewhere nothing but the notes."""
+    """A bar on a terminal, for so many bytes or chunks; elsewhere nothing but the notes."""
 
-    def __init__(self, total: int, title: str) -> None:
+    def __init__(self, title: str, unit: str) -> None:
         self._began = time.monotonic()
         self._chunks = 0
         # disable=None is tqdm's way to say: no bar where stderr is no terminal.
         self._bar = tqdm(
-            total=total,
             desc=plain(title),
-            unit="B",
+            unit=unit,
             unit_scale=True,
             disable=None,
             dynamic_ncols=True,
             file=sys.stderr,
         )
 
+    def expect(self, total: int) -> None:
+        """Have the bar end at so many."""
+        self._bar.total = total
+
     def read(self, size: int) -> None:
-        """Count the bytes of a document that is done."""
+        """Count bytes or chunks that are done."""
         self._bar.update(size)
 
     def store(self, chunks: int) -> None:

@@ -5,9 +5,9 @@ import hashlib
 import os
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,9 @@ from smart_embedder_client.ingest.chunking import (
     ServiceChunker,
 )
 from smart_embedder_client.ingest.collection import Collection, Served, ask_service
-from smart_embedder_client.ingest.embedding import Embedder, Refusal, VectorOptions
+from smart_embedder_client.ingest.embedding import Embedder, VectorOptions
 from smart_embedder_client.ingest.journal import Journal, Recipe, chunk_ids, document_digest
+from smart_embedder_client.ingest.loading import Chunk, Loader, use_threads
 from smart_embedder_client.ingest.options import IngestError, IngestOptions, Report
 from smart_embedder_client.ingest.pace import Patience, Progress, batches
 from smart_embedder_client.ingest.sources import (
@@ -38,23 +39,15 @@ from smart_embedder_client.qdrant.store import (
     MODEL,
     SOURCE,
     TEXT,
-    Point,
-    QdrantRefusedError,
     Target,
-    Vectors,
     open_store,
+    same_space,
 )
 from smart_embedder_client.streams import Pace
 
 # What is read before it is looked up and split: little memory, and few questions.
 _LEAST_WINDOW, _WINDOW_CHARACTERS, _WINDOW_DOCUMENTS = 50_000, 2_000_000, 1_000
-# About 6,000 tokens of English; several requests at a time fill the service's batches.
-_LEAST_REQUEST, _REQUEST_CHARACTERS, _REQUEST_TEXTS = 1_000, 24_000, 128
-_MOST_REFUSED = 100
-# Of an id, and of the names in a point.
-_BYTES_BESIDES = 300
 _SOURCE_PATH = "source path"
-_OTHER_THREADS = 4
 
 
 @dataclass(slots=True, eq=False)
@@ -69,24 +62,6 @@ class _Load:
     is_refused: bool = False
 
 
-@dataclass(slots=True, eq=False)
-class _Chunk:
-    """One point that is not stored yet."""
-
-    id: str
-    text: str
-    load: _Load
-
-
-@dataclass(slots=True, eq=False)
-class _Embedded:
-    """The same with its vectors."""
-
-    chunk: _Chunk
-    point: Point
-    size: int
-
-
 @dataclass(slots=True, kw_only=True, eq=False)
 class Ingest:
     """Loads one source into one collection, whose points are marked with `model`; used once."""
@@ -94,26 +69,15 @@ class Ingest:
     options: IngestOptions
     recipe: Recipe
     model: str
-    collection: Collection
     chunker: Chunker
-    embedder: Embedder
     journal: Journal
-    patience: Patience
-    progress: Progress
-    _requests: asyncio.Semaphore = field(init=False)
-    _streams: asyncio.Semaphore = field(init=False)
-    _report: Report = field(default_factory=Report, init=False)
+    loader: Loader
     _skipped: Skipped = field(default_factory=Skipped, init=False)
     _window: Pace = field(init=False)
-    _request: Pace = field(init=False)
 
     def __post_init__(self) -> None:
-        # Both begin with little, so that something is stored before a kill that comes soon.
+        # It begins with little, so that something is stored before a kill that comes soon.
         self._window = Pace(_LEAST_WINDOW, _LEAST_WINDOW, _WINDOW_CHARACTERS)
-        self._request = Pace(_LEAST_REQUEST, _LEAST_REQUEST, _REQUEST_CHARACTERS)
-        self._requests = asyncio.Semaphore(self.options.requests)
-        streams = min(self.options.streams, self.collection.store.streams)
-        self._streams = asyncio.Semaphore(streams)
 
     async def run(self) -> Report:
         """Store what is missing; raises what `ingest` does."""
@@ -127,13 +91,13 @@ class Ingest:
         finally:
             # A cancelled task leaves its thread, for which the end of the event loop waits.
             self.chunker.stop()
-        report = self._report
+        report, embedder = self.loader.report, self.loader.embedder
         report.failed, report.unread = self._skipped.failed, dict(self._skipped.unread)
-        report.removed, report.stale = await self.collection.finish(
+        report.removed, report.stale = await self.loader.collection.finish(
             self.journal, self.options, is_whole=report.documents > 0 and not report.failed
         )
         report.points = self.journal.seen_points
-        report.pooled, report.truncated = self.embedder.pooled, self.embedder.truncated
+        report.pooled, report.truncated = embedder.pooled, embedder.truncated
         report.seconds = time.monotonic() - began
         return report
 
@@ -149,23 +113,19 @@ class Ingest:
             chunks = await self._missing(window)
             characters = sum(len(document.text) for document in window)
             self._window.record(characters, time.monotonic() - began)
-            for batch in batches(
-                chunks, lambda chunk: len(chunk.text), lambda: self._request.size, _REQUEST_TEXTS
-            ):
-                await self._requests.acquire()
-                loads.create_task(self._load(batch))
+            await self.loader.start(chunks, loads)
 
-    async def _missing(self, window: Sequence[Document]) -> list[_Chunk]:
+    async def _missing(self, window: Sequence[Document]) -> list[Chunk]:
         """The chunks that the collection does not have."""
         new = self._not_noted(window)
-        loads = await self.patience.ask(self._split, new)
+        loads = await self.loader.patience.ask(self._split, new)
         ids = [each for load in loads for each in load.ids]
         self.journal.see(ids)
-        existing = await self.collection.existing(ids)
+        existing = await self.loader.collection.existing(ids)
         chunks = []
         for load in loads:
             missing = [
-                _Chunk(id_, text, load)
+                Chunk(id_, text, self._payload(load, text), partial(self._ended, load))
                 for id_, text in zip(load.ids, load.chunks, strict=True)
                 if id_ not in existing
             ]
@@ -175,20 +135,26 @@ class Ingest:
                 self._finish(load)
         return chunks
 
+    def _payload(self, load: _Load, text: str) -> dict[str, Any]:
+        source, metadata = load.document.source, load.document.metadata
+        payload: dict[str, Any] = {TEXT: text, SOURCE: source}
+        payload |= {DATASET: self.options.dataset, MODEL: self.model}
+        return payload | ({METADATA: metadata} if metadata else {})
+
     def _not_noted(self, window: Sequence[Document]) -> dict[bytes, Document]:
         """The documents that neither this run has seen nor an earlier one has stored."""
         first: dict[bytes, Document] = {}
         digests = [document_digest(document, self.recipe) for document in window]
         seen_first = self.journal.see_first(digests)
         for document, digest, is_first in zip(window, digests, seen_first, strict=True):
-            self._report.documents += not document.is_part
+            self.loader.report.documents += not document.is_part
             if is_first:
                 first[digest] = document
             else:
-                self._report.repeated += not document.is_part
-                self.progress.read(document.size)
+                self.loader.report.repeated += not document.is_part
+                self.loader.progress.read(document.size)
         for digest in self.journal.stored(list(first)):
-            self.progress.read(first.pop(digest).size)
+            self.loader.progress.read(first.pop(digest).size)
         return first
 
     def _split(self, documents: dict[bytes, Document]) -> list[_Load]:
@@ -200,60 +166,8 @@ class Ingest:
             loads.append(_Load(document, digest, chunks, ids))
         return loads
 
-    async def _load(self, chunks: list[_Chunk]) -> None:
-        began = time.monotonic()
-        try:
-            vectors = await self.embedder.embed([chunk.text for chunk in chunks])
-            characters = sum(len(chunk.text) for chunk in chunks)
-            self._request.record(characters, time.monotonic() - began)
-            embedded = []
-            for chunk, each in zip(chunks, vectors, strict=True):
-                if isinstance(each, Refusal):
-                    self._refuse(chunk, each.reason)
-                else:
-                    embedded.append(self._with_vectors(chunk, each))
-            for batch in batches(
-                embedded, lambda each: each.size, lambda: self.options.batch_bytes
-            ):
-                async with self._streams:
-                    await self._upload(batch)
-        finally:
-            self._requests.release()
-
-    def _with_vectors(self, chunk: _Chunk, vectors: Vectors) -> _Embedded:
-        source, metadata = chunk.load.document.source, chunk.load.document.metadata
-        payload: dict[str, Any] = {TEXT: chunk.text, SOURCE: source}
-        payload |= {DATASET: self.options.dataset, MODEL: self.model}
-        payload |= {METADATA: metadata} if metadata else {}
-        size = vectors.numbers * self.collection.store.bytes_per_number + len(chunk.text) * 4
-        size += len(str(metadata)) + _BYTES_BESIDES
-        return _Embedded(chunk, Point(chunk.id, vectors, payload), size)
-
-    async def _upload(self, batch: list[_Embedded]) -> None:
-        """Store points; where Qdrant refuses one, the others."""
-        try:
-            await self.patience.ask(self.collection.store.upsert, [each.point for each in batch])
-        except QdrantRefusedError as error:
-            if len(batch) == 1:
-                self._refuse(batch[0].chunk, str(error))
-                return
-            half = len(batch) // 2
-            await self._upload(batch[:half])
-            await self._upload(batch[half:])
-            return
-        self._report.uploaded += len(batch)
-        self.progress.store(len(batch))
-        for each in batch:
-            self._done(each.chunk.load)
-
-    def _refuse(self, chunk: _Chunk, reason: str) -> None:
-        self._report.refused.append((chunk.load.document.source, reason))
-        if len(self._report.refused) > _MOST_REFUSED:
-            raise IngestError(f"more than {_MOST_REFUSED} chunks were refused: {reason}")
-        chunk.load.is_refused = True
-        self._done(chunk.load)
-
-    def _done(self, load: _Load) -> None:
+    def _ended(self, load: _Load, is_stored: bool) -> None:
+        load.is_refused |= not is_stored
         load.missing -= 1
         if load.missing == 0:
             self._finish(load)
@@ -261,7 +175,7 @@ class Ingest:
     def _finish(self, load: _Load) -> None:
         if not load.is_refused:
             self.journal.add(load.digest, load.ids)
-        self.progress.read(load.document.size)
+        self.loader.progress.read(load.document.size)
 
 
 def default_journal(target: Target, dataset: str) -> Path:
@@ -285,44 +199,46 @@ async def ingest(
         IngestError, JournalError, QdrantError, SmartEmbedderError, SourceError: Why the run
             stopped, in one sentence.
     """
-    # Each upload waits in a thread, beside those that read and split.
-    threads = ThreadPoolExecutor(options.streams + _OTHER_THREADS, "ingest")
-    asyncio.get_running_loop().set_default_executor(threads)
+    use_threads(options)
     path = journal or default_journal(target, options.dataset)
     size = await asyncio.to_thread(input_bytes, options.source)
     # Outages are waited for by `Patience`.
     async with AsyncClient(url, token=token, max_retries=0) as client:
         with (
+            same_space(target.collection),
             Client(url, token=token, max_retries=0) as token_client,
             Journal(path) as notes,
             closing(await asyncio.to_thread(open_store, target)) as store,
-            Progress(size, options.dataset) as progress,
+            Progress(options.dataset, "B") as progress,
         ):
+            progress.expect(size)
             patience = Patience(options.patience, progress.note)
-            served = await ask_service(client, patience, options.kinds)
+            noted = await patience.ask(store.origin)
+            served = await ask_service(client, patience, options.kinds, noted)
             _check_length(options, served)
             _check_path(notes, options)
             name = target.collection
-            collection = await Collection.prepare(store, patience, name, options, served)
+            collection = await Collection.prepare(store, patience, options, served)
+            origin = await collection.settle_origin(client, noted, served, progress.note)
             # The journal is trusted unless the collection has less than that says.
             if options.recheck or await collection.count(options.dataset) < notes.points:
                 notes.forget()
             progress.tell(f"{options.source} goes into {name} by {store.transport}")
             limit = _chunk_limit(options, collection, progress)
             kinds, factor = options.kinds, options.colbert_pool_factor
-            vectors = VectorOptions(kinds, collection.datatype, factor)
-            made = (*served.models, sorted(kinds), collection.datatype, factor)
-            most = collection.layout.most_colbert_vectors
+            spaces = [] if origin is None else origin.ids_of(kinds)
+            vectors = VectorOptions(kinds, collection.datatype, factor, spaces)
+            # Ids stay the same where the models are the same under other names.
+            models = (noted and noted.models) or served.models
+            made = (*models, sorted(kinds), collection.datatype, factor)
+            embedder = Embedder(client, vectors, patience, collection.layout.most_colbert_vectors)
             prepared = Ingest(
                 options=options,
                 recipe=Recipe(options.dataset, made, (limit, options.overlap)),
                 model=served.name,
-                collection=collection,
                 chunker=_chunker(options, token_client, served, limit),
-                embedder=Embedder(client, vectors, patience, most),
                 journal=notes,
-                patience=patience,
-                progress=progress,
+                loader=Loader(options, collection, embedder, patience, progress),
             )
             return await prepared.run()
 

@@ -1,9 +1,10 @@
 """Qdrant by its own Python client: a server over gRPC or HTTP, a folder, or memory."""
 
+import copy
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any, Self, cast
 from urllib.parse import urlsplit
 
 import grpc
@@ -27,16 +28,18 @@ from smart_embedder_client.qdrant.store import (
     Depths,
     Hit,
     Layout,
+    Origin,
     Point,
     QdrantBusyError,
     QdrantError,
     QdrantFullError,
     QdrantRefusedError,
     Target,
+    VectorConfig,
     Vectors,
-    VectorSpace,
     as_lists,
     named_vectors,
+    read_vectors,
     says_full,
 )
 
@@ -179,8 +182,9 @@ class ClientStore:
 
     def __init__(self, target: Target) -> None:
         self._address = target.address
-        self._collection = target.collection
+        self.collection = target.collection
         self._timeout = target.timeout
+        self.owns_connections = True
         self._is_server = is_server(target.address)
         # Qdrant's engine in Python is made for one thread at a time.
         self._turn = threading.Semaphore(_SERVER_STREAMS if self._is_server else 1)
@@ -205,8 +209,14 @@ class ClientStore:
             client.close()
         return QdrantClient(**options), "HTTP"
 
+    def beside(self, collection: str) -> Self:
+        """Another collection by the same connections, which stay open when it is closed."""
+        other = copy.copy(self)
+        other.collection, other.owns_connections = collection, False
+        return other
+
     def _answers_grpc(self, client: QdrantClient) -> bool:
-        request = q_grpc.CollectionExistsRequest(collection_name=self._collection)
+        request = q_grpc.CollectionExistsRequest(collection_name=self.collection)
         try:
             with qdrant_failures(self._address):
                 client.grpc_collections.CollectionExists(request, timeout=_GRPC_PROBE_SECONDS)
@@ -222,15 +232,51 @@ class ClientStore:
     def layout(self) -> Layout | None:
         """The vectors of the collection; None if it does not exist."""
         with self._asking():
-            if not self._client.collection_exists(self._collection):
+            if not self._client.collection_exists(self.collection):
                 return None
-            return _read_layout(self._client.get_collection(self._collection).config.params)
+            return _read_layout(self._client.get_collection(self.collection).config.params)
 
-    def create(self, layout: Layout) -> None:
+    def aliased(self) -> str | None:
+        """The collection that `collection` is an alias of; None if it is none."""
+        with self._asking():
+            known = self._client.get_aliases().aliases
+        return next((e.collection_name for e in known if e.alias_name == self.collection), None)
+
+    def move_alias(self, alias: str) -> None:
+        """Make `alias` one of this collection, and of no other, in one step."""
+        changes: list[q.AliasOperations] = []
+        if self.beside(alias).aliased() is not None:
+            changes.append(q.DeleteAliasOperation(delete_alias=q.DeleteAlias(alias_name=alias)))
+        made = q.CreateAlias(collection_name=self.collection, alias_name=alias)
+        changes.append(q.CreateAliasOperation(create_alias=made))
+        with self._asking():
+            self._client.update_collection_aliases(changes)
+
+    def drop(self) -> None:
+        """Remove the collection, if it exists; `collection` is its name."""
+        with self._asking():
+            self._client.delete_collection(self.collection)
+
+    def origin(self) -> Origin | None:
+        """Where its vectors come from; None if it does not say or does not exist."""
+        with self._asking():
+            if not self._client.collection_exists(self.collection):
+                return None
+            config = self._client.get_collection(self.collection).config
+        return Origin.of_metadata(config.metadata)
+
+    def note_origin(self, origin: Origin) -> None:
+        """Have the collection say where its vectors come from; before Qdrant 1.16 it cannot."""
+        own_name = self.aliased() or self.collection
+        with self._asking():
+            self._client.update_collection(own_name, metadata=origin.metadata)
+
+    def create(self, layout: Layout, origin: Origin | None) -> None:
         """Make the collection; its HNSW graph is not made before `start_indexing`."""
         with self._asking():
             self._client.create_collection(
-                self._collection,
+                self.collection,
+                metadata=None if origin is None else origin.metadata,
                 vectors_config={name: _params(each) for name, each in layout.vectors.items()},
                 sparse_vectors_config={name: q.SparseVectorParams() for name in layout.sparse},
             )
@@ -240,9 +286,7 @@ class ClientStore:
         """For filters by data set and by source; the engine in Python has no such index."""
         for key in (DATASET, SOURCE) if self._is_server else ():
             with self._asking():
-                self._client.create_payload_index(
-                    self._collection, key, q.PayloadSchemaType.KEYWORD
-                )
+                self._client.create_payload_index(self.collection, key, q.PayloadSchemaType.KEYWORD)
 
     def start_indexing(self) -> None:
         """Have the HNSW graph of the dense vectors made, unless there is one."""
@@ -252,16 +296,17 @@ class ClientStore:
         # Again, in case that the run was killed which has made the collection.
         self._index_payload()
         graph = q.HnswConfigDiff(m=DEFAULT_EDGES)
+        own_name = self.aliased() or self.collection
         with self._asking():
             self._client.update_collection(
-                self._collection, vectors_config={DENSE: q.VectorParamsDiff(hnsw_config=graph)}
+                own_name, vectors_config={DENSE: q.VectorParamsDiff(hnsw_config=graph)}
             )
 
     def existing(self, ids: Sequence[str]) -> set[str]:
         """Those of the points that the collection has."""
         with self._asking():
             found = self._client.retrieve(
-                self._collection, ids, with_payload=False, with_vectors=False
+                self.collection, ids, with_payload=False, with_vectors=False
             )
         return {str(each.id) for each in found}
 
@@ -270,53 +315,62 @@ class ClientStore:
         with self._asking():
             if self.transport == _GRPC:
                 request = q_grpc.UpsertPoints(
-                    collection_name=self._collection,
+                    collection_name=self.collection,
                     wait=True,
                     points=list(map(to_message, points)),
                 )
                 self._client.grpc_points.Upsert(request, timeout=self._timeout)
             else:
-                self._client.upsert(self._collection, list(map(to_struct, points)), wait=True)
+                self._client.upsert(self.collection, list(map(to_struct, points)), wait=True)
 
     def delete(self, ids: Sequence[str]) -> None:
         """Remove points."""
         with self._asking():
             selected = q.PointIdsList(points=list(ids))
-            self._client.delete(self._collection, selected, wait=True)
+            self._client.delete(self.collection, selected, wait=True)
 
-    def count(self, dataset: str) -> int:
-        """How many points a data set has."""
+    def read(self, ids: Sequence[str], *, with_vectors: bool) -> list[Point]:
+        """Those of the points that the collection has."""
         with self._asking():
-            return self._client.count(self._collection, _of_dataset(dataset), exact=True).count
+            return list(
+                map(_read_point, self._client.retrieve(self.collection, ids, True, with_vectors))
+            )
 
-    def pages(self, dataset: str) -> Iterator[list[str]]:
-        """The ids of the points of a data set."""
-        offset = None
-        while True:
-            with self._asking():
-                found, offset = self._client.scroll(
-                    self._collection,
-                    _of_dataset(dataset),
-                    limit=PAGE,
-                    offset=offset,
-                    with_payload=False,
-                    with_vectors=False,
-                )
-            yield [str(each.id) for each in found]
-            if offset is None:
-                return
-
-    def any_payload(self) -> Mapping[str, Any] | None:
-        """The payload of some point; None if there is no point."""
+    def sample(self, count: int) -> list[Point]:
+        """So many points by chance, or all; without vectors."""
+        chance = q.SampleQuery(sample=q.Sample.RANDOM)
         with self._asking():
-            found, _ = self._client.scroll(self._collection, limit=1, with_vectors=False)
-        return (found[0].payload or {}) if found else None
+            answer = self._client.query_points(self.collection, chance, limit=count)
+        return list(map(_read_point, answer.points))
+
+    def count(self, dataset: str | None) -> int:
+        """How many points a data set has, or all together."""
+        with self._asking():
+            return self._client.count(self.collection, _of_dataset(dataset), exact=True).count
+
+    def names(self) -> list[str]:
+        """Of all collections of this Qdrant."""
+        with self._asking():
+            return [each.name for each in self._client.get_collections().collections]
+
+    def page(self, dataset: str | None, offset: Any) -> tuple[list[str], Any]:
+        """Ids of the points of a data set, or of all, and where those after them begin."""
+        with self._asking():
+            found, following = self._client.scroll(
+                self.collection,
+                _of_dataset(dataset),
+                limit=PAGE,
+                offset=offset,
+                with_payload=False,
+                with_vectors=False,
+            )
+        return [str(each.id) for each in found], following
 
     def search(self, query: Vectors, depths: Depths) -> dict[str, list[Hit]]:
         """The points of each stage by falling score, as `Store` says."""
         requests = to_stages(query, depths)
         with self._asking():
-            answers = self._client.query_batch_points(self._collection, list(requests.values()))
+            answers = self._client.query_batch_points(self.collection, list(requests.values()))
         return {
             stage: [Hit(str(each.id), each.score, each.payload or {}) for each in answer.points]
             for stage, answer in zip(requests, answers, strict=True)
@@ -324,7 +378,8 @@ class ClientStore:
 
     def close(self) -> None:
         """Close connections and files."""
-        self._client.close()
+        if self.owns_connections:
+            self._client.close()
 
 
 def _open_locally(address: str) -> QdrantClient:
@@ -346,8 +401,8 @@ def _read_layout(params: q.CollectionParams) -> Layout:
     )
 
 
-def _read_space(params: q.VectorParams) -> VectorSpace:
-    return VectorSpace(
+def _read_space(params: q.VectorParams) -> VectorConfig:
+    return VectorConfig(
         params.size,
         params.distance.value,
         cast("Datatype", params.datatype.value if params.datatype else "float32"),
@@ -356,7 +411,7 @@ def _read_space(params: q.VectorParams) -> VectorSpace:
     )
 
 
-def _params(space: VectorSpace) -> q.VectorParams:
+def _params(space: VectorConfig) -> q.VectorParams:
     max_sim = q.MultiVectorConfig(comparator=q.MultiVectorComparator.MAX_SIM)
     return q.VectorParams(
         size=space.size,
@@ -367,5 +422,11 @@ def _params(space: VectorSpace) -> q.VectorParams:
     )
 
 
-def _of_dataset(dataset: str) -> q.Filter:
+def _read_point(found: q.Record | q.ScoredPoint) -> Point:
+    return Point(str(found.id), read_vectors(found.vector), found.payload or {})
+
+
+def _of_dataset(dataset: str | None) -> q.Filter | None:
+    if dataset is None:
+        return None
     return q.Filter(must=[q.FieldCondition(key=DATASET, match=q.MatchValue(value=dataset))])

@@ -1,11 +1,12 @@
 """Qdrant Edge: Qdrant's own engine in this process, with a folder for each collection."""
 
 import json
+import shutil
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import qdrant_edge as edge
 
@@ -18,17 +19,22 @@ from smart_embedder_client.qdrant.store import (
     Depths,
     Hit,
     Layout,
+    Origin,
     Point,
     QdrantError,
     QdrantFullError,
     QdrantRefusedError,
+    VectorConfig,
     Vectors,
-    VectorSpace,
     named_vectors,
+    read_vectors,
     says_full,
 )
 
 _CONFIGURATION = "edge_config.json"
+# What Qdrant Edge has no place for: beside its own files the origin, and beside the folder of a
+# collection a file that is named for an alias.
+_ORIGIN, _ALIAS = "smart_embedder.json", ".alias"
 _EF_CONSTRUCT, _FULL_SCAN_THRESHOLD = 100, 10_000
 # Qdrant's own default.
 _RRF_K = 2
@@ -40,19 +46,39 @@ _DATATYPES = {
 
 
 class EdgeStore:
-    """A collection of Qdrant Edge in `folder`; its HNSW graph is made by `start_indexing` alone."""
+    """A collection of Qdrant Edge in `root`; its HNSW graph is made by `start_indexing` alone."""
 
     streams = 1
     transport = "Qdrant Edge"
     bytes_per_number = 4
 
-    def __init__(self, folder: str, collection: str) -> None:
-        self._folder = Path(folder, collection)
+    def __init__(self, root: str | Path, collection: str) -> None:
+        self._root = Path(root)
+        self.collection = collection
+        self._folder = self._root / (self.aliased() or collection)
         self._turn = threading.Lock()
         self._shard: edge.EdgeShard | None = None
         if (self._folder / _CONFIGURATION).exists():
             with self._asking():
                 self._shard = edge.EdgeShard.load(str(self._folder))
+
+    def beside(self, collection: str) -> Self:
+        """Another collection in the same folder, which need not exist."""
+        return type(self)(self._root, collection)
+
+    def aliased(self) -> str | None:
+        """The collection that `collection` is an alias of; None if it is none."""
+        try:
+            return self._alias_file(self.collection).read_text("utf-8")
+        except FileNotFoundError:
+            return None
+
+    def _alias_file(self, alias: str) -> Path:
+        return self._root / f"{alias}{_ALIAS}"
+
+    def move_alias(self, alias: str) -> None:
+        """Make `alias` one of this collection, and of no other, in one step."""
+        _write(self._alias_file(alias), self.collection)
 
     @property
     def _open_shard(self) -> edge.EdgeShard:
@@ -82,7 +108,7 @@ class EdgeStore:
             },
         )
 
-    def create(self, layout: Layout) -> None:
+    def create(self, layout: Layout, origin: Origin | None) -> None:
         """Make the collection."""
         configuration = edge.EdgeConfig(
             vectors={name: _params(each) for name, each in layout.vectors.items()},
@@ -91,8 +117,36 @@ class EdgeStore:
         keyword = edge.PayloadSchemaType.Keyword
         with self._asking():
             self._folder.mkdir(parents=True, exist_ok=True)
+            # Before it: a collection without an origin is one of an earlier version.
+            if origin is not None:
+                self.note_origin(origin)
             self._shard = edge.EdgeShard.create(str(self._folder), configuration)
             self._shard.update(edge.UpdateOperation.create_field_index(DATASET, keyword))
+
+    def drop(self) -> None:
+        """Remove the collection, if it exists; `collection` is its name."""
+        self.close()
+        self._shard = None
+        # Under another name a half of it is no collection. The folder is never that of an alias.
+        folder, removed = self._root / self.collection, self._root / f".{self.collection}.removed"
+        with self._asking():
+            shutil.rmtree(removed, ignore_errors=True)
+            if folder.exists():
+                folder.rename(removed)
+                shutil.rmtree(removed)
+
+    def origin(self) -> Origin | None:
+        """Where its vectors come from; None if it does not say or does not exist."""
+        if self._shard is None:
+            return None
+        try:
+            return Origin.of_metadata(json.loads((self._folder / _ORIGIN).read_text("utf-8")))
+        except FileNotFoundError:
+            return None
+
+    def note_origin(self, origin: Origin) -> None:
+        """Have the collection say where its vectors come from."""
+        _write(self._folder / _ORIGIN, json.dumps(origin.metadata))
 
     def start_indexing(self) -> None:
         """Make the HNSW graph of what is not in one yet."""
@@ -117,33 +171,41 @@ class EdgeStore:
         with self._asking():
             self._open_shard.update(edge.UpdateOperation.delete_points(list(ids)))
 
-    def count(self, dataset: str) -> int:
-        """How many points a data set has."""
+    def read(self, ids: Sequence[str], *, with_vectors: bool) -> list[Point]:
+        """Those of the points that the collection has."""
+        with self._asking():
+            found = self._open_shard.retrieve(
+                list(ids), with_payload=True, with_vector=with_vectors
+            )
+        return list(map(_read_point, found))
+
+    def sample(self, count: int) -> list[Point]:
+        """So many points by chance, or all; without vectors."""
+        request = edge.QueryRequest(limit=count, query=edge.Sample.Random, with_payload=True)
+        with self._asking():
+            return list(map(_read_point, self._open_shard.query(request)))
+
+    def count(self, dataset: str | None) -> int:
+        """How many points a data set has, or all together."""
         with self._asking():
             return self._open_shard.count(edge.CountRequest(filter=_of_dataset(dataset)))
 
-    def pages(self, dataset: str) -> Iterator[list[str]]:
-        """The ids of the points of a data set."""
-        offset = None
-        while True:
-            request = edge.ScrollRequest(
-                offset=offset,
-                limit=PAGE,
-                filter=_of_dataset(dataset),
-                with_payload=False,
-                with_vector=False,
-            )
-            with self._asking():
-                found, offset = self._open_shard.scroll(request)
-            yield [str(each.id) for each in found]
-            if offset is None:
-                return
+    def names(self) -> list[str]:
+        """Of all collections in the folder."""
+        return sorted(file.parent.name for file in self._root.glob(f"[!.]*/{_CONFIGURATION}"))
 
-    def any_payload(self) -> Mapping[str, Any] | None:
-        """The payload of some point; None if there is no point."""
+    def page(self, dataset: str | None, offset: Any) -> tuple[list[str], Any]:
+        """Ids of the points of a data set, or of all, and where those after them begin."""
+        request = edge.ScrollRequest(
+            offset=offset,
+            limit=PAGE,
+            filter=_of_dataset(dataset),
+            with_payload=False,
+            with_vector=False,
+        )
         with self._asking():
-            found, _ = self._open_shard.scroll(edge.ScrollRequest(limit=1, with_payload=True))
-        return (found[0].payload or {}) if found else None
+            found, following = self._open_shard.scroll(request)
+        return [str(each.id) for each in found], following
 
     def search(self, query: Vectors, depths: Depths) -> dict[str, list[Hit]]:
         """The points of each stage by falling score, as `Store` says."""
@@ -175,8 +237,8 @@ def _failure(folder: Path, error: Exception) -> QdrantError:
     return QdrantRefusedError(f"Qdrant Edge in {folder} refuses it: {reason}")
 
 
-def _read_space(told: Mapping[str, Any]) -> VectorSpace:
-    return VectorSpace(
+def _read_space(told: Mapping[str, Any]) -> VectorConfig:
+    return VectorConfig(
         told["size"],
         told["distance"],
         cast("Datatype", told.get("datatype", "float32")),
@@ -185,7 +247,7 @@ def _read_space(told: Mapping[str, Any]) -> VectorSpace:
     )
 
 
-def _params(space: VectorSpace) -> edge.EdgeVectorParams:
+def _params(space: VectorConfig) -> edge.EdgeVectorParams:
     max_sim = edge.MultiVectorConfig(edge.MultiVectorComparator.MaxSim)
     edges = DEFAULT_EDGES if space.edges is None else space.edges
     return edge.EdgeVectorParams(
@@ -201,7 +263,20 @@ def _named(vectors: Vectors) -> dict[str, Any]:
     return named_vectors(vectors, edge.SparseVector)
 
 
-def _of_dataset(dataset: str) -> edge.Filter:
+def _write(file: Path, text: str) -> None:
+    """Write a file, of which there is never a part alone."""
+    unfinished = file.with_name(f".{file.name}.unfinished")
+    unfinished.write_text(text, "utf-8")
+    unfinished.replace(file)
+
+
+def _read_point(found: edge.Record | edge.ScoredPoint) -> Point:
+    return Point(str(found.id), read_vectors(found.vector), found.payload or {})
+
+
+def _of_dataset(dataset: str | None) -> edge.Filter | None:
+    if dataset is None:
+        return None
     return edge.Filter(must=[edge.FieldCondition(DATASET, match=edge.MatchValue(dataset))])
 
 

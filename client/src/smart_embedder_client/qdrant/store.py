@@ -1,17 +1,19 @@
 """A collection, whichever Qdrant has it: its vectors, what it is asked for, and its errors."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Literal, Protocol, Self
 
 import numpy as np
 
 from smart_embedder_client.answers import SparseVector
+from smart_embedder_client.errors import VECTOR_SPACE_DIFFERS, SmartEmbedderError
 from smart_embedder_client.safetensors import Array
 
 _NO_SPACE = ("no space", "disk is full", "out of disk", "insufficient storage")
 Datatype = Literal["float32", "float16", "uint8"]
-DENSE, SPARSE, COLBERT = "dense", "sparse", "colbert"
+DENSE, SPARSE, COLBERT = KINDS = ("dense", "sparse", "colbert")
 COSINE = "Cosine"
 # A multivector has fewer numbers than this.
 MULTIVECTOR_NUMBERS = 1_048_576
@@ -21,6 +23,8 @@ DEFAULT_EDGES = 16
 TEXT, SOURCE, DATASET, MODEL, METADATA = "text", "source", "dataset", "model", "metadata"
 PAGE = 1_000
 EDGE = "edge:"
+# The key of a collection's metadata under which its `Origin` stands.
+ORIGIN_KEY = "smart-embedder"
 
 
 class QdrantError(Exception):
@@ -47,8 +51,30 @@ class QdrantFullError(QdrantError):
     """Qdrant has no space left."""
 
 
+class OtherSpaceError(QdrantError):
+    """The service's vectors may not be mixed, or compared, with those of a collection."""
+
+
+@contextmanager
+def same_space(collection: str, advice: str | None = None) -> Iterator[None]:
+    """Raise the service's refusal to make vectors for a collection as `OtherSpaceError`."""
+    try:
+        yield
+    except SmartEmbedderError as error:
+        if error.code != VECTOR_SPACE_DIFFERS:
+            raise
+        advice = advice or (
+            "ask a service with the same model and settings, or embed the collection anew: "
+            f"smart-embedder ingest --migrate --collection {collection}"
+        )
+        raise OtherSpaceError(
+            f"the service does not fit the collection {collection}: {error.detail.rstrip('.')}; "
+            f"{advice}"
+        ) from error
+
+
 @dataclass(frozen=True, slots=True)
-class VectorSpace:
+class VectorConfig:
     """One named vector of a collection.
 
     `edges` is the `m` of its HNSW graph; None is the collection's own.
@@ -65,7 +91,7 @@ class VectorSpace:
 class Layout:
     """The named vectors of a collection; `sparse` has their modifiers, such as `idf`."""
 
-    vectors: Mapping[str, VectorSpace]
+    vectors: Mapping[str, VectorConfig]
     sparse: Mapping[str, str | None]
 
     @property
@@ -97,9 +123,9 @@ def make_layout(
     """
     vectors = {}
     if dense is not None:
-        vectors[DENSE] = VectorSpace(dense, datatype=datatype)
+        vectors[DENSE] = VectorConfig(dense, datatype=datatype)
     if colbert is not None:
-        vectors[COLBERT] = VectorSpace(colbert, datatype=datatype, is_multivector=True, edges=0)
+        vectors[COLBERT] = VectorConfig(colbert, datatype=datatype, is_multivector=True, edges=0)
     return Layout(vectors, {SPARSE: None} if sparse else {})
 
 
@@ -118,9 +144,52 @@ def differences(wanted: Layout, found: Layout) -> Iterator[str]:
             yield f"its sparse vector {name} has the modifier {found.sparse[name]}"
 
 
-def _facts(space: VectorSpace) -> str:
+def _facts(space: VectorConfig) -> str:
     several = "multivector of " if space.is_multivector else ""
     return f"{several}{space.size} numbers ({space.distance}, {space.datatype})"
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where the vectors of a collection come from, as it says itself.
+
+    Attributes:
+        vector_space: For each kind the id of the space that its vectors are in.
+        precision: For each kind what its first vectors were computed with.
+        models: The names of models that the ids of points follow from.
+        migrated_from: The collection whose texts were embedded anew for this one.
+        is_complete: Whether all of them are.
+    """
+
+    vector_space: Mapping[str, str]
+    precision: Mapping[str, str] = field(default_factory=dict)
+    models: Sequence[str] = ()
+    migrated_from: str | None = None
+    is_complete: bool = True
+
+    def ids_of(self, kinds: Collection[str]) -> list[str]:
+        """The ids of the spaces of these kinds."""
+        return sorted(space for kind, space in self.vector_space.items() if kind in kinds)
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """It as metadata of a collection."""
+        return {ORIGIN_KEY: asdict(self)}
+
+    @classmethod
+    def of_metadata(cls, metadata: Mapping[str, Any] | None) -> "Origin | None":
+        """What the metadata of a collection say about it; None if they say nothing.
+
+        Raises `QdrantError` if they say something else.
+        """
+        told = (metadata or {}).get(ORIGIN_KEY)
+        if told is None:
+            return None
+        if not isinstance(told, Mapping) or not isinstance(told.get("vector_space"), Mapping):
+            raise QdrantError(f"the collection's metadata under {ORIGIN_KEY} are not understood")
+        # What a later version says beside these is left out.
+        names = {each.name for each in fields(cls)} & told.keys()
+        return cls(**{name: told[name] for name in names})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -140,7 +209,7 @@ class Vectors:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Point:
-    """One chunk, with its vectors."""
+    """One chunk, with its vectors, which are none where they were not asked for."""
 
     id: str
     vectors: Vectors
@@ -169,20 +238,40 @@ class Store(Protocol):
     """A collection of a Qdrant; all methods raise `QdrantError`.
 
     Attributes:
+        collection: Its name, or an alias of it.
         streams: How many requests it can work on at a time.
         transport: How vectors get there, as told to people.
         bytes_per_number: What a number of a vector takes on the way, at most.
     """
 
+    collection: str
     streams: int
     transport: str
     bytes_per_number: int
 
+    def beside(self, collection: str) -> Self:
+        """Another collection of the same Qdrant, which need not exist."""
+
+    def aliased(self) -> str | None:
+        """The collection that `collection` is an alias of; None if it is none."""
+
+    def move_alias(self, alias: str) -> None:
+        """Make `alias` one of this collection, and of no other, in one step."""
+
     def layout(self) -> Layout | None:
         """The vectors of the collection; None if it does not exist."""
 
-    def create(self, layout: Layout) -> None:
+    def create(self, layout: Layout, origin: Origin | None) -> None:
         """Make the collection; its HNSW graph is not made before `start_indexing`."""
+
+    def drop(self) -> None:
+        """Remove the collection, if it exists; `collection` is its name."""
+
+    def origin(self) -> Origin | None:
+        """Where its vectors come from; None if it does not say or does not exist."""
+
+    def note_origin(self, origin: Origin) -> None:
+        """Have the collection say where its vectors come from, if this Qdrant can keep it."""
 
     def start_indexing(self) -> None:
         """Have the HNSW graph of the dense vectors made, unless there is one."""
@@ -196,14 +285,23 @@ class Store(Protocol):
     def delete(self, ids: Sequence[str]) -> None:
         """Remove points."""
 
-    def count(self, dataset: str) -> int:
-        """How many points a data set has."""
+    def read(self, ids: Sequence[str], *, with_vectors: bool) -> list[Point]:
+        """Those of the points that the collection has."""
 
-    def pages(self, dataset: str) -> Iterator[list[str]]:
-        """The ids of the points of a data set."""
+    def sample(self, count: int) -> list[Point]:
+        """So many points by chance, or all; without vectors."""
 
-    def any_payload(self) -> Mapping[str, Any] | None:
-        """The payload of some point; None if there is no point."""
+    def count(self, dataset: str | None) -> int:
+        """How many points a data set has, or all together."""
+
+    def names(self) -> list[str]:
+        """Of all collections of this Qdrant."""
+
+    def page(self, dataset: str | None, offset: Any) -> tuple[list[str], Any]:
+        """Ids of the points of a data set, or of all, and where those after them begin.
+
+        `offset` None is the beginning, and where there are no more.
+        """
 
     def search(self, query: Vectors, depths: Depths) -> dict[str, list[Hit]]:
         """The points of each stage by falling score.
@@ -214,6 +312,15 @@ class Store(Protocol):
 
     def close(self) -> None:
         """Let go of connections and files."""
+
+
+def pages(store: Store, dataset: str | None) -> Iterator[list[str]]:
+    """The ids of the points of a data set, or of all."""
+    offset, is_first = None, True
+    while is_first or offset is not None:
+        ids, offset = store.page(dataset, offset)
+        is_first = False
+        yield ids
 
 
 def as_lists(array: Array) -> Any:
@@ -253,6 +360,20 @@ def open_store(target: Target) -> Store:
     from smart_embedder_client.qdrant.client_store import ClientStore  # noqa: PLC0415
 
     return ClientStore(target)
+
+
+def read_vectors(named: Any) -> Vectors:
+    """Our vectors of a point, as Qdrant's clients give them."""
+    if not isinstance(named, Mapping):
+        return Vectors()
+    arrays = {
+        name: np.asarray(named[name], np.float32) for name in (DENSE, COLBERT) if name in named
+    }
+    sparse = named.get(SPARSE)
+    if sparse is not None:
+        indices, values = np.asarray(sparse.indices), np.asarray(sparse.values)
+        sparse = SparseVector(indices.astype(np.uint32), values.astype(np.float32))
+    return Vectors(arrays.get(DENSE), sparse, arrays.get(COLBERT))
 
 
 def says_full(reason: str) -> bool:

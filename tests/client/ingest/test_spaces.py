@@ -1,0 +1,188 @@
+"""A collection says in which space its vectors are, and no run mixes in those of another one."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from smart_embedder_client import Client
+from smart_embedder_client.ingest.options import IngestError
+from smart_embedder_client.qdrant.edge_store import EdgeStore
+from smart_embedder_client.qdrant.store import (
+    ORIGIN_KEY,
+    Depths,
+    Origin,
+    OtherSpaceError,
+    QdrantError,
+    Store,
+    Vectors,
+)
+
+from tests.client.ingest.conftest import Runs
+from tests.support.qdrant.process import QdrantServer
+from tests.support.relay import Relay
+from tests.support.server import RunningServer
+
+KINDS = ("dense", "sparse", "colbert")
+
+
+def spaces_of(server: RunningServer) -> dict[str, str]:
+    with Client(server.url) as client:
+        return client.embed(["river"], return_colbert=True).vector_space
+
+
+def forget_origin(runs: Runs) -> None:
+    """Make it a collection of an earlier version."""
+    folder = Path(runs.target.address.removeprefix("edge:"), runs.target.collection)
+    (folder / "smart_embedder.json").unlink()
+
+
+def test_a_collection_says_where_its_vectors_come_from(runs: Runs, server: RunningServer) -> None:
+    """Beside its points: nothing of it is counted, listed or found."""
+    points = runs.run().points
+    origin = runs.look(lambda store: store.origin())
+    assert origin.vector_space == spaces_of(server)
+    assert set(origin.vector_space) == set(KINDS)
+    assert (origin.is_complete, origin.migrated_from) == (True, None)
+
+    def everything(store: Store) -> tuple[int, int, int]:
+        query = Vectors(dense=np.ones(64, np.float32))
+        hits = store.search(query, Depths(1_000, 1_000, 1_000))["dense"]
+        return store.count(None), len(store.sample(1_000)), len(hits)
+
+    assert runs.look(everything) == (points, points, points)
+    assert runs.run().uploaded == 0
+    assert runs.look(lambda store: store.origin()) == origin
+
+
+def test_vectors_of_another_space_are_refused_before_anything_changes(
+    runs: Runs, other_server: RunningServer, folder: Path
+) -> None:
+    """Where something is to be stored, and where nothing is: names and sizes are the same."""
+    runs.run()
+    before = runs.ids()
+    other = replace(runs, url=other_server.url)
+    for _ in range(2):
+        with pytest.raises(OtherSpaceError) as caught:
+            other.run(sync=True)
+        told = str(caught.value)
+        assert told.startswith(
+            f"the service does not fit the collection {runs.target.collection}: "
+        )
+        assert "weights" in told
+        assert f"smart-embedder ingest --migrate --collection {runs.target.collection}" in told
+        assert "\n" not in told
+        (folder / "lid.txt").write_text("A new text about the river.")
+    assert sorted(runs.ids()) == sorted(before)
+
+
+def test_a_service_that_is_changed_under_a_run_stops_it(
+    http_runs: Runs, qdrant: QdrantServer, server: RunningServer, other_server, tmp_path: Path
+) -> None:
+    source = tmp_path / "rows.jsonl"
+    source.write_text("\n".join(json.dumps({"text": f"{i} river winter"}) for i in range(400)))
+    # The first upload waits until the other service is there.
+    qdrant.fail(status=503)
+    with Relay() as relay:
+        relay.connect_to(server.url)
+        runs = replace(http_runs, url=relay.url, options=replace(http_runs.options, source=source))
+        with runs.started("--requests", "1") as process:
+            qdrant.wait_for(runs.target.collection, lambda state: state["faults"] >= 1)
+            relay.disconnect()
+            relay.connect_to(other_server.url)
+            qdrant.fail()
+            _, notes = process.communicate(timeout=120)
+    assert process.returncode == 1
+    assert "the service does not fit the collection" in notes.splitlines()[-1]
+    ids = runs.ids()
+    points = runs.look(lambda store: store.read(ids, with_vectors=True))
+    assert 0 < len(points) < 400
+    with Client(server.url) as client:
+        expected = client.embed([each.payload["text"] for each in points]).dense
+    np.testing.assert_allclose([each.vectors.dense for each in points], expected, atol=1e-5)
+
+
+def test_a_collection_of_an_earlier_version_is_adopted_if_its_texts_have_the_same_vectors(
+    edge_runs: Runs, other_server: RunningServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    edge_runs.run(colbert_pool_factor=2)
+    origin = edge_runs.look(lambda store: store.origin())
+    forget_origin(edge_runs)
+    with pytest.raises(IngestError, match="does not say in which space .*dense: .* --migrate"):
+        replace(edge_runs, url=other_server.url).run()
+    assert edge_runs.look(lambda store: store.origin()) is None
+    capsys.readouterr()
+    edge_runs.run(colbert_pool_factor=2)
+    assert "embedded anew have the same" in capsys.readouterr().err
+    assert edge_runs.look(lambda store: store.origin()) == origin
+
+
+def test_a_kind_that_is_added_later_is_noted_beside_the_others(edge_runs: Runs, server) -> None:
+    edge_runs.run()
+    origin = edge_runs.look(lambda store: store.origin())
+    partly = replace(origin, vector_space={"dense": origin.vector_space["dense"]})
+    edge_runs.look(lambda store: store.note_origin(partly))
+    edge_runs.run()
+    assert edge_runs.look(lambda store: store.origin()).vector_space == spaces_of(server)
+
+
+def test_a_qdrant_that_keeps_no_metadata_is_compared_at_every_run(
+    edge_runs: Runs,
+    other_server: RunningServer,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """As one before 1.16 does, which can no longer be had."""
+    monkeypatch.setattr(EdgeStore, "note_origin", lambda _store, _origin: None)
+    edge_runs.run()
+    edge_runs.run()
+    assert (
+        "compared at each run, because Qdrant keeps no metadata before 1.16"
+        in capsys.readouterr().err
+    )
+    with pytest.raises(IngestError, match="nothing shows that it is the service's"):
+        replace(edge_runs, url=other_server.url).run()
+
+
+def test_an_older_service_is_told_once_and_goes_on(
+    edge_runs: Runs, older_server: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Into a new collection, and into one whose space is known."""
+    older = replace(edge_runs, url=older_server)
+    assert older.run().uploaded > 3
+    assert edge_runs.look(lambda store: store.origin()) is None
+    edge_runs.run()
+    capsys.readouterr()
+    (edge_runs.options.source / "more.txt").write_text("more about the river")
+    assert older.run().uploaded == 1
+    assert capsys.readouterr().err.count("the service does not say in which space") == 1
+
+
+def test_the_same_model_under_another_name_stores_nothing_twice(
+    edge_runs: Runs, server: RunningServer
+) -> None:
+    """As after its folder was renamed; the ids follow from the first names."""
+    points = edge_runs.run().points
+    origin = edge_runs.look(lambda store: store.origin())
+    before = replace(origin, models=["before"] * 3)
+    edge_runs.look(lambda store: store.delete(store.page("texts", None)[0]))
+    edge_runs.look(lambda store: store.note_origin(before))
+    edge_runs.run()
+    renamed = set(edge_runs.ids())
+    assert len(renamed) == points
+    edge_runs.journal.unlink()
+    assert edge_runs.run().uploaded == 0
+
+
+@pytest.mark.parametrize("told", [5, {"vector_space": 5}, {}])
+def test_metadata_of_somebody_else_under_the_same_key_are_refused(told: object) -> None:
+    with pytest.raises(QdrantError, match="are not understood"):
+        Origin.of_metadata({ORIGIN_KEY: told})
+
+
+def test_what_a_later_version_says_beside_it_is_left_out() -> None:
+    origin = Origin({"dense": "dense-1"}, models=["a", "b", "c"])
+    told = {ORIGIN_KEY: {**origin.metadata[ORIGIN_KEY], "tomorrow": 1}, "yours": 2}
+    assert Origin.of_metadata(told) == origin
+    assert Origin.of_metadata({"yours": 2}) is Origin.of_metadata(None) is None
