@@ -60,19 +60,24 @@ class KindCanaries:
         return cls(rows, columns)
 
     def distance(self, other: "KindCanaries") -> float:
-        """How much they differ: the largest |a - b|^2 / (|a|^2 + |b|^2) of two rows.
+        """The largest of the `distances`."""
+        return float(self.distances(other).max())
 
-        Of vectors of one length it is 1 minus their cosine; at most it is 2.
+    def distances(self, other: "KindCanaries") -> FloatArray:
+        """How much each row differs from the other's: |a - b|^2 / (|a|^2 + |b|^2).
+
+        Of vectors of one length it is 1 minus their cosine; at most it is 2, and so it is where the
+        rows have other numbers of dimensions.
         """
         first, second, least = self.rows, other.rows, 1e-12
         if self.columns is not None and other.columns is not None:
             columns, least = np.union1d(self.columns, other.columns), _LIGHT
             first, second = self._spread(columns), other._spread(columns)  # noqa: SLF001 - its own
         if first.shape != second.shape:
-            return 2.0
+            return np.full(len(first), 2, np.float32)
         lengths = (first**2).sum(axis=1) + (second**2).sum(axis=1)
-        distances = ((first - second) ** 2).sum(axis=1) / np.maximum(lengths, least)
-        return float(distances.max())
+        distances: FloatArray = ((first - second) ** 2).sum(axis=1) / np.maximum(lengths, least)
+        return distances
 
     def _spread(self, columns: npt.NDArray[np.int64]) -> FloatArray:
         rows = np.zeros((len(self.rows), len(columns)), np.float32)
@@ -119,7 +124,7 @@ def drift(
         _keep(path, precision, canaries)
         return 0.0
     distance = canaries.distance(first)
-    if distance > max(_tolerance(before), _tolerance(precision)):
+    if distance > tolerance_of(before, precision):
         log.warning(
             "vector_space_drifted",
             model=name,
@@ -133,8 +138,10 @@ def drift(
     return distance
 
 
-def _tolerance(precision: str) -> float:
-    return TOLERANCES[precision.partition("/")[0]]
+def tolerance_of(*precisions: str | None) -> float:
+    """The distance that the coarsest of these explains; None, not known, counts as bfloat16."""
+    unknown = TOLERANCES["bfloat16"]
+    return max(TOLERANCES.get((each or "").partition("/")[0], unknown) for each in precisions)
 
 
 def _keep(path: Path, precision: str, canaries: KindCanaries) -> None:

@@ -10,13 +10,12 @@ import http.client
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
-from urllib.parse import urlsplit
 
 import httpx2
 from pydantic import ValidationError
 
 from tools.smoke.checks import CHECKS
-from tools.smoke.target import CheckFailedError, NotOursError, Skip, Target
+from tools.smoke.target import CheckFailedError, NotOursError, Skip, Target, add_server
 
 # What a check raises where there is no answer, or where one has another shape than the contract's.
 _NO_ANSWER = (httpx2.HTTPError, OSError, http.client.HTTPException)
@@ -29,12 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m tools.smoke",
         description="Check that a running server answers as its documentation says.",
     )
-    add = parser.add_argument
-    url = "http://localhost:8000"
-    add("--url", default=url, type=_address, help="the address of the server (%(default)s)")
-    add("--token", help="the access token, if the server asks for one")
-    help_ = "the most seconds for one answer (%(default)g)"
-    add("--timeout", default=120.0, type=float, help=help_)
+    add_server(parser)
     options = parser.parse_args(arguments)
     target = Target(options.url, options.token, options.timeout)
     try:
@@ -80,13 +74,6 @@ def _outcome(each: Callable[[Target], None], target: Target) -> tuple[str, str]:
     except _WRONG_SHAPE as error:
         return "FAILED", f"expected the contract's shape, saw {type(error).__name__}: {error}"
     return "ok", ""
-
-
-def _address(text: str) -> str:
-    parts = urlsplit(text)
-    if parts.scheme not in {"http", "https"} or not parts.hostname:
-        raise argparse.ArgumentTypeError(f"{text!r} is not an http:// or https:// address")
-    return text.rstrip("/")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """The server that is checked, and what a check raises when it fails or does not apply."""
 
+import argparse
 import http.client
 import time
 from collections import defaultdict
@@ -67,6 +68,22 @@ class NotOursError(Exception):
     """Whatever answers at the address is no Smart Embedder, or nothing answers there."""
 
 
+def add_server(parser: argparse._ActionsContainer) -> None:
+    """Add the arguments that tell which server is asked, and how."""
+    add, url = parser.add_argument, "http://localhost:8000"
+    add("--url", default=url, type=_address, help="the address of the server (%(default)s)")
+    add("--token", help="the access token, if the server asks for one")
+    help_ = "the most seconds for one answer (%(default)g)"
+    add("--timeout", default=120.0, type=float, help=help_)
+
+
+def _address(text: str) -> str:
+    parts = urlsplit(text)
+    if parts.scheme not in {"http", "https"} or not parts.hostname:
+        raise argparse.ArgumentTypeError(f"{text!r} is not an http:// or https:// address")
+    return text.rstrip("/")
+
+
 class Target:
     """Sends requests, with the token if there is one, and records what the last checks judge."""
 
@@ -86,14 +103,11 @@ class Target:
     def identify(self) -> None:
         """Read /health; raise `NotOursError` where it is not the one of this service."""
         try:
-            health = self.get("/health").json()
+            self.read_health()
         except httpx2.HTTPError as error:
             raise NotOursError(f"cannot reach {self.url}: {error}") from None
-        except ValueError:
-            health = None
-        if not isinstance(health, dict) or not {"status", "version", "model"} <= health.keys():
+        if not self.health:
             raise NotOursError(f"what answers at {self.url} is no Smart Embedder: see its /health")
-        self.health = health
         # Ask for nothing, with the token and without any.
         with_token, without = (
             self.post(EMBED, {"sentences": []}, token=token).status_code == HTTPStatus.UNAUTHORIZED
@@ -103,6 +117,15 @@ class Target:
             self.access = Access.REFUSED if self.token else Access.CLOSED
         else:
             self.access = Access.GRANTED if without else Access.OPEN
+
+    def read_health(self) -> None:
+        """Read /health, of which nothing is kept where it is not the one of this service."""
+        try:
+            health = self.get("/health").json()
+        except ValueError:
+            return
+        if isinstance(health, dict) and {"status", "version", "model"} <= health.keys():
+            self.health = health
 
     def get(self, path: str, method: str = "GET") -> httpx2.Response:
         """Ask for a page."""

@@ -1,247 +1,49 @@
-"""`python -m tools.verify`: prove on your own models and hardware that this engine is right.
-
-Runs the configured models through this engine and through the reference implementations, prints the
-largest difference of every output, and exits with 1 where one is out of tolerance. DTYPE=auto means
-float32 here; any other format is compared with the references' float32 at a wider tolerance. Before
-that it prints, for each path that an operation could take on this machine, what its trial showed.
-"""
+"""`python -m tools.verify`: are vectors right, and may those of two servers be mixed?"""
 
 import argparse
-import asyncio
-import itertools
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Sequence
+from pathlib import Path
 
-import numpy as np
-import torch
+from tools.smoke.target import add_server
+from tools.verify.space import CannotCompareError, check_space
 
-from smart_embedder.engine import EmbedRequest, Engine, RerankRequest
-from smart_embedder.engine.records import FloatArray, SparseVector, TextEmbedding
-from smart_embedder.errors import StartupError
-from smart_embedder.models.device.choose import (
-    choose_device,
-    choose_dtype,
-    cpu_has_bfloat16,
-    cpu_has_int8,
-)
-from smart_embedder.models.load import load_models
-from smart_embedder.models.ops.choose import choose_backend
-from smart_embedder.models.ops.proof import (
-    DECODER,
-    ENCODER,
-    GPU_ENCODER,
-    QUANTIZED_ENCODER,
-    Proof,
-    Shapes,
-    Target,
-)
-from smart_embedder.settings import INT8, NO_RERANKER, Settings
-from smart_embedder.settings.sources import load_settings
-from tools.references.choose import References
-from tools.references.reference import EmbeddingReference, ReferenceMissingError
+_DESCRIPTION = """
+Compare this engine with the reference implementations, on the models of the settings. The exit
+status is 0 where all outputs are within tolerance, 1 where one is not, and 2 where the check cannot
+run.
 
-# Those of bge-m3 and Qwen3-0.6B.
-_ENCODER_SHAPES = Shapes(1024, 4096, 16, 16, 64, "gelu")
-_DECODER_SHAPES = Shapes(1024, 3072, 16, 8, 128, bias=False, causal=True)
-QUERY = "How do I combine keyword search with semantic search?"
-_SENTENCES = [
-    "Hybrid search joins the exact words of a query with its meaning in one ranking.",
-    "Dense Vektoren tragen die Bedeutung, spärliche die Wörter, die wirklich dastehen.",
-    "Le moteur calcule trois sortes de vecteurs en un seul passage.",
-    "La búsqueda léxica encuentra nombres propios y números de pieza.",
-    "検索エンジンは質問に合う文書を探します。",
-    "混合检索把关键词和语义结合起来。",
-    "Поиск по смыслу находит то, что сказано другими словами.",
-    "البحث الهجين يجمع بين الكلمات والمعنى.",
-    "חיפוש היברידי משלב מילים ומשמעות.",
-    "Bake the bread at 230 °C for 35 minutes, then let it cool on a rack.",
-]
-TEXTS = [
-    *_SENTENCES,
-    "",
-    "a",
-    "👩\u200d💻 writes tests 🙂",
-    "search search search hybrid search",
-    " ".join(_SENTENCES),
-    " ".join(_SENTENCES * 4),
-    " ".join(_SENTENCES * 12),
-]
-PASSAGES = [*_SENTENCES, " ".join(_SENTENCES), " ".join(_SENTENCES * 8)]
-_FLOAT32_TOLERANCE = 1e-4
-_HALF_TOLERANCE = 5e-2
-# Beyond this length the attention of some references needs gigabytes.
-_LONGEST = 2048
+With --space FILE, compare two servers instead: where there is no FILE yet, write into it what the
+server at --url makes of a few short texts; otherwise say whether the vectors of that server may be
+mixed with those in FILE. The exit status is 0 where they may, 1 where they may not, and 2 where
+they cannot be compared.
+"""
 
 
-def proofs(device_name: str) -> Iterator[tuple[str, str, Proof]]:
-    """A kind of model, a number format, and the proof of each path that could run there."""
-    device = choose_device(device_name)
-    on_cpu = device.type == "cpu"
-    dtypes = [choose_dtype("auto", device, qwen=qwen) for qwen in (False, True)]
-    if on_cpu:
-        dtypes = [torch.float32, *([torch.bfloat16] if cpu_has_bfloat16() else [])]
-    encoder = ENCODER if on_cpu else GPU_ENCODER
-    models = (("encoder", _ENCODER_SHAPES, encoder), ("decoder", _DECODER_SHAPES, DECODER))
-    asked = [
-        (model, str(dtype).removeprefix("torch."), dtype, shapes, operations)
-        for dtype in dict.fromkeys([*dtypes, torch.float32])
-        for model, shapes, operations in models
-    ]
-    if on_cpu and cpu_has_int8():
-        dtype = choose_dtype(INT8, device)
-        asked.append(("encoder", INT8, dtype, _ENCODER_SHAPES, QUANTIZED_ENCODER))
-    for model, name, dtype, shapes, operations in asked:
-        target = Target(device, dtype, choose_backend(device, dtype))
-        for operation in operations:
-            yield from ((model, name, proof) for proof in target.proofs(shapes, operation))
-
-
-def print_paths(device_names: Sequence[str]) -> None:
-    """What the trial of each path showed, and how many hold."""
-    heads = (
-        f"{'Model':9}{'Format':10}{'Operation':21}{'Path':19}{'Difference':>11}{'Tolerance':>11}"
-    )
-    print(heads)
-    held: list[bool] = []
-    for model, dtype, proof in itertools.chain.from_iterable(map(proofs, device_names)):
-        verdict = "ok" if proof.holds else f"refused: it {proof.reason} {proof.message}".rstrip()
-        names = f"{model:9}{dtype:10}{proof.operation:21}{proof.path:19}"
-        print(f"{names}{proof.difference:11.1e}{proof.tolerance:11.0e}  {verdict}")
-        held.append(proof.holds)
-    print(f"\n{sum(held)} of {len(held)} paths compute what the plain reference does.\n")
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """The largest difference of one output, and how large it may be."""
-
-    output: str
-    reference: str
-    compared: int
-    difference: float
-    tolerance: float
-
-    @property
-    def agrees(self) -> bool:
-        """Whether the difference is within tolerance; never so for a NaN."""
-        return self.difference <= self.tolerance
-
-
-async def compare(settings: Settings) -> list[Row]:
-    """One row for each output of the configured models: this engine's beside its reference's."""
-    async with Engine(settings, load_models) as engine:
-        async with engine.lease() as models:
-            made = replace(models.kinds, states=False)
-        for info in models.infos:
-            paths = ", ".join(f"{operation} by {path}" for operation, path in info.paths.items())
-            print(f"{info.name} in {info.dtype}: {paths}.")
-        print()
-        ours = (await engine.embed(EmbedRequest(TEXTS, made))).embeddings
-        scores = None
-        if settings.reranker_model != NO_RERANKER:
-            scores = (await engine.rerank(RerankRequest(QUERY, PASSAGES))).scores
-    tolerance = _FLOAT32_TOLERANCE if settings.dtype == "float32" else _HALF_TOLERANCE
-    references = References(settings)
-    rows = list(rows_of(references.embedding, ours, tolerance))
-    if references.dense is not None:
-        rows = [row for row in rows if row.output != "dense"]
-        rows += rows_of(references.dense, ours, tolerance)
-    if scores is not None and references.reranking is not None:
-        theirs = [references.reranking.scores(QUERY, [each])[0] for each in PASSAGES]
-        difference = _largest(np.array(scores), np.array(theirs))
-        package = references.reranking.package
-        rows.append(Row("rerank score", package, len(theirs), difference, tolerance))
-    return rows
-
-
-def rows_of(
-    reference: EmbeddingReference, ours: list[TextEmbedding], tolerance: float
-) -> Iterator[Row]:
-    """One row for each kind of vectors that the reference makes.
-
-    One text at a time: in a batch each would be padded to the longest.
-    """
-    theirs = [each for text in TEXTS for each in reference.embed([text])]
-    for kind, difference in _DIFFERENCES.items():
-        both = [(getattr(a, kind), getattr(b, kind)) for a, b in zip(ours, theirs, strict=True)]
-        if both[0][1] is not None:
-            # numpy's, which does not lose a NaN.
-            largest = float(np.max([difference(a, b) for a, b in both]))
-            yield Row(kind, reference.package, len(both), largest, tolerance)
-
-
-def comparable(settings: Settings) -> Settings:
-    """The settings with lengths that the padding references can run, and a definite dtype."""
-    names = ("qwen_embed_max_length", "bge_rerank_max_length", "qwen_rerank_max_length")
-    lengths = {name: min(getattr(settings, name), _LONGEST) for name in names}
-    lengths["bge_embed_max_length"] = min(settings.embed_max_length, _LONGEST)
-    dtype = "float32" if settings.dtype == "auto" else settings.dtype
-    patient = {"rerank_gpu_timeout": 3600.0, "request_timeout": 7200.0}
-    return settings.model_copy(update={"dtype": dtype} | lengths | patient)
-
-
-def print_table(rows: list[Row]) -> None:
-    """The rows and the verdict."""
-    print(
-        f"{'Output':14}{'Reference':16}{'Compared':>9}{'Largest difference':>20}{'Tolerance':>11}"
-    )
-    for row in rows:
-        verdict = "ok" if row.agrees else "OUT OF TOLERANCE"
-        figures = f"{row.compared:9}{row.difference:20.2e}{row.tolerance:11.0e}"
-        print(f"{row.output:14}{row.reference:16}{figures}  {verdict}")
-    agreed = sum(row.agrees for row in rows)
-    print(f"\n{agreed} of {len(rows)} outputs agree with their reference.")
-
-
-def main(argv: Sequence[str] = ()) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Compare, print, and return the exit status."""
-    help_ = "Compare this engine with the references, on the models of the settings."
-    argparse.ArgumentParser(prog="python -m tools.verify", description=help_).parse_args(argv)
-    try:
-        settings = comparable(load_settings())
-        print_paths(settings.devices)
-        rows = asyncio.run(compare(settings))
-    except (StartupError, ReferenceMissingError) as error:
-        print(f"The check cannot run: {error}", file=sys.stderr)
-        return 2
-    print_table(rows)
-    return 0 if all(row.agrees for row in rows) else 1
-
-
-def _largest(ours: FloatArray, theirs: FloatArray) -> float:
-    if ours.shape != theirs.shape:
-        return float("inf")
-    return float(np.abs(ours - theirs).max(initial=0.0))
-
-
-def _dense_difference(ours: FloatArray, theirs: FloatArray) -> float:
-    """Relative to the length of the vector: raw states grow with the width of the model."""
-    return _largest(ours, theirs) / max(float(np.linalg.norm(theirs)), 1e-12)
-
-
-def _sparse_difference(ours: SparseVector, theirs: SparseVector) -> float:
-    """Over the tokens of either side: one that the other lacks counts with its whole weight.
-
-    A weight above 1, which a sum over a text's tokens may be, counts relative to the largest.
-    """
-    mine, other = (
-        dict(zip(each.indices.tolist(), each.values.tolist(), strict=True))
-        for each in (ours, theirs)
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.verify",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    differences = [abs(mine.get(id_, 0) - other.get(id_, 0)) for id_ in mine.keys() | other.keys()]
-    largest: float = max([1.0, *other.values()])
-    # A model may give no token of these texts a weight.
-    return float(np.max(differences, initial=0.0)) / largest
+    of_space = parser.add_argument_group("with --space")
+    help_ = "what a server makes of a few short texts, as JSON"
+    of_space.add_argument("--space", type=Path, metavar="FILE", help=help_)
+    add_server(of_space)
+    of_space.add_argument("--model", help="the name of the embedding model, if it serves several")
+    options = parser.parse_args(argv)
+    if options.space is None:
+        # PyTorch, and the references: neither is needed to ask a server.
+        from tools.verify import parity  # noqa: PLC0415
 
-
-_DIFFERENCES: dict[str, Callable[[Any, Any], float]] = {
-    "dense": _dense_difference,
-    "sparse": _sparse_difference,
-    "colbert": _largest,
-}
+        return parity.check()
+    try:
+        return check_space(options.space, options)
+    except CannotCompareError as error:
+        print(f"Nothing was compared: {error}", file=sys.stderr)
+        return 2
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

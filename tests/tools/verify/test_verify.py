@@ -15,7 +15,7 @@ from smart_embedder.engine.records import EmbeddingResult
 from tests.support.encoders import save_family, word_tokenizer
 from tests.support.server import REPOSITORY
 from tests.support.wordpiece import save_colbert, save_splade
-from tools.verify import __main__ as verify
+from tools.verify import parity as verify
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def run_verify(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
     def run(**environment: str) -> tuple[int, str]:
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
-        status = verify.main()
+        status = verify.check()
         captured = capsys.readouterr()
         return status, captured.out + captured.err
 

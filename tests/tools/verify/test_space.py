@@ -1,0 +1,160 @@
+"""Vectors of two servers may be mixed, or not, and the reason is told in plain words."""
+
+import re
+import subprocess
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from smart_embedder.engine.canaries import CANARIES
+from tests.support.answering_http import answering
+from tests.support.server import REPOSITORY, run_server
+from tools.verify.__main__ import main
+
+ROWS = np.random.default_rng(3).normal(size=(len(CANARIES), 64)).astype(np.float32)
+ROWS /= np.linalg.norm(ROWS, axis=1, keepdims=True)
+SPACE = "dense-w-t-cls-none-unit-none-512end-64"
+HEALTH = {"status": "healthy", "version": "2.0.0", "model": "m"}
+MODELS = {"data": [{"id": "m"}]}
+
+
+def openai(rows: Any, models: Any = MODELS) -> dict[str, Any]:
+    data = [{"index": i, "embedding": row} for i, row in enumerate(np.asarray(rows).tolist())]
+    return {"/v1/models": models, "/v1/embeddings": {"data": data[::-1]}}
+
+
+def native(
+    rows: Any, space: str = SPACE, precision: str = "float32/a", sparse: Any = None
+) -> dict[str, Any]:
+    data = [
+        {"embeddings": {"dense": row, "sparse": sparse, "colbert": None}}
+        for row in np.asarray(rows).tolist()
+    ]
+    told = {kind: {"dense": each} for kind, each in
+            (("vector_space", space), ("precision", precision))}  # fmt: skip
+    return {"/health": HEALTH, "/embeddings/": {"data": data, **told}}
+
+
+def verify(path: Path, *arguments: str) -> tuple[int, str]:
+    with redirect_stdout(StringIO()) as printed, redirect_stderr(StringIO()) as errors:
+        status = main(["--space", str(path), *arguments])
+    return status, printed.getvalue() + errors.getvalue()
+
+
+def compared(path: Path, before: dict[str, Any], now: dict[str, Any]) -> tuple[int, str]:
+    """What is said of a server after another one."""
+    for answers in (before, now):
+        with answering(answers) as url:
+            status, output = verify(path / "space.json", "--url", url)
+        if answers is before:
+            assert status == 0, output
+    return status, output
+
+
+NEAR = ROWS + np.float32(1e-5)
+FAR = ROWS[::-1]
+SPARSE = {"indices": [3, 7], "values": [0.5, 0.25]}
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "status", "told"),
+    [
+        (
+            native(ROWS),
+            native(NEAR),
+            0,
+            "may be mixed: they are of the same space; distance 3.2e-09 at",
+        ),
+        (native(ROWS), native(FAR), 1, "tell the same space, but the numbers differ; distance 9"),
+        (
+            native(ROWS),
+            native(ROWS, SPACE.replace("cls", "mean")),
+            1,
+            "MAY NOT be mixed: they are of another space: pooling: mean, was cls; distance 0",
+        ),
+        (native(ROWS), native(NEAR, precision="int8/b"), 0, "precision: int8/b, was float32/a"),
+        (native(ROWS), native(ROWS, "one-of-later"), 1, f"space: one-of-later, was {SPACE}"),
+        (native(ROWS), native(ROWS[:, :32]), 1, "they have 32 dimensions, and had 64"),
+        (native(ROWS), openai(NEAR), 0, "may be mixed: by their numbers they agree; whether"),
+        (openai(ROWS), native(NEAR), 0, "may be mixed: by their numbers they agree; whether"),
+        (openai(ROWS), openai(FAR), 1, "MAY NOT be mixed: their numbers differ; whether"),
+        (openai(ROWS), openai(7 * NEAR), 1, "agree.*length is 7.*, and was 1.*scaled to length 1"),
+        (openai(7 * ROWS), openai(7 * ROWS), 0, "distance 0.0e\\+00 at most"),
+        (native(ROWS, sparse=SPARSE), native(ROWS), 0, "sparse: not compared: only .*space.json"),
+        (openai(ROWS), openai(0 * ROWS), 1, "their length is 0, and was 1"),
+    ],
+)
+def test_it_says_whether_vectors_may_be_mixed(tmp_path, before, now, status, told) -> None:
+    found, output = compared(tmp_path, before, now)
+    assert found == status, output
+    assert re.search(told, output), output
+
+
+@pytest.mark.parametrize(
+    ("answers", "told"),
+    [
+        ({}, r"/v1/models was refused: 404 no"),
+        ({"/health": HEALTH, "/embeddings/": 503}, r"/embeddings/ was refused: 503 no"),
+        (openai(ROWS, {"data": [{"id": "a"}, {"id": "b"}]}), r"2 models: .* --model \(a, b\)"),
+        (openai(ROWS[1:]), "made dense vectors that are no numbers, or too few"),
+        (openai(ROWS * np.nan), "made dense vectors that are no numbers, or too few"),
+        (openai(ROWS) | {"/v1/embeddings": [1]}, "answers in a way that is not known here: TypeE"),
+        (
+            native(ROWS) | {"/embeddings/": {"data": 3}},
+            "in a way that is not known here: TypeError",
+        ),
+    ],
+)
+def test_a_server_without_an_answer_is_an_error_of_one_sentence(tmp_path, answers, told) -> None:
+    with answering(answers) as url:
+        status, output = verify(tmp_path / "space.json", "--url", url)
+    assert status == 2
+    assert re.search(f"^Nothing was compared: .*{told}.*$", output), output
+    assert output.count("\n") == 1
+    assert not (tmp_path / "space.json").exists()
+
+
+@pytest.mark.parametrize("content", ["", "{}", '{"texts": [], "kinds": {"dense": [1]}}'])
+def test_a_file_that_it_did_not_write_is_an_error_and_left_as_it_is(tmp_path, content) -> None:
+    path = tmp_path / "mine.json"
+    path.write_text(content)
+    status, output = verify(path, "--url", "http://127.0.0.1:9")
+    assert status == 2
+    assert "is no file that --space wrote" in output
+    assert path.read_text() == content
+
+
+def test_where_no_file_can_be_written_it_says_so(tmp_path: Path) -> None:
+    with answering(native(ROWS)) as url:
+        status, output = verify(tmp_path / "no" / "space.json", "--url", url)
+    assert status == 2
+    assert output.endswith("space.json cannot be written: No such file or directory\n")
+
+
+def test_a_server_is_compared_with_itself_by_either_api_without_pytorch(tmp_path, tiny_m3) -> None:
+    path, module = tmp_path / "space.json", [sys.executable, "-X", "importtime", "-m"]
+    with run_server(tmp_path, EMBEDDING_MODEL=str(tiny_m3)) as running:
+        running.wait_until_healthy()
+        command = [*module, "tools.verify", "--space", str(path), "--url", running.url]
+        first = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+        assert first.returncode == 0, first.stderr[-2000:]
+        assert not re.search(r"\| +(torch|transformers|FlagEmbedding)$", first.stderr, re.MULTILINE)
+        status, output = verify(path, "--url", running.url)
+        assert status == 0, output
+        mixed = re.findall(r"(\w+): may be mixed: they are of the same space", output)
+        assert mixed == ["dense", "sparse", "colbert"]
+        assert output.count("distance 0.0e+00 at most") == 3
+        with running.client() as client:
+            body = {"input": CANARIES}
+            told = {"/v1/models": {"data": [{"id": "m"}]}}
+            told["/v1/embeddings"] = client.post("/v1/embeddings", json=body).json()
+    with answering(told) as url:
+        status, output = verify(path, "--url", f"{url}/v1")
+    assert status == 0, output
+    assert "dense: may be mixed: by their numbers they agree" in output
+    assert output.count(f"not compared: only {path} has such vectors") == 2
