@@ -154,7 +154,7 @@ def _job(arguments: argparse.Namespace) -> Job:
         settings=load_settings(),
         text_column=arguments.text_column,
         id_column=arguments.id_column,
-        outputs=Outputs(**dict.fromkeys(kinds, True)),
+        outputs=Outputs.of(kinds),
         folder=str(arguments.output.resolve()),
         qdrant=arguments.qdrant,
         collection=arguments.collection if arguments.qdrant else "",

@@ -1,14 +1,21 @@
 """The records that carry a request from stage to stage."""
 
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from smart_embedder.errors import InvalidRequestError
-from smart_embedder.vectors import MuveraSide, OutputDtype
+from smart_embedder.vectors import (
+    PLAIN,
+    ColbertForm,
+    MuveraSide,
+    OutputDtype,
+    QuantizedVectors,
+)
 
 Side = Literal["left", "right"]
 InputType = Literal["query", "document"]
@@ -71,7 +78,8 @@ CUT_AT_END = TruncationOptions()
 class Outputs:
     """The outputs that are wanted of a model: kinds of vectors, or all logits of a classifier.
 
-    `states` are the last hidden states of all tokens.
+    `states` are the last hidden states of all tokens. `form` is what the answer holds of ColBERT
+    vectors, into which a device may convert them before they are copied.
     """
 
     dense: bool = False
@@ -79,6 +87,13 @@ class Outputs:
     colbert: bool = False
     states: bool = False
     logits: bool = False
+    form: ColbertForm = PLAIN
+
+    @classmethod
+    def of(cls, kinds: Iterable[str]) -> "Outputs":
+        """The outputs of these names."""
+        wanted: dict[str, Any] = dict.fromkeys(kinds, True)
+        return cls(**wanted)
 
     def __bool__(self) -> bool:
         return self.dense or self.sparse or self.colbert or self.states
@@ -193,9 +208,13 @@ class EmbedRequest(EmbeddingOptions):
     @property
     def needed(self) -> Outputs:
         """The kinds of vectors that must be computed."""
-        if self.muvera is None:
-            return self.outputs
-        return replace(self.outputs, colbert=True)
+        wanted = self.outputs
+        if not (wanted.colbert or self.muvera):
+            return wanted
+        # Vectors are pooled on the host, and only then quantized.
+        dtype = self.output_dtype if self.colbert_pool_factor is None else "float32"
+        form = ColbertForm(dtype if wanted.colbert else None, self.muvera)
+        return replace(wanted, colbert=True, form=form)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -305,32 +324,42 @@ class TextEmbedding:
     """The vectors of one text; a kind not asked for is None.
 
     All are float32: `dense` is `[width]`, `colbert` `[tokens - 1, colbert width]`, `states`
-    `[tokens, width]`.
+    `[tokens, width]`. Where the device has converted ColBERT vectors, `quantized` are those in
+    another number format, in place of `colbert`, and `muvera` is their encoding.
     """
 
     dense: FloatArray | None = None
     sparse: SparseVector | None = None
     colbert: FloatArray | None = None
     states: FloatArray | None = None
+    quantized: QuantizedVectors | None = None
+    muvera: FloatArray | None = None
 
     @property
     def nbytes(self) -> int:
         """Their size in bytes."""
         sparse = self.sparse
         nbytes = 0 if sparse is None else sparse.indices.nbytes + sparse.values.nbytes
-        for vectors in (self.dense, self.colbert, self.states):
+        quantized = None if self.quantized is None else self.quantized.values
+        for vectors in (self.dense, self.colbert, self.states, quantized, self.muvera):
             nbytes += 0 if vectors is None else vectors.nbytes
         return nbytes
 
     def copy(self) -> "TextEmbedding":
         """The same in memory of its own, and no view of the results of a whole batch."""
-        dense, sparse, colbert, states = self.dense, self.sparse, self.colbert, self.states
+        sparse, made = self.sparse, self.quantized
         return TextEmbedding(
-            None if dense is None else dense.copy(),
+            _copied(self.dense),
             None if sparse is None else SparseVector(sparse.indices.copy(), sparse.values.copy()),
-            None if colbert is None else colbert.copy(),
-            None if states is None else states.copy(),
+            _copied(self.colbert),
+            _copied(self.states),
+            made and QuantizedVectors(made.dtype, made.values.copy(), _copied(made.scales)),
+            _copied(self.muvera),
         )
+
+
+def _copied(array: FloatArray | None) -> FloatArray | None:
+    return None if array is None else array.copy()
 
 
 class JoinedIds:

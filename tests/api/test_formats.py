@@ -3,10 +3,13 @@
 import base64
 import gc
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
+import torch
 
 from benchmarks.formats import answer_of
 from smart_embedder.api.formats import arrow, binary
@@ -21,6 +24,9 @@ from smart_embedder.engine.records import (
     Timings,
     TokenStrings,
 )
+from smart_embedder.models.tasks import embedders
+from smart_embedder.models.tasks.conversion import Converter
+from tests.api.conftest import answered, serving
 from tests.support.formats import (
     ARROW,
     JSON,
@@ -171,3 +177,44 @@ def test_the_pieces_of_an_answer_hold_its_numbers_after_it_is_gone(render) -> No
     junk = [np.full((127, 1024), place, np.float16) for place in range(16)]
     assert b"".join(pieces) == expected
     del junk
+
+
+VARIANTS = [
+    {"output_dtype": "int8"},
+    {"output_dtype": "ubinary", "muvera": "document", "return_tokens": True},
+    {"return_colbert": False, "muvera": "query", "return_tokens": True},
+    {"output_dtype": "uint8", "colbert_pool_factor": 2, "muvera": "document"},
+]
+
+
+@pytest.mark.parametrize("cache", ["off", "memory"])
+def test_answers_do_not_show_where_vectors_were_converted(
+    tiny_m3: Path, monkeypatch: pytest.MonkeyPatch, cache: str
+) -> None:
+    def ask(settings: dict[str, Any]) -> list[Any]:
+        with serving(embedding_model=str(tiny_m3), bge_embed_max_length=60, **settings) as client:
+            found = []
+            for options in VARIANTS * 2:
+                told = answered(client, "/embeddings/", sentences=varied_texts(6), **options)
+                del told["timings_ms"], told["processing_time_ms"]
+                found.append(told)
+            return found
+
+    expected = ask({})
+    by_device = []
+    monkeypatch.setattr(
+        embedders,
+        "prove_converter",
+        lambda _, width: by_device.append(width) or Converter(torch.device("cpu"), width),
+    )
+    actual = ask({"embedding_cache": cache})
+    assert by_device
+    for ours, theirs in zip(actual, expected, strict=True):
+        for own, other in zip(ours["data"], theirs["data"], strict=True):
+            np.testing.assert_allclose(
+                own["embeddings"].pop("muvera", 0.0),
+                other["embeddings"].pop("muvera", 0.0),
+                rtol=0,
+                atol=1e-6,
+            )
+        assert ours == theirs

@@ -26,7 +26,14 @@ from smart_embedder.models.device import transfer
 from smart_embedder.models.ops import choose, proof
 from tests.support.cuda_checks import CudaMisuseError, check_arguments, launches_nothing
 from tests.support.fake_device import crosses, fake_tensors, is_made_of_others, leaves
-from tests.support.simulated_streams import ARRIVED, Arrival, Event, Graph, Stream
+from tests.support.simulated_streams import (
+    Arrival,
+    Event,
+    Graph,
+    Stream,
+    arrived_as,
+    missing_as,
+)
 
 MEMORY = 80 * 2**30
 
@@ -193,7 +200,7 @@ class SimulatedCuda(TorchDispatchMode):
 
     def _to_host(self, source: Tensor, target: Tensor, *, waits: bool) -> Tensor:
         with _disable_current_modes():
-            target.fill_(ARRIVED if waits else torch.nan)
+            target.fill_(arrived_as(target.dtype) if waits else missing_as(target.dtype))
         if waits:
             return target
         if source.dtype is not target.dtype or source.shape != target.shape:

@@ -118,7 +118,7 @@ class EngineSource:
             made = [kind for kind in KINDS if getattr(models.kinds, kind)]
             request = EmbedRequest(
                 texts,
-                Outputs(**dict.fromkeys(made if kinds is None else kinds, True)),
+                Outputs.of(made if kinds is None else kinds),
                 normalize_dense=True,
                 prompt=options.prompt,
                 input_type=options.input_type,

@@ -92,18 +92,19 @@ def vectors_of(
     tokens: records.TokenStrings | None = None,
 ) -> TextVectors:
     """Post-process the vectors of one text."""
-    dense, colbert, muvera = embedding.dense, embedding.colbert, None
-    if colbert is not None:
-        if request.muvera is not None:
-            muvera = muvera_of(colbert.shape[1]).encode(colbert, request.muvera)
+    dense, colbert = embedding.dense, embedding.colbert
+    # The device may have converted them.
+    quantized, muvera = embedding.quantized, embedding.muvera
+    if colbert is not None and request.muvera is not None and muvera is None:
+        muvera = muvera_of(colbert.shape[1]).encode(colbert, request.muvera)
+    if colbert is not None and request.outputs.colbert:
         if request.colbert_pool_factor is not None:
             colbert = pool(colbert, request.colbert_pool_factor)
-    if not request.outputs.colbert:
-        colbert = None
+        quantized = quantize(colbert, request.output_dtype)
     return TextVectors(
         dense=None if dense is None else quantize(dense, request.output_dtype),
         sparse=embedding.sparse,
-        colbert=None if colbert is None else quantize(colbert, request.output_dtype),
+        colbert=quantized,
         muvera=muvera,
         tokens=tokens,
     )

@@ -272,7 +272,7 @@ class CachedPipeline(EmbeddingPipeline):
         tasks = [
             replace(
                 task,
-                outputs=Outputs(**dict.fromkeys(kinds, True)),
+                outputs=Outputs.of(kinds),
                 texts=[each.text for each in group],
             )
             for (task, kinds), group in groups.items()

@@ -116,7 +116,7 @@ class EmbeddingPipeline:
             embeddings = tasks[-1].embeddings
             if len(tasks) > 1:
                 embeddings = [
-                    TextEmbedding(dense.dense, rest.sparse, rest.colbert, dense.states)
+                    replace(rest, dense=dense.dense, states=dense.states)
                     for dense, rest in zip(tasks[0].embeddings, embeddings, strict=True)
                 ]
             shorter = request.dimensions not in {None, models.dense_model.dense_width}
@@ -130,7 +130,7 @@ class EmbeddingPipeline:
             tokens = sum([len(text.ids) for task in tasks for text in task.read])
             size = TOKEN_ID_BYTES * tokens + sum([each.nbytes for each in embeddings])
             if request.return_tokens:
-                size += _STRING_BYTES * sum(map(_rows, embeddings))
+                size += _STRING_BYTES * _rows(tasks[-1], embeddings)
             what = f"the vectors of these {len(embeddings)} texts"
             request.answer.need(size, what, "send fewer texts")
             strings = None
@@ -206,10 +206,12 @@ def assign_models(models: LoadedModels, request: EmbedRequest, prompt: str) -> l
     ]
 
 
-def _rows(embedding: TextEmbedding) -> int:
-    """How many of its numbers or vectors a token stands behind."""
-    weights = 0 if embedding.sparse is None else len(embedding.sparse.indices)
-    return weights + (0 if embedding.colbert is None else len(embedding.colbert))
+def _rows(task: Task, embeddings: Sequence[TextEmbedding]) -> int:
+    """How many numbers and vectors that the model of `task` has made a token stands behind."""
+    rows = sum([0 if each.sparse is None else len(each.sparse.indices) for each in embeddings])
+    if task.outputs.colbert:
+        rows += sum([len(task.model.colbert_tokens(text.ids)) for text in task.read])
+    return rows
 
 
 def _with_dimensions(
@@ -226,10 +228,8 @@ def _with_dimensions(
 
 def _token_strings(task: Task, embeddings: Sequence[TextEmbedding]) -> list[TokenStrings]:
     """The strings behind the vectors that the model of `task` has made."""
-    behind = [
-        None if made.colbert is None else task.model.colbert_tokens(text.ids)
-        for text, made in zip(task.read, embeddings, strict=True)
-    ]
+    by_token = task.outputs.colbert
+    behind = [task.model.colbert_tokens(text.ids) if by_token else None for text in task.read]
     weighted = [None if made.sparse is None else made.sparse.indices for made in embeddings]
     # Each token is looked up once: the strings of equal tokens are one object.
     ids = np.unique(np.concatenate([each for each in (*behind, *weighted) if each is not None]))

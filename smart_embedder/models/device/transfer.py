@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,10 +24,14 @@ _MOST_BUFFERS = 2
 
 @dataclass(frozen=True, slots=True)
 class DeviceRows:
-    """`values` `[rows, ...]` on the device; `check` `[rows]` is finite if its whole row is."""
+    """`values` `[rows, ...]` on the device; `check` `[rows]` is finite if its whole row is.
+
+    On the host the values are float32, or with `as_they_are` what they are on the device.
+    """
 
     values: Tensor
     check: Tensor
+    as_they_are: bool = False
 
     @classmethod
     def of(cls, values: Tensor) -> "DeviceRows":
@@ -36,9 +41,10 @@ class DeviceRows:
 
 @dataclass(frozen=True, slots=True)
 class HostRows:
-    """`values` `[rows, ...]` float32 on the host; `finite` `[rows]` says if a whole row is."""
+    """`DeviceRows` on the host, bfloat16 as uint16; `finite` `[rows]` says if a whole row is."""
 
-    values: FloatArray
+    values: npt.NDArray[Any]
+    check: FloatArray
     finite: npt.NDArray[np.bool_]
 
 
@@ -59,11 +65,17 @@ def start_copies(results: Sequence[DeviceRows]) -> Callable[[], list[HostRows]]:
     """Copy results to the host; returns a function that waits for them, once, in any thread."""
     if results[0].values.device.type == "cuda":
         return _start_copies_from_cuda(results)
-    arrived = []
-    for rows in results:
-        values, check = rows.values.cpu().float().numpy(), rows.check.cpu().float().numpy()
-        arrived.append(HostRows(values, np.isfinite(check)))
+    arrived = [_on_host(rows, rows.values.cpu(), rows.check.cpu()) for rows in results]
     return lambda: arrived
+
+
+def _on_host(rows: DeviceRows, values: Tensor, check: Tensor, *, copy: bool = False) -> HostRows:
+    """What `rows` are, of which these are the copies; they are copied once more to `copy`."""
+    values = values.to(values.dtype if rows.as_they_are else torch.float32, copy=copy)
+    if values.dtype is torch.bfloat16:
+        values = values.view(torch.uint16)
+    numbers = check.to(torch.float32, copy=copy).numpy()
+    return HostRows(values.numpy(), numbers, np.isfinite(numbers))
 
 
 def _start_copies_from_cuda(results: Sequence[DeviceRows]) -> Callable[[], list[HostRows]]:
@@ -90,10 +102,10 @@ def _start_copies_from_cuda(results: Sequence[DeviceRows]) -> Callable[[], list[
 
     def collect() -> list[HostRows]:
         copied.synchronize()
-        arrays = [copy.to(torch.float32, copy=True).numpy() for copy in copies]
+        pairs = zip(results, copies[::2], copies[1::2], strict=True)
+        arrived = [_on_host(*each, copy=True) for each in pairs]
         buffers.give_back(buffer)
-        pairs = zip(arrays[::2], arrays[1::2], strict=True)
-        return [HostRows(values, np.isfinite(check)) for values, check in pairs]
+        return arrived
 
     return collect
 

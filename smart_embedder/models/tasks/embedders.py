@@ -11,7 +11,7 @@ from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -62,6 +62,7 @@ from smart_embedder.models.families.load import (
 )
 from smart_embedder.models.ops.backend import Backend
 from smart_embedder.models.ops.proof import Target
+from smart_embedder.models.tasks.conversion import Converter, prove_converter
 from smart_embedder.models.tasks.pooling import (
     DenseLayer,
     SentenceConfig,
@@ -72,6 +73,7 @@ from smart_embedder.models.tasks.pooling import (
     pool,
 )
 from smart_embedder.models.text.tokenizer import NO_IDS, TextTokenizer
+from smart_embedder.vectors import PLAIN, SCALED, ColbertForm, OutputDtype, QuantizedVectors
 
 Result = TypeVar("Result")
 # From the states `[R, hidden]` of the tokens that are read to `[R, ...]`.
@@ -261,16 +263,27 @@ class EmbeddingModel(DeviceModel[TextEmbedding]):
         return slice(1, None)
 
 
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Rows of a kind that are copied to the host, and which of them belong to each sequence."""
+
+    kind: str
+    spans: Spans
+    dtype: OutputDtype = "float32"
+
+
 class HeadsEmbedder(EmbeddingModel):
     """Implements `DeviceModel.launch`: each head reads the texts that request its kind.
 
     The names of heads are those of `Outputs`; a kind without a head is left out. Subclasses set the
-    heads. Tokens in `_without_weight` have no lexical weight.
+    heads. Tokens in `_without_weight` have no lexical weight. A `_converter` makes of ColBERT
+    vectors what each text's answer has of them; without one that is left to the host.
     """
 
     _dense_head: SequenceHead | None = None
     _token_heads: Mapping[str, TokenHead]
     _without_weight = NO_IDS
+    _converter: Converter | None = None
 
     @torch.inference_mode()
     def launch(
@@ -279,59 +292,85 @@ class HeadsEmbedder(EmbeddingModel):
         """Implement `DeviceModel`."""
         packed = self._backbone.pack(sequences)
         hidden = self._backbone.forward(packed)
-        # The rows of each kind on the device, and which of them belong to each sequence.
-        rows: dict[str, DeviceRows] = {}
-        spans: dict[str, Spans] = {}
+        parts: list[_Part] = []
+        copied: list[DeviceRows] = []
         wanted = [each.dense for each in outputs]
         if self._dense_head is not None and any(wanted):
-            chosen, spans["dense"] = select_sequences(packed, wanted)
-            rows["dense"] = self._dense_head(hidden, packed, chosen)
+            chosen, spans = select_sequences(packed, wanted)
+            parts.append(_Part("dense", spans))
+            copied.append(self._dense_head(hidden, packed, chosen))
         # The states of the same tokens are gathered only once.
         gathered: dict[tuple[bool, ...], tuple[Tensor, Spans]] = {}
         for kind, head in self._token_heads.items():
-            key = tuple([getattr(each, kind) for each in outputs])
-            if any(key):
-                if key not in gathered:
-                    tokens, own_spans = self._backbone.select_tokens(packed, key)
+            for form, selected in self._by_form(kind, outputs):
+                if selected not in gathered:
+                    tokens, spans = self._backbone.select_tokens(packed, selected)
                     states = hidden if tokens is None else hidden.index_select(0, tokens)
-                    gathered[key] = states, own_spans
-                states, spans[kind] = gathered[key]
-                rows[kind] = head(states)
-        if not rows:
+                    gathered[selected] = states, spans
+                states, spans = gathered[selected]
+                rows, converter = head(states), self._converter
+                if form.muvera is not None and converter is not None:
+                    texts = [
+                        np.arange(span.start, span.stop)[self._with_vector(ids)]
+                        for ids, span in zip(sequences, spans, strict=True)
+                        if span is not None
+                    ]
+                    parts.append(_Part("muvera", select_sequences(packed, selected)[1]))
+                    copied.append(converter.encode(rows, texts, form.muvera))
+                if form.dtype is not None:
+                    parts.append(_Part(kind, spans, form.dtype))
+                    copied.append(converter.quantize(rows, form.dtype) if converter else rows)
+        if not parts:
             return lambda: [TextEmbedding()] * len(sequences)
-        return partial(self._collect, start_copies([*rows.values()]), sequences, spans)
+        return partial(self._collect, start_copies(copied), sequences, parts)
+
+    def _by_form(
+        self, kind: str, outputs: Sequence[Outputs]
+    ) -> Iterator[tuple[ColbertForm, tuple[bool, ...]]]:
+        """The forms in which sequences want a kind on the host, and which want it so."""
+        plain = kind != "colbert" or self._converter is None
+        wanted = [
+            (PLAIN if plain else each.form) if getattr(each, kind) else None for each in outputs
+        ]
+        for form in dict.fromkeys(wanted):
+            if form is not None:
+                yield form, tuple([each == form for each in wanted])
 
     def _collect(
-        self,
-        copies: Callable[[], list[HostRows]],
-        sequences: list[TokenIds],
-        spans: Mapping[str, Spans],
+        self, copies: Callable[[], list[HostRows]], sequences: list[TokenIds], parts: list[_Part]
     ) -> list[TextEmbedding | InferenceError]:
-        """The results; `spans` has the kinds in the order of the copies."""
-        kinds = dict(zip(spans, copies(), strict=True))
+        """The results; `parts` are those of the copies."""
+        arrived = list(zip(parts, copies(), strict=True))
         sparse: dict[int, SparseVector] = {}
-        if "sparse" in kinds:
-            rows, own_rows = kinds["sparse"].values, spans["sparse"]
-            weights = {i: rows[span] for i, span in enumerate(own_rows) if span is not None}
-            asking = [sequences[index] for index in weights]
-            vectors = sparse_vectors(asking, [*weights.values()], self._without_weight)
-            sparse = dict(zip(weights, vectors, strict=True))
+        for part, host in arrived:
+            if part.kind == "sparse":
+                own_rows = enumerate(part.spans)
+                weights = {i: host.values[span] for i, span in own_rows if span is not None}
+                asking = [sequences[index] for index in weights]
+                vectors = sparse_vectors(asking, [*weights.values()], self._without_weight)
+                sparse = dict(zip(weights, vectors, strict=True))
         results: list[TextEmbedding | InferenceError] = []
         for index, ids in enumerate(sequences):
-            own: dict[str, FloatArray] = {}
+            own: dict[str, Any] = {"sparse": sparse.get(index)}
             is_finite = True
-            for kind, host in kinds.items():
-                if (span := spans[kind][index]) is not None:
-                    own[kind] = host.values[span]
-                    is_finite = is_finite and bool(host.finite[span].all())
-            dense, colbert = own.get("dense"), own.get("colbert")
-            embedding = TextEmbedding(
-                dense=None if dense is None else dense[0],
-                sparse=sparse.get(index),
-                colbert=None if colbert is None else colbert[self._with_vector(ids)],
-                states=own.get("states"),
-            )
-            results.append(embedding if is_finite else not_finite())
+            for part, host in arrived:
+                if (span := part.spans[index]) is None:
+                    continue
+                is_finite = is_finite and bool(host.finite[span].all())
+                match part.kind:
+                    case "dense" | "muvera":
+                        own[part.kind] = host.values[span][0]
+                    case "states":
+                        own["states"] = host.values[span]
+                    case "colbert":
+                        kept = self._with_vector(ids)
+                        values, dtype = host.values[span][kept], part.dtype
+                        if dtype == "float32":
+                            own["colbert"] = values
+                        else:
+                            scales = host.check[span][kept] if dtype in SCALED else None
+                            own["quantized"] = QuantizedVectors(dtype, values, scales)
+            results.append(TextEmbedding(**own) if is_finite else not_finite())
         return results
 
 
@@ -499,6 +538,7 @@ class M3Embedder(HeadsEmbedder):
         without_weight = map(tokenizer.token_id, _WITHOUT_WEIGHT)
         self._without_weight = np.array([i for i in without_weight if i is not None], np.int64)
         self.colbert_width = colbert_head.out_features
+        self._converter = prove_converter(backbone, self.colbert_width)
 
     def _made(self) -> dict[str, Made]:
         reading, words = self._prompts_read, self._tokenizer.vocabulary_size

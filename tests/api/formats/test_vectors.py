@@ -21,7 +21,7 @@ from smart_embedder.engine.records import (
     Timings,
     TokenStrings,
 )
-from smart_embedder.vectors import quantize
+from smart_embedder.vectors import ColbertForm, quantize
 
 ALL = Outputs(dense=True, sparse=True, colbert=True)
 DTYPES = ["float32", "float16", "bfloat16", "int8", "uint8", "binary", "ubinary"]
@@ -105,10 +105,25 @@ def test_what_takes_long_holds_so_much_that_it_leaves_the_event_loop(
 def test_muvera_needs_vectors_that_the_answer_may_leave_out() -> None:
     dense = Outputs(dense=True)
     assert asked(dense).needed == dense
-    assert asked(dense, muvera="query").needed == Outputs(dense=True, colbert=True)
+    alone = ColbertForm(None, "query")
+    assert asked(dense, muvera="query").needed == Outputs(dense=True, colbert=True, form=alone)
     made = vectors_of(embedding_of(5), asked(dense, muvera="query"))
     assert made.colbert is None
     assert made.muvera.shape == (10_240,)
+
+
+@pytest.mark.parametrize(
+    ("fields", "form"),
+    [
+        ({}, ColbertForm("float32")),
+        ({"output_dtype": "int8"}, ColbertForm("int8")),
+        ({"output_dtype": "int8", "muvera": "document"}, ColbertForm("int8", "document")),
+        # Only the host makes fewer vectors, of numbers that are not rounded yet.
+        ({"output_dtype": "int8", "colbert_pool_factor": 2}, ColbertForm("float32")),
+    ],
+)
+def test_a_device_is_told_what_an_answer_has_of_colbert_vectors(fields, form) -> None:
+    assert asked(ALL, **fields).needed.form == form
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

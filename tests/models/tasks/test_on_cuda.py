@@ -23,6 +23,7 @@ from smart_embedder.models.ops.choose import choose_backend
 from smart_embedder.models.ops.proof import Target
 from smart_embedder.models.tasks.embedders import DenseEmbedder, DeviceModel, M3Embedder
 from smart_embedder.models.tasks.rerankers import CrossEncoder, QwenReranker
+from smart_embedder.vectors import MUVERA_WIDTH, ColbertForm
 from tests.support.checkpoints import save_m3, save_qwen
 from tests.support.simulated_cuda import SimulatedCuda, simulated_cuda
 from tests.support.simulated_streams import ARRIVED
@@ -208,6 +209,54 @@ def test_token_vectors_travel_in_as_many_bytes_as_the_model_computes_in(
     model.launch([np.full(100, 5, np.int64)], [Outputs(colbert=True)])()
     # Beside them one number for each token, by which those that are not finite are found.
     assert cuda.bytes_to_host == 100 * (64 * size + 4)
+
+
+@pytest.mark.parametrize(
+    ("form", "size"),
+    [
+        (ColbertForm("float16"), 100 * 2 * 64),
+        (ColbertForm("bfloat16"), 100 * 2 * 64),
+        (ColbertForm("int8"), 100 * 64),
+        (ColbertForm("uint8"), 100 * 64),
+        (ColbertForm("ubinary"), 100 * 8),
+        (ColbertForm("binary", "document"), 100 * 8 + 4 * MUVERA_WIDTH + 4),
+        (ColbertForm("float32", "document"), 100 * 2 * 64 + 4 * MUVERA_WIDTH + 4),
+        (ColbertForm(None, "query"), 4 * MUVERA_WIDTH + 4 - 400),
+    ],
+)
+def test_token_vectors_are_converted_before_they_travel(
+    cuda: SimulatedCuda, tiny_m3: Path, form: ColbertForm, size: int
+) -> None:
+    model = load_m3(tiny_m3)
+    assert model.info.paths["convert_vectors"] == "device"
+    with cuda.forward():
+        collect = model.launch([np.full(100, 5, np.int64)], [Outputs(colbert=True, form=form)])
+    assert cuda.bytes_to_host == size + 400
+    (made,) = collect()
+    assert isinstance(made, TextEmbedding)
+    assert (made.colbert is None) == (form.dtype != "float32")
+    assert (made.quantized is None) == (form.dtype in {None, "float32"})
+    assert (made.muvera is None) == (form.muvera is None)
+    if made.quantized is not None:
+        assert made.quantized.dtype == form.dtype
+        assert len(made.quantized.values) == 99
+        assert made.quantized.values.all()
+
+
+def test_texts_of_one_batch_are_converted_each_in_its_way(
+    cuda: SimulatedCuda, tiny_m3: Path
+) -> None:
+    model = load_m3(tiny_m3)
+    forms = [ColbertForm(), ColbertForm("int8", "query"), ColbertForm(None, "document")]
+    sequences = embedded(model)[:3]
+    with cuda.forward():
+        outputs = [Outputs(dense=True, colbert=True, form=form) for form in forms]
+        collect = model.launch(sequences, outputs)
+    for made, form in zip(collect(), forms, strict=True):
+        assert isinstance(made, TextEmbedding)
+        assert (made.colbert is None) == (form.dtype != "float32")
+        assert (made.muvera is None) == (form.muvera is None)
+        assert made.dense is not None
 
 
 @pytest.mark.parametrize("operator", ["addmm", "_flash_attention_forward", "embed"])
