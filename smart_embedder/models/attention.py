@@ -181,9 +181,11 @@ def load_attention(name: str) -> Attention:
         module, package = FLASH_MODULES[name]
         try:
             kernel = importlib.import_module(module).flash_attn_varlen_func
-        except ImportError as error:
+        # Built for another PyTorch, it lacks symbols.
+        except (ImportError, OSError, AttributeError) as error:
             raise StartupError(
-                f"ATTENTION={name} needs {package}, which is not installed: {error}"
+                f"ATTENTION={name} needs {package}, which is not installed or not for this "
+                f"PyTorch: {error}"
             ) from error
         return partial(_flash_attention, kernel)
     if name == "native":

@@ -123,8 +123,9 @@ class Settings(BaseModel):
     with dot products"""
     attention: types.Attention = "auto"
     """the attention kernel; one that cannot run here stops the start and says what is missing.
-    `auto` takes varlen on NVIDIA GPUs in half precision, native on a CPU if its kernel is built
-    (not in bfloat16 with AMX), else matmul or sdpa"""
+    `auto` takes varlen on NVIDIA GPUs in half precision (on Hopper flash_attention_3 where its
+    package is installed), native on a CPU if its kernel is built (not in bfloat16 with AMX), else
+    matmul or sdpa"""
     reproducible: bool = False
     """whether every text has a forward of its own where its numbers may depend on the batch by
     their last bits otherwise: on a GPU, and of models by transformers' modules; much slower"""

@@ -6,6 +6,7 @@ operators compute the same.
 
 import ctypes
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,14 @@ import structlog
 import torch
 from torch import Tensor, nn
 
-from smart_embedder.models.attention import flash_runs, memory_efficient, varlen
+from smart_embedder.errors import StartupError
+from smart_embedder.models.attention import (
+    FLASH_MODULES,
+    flash_runs,
+    load_attention,
+    memory_efficient,
+    varlen,
+)
 from smart_embedder.models.ops.backend import (
     SHORTEST_ROW,
     AddLinear,
@@ -38,6 +46,8 @@ _WIDEST_ROW = 8192
 _MOST_WARPS = 32
 _GATE_THREADS = 256
 _ALIGNMENT = 16
+# The major number of its compute capability.
+_HOPPER = 9
 
 
 def cuda_backend(device: torch.device, dtype: torch.dtype) -> Backend:
@@ -47,7 +57,33 @@ def cuda_backend(device: torch.device, dtype: torch.dtype) -> Backend:
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     backend = torch_backend().faster("cuda", add_linear=_add_linear)
     backend = backend.faster("sdpa", attention=memory_efficient)
-    return backend.faster("varlen", attention=varlen) if flash_runs(device, dtype) else backend
+    if not flash_runs(device, dtype):
+        return backend
+    backend = backend.faster("varlen", attention=varlen)
+    hopper = torch.cuda.get_device_capability(device)[0] == _HOPPER
+    return _with_hopper_attention(backend) if hopper else backend
+
+
+def _with_hopper_attention(backend: Backend) -> Backend:
+    """With FlashAttention 3 as the first to be proven, where its package is installed.
+
+    By the package itself: `torch.nn.attention.activate_flash_attention_impl` would put the same
+    kernel in the place of PyTorch's for the whole process, so that none could be compared.
+    """
+    name = "flash_attention_3"
+    if find_spec(FLASH_MODULES[name][0]) is None:
+        return backend
+    try:
+        return backend.faster(name, attention=load_attention(name))
+    except StartupError as error:
+        log.warning(
+            "path_refused",
+            operation="attention",
+            path=name,
+            reason=str(error),
+            used_instead=backend.fastest("attention"),
+        )
+        return backend
 
 
 def _add_linear(layer: nn.Linear) -> AddLinear:

@@ -1,14 +1,17 @@
 """Which backend and which attention are taken, and what is said where one cannot run."""
 
 import platform
-from types import SimpleNamespace
+import sys
+from importlib.machinery import ModuleSpec
+from types import ModuleType, SimpleNamespace
 from typing import get_args
 
 import pytest
 import torch
+from structlog.testing import capture_logs
 
 from smart_embedder.errors import StartupError
-from smart_embedder.models.attention import FLASH_MODULES
+from smart_embedder.models.attention import FLASH_MODULES, takes_window
 from smart_embedder.models.ops import choose
 from smart_embedder.models.ops.build import X86_64
 from smart_embedder.models.ops.choose import choose_backend
@@ -46,6 +49,38 @@ def test_auto_takes_the_fastest_that_runs(monkeypatch, device, dtype, kind, atte
     monkeypatch.setattr(choose, "load_library", pytest.fail)  # It is for CPUs.
     chosen = choose_backend(device, dtype)
     assert (chosen.fastest("add_linear"), chosen.fastest("attention")) == (kind, attention)
+
+
+@pytest.mark.parametrize(
+    ("capability", "first"),
+    [((8, 9), "varlen"), ((9, 0), "flash_attention_3"), ((10, 0), "varlen")],
+    indirect=["capability"],
+)
+def test_on_hopper_its_own_attention_is_tried_first_where_it_is_installed(
+    monkeypatch, first
+) -> None:
+    there = ModuleType("flash_attn_interface")
+    there.__spec__ = ModuleSpec("flash_attn_interface", None)
+    there.flash_attn_varlen_func = lambda *_, **__: None
+    monkeypatch.setitem(sys.modules, "flash_attn_interface", there)
+    table = choose_backend(CUDA, torch.float16).table["attention"]
+    assert next(iter(table)) == first
+    assert "varlen" in table
+    assert all(map(takes_window, (table[first], table["varlen"])))
+
+
+@pytest.mark.parametrize("capability", [(9, 0)], indirect=True)
+def test_one_that_was_built_for_another_pytorch_is_left_out_with_one_warning(monkeypatch) -> None:
+    broken = ModuleType("flash_attn_interface")
+    broken.__spec__ = ModuleSpec("flash_attn_interface", None)
+    monkeypatch.setitem(sys.modules, "flash_attn_interface", broken)
+    with capture_logs() as logs:
+        assert choose_backend(CUDA, torch.float16).fastest("attention") == "varlen"
+    (line,) = logs
+    assert (line["event"], line["path"]) == ("path_refused", "flash_attention_3")
+    assert line["used_instead"] == "varlen"
+    with pytest.raises(StartupError, match="not for this PyTorch"):
+        choose_backend(CUDA, torch.float16, "flash_attention_3")
 
 
 @pytest.mark.parametrize(
