@@ -38,6 +38,7 @@ from smart_embedder.engine.records import (
     TruncationOptions,
 )
 from smart_embedder.engine.scheduling.admission import stop_if_given_up
+from smart_embedder.engine.space import VectorSpace
 from smart_embedder.errors import InferenceError, StartupError
 from smart_embedder.settings import Settings
 from smart_embedder.settings.types import ModelEntry
@@ -209,6 +210,9 @@ class FakeModel:
     max_length = MOST_TOKENS
     max_batch_sequences: int | None = None
     special_tokens: tuple[list[Any], list[Any]] = ([], [])
+    precision = "float32"
+    reproducible = True
+    spaces: Mapping[str, VectorSpace] = MappingProxyType({})
 
     def __init__(self, name: str, number: int, device: FakeDevice) -> None:
         self.name = name
