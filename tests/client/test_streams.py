@@ -13,7 +13,7 @@ from tests.support.relay import Relay
 from tests.support.texts import varied_texts
 
 TEXTS = varied_texts(60)
-MANY = [f"{text} {i}"[:200] for i, text in enumerate(TEXTS * 30)]
+MANY = [f"{text} {i}"[:200] for i, text in enumerate(TEXTS * 12)]
 Collect = Callable[..., list[StreamedText]]
 
 
@@ -114,7 +114,7 @@ def test_texts_are_taken_as_they_are_needed(server) -> None:
 
     def source() -> Iterator[str]:
         nonlocal taken
-        for text in MANY * 10:
+        for text in MANY * 20:
             taken += 1
             yield text
 

@@ -41,6 +41,9 @@ BARE = {
     "PORT": "0",
 }
 
+# In a checkout where a start has been made: what that showed on a terminal of 80 columns.
+SHOWN = "shown"
+
 needs_bash = pytest.mark.skipif(BASH is None, reason="start_server.sh needs bash")
 
 

@@ -1,11 +1,19 @@
 """A PATH with next to nothing on it, and a checkout that has been started once."""
 
+import json
 import shutil
 from pathlib import Path
 
 import pytest
 
-from tests.launcher.checkout import ROOT, SCRIPT, TOOLS, make_checkout, start
+from tests.launcher.checkout import (
+    ROOT,
+    SCRIPT,
+    SHOWN,
+    TOOLS,
+    make_checkout,
+    start_on_terminal,
+)
 from tests.support.once import made_once
 
 
@@ -35,11 +43,11 @@ def started_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _make_started(folder: Path) -> None:
-    result = start("LOCAL", "Cpu", script=make_checkout(folder))
-    assert result.returncode == 0, result.stderr
-    assert "Making .venv" in result.stdout
-    for packages in ("PyTorch", "the other packages"):
-        assert f"Installing {packages} ..." in result.stdout
+    named = {"DENSE_EMBEDDING_MODEL": "own", "RERANKER_MODEL": "none", "COLUMNS": "80"}
+    script = make_checkout(folder)
+    code, shown = start_on_terminal("", "LOCAL", "Cpu", script=script, **named)
+    assert code == 0, shown
+    (folder / SHOWN).write_text(json.dumps(shown))
 
 
 @pytest.fixture(scope="module")

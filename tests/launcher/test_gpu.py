@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher import venv
 from launcher.gpu import LIBRARY, RerankLimits, gpu_limits, smallest_memory, tune_reranker
 from tests.launcher.checkout import (
     QWEN,
@@ -102,10 +103,16 @@ def test_a_driver_that_torch_could_not_use_is_told_before_anything_is_fetched_or
     assert told(result)["DEVICE"] == "cpu"
 
 
-def test_with_a_driver_and_a_gpu_the_app_is_started_on_it(tmp_path: Path, script: Path) -> None:
+def test_with_a_driver_and_a_gpu_the_app_is_started_on_it(
+    tmp_path: Path, own_started: Path
+) -> None:
+    script = own_started
+    stamp = venv.Venv(script.with_name(".venv")).stamp
+    # As if its first start had been on a GPU; in this checkout both install the same.
+    stamp("cpu").rename(stamp("gpu"))
     driver = install_driver(tmp_path, 13_010, gpus=2)
     found = told(start("local", "gpu", script=script, DEVICE="cpu", **driver))
-    assert found["DEVICE"] == "cuda"
+    assert (found["DEVICE"], found["prefix"]) == ("cuda", str(script.with_name(".venv")))
     assert found["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
     script.with_name(".env").write_text("DEVICE=cuda:1\nPYTORCH_CUDA_ALLOC_CONF=backend:native\n")
     found = told(start("local", "gpu", script=script, **driver))

@@ -103,21 +103,6 @@ def test_a_failed_install_is_an_error_and_leaves_the_environment_alone(started: 
     assert "Making" not in again.stdout
 
 
-def test_a_half_made_environment_is_repaired(tmp_path: Path) -> None:
-    script = make_checkout(tmp_path / "checkout")
-    (tmp_path / "venv.py").write_text(
-        "import pathlib, sys\npathlib.Path(sys.argv[1], 'bin').mkdir()\nsys.exit('half')\n"
-    )
-    failed = start("local", "cpu", script=script, PYTHONPATH=str(tmp_path))
-    assert failed.returncode == 1
-    assert "-m venv' could not make .venv. It said: half\n" in failed.stderr
-    assert (script.parent / ".venv" / "bin").is_dir()
-
-    repaired = start("local", "cpu", script=script)
-    assert "Making .venv" in repaired.stdout
-    assert told(repaired)["DEVICE"] == "cpu"
-
-
 def test_what_pip_says_is_in_a_log_that_a_failure_names(tmp_path: Path) -> None:
     script = make_checkout(tmp_path / "checkout")
     requirements = script.parent / "requirements/service.lock"
@@ -197,9 +182,10 @@ def test_a_second_start_waits_until_the_first_has_installed(
     assert "Installing" not in outputs[1], "the second found everything there"
 
 
-def test_a_start_killed_in_the_middle_of_installing_is_repaired_by_the_next(
+def test_what_was_half_installed_or_half_made_is_repaired_by_the_next_start(
     own_started: Path, tmp_path: Path
 ) -> None:
+    """One start is killed in the middle of installing; the next one cannot make it anew."""
     script = own_started
     script.with_name("requirements").joinpath("service.lock").write_text(
         locked(write_wheel(tmp_path, "2.0"))
@@ -207,6 +193,14 @@ def test_a_start_killed_in_the_middle_of_installing_is_repaired_by_the_next(
     (tmp_path / "sitecustomize.py").write_text(KILL)
     killed = start("local", "cpu", script=script, PYTHONPATH=str(tmp_path))
     assert killed.returncode == -signal.SIGKILL
+    (tmp_path / "sitecustomize.py").unlink()
+    (tmp_path / "venv.py").write_text(
+        "import pathlib, sys\npathlib.Path(sys.argv[1], 'bin').mkdir()\nsys.exit('half')\n"
+    )
+    failed = start("local", "cpu", script=script, PYTHONPATH=str(tmp_path))
+    assert failed.returncode == 1
+    assert "-m venv' could not make .venv. It said: half\n" in failed.stderr
+    assert (script.parent / ".venv" / "bin").is_dir()
     repaired = start("local", "cpu", script=script)
     assert "Making .venv" in repaired.stdout
     assert told(repaired)["tiny"] == "2.0"

@@ -2,7 +2,8 @@
 
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,20 @@ def _foreign(address: str, url: str) -> list[str]:
 def wait_for_view(page, view: str) -> None:
     """Wait until the view shows its results."""
     page.wait_for_selector(SHOWN[view], state="visible")
+
+
+@pytest.fixture(scope="module")
+def shown(browser, ui_server: RunningServer):
+    """Gives a view as it is at first, opened once for all tests that leave it so."""
+    with ExitStack() as stack:
+
+        @cache
+        def show(view: str):
+            page = stack.enter_context(open_page(browser, ui_server.url, view))
+            wait_for_view(page, view)
+            return page
+
+        yield show
 
 
 @pytest.fixture

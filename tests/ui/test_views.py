@@ -14,8 +14,8 @@ def number(text: str) -> float:
     return float(re.sub(r"[^\d.]", "", text))
 
 
-def test_text_shades_the_words_that_the_model_weighs(open_view) -> None:
-    page = open_view("text")
+def test_text_shades_the_words_that_the_model_weighs(shown) -> None:
+    page = shown("text")
     shares = dict(
         page.eval_on_selector_all(
             ".token",
@@ -48,8 +48,8 @@ def test_text_shows_where_the_model_stops_reading(open_view) -> None:
     expect(page.locator(".facts")).to_contain_text("cut off")
 
 
-def test_text_tells_the_sizes_and_times_of_the_three_kinds(open_view) -> None:
-    page = open_view("text")
+def test_text_tells_the_sizes_and_times_of_the_three_kinds(shown) -> None:
+    page = shown("text")
     rows = page.locator("#text-kinds tr").all()
     assert [row.locator("th").inner_text().split("\n")[0] for row in rows] == [
         "Dense",
@@ -62,8 +62,8 @@ def test_text_tells_the_sizes_and_times_of_the_three_kinds(open_view) -> None:
         assert re.fullmatch(r"[\d.,]+ m?s", row.locator("td").last.inner_text())
 
 
-def test_text_tells_numbers_by_pointer_and_keyboard(open_view) -> None:
-    page = open_view("text")
+def test_text_tells_numbers_by_pointer_and_keyboard(shown) -> None:
+    page = shown("text")
     readout = page.locator(".text-result .readout")
     page.locator(".token", has_text="pump").first.hover()
     expect(readout).to_contain_text("pump: weight 0.")
@@ -74,8 +74,8 @@ def test_text_tells_numbers_by_pointer_and_keyboard(open_view) -> None:
     expect(page.locator(":focus")).to_have_text(".")
 
 
-def test_match_draws_the_best_match_of_each_query_token(open_view) -> None:
-    page = open_view("match")
+def test_match_draws_the_best_match_of_each_query_token(shown) -> None:
+    page = shown("match")
     chips = page.locator(".chip")
     expect(page.locator(".ribbon .lines path")).to_have_count(chips.count())
     chips.filter(has_text="boiler").hover()
@@ -86,8 +86,8 @@ def test_match_draws_the_best_match_of_each_query_token(open_view) -> None:
     expect(readout).to_contain_text("cold best matches cold")
 
 
-def test_match_tells_every_number_of_the_heat_map_to_the_keyboard(open_view) -> None:
-    page = open_view("match")
+def test_match_tells_every_number_of_the_heat_map_to_the_keyboard(shown) -> None:
+    page = shown("match")
     page.locator(".heat").focus()
     page.keyboard.press("ArrowRight")
     readout = page.locator("#match-heat .readout")
@@ -117,14 +117,14 @@ def test_match_agrees_with_the_service(open_view, ui_server: RunningServer) -> N
         )
 
 
-def test_match_lists_the_words_that_both_share(open_view) -> None:
-    page = open_view("match")
+def test_match_lists_the_words_that_both_share(shown) -> None:
+    page = shown("match")
     terms = page.locator("#match-shared tbody th").all_inner_texts()
     assert terms == ["boiler", "cold"]
 
 
-def test_search_shows_how_passages_move_between_rankings(open_view) -> None:
-    page = open_view("search")
+def test_search_shows_how_passages_move_between_rankings(shown) -> None:
+    page = shown("search")
     names = [text.split("\n")[0] for text in page.locator(".column h3").all_inner_texts()]
     assert names == ["Dense", "Sparse", "ColBERT", "Fused", "Reranked"]
     first = {
@@ -140,9 +140,9 @@ def test_search_shows_how_passages_move_between_rankings(open_view) -> None:
     expect(page.locator(".column.sparse .hit").first.locator("mark").first).to_have_text("Error")
 
 
-def test_search_ranks_as_the_service_itself_does(open_view, ui_server: RunningServer) -> None:
+def test_search_ranks_as_the_service_itself_does(shown, ui_server: RunningServer) -> None:
     """The demo's reranker is late interaction, whose parts are the scores of the columns."""
-    page = open_view("search")
+    page = shown("search")
     query, passages = page.input_value("#search-query"), page.input_value("#corpus").split("\n\n")
     with ui_server.client() as client:
         ranked = client.post("/rerank", json={"query": query, "passages": passages}).json()[
@@ -234,11 +234,13 @@ def test_polling_pauses_while_the_tab_is_hidden(browser, ui_server: RunningServe
         assert while_hidden == []
 
 
-@pytest.mark.parametrize("view", VIEWS)
-def test_nothing_is_wider_than_a_phone(open_view, view: str) -> None:
-    page = open_view(view, viewport=PHONE, has_touch=True, is_mobile=True)
-    width = page.evaluate("document.documentElement.scrollWidth")
-    assert width <= PHONE["width"]
+def test_nothing_is_wider_than_a_phone(open_view) -> None:
+    page = open_view(VIEWS[0], viewport=PHONE, has_touch=True, is_mobile=True)
+    for view in VIEWS:
+        page.click(f"#to-{view}")
+        wait_for_view(page, view)
+        width = page.evaluate("document.documentElement.scrollWidth")
+        assert width <= PHONE["width"], view
 
 
 def test_the_theme_follows_the_system_until_it_is_switched(open_view) -> None:

@@ -26,6 +26,7 @@ from smart_embedder.models.device.choose import (
     cpu_has_int8,
 )
 from smart_embedder.models.load import load_models
+from smart_embedder.models.loader import locate_models
 from smart_embedder.models.ops.choose import choose_backend
 from smart_embedder.models.ops.proof import (
     DECODER,
@@ -198,6 +199,7 @@ def check() -> int:
     """Compare, print, and return the exit status: 1 where an output is out of tolerance."""
     try:
         settings = comparable(load_settings())
+        locate_models(settings)  # What is missing is told before paths are tried for seconds.
         print_paths(settings.devices)
         rows = asyncio.run(compare(settings))
     except (StartupError, ReferenceMissingError) as error:

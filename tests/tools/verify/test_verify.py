@@ -2,8 +2,6 @@
 
 import re
 import shutil
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -13,7 +11,6 @@ from transformers import BertForMaskedLM, BertModel
 
 from smart_embedder.engine.records import EmbeddingResult
 from tests.support.encoders import save_family, word_tokenizer
-from tests.support.server import REPOSITORY
 from tests.support.wordpiece import save_colbert, save_splade
 from tools.verify import parity as verify
 
@@ -89,18 +86,10 @@ async def test_a_model_that_weighs_no_token_agrees(tiny_m3: Path, tmp_path: Path
     assert all(row.agrees for row in rows)
 
 
-def test_a_model_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "tools.verify"],
-        cwd=tmp_path,
-        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(REPOSITORY), "HF_HUB_OFFLINE": "1"}
-        | {"HOME": str(tmp_path), "DEVICE": "cpu", "EMBEDDING_MODEL": "/no/such/model"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 2
-    assert "The check cannot run: the model folder /no/such/model does not exist" in done.stderr
+def test_a_model_that_is_not_there_is_one_sentence(run_verify) -> None:
+    status, output = run_verify(EMBEDDING_MODEL="/no/such/model")
+    assert status == 2
+    assert output == "The check cannot run: the model folder /no/such/model does not exist\n"
 
 
 async def test_a_wrong_number_is_out_of_tolerance(
