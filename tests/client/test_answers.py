@@ -237,6 +237,31 @@ def test_the_options_are_those_of_the_service() -> None:
         assert option.__annotations__.keys() == body.model_fields.keys() - names
 
 
+def test_vectors_of_a_space_are_asked_for_again_or_refused(
+    connect, plain, server, other_server, older_server: str
+) -> None:
+    with connect(server.url) as client:
+        found = client.embed(["river"], return_colbert=True)
+        told = plain("/embeddings/", sentences=["river"])
+        assert (found.vector_space, found.precision) == (told["vector_space"], told["precision"])
+        ids = list(found.vector_space.values())
+        for ask in (client.embed, client.embed_documents):
+            again = ask(["river"] * 1500, if_vector_space=ids)
+            assert again.vector_space.items() < found.vector_space.items()
+        ranking = client.rerank("river", TEXTS)
+        assert set(ranking.vector_space.values()) <= {*ids}
+        client.rerank("river", TEXTS, if_vector_space=ids)
+        with pytest.raises(TypeError, match="put it into a list"):
+            client.embed(["river"], if_vector_space=ids[0])
+        with pytest.raises(SmartEmbedderError, match="no ids of vector spaces .invalid_input"):
+            client.embed(["river"], if_vector_space=["dense\n"])
+    for url, code in ((other_server.url, "vector_space_differs"), (older_server, "space_unknown")):
+        with connect(url) as client:
+            for ask in (client.embed, lambda texts, ask=client.rerank, **o: ask("a", texts, **o)):
+                with pytest.raises(SmartEmbedderError, match=code):
+                    ask(["river"], if_vector_space=ids)
+
+
 def test_another_format_is_no_answer(connect, server) -> None:
     """As of a service or a proxy that does not look at Accept."""
 

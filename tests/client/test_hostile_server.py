@@ -128,6 +128,15 @@ def honest(server) -> dict[tuple[str, int], httpx.Response]:
     return answers
 
 
+@pytest.mark.parametrize("path", [EMBEDDINGS, STREAM])
+def test_a_space_that_could_not_be_sent_again_is_no_answer(honest, path: str) -> None:
+    sent = honest[path, 0]
+    headers = {"Content-Type": MEDIA_TYPE, "Vector-Space": "dense-1, spärlich-2".encode("latin-1")}
+    client = client_of(answering(sent.content, **headers))
+    with pytest.raises(SmartEmbedderError, match="Vector-Space is no list of ids"):
+        ask(client, path)
+
+
 # Numbers and shapes that have broken readers.
 LEAVES = st.one_of(
     st.none(),

@@ -109,6 +109,19 @@ def test_a_lost_connection_is_made_good(server, collect: Collect, after: list[in
     assert [each.text for each in found] == MANY
 
 
+def test_a_stream_has_one_space_also_where_the_model_is_replaced_under_it(
+    server, other_server
+) -> None:
+    with Relay() as relay, Client(relay.url) as client, Client(server.url) as direct:
+        relay.connect_to(server.url)
+        records = client.embed_stream(MANY * 3)
+        assert next(records).vector_space == direct.embed(["river"]).vector_space
+        relay.disconnect()
+        relay.connect_to(other_server.url)
+        with pytest.raises(SmartEmbedderError, match="weights: .* .412 vector_space_differs"):
+            list(records)
+
+
 def test_texts_are_taken_as_they_are_needed(server) -> None:
     taken = 0
 

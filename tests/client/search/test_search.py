@@ -158,13 +158,30 @@ def test_a_question_to_qwen_has_its_instruction(
     assert best.scores["dense"].score == pytest.approx(cosine, abs=1e-3)
 
 
+def test_a_question_in_another_space_is_refused(
+    collection: str, server, other_server, older_server: str, capsys
+) -> None:
+    """With every kind of vectors and with some; an older service says nothing of its space."""
+    where = [QUERY, "--qdrant", collection, "--collection", "texts"]
+    for options in ([], ["--rescore", "none"]):
+        assert main([*where, "--url", other_server.url, *options]) == 1
+        out, told = capsys.readouterr()
+        assert told.startswith("the service does not fit the collection texts: ")
+        assert told.endswith("smart-embedder ingest --migrate --collection texts\n")
+        assert ("weights: " in told, told.count("\n"), out) == (True, 1, "")
+    assert main([*where, "--url", older_server]) == 0
+    assert capsys.readouterr().err == (
+        "the service does not say in which space its vectors are, so names of models are compared\n"
+    )
+
+
 def test_a_collection_that_does_not_exist(server: RunningServer, tmp_path: Path, capsys) -> None:
     where = ["--url", server.url, "--qdrant", f"edge:{tmp_path}", "--collection", "none"]
     assert main([QUERY, *where]) == 1
     assert capsys.readouterr().err == "there is no such collection with dense or sparse vectors\n"
 
 
-@pytest.mark.parametrize("command", ["ingest", "search"])
+@pytest.mark.parametrize("command", ["ingest", "search", "check"])
 def test_help_names_every_option(command: str, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     monkeypatch.setattr("sys.argv", ["smart-embedder", command, "--help"])
     with pytest.raises(SystemExit) as ended:
