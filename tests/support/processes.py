@@ -57,6 +57,7 @@ class Processes:
     def __init__(self, session: pytest.Session) -> None:
         self._session = session
         self._hook = session.config.hook
+        session.config._tmp_path_factory.getbasetemp()  # Made here: theirs are in it.
         files: dict[Path, list[int]] = {}
         for place, item in enumerate(session.items):
             files.setdefault(item.path, []).append(place)
