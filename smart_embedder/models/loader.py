@@ -54,7 +54,7 @@ from smart_embedder.models.tasks import embedders
 from smart_embedder.models.tasks.colbert import ColbertEmbedder, is_colbert
 from smart_embedder.models.tasks.rerankers import CrossEncoder, QwenReranker, is_classifier
 from smart_embedder.models.tasks.splade import SpladeEmbedder
-from smart_embedder.settings import INT8, LATE_INTERACTION, NO_RERANKER, Settings
+from smart_embedder.settings import FLOAT8, INT8, LATE_INTERACTION, NO_RERANKER, Settings
 from smart_embedder.settings.types import ModelEntry, public_name
 
 log = structlog.get_logger(__name__)
@@ -178,6 +178,7 @@ def _target_of(folder: Path, settings: Settings, placement: _Placement) -> Targe
         dtype,
         choose_backend(device, dtype, settings.attention),
         quantized=settings.dtype == INT8,
+        float8=settings.dtype == FLOAT8,
         attention_named=settings.attention != "auto",
         cpu_threads=None if share is None else share.threads,
     )

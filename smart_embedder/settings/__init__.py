@@ -1,6 +1,6 @@
 """Settings: each declared once, read from flags, the environment and .env."""
 
 from smart_embedder.settings.declaration import Settings
-from smart_embedder.settings.types import INT8, LATE_INTERACTION, NO_RERANKER
+from smart_embedder.settings.types import FLOAT8, INT8, LATE_INTERACTION, NO_RERANKER
 
-__all__ = ["INT8", "LATE_INTERACTION", "NO_RERANKER", "Settings"]
+__all__ = ["FLOAT8", "INT8", "LATE_INTERACTION", "NO_RERANKER", "Settings"]

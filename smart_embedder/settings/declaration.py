@@ -120,7 +120,8 @@ class Settings(BaseModel):
     dtype: types.Dtype = "auto"
     """the number format of the models. `auto` chooses by the device and the model. `int8`
     computes the products of any model in 8 bits on an x86 CPU with AVX2, or on Linux an ARM one
-    with dot products"""
+    with dot products; `float8` those of models of BERT's kind and Qwen3 on an NVIDIA GPU of Ada,
+    Hopper or Blackwell, none of which has run it yet"""
     attention: types.Attention = "auto"
     """the attention kernel; one that cannot run here stops the start and says what is missing.
     `auto` takes varlen on NVIDIA GPUs in half precision (on Hopper flash_attention_3 where its
@@ -247,6 +248,8 @@ class Settings(BaseModel):
             raise ValueError("DTYPE=float16 is for GPUs; on a CPU use bfloat16 or float32")
         if self.dtype == types.INT8 and self.device.startswith(("cuda", "mps")):
             raise ValueError(f"DTYPE=int8 is for CPUs; with DEVICE={self.device} use auto")
+        if self.dtype == types.FLOAT8 and self.device.startswith(("cpu", "mps")):
+            raise ValueError(f"DTYPE=float8 is for NVIDIA GPUs; with DEVICE={self.device} use auto")
         if self.rerank_gpu_timeout >= self.request_timeout:
             raise ValueError(
                 f"RERANK_GPU_TIMEOUT={self.rerank_gpu_timeout:g} must be below "

@@ -15,6 +15,7 @@ NO_RERANKER = "none"
 IN_MEMORY = "memory"
 OFF = "off"
 INT8 = "int8"
+FLOAT8 = "float8"
 # A name may be a web address by mistake, with a user's password or a key in it.
 _ADDRESS = re.compile(r"://|:[^/]*@")
 
@@ -167,7 +168,7 @@ DeviceNames = Annotated[
     Field(pattern=r"^(auto|cpu|mps|cuda|cuda:\d+( *, *cuda:\d+)*|cpu:\d+( *, *cpu:\d+)*)$"),
     Allowed("auto, cpu, mps, cuda, GPUs such as cuda:0,cuda:1, or CPU workers such as cpu:0,cpu:1"),
 ]
-Dtype = Annotated[Literal["auto", "float16", "bfloat16", "float32", "int8"], _AnyCase]
+Dtype = Annotated[Literal["auto", "float16", "bfloat16", "float32", "int8", "float8"], _AnyCase]
 Attention = Annotated[
     Literal[
         "auto",

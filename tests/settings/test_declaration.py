@@ -62,6 +62,13 @@ def test_settings_cannot_be_changed() -> None:
             ({"device": gpu, "dtype": "INT8"}, f"DTYPE=int8 is for CPUs; with DEVICE={gpu} use")
             for gpu in ("cuda", "cuda:1", "mps")
         ),
+        *(
+            (
+                {"device": other, "dtype": "float8"},
+                f"DTYPE=float8 is for NVIDIA GPUs; .*{other} use",
+            )
+            for other in ("cpu", "cpu:0,cpu:1", "mps")
+        ),
         ({"rerank_gpu_timeout": 90}, "RERANK_GPU_TIMEOUT=90 must be below REQUEST_TIMEOUT=90"),
         ({"max_queu_size": 1}, "max_queu_size"),
     ],
@@ -124,7 +131,7 @@ def test_a_user_without_a_home_folder_is_told_to_name_one() -> None:
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("dtype", "auto, float16, bfloat16, float32 or int8"),
+        ("dtype", "auto, float16, bfloat16, float32, int8 or float8"),
         ("torch_compile", "true or false"),
         ("port", "a number from 0 to 65535"),
         ("bge_embed_max_length", "a number of tokens, at least 1"),
@@ -154,7 +161,7 @@ def test_what_a_model_of_the_file_may_have_is_told_by_the_type_too() -> None:
     names = ("task", "dtype", "revision", "pinned")
     assert [allowed_in(fields[name]) for name in names] == [
         "embed or rerank",
-        "auto, float16, bfloat16, float32 or int8",
+        "auto, float16, bfloat16, float32, int8 or float8",
         "a branch, tag or commit, in quotes",
         "true or false",
     ]

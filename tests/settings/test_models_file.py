@@ -66,7 +66,7 @@ OF_B = "- name: a/b\n"
         (f"\n{OF_B}  task: \x07\n", 3, "there is a character that YAML does not allow"),
         ("- a\n", 1, "a model needs a name, as in `- name: my/model`"),
         (f"{OF_B}- load: start\n", 2, "this model has no name"),
-        (f"{OF_B}  dtype: float8\n", 2, "dtype=float8 is not allowed: auto, float16, bfloat16, fl"),
+        (f"{OF_B}  dtype: float4\n", 2, "dtype=float4 is not allowed: auto, float16, bfloat16, fl"),
         (f"{OF_B}  pooling: median\n", 2, "pooling=median is not allowed: cls, last_token, max, m"),
         (f"{OF_B}\n  load: later\n", 3, "load=later is not allowed: start or first_use"),
         (f"{OF_B}  pinned: 1\n", 2, "pinned=1 is not allowed: true or false"),

@@ -103,5 +103,6 @@ RUN(rms_norm, P(number *a, number *b, number *c, float e, int w), (a, b, c, e, w
 RUN(rotary, P(number *a, number *b, float *c, float *d, float e, int s, int h, int w),
     (a, b, c, d, e, s, h, w))
 RUN(gate, P(number *a, number *b, long long n, int w), (a, b, n, w))
+RUN(float8_rows, P(number *a, unsigned char *b, float *c, int w), (a, b, c, w))
 RUN(unit_rows, P(number *a, long long *b, void *c, float *d, float e, int h, int w),
     (a, b, c, d, e, h, w))

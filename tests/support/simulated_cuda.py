@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from smart_embedder.models import cuda_graphs
 from smart_embedder.models.device import transfer
+from smart_embedder.models.families import load
 from smart_embedder.models.ops import choose, proof
 from tests.support.cuda_checks import CudaMisuseError, check_arguments, launches_nothing
 from tests.support.fake_device import crosses, fake_tensors, is_made_of_others, leaves
@@ -285,6 +286,7 @@ def simulated_cuda(
         stack.enter_context(patch.object(choose, "load_kernels", lambda *_: cuda))
         # There are no numbers that could differ.
         stack.enter_context(patch.object(proof, "_largest_difference", _of_shapes))
+        stack.enter_context(patch.object(load, "least_cosine", lambda *_: 1.0))
         # Before the stand-ins: where it finds a GPU, it lets PyTorch make tensors there.
         stack.enter_context(fake_tensors("cuda"))
         for key, value in stand_ins.items():

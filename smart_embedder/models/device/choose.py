@@ -24,7 +24,7 @@ from smart_embedder.models.device.cpu import (
     groups_of,
     read_or_empty,
 )
-from smart_embedder.settings import INT8
+from smart_embedder.settings import FLOAT8, INT8
 
 log = structlog.get_logger(__name__)
 
@@ -117,10 +117,17 @@ def choose_dtype(name: str, device: torch.device, *, qwen: bool = False) -> torc
     """The number format that DTYPE names; `auto` takes the fastest that the device has natively.
 
     On a GPU Qwen3's states can leave the range of float16: `auto` takes bfloat16 for it, or float32
-    where an NVIDIA GPU has none (before Ampere), and on Apple's. For `int8` it is the format of
-    what is not a matrix product.
+    where an NVIDIA GPU has none (before Ampere), and on Apple's. For `int8` and `float8` it is the
+    format of what is not a matrix product.
     """
     on_cpu = device.type == "cpu"
+    if name == FLOAT8:
+        if not has_float8(device):
+            raise StartupError(
+                "DTYPE=float8 needs an NVIDIA GPU of compute capability 8.9 or newer (Ada, Hopper, "
+                f"Blackwell), and the models run on {device}; set DTYPE=auto"
+            )
+        return torch.bfloat16
     if name == INT8 and not on_cpu:
         raise StartupError(
             f"DTYPE=int8 is for CPUs, and the models run on {device}; set DTYPE=auto, or DEVICE=cpu"
@@ -141,6 +148,11 @@ def choose_dtype(name: str, device: torch.device, *, qwen: bool = False) -> torc
     if on_cpu and dtype is torch.float16:
         raise StartupError("DTYPE=float16 is for GPUs; on a CPU use bfloat16, float32 or auto")
     return dtype
+
+
+def has_float8(device: torch.device) -> bool:
+    """Whether a GPU multiplies matrices in float8."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
 
 
 def cpu_has_bfloat16() -> bool:

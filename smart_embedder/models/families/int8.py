@@ -186,10 +186,10 @@ def _float32() -> Backend:
     return torch_backend().faster("float32", linear=prepare, add_linear=adding(prepare))
 
 
-def warn_of_rounding(name: str, states: Tensor, exact: Tensor, packed: PackedBatch) -> None:
-    """Log where vectors of the calibration's texts differ from those of the `exact` states.
+def least_cosine(states: Tensor, exact: Tensor, packed: PackedBatch) -> float:
+    """The least one of vectors of the texts with those of the `exact` states, both `[T, width]`.
 
-    Both are `[T, width]`. A text's vector may be made of its first token, its last, or all.
+    A text's vector may be made of its first token, its last, or all.
     """
     least = 1.0
     for start, stop in pairwise(packed.offsets[: len(packed.unpack_order) + 1].tolist()):
@@ -198,6 +198,12 @@ def warn_of_rounding(name: str, states: Tensor, exact: Tensor, packed: PackedBat
             for text in (states[start:stop].float(), exact[start:stop].float())
         )
         least = min(least, float(functional.cosine_similarity(ours, theirs).min()))
+    return least
+
+
+def warn_of_rounding(name: str, states: Tensor, exact: Tensor, packed: PackedBatch) -> None:
+    """Log where vectors of the calibration's texts differ from those of the `exact` states."""
+    least = least_cosine(states, exact, packed)
     if not least >= _LEAST_COSINE:
         log.warning(
             "int8_differs",

@@ -3,27 +3,33 @@
 Knows which family computes which `model_type`; what is made of the states is not known here.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 
 from smart_embedder.engine.records import TokenIds
-from smart_embedder.models.batch import PositionScheme, pack
+from smart_embedder.errors import StartupError
+from smart_embedder.models.batch import PackedBatch, PositionScheme, pack
 from smart_embedder.models.checkpoint.config import TextOptions, read_config
 from smart_embedder.models.checkpoint.weights import Weights
 from smart_embedder.models.families import bert, qwen3
-from smart_embedder.models.families.backbone import Backbone
+from smart_embedder.models.families.backbone import Backbone, Transformer
 from smart_embedder.models.families.bert import ENCODER_TYPES, EncoderConfig, make_encoder
 from smart_embedder.models.families.int8 import (
     encode_calibration,
+    least_cosine,
     make_quantized_decoder,
     make_quantized_encoder,
 )
 from smart_embedder.models.families.qwen3 import DecoderConfig, make_decoder
+from smart_embedder.models.ops.backend import Backend, in_float8
+from smart_embedder.models.ops.cuda import CUDA
 from smart_embedder.models.ops.proof import (
     DECODER,
     ENCODER,
+    FLOAT8_DECODER,
+    FLOAT8_ENCODER,
     GPU_ENCODER,
     QUANTIZED_DECODER,
     QUANTIZED_ENCODER,
@@ -34,6 +40,8 @@ from smart_embedder.models.text.tokenizer import TextTokenizer
 
 # Types whose states stay within the range of float16.
 _HALF_PRECISION_TYPES = {*ENCODER_TYPES, "distilbert", "electra", "mpnet"}
+# Of a vector in float8 with the one without: the least that even random weights reach is 0.99.
+_LEAST_COSINE = 0.98
 # One of so many texts of the calibration is compared with float32: all take seconds.
 _COMPARED_OF = 8
 
@@ -85,6 +93,11 @@ def load_backbone(
     if read_config(folder).get("model_type") in ENCODER_TYPES:
         tokenizer = read_tokenizer(EncoderConfig.read(folder).max_length)
         return load_encoder(folder, target, tokenizer, weights), tokenizer
+    if target.float8:
+        raise StartupError(
+            f"DTYPE=float8 is for models of BERT's kind and Qwen3, and {folder} holds none; set "
+            "DTYPE to auto"
+        )
     # transformers takes seconds to import, and most models do not need it.
     from smart_embedder.models.families.transformers_module import load_by_transformers  # noqa: PLC0415
 
@@ -107,6 +120,7 @@ def load_encoder(
     `tokenizer` is that of the model. Raises `StartupError` for a folder that cannot be used.
     """
     config, device, dtype = EncoderConfig.read(folder), target.device, target.dtype
+    encoder: Transformer
     weights = (weights or Weights.read(folder)).before(bert.TOKENS)
     # Before anything is computed with sizes that may be wrong: operations are proven first.
     bert.check_parameters(weights, config)
@@ -127,8 +141,18 @@ def load_encoder(
             exact, config, target.backend, dtype, packed, compared=compared
         )
     else:
-        target = target.prove(shapes, ENCODER if device.type == "cpu" else GPU_ENCODER)
-        encoder = make_encoder(weights.to(device, dtype), config, target.backend, dtype)
+        operations = ENCODER if device.type == "cpu" else GPU_ENCODER
+        target = target.prove(shapes, FLOAT8_ENCODER if target.float8 else operations)
+
+        def make(backend: Backend) -> Transformer:
+            return make_encoder(weights.to(device, dtype), config, backend, dtype)
+
+        if target.float8:
+            texts = encode_calibration(tokenizer)
+            packed = pack(texts, device=device, positions=config.position_scheme)
+            encoder = make_in_float8(make, target, packed, folder.name)
+        else:
+            encoder = make(target.backend)
     return Backbone(
         encoder,
         target,
@@ -149,6 +173,7 @@ def load_decoder(
     In 8 bits it is quantized for texts like those of `calibration`.
     """
     config, device, dtype = DecoderConfig.read(folder), target.device, target.dtype
+    decoder: Transformer
     weights = weights.before(qwen3.TOKENS)
     qwen3.check_parameters(weights, config)
     shapes = Shapes(
@@ -160,8 +185,16 @@ def load_decoder(
         exact, packed = weights.to(device, torch.float32), pack(calibration, device=device)
         decoder = make_quantized_decoder(exact, config, target.backend, dtype, packed)
     else:
-        target = target.prove(shapes, DECODER)
-        decoder = make_decoder(weights.to(device, dtype), config, target.backend)
+        target = target.prove(shapes, FLOAT8_DECODER if target.float8 else DECODER)
+
+        def make(backend: Backend) -> Transformer:
+            return make_decoder(weights.to(device, dtype), config, backend)
+
+        if target.float8:
+            packed = pack(calibration, device=device)
+            decoder = make_in_float8(make, target, packed, folder.name)
+        else:
+            decoder = make(target.backend)
     return Backbone(
         decoder,
         target,
@@ -172,3 +205,29 @@ def load_decoder(
         configuration=config,
         reproducible=True,
     )
+
+
+@torch.inference_mode()
+def make_in_float8(
+    make: Callable[[Backend], Transformer], target: Target, texts: PackedBatch, name: str
+) -> Transformer:
+    """What `make` makes with a backend whose products are in float8.
+
+    Raises `StartupError` where the device does not compute them as it should, or where a vector of
+    `texts` is not what it is in the target's own number format.
+    """
+    if target.paths["float8_product"] != CUDA:
+        raise StartupError(
+            "this device does not multiply in float8 as it should (path_refused in the log says "
+            "why); set DTYPE to auto"
+        )
+    exact = make(target.backend)(texts)
+    transformer = make(in_float8(target.backend))
+    least, dtype = least_cosine(transformer(texts), exact, texts), target.dtype
+    if not least >= _LEAST_COSINE:
+        raise StartupError(
+            f"in float8 a vector of {name} has a cosine of {least:.4f} with the one in "
+            f"{str(dtype).removeprefix('torch.')}, and the least allowed is {_LEAST_COSINE}; set "
+            "DTYPE to auto"
+        )
+    return transformer

@@ -127,6 +127,9 @@ class QuantizedWeights:
     bias: Tensor
 
 
+# Rows `[T, width]` in float8 (e4m3), and what each is multiplied with, `[T, 1]` float32.
+Float8Rows = tuple[Tensor, Tensor]
+
 # The product of rows with weights: `[T, out]`.
 Int8Gemm = Callable[[QuantizedRows], Tensor]
 
@@ -200,6 +203,10 @@ class Backend:
     quantize_rows: Callable[[Tensor, Columns], QuantizedRows]
     # (weights, dtype, activation=None): prepares `activation(rows x weights + bias)` in `dtype`.
     int8_gemm: Callable[..., Int8Gemm]
+    # Rounds each row of `[T, width]` to float8, so that its largest number is the largest there.
+    float8_rows: Callable[[Tensor], Float8Rows]
+    # (rows, weights, bias, dtype): the product of rows with weights `[out, width]`, `[T, out]`.
+    float8_product: Callable[[Float8Rows, Float8Rows, Tensor | None, torch.dtype], Tensor]
     attention: Attention
     # Prepares a whole layer as one call, for small batches; None where there is none. Its results
     # have the bits of the single operations'.
@@ -239,6 +246,8 @@ def torch_backend() -> Backend:
         "unit_rows": unit_rows,
         "quantize_rows": quantize_rows,
         "int8_gemm": int8_gemm,
+        "float8_rows": float8_rows,
+        "float8_product": float8_product,
     }
     table = {operation: {"torch": each} for operation, each in operators.items()}
     attentions = {"sdpa": sdpa, "eager": eager}
@@ -255,6 +264,8 @@ SHORTEST_ROW = 1e-12
 # The steps of a quantized row.
 _STEPS = 255
 _TINY = 1e-30
+# The largest number of float8 (e4m3).
+MAX_FLOAT8 = 448.0
 
 
 def linear(layers: Sequence[nn.Linear], activation: str | None = None) -> Linear:
@@ -343,6 +354,39 @@ def dequantize(
     """
     product.mul_(rows.scale).addcmul_(rows.minimum, weights.sums).add_(weights.bias)
     return activate(product, activation).to(dtype)
+
+
+def float8_rows(states: Tensor) -> Float8Rows:
+    """`Backend.float8_rows` by PyTorch."""
+    numbers = states.float()
+    # Divided by a number from the host, PyTorch would multiply with its reciprocal on a GPU.
+    most = torch.full_like(numbers[:, :1], MAX_FLOAT8)
+    scales = numbers.abs().amax(1, keepdim=True).clamp_min(_TINY) / most
+    return (numbers / scales).to(torch.float8_e4m3fn), scales
+
+
+def float8_product(
+    rows: Float8Rows, weights: Float8Rows, bias: Tensor | None, dtype: torch.dtype
+) -> Tensor:
+    """`Backend.float8_product` by PyTorch; slow, in float32."""
+    own, others = (values.float() * scales for values, scales in (rows, weights))
+    return functional.linear(own, others, None if bias is None else bias.float()).to(dtype)
+
+
+def in_float8(backend: Backend) -> Backend:
+    """`backend`, whose products are computed in float8."""
+
+    def linear(layers: Sequence[nn.Linear], activation: str | None = None) -> Linear:
+        weight, bias = join_layers(layers)
+        weights = backend.float8_rows(weight)
+
+        def multiply(states: Tensor) -> Tensor:
+            rows = backend.float8_rows(states)
+            return activate(backend.float8_product(rows, weights, bias, states.dtype), activation)
+
+        return multiply
+
+    return backend.faster("float8", linear=linear, add_linear=adding(linear))
 
 
 def activate(states: Tensor, activation: str | None) -> Tensor:

@@ -26,6 +26,7 @@ from smart_embedder.models.ops.backend import (
     SHORTEST_ROW,
     AddLinear,
     Backend,
+    Float8Rows,
     LayerNorm,
     RmsNorm,
     RotaryEmbedding,
@@ -36,8 +37,10 @@ from smart_embedder.models.ops.backend import (
 
 log = structlog.get_logger(__name__)
 
+# The name of the operations by PyTorch's own operators for these GPUs.
+CUDA = "cuda"
 SOURCE = Path(__file__).parent / "csrc" / "row_ops.cu"
-NAMES = ("embed", "add_norm", "rms_norm", "rotary", "gate", "unit_rows")
+NAMES = ("embed", "add_norm", "rms_norm", "rotary", "gate", "unit_rows", "float8_rows")
 _MACROS = {torch.float16: "FLOAT16", torch.bfloat16: "BFLOAT16", torch.float32: "FLOAT32"}
 # As in row_ops.cu: a thread holds so many numbers, and a block has at most 1,024 threads.
 _EIGHT = 8
@@ -55,7 +58,7 @@ def cuda_backend(device: torch.device, dtype: torch.dtype) -> Backend:
     # Of large sums in half precision the last bits would depend on how cuBLAS divides the work.
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
-    backend = torch_backend().faster("cuda", add_linear=_add_linear)
+    backend = torch_backend().faster(CUDA, add_linear=_add_linear, float8_product=_float8_product)
     backend = backend.faster("sdpa", attention=memory_efficient)
     if not flash_runs(device, dtype):
         return backend
@@ -92,6 +95,17 @@ def _add_linear(layer: nn.Linear) -> AddLinear:
         return adding(linear)(layer)
     weight = layer.weight.detach().t()
     return lambda states, residual: residual.addmm_(states, weight)
+
+
+def _float8_product(
+    rows: Float8Rows, weights: Float8Rows, bias: Tensor | None, dtype: torch.dtype
+) -> Tensor:
+    """By the tensor cores, whose sums are less exact by far than the numbers are rounded."""
+    (values, scales), (columns, others) = rows, weights
+    product: Tensor = torch._scaled_mm(  # noqa: SLF001
+        values, columns.t(), scales, others.t(), bias, out_dtype=dtype, use_fast_accum=True
+    )
+    return product
 
 
 def fused_backend(kernels: "CudaKernels", dtype: torch.dtype, otherwise: Backend) -> Backend:
@@ -179,6 +193,15 @@ class _FusedOperations:
             SHORTEST_ROW, int(dtype is torch.float16), width,
         )  # fmt: skip
         return output, lengths
+
+    def float8_rows(self, states: Tensor) -> Float8Rows:
+        if states.dtype is not self._dtype or not _fit(states):
+            return self._otherwise.float8_rows(states)
+        rows, width = states.shape
+        output = torch.empty_like(states, dtype=torch.float8_e4m3fn)
+        scales = states.new_empty(rows, 1, dtype=torch.float32)
+        self._kernels.run("float8_rows", rows, _threads(width), states, output, scales, width)
+        return output, scales
 
 
 def _fit(states: Tensor, *others: Tensor) -> bool:

@@ -31,10 +31,11 @@ from smart_embedder.models.ops.backend import (
     QuantizedWeights,
     RmsNorm,
     RotaryEmbedding,
+    float8_rows,
     torch_backend,
 )
 from smart_embedder.models.ops.build import MAX_INT8
-from smart_embedder.settings import INT8
+from smart_embedder.settings import FLOAT8, INT8
 
 log = structlog.get_logger(__name__)
 
@@ -42,8 +43,11 @@ ATTENTION = "attention"
 # The operations of a layer.
 ENCODER = ("linear", "add_norm", "unit_rows", ATTENTION)
 GPU_ENCODER = ("embed", *ENCODER)
+_FLOAT8 = ("float8_rows", "float8_product")
+FLOAT8_ENCODER = (*_FLOAT8, *GPU_ENCODER)
 QUANTIZED_ENCODER = ("quantize_rows", "int8_gemm", "add_norm", "unit_rows", ATTENTION)
 DECODER = ("linear", "add_linear", "rms_norm", "rotary", "gate", ATTENTION)
+FLOAT8_DECODER = (*_FLOAT8, *DECODER)
 QUANTIZED_DECODER = ("quantize_rows", "int8_gemm", "rms_norm", "rotary", "gate", ATTENTION)
 # The largest difference, as a share of the largest number; PyTorch rounds some sums in between.
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 3e-2}
@@ -102,6 +106,8 @@ class Target:
     backend: Backend
     # Matrix products in 8 bits, the rest in `dtype`.
     quantized: bool = False
+    # The same in float8.
+    float8: bool = False
     # Threads of every forward, where several workers share the cores of a CPU.
     cpu_threads: int | None = None
     # Whether a setting names the attention, so that no other may replace it.
@@ -155,7 +161,8 @@ class Target:
 
     def describe(self, name: str) -> ModelInfo:
         """The description of a model that runs so."""
-        dtype = INT8 if self.quantized else str(self.dtype).removeprefix("torch.")
+        named = FLOAT8 if self.float8 else str(self.dtype).removeprefix("torch.")
+        dtype = INT8 if self.quantized else named
         versions = [f"torch{torch.__version__}"]
         if NATIVE in self.paths.values():
             versions.insert(0, self.backend.kernels)
@@ -359,6 +366,19 @@ def _int8_gemm(backend: Backend, inputs: _Inputs) -> Iterator[Tensor]:
             yield backend.int8_gemm(weights, dtype, activation)(rows)
 
 
+def _float8_rows(backend: Backend, inputs: _Inputs) -> Iterator[Tensor]:
+    for width in (inputs.shapes.width, inputs.shapes.inner_width):
+        values, scales = backend.float8_rows(inputs.normal(inputs.tokens, width))
+        yield values.float() * scales
+
+
+def _float8_product(backend: Backend, inputs: _Inputs) -> Iterator[Tensor]:
+    for depth in (inputs.shapes.width, inputs.shapes.inner_width):
+        layer = inputs.linear(depth, _MOST_COLUMNS)
+        rows, weights = float8_rows(inputs.normal(inputs.tokens, depth)), float8_rows(layer.weight)
+        yield backend.float8_product(rows, weights, layer.bias, inputs.dtype)
+
+
 CASES: dict[str, Callable[[Backend, _Inputs], Iterator[Tensor]]] = {
     "linear": _linear,
     "embed": _embed,
@@ -371,4 +391,6 @@ CASES: dict[str, Callable[[Backend, _Inputs], Iterator[Tensor]]] = {
     ATTENTION: _attention,
     "quantize_rows": _quantize_rows,
     "int8_gemm": _int8_gemm,
+    "float8_rows": _float8_rows,
+    "float8_product": _float8_product,
 }

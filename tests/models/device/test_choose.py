@@ -54,6 +54,21 @@ def test_formats_of_the_other_kind_of_device_stop_the_start() -> None:
         device.choose_dtype("int8", CUDA)
 
 
+@pytest.mark.parametrize(
+    ("other", "capability"),
+    [(CPU, (0, 0)), (torch.device("mps"), (0, 0)), (CUDA, (8, 6)), (CUDA, (8, 9)), (CUDA, (9, 0))],
+)
+def test_float8_is_for_gpus_from_ada_on_and_the_rest_is_in_bfloat16(
+    monkeypatch, other, capability
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    if capability >= (8, 9):
+        assert device.choose_dtype("float8", other) is torch.bfloat16
+        return
+    with pytest.raises(StartupError, match=f"DTYPE=float8 needs .*, and the models run on {other}"):
+        device.choose_dtype("float8", other)
+
+
 TOO_OLD = (
     "The NVIDIA driver on your system is too old (found version 11040). Please update your GPU "
     "driver by downloading and installing a new version. Alternatively, go to: pytorch.org"

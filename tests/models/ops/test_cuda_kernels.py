@@ -70,6 +70,25 @@ def test_rows_of_every_width_and_format(dtype: torch.dtype, width: int) -> None:
 
 @emulated
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", [8, 264, 4096])
+@torch.inference_mode()
+def test_rows_in_float8_have_the_bits_that_pytorch_gives_them(dtype, width) -> None:
+    torch.manual_seed(width)
+    rows = torch.randn(6, width) * torch.tensor([1, 1e-3, 300, 1e-6, 0, 1])[:, None]
+    # Some are so small beside the largest that float8 has fewer bits for them, or none.
+    rows[0] *= torch.logspace(0, -6, width)
+    rows[5, 3] = torch.nan
+    rows = rows.to(dtype)
+    values, scales = fused(dtype).float8_rows(rows)
+    expected, exact = torch_backend().float8_rows(rows)
+    torch.testing.assert_close(scales, exact, rtol=0, atol=0, equal_nan=True)
+    assert torch.equal(values[:5].view(torch.uint8), expected[:5].view(torch.uint8))
+    assert values[5].float().isnan().all()
+    assert expected[5].float().isnan().all()
+
+
+@emulated
+@pytest.mark.parametrize("dtype", DTYPES)
 @torch.inference_mode()
 def test_embeddings_of_tokens_and_positions_of_which_only_unknown_ones_are_nan(dtype) -> None:
     torch.manual_seed(2)

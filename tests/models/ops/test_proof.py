@@ -17,6 +17,7 @@ from smart_embedder.models.ops.choose import choose_backend
 from smart_embedder.models.ops.proof import (
     CASES,
     DECODER,
+    FLOAT8_ENCODER,
     GPU_ENCODER,
     QUANTIZED_ENCODER,
     Shapes,
@@ -111,7 +112,7 @@ def test_an_error_of_a_path_is_its_proof() -> None:
 
 
 def test_every_operation_of_a_layer_has_a_case() -> None:
-    assert set(GPU_ENCODER + QUANTIZED_ENCODER + DECODER) == set(CASES)
+    assert set(FLOAT8_ENCODER + QUANTIZED_ENCODER + DECODER) == set(CASES)
 
 
 @pytest.mark.parametrize(
@@ -255,6 +256,10 @@ FAULTS = [
     ("int8_gemm", with_weights("bias", 0), M3),
     ("int8_gemm", in_16_bits, M3),
     ("int8_gemm", lambda right, weights, dtype, *_: right(weights, dtype), M3),
+    ("float8_rows", lambda right, rows: (right(rows)[0], right(rows)[1] * 1.1), M3),
+    ("float8_rows", lambda right, rows: (right(rows)[0].roll(1, 0), right(rows)[1]), QWEN),
+    ("float8_product", lambda right, *given: right(*given[:2], None, given[3]), M3),
+    ("float8_product", lambda right, rows, *given: right((rows[0], rows[1] * 2), *given), QWEN),
 ]
 
 

@@ -4,6 +4,7 @@ The numbers are not computed; the tests of the operations look at those.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -209,6 +210,25 @@ def test_token_vectors_travel_in_as_many_bytes_as_the_model_computes_in(
     model.launch([np.full(100, 5, np.int64)], [Outputs(colbert=True)])()
     # Beside them one number for each token, by which those that are not finite are found.
     assert cuda.bytes_to_host == 100 * (64 * size + 4)
+
+
+@pytest.mark.parametrize("name", ["bge-m3", "Qwen3-Embedding", "Qwen3-Reranker"])
+def test_products_in_float8_wait_for_nothing(
+    name: str,
+    cuda: SimulatedCuda,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plain = target(torch.bfloat16)
+    in_float8 = replace(plain, float8=True)
+    monkeypatch.setitem(globals(), "target", lambda *_: in_float8)
+    model, sequences = MODELS[name](request.getfixturevalue)
+    assert model.info.dtype == "float8"
+    with cuda.forward() as launches:
+        results = model.launch(sequences, [EVERY] * len(sequences))()
+    assert not any(isinstance(each, Exception) for each in results)
+    # Four products in each of two layers, and each rounds its rows in one launch.
+    assert launches["_scaled_mm"] == launches["float8_rows"] == 2 * 4
 
 
 @pytest.mark.parametrize(

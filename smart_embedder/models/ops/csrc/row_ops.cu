@@ -86,6 +86,25 @@ __device__ float block_sum(float x)
     return total;
 }
 
+// Of two numbers that are not negative; the larger bits are those of what is no number.
+__device__ float larger(float x, float y)
+{
+    return __float_as_uint(x) > __float_as_uint(y) ? x : y;
+}
+
+__device__ float block_max(float x)
+{
+    __shared__ float largest[32];
+    for (int step = 16; step; step /= 2)
+        x = larger(x, __shfl_xor_sync(0xffffffffu, x, step));
+    if (threadIdx.x % 32 == 0)
+        largest[threadIdx.x / 32] = x;
+    __syncthreads();
+    for (int warp = 0; warp < (int)blockDim.x / 32; warp++)
+        x = larger(x, largest[warp]);
+    return x;
+}
+
 // The norm of the sum of two rows. A thread holds eight numbers of both where it is `inside`, and
 // zeros elsewhere.
 __device__ void store_norm(Eight x, const Eight &other, bool inside, number *row,
@@ -229,4 +248,43 @@ extern "C" __global__ void gate(const number *states, number *output, long long 
     for (int i = 0; i < EIGHT; i++)
         x.at[i] = x.at[i] / (1 + expf(-x.at[i])) * through.at[i];
     store(output + eight * EIGHT, x);
+}
+
+// e4m3: seven is added to the exponent, of which the least is -6; the mantissa has three bits.
+__device__ unsigned char eight_bits_of(float x)
+{
+    unsigned bits = __float_as_uint(x), size = bits & 0x7fffffff, code;
+    if (x != x)
+        return 0x7f;
+    if (size < 0x3c800000) // 2^-6. What is added leaves whole numbers of 2^-9.
+        code = __float_as_uint(__uint_as_float(size) + 16384) - __float_as_uint(16384);
+    else
+        code = (size + 0x7ffff + (size >> 20 & 1) >> 20) - (120 << 3);
+    return bits >> 24 & 0x80 | code;
+}
+
+struct alignas(EIGHT) Bytes {
+    unsigned char at[EIGHT];
+};
+
+extern "C" __global__ void float8_rows(const number *states, unsigned char *output, float *scales,
+                                       int width)
+{
+    int column = threadIdx.x * EIGHT;
+    bool inside = column < width;
+    long long place = (long long)blockIdx.x * width + column;
+    Eight x = {};
+    float most = 1e-30f;
+    if (inside)
+        x = load(states + place);
+    for (int i = 0; i < EIGHT; i++)
+        most = larger(most, fabsf(x.at[i]));
+    float scale = block_max(most) / 448;
+    if (threadIdx.x == 0)
+        scales[blockIdx.x] = scale;
+    Bytes bytes;
+    for (int i = 0; i < EIGHT; i++)
+        bytes.at[i] = eight_bits_of(x.at[i] / scale);
+    if (inside)
+        *reinterpret_cast<Bytes *>(output + place) = bytes;
 }
