@@ -8,7 +8,8 @@ It fails where something of the description has no rule that says what is true.
 
 The second part is a minute of traffic for each configuration of models. It asks every request once
 on an idle server, then sends them in random order from 24 clients, with malformed ones and clients
-that leave in between. It fails where an answer is wrong, refused or lost.
+that leave in between. It fails where an answer is wrong, refused or lost. Of models that the
+service calls reproducible every number must be the same to the last bit.
 """
 
 import argparse
@@ -18,6 +19,7 @@ import tempfile
 import time
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -52,10 +54,18 @@ async def observe(
     """Ask the idle server, then the one under load, which may be the same."""
     cases = configuration.draw_cases(options.seed, options.distinct)
     expected = await ask_idle(idle, cases)
-    traffic = Traffic(server, cases, expected, Comparison(TOLERANCES[options.dtype]))
+    exact = all(each["info"]["reproducible"] for each in served(idle))
+    tolerance = 0.0 if exact else TOLERANCES[options.dtype]
+    traffic = Traffic(server, cases, expected, Comparison(tolerance))
     ends = time.monotonic() + options.seconds
     await traffic.run(iter(lambda: time.monotonic() < ends, False))
     return traffic
+
+
+def served(server: RunningServer) -> list[dict[str, Any]]:
+    """The models of a server that are loaded, as it tells them."""
+    models: list[dict[str, Any]] = server.get("/health").json()["served_models"]
+    return [each for each in models if each["info"] is not None]
 
 
 def row(name: str, traffic: Traffic) -> str:
