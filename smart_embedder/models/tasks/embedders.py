@@ -111,6 +111,8 @@ class DeviceModel(ABC, Generic[Result]):
         self.decode = tokenizer.decode
         self.spaces: Mapping[str, VectorSpace] = {}
         self.drift: dict[str, float] = {}
+        self._told_of: Target | None = None
+        self._precision = ""
         self._backbone = backbone
         self._tokenizer = tokenizer
 
@@ -127,7 +129,11 @@ class DeviceModel(ABC, Generic[Result]):
     @property
     def precision(self) -> str:
         """Implement `smart_embedder.engine.model.Model`."""
-        return self.info.precision
+        # It changes once, when graphs are captured, and stands in every answer.
+        target = self._backbone.target
+        if self._told_of is not target:
+            self._told_of, self._precision = target, target.describe(self.name).precision
+        return self._precision
 
     @property
     def reproducible(self) -> bool:
