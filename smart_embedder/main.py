@@ -3,7 +3,7 @@
 import asyncio
 import sys
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
@@ -37,6 +37,7 @@ from smart_embedder.middleware.access import (
 from smart_embedder.middleware.body import LimitBody, UnpackBody
 from smart_embedder.middleware.memory import BODY_SECONDS, LimitMemory
 from smart_embedder.middleware.observe import LogRequests, MeasureRequests, ProvideContext
+from smart_embedder.middleware.replay import LogForReplay, ReplayLog
 from smart_embedder.models.load import load_models
 from smart_embedder.observability.loop_watch import LoopWatch
 from smart_embedder.observability.metrics import Metrics
@@ -103,15 +104,7 @@ def create_app(
     service = _create_service(settings, loader, drain or Drain())
     watch = LoopWatch(service.metrics.loop_blocked.observe)
     middleware = _middleware(service, watch)
-    closing = [service.buckets.close]
-    if settings.otlp_endpoint is not None:
-        # Imports OpenTelemetry's SDK and exporter, only if traces are sent.
-        from smart_embedder.middleware.tracing import TraceRequests, Traces  # noqa: PLC0415
-
-        traces = Traces(settings.otlp_endpoint, settings.otel_service_name)
-        # What is outside of it has made the request's context and its line.
-        middleware.insert(2, Middleware(TraceRequests, traces.tracer))
-        closing.append(partial(asyncio.to_thread, traces.close))
+    closing = [service.buckets.close, *_add_what_settings_ask_for(middleware, service)]
 
     async def start(app: FastAPI) -> None:
         await service.engine.start()
@@ -233,3 +226,24 @@ def _middleware(service: Service, watch: LoopWatch) -> list[Middleware]:
         ),
         Middleware(AnswerWork, paths),
     ]
+
+
+def _add_what_settings_ask_for(
+    middleware: list[Middleware], service: Service
+) -> Iterator[Callable[[], Awaitable[None]]]:
+    """Add traces and the log for replay, where they are wanted; what closes them."""
+    settings = service.settings
+    if settings.replay_log is not None:
+        left_out = service.metrics.replay_left_out
+        replay_log = ReplayLog(settings.replay_log, settings.replay_log_bytes, left_out)
+        # Innermost, where bodies are unpacked.
+        middleware.insert(-1, Middleware(LogForReplay, replay_log))
+        yield partial(asyncio.to_thread, replay_log.close)
+    if settings.otlp_endpoint is not None:
+        # Imports OpenTelemetry's SDK and exporter, only if traces are sent.
+        from smart_embedder.middleware.tracing import TraceRequests, Traces  # noqa: PLC0415
+
+        traces = Traces(settings.otlp_endpoint, settings.otel_service_name)
+        # What is outside of it has made the request's context and its line.
+        middleware.insert(2, Middleware(TraceRequests, traces.tracer))
+        yield partial(asyncio.to_thread, traces.close)

@@ -179,7 +179,7 @@ class Call:
         return result
 
     def require_spaces(self, models: LoadedModels, request: EmbedRequest | ScoringRequest) -> None:
-        """Note the spaces of what the models make, for the response.
+        """Note the spaces and precisions of what the models make.
 
         Raises `VectorSpaceDiffersError` where the client has vectors of others.
         """
@@ -187,6 +187,8 @@ class Call:
         if context.if_vector_space:
             require_spaces(parse_spaces(context.if_vector_space), spaces)
         context.vector_spaces |= {kind: str(space) for kind, space in spaces.items()}
+        makers = models.made_by(request)
+        context.precisions |= {kind: makers[kind].precision for kind in spaces}
 
     async def render(
         self, render: Callable[[], Iterable[Chunk]], media_type: str = JSON

@@ -141,7 +141,8 @@ class Target:
     ) -> httpx2.Response:
         """Send JSON, or bytes as they are; `token` stands in for the right one, "" for none."""
         content: dict[str, Any] = {"content": body} if isinstance(body, bytes) else {"json": body}
-        sent = self._headers(token) | {"Content-Type": "application/json"} | (headers or {})
+        sent = httpx2.Headers(self._headers(token) | {"Content-Type": "application/json"})
+        sent.update(headers or {})
         return self._send(lambda: self._client.post(path, headers=sent, **content))
 
     def announce_huge_body(self) -> httpx2.Response:

@@ -283,6 +283,6 @@ def load_masked_language_head(
     return MaskedLanguageHead(
         to_transformed,
         weights.norm(names.norm, width, epsilon).to(device, exact),
-        backbone.place_head(to_logits),
+        backend.linear([to_logits.to(device, dtype)]),
         to_logits.out_features,
     )

@@ -1,0 +1,1 @@
+"""Repeats logged requests."""
