@@ -93,8 +93,8 @@ def test_another_space_with_the_same_vectors_is_told_and_is_no_drift(
     with run_server(tmp_path, **settings) as shorter:
         shorter.wait_until_healthy()
         told = check(shorter).splitlines()
-    assert told[0].startswith("The service's vectors are in another space: ")
-    assert "truncation" in told[0]
+    parts = [f"{kind}: truncation: 1024end, was 2048end" for kind in sorted(KINDS)]
+    assert told[0] == f"The service's vectors are of another space: {'; '.join(parts)}"
     assert [line.split()[1] for line in told[1:]] == ["0", "0", "0"]
     # An older one is compared all the same.
     assert check(older_server).splitlines()[0].startswith("dense: 0 of ")

@@ -67,11 +67,12 @@ def test_vectors_of_another_space_are_refused_before_anything_changes(
         with pytest.raises(OtherSpaceError) as caught:
             other.run(sync=True)
         told = str(caught.value)
+        name = runs.target.collection
         assert told.startswith(
-            f"the service does not fit the collection {runs.target.collection}: "
+            f"the service's vectors are of another space than those of the collection {name} ("
         )
-        assert "weights" in told
-        assert f"smart-embedder ingest --migrate --collection {runs.target.collection}" in told
+        assert "; dense: weights: " in told
+        assert told.endswith(f": smart-embedder ingest --migrate --collection {name}")
         assert "\n" not in told
         (folder / "lid.txt").write_text("A new text about the river.")
     assert sorted(runs.ids()) == sorted(before)
@@ -94,7 +95,7 @@ def test_a_service_that_is_changed_under_a_run_stops_it(
             qdrant.fail()
             _, notes = process.communicate(timeout=120)
     assert process.returncode == 1
-    assert "the service does not fit the collection" in notes.splitlines()[-1]
+    assert "vectors are of another space than those of the collection" in notes.splitlines()[-1]
     ids = runs.ids()
     points = runs.look(lambda store: store.read(ids, with_vectors=True))
     assert 0 < len(points) < 400

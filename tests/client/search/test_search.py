@@ -166,7 +166,7 @@ def test_a_question_in_another_space_is_refused(
     for options in ([], ["--rescore", "none"]):
         assert main([*where, "--url", other_server.url, *options]) == 1
         out, told = capsys.readouterr()
-        assert told.startswith("the service does not fit the collection texts: ")
+        assert told.startswith("the service's vectors are of another space than those of ")
         assert told.endswith("smart-embedder ingest --migrate --collection texts\n")
         assert ("weights: " in told, told.count("\n"), out) == (True, 1, "")
     assert main([*where, "--url", older_server]) == 0

@@ -12,7 +12,7 @@ from typing import Any
 from smart_embedder_client import arguments as common
 from smart_embedder_client.arguments import plain, plain_json
 from smart_embedder_client.async_client import AsyncClient
-from smart_embedder_client.errors import VECTOR_SPACE_DIFFERS, SmartEmbedderError
+from smart_embedder_client.errors import SmartEmbedderError, what_differs
 from smart_embedder_client.ingest.collection import ask_service
 from smart_embedder_client.ingest.drift import Comparison, Drift
 from smart_embedder_client.ingest.options import IngestError
@@ -66,9 +66,9 @@ async def check(
             try:
                 served = await ask_service(client, patience, kinds, noted)
             except SmartEmbedderError as error:
-                if error.code != VECTOR_SPACE_DIFFERS:
+                difference = what_differs(error)
+                if difference is None:
                     raise
-                difference = error.detail
                 served = await ask_service(client, patience, kinds)
             precisions = [each.precision if each else {} for each in (noted, served.origin)]
             points = await patience.ask(store.count, None)
@@ -122,7 +122,7 @@ def _told(result: Result) -> Iterator[str]:
     if result.noted is None:
         yield "The collection does not say in which space its vectors are."
     elif result.difference is not None:
-        yield f"The service's vectors are in another space: {result.difference}"
+        yield f"The service's vectors are of another space: {result.difference}"
     for kind, drift in result.drifts.items():
         yield f"{kind}: {drift}"
     if any(drift.drifted for drift in result.drifts.values()):

@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol, Self
 import numpy as np
 
 from smart_embedder_client.answers import SparseVector
-from smart_embedder_client.errors import VECTOR_SPACE_DIFFERS, SmartEmbedderError
+from smart_embedder_client.errors import SmartEmbedderError, what_differs
 from smart_embedder_client.safetensors import Array
 
 _NO_SPACE = ("no space", "disk is full", "out of disk", "insufficient storage")
@@ -61,15 +61,16 @@ def same_space(collection: str, advice: str | None = None) -> Iterator[None]:
     try:
         yield
     except SmartEmbedderError as error:
-        if error.code != VECTOR_SPACE_DIFFERS:
+        difference = what_differs(error)
+        if difference is None:
             raise
         advice = advice or (
             "ask a service with the same model and settings, or embed the collection anew: "
             f"smart-embedder ingest --migrate --collection {collection}"
         )
         raise OtherSpaceError(
-            f"the service does not fit the collection {collection}: {error.detail.rstrip('.')}; "
-            f"{advice}"
+            f"the service's vectors are of another space than those of the collection {collection} "
+            f"({difference}): {advice}"
         ) from error
 
 
