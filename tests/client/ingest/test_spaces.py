@@ -104,6 +104,30 @@ def test_a_service_that_is_changed_under_a_run_stops_it(
     np.testing.assert_allclose([each.vectors.dense for each in points], expected, atol=1e-5)
 
 
+def test_a_run_stays_with_its_collection_when_the_alias_is_moved(
+    http_runs: Runs, qdrant: QdrantServer, folder: Path
+) -> None:
+    """As by a migration that ends meanwhile, to vectors of another space."""
+    points, name = http_runs.run().points, http_runs.target.collection
+    http_runs.look(lambda store: store.move_alias(f"{name}-alias"))
+    aliased = replace(http_runs, target=replace(http_runs.target, collection=f"{name}-alias"))
+    (folder / "more.txt").write_text("more about the river")
+
+    def migrate(store: Store) -> None:
+        store.beside(f"{name}-new").create(store.layout(), None)
+        store.beside(f"{name}-new").move_alias(f"{name}-alias")
+
+    qdrant.fail(status=503)
+    with aliased.started() as process:
+        qdrant.wait_for(name, lambda state: state["faults"] >= 1)
+        http_runs.look(migrate)
+        qdrant.fail()
+        _, notes = process.communicate(timeout=120)
+    assert process.returncode == 0, notes
+    assert http_runs.look(lambda store: store.count(None)) == points + 1
+    assert aliased.look(lambda store: store.count(None)) == 0
+
+
 def test_a_collection_of_an_earlier_version_is_adopted_if_its_texts_have_the_same_vectors(
     edge_runs: Runs, other_server: RunningServer, capsys: pytest.CaptureFixture[str]
 ) -> None:

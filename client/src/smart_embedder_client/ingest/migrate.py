@@ -89,20 +89,15 @@ async def migrate(
     began = time.monotonic()
     use_threads(options)
     name = target.collection
-    aliased = await asyncio.to_thread(_aliased, target)
-    opened = await asyncio.to_thread(open_store, replace(target, collection=aliased or name))
+    opened = await asyncio.to_thread(open_store, target)
     async with AsyncClient(url, token=token, max_retries=0) as client:
         with closing(opened) as old, Progress(name, "chunks") as progress:
             patience = Patience(options.patience, progress.note)
-            steps = _Steps(options, name, aliased is not None, old, client, patience, progress)
+            is_alias = await patience.ask(old.resolve)
+            steps = _Steps(options, name, is_alias, old, client, patience, progress)
             done = await steps.run()
     done.seconds = time.monotonic() - began
     return done
-
-
-def _aliased(target: Target) -> str | None:
-    with closing(open_store(target)) as store:
-        return store.aliased()
 
 
 @dataclass(frozen=True, slots=True)

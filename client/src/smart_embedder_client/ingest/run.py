@@ -213,6 +213,7 @@ async def ingest(
         ):
             progress.expect(size)
             patience = Patience(options.patience, progress.note)
+            await patience.ask(store.resolve)
             noted = await patience.ask(store.origin)
             served = await ask_service(client, patience, options.kinds, noted)
             _check_length(options, served)

@@ -236,16 +236,22 @@ class ClientStore:
                 return None
             return _read_layout(self._client.get_collection(self.collection).config.params)
 
-    def aliased(self) -> str | None:
-        """The collection that `collection` is an alias of; None if it is none."""
+    def resolve(self) -> bool:
+        """From now on mean the collection itself, if `collection` is an alias; whether it is."""
+        own_name = self._aliases().get(self.collection)
+        self.collection = own_name or self.collection
+        return own_name is not None
+
+    def _aliases(self) -> dict[str, str]:
+        """The collections of all aliases."""
         with self._asking():
-            known = self._client.get_aliases().aliases
-        return next((e.collection_name for e in known if e.alias_name == self.collection), None)
+            found = self._client.get_aliases().aliases
+        return {each.alias_name: each.collection_name for each in found}
 
     def move_alias(self, alias: str) -> None:
         """Make `alias` one of this collection, and of no other, in one step."""
         changes: list[q.AliasOperations] = []
-        if self.beside(alias).aliased() is not None:
+        if alias in self._aliases():
             changes.append(q.DeleteAliasOperation(delete_alias=q.DeleteAlias(alias_name=alias)))
         made = q.CreateAlias(collection_name=self.collection, alias_name=alias)
         changes.append(q.CreateAliasOperation(create_alias=made))
@@ -267,9 +273,8 @@ class ClientStore:
 
     def note_origin(self, origin: Origin) -> None:
         """Have the collection say where its vectors come from; before Qdrant 1.16 it cannot."""
-        own_name = self.aliased() or self.collection
         with self._asking():
-            self._client.update_collection(own_name, metadata=origin.metadata)
+            self._client.update_collection(self.collection, metadata=origin.metadata)
 
     def create(self, layout: Layout, origin: Origin | None) -> None:
         """Make the collection; its HNSW graph is not made before `start_indexing`."""
@@ -296,10 +301,9 @@ class ClientStore:
         # Again, in case that the run was killed which has made the collection.
         self._index_payload()
         graph = q.HnswConfigDiff(m=DEFAULT_EDGES)
-        own_name = self.aliased() or self.collection
         with self._asking():
             self._client.update_collection(
-                own_name, vectors_config={DENSE: q.VectorParamsDiff(hnsw_config=graph)}
+                self.collection, vectors_config={DENSE: q.VectorParamsDiff(hnsw_config=graph)}
             )
 
     def existing(self, ids: Sequence[str]) -> set[str]:

@@ -55,7 +55,8 @@ class EdgeStore:
     def __init__(self, root: str | Path, collection: str) -> None:
         self._root = Path(root)
         self.collection = collection
-        self._folder = self._root / (self.aliased() or collection)
+        alias = self._alias_file(collection)
+        self._folder = self._root / (alias.read_text("utf-8") if alias.exists() else collection)
         self._turn = threading.Lock()
         self._shard: edge.EdgeShard | None = None
         if (self._folder / _CONFIGURATION).exists():
@@ -66,12 +67,11 @@ class EdgeStore:
         """Another collection in the same folder, which need not exist."""
         return type(self)(self._root, collection)
 
-    def aliased(self) -> str | None:
-        """The collection that `collection` is an alias of; None if it is none."""
-        try:
-            return self._alias_file(self.collection).read_text("utf-8")
-        except FileNotFoundError:
-            return None
+    def resolve(self) -> bool:
+        """From now on mean the collection itself, if `collection` is an alias; whether it is."""
+        is_alias = self.collection != self._folder.name
+        self.collection = self._folder.name
+        return is_alias
 
     def _alias_file(self, alias: str) -> Path:
         return self._root / f"{alias}{_ALIAS}"

@@ -253,8 +253,11 @@ class Store(Protocol):
     def beside(self, collection: str) -> Self:
         """Another collection of the same Qdrant, which need not exist."""
 
-    def aliased(self) -> str | None:
-        """The collection that `collection` is an alias of; None if it is none."""
+    def resolve(self) -> bool:
+        """From now on mean the collection itself, if `collection` is an alias; whether it is.
+
+        An alias may be moved to vectors of another space while points are stored.
+        """
 
     def move_alias(self, alias: str) -> None:
         """Make `alias` one of this collection, and of no other, in one step."""
