@@ -582,7 +582,4 @@ def dense_vectors(
 
 def token_weights(head: nn.Linear, states: Tensor) -> DeviceRows:
     """`[R]`: the lexical weight of each token with states `[R, hidden]`, if it is above 0."""
-    if states.device.type != "cpu":
-        return DeviceRows.of(head(states).squeeze(-1))
-    # The order in which PyTorch's product by one column sums depends on the number of rows.
-    return DeviceRows.of((states.float() * head.weight.float()).sum(-1) + head.bias.float())
+    return DeviceRows.of(head(states).squeeze(-1))
