@@ -8,7 +8,12 @@ It fails where something of the description has no rule that says what is true.
 
 The second part is a minute of traffic for each configuration of models. It asks every request once
 on an idle server, then sends them in random order from 24 clients, with malformed ones and clients
-that leave in between. It fails where an answer is wrong, refused or lost.
+that leave in between. It fails where an answer is wrong, refused or lost. Of models that the
+service calls reproducible every number must be the same to the last bit.
+
+The third part, `--parts bits`, asks the engine in this process, which is faster: it embeds and
+scores texts alone, and then again and again beside others, and compares all bytes. With
+ONEDNN_MAX_CPU_ISA=AVX2 (or AVX512_CORE_VNNI) no kernels for faster instructions are used.
 """
 
 import argparse
@@ -18,13 +23,19 @@ import tempfile
 import time
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
 
+from benchmarks.adapters.smart_embedder import hide_instructions
+from smart_embedder.engine import Engine
 from smart_embedder.models.device.choose import cpu_has_int8
+from smart_embedder.models.load import load_models
+from smart_embedder.settings import LATE_INTERACTION, Settings
 from tests.oracle.answers import TOLERANCES, Comparison
 from tests.oracle.asking import ask_everything
+from tests.oracle.bits import Bits
 from tests.oracle.configurations import (
     Configuration,
     configurations,
@@ -39,7 +50,7 @@ MOST_SHOWN = 20
 MODELS = ("bge", "qwen", "late-interaction", "several")
 # They have models that are refused in int8.
 _NOT_IN_INT8 = ("qwen", "several")
-_PARTS = ("description", "traffic")
+_PARTS = ("description", "traffic", "bits")
 _COLUMNS = "Models            Sent  Equal Refused  Left  Lost Wrong   Texts Unasked  Difference"
 
 
@@ -52,10 +63,18 @@ async def observe(
     """Ask the idle server, then the one under load, which may be the same."""
     cases = configuration.draw_cases(options.seed, options.distinct)
     expected = await ask_idle(idle, cases)
-    traffic = Traffic(server, cases, expected, Comparison(TOLERANCES[options.dtype]))
+    exact = all(each["info"]["reproducible"] for each in served(idle))
+    tolerance = 0.0 if exact else TOLERANCES[options.dtype]
+    traffic = Traffic(server, cases, expected, Comparison(tolerance))
     ends = time.monotonic() + options.seconds
     await traffic.run(iter(lambda: time.monotonic() < ends, False))
     return traffic
+
+
+def served(server: RunningServer) -> list[dict[str, Any]]:
+    """The models of a server that are loaded, as it tells them."""
+    models: list[dict[str, Any]] = server.get("/health").json()["served_models"]
+    return [each for each in models if each["info"] is not None]
 
 
 def row(name: str, traffic: Traffic) -> str:
@@ -113,18 +132,57 @@ def run_traffic(options: argparse.Namespace, scratch: Path) -> bool:
     return held
 
 
+def run_bits(options: argparse.Namespace, scratch: Path) -> bool:
+    """Whether no bit of any answer depended on what was beside it."""
+    hide_instructions()
+    made = save_checkpoints(scratch / "bits")
+    pairs: list[tuple[Path, Path | str]] = [(made.m3, made.reranker), (made.qwen, made.qwen)]
+    if options.folder is not None:
+        pairs = [(options.folder, LATE_INTERACTION)]
+    held = True
+    print(f"{'Models':79}   Answers  Differing  Seconds")
+    for embedding, reranker in pairs:
+        settings = Settings(
+            embedding_model=str(embedding),
+            reranker_model=str(reranker),
+            dtype=options.dtype,
+            device="cpu",
+            state_dir=scratch / "canaries",
+        )
+
+        async def compare(settings: Settings = settings) -> Bits:
+            async with Engine(settings, load_models) as engine:
+                models = engine.loaded()
+                assert models is not None
+                if not all(each.reproducible for each in models.each):
+                    raise SystemExit(f"{settings.embedding_model} is not reproducible here")
+                return await Bits.measure(engine, options.distinct, options.words, options.answers)
+
+        began, found = time.monotonic(), asyncio.run(compare())
+        named, seconds = f"{embedding.name}, {found.precision}", time.monotonic() - began
+        print(f"{named:79}{found.answers:10}{sum(found.differing.values()):11}{seconds:9.0f}")
+        if found.differing:
+            print(f"  {found.differing}")
+        held = held and not found.differing
+    return held
+
+
 def parse_options() -> argparse.Namespace:
     """The command line; int8 only where it runs, and without the models that are refused in it."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     add = parser.add_argument
-    add("--parts", nargs="+", choices=_PARTS, default=_PARTS, help="what is done (both)")
+    add("--parts", nargs="+", choices=_PARTS, default=_PARTS, help="what is done (all)")
     help_ = "seconds of traffic for each server (%(default)g)"
     add("--seconds", type=float, default=60, help=help_)
     dtypes, help_ = sorted(TOLERANCES), "the number format, as DTYPE (%(default)s)"
     add("--dtype", choices=dtypes, default="float32", help=help_)
     help_ = "the models that are served, one set after the other (all)"
     add("--models", nargs="+", default=MODELS, help=help_)
-    help_ = "the number of different requests (%(default)s)"
+    add("--folder", type=Path, help="of a model for the bits, in place of small random ones")
+    help_ = "vectors and scores that are compared for the bits (%(default)s)"
+    add("--answers", type=int, default=100_000, help=help_)
+    add("--words", type=int, default=200, help="the most of a text there (%(default)s)")
+    help_ = "the number of different requests, or of texts for the bits (%(default)s)"
     add("--distinct", type=int, default=150, help=help_)
     add("--seed", type=int, default=5, help="the seed of what is random (%(default)s)")
     options = parser.parse_args()
@@ -141,7 +199,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as scratch:
         described = "description" not in options.parts or run_described(Path(scratch))
         under_load = "traffic" not in options.parts or run_traffic(options, Path(scratch))
-    return 0 if described and under_load else 1
+        same_bits = "bits" not in options.parts or run_bits(options, Path(scratch))
+    return 0 if described and under_load and same_bits else 1
 
 
 if __name__ == "__main__":

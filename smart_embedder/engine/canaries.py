@@ -148,7 +148,7 @@ def _keep(path: Path, precision: str, canaries: KindCanaries) -> None:
     columns = {} if canaries.columns is None else {"columns": canaries.columns}
     temporary = path.with_suffix(f".{os.getpid()}")
     try:
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         with temporary.open("wb") as file:
             np.savez(
                 file,

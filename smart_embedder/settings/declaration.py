@@ -300,7 +300,7 @@ class Settings(BaseModel):
 
     def canaries_folder(self, model: Path) -> Path:
         """Where the canaries of the model in that folder are kept."""
-        return self.state_dir or model / ".smart-embedder"
+        return self.state_dir.expanduser() if self.state_dir else model / ".smart-embedder"
 
     @property
     def embed_max_length(self) -> int:

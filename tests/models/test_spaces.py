@@ -43,7 +43,9 @@ def encoder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 def spaces(folder: Path, target: Target, max_length: int = 8192, **options: Any) -> Spaces:
-    return {**load_embedder("model", folder, max_length, target, **options).spaces}
+    found = {**load_embedder("model", folder, max_length, target, **options).spaces}
+    assert {kind: VectorSpace.parse(str(each)) for kind, each in found.items()} == found
+    return found
 
 
 def differences(before: Spaces, after: Spaces) -> dict[str, str]:

@@ -86,23 +86,25 @@ def _draw_embed(
 
 def _draw_rerank(rng: random.Random, number: int, options: Body, words: int) -> Case:
     passages = _draw_texts(rng, words)
-    query = _draw_text(rng, _log_uniform(rng, max(1, words // len(passages))))
+    query = draw_text(rng, log_uniform(rng, max(1, words // len(passages))))
     body: Body = {"query": query, "passages": passages}
     return Case(number, "/rerank", body | options)
 
 
 def _draw_texts(rng: random.Random, words: int) -> list[str]:
-    lengths = [_log_uniform(rng, MOST_WORDS) for _ in range(_log_uniform(rng, MOST_TEXTS))]
+    lengths = [log_uniform(rng, MOST_WORDS) for _ in range(log_uniform(rng, MOST_TEXTS))]
     shrink = min(1.0, words / sum(lengths)) if len(lengths) > 1 else 1.0
-    texts = [_draw_text(rng, max(1, int(length * shrink))) for length in lengths]
+    texts = [draw_text(rng, max(1, int(length * shrink))) for length in lengths]
     odd = [rng.choice(ODD_TEXTS) if rng.random() < ODD_SHARE else text for text in texts]
     # Equal texts beside each other are what a shared beginning is made of.
     return [*odd[:-1], odd[0]] if rng.random() < ODD_SHARE else odd
 
 
-def _draw_text(rng: random.Random, words: int) -> str:
+def draw_text(rng: random.Random, words: int) -> str:
+    """So many random words."""
     return " ".join(rng.choices(WORDS, k=words))
 
 
-def _log_uniform(rng: random.Random, most: int) -> int:
+def log_uniform(rng: random.Random, most: int) -> int:
+    """From 1 to `most`, small numbers more often."""
     return round(math.exp(rng.uniform(0.0, math.log(most))))

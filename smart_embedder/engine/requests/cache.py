@@ -15,7 +15,6 @@ from operator import attrgetter
 
 from cachetools import LRUCache
 
-from smart_embedder import __version__
 from smart_embedder.engine.records import EmbedRequest, Outputs, TruncationOptions
 from smart_embedder.engine.requests.embedding import (
     EmbeddingPipeline,
@@ -57,7 +56,7 @@ def keys_of(task: Task, truncation: TruncationOptions) -> dict[str, dict[str, st
     spaces = [str(model.spaces[kind]) for kind in sorted(model.spaces)]
     begun = hashlib.blake2b(digest_size=32, person=b"smart-embedder")
     # `repr` quotes strings, so that no two tuples have one representation.
-    begun.update(repr((__version__, model.name, model.precision, spaces, *how)).encode() + b"\0")
+    begun.update(repr((model.name, model.precision, spaces, *how)).encode() + b"\0")
     keys = {}
     for text in dict.fromkeys(task.texts):
         digest = begun.copy()

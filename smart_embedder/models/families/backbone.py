@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from smart_embedder.engine.devices.thread import run_preempting_call
 from smart_embedder.engine.records import TokenIds
@@ -37,6 +37,7 @@ from smart_embedder.models.cuda_graphs import (
 )
 from smart_embedder.models.device.cpu import set_threads
 from smart_embedder.models.ops.backend import NATIVE
+from smart_embedder.models.ops.native import by_rows
 from smart_embedder.models.ops.proof import ATTENTION, TOLERANCES, Target
 
 # The cost of all layers is measured with one in so many of them.
@@ -202,6 +203,21 @@ class Backbone:
         """Whether the states of a text are the same to the last bit, whatever is beside it."""
         paths = self.target.paths
         return self._reproducible and {paths.get(each, NATIVE) for each in _BY_BATCH} == {NATIVE}
+
+    def place_head(self, head: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
+        """The head on the device, by default in the model's dtype.
+
+        Where the states of a text do not depend on other texts, what it makes of them does not
+        either; if that cannot be, this is not `reproducible` any more.
+        """
+        placed = head.to(self.device, dtype or self.dtype)
+        if not self.reproducible:
+            return placed
+        try:
+            return by_rows(placed)
+        except ValueError:
+            self._reproducible = False
+            return placed
 
     @property
     def wire_dtype(self) -> torch.dtype:

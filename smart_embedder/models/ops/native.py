@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from smart_embedder.models.attention import PackedAttention, QueryKeyValue, sdpa
 from smart_embedder.models.batch import PackedBatch
+from smart_embedder.models.checkpoint.weights import linear_of
 from smart_embedder.models.ops.backend import (
     NATIVE,
     Backend,
@@ -37,6 +38,7 @@ from smart_embedder.models.ops.backend import (
     dequantize,
     join_layers,
     onednn_backend,
+    torch_backend,
 )
 from smart_embedder.models.ops.build import (
     AARCH64,
@@ -186,6 +188,44 @@ class NativeLinear:
             self.depth, out, out, _ACTIVATIONS[self.activation],
         )  # fmt: skip
         return output
+
+
+class RowLinear(nn.Module):
+    """A linear layer whose rows have the same bits whatever other rows there are."""
+
+    def __init__(self, library: Library, layer: nn.Linear) -> None:
+        """Prepare it; raises `ValueError` for a layer that the kernels do not take."""
+        super().__init__()
+        depth, dtype = layer.in_features, layer.weight.dtype
+        if dtype not in {torch.float32, torch.bfloat16} or depth % STEP:
+            raise ValueError(f"no kernel multiplies {depth} numbers in {dtype}")
+        self.out_features = out = layer.out_features
+        rows = -(-out // _PANEL) * _PANEL
+        weight, bias = torch.zeros(rows, depth, dtype=dtype), torch.zeros(rows, dtype=dtype)
+        weight[:out] = layer.weight.detach()
+        if layer.bias is not None:
+            bias[:out] = layer.bias.detach()
+        kernels = _Kernels(library, dtype, torch_backend())
+        self._padded = kernels.linear([linear_of(weight, bias)])
+
+    def forward(self, states: Tensor) -> Tensor:
+        """`[rows, out]` of states `[rows, in]`."""
+        return self._padded(states.contiguous())[:, : self.out_features]
+
+
+def by_rows(module: nn.Module) -> nn.Module:
+    """The module with each linear layer in it, itself one perhaps, as a `RowLinear`.
+
+    Raises `ValueError` where one cannot be.
+    """
+    library = load_library()
+    if library is None:
+        raise ValueError("the kernels are not built")
+    if isinstance(module, nn.Linear):
+        return RowLinear(library, module)
+    for name, child in module.named_children():
+        setattr(module, name, by_rows(child))
+    return module
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ import structlog
 import torch
 from torch import Tensor, nn
 
+from smart_embedder import __version__
 from smart_embedder.engine.devices.thread import outcome_of
 from smart_embedder.engine.model import ModelInfo, RefusedPath
 from smart_embedder.errors import StartupError
@@ -163,7 +164,8 @@ class Target:
         """The description of a model that runs so."""
         named = FLOAT8 if self.float8 else str(self.dtype).removeprefix("torch.")
         dtype = INT8 if self.quantized else named
-        versions = [f"torch{torch.__version__}"]
+        # What lies between the kernels changes with the version of all.
+        versions = [f"torch{torch.__version__}", __version__]
         if NATIVE in self.paths.values():
             versions.insert(0, self.backend.kernels)
         if self.device.type != "cpu":

@@ -252,7 +252,7 @@ class ColbertEmbedder(HeadsEmbedder):
         projection, self.colbert_width = load_token_projection(
             folder, weights, backbone.hidden_size
         )
-        layers = projection.to(backbone.device, backbone.dtype)
+        layers = backbone.place_head(projection)
         self._token_heads = {"colbert": partial(token_vectors, layers, backbone)}
         self._converter = prove_converter(backbone, self.colbert_width)
         self._query = TextReader(config.query, tokenizer)

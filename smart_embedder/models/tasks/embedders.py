@@ -111,6 +111,8 @@ class DeviceModel(ABC, Generic[Result]):
         self.decode = tokenizer.decode
         self.spaces: Mapping[str, VectorSpace] = {}
         self.drift: dict[str, float] = {}
+        self._told_of: Target | None = None
+        self._precision = ""
         self._backbone = backbone
         self._tokenizer = tokenizer
 
@@ -127,7 +129,11 @@ class DeviceModel(ABC, Generic[Result]):
     @property
     def precision(self) -> str:
         """Implement `smart_embedder.engine.model.Model`."""
-        return self.info.precision
+        # It changes once, when graphs are captured, and stands in every answer.
+        target = self._backbone.target
+        if self._told_of is not target:
+            self._told_of, self._precision = target, target.describe(self.name).precision
+        return self._precision
 
     @property
     def reproducible(self) -> bool:
@@ -457,7 +463,7 @@ class DenseEmbedder(HeadsEmbedder):
         width = backbone.hidden_size * len(config.poolings)
         for step in config.steps:
             if isinstance(step, DenseLayer):
-                step.to(backbone.device, torch.float32)
+                backbone.place_head(step, torch.float32)
                 width = step.require_width(width)
             elif isinstance(step, Truncation):
                 width = min(width, step.width)
@@ -524,9 +530,10 @@ class M3Embedder(HeadsEmbedder):
         """Load it; raises `StartupError` for whatever is wrong with the folder."""
         tokenizer = load_tokenizer(folder, max_length)
         backbone = load_encoder(folder, target, tokenizer)
-        width, device, dtype = backbone.hidden_size, backbone.device, backbone.dtype
-        sparse_head = read_linear(folder / _SPARSE_HEAD, width, 1).to(device, dtype)
-        colbert_head = read_linear(folder / _COLBERT_HEAD, width).to(device, dtype)
+        width = backbone.hidden_size
+        sparse_head = backbone.place_head(read_linear(folder / _SPARSE_HEAD, width, 1))
+        linear = read_linear(folder / _COLBERT_HEAD, width)
+        self.colbert_width, colbert_head = linear.out_features, backbone.place_head(linear)
         self.pooling = read_pooling(folder)
         super().__init__(name, backbone, tokenizer, read_prompts(folder))
         self._dense_head = partial(dense_vectors, backbone.backend, self.pooling)
@@ -537,7 +544,6 @@ class M3Embedder(HeadsEmbedder):
         }
         without_weight = map(tokenizer.token_id, _WITHOUT_WEIGHT)
         self._without_weight = np.array([i for i in without_weight if i is not None], np.int64)
-        self.colbert_width = colbert_head.out_features
         self._converter = prove_converter(backbone, self.colbert_width)
 
     def _made(self) -> dict[str, Made]:
@@ -580,6 +586,6 @@ def dense_vectors(
     return DeviceRows(*backend.unit_rows(mean(hidden, packed), torch.float32, chosen))
 
 
-def token_weights(head: nn.Linear, states: Tensor) -> DeviceRows:
+def token_weights(head: nn.Module, states: Tensor) -> DeviceRows:
     """`[R]`: the lexical weight of each token with states `[R, hidden]`, if it is above 0."""
     return DeviceRows.of(head(states).squeeze(-1))

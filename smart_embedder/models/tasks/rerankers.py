@@ -40,7 +40,7 @@ from smart_embedder.models.checkpoint.config import (
     read_optional,
     require_known_modules,
 )
-from smart_embedder.models.checkpoint.weights import Weights
+from smart_embedder.models.checkpoint.weights import Weights, linear_of
 from smart_embedder.models.device.transfer import DeviceRows, not_finite, start_copies
 from smart_embedder.models.families.backbone import Backbone
 from smart_embedder.models.families.int8 import CALIBRATION_TEXTS
@@ -294,7 +294,7 @@ def load_classification_head(
             epsilon = number(folder, config, "norm_eps", 1e-5)  # ModernBERT's.
             layers.append(weights.norm(names.norm, width, epsilon))
     layers.append(weights.linear(names.logits, width, logits, bias=names.dense is not None))
-    modules = nn.Sequential(*layers).to(backbone.device, backbone.dtype)
+    modules = backbone.place_head(nn.Sequential(*layers))
     if names.reads == "last":
         pool: Pool = partial(_last_before_padding, config.get("pad_token_id"))
     else:
@@ -402,7 +402,8 @@ class QwenReranker(PairScorer[float]):
         backbone = load_decoder(folder, target, weights, [pair.ids for pair in pairs])
         super().__init__(name, backbone, tokenizer)
         self.max_batch_sequences = max_batch_sequences
-        self._yes_minus_no = _yes_minus_no(weights, tokenizer).to(target.device)
+        head = linear_of(_yes_minus_no(weights, tokenizer)[None], None)
+        self._yes_minus_no = backbone.place_head(head, torch.float32)
 
     def _made(self) -> dict[str, Made]:
         return {SCORE: Made("last", 1, steps="yes", reading=(PREFIX, SUFFIX, DEFAULT_INSTRUCTION))}
@@ -425,7 +426,7 @@ class QwenReranker(PairScorer[float]):
         del outputs
         packed = self._backbone.pack(sequences)
         states = last(self._backbone.forward(packed), packed)
-        copies = start_copies([DeviceRows.of(states @ self._yes_minus_no)])
+        copies = start_copies([DeviceRows.of(self._yes_minus_no(states).squeeze(1))])
 
         def collect() -> list[float | InferenceError]:
             (rows,) = copies()

@@ -283,6 +283,6 @@ def load_masked_language_head(
     return MaskedLanguageHead(
         to_transformed,
         weights.norm(names.norm, width, epsilon).to(device, exact),
-        backend.linear([to_logits.to(device, dtype)]),
+        backbone.place_head(to_logits),
         to_logits.out_features,
     )

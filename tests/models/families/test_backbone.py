@@ -68,7 +68,13 @@ def backbone_of(
     how = Target(torch.device(device), dtype, torch_backend())
     positions = PositionScheme(segment_offset=segments)
     return Backbone(
-        transformer, how, hidden_size=4, max_length=70, parameters=100, positions=positions
+        transformer,
+        how,
+        hidden_size=4,
+        max_length=70,
+        parameters=100,
+        positions=positions,
+        configuration="none",
     )
 
 

@@ -246,3 +246,32 @@ def test_other_shapes_and_amx_are_left_to_onednn(
     weights = QuantizedWeights(values, *torch.ones(3, out))
     backend.int8_gemm(weights, torch.bfloat16, activation)
     assert len(taken) == (0 if fits and not amx else 2)
+
+
+@given(
+    st.integers(1, 70),
+    st.integers(1, 200),
+    st.sampled_from([32, 96, 1024]),
+    st.booleans(),
+    st.sampled_from([torch.float32, torch.bfloat16]),
+)
+@settings(max_examples=40)
+def test_a_head_makes_of_each_row_what_it_makes_of_it_alone(rows, out, depth, bias, dtype) -> None:
+    torch.manual_seed(rows)
+    layer = nn.Linear(depth, out, bias=bias, dtype=dtype)
+    head = native.by_rows(nn.Sequential(layer, nn.Tanh()))
+    states = torch.randn(rows, depth).to(dtype)
+    with torch.inference_mode():
+        together = head(states)
+        expected = torch.tanh(functional.linear(states, layer.weight, layer.bias))
+        alone = torch.cat([head(states[row : row + 1]) for row in range(rows)])
+    assert together.shape == (rows, out)
+    assert torch.equal(together, alone)
+    tolerance = 1e-5 if dtype is torch.float32 else 1e-2
+    assert torch.allclose(together.float(), expected.float(), atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("layer", [nn.Linear(30, 8), nn.Linear(64, 8, dtype=torch.float16)])
+def test_a_head_that_no_kernel_multiplies_is_refused(layer: nn.Linear) -> None:
+    with pytest.raises(ValueError, match="no kernel multiplies"):
+        native.by_rows(nn.Sequential(layer))

@@ -1,0 +1,96 @@
+"""Does a text have the same bits alone and among any others?
+
+Each of some texts is embedded, and scored as a passage, alone. Then they come again and again in
+requests of random size, kinds and urgency that run at once, and every byte is compared.
+"""
+
+import asyncio
+import random
+from dataclasses import dataclass, field, replace
+
+from smart_embedder.engine import EmbedRequest, Engine, RerankRequest
+from smart_embedder.engine.records import Outputs, TextEmbedding
+from smart_embedder.errors import RerankerDisabledError
+from tests.oracle.cases import draw_text, log_uniform
+
+ALL = Outputs(dense=True, sparse=True, colbert=True)
+QUERY = "which river is this"
+_MOST_TEXTS = 32
+_AT_ONCE = 24
+# One in so many requests asks for scores.
+_SCORES = 5
+
+
+def bytes_of(vectors: TextEmbedding) -> dict[str, bytes]:
+    """The bytes of each kind that was made."""
+    found = {}
+    if vectors.dense is not None:
+        found["dense"] = vectors.dense.tobytes()
+    if vectors.sparse is not None:
+        found["sparse"] = vectors.sparse.indices.tobytes() + vectors.sparse.values.tobytes()
+    if vectors.colbert is not None:
+        found["colbert"] = vectors.colbert.tobytes()
+    return found
+
+
+@dataclass
+class Bits:
+    """The bytes of each text alone, and what was compared with them."""
+
+    engine: Engine
+    precision: str
+    kinds: Outputs
+    texts: list[str]
+    alone: list[dict[str, bytes]] = field(default_factory=list)
+    scores: list[float] = field(default_factory=list)
+    answers: int = 0
+    differing: dict[str, int] = field(default_factory=dict)
+    rng: random.Random = field(default_factory=lambda: random.Random(7))
+
+    @classmethod
+    async def measure(cls, engine: Engine, distinct: int, words: int, answers: int) -> "Bits":
+        """Compare so many answers for texts of up to so many words."""
+        models = engine.loaded()
+        assert models is not None
+        rng = random.Random(3)
+        drawn = (draw_text(rng, log_uniform(rng, words)) for _ in range(distinct))
+        texts = list(dict.fromkeys(drawn))
+        kinds = replace(models.kinds, states=False)
+        found = cls(engine, models.embedder.precision, kinds, texts)
+        for text in texts:
+            result = await engine.embed(EmbedRequest([text], found.kinds))
+            found.alone.append(bytes_of(result.embeddings[0]))
+            try:
+                ranked = await engine.rerank(RerankRequest(QUERY, [text]))
+                found.scores += ranked.scores
+            except RerankerDisabledError:
+                pass
+        await asyncio.gather(*(found.ask(answers) for _ in range(_AT_ONCE)))
+        return found
+
+    async def ask(self, answers: int) -> None:
+        """Ask, one request after the other, until so many answers were compared."""
+        while self.answers < answers:
+            chosen = self.rng.choices(range(len(self.texts)), k=self.rng.randint(1, _MOST_TEXTS))
+            texts, urgency = [self.texts[each] for each in chosen], self.rng.randint(0, 7)
+            client = f"client {self.rng.randint(0, 3)}"
+            if self.scores and not self.rng.randrange(_SCORES):
+                request = RerankRequest(QUERY, texts, urgency=urgency, client=client)
+                ranked = await self.engine.rerank(request)
+                for each, score in zip(chosen, ranked.scores, strict=True):
+                    self._compare("score", score == self.scores[each])
+                continue
+            wanted = self.rng.choice([self.kinds, Outputs(**{self._kind(): True})])
+            request = EmbedRequest(texts, wanted, urgency=urgency, client=client)
+            result = await self.engine.embed(request)
+            for each, vectors in zip(chosen, result.embeddings, strict=True):
+                for kind, found in bytes_of(vectors).items():
+                    self._compare(kind, found == self.alone[each][kind])
+
+    def _kind(self) -> str:
+        return self.rng.choice([*self.alone[0]])
+
+    def _compare(self, kind: str, equal: bool) -> None:
+        self.answers += 1
+        if not equal:
+            self.differing[kind] = self.differing.get(kind, 0) + 1

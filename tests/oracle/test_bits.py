@@ -1,0 +1,79 @@
+"""A text has the same bits alone and in any company; the oracle shows it at length."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from smart_embedder.engine import Engine
+from smart_embedder.models.load import load_models
+from smart_embedder.models.ops import native
+from smart_embedder.settings import Settings
+from tests.oracle.bits import Bits
+
+
+def settings_of(embedding: Path, reranker: Path, folder: Path, dtype: str) -> Settings:
+    return Settings(
+        embedding_model=str(embedding),
+        reranker_model=str(reranker),
+        dtype=dtype,
+        device="cpu",
+        max_batch_tokens=1024,
+        state_dir=folder,
+    )
+
+
+async def compare(*chosen: Any) -> Bits:
+    async with Engine(settings_of(*chosen), load_models) as engine:
+        assert all(each.reproducible for each in engine.loaded().each)
+        return await Bits.measure(engine, distinct=40, words=60, answers=1000)
+
+
+@pytest.fixture
+def limited(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The name of instructions than which the kernels use no faster ones."""
+    known = {each.name: each for each in native.runnable_here()}
+    if request.param not in known:
+        pytest.skip(f"this processor has no {request.param}")
+    monkeypatch.setattr(native, "runnable_here", lambda: [known[request.param]])
+    native.load_library.cache_clear()
+    yield request.param
+    native.load_library.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("limited", "dtype"),
+    [
+        ("avx512_bf16", "float32"),
+        ("avx512_bf16", "bfloat16"),
+        ("avx512_bf16", "int8"),
+        ("avx512_vnni", "int8"),
+        ("avx2", "float32"),
+        ("avx2", "int8"),
+    ],
+    indirect=["limited"],
+)
+async def test_no_bit_depends_on_what_is_computed_beside_it(
+    limited: str, dtype: str, tiny_m3: Path, tiny_reranker: Path, tmp_path: Path
+) -> None:
+    found = await compare(tiny_m3, tiny_reranker, tmp_path, dtype)
+    assert found.precision.startswith(f"{dtype}/native+torch/{limited}.")
+    assert (found.differing, found.answers >= 1000) == ({}, True)
+
+
+async def test_nor_does_one_of_a_decoder(tiny_qwen: Path, tmp_path: Path) -> None:
+    found = await compare(tiny_qwen, tiny_qwen, tmp_path, "float32")
+    assert (found.differing, found.answers >= 1000) == ({}, True)
+
+
+async def test_a_bit_that_differs_is_found(tiny_m3: Path, tiny_reranker: Path, tmp_path) -> None:
+    found = await compare(tiny_m3, tiny_reranker, tmp_path, "float32")
+    found.alone[0]["dense"] = b"other"
+    found.scores[1] += 1e-7
+    found.answers = 0
+    settings = settings_of(tiny_m3, tiny_reranker, tmp_path, "float32")
+    async with Engine(settings, load_models) as engine:
+        found.engine = engine
+        await found.ask(2000)
+    assert {"dense", "score"} <= found.differing.keys()
