@@ -5,9 +5,10 @@
 
 - `engines`: this engine and FlagEmbedding in turns, text length by text length, in tokens a second;
   a lone query's milliseconds, the token budget that the start chose, and memory.
+- `rate`: the same of this engine alone, at 256 tokens, and in any number format (`--dtype`).
 - `kernels`, `reranker-kernels`: what PyTorch's profiler sees of one query and of a batch.
 - `http-rate`: tokens a second over HTTP from one service process, by clients in processes of their
-  own.
+  own, who ask for Arrow.
 """
 
 import argparse
@@ -17,7 +18,7 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -31,10 +32,12 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.checkpoints import SHAPES, save_bge_m3
 from benchmarks.workload import QUERIES, Lengths, draw_texts
+from smart_embedder.api.formats.records import ARROW
 from smart_embedder.engine import EmbedRequest, Engine
 from smart_embedder.engine.records import Outputs
 from smart_embedder.models.load import load_models
 from smart_embedder.settings import NO_RERANKER, Settings
+from smart_embedder.vectors import OutputDtype
 from tests.support.server import REPOSITORY, run_server
 
 Figures = dict[str, Any]
@@ -44,8 +47,14 @@ Figures = dict[str, Any]
 # Tokens of a text, and of all texts of one length; those of a rehearsal on a CPU.
 _LENGTHS, _TOKENS = (32, 128, 256, 512, 2048, 8192), 262_144
 _QUICK_LENGTHS, _QUICK_TOKENS = (32, 128, 256, 512), 2048
-# The names of what is asked for, and whether that is more than dense vectors.
-_KINDS = {"dense": False, "all kinds": True}
+# That of the aims.
+_LENGTH = 256
+# The names of what is asked for: whether that is more than dense vectors, and its numbers.
+_KINDS: dict[str, tuple[bool, OutputDtype]] = {
+    "dense": (False, "float32"),
+    "all kinds": (True, "float32"),
+    "all kinds, int8": (True, "int8"),
+}
 # Texts in one call of `embed`: several are in the queue, so that the device need not wait for one.
 _TEXTS_IN_A_CALL = 256
 _LEAST_CALLS = 8
@@ -57,13 +66,16 @@ _QUERIES = 100
 _PEERS_SHARE = 4
 
 
-async def own_seconds(engine: Engine, texts: list[str], *, every_kind: bool) -> float:
+async def own_seconds(
+    engine: Engine, texts: list[str], dtype: OutputDtype, *, every_kind: bool
+) -> float:
     """For all texts, in calls that wait at the same time."""
     at_once = max(1, min(_TEXTS_IN_A_CALL, len(texts) // _LEAST_CALLS))
     calls = [texts[start : start + at_once] for start in range(0, len(texts), at_once)]
     began = time.perf_counter()
     outputs = Outputs(dense=True, sparse=every_kind, colbert=every_kind)
-    await asyncio.gather(*(engine.embed(EmbedRequest(call, outputs)) for call in calls))
+    requests = [EmbedRequest(call, outputs, output_dtype=dtype) for call in calls]
+    await asyncio.gather(*map(engine.embed, requests))
     return time.perf_counter() - began
 
 
@@ -92,25 +104,24 @@ def peer_seconds(peer: Any, texts: list[str], *, every_kind: bool) -> float:
     return time.perf_counter() - began
 
 
-async def rates(engine: Engine, peer: Any, *, quick: bool) -> list[Figures]:
+async def rates(engine: Engine, peer: Any, lengths: Sequence[int], tokens: int) -> list[Figures]:
     """One row for each length and selection of kinds; the best of the rounds of each engine.
 
     On a slow device the longest texts are left out.
     """
     rows: list[Figures] = []
     ends = time.monotonic() + _SECONDS
-    tokens = _QUICK_TOKENS if quick else _TOKENS
-    for length in _QUICK_LENGTHS if quick else _LENGTHS:
+    for length in lengths:
         texts = draw_texts(Lengths(length, length), max(1, tokens // length))
         fewer = texts[: max(1, len(texts) // _PEERS_SHARE)]
-        for name, every_kind in _KINDS.items():
+        for name, (every_kind, dtype) in _KINDS.items():
             if time.monotonic() > ends:
                 return rows
             own, other = [], []
             for _ in range(_ROUNDS):
-                seconds = await own_seconds(engine, texts, every_kind=every_kind)
+                seconds = await own_seconds(engine, texts, dtype, every_kind=every_kind)
                 own.append(length * len(texts) / seconds)
-                if peer is not None:
+                if peer is not None and dtype == "float32":
                     seconds = peer_seconds(peer, fewer, every_kind=every_kind)
                     other.append(length * len(fewer) / seconds)
             row = {"tokens": length, "kinds": name, "tokens_per_second": max(own)}
@@ -140,16 +151,26 @@ def memory() -> dict[str, int]:
     return {"allocated": allocated, "reserved": reserved}
 
 
-async def engines(folder: Path, device: str, *, quick: bool) -> Figures:
-    """The start, a lone query, and the rates of both."""
+async def engines(
+    folder: Path, device: str, *, quick: bool, dtype: str = "auto", alone: bool = False
+) -> Figures:
+    """The start, a lone query, and the rates of both, or of this engine `alone` at one length."""
     settings = Settings(
-        embedding_model=str(folder), reranker_model="none", device=device, request_timeout=600
+        embedding_model=str(folder),
+        reranker_model="none",
+        device=device,
+        dtype=dtype,
+        request_timeout=600,
     )
+    lengths: Sequence[int] = _QUICK_LENGTHS if quick else _LENGTHS
+    if alone:
+        lengths = (_LENGTH,)
     began = time.perf_counter()
     async with Engine(settings, load_models) as engine:
         models = engine.loaded()
         assert models is not None
         found: Figures = {
+            "torch": torch.__version__,
             "start_seconds": time.perf_counter() - began,
             "max_batch_tokens": models.max_batch_tokens,
             "seconds_per_token": models.seconds_per_token,
@@ -159,9 +180,10 @@ async def engines(folder: Path, device: str, *, quick: bool) -> Figures:
             "refused": [f"{each.operation}: {each.path}" for each in models.infos[0].refused],
             "lone_query": await lone_query(engine),
         }
-        alone = memory()
-        found["rates"] = await rates(engine, load_peer(folder, device), quick=quick)
-    return found | {"memory_before_load": alone, "memory": memory()}
+        before = memory()
+        peer = None if alone else load_peer(folder, device)
+        found["rates"] = await rates(engine, peer, lengths, _QUICK_TOKENS if quick else _TOKENS)
+    return found | {"memory_before_load": before, "memory": memory()}
 
 
 # ---- forwards of one model
@@ -226,7 +248,6 @@ def kernels(folder: Path, device: str, *, quick: bool, of_reranker: bool = False
 
 # ---- over HTTP
 
-_LENGTH = 256
 _TEXTS_IN_A_REQUEST = 32
 _CONNECTIONS = 8
 # Before the clock starts: every connection has sent at least one request by then.
@@ -257,7 +278,7 @@ def client(url: str, texts: int, seconds: float) -> int:
             number += 1
 
     async def run() -> None:
-        headers = {"Content-Type": "application/json"}
+        headers = {"Content-Type": "application/json", "Accept": ARROW}
         async with aiohttp.ClientSession(headers=headers) as session:
             calls = (call_again_and_again(session, first) for first in range(_CONNECTIONS))
             await asyncio.gather(*calls)
@@ -298,6 +319,9 @@ def main() -> None:
     """Measure one section and print it."""
     sections: dict[str, Callable[..., Any]] = {
         "engines": lambda *given, quick: asyncio.run(engines(*given, quick=quick)),
+        "rate": lambda *given, quick: asyncio.run(
+            engines(*given, quick=quick, dtype=chosen.dtype, alone=True)
+        ),
         "kernels": kernels,
         "reranker-kernels": lambda *given, quick: kernels(*given, quick=quick, of_reranker=True),
         "http-rate": http_rate,
@@ -307,10 +331,10 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--quick", action="store_true", help="few short texts, and less time")
-    given = parser.parse_args()
-    print(
-        json.dumps(sections[given.section](given.folder.resolve(), given.device, quick=given.quick))
-    )
+    parser.add_argument("--dtype", default="auto", help="DTYPE of the section rate")
+    chosen = parser.parse_args()
+    measure, folder = sections[chosen.section], chosen.folder.resolve()
+    print(json.dumps(measure(folder, chosen.device, quick=chosen.quick)))
 
 
 if __name__ == "__main__":

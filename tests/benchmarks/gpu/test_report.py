@@ -1,11 +1,12 @@
 """The GPU report: a section that fails or never ends costs itself alone."""
 
+import os
 import sys
 from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu.report import Outcome, Section, page, run, sections
+from benchmarks.gpu.report import AIMS, Outcome, Section, compared, page, run, sections
 from benchmarks.gpu.wheels import requirements
 
 
@@ -66,6 +67,46 @@ def test_figures_are_tables_and_records_within_them_tables_of_their_own() -> Non
     assert "a\\|b" in shown
     assert "### Rates\n" in shown
     assert "| graphs |     0.100 |" in shown
+
+
+def rates(**tokens_per_second: float) -> list[dict[str, object]]:
+    return [
+        {"tokens": tokens, "kinds": kinds, "tokens_per_second": rate * tokens / 256}
+        for kinds, rate in tokens_per_second.items()
+        for tokens in (128, 256)
+    ]
+
+
+def test_what_was_measured_stands_beside_its_aim_and_beside_another_pytorch(tmp_path) -> None:
+    engines = {"torch": "2.13", "rates": rates(**{"dense": 4e5, "all kinds": 1e5})}
+    outcomes = [
+        Outcome("engines", 1.0, 0, engines | {"lone_query": {"p50_ms": 1.5}}, ""),
+        Outcome("http_rate", 1.0, 0, {"tokens_per_second": 3e5}, ""),
+        Outcome("float8", 1.0, 1, None, "no GPU"),
+        Outcome("other_torch", 1.0, 0, {"torch": "2.10", "rates": rates(dense=5e5)}, ""),
+    ]
+    assert list(compared(outcomes)) == [
+        ("dense", 4e5, AIMS["dense"]),
+        ("all kinds", 1e5, AIMS["all kinds"]),
+        ("HTTP of dense", 0.75, AIMS["HTTP of dense"]),
+        ("lone query, ms", 1.5, AIMS["lone query, ms"]),
+        ("dense, PyTorch 2.13 beside 2.10", 4e5, 5e5),
+    ]
+    assert "## Aims\n" in page(outcomes)
+    assert "## Aims" not in page([])
+
+
+def test_another_pytorch_is_found_before_the_machines(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/packages")
+    found = {
+        each.name: each for each in sections(tmp_path, "cuda", quick=False, other_torch=tmp_path)
+    }
+    path = found["other_torch"].environment["PYTHONPATH"].split(os.pathsep)
+    assert path[1:] == [str(tmp_path), "/packages"]
+    assert "float8" in found["float8"].command
+    assert {"other_torch", "float8"}.isdisjoint(
+        each.name for each in sections(tmp_path, "cpu", quick=True)
+    )
 
 
 @pytest.mark.parametrize("python", ["3.11", "3.12", "3.13"])
