@@ -12,12 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional
 
 from smart_embedder.engine.records import Outputs, TextEmbedding, TokenIds
-from smart_embedder.models.device.choose import choose_dtype, ensure_allocates
+from smart_embedder.models.device.choose import choose_dtype, ensure_allocates, has_float8
 from smart_embedder.models.loader import load_embedder, load_reranker
 from smart_embedder.models.ops.choose import choose_backend
 from smart_embedder.models.ops.proof import Target
+from smart_embedder.models.tasks.conversion import try_converter
 
 pytestmark = pytest.mark.device
 DEVICES = ["cpu"]
@@ -93,3 +95,30 @@ def test_results_are_those_of_a_cpu_in_float32_and_of_lonely_texts(
         for mine, ids, kinds in zip(results, batch, cycle(KINDS), strict=False):
             (other,) = exact.forward([ids], kinds)
             check(mine, other)
+
+
+@pytest.mark.parametrize("device", [each for each in DEVICES if each != "mps"])
+@pytest.mark.parametrize("width", [128, 1024])
+def test_colbert_vectors_are_converted_there_as_on_the_host(device: str, width: int) -> None:
+    where = torch.device(device)
+    ensure_allocates(where)
+    _, proof = try_converter(where, width, torch.float16)
+    assert proof.holds, proof
+
+
+@pytest.mark.parametrize("device", [each for each in DEVICES if has_float8(torch.device(each))])
+@pytest.mark.parametrize("name", ["tiny_m3", "tiny_qwen"])
+def test_vectors_in_float8_are_nearly_those_in_float32(
+    name: str, device: str, float32_target: Target, request: pytest.FixtureRequest
+) -> None:
+    folder, where = request.getfixturevalue(name), torch.device(device)
+    ensure_allocates(where)
+    dtype = choose_dtype("float8", where)
+    target = Target(where, dtype, choose_backend(where, dtype), float8=True)
+    model, exact = (load_embedder("m", folder, 512, each) for each in (target, float32_target))
+    model.capture_graphs()
+    assert not model.info.refused
+    for batch in batches():
+        mine, other = (each.forward(batch, Outputs(dense=True)) for each in (model, exact))
+        vectors = (torch.from_numpy(np.stack([e.dense for e in each])) for each in (mine, other))
+        assert functional.cosine_similarity(*vectors).min() > 0.98

@@ -24,6 +24,7 @@ from smart_embedder.models.device.choose import (
     choose_dtype,
     cpu_has_bfloat16,
     cpu_has_int8,
+    has_float8,
 )
 from smart_embedder.models.load import load_models
 from smart_embedder.models.loader import locate_models
@@ -31,13 +32,14 @@ from smart_embedder.models.ops.choose import choose_backend
 from smart_embedder.models.ops.proof import (
     DECODER,
     ENCODER,
+    FLOAT8_OPERATIONS,
     GPU_ENCODER,
     QUANTIZED_ENCODER,
     Proof,
     Shapes,
     Target,
 )
-from smart_embedder.settings import INT8, NO_RERANKER, Settings
+from smart_embedder.settings import FLOAT8, INT8, NO_RERANKER, Settings
 from smart_embedder.settings.sources import load_settings
 from tools.references.choose import References
 from tools.references.reference import EmbeddingReference, ReferenceMissingError
@@ -84,7 +86,7 @@ def proofs(device_name: str) -> Iterator[tuple[str, str, Proof]]:
         dtypes = [torch.float32, *([torch.bfloat16] if cpu_has_bfloat16() else [])]
     encoder = ENCODER if on_cpu else GPU_ENCODER
     models = (("encoder", _ENCODER_SHAPES, encoder), ("decoder", _DECODER_SHAPES, DECODER))
-    asked = [
+    asked: list[tuple[str, str, torch.dtype, Shapes, Sequence[str]]] = [
         (model, str(dtype).removeprefix("torch."), dtype, shapes, operations)
         for dtype in dict.fromkeys([*dtypes, torch.float32])
         for model, shapes, operations in models
@@ -92,6 +94,9 @@ def proofs(device_name: str) -> Iterator[tuple[str, str, Proof]]:
     if on_cpu and cpu_has_int8():
         dtype = choose_dtype(INT8, device)
         asked.append(("encoder", INT8, dtype, _ENCODER_SHAPES, QUANTIZED_ENCODER))
+    if has_float8(device):
+        dtype = choose_dtype(FLOAT8, device)
+        asked.append(("encoder", FLOAT8, dtype, _ENCODER_SHAPES, FLOAT8_OPERATIONS))
     for model, name, dtype, shapes, operations in asked:
         target = Target(device, dtype, choose_backend(device, dtype))
         for operation in operations:

@@ -44,11 +44,11 @@ ATTENTION = "attention"
 # The operations of a layer.
 ENCODER = ("linear", "add_norm", "unit_rows", ATTENTION)
 GPU_ENCODER = ("embed", *ENCODER)
-_FLOAT8 = ("float8_rows", "float8_product")
-FLOAT8_ENCODER = (*_FLOAT8, *GPU_ENCODER)
+FLOAT8_OPERATIONS = ("float8_rows", "float8_product")
+FLOAT8_ENCODER = (*FLOAT8_OPERATIONS, *GPU_ENCODER)
 QUANTIZED_ENCODER = ("quantize_rows", "int8_gemm", "add_norm", "unit_rows", ATTENTION)
 DECODER = ("linear", "add_linear", "rms_norm", "rotary", "gate", ATTENTION)
-FLOAT8_DECODER = (*_FLOAT8, *DECODER)
+FLOAT8_DECODER = (*FLOAT8_OPERATIONS, *DECODER)
 QUANTIZED_DECODER = ("quantize_rows", "int8_gemm", "rms_norm", "rotary", "gate", ATTENTION)
 # The largest difference, as a share of the largest number; PyTorch rounds some sums in between.
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 3e-2}
