@@ -75,12 +75,12 @@ class Bits:
             texts, urgency = [self.texts[each] for each in chosen], self.rng.randint(0, 7)
             client = f"client {self.rng.randint(0, 3)}"
             if self.scores and not self.rng.randrange(_SCORES):
-                request = RerankRequest(QUERY, texts, urgency=urgency, client=client)
-                ranked = await self.engine.rerank(request)
+                ranking = RerankRequest(QUERY, texts, urgency=urgency, client=client)
+                ranked = await self.engine.rerank(ranking)
                 for each, score in zip(chosen, ranked.scores, strict=True):
                     self._compare("score", score == self.scores[each])
                 continue
-            wanted = self.rng.choice([self.kinds, Outputs(**{self._kind(): True})])
+            wanted = self.rng.choice([self.kinds, Outputs.of([self._kind()])])
             request = EmbedRequest(texts, wanted, urgency=urgency, client=client)
             result = await self.engine.embed(request)
             for each, vectors in zip(chosen, result.embeddings, strict=True):
