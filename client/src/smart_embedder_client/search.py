@@ -23,7 +23,6 @@ from smart_embedder_client.options import EmbedOptions
 from smart_embedder_client.qdrant.store import (
     COLBERT,
     DENSE,
-    MODEL,
     SOURCE,
     SPARSE,
     TEXT,
@@ -33,6 +32,7 @@ from smart_embedder_client.qdrant.store import (
     QdrantError,
     Store,
     Vectors,
+    check_model,
     open_store,
     same_space,
 )
@@ -141,21 +141,12 @@ def _embed(
     if origin is None or not answer.vector_space:
         who = "the collection" if origin is None else "the service"
         note(f"{who} does not say in which space its vectors are, so names of models are compared")
-        _check_model(store, answer.dense_model_name)
+        check_model(store, answer.dense_model_name)
     return Vectors(
         None if answer.dense is None else answer.dense[0],
         None if answer.sparse is None else answer.sparse[0],
         None if answer.colbert is None else answer.colbert[0],
     )
-
-
-def _check_model(store: Store, served: str) -> None:
-    for point in store.sample(1):
-        if (stored := point.payload.get(MODEL, served)) != served:
-            raise QdrantError(
-                f"the collection has vectors of {stored}, and the service makes those of {served}: "
-                "ask a service with the same model"
-            )
 
 
 @dataclass(frozen=True, slots=True)

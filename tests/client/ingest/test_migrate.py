@@ -16,8 +16,11 @@ from smart_embedder_client import Client
 from smart_embedder_client.ingest.command import main
 from smart_embedder_client.ingest.migrate import Migration, migrate
 from smart_embedder_client.ingest.options import IngestError, MigrateOptions
+from smart_embedder_client.qdrant.edge_store import EdgeStore
+from smart_embedder_client.qdrant.store import OtherSpaceError, Point
 
 from tests.client.ingest.conftest import Runs
+from tests.support.relay import Relay
 from tests.support.server import REPOSITORY, RunningServer
 
 # A process that kills itself before, or after, the nth call of a method of its store.
@@ -166,6 +169,30 @@ def test_what_changes_meanwhile_is_found_by_the_next_run(
     edge_runs.run(sync=True)
     assert migrated(edge_runs, other_server).uploaded == 1
     check_vectors(edge_runs, new, other_server, payloads(edge_runs))
+
+
+def test_a_service_that_is_changed_under_it_stops_it(
+    edge_runs: Runs,
+    server: RunningServer,
+    other_server: RunningServer,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (folder / "long.txt").write_text(" ".join(f"row {i} of the river." for i in range(300)))
+    edge_runs.run()
+    upsert = EdgeStore.upsert
+    with Relay() as relay:
+        relay.connect_to(other_server.url)
+
+        def change_service(store: EdgeStore, points: list[Point]) -> None:
+            upsert(store, points)
+            relay.disconnect()
+            relay.connect_to(server.url)
+
+        monkeypatch.setattr(EdgeStore, "upsert", change_service)
+        options = MigrateOptions(patience=60.0, requests=1)
+        with pytest.raises(OtherSpaceError, match="has changed during the run: run the same comm"):
+            asyncio.run(migrate(options, edge_runs.target, relay.url))
 
 
 def test_vectors_may_get_another_type_and_fewer_kinds_in_the_same_space(

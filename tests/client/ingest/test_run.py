@@ -16,7 +16,7 @@ from smart_embedder_client.ingest.run import ingest
 from smart_embedder_client.ingest.sources import PART_CHARACTERS, Fields
 from smart_embedder_client.qdrant import store as qdrant_store
 from smart_embedder_client.qdrant.edge_store import EdgeStore
-from smart_embedder_client.qdrant.store import Point, Vectors, make_layout
+from smart_embedder_client.qdrant.store import OtherSpaceError, Point, Vectors, make_layout
 
 from tests.client.ingest.conftest import Runs
 from tests.support.checkpoints import WORDS
@@ -119,7 +119,7 @@ def test_a_collection_of_another_model_is_refused_by_its_name(edge_runs: Runs) -
     payload = {"model": "another-model", "dataset": "texts"}
     point = Point(str(uuid.UUID(int=1)), Vectors(sparse=sparse), payload)
     edge_runs.look(lambda store: store.upsert([point]))
-    with pytest.raises(IngestError, match="has vectors of another-model, and the service makes"):
+    with pytest.raises(OtherSpaceError, match="has vectors of another-model, and the serv"):
         edge_runs.run(kinds=frozenset({"sparse"}))
 
 

@@ -143,13 +143,22 @@ def test_a_collection_of_an_earlier_version_is_adopted_if_its_texts_have_the_sam
     assert edge_runs.look(lambda store: store.origin()) == origin
 
 
-def test_a_kind_that_is_added_later_is_noted_beside_the_others(edge_runs: Runs, server) -> None:
+def test_a_kind_that_is_added_later_is_noted_and_another_precision_is_told(
+    edge_runs: Runs, server: RunningServer, capsys: pytest.CaptureFixture[str]
+) -> None:
     edge_runs.run()
     origin = edge_runs.look(lambda store: store.origin())
-    partly = replace(origin, vector_space={"dense": origin.vector_space["dense"]})
+    partly = replace(
+        origin,
+        vector_space={"dense": origin.vector_space["dense"]},
+        precision={"dense": "int8/native"},
+    )
     edge_runs.look(lambda store: store.note_origin(partly))
     edge_runs.run()
     assert edge_runs.look(lambda store: store.origin()).vector_space == spaces_of(server)
+    told = capsys.readouterr().err
+    assert "dense vectors were made in int8 before, and in float32 now" in told
+    assert "sparse vectors were made" not in told
 
 
 def test_a_qdrant_that_keeps_no_metadata_is_compared_at_every_run(

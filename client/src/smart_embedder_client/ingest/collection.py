@@ -13,13 +13,13 @@ from smart_embedder_client.ingest.options import IngestError, IngestOptions, Loa
 from smart_embedder_client.ingest.pace import Patience
 from smart_embedder_client.qdrant.store import (
     DENSE,
-    MODEL,
     PAGE,
     SPARSE,
     Datatype,
     Layout,
     Origin,
     Store,
+    check_model,
     differences,
     make_layout,
     pages,
@@ -129,12 +129,12 @@ class Collection:
         """Have the collection say where its vectors come from, unless it says so; None if unknown.
 
         Where an earlier version has filled it, a sample of its texts is embedded anew. Raises
-        `IngestError` if it has other vectors, or is of another model.
+        `IngestError` or `OtherSpaceError` if it has other vectors, or is of another model.
         """
         if self.is_new:
             return served.origin
         if noted is None or served.origin is None:
-            await self._check_model(served)
+            await self.patience.ask(check_model, self.store, served.name)
         if served.origin is None:
             note(
                 "the service does not say in which space its vectors are, as it is older: nothing "
@@ -162,15 +162,6 @@ class Collection:
             if before != now:
                 note(f"{kind} vectors were made in {before} before, and in {now} now")
         return known
-
-    async def _check_model(self, served: Served) -> None:
-        for point in await self.patience.ask(self.store.sample, 1):
-            if (model := point.payload.get(MODEL, served.name)) != served.name:
-                raise IngestError(
-                    f"the collection {self.store.collection} has vectors of {model}, and the "
-                    f"service makes those of {served.name}: give the collection another name, or "
-                    "embed it anew with --migrate"
-                )
 
     async def _compare(
         self, client: AsyncClient, kinds: frozenset[str], known: Origin, served: Origin

@@ -64,14 +64,17 @@ def same_space(collection: str, advice: str | None = None) -> Iterator[None]:
         difference = what_differs(error)
         if difference is None:
             raise
-        advice = advice or (
-            "ask a service with the same model and settings, or embed the collection anew: "
-            f"smart-embedder ingest --migrate --collection {collection}"
-        )
+        advice = advice or _ADVICE.format(collection)
         raise OtherSpaceError(
             f"the service's vectors are of another space than those of the collection {collection} "
             f"({difference}): {advice}"
         ) from error
+
+
+_ADVICE = (
+    "ask a service with the same model and settings, or embed the collection anew: "
+    "smart-embedder ingest --migrate --collection {}"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -364,6 +367,16 @@ def open_store(target: Target) -> Store:
     from smart_embedder_client.qdrant.client_store import ClientStore  # noqa: PLC0415
 
     return ClientStore(target)
+
+
+def check_model(store: Store, served: str) -> None:
+    """Raise `OtherSpaceError` if a point says that its vectors are of another model."""
+    for point in store.sample(1):
+        if (model := point.payload.get(MODEL, served)) != served:
+            raise OtherSpaceError(
+                f"the collection {store.collection} has vectors of {model}, and the service makes "
+                f"those of {served}: {_ADVICE.format(store.collection)}"
+            )
 
 
 def read_vectors(named: Any) -> Vectors:
