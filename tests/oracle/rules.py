@@ -20,6 +20,8 @@ LONG = [" ".join(WORDS[:40]), "bread"]
 QUERY, PROMPT, INSTRUCTION = "river search", "mountain: ", "Find the passage that names a river."
 BOTH = (True, False)
 SIDES = ("left", "right")
+# What has the form of a space's id, and is that of no model.
+ELSEWHERE = "dense-a-b-c-d-e-f-g-h, score-a-b-c-d-e-f-g-h"
 CUTS = (True, False, "NONE", "START", "END")
 
 

@@ -8,6 +8,7 @@ import numpy as np
 from tests.oracle.rules import (
     BOTH,
     CUTS,
+    ELSEWHERE,
     INSTRUCTION,
     LONG,
     QUERY,
@@ -98,6 +99,8 @@ def _order(found: Scored) -> list[int]:
 
 def _native_rerank(served: Served, question: Any) -> Body:
     body = question.body
+    if body.get("if_vector_space"):
+        raise RefusedError
     how = reading(body)
     pairs = [(body["query"], passage) for passage in body["passages"]]
     # A sigmoid is only for the logits of cross-encoders.
@@ -213,10 +216,11 @@ SCORE_RULES: dict[str, Rule] = {
             **{f"weights.{kind}": (0, 0.5, 2) for kind in ("dense", "sparse", "colbert")},
             "truncate": BOTH,
             "truncation_side": SIDES,
+            "if_vector_space": (ELSEWHERE,),
             "model": (),
         },
         _native_rerank,
-        frozenset({"processing_time_ms", "timings_ms"}),
+        frozenset({"processing_time_ms", "timings_ms", "vector_space", "precision"}),
     ),
     "DocumentsResponse": Rule(
         ("query", "documents"),

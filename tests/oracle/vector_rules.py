@@ -10,6 +10,7 @@ import numpy as np
 from tests.oracle.rules import (
     BOTH,
     CUTS,
+    ELSEWHERE,
     LONG,
     PROMPT,
     SHORT,
@@ -66,7 +67,7 @@ def _shortened(served: Served, found: Vectors, width: int, *, normalize: bool) -
 def _own_vectors(served: Served, body: Body, texts: list[str], field_name: str) -> Iterator[Body]:
     """Of each text the vectors, the tokens, and the warnings with the tokens that were read."""
     kinds = [kind for kind in ("dense", "sparse", "colbert") if body.get(f"return_{kind}", True)]
-    if not kinds and not body.get("muvera"):
+    if (not kinds and not body.get("muvera")) or body.get("if_vector_space"):
         raise RefusedError
     made = _own_options(body, kinds)
     dtype, factor = made
@@ -203,6 +204,7 @@ _OWN_OPTIONS: dict[str, tuple[Any, ...]] = {
     "colbert_pool_factor": (2, 3),
     "muvera": ("query", "document"),
     "encoding": ("float", "base64"),
+    "if_vector_space": (ELSEWHERE,),
     "model": (),
 }
 _OWN_TOGETHER: tuple[Body, ...] = (
@@ -498,7 +500,7 @@ VECTOR_RULES: dict[str, Rule] = {
         ({"sentences": SHORT}, {"sentences": LONG}),
         _OWN_OPTIONS,
         _embeddings,
-        frozenset({"processing_time_ms", "timings_ms", "message"}),
+        frozenset({"processing_time_ms", "timings_ms", "message", "vector_space", "precision"}),
         _OWN_TOGETHER,
         (JSON, ARROW, MSGPACK, SAFETENSORS),
     ),
