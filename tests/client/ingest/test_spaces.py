@@ -183,14 +183,15 @@ def test_an_older_service_is_told_once_and_goes_on(
     edge_runs: Runs, older_server: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Into a new collection, and into one whose space is known."""
-    older = replace(edge_runs, url=older_server)
+    older, told = replace(edge_runs, url=older_server), "the service does not say in which space"
     assert older.run().uploaded > 3
+    assert capsys.readouterr().err.count(told) == 1
     assert edge_runs.look(lambda store: store.origin()) is None
     edge_runs.run()
     capsys.readouterr()
     (edge_runs.options.source / "more.txt").write_text("more about the river")
     assert older.run().uploaded == 1
-    assert capsys.readouterr().err.count("the service does not say in which space") == 1
+    assert capsys.readouterr().err.count(told) == 1
 
 
 def test_the_same_model_under_another_name_stores_nothing_twice(

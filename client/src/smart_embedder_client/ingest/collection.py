@@ -131,9 +131,7 @@ class Collection:
         Where an earlier version has filled it, a sample of its texts is embedded anew. Raises
         `IngestError` or `OtherSpaceError` if it has other vectors, or is of another model.
         """
-        if self.is_new:
-            return served.origin
-        if noted is None or served.origin is None:
+        if not self.is_new and (noted is None or served.origin is None):
             await self.patience.ask(check_model, self.store, served.name)
         if served.origin is None:
             note(
@@ -141,6 +139,8 @@ class Collection:
                 "but the model's name is compared with the collection"
             )
             return None
+        if self.is_new:
+            return served.origin
         known = noted or Origin({}, models=served.models)
         unknown = served.origin.vector_space.keys() - known.vector_space.keys()
         if unknown:
