@@ -6,10 +6,11 @@ length; `M3Embedder`, for the kind of bge-m3, lexical weights and ColBERT vector
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import repeat
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
@@ -334,10 +335,12 @@ class HeadsEmbedder(EmbeddingModel):
         self, kind: str, outputs: Sequence[Outputs]
     ) -> Iterator[tuple[ColbertForm, tuple[bool, ...]]]:
         """The forms in which sequences want a kind on the host, and which want it so."""
-        plain = kind != "colbert" or self._converter is None
-        wanted = [
-            (PLAIN if plain else each.form) if getattr(each, kind) else None for each in outputs
-        ]
+        if kind != "colbert" or self._converter is None:
+            selected = tuple([getattr(each, kind) for each in outputs])
+            if any(selected):
+                yield PLAIN, selected
+            return
+        wanted = [each.form if each.colbert else None for each in outputs]
         for form in dict.fromkeys(wanted):
             if form is not None:
                 yield form, tuple([each == form for each in wanted])
@@ -346,38 +349,42 @@ class HeadsEmbedder(EmbeddingModel):
         self, copies: Callable[[], list[HostRows]], sequences: list[TokenIds], parts: list[_Part]
     ) -> list[TextEmbedding | InferenceError]:
         """The results; `parts` are those of the copies."""
-        arrived = list(zip(parts, copies(), strict=True))
-        sparse: dict[int, SparseVector] = {}
-        for part, host in arrived:
-            if part.kind == "sparse":
-                own_rows = enumerate(part.spans)
-                weights = {i: host.values[span] for i, span in own_rows if span is not None}
-                asking = [sequences[index] for index in weights]
-                vectors = sparse_vectors(asking, [*weights.values()], self._without_weight)
-                sparse = dict(zip(weights, vectors, strict=True))
-        results: list[TextEmbedding | InferenceError] = []
-        for index, ids in enumerate(sequences):
-            own: dict[str, Any] = {"sparse": sparse.get(index)}
-            is_finite = True
-            for part, host in arrived:
-                if (span := part.spans[index]) is None:
-                    continue
-                is_finite = is_finite and bool(host.finite[span].all())
-                match part.kind:
-                    case "dense" | "muvera":
-                        own[part.kind] = host.values[span][0]
-                    case "states":
-                        own["states"] = host.values[span]
-                    case "colbert":
-                        kept = self._with_vector(ids)
-                        values, dtype = host.values[span][kept], part.dtype
-                        if dtype == "float32":
-                            own["colbert"] = values
-                        else:
-                            scales = host.check[span][kept] if dtype in SCALED else None
-                            own["quantized"] = QuantizedVectors(dtype, values, scales)
-            results.append(TextEmbedding(**own) if is_finite else not_finite())
-        return results
+        found: list[dict[str, Any]] = [{} for _ in sequences]
+        failed: set[int] = set()
+        for part, host in zip(parts, copies(), strict=True):
+            own = {index: span for index, span in enumerate(part.spans) if span is not None}
+            if not host.finite.all():
+                failed |= {index for index, span in own.items() if not host.finite[span].all()}
+            name = part.kind if part.dtype == "float32" else "quantized"
+            asking = [sequences[index] for index in own]
+            vectors = self._vectors_of(part, host, asking, [*own.values()])
+            for index, each in zip(own, vectors, strict=True):
+                found[index][name] = each
+        return [
+            not_finite() if index in failed else TextEmbedding(**each)
+            for index, each in enumerate(found)
+        ]
+
+    def _vectors_of(
+        self, part: _Part, host: HostRows, sequences: list[TokenIds], spans: list[slice]
+    ) -> Iterable[Any]:
+        """What `TextEmbedding` holds of each of the sequences, whose rows are at `spans`."""
+        match part.kind:
+            case "dense" | "muvera":
+                return [host.values[span.start] for span in spans]
+            case "states":
+                return [host.values[span] for span in spans]
+            case "sparse":
+                weights = [host.values[span] for span in spans]
+                return sparse_vectors(sequences, weights, self._without_weight)
+        kept = [self._with_vector(ids) for ids in sequences]
+        vectors = [host.values[span][own] for span, own in zip(spans, kept, strict=True)]
+        if part.dtype == "float32":
+            return vectors
+        scales: Iterable[FloatArray | None] = repeat(None)
+        if part.dtype in SCALED:
+            scales = [host.check[span][own] for span, own in zip(spans, kept, strict=True)]
+        return map(partial(QuantizedVectors, part.dtype), vectors, scales)
 
 
 def token_vectors(head: nn.Module, backbone: Backbone, states: Tensor) -> DeviceRows:
