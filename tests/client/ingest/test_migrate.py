@@ -204,6 +204,13 @@ def test_vectors_may_get_another_type_and_fewer_kinds_in_the_same_space(
     layout = new.look(lambda store: store.layout())
     assert (layout.kinds, layout.datatype) == ({"dense"}, "float16")
     assert len(new.ids()) == done.uploaded == len(edge_runs.ids())
+    changed = {"kinds": frozenset({"sparse", "colbert"}), "colbert_pool_factor": 2}
+    for _ in range(2):
+        pooled = migrated(edge_runs, server, drop_old=True, **changed)
+        assert pooled.is_moved
+    assert pooled.uploaded == 0
+    assert edge_runs.look(lambda store: store.layout()).kinds == changed["kinds"]
+    assert migrated(edge_runs, server).uploaded == 0
 
 
 def test_a_point_without_a_text_is_named_and_the_name_stays(

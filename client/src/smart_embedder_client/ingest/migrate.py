@@ -121,9 +121,14 @@ class _Steps:
                 f"the collection {self.old.collection} has vectors that the service does not make "
                 f"of its texts: {', '.join(sorted(foreign))}"
             )
-        stored = (layout.kinds & frozenset(KINDS), layout.datatype or "float32")
-        kinds, datatype = self.options.kinds or stored[0], self.options.datatype or stored[1]
-        options = replace(self.options, kinds=kinds, datatype=datatype)
+        stored = replace(
+            self.options,
+            kinds=layout.kinds,
+            datatype=layout.datatype or "float32",
+            colbert_pool_factor=None,
+        )
+        kinds, datatype = self.options.kinds or stored.kinds, self.options.datatype
+        options = replace(self.options, kinds=kinds, datatype=datatype or stored.datatype)
         noted = await self.patience.ask(self.old.origin)
         served = await ask_service(self.client, self.patience, kinds)
         if served.origin is None:
@@ -132,11 +137,12 @@ class _Steps:
                 "is nothing to migrate to"
             )
         ids = served.origin.ids_of(kinds)
-        if noted is not None and ids == noted.ids_of(kinds) and stored == (kinds, datatype):
+        made = json.dumps([ids, sorted(kinds), options.datatype, options.colbert_pool_factor])
+        new_name = f"{self.name}-{hashlib.sha256(made.encode()).hexdigest()[:_DIGITS]}"
+        has_all = options == stored or new_name == self.old.collection
+        if has_all and noted is not None and ids == noted.ids_of(kinds):
             return await self._drop_what_it_replaced(noted)
-        made = json.dumps([ids, sorted(kinds), datatype, options.colbert_pool_factor])
-        digest = hashlib.sha256(made.encode()).hexdigest()[:_DIGITS]
-        new = self.old.beside(f"{self.name}-{digest}")
+        new = self.old.beside(new_name)
         with closing(new), same_space(new.collection, _AGAIN):
             origin = await self._first_origin(noted, served.origin)
             collection = await self._prepare(new, options, replace(served, origin=origin))
