@@ -25,7 +25,7 @@ from tools.smoke.target import EMBED, Target, describe
 
 # Lengths that differ by less are one.
 _SHARE_OF_LENGTH = 0.01
-_WRONG_SHAPE = (LookupError, TypeError, ValueError)
+_WRONG_SHAPE = (AttributeError, LookupError, TypeError, ValueError)
 
 
 class CannotCompareError(Exception):
@@ -216,7 +216,7 @@ def _read(path: Path) -> dict[str, Kind]:
         texts, kinds = told["texts"], {kind: _kept(each) for kind, each in told["kinds"].items()}
     except OSError as error:
         raise CannotCompareError(f"{path} cannot be read: {error.strerror}") from None
-    except (AttributeError, *_WRONG_SHAPE):
+    except _WRONG_SHAPE:
         raise CannotCompareError(
             f"{path} is no file that --space wrote: name one that does not exist to write it"
         ) from None
