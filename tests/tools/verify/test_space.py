@@ -108,6 +108,9 @@ def test_it_says_whether_vectors_may_be_mixed(tmp_path, before, now, status, tol
             native(ROWS) | {"/embeddings/": {"data": 3}},
             "in a way that is not known here: TypeError",
         ),
+        (native(ROWS) | {"/embeddings/": {"data": []}}, "in a way that is not known here: IndexE"),
+        (native(ROWS) | {"/embeddings/": []}, "in a way that is not known here: TypeError"),
+        (native(ROWS) | {"/embeddings/": {"data": [{"embeddings": []}]}}, "known here: TypeError"),
     ],
 )
 def test_a_server_without_an_answer_is_an_error_of_one_sentence(tmp_path, answers, told) -> None:
