@@ -17,7 +17,10 @@ from structlog.testing import capture_logs
 from smart_embedder.engine.canaries import CANARIES
 from smart_embedder.engine.space import VectorSpace
 from smart_embedder.models.checkpoint.config import SentenceOverrides
+from smart_embedder.models.checkpoint.content import Content, short
+from smart_embedder.models.families.bert import EncoderConfig
 from smart_embedder.models.loader import load_embedder, load_reranker
+from smart_embedder.models.ops.backend import torch_backend
 from smart_embedder.models.ops.choose import choose_backend
 from smart_embedder.models.ops.proof import Target
 from tests.support.encoders import dense, save_family, save_modules, word_tokenizer
@@ -340,6 +343,30 @@ def test_the_precision_is_told_beside_the_space_and_changes_it_not(
     ]
     assert len({str(each.spaces["dense"]) for each in models}) == 1
     assert [each.precision.partition("/")[0] for each in models] == ["float32", "bfloat16", "int8"]
+
+
+@pytest.mark.parametrize("kind", ["m3", "dense", "reranker"])
+def test_another_backend_and_a_machine_without_kernels_change_no_id(
+    kind: str, tiny_m3: Path, tiny_reranker: Path, encoder: Path, float32_target: Target
+) -> None:
+    folder = {"m3": tiny_m3, "dense": encoder, "reranker": tiny_reranker}[kind]
+    load = partial(load_reranker, max_qwen_pairs=4) if kind == "reranker" else load_embedder
+    by_pytorch = Target(CPU, torch.float32, torch_backend())
+    models = [load("model", folder, 512, each) for each in (float32_target, by_pytorch)]
+    assert models[0].spaces == models[1].spaces
+    assert [each.reproducible for each in models] == [
+        encoder.name == "bert" or kind != "dense",
+        False,
+    ]
+
+
+def test_the_digest_of_these_numbers_is_what_it_was_in_every_version() -> None:
+    """Where this fails, every index of every user would seem to be of another space."""
+    content = Content(Path("model"))
+    content.note("embeddings.weight", torch.arange(300_000, dtype=torch.float32).view(3, -1) / 7)
+    content.note("2_Dense/linear.weight", torch.arange(-8, 8).bfloat16())
+    config = EncoderConfig(100, 64, 96, 2, 4, 514, 1, "gelu", 1e-5, 1)
+    assert short(content.digest(content.tensors, config), 12) == "ia7mlb2zwzaz"
 
 
 @pytest.mark.parametrize("kind", ["m3", "dense", "reranker"])

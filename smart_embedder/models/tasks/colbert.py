@@ -38,7 +38,7 @@ from smart_embedder.models.families.load import load_backbone
 from smart_embedder.models.ops.proof import Target
 from smart_embedder.models.tasks.conversion import prove_converter
 from smart_embedder.models.tasks.embedders import HeadsEmbedder, Made, token_vectors
-from smart_embedder.models.tasks.pooling import load_token_projection
+from smart_embedder.models.tasks.pooling import load_token_projection, steps_of
 from smart_embedder.models.text.tokenizer import NO_IDS, TextTokenizer
 
 _LONGEST = 2**31
@@ -252,6 +252,7 @@ class ColbertEmbedder(HeadsEmbedder):
         projection, self.colbert_width = load_token_projection(
             folder, weights, backbone.hidden_size
         )
+        self._steps = steps_of(projection)
         layers = backbone.place_head(projection)
         self._token_heads = {"colbert": partial(token_vectors, layers, backbone)}
         self._converter = prove_converter(backbone, self.colbert_width)
@@ -275,6 +276,7 @@ class ColbertEmbedder(HeadsEmbedder):
                 "token",
                 self.colbert_width,
                 unit_length=True,
+                steps=self._steps,
                 reading=(reading, self._prompts_read),
             )
         }

@@ -72,6 +72,7 @@ from smart_embedder.models.tasks.pooling import (
     mean,
     normalize,
     pool,
+    steps_of,
 )
 from smart_embedder.models.text.tokenizer import NO_IDS, TextTokenizer
 from smart_embedder.vectors import PLAIN, SCALED, ColbertForm, OutputDtype, QuantizedVectors
@@ -479,7 +480,13 @@ class DenseEmbedder(HeadsEmbedder):
         self._token_heads = {"states": token_states}
         self.normalizes = config.steps[-1:] == (normalize,)
         self.pooling = "+".join(config.poolings)
-        self._steps = " ".join(getattr(each, "__name__", repr(each)) for each in config.steps)
+        self._steps = " ".join(
+            f"dense {steps_of(each)}"
+            if isinstance(each, DenseLayer)
+            # The function that scales, or a truncation with its width.
+            else getattr(each, "__name__", repr(each))
+            for each in config.steps
+        )
 
     def _made(self) -> dict[str, Made]:
         return {

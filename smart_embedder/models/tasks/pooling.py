@@ -29,6 +29,7 @@ from smart_embedder.models.checkpoint.config import (
     whole_number,
 )
 from smart_embedder.models.checkpoint.weights import Weights
+from smart_embedder.models.ops.native import RowLinear
 
 # Those of PyTorch that take no arguments.
 _ACTIVATIONS = (
@@ -164,6 +165,19 @@ class Truncation:
 def normalize(vectors: Tensor) -> Tensor:
     """Scale each to unit length."""
     return functional.normalize(vectors, dim=-1)
+
+
+def steps_of(module: nn.Module) -> str:
+    """What a module computes besides its products, whatever computes those, for the id of a space.
+
+    The parts of its parts by their classes, and what they are told.
+    """
+    parts = [each for each in module.modules() if not list(each.children())]
+    return " ".join(
+        f"{type(each).__name__} {getattr(each, 'eps', '')}".strip()
+        for each in parts
+        if not isinstance(each, nn.Linear | RowLinear)
+    )
 
 
 # From vectors to vectors, `[rows, ...]`.

@@ -48,7 +48,7 @@ from smart_embedder.models.families.load import load_backbone, load_decoder
 from smart_embedder.models.families.qwen3 import DecoderConfig, vocabulary_head
 from smart_embedder.models.ops.proof import Target
 from smart_embedder.models.tasks.embedders import DEFAULT_INSTRUCTION, DeviceModel, Made, Result
-from smart_embedder.models.tasks.pooling import first, last, mean
+from smart_embedder.models.tasks.pooling import first, last, mean, steps_of
 from smart_embedder.models.text.tokenizer import NO_IDS, TextTokenizer, TruncatedTokens
 
 Pool = Callable[[Tensor, PackedBatch], Tensor]
@@ -184,7 +184,7 @@ class CrossEncoder(PairScorer[float | FloatArray]):
         reading = [each.tolist() for each in (self._prefix, self._middle, self._suffix)]
         reading += [self._marks_segments, self._drops_empty]
         pooling = getattr(self._head.pool, "__name__", "last")
-        steps = f"{self.ranking_label} {self._head.layers}"
+        steps = f"{self.ranking_label} {steps_of(self._head.layers)}"
         return {SCORE: Made(pooling, len(self.labels), steps=steps, reading=reading)}
 
     def tokenize_pairs(
