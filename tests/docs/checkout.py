@@ -86,8 +86,9 @@ def _programs(checkout: Path) -> tuple[Path | str, ...]:
 
 
 def _bare(checkout: Path) -> dict[str, str]:
-    """The least environment, with no model hub in it."""
-    return {"PATH": os.environ["PATH"], "HOME": str(checkout.parent), "HF_HUB_OFFLINE": "1"}
+    """The least environment, with no model hub in it, and with threads that wait as in tests."""
+    inherited = {name: os.environ[name] for name in ("PATH", "GOMP_SPINCOUNT")}
+    return inherited | {"HOME": str(checkout.parent), "HF_HUB_OFFLINE": "1"}
 
 
 def _readme() -> str:

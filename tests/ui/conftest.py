@@ -24,6 +24,7 @@ SHOWN = {
 }
 DESKTOP = {"width": 1280, "height": 860}
 PHONE = {"width": 360, "height": 740}
+STILL = {"reduced_motion": "reduce"}
 # On a busy machine everything may take long; nothing is asserted about it.
 PATIENCE = 90_000
 # Chromium logs each answer that is no success; the tests cause some.
@@ -90,13 +91,25 @@ def _context(browser, url: str, **options) -> Any:
 
 
 @contextmanager
-def open_page(browser, url: str, view: str = "text", *, own_clock=False, **options) -> Iterator:
+def open_page(
+    browser,
+    url: str,
+    view: str = "text",
+    *,
+    viewport=DESKTOP,
+    media=None,
+    own_clock=False,
+    **options,
+) -> Iterator:
     """A page in a new tab; at the end nothing may have failed or come from elsewhere.
 
+    `media` are the features that `emulate_media` knows, which need no context of their own.
     A clock that is set is that of a whole context: `own_clock` makes one for this page alone.
     """
     context = _new_context(browser, **options) if own_clock else _context(browser, url, **options)
     page = context.new_page()
+    page.set_viewport_size(viewport)
+    page.emulate_media(**media or {})
     problems: list[str] = []
     page.on("pageerror", lambda error: problems.append(f"{error}\n{error.stack}"))
     page.on("console", lambda message: problems.extend(_problem(message)))

@@ -5,7 +5,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import expect
 
 from tests.support.server import RunningServer
-from tests.ui.conftest import PHONE, VIEWS, open_page
+from tests.ui.conftest import PHONE, STILL, VIEWS, open_page
 
 # All nodes are checked; of those that pass only one is described for each rule.
 _RULES = {
@@ -25,7 +25,7 @@ def _shown(nodes) -> list[str]:
 
 @pytest.mark.parametrize("view", VIEWS)
 def test_axe_finds_nothing(open_view, view: str) -> None:
-    page = open_view(view, reduced_motion="reduce")
+    page = open_view(view, media=STILL)
     for button in page.locator(f"#{view}-view summary").all():
         button.click()
     assert findings(page) == []
@@ -37,7 +37,7 @@ def test_axe_finds_nothing(open_view, view: str) -> None:
 
 
 def test_axe_finds_nothing_where_a_text_is_cut(open_view) -> None:
-    page = open_view("text", reduced_motion="reduce")
+    page = open_view("text", media=STILL)
     page.click("text=Too long to be read")
     expect(page.locator(".cut-mark")).to_be_visible()
     # There are hundreds of tokens, each of which takes axe as long as all else.

@@ -11,7 +11,7 @@ from transformers import BertForMaskedLM, BertForSequenceClassification, BertMod
 from tests.support.encoders import save_family, word_tokenizer
 from tests.support.server import RunningServer, run_server
 from tests.support.wordpiece import save_colbert, save_model, save_splade
-from tests.ui.conftest import open_page, wait_for_view
+from tests.ui.conftest import STILL, open_page, wait_for_view
 from tests.ui.test_accessibility import findings
 
 LABELS = ("contradiction", "entailment", "neutral")
@@ -146,7 +146,7 @@ def test_an_index_is_made_anew_by_the_model_that_is_chosen(
 
 def test_a_classifier_ranks_and_tells_its_labels(browser, several: RunningServer) -> None:
     several.wait_until_healthy()
-    with open_page(browser, several.url, "match", reduced_motion="reduce") as page:
+    with open_page(browser, several.url, "match", media=STILL) as page:
         page.wait_for_selector("#match-scores dt")
         expect(page.locator("#match-labels-part")).to_be_visible()
         rows = page.locator("#match-labels tbody tr")

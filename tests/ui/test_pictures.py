@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.server import REPOSITORY, RunningServer
-from tests.ui.conftest import PHONE, open_page, wait_for_view
+from tests.ui.conftest import PHONE, STILL, open_page, wait_for_view
 
 DOCS = REPOSITORY / "docs"
 MOST_BYTES = 300_000
@@ -61,7 +61,7 @@ def areas_of(browser):
 
 def photograph(browser, server: RunningServer, view: str, theme: str, window) -> bytes:
     """What a window of this size shows of the view."""
-    look = {"viewport": window, "color_scheme": theme, "reduced_motion": "reduce"}
+    look = {"viewport": window, "media": STILL | {"color_scheme": theme}}
     own_clock = view == "service"
     with open_page(browser, server.url, view, own_clock=own_clock, **look) as page:
         wait_for_view(page, view)

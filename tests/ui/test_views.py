@@ -7,7 +7,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.support.server import RunningServer
-from tests.ui.conftest import PHONE, VIEWS, open_page, wait_for_view
+from tests.ui.conftest import PHONE, STILL, VIEWS, open_page, wait_for_view
 
 
 def number(text: str) -> float:
@@ -244,7 +244,7 @@ def test_nothing_is_wider_than_a_phone(open_view) -> None:
 
 
 def test_the_theme_follows_the_system_until_it_is_switched(open_view) -> None:
-    page = open_view("text", color_scheme="dark")
+    page = open_view("text", media={"color_scheme": "dark"})
     paper = "getComputedStyle(document.body).backgroundColor"
     dark = page.evaluate(paper)
     page.click("#theme")
@@ -259,7 +259,7 @@ def test_the_theme_follows_the_system_until_it_is_switched(open_view) -> None:
 
 
 def test_nothing_moves_for_those_who_want_that(open_view) -> None:
-    page = open_view("match", reduced_motion="reduce")
+    page = open_view("match", media=STILL)
     seconds = "all => all.map((each) => parseFloat(getComputedStyle(each).transitionDuration))"
     assert set(page.eval_on_selector_all("*", seconds)) == {0}
 
