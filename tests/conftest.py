@@ -40,7 +40,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Begin with what computes for long, for which all would wait in the end; or leave it out."""
+    """Begin with the files that take long, for which all would wait in the end; or leave it out."""
     items.sort(key=lambda item: item.get_closest_marker("long") is None)
     if config.getoption("fast"):
         items[:] = [item for item in items if item.get_closest_marker("long") is None]

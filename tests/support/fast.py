@@ -1,7 +1,7 @@
 """Which test files `--fast` leaves out: those that start processes, references or browsers.
 
 Told by what a file imports, itself or by way of other files of the tests, and by the fixtures that
-it names. A file is in or out as a whole; only a test that computes for long is marked, as `long`.
+it names. A file is in or out as a whole; only what takes long is marked, as `long`.
 """
 
 import ast

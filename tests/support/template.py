@@ -6,6 +6,7 @@ with it comes the descriptor of the copy's output. The connection is told the co
 its exit status. The template ends when the other end of the lifeline, a pipe, is closed.
 """
 
+import atexit
 import gc
 import importlib
 import json
@@ -15,8 +16,9 @@ import select
 import signal
 import socket
 import sys
+import threading
 from contextlib import suppress
-from typing import Any
+from typing import Any, NoReturn
 
 # With what these import in turn. uvicorn imports the last ones when its loop begins.
 _IMPORTED_BY_A_START = (
@@ -82,7 +84,22 @@ def main() -> None:
     os.environ.update(start["environment"])
     sys.path[0] = start["folder"]
     module, *sys.argv[1:] = start["arguments"]
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except SystemExit as ended:
+        if ended.code is not None and not isinstance(ended.code, int):
+            raise  # A sentence, which Python prints.
+        _end(ended.code or 0)
+    _end(0)
+
+
+def _end(status: int) -> NoReturn:
+    """End as Python does, but for what was imported, which it would copy to take it apart."""
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(status)
 
 
 if __name__ == "__main__":

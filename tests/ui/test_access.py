@@ -9,6 +9,8 @@ from tests.support.relay import Relay
 from tests.support.server import RunningServer, run_server
 from tests.ui.conftest import open_page, wait_for_view
 
+pytestmark = pytest.mark.long
+
 TOKEN = "the-right-token"
 
 

@@ -7,6 +7,8 @@ from playwright.sync_api import expect
 from tests.support.server import RunningServer
 from tests.ui.conftest import PHONE, STILL, VIEWS, open_page
 
+pytestmark = pytest.mark.long
+
 # All nodes are checked; of those that pass only one is described for each rule.
 _RULES = {
     "runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"],

@@ -5,10 +5,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
 from playwright.sync_api import expect
 
 from tests.support.server import RunningServer
 from tests.ui.conftest import open_page, wait_for_view
+
+pytestmark = pytest.mark.long
 
 EMBED = {"sentences": ["a"], "return_colbert": False}
 PLACES = 4

@@ -14,6 +14,8 @@ from tests.support.wordpiece import save_colbert, save_model, save_splade
 from tests.ui.conftest import STILL, open_page, wait_for_view
 from tests.ui.test_accessibility import findings
 
+pytestmark = pytest.mark.long
+
 LABELS = ("contradiction", "entailment", "neutral")
 # What each makes, and what the views lack with it.
 ALONE = {

@@ -13,6 +13,8 @@ import pytest
 from tests.support.server import REPOSITORY, RunningServer
 from tests.ui.conftest import PHONE, STILL, open_page, wait_for_view
 
+pytestmark = pytest.mark.long
+
 DOCS = REPOSITORY / "docs"
 MOST_BYTES = 300_000
 # The mean difference of two areas of the picture, from 0 (the same) to 1 (black and white).

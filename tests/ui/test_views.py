@@ -9,6 +9,8 @@ from playwright.sync_api import expect
 from tests.support.server import RunningServer
 from tests.ui.conftest import PHONE, STILL, VIEWS, open_page, wait_for_view
 
+pytestmark = pytest.mark.long
+
 
 def number(text: str) -> float:
     return float(re.sub(r"[^\d.]", "", text))

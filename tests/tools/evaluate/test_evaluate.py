@@ -15,6 +15,8 @@ from tools import references
 from tools.evaluate import __main__ as tool
 from tools.evaluate.evaluation import Evaluation
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
