@@ -13,7 +13,6 @@ import ctypes
 import mmap
 import os
 import struct
-import sys
 import threading
 import time
 import traceback
@@ -22,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import uvloop
+
+from smart_embedder.observability.loop_watch import frames_of_threads
 
 SIZE, TRIM_AT, STACK_AT = 4096, 4095, 16
 THREADS_AT, THREADS, TICKS_AT = 3960, "16q", 4094
@@ -77,7 +78,7 @@ class _Probe:
             if not self._seen[STACK_AT]:  # It was set to zero.
                 self._longest_look = 0.0
             if late > max(_LONG_SECONDS, self._longest_look):
-                frame = sys._current_frames().get(self._thread)  # noqa: SLF001
+                frame = frames_of_threads().get(self._thread)
                 stack = traceback.extract_stack(frame)[-_FRAMES:]
                 names = " > ".join(f"{Path(each.filename).stem}.{each.name}" for each in stack)
                 raw = names.encode()[: THREADS_AT - STACK_AT - 1] + b"\0"

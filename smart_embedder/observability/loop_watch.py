@@ -7,6 +7,7 @@ second late, and takes the stack of the loop's thread then.
 """
 
 import asyncio
+import gc
 import sys
 import threading
 import time
@@ -173,7 +174,7 @@ class LoopWatch:
         late = time.monotonic() - beat.due - _WARN_AFTER
         watched = self._watched
         assert watched is not None  # noqa: S101 - it has been started
-        frames = sys._current_frames()  # noqa: SLF001 - there is no other way to see a thread
+        frames = frames_of_threads()
         names = {thread.ident: thread.name for thread in threading.enumerate()}
         others = {
             names.get(ident, str(ident)): _stack_of(frame)
@@ -216,6 +217,21 @@ class LoopWatch:
             # Neither ran, and something did: another thread held Python's lock.
             facts["other_threads"] = seen.others if seen else {}
         self._log.warning(event, **facts)
+
+
+def frames_of_threads() -> dict[int, FrameType]:
+    """The innermost frame of each thread.
+
+    While CPython makes them it holds a lock that the end of a thread's local data takes, too: a
+    collection in between would wait for that for ever, and every thread with it (in 3.11).
+    """
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        return sys._current_frames()  # noqa: SLF001 - there is no other way to see a thread
+    finally:
+        if collects:
+            gc.enable()
 
 
 def _stack_of(frame: FrameType | None) -> list[str]:

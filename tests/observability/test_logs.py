@@ -24,6 +24,8 @@ def logging_as_it_was() -> Iterator[None]:
     loggers = {name: logging.getLogger(name) for name in {*UVICORN, *LIBRARIES, "acme"}}
     levels = {name: each.level for name, each in loggers.items()}
     before, level, configured = root.handlers[:], root.level, structlog.get_config()
+    for each in loggers.values():  # Another test may have run a server in this process.
+        each.setLevel(logging.NOTSET)
     yield
     root.handlers[:], root.level = before, level
     for name, each in loggers.items():

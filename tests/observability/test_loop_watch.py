@@ -1,6 +1,8 @@
 """How long the loop did not turn, what is said of it, and what watching costs."""
 
 import asyncio
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -380,3 +382,30 @@ def test_a_watch_that_never_began_ends() -> None:
         await watch.close()
 
     asyncio.run(run())
+
+
+# Garbage with local data of a thread, which is collected while frames of many threads are made.
+_COLLECTED_IN_BETWEEN = """
+import gc, os, threading
+from smart_embedder.observability.loop_watch import frames_of_threads
+
+class Cycle:
+    def __init__(self):
+        self.local, self.itself = threading.local(), self
+        self.local.value = 1
+
+never = threading.Event()
+for _ in range(50):
+    threading.Thread(target=never.wait, daemon=True).start()
+gc.disable()
+made = [Cycle() for _ in range(100)]
+made.clear()
+gc.enable()
+gc.set_threshold(gc.get_count()[0] + 20, 1, 1)
+assert len(frames_of_threads()) == 51 and gc.isenabled()
+os._exit(0)
+"""
+
+
+def test_looking_at_threads_never_stops_the_process_at_a_collection() -> None:
+    subprocess.run([sys.executable, "-c", _COLLECTED_IN_BETWEEN], check=True, timeout=60)

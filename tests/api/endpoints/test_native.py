@@ -10,6 +10,7 @@ from smart_embedder.api.schemas import EmbeddingFields
 from smart_embedder.engine.model import DeviceInfo, LoadedModels
 from smart_embedder.engine.records import EmbedRequest, Outputs
 from smart_embedder.errors import InvalidRequestError
+from smart_embedder.vectors import ColbertForm
 from tests.support.formats import ARROW, JSON
 
 
@@ -58,7 +59,8 @@ def test_a_format_holds_the_numbers_or_says_which_one_does(accept, asked, refuse
 def test_kinds_are_those_that_the_request_names_and_else_those_that_are_made() -> None:
     request = asked_by(return_sparse=False, output_dtype="int8", dimensions=3)
     assert (request.texts, request.outputs) == (["a"], Outputs(dense=True, colbert=True))
-    assert (request.needed, request.normalize_dense) == (request.outputs, True)
+    assert request.needed == replace(request.outputs, form=ColbertForm("int8"))
+    assert request.normalize_dense
     assert (request.output_dtype, request.colbert_pool_factor) == ("int8", None)
     nothing = dict.fromkeys(("return_dense", "return_sparse", "return_colbert"), False)
     with pytest.raises(InvalidRequestError, match="nothing is asked for"):
