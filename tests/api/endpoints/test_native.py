@@ -67,7 +67,8 @@ def test_kinds_are_those_that_the_request_names_and_else_those_that_are_made() -
         asked_by(**nothing)
     request = asked_by(**nothing, muvera="query")
     assert (request.outputs, request.muvera) == (Outputs(), "query")
-    assert (request.needed, request.normalize_dense) == (Outputs(colbert=True), False)
+    form = ColbertForm(None, "query")
+    assert (request.needed, request.normalize_dense) == (Outputs(colbert=True, form=form), False)
 
 
 @pytest.mark.parametrize(
