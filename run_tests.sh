@@ -49,14 +49,15 @@ if [[ -z $fast ]]; then
   missing_programs
   beside documentation scripts/build_docs.sh; documentation=$!
 fi
-# Three processes on two cores: most tests wait for a server's process half of their time. Chosen
-# tests run in this one, where a debugger works.
+# Three processes on two cores: most tests wait for a server's process half of their time. A file
+# stays in one of them; chosen tests run in this one, where a debugger works.
 processes=3
 (($#)) && processes=0
 [[ -z $fast ]] || { processes=2; set -- --fast "$@"; }
 status=0
 echo "== tests"
-python -m pytest -q --durations=15 -rs --processes "$processes" "$@" || status=$?
+python -m pytest -q --durations=15 -rs -n "$processes" --dist loadfile --no-loadscope-reorder "$@" \
+  || status=$?
 outcome() { echo "== $1"; wait "$2" || status=$?; cat "$told/$1"; }
 outcome mypy "$mypy"
 [[ -n $fast ]] || outcome documentation "$documentation"

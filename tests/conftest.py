@@ -1,4 +1,4 @@
-"""What pytest does before it imports anything large, and in which order tests run."""
+"""What every test process does before it imports anything large."""
 
 import gc
 import os
@@ -10,8 +10,6 @@ from hypothesis import settings
 
 from tests.support.copied_process import offer_copies
 from tests.support.fast import left_out
-
-pytest_plugins = ["tests.support.processes"]
 
 # Before anything imports huggingface_hub: no test may reach for a model hub.
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -56,9 +54,14 @@ def pytest_collection_finish() -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Share a template of servers, and load the fixtures where they are used: that takes 5 s.
 
-    That is not with `--fast`, as nearly all of them make checkpoints with transformers.
+    That is neither where xdist only hands out the tests, nor with `--fast`, as nearly all of them
+    make checkpoints with transformers.
     """
-    offer_copies()
-    gc.disable()  # What is imported stays: until all is there, there is nothing to collect.
-    if not config.getoption("fast"):
+    is_worker = hasattr(config, "workerinput")
+    if not is_worker:
+        offer_copies()
+    hands_out = config.getoption("numprocesses", None) and not is_worker
+    if not hands_out:
+        gc.disable()  # What is imported stays: until then there is nothing to collect.
+    if not hands_out and not config.getoption("fast"):
         config.pluginmanager.import_plugin("tests.support.fixtures")

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.processes import NUMBER
-
 
 def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
     """The folder `name`, given to `make` in the first process of this run that asks for it.
@@ -16,7 +14,7 @@ def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path],
     The others wait meanwhile. All of them may only read it.
     """
     folder = factory.getbasetemp().resolve()
-    if NUMBER in os.environ:
+    if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent
     with (folder / f"{name}.lock").open("a+") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
