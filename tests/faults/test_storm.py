@@ -1,4 +1,4 @@
-"""A storm of four hundred requests: what clients saw, /stats and Prometheus agree to the last."""
+"""A storm of eight hundred requests: what clients saw, /stats and Prometheus agree to the last."""
 
 import asyncio
 import random
@@ -11,10 +11,10 @@ from tests.support.server import RunningServer, run_server
 
 SENTENCES = ["search vector music history " * 6] * 6
 STORM = (
-    [("/embeddings/", {"sentences": SENTENCES, "return_colbert": False})] * 300
-    + [("/rerank", {"query": "search", "passages": SENTENCES})] * 80
-    + [("/embeddings/", {"sentences": 1})] * 12
-    + [("/rerank", {"query": " ", "passages": ["a"]})] * 8
+    [("/embeddings/", {"sentences": SENTENCES, "return_colbert": False})] * 600
+    + [("/rerank", {"query": "search", "passages": SENTENCES})] * 160
+    + [("/embeddings/", {"sentences": 1})] * 24
+    + [("/rerank", {"query": " ", "passages": ["a"]})] * 16
 )
 
 
@@ -33,19 +33,18 @@ def counted(server: RunningServer, name: str) -> int:
     return int(sum(float(line.split()[-1]) for line in lines if line.startswith(name + "{")))
 
 
-async def test_four_hundred_requests_at_once(tiny_m3: Path, tmp_path: Path) -> None:
-    """Sent 400: answered or refused with the true reason each, lost 0; healthy afterwards."""
-    limits = {"MAX_QUEUE_SIZE": "100", "RERANK_MAX_QUEUE": "16"}
-    with run_server(tmp_path, EMBEDDING_MODEL=str(tiny_m3), **limits) as server:
+async def test_eight_hundred_requests_at_once(tiny_m3: Path, tmp_path: Path) -> None:
+    """Sent 800: answered or refused with the true reason each, lost 0; healthy afterwards."""
+    with run_server(tmp_path, EMBEDDING_MODEL=str(tiny_m3)) as server:
         server.wait_until_healthy()
-        async with server.async_client(connections=400) as client:
+        async with server.async_client(connections=700) as client:
             embed, rerank = await asyncio.gather(
                 send(client, "/embeddings/"), send(client, "/rerank")
             )
             stats = (await client.get("/stats")).json()
             health = (await client.get("/health")).status_code
         told = (embed.codes, rerank.codes)
-        assert (embed.sent + rerank.sent, embed.lost, rerank.lost) == (400, 0, 0), told
+        assert (embed.sent + rerank.sent, embed.lost, rerank.lost) == (800, 0, 0), told
         assert health == 200
         for tally, kind in ((embed, "embedding"), (rerank, "rerank")):
             full = tally.codes["queue_full"]
@@ -59,7 +58,7 @@ async def test_four_hundred_requests_at_once(tiny_m3: Path, tmp_path: Path) -> N
         assert server.metric("rerank_pairs_processed_total") == rerank.answered * 6
         full = embed.codes["queue_full"] + rerank.codes["queue_full"]
         assert stats["rejected_requests"] == full
-        assert stats["total_requests"] == 400 - full
+        assert stats["total_requests"] == 800 - full
         assert stats["total_sentences"] == embed.answered * 6
         for gauge in (
             "embedding_queue_size",

@@ -18,7 +18,8 @@ def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path],
         folder = folder.parent
     with (folder / f"{name}.lock").open("a+") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not lock.tell():
+        # Not `tell`, which says where the file ended when it was opened.
+        if not os.fstat(lock.fileno()).st_size:
             (folder / name).mkdir()
             make(folder / name)
             lock.write("made")
