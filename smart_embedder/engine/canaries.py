@@ -6,6 +6,7 @@ update, a kernel, a driver or a damaged file has changed what a model computes.
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from zipfile import BadZipFile
@@ -160,4 +161,6 @@ def _keep(path: Path, precision: str, canaries: KindCanaries) -> None:
             )
         temporary.replace(path)
     except OSError as error:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
         log.info("canaries_not_kept", path=str(path), reason=str(error), setting="STATE_DIR")

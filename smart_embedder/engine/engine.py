@@ -119,7 +119,6 @@ class Engine:
             [status.name for status in self.statuses],
             [state.value for state in ModelState],
             lambda index: self.statuses[index].state.value,
-            lambda index, kind: self.statuses[index].drift(kind),
         )
 
     def _limit(self, capacity: int, what: str, purpose: Purpose) -> ConcurrencyLimit:
@@ -165,6 +164,8 @@ class Engine:
         if models.device.read_memory is not None:
             self._metrics.watch_memory(models.read_memory)
         self._metrics.start_models([model.name for model in models.each])
+        for info in models.infos:
+            self._metrics.note_drift(info.name, info.drift)
         await self._further.start(models)
         names = (status.name for status in default_statuses(self._settings, models))
         self._defaults = dict.fromkeys((None, *names), models)

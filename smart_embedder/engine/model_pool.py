@@ -269,6 +269,7 @@ class ModelPool:
             )
             self._metrics.model_replacements.labels(model.name).inc()
         await self._devices.add(placed, thoroughly=self._starting)
+        self._metrics.note_drift(model.name, placed.describe().drift)
         tokens = min(self._devices.token_budgets(model.name).values())
         return models_with(placed, model.entry.task, self._defaults, tokens)
 

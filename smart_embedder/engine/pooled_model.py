@@ -83,10 +83,6 @@ class ModelStatus:
     makes: ModelAbilities | None = None
     token_budgets: Mapping[str, int] = field(default_factory=dict)
 
-    def drift(self, kind: str) -> float:
-        """That of a kind of its results; 0 while it is not known."""
-        return 0.0 if self.info is None else self.info.drift.get(kind, 0.0)
-
     @property
     def origin(self) -> dict[str, Any]:
         """The space and the precision of each kind that it makes; None while it is not loaded."""

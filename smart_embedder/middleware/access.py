@@ -23,7 +23,7 @@ from smart_embedder.observability.logs import escape_text
 from smart_embedder.server.server import Drain
 
 ANY_ORIGIN = "*"
-_EXPOSED = ("X-Request-ID", "Retry-After", "traceparent")
+_EXPOSED = ("X-Request-ID", "Retry-After", "Vector-Space", "traceparent")
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 _PUBLIC = ("/health", "/ui", "/docs", "/redoc", "/openapi.json", "/static/docs")
 _OPERATION = ("/stats", "/metrics")

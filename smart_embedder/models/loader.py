@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import structlog
 import torch
 
+from smart_embedder.engine.canaries import CANARIES
 from smart_embedder.engine.model import (
     DeviceInfo,
     DownloadStatus,
@@ -340,7 +341,8 @@ def _load_on(worker: _Placement, settings: Settings, folders: ModelFolders) -> L
         budget = capped(budget, tokens_that_fit(other, device))
     paths = (folders.embedding, folders.dense, folders.reranker)
     for model, folder in zip(models, filter(None, paths), strict=True):
-        model.compare_canaries(settings.canaries_folder(folder))
+        for _ in model.compare_canaries(settings.canaries_folder(folder)):
+            pass
     budget = named_or_chosen(budget, settings.max_batch_tokens)
     log.info("token_budget", tokens=budget.tokens, reason=budget.reason)
     return LoadedModels(
@@ -466,8 +468,7 @@ def _placed(
         for _ in model.capture_graphs_in_steps():
             yield None
         if kept is not None:
-            model.compare_canaries(kept)
-            yield None
+            yield from model.compare_canaries(kept, len(CANARIES) if thoroughly else 1)
         longest_run = math.inf if thoroughly else _LONGEST_RUN
         for found in probe_in_steps(model, placement.device, longest_run):
             if found is None:

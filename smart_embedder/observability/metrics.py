@@ -5,7 +5,7 @@ client sent. /stats reads the same counters, so the two always agree.
 """
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -267,12 +267,8 @@ class Metrics:
         names: Sequence[str],
         states: Sequence[str],
         read: Callable[[int], str],
-        read_drift: Callable[[int, str], float],
     ) -> None:
-        """Let the gauges of states call `read` with a model's index whenever they are scraped.
-
-        Those of `KINDS` call `read_drift`.
-        """
+        """Let the gauges of states call `read` with a model's index whenever they are scraped."""
 
         def is_in(index: int, state: str) -> float:
             return float(read(index) == state)
@@ -281,7 +277,12 @@ class Metrics:
             for state in states:
                 self.model_state.labels(name, state).set_function(partial(is_in, index, state))
             for kind in KINDS:
-                self.drift.labels(name, kind).set_function(partial(read_drift, index, kind))
+                self.drift.labels(name, kind)
+
+    def note_drift(self, model: str, drift: Mapping[str, float]) -> None:
+        """Show how far a model's canaries of each kind were from the first ones at its loading."""
+        for kind, distance in drift.items():
+            self.drift.labels(model, kind).set(distance)
 
     def watch_further_model(self, name: str, requests: Callable[[], int]) -> None:
         """Create the series of a model of MODELS; its gauge reads `requests` when it is scraped."""

@@ -96,7 +96,9 @@ async def test_a_page_that_is_allowed_may_send_any_header_and_read_the_ids() -> 
     assert header(sent, b"access-control-allow-headers") == b"authorization,x-request-id"
     assert header(sent, b"access-control-allow-private-network") == b"true"
     _, sent = await exchange(CheckOrigin(inner, [SITE]), headers=[origin])
-    assert b"X-Request-ID" in header(sent, b"access-control-expose-headers")
+    exposed = header(sent, b"access-control-expose-headers")
+    assert b"X-Request-ID" in exposed
+    assert b"Vector-Space" in exposed
 
 
 # During a graceful shutdown.

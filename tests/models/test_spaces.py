@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from structlog.testing import capture_logs
 
-from smart_embedder.engine.canaries import CANARIES
+from smart_embedder.engine.canaries import CANARIES, TOLERANCES
 from smart_embedder.engine.space import VectorSpace
 from smart_embedder.models.checkpoint.config import SentenceOverrides
 from smart_embedder.models.checkpoint.content import Content, short
@@ -369,25 +369,53 @@ def test_the_digest_of_these_numbers_is_what_it_was_in_every_version() -> None:
     assert short(content.digest(content.tensors, config), 12) == "ia7mlb2zwzaz"
 
 
+def test_canaries_that_make_no_numbers_are_said(tiny_m3: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(tiny_m3, tmp_path / "copy")
+    change_tensors(
+        lambda tensors: {
+            name: each * float("nan") if "layer.1" in name else each
+            for name, each in tensors.items()
+        }
+    )(copy)
+    model = load_embedder("model", copy, 512, BFLOAT16)
+    with capture_logs() as logs:
+        assert [*model.compare_canaries(tmp_path / "kept")] == []
+    assert [each["event"] for each in logs] == ["canaries_not_compared"]
+    assert (model.drift, (tmp_path / "kept").exists()) == ({}, False)
+
+
+def test_a_module_may_be_named_by_an_absolute_path_where_the_model_is_not(
+    encoder: Path, float32_target: Target, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    copy = shutil.copytree(encoder, tmp_path / "copy")
+    modules = json.loads((copy / "modules.json").read_text())
+    for each in modules[1:]:
+        each["path"] = str(copy / each["path"])
+    (copy / "modules.json").write_text(json.dumps(modules))
+    monkeypatch.chdir(tmp_path)
+    before = spaces(encoder, float32_target)
+    assert differences(before, spaces(Path("copy"), float32_target)) == {}
+
+
 @pytest.mark.parametrize("kind", ["m3", "dense", "reranker"])
 def test_canaries_are_the_same_to_the_bit_at_the_next_start(
     kind: str, tiny_m3: Path, tiny_reranker: Path, encoder: Path, tmp_path: Path
 ) -> None:
     folder = {"m3": tiny_m3, "dense": encoder, "reranker": tiny_reranker}[kind]
     load = partial(load_reranker, max_qwen_pairs=4) if kind == "reranker" else load_embedder
-    for found in ([], [*tmp_path.iterdir()]):
+    for _ in range(2):
         model = load("model", folder, 512, BFLOAT16)
-        model.compare_canaries(tmp_path)
+        assert [*model.compare_canaries(tmp_path)] == [None]
         assert model.drift == dict.fromkeys(model.spaces, 0.0)
-        assert [*tmp_path.iterdir()] != found or found
+        assert len([*tmp_path.iterdir()]) == len(model.spaces)
+    # Beside other work they are computed one by one.
+    assert [*model.compare_canaries(tmp_path, at_once=2)] == [None] * -(-len(CANARIES) // 2)
+    assert all(each < TOLERANCES["bfloat16"] for each in model.drift.values())
     damaged = next(iter(model.spaces.values()))
-    np.savez(
-        tmp_path / f"{damaged}.npz",
-        texts=np.array(CANARIES),
-        precision=np.array("bfloat16"),
-        rows=-model.canaries()[damaged.kind].rows,
-    )
+    path = tmp_path / f"{damaged}.npz"
+    with np.load(path) as kept:
+        np.savez(path, **{**kept, "rows": -kept["rows"]})
     with capture_logs() as logs:
-        model.compare_canaries(tmp_path)
+        list(model.compare_canaries(tmp_path))
     assert model.info.drift[damaged.kind] == pytest.approx(2)
     assert [each["kind"] for each in logs] == [damaged.kind]

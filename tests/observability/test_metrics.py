@@ -97,14 +97,14 @@ def test_gauges_read_what_they_watch_whenever_they_are_scraped(metrics) -> None:
 
 def test_a_model_is_in_one_state_and_has_its_series(metrics) -> None:
     states = ["loading", "loaded"]
-    drift = {"dense": [0.5, 0], "sparse": [0, 0], "colbert": [0, 0], "score": [0, 2]}
     metrics.watch_models(
         ["a", "b"],
         ("loading", "loaded", "failed"),
         lambda index: states[index],
-        lambda index, kind: drift[kind][index],
     )
     metrics.start_models(["a"])
+    metrics.note_drift("a", {"dense": 0.5, "sparse": 0.0})
+    metrics.note_drift("b", {"score": 2.0})
     metrics.watch_further_model("b", lambda: 3)
     found = samples(metrics, "embedder_model_state")
     assert {labels for labels, value in found.items() if value} == {

@@ -37,8 +37,11 @@ class Content:
 
     def name(self, folder: Path, name: str) -> str:
         """The name of a tensor of a file in that folder."""
-        below = "" if folder == self.folder else f"{folder.relative_to(self.folder).as_posix()}/"
-        return below + name
+        if folder == self.folder:
+            return name
+        # One may be absolute in modules.json, and the other not.
+        below = folder.resolve().relative_to(self.folder.resolve())
+        return (below / name).as_posix()
 
     def note(self, name: str, tensor: Tensor) -> None:
         """Note a tensor that is in memory."""

@@ -16,6 +16,7 @@ from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+import structlog
 import torch
 from torch import Tensor, nn
 
@@ -76,6 +77,8 @@ from smart_embedder.models.tasks.pooling import (
 )
 from smart_embedder.models.text.tokenizer import NO_IDS, TextTokenizer
 from smart_embedder.vectors import PLAIN, SCALED, ColbertForm, OutputDtype, QuantizedVectors
+
+log = structlog.get_logger(__name__)
 
 Result = TypeVar("Result")
 # From the states `[R, hidden]` of the tokens that are read to `[R, ...]`.
@@ -176,16 +179,32 @@ class DeviceModel(ABC, Generic[Result]):
     def _made(self) -> dict[str, Made]:
         """How each kind of its results is made."""
 
-    @abstractmethod
-    def canaries(self) -> dict[str, KindCanaries]:
-        """What it makes of `CANARIES`, by kind; called in the device's thread."""
+    def compare_canaries(self, folder: Path, at_once: int = len(CANARIES)) -> Iterator[None]:
+        """Compare what it makes of `CANARIES` with what is kept in `folder`; sets `drift`.
 
-    def compare_canaries(self, folder: Path) -> None:
-        """Compare them with those that are kept in `folder`; sets `drift`."""
+        Yields after each forward of so many of them, where the device may do other work.
+        """
+        sequences, outputs = self._read_canaries()
+        results: list[Result] = []
+        for start in range(0, len(sequences), at_once):
+            for each in self.forward(sequences[start : start + at_once], outputs):
+                if isinstance(each, InferenceError):
+                    log.warning("canaries_not_compared", model=self.name, reason=str(each))
+                    return
+                results.append(each)
+            yield
         self.drift = {
             kind: drift(folder, self.name, self.spaces[kind], self.precision, made)
-            for kind, made in self.canaries().items()
+            for kind, made in self._canaries_of(results).items()
         }
+
+    @abstractmethod
+    def _read_canaries(self) -> tuple[list[TokenIds], Outputs]:
+        """The tokens of `CANARIES`, and what is made of them."""
+
+    @abstractmethod
+    def _canaries_of(self, results: list[Result]) -> dict[str, KindCanaries]:
+        """These results of them, by kind."""
 
     def capture_graphs(self) -> None:
         """Launch small batches as CUDA graphs from now on, where those can be used."""
@@ -248,12 +267,12 @@ class EmbeddingModel(DeviceModel[TextEmbedding]):
         del input_type  # Most models read queries and documents alike, or have a prompt for each.
         return self._tokenizer.encode(texts, prompt, truncation)
 
-    def canaries(self) -> dict[str, KindCanaries]:
-        """Implement `DeviceModel`."""
-        sequences = [text.ids for text in self.tokenize([*CANARIES], self.default_prompt)]
-        results = self.forward(sequences, replace(self.kinds, states=False))
-        made = [each for each in results if isinstance(each, TextEmbedding)]
-        return canaries_of(made) if len(made) == len(CANARIES) else {}
+    def _read_canaries(self) -> tuple[list[TokenIds], Outputs]:
+        read = self.tokenize([*CANARIES], self.default_prompt)
+        return [text.ids for text in read], replace(self.kinds, states=False)
+
+    def _canaries_of(self, results: list[TextEmbedding]) -> dict[str, KindCanaries]:
+        return canaries_of(results)
 
     @property
     def _prompts_read(self) -> object:

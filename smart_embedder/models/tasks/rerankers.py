@@ -6,7 +6,6 @@ causal decoder that answers whether a passage suits a query, with the prompt and
 Qwen3-Reranker's model card.
 """
 
-from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from smart_embedder.engine.canaries import CANARIES, KindCanaries
+from smart_embedder.engine.model import Reranker
 from smart_embedder.engine.records import (
     CUT_AT_END,
     FloatArray,
@@ -47,7 +47,7 @@ from smart_embedder.models.families.int8 import CALIBRATION_TEXTS
 from smart_embedder.models.families.load import load_backbone, load_decoder
 from smart_embedder.models.families.qwen3 import DecoderConfig, vocabulary_head
 from smart_embedder.models.ops.proof import Target
-from smart_embedder.models.tasks.embedders import DEFAULT_INSTRUCTION, DeviceModel, Made, Result
+from smart_embedder.models.tasks.embedders import DEFAULT_INSTRUCTION, DeviceModel, Made
 from smart_embedder.models.tasks.pooling import first, last, mean, steps_of
 from smart_embedder.models.text.tokenizer import NO_IDS, TextTokenizer, TruncatedTokens
 
@@ -108,29 +108,7 @@ class ClassificationHead:
         return self.layers(pooled).float()  # type: ignore[no-any-return]
 
 
-class PairScorer(DeviceModel[Result]):
-    """A `DeviceModel` that reads pairs."""
-
-    @abstractmethod
-    def tokenize_pairs(
-        self,
-        query: str,
-        passages: list[str],
-        instruction: str | None,
-        truncation: TruncationOptions = CUT_AT_END,
-    ) -> list[TokenizedPair]:
-        """Implement `smart_embedder.engine.model.Reranker`."""
-
-    def canaries(self) -> dict[str, KindCanaries]:
-        """Implement `DeviceModel`: the scores of all for the first one."""
-        pairs = self.tokenize_pairs(CANARIES[0], [*CANARIES], None)
-        results = self.forward([pair.ids for pair in pairs], Outputs())
-        scores = [each for each in results if isinstance(each, float)]
-        made = KindCanaries(np.array([scores], np.float32))
-        return {SCORE: made} if len(scores) == len(CANARIES) else {}
-
-
-class CrossEncoder(PairScorer[float | FloatArray]):
+class CrossEncoder(DeviceModel[float | FloatArray]):
     """Implements `smart_embedder.engine.model.Reranker` and `Classifier`.
 
     A score is the raw logit, or of several labels the log odds of `ranking_label`, whose sigmoid is
@@ -186,6 +164,12 @@ class CrossEncoder(PairScorer[float | FloatArray]):
         pooling = getattr(self._head.pool, "__name__", "last")
         steps = f"{self.ranking_label} {steps_of(self._head.layers)}"
         return {SCORE: Made(pooling, len(self.labels), steps=steps, reading=reading)}
+
+    def _read_canaries(self) -> tuple[list[TokenIds], Outputs]:
+        return pairs_of_canaries(self), Outputs()
+
+    def _canaries_of(self, results: list[float | FloatArray]) -> dict[str, KindCanaries]:
+        return {SCORE: KindCanaries(np.array([results], np.float32))}
 
     def tokenize_pairs(
         self,
@@ -261,6 +245,11 @@ class CrossEncoder(PairScorer[float | FloatArray]):
             return results
 
         return collect
+
+
+def pairs_of_canaries(model: Reranker) -> list[TokenIds]:
+    """The tokens of all canaries as passages for the first one."""
+    return [pair.ids for pair in model.tokenize_pairs(CANARIES[0], [*CANARIES], None)]
 
 
 def find_ranking_label(labels: tuple[str, ...]) -> int | None:
@@ -359,7 +348,7 @@ _ARCHITECTURE = "Qwen3ForCausalLM"
 _TOKENS, _PREFIX = "embed_tokens.weight", "model."
 
 
-class QwenReranker(PairScorer[float]):
+class QwenReranker(DeviceModel[float]):
     """Implements `engine.model.Reranker`; a score is the probability of yes against no."""
 
     scores_are_logits = False
@@ -407,6 +396,12 @@ class QwenReranker(PairScorer[float]):
 
     def _made(self) -> dict[str, Made]:
         return {SCORE: Made("last", 1, steps="yes", reading=(PREFIX, SUFFIX, DEFAULT_INSTRUCTION))}
+
+    def _read_canaries(self) -> tuple[list[TokenIds], Outputs]:
+        return pairs_of_canaries(self), Outputs()
+
+    def _canaries_of(self, results: list[float]) -> dict[str, KindCanaries]:
+        return {SCORE: KindCanaries(np.array([results], np.float32))}
 
     def tokenize_pairs(
         self,
