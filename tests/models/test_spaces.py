@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from structlog.testing import capture_logs
+from transformers import BertConfig, BertModel
 
 from smart_embedder.engine.canaries import CANARIES, TOLERANCES
 from smart_embedder.engine.space import VectorSpace
@@ -23,7 +24,13 @@ from smart_embedder.models.loader import load_embedder, load_reranker
 from smart_embedder.models.ops.backend import torch_backend
 from smart_embedder.models.ops.choose import choose_backend
 from smart_embedder.models.ops.proof import Target
-from tests.support.encoders import dense, save_family, save_modules, word_tokenizer
+from tests.support.encoders import (
+    dense,
+    save_family,
+    save_modules,
+    save_tokenizer,
+    word_tokenizer,
+)
 
 WEIGHTS = "model.safetensors"
 CPU = torch.device("cpu")
@@ -419,3 +426,23 @@ def test_canaries_are_the_same_to_the_bit_at_the_next_start(
         list(model.compare_canaries(tmp_path))
     assert model.info.drift[damaged.kind] == pytest.approx(2)
     assert [each["kind"] for each in logs] == [damaged.kind]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "reproducible"),
+    [
+        ({"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}, True),
+        # The kernels multiply rows of so many sixteen numbers.
+        ({"hidden_size": 64, "intermediate_size": 100, "num_attention_heads": 4}, False),
+        ({"hidden_size": 72, "intermediate_size": 96, "num_attention_heads": 3}, False),
+        ({"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 8}, False),
+    ],
+)
+def test_where_kernels_leave_shapes_to_libraries_no_bits_are_promised(
+    sizes: dict[str, int], reproducible: bool, tmp_path: Path, float32_target: Target
+) -> None:
+    config = BertConfig(vocab_size=700, num_hidden_layers=2, max_position_embeddings=64, **sizes)
+    BertModel(config).save_pretrained(tmp_path)
+    save_tokenizer(tmp_path, word_tokenizer())
+    model = load_embedder("model", tmp_path, 64, float32_target)
+    assert model.reproducible == reproducible

@@ -9,11 +9,12 @@ import pytest
 from smart_embedder.engine import Engine
 from smart_embedder.models.load import load_models
 from smart_embedder.models.ops import native
-from smart_embedder.settings import Settings
+from smart_embedder.settings import LATE_INTERACTION, Settings
 from tests.oracle.bits import Bits
+from tests.support.encoders import dense, save_family, save_modules, word_tokenizer
 
 
-def settings_of(embedding: Path, reranker: Path, folder: Path, dtype: str) -> Settings:
+def settings_of(embedding: Path, reranker: Path | str, folder: Path, dtype: str) -> Settings:
     return Settings(
         embedding_model=str(embedding),
         reranker_model=str(reranker),
@@ -59,6 +60,16 @@ async def test_no_bit_depends_on_what_is_computed_beside_it(
 ) -> None:
     found = await compare(tiny_m3, tiny_reranker, tmp_path, dtype)
     assert found.precision.startswith(f"{dtype}/native+torch/{limited}.")
+    assert (found.differing, found.answers >= 1000) == ({}, True)
+
+
+async def test_nor_does_one_of_an_encoder_whose_layers_fill_no_whole_panels(tmp_path: Path) -> None:
+    """Its inner layers have 96 columns, where a panel of the kernels has 64."""
+    folder = tmp_path / "encoder"
+    folder.mkdir()
+    save_family(folder, "bert", word_tokenizer())
+    save_modules(folder, further=[dense(48, "Tanh"), ("Normalize", {}, None)])
+    found = await compare(folder, LATE_INTERACTION, tmp_path, "float32")
     assert (found.differing, found.answers >= 1000) == ({}, True)
 
 

@@ -25,6 +25,7 @@ from smart_embedder.models.families.int8 import (
 from smart_embedder.models.families.qwen3 import DecoderConfig, make_decoder
 from smart_embedder.models.ops.backend import Backend, in_float8
 from smart_embedder.models.ops.cuda import CUDA
+from smart_embedder.models.ops.native import attends, multiplies
 from smart_embedder.models.ops.proof import (
     DECODER,
     ENCODER,
@@ -161,7 +162,7 @@ def load_encoder(
         parameters=config.parameters,
         positions=config.position_scheme,
         configuration=config,
-        reproducible=True,
+        reproducible=multiplies(config.width, config.inner_width) and attends(head_width),
     )
 
 
@@ -203,7 +204,7 @@ def load_decoder(
         parameters=config.parameters,
         positions=PositionScheme(),
         configuration=config,
-        reproducible=True,
+        reproducible=multiplies(config.width, config.inner_width) and attends(config.head_width),
     )
 
 

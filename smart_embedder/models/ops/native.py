@@ -15,10 +15,10 @@ from typing import Any
 import structlog
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from smart_embedder.models.attention import PackedAttention, QueryKeyValue, sdpa
 from smart_embedder.models.batch import PackedBatch
-from smart_embedder.models.checkpoint.weights import linear_of
 from smart_embedder.models.ops.backend import (
     NATIVE,
     Backend,
@@ -168,26 +168,31 @@ def native_backend(library: Library, dtype: torch.dtype) -> Backend:
 
 @dataclass(frozen=True, slots=True)
 class NativeLinear:
-    """A `Linear` in `dtype`; its `panels` are the weights as `gemm` reads them."""
+    """A `Linear` in `dtype` to `out` columns.
+
+    Its `panels` are the weights as `gemm` reads them: with the `bias`, of further columns, which
+    fill up the last panel.
+    """
 
     library: Library
     panels: Tensor
     bias: Tensor
+    out: int
     depth: int
     dtype: torch.dtype
     activation: str | None
 
     def __call__(self, states: Tensor) -> Tensor:
         """Implement `Linear`."""
-        out, number_format = len(self.bias), FORMATS[self.dtype]
-        output = states.new_empty(len(states), out)
+        columns, number_format = len(self.bias), FORMATS[self.dtype]
+        output = states.new_empty(len(states), columns)
         self.library.run(
             "gemm",
             address(states, self.dtype), self.panels.data_ptr(), *_NO_BYTES,
             self.bias.data_ptr(), output.data_ptr(), number_format, number_format, len(states),
-            self.depth, out, out, _ACTIVATIONS[self.activation],
+            self.depth, columns, columns, _ACTIVATIONS[self.activation],
         )  # fmt: skip
-        return output
+        return output if columns == self.out else output[:, : self.out].contiguous()
 
 
 class RowLinear(nn.Module):
@@ -196,21 +201,14 @@ class RowLinear(nn.Module):
     def __init__(self, library: Library, layer: nn.Linear) -> None:
         """Prepare it; raises `ValueError` for a layer that the kernels do not take."""
         super().__init__()
-        depth, dtype = layer.in_features, layer.weight.dtype
-        if dtype not in {torch.float32, torch.bfloat16} or depth % STEP:
-            raise ValueError(f"no kernel multiplies {depth} numbers in {dtype}")
-        self.out_features = out = layer.out_features
-        rows = -(-out // _PANEL) * _PANEL
-        weight, bias = torch.zeros(rows, depth, dtype=dtype), torch.zeros(rows, dtype=dtype)
-        weight[:out] = layer.weight.detach()
-        if layer.bias is not None:
-            bias[:out] = layer.bias.detach()
-        kernels = _Kernels(library, dtype, torch_backend())
-        self._padded = kernels.linear([linear_of(weight, bias)])
+        dtype = layer.weight.dtype
+        if dtype not in {torch.float32, torch.bfloat16} or not multiplies(layer.in_features):
+            raise ValueError(f"no kernel multiplies {layer.in_features} numbers in {dtype}")
+        self._linear = _Kernels(library, dtype, torch_backend()).linear([layer])
 
     def forward(self, states: Tensor) -> Tensor:
         """`[rows, out]` of states `[rows, in]`."""
-        return self._padded(states.contiguous())[:, : self.out_features]
+        return self._linear(states.contiguous())
 
 
 def by_rows(module: nn.Module) -> nn.Module:
@@ -283,7 +281,7 @@ class _EncoderLayer(ctypes.Structure):
 def _describe(product: Linear, dtype: torch.dtype) -> _Linear | None:
     """A product of states in `dtype` for encoder.c; None if it is not one of the kernels'."""
     match product:
-        case NativeLinear() if product.dtype is dtype:
+        case NativeLinear() if product.dtype is dtype and product.out == len(product.bias):
             panels, bias = product.panels.data_ptr(), product.bias
             code = _ACTIVATIONS[product.activation]
             return _Linear(
@@ -313,12 +311,23 @@ class _Kernels:
     def linear(self, layers: Sequence[nn.Linear], activation: str | None = None) -> Linear:
         depth, out = layers[0].in_features, sum(layer.out_features for layer in layers)
         is_ours = layers[0].weight.dtype is self._dtype
-        if not is_ours or not _can_multiply(out, depth):
+        if not is_ours or not multiplies(depth):
             return self._otherwise.linear(layers, activation)
         weight, bias = join_layers(layers)
-        bias = torch.zeros(out) if bias is None else bias.float().contiguous()
+        bias = torch.zeros(out) if bias is None else bias.float()
+        if missing := -out % _PANEL:
+            weight, bias = (
+                functional.pad(weight, (0, 0, 0, missing)),
+                functional.pad(bias, (0, missing)),
+            )
         return NativeLinear(
-            self._library, self._panels(weight), bias, depth, self._dtype, activation
+            self._library,
+            self._panels(weight),
+            bias.contiguous(),
+            out,
+            depth,
+            self._dtype,
+            activation,
         )
 
     def add_norm(self, states: Tensor, residual: Tensor, norm: LayerNorm) -> Tensor:
@@ -373,8 +382,7 @@ class _Kernels:
         numbers_of_word = 4 // query.element_size()
         if (
             query.dtype is not self._dtype
-            or width % STEP
-            or width > _WIDEST_HEAD
+            or not attends(width)
             or not query.stride(-1) == key.stride(-1) == 1
             or key.stride(1) % numbers_of_word
             or key.shape != value.shape
@@ -414,7 +422,8 @@ class _Kernels:
         self, weights: QuantizedWeights, dtype: torch.dtype, activation: str | None = None
     ) -> Int8Gemm:
         out, depth = weights.values.shape
-        if not _can_multiply(out, depth):
+        if out % _PANEL or not multiplies(depth):
+            # The sums of oneDNN's are as exact.
             return self._otherwise.int8_gemm(weights, dtype, activation)
         weights = replace(weights, values=self._panels(weights.values))
         return NativeInt8Gemm(self._library, weights, depth, dtype, activation)
@@ -481,8 +490,14 @@ def _bytes_of_row(layer: _EncoderLayer, itemsize: int) -> int:
     return sum(-(-size // _ALIGNMENT) * _ALIGNMENT for size in (*states, *of_bytes))
 
 
-def _can_multiply(out: int, depth: int) -> bool:
-    return out % _PANEL == 0 and depth % STEP == 0
+def multiplies(*depths: int) -> bool:
+    """Whether the kernels multiply rows of so many numbers."""
+    return not any(depth % STEP for depth in depths)
+
+
+def attends(head_width: int) -> bool:
+    """Whether the kernel for attention takes heads of so many numbers."""
+    return head_width % STEP == 0 and head_width <= _WIDEST_HEAD
 
 
 def dequantize_by(
