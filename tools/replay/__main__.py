@@ -22,6 +22,7 @@ import httpx2
 from backports import zstd
 
 from smart_embedder.engine.canaries import TOLERANCES, tolerance_of
+from smart_embedder.observability.logs import escape_text
 from tools.replay.numbers import BITS, Numbers, are_equal, distance, dtype_of, numbers_of
 from tools.smoke.target import Target, add_server
 from tools.verify.space import what_differs
@@ -66,6 +67,8 @@ class Logged:
                 raise ValueError(f"its {part} was left out for its {reason}")
             spaces, body, answer = told["vector_space"], told["body"], told["answer"]
             asked, kind = json.loads(body), next(iter(spaces))
+            if not told["path"].startswith("/"):  # Behind an address it could be another one.
+                raise LookupError  # noqa: TRY301
             packed = b"".join(map(base64.b64decode, answer["data"]))
             content = _unpacked(packed, answer["encoding"])
             dtype = dtype_of(asked)
@@ -102,7 +105,7 @@ class Report:
     def add(self, outcome: str, *reasons: str) -> None:
         """Count a request, or a line that is none."""
         self.outcomes[outcome] += 1
-        self.reasons.update(f"{outcome}: {each}" for each in reasons)
+        self.reasons.update(f"{outcome}: {escape_text(each, _SHOWN)}" for each in reasons)
 
     def compare(self, logged: Logged, answer: httpx2.Response, precisions: dict[str, str]) -> None:
         """Count an answer; `precisions` are those of the server's models, by `_weights`."""
@@ -165,7 +168,7 @@ class Report:
             yield f"{reason} ({times} times)"
         worst = sorted(self.farthest.items(), key=lambda each: each[1], reverse=True)[:_WORST]
         if worst:
-            told = (f"{id_} ({kind} {apart:.1e})" for id_, (apart, kind) in worst)
+            told = (f"{escape_text(id_)} ({kind} {apart:.1e})" for id_, (apart, kind) in worst)
             yield f"The farthest: {', '.join(told)}"
 
     @property

@@ -21,8 +21,11 @@ from smart_embedder.engine.canaries import CANARIES, KindCanaries, canaries_of, 
 from smart_embedder.engine.records import SparseVector, TextEmbedding
 from smart_embedder.engine.space import VECTORS, VectorSpace
 from smart_embedder.errors import InvalidRequestError
+from smart_embedder.observability.logs import escape_text
 from tools.smoke.target import EMBED, Target, describe
 
+# Characters of what a server says.
+_SHOWN = 500
 # Lengths that differ by less are one.
 _SHARE_OF_LENGTH = 0.01
 _WRONG_SHAPE = (AttributeError, LookupError, TypeError, ValueError)
@@ -134,7 +137,8 @@ def ask(url: str, token: str | None, timeout: float, model: str | None) -> dict[
             raise CannotCompareError(f"{url} does not answer: {error}") from None
         except _WRONG_SHAPE as error:
             raise CannotCompareError(
-                f"{url} answers in a way that is not known here: {type(error).__name__}: {error}"
+                f"{url} answers in a way that is not known here: {type(error).__name__}: "
+                f"{escape_text(str(error), _SHOWN)}"
             ) from None
     for kind, each in kinds.items():
         if len(each.canaries.rows) != len(CANARIES) or not np.isfinite(each.canaries.rows).all():
@@ -150,8 +154,14 @@ def _native(target: Target, model: str | None) -> dict[str, Kind]:
     # Versions before 2.0 do not tell them.
     spaces, precisions = (told.get(name) or {} for name in ("vector_space", "precision"))
     return {
-        kind: Kind(each, spaces.get(kind), precisions.get(kind)) for kind, each in found.items()
+        kind: Kind(each, _text(spaces.get(kind)), _text(precisions.get(kind)))
+        for kind, each in found.items()
     }
+
+
+def _text(told: Any) -> str | None:
+    """What a server says of itself, safe for a terminal."""
+    return None if told is None else escape_text(str(told), _SHOWN)
 
 
 def _embedding(vectors: dict[str, Any]) -> TextEmbedding:
@@ -170,11 +180,11 @@ def _openai(target: Target, model: str | None) -> dict[str, Kind]:
     """Of dense vectors alone, of which such a server tells nothing."""
     if model is None:
         listed = _read_json(target.get("/v1/models"), "/v1/models")["data"]
-        names = [each["id"] for each in listed]
+        names = [str(each["id"]) for each in listed]
         if len(names) != 1:
             raise CannotCompareError(
                 f"{target.url} serves {len(names)} models: name one with --model"
-                f" ({', '.join(names[:10])})"
+                f" ({escape_text(', '.join(names[:10]), _SHOWN)})"
             )
         (model,) = names
     body = {"model": model, "input": CANARIES, "encoding_format": "float"}
@@ -188,7 +198,7 @@ def _answer(target: Target, path: str, body: dict[str, Any]) -> Any:
 
 def _read_json(answer: httpx2.Response, path: str) -> Any:
     if answer.status_code != HTTPStatus.OK:
-        raise CannotCompareError(f"{path} was refused: {describe(answer)[:500]}")
+        raise CannotCompareError(f"{path} was refused: {escape_text(describe(answer), _SHOWN)}")
     return answer.json()
 
 
