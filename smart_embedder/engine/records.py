@@ -1,7 +1,7 @@
 """The records that carry a request from stage to stage."""
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -345,21 +345,46 @@ class TextEmbedding:
             nbytes += 0 if vectors is None else vectors.nbytes
         return nbytes
 
-    def copy(self) -> "TextEmbedding":
-        """The same in memory of its own, and no view of the results of a whole batch."""
-        sparse, made = self.sparse, self.quantized
-        return TextEmbedding(
-            _copied(self.dense),
-            None if sparse is None else SparseVector(sparse.indices.copy(), sparse.values.copy()),
-            _copied(self.colbert),
-            _copied(self.states),
-            made and QuantizedVectors(made.dtype, made.values.copy(), _copied(made.scales)),
-            _copied(self.muvera),
+
+def in_own_memory(results: Sequence[TextEmbedding]) -> list[TextEmbedding]:
+    """The same in memory of their own, and no views of the results of a whole batch.
+
+    It is one block for each kind: many small ones would be new pages for the system each time.
+    """
+    sparse, made = [each.sparse for each in results], [each.quantized for each in results]
+    indices = _in_one_block([each and each.indices for each in sparse])
+    weights = _in_one_block([each and each.values for each in sparse])
+    quantized = _in_one_block([each and each.values for each in made])
+    scales = _in_one_block([each and each.scales for each in made])
+    plain = (
+        _in_one_block([getattr(each, kind) for each in results])
+        for kind in ("dense", "colbert", "states", "muvera")
+    )
+    return [
+        TextEmbedding(
+            dense,
+            None if weight is None else SparseVector(index, weight),
+            colbert,
+            states,
+            before and QuantizedVectors(before.dtype, values, scale),
+            muvera,
         )
+        for index, weight, before, values, scale, dense, colbert, states, muvera in zip(
+            indices, weights, made, quantized, scales, *plain, strict=True
+        )
+    ]
 
 
-def _copied(array: FloatArray | None) -> FloatArray | None:
-    return None if array is None else array.copy()
+def _in_one_block(arrays: Sequence[Any]) -> list[Any]:
+    """Copies that are neighbours in memory; None where there is none."""
+    present = [each for each in arrays if each is not None]
+    if not present:
+        return [None] * len(arrays)
+    block, copies, start = np.concatenate(present), list[Any](), 0
+    for each in arrays:
+        copies.append(None if each is None else block[start : start + len(each)])
+        start += 0 if each is None else len(each)
+    return copies
 
 
 class JoinedIds:

@@ -1,5 +1,7 @@
 """The records of a request: sizes, copies, pointers, and sequences in two parts."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -12,8 +14,10 @@ from smart_embedder.engine.records import (
     TokenizedPair,
     TokenizedText,
     Truncation,
+    in_own_memory,
     join,
 )
+from smart_embedder.vectors import QuantizedVectors
 
 IDS = np.arange(5)
 
@@ -30,19 +34,25 @@ def test_a_text_is_truncated_where_tokens_are_missing() -> None:
     assert TokenizedText(IDS, 5).exact
 
 
-def test_an_embedding_knows_its_size_and_its_copy_shares_no_memory() -> None:
+def test_embeddings_know_their_size_and_copies_share_no_memory_with_a_batch() -> None:
     batch = np.arange(60, dtype=np.float32)
     sparse = SparseVector(np.arange(3), batch[5:8])
     whole = TextEmbedding(batch[:8], sparse, batch[8:20].reshape(3, 4), batch[20:].reshape(4, 10))
     assert whole.nbytes == 8 * 4 + 3 * (8 + 4) + 12 * 4 + 40 * 4
     assert TextEmbedding(sparse=sparse).nbytes == 36
-    copy = whole.copy()
+    made = QuantizedVectors("int8", batch[:6].view(np.int8).reshape(3, 8), batch[:3])
+    others = [whole, TextEmbedding(dense=batch[4:9]), TextEmbedding(quantized=made)]
+    copy, shorter, quantized = in_own_memory(others)
     pairs = [(copy.dense, whole.dense), (copy.colbert, whole.colbert), (copy.states, whole.states)]
     pairs += [(copy.sparse.indices, sparse.indices), (copy.sparse.values, sparse.values)]
+    pairs += [(shorter.dense, batch[4:9]), (quantized.quantized.values, made.values)]
+    pairs += [(quantized.quantized.scales, made.scales)]
     for ours, theirs in pairs:
         np.testing.assert_array_equal(ours, theirs)
         assert not np.shares_memory(ours, theirs)
-    assert TextEmbedding().copy() == TextEmbedding()
+    assert quantized.quantized.dtype == "int8"
+    assert replace(quantized, quantized=None) == TextEmbedding()
+    assert in_own_memory([]) == []
     assert TextEmbedding().nbytes == 0
 
 

@@ -141,20 +141,30 @@ class Batch:
 
         An error in place of a result is kept.
         """
-        results, reduced = collect(), list[Any]()
+        results, kept, start = collect(), list[Any](), 0
         for each in self.slices:
-            own, reduce = results[len(reduced) : len(reduced) + each.count], each.job.reduce
-            if reduce is None:
-                reduced.extend(own)
-                continue
-            for index, result in enumerate(own, each.start):
-                reduced.append(result if isinstance(result, Exception) else reduce(index, result))
-        if len(self.slices) == 1:
-            return reduced
-        return [
-            each.copy() if isinstance(each, records.TextEmbedding | np.ndarray) else each
-            for each in reduced
-        ]
+            own, reduce = results[start : start + each.count], each.job.reduce
+            start += each.count
+            if reduce is not None:
+                own = [
+                    result if isinstance(result, Exception) else reduce(index, result)
+                    for index, result in enumerate(own, each.start)
+                ]
+            kept += own if len(self.slices) == 1 else _without_others(own)
+        return kept
+
+
+def _without_others(results: Sequence[Any]) -> list[Any]:
+    """The results of one job as no views of what others have, too."""
+    embeddings = [each for each in results if isinstance(each, records.TextEmbedding)]
+    copies = iter(records.in_own_memory(embeddings))
+    kept: list[Any] = []
+    for each in results:
+        if isinstance(each, records.TextEmbedding):
+            kept.append(next(copies))
+        else:
+            kept.append(each.copy() if isinstance(each, np.ndarray) else each)
+    return kept
 
 
 @dataclass(frozen=True, slots=True)

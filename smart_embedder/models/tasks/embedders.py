@@ -349,7 +349,7 @@ class HeadsEmbedder(EmbeddingModel):
                     copied.append(converter.quantize(rows, form.dtype) if converter else rows)
         if not parts:
             return lambda: [TextEmbedding()] * len(sequences)
-        return partial(self._collect, start_copies(copied), sequences, parts)
+        return partial(self._collect, start_copies(copied, packed.tokens), sequences, parts)
 
     def _by_form(
         self, kind: str, outputs: Sequence[Outputs]

@@ -225,7 +225,7 @@ class CrossEncoder(DeviceModel[float | FloatArray]):
         """Implement `DeviceModel`: the score of each pair, or all its logits if asked for."""
         packed = self._backbone.pack(sequences)
         logits = self._head(self._backbone.forward(packed), packed)
-        copies = start_copies([DeviceRows.of(logits)])
+        copies = start_copies([DeviceRows.of(logits)], packed.tokens)
 
         def collect() -> list[float | FloatArray | InferenceError]:
             (rows,) = copies()
@@ -421,7 +421,8 @@ class QwenReranker(DeviceModel[float]):
         del outputs
         packed = self._backbone.pack(sequences)
         states = last(self._backbone.forward(packed), packed)
-        copies = start_copies([DeviceRows.of(self._yes_minus_no(states).squeeze(1))])
+        rows = DeviceRows.of(self._yes_minus_no(states).squeeze(1))
+        copies = start_copies([rows], packed.tokens)
 
         def collect() -> list[float | InferenceError]:
             (rows,) = copies()

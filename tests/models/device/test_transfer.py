@@ -28,7 +28,7 @@ def test_results_come_back_in_their_places_with_those_marked_that_are_not_finite
     rows, finite
 ) -> None:
     other = torch.rand(2)
-    plain, arrived = start_copies([DeviceRows.of(other), DeviceRows.of(rows)])()
+    plain, arrived = start_copies([DeviceRows.of(other), DeviceRows.of(rows)], tokens=7)()
     np.testing.assert_array_equal(plain.values, other.numpy())
     np.testing.assert_array_equal(arrived.values, rows.numpy())
     assert plain.finite.all()
@@ -42,7 +42,7 @@ def test_from_a_gpu_results_arrive_through_one_pinned_buffer_that_is_used_again(
         for _ in range(3):
             before, blocks = cuda.bytes_to_host, cuda.pinned_blocks
             with cuda.forward():
-                collect = start_copies(on_device)
+                collect = start_copies(on_device, tokens=10_000)
             sizes = sum(each.values.nbytes + each.check.nbytes for each in on_device)
             assert cuda.bytes_to_host - before == sizes
             arrived = collect()
@@ -76,11 +76,20 @@ def test_buffers_are_as_large_as_needed_and_no_more_are_kept_than_batches_in_fli
     assert not any(buffers.take(1) is each for each in given)
 
 
+@pytest.mark.parametrize(("tokens", "sleeps"), [(16, False), (1024, False), (1025, True)])
+def test_only_for_a_short_forward_a_core_looks_again_and_again(monkeypatch, tokens, sleeps) -> None:
+    with simulated_cuda():
+        make, events = torch.cuda.Event, []
+        monkeypatch.setattr(torch.cuda, "Event", lambda **how: events.append(how) or make(**how))
+        start_copies([DeviceRows.of(torch.rand(3).to("cuda:0"))], tokens)()
+    assert events == [{"blocking": sleeps}]
+
+
 def test_parts_of_a_buffer_are_aligned() -> None:
     """The simulated device itself raises where two of them overlap."""
     tensors = [torch.rand(3), torch.rand(2, 16), torch.rand(1).half(), torch.rand(64).bfloat16()]
     with simulated_cuda() as cuda:
-        collect = start_copies([DeviceRows.of(each.to("cuda:0")) for each in tensors])
+        collect = start_copies([DeviceRows.of(each.to("cuda:0")) for each in tensors], tokens=64)
         starts = [each.target.data_ptr() for each in cuda._under_way]
         assert len(starts) == 2 * len(tensors)
         assert {start % 64 for start in starts} == {0}

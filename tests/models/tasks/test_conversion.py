@@ -37,7 +37,7 @@ def unit_rows(count: int, width: int, dtype: torch.dtype = torch.float32) -> Dev
 def test_numbers_have_the_bits_that_the_host_gives_them(dtype, width, computed) -> None:
     rows = unit_rows(70, width, computed)
     rows.values[3] = 0
-    (arrived,) = start_copies([Converter(CPU, width).quantize(rows, dtype)])()
+    (arrived,) = start_copies([Converter(CPU, width).quantize(rows, dtype)], len(rows.values))()
     expected = quantize(rows.values.float().numpy(), dtype)
     assert arrived.values.dtype == expected.values.dtype
     np.testing.assert_array_equal(arrived.values, expected.values)
@@ -52,10 +52,10 @@ def test_what_is_not_finite_is_marked_in_every_format(dtype, value) -> None:
     rows = unit_rows(5, 16)
     rows.check[2] = value
     converter = Converter(CPU, 16)
-    (arrived,) = start_copies([converter.quantize(rows, dtype)])()
+    (arrived,) = start_copies([converter.quantize(rows, dtype)], len(rows.values))()
     assert arrived.finite.tolist() == [True, True, False, True, True]
     texts = [np.array([0, 1]), np.array([2, 3]), np.array([4])]
-    (encoded,) = start_copies([converter.encode(rows, texts, "query")])()
+    (encoded,) = start_copies([converter.encode(rows, texts, "query")], len(rows.values))()
     assert encoded.finite.tolist() == [True, False, True]
 
 
@@ -70,7 +70,7 @@ def test_encodings_are_those_of_the_host(monkeypatch, side, width, at_once) -> N
     # Equal vectors, and one of zeros.
     rows.values[7:9], rows.values[60] = rows.values[6], 0
     texts = [np.arange(*span) for span in ((1, 70), (71, 72), (90, 90), (199, 200), (100, 180, 3))]
-    (encoded,) = start_copies([Converter(CPU, width).encode(rows, texts, side)])()
+    (encoded,) = start_copies([Converter(CPU, width).encode(rows, texts, side)], len(rows.values))()
     assert encoded.values.shape == (len(texts), MUVERA_WIDTH)
     for ours, text in zip(encoded.values, texts, strict=True):
         expected = muvera_of(width).encode(rows.values.numpy()[text], side)
