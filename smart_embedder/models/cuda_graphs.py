@@ -22,7 +22,6 @@ from smart_embedder.models.batch import (
     WORTH_A_CALL,
     LengthClass,
     PackedBatch,
-    to_device,
 )
 from smart_embedder.models.device.choose import capturing, shortest
 from smart_embedder.models.ops.proof import Proof, try_path, warn_of_refused
@@ -140,13 +139,12 @@ class GraphedForward:
 
     def __call__(self, packed: PackedBatch) -> Tensor:
         """`[T, hidden]`: the states of a batch that the bucket holds."""
-        batch, tokens = self._batch, packed.tokens
-        # The sequences that are missing have no tokens.
-        missing = self.bucket.sequences + 1 - len(packed.offsets)
-        bounds = np.pad(packed.offsets, (0, missing), mode="edge").astype(np.int32)
+        batch, tokens, bounds = self._batch, packed.tokens, len(packed.offsets)
         batch.input_ids[:, :tokens].copy_(packed.input_ids)
         batch.position_ids[:, :tokens].copy_(packed.position_ids)
-        batch.cu_seqlens.copy_(to_device(packed.device, bounds))
+        batch.cu_seqlens[:bounds].copy_(packed.cu_seqlens)
+        # The sequences that are missing have no tokens.
+        batch.cu_seqlens[bounds:].fill_(tokens)
         self._graph.replay()
         # The next batch may be computed before these are back.
         return self._states[:tokens].clone()
