@@ -18,6 +18,7 @@ from smart_embedder.engine.records import Outputs, TextEmbedding, TokenIds
 from smart_embedder.models.device.choose import choose_dtype, ensure_allocates, has_float8
 from smart_embedder.models.loader import load_embedder, load_reranker
 from smart_embedder.models.ops.choose import choose_backend
+from smart_embedder.models.ops.cuda import load_kernels
 from smart_embedder.models.ops.proof import Target
 from smart_embedder.models.tasks.conversion import try_converter
 
@@ -72,6 +73,15 @@ def check(mine: Any, other: Any) -> None:
         weights = dict(zip(mine.sparse.indices.tolist(), mine.sparse.values, strict=True))
         found = [weights.get(index, 0.0) for index in other.sparse.indices.tolist()]
         np.testing.assert_allclose(found, other.sparse.values, rtol=CLOSE, atol=CLOSE)
+
+
+@pytest.mark.skipif("cuda" not in DEVICES, reason="needs an NVIDIA GPU")
+def test_kernels_are_loaded_in_a_thread_that_has_not_used_the_device() -> None:
+    """As of a model that is loaded while others run, where PyTorch has memory to give."""
+    torch.empty(1, device="cuda")
+    load_kernels.cache_clear()
+    with ThreadPoolExecutor(1) as thread:
+        assert thread.submit(load_kernels, torch.device("cuda"), torch.float16).result() is not None
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -48,6 +48,8 @@ static float __uint_as_float(unsigned bits)
     memcpy(&x, &bits, sizeof x);
     return x;
 }
+#define __expf(x) std::exp(float(x)) // glibc has one of its own.
+static float __fdividef(float x, float y) { return x / y; }
 static float rsqrtf(float x) { return 1 / std::sqrt(x); }
 static unsigned short half_of(float x) { return _cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT); }
 static float of_half(unsigned short half) { return _cvtsh_ss(half); }
@@ -103,6 +105,7 @@ RUN(rms_norm, P(number *a, number *b, number *c, float e, int w), (a, b, c, e, w
 RUN(rotary, P(number *a, number *b, float *c, float *d, float e, int s, int h, int w),
     (a, b, c, d, e, s, h, w))
 RUN(gate, P(number *a, number *b, long long n, int w), (a, b, n, w))
-RUN(float8_rows, P(number *a, unsigned char *b, float *c, int w), (a, b, c, w))
+RUN(gelu, P(number *a, long long n), (a, n))
+RUN(float8_rows, P(number *a, unsigned char *b, float *c, int g, int w), (a, b, c, g, w))
 RUN(unit_rows, P(number *a, long long *b, void *c, float *d, float e, int h, int w),
     (a, b, c, d, e, h, w))

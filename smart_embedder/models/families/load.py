@@ -223,7 +223,7 @@ def make_in_float8(
             "why); set DTYPE to auto"
         )
     exact = make(target.backend)(texts)
-    transformer = make(in_float8(target.backend))
+    transformer = make(in_float8(target.backend, target.dtype))
     least, dtype = least_cosine(transformer(texts), exact, texts), target.dtype
     if not least >= _LEAST_COSINE:
         raise StartupError(

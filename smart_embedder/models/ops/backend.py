@@ -203,8 +203,9 @@ class Backend:
     quantize_rows: Callable[[Tensor, Columns], QuantizedRows]
     # (weights, dtype, activation=None): prepares `activation(rows x weights + bias)` in `dtype`.
     int8_gemm: Callable[..., Int8Gemm]
-    # Rounds each row of `[T, width]` to float8, so that its largest number is the largest there.
-    float8_rows: Callable[[Tensor], Float8Rows]
+    # (states, activation=None): rounds each row of `activation(states)`, `[T, width]`, to float8,
+    # so that its largest number is the largest there. The states may be overwritten.
+    float8_rows: Callable[..., Float8Rows]
     # (rows, weights, bias, dtype): the product of rows with weights `[out, width]`, `[T, out]`.
     float8_product: Callable[[Float8Rows, Float8Rows, Tensor | None, torch.dtype], Tensor]
     attention: Attention
@@ -356,13 +357,14 @@ def dequantize(
     return activate(product, activation).to(dtype)
 
 
-def float8_rows(states: Tensor) -> Float8Rows:
+def float8_rows(states: Tensor, activation: str | None = None) -> Float8Rows:
     """`Backend.float8_rows` by PyTorch."""
-    numbers = states.float()
+    numbers = activate(states.float(), activation)
+    most = numbers.abs().amax(1, keepdim=True).clamp_min(_TINY)
     # Divided by a number from the host, PyTorch would multiply with its reciprocal on a GPU.
-    most = torch.full_like(numbers[:, :1], MAX_FLOAT8)
-    scales = numbers.abs().amax(1, keepdim=True).clamp_min(_TINY) / most
-    return (numbers / scales).to(torch.float8_e4m3fn), scales
+    largest = torch.full_like(most, MAX_FLOAT8)
+    steps = (numbers * (largest / most)).clamp(-MAX_FLOAT8, MAX_FLOAT8)
+    return steps.to(torch.float8_e4m3fn), most / largest
 
 
 def float8_product(
@@ -373,16 +375,21 @@ def float8_product(
     return functional.linear(own, others, None if bias is None else bias.float()).to(dtype)
 
 
-def in_float8(backend: Backend) -> Backend:
-    """`backend`, whose products are computed in float8."""
+def in_float8(backend: Backend, dtype: torch.dtype) -> Backend:
+    """`backend`, whose products are computed in float8, with results in `dtype`.
+
+    One with an activation has rows in float8 as its result, which the next product reads: the
+    activation is computed as they are rounded.
+    """
 
     def linear(layers: Sequence[nn.Linear], activation: str | None = None) -> Linear:
         weight, bias = join_layers(layers)
         weights = backend.float8_rows(weight)
 
-        def multiply(states: Tensor) -> Tensor:
-            rows = backend.float8_rows(states)
-            return activate(backend.float8_product(rows, weights, bias, states.dtype), activation)
+        def multiply(states: Any) -> Any:
+            rows = backend.float8_rows(states) if isinstance(states, Tensor) else states
+            product = backend.float8_product(rows, weights, bias, dtype)
+            return product if activation is None else backend.float8_rows(product, activation)
 
         return multiply
 

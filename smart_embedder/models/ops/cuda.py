@@ -5,6 +5,7 @@ operators compute the same.
 """
 
 import ctypes
+from collections.abc import Sequence
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,8 +29,10 @@ from smart_embedder.models.ops.backend import (
     Backend,
     Float8Rows,
     LayerNorm,
+    Linear,
     RmsNorm,
     RotaryEmbedding,
+    activate,
     adding,
     linear,
     torch_backend,
@@ -40,7 +43,9 @@ log = structlog.get_logger(__name__)
 # The name of the operations by PyTorch's own operators for these GPUs.
 CUDA = "cuda"
 SOURCE = Path(__file__).parent / "csrc" / "row_ops.cu"
-NAMES = ("embed", "add_norm", "rms_norm", "rotary", "gate", "unit_rows", "float8_rows")
+NAMES = ("embed", "add_norm", "rms_norm", "rotary", "gelu", "gate", "unit_rows", "float8_rows")
+# What a backend has of them.
+_FUSED = ("embed", "add_norm", "rms_norm", "rotary", "gate", "unit_rows", "float8_rows")
 _MACROS = {torch.float16: "FLOAT16", torch.bfloat16: "BFLOAT16", torch.float32: "FLOAT32"}
 # As in row_ops.cu: a thread holds so many numbers, and a block has at most 1,024 threads.
 _EIGHT = 8
@@ -111,7 +116,9 @@ def _float8_product(
 def fused_backend(kernels: "CudaKernels", dtype: torch.dtype, otherwise: Backend) -> Backend:
     """The operations between two matrix products, each in one pass, in front of `otherwise`."""
     fused = _FusedOperations(kernels, dtype, otherwise)
-    return otherwise.faster("fused", **{name: getattr(fused, name) for name in NAMES})
+    backend = otherwise.faster("fused", **{name: getattr(fused, name) for name in _FUSED})
+    # In float32 that of the kernel would not be exact enough.
+    return backend if dtype is torch.float32 else backend.faster("fused", linear=fused.linear)
 
 
 class _FusedOperations:
@@ -121,6 +128,23 @@ class _FusedOperations:
         self._kernels = kernels
         self._dtype = dtype
         self._otherwise = otherwise
+
+    def linear(self, layers: Sequence[nn.Linear], activation: str | None = None) -> Linear:
+        """GELU in half of the time of PyTorch's, which is bound by its arithmetic."""
+        if activation != "gelu":
+            return self._otherwise.linear(layers, activation)
+        multiply = self._otherwise.linear(layers)
+
+        def multiply_and_activate(states: Tensor) -> Tensor:
+            product = multiply(states)
+            if product.numel() % _EIGHT or not _lies_well(product) or not len(product):
+                return activate(product, activation)
+            count = Wide(product.numel() // _EIGHT)
+            blocks = -(-count // _GATE_THREADS)
+            self._kernels.run("gelu", blocks, _GATE_THREADS, product, count)
+            return product
+
+        return multiply_and_activate
 
     def embed(
         self, indices: tuple[Tensor, Tensor], tables: tuple[Tensor, Tensor], norm: LayerNorm
@@ -194,13 +218,17 @@ class _FusedOperations:
         )  # fmt: skip
         return output, lengths
 
-    def float8_rows(self, states: Tensor) -> Float8Rows:
-        if states.dtype is not self._dtype or not _fit(states):
-            return self._otherwise.float8_rows(states)
+    def float8_rows(self, states: Tensor, activation: str | None = None) -> Float8Rows:
+        fits = states.dtype is self._dtype and _fit(states)
+        if not fits or activation not in {None, "gelu"}:
+            return self._otherwise.float8_rows(states, activation)
         rows, width = states.shape
         output = torch.empty_like(states, dtype=torch.float8_e4m3fn)
         scales = states.new_empty(rows, 1, dtype=torch.float32)
-        self._kernels.run("float8_rows", rows, _threads(width), states, output, scales, width)
+        self._kernels.run(
+            "float8_rows", rows, _threads(width),
+            states, output, scales, int(activation is not None), width,
+        )  # fmt: skip
         return output, scales
 
 
@@ -235,7 +263,9 @@ class CudaKernels:
         self._driver = driver
         binary = compile_for(torch.cuda.get_device_capability(device), dtype)
         with torch.cuda.device(device):
-            torch.empty(1, device=device)  # Makes the device's context the current one.
+            # Makes the device's context the current one of this thread, as no allocation does
+            # that PyTorch serves from memory that it has.
+            torch.cuda.current_stream(device).synchronize()
             (module,) = _checked(driver.cuModuleLoadData(binary))
             self._functions = {
                 name: _checked(driver.cuModuleGetFunction(module, name.encode()))[0]

@@ -369,8 +369,9 @@ def _int8_gemm(backend: Backend, inputs: _Inputs) -> Iterator[Tensor]:
 
 
 def _float8_rows(backend: Backend, inputs: _Inputs) -> Iterator[Tensor]:
-    for width in (inputs.shapes.width, inputs.shapes.inner_width):
-        values, scales = backend.float8_rows(inputs.normal(inputs.tokens, width))
+    shapes = inputs.shapes
+    for width, activation in ((shapes.width, None), (shapes.inner_width, shapes.activation)):
+        values, scales = backend.float8_rows(inputs.normal(inputs.tokens, width), activation)
         yield values.float() * scales
 
 

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 import structlog
 import torch
+from torch import nn
 from torch.nn import functional
 
 import smart_embedder
@@ -88,6 +89,40 @@ def test_rows_in_float8_have_the_bits_that_pytorch_gives_them(dtype, width) -> N
 
 
 @emulated
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@torch.inference_mode()
+def test_gelu_is_that_of_the_normal_distribution(dtype: torch.dtype) -> None:
+    layer = nn.Linear(16, 8, dtype=dtype)
+    layer.weight.copy_(torch.eye(8, 16))
+    layer.bias.zero_()
+    # All numbers of 16 bits, as far as a model's states go.
+    every = torch.arange(-(2**15), 2**15).to(torch.int16).view(dtype)
+    every = every[every.abs() <= 1000].unflatten(0, (-1, 2)).repeat(1, 8)
+    expected = functional.gelu(every[:, :8].double())
+    actual = fused(dtype).linear([layer], "gelu")(every)
+    # As exact as the format is, but for what is nothing beside the other states.
+    rounding = {torch.float16: 2**-11, torch.bfloat16: 2**-8}[dtype]
+    torch.testing.assert_close(actual.double(), expected, rtol=rounding, atol=4e-7)
+    tanh = fused(dtype).linear([layer], "gelu_new")(every)
+    torch.testing.assert_close(tanh, functional.gelu(every[:, :8], approximate="tanh"))
+
+
+@emulated
+@torch.inference_mode()
+def test_rows_in_float8_are_those_of_gelu_where_a_product_has_it() -> None:
+    torch.manual_seed(0)
+    states = torch.randn(5, 264).bfloat16()
+    values, scales = fused(torch.bfloat16).float8_rows(states, "gelu")
+    expected, exact = torch_backend().float8_rows(states, "gelu")
+    torch.testing.assert_close(scales, exact, rtol=1e-5, atol=0)
+    steps = values.view(torch.uint8).int() - expected.view(torch.uint8).int()
+    assert steps.abs().max() <= 1
+    assert (steps != 0).float().mean() < 1e-3
+    relu, _ = fused(torch.bfloat16).float8_rows(states.clone(), "relu")
+    assert relu.float().min() == 0
+
+
+@emulated
 @pytest.mark.parametrize("dtype", DTYPES)
 @torch.inference_mode()
 def test_embeddings_of_tokens_and_positions_of_which_only_unknown_ones_are_nan(dtype) -> None:
@@ -159,7 +194,7 @@ from smart_embedder.models.ops.cuda import NAMES, CudaKernels, Wide
 seen = ctypes.CDLL(sys.argv[1])
 ctypes.c_int.in_dll(seen, "arguments").value = 5
 torch.cuda.device = lambda _: nullcontext()
-torch.cuda.current_stream = lambda _: SimpleNamespace(cuda_stream=7)
+torch.cuda.current_stream = lambda _: SimpleNamespace(cuda_stream=7, synchronize=int)
 torch.cuda.get_device_capability = lambda _: (9, 0)
 torch.empty = lambda *_, **__: None
 # NVRTC would ask this driver for more than it has.

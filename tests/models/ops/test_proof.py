@@ -256,8 +256,9 @@ FAULTS = [
     ("int8_gemm", with_weights("bias", 0), M3),
     ("int8_gemm", in_16_bits, M3),
     ("int8_gemm", lambda right, weights, dtype, *_: right(weights, dtype), M3),
-    ("float8_rows", lambda right, rows: (right(rows)[0], right(rows)[1] * 1.1), M3),
-    ("float8_rows", lambda right, rows: (right(rows)[0].roll(1, 0), right(rows)[1]), QWEN),
+    ("float8_rows", lambda right, *rows: (right(*rows)[0], right(*rows)[1] * 1.1), M3),
+    ("float8_rows", lambda right, *rows: (right(*rows)[0].roll(1, 0), right(*rows)[1]), QWEN),
+    ("float8_rows", lambda right, rows, _: right(rows), M3),
     ("float8_product", lambda right, *given: right(*given[:2], None, given[3]), M3),
     ("float8_product", lambda right, rows, *given: right((rows[0], rows[1] * 2), *given), QWEN),
 ]
