@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # One report of this engine on a machine's GPU, in under nine minutes: tests on the device,
 # comparison with the references, kernels, speed beside FlagEmbedding, latency, HTTP, memory.
-#   scripts/gpu_report.sh [--wheels FOLDER] [--torch FOLDER] [--out FOLDER] [--device cuda|cpu] [--quick]
+#   scripts/gpu_report.sh [--wheels FOLDER] [--torch FOLDER] [--out FOLDER] [--device cuda|cpu]
+#     [--only SECTIONS] [--quick]
 # It needs python3 with PyTorch, and no package index: what else is missing comes from a folder of
 # wheels, which `python -m benchmarks.gpu.wheels FOLDER` downloads on a machine with an index.
 # Another PyTorch is compared with it where --torch has the wheels of that and of all it needs.
@@ -15,8 +16,9 @@ while (($#)); do
     --torch) torch=$2; shift ;;
     --out) out=$2; shift ;;
     --device) arguments+=(--device "$2"); shift ;;
+    --only) arguments+=(--only "$2"); shift ;;
     --quick) arguments+=(--quick) ;;
-    *) sed -n '2,8p' "$0" >&2; exit 1 ;;
+    *) sed -n '2,9p' "$0" >&2; exit 1 ;;
   esac
   shift
 done

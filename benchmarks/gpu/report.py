@@ -1,6 +1,7 @@
 """One report of this engine on a machine's GPU: correctness first, then speed and memory.
 
     python -m benchmarks.gpu.report OUT --device cuda --other-torch FOLDER
+    python -m benchmarks.gpu.report OUT --only 'checkpoint bge-m3,tests,engines'
 
 Each section is a process with a time limit of its own; one that fails is a line of the report and
 does not end it. Writes `OUT/report.json` and `OUT/report.md`. Checkpoints of full size with random
@@ -16,14 +17,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from smart_embedder.models.device.choose import choose_device, describe_device
+from tools.demo.checkpoint import PACKAGE
 from tools.table import markdown
 
 _ROOT = Path(__file__).parents[2]
@@ -87,6 +90,8 @@ def sections(
     tests = [sys.executable, "-m", "pytest", "-q", "-m", "device", *with_any]
     # A module that cannot be imported there costs its own tests alone.
     tests += ["-p", "no:cacheprovider", "--continue-on-collection-errors"]
+    if find_spec(PACKAGE) is None:  # It is too large to be carried everywhere.
+        tests += ["-k", "not demo_checkpoint"]
     yield Section("tests", tests, 120.0, {}, figures=False)
     verify = {"EMBEDDING_MODEL": str(models["bge-m3"]), "DEVICE": device}
     verify["RERANKER_MODEL"] = "late-interaction"
@@ -231,12 +236,22 @@ def _cell(value: object) -> str:
 
 
 def report(
-    out: Path, device: str, *, quick: bool, other_torch: Path | None = None
+    out: Path,
+    device: str,
+    *,
+    quick: bool,
+    other_torch: Path | None = None,
+    only: Collection[str] = (),
 ) -> list[Outcome]:
-    """Run the sections; both files are written anew after each, in case the machine goes away."""
+    """Run the sections, or only those of some names.
+
+    Both files are written anew after each, in case the machine goes away.
+    """
     ends = time.monotonic() + _SECONDS
     outcomes = [Outcome("machine", 0.0, 0, machine(), "")]
     for section in sections(out, device, quick=quick, other_torch=other_torch):
+        if only and section.name not in only:
+            continue
         left = ends - time.monotonic()
         if left < 1:
             outcomes.append(Outcome(section.name, 0.0, None, None, "left out: the time was over"))
@@ -257,11 +272,17 @@ def main() -> int:
     parser.add_argument("--device", default="cuda", help="or cpu, to rehearse")
     parser.add_argument("--quick", action="store_true", help="a small model and few short texts")
     parser.add_argument("--other-torch", type=Path, help="where another PyTorch is installed")
+    parser.add_argument("--only", default="", help="names of sections, as in the report, by commas")
     arguments = parser.parse_args()
     out = arguments.out.resolve()
     (out / "models").mkdir(parents=True, exist_ok=True)
-    other = arguments.other_torch
-    outcomes = report(out, arguments.device, quick=arguments.quick, other_torch=other)
+    outcomes = report(
+        out,
+        arguments.device,
+        quick=arguments.quick,
+        other_torch=arguments.other_torch,
+        only=list(filter(None, arguments.only.split(","))),
+    )
     print(f"{out / 'report.md'}")
     return 0 if all(each.status == 0 for each in outcomes) else 1
 
