@@ -137,7 +137,7 @@ class _FusedOperations:
 
         def multiply_and_activate(states: Tensor) -> Tensor:
             product = multiply(states)
-            if product.numel() % _EIGHT or not _lies_well(product) or not len(product):
+            if product.shape[1] % _EIGHT or not _lies_well(product) or not len(product):
                 return activate(product, activation)
             count = Wide(product.numel() // _EIGHT)
             blocks = -(-count // _GATE_THREADS)

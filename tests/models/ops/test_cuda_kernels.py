@@ -103,6 +103,9 @@ def test_gelu_is_that_of_the_normal_distribution(dtype: torch.dtype) -> None:
     # As exact as the format is, but for what is nothing beside the other states.
     rounding = {torch.float16: 2**-11, torch.bfloat16: 2**-8}[dtype]
     torch.testing.assert_close(actual.double(), expected, rtol=rounding, atol=4e-7)
+    # As all rows or none, however many there are.
+    narrow = fused(dtype).linear([nn.Linear(16, 12, dtype=dtype)], "gelu")
+    assert torch.equal(narrow(every[:2])[:1], narrow(every[:1]))
     tanh = fused(dtype).linear([layer], "gelu_new")(every)
     torch.testing.assert_close(tanh, functional.gelu(every[:, :8], approximate="tanh"))
 
