@@ -68,6 +68,7 @@ _QUERIES = 100
 _ROUNDS = 2
 # FlagEmbedding pads, and its rate hardly depends on how many texts there are.
 _PEERS_SHARE = 8
+_PEERS_TOKENS = 32_768  # of one of its batches
 
 
 async def own_rate(
@@ -111,7 +112,7 @@ def peer_rate(peer: Any, texts: list[str], length: int, *, every_kind: bool) -> 
     began = time.perf_counter()
     peer.encode(
         texts,
-        batch_size=max(1, 32 * 1024 // max(map(len, texts))),
+        batch_size=max(1, _PEERS_TOKENS // length),
         max_length=8192,
         return_dense=True,
         return_sparse=every_kind,

@@ -121,7 +121,7 @@ class Settings(BaseModel):
     """the number format of the models. `auto` chooses by the device and the model. `int8`
     computes the products of any model in 8 bits on an x86 CPU with AVX2, or on Linux an ARM one
     with dot products; `float8` those of models of BERT's kind and Qwen3 on an NVIDIA GPU of Ada,
-    Hopper or Blackwell, none of which has run it yet"""
+    Hopper or Blackwell, of which only Hopper has run it yet"""
     attention: types.Attention = "auto"
     """the attention kernel; one that cannot run here stops the start and says what is missing.
     `auto` takes varlen on NVIDIA GPUs in half precision (on Hopper flash_attention_3 where its
