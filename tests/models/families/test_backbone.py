@@ -39,8 +39,9 @@ from tests.support.simulated_cuda import SimulatedCuda, simulated_cuda
 CUDA = torch.device("cuda:0")
 EVERY = Outputs(dense=True, sparse=True, colbert=True, states=True)
 BUCKETS = (Bucket(32, 4, 32), Bucket(64, 8, 64))
-# The copies of ids, positions, lengths and states beside the graph, and those of the heads.
-WITH_GRAPH = 5
+# Beside the graph: the copies of ids, positions and lengths, with what fills these up, and those of
+# states and heads.
+WITH_GRAPH = 6
 
 
 class FakeTransformer:

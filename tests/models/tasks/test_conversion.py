@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 from torch.nn import functional
 
 from smart_embedder.api.formats.vectors import TextVectors, vectors_of
-from smart_embedder.engine.records import EmbedRequest, Outputs, TextEmbedding
+from smart_embedder.engine.records import EmbedRequest, Outputs, TextEmbedding, in_own_memory
 from smart_embedder.models.device.transfer import DeviceRows, start_copies
 from smart_embedder.models.ops.proof import Target
 from smart_embedder.models.tasks import conversion
@@ -119,7 +119,8 @@ def test_texts_of_one_batch_that_want_different_things_each_get_theirs(embedder)
         assert (ours.colbert is None) == (dtype != "float32")
         assert_alike(vectors_of(ours, request), vectors_of(theirs, request))
         # As for a job whose results must not hold those of another one.
-        assert_alike(vectors_of(ours.copy(), request), vectors_of(theirs, request))
+        (own,) = in_own_memory([ours])
+        assert_alike(vectors_of(own, request), vectors_of(theirs, request))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
