@@ -110,9 +110,9 @@ async def test_a_burst_is_exactly_that_many_whatever_the_clock_says(
         assert await buckets.take("key") > 0
 
 
-async def test_a_million_addresses_leave_no_more_than_may_be_kept() -> None:
+async def test_ever_new_addresses_leave_no_more_than_may_be_kept() -> None:
     buckets = MemoryBuckets(3600, 120)
-    for number in range(1_000_000):
+    for number in range(150_000):
         await buckets.take(f"address:{number}")
     assert len(buckets) == 100_000
 
