@@ -283,13 +283,14 @@ class CachedPipeline(EmbeddingPipeline):
             for each, text, vectors in zip(group, task.read, task.embeddings, strict=True)
             for kind, entry in split(text, vectors).items()
         }
-        await self._keep(entries)
+        kept = await self._keep(entries)
         if self._shared is not None:
-            self._shared.put(entries)
+            # Others, as views, hold the results of the whole job while they are written.
+            self._shared.put(entries | kept)
         return entries
 
-    async def _keep(self, entries: Entries) -> None:
-        """Keep copies of entries, as far as there is room for all of them."""
+    async def _keep(self, entries: Entries) -> Entries:
+        """Keep copies of entries, as far as there is room for all of them; returns the copies."""
         size, fitting = 0, Entries()
         for key, entry in entries.items():
             if size + entry.nbytes <= self._entries.maxsize:
@@ -299,7 +300,9 @@ class CachedPipeline(EmbeddingPipeline):
         def copy() -> Entries:
             return {key: entry.copied() for key, entry in fitting.items()}
 
-        self._entries.update(await asyncio.to_thread(copy) if size > _LARGE_BYTES else copy())
+        copies = await asyncio.to_thread(copy) if size > _LARGE_BYTES else copy()
+        self._entries.update(copies)
+        return copies
 
 
 def _without(wanted: list[_Wanted], keys: AbstractSet[str]) -> list[_Wanted]:
