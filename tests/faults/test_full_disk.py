@@ -38,7 +38,7 @@ def test_a_full_disk_silences_the_log_and_nothing_else(tiny_m3, tmp_path, log_fo
     with FULL.open("w") as full:
         process = start_process(tmp_path, output=full, **settings)
     try:
-        with httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=60, verify=False) as client:
+        with httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
             wait_until_healthy(client, process)
             statuses = [client.post("/embeddings/", json=GOOD).status_code for _ in range(15)]
             refused = [client.post("/embeddings/", json={}).status_code for _ in range(5)]
