@@ -132,6 +132,25 @@ def _foreign(address: str, url: str) -> list[str]:
     return [] if address.startswith(f"{url}/") else [f"{address} was asked for"]
 
 
+# All nodes are checked; of those that pass only one is described for each rule.
+_RULES = {
+    "runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"],
+    "resultTypes": ["violations"],
+}
+
+
+def findings(page, context=None) -> list[str]:
+    """What axe objects to."""
+    from axe_playwright_python.sync_playwright import Axe  # noqa: PLC0415 - beside playwright
+
+    violations = Axe().run(page, context=context, options=_RULES).response["violations"]
+    return [f"{each['id']}: {each['help']} {_shown(each['nodes'])}" for each in violations]
+
+
+def _shown(nodes) -> list[str]:
+    return [node["html"][:160] + node["failureSummary"] for node in nodes[:3]]
+
+
 def wait_for_view(page, view: str) -> None:
     """Wait until the view shows its results."""
     page.wait_for_selector(SHOWN[view], state="visible")

@@ -1,10 +1,12 @@
-"""A server that asks for a token, and one that goes away and comes back."""
+"""A server that asks for a token, one that goes away, and one below a path of a proxy."""
 
+import re
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import expect
 
+from tests.support.nginx import run_nginx
 from tests.support.relay import Relay
 from tests.support.server import RunningServer, run_server
 from tests.ui.conftest import open_page, wait_for_view
@@ -12,6 +14,13 @@ from tests.ui.conftest import open_page, wait_for_view
 pytestmark = pytest.mark.long
 
 TOKEN = "the-right-token"
+# As the guide says, nginx removes it.
+PREFIX = "/embedder"
+CHANGES = {
+    "location / {": f"location {PREFIX}/ {{",
+    "proxy_pass http://smart_embedder;": "proxy_pass http://smart_embedder/;",
+    "proxy_http_version 1.1;": f"proxy_set_header X-Forwarded-Prefix {PREFIX};",
+}
 
 
 @pytest.fixture(scope="module")
@@ -118,3 +127,29 @@ def test_the_page_goes_on_when_the_server_is_back(
         expect(page.locator("#totals")).to_contain_text("Up for")
         page.close()
         address.disconnect()
+
+
+@pytest.fixture(scope="module")
+def below_a_path(ui_server: RunningServer, tmp_path_factory: pytest.TempPathFactory):
+    upstream = ui_server.url.removeprefix("http://")
+    with run_nginx(tmp_path_factory.mktemp("nginx"), upstream, CHANGES) as url:
+        yield f"{url}{PREFIX}"
+
+
+def test_below_a_path_nothing_outside_it_is_asked_for(browser, below_a_path: str) -> None:
+    with open_page(browser, below_a_path, "search", ignore_https_errors=True) as page:
+        wait_for_view(page, "search")
+        page.goto(f"{below_a_path}/")
+        expect(page).to_have_url(f"{below_a_path}/ui")
+        page.goto(f"{below_a_path}/ui/")
+        wait_for_view(page, "text")
+        page.click(".foot a")
+        expect(page).to_have_url(f"{below_a_path}/docs")
+        page.click("#operations-tag-operation button")
+        page.click("text=Can this service answer?")
+        page.click("text=Try it out")
+        page.click("button.execute")
+        expect(page.locator(".request-url").first).to_have_text(
+            re.compile(f"{below_a_path}/health$")
+        )
+        expect(page.locator(".live-responses-table .response td").first).to_have_text("200")

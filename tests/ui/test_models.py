@@ -11,8 +11,7 @@ from transformers import BertForMaskedLM, BertForSequenceClassification, BertMod
 from tests.support.encoders import save_family, word_tokenizer
 from tests.support.server import RunningServer, run_server
 from tests.support.wordpiece import save_colbert, save_model, save_splade
-from tests.ui.conftest import STILL, open_page, wait_for_view
-from tests.ui.test_accessibility import findings
+from tests.ui.conftest import STILL, findings, open_page, wait_for_view
 
 pytestmark = pytest.mark.long
 

@@ -1,4 +1,4 @@
-"""The four views in a browser, with the demo model."""
+"""The four views in a browser, with the demo model: what they show, and that axe finds nothing."""
 
 import re
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.support.server import RunningServer
-from tests.ui.conftest import PHONE, STILL, VIEWS, open_page, wait_for_view
+from tests.ui.conftest import PHONE, STILL, VIEWS, findings, open_page, wait_for_view
 
 pytestmark = pytest.mark.long
 
@@ -277,3 +277,34 @@ def test_views_have_addresses_and_the_keyboard_reaches_them(open_view) -> None:
     expect(page).to_have_title("Match · Smart Embedder")
     page.go_back()
     expect(page.locator("#text-view")).to_be_visible()
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_axe_finds_nothing(open_view, view: str) -> None:
+    page = open_view(view, media=STILL)
+    for button in page.locator(f"#{view}-view summary").all():
+        button.click()
+    assert findings(page) == []
+    page.click("#theme")
+    expect(page.locator("html")).to_have_attribute("data-theme", "dark")
+    assert findings(page) == []
+    page.set_viewport_size(PHONE)
+    assert findings(page) == []
+
+
+def test_axe_finds_nothing_where_a_text_is_cut(open_view) -> None:
+    page = open_view("text", media=STILL)
+    page.click("text=Too long to be read")
+    expect(page.locator(".cut-mark")).to_be_visible()
+    # There are hundreds of tokens, each of which takes axe as long as all else.
+    assert findings(page, {"include": [[".cut-mark"], [".token.cut:last-child"]]}) == []
+
+
+def test_axe_finds_nothing_in_the_question_for_a_token(browser, ui_server: RunningServer) -> None:
+    with open_page(browser, ui_server.url) as page:
+        page.evaluate("import('/ui/core/token.js').then((token) => { token.askForToken(true) })")
+        expect(page.locator("#token-dialog")).to_be_visible()
+        expect(page.locator("#token")).to_be_focused()
+        assert findings(page) == []
+        page.keyboard.press("Escape")
+        expect(page.locator("#token-dialog")).to_be_hidden()
