@@ -52,6 +52,11 @@ def encoder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return folder
 
 
+@pytest.fixture(scope="module")
+def unchanged(encoder: Path, float32_target: Target) -> Spaces:
+    return spaces(encoder, float32_target)
+
+
 def spaces(folder: Path, target: Target, max_length: int = 8192, **options: Any) -> Spaces:
     found = {**load_embedder("model", folder, max_length, target, **options).spaces}
     assert {kind: VectorSpace.parse(str(each)) for kind, each in found.items()} == found
@@ -206,12 +211,11 @@ DENSE_MISTAKES: dict[str, tuple[Change, str]] = {
 
 @pytest.mark.parametrize("mistake", DENSE_MISTAKES)
 def test_each_mistake_with_an_encoder_is_told_by_its_reason(
-    mistake: str, encoder: Path, tmp_path: Path, float32_target: Target
+    mistake: str, encoder: Path, unchanged: Spaces, tmp_path: Path, float32_target: Target
 ) -> None:
     change, expected = DENSE_MISTAKES[mistake]
     change(copy := shutil.copytree(encoder, tmp_path / "copy"))
-    before = spaces(encoder, float32_target)
-    assert differences(before, spaces(copy, float32_target)) == {"dense": expected}
+    assert differences(unchanged, spaces(copy, float32_target)) == {"dense": expected}
 
 
 @pytest.mark.parametrize(
@@ -224,10 +228,9 @@ def test_each_mistake_with_an_encoder_is_told_by_its_reason(
     ],
 )
 def test_what_settings_change_is_told(
-    changed: dict[str, Any], expected: str, encoder: Path, float32_target: Target
+    changed: dict[str, Any], expected: str, encoder: Path, unchanged: Spaces, float32_target
 ) -> None:
-    before = spaces(encoder, float32_target)
-    assert differences(before, spaces(encoder, float32_target, **changed)) == {"dense": expected}
+    assert differences(unchanged, spaces(encoder, float32_target, **changed)) == {"dense": expected}
 
 
 def test_a_decoder_tells_its_rotary_base_and_a_reranker_its_head(
@@ -321,11 +324,10 @@ HARMLESS: dict[str, Change] = {
 
 @pytest.mark.parametrize("change", HARMLESS)
 def test_what_changes_no_number_changes_no_id(
-    change: str, encoder: Path, tmp_path: Path, float32_target: Target
+    change: str, encoder: Path, unchanged: Spaces, tmp_path: Path, float32_target: Target
 ) -> None:
     HARMLESS[change](copy := shutil.copytree(encoder, tmp_path / "copy"))
-    before = spaces(encoder, float32_target)
-    assert differences(before, spaces(copy, float32_target)) == {}
+    assert differences(unchanged, spaces(copy, float32_target)) == {}
 
 
 def test_numbers_that_fit_half_precision_are_the_same_stored_in_it(
@@ -392,7 +394,7 @@ def test_canaries_that_make_no_numbers_are_said(tiny_m3: Path, tmp_path: Path) -
 
 
 def test_a_module_may_be_named_by_an_absolute_path_where_the_model_is_not(
-    encoder: Path, float32_target: Target, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    encoder: Path, unchanged: Spaces, float32_target: Target, monkeypatch, tmp_path: Path
 ) -> None:
     copy = shutil.copytree(encoder, tmp_path / "copy")
     modules = json.loads((copy / "modules.json").read_text())
@@ -400,8 +402,7 @@ def test_a_module_may_be_named_by_an_absolute_path_where_the_model_is_not(
         each["path"] = str(copy / each["path"])
     (copy / "modules.json").write_text(json.dumps(modules))
     monkeypatch.chdir(tmp_path)
-    before = spaces(encoder, float32_target)
-    assert differences(before, spaces(Path("copy"), float32_target)) == {}
+    assert differences(unchanged, spaces(Path("copy"), float32_target)) == {}
 
 
 @pytest.mark.parametrize("kind", ["m3", "dense", "reranker"])

@@ -96,7 +96,7 @@ def test_it_follows_the_definition(
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("length", [255, 257, 511, 512, 513, 528, 1023, 1025, 1600])
+@pytest.mark.parametrize("length", [255, 257, 511, 512, 513, 528, 1025])
 def test_long_texts_are_whole_across_blocks(length: int, causal: bool, dtype) -> None:
     check([3, length], heads=2, width=64, scale=0.125, causal=causal, dtype=dtype)
 

@@ -118,7 +118,7 @@ def test_bytes_are_summed_up_exactly(library, rows, depth) -> None:
         ([1, 3, 6, 7, 66], 2, 48, 1, None),
         ([20, 131], 1, 128, 2, 40),
         ([257, 515], 1, 16, 1, None),
-        ([20, 261], 1, 256, 2, 129),
+        ([20, 261], 1, 256, 1, 129),
     ],
 )
 def test_attention_follows_the_definition(

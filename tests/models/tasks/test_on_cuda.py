@@ -84,7 +84,7 @@ MODELS: dict[str, Callable[[Any], tuple[DeviceModel[Any], list[TokenIds]]]] = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("capability", [(7, 5), (8, 0), (12, 0)])
+@pytest.mark.parametrize("capability", [(7, 5), (12, 0)])
 def test_a_forward_waits_for_nothing_and_gives_a_result_for_each_sequence(
     name: str, capability: tuple[int, int], request: pytest.FixtureRequest
 ) -> None:

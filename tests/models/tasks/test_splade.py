@@ -114,7 +114,7 @@ FAMILIES += ["modernbert, without a bias"]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_weights_are_those_of_sentence_transformers(folders, load, family, slices) -> None:
+def test_weights_are_those_of_sentence_transformers(folders, load, family) -> None:
     actual = weights_of(load(folders[family]), TEXTS)
     expected = reference(folders[family], TEXTS)
     assert ((actual > 0).sum(1) > 5).all()

@@ -49,6 +49,7 @@ def ids_of(tokenizer: Tokenizer, text: str) -> list[int]:
 
 
 @given(TEXTS)
+@settings(max_examples=60)
 def test_a_border_changes_no_token(tokenizer: Tokenizer, text: str) -> None:
     """Cut at every border at once, not only at those that slices end at."""
     places = [found.end() for found in re.finditer(pieces._borders_of(tokenizer), text)]
@@ -162,6 +163,7 @@ RUNS = st.lists(
 
 
 @given(st.lists(st.tuples(st.sampled_from(WORDS), RUNS), max_size=8), RUNS)
+@settings(max_examples=40)
 def test_shorter_runs_of_what_is_dropped_change_no_token(tokenizer: Tokenizer, parts, run) -> None:
     text = run + "".join(word + gap for word, gap in parts)
     short = RunShortener(tokenizer).shorten(text)

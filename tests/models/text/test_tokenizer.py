@@ -497,7 +497,7 @@ def test_tokens_are_counted_so_far_beyond_the_limit_and_no_further(
 
 @given(TEXTS, st.integers(1, 60), SIDES, st.integers(0, 40) | st.just(10**6))
 @example("0000000000000㈀"[-12:], 3, "right", 10**6)
-@settings(max_examples=100)
+@settings(max_examples=50)
 def test_in_slices_a_text_is_cut_as_a_whole_and_counted_exactly_or_so_far(
     tokenizer: Tokenizer, text: str, limit: int, side, counted: int
 ) -> None:
@@ -522,7 +522,7 @@ def test_in_slices_a_text_is_cut_as_a_whole_and_counted_exactly_or_so_far(
     | st.tuples(PROMPTS, TEXTS, st.just("left")),
     st.integers(1, 30),
 )
-@settings(max_examples=200)
+@settings(max_examples=80)
 def test_a_prompt_and_its_text_are_read_as_one_text_and_a_cut_from_the_left_leaves_the_prompt(
     tokenizer: Tokenizer, case: tuple[str, str, Side], limit: int
 ) -> None:
