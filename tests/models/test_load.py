@@ -1,5 +1,6 @@
 """What the loader tells libraries before they are imported."""
 
+import json
 import os
 import subprocess
 import sys
@@ -50,74 +51,56 @@ def test_a_thread_that_computes_soon_gets_the_interpreter(monkeypatch: pytest.Mo
         sys.setswitchinterval(before)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="GNU OpenMP is PyTorch's on Linux")
-def test_openmp_reads_how_long_to_spin(tmp_path: Path) -> None:
-    """It reads the process's environment when PyTorch is imported, after the app was created."""
-    program = (
-        "import sys, smart_embedder.main\n"
-        "smart_embedder.main.app\n"
-        "assert 'torch' not in sys.modules\n"
-        "from smart_embedder.models import load\n"
-        "load._prepare_libraries(load.Settings())\n"
-        "import torch\n"
-    )
-    shown = subprocess.run(
-        [sys.executable, "-c", program],
+START = """
+import json, sys, threading
+from pathlib import Path
+import smart_embedder.main
+smart_embedder.main.app
+from smart_embedder.models import load
+load.link_ahead()
+for each in threading.enumerate()[1:]: each.join()
+print(json.dumps('torch' in sys.modules))
+print(json.dumps('libtorch_cpu' in Path('/proc/self/maps').read_text()))
+_, embedder, reranker = sys.argv
+load.load_models(load.Settings(embedding_model=embedder, reranker_model=reranker, device='cpu'))
+import torch
+print(json.dumps((Path(torch.__file__).parent / 'lib/libtorch_cuda.so').exists()))
+print(json.dumps([name for name in ('torch._dynamo', 'huggingface_hub') if name in sys.modules]))
+"""
+only_on_linux = pytest.mark.skipif(sys.platform != "linux", reason="GNU OpenMP is PyTorch's there")
+
+
+@pytest.fixture(scope="module")
+def start(tiny_m3: Path, tiny_qwen: Path, tmp_path_factory) -> subprocess.CompletedProcess[str]:
+    """A start from local folders, of the app's modules and the loader."""
+    return subprocess.run(
+        [sys.executable, "-c", START, tiny_m3, tiny_qwen],
         env={
             "OMP_DISPLAY_ENV": "VERBOSE",
             "PYTHONPATH": str(Path(smart_embedder.__file__).parents[1]),
         },
-        cwd=tmp_path,  # Our own folder may hold an .env.
+        cwd=tmp_path_factory.mktemp("start"),  # Our own folder may hold an .env.
         capture_output=True,
         text=True,
         timeout=120,
         check=True,
     )
-    assert "GOMP_SPINCOUNT = '2000'" in shown.stderr
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only there is a library linked ahead")
-def test_pytorchs_library_is_linked_before_it_is_imported(tmp_path: Path) -> None:
-    program = (
-        "import os, sys, threading\n"
-        "from pathlib import Path\n"
-        "from smart_embedder.models import load\n"
-        "load.link_ahead()\n"
-        "for each in threading.enumerate()[1:]: each.join()\n"
-        "print('torch' in sys.modules, 'libtorch_cpu' in Path('/proc/self/maps').read_text(),\n"
-        "    os.environ['GOMP_SPINCOUNT'])\n"
-        "import torch\n"
-        "print(float(torch.ones(3) @ torch.ones(3)), (Path(torch.__file__).parent /\n"
-        "    'lib/libtorch_cuda.so').exists())\n"
-    )
-    environment = {"PYTHONPATH": str(Path(smart_embedder.__file__).parents[1])}
-    answer = subprocess.run(
-        [sys.executable, "-c", program], env=environment, cwd=tmp_path, capture_output=True,
-        text=True, timeout=120, check=True,
-    )  # fmt: skip
-    before, after = answer.stdout.splitlines()
-    assert after in {"3.0 False", "3.0 True"}
-    if after.endswith("False"):
-        assert before == "False True 2000"
+@only_on_linux
+def test_openmp_reads_how_long_to_spin(start) -> None:
+    """It reads the process's environment when it is linked, after the app was created."""
+    assert "GOMP_SPINCOUNT = '2000'" in start.stderr
+
+
+@only_on_linux
+def test_pytorchs_library_is_linked_before_it_is_imported(start) -> None:
+    imported, linked, for_cuda = map(json.loads, start.stdout.splitlines()[:3])
+    assert not imported
+    assert linked or for_cuda
 
 
 def test_a_start_from_local_folders_imports_neither_pytorchs_compiler_nor_the_hubs_library(
-    tiny_m3: Path, tiny_qwen: Path, tmp_path: Path
+    start,
 ) -> None:
-    program = (
-        "import sys\n"
-        "from smart_embedder.models.load import Settings, load_models\n"
-        "_, embedder, reranker = sys.argv\n"
-        "load_models(Settings(embedding_model=embedder, reranker_model=reranker, device='cpu'))\n"
-        "print([name for name in ('torch._dynamo', 'huggingface_hub') if name in sys.modules])\n"
-    )
-    shown = subprocess.run(
-        [sys.executable, "-c", program, tiny_m3, tiny_qwen],
-        env={"PYTHONPATH": str(Path(smart_embedder.__file__).parents[1])},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
-    assert shown.stdout.splitlines()[-1] == "[]"
+    assert start.stdout.splitlines()[-1] == "[]"

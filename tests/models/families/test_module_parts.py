@@ -129,7 +129,8 @@ def random_config(draw: random.Random) -> transformers.PretrainedConfig:
             return transformers.Qwen3Config(**sizes, hidden_act=activation)
 
 
-@pytest.mark.parametrize("seed", range(24))
+# Of the first 24 those that differ most in family, activation, windows, heads and biases.
+@pytest.mark.parametrize("seed", [1, 3, 5, 10, 12, 13, 15, 16, 17, 20, 22, 23])
 def test_any_configuration_is_computed_as_transformers_does(seed, tokenizer, tmp_path) -> None:
     config = random_config(random.Random(seed))
     torch.manual_seed(seed)
