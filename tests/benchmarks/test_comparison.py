@@ -36,24 +36,17 @@ def run(plan: Plan, *names: str) -> list[Outcome]:
     return outcomes
 
 
-def test_an_engine_that_cannot_start_tells_why_and_the_others_run(
-    plan: Plan, monkeypatch: pytest.MonkeyPatch
+def test_one_that_cannot_start_tells_why_and_others_run_at_the_fastest_setting_that_was_tried(
+    plan: Plan, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def unreachable_index(_python: Path, requirements: Path) -> None:
         raise EngineFailureError(f"{requirements.name} cannot be installed: no index")
 
     monkeypatch.setattr(comparing, "_install", unreachable_index)
-    ours, theirs = run(plan, "smart-embedder-bfloat16", "flagembedding")
-    assert (ours.rounds.keys(), ours.failure, ours.measured) == (plan.texts.keys(), "", True)
-    assert (theirs.failure, theirs.measured) == ("peers.txt cannot be installed: no index", False)
-
-
-def test_the_fastest_setting_that_was_tried_goes_into_the_rounds(
-    plan: Plan, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
     tuned = Contender("smart_embedder", "float32", environment=OWN, slow=True)
     monkeypatch.setitem(CATALOGUE, "tuned", tuned)
-    (outcome,) = run(plan, "tuned")
+    outcome, theirs = run(plan, "tuned", "flagembedding")
+    assert (theirs.failure, theirs.measured) == ("peers.txt cannot be installed: no index", False)
     trials = [line for line in capsys.readouterr().err.splitlines() if "trial" in line]
     seconds = {int(line.split()[2].strip(",:")): float(line.split()[3]) for line in trials}
     assert outcome.measured
@@ -79,6 +72,7 @@ def test_an_interrupted_comparison_goes_on_with_the_turns_that_it_lacks(plan: Pl
     assert outcome.turns == 1
     compare(plan, [outcome])
     assert outcome.turns == len(outcome.rounds["documents"]) == 2
+    assert (outcome.rounds.keys(), outcome.failure) == (plan.texts.keys(), "")
 
 
 def test_an_environment_is_made_once_for_each_version_of_its_requirements(

@@ -1,17 +1,18 @@
 """The worker, in a process of its own, with the engines that this environment has."""
 
-import os
-import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from benchmarks.adapters import Setting
+from benchmarks.adapters.smart_embedder import hide_instructions
 from benchmarks.comparison import worst_cosine
 from benchmarks.worker import LIMITS, Engine, EngineFailureError, Run, measured
+from smart_embedder.models.ops.native import runnable_here
 from tests.support.checkpoints import plain_corpus
 
 TEXTS = plain_corpus(lines=5)
@@ -61,21 +62,14 @@ def test_what_an_engine_raises_is_one_line(
 
 
 @pytest.mark.parametrize("limit", LIMITS)
-def test_a_limited_engine_has_the_kernels_of_its_limit(limit: str) -> None:
-    program = (
-        "from benchmarks.adapters.smart_embedder import hide_instructions\n"
-        "from smart_embedder.models.ops.native import runnable_here\n"
-        "before = runnable_here()\n"
-        "hide_instructions()\n"
-        "print(*[each.name for each in before], '/', *[each.name for each in runnable_here()])\n"
-    )
-    answer = subprocess.run(
-        [sys.executable, "-c", program], env=os.environ | LIMITS[limit], check=True,
-        capture_output=True, text=True,
-    )  # fmt: skip
-    every, left = (part.split() for part in answer.stdout.split("/"))
+def test_a_limited_engine_has_the_kernels_of_its_limit(limit: str, monkeypatch) -> None:
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", LIMITS[limit]["ONEDNN_MAX_CPU_ISA"])
+    monkeypatch.setattr(torch.cpu, "get_capabilities", torch.cpu.get_capabilities)  # Given back.
+    every = [each.name for each in runnable_here()]
+    hide_instructions()
     beyond = {"avx512_vnni": {"avx512_bf16"}, "avx2": {"avx512_bf16", "avx512_vnni", "avx_vnni"}}
-    assert left == [name for name in every if name not in beyond[limit]]
+    left = [name for name in every if name not in beyond[limit]]
+    assert [each.name for each in runnable_here()] == left
 
 
 def test_a_worker_that_is_too_slow_is_given_up(tiny_m3: Path) -> None:

@@ -74,7 +74,7 @@ def _build(program: Path) -> None:
         compiler.run(*_OPTIONS, "-c", str(_SOURCE), "-o", str(folder / "emulator.o"))
         kernels = (each for each in compiler.compile_kernels() if "threads" not in Path(each).name)
         linked = [str(folder / "emulator.o"), *kernels, "-o", str(folder / "linked")]
-        _compiler(folder, "none").run("-nostdlib", "-rtlib=compiler-rt", "-static", *linked)
+        _compiler(folder, "none").run("-nostdlib", "-static", *linked)
         program.parent.mkdir(exist_ok=True)
         # Beside its place, so that it comes there in one step.
         copied = shutil.copy(folder / "linked", program.with_suffix(f".{os.getpid()}"))
