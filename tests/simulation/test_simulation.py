@@ -4,18 +4,22 @@ import pytest
 
 from tests.simulation.scenario import run
 
-SEEDS_OF_A_TEST = 10
-# Of callbacks of the event loop; 400,000 in all.
+# Of the seeds 0 to 39 and 90 to 119 the shortest runs: two of them find each planted fault that two
+# of all find (43 of 48 are found), and two have each outcome of a request, each number of devices
+# and of models, each kind of reranker, a cache and none, a drain and none.
+SEEDS = (
+    *(6, 9, 10, 14, 16, 17, 19, 21, 23, 24, 29),
+    *(32, 34, 39, 92, 93, 95, 101, 110, 112, 118, 119),
+)
+# Of callbacks of the event loop; 113,000 in all.
 MOST_STEPS_OF_A_SEED = 6_000
 
 
-# Among these are the seeds that find what `python -m scripts.simulate --faults` plants.
 @pytest.mark.long
-@pytest.mark.parametrize("first", [0, 10, 20, 30, 90, 100, 110])
-def test_no_law_is_broken(first: int) -> None:
-    for seed in range(first, first + SEEDS_OF_A_TEST):
-        report = run(seed, MOST_STEPS_OF_A_SEED)
-        assert report.broken is None, f"seed {seed}: {report.broken}"
+@pytest.mark.parametrize("seed", SEEDS)
+def test_no_law_is_broken(seed: int) -> None:
+    report = run(seed, MOST_STEPS_OF_A_SEED)
+    assert report.broken is None
 
 
 def test_a_seed_repeats_a_run() -> None:
