@@ -103,40 +103,6 @@ def test_a_failed_install_is_an_error_and_leaves_the_environment_alone(started: 
     assert "Making" not in again.stdout
 
 
-def test_what_pip_says_is_in_a_log_that_a_failure_names(tmp_path: Path) -> None:
-    script = make_checkout(tmp_path / "checkout")
-    requirements = script.parent / "requirements/service.lock"
-    before = requirements.read_text()
-    requirements.write_text(before.replace("sha256:", "sha256:0"))
-    failed = start("local", "cpu", script=script, PIP_RETRIES="0")
-    assert failed.stdout.splitlines() == [
-        FIRST_START,
-        f"Making .venv with Python {platform.python_version()} ...",
-        "Installing PyTorch ...",
-        "Installing the other packages ...",
-    ]
-    (sentence,) = failed.stderr.splitlines()
-    could_not = "start_server: pip could not install requirements/service.lock (THESE "
-    assert sentence.startswith(could_not)
-    assert sentence.endswith("; .venv/install.log has all that it said.")
-    log = script.with_name(".venv").joinpath("install.log").read_text()
-    assert "Processing " in log
-    assert "ERROR: " in log
-    # It is an environment of this device all the same, and each device keeps its own.
-    requirements.write_text(before)
-    first, second = script.with_name(".venv"), script.with_name(".venv-gpu")
-    own_python = str(first / "bin" / "python")
-    changed = start("local", "gpu", script=script, DEVICE="mps", PYTHON=own_python)
-    assert "Making .venv-gpu" in changed.stdout
-    assert told(changed)["prefix"] == str(second)
-    repaired = start("local", "cpu", script=script)
-    assert "Making" not in repaired.stdout
-    for flavour, variables, folder in (("cpu", {}, first), ("gpu", {"DEVICE": "mps"}, second)):
-        again = start("local", flavour, script=script, **variables)
-        assert told(again)["prefix"] == str(folder)
-        assert "Installing" not in again.stdout
-
-
 def test_a_port_that_is_taken_while_it_installs_is_told(own_started: Path, tmp_path: Path) -> None:
     script = own_started
     change_kernels(script)
@@ -182,14 +148,17 @@ def test_a_second_start_waits_until_the_first_has_installed(
     assert "Installing" not in outputs[1], "the second found everything there"
 
 
-def test_what_was_half_installed_or_half_made_is_repaired_by_the_next_start(
+def test_what_is_half_installed_is_made_anew_and_each_device_keeps_its_own(
     own_started: Path, tmp_path: Path
 ) -> None:
-    """One start is killed in the middle of installing; the next one cannot make it anew."""
+    """One start is killed in the middle of installing; the next ones cannot make it anew.
+
+    What pip says is in a log that the failure names.
+    """
     script = own_started
-    script.with_name("requirements").joinpath("service.lock").write_text(
-        locked(write_wheel(tmp_path, "2.0"))
-    )
+    requirements = script.with_name("requirements") / "service.lock"
+    newer = locked(write_wheel(tmp_path, "2.0"))
+    requirements.write_text(newer)
     (tmp_path / "sitecustomize.py").write_text(KILL)
     killed = start("local", "cpu", script=script, PYTHONPATH=str(tmp_path))
     assert killed.returncode == -signal.SIGKILL
@@ -200,10 +169,37 @@ def test_what_was_half_installed_or_half_made_is_repaired_by_the_next_start(
     failed = start("local", "cpu", script=script, PYTHONPATH=str(tmp_path))
     assert failed.returncode == 1
     assert "-m venv' could not make .venv. It said: half\n" in failed.stderr
-    assert (script.parent / ".venv" / "bin").is_dir()
+    first, second = script.with_name(".venv"), script.with_name(".venv-gpu")
+    assert (first / "bin").is_dir()
+
+    requirements.write_text(newer.replace("sha256:", "sha256:0"))
+    failed = start("local", "cpu", script=script, PIP_RETRIES="0")
+    assert failed.stdout.splitlines() == [
+        FIRST_START,
+        f"Making .venv with Python {platform.python_version()} ...",
+        "Installing PyTorch ...",
+        "Installing the other packages ...",
+    ]
+    (sentence,) = failed.stderr.splitlines()
+    could_not = "start_server: pip could not install requirements/service.lock (THESE "
+    assert sentence.startswith(could_not)
+    assert sentence.endswith("; .venv/install.log has all that it said.")
+    log = (first / "install.log").read_text()
+    assert "Processing " in log
+    assert "ERROR: " in log
+
+    # It is an environment of this device all the same.
+    requirements.write_text(newer)
+    own_python = str(first / "bin" / "python")
+    other = start("local", "gpu", script=script, DEVICE="mps", PYTHON=own_python)
+    assert "Making .venv-gpu" in other.stdout
+    assert told(other)["prefix"] == str(second)
     repaired = start("local", "cpu", script=script)
-    assert "Making .venv" in repaired.stdout
-    assert told(repaired)["tiny"] == "2.0"
+    assert "Making" not in repaired.stdout
+    assert (told(repaired)["prefix"], told(repaired)["tiny"]) == (str(first), "2.0")
+    again = start("local", "gpu", script=script, DEVICE="mps")
+    assert told(again)["prefix"] == str(second)
+    assert "Installing" not in again.stdout
 
 
 def test_removing_an_environment_that_is_a_link_leaves_what_it_points_to(tmp_path: Path) -> None:
