@@ -115,49 +115,36 @@ def test_a_collection_makes_room_for_an_alias_and_an_alias_is_moved(
     assert runs.run().uploaded == 0
 
 
-@pytest.mark.parametrize(
-    ("of", "method", "count", "when"),
-    [
-        ("collection", "upsert", 1, "before"),
-        ("collection", "upsert", 2, "after"),
-        ("collection", "note_origin", 2, "before"),
-        ("collection", "drop", 1, "before"),
-        ("collection", "move_alias", 1, "before"),
-        ("collection", "move_alias", 1, "after"),
-        ("alias", "move_alias", 1, "before"),
-        ("alias", "drop", 1, "before"),
-    ],
-)
 def test_a_kill_at_any_step_loses_nothing(
-    edge_runs: Runs,
-    server: RunningServer,
-    other_server: RunningServer,
-    folder: Path,
-    of: str,
-    method: str,
-    count: int,
-    when: str,
+    edge_runs: Runs, server: RunningServer, other_server: RunningServer, folder: Path
 ) -> None:
-    """Of a collection that is replaced by an alias, and of an alias that is moved."""
+    """Of a collection that is replaced by an alias, and of the alias, which is moved back.
+
+    Each run goes on from where the one before it was killed.
+    """
     rows = [json.dumps({"text": f"row {i} of the river " * 5, "row": i}) for i in range(30)]
     (folder / "rows.jsonl").write_text("\n".join(rows))
     edge_runs.run()
-    before, then = payloads(edge_runs), other_server
-    if of == "alias":
-        migrated(edge_runs, other_server, drop_old=True)
-        then = server
-    asked = arguments(edge_runs, then, "--streams", "1", "--requests", "1", "--drop-old")
-    killed = subprocess.run(
-        [sys.executable, "-c", KILL, method, str(count), when, *asked],
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY / "client" / "src")},
-        timeout=120,
-        check=False,
-    )
-    assert killed.returncode == -signal.SIGKILL
-    assert main(asked) == 0
-    check_vectors(edge_runs, edge_runs.target.collection, then, before)
-    assert len(names(edge_runs)) == 1
-    assert replace(edge_runs, url=then.url).run().uploaded == 0
+    before = payloads(edge_runs)
+    stores = ["upsert 1 before", "upsert 2 after", "note_origin 1 before"]
+    replaces = ["drop 1 before", "move_alias 1 before", "move_alias 1 after"]
+    for then, kills in (
+        (other_server, [*stores, *replaces]),
+        (server, ["move_alias 1 before", "drop 1 before"]),
+    ):
+        asked = arguments(edge_runs, then, "--streams", "1", "--requests", "1", "--drop-old")
+        for kill in kills:
+            killed = subprocess.run(
+                [sys.executable, "-c", KILL, *kill.split(), *asked],
+                env={**os.environ, "PYTHONPATH": str(REPOSITORY / "client" / "src")},
+                timeout=120,
+                check=False,
+            )
+            assert killed.returncode == -signal.SIGKILL, kill
+        assert main(asked) == 0
+        check_vectors(edge_runs, edge_runs.target.collection, then, before)
+        assert len(names(edge_runs)) == 1
+        assert replace(edge_runs, url=then.url).run().uploaded == 0
 
 
 def test_what_changes_meanwhile_is_found_by_the_next_run(

@@ -173,7 +173,7 @@ def test_a_run_that_is_always_stopped_soon_comes_to_its_end(
 ) -> None:
     """Little is read, split and embedded before something is stored, also of one long text."""
     source = tmp_path / "long.txt"
-    source.write_text("\n\n".join(f"{' '.join(WORDS)} {i}." for i in range(3_000)))
+    source.write_text("\n\n".join(f"{' '.join(WORDS)} {i}." for i in range(800)))
     split: list[str] = []
     embedded: list[int] = []
     split_whole, upsert, embed = ServiceChunker.split, EdgeStore.upsert, AsyncClient.embed

@@ -52,11 +52,11 @@ def test_in_8_bits_it_finds_what_it_finds_in_float32(found, demo_checkpoint: Pat
 
 async def test_sparse_scores_are_of_the_size_that_bge_m3s_are(demo_checkpoint: Path) -> None:
     read = read_beir(QUESTIONS, "test")
-    texts = [each.text for each in read.corpus.read(range(len(read.corpus)))]
+    texts = [each.text for each in read.corpus.read(range(40))]
     settings = Settings(
         embedding_model=str(demo_checkpoint), reranker_model="none", device="cpu", dtype="float32"
     )
-    request = EmbedRequest([*read.queries.values(), *texts], Outputs(dense=True, sparse=True))
+    request = EmbedRequest([*read.queries.values()][:40] + texts, Outputs(dense=True, sparse=True))
     async with Engine(settings, load_models) as engine:
         made = (await engine.embed(request)).embeddings
     # Each question is that of the passage in its own place.
