@@ -6,6 +6,7 @@ import signal
 from pathlib import Path
 
 import pytest
+import structlog
 from hypothesis import settings
 
 from tests.support.copied_process import offer_copies
@@ -23,6 +24,10 @@ os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 # tests interrupt would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Where no log is set up, a trace would be painted with its source, which takes half a second.
+plain = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
+structlog.configure(processors=[*structlog.get_config()["processors"][:-1], plain])
 
 # How long an example takes says nothing on a shared machine.
 settings.register_profile("shared machine", deadline=None)

@@ -74,7 +74,7 @@ class _Handler(BaseHTTPRequestHandler):
 @contextmanager
 def recorder(target: str, prepare: Callable[[], None] | None = None) -> Iterator[Recorder]:
     proxy = Recorder(target, prepare)
-    thread = threading.Thread(target=proxy.serve_forever)
+    thread = threading.Thread(target=proxy.serve_forever, args=(0.01,))
     thread.start()
     try:
         yield proxy

@@ -46,6 +46,10 @@ _Noreturn void __assert_fail(const char *what, const char *file, int line, const
   leave(134);
 }
 
+/* What functions end with whose stack is watched, in a build that checks itself. */
+uintptr_t __stack_chk_guard = 0x5AFE;
+_Noreturn void __stack_chk_fail(void) { leave(134); }
+
 /* What the kernels call of a C library, and what the compiler makes of loops. */
 void *memset(void *to, int byte, size_t bytes) {
   for (size_t i = 0; i < bytes; i++) ((char *)to)[i] = (char)byte;

@@ -117,7 +117,7 @@ def run_hub(
 ) -> Iterator[Hub]:
     """Serve a folder until the block ends."""
     hub = Hub(folder, stop_at=stop_at, cuts=cuts, token=token)
-    thread = threading.Thread(target=hub.serve_forever)
+    thread = threading.Thread(target=hub.serve_forever, args=(0.01,))
     thread.start()
     try:
         yield hub

@@ -123,7 +123,7 @@ class _OddHandler(socketserver.StreamRequestHandler):
 def run_odd_redis(answer: bytes) -> Iterator[OddRedis]:
     """A server whose answer to every question is these bytes."""
     with OddRedis(answer) as server:
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:
             yield server

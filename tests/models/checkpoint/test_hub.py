@@ -207,7 +207,7 @@ def serve(respond: Respond, status: int = 200, **headers: str) -> Iterator[str]:
             """Keep silent."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:
             yield f"http://127.0.0.1:{server.server_port}"

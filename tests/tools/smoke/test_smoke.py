@@ -95,7 +95,7 @@ def serving(handler) -> Iterator[http.server.ThreadingHTTPServer]:
             itertools.count(1),
             f"http://127.0.0.1:{server.server_address[1]}",
         )
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:
             yield server
