@@ -12,7 +12,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import astuple
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -230,23 +229,18 @@ def stalling() -> AbstractContextManager[str]:
 HUBS = (closed_port, silent_listener, no_route, no_such_name, portal, stalling)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def starts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[Address, Future[str]]]:
-    """A start with each hub, all at once and beside the other tests, since they mostly wait."""
-    with ThreadPoolExecutor(len(HUBS)) as pool:
-        yield {hub: pool.submit(start_with, hub, tmp_path_factory.mktemp("hub")) for hub in HUBS}
+@pytest.mark.parametrize("unreachable", HUBS)
+def test_a_hub_that_cannot_be_reached_is_told_soon(unreachable, fetch, monkeypatch) -> None:
+    assert 2 * hub._SECONDS_FOR_THE_HUB < 25, "it is asked twice"
+    monkeypatch.setattr(hub, "_SECONDS_FOR_THE_HUB", 0.5)
+    with unreachable() as address, pytest.raises(StartupError, match=NOT_REACHED):
+        fetch(address)
 
 
-def start_with(hub: Address, folder: Path) -> str:
-    with hub() as address:
-        return failing_start(
-            folder,
-            Path(MODEL),
-            NOT_REACHED,
-            HF_HOME=str(folder),
-            HF_ENDPOINT=address,
-            HF_HUB_OFFLINE="0",
-        )
+def test_a_hub_that_cannot_be_reached_stops_the_start(tmp_path: Path) -> None:
+    with closed_port() as address:
+        settings = {"HF_HOME": str(tmp_path), "HF_ENDPOINT": address, "HF_HUB_OFFLINE": "0"}
+        failing_start(tmp_path, Path(MODEL), NOT_REACHED, **settings)
 
 
 def test_a_model_from_an_earlier_download_is_served_without_the_hub(tmp_path: Path, fetch) -> None:
@@ -531,9 +525,3 @@ def test_the_end_of_a_download_is_told_with_its_size_and_its_seconds(monkeypatch
     assert (end["event"], end["model"], end["total"]) == ("model_downloaded", "m", "3 MB")
     assert end["seconds"] == 12
     assert status.current is None
-
-
-# The last, as the longest of these starts waits for 20 seconds.
-@pytest.mark.parametrize("hub", HUBS)
-def test_a_hub_that_cannot_be_reached_stops_the_start(hub: Address, starts) -> None:
-    assert NOT_REACHED in starts[hub].result()
