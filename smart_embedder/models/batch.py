@@ -250,6 +250,11 @@ class PackedBatch:
         return max(self.lengths)
 
     @cached_property
+    def pairs(self) -> int:
+        """How many pairs of tokens are within one sequence: the scores of a head."""
+        return int((np.diff(self.offsets) ** 2).sum())
+
+    @cached_property
     def length_classes(self) -> list[LengthClass]:
         """All sequences, in packed order, in one class or in several where that is faster."""
         classes = []

@@ -170,6 +170,7 @@ def test_classes_of_lengths_begin_their_own_sequences_at_zero(monkeypatch) -> No
     # The one in the middle begins after as many tokens as follow it.
     packed = pack([np.arange(n) for n in (*[1] * 9, 3, 3, 9)], device=CPU)
     assert len(packed.length_classes) == 3
+    assert packed.pairs == sum(each**2 for each in packed.lengths)
     lengths = [each.bounds.diff().tolist() for each in packed.length_classes]
     assert [length for each in lengths for length in each] == packed.lengths
     assert all(each.bounds[0] == 0 for each in packed.length_classes)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from smart_embedder.engine.records import FloatArray
 from smart_embedder.errors import InferenceError, StartupError
+from smart_embedder.models.device.cpu import empty_in_large_pages
 
 # In bytes: the alignment of a result in pinned memory, and the smallest buffer.
 _ALIGNMENT = 64
@@ -84,16 +85,10 @@ def _on_host(rows: DeviceRows, values: Tensor, check: Tensor, *, copy: bool = Fa
 
 
 def _array_of(tensor: Tensor, dtype: torch.dtype, *, copy: bool) -> npt.NDArray[Any]:
-    """Its numbers in `dtype`, in memory of their own to `copy`.
-
-    NumPy allocates that: it asks the system for large pages, without which new memory takes four
-    times as long as the copy.
-    """
+    """Its numbers in `dtype`, in memory of their own to `copy`."""
     if tensor.dtype is dtype and not copy:
         return tensor.numpy()
-    array = np.empty(tensor.shape, torch.empty(0, dtype=dtype).numpy().dtype)
-    torch.from_numpy(array).copy_(tensor)
-    return array
+    return empty_in_large_pages(tensor.shape, dtype).copy_(tensor).numpy()
 
 
 def _start_copies_from_cuda(

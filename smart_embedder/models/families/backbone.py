@@ -35,7 +35,7 @@ from smart_embedder.models.cuda_graphs import (
     GraphTrial,
     make_buckets,
 )
-from smart_embedder.models.device.cpu import set_threads
+from smart_embedder.models.device.cpu import join, set_threads
 from smart_embedder.models.ops.backend import NATIVE
 from smart_embedder.models.ops.native import by_rows
 from smart_embedder.models.ops.proof import ATTENTION, TOLERANCES, Target
@@ -114,18 +114,18 @@ def rows_undivided() -> Iterator[None]:
 def in_row_blocks(step: Callable[..., Tensor], states: Tensor, *others: Tensor) -> Tensor:
     """Compute `step`, which treats each row by itself, on a CPU for a few rows at a time.
 
-    Its intermediate results then fit the cache. From 32 MiB on the allocator would also return them
-    to the system each time, and new pages cost more than a pass over them.
+    Its intermediate results then fit the cache.
     """
     at_once = _ROWS_PER_THREAD * torch.get_num_threads()
     if states.device.type != "cpu" or len(states) <= at_once or _rows_undivided.get():
         return step(states, *others)
-    blocks = (torch.split(each, at_once) for each in (states, *others))
-    outputs = []
-    for block in zip(*blocks, strict=True):
-        preemption_point()
-        outputs.append(step(*block))
-    return torch.cat(outputs)
+
+    def results() -> Iterator[Tensor]:
+        for block in zip(*(torch.split(each, at_once) for each in (states, *others)), strict=True):
+            preemption_point()
+            yield step(*block)
+
+    return join(results(), len(states))
 
 
 def attend_by_heads(
@@ -136,20 +136,21 @@ def attend_by_heads(
     A short forward can then run in between; the heads do not depend on each other.
     """
     query, key, value = states
-    key_heads, tokens = key.shape[:2]
-    # Elsewhere nothing asks for lengths, which a forward that is captured as a graph has not.
-    if query.device.type != "cpu" or len(query) * tokens**2 <= _SCORES_OF_A_CALL:
+    if query.device.type != "cpu" or len(query) * packed.pairs <= _SCORES_OF_A_CALL:
         preemption_point()
         return attend(states)
-    group = len(query) // key_heads
-    at_once = max(1, _SCORES_OF_A_CALL // (group * tokens * packed.max_length))
-    outputs = []
-    for start in range(0, key_heads, at_once):
-        preemption_point()
-        some = slice(start, start + at_once)
-        part = query[start * group : (start + at_once) * group], key[some], value[some]
-        outputs.append(attend(part))
-    return torch.cat(outputs, dim=1)
+    group = len(query) // len(key)
+    at_once = max(1, _SCORES_OF_A_CALL // (group * packed.pairs))
+
+    def results() -> Iterator[Tensor]:
+        for start in range(0, len(key), at_once):
+            preemption_point()
+            keys, queries = (
+                slice(times * start, times * (start + at_once)) for times in (1, group)
+            )
+            yield attend((query[queries], key[keys], value[keys]))
+
+    return join(results(), len(query), dim=1)
 
 
 def preemption_point() -> None:

@@ -1,4 +1,4 @@
-"""How many threads a batch is worth under a quota, and how workers share the cores."""
+"""How many threads a batch is worth under a quota, how workers share the cores, and memory."""
 
 import os
 import sys
@@ -17,6 +17,7 @@ from smart_embedder.models.device.cpu import (
     available_threads,
     cpu_quota,
     divide,
+    join,
     leave_processor_to_others,
     parse_cpu_list,
     set_threads,
@@ -213,3 +214,12 @@ def test_a_bound_thread_has_the_cpus_and_no_other_thread_changes() -> None:
 def test_cpus_that_are_gone_bind_nothing() -> None:
     share = CpuShare("cpu:0", 0, frozenset({1023}), 1)
     assert share.run(lambda: os.sched_getaffinity(0)) == os.sched_getaffinity(0)
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_parts_are_joined_as_they_come(dtype: torch.dtype, dim: int) -> None:
+    parts = torch.rand(7, 9, 3).to(dtype).split([2, 1, 4] if dim == 0 else [4, 4, 1], dim)
+    joined = join((each.clone() for each in parts), 7 if dim == 0 else 9, dim)
+    assert torch.equal(joined, torch.cat(parts, dim))
+    assert joined.is_contiguous()
