@@ -9,7 +9,6 @@ import shutil
 from pathlib import Path
 
 import httpx2
-import pytest
 
 from tests.support.redis_server import needs_redis, run_redis
 from tests.support.server import RunningServer, run_server
@@ -36,8 +35,7 @@ def embed(server: RunningServer, client: httpx2.Client, text: str, model: str | 
     return answer.json()["data"]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_nobody_notices(dtype: str, tiny_m3: Path, tiny_qwen: Path, tmp_path: Path) -> None:
+def test_nobody_notices(tiny_m3: Path, tiny_qwen: Path, tmp_path: Path) -> None:
     names = {None: tmp_path / "m3", "other": tmp_path / "other"}
     sources = {None: tiny_m3, "other": tiny_qwen}
     for name, folder in names.items():
@@ -47,7 +45,6 @@ def test_nobody_notices(dtype: str, tiny_m3: Path, tiny_qwen: Path, tmp_path: Pa
         settings = {
             "EMBEDDING_MODEL": str(names[None]),
             "MODELS": "models.yaml",
-            "DTYPE": dtype,
             "EMBEDDING_CACHE": "off",
         }
         with run_server(tmp_path, **settings) as server, server.client() as client:

@@ -107,7 +107,7 @@ def test_who_sends_ahead_and_does_not_read_holds_no_memory(server: RunningServer
     """The system's buffers are full at last, and then the client waits as the server does."""
     before, sent = memory(server), 0
     with connect(server, receive_buffer=4096) as raw:
-        raw.settimeout(2)
+        raw.settimeout(1)
         with suppress(TimeoutError):
             while sent < 64 * MIB:
                 sent += raw.send(LIVE * 1000)

@@ -55,7 +55,7 @@ async def test_under_load_nothing_that_was_accepted_is_lost(faulty_server, open_
 
 async def test_what_takes_too_long_is_told_so_before_the_end(faulty_server) -> None:
     """Sent 51: refused 51 (draining, after nine tenths of SHUTDOWN_TIMEOUT), lost 0; status 0."""
-    with faulty_server(FAULTS="1:hold", SHUTDOWN_TIMEOUT="2") as server:
+    with faulty_server(FAULTS="1:hold", SHUTDOWN_TIMEOUT="1") as server:
         tally = Tally()
         async with server.async_client() as client:
             requests = await accept(server, client, tally)
