@@ -403,6 +403,7 @@ class StreamResponse(Response):
         self._memory = PieceMemory(call.context.answer.allowed)
         # Pieces, or the error that ends the stream, in order; None is the end.
         self._results: asyncio.Queue[_Result | None] = asyncio.Queue()
+        self._computing: set[asyncio.Task[Piece | errors.SmartEmbedderError]] = set()
         self._sending_since: float | None = None
         self._counts = {"sentences": 0, "failed": 0, "tokens": 0}
         # The rate limit has counted one request, which pays for as many lines as one may have.
@@ -427,7 +428,8 @@ class StreamResponse(Response):
                 work = (body.read(), self._make_pieces(body, group), self._stop_at_drain(body))
                 helpers = [group.create_task(each) for each in work]
                 await self._answer(body, send)
-                for each in helpers:
+                # Pieces that are not sent any more may wait for the memory of one that never is.
+                for each in (*helpers, *self._computing):
                     each.cancel()
         except* errors.ClientGoneError as gone:
             context.error_code = errors.ClientGoneError.code
@@ -464,8 +466,10 @@ class StreamResponse(Response):
                     await asyncio.sleep(wait)
                 else:
                     self._paid_lines += service.settings.max_sentences_per_request
-            computed = self._compute(lines, Piece(self._memory))
-            self._results.put_nowait(group.create_task(computed))
+            computed = group.create_task(self._compute(lines, Piece(self._memory)))
+            self._computing.add(computed)
+            computed.add_done_callback(self._computing.discard)
+            self._results.put_nowait(computed)
 
     async def _compute(self, lines: list[Line], piece: Piece) -> Piece | errors.SmartEmbedderError:
         try:

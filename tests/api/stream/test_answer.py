@@ -356,6 +356,28 @@ async def test_one_that_reads_nothing_for_too_long_gets_whole_records_and_the_er
     assert (last["error"]["status"], last["error"]["code"]) == (408, "answer_not_taken")
 
 
+async def test_what_is_not_sent_any_more_is_not_computed_and_keeps_no_stream(monkeypatch) -> None:
+    """As pieces that wait for the memory of one before them, which is never sent."""
+    clock = SimpleNamespace(now=1000.0)
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr("smart_embedder.api.stream.answer._LOOK_SECONDS", 0.001)
+    first, never = (b'"%b"\n' % (each * 100_000) for each in (b"a", b"b"))
+    stream = Stream(*[first] * 2, *[never] * 90)
+    stream.ready["b" * 100_000] = asyncio.Event()
+    stream.go.clear()
+    ended = stream.begin()
+    await until(lambda: stream.sent)
+    stream.reads.clear()
+    stream.go.set()
+    await until(lambda: stream.sends)
+    clock.now += PATIENCE
+    await until(stream.parts.empty)
+    stream.reads.set()
+    await asyncio.wait_for(ended, 60)
+    assert stream.records[-1]["error"]["code"] == "answer_not_taken"
+    assert len(stream.begun) > 1
+
+
 FORWARD = 1000
 
 
