@@ -274,15 +274,14 @@ def main() -> int:
     parser.add_argument("--other-torch", type=Path, help="where another PyTorch is installed")
     parser.add_argument("--only", default="", help="names of sections, as in the report, by commas")
     arguments = parser.parse_args()
-    out = arguments.out.resolve()
+    out, other = arguments.out.resolve(), arguments.other_torch
+    only = list(filter(None, arguments.only.split(",")))
+    every = sections(out, arguments.device, quick=arguments.quick, other_torch=other)
+    names = [each.name for each in every]
+    if unknown := sorted({*only} - {*names}):
+        parser.error(f"there is no section {unknown[0]}; there are: {', '.join(names)}")
     (out / "models").mkdir(parents=True, exist_ok=True)
-    outcomes = report(
-        out,
-        arguments.device,
-        quick=arguments.quick,
-        other_torch=arguments.other_torch,
-        only=list(filter(None, arguments.only.split(","))),
-    )
+    outcomes = report(out, arguments.device, quick=arguments.quick, other_torch=other, only=only)
     print(f"{out / 'report.md'}")
     return 0 if all(each.status == 0 for each in outcomes) else 1
 

@@ -197,9 +197,10 @@ def test_what_is_half_installed_is_made_anew_and_each_device_keeps_its_own(
     repaired = start("local", "cpu", script=script)
     assert "Making" not in repaired.stdout
     assert (told(repaired)["prefix"], told(repaired)["tiny"]) == (str(first), "2.0")
-    again = start("local", "gpu", script=script, DEVICE="mps")
-    assert told(again)["prefix"] == str(second)
-    assert "Installing" not in again.stdout
+    for flavour, variables, folder in (("cpu", {}, first), ("gpu", {"DEVICE": "mps"}, second)):
+        again = start("local", flavour, script=script, **variables)
+        assert told(again)["prefix"] == str(folder)
+        assert "Installing" not in again.stdout
 
 
 def test_removing_an_environment_that_is_a_link_leaves_what_it_points_to(tmp_path: Path) -> None:

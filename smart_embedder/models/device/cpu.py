@@ -1,6 +1,6 @@
-"""The cores that the process may use: how many threads a forward is worth, and workers' shares.
+"""The cores that the process may use, and memory in large pages.
 
-And memory in large pages.
+How many threads a forward is worth, and what workers share of the cores.
 """
 
 import math
@@ -43,8 +43,8 @@ def empty_in_large_pages(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     return torch.from_numpy(np.empty(shape, f"u{dtype.itemsize}")).view(dtype)
 
 
-def join(parts: Iterable[Tensor], total: int, dim: int = 0) -> Tensor:
-    """As `torch.cat`, in large pages, each part copied as it comes, while it is in the cache.
+def cat_in_large_pages(parts: Iterable[Tensor], total: int, dim: int = 0) -> Tensor:
+    """As `torch.cat`, each part copied as it comes, while it is in the cache.
 
     There is at least one, and all parts together are `total` long.
     """

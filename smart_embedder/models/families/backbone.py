@@ -35,7 +35,7 @@ from smart_embedder.models.cuda_graphs import (
     GraphTrial,
     make_buckets,
 )
-from smart_embedder.models.device.cpu import join, set_threads
+from smart_embedder.models.device.cpu import cat_in_large_pages, set_threads
 from smart_embedder.models.ops.backend import NATIVE
 from smart_embedder.models.ops.native import by_rows
 from smart_embedder.models.ops.proof import ATTENTION, TOLERANCES, Target
@@ -125,7 +125,7 @@ def in_row_blocks(step: Callable[..., Tensor], states: Tensor, *others: Tensor) 
             preemption_point()
             yield step(*block)
 
-    return join(results(), len(states))
+    return cat_in_large_pages(results(), len(states))
 
 
 def attend_by_heads(
@@ -150,7 +150,7 @@ def attend_by_heads(
             )
             yield attend((query[queries], key[keys], value[keys]))
 
-    return join(results(), len(query), dim=1)
+    return cat_in_large_pages(results(), len(query), dim=1)
 
 
 def preemption_point() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu.report import AIMS, Outcome, Section, compared, page, run, sections
+from benchmarks.gpu.report import AIMS, Outcome, Section, compared, main, page, run, sections
 from benchmarks.gpu.wheels import requirements
 
 
@@ -121,3 +121,13 @@ def test_only_some_packages() -> None:
     assert [each.split("==")[0] for each in requirements("3.12", ["FlagEmbedding"])] == [
         "flagembedding"
     ]
+
+
+def test_an_unknown_section_is_told_before_anything_runs(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(sys, "argv", ["report", str(tmp_path), "--device", "cpu", "--only", "tset"])
+    with pytest.raises(SystemExit):
+        main()
+    told = capsys.readouterr().err
+    assert "there is no section tset" in told
+    assert "verify" in told
+    assert not list(tmp_path.iterdir())

@@ -15,9 +15,9 @@ from smart_embedder.models.device import cpu
 from smart_embedder.models.device.cpu import (
     CpuShare,
     available_threads,
+    cat_in_large_pages,
     cpu_quota,
     divide,
-    join,
     leave_processor_to_others,
     parse_cpu_list,
     set_threads,
@@ -220,6 +220,6 @@ def test_cpus_that_are_gone_bind_nothing() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_parts_are_joined_as_they_come(dtype: torch.dtype, dim: int) -> None:
     parts = torch.rand(7, 9, 3).to(dtype).split([2, 1, 4] if dim == 0 else [4, 4, 1], dim)
-    joined = join((each.clone() for each in parts), 7 if dim == 0 else 9, dim)
+    joined = cat_in_large_pages((each.clone() for each in parts), 7 if dim == 0 else 9, dim)
     assert torch.equal(joined, torch.cat(parts, dim))
     assert joined.is_contiguous()
