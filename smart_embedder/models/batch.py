@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby, pairwise
 from operator import itemgetter
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,8 @@ from torch import Tensor
 from smart_embedder.engine.records import TokenIds
 
 Indices = npt.NDArray[np.int64]
+# The one token of a sequence whose state is read.
+End = Literal["first", "last"]
 # The bits of a token's id; those above are marks.
 TOKEN_ID = (1 << 28) - 1
 # A token of the second text of a pair, to which BERT adds another type embedding.
@@ -272,6 +274,23 @@ class PackedBatch:
         """The given sequences in packed order, in blocks of equal or, if short, similar length."""
         return list(divide_into_blocks(self.lengths[: len(self.unpack_order)], self.device))
 
+    def ends(self, end: End, multiple_of: Callable[[int], int]) -> tuple[Tensor, "PackedBatch"]:
+        """The first or the last tokens `[R]` of all sequences, and a batch of these tokens alone.
+
+        R is rounded up as in `select_tokens`, and the batch has no more tokens than sequences.
+        """
+        tokens = self.offsets[:-1] if end == "first" else self.offsets[1:] - 1
+        rows = to_device(self.device, _rounded_up(tokens, multiple_of))
+        offsets = np.arange(len(self.offsets))
+        alone = PackedBatch(
+            input_ids=self.input_ids[:, rows],
+            position_ids=self.position_ids[:, rows],
+            cu_seqlens=to_device(self.device, offsets.astype(np.int32)),
+            offsets=offsets,
+            unpack_order=self.unpack_order,
+        )
+        return rows, alone
+
 
 def pack(
     sequences: Sequence[TokenIds],
@@ -341,8 +360,12 @@ def select_tokens(
         return None, list(spans)
     chosen = [span for span, want in zip(spans, selected, strict=True) if want]
     tokens = np.concatenate([np.arange(span.start, span.stop) for span in chosen])
-    padded = np.pad(tokens, (0, -len(tokens) % multiple_of(len(tokens))), mode="edge")
-    return to_device(packed.device, padded), _side_by_side(spans, selected)
+    rows = to_device(packed.device, _rounded_up(tokens, multiple_of))
+    return rows, _side_by_side(spans, selected)
+
+
+def _rounded_up(tokens: Indices, multiple_of: Callable[[int], int]) -> Indices:
+    return np.pad(tokens, (0, -len(tokens) % multiple_of(len(tokens))), mode="edge")
 
 
 def select_sequences(packed: PackedBatch, selected: Sequence[bool]) -> tuple[Indices, Spans]:

@@ -21,6 +21,7 @@ from smart_embedder.engine.records import TokenIds
 from smart_embedder.errors import StartupError
 from smart_embedder.models.attention import Attention, QueryKeyValue, excluding_unattended
 from smart_embedder.models.batch import (
+    End,
     PackedBatch,
     PositionScheme,
     Spans,
@@ -51,6 +52,9 @@ _SCORES_OF_A_CALL = 2**26
 # up makes the numbers few, so that kernels are reused; added rows cost more the fewer rows there
 # are. (Tokens above, multiple.)
 _CPU_MULTIPLES = ((32, 8), (512, 32))
+# Tokens of a batch of which the last layer computes only those that are read: for fewer it takes
+# as long to choose them.
+_WORTH_CHOOSING = 256
 # Operations that a library may compute in another order for another number of rows.
 _BY_BATCH = ("linear", "add_linear", "int8_gemm", ATTENTION)
 
@@ -69,8 +73,8 @@ class Transformer(ABC):
     window: int | None = None
 
     @abstractmethod
-    def __call__(self, packed: PackedBatch) -> Tensor:
-        """`[T, hidden]`: the last hidden state of every token."""
+    def __call__(self, packed: PackedBatch, rows: Tensor | None = None) -> Tensor:
+        """`[T, hidden]`: the last hidden state of every token, or `[R, hidden]` of those `rows`."""
 
     @abstractmethod
     def without_unattended(self) -> Self:
@@ -192,6 +196,7 @@ class Backbone:
         self._transformer = transformer
         self._positions = positions
         self._graphs: GraphedForwards | None = None
+        self._leaves_out_rows = True
         self._flop_per_token = 2 * parameters
 
     @property
@@ -246,13 +251,24 @@ class Backbone:
 
     def forward(self, packed: PackedBatch) -> Tensor:
         """`[T, hidden]`: the last hidden state of every token, in the model's dtype."""
+        return self.forward_of(packed, None)[0]
+
+    def forward_of(self, packed: PackedBatch, end: End | None) -> tuple[Tensor, PackedBatch]:
+        """As `forward`, where no other token's state is read than the first or last of a sequence.
+
+        Returns the batch that the states belong to: the same, or one of these tokens alone, if the
+        last layer has computed no others.
+        """
         if self.device.type == "cpu":
             set_threads(packed.tokens * self._flop_per_token, self.target.cpu_threads)
         if self._graphs is not None and packed.partly_attended is None:
             graph = self._graphs.find(packed)
             if graph is not None:
-                return graph(packed)
-        return self._transformer(packed)
+                return graph(packed), packed
+        if end is None or not self._leaves_out_rows or packed.tokens < _WORTH_CHOOSING:
+            return self._transformer(packed), packed
+        rows, alone = packed.ends(end, self._multiple)
+        return self._transformer(packed, rows), alone
 
     def capture_graphs_in_steps(self) -> Iterator[None]:
         """On an NVIDIA GPU, launch small batches as CUDA graphs from the end on.
@@ -294,4 +310,6 @@ class Backbone:
         """A copy with fewer layers, and by what factor this one has more."""
         fewer = copy(self)
         fewer._transformer, times = self._transformer.with_fewer_layers()  # noqa: SLF001 - its own
+        # Its last layer stands for many others.
+        fewer._leaves_out_rows = False  # noqa: SLF001
         return fewer, times

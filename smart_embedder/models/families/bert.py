@@ -258,13 +258,18 @@ class EncoderLayer:
         """The layer of these parts."""
         return cls(parts, parts.backend.encoder_layer(parts))
 
-    def __call__(self, states: Tensor, packed: PackedBatch, attend: Attention) -> Tensor:
-        """The next states."""
+    def __call__(
+        self, states: Tensor, packed: PackedBatch, attend: Attention, rows: Tensor | None = None
+    ) -> Tensor:
+        """The next states, of all tokens or of those `rows`."""
         parts = self.parts
         if self.at_once and len(states) <= _SMALL_BATCH and attend == parts.backend.attention:
-            return self.at_once(states, packed)
+            states = self.at_once(states, packed)
+            return states if rows is None else states.index_select(0, rows)
         projected = in_row_blocks(parts.to_query_key_value, states)
         attended = self_attention(projected, parts.heads, packed, attend)
+        if rows is not None:
+            attended, states = (each.index_select(0, rows) for each in (attended, states))
         return in_row_blocks(self._feed_forward, attended, states)
 
     def _feed_forward(self, attended: Tensor, states: Tensor) -> Tensor:
@@ -287,12 +292,13 @@ class Encoder(LayeredTransformer):
     embeddings: Embeddings
     dtype: torch.dtype
 
-    def __call__(self, packed: PackedBatch) -> Tensor:
+    def __call__(self, packed: PackedBatch, rows: Tensor | None = None) -> Tensor:
         """Implement `Transformer`."""
         states = self.embeddings(packed)
-        for layer in self.layers:
+        for index, layer in enumerate(self.layers, 1):
             preemption_point()
-            states = layer(states, packed, self.attend)
+            read = rows if index == len(self.layers) else None
+            states = layer(states, packed, self.attend, read)
         return states.to(self.dtype)
 
 

@@ -130,9 +130,14 @@ class DecoderLayer:
     from_inner: AddLinear
 
     def __call__(
-        self, states: Tensor, packed: PackedBatch, attend: Attention, rotary: RotaryEmbedding
+        self,
+        states: Tensor,
+        packed: PackedBatch,
+        attend: Attention,
+        rotary: RotaryEmbedding,
+        rows: Tensor | None = None,
     ) -> Tensor:
-        """The next states."""
+        """The next states, of all tokens that are computed or of the tokens `rows`."""
         projected = in_row_blocks(self._project, states, rotary.cosines, rotary.sines)
         if packed.sharing is not None:
             projected = projected.index_select(0, packed.sharing.inverse)
@@ -141,8 +146,14 @@ class DecoderLayer:
         query, key, value = torch.split(projected.transpose(0, 1), heads)
         attend_each = partial(attend, packed=packed, scale=width**-0.5, causal=True)
         attended = attend_by_heads(attend_each, (query, key, value), packed).flatten(1)
+        computed = rows
         if packed.sharing is not None:
-            attended = attended.index_select(0, packed.sharing.unique)
+            rows = packed.sharing.unique if rows is None else rows
+            computed = None if computed is None else packed.sharing.inverse[computed]
+        if rows is not None:
+            attended = attended.index_select(0, rows)
+        if computed is not None:
+            states = states.index_select(0, computed)
         return in_row_blocks(self._feed_forward, attended, states)
 
     def _project(self, states: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
@@ -172,18 +183,21 @@ class Decoder(LayeredTransformer):
     head_width: int
     theta: float
 
-    def __call__(self, packed: PackedBatch) -> Tensor:
+    def __call__(self, packed: PackedBatch, rows: Tensor | None = None) -> Tensor:
         """Implement `Transformer`."""
         token_ids, positions, sharing = packed.input_ids[0], packed.position_ids[0], packed.sharing
         if sharing is not None:
             token_ids, positions = token_ids[sharing.unique], positions[sharing.unique]
         states = functional.embedding(token_ids, self.embeddings)
         rotary = RotaryEmbedding.at(positions, self.head_width, self.theta)
-        for layer in self.layers:
+        for index, layer in enumerate(self.layers, 1):
             preemption_point()
-            states = layer(states, packed, self.attend, rotary)
+            read = rows if index == len(self.layers) else None
+            states = layer(states, packed, self.attend, rotary, read)
         states = self.final_norm(states)
-        return states if sharing is None else states.index_select(0, sharing.inverse)
+        if sharing is None or rows is not None:
+            return states
+        return states.index_select(0, sharing.inverse)
 
 
 @dataclass(frozen=True, slots=True)

@@ -284,11 +284,15 @@ class ModuleTransformer(Transformer):
         # A graph does not know the lengths that a window is found by where the attention has none.
         self.capturable = attend is not None and (self.window is None or takes_window(attend))
 
-    def __call__(self, packed: PackedBatch) -> Tensor:
+    def __call__(self, packed: PackedBatch, rows: Tensor | None = None) -> Tensor:
         """Implement `Transformer`.
 
         Raises `OutOfMemoryError` for a text whose attention the free memory of a CPU does not hold.
         """
+        states = self._states(packed)
+        return states if rows is None else states.index_select(0, rows)
+
+    def _states(self, packed: PackedBatch) -> Tensor:
         if self.attend is None:
             self._require_memory(packed)
             return torch.cat(list(self._padded(packed)))

@@ -37,6 +37,7 @@ from smart_embedder.engine.space import NONE, RAW, UNIT, VectorSpace
 from smart_embedder.errors import InferenceError, StartupError
 from smart_embedder.models.batch import (
     TOKEN_ID,
+    End,
     Indices,
     PackedBatch,
     Spans,
@@ -66,6 +67,7 @@ from smart_embedder.models.ops.backend import Backend
 from smart_embedder.models.ops.proof import Target
 from smart_embedder.models.tasks.conversion import Converter, prove_converter
 from smart_embedder.models.tasks.pooling import (
+    ENDS,
     DenseLayer,
     SentenceConfig,
     Step,
@@ -303,11 +305,13 @@ class HeadsEmbedder(EmbeddingModel):
     """Implements `DeviceModel.launch`: each head reads the texts that request its kind.
 
     The names of heads are those of `Outputs`; a kind without a head is left out. Subclasses set the
-    heads. Tokens in `_without_weight` have no lexical weight. A `_converter` makes of ColBERT
+    heads. Dense vectors are made of the state of one token of each text, `_dense_end`, or of
+    several. Tokens in `_without_weight` have no lexical weight. A `_converter` makes of ColBERT
     vectors what each text's answer has of them; without one that is left to the host.
     """
 
     _dense_head: SequenceHead | None = None
+    _dense_end: End | None = None
     _token_heads: Mapping[str, TokenHead]
     _without_weight = NO_IDS
     _converter: Converter | None = None
@@ -317,15 +321,16 @@ class HeadsEmbedder(EmbeddingModel):
         self, sequences: list[TokenIds], outputs: Sequence[Outputs]
     ) -> Callable[[], list[TextEmbedding | InferenceError]]:
         """Implement `DeviceModel`."""
+        every = any(each.sparse or each.colbert or each.states for each in outputs)
         packed = self._backbone.pack(sequences)
-        hidden = self._backbone.forward(packed)
+        hidden, read = self._backbone.forward_of(packed, None if every else self._dense_end)
         parts: list[_Part] = []
         copied: list[DeviceRows] = []
         wanted = [each.dense for each in outputs]
         if self._dense_head is not None and any(wanted):
-            chosen, spans = select_sequences(packed, wanted)
+            chosen, spans = select_sequences(read, wanted)
             parts.append(_Part("dense", spans))
-            copied.append(self._dense_head(hidden, packed, chosen))
+            copied.append(self._dense_head(hidden, read, chosen))
         # The states of the same tokens are gathered only once.
         gathered: dict[tuple[bool, ...], tuple[Tensor, Spans]] = {}
         for kind, head in self._token_heads.items():
@@ -499,6 +504,7 @@ class DenseEmbedder(HeadsEmbedder):
         self._token_heads = {"states": token_states}
         self.normalizes = config.steps[-1:] == (normalize,)
         self.pooling = "+".join(config.poolings)
+        self._dense_end = ENDS.get(self.pooling)
         self._steps = " ".join(
             f"dense {steps_of(each)}"
             if isinstance(each, DenseLayer)
@@ -570,6 +576,7 @@ class M3Embedder(HeadsEmbedder):
         self.pooling = read_pooling(folder)
         super().__init__(name, backbone, tokenizer, read_prompts(folder))
         self._dense_head = partial(dense_vectors, backbone.backend, self.pooling)
+        self._dense_end = ENDS.get(self.pooling)
         self._token_heads = {
             "sparse": partial(token_weights, sparse_head),
             "colbert": partial(token_vectors, colbert_head, backbone),
@@ -612,6 +619,9 @@ def dense_vectors(
     backend: Backend, pooling: str, hidden: Tensor, packed: PackedBatch, sequences: Indices
 ) -> DeviceRows:
     """`[S, hidden]` float32 of unit length: one for each of the `sequences`, packed indices."""
+    if pooling == "cls" and packed.tokens == packed.real_tokens == packed.lengths[0]:
+        # One text: nothing need be copied to the device, which takes a part of a lone query's time.
+        return DeviceRows(*backend.unit_rows(hidden[:1], torch.float32))
     if pooling == "cls":
         first = to_device(hidden.device, packed.offsets[sequences])
         return DeviceRows(*backend.unit_rows(hidden, torch.float32, first))

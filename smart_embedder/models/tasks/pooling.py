@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from smart_embedder.errors import StartupError
-from smart_embedder.models.batch import Indices, PackedBatch, to_device
+from smart_embedder.models.batch import End, Indices, PackedBatch, to_device
 from smart_embedder.models.checkpoint.config import (
     POOLING_FOLDER,
     Module,
@@ -103,6 +103,8 @@ _POOLINGS: dict[str, Callable[[Tensor, PackedBatch], Tensor]] = {
     "mean_sqrt_length": _mean_sqrt_length,
     "weighted_mean": _weighted_mean,
 }
+# Those that read one token of each sequence.
+ENDS: Mapping[str, End] = {"cls": "first", "last_token": "last"}
 
 
 class DenseLayer(nn.Module):

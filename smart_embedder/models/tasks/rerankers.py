@@ -31,7 +31,7 @@ from smart_embedder.engine.records import (
 )
 from smart_embedder.engine.space import SCORE
 from smart_embedder.errors import InferenceError, StartupError
-from smart_embedder.models.batch import SECOND_SEGMENT, PackedBatch
+from smart_embedder.models.batch import SECOND_SEGMENT, End, PackedBatch
 from smart_embedder.models.checkpoint.config import (
     TextOptions,
     number,
@@ -224,7 +224,8 @@ class CrossEncoder(DeviceModel[float | FloatArray]):
     ) -> Callable[[], list[float | FloatArray | InferenceError]]:
         """Implement `DeviceModel`: the score of each pair, or all its logits if asked for."""
         packed = self._backbone.pack(sequences)
-        logits = self._head(self._backbone.forward(packed), packed)
+        end: End | None = "first" if self._head.pool is first else None
+        logits = self._head(*self._backbone.forward_of(packed, end))
         copies = start_copies([DeviceRows.of(logits)], packed.tokens)
 
         def collect() -> list[float | FloatArray | InferenceError]:
@@ -420,7 +421,7 @@ class QwenReranker(DeviceModel[float]):
         """Implement `DeviceModel`: the probability of yes, from two rows of the head."""
         del outputs
         packed = self._backbone.pack(sequences)
-        states = last(self._backbone.forward(packed), packed)
+        states = last(*self._backbone.forward_of(packed, "last"))
         rows = DeviceRows.of(self._yes_minus_no(states).squeeze(1))
         copies = start_copies([rows], packed.tokens)
 

@@ -19,7 +19,7 @@ from smart_embedder.engine.devices.thread import DeviceThread
 from smart_embedder.engine.records import Outputs, TokenIds
 from smart_embedder.errors import StartupError
 from smart_embedder.models import cuda_graphs
-from smart_embedder.models.batch import PositionScheme
+from smart_embedder.models.batch import End, PositionScheme
 from smart_embedder.models.cuda_graphs import Bucket, GraphedForward
 from smart_embedder.models.families import backbone
 from smart_embedder.models.families.backbone import Backbone
@@ -29,6 +29,7 @@ from smart_embedder.models.ops.backend import torch_backend
 from smart_embedder.models.ops.choose import choose_backend
 from smart_embedder.models.ops.proof import Target
 from smart_embedder.models.tasks.embedders import DenseEmbedder, EmbeddingModel, M3Embedder
+from smart_embedder.models.tasks.pooling import first, last
 from smart_embedder.models.tasks.rerankers import QwenReranker
 from smart_embedder.settings import Settings
 from smart_embedder.settings.types import ModelEntry
@@ -51,8 +52,8 @@ class FakeTransformer:
     rounds_up, window = True, None
     fill = 0.0
 
-    def __call__(self, packed):
-        return torch.full((packed.tokens, 4), self.fill)
+    def __call__(self, packed, rows=None):
+        return torch.full((packed.tokens if rows is None else len(rows), 4), self.fill)
 
     def without_unattended(self):
         changed = FakeTransformer()
@@ -159,6 +160,31 @@ def model(
 def dense(model: EmbeddingModel, sequences: list[np.ndarray]) -> np.ndarray:
     outputs = [Outputs(dense=True)] * len(sequences)
     return np.stack([each.dense for each in model.launch(sequences, outputs)()])
+
+
+@pytest.mark.parametrize("end", ["first", "last"])
+@torch.inference_mode()
+def test_of_the_last_layer_what_is_read_is_computed_and_it_is_the_same(
+    model: EmbeddingModel, end: End
+) -> None:
+    rng = np.random.default_rng(0)
+    begins_alike = rng.integers(5, 100, 40)
+    texts = [rng.integers(5, 100, length) for length in (7, 1, 120, 60, 7)]
+    texts += [np.concatenate((begins_alike, tail)) for tail in (texts[0], texts[2], texts[1])]
+    texts *= 5  # More than are few, and a number that is rounded up.
+    backbone = model._backbone
+    packed = backbone.pack(texts)
+    whole, same = backbone.forward_of(packed, None)
+    assert same is packed
+    states, alone = backbone.forward_of(packed, end)
+    assert alone.lengths == [1] * len(packed.lengths)
+    assert len(states) == -(-len(alone.lengths) // 8) * 8
+    read = packed.offsets[:-1] if end == "first" else packed.offsets[1:] - 1
+    for each, whole_of in ((states, whole), (alone.input_ids[0], packed.input_ids[0])):
+        found, expected = each[: len(texts)].float(), whole_of[read][: len(texts)].float()
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
+    pool = {"first": first, "last": last}[end]
+    torch.testing.assert_close(pool(states, alone), pool(whole, packed), rtol=0, atol=1e-6)
 
 
 async def test_both_have_the_vectors_of_a_lonely_forward(model: EmbeddingModel) -> None:
