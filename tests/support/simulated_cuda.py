@@ -90,8 +90,8 @@ class SimulatedCuda(TorchDispatchMode):
             del self._not_recorded[_storage(tensor)]
 
     @contextmanager
-    def stream(self, stream: Stream) -> Iterator[None]:
-        before, self.current = self.current, stream
+    def stream(self, stream: Stream | None) -> Iterator[None]:
+        before, self.current = self.current, stream or self.current
         try:
             yield
         finally:

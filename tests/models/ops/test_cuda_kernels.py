@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from contextlib import nullcontext
 from dataclasses import replace
 from enum import IntEnum
 from itertools import product
@@ -204,7 +203,9 @@ from smart_embedder.models.ops.cuda import NAMES, CudaKernels, Wide
 seen = ctypes.CDLL(sys.argv[1])
 ctypes.c_int.in_dll(seen, "arguments").value = 5
 torch.cuda.device = lambda _: nullcontext()
-torch.cuda.current_stream = lambda _: SimpleNamespace(cuda_stream=7, synchronize=int)
+torch.cuda.current_device = lambda: 1
+torch.cuda.current_stream = lambda _: SimpleNamespace(synchronize=int)
+torch._C._cuda_getCurrentRawStream = lambda index: 7 + index
 torch.cuda.get_device_capability = lambda _: (9, 0)
 torch.empty = lambda *_, **__: None
 # NVRTC would ask this driver for more than it has.
@@ -220,6 +221,9 @@ found += [kind.from_buffer_copy(each).value for kind, each in zip(kinds, at[1:])
 found += [ctypes.c_uint.in_dll(seen, name).value for name in ("blocks", "threads")]
 assert ctypes.c_void_p.in_dll(seen, "function").value == 1 + NAMES.index("gate")
 print(found, ctypes.c_void_p.in_dll(seen, "stream").value)
+# From a thread whose current device is another one.
+torch.cuda.current_device, torch.cuda.device = lambda: 0, lambda index: nullcontext(print(index))
+kernels.run("gate", 5, 64, states, None, 0.5, Wide(2**40), -9)
 """
 
 
@@ -234,7 +238,7 @@ def test_arguments_arrive_at_the_driver_as_a_kernel_declares_them(tmp_path: Path
         timeout=120,
         check=False,
     )
-    assert done.stdout == f"[True, 0, 0.5, {2**40}, -9, 5, 64] 7\n", done.stderr
+    assert done.stdout == f"[True, 0, 0.5, {2**40}, -9, 5, 64] 8\n1\n", done.stderr
 
 
 class Status(IntEnum):
@@ -259,10 +263,11 @@ def test_a_launch_that_fails_raises_what_its_device_says(
     monkeypatch, status, synchronize, error
 ) -> None:
     monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
-    monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: SimpleNamespace(cuda_stream=0))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda _: 0, raising=False)
     kernels = object.__new__(cuda_kernels.CudaKernels)
-    kernels._device, kernels._functions = torch.device("cuda:0"), {"gate": None}
+    kernels._device, kernels._index = torch.device("cuda:0"), 0
+    kernels._functions, kernels._types = {"gate": None}, {}
     kernels._driver = SimpleNamespace(cuLaunchKernel=lambda *_: (status,))
     with pytest.raises(error):
         guarded(lambda: kernels.run("gate", 1, 32), lambda: None)

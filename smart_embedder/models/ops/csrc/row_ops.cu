@@ -18,6 +18,17 @@ __device__ float of_half(unsigned short half)
 }
 #endif
 
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 750
+__device__ float rough_tanhf(float x)
+{
+    float y;
+    asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+#else
+#define rough_tanhf tanhf
+#endif
+
 // e4m3: seven is added to the exponent, of which the least is -6; the mantissa has three bits.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
 __device__ unsigned short eight_bits_of(float first, float second)
@@ -315,28 +326,45 @@ struct alignas(EIGHT) Bytes {
     unsigned short at[EIGHT / 2];
 };
 
+// The same with an error below 3e-4, a hundredth of the steps of float8.
+__device__ float rough_gelu_of(float x)
+{
+    float square = fminf(x * x, 30); // Above that the polynomial would fall.
+    float bent = x * (0.797508f + square * (0.0370057f - 0.000351535f * square));
+    return 0.5f * x + 0.5f * x * rough_tanhf(bent);
+}
+
+// So many times eight numbers of a row are a thread's, which are all on their way at once.
+#define TIMES 4
+
 // Of GELU of the rows where `activated` is set.
 extern "C" __global__ void float8_rows(const number *states, unsigned char *output, float *scales,
                                        int activated, int width)
 {
-    int column = threadIdx.x * EIGHT;
-    bool inside = column < width;
-    long long place = (long long)blockIdx.x * width + column;
-    Eight x = {};
+    long long begin = (long long)blockIdx.x * width;
+    Eight x[TIMES] = {};
     float most = 1e-30f;
-    if (inside)
-        x = load(states + place);
-    for (int i = 0; activated && i < EIGHT; i++)
-        x.at[i] = gelu_of(x.at[i]);
-    for (int i = 0; i < EIGHT; i++)
-        most = larger(most, fabsf(x.at[i]));
+    for (int k = 0; k < TIMES; k++) {
+        int column = (k * blockDim.x + threadIdx.x) * EIGHT;
+        if (column < width)
+            x[k] = load(states + begin + column);
+    }
+    for (int k = 0; k < TIMES; k++)
+        for (int i = 0; i < EIGHT; i++) {
+            if (activated)
+                x[k].at[i] = rough_gelu_of(x[k].at[i]);
+            most = larger(most, fabsf(x[k].at[i]));
+        }
     most = block_max(most);
     if (threadIdx.x == 0)
         scales[blockIdx.x] = most / 448;
     float steps = 448 / most;
-    Bytes bytes;
-    for (int i = 0; i < EIGHT; i += 2)
-        bytes.at[i / 2] = eight_bits_of(x.at[i] * steps, x.at[i + 1] * steps);
-    if (inside)
-        *reinterpret_cast<Bytes *>(output + place) = bytes;
+    for (int k = 0; k < TIMES; k++) {
+        int column = (k * blockDim.x + threadIdx.x) * EIGHT;
+        Bytes bytes;
+        for (int i = 0; i < EIGHT; i += 2)
+            bytes.at[i / 2] = eight_bits_of(x[k].at[i] * steps, x[k].at[i + 1] * steps);
+        if (column < width)
+            *reinterpret_cast<Bytes *>(output + begin + column) = bytes;
+    }
 }
