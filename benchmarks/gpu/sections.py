@@ -36,6 +36,7 @@ from smart_embedder.api.formats.records import ARROW
 from smart_embedder.engine import EmbedRequest, Engine
 from smart_embedder.engine.records import Outputs
 from smart_embedder.models.load import load_models
+from smart_embedder.observability.metrics import Metrics
 from smart_embedder.settings import NO_RERANKER, Settings
 from smart_embedder.vectors import OutputDtype
 from tests.support.server import REPOSITORY, run_server
@@ -62,6 +63,7 @@ _TEXTS_IN_A_CALL, _TOKENS_IN_A_CALL = 256, 32_768
 # How many calls wait at a time, with more tokens than the device has in flight, and for how many
 # times as many calls there are at least.
 _CALLS, _ANSWERED = 32, 4
+_BETWEEN_LOOKS = 0.002
 # After which no other length is begun, so that there are figures at all.
 _SECONDS = 80.0
 _QUERIES = 100
@@ -72,28 +74,45 @@ _PEERS_TOKENS = 32_768  # of one of its batches
 
 
 async def own_rate(
-    engine: Engine, texts: list[str], length: int, dtype: OutputDtype, *, every_kind: bool
+    engine: Engine,
+    computed: Callable[[], float],
+    texts: list[str],
+    length: int,
+    dtype: OutputDtype,
+    *,
+    every_kind: bool,
 ) -> float:
-    """Tokens a second of texts of `length` tokens, once as many calls are answered as wait.
+    """Tokens a second of texts of `length` tokens, while many calls wait.
 
-    Before that the device waits for the first texts to be tokenised.
+    By the tokens that the engine has `computed`, batch after batch. Answers would tell another
+    rate: the calls share the device, and are computed in part at any time. The first quarter does
+    not count, where the device waits for the first texts to be tokenised.
     """
     most = _TEXTS_IN_A_CALL, _TOKENS_IN_A_CALL // length, len(texts) // (_ANSWERED * _CALLS)
     at_once = max(1, min(most))
     calls = iter([texts[start : start + at_once] for start in range(0, len(texts), at_once)])
     outputs = Outputs(dense=True, sparse=every_kind, colbert=every_kind)
-    answered: list[tuple[float, int]] = []
+    batches = [(time.perf_counter(), computed())]
 
     async def call_again_and_again() -> None:
         for call in calls:
             await engine.embed(EmbedRequest(call, outputs, output_dtype=dtype))
-            answered.append((time.perf_counter(), length * len(call)))
 
+    def look() -> None:
+        if (tokens := computed()) > batches[-1][1]:
+            batches.append((time.perf_counter(), tokens))
+
+    async def look_again_and_again() -> None:
+        while True:
+            look()
+            await asyncio.sleep(_BETWEEN_LOOKS)
+
+    looking = asyncio.create_task(look_again_and_again())
     await asyncio.gather(*(call_again_and_again() for _ in range(_CALLS)))
-    first, last = answered[min(_CALLS, len(answered) // 2)][0], answered[-1][0]
-    # Those of one batch are answered at once.
-    same = (last - first) / 100
-    return sum(tokens for at, tokens in answered if at > first + same) / (last - first)
+    looking.cancel()
+    look()
+    (began, before), (ended, after) = batches[len(batches) // 4], batches[-1]
+    return (after - before) / (ended - began)
 
 
 def load_peer(folder: Path, device: str) -> Any:
@@ -121,7 +140,13 @@ def peer_rate(peer: Any, texts: list[str], length: int, *, every_kind: bool) -> 
     return length * len(texts) / (time.perf_counter() - began)
 
 
-async def rates(engine: Engine, peer: Any, lengths: Sequence[int], tokens: int) -> list[Figures]:
+async def rates(
+    engine: Engine,
+    computed: Callable[[], float],
+    peer: Any,
+    lengths: Sequence[int],
+    tokens: int,
+) -> list[Figures]:
     """One row for each length and selection of kinds; the best of FlagEmbedding's two rounds.
 
     On a slow device the longest texts are left out.
@@ -134,7 +159,9 @@ async def rates(engine: Engine, peer: Any, lengths: Sequence[int], tokens: int) 
         for name, (every_kind, dtype) in _KINDS.items():
             if time.monotonic() > ends:
                 return rows
-            own = await own_rate(engine, texts * _REPEATED, length, dtype, every_kind=every_kind)
+            own = await own_rate(
+                engine, computed, texts * _REPEATED, length, dtype, every_kind=every_kind
+            )
             row = {"tokens": length, "kinds": name, "tokens_per_second": own}
             if peer is not None and dtype == "float32":
                 other = [
@@ -179,10 +206,15 @@ async def engines(
     lengths: Sequence[int] = _QUICK_LENGTHS if quick else _LENGTHS
     if alone:
         lengths = (_LENGTH,)
-    began = time.perf_counter()
-    async with Engine(settings, load_models) as engine:
+    began, metrics = time.perf_counter(), Metrics()
+    async with Engine(settings, load_models, metrics=metrics) as engine:
         models = engine.loaded()
         assert models is not None
+
+        def computed() -> float:
+            name = {"model": models.embedder.name}
+            return metrics.registry.get_sample_value("embedder_tokens_processed_total", name) or 0
+
         found: Figures = {
             "torch": torch.__version__,
             "start_seconds": time.perf_counter() - began,
@@ -196,7 +228,8 @@ async def engines(
         }
         before = memory()
         peer = None if alone else load_peer(folder, device)
-        found["rates"] = await rates(engine, peer, lengths, _QUICK_TOKENS if quick else _TOKENS)
+        tokens = _QUICK_TOKENS if quick else _TOKENS
+        found["rates"] = await rates(engine, computed, peer, lengths, tokens)
     return found | {"memory_before_load": before, "memory": memory()}
 
 
