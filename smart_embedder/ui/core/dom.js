@@ -32,6 +32,22 @@ function fill(node, attributes, children) {
 /** A table cell for a number. */
 export const numberCell = (text) => element("td", { class: "number" }, text);
 
+/** A row of a table: its heading, then its cells, which are texts or elements. */
+export const row = ([head, ...cells]) =>
+  element(
+    "tr",
+    {},
+    element("th", { scope: "row" }, head),
+    ...cells.map((cell) => (cell instanceof Node ? cell : element("td", {}, cell))),
+  );
+
+/** A table with headings, the cells of each row, and what else stands in it. */
+export function table(attributes, heads, rows, ...rest) {
+  const columns = heads.map((text) => element("th", { scope: "col" }, text));
+  const [head, body] = [element("tr", {}, ...columns), rows.map(row)];
+  return element("table", attributes, element("thead", {}, head), element("tbody", {}, ...body), ...rest);
+}
+
 /** Calls `run` once, when `event` has not happened for `milliseconds`. */
 export function onPause(target, event, milliseconds, run) {
   let timer = 0;

@@ -1,7 +1,7 @@
 /** What a classifier, where one is chosen as the reranker, says of texts or of pairs of texts. */
 
 import { ApiError, predict } from "./api.js";
-import { element, numberCell } from "./dom.js";
+import { numberCell, table } from "./dom.js";
 import { decimal } from "./format.js";
 
 /** The labels of each input, a list of one text or two, by falling probability; null without any. */
@@ -17,25 +17,9 @@ export async function labelsOf(inputs, models, signal) {
 }
 
 /** The labels of one input. */
-export function labelTable(labels) {
-  return element(
-    "table",
+export const labelTable = (labels) =>
+  table(
     { class: "labels" },
-    element(
-      "thead",
-      {},
-      element(
-        "tr",
-        {},
-        ...["Label", "Probability"].map((text) => element("th", { scope: "col" }, text)),
-      ),
-    ),
-    element(
-      "tbody",
-      {},
-      ...labels.map(({ label, score }) =>
-        element("tr", {}, element("th", { scope: "row" }, label), numberCell(decimal(score))),
-      ),
-    ),
+    ["Label", "Probability"],
+    labels.map(({ label, score }) => [label, numberCell(decimal(score))]),
   );
-}

@@ -1,16 +1,7 @@
 /** The numbers of a comparison as tables. */
 
-import { element, numberCell } from "../core/dom.js";
+import { element, numberCell, row, table } from "../core/dom.js";
 import { decimal } from "../core/format.js";
-
-const head = (...texts) =>
-  element(
-    "thead",
-    {},
-    element("tr", {}, ...texts.map((text) => element("th", { scope: "col" }, text))),
-  );
-
-const rowHead = (text) => element("th", { scope: "row" }, text);
 
 /** The lexical weights that query and passage share. */
 export function sharedTable({ shared, scores }) {
@@ -21,67 +12,27 @@ export function sharedTable({ shared, scores }) {
       "They share no word with a weight: only the meaning can match.",
     );
   }
-  return element(
-    "table",
+  const numbers = (...values) => values.map((value) => numberCell(decimal(value)));
+  const sum = row(["Sparse score", element("td", { colspan: 2 }), ...numbers(scores.sparse)]);
+  return table(
     { class: "shared-terms" },
-    head("Shared token", "Query", "Passage", "Product"),
-    element(
-      "tbody",
-      {},
-      ...shared.map((term) =>
-        element(
-          "tr",
-          {},
-          rowHead(term.text),
-          numberCell(decimal(term.query)),
-          numberCell(decimal(term.passage)),
-          numberCell(decimal(term.product)),
-        ),
-      ),
-    ),
-    element(
-      "tfoot",
-      {},
-      element(
-        "tr",
-        {},
-        rowHead("Sparse score"),
-        element("td", { colspan: 2 }),
-        numberCell(decimal(scores.sparse)),
-      ),
-    ),
+    ["Shared token", "Query", "Passage", "Product"],
+    shared.map(({ text, query, passage, product }) => [text, ...numbers(query, passage, product)]),
+    element("tfoot", {}, sum),
   );
 }
 
 /** The best match of each query token. */
 export function matchTable({ tokens: { queryLabels, passageLabels, best }, scores }) {
-  return element(
-    "table",
+  const mean = row(["ColBERT score, the mean", "", numberCell(decimal(scores.colbert))]);
+  return table(
     { class: "best-matches" },
-    head("Query token", "Best match", "Similarity"),
-    element(
-      "tbody",
-      {},
-      ...best.map(({ column, value }, row) =>
-        element(
-          "tr",
-          {},
-          rowHead(queryLabels[row]),
-          element("td", {}, passageLabels[column]),
-          numberCell(decimal(value)),
-        ),
-      ),
-    ),
-    element(
-      "tfoot",
-      {},
-      element(
-        "tr",
-        {},
-        rowHead("ColBERT score, the mean"),
-        element("td"),
-        numberCell(decimal(scores.colbert)),
-      ),
-    ),
+    ["Query token", "Best match", "Similarity"],
+    best.map(({ column, value }, i) => [
+      queryLabels[i],
+      passageLabels[column],
+      numberCell(decimal(value)),
+    ]),
+    element("tfoot", {}, mean),
   );
 }

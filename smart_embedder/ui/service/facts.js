@@ -1,6 +1,6 @@
 /** What the server is: models, device, and the paths that were proven at its start. */
 
-import { byId, element } from "../core/dom.js";
+import { byId, element, table } from "../core/dom.js";
 import { count } from "../core/format.js";
 
 /** Shows the answer of /health. */
@@ -36,63 +36,30 @@ export function renderFacts(health) {
 
 /** Each model with its state, and what it makes while it is loaded. */
 function servedTable(served) {
-  const heads = ["Model", "Task", "State", "Makes", "Requests"];
-  return element(
-    "table",
+  return table(
     {},
-    element(
-      "thead",
-      {},
-      element("tr", {}, ...heads.map((text) => element("th", { scope: "col" }, text))),
-    ),
-    element(
-      "tbody",
-      {},
-      ...served.map(({ name, task, state, reason, makes, requests }) =>
-        element(
-          "tr",
-          {},
-          element("th", { scope: "row" }, name),
-          element("td", {}, task),
-          element("td", {}, reason ? `${state}: ${reason}` : state),
-          element("td", {}, makes ? new Intl.ListFormat("en-GB").format(makes.kinds) : "–"),
-          element("td", {}, requests === null ? "–" : count(requests)),
-        ),
-      ),
-    ),
+    ["Model", "Task", "State", "Makes", "Requests"],
+    served.map(({ name, task, state, reason, makes, requests }) => [
+      name,
+      task,
+      reason ? `${state}: ${reason}` : state,
+      makes ? new Intl.ListFormat("en-GB").format(makes.kinds) : "–",
+      requests === null ? "–" : count(requests),
+    ]),
   );
 }
 
 function modelTable({ name, dtype, paths, refused, launch }) {
   const title = [name, dtype, launch && `launched as ${launch}`].filter(Boolean).join(" · ");
-  return element(
-    "table",
-    {},
-    element("caption", {}, title),
-    element(
-      "thead",
-      {},
-      element(
-        "tr",
-        {},
-        ...["Operation", "Proven path"].map((text) => element("th", { scope: "col" }, text)),
-      ),
-    ),
-    element(
-      "tbody",
-      {},
-      ...Object.entries(paths).map(([operation, path]) => row(operation, path)),
-      ...refused.map(({ operation, path, reason }) =>
-        row(operation, `${path} was refused: ${reason}`),
-      ),
-    ),
-  );
+  const lost = refused.map(({ operation, path, reason }) => [
+    operation,
+    `${path} was refused: ${reason}`,
+  ]);
+  const rows = [...Object.entries(paths), ...lost].map(([operation, path]) => [
+    operation.replaceAll("_", " "),
+    path,
+  ]);
+  const made = table({}, ["Operation", "Proven path"], rows);
+  made.prepend(element("caption", {}, title));
+  return made;
 }
-
-const row = (operation, path) =>
-  element(
-    "tr",
-    {},
-    element("th", { scope: "row" }, operation.replaceAll("_", " ")),
-    element("td", {}, path),
-  );

@@ -1,6 +1,6 @@
 /** The kinds of vectors side by side: how many, how large, how long they took. */
 
-import { element, numberCell } from "../core/dom.js";
+import { element, numberCell, row } from "../core/dom.js";
 import { bytes, count, milliseconds, plural } from "../core/format.js";
 
 const FLOAT_BYTES = 4;
@@ -65,15 +65,15 @@ export function renderKinds(body, { kinds, makers }, texts, times) {
 }
 
 function kindRow({ className = "", name, meaning, shape, full, small, time }) {
-  return element(
-    "tr",
-    { class: className },
-    element("th", { scope: "row" }, name, element("small", {}, meaning)),
-    element("td", {}, shape),
+  const filled = row([
+    [name, element("small", {}, meaning)],
+    shape,
     numberCell(bytes(full)),
     numberCell(bytes(small)),
     numberCell(time === undefined ? "…" : milliseconds(time)),
-  );
+  ]);
+  filled.className = className;
+  return filled;
 }
 
 /** The stages of the request as one bar. */

@@ -1,6 +1,6 @@
 /** What the model makes of one text: its tokens, shaded by weight, beside a plain count. */
 
-import { element, roving } from "../core/dom.js";
+import { element, roving, row, table } from "../core/dom.js";
 import { count, decimal, plural } from "../core/format.js";
 import { labelTable } from "../core/labels.js";
 import { bare, countTokens, piecesOf, plainTokens } from "../core/tokens.js";
@@ -136,45 +136,25 @@ function weightTables(terms) {
     weight: Math.max(heavy[0]?.weight ?? 0, 1e-9),
     count: Math.max(...byWeight.map((term) => term.count), 1),
   };
-  const table = element(
-    "table",
-    { class: "weights" },
-    element(
-      "thead",
-      {},
-      element(
-        "tr",
-        {},
-        ...["Token", "Learned weight", "Plain count"].map((text) =>
-          element("th", { scope: "col" }, text),
-        ),
-      ),
-    ),
-    element("tbody", {}, ...heavy.map((term) => weightRow(term, scale))),
-    counted.length
-      ? element("tbody", { class: "rest" }, ...counted.map((term) => weightRow(term, scale)))
-      : null,
-  );
-  if (!others.length) return [table];
-  const more = element(
-    "table",
-    { class: "weights" },
-    element("tbody", {}, ...others.map((term) => weightRow(term, scale))),
-  );
-  return [
-    table,
-    element("details", {}, element("summary", {}, `${plural(others.length, "more token")}`), more),
-  ];
-}
-
-function weightRow(term, scale) {
-  return element(
-    "tr",
-    {},
-    element("th", { scope: "row" }, term.text),
+  const cells = (term) => [
+    term.text,
     barCell("weight", term.weight / scale.weight, decimal(term.weight)),
     barCell("count", term.count / scale.count, count(term.count)),
+  ];
+  const section = (className, terms) =>
+    element("tbody", { class: className }, ...terms.map((term) => row(cells(term))));
+  const heaviest = table(
+    { class: "weights" },
+    ["Token", "Learned weight", "Plain count"],
+    heavy.map(cells),
+    counted.length > 0 && section("rest", counted),
   );
+  if (!others.length) return [heaviest];
+  const more = element("table", { class: "weights" }, section("more", others));
+  return [
+    heaviest,
+    element("details", {}, element("summary", {}, `${plural(others.length, "more token")}`), more),
+  ];
 }
 
 const barCell = (kind, share, text) =>
