@@ -253,7 +253,7 @@ class ModelLoader(Protocol):
     """Loads single models in its own thread while others serve."""
 
     def prepare_thread(self) -> None:
-        """Give the calling thread the lowest priority."""
+        """Give the calling thread a lower priority."""
 
     def plan(self, entry: ModelEntry) -> LoadPlan:
         """Find the model's files, which may be downloaded; raises `StartupError` without them."""
