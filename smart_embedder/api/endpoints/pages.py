@@ -1,5 +1,6 @@
 """/docs and /redoc without the internet: their scripts come from the package fastapi-offline."""
 
+import gzip
 import re
 from dataclasses import dataclass
 from hashlib import sha256
@@ -13,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse, Response
 from starlette.staticfiles import StaticFiles
 
-from smart_embedder.api.context import context_of
+from smart_embedder.api.context import context_of, preference, preferred
 
 _STATIC = "static/docs"
 _OPENAPI = "openapi.json"
@@ -78,6 +79,7 @@ _HEADERS = {
     "Content-Security-Policy": _CONTENT_SECURITY_POLICY,
     "Cross-Origin-Resource-Policy": "same-origin",
     "Referrer-Policy": "no-referrer",
+    "Vary": "Accept-Encoding",
     "X-Content-Type-Options": "nosniff",
 }
 
@@ -85,6 +87,7 @@ _HEADERS = {
 @dataclass(frozen=True, slots=True)
 class _File:
     content: bytes
+    gzipped: bytes
     media_type: str
     etag: str
 
@@ -110,12 +113,16 @@ def install_ui(app: FastAPI) -> None:
         headers = _HEADERS | {"ETag": file.etag}
         if file.etag in request.headers.get("if-none-match", ""):
             return Response(status_code=HTTPStatus.NOT_MODIFIED, headers=headers)
-        return Response(file.content, headers=headers, media_type=file.media_type)
+        wanted = preference(request.headers, "accept-encoding")
+        if preferred(wanted, ("gzip", "identity")) != "gzip":
+            return Response(file.content, headers=headers, media_type=file.media_type)
+        headers |= {"Content-Encoding": "gzip"}
+        return Response(file.gzipped, headers=headers, media_type=file.media_type)
 
     for path in (UI_PATH, f"{UI_PATH}/{{name:path}}"):
         app.add_api_route(path, serve, methods=["GET", "HEAD"], include_in_schema=False)
 
 
 def _file_of(content: bytes, name: str) -> _File:
-    digest = sha256(content).hexdigest()
-    return _File(content, _MEDIA_TYPES[Path(name).suffix], f'"{digest[:32]}"')
+    etag = f'W/"{sha256(content).hexdigest()[:32]}"'  # Of both forms, whose bytes differ.
+    return _File(content, gzip.compress(content, mtime=0), _MEDIA_TYPES[Path(name).suffix], etag)

@@ -12,7 +12,7 @@ from tests.support.server import REPOSITORY
 
 FOLDER = REPOSITORY / "smart_embedder" / "ui"
 FILES = sorted(path.relative_to(FOLDER).as_posix() for path in FOLDER.rglob("*.*"))
-MOST_BYTES = 150_000
+MOST_BYTES = 75_000
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -52,8 +52,20 @@ def test_a_browser_keeps_what_has_not_changed(client) -> None:
     assert changed.status_code == 200
 
 
-def test_the_whole_page_is_small() -> None:
-    assert sum((FOLDER / name).stat().st_size for name in FILES) < MOST_BYTES
+def test_the_whole_page_is_small_as_it_is_sent(client) -> None:
+    sent = 0
+    for name in FILES:
+        with client.stream("GET", f"/ui/{name}", headers={"Accept-Encoding": "gzip"}) as answer:
+            sent += len(b"".join(answer.iter_raw()))
+            assert answer.headers["content-encoding"] == "gzip"
+    assert sent < MOST_BYTES
+
+
+def test_who_reads_no_gzip_gets_the_files_as_they_are(client) -> None:
+    answer = client.get("/ui/main.js", headers={"Accept-Encoding": "gzip;q=0, identity"})
+    assert "content-encoding" not in answer.headers
+    assert answer.headers["vary"] == "Accept-Encoding"
+    assert answer.content == (FOLDER / "main.js").read_bytes()
 
 
 @pytest.mark.parametrize(
