@@ -8,6 +8,7 @@ or those of a running service (--url). --reference runs the reference implementa
 import argparse
 import asyncio
 import json
+import math
 import sys
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
@@ -22,8 +23,16 @@ from smart_embedder.engine.records import EmbeddingOptions, InputType
 from smart_embedder.errors import SmartEmbedderError
 from smart_embedder.settings.sources import load_settings
 from tools.evaluate.dataset import Dataset, DatasetError, read_beir
-from tools.evaluate.evaluation import MOST_RANKED, Evaluation, Evaluator, Plan, Quality
-from tools.evaluate.representations import COLBERT, KINDS, Representation, all_representations
+from tools.evaluate.evaluation import MOST_RANKED, RRF_CONSTANT, Evaluation, Evaluator, Plan
+from tools.evaluate.quality import Difference, Interval, Quality
+from tools.evaluate.representations import (
+    COLBERT,
+    DENSE,
+    EQUAL,
+    KINDS,
+    Representation,
+    all_representations,
+)
 from tools.evaluate.sources import Made, Source, SourceError, engine_source, look_at, service_source
 from tools.references.reference import ReferenceMissingError
 from tools.table import markdown
@@ -65,7 +74,13 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--query-prompt", help="a text that the dense model reads before each query")
     add("--input-types", action="store_true", help="tell the models which texts are queries")
     add("--rerank", type=int, default=20, metavar="N", help="rerank the best N; 0: none (20)")
-    add("--candidates", help="the representation whose best documents are reranked (the first)")
+    help_ = "the representations whose best documents are reranked, separated by ; (the first)"
+    add("--candidates", metavar="NAMES", help=help_)
+    add("--baseline", metavar="NAME", help="what all are compared with (dense, or the first)")
+    help_ = "of the scores in fused, such as dense=1,sparse=0.3,colbert=1 (all alike)"
+    add("--weights", type=read_weights, default=EQUAL, help=help_)
+    help_ = "the constant of reciprocal rank fusion; Qdrant's own is 2 (%(default)s)"
+    add("--rrf-constant", type=int, default=RRF_CONSTANT, metavar="N", help=help_)
     add("--json", type=Path, metavar="FILE", help="write the figures to this file")
     arguments = parser.parse_args(argv)
     if arguments.folder is None and arguments.mteb is None:
@@ -76,23 +91,38 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         parser.error("--model and --reranker need --url: without it, name the models in settings")
     if (arguments.model or arguments.reranker) and arguments.reference:
         parser.error("--reference is of the models in settings: leave --model and --reranker out")
+    if arguments.rrf_constant < 0:
+        parser.error("--rrf-constant must not be negative")
     if arguments.input_types and arguments.query_prompt:
         parser.error("--input-types does not go with --query-prompt")
     return arguments
+
+
+def read_weights(text: str) -> dict[str, float]:
+    """The weight of each kind; one that is not named counts 1."""
+    weights = dict(EQUAL)
+    for each in text.split(","):
+        kind, number = each.split("=")
+        weights[kind.strip()] = float(number)
+    if weights.keys() != EQUAL.keys() or not all(0 < each < math.inf for each in weights.values()):
+        raise ValueError
+    return weights
 
 
 def plan_of(arguments: argparse.Namespace, made: Made) -> Plan:
     """What is evaluated; raises `DatasetError` where a name is not known or a kind not made."""
     kinds = made.kinds if arguments.kinds is None else frozenset(arguments.kinds.split(","))
     _known(kinds, made.kinds, "kind of vector that is made")
-    possible = all_representations(kinds, made.dimensions)
+    possible = all_representations(kinds, made.dimensions, arguments.weights)
     names = {each.name for each in possible}
-    only = names if arguments.only is None else {name.strip() for name in arguments.only.split(";")}
+    only = names if arguments.only is None else set(_split(arguments.only))
     _known(only, names, "representation of these kinds")
     chosen = [each for each in possible if each.name in only]
-    candidates = arguments.candidates or chosen[0].name
-    _known({candidates}, only, "representation that is evaluated")
-    plan = Plan(chosen, arguments.rerank, candidates)
+    candidates = _split(arguments.candidates) or [chosen[0].name]
+    usual = DENSE if DENSE in only else chosen[0].name
+    baseline = arguments.baseline or usual
+    _known({baseline, *candidates}, only, "representation that is evaluated")
+    plan = Plan(chosen, arguments.rerank, candidates, baseline, arguments.rrf_constant)
     if arguments.input_types or (made.reads_queries_apart and COLBERT in plan.kinds):
         if arguments.query_prompt:
             raise DatasetError(
@@ -102,6 +132,10 @@ def plan_of(arguments: argparse.Namespace, made: Made) -> Plan:
         asked, stored = (EmbeddingOptions(input_type=each) for each in _TYPES)
         return replace(plan, query_options=asked, document_options=stored)
     return replace(plan, query_options=EmbeddingOptions(prompt=arguments.query_prompt or None))
+
+
+def _split(names: str | None) -> list[str]:
+    return [name.strip() for name in (names or "").split(";") if name.strip()]
 
 
 def _known(names: AbstractSet[str], there: AbstractSet[str], what: str) -> None:
@@ -148,40 +182,64 @@ async def run(arguments: argparse.Namespace) -> list[Evaluation]:
             from tools.evaluate.reference import ReferenceSource  # noqa: PLC0415
 
             names = {each.name for each in basic}
-            candidates = plan.candidates if plan.candidates in names else basic[0].name
-            plan = replace(plan, representations=basic, candidates=candidates)
+            plan = replace(
+                plan,
+                representations=basic,
+                candidates=[each for each in plan.candidates if each in names] or [basic[0].name],
+                baseline=plan.baseline if plan.baseline in names else basic[0].name,
+            )
             evaluations.append(await evaluate(ReferenceSource(settings), dataset, plan))
     except ReferenceMissingError as error:
         print(f"--reference is left out: {error}", file=sys.stderr)
     finally:
-        print_report(dataset, evaluations)
+        print_report(dataset, plan, evaluations)
         if arguments.json is not None:
             write_json(arguments, dataset, evaluations)
     return evaluations
 
 
-def print_report(dataset: Dataset, evaluations: Sequence[Evaluation]) -> None:
+def print_report(dataset: Dataset, plan: Plan, evaluations: Sequence[Evaluation]) -> None:
     """Quality by representation, a reference's beside ours, and how fast each source was."""
     ours, *others = evaluations
     own = "" if dataset.candidates is None else ", each with candidates of its own"
     counts = f"{len(dataset.corpus)} documents, {len(dataset.queries)} queries{own}"
-    print(f"{dataset.name}: {counts}.\n")
-    heads = ["representation", "bytes", *_COMPARED, "first"]
+    print(f"{dataset.name}: {counts}.")
+    for what, number in dataset.left_out.items():
+        print(f"Left out: {number} {what}.")
+    heads = ["representation", "bytes", *_COMPARED, "first", "95% of nDCG@10"]
+    heads.append(f"nDCG@10 against {plan.baseline}")
     heads += [f"{figure} of {each.source}" for each in others for figure in _COMPARED]
     references = [{row.representation: row.quality for row in each.rows} for each in others]
     rows = []
     for row in ours.rows:
         size = "" if row.bytes_per_document is None else f"{row.bytes_per_document:,.0f}"
         cells = [row.representation, size, *_compared(row.quality), f"{row.quality.success_1:.4f}"]
+        cells += [_between(row.interval), _told(row.difference)]
         for reference in references:
             cells += _compared(reference.get(row.representation))
         rows.append(cells)
-    print(f"{markdown(heads, rows)}\n")
+    print(f"\n{markdown(heads, rows)}\n")
+    compared = sum(row.difference is not None for row in ours.rows)
+    print(f"By chance alone about {compared / 20:.1f} of {compared} differences would be shown.\n")
     rows = []
     for each in evaluations:
         speeds = (getattr(each.speed, name) for name in _SPEEDS.values())
         rows.append([each.source, *("" if one is None else f"{one:,.1f}" for one in speeds)])
     print(markdown(["source", *_SPEEDS], rows))
+
+
+def _between(interval: Interval) -> str:
+    return "{:.4f} to {:.4f}".format(*interval)
+
+
+def _told(difference: Difference | None) -> str:
+    """A difference as it may be read: the figure only where it is more than noise."""
+    if difference is None:
+        return ""
+    if not difference.is_shown:
+        return "no difference shown"
+    between = "{:+.4f} to {:+.4f}".format(*difference.interval)
+    return f"{difference.mean:+.4f} ({between}; p {difference.p_value:.4f})"
 
 
 def _compared(quality: Quality | None) -> list[str]:
@@ -201,6 +259,7 @@ def write_json(
         "dataset": dataset.name,
         "documents": len(dataset.corpus),
         "queries": len(dataset.queries),
+        "left_out": dataset.left_out,
         "options": {n: str(each) for n, each in given if each is not None and n != "token"},
         "evaluations": [asdict(each) for each in evaluations],
     }

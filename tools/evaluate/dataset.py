@@ -6,7 +6,7 @@ Documents stay on the disk; only where they begin is kept.
 import csv
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -47,7 +47,7 @@ class Dataset:
 
     Only queries with a relevant document are in it. `candidates` are the documents that a query may
     find, where a task of reranking names them; a document that `ignores_identical_ids` leaves out
-    has the id of the query.
+    has the id of the query. `left_out` counts what of the files is not evaluated.
     """
 
     name: str
@@ -56,6 +56,7 @@ class Dataset:
     qrels: Qrels
     candidates: Mapping[str, frozenset[str]] | None = None
     ignores_identical_ids: bool = False
+    left_out: Mapping[str, int] = field(default_factory=dict)
 
     def may_find(self, documents: Sequence[Document]) -> npt.NDArray[np.bool_] | None:
         """`[queries, documents]`: which query may find which document; None where each may all."""
@@ -87,15 +88,22 @@ class Dataset:
 
 
 class JsonLinesCorpus:
-    """BEIR's corpus.jsonl: `_id`, `title`, `text`."""
+    """BEIR's corpus.jsonl: `_id`, `title`, `text`. Every line is looked at once, at the start."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._starts: list[int] = []
+        self.ids: set[str] = set()
+        place = 0
         with path.open("rb") as file:
-            lengths = np.fromiter(map(len, file), np.int64)
-        ends = np.cumsum(lengths)
-        # A line of white space is no document.
-        self._starts = (ends - lengths)[lengths > 1]
+            for number, line in enumerate(file, 1):
+                if line.strip():
+                    id_ = _id(_parse(line, f"line {number} of {path}"), path)
+                    if id_ in self.ids:
+                        raise DatasetError(f"line {number} of {path} repeats the id {id_!r}")
+                    self.ids.add(id_)
+                    self._starts.append(place)
+                place += len(line)
 
     def __len__(self) -> int:
         return len(self._starts)
@@ -106,8 +114,8 @@ class JsonLinesCorpus:
         with self._path.open("rb") as file:
             for index in indices:
                 file.seek(self._starts[index])
-                record = _parse(file.readline(), f"document {index + 1} of {self._path}")
-                found.append(Document(_text(record, "_id", self._path), document_text(record)))
+                record = json.loads(file.readline())
+                found.append(Document(_id(record, self._path), document_text(record)))
         return found
 
 
@@ -130,7 +138,15 @@ def make_dataset(
     }
     if not judged or not len(corpus):
         raise DatasetError(f"{name} has no document, or no query with a relevant document")
-    return Dataset(name, corpus, {query: queries[query] for query in judged}, judged, **rules)
+    left_out = {
+        "queries without a relevant document": len(queries) - len(judged),
+        "judged queries that are not among the queries": len(qrels.keys() - queries.keys()),
+    }
+    told = {
+        what: number for what, number in (left_out | rules.pop("left_out", {})).items() if number
+    }
+    texts = {query: queries[query] for query in judged}
+    return Dataset(name, corpus, texts, judged, left_out=told, **rules)
 
 
 def read_beir(folder: Path, split: str, **rules: Any) -> Dataset:
@@ -147,9 +163,12 @@ def read_beir(folder: Path, split: str, **rules: Any) -> Dataset:
         for number, line in enumerate(lines, 1):
             if line.strip():
                 record = _parse(line, f"line {number} of {queries}")
-                texts[_text(record, "_id", queries)] = _text(record, "text", queries)
-    qrels = _read_qrels(folder / "qrels", split)
-    return make_dataset(folder.resolve().name, JsonLinesCorpus(corpus), texts, qrels, **rules)
+                texts[_id(record, queries)] = _text(record, "text", queries)
+    documents, qrels = JsonLinesCorpus(corpus), _read_qrels(folder / "qrels", split)
+    away = set[str]().union(*qrels.values()) - documents.ids
+    left_out = {"judged documents that are not in the corpus": len(away)}
+    name = folder.resolve().name
+    return make_dataset(name, documents, texts, qrels, left_out=left_out, **rules)
 
 
 def _read_qrels(folder: Path, split: str) -> Qrels:
@@ -163,13 +182,13 @@ def _read_qrels(folder: Path, split: str) -> Qrels:
         raise DatasetError(f"{path} is missing; splits that are there: {there}")
     path = path if path in files else files[0]
     qrels: Qrels = {}
-    with path.open(encoding="utf-8", newline="") as file:
+    with path.open(encoding="utf-8-sig", newline="") as file:
         rows = csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
         for number, row in enumerate(rows, 1):
             if not row or (number == 1 and row[0] == "query-id"):
                 continue
             try:
-                query, document, score = row
+                query, document, score, *_ = row
                 qrels.setdefault(query, {})[document] = int(score)
             except ValueError:
                 raise DatasetError(
@@ -186,6 +205,12 @@ def _parse(line: bytes, where: str) -> dict[str, Any]:
     if not isinstance(record, dict):
         raise DatasetError(f"{where} is no JSON object")
     return record
+
+
+def _id(record: dict[str, Any], path: Path) -> str:
+    """An id may be a number, which qrels write as text."""
+    value = record.get("_id")
+    return str(value) if isinstance(value, int) else _text(record, "_id", path)
 
 
 def _text(record: dict[str, Any], field: str, path: Path) -> str:

@@ -7,22 +7,40 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-import pytrec_eval
 
 from smart_embedder.engine.records import NO_OPTIONS, EmbeddingOptions, TextEmbedding
-from tools.evaluate.dataset import Corpus, Dataset, Qrels
-from tools.evaluate.representations import Piece, Queries, Representation, Scores
+from tools.evaluate.dataset import Dataset
+from tools.evaluate.quality import (
+    Difference,
+    Figures,
+    Interval,
+    Quality,
+    compare,
+    interval_of,
+    measure,
+    run_of,
+)
+from tools.evaluate.representations import (
+    KINDS,
+    SPARSE,
+    Piece,
+    Queries,
+    Representation,
+    Scores,
+    fuse_ranks,
+    whole,
+)
 from tools.evaluate.sources import Embedded, Source
 
-Indices = npt.NDArray[np.int64]
-# recall@100 needs no more.
+Ranked = dict[str, list[int]]
+# recall@100 needs no more, and the page and the client fuse as many.
 MOST_RANKED = 100
-_MEASURES = {"ndcg_cut.10": "ndcg_cut_10", "recall.100": "recall_100", "success.1": "success_1"}
-RERANKED = "reranked"
+# As in the paper, the page and most databases.
+RRF_CONSTANT = 60
 # Documents of one request, and requests under way: the next is tokenised while one is computed.
 _REQUEST = 32
 _AT_ONCE = 4
+_NOT_FOUND = np.float32(-np.inf)
 
 
 class Ranking:
@@ -62,44 +80,6 @@ class Ranking:
 
 
 @dataclass(frozen=True, slots=True)
-class Quality:
-    """Means over all queries, as trec_eval computes them.
-
-    - `ndcg_10`: nDCG of the first ten, whose gain is the grade itself.
-    - `recall_100`: the share of relevant documents among the first hundred.
-    - `success_1`: the share of queries whose first document is relevant.
-    """
-
-    ndcg_10: float
-    recall_100: float
-    success_1: float
-
-
-def measure(run: Mapping[str, Mapping[str, float]], qrels: Qrels) -> Quality:
-    """The quality of `run`, scores by query and document; a query without documents counts 0.
-
-    Source: pytrec_eval, as BEIR and mteb use it.
-    """
-    found = pytrec_eval.RelevanceEvaluator(qrels, set(_MEASURES)).evaluate(run)
-    means = (
-        sum(found.get(query, {}).get(name, 0.0) for query in qrels) / len(qrels)
-        for name in _MEASURES.values()
-    )
-    return Quality(*means)
-
-
-def run_of(ranked: Mapping[str, list[int]], corpus: Corpus) -> dict[str, dict[str, float]]:
-    """What `measure` takes, of the indices of each query's documents, the best first.
-
-    The rank stands for the score: trec_eval would order equal scores by id.
-    """
-    return {
-        query: {document.id: -float(rank) for rank, document in enumerate(corpus.read(indices))}
-        for query, indices in ranked.items()
-    }
-
-
-@dataclass(frozen=True, slots=True)
 class Speed:
     """How fast a source was; what was not measured is None.
 
@@ -118,11 +98,16 @@ class Speed:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What a representation is worth, and the bytes of a document's vectors on average."""
+    """What a representation is worth, and the bytes of a document's vectors on average.
+
+    `interval` is that of nDCG@10; `difference` is None for the baseline itself.
+    """
 
     representation: str
     quality: Quality
     bytes_per_document: float | None
+    interval: Interval
+    difference: Difference | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,13 +123,16 @@ class Evaluation:
 class Plan:
     """What is evaluated: these representations, and reranking of the best `rerank_depth`.
 
-    Candidates are those of the representation `candidates`. The options are those of queries and of
-    documents: what is read before them.
+    Candidates are those of each representation that `candidates` names, and `baseline` is the one
+    that all are compared with. The options are those of queries and of documents: what is read
+    before them.
     """
 
     representations: Sequence[Representation]
     rerank_depth: int
-    candidates: str
+    candidates: Sequence[str]
+    baseline: str
+    rrf_constant: int = RRF_CONSTANT
     query_options: EmbeddingOptions = NO_OPTIONS
     document_options: EmbeddingOptions = NO_OPTIONS
 
@@ -172,12 +160,8 @@ class Evaluator:
         if reranks:  # To warm up, and to fail now if it does.
             await self.source.rerank("a", ["b"])
         queries, query_seconds = await self._embed_queries()
-        rankings, num_bytes = await self._rank(Queries(queries))
+        found, num_bytes = await self._rank(Queries(queries))
         documents = len(self.dataset.corpus)
-        rows = [
-            Row(name, self._quality(self._ranked(ranking)), num_bytes[name] / documents)
-            for name, ranking in rankings.items()
-        ]
         query_p50, query_p99 = np.percentile(query_seconds, [50, 99]) * 1000
         speed = Speed(
             documents_per_second=documents / self._seconds,
@@ -186,9 +170,12 @@ class Evaluator:
             query_p99_ms=float(query_p99),
         )
         if reranks:
-            candidates = self._ranked(rankings[self.plan.candidates])
-            ordered, seconds, pairs = await self._rerank(candidates)
-            rows.append(Row(RERANKED, self._quality(ordered), None))
+            seconds, pairs = list[float](), 0
+            for name in self.plan.candidates:
+                ordered, taken, scored = await self._rerank(found[name])
+                found[f"{name}, reranked"] = ordered
+                seconds += taken
+                pairs += scored
             p50, p99 = np.percentile(seconds, [50, 99]) * 1000
             speed = replace(
                 speed,
@@ -196,7 +183,20 @@ class Evaluator:
                 rerank_p50_ms=float(p50),
                 rerank_p99_ms=float(p99),
             )
-        return Evaluation(self.source.name, rows, speed)
+        sizes = {name: total / documents for name, total in num_bytes.items()}
+        return Evaluation(self.source.name, self._rows(found, sizes), speed)
+
+    def _rows(self, found: Mapping[str, Ranked], sizes: Mapping[str, float]) -> list[Row]:
+        corpus, qrels = self.dataset.corpus, self.dataset.qrels
+        figures = {name: measure(run_of(each, corpus), qrels) for name, each in found.items()}
+
+        def row(name: str, each: Figures) -> Row:
+            ndcg, baseline = each[:, 0], figures[self.plan.baseline][:, 0]
+            difference = None if name == self.plan.baseline else compare(ndcg, baseline)
+            quality = Quality(*map(float, each.mean(axis=0)))
+            return Row(name, quality, sizes.get(name), interval_of(ndcg), difference)
+
+        return [row(name, each) for name, each in figures.items()]
 
     async def _embed_queries(self) -> tuple[list[TextEmbedding], list[float]]:
         """Their vectors, and the seconds of each; a first one is asked twice, to warm up."""
@@ -209,24 +209,43 @@ class Evaluator:
                 seconds.append(answer.seconds)
         return embeddings, seconds
 
-    async def _rank(self, queries: Queries) -> tuple[dict[str, Ranking], dict[str, int]]:
-        """The ranking of each representation, and the bytes of all documents."""
-        named = {each.name: each for each in self.plan.representations}
-        rankings = {name: Ranking(len(self.dataset.queries)) for name in named}
-        num_bytes = dict.fromkeys(named, 0)
+    async def _rank(self, queries: Queries) -> tuple[dict[str, Ranked], dict[str, int]]:
+        """What each representation finds, and the bytes of all documents."""
+        asked = self.plan.representations
+        by_ranks = [each for each in asked if each.score is None]
+        parts = [whole(kind) for each in by_ranks for kind in each.kinds]
+        scored = {each.name: (each, each.score) for each in [*parts, *asked] if each.score}
+        rankings = {name: Ranking(len(self.dataset.queries)) for name in scored}
+        num_bytes = dict.fromkeys(scored, 0)
         for begin, documents in self.dataset.pieces():
-            found = self.dataset.may_find(documents)
             piece = Piece(queries, await self._embed_documents([each.text for each in documents]))
-            for name, representation in named.items():
-                scored, order_by = representation.score(piece), representation.order_by
-                others = None if order_by is None else order_by(piece).scores
-                scores = scored.scores
-                if found is not None:
-                    scores = np.where(found, scores, np.float32(-np.inf))
-                rankings[name].add(begin, scores, others)
-                num_bytes[name] += scored.num_bytes
+            allowed = self.dataset.may_find(documents)
+            for name, (representation, score) in scored.items():
+                made, order_by = score(piece), representation.order_by
+                scores = made.scores
+                if representation.kinds == {SPARSE}:  # An index finds only what shares a token.
+                    scores = np.where(scores > 0, scores, _NOT_FOUND)
+                if allowed is not None:
+                    scores = np.where(allowed, scores, _NOT_FOUND)
+                rankings[name].add(begin, scores, order_by and order_by(piece).scores)
+                num_bytes[name] += made.num_bytes
             self.on_progress(len(documents))
-        return rankings, num_bytes
+        ranked = {name: self._ranked(ranking) for name, ranking in rankings.items()}
+        for each in by_ranks:
+            kinds = [kind for kind in KINDS if kind in each.kinds]
+            ranked[each.name] = self._fused([ranked[kind] for kind in kinds])
+            num_bytes[each.name] = sum(num_bytes[kind] for kind in kinds)
+        names = [each.name for each in asked]
+        return {name: ranked[name] for name in names}, {name: num_bytes[name] for name in names}
+
+    def _fused(self, ranked: Sequence[Ranked]) -> Ranked:
+        """The rankings of several kinds by reciprocal rank fusion."""
+        return {
+            query: fuse_ranks([each[query] for each in ranked], self.plan.rrf_constant)[
+                :MOST_RANKED
+            ]
+            for query in self.dataset.queries
+        }
 
     async def _embed_documents(self, texts: list[str]) -> list[TextEmbedding]:
         permits = asyncio.Semaphore(_AT_ONCE)
@@ -242,13 +261,11 @@ class Evaluator:
         self._tokens += sum(each.tokens or 0 for each in answers)
         return [embedding for answer in answers for embedding in answer.embeddings]
 
-    def _ranked(self, ranking: Ranking) -> dict[str, list[int]]:
+    def _ranked(self, ranking: Ranking) -> Ranked:
         """The indices of each query's documents, the best first."""
         return {query: ranking.of_query(row) for row, query in enumerate(self.dataset.queries)}
 
-    async def _rerank(
-        self, candidates: dict[str, list[int]]
-    ) -> tuple[dict[str, list[int]], list[float], int]:
+    async def _rerank(self, candidates: Ranked) -> tuple[Ranked, list[float], int]:
         """The candidates in the reranker's order, the seconds of each query, and the pairs."""
         ordered, seconds, pairs = {}, [], 0
         for query, indices in candidates.items():
@@ -261,6 +278,3 @@ class Evaluator:
             order = np.argsort(-np.array(scores), kind="stable")
             ordered[query] = [*(chosen[index] for index in order), *rest]
         return ordered, seconds, pairs
-
-    def _quality(self, ranked: dict[str, list[int]]) -> Quality:
-        return measure(run_of(ranked, self.dataset.corpus), self.dataset.qrels)

@@ -5,9 +5,11 @@ client restores them, and the queries' stay whole, but for dense ones, whose for
 each other.
 """
 
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
+from itertools import combinations
 from typing import TypeVar
 
 import numpy as np
@@ -32,6 +34,8 @@ Kinds = frozenset[str]
 
 DENSE, SPARSE, COLBERT = "dense", "sparse", "colbert"
 KINDS = (DENSE, SPARSE, COLBERT)
+# What the kinds count in the sum of their scores where nothing else is said.
+EQUAL: Mapping[str, float] = dict.fromkeys(KINDS, 1.0)
 _POOL_FACTORS = (2, 3, 4)
 # More than any vocabulary has.
 _TOKEN_IDS = 2**24
@@ -144,33 +148,54 @@ class Piece:
             return self.sparse
         return self.dense() if kind == DENSE else self.colbert()
 
-    def fused(self, kinds: Kinds) -> Scored:
-        """The mean of the scores of `kinds`, as FlagEmbedding and late interaction have it."""
-        parts = [self.by_kind(kind) for kind in KINDS if kind in kinds]
-        total = sum((part.scores for part in parts[1:]), parts[0].scores)
-        mean = total / np.float32(len(parts))
-        return Scored(mean, sum(part.num_bytes for part in parts))
+    def fused(self, weights: Mapping[str, float]) -> Scored:
+        """The weighted mean of scores; of equal weights it is that of late interaction."""
+        parts = {kind: self.by_kind(kind) for kind in weights}
+        total = sum(np.float32(weights[kind]) * part.scores for kind, part in parts.items())
+        mean = np.asarray(total / np.float32(sum(weights.values())), np.float32)
+        return Scored(mean, sum(part.num_bytes for part in parts.values()))
 
 
 @dataclass(frozen=True, slots=True)
 class Representation:
     """A name, the kinds of vectors that it needs, and how a piece is scored.
 
-    With `order_by` the best documents are found by `score` and then ordered by that. `basic` ones
-    are what a reference implementation has, too.
+    Without `score` the rankings by each of `kinds` are fused by `fuse_ranks`. With `order_by` the
+    best documents are found by `score` and then ordered by that. `basic` ones are what a reference
+    implementation has, too.
     """
 
     name: str
     kinds: Kinds
-    score: Callable[[Piece], Scored]
+    score: Callable[[Piece], Scored] | None = None
     order_by: Callable[[Piece], Scored] | None = None
     basic: bool = False
 
 
-def all_representations(kinds: Kinds, dimensions: Sequence[int] = ()) -> list[Representation]:
+def fuse_ranks(rankings: Sequence[Sequence[int]], constant: int) -> list[int]:
+    """Reciprocal rank fusion, the best first; of equal sums the earlier document.
+
+    Each ranking adds 1 / (constant + rank) to what it contains; the first rank is 1.
+    """
+    sums = defaultdict[int, float](float)
+    for ranking in rankings:
+        for rank, document in enumerate(ranking, 1):
+            sums[document] += 1 / (constant + rank)
+    return sorted(sums, key=lambda document: (-sums[document], document))
+
+
+def whole(kind: str) -> Representation:
+    """A kind of vector as the model makes it."""
+    return Representation(kind, frozenset({kind}), lambda piece: piece.by_kind(kind), basic=True)
+
+
+def all_representations(
+    kinds: Kinds, dimensions: Sequence[int] = (), weights: Mapping[str, float] = EQUAL
+) -> list[Representation]:
     """Every one of vectors of these kinds, the basic ones first.
 
-    `dimensions` are those that the dense vectors may be shortened to.
+    `dimensions` are those that the dense vectors may be shortened to, `weights` those of the kinds
+    in the sum of their scores.
     """
     dense, colbert = frozenset({DENSE}), frozenset({COLBERT})
     fewer_types: tuple[OutputDtype, ...] = ("float32", "int8")
@@ -185,14 +210,18 @@ def all_representations(kinds: Kinds, dimensions: Sequence[int] = ()) -> list[Re
         name = f"colbert,{pooled} {dtype}"
         return Representation(name, colbert, lambda piece: piece.colbert(dtype, factor))
 
-    def whole(kind: str) -> Representation:
-        return Representation(
-            kind, frozenset({kind}), lambda piece: piece.by_kind(kind), basic=True
-        )
+    def fused(of: Sequence[str], name: str) -> Representation:
+        counted = {kind: weights[kind] for kind in of}
+        return Representation(name, frozenset(of), lambda piece: piece.fused(counted), basic=True)
 
-    each = [whole(kind) for kind in KINDS]
-    if len(kinds) > 1:
-        each.append(Representation("fused", kinds, lambda piece: piece.fused(kinds), basic=True))
+    made = [kind for kind in KINDS if kind in kinds]
+    each = [whole(kind) for kind in made]
+    # Of all that there are under a short name, and of each pair of three.
+    joined = [(made, "")] if len(made) > 1 else []
+    pairs = list(map(list, combinations(made, 2)))
+    joined += [(pair, f" {'+'.join(pair)}") for pair in pairs if pair != made]
+    each += [fused(of, f"fused{rest}") for of, rest in joined]
+    each += [Representation(f"rrf{rest}", frozenset(of)) for of, rest in joined]
     each += [as_dense(dtype) for dtype in OUTPUT_DTYPES[1:]]
     each += [as_dense(dtype, width) for width in dimensions for dtype in fewer_types]
     each += [as_colbert(dtype) for dtype in OUTPUT_DTYPES[1:]]

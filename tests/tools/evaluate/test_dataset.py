@@ -1,6 +1,5 @@
 """Data sets are read from the disk piece by piece, and a bad line is one sentence."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -59,24 +58,76 @@ def test_a_query_finds_its_candidates_and_never_its_own_id() -> None:
     np.testing.assert_array_equal(both.may_find(documents), [[0, 1, 0], [0, 0, 0], [0, 0, 0]])
 
 
-def test_a_title_belongs_to_its_text(demo_questions: Path, tmp_path: Path) -> None:
-    folder = copied(demo_questions, tmp_path)
-    records = [{"_id": "a", "title": "Moon", "text": "It turns."}, {"_id": "b", "text": "Sun"}]
-    # The last line may lack its end, and a line may be blank.
-    lines = "\n\n".join(map(json.dumps, records))
-    (folder / "corpus.jsonl").write_text(lines)
-    (folder / "qrels" / "test.tsv").write_text("q1\ta\t2\nq1\tb\t0\nq2\tb\t0\n")
-    read = read_beir(folder, "test")
-    assert [each.text for each in read.corpus.read([1, 0])] == ["Sun", "Moon It turns."]
-    assert read.qrels == {"q1": {"a": 2, "b": 0}}
-    assert list(read.queries) == ["q1"]
+UNJUDGED = "queries without a relevant document"
+JUDGED = "q1\ta\t1\n"
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "expected"),
+    [
+        ("corpus.jsonl", '{"_id": "a", "title": "Moon", "text": "It turns."}', ["Moon It turns."]),
+        ("corpus.jsonl", '{"_id": "a", "text": "Sun"}', ["Sun"]),
+        ("corpus.jsonl", '{"_id": "a", "title": null, "text": "Sun", "url": 1}\n', ["Sun"]),
+        # The last line may lack its end, a line may be blank, and Windows ends it with two.
+        ("corpus.jsonl", '{"_id": "b", "text": "1"}\r\n \n\n{"_id": "a", "text": "2"}', ["1", "2"]),
+        (
+            "corpus.jsonl",
+            '{"_id": "b", "text": "1"}',
+            {"judged documents that are not in the corpus": 1},
+        ),
+        ("queries.jsonl", '{"_id": "q1", "text": "?", "metadata": {}}\n', {}),
+        ("queries.jsonl", '{"_id": "q1", "text": "?"}\n{"_id": "q2", "text": "?"}', {UNJUDGED: 1}),
+        ("qrels/test.tsv", "query-id\tcorpus-id\tscore\n" + JUDGED, {}),
+        ("qrels/test.tsv", "\ufeffquery-id\tcorpus-id\tscore\r\nq1\ta\t1\r\n", {}),
+        (
+            "qrels/test.tsv",
+            JUDGED + "q3\ta\t1\n",
+            {"judged queries that are not among the queries": 1},
+        ),
+    ],
+)
+def test_a_folder_is_read_as_it_is(
+    tmp_path: Path, file: str, content: str, expected: list[str] | dict[str, int]
+) -> None:
+    given = {
+        "corpus.jsonl": '{"_id": "a", "text": "."}\n',
+        "queries.jsonl": '{"_id": "q1", "text": "?"}\n',
+        "qrels/test.tsv": JUDGED,
+    }
+    (tmp_path / "qrels").mkdir()
+    for name, text in (given | {file: content}).items():
+        (tmp_path / name).write_bytes(text.encode())
+    read = read_beir(tmp_path, "test")
+    assert read.qrels == {"q1": {"a": 1}}
+    assert read.queries == {"q1": "?"}
+    if isinstance(expected, list):
+        assert [each.text for each in read.corpus.read(range(len(read.corpus)))] == expected
+    else:
+        assert read.left_out == expected
+
+
+def test_ids_may_be_numbers_and_a_query_with_no_relevant_document_is_left_out(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "qrels").mkdir()
+    (tmp_path / "corpus.jsonl").write_text(
+        '{"_id": 7, "text": "Sun"}\n{"_id": 8, "text": "Moon"}\n'
+    )
+    (tmp_path / "queries.jsonl").write_text('{"_id": 1, "text": "?"}\n{"_id": 2, "text": "?"}\n')
+    (tmp_path / "qrels" / "test.tsv").write_text("1\t7\t2\n1\t8\t0\n2\t8\t0\n")
+    read = read_beir(tmp_path, "test")
+    assert read.qrels == {"1": {"7": 2, "8": 0}}
+    assert list(read.queries) == ["1"]
+    assert read.left_out == {UNJUDGED: 1}
+    assert [each.id for each in read.corpus.read([1, 0])] == ["8", "7"]
 
 
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [
-        ("corpus.jsonl", '{"_id": 1', "document 1 of .* is no JSON"),
-        ("corpus.jsonl", '{"_id": 1, "text": ""}\n', "has no text in '_id'"),
+        ("corpus.jsonl", '{"_id": 1', "line 1 of .* is no JSON"),
+        ("corpus.jsonl", '{"_id": [], "text": ""}\n', "has no text in '_id'"),
+        ("corpus.jsonl", '{"_id": 1}\n{"_id": "1"}\n', "line 2 of .* repeats the id '1'"),
         ("queries.jsonl", '{"_id": "q0", "text": ""}\n[]\n', "line 2 of .* is no JSON object"),
         ("queries.jsonl", '{"_id": "q0"}\n', "has no text in 'text'"),
         ("qrels/test.tsv", "query-id\tcorpus-id\tscore\nq0\tp0\n", "line 2 of .* whole number"),

@@ -45,7 +45,7 @@ def test_the_demo_finds_its_passages_in_every_form(
     )
     found = ndcg(ours)
     names = [each.name for each in tool.all_representations(frozenset(tool.KINDS))]
-    assert list(found) == [*names, "reranked"]
+    assert list(found) == [*names, "dense, reranked"]
     assert all(value > 0.85 for value in found.values())
     assert found["colbert, pooled by 2, int8"] >= 0.99 * found["colbert"]
     assert found["muvera, best by colbert"] == pytest.approx(found["colbert"], abs=1e-3)
@@ -53,6 +53,8 @@ def test_the_demo_finds_its_passages_in_every_form(
     printed = capsys.readouterr().out
     assert "few-questions: 16 documents, 16 queries." in printed
     assert f"{found['fused']:.4f}" in printed
+    # 16 passages that every form finds: a table of noise says so.
+    assert printed.count("no difference shown") >= len(names) // 2
     told = json.loads(file.read_text())
     assert told["documents"] == told["queries"] == 16
     (same,) = told["evaluations"]
@@ -64,7 +66,8 @@ def test_the_reference_finds_the_same(demo_checkpoint: Path, few_questions, run,
     ours, theirs = run(
         few_questions(4), "--reference", "--rerank", "2", EMBEDDING_MODEL=demo_checkpoint
     )
-    basic = ("dense", "sparse", "colbert", "fused", "reranked")
+    every = tool.all_representations(frozenset(tool.KINDS))
+    basic = (*(each.name for each in every if each.basic), "dense, reranked")
     assert tuple(ndcg(theirs)) == basic
     assert {name: ndcg(ours)[name] for name in basic} == pytest.approx(ndcg(theirs), abs=1e-6)
     assert theirs.speed.tokens_per_second is None
@@ -102,9 +105,10 @@ def test_a_model_of_one_kind_is_compared_in_what_it_has(
     ours, theirs = run(
         few_questions(4), "--reference", "--rerank", "2", EMBEDDING_MODEL=one_kind[kind]
     )
-    assert all(name.startswith((kind, "muvera", "reranked")) for name in ndcg(ours))
-    assert {name: ndcg(ours)[name] for name in (kind, "reranked")} == ndcg(theirs)
-    assert ndcg(ours)[kind] == ndcg(ours)["reranked"]
+    assert all(name.startswith((kind, "muvera")) for name in ndcg(ours))
+    reranked = f"{kind}, reranked"
+    assert {name: ndcg(ours)[name] for name in (kind, reranked)} == ndcg(theirs)
+    assert ndcg(ours)[kind] == ndcg(ours)[reranked]
 
 
 def test_kinds_of_two_models_are_fused(
@@ -156,7 +160,7 @@ def test_models_beside_the_default_ones_find_what_they_find_alone(
         names = ("--model", one_kind["sparse"].name, "--reranker", tiny_reranker.name)
         (service,) = run(folder, "--rerank", "2", "--url", server.url, *names)
     assert ndcg(service) == pytest.approx(ndcg(engine), abs=1e-6)
-    assert "reranked" in ndcg(service)
+    assert "sparse, reranked" in ndcg(service)
 
 
 def test_only_what_is_asked_for_is_computed(tiny_m3: Path, few_questions, run) -> None:
@@ -187,6 +191,7 @@ def test_a_service_that_is_away_is_one_sentence(few_questions, run) -> None:
         (["--kinds", "dense,colour"], "'colour' is no kind of vector that is made: colbert; dense"),
         (["--kinds", "dense", "--only", "sparse"], "'sparse' is no representation"),
         (["--only", "dense", "--candidates", "fused"], "'fused' is no representation that"),
+        (["--only", "dense", "--baseline", "sparse"], "'sparse' is no representation that"),
     ],
 )
 def test_a_name_that_is_not_known_is_one_sentence(arguments: list[str], message: str) -> None:
@@ -232,6 +237,9 @@ def test_queries_are_told_from_documents_where_the_model_reads_them_differently(
     [
         ("", "name a folder, or a task with --mteb"),
         ("folder --rerank 101", "--rerank must be between 0 and 100"),
+        ("folder --rrf-constant -1", "--rrf-constant must not be negative"),
+        ("folder --weights dense=0", "argument --weights: invalid read_weights value: 'dense=0'"),
+        ("folder --weights words=1", "argument --weights: invalid read_weights value: 'words=1'"),
         ("folder --input-types --query-prompt a", "--input-types does not go with --query-prompt"),
         ("folder --model one", "--model and --reranker need --url"),
         ("folder --model one --url http://127.0.0.1:9 --reference", "--reference is of the models"),

@@ -8,7 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tools.evaluate.dataset import Document
-from tools.evaluate.evaluation import Quality, Ranking, measure, run_of
+from tools.evaluate.evaluation import Ranking
+from tools.evaluate.quality import Difference, compare, interval_of, measure, run_of
+from tools.evaluate.representations import fuse_ranks
 
 
 @given(
@@ -47,19 +49,18 @@ def test_the_figures_are_those_of_their_definitions() -> None:
     run = {"graded": {"c": 3.0, "a": 2.0, "x": 1.5, "b": 1.0}}
     gained = 2 / math.log2(3) + 1 / math.log2(5)
     ideal = 2 / math.log2(2) + 1 / math.log2(3) + 1 / math.log2(4)
-    found = measure(run, qrels)
-    assert found.ndcg_10 == pytest.approx(gained / ideal / 2)
-    assert found.recall_100 == pytest.approx(2 / 3 / 2)
-    assert found.success_1 == 0.0
+    np.testing.assert_allclose(
+        measure(run, qrels), [[gained / ideal, 2 / 3, 0.0], [0.0, 0.0, 0.0]], rtol=1e-6
+    )
     perfect = {"graded": {"a": 2.0, "b": 1.0, "d": 0.5}, "unanswered": {"a": -1.0}}
-    assert measure(perfect, qrels) == Quality(1.0, 1.0, 1.0)
+    assert measure(perfect, qrels).tolist() == [[1.0, 1.0, 1.0]] * 2
 
 
 def test_only_the_first_ten_and_the_first_hundred_count() -> None:
     wrong = {f"x{n:03}": 200.0 - n for n in range(100)}
     eleventh = dict(list(wrong.items())[:10]) | {"a": 0.0}
-    assert measure({"q": eleventh}, {"q": {"a": 1}}) == Quality(0.0, 1.0, 0.0)
-    assert measure({"q": wrong | {"a": 0.0}}, {"q": {"a": 1}}) == Quality(0.0, 0.0, 0.0)
+    assert measure({"q": eleventh}, {"q": {"a": 1}}).tolist() == [[0.0, 1.0, 0.0]]
+    assert measure({"q": wrong | {"a": 0.0}}, {"q": {"a": 1}}).tolist() == [[0.0, 0.0, 0.0]]
 
 
 def test_documents_of_equal_scores_stay_in_the_order_of_the_ranking() -> None:
@@ -72,3 +73,48 @@ def test_documents_of_equal_scores_stay_in_the_order_of_the_ranking() -> None:
 
     run = run_of({"q": [2, 0, 1]}, Corpus())
     assert sorted(run["q"], key=lambda each: -run["q"][each]) == ["d2", "d0", "d1"]
+
+
+def test_reciprocal_ranks_are_fused_as_the_page_does() -> None:
+    # The case of tests/ui/test_logic.py: equal sums have the order of the text.
+    assert fuse_ranks([[4, 2, 9], [2, 4], [7]], 60)[:3] == [2, 4, 7]
+    # With the constant of Qdrant one first place counts more than two fourth ones.
+    rankings = [[1, 5, 6, 2], [7, 8, 9, 2]]
+    assert [fuse_ranks(rankings, constant)[0] for constant in (60, 2)] == [2, 1]
+
+
+def test_an_interval_holds_the_mean_as_often_as_it_says() -> None:
+    random = np.random.default_rng(4)
+    held = 0
+    for _ in range(100):
+        low, high = interval_of(random.binomial(1, 0.7, 150).astype(float))
+        held += low <= 0.7 <= high
+    assert 90 <= held <= 99
+
+
+@pytest.mark.parametrize(
+    ("differences", "shown"),
+    [
+        ([0.0] * 50, False),
+        ([0.2, -0.2] * 25, False),
+        # All alike, but too few to tell; and enough of them.
+        ([0.3] * 4, False),
+        ([0.3] * 12, True),
+        ([-0.1, -0.2] * 25, True),
+        ([1.0], False),
+    ],
+)
+def test_a_difference_is_shown_where_chance_does_not_explain_it(
+    differences: list[float], shown: bool
+) -> None:
+    baseline = np.full(len(differences), 0.5)
+    found = compare(baseline + differences, baseline)
+    assert found.is_shown == shown
+    assert found.mean == pytest.approx(np.mean(differences))
+    assert found == compare(baseline + differences, baseline)  # By the same chance.
+
+
+def test_what_is_shown_needs_the_interval_and_the_test() -> None:
+    assert not Difference(0.1, (-0.01, 0.2), 0.04).is_shown
+    assert not Difference(0.1, (0.01, 0.2), 0.06).is_shown
+    assert Difference(-0.1, (-0.2, -0.01), 0.04).is_shown

@@ -9,6 +9,7 @@ from smart_embedder.vectors import OUTPUT_DTYPES, quantize
 from tools.evaluate.representations import KINDS, Piece, Queries, all_representations, restore
 
 WIDTH = 32
+WEIGHTS = {"dense": 1.0, "sparse": 0.5, "colbert": 2.0}
 
 
 def texts(count: int, seed: int) -> list[TextEmbedding]:
@@ -33,7 +34,9 @@ def unit(vectors: np.ndarray) -> np.ndarray:
 def scored() -> dict[str, np.ndarray]:
     piece = Piece(Queries(texts(7, 1)), texts(9, 2))
     return {
-        each.name: each.score(piece).scores for each in all_representations(frozenset(KINDS), (4,))
+        each.name: each.score(piece).scores
+        for each in all_representations(frozenset(KINDS), (4,), WEIGHTS)
+        if each.score
     }
 
 
@@ -42,8 +45,13 @@ def test_the_basic_ones_score_as_late_interaction_does(scored) -> None:
     for kind in ("dense", "sparse", "colbert"):
         expected = [[getattr(each, kind) for each in row] for row in parts]
         np.testing.assert_allclose(scored[kind], expected, atol=1e-6)
-    fused = [[(each.dense + each.sparse + each.colbert) / 3 for each in row] for row in parts]
-    np.testing.assert_allclose(scored["fused"], fused, atol=1e-6)
+    for name, kinds in {"fused": KINDS, "fused dense+sparse": ("dense", "sparse")}.items():
+        weights = [WEIGHTS[kind] for kind in kinds]
+        fused = [
+            [np.average([getattr(each, kind) for kind in kinds], weights=weights) for each in row]
+            for row in parts
+        ]
+        np.testing.assert_allclose(scored[name], fused, atol=1e-6)
 
 
 def test_what_loses_little_scores_alike(scored) -> None:
@@ -71,6 +79,7 @@ def test_the_bytes_are_those_that_travel() -> None:
     sizes = {
         each.name: each.score(piece).num_bytes
         for each in all_representations(frozenset(KINDS), (4,))
+        if each.score
     }
     tokens = sum(len(each.colbert) for each in documents)
     assert sizes["dense"] == 5 * WIDTH * 4
