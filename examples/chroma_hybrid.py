@@ -1,0 +1,71 @@
+"""Search with Chroma: dense vectors and part numbers find, the reranker ranks.
+
+pip install ./client chromadb
+
+Chroma has no index of sparse vectors but in its cloud, so passages that contain a word of the
+question with a digit, such as E42, are found by their text. CHROMA_HOST is the name of a server
+(its port is CHROMA_PORT, 8000 by default); without it, files in the folder chroma-data are used.
+SMART_EMBEDDER_URL and SMART_EMBEDDER_TOKEN say where the service is, and its token if it asks for
+one.
+"""
+
+import os
+import re
+import uuid
+
+import chromadb
+from chromadb.api import ClientAPI
+from chromadb.config import Settings
+from smart_embedder_client import Client
+
+PASSAGES = [
+    "Error E42: the pump is blocked. Clean the filter and start again.",
+    "Error E43: the lid is open. Close it until it clicks.",
+    "Descale the machine every month, or more often where the water is hard.",
+    "The guarantee covers two years from the day of purchase.",
+]
+QUESTION = "The display shows E42, what should I do?"
+
+
+def id_of(passage: str) -> str:
+    """It follows from the text, so what is stored already is replaced, and not stored again."""
+    return str(uuid.uuid5(uuid.NAMESPACE_OID, passage))
+
+
+def connect() -> ClientAPI:
+    """The server that is named, else files in a folder."""
+    settings = Settings(anonymized_telemetry=False)
+    if "CHROMA_HOST" in os.environ:
+        port = int(os.environ.get("CHROMA_PORT", "8000"))
+        return chromadb.HttpClient(os.environ["CHROMA_HOST"], port, settings=settings)
+    return chromadb.PersistentClient("chroma-data", settings=settings)
+
+
+def store(chroma: ClientAPI, service: Client, passages: list[str]) -> chromadb.Collection:
+    """Make the collection where there is none, and put the passages into it."""
+    collection = chroma.get_or_create_collection(
+        "manual", embedding_function=None, configuration={"hnsw": {"space": "cosine"}}
+    )
+    vectors = service.embed_documents(passages, return_sparse=False)
+    collection.upsert([id_of(each) for each in passages], vectors.dense, documents=passages)
+    return collection
+
+
+def search(collection: chromadb.Collection, service: Client, question: str) -> list[str]:
+    """The best 20 by dense vectors, and before them those with a word that has a digit."""
+    dense = service.embed_query(question, return_sparse=False).dense
+    found: list[str] = []
+    for word in re.findall(r"\w*\d\w*", question):
+        found += collection.query(dense, n_results=20, where_document={"$contains": word})[
+            "documents"
+        ][0]
+    found += collection.query(dense, n_results=20)["documents"][0]
+    return list(dict.fromkeys(found))
+
+
+if __name__ == "__main__":
+    with Client() as service:
+        collection = store(connect(), service, PASSAGES)
+        ranking = service.rerank(QUESTION, search(collection, service, QUESTION))
+        for score, text in zip(ranking.scores, ranking.passages):
+            print(f"{score:.3f}  {text}")
