@@ -36,7 +36,7 @@ from transformers import (
 
 from benchmark import WORDS
 from benchmarks.workload import SYLLABLES
-from smart_embedder.models.tasks.embedders import DEFAULT_INSTRUCTION
+from smart_embedder.models.tasks.dense import DEFAULT_INSTRUCTION
 from smart_embedder.models.tasks.rerankers import PREFIX, SUFFIX
 
 

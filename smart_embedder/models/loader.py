@@ -53,6 +53,7 @@ from smart_embedder.models.ops.choose import choose_backend
 from smart_embedder.models.ops.proof import ATTENTION, Target
 from smart_embedder.models.tasks import embedders
 from smart_embedder.models.tasks.colbert import ColbertEmbedder, is_colbert
+from smart_embedder.models.tasks.dense import DenseEmbedder
 from smart_embedder.models.tasks.rerankers import CrossEncoder, QwenReranker, is_classifier
 from smart_embedder.models.tasks.splade import SpladeEmbedder
 from smart_embedder.settings import FLOAT8, INT8, LATE_INTERACTION, NO_RERANKER, Settings
@@ -229,7 +230,7 @@ def _make_embedder(
         kind = f"{name}, which is of bge-m3's kind"
         overrides.refuse("pooling", "normalize", for_model=kind)
         return embedders.M3Embedder(name, folder, max_length, target)
-    return embedders.DenseEmbedder(name, folder, max_length, target, overrides)
+    return DenseEmbedder(name, folder, max_length, target, overrides)
 
 
 def load_reranker(

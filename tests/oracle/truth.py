@@ -16,7 +16,7 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from smart_embedder.models.tasks.embedders import DEFAULT_INSTRUCTION
+from smart_embedder.models.tasks.dense import DEFAULT_INSTRUCTION
 from smart_embedder.models.tasks.rerankers import PREFIX, SUFFIX
 from smart_embedder.vectors import MuveraSide, muvera_of, pool
 

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 from smart_embedder.engine.records import Outputs
 from smart_embedder.models.loader import load_embedder
 from smart_embedder.models.ops.proof import Target
-from smart_embedder.models.tasks.embedders import DenseEmbedder
+from smart_embedder.models.tasks.dense import DenseEmbedder
 from tests.support.checkpoints import corpus, save_byte_level_tokenizer, spread_weights
 
 WIDTH = 64

@@ -13,7 +13,7 @@ from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
 from smart_embedder.engine.records import NO_OPTIONS, EmbeddingOptions, FloatArray, TextEmbedding
 from smart_embedder.models.checkpoint.config import read_prompts
-from smart_embedder.models.tasks.embedders import DEFAULT_INSTRUCTION, QWEN_END
+from smart_embedder.models.tasks.dense import DEFAULT_INSTRUCTION, QWEN_END
 from smart_embedder.models.tasks.rerankers import PREFIX, SUFFIX
 from tools.references.reference import BATCH, prompt_of
 

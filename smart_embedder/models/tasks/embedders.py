@@ -1,8 +1,7 @@
 """Embedders, and what models of all tasks share: a forward is launched, and collected later.
 
-`HeadsEmbedder` computes any of several kinds of vectors of the same states. Of its subclasses
-`DenseEmbedder` makes dense vectors of any encoder, by pooling, then projections and scaling to unit
-length; `M3Embedder`, for the kind of bge-m3, lexical weights and ColBERT vectors as well.
+`HeadsEmbedder` computes any of several kinds of vectors of the same states: `M3Embedder`, for the
+kind of bge-m3, dense vectors, lexical weights and ColBERT vectors.
 """
 
 from abc import ABC, abstractmethod
@@ -34,7 +33,7 @@ from smart_embedder.engine.records import (
     TruncationOptions,
 )
 from smart_embedder.engine.space import NONE, RAW, UNIT, VectorSpace
-from smart_embedder.errors import InferenceError, StartupError
+from smart_embedder.errors import InferenceError
 from smart_embedder.models.batch import (
     TOKEN_ID,
     End,
@@ -44,39 +43,16 @@ from smart_embedder.models.batch import (
     select_sequences,
     to_device,
 )
-from smart_embedder.models.checkpoint.config import (
-    NO_OVERRIDES,
-    SentenceOverrides,
-    TextOptions,
-    has_modules,
-    read_config,
-    read_pooling,
-    read_prompts,
-)
+from smart_embedder.models.checkpoint.config import read_pooling, read_prompts
 from smart_embedder.models.checkpoint.content import Content, short
 from smart_embedder.models.checkpoint.weights import read_linear
 from smart_embedder.models.device.transfer import DeviceRows, HostRows, not_finite, start_copies
 from smart_embedder.models.families.backbone import Backbone
-from smart_embedder.models.families.load import (
-    is_qwen3,
-    load_backbone,
-    load_encoder,
-    load_tokenizer,
-)
+from smart_embedder.models.families.load import load_encoder, load_tokenizer
 from smart_embedder.models.ops.backend import Backend
 from smart_embedder.models.ops.proof import Target
 from smart_embedder.models.tasks.conversion import Converter, prove_converter
-from smart_embedder.models.tasks.pooling import (
-    ENDS,
-    DenseLayer,
-    SentenceConfig,
-    Step,
-    Truncation,
-    mean,
-    normalize,
-    pool,
-    steps_of,
-)
+from smart_embedder.models.tasks.pooling import ENDS, mean
 from smart_embedder.models.text.tokenizer import NO_IDS, TextTokenizer
 from smart_embedder.vectors import PLAIN, SCALED, ColbertForm, OutputDtype, QuantizedVectors
 
@@ -443,120 +419,10 @@ def sparse_vectors(
     return [SparseVector(index, value) for index, value in pairs]
 
 
-# As sentence-transformers does for a folder without a configuration.
-_DEFAULT_POOLING = "mean"
-# In the names of the published models, whose texts end in one such token.
-_PUBLISHED = "qwen3-embedding"
-QWEN_END = "<|endoftext|>"
-_QWEN_MIN_DIMENSIONS = 32
-# What Qwen3 does with a query.
-DEFAULT_INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
-# Those of Qwen3-Embedding's own configuration, for a copy of the model without it.
-_QWEN_PROMPTS = {"query": f"Instruct: {DEFAULT_INSTRUCTION}\nQuery:", "document": ""}
 # Those of bge-m3, by their files.
 HEADS = _SPARSE_HEAD, _COLBERT_HEAD = "sparse_linear.pt", "colbert_linear.pt"
 # Tokens without a lexical weight: special, padding and unknown ones.
 _WITHOUT_WEIGHT = ("<s>", "</s>", "<pad>", "<unk>", "[CLS]", "[SEP]", "[PAD]", "[UNK]")
-
-
-class DenseEmbedder(HeadsEmbedder):
-    """Implements `smart_embedder.engine.model.Embedder` for dense vectors alone."""
-
-    kinds = Outputs(dense=True, states=True)
-
-    def __init__(
-        self,
-        name: str,
-        folder: Path,
-        max_length: int,
-        target: Target,
-        overrides: SentenceOverrides = NO_OVERRIDES,
-    ) -> None:
-        """Load any encoder, with pooling and scaling by `overrides` or else by its configuration.
-
-        Raises `StartupError` for whatever is wrong with the folder.
-        """
-        config, decoder = SentenceConfig.read(folder), is_qwen3(folder)
-        if overrides.pooling is not None:
-            config = replace(config, poolings=(overrides.pooling,))
-        if not (config.poolings or decoder):
-            _require_encoder(folder)
-            config = replace(config, poolings=(_DEFAULT_POOLING,))
-        # Early revisions of the published tokenizer left this to whoever called it.
-        closing = QWEN_END if decoder and _PUBLISHED in name.lower() else None
-        texts = TextOptions.read(folder)
-        backbone, tokenizer = load_backbone(folder, target, max_length, texts, closing=closing)
-        if decoder:
-            config = _of_qwen3(folder, config, tokenizer)
-            self.min_dimensions = _QWEN_MIN_DIMENSIONS
-        if overrides.normalize is not None:
-            config = replace(config, steps=_scaled(config.steps, unit_length=overrides.normalize))
-        super().__init__(name, backbone, tokenizer, config.prompts, config.default_prompt)
-        width = backbone.hidden_size * len(config.poolings)
-        for step in config.steps:
-            if isinstance(step, DenseLayer):
-                backbone.place_head(step, torch.float32)
-                width = step.require_width(width)
-            elif isinstance(step, Truncation):
-                width = min(width, step.width)
-        self.dense_width = width
-        self._dense_head = partial(pooled_vectors, config.poolings, config.steps)
-        self._token_heads = {"states": token_states}
-        self.normalizes = config.steps[-1:] == (normalize,)
-        self.pooling = "+".join(config.poolings)
-        self._dense_end = ENDS.get(self.pooling)
-        self._steps = " ".join(
-            f"dense {steps_of(each)}"
-            if isinstance(each, DenseLayer)
-            # The function that scales, or a truncation with its width.
-            else getattr(each, "__name__", repr(each))
-            for each in config.steps
-        )
-
-    def _made(self) -> dict[str, Made]:
-        return {
-            "dense": Made(
-                self.pooling,
-                self.dense_width,
-                self.normalizes,
-                steps=self._steps,
-                reading=self._prompts_read,
-            )
-        }
-
-
-def _of_qwen3(folder: Path, config: SentenceConfig, tokenizer: TextTokenizer) -> SentenceConfig:
-    """As it is published, if without modules; only requests scale its states to unit length."""
-    _, after = tokenizer.special_tokens
-    is_copy = not has_modules(folder) and bool(after) and after[-1].string == QWEN_END
-    if not (config.poolings or is_copy):
-        _require_encoder(folder)
-    return replace(
-        config,
-        poolings=config.poolings or ("last_token" if is_copy else _DEFAULT_POOLING,),
-        steps=_scaled(config.steps, unit_length=False),
-        prompts=config.prompts or (_QWEN_PROMPTS if is_copy else {}),
-    )
-
-
-def _require_encoder(folder: Path) -> None:
-    """Raise `StartupError` for what was trained for something else, as far as the folder tells."""
-    named = read_config(folder).get("architectures") or [""]
-    if has_modules(folder):
-        return
-    if str(named[0]).endswith("ForSequenceClassification"):
-        raise StartupError(f"{folder} holds a classifier: name it in RERANKER_MODEL")
-    if str(named[0]).endswith(("ForCausalLM", "LMHeadModel")):
-        raise StartupError(
-            f"{folder} holds a language model, and nothing says how vectors are made of its "
-            "states: set POOLING"
-        )
-
-
-def _scaled(steps: tuple[Step, ...], *, unit_length: bool) -> tuple[Step, ...]:
-    """The steps, with scaling to unit length as their last one or without it there."""
-    before = steps[:-1] if steps[-1:] == (normalize,) else steps
-    return (*before, normalize) if unit_length else before
 
 
 class M3Embedder(HeadsEmbedder):
@@ -599,20 +465,6 @@ class M3Embedder(HeadsEmbedder):
                 reading=reading,
             ),
         }
-
-
-def pooled_vectors(
-    poolings: Sequence[str],
-    steps: Sequence[Callable[[Tensor], Tensor]],
-    hidden: Tensor,
-    packed: PackedBatch,
-    sequences: Indices,
-) -> DeviceRows:
-    """`[S, width]` float32 by `poolings`, then `steps` from vectors to vectors."""
-    vectors = pool(hidden, packed, poolings, sequences)
-    for step in steps:
-        vectors = step(vectors)
-    return DeviceRows.of(vectors)
 
 
 def dense_vectors(

@@ -47,7 +47,8 @@ from smart_embedder.models.families.int8 import CALIBRATION_TEXTS
 from smart_embedder.models.families.load import load_backbone, load_decoder
 from smart_embedder.models.families.qwen3 import DecoderConfig, vocabulary_head
 from smart_embedder.models.ops.proof import Target
-from smart_embedder.models.tasks.embedders import DEFAULT_INSTRUCTION, DeviceModel, Made
+from smart_embedder.models.tasks.dense import DEFAULT_INSTRUCTION
+from smart_embedder.models.tasks.embedders import DeviceModel, Made
 from smart_embedder.models.tasks.pooling import first, last, mean, steps_of
 from smart_embedder.models.text.tokenizer import NO_IDS, TextTokenizer, TruncatedTokens
 

@@ -9,7 +9,7 @@ from smart_embedder.engine.records import Outputs
 from smart_embedder.models.device.choose import choose_device, choose_dtype
 from smart_embedder.models.ops.choose import choose_backend
 from smart_embedder.models.ops.proof import Target
-from smart_embedder.models.tasks.embedders import DenseEmbedder
+from smart_embedder.models.tasks.dense import DenseEmbedder
 from smart_embedder.models.tasks.rerankers import CrossEncoder, QwenReranker
 from tests.api.conftest import answered, metric, serving
 from tests.support.checkpoints import corpus

@@ -28,7 +28,8 @@ from smart_embedder.models.loader import EntryLoader, load
 from smart_embedder.models.ops.backend import torch_backend
 from smart_embedder.models.ops.choose import choose_backend
 from smart_embedder.models.ops.proof import Target
-from smart_embedder.models.tasks.embedders import DenseEmbedder, EmbeddingModel, M3Embedder
+from smart_embedder.models.tasks.dense import DenseEmbedder
+from smart_embedder.models.tasks.embedders import EmbeddingModel, M3Embedder
 from smart_embedder.models.tasks.pooling import first, last
 from smart_embedder.models.tasks.rerankers import QwenReranker
 from smart_embedder.settings import Settings

@@ -17,7 +17,8 @@ from smart_embedder.models.loader import load_embedder
 from smart_embedder.models.ops.backend import Backend, float8_product, torch_backend
 from smart_embedder.models.ops.cuda import CUDA, cuda_backend
 from smart_embedder.models.ops.proof import Target
-from smart_embedder.models.tasks.embedders import DenseEmbedder, M3Embedder
+from smart_embedder.models.tasks.dense import DenseEmbedder
+from smart_embedder.models.tasks.embedders import M3Embedder
 from tests.support.texts import varied_texts
 from tests.support.wordpiece import MODERNBERT, save_colbert
 

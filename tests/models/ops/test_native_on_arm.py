@@ -22,7 +22,8 @@ from smart_embedder.models.ops.build import AARCH64
 from smart_embedder.models.ops.choose import with_attention
 from smart_embedder.models.ops.native import _Kernels, native_backend, runnable_here
 from smart_embedder.models.ops.proof import DECODER, ENCODER, QUANTIZED_ENCODER, Shapes, Target
-from smart_embedder.models.tasks.embedders import DenseEmbedder, M3Embedder
+from smart_embedder.models.tasks.dense import DenseEmbedder
+from smart_embedder.models.tasks.embedders import M3Embedder
 from tests.models.ops.test_native import CLOSE, random_layer
 from tests.models.ops.test_native_attention import CLOSE as ATTENTION_CLOSE
 from tests.models.ops.test_native_attention import attend, by_definition

@@ -22,7 +22,8 @@ from smart_embedder.models.loader import load_embedder
 from smart_embedder.models.ops import choose
 from smart_embedder.models.ops.choose import choose_backend
 from smart_embedder.models.ops.proof import Target
-from smart_embedder.models.tasks.embedders import DenseEmbedder, DeviceModel, M3Embedder
+from smart_embedder.models.tasks.dense import DenseEmbedder
+from smart_embedder.models.tasks.embedders import DeviceModel, M3Embedder
 from smart_embedder.models.tasks.rerankers import CrossEncoder, QwenReranker
 from smart_embedder.vectors import MUVERA_WIDTH, ColbertForm
 from tests.support.checkpoints import save_m3, save_qwen

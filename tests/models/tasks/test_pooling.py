@@ -1,7 +1,7 @@
 """The steps from states to vectors are those of the configuration, or the start says why not.
 
 What each of them computes is compared with sentence-transformers in
-`test_embedders_dense`.
+`test_dense`.
 """
 
 from pathlib import Path

@@ -18,7 +18,7 @@ from transformers import Qwen3Model
 from smart_embedder.engine.records import Outputs, TokenizedPair, TruncationOptions
 from smart_embedder.errors import StartupError
 from smart_embedder.models.ops.proof import Target
-from smart_embedder.models.tasks.embedders import DEFAULT_INSTRUCTION
+from smart_embedder.models.tasks.dense import DEFAULT_INSTRUCTION
 from smart_embedder.models.tasks.rerankers import QwenReranker, QwenTemplate
 from smart_embedder.models.text.tokenizer import TextTokenizer
 from tests.models.text.test_slices import GAPS, WORDS, qwen_words

@@ -19,7 +19,7 @@ from smart_embedder.models.checkpoint.config import SentenceOverrides
 from smart_embedder.models.load import load_models
 from smart_embedder.models.loader import load_embedder
 from smart_embedder.models.ops.proof import Target
-from smart_embedder.models.tasks.embedders import DEFAULT_INSTRUCTION, QWEN_END, DenseEmbedder
+from smart_embedder.models.tasks.dense import DEFAULT_INSTRUCTION, QWEN_END, DenseEmbedder
 from smart_embedder.settings import Settings
 from tests.support.checkpoints import corpus, save_qwen
 from tests.support.encoders import (
