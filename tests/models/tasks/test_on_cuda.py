@@ -135,8 +135,12 @@ def test_pairs_that_begin_alike_share_what_they_begin_with(
         model.launch(reranked(model)[:1], [EVERY])
     with cuda.forward() as together:
         model.launch(reranked(model), [EVERY] * len(TEXTS))
-    # Two gathers in the first layer, and one more in the last, which gathers what is read.
-    assert together["index_select"] - alone["index_select"] == 3
+    # Two gathers in each of the two layers, and one at the end.
+    assert together["index_select"] - alone["index_select"] == 5
+    # Of more tokens the last layer gathers what is read instead.
+    with cuda.forward() as together:
+        model.launch(reranked(model) * 9, [EVERY] * len(TEXTS) * 9)
+    assert together["index_select"] == 5
 
 
 def test_each_text_has_the_kinds_it_asked_for(cuda: SimulatedCuda, tiny_m3: Path) -> None:
@@ -335,9 +339,10 @@ def test_a_forward_of_as_many_layers_as_bge_m3_has_is_at_most_200_launches(
     model = load_m3(deep_m3)
     # What several kinds are made of is gathered once. For dense vectors alone the last layer
     # computes no more than the first token of each text.
+    many = embedded(model) * 16
     for kinds, gathers in ((DENSE, EVERY), 1), ((DENSE, DENSE), 2), ((EVERY, EVERY), 0):
         with cuda.forward() as launches:
-            model.launch(embedded(model), kinds * 2)
+            model.launch(many, kinds * 32)
         assert launches["add_norm"] == 48
         assert launches["embed"] == 1
         assert launches["index_select"] == gathers
