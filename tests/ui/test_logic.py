@@ -146,7 +146,81 @@ def test_shared_terms_multiply_both_weights(call) -> None:
     ],
 )
 def test_a_text_is_cut_into_paragraphs_or_lines(call, text: str, wanted: list[str]) -> None:
-    assert call("search/chunks.js", "m.chunkText(given[0])", text) == wanted
+    assert call("search/passages.js", "m.chunkText(given[0])", text) == wanted
+
+
+ROWS = [f"| P{i} | a pump of {i} litres in an hour |" for i in range(40)]
+HEAD = "| Name | What |\n|---|:--|"
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        # A table stays with the heading above it.
+        (f"# Pumps\n\n{HEAD}\n{ROWS[0]}\n\nText.", [f"# Pumps\n{HEAD}\n{ROWS[0]}", "Text."]),
+        ("a | b\n--|--\n1 | 2\nlast line", ["a | b\n--|--\n1 | 2", "last line"]),
+        ("One.\n\n```\na\n\nb\n```\nTwo.", ["One.", "```\na\n\nb\n```", "Two."]),
+        ("~~~~\n```\n\n~~~~\n```\nc\n```", ["~~~~\n```\n\n~~~~", "```\nc\n```"]),
+        ("```\nnever closed\n\nx", ["```\nnever closed\n\nx"]),
+        ("a | b is no table", ["a | b is no table"]),
+    ],
+)
+def test_tables_and_code_are_not_cut(call, text: str, wanted: list[str]) -> None:
+    assert call("search/passages.js", "m.chunkText(given[0])", text) == wanted
+
+
+def test_a_long_table_is_cut_between_rows_and_keeps_its_heads(call) -> None:
+    table = "\n".join([HEAD, *ROWS])
+    chunks = call("search/passages.js", "m.chunkText(given[0])", table)
+    assert len(chunks) > 2
+    assert all(chunk.startswith(HEAD) and len(chunk) <= 700 for chunk in chunks)
+    rows = [row for chunk in chunks for row in chunk.split("\n")[2:]]
+    assert rows == ROWS
+
+
+def test_passages_are_named_by_letters(call) -> None:
+    names = call(
+        "search/passages.js",
+        "[0, 25, 26, 701, 702].map((i) => m.nameOf(i, {[i]: {title: i ? '' : 'a.md'}}))",
+    )
+    assert names == ["A · a.md", "Z", "AA", "ZZ", "AAA"]
+
+
+READ = """(async () => {
+  const files = given[0].map(([name, text]) => new File([text], name));
+  const taken = [];
+  const take = (each) => taken.push(each) < given[1];
+  const { signal } = new AbortController();
+  const told = await m.readFiles(m.chosenFiles(files), take, () => {}, signal);
+  return [told, taken];
+})()"""
+
+
+@pytest.mark.parametrize(
+    ("html", "wanted"),
+    [
+        ("<p>a<p>b <b>bold</b><br>c", "a\n\n\n\nb bold\nc"),
+        ("<script>alert(1)</script><style>p {}</style><img src=x onerror=alert(1)>text", "text"),
+        (
+            "<table><tr><th>A</th>\n <th>B</th></tr>\n<tr><td>1\n</td><td><b>2</b></table>",
+            "| A | B |\n|---|\n| 1 | 2 |",
+        ),
+        ("<table><tr><td>x<table><tr><td>in</table></table>", "| x | in | |"),
+        ("<pre>a\n\nb</pre>", "```\na\n\nb\n```"),
+    ],
+)
+def test_html_is_read_as_its_text(call, html: str, wanted: str) -> None:
+    told, [taken] = call("search/files.js", READ, [["a.html", html]], 9)
+    assert (told, taken["text"].strip()) == ("", wanted)
+
+
+def test_files_are_read_in_order_until_there_is_enough(call) -> None:
+    names = ["c.txt", f"{'n' * 10_000}.md", "b.txt", "README"]
+    told, taken = call("search/files.js", READ, [[name, "text"] for name in names], 3)
+    assert told == "Left out of 4 files: 1 behind the last passage that is taken."
+    assert [each["title"] for each in taken[:2]] == ["README", "b.txt"]
+    told, _ = call("search/files.js", READ, [["x.txt", "nul\0"], ["y.txt", "\ufffe"]], 9)
+    assert told == "Left out of 2 files: 1 not in UTF-8."
 
 
 @pytest.mark.parametrize(
@@ -160,7 +234,7 @@ def test_a_text_is_cut_into_paragraphs_or_lines(call, text: str, wanted: list[st
     ],
 )
 def test_a_long_paragraph_is_cut_where_it_can_be_and_nothing_is_lost(call, text: str) -> None:
-    chunks = call("search/chunks.js", "m.chunkText(given[0])", text)
+    chunks = call("search/passages.js", "m.chunkText(given[0])", text)
     assert len(chunks) > 1
     assert max(len(chunk.encode("utf-16-le")) // 2 for chunk in chunks) <= 2 * 700
     assert "".join("".join(chunks).split()) == "".join(text.split())

@@ -130,11 +130,12 @@ def test_search_shows_how_passages_move_between_rankings(shown) -> None:
     names = [text.split("\n")[0] for text in page.locator(".column h3").all_inner_texts()]
     assert names == ["Dense", "Sparse", "ColBERT", "Fused", "Reranked"]
     first = {
-        kind: page.locator(f".column.{kind} .number-of").first.inner_text()
-        for kind in ("dense", "sparse", "colbert", "fused", "reranked")
+        kind: page.locator(f".column.{kind} .name").first.inner_text()
+        for kind in ("sparse", "fused", "reranked")
     }
-    assert set(first.values()) >= {"#1"}
-    assert first["sparse"] == first["fused"] == first["reranked"] == "#1"
+    assert set(first.values()) == {"A"}
+    ranks = page.locator(".column.dense .rank").all_inner_texts()
+    assert ranks == [str(rank) for rank in range(1, 11)]
     lines = page.locator(".columns .lines path")
     assert lines.count() > 20
     # The chosen passage is followed through all columns.
@@ -162,8 +163,8 @@ def test_search_ranks_as_the_service_itself_does(shown, ui_server: RunningServer
 
 def test_search_explains_the_passage_that_is_chosen(open_view) -> None:
     page = open_view("search")
-    page.locator(".column.dense .hit", has_text="#5").click()
-    expect(page.locator("#why-title")).to_have_text("Which words did it: passage #5")
+    page.locator(".column.dense .hit", has_text="a fault as a letter").click()
+    expect(page.locator("#why-title")).to_have_text("Which words did it: passage E")
     expect(page.locator("#why .words")).to_contain_text("The display shows a fault")
     page.locator(".column.dense .hit").first.focus()
     page.keyboard.press("ArrowDown")
@@ -171,31 +172,92 @@ def test_search_explains_the_passage_that_is_chosen(open_view) -> None:
     expect(page.locator(":focus")).to_have_attribute("data-chunk", re.compile(r"\d+"))
 
 
-def test_search_takes_a_file_and_another_query(open_view, tmp_path: Path) -> None:
+def test_search_offers_queries_and_says_what_to_do_without_one(open_view) -> None:
+    page = open_view("search")
+    page.fill("#search-query", "")
+    expect(page.locator("#search-hint")).to_be_visible()
+    expect(page.locator("#search-output")).to_be_hidden()
+    page.click("#search-samples >> text=E42-118")
+    expect(page.locator(".column.sparse .name").first).to_have_text("H")
+    expect(page.locator("#search-hint")).to_be_hidden()
+
+
+@pytest.mark.parametrize("width", [390, 768, 1440])
+def test_search_shows_ranks_and_texts_at_every_width(open_view, width: int) -> None:
+    page = open_view("search", viewport={"width": width, "height": 900})
+    for part in (".rank", ".snippet"):
+        expect(page.locator(f".column.reranked {part}").first).to_be_visible()
+    assert page.locator(".column.dense .snippet").first.bounding_box()["width"] > 150
+
+
+def drop(page, path: Path) -> None:
+    """Drop a file or a folder of this machine, as a person does it."""
+    client = page.context.new_cdp_session(page)
+    box = page.locator("#drop-zone").bounding_box()
+    what = {"items": [], "files": [str(path)], "dragOperationsMask": 1}
+    for kind in ("dragEnter", "dragOver", "drop"):
+        place = {"type": kind, "x": box["x"] + 20, "y": box["y"] + 20}
+        client.send("Input.dispatchDragEvent", {**place, "data": what})
+
+
+def test_search_takes_files_and_another_query(open_view, tmp_path: Path) -> None:
     file = tmp_path / "bread.txt"
     file.write_text("Bread needs flour and time.\n\nThe oven must be hot.\n\nA boat needs wind.\n")
     page = open_view("search")
     page.click("#drop-zone summary")
-    page.set_input_files("#corpus-file", file)
+    page.set_input_files("#corpus-files", file)
     expect(page.locator("#index-state")).to_contain_text("3 passages in this tab's memory")
+    # The panel makes room for the results, and queries for the handbook have no meaning now.
+    expect(page.locator("#corpus")).to_be_hidden()
+    expect(page.locator("#search-samples")).to_be_hidden()
     page.fill("#search-query", "baking")
     expect(page.locator(".column.reranked .hit")).to_have_count(3)
     expect(page.locator(".column.dense .hit").first).not_to_contain_text("boat")
+    expect(page.locator(".column.dense .name").first).to_contain_text(" · bread.txt")
+    # The index is lost with the page, which asks before that.
+    asked: list[str] = []
+    page.on("dialog", lambda dialog: (asked.append(dialog.type), dialog.accept()))
+    page.reload()
+    wait_for_view(page, "search")
+    assert asked == ["beforeunload"]
+    expect(page.locator("#index-state")).to_contain_text("26 passages")
 
 
-DROP = """() => {
-  const data = new DataTransfer();
-  data.items.add(new File(["Dropped here.\\n\\nAnd this, too."], "dropped.md"));
-  const event = new DragEvent("drop", { dataTransfer: data, bubbles: true, cancelable: true });
-  document.getElementById("drop-zone").dispatchEvent(event);
-}"""
-
-
-def test_search_takes_a_file_that_is_dropped(open_view) -> None:
+def test_search_takes_a_folder_that_is_dropped_and_tells_what_it_leaves_out(
+    open_view, tmp_path: Path
+) -> None:
+    files = {
+        "notes.md": b"Dropped here.\n\nAnd this, too.",
+        "deep/er/page.html": b"<title>Pumps</title><script>document.title = 'run'</script>"
+        b"<p>A pump\n hums loudly when it is stuck.</p><p>The second paragraph is this one.</p>",
+        "wide.txt": "In UTF-16, but text.".encode("utf-16"),
+        f"{'n' * 200}.txt": b"A file with a long name.",
+        "paper.pdf": b"%PDF-1.7",
+        "deep/picture.png": b"\x89PNG",
+        ".git/config": b"[core]",
+        "latin.txt": "M\u00fcll".encode("latin-1"),
+        "empty.txt": b" \n",
+        "huge.txt": b"a" * 10_000_001,
+    }
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(content)
     page = open_view("search")
-    page.evaluate(DROP)
-    expect(page.locator("#index-state")).to_contain_text("2 passages in this tab's memory")
-    expect(page.locator(".column.dense")).to_contain_text("Dropped here.")
+    drop(page, tmp_path)
+    expect(page.locator("#index-state")).to_contain_text("6 passages in this tab's memory")
+    left = page.locator("#index-left")
+    expect(left).to_have_text(
+        re.compile(
+            "Left out of 10 files: 1 as PDF, .*; 1 of another type .*; 1 hidden; 1 above 10 MB; "
+            "1 not in UTF-8; 1 without text."
+        )
+    )
+    expect(page.locator(".column.dense")).to_contain_text("Pumps A pump hums loudly when it is")
+    expect(page.locator(".column.dense")).to_contain_text(" · deep/er/page.html")
+    expect(page).to_have_title("Search · Smart Embedder")
+    drop(page, tmp_path / "paper.pdf")
+    expect(left).to_contain_text("Left out of 1 file: 1 as PDF, which this page does not read")
+    expect(page.locator("#search-output")).to_be_hidden()
 
 
 def test_service_counts_what_happens_and_names_what_runs(open_view, ui_server) -> None:

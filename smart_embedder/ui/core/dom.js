@@ -6,46 +6,46 @@ const SVG = "http://www.w3.org/2000/svg";
 export const byId = (id) => document.getElementById(id);
 
 /**
- * An HTML element. Attributes that are false, null or undefined are left out; `style` is an object
- * of custom properties, because the content security policy forbids style attributes.
+ * An HTML element, such as "p" or "p.quiet". Attributes, an object, may be left out, as those are that
+ * are false, null or undefined; `style` is an object of custom properties, because the content
+ * security policy forbids style attributes.
  */
-export function element(tag, attributes = {}, ...children) {
-  return fill(document.createElement(tag), attributes, children);
-}
+export const element = (tag, ...parts) =>
+  fill(document.createElement(tag.split(".")[0]), tag.split(".").slice(1), parts);
 
 /** The same for SVG. */
-export function svg(tag, attributes = {}, ...children) {
-  return fill(document.createElementNS(SVG, tag), attributes, children);
-}
+export const svg = (tag, ...parts) => fill(document.createElementNS(SVG, tag), [], parts);
 
-function fill(node, attributes, children) {
-  const { style = {}, ...rest } = attributes;
+function fill(node, classes, [first, ...others]) {
+  const isAttributes = first?.constructor === Object;
+  const { style = {}, ...rest } = isAttributes ? first : {};
   for (const [name, value] of Object.entries(rest)) {
     if (value === true) node.setAttribute(name, "");
     else if (value !== false && value != null) node.setAttribute(name, value);
   }
   for (const [name, value] of Object.entries(style)) node.style.setProperty(name, value);
+  node.classList.add(...classes);
+  const children = isAttributes ? others : [first, ...others];
   node.append(...children.flat().filter((child) => child != null && child !== false));
   return node;
 }
 
 /** A table cell for a number. */
-export const numberCell = (text) => element("td", { class: "number" }, text);
+export const numberCell = (text) => element("td.number", text);
 
 /** A row of a table: its heading, then its cells, which are texts or elements. */
 export const row = ([head, ...cells]) =>
   element(
     "tr",
-    {},
     element("th", { scope: "row" }, head),
-    ...cells.map((cell) => (cell instanceof Node ? cell : element("td", {}, cell))),
+    cells.map((cell) => (cell instanceof Node ? cell : element("td", cell))),
   );
 
 /** A table with headings, the cells of each row, and what else stands in it. */
 export function table(attributes, heads, rows, ...rest) {
   const columns = heads.map((text) => element("th", { scope: "col" }, text));
-  const [head, body] = [element("tr", {}, ...columns), rows.map(row)];
-  return element("table", attributes, element("thead", {}, head), element("tbody", {}, ...body), ...rest);
+  const [head, body] = [element("thead", element("tr", columns)), rows.map(row)];
+  return element("table", attributes, head, element("tbody", body), ...rest);
 }
 
 /** Calls `run` once, when `event` has not happened for `milliseconds`. */

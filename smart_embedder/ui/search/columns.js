@@ -3,6 +3,7 @@
 import { byId, element, svg } from "../core/dom.js";
 import { decimal } from "../core/format.js";
 import { piecesOf, plainTokens } from "../core/tokens.js";
+import { nameOf } from "./passages.js";
 
 const NAMES = {
   dense: ["Dense", "meaning"],
@@ -47,13 +48,12 @@ export class Columns {
   }
 
   /**
-   * `rankings` holds hits for each column; null where they are awaited. `texts` has the passages,
-   * `tokens` those of the shown ones, `terms` the weights of the query's tokens by their ids.
+   * `rankings` holds hits for each column; null where they are awaited. In `facts`, `passages` are
+   * all there are, `tokens` those of the shown ones, `terms` the weights of the query's tokens by
+   * their ids, and `reason` says why nothing is reranked.
    */
-  show(rankings, { texts, tokens, terms, reason }) {
-    const columns = Object.entries(rankings).map(([kind, hits]) =>
-      this.#column(kind, hits, { texts, tokens, terms, reason }),
-    );
+  show(rankings, facts) {
+    const columns = Object.entries(rankings).map(([kind, hits]) => this.#column(kind, hits, facts));
     this.box.replaceChildren(this.lines, ...columns);
     this.#mark();
     this.#drawLines();
@@ -75,28 +75,27 @@ export class Columns {
     return element(
       "section",
       { class: `column ${kind}`, "aria-labelledby": title },
-      element("h3", { id: title }, name, element("small", {}, meaning)),
+      element("h3", { id: title }, name, element("small", meaning)),
       hits?.length
         ? element(
             "ol",
-            {},
-            ...hits.slice(0, ROWS).map((hit) => element("li", {}, this.#hit(kind, hit, facts))),
+            hits.slice(0, ROWS).map((hit, i) => element("li", this.#hit(kind, hit, i + 1, facts))),
           )
-        : element("p", { class: "quiet" }, empty),
+        : element("p.quiet", empty),
     );
   }
 
-  #hit(kind, { chunk, score }, { texts, tokens, terms }) {
+  #hit(kind, { chunk, score }, rank, { passages, tokens, terms }) {
     const button = element(
       "button",
       { type: "button", class: "hit", "data-chunk": chunk },
       element(
-        "span",
-        { class: "hit-head" },
-        element("span", { class: "number-of" }, `#${chunk + 1}`),
-        element("span", { class: "number" }, decimal(score, DIGITS[kind] ?? 3)),
+        "span.hit-head",
+        element("span.rank", rank),
+        element("span.name", nameOf(chunk, passages)),
+        element("span.number", decimal(score, DIGITS[kind] ?? 3)),
       ),
-      element("span", { class: "snippet" }, ...snippet(texts[chunk], tokens.get(chunk), terms)),
+      element("span.snippet", snippet(passages[chunk].text, tokens.get(chunk), terms)),
     );
     button.onclick = () => this.choose(chunk);
     return button;

@@ -1,10 +1,11 @@
-/** The upper part of the view Search: a text becomes an index, with progress and a way to stop. */
+/** The upper part of the view Search: texts become an index, with progress and a way to stop. */
 
 import { byId } from "../core/dom.js";
 import { bytes, count, duration, plural } from "../core/format.js";
 import { LatestWork } from "../core/work.js";
-import { chunkText } from "./chunks.js";
+import { chosenFiles, droppedFiles, readFiles } from "./files.js";
 import { indexTexts } from "./indexing.js";
+import { chunkText } from "./passages.js";
 
 const MOST_PASSAGES = 5000;
 
@@ -12,12 +13,16 @@ export class IndexPanel {
   #index;
   #models;
   #onChange;
-  #stop = null;
-  #text = "";
   #work;
+  #stop = null;
+  /** What was indexed last, to be indexed again by another model. */
+  #given = null;
+  /** `{text, title}` of each, and how many there were. */
+  #passages = [];
+  #found = 0;
 
   /**
-   * `onChange(texts, model)` is called with no texts when the index is emptied, and with all of them
+   * `onChange(passages, model)` is called with none when the index is emptied, and with all of them
    * when they are in it, or as many as there are at a stop.
    */
   constructor(index, models, onChange) {
@@ -25,34 +30,80 @@ export class IndexPanel {
     this.#models = models;
     this.#onChange = onChange;
     this.#work = new LatestWork(byId("index-message"), models.status);
-    const corpus = byId("corpus");
-    byId("index-button").onclick = () => this.begin(corpus.value);
-    byId("stop-button").onclick = () => this.#stop?.abort();
-    byId("corpus-file").onchange = ({ target }) => this.#read(target.files[0]);
-    acceptDrops(byId("drop-zone"), (file) => this.#read(file));
+    byId("index-button").onclick = () => this.begin(byId("corpus").value, true);
+    byId("stop-button").onclick = () => this.#stop.abort();
+    for (const id of ["corpus-files", "corpus-folder"])
+      byId(id).onchange = ({ target }) => {
+        const chosen = [...target.files];
+        target.value = ""; // So that the same can be chosen once more.
+        if (chosen.length) this.#read(async () => chosenFiles(chosen));
+      };
+    acceptDrops(byId("drop-zone"), (items) => {
+      const files = droppedFiles(items);
+      this.#read(() => files);
+    });
+    addEventListener("beforeunload", (event) => {
+      if (this.#given?.isOwn && this.#passages.length) event.preventDefault();
+    });
   }
 
-  /** Indexes a text, in place of what was indexed before. */
-  begin(text) {
+  /** Indexes a text, in place of what was indexed before; `isOwn` where the user has given it. */
+  begin(text, isOwn) {
     byId("corpus").value = text;
-    this.#text = text;
-    return this.again();
+    const give = () => {
+      this.#take({ title: "", text });
+      return "";
+    };
+    return this.#begin({ isOwn, give });
   }
 
-  /** Indexes the same text by the model that is chosen now. */
+  /** Indexes the same by the model that is chosen now. */
   again() {
+    return this.#begin(this.#given);
+  }
+
+  #read(list) {
+    byId("corpus").value = "";
+    const give = async (signal) => {
+      setRunning(true);
+      return readFiles(await list(), (document) => this.#take(document), tell, signal);
+    };
+    this.#begin({ isOwn: true, give });
+  }
+
+  /** `give(signal)` calls #take for each document, and returns a sentence on what is left out. */
+  #begin({ isOwn, give }) {
+    this.#given = { isOwn, give };
     this.#onChange([], null);
-    return this.#work.run((signal) => this.#run(this.#text, signal));
+    byId("search-samples").hidden = isOwn;
+    byId("index-left").textContent = "";
+    return this.#work.run(async (signal) => {
+      this.#stop = new AbortController();
+      const either = AbortSignal.any([signal, this.#stop.signal]);
+      [this.#passages, this.#found] = [[], 0];
+      try {
+        const left = await give(either);
+        signal.throwIfAborted();
+        byId("index-left").textContent = left;
+        await this.#run(signal, either);
+      } finally {
+        if (!signal.aborted) setRunning(false);
+      }
+      if (isOwn && this.#passages.length) showResults();
+    });
   }
 
-  async #read(file) {
-    if (file) await this.begin(await file.text());
+  /** Whether more can be taken after this document. */
+  #take({ title, text }) {
+    const texts = chunkText(text);
+    const room = MOST_PASSAGES - this.#passages.length;
+    this.#found += texts.length;
+    for (const each of texts.slice(0, room)) this.#passages.push({ title, text: each });
+    return texts.length < room;
   }
 
-  async #run(text, signal) {
-    const found = chunkText(text);
-    const texts = found.slice(0, MOST_PASSAGES);
-    this.#stop = new AbortController();
+  async #run(signal, either) {
+    const texts = this.#passages.map(({ text }) => text);
     const began = performance.now();
     let indexed = { done: 0, total: texts.length, bytes: 0 };
     const show = (progress) => {
@@ -71,17 +122,15 @@ export class IndexPanel {
     setRunning(true);
     try {
       await indexTexts(texts, this.#index, model, {
-        signal: AbortSignal.any([signal, this.#stop.signal]),
+        signal: either,
         onProgress: show,
         onWait: (seconds, error) => tellWait(seconds, error),
       });
     } catch (error) {
       if (signal.aborted || !this.#stop.signal.aborted) throw error;
-    } finally {
-      if (!signal.aborted) setRunning(false);
     }
-    tellEnd(indexed, found.length);
-    this.#onChange(texts, model);
+    tellEnd(indexed, this.#found);
+    this.#onChange(this.#passages, model);
   }
 }
 
@@ -92,14 +141,28 @@ function setRunning(isRunning) {
 
 function showProgress({ done, total }, text) {
   Object.assign(byId("index-progress"), { value: done, max: Math.max(total, 1) });
+  tell(text);
+}
+
+function tell(text) {
   byId("index-state").textContent = text;
+}
+
+/** Folds the panel, so that the results come into view. */
+function showResults() {
+  const [panel, query] = [byId("drop-zone"), byId("search-query")];
+  if (!panel.open) return;
+  const hadFocus = panel.contains(document.activeElement);
+  panel.open = false;
+  if (hadFocus) query.focus({ preventScroll: true });
+  query.scrollIntoView({ block: "start" });
 }
 
 function tellWait(seconds, error) {
   const isOfModel = error.isLoading || error.code === "model_not_loaded";
   const known = isOfModel ? error.message.replace(/\.$/, "") : "The service is busy";
   const why = error.status === 0 ? "The server is away" : known;
-  byId("index-state").textContent = `${why}: trying again in ${duration(seconds)}`;
+  tell(`${why}: trying again in ${duration(seconds)}`);
 }
 
 function tellEnd({ done, total, bytes: size }, found) {
@@ -109,7 +172,7 @@ function tellEnd({ done, total, bytes: size }, found) {
     found > MOST_PASSAGES
       ? `; only the first ${count(MOST_PASSAGES)} of ${count(found)} are taken`
       : "";
-  byId("index-state").textContent = `${part} in this tab's memory, ${bytes(size)}${more}`;
+  tell(`${part} in this tab's memory, ${bytes(size)}${more}`);
 }
 
 function acceptDrops(zone, read) {
@@ -121,6 +184,7 @@ function acceptDrops(zone, read) {
   zone.addEventListener("dragleave", mark(false));
   zone.addEventListener("drop", (event) => {
     mark(false)(event);
-    read(event.dataTransfer.files[0]);
+    const { files, items } = event.dataTransfer;
+    if (files.length) read(items);
   });
 }

@@ -9,6 +9,7 @@ import { compare, readText } from "../match/compare.js";
 import { renderRibbon } from "../match/ribbon.js";
 import { sharedTable } from "../match/tables.js";
 import { Columns } from "./columns.js";
+import { nameOf } from "./passages.js";
 import { fuse } from "./ranking.js";
 
 const PAUSE = 300;
@@ -24,7 +25,7 @@ export class ResultPanel {
   #index;
   #models;
   /** The passages in the index, and the model that made their vectors. */
-  #texts = [];
+  #passages = [];
   #model = null;
   #query = null;
   #tokens = new Map();
@@ -41,11 +42,16 @@ export class ResultPanel {
       this.#detail.run((signal) => this.#explain(chunk, signal)),
     );
     onPause(byId("search-query"), "input", PAUSE, () => this.again());
+    byId("search-samples").onclick = ({ target }) => {
+      if (target.type !== "button") return;
+      byId("search-query").value = target.textContent;
+      this.again();
+    };
   }
 
-  /** Searches these texts, which `model` has put into the index, from now on. */
-  search(texts, model) {
-    this.#texts = texts;
+  /** Searches these passages, which `model` has put into the index, from now on. */
+  search(passages, model) {
+    this.#passages = passages;
     this.#model = model;
     this.#tokens.clear();
     for (const id of ["columns", "why", "search-times"]) byId(id).replaceChildren();
@@ -55,8 +61,9 @@ export class ResultPanel {
   /** Searches once more. */
   again() {
     const query = byId("search-query").value.trim();
-    const isIdle = !query || !this.#texts.length;
+    const isIdle = !query || !this.#passages.length;
     byId("search-output").hidden = isIdle;
+    byId("search-hint").hidden = query || !this.#passages.length;
     this.#detail.stop();
     if (isIdle) this.#work.stop();
     else this.#work.run((signal) => this.#rank(query, signal));
@@ -96,7 +103,7 @@ export class ResultPanel {
   async #rerank(query, merged, rankings, signal) {
     const candidates = merged.slice(0, RERANKED).map((hit) => hit.chunk);
     if (!candidates.length) return "";
-    const passages = candidates.map((chunk) => this.#texts[chunk]);
+    const passages = candidates.map((chunk) => this.#passages[chunk].text);
     try {
       const model = await this.#models.reranker(signal);
       if (!model) return "No reranker is set: RERANKER_MODEL names one.";
@@ -114,25 +121,26 @@ export class ResultPanel {
   async #show(rankings, signal, reason = "") {
     const unknown = Columns.shown(rankings).filter((chunk) => !this.#tokens.has(chunk));
     if (unknown.length) {
-      const texts = unknown.map((chunk) => this.#texts[chunk]);
+      const texts = unknown.map((chunk) => this.#passages[chunk].text);
       const tokens = await tokenize(texts, this.#model, { signal });
       unknown.forEach((chunk, i) => this.#tokens.set(chunk, tokens[i]));
     }
     const { indices = [], values = [] } = this.#query.vectors.sparse ?? {};
     const terms = new Map(Array.from(indices, (id, i) => [id, values[i]]));
-    this.#columns.show(rankings, { texts: this.#texts, tokens: this.#tokens, terms, reason });
+    const [passages, tokens] = [this.#passages, this.#tokens];
+    this.#columns.show(rankings, { passages, tokens, terms, reason });
   }
 
   /** Which words did it: the passage with all of its vectors, which the index may have joined. */
   async #explain(chunk, signal) {
-    const [text, model] = [this.#texts[chunk], this.#model];
+    const [text, model] = [this.#passages[chunk].text, this.#model];
     const options = { ...readAs("document", model), ...withTokens(model) };
     const {
       texts: [vectors],
     } = await embed([text], model, options, { signal });
     if (signal.aborted) return;
     const comparison = compare(this.#query, readText(text, this.#tokens.get(chunk), vectors));
-    byId("why-title").textContent = `Which words did it: passage #${chunk + 1}`;
+    byId("why-title").textContent = `Which words did it: passage ${nameOf(chunk, this.#passages)}`;
     byId("why").replaceChildren(...explanation(comparison));
   }
 }
@@ -143,14 +151,12 @@ function explanation(comparison) {
   const words = tokens
     ? renderRibbon(comparison)
     : element(
-        "div",
-        { class: "ribbon" },
-        element("p", { class: "words" }, passage.text),
+        "div.ribbon",
+        element("p.words", passage.text),
         shared
           ? null
           : element(
-              "p",
-              { class: "quiet" },
+              "p.quiet",
               "A dense vector stands for the whole text: it does not tell which words did it.",
             ),
       );

@@ -14,9 +14,9 @@ export function createSearchView(models) {
   const begin = () => {
     const index = new PassageIndex();
     results = new ResultPanel(index, models);
-    panel = new IndexPanel(index, models, (texts, model) => results.search(texts, model));
+    panel = new IndexPanel(index, models, (passages, model) => results.search(passages, model));
     byId("search-query").value ||= QUERY;
-    panel.begin(CORPUS);
+    panel.begin(CORPUS, false);
   };
   const show = () => {
     const before = asked;

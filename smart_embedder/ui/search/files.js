@@ -1,0 +1,162 @@
+/** Files and folders that the user gives become texts; what is left out is counted by its reason. */
+
+import { ApiError } from "../core/api.js";
+import { bytes, count, plural } from "../core/format.js";
+
+const MOST_FILES = 100_000;
+const MOST_BYTES = 10_000_000;
+const LONGEST_TITLE = 80;
+/** Beside what a browser knows as text; a name without an ending, such as README, is read too. */
+const READ = /^[^.]+$|\.(txt|md|markdown|html?|xhtml|csv|tsv|jsonl?|rst|adoc|org|tex|log)$/i;
+const HTML = /\.x?html?$/i;
+const BLOCKS =
+  "address,article,aside,blockquote,dd,div,dl,dt,figure,footer,form,h1,h2,h3,h4,h5,h6,header,hr,li," +
+  "main,nav,ol,p,pre,section,title,ul";
+const NO_TEXT = "script,style,template,noscript,svg,math,iframe,object";
+
+/** What is said of the files that are left out, by the reason. */
+const REASONS = {
+  pdf: "as PDF, which this page does not read (save as text first, for example with pdftotext)",
+  type: "of another type than text, Markdown and HTML",
+  hidden: "hidden",
+  large: `above ${bytes(MOST_BYTES)}`,
+  encoding: "not in UTF-8",
+  empty: "without text",
+  lost: "that could not be read",
+  late: "behind the last passage that is taken",
+};
+
+/** What was left out of how many files, in one sentence; empty where nothing was. */
+function sentenceOf(left, total) {
+  const parts = Object.keys(REASONS).filter((reason) => left[reason]);
+  const told = parts.map((reason) => `${count(left[reason])} ${REASONS[reason]}`);
+  return told.length ? `Left out of ${plural(total, "file")}: ${told.join("; ")}.` : "";
+}
+
+/**
+ * The files of a drop, and of all folders in it, as `[{path, open}]`, where `open()` gives a File.
+ * To be called within the event, behind which a browser tells no more of the drop.
+ */
+export async function droppedFiles(items) {
+  const given = [...items].filter(({ kind }) => kind === "file");
+  const entries = given.map((item) => item.webkitGetAsEntry() ?? item.getAsFile());
+  const files = [];
+  for (const entry of entries) {
+    if (entry.isDirectory && !isHidden(entry.name)) {
+      try {
+        // What a folder has is looked at later in this loop.
+        for await (const some of partsOf(entry)) entries.push(...some);
+      } catch (error) {
+        files.push({ path: entry.name, open: () => Promise.reject(error) });
+      }
+    } else if (entry instanceof File) files.push(ofFile(entry));
+    else files.push({ path: entry.fullPath.slice(1), open: () => fileOf(entry) });
+    if (entries.length > MOST_FILES) refuse();
+  }
+  return files;
+}
+
+/** The same for those of an input. */
+export function chosenFiles(list) {
+  if (list.length > MOST_FILES) refuse();
+  return [...list].map(ofFile);
+}
+
+const ofFile = (file) => ({ path: file.webkitRelativePath || file.name, open: () => file });
+const fileOf = (entry) => new Promise((resolve, reject) => entry.file(resolve, reject));
+const isHidden = (path) => /(^|\/)\./.test(path);
+
+function refuse() {
+  const most = count(MOST_FILES);
+  throw new ApiError(413, "too_many", `These are more than ${most} files: choose a smaller folder.`);
+}
+
+/** What stands in a folder, which browsers tell some at a time. */
+async function* partsOf(folder) {
+  const reader = folder.createReader();
+  for (;;) {
+    const some = await new Promise((resolve, reject) => reader.readEntries(resolve, reject));
+    if (!some.length) return;
+    yield some;
+  }
+}
+
+/**
+ * Reads files in the order of their paths until `take({title, text})` returns false, for it has
+ * enough, or `signal` is aborted. Returns a sentence on what is left out.
+ */
+export async function readFiles(files, take, onProgress, signal) {
+  const left = {};
+  const total = files.length;
+  const ordered = files.toSorted((a, b) => (a.path < b.path ? -1 : 1));
+  for (const [i, { path, open }] of ordered.entries()) {
+    onProgress(`Reading file ${count(i + 1)} of ${count(total)}`);
+    const { text, reason } = await textOf(path, open);
+    if (reason) left[reason] = (left[reason] ?? 0) + 1;
+    const isEnough = !reason && !take({ title: titleOf(path), text });
+    if (isEnough || signal.aborted) {
+      left.late = total - i - 1;
+      break;
+    }
+  }
+  return sentenceOf(left, total);
+}
+
+/** The path within the folder that was given; of a long one, its end. */
+function titleOf(path) {
+  const title = path.replace(/^[^/]*\//, "");
+  return title.length > LONGEST_TITLE ? `…${title.slice(-LONGEST_TITLE)}` : title;
+}
+
+/** `{text}`, or `{reason}`. */
+async function textOf(path, open) {
+  if (isHidden(path)) return { reason: "hidden" };
+  if (/\.pdf$/i.test(path)) return { reason: "pdf" };
+  const name = path.split("/").at(-1);
+  try {
+    const file = await open();
+    if (!READ.test(name) && !file.type.startsWith("text/")) return { reason: "type" };
+    if (file.size > MOST_BYTES) return { reason: "large" };
+    const raw = decode(new Uint8Array(await file.arrayBuffer()));
+    if (raw === null) return { reason: "encoding" };
+    const text = HTML.test(name) || file.type === "text/html" ? textOfHtml(raw) : raw;
+    return text.trim() ? { text } : { reason: "empty" };
+  } catch {
+    return { reason: "lost" };
+  }
+}
+
+/** UTF-8, or UTF-16 with its mark; null for anything else, which would be read as nonsense. */
+function decode(content) {
+  const [a, b] = content;
+  const utf16 = a === 0xff && b === 0xfe ? "utf-16le" : a === 0xfe && b === 0xff && "utf-16be";
+  try {
+    const text = new TextDecoder(utf16 || "utf-8", { fatal: true }).decode(content);
+    return text.includes("\0") ? null : text;
+  } catch {
+    return null;
+  }
+}
+
+/** What a reader sees, with an empty line around each block; scripts of a parsed document never run. */
+function textOfHtml(html) {
+  const page = new DOMParser().parseFromString(html, "text/html");
+  for (const each of page.querySelectorAll(NO_TEXT)) each.remove();
+  for (const each of page.querySelectorAll("br")) each.replaceWith("\n");
+  for (const each of page.querySelectorAll("pre")) each.textContent = `\`\`\`\n${each.textContent}\n\`\`\``;
+  // From the innermost on.
+  for (const each of [...page.querySelectorAll("table")].reverse()) each.replaceWith(tableText(each));
+  for (const each of page.querySelectorAll(BLOCKS)) {
+    each.prepend("\n\n");
+    each.append("\n\n");
+  }
+  return page.documentElement.textContent;
+}
+
+/** A table as Markdown has it. */
+function tableText({ caption, rows }) {
+  const textOf = (cell) => cell.textContent.replace(/\s+/g, " ").trim();
+  const lines = Array.from(rows, ({ cells }) => `| ${Array.from(cells, textOf).join(" | ")} |`);
+  if (rows[0]?.cells[0]?.tagName === "TH") lines.splice(1, 0, "|---|");
+  return `\n\n${caption?.textContent ?? ""}\n\n${lines.join("\n")}\n\n`;
+}
