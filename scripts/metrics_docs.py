@@ -10,7 +10,7 @@ from smart_embedder.observability.metrics import EMBEDDING_ENDPOINT, Metrics
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "monitoring.md"
 START, END = "<!-- metrics -->\n", "\n<!-- /metrics -->"
-_HEAD = ["", "| series | kind | labels | meaning |", "|---|---|---|---|"]
+_HEAD = ["", "| series | kind | meaning |", "|---|---|---|"]
 # Of the process and not of the service; on Linux alone.
 _PROCESS = "process_"
 
@@ -32,8 +32,8 @@ def _rows() -> Iterator[str]:
             continue
         labels = sorted({label for sample in family.samples for label in sample.labels} - {"le"})
         suffix = {"counter": "_total", "info": "_info"}.get(family.type, "")
-        listed = ", ".join(f"`{label}`" for label in labels)
-        yield f"| `{name}{suffix}` | {family.type} | {listed} | {family.documentation} |"
+        listed = f"{{{','.join(labels)}}}" if labels else ""
+        yield f"| `{name}{suffix}{listed}` | {family.type} | {family.documentation} |"
 
 
 def with_table(page: str) -> str:
