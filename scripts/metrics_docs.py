@@ -3,6 +3,7 @@
 python -m scripts.metrics_docs
 """
 
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,17 +11,22 @@ from smart_embedder.observability.metrics import EMBEDDING_ENDPOINT, Metrics
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "monitoring.md"
 START, END = "<!-- metrics -->\n", "\n<!-- /metrics -->"
-_HEAD = ["", "| series | kind | meaning |", "|---|---|---|"]
 # Of the process and not of the service; on Linux alone.
 _PROCESS = "process_"
 
 
 def table() -> str:
     """Every metric of the service, with its labels and what it counts."""
-    return "\n".join([*_HEAD, *_rows(), ""])
+    rows = defaultdict(list)
+    for kind, row in _rows():
+        rows[kind] += [row]
+    return "".join(
+        f"\n| {kind} | meaning |\n|---|---|\n" + "".join(each) for kind, each in rows.items()
+    )
 
 
-def _rows() -> Iterator[str]:
+def _rows() -> Iterator[tuple[str, str]]:
+    """The kind of each metric, and its row."""
     # Those of a service with a model, whose series exist with their labels.
     metrics = Metrics()
     metrics.embedding_endpoint(EMBEDDING_ENDPOINT)
@@ -33,7 +39,7 @@ def _rows() -> Iterator[str]:
         labels = sorted({label for sample in family.samples for label in sample.labels} - {"le"})
         suffix = {"counter": "_total", "info": "_info"}.get(family.type, "")
         listed = f"{{{','.join(labels)}}}" if labels else ""
-        yield f"| `{name}{suffix}{listed}` | {family.type} | {family.documentation} |"
+        yield family.type, f"| `{name}{suffix}{listed}` | {family.documentation} |\n"
 
 
 def with_table(page: str) -> str:
