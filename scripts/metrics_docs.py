@@ -17,9 +17,9 @@ _PROCESS = "process_"
 
 def table() -> str:
     """Every metric of the service, with its labels and what it counts."""
-    rows = defaultdict(list)
+    rows: defaultdict[str, list[str]] = defaultdict(list)
     for kind, row in _rows():
-        rows[kind] += [row]
+        rows[kind].append(row)
     return "".join(
         f"\n| {kind} | meaning |\n|---|---|\n" + "".join(each) for kind, each in rows.items()
     )
