@@ -15,12 +15,12 @@ def test_every_example_is_tested_and_what_it_sends_is_stored() -> None:
         assert stem(name) in stored, name
 
 
-def test_the_versions_of_the_table_are_those_that_are_installed() -> None:
+def test_the_versions_that_are_shown_are_those_that_are_installed() -> None:
     pins = (REPOSITORY / "requirements/clients.txt").read_text().split()
     node = json.loads((HERE / "package.json").read_text())["dependencies"]
-    table = re.findall(r"^\| \[([^]]+)\]\([^)]*\) \| (\S+) (\S+) \|", PAGE, re.MULTILINE)
-    assert [name for name, _, _ in table] == list(EXAMPLES)
-    for name, package, version in table:
+    shown = re.findall(r"^## ([^\n]+)\n\n`(\S+) (\S+)`$", PAGE, re.MULTILINE)
+    assert [name for name, _, _ in shown] == list(EXAMPLES)
+    for name, package, version in shown:
         if EXAMPLES[name].language == "js":
             assert node[package] == version
         else:
