@@ -123,10 +123,7 @@ class Settings(BaseModel):
     with dot products; `float8` those of models of BERT's kind and Qwen3 on an NVIDIA GPU of Ada,
     Hopper or Blackwell, of which only Hopper has run it yet"""
     attention: types.Attention = "auto"
-    """the attention kernel; one that cannot run here stops the start and says what is missing.
-    `auto` takes varlen on NVIDIA GPUs in half precision (on Hopper flash_attention_3 where its
-    package is installed), native on a CPU if its kernel is built (not in bfloat16 with AMX), else
-    matmul or sdpa"""
+    """the attention kernel; one that cannot run here stops the start and says what is missing"""
     reproducible: bool = False
     """whether every text has a forward of its own where its numbers may depend on the batch by
     their last bits otherwise: on a GPU, and of models by transformers' modules; much slower"""
@@ -162,9 +159,8 @@ class Settings(BaseModel):
     torch_compile: bool = False
     """has no effect: the service has kernels of its own. A warning in the log says so"""
     qwen_rerank_batch_size: types.Pairs = 16
-    """the most pairs in one forward of Qwen3-Reranker. A forward computes the common beginning of
-    its pairs once, so more pairs take less time and more memory. The launcher sets it by the memory
-    where it is not set"""
+    """the most pairs in one forward of Qwen3-Reranker: more take less time and more memory. The
+    launcher sets it by the memory where it is not set"""
 
     embedding_cache: types.Cache = SecretStr(types.OFF)
     """where vectors are kept, so that a text is not computed twice: `off`; `memory`, each process
