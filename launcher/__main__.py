@@ -10,7 +10,6 @@ from launcher.console import SCRIPT, LaunchError, ask_models, say_settings
 from launcher.docker import limits_of, require_container, start_container
 from launcher.gpu import choose_flavour, device_variables, tune_reranker
 from launcher.local import (
-    demo_variables,
     install,
     require_machine,
     require_port_of,
@@ -48,28 +47,27 @@ def start(request: Request, root: Path) -> int:
     flavour = choose_flavour(request, current_settings())
     if request.mode == "docker":
         require_container(flavour, current_settings())
-        say_settings("Set for this start", choose_settings(request, flavour, root))
+        say_settings("Set for this start", choose_settings(request, flavour))
         say_settings("Limits of the container", limits_of(current_settings()))
         return start_container(flavour)
     require_machine(flavour, current_settings())
-    chosen = choose_settings(request, flavour, root)
+    chosen = choose_settings(request, flavour)
     python = install(flavour, demo=request.demo)
     require_port_of(current_settings())  # Another start may have taken it meanwhile.
     say_settings("Set for this start", chosen)
-    return serve(root / python)
+    return serve(root / python, ["--demo"] if request.demo else [])
 
 
-def choose_settings(request: Request, flavour: str, root: Path) -> dict[str, str]:
+def choose_settings(request: Request, flavour: str) -> dict[str, str]:
     """Set in the environment what nobody has chosen yet, asking where there is a terminal.
 
     Returns what the launcher has chosen itself, by the arguments and by this machine.
     """
-    if request.demo:
-        export(demo_variables(root))
-    elif os.isatty(0) and os.isatty(1):
+    if not request.demo and os.isatty(0) and os.isatty(1):
         export(ask_models(current_settings()))
     chosen = device_variables(current_settings(), request, flavour)
-    chosen |= tune_reranker(current_settings(), flavour)
+    if not request.demo:
+        chosen |= tune_reranker(current_settings(), flavour)
     export(chosen)
     return chosen
 

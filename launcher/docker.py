@@ -18,7 +18,7 @@ SERVICE = ("embedder", "8000")
 # What the compose files set where neither the environment nor .env does.
 LIMITS = {"MEMORY_LIMIT": "16g", "PIDS_LIMIT": "2048"}
 BUILD_MB = {"cpu": 4000, "gpu": 13_000}  # An image, and pip's cache while it is being built.
-OLDEST_COMPOSE = (2, 24, 4)  # The first to know !reset, which the compose files use.
+OLDEST_COMPOSE = (2, 24, 4)  # None older was tried.
 SECONDS_TO_ANSWER = 30
 _DESKTOP = "docker-desktop"
 _TOOLKIT = ("nvidia-container-runtime-hook", "nvidia-ctk")

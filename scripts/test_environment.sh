@@ -5,7 +5,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 venv=$1
 python=${PYTHON:-python3}
-locks=(requirements/torch-cpu.lock requirements/service.lock requirements/dev.lock requirements/demo.txt)
+locks=(requirements/torch-cpu.lock requirements/service.lock requirements/verify.lock
+  requirements/dev.lock requirements/demo.txt)
 wanted=$(cat "${locks[@]}" | sha256sum)
 
 if [[ "$(cat "$venv/installed" 2>/dev/null)" != "$wanted" ]]; then

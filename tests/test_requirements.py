@@ -16,17 +16,17 @@ from packaging.utils import canonicalize_name
 from scripts import lock_torch
 
 ROOT = Path(__file__).resolve().parents[1]
-SERVICE, DEV = "requirements/service.lock", "requirements/dev.lock"
+SERVICE, VERIFY, DEV = (f"requirements/{name}.lock" for name in ("service", "verify", "dev"))
 TORCH = {"cpu": "requirements/torch-cpu.lock", "gpu": "requirements/torch-gpu.lock"}
 DOCS = "requirements/docs.lock"
-LOCKS = [SERVICE, DEV, DOCS, *TORCH.values()]
+LOCKS = [SERVICE, VERIFY, DEV, DOCS, *TORCH.values()]
 OTHER_ENVIRONMENTS = [
     f"requirements/{name}.txt" for name in ("clients", "examples", "fuzz", "mteb", "references")
 ]
 PYTORCH_INDEX = "--index-url https://download.pytorch.org/whl/cpu"
 ENTRY = re.compile(r"(?m)^([a-z0-9][a-z0-9._-]*)==([^ ;]+)( ; [^\\\n]+)? \\\n((?: +--hash=.*\n)+)")
 # What run_tests.sh installs, in its order.
-INSTALLED = [TORCH["cpu"], SERVICE, DEV, "requirements/demo.txt"]
+INSTALLED = [TORCH["cpu"], SERVICE, VERIFY, DEV, "requirements/demo.txt"]
 # What a virtual environment brings along.
 NOT_LOCKED = {"pip"}
 # Built for a machine's own CUDA and torch, so none is pinned.
@@ -85,6 +85,7 @@ def test_other_environments_are_of_exact_versions(name: str) -> None:
     [
         ("requirements-cpu.txt", [SERVICE, TORCH["cpu"]]),
         ("requirements-gpu.txt", [SERVICE, TORCH["gpu"]]),
+        ("requirements/verify.txt", [VERIFY]),
         ("requirements/dev.txt", [DEV]),
         ("requirements/docs.txt", [DOCS]),
     ],
@@ -101,6 +102,11 @@ def test_the_locks_do_not_contradict_each_other() -> None:
     both = service.keys() & dev.keys()
     assert both
     assert {name: service[name] for name in both} == {name: dev[name] for name in both}
+    # An image that only serves has none of what vectors are compared with.
+    assert not versions_here(VERIFY).keys() & service.keys()
+    assert {"flagembedding", "sentence-transformers", "scipy", "pyarrow"} <= versions_here(
+        VERIFY
+    ).keys()
     assert versions_here(TORCH["cpu"])["torch"] == versions_here(TORCH["gpu"])["torch"]
 
 
@@ -113,7 +119,7 @@ def test_pytorchs_index_is_asked_for_torch_alone() -> None:
 
 
 def test_the_locks_name_everything_that_their_packages_need() -> None:
-    locked = versions_here(TORCH["cpu"], SERVICE, DEV)
+    locked = versions_here(TORCH["cpu"], SERVICE, VERIFY, DEV)
     for name, version in locked.items():
         distribution = metadata.distribution(name)
         assert distribution.version.removesuffix("+cpu") == version
@@ -133,7 +139,7 @@ def test_nothing_is_installed_here_that_the_locks_do_not_name() -> None:
     # Not from sys.path: what other tests import may have added folders to it.
     installed = metadata.distributions(path=[sysconfig.get_path("purelib")])
     here = {canonicalize_name(each.name) for each in installed}
-    assert here - versions_here(TORCH["cpu"], SERVICE, DEV).keys() - set(demo) <= NOT_LOCKED
+    assert here - versions_here(TORCH["cpu"], SERVICE, VERIFY, DEV).keys() - set(demo) <= NOT_LOCKED
 
 
 PAGE = """
@@ -153,7 +159,7 @@ def test_torch_is_locked_to_the_wheels_of_its_version_that_pytorchs_index_lists(
 
 
 def test_what_is_installed_anywhere_is_installed_from_the_locks() -> None:
-    for name in ("scripts/test_environment.sh", "Dockerfile.cpu", "Dockerfile.gpu"):
+    for name in ("scripts/test_environment.sh", "Dockerfile"):
         lines = re.sub(r"\\\n\s*", "", text_of(name)).splitlines()
         installing = [
             line for line in lines if re.search(r'bin/pip"?( --python \S+)? install ', line)
@@ -170,7 +176,7 @@ def test_the_package_depends_on_what_the_requirements_pin_and_on_nothing_else() 
     }
     pins = {
         canonicalize_name(each.name): next(iter(each.specifier)).version
-        for each in asked_for("requirements-cpu.txt")
+        for each in asked_for("requirements-cpu.txt") + asked_for("requirements/verify.txt")
     }
     assert ranges.keys() - NOT_PINNED == pins.keys()
     assert all(ranges[name].contains(version) for name, version in pins.items())

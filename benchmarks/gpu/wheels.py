@@ -15,7 +15,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 _ROOT = Path(__file__).parents[2]
-_LOCKS = ("requirements/service.lock", "requirements/dev.lock")
+_LOCKS = tuple(f"requirements/{name}.lock" for name in ("service", "verify", "dev"))
 # PyTorch's build for CUDA brings these, for its own version of CUDA.
 _WITH_PYTORCH = "requirements/torch-gpu.lock"
 # pip takes each of them literally.

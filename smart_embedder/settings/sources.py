@@ -32,6 +32,14 @@ from smart_embedder.settings.declaration import (
 from smart_embedder.settings.types import ModelEntry
 
 DOTENV = Path(".env")
+# What --demo stands for: the small model that tools.demo makes there, for everything, and no hub.
+_DEMO_FOLDER = "smart-embedder-demo"
+_DEMO = {
+    "embedding_model": _DEMO_FOLDER,
+    "dense_embedding_model": _DEMO_FOLDER,
+    "reranker_model": "late-interaction",
+    "hf_hub_offline": "true",
+}
 # In names up to this length more than one difference makes another word, as in HOME and HOST.
 _SHORT = 5
 # The least similarity: two swapped pairs of letters in the shortest longer name leave more.
@@ -64,6 +72,7 @@ COMPOSE_VARIABLES = (
     ),
     ComposeVariable("MONITORING_MEMORY_LIMIT", "1g", "the same for Prometheus and for Grafana"),
     ComposeVariable("QDRANT_MEMORY_LIMIT", "4g", "the same for Qdrant"),
+    ComposeVariable("HTTPS_MEMORY_LIMIT", "1g", "the same for the proxy of HTTPS"),
     ComposeVariable("PIDS_LIMIT", "2048", "the most threads of a container"),
     ComposeVariable(
         "STOP_GRACE_PERIOD",
@@ -78,6 +87,9 @@ COMPOSE_VARIABLES = (
         "./deploy/models",
         "the folder that is mounted read-only at `/models`: for models that are folders, and for "
         "the file of `MODELS`; in the settings their paths begin with `/models`",
+    ),
+    ComposeVariable(
+        "DOMAIN", "localhost", "the name whose certificate the proxy of the profile `https` fetches"
     ),
     ComposeVariable("PROMETHEUS_PORT", "9090", "the port of Prometheus on this machine"),
     ComposeVariable("GRAFANA_PORT", "3000", "the port of Grafana on this machine"),
@@ -130,12 +142,14 @@ def parse_flags(arguments: Sequence[str]) -> dict[str, str]:
     """
     known, unknown = _parser().parse_known_args(arguments)
     if not unknown:
-        return {name: value for name, value in vars(known).items() if value}
+        flags = vars(known)
+        demo = _DEMO if flags.pop("demo", False) else {}
+        return demo | {name: value for name, value in flags.items() if value}
     flag = unknown[0].partition("=")[0]
     if not flag.startswith("-"):
         raise StartupError("flags begin with --, and one of the arguments belongs to none")
-    flags = map(_flag, Settings.model_fields)
-    (nearest,) = get_close_matches("--" + flag.lstrip("-"), flags, n=1, cutoff=0)
+    every = map(_flag, Settings.model_fields)
+    (nearest,) = get_close_matches("--" + flag.lstrip("-"), every, n=1, cutoff=0)
     raise StartupError(f"there is no flag {flag}: the nearest is {nearest}; --help lists all")
 
 
@@ -151,6 +165,12 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
+    )
+    parser.add_argument(
+        "--demo",
+        action="store_true",
+        help=f"serve the small model in ./{_DEMO_FOLDER}, which the images hold and "
+        "start_server --demo makes",
     )
     for title, names in sections().items():
         group = parser.add_argument_group(title)

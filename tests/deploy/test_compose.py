@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import subprocess
+from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Any
 
@@ -26,21 +27,13 @@ COMMON = {
     "HF_HOME": "/app/model_cache",
     "API_TOKENS_FILE": f"${{API_TOKENS_FILE:+{MOUNTED_TOKENS}}}",
 }
-FIXED = {
-    CPU: COMMON | {"DEVICE": "cpu"},
-    GPU: COMMON
-    | {"PYTORCH_CUDA_ALLOC_CONF": "${PYTORCH_CUDA_ALLOC_CONF:-expandable_segments:True}"},
-}
-IMAGE = re.compile(r"[a-z]+/[a-z]+:v?\d+\.\d+\.\d+(-[a-z]+)?@sha256:[0-9a-f]{64}")
+PROXY = "192.0.2.2"
+FIXED = COMMON | {"DEVICE": "cpu", "TRUSTED_PROXIES": f"${{TRUSTED_PROXIES:-{PROXY}}}"}
+IMAGE = re.compile(r"([a-z]+/)?[a-z]+:v?\d+\.\d+\.\d+(-[a-z]+)?@sha256:[0-9a-f]{64}")
 
 
 class ComposeLoader(yaml.SafeLoader):
-    """Reads compose's tags as the plain values that they mark; refuses a key given twice."""
-
-    def tagged(self, _: str, node: yaml.Node) -> Any:
-        if isinstance(node, yaml.SequenceNode):
-            return self.construct_sequence(node)
-        return None
+    """Refuses a key given twice."""
 
     def mapping(self, node: yaml.MappingNode) -> dict[Any, Any]:
         keys = [key.value for key, _ in node.value]
@@ -49,7 +42,6 @@ class ComposeLoader(yaml.SafeLoader):
         return self.construct_mapping(node, deep=True)
 
 
-ComposeLoader.add_multi_constructor("!", ComposeLoader.tagged)
 ComposeLoader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, ComposeLoader.mapping)
 
 
@@ -58,49 +50,43 @@ def parsed(name: str) -> dict[str, Any]:
     return loaded
 
 
-def service(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = parsed(name)["services"][OURS]
-    return found
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_every_setting_is_passed_through_and_none_twice(name: str) -> None:
-    ours = service(name)
+def test_every_setting_is_passed_through_and_none_twice() -> None:
+    ours = parsed(CPU)["services"][OURS]
     passed = ours["environment"]
     assert list(passed) == list(listed_settings())
     assert set(passed) == {name.upper() for name in Settings.model_fields}
-    assert {name: value for name, value in passed.items() if value is not None} == FIXED[name]
+    assert {name: value for name, value in passed.items() if value is not None} == FIXED
     assert "env_file" not in ours
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_every_container_is_bounded_hardened_and_open_to_this_machine_alone(name: str) -> None:
-    ports = []
-    for each in parsed(name)["services"].values():
+def test_every_container_is_bounded_hardened_and_but_https_open_to_this_machine_alone() -> None:
+    ports = {}
+    for name, each in parsed(CPU)["services"].items():
         assert re.fullmatch(r"\$\{[A-Z_]*MEMORY_LIMIT:-\d+g\}", each["mem_limit"])
         assert each["pids_limit"] == "${PIDS_LIMIT:-2048}"
         assert each["cap_drop"] == ["ALL"]
+        assert each.get("cap_add", []) == (["NET_BIND_SERVICE"] if name == "https" else [])
         assert each["security_opt"] == ["no-new-privileges:true"]
         assert (each["init"], each["read_only"]) == (True, True)
         assert each["restart"] == "unless-stopped"
         assert set(each["logging"]["options"]) == {"max-size", "max-file"}
-        assert not {"privileged", "cap_add", "network_mode", "pid"} & set(each)
-        ports += each["ports"]
+        assert not {"privileged", "network_mode", "pid"} & set(each)
+        ports[name] = each["ports"]
         for mount in each["volumes"]:
             if isinstance(mount, str) and mount.startswith("./"):
                 assert (ROOT / mount.split(":")[0]).is_dir(), mount
-    assert len(ports) == 5
-    assert all(port.startswith("127.0.0.1:") for port in ports)
+    assert ports.pop("https") == ["80:80", "443:443", "443:443/udp"]
+    assert all(port.startswith("127.0.0.1:") for each in ports.values() for port in each)
     assert (ROOT / "deploy" / "no-tokens").read_text() == ""
     assert (ROOT / "deploy" / "models").is_dir()
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_images_of_others_are_pinned_and_optional(name: str) -> None:
-    services = parsed(name)["services"]
+def test_images_of_others_are_pinned_and_optional() -> None:
+    services = parsed(CPU)["services"]
     profiles = {each: services[each].get("profiles") for each in services}
     assert profiles == {
         OURS: None,
+        "https": ["https"],
         "prometheus": ["monitoring"],
         "grafana": ["monitoring"],
         "qdrant": ["qdrant"],
@@ -109,19 +95,17 @@ def test_images_of_others_are_pinned_and_optional(name: str) -> None:
     assert all(IMAGE.fullmatch(image) for image in others), others
 
 
-def test_the_two_files_differ_only_in_the_device() -> None:
-    gpu, cpu = parsed(GPU), parsed(CPU)
-    ours = gpu["services"][OURS], cpu["services"][OURS]
-    for each, device in zip(ours, ("gpu", "cpu"), strict=True):
-        assert each.pop("container_name") == f"smart-embedder-{device}"
-        assert each.pop("image") == f"smart-embedder:{device}"
-        assert each.pop("build") == {"context": ".", "dockerfile": f"Dockerfile.{device}"}
-    (reserved,) = ours[0].pop("deploy")["resources"]["reservations"]["devices"]
-    assert reserved == {"driver": "nvidia", "count": "all", "capabilities": ["gpu"]}
-    assert ours[1].pop("deploy") is None
-    for each in ours:
-        each.pop("environment")
-    assert gpu == cpu
+def test_the_service_trusts_the_address_that_the_proxy_alone_can_have() -> None:
+    project = parsed(CPU)
+    proxy, ours = project["services"]["https"], project["services"][OURS]
+    assert proxy["networks"]["https"] == {"ipv4_address": PROXY}
+    assert proxy["environment"]["SERVICE"] == f"{OURS}:8000"
+    assert "https" in ours["networks"]
+    network = project["networks"]["https"]
+    (pool,) = network["ipam"]["config"]
+    assert network["internal"]
+    assert ip_address(PROXY) in ip_network(pool["subnet"])
+    assert ip_address(PROXY) not in ip_network(pool["ip_range"])
 
 
 def test_grafana_finds_its_dashboard_and_prometheus() -> None:
@@ -147,7 +131,7 @@ def test_grafana_finds_its_dashboard_and_prometheus() -> None:
 
 
 def compose_command() -> list[str] | None:
-    """A compose that knows `!reset`, as plugin or program; it needs no docker engine for this."""
+    """A compose that is new enough, as plugin or program; it needs no docker engine for this."""
     for command in (["docker", "compose"], ["docker-compose"]):
         if shutil.which(command[0]) is None:
             continue
@@ -192,16 +176,30 @@ def checkout(tmp_path: Path) -> Path:
 
 
 @needs_compose
-@pytest.mark.parametrize("device", ["gpu", "cpu"])
-def test_each_file_stands_alone_and_both_with_the_gpu_first_mean_the_cpu(
-    checkout: Path, device: str
-) -> None:
-    project = configured(f"docker-compose.{device}.yml", folder=checkout)
+def test_the_two_files_differ_only_in_the_device(checkout: Path) -> None:
+    gpu, cpu = (configured(name, folder=checkout) for name in FILES)
+    ours = gpu["services"][OURS], cpu["services"][OURS]
+    for each, device in zip(ours, ("gpu", "cpu"), strict=True):
+        assert each.pop("container_name") == f"smart-embedder-{device}"
+        assert each.pop("image") == f"smart-embedder:{device}"
+        assert each["build"].pop("args") == {"DEVICE": device}
+        assert each["environment"].pop("DEVICE") == {"gpu": "auto", "cpu": "cpu"}[device]
+    (reserved,) = ours[0].pop("deploy")["resources"]["reservations"]["devices"]
+    assert (reserved["driver"], reserved["capabilities"]) == ("nvidia", ["gpu"])
+    allocator = [each["environment"].pop("PYTORCH_CUDA_ALLOC_CONF") for each in ours]
+    assert allocator == ["expandable_segments:True", None]
+    cpu.pop("x-hardened")
+    assert gpu == cpu
+
+
+@needs_compose
+@pytest.mark.parametrize("name", FILES)
+def test_each_file_stands_alone(checkout: Path, name: str) -> None:
+    project = configured(name, folder=checkout)
     ours = project["services"][OURS]
     assert project["name"] == "smart-embedder"
-    assert ("devices" in str(ours.get("deploy"))) == (device == "gpu")
     limits = {name: int(each["mem_limit"]) >> 30 for name, each in project["services"].items()}
-    assert limits == {OURS: 16, "prometheus": 1, "grafana": 1, "qdrant": 4}
+    assert limits == {OURS: 16, "https": 1, "prometheus": 1, "grafana": 1, "qdrant": 4}
     assert all(each["pids_limit"] == 2048 for each in project["services"].values())
     assert project["volumes"]["model-cache"]["name"] == "smart-embedder-hf-cache"
     assert int(ours["shm_size"]) == 1 << 30
@@ -210,8 +208,6 @@ def test_each_file_stands_alone_and_both_with_the_gpu_first_mean_the_cpu(
     # The stop grace is above the drain.
     drain = Settings.model_fields["shutdown_timeout"].default
     assert int(ours["stop_grace_period"].removesuffix("s")) > drain
-    if device == "cpu":
-        assert configured(GPU, CPU, folder=checkout) == project
 
 
 @needs_compose
@@ -233,6 +229,7 @@ def test_settings_come_from_the_shell_or_else_from_dotenv(checkout: Path) -> Non
         "PORT": "8000",
         "HF_HOME": "/app/model_cache",
         "DEVICE": "cpu",
+        "TRUSTED_PROXIES": PROXY,
     }
     assert int(ours["mem_limit"]) == 6 << 30
     assert ours["ports"][0]["published"] == "9000"

@@ -1,7 +1,8 @@
-"""What both images promise, read from their files; scripts/check_images.sh builds and runs one."""
+"""What the images promise, read from their file; scripts/check_images.sh builds and runs one."""
 
 import json
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -10,81 +11,113 @@ import pytest
 from smart_embedder import __version__
 
 ROOT = Path(__file__).resolve().parents[2]
-FILES = [ROOT / "Dockerfile.cpu", ROOT / "Dockerfile.gpu"]
-pytestmark = pytest.mark.parametrize("file", FILES, ids=lambda file: file.suffix[1:])
+FILE = ROOT / "Dockerfile"
 
 
-def instructions(file: Path) -> list[str]:
-    """Each instruction on one line, without comments."""
-    lines = [line for line in file.read_text().splitlines() if not line.startswith("#")]
+def stages() -> dict[str, list[str]]:
+    """The instructions of each stage, each on one line, without comments; "" is before all."""
+    lines = [line for line in FILE.read_text().splitlines() if not line.startswith("#")]
     joined = re.sub(r"\\\n\s*", "", "\n".join(lines))
-    return [line for line in joined.splitlines() if line]
-
-
-def image(file: Path) -> list[str]:
-    """The instructions of the last stage, which is what the image is made of."""
-    every = instructions(file)
-    (*_, last) = [place for place, line in enumerate(every) if line.startswith("FROM ")]
-    return every[last:]
-
-
-def place(file: Path, pattern: str) -> int:
-    """Where the one instruction of the image that matches stands."""
-    (found,) = [i for i, line in enumerate(image(file)) if re.search(pattern, line)]
+    found: dict[str, list[str]] = {}
+    stage = ""
+    for line in filter(None, joined.splitlines()):
+        stage = line.rpartition(" AS ")[2] if line.startswith("FROM ") else stage
+        found.setdefault(stage, []).append(line)
     return found
 
 
-def test_hadolint_has_nothing_to_say(file: Path) -> None:
-    done = subprocess.run(["hadolint", file], capture_output=True, text=True, check=False)
+def service(pattern: str) -> int:
+    """Where the one instruction of the service's stage that matches stands."""
+    (found,) = [i for i, line in enumerate(stages()["service"]) if re.search(pattern, line)]
+    return found
+
+
+def test_hadolint_has_nothing_to_say() -> None:
+    done = subprocess.run(["hadolint", FILE], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
 
-def test_the_base_has_an_exact_tag_and_its_digest_and_every_package_its_hash(file: Path) -> None:
+def test_the_base_has_an_exact_tag_and_its_digest_and_every_package_its_hash() -> None:
     base = r"ARG PYTHON_IMAGE=python:3\.\d+\.\d+-slim-\w+@sha256:[0-9a-f]{64}"
-    assert re.fullmatch(base, instructions(file)[0])
-    assert image(file)[0] == "FROM ${PYTHON_IMAGE}"
-    installing = [line for line in image(file) if re.search(r"/bin/pip .* install ", line)]
-    assert len(installing) == 2
+    (argument,) = stages()[""]
+    assert re.fullmatch(base, argument)
+    bases = {stage: lines[0].split()[1] for stage, lines in stages().items() if stage}
+    assert bases.pop("tools") == bases.pop("service") == "${PYTHON_IMAGE}"
+    assert set(bases.values()) == {"tools", "service"}
+    every = [line for lines in stages().values() for line in lines]
+    installing = [line for line in every if re.search(r"/bin/pip .*install ", line)]
+    assert len(installing) == 4
     assert all("--no-deps --require-hashes -r /" in line for line in installing)
-    # No pip and no compiler is put into the image.
-    assert "venv --without-pip /venv" in "\n".join(image(file))
-    assert "apt-get" not in "\n".join(image(file))
+    # No pip and no compiler is put into an image.
+    assert "venv --without-pip /venv" in "\n".join(stages()["service"])
+    assert "apt-get" not in "\n".join(every)
 
 
-def test_what_changes_more_often_has_a_later_layer(file: Path) -> None:
-    patterns = ["^RUN .*-r /torch.lock", "^RUN .*-r /service.lock"]
-    layers = [place(file, each) for each in [*patterns, "^COPY smart_embedder ./smart_embedder$"]]
+def test_the_demo_is_the_service_with_its_model_and_only_verify_has_what_it_compares_with() -> None:
+    assert [*stages()][-1] == "demo"
+    assert stages()["demo"] == [
+        "FROM service AS demo",
+        "COPY --from=model /tmp/smart-embedder-demo ./smart-embedder-demo",
+    ]
+    assert "verify.lock" not in "\n".join(stages()["service"])
+    assert "-r /verify.lock" in "\n".join(stages()["verify"])
+    assert stages()["verify"][-1] == "USER 1000:1000"
+
+
+def test_what_changes_more_often_has_a_later_layer() -> None:
+    patterns = [r"^RUN .*-r /requirements/torch-\$\{DEVICE\}\.lock", "^RUN .*-r /service.lock"]
+    layers = [service(each) for each in [*patterns, "^COPY smart_embedder ./smart_embedder$"]]
     assert layers == sorted(layers)
-    assert f"source=requirements/torch-{file.suffix[1:]}.lock" in image(file)[layers[0]]
-    assert "COPY benchmark.py ./" in image(file)
-    allowed = {"*", *(f"!{name}" for name in ("app", "smart_embedder", "tools", "benchmark.py"))}
-    ignored = (ROOT / ".dockerignore").read_text().splitlines()
-    assert allowed | {"!requirements/*.lock"} <= set(ignored)
+    assert "COPY benchmark.py ./" in stages()["service"]
+    ignored = set((ROOT / ".dockerignore").read_text().splitlines())
+    sent = ("app", "smart_embedder", "tools", "benchmark.py", "requirements/*.lock")
+    sent += ("requirements/demo.txt", "scripts/slim_packages.py")
+    assert {"*", *(f"!{name}" for name in sent)} <= ignored
 
 
-def test_the_service_runs_as_user_1000_and_owns_the_model_cache_alone(file: Path) -> None:
-    user = place(file, "^USER ")
-    assert image(file)[user] == "USER 1000:1000"
-    assert place(file, "install --directory --owner=1000 --group=1000 /app/model_cache") < user
+def test_the_service_runs_as_user_1000_and_owns_the_model_cache_alone() -> None:
+    user = service("^USER ")
+    assert stages()["service"][user] == "USER 1000:1000"
+    assert service("install --directory --owner=1000 --group=1000 /app/model_cache") < user
 
 
-def test_the_service_is_the_command_and_listens_for_everyone(file: Path) -> None:
-    variables = image(file)[place(file, "^ENV ")]
+def test_the_service_listens_for_everyone_and_its_check_waits_for_a_first_download() -> None:
+    lines = stages()["service"]
+    variables = lines[service("^ENV ")]
     assert re.search(r"\bHF_HOME=/app/model_cache\b", variables)
     assert re.search(r"\bHOST=0\.0\.0\.0 +PORT=8000\b", variables)
-    assert image(file)[place(file, "^EXPOSE ")] == "EXPOSE 8000"
-    # Without a shell, and another command may take its place.
-    command = image(file)[place(file, "^CMD ")].partition(" ")[2]
-    assert json.loads(command) == ["python", "-m", "smart_embedder"]
-    assert not any(line.startswith("ENTRYPOINT") for line in image(file))
-    # The first download may take 300 seconds.
-    check = image(file)[place(file, "^HEALTHCHECK ")]
+    assert lines[service("^EXPOSE ")] == "EXPOSE 8000"
+    check = lines[service("^HEALTHCHECK ")]
     assert "--start-period=300s" in check
     assert "/health'" in json.loads(check.partition(" CMD ")[2])[2]
 
 
-def test_the_labels_tell_the_title_the_licence_and_the_version(file: Path) -> None:
-    label = image(file)[place(file, "^LABEL ")]
+@pytest.mark.parametrize(
+    ("words", "ran"),
+    [
+        ([], "-m smart_embedder"),
+        (["--demo"], "-m smart_embedder --demo"),
+        (["--port", "1 2"], "-m smart_embedder --port 1 2"),
+        (["python", "-m", "tools.smoke"], "-m tools.smoke"),
+        (["python", "--version"], "--version"),
+    ],
+)
+def test_flags_are_for_the_service_and_any_other_command_takes_its_place(
+    words: list[str], ran: str, tmp_path: Path
+) -> None:
+    (tmp_path / "python").write_text(f'#!{shutil.which("sh")}\necho "$$ $*"\n')
+    (tmp_path / "python").chmod(0o755)
+    command = json.loads(stages()["service"][service("^ENTRYPOINT ")].partition(" ")[2])
+    started = subprocess.Popen(
+        [*command, *words], env={"PATH": str(tmp_path)}, stdout=subprocess.PIPE, text=True
+    )
+    # Of the same process: a shell in between would not pass SIGTERM on.
+    assert started.communicate()[0] == f"{started.pid} {ran}\n"
+    assert not any(line.startswith("CMD") for line in stages()["service"])
+
+
+def test_the_labels_tell_the_title_the_licence_and_the_version() -> None:
+    label = stages()["service"][service("^LABEL ")]
     labels = dict(re.findall(r'org\.opencontainers\.image\.(\w+)="(.*?)"', label))
     assert (labels["title"], labels["licenses"]) == ("Smart Embedder", "Apache-2.0")
     assert labels["version"] == __version__

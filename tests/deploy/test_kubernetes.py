@@ -137,7 +137,7 @@ def test_every_setting_is_one_of_the_service_and_is_accepted(
 
 
 def test_ports_and_paths_are_those_of_the_image(objects, container, pod, overlay: str) -> None:
-    image = (ROOT / f"Dockerfile.{overlay}").read_text()
+    image = (ROOT / "Dockerfile").read_text()
     given = settings_of(objects, container)
     for name in ("HOST", "PORT", "HF_HOME"):
         assert re.search(rf"^\s+{name}={re.escape(given[name])}\b", image, re.MULTILINE)

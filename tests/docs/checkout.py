@@ -14,7 +14,7 @@ from tests.support.server import REPOSITORY
 BASH = shutil.which("bash") or "bash"
 _FOLDERS = ("app", "smart_embedder", "tools", "launcher", "examples", "requirements")
 _INSTALLED = {
-    "cpu": ("requirements/torch-cpu.lock", "requirements/service.lock"),
+    "cpu": tuple(f"requirements/{name}.lock" for name in ("torch-cpu", "service", "verify")),
     "demo": ("requirements/demo.txt",),
 }
 _SECONDS = 600

@@ -23,7 +23,7 @@ names = ("DEVICE", "device", "PYTORCH_CUDA_ALLOC_CONF", "EMBEDDING_MODEL",
          "QWEN_RERANK_BATCH_SIZE", "QWEN_RERANK_MAX_LENGTH")
 print(json.dumps({name: os.environ[name] for name in names if name in os.environ}
                  | {"tiny": tiny.version, "prefix": sys.prefix, "folder": os.getcwd(),
-                    "pid": str(os.getpid())}))
+                    "pid": str(os.getpid()), "FLAGS": " ".join(sys.argv[1:])}))
 """
 BUILD = """
 import os, sys
@@ -209,8 +209,8 @@ def make_checkout(folder: Path) -> Path:
     for flavour in ("cpu", "gpu"):
         (folder / f"requirements-{flavour}.txt").write_text("torch==2.0\ntiny==1.0\n")
         (folder / f"requirements/torch-{flavour}.lock").write_text(torch)
-    for name in ("requirements/service.lock", "requirements/demo.txt"):
-        (folder / name).write_text(pinned)
+    for name in ("service.lock", "verify.lock", "demo.txt"):
+        (folder / "requirements" / name).write_text(pinned)
     shutil.copytree(
         ROOT / "launcher", folder / "launcher", ignore=shutil.ignore_patterns("__pycache__")
     )
