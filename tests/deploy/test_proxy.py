@@ -1,9 +1,7 @@
-"""The proxies that docs/network.md shows, in front of a real server: nginx, Caddy."""
+"""The proxies of docs/network.md in front of a real server: its nginx, the project's Caddyfile."""
 
-import shutil
 import socket
 import ssl
-import subprocess
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,10 +11,10 @@ from urllib.parse import urlsplit
 import httpx2
 import pytest
 
+from tests.support.caddy import run_caddy
 from tests.support.nginx import LIMIT, NAME, run_nginx
-from tests.support.server import RunningServer, run_server
+from tests.support.server import run_server
 
-ROOT = Path(__file__).resolve().parents[2]
 MAX_BODY = 32 * 2**20
 BURST = 3
 STALLED = (
@@ -25,9 +23,14 @@ STALLED = (
 )
 
 
-@pytest.fixture(scope="module")
-def service(tiny_m3: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """A server with few requests for each address, and the proxy named."""
+PROXIES = {"nginx": run_nginx, "caddy": run_caddy}
+
+
+@pytest.fixture(scope="module", params=PROXIES)
+def proxy(
+    tiny_m3: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[str]:
+    """A proxy before a server that knows it, with few requests for each address."""
     with run_server(
         tmp_path_factory.mktemp("behind"),
         EMBEDDING_MODEL=str(tiny_m3),
@@ -36,14 +39,9 @@ def service(tiny_m3: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         RATE_LIMIT_REQUESTS_PER_MINUTE="1",
     ) as server:
         server.wait_until_healthy()
-        yield server
-
-
-@pytest.fixture(scope="module")
-def nginx(service: RunningServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    upstream = service.url.removeprefix("http://")
-    with run_nginx(tmp_path_factory.mktemp("nginx"), upstream) as url:
-        yield url
+        upstream = server.url.removeprefix("http://")
+        with PROXIES[request.param](tmp_path_factory.mktemp(request.param), upstream) as url:
+            yield url
 
 
 def client_at(address: str, url: str) -> httpx2.Client:
@@ -64,16 +62,16 @@ def statuses(client: httpx2.Client, count: int, **headers: str) -> list[int]:
     ]
 
 
-def test_each_client_has_a_rate_limit_of_its_own_and_none_can_claim_another(nginx: str) -> None:
+def test_each_client_has_a_rate_limit_of_its_own_and_none_can_claim_another(proxy: str) -> None:
     claims = {"X-Forwarded-For": "127.0.0.99"}
-    with client_at("127.0.0.2", nginx) as first, client_at("127.0.0.3", nginx) as second:
+    with client_at("127.0.0.2", proxy) as first, client_at("127.0.0.3", proxy) as second:
         assert statuses(first, BURST + 1) == [200] * BURST + [429]
         assert statuses(first, 1, **claims) == [429]
         assert statuses(second, 1) == [200]
 
 
-def test_a_body_as_large_as_the_service_takes_passes_and_a_larger_one_does_not(nginx: str) -> None:
-    with client_at("127.0.0.4", nginx) as client:
+def test_a_body_as_large_as_the_service_takes_passes_and_a_larger_one_does_not(proxy: str) -> None:
+    with client_at("127.0.0.4", proxy) as client:
         begin, end = b'{"sentences": ["a', b'"]}'
         body = begin.ljust(MAX_BODY - len(end)) + end
         kind = {"Content-Type": "application/json"}
@@ -82,8 +80,8 @@ def test_a_body_as_large_as_the_service_takes_passes_and_a_larger_one_does_not(n
         assert refused.status_code == 413
 
 
-def test_a_request_keeps_its_origin_and_its_id_and_errors_of_the_service_pass(nginx: str) -> None:
-    with client_at("127.0.0.5", nginx) as client:
+def test_a_request_keeps_its_origin_and_its_id_and_errors_of_the_service_pass(proxy: str) -> None:
+    with client_at("127.0.0.5", proxy) as client:
         assert statuses(client, 1, Origin=f"https://{NAME}") == [200]
         assert statuses(client, 1, Origin="https://elsewhere.example.com") == [403]
         answer = client.post("/embeddings/", json={}, headers={"X-Request-ID": "mine"})
@@ -122,7 +120,8 @@ def test_a_process_that_drains_is_passed_over(tiny_m3: Path, tmp_path: Path) -> 
             assert statuses(client, 20) == [200] * 20
 
 
-def test_an_answer_is_passed_on_as_it_comes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", PROXIES)
+def test_an_answer_is_passed_on_as_it_comes(name: str, tmp_path: Path) -> None:
     """The second part of it is sent when the client has the first."""
     received = threading.Event()
 
@@ -137,7 +136,7 @@ def test_an_answer_is_passed_on_as_it_comes(tmp_path: Path) -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as listener,
         ThreadPoolExecutor(1) as threads,
-        run_nginx(tmp_path, f"127.0.0.1:{listener.getsockname()[1]}") as url,
+        PROXIES[name](tmp_path, f"127.0.0.1:{listener.getsockname()[1]}") as url,
         client_at("127.0.0.7", url) as client,
     ):
         answered = threads.submit(answer, listener)
@@ -149,18 +148,3 @@ def test_an_answer_is_passed_on_as_it_comes(tmp_path: Path) -> None:
             received.set()
             assert got + b"".join(parts) == b"firstother"
         answered.result(LIMIT)
-
-
-def test_caddy_takes_its_configuration(tmp_path: Path) -> None:
-    program = shutil.which("caddy")
-    if program is None:
-        pytest.skip("caddy is not installed (apt-get install caddy)")
-    file = ROOT / "deploy" / "caddy" / "Caddyfile"
-    done = subprocess.run(
-        [program, "adapt", "--config", str(file), "--adapter", "caddyfile", "--validate"],
-        env={"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
