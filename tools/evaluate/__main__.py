@@ -79,7 +79,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--baseline", metavar="NAME", help="what all are compared with (dense, or the first)")
     help_ = "of the scores in fused, such as dense=1,sparse=0.3,colbert=1 (all alike)"
     add("--weights", type=read_weights, default=EQUAL, help=help_)
-    help_ = "the constant of reciprocal rank fusion; Qdrant's own is 2 (%(default)s)"
+    help_ = "of reciprocal rank fusion; 1 is what Qdrant calls k=2 (%(default)s)"
     add("--rrf-constant", type=int, default=RRF_CONSTANT, metavar="N", help=help_)
     add("--json", type=Path, metavar="FILE", help="write the figures to this file")
     arguments = parser.parse_args(argv)
@@ -233,13 +233,12 @@ def _between(interval: Interval) -> str:
 
 
 def _told(difference: Difference | None) -> str:
-    """A difference as it may be read: the figure only where it is more than noise."""
+    """A difference as it may be read: its mean only where it is more than noise."""
     if difference is None:
         return ""
-    if not difference.is_shown:
-        return "no difference shown"
-    between = "{:+.4f} to {:+.4f}".format(*difference.interval)
-    return f"{difference.mean:+.4f} ({between}; p {difference.p_value:.4f})"
+    low, high = difference.interval
+    mean = f"{difference.mean:+.4f}" if difference.is_shown else "no difference shown"
+    return f"{mean} ({low:+.4f} to {high:+.4f}; p {difference.p_value:.4f})"
 
 
 def _compared(quality: Quality | None) -> list[str]:

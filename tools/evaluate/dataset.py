@@ -125,11 +125,17 @@ def document_text(record: dict[str, Any]) -> str:
 
 
 def make_dataset(
-    name: str, corpus: Corpus, queries: dict[str, str], qrels: Qrels, **rules: Any
+    name: str,
+    corpus: Corpus,
+    queries: dict[str, str],
+    qrels: Qrels,
+    missing_documents: int = 0,
+    **rules: Any,
 ) -> Dataset:
     """The data set of the queries that have a relevant document; `rules` are `Dataset`'s.
 
-    Raises `DatasetError` where there is none.
+    `missing_documents` are judged ones that the corpus does not have. Raises `DatasetError` where
+    no query is left.
     """
     judged = {
         query: grades
@@ -141,10 +147,9 @@ def make_dataset(
     left_out = {
         "queries without a relevant document": len(queries) - len(judged),
         "judged queries that are not among the queries": len(qrels.keys() - queries.keys()),
+        "judged documents that are not in the corpus": missing_documents,
     }
-    told = {
-        what: number for what, number in (left_out | rules.pop("left_out", {})).items() if number
-    }
+    told = {what: number for what, number in left_out.items() if number}
     texts = {query: queries[query] for query in judged}
     return Dataset(name, corpus, texts, judged, left_out=told, **rules)
 
@@ -165,10 +170,8 @@ def read_beir(folder: Path, split: str, **rules: Any) -> Dataset:
                 record = _parse(line, f"line {number} of {queries}")
                 texts[_id(record, queries)] = _text(record, "text", queries)
     documents, qrels = JsonLinesCorpus(corpus), _read_qrels(folder / "qrels", split)
-    away = set[str]().union(*qrels.values()) - documents.ids
-    left_out = {"judged documents that are not in the corpus": len(away)}
-    name = folder.resolve().name
-    return make_dataset(name, documents, texts, qrels, left_out=left_out, **rules)
+    missing = len(set[str]().union(*qrels.values()) - documents.ids)
+    return make_dataset(folder.resolve().name, documents, texts, qrels, missing, **rules)
 
 
 def _read_qrels(folder: Path, split: str) -> Qrels:

@@ -79,8 +79,9 @@ def test_reciprocal_ranks_are_fused_as_the_page_does() -> None:
     # The case of tests/ui/test_logic.py: equal sums have the order of the text.
     assert fuse_ranks([[4, 2, 9], [2, 4], [7]], 60)[:3] == [2, 4, 7]
     # With the constant of Qdrant one first place counts more than two fourth ones.
+    # It counts places from 0 and calls it k=2.
     rankings = [[1, 5, 6, 2], [7, 8, 9, 2]]
-    assert [fuse_ranks(rankings, constant)[0] for constant in (60, 2)] == [2, 1]
+    assert [fuse_ranks(rankings, constant)[0] for constant in (60, 1)] == [2, 1]
 
 
 def test_an_interval_holds_the_mean_as_often_as_it_says() -> None:
