@@ -104,7 +104,8 @@ def ask(question: str, passages: list[Passage]) -> str:
 
 def with_sources(answer: str, passages: list[Passage]) -> str:
     """The answer, and below it the files that it cites; numbers that no passage has are told."""
-    numbers = sorted({int(each) for each in re.findall(r"\[(\d+)\]", answer)})
+    cited = " ".join(re.findall(r"\[([\d, ]+)\]", answer))
+    numbers = sorted({int(each) for each in re.findall(r"\d+", cited)})
     lines = [
         f"[{number}] {passages[number - 1].source}"
         if 1 <= number <= len(passages)
@@ -115,6 +116,8 @@ def with_sources(answer: str, passages: list[Passage]) -> str:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != len(["rag.py", "FOLDER", "QUESTION"]):
+        sys.exit(__doc__)
     folder, question = Path(sys.argv[1]), sys.argv[2]
     with Client() as service:
         passages = passages_of(folder, service)

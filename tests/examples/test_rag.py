@@ -84,7 +84,7 @@ def test_an_answer_cites_the_files_and_what_is_cited_wrongly_is_told(
                 check=False,
             )
 
-        llm.answer = "The pump is blocked [1]. It is under guarantee [9]."
+        llm.answer = "The pump is blocked [1]. Clean it [1, 9]."
         done = ask(manual, "my-key")
         assert done.returncode == 0, done.stderr
         assert done.stdout.splitlines() == [
