@@ -39,6 +39,7 @@ from smart_embedder.middleware.memory import BODY_SECONDS, LimitMemory
 from smart_embedder.middleware.observe import LogRequests, MeasureRequests, ProvideContext
 from smart_embedder.middleware.replay import LogForReplay, ReplayLog
 from smart_embedder.models.load import load_models
+from smart_embedder.observability.history import Clients, History
 from smart_embedder.observability.loop_watch import LoopWatch
 from smart_embedder.observability.metrics import Metrics
 from smart_embedder.server import process
@@ -104,7 +105,11 @@ def create_app(
     service = _create_service(settings, loader, drain or Drain())
     watch = LoopWatch(service.metrics.loop_blocked.observe)
     middleware = _middleware(service, watch)
-    closing = [service.buckets.close, *_add_what_settings_ask_for(middleware, service)]
+    closing = [
+        service.history.close,
+        service.buckets.close,
+        *_add_what_settings_ask_for(middleware, service),
+    ]
 
     async def start(app: FastAPI) -> None:
         await service.engine.start()
@@ -126,6 +131,7 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        service.history.start()
         # In the background, so that the port answers while the models are being loaded.
         starting = asyncio.create_task(start(app), name="start")
         starting.add_done_callback(report_failure)
@@ -179,6 +185,8 @@ def _create_service(settings: Settings, loader: Loader | None, drain: Drain) -> 
         settings=settings,
         catalogue=ModelCatalogue(settings),
         metrics=metrics,
+        history=History(metrics),
+        clients=Clients(),
         engine=engine,
         downloads=downloads,
         drain=drain,
@@ -201,7 +209,7 @@ def _middleware(service: Service, watch: LoopWatch) -> list[Middleware]:
     return [
         Middleware(ProvideContext, settings.trusted_proxies or (), paths),
         Middleware(LogRequests, watch),
-        Middleware(MeasureRequests, service.metrics, paths.endpoints),
+        Middleware(MeasureRequests, service.metrics, service.clients, paths.endpoints),
         Middleware(CheckOrigin, allowed=settings.cors_origins or ()),
         Middleware(RefuseWhileDraining, drain=service.drain),
         Middleware(

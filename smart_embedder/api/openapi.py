@@ -27,20 +27,20 @@ The limits of this server:
 
 | limit | embeddings | rerank | set by |
 |---|---|---|---|
-| texts in a request | {settings.max_sentences_per_request}; at least {openai_texts} on OpenAI's \
-paths | {settings.max_rerank_passages} \
+| texts in a request | {settings.max_sentences_per_request:,}; at least {openai_texts:,} on \
+OpenAI's paths | {settings.max_rerank_passages:,} \
 | `MAX_SENTENCES_PER_REQUEST`, `MAX_RERANK_PASSAGES` |
-| bytes of a request | {settings.max_body_bytes} | {settings.max_body_bytes} | `MAX_BODY_BYTES` |
+| size of a request | {body} | {body} | `MAX_BODY_BYTES` |
 | seconds of a request | {settings.request_timeout:g} | {settings.request_timeout:g}, \
 of them {settings.rerank_gpu_timeout:g} in forwards | `REQUEST_TIMEOUT`, `RERANK_GPU_TIMEOUT` |
 | tokens that are read | {embed_lengths} | {rerank_lengths} | `BGE_EMBED_MAX_LENGTH`, \
 `QWEN_EMBED_MAX_LENGTH`, `BGE_RERANK_MAX_LENGTH`, `QWEN_RERANK_MAX_LENGTH` |
 | tokens in one forward | {tokens} | {tokens} | `MAX_BATCH_TOKENS` |
 | pairs in one forward |  | {pairs} | `QWEN_RERANK_BATCH_SIZE` |
-| requests of all clients | {settings.max_queue_size} | {settings.rerank_max_queue} \
+| requests of all clients | {settings.max_queue_size:,} | {settings.rerank_max_queue:,} \
 | `MAX_QUEUE_SIZE`, `RERANK_MAX_QUEUE` |
-| requests of one client | {settings.rate_limit_burst_size} at once and \
-{settings.rate_limit_requests_per_minute} a minute | counted together with embeddings \
+| requests of one client | {settings.rate_limit_burst_size:,} at once and \
+{settings.rate_limit_requests_per_minute:,} a minute | counted together with embeddings \
 | `RATE_LIMIT_BURST_SIZE`, `RATE_LIMIT_REQUESTS_PER_MINUTE` |"""
 Answer = Callable[[Any, Call], Coroutine[Any, Any, Response]]
 Handler = TypeVar("Handler", bound=Callable[..., Any])
@@ -255,25 +255,35 @@ def _describe_limits(settings: Settings, models: LoadedModels | None) -> str:
     if models is not None:
         embedders = [each for each in (models.dense, models.embedder) if each is not None]
         embed_lengths = ", ".join(
-            f"{each.max_length} of a text by {each.name}" for each in embedders
+            f"{each.max_length:,} of a text by {each.name}" for each in embedders
         )
-        reranker, tokens, pairs = models.reranker, str(models.max_batch_tokens), "no limit"
+        reranker, tokens, pairs = models.reranker, f"{models.max_batch_tokens:,}", "no limit"
         if models.late_interaction:
-            rerank_lengths = f"{models.embedder.max_length} of a text by {models.embedder.name}"
+            rerank_lengths = f"{models.embedder.max_length:,} of a text by {models.embedder.name}"
         elif reranker is None:
             rerank_lengths = "none: reranking is switched off"
         else:
-            rerank_lengths = f"{reranker.max_length} of query and passage by {reranker.name}"
+            rerank_lengths = f"{reranker.max_length:,} of query and passage by {reranker.name}"
         if reranker is not None and reranker.max_batch_sequences is not None:
-            pairs = str(reranker.max_batch_sequences)
+            pairs = f"{reranker.max_batch_sequences:,}"
     return _LIMITS.format(
         openai_texts=OPENAI_TEXTS,
         settings=settings,
+        body=_binary_size(settings.max_body_bytes),
         embed_lengths=embed_lengths,
         rerank_lengths=rerank_lengths,
         tokens=tokens,
         pairs=pairs,
     )
+
+
+def _binary_size(size: int) -> str:
+    """Bytes in the largest unit of which they are a whole number."""
+    units = ["bytes", "KiB", "MiB", "GiB"]
+    while size % 1024 == 0 and len(units) > 1:
+        size //= 1024
+        del units[0]
+    return f"{size:,} {units[0]}"
 
 
 def _paths(paths: dict[str, Any], settings: Settings) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from smart_embedder.api.context import Endpoint, Paths, RequestContext, context_
 from smart_embedder.api.errors import unforeseen_error_response
 from smart_embedder.engine.scheduling.job import Purpose
 from smart_embedder.errors import ClientGoneError
+from smart_embedder.observability.history import Clients
 from smart_embedder.observability.logs import escape_text
 from smart_embedder.observability.loop_watch import LoopWatch
 from smart_embedder.observability.metrics import EMBEDDING_ENDPOINT, EndpointMetrics, Metrics
@@ -174,10 +175,13 @@ class LogRequests:
 
 
 class MeasureRequests:
-    """Updates the request metrics: outcome, duration, and how many are in work."""
+    """Updates the request metrics: outcome, duration, how many are in work, and whose they are."""
 
-    def __init__(self, app: ASGIApp, metrics: Metrics, endpoints: Sequence[Endpoint]) -> None:
+    def __init__(
+        self, app: ASGIApp, metrics: Metrics, clients: Clients, endpoints: Sequence[Endpoint]
+    ) -> None:
         self.app = app
+        self._clients = clients
         self._abandoned = metrics.abandoned
         reranking = metrics.rerank_endpoint()
         self._endpoints = {
@@ -206,6 +210,7 @@ class MeasureRequests:
     def _count(self, endpoint: EndpointMetrics, context: RequestContext, seconds: float) -> None:
         """Count a request once: as refused, as abandoned, or by its outcome."""
         code = context.error_code
+        self._clients.count(context.client, refused=code in _REASON_OF)
         if code in _REASON_OF:
             endpoint.rejected[_REASON_OF[code]].inc()
         elif code == ClientGoneError.code:

@@ -76,7 +76,7 @@ class Metrics:
         build = Info("embedder_build", "Version of the software", registry=self.registry)
         build.info({"version": __version__})
         # Memory, CPU time, open files and start time of this process, on Linux.
-        ProcessCollector(registry=self.registry)
+        self.process = ProcessCollector(registry=self.registry)
 
     def _counter(self, name: str, help_text: str, *labels: str) -> Counter:
         return Counter(name, help_text, labels, registry=self.registry)

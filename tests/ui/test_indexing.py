@@ -81,7 +81,7 @@ def test_a_full_queue_is_waited_for(browser, ui_server: RunningServer, hold: Pat
             page.click("text=Service")
             expect(page.locator("#chart-queue .figure-number")).to_have_text(str(PLACES))
             expect(page.locator("#chart-refused .figure-note")).not_to_have_text(
-                "0 refusals since the start"
+                "none since the start"
             )
         page.click("text=Search")
         expect(page.locator("#index-state")).to_contain_text("40 passages in this tab's memory")

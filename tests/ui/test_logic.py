@@ -255,6 +255,69 @@ def test_tokens_are_laid_over_the_text_by_code_points(call) -> None:
     assert named == [("A", [0]), ("😀", [1, 2]), ("café", [3]), ("!", [4])]
 
 
+# The offsets that each kind of tokenizer gives, and the words that are shown of them.
+WORDS = {
+    "WordPiece": ("Old radiators!", [(0, 3), (4, 6), (6, 9), (9, 13), (13, 14)], "Old|radiators|!"),
+    # A mark of its own stands before a word, over the word's first character.
+    "SentencePiece": ("do radiators", [(0, 1), (0, 2), (3, 4), (3, 6), (6, 12)], "do|radiators"),
+    "bytes": ("do radiators 😀", [(0, 2), (2, 6), (6, 12), (12, 14), (13, 14)],
+              "do| radiators| 😀"),
+    "punctuation": ("it's E42, x_y", [(0, 2), (2, 3), (3, 4), (5, 6), (6, 8), (8, 9), (10, 13)],
+                    "it's|E42|,|x_y"),
+    "Chinese": ("我们喜欢。", [(0, 1), (0, 2), (2, 3), (3, 4), (4, 5)], "我们|喜|欢|。"),
+    "Japanese": ("ラジエーターが", [(0, 2), (2, 6), (6, 7)], "ラジ|エーター|が"),
+    "Thai": ("ที่นี่", [(0, 1), (1, 3), (3, 6)], "ที่|นี่"),
+    "Korean": ("라디에이터는", [(0, 2), (2, 5), (5, 6)], "라디에이터는"),
+    "a family": ("👨‍👩‍👧🇩🇪", [(i, i + 1) for i in range(7)], "👨‍👩‍👧|🇩🇪"),
+    "combining marks": ("e\u0301te\u0301 か\u3099", [(0, 1), (1, 2), (2, 5), (6, 7), (7, 8)],
+                        "e\u0301te\u0301|か\u3099"),
+    "a long label": ("x" * 10_000, [(i, i + 2) for i in range(0, 10_000, 2)], "x" * 10_000),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", WORDS)
+def test_the_pieces_of_a_word_are_joined(call, kind: str) -> None:
+    text, spans, wanted = WORDS[kind]
+    tokens = [{"special": False, "start": start, "stop": stop} for start, stop in spans]
+    words = call("core/tokens.js", "m.wordsOf(...given)", text, tokens)
+    assert "".join(word["text"] for word in words) == text
+    assert "|".join(word["text"] for word in words if word["tokens"]) == wanted
+    assert [place for word in words for place in word["tokens"]] == [*range(len(spans))]
+
+
+def test_the_numbers_of_a_word_are_those_of_its_tokens(call) -> None:
+    """Weights add up where both texts have the word, and similarities are the pieces' mean."""
+    query = {"text": "radiators", "ids": [1, 2], "spans": [(0, 5), (5, 9)]}
+    passage = {"text": "radi radiators", "ids": [1, 1, 2], "spans": [(0, 4), (5, 10), (10, 14)]}
+    found = call(
+        "match/compare.js",
+        """(given => { const [query, passage] = given.map(({text, ids, spans}) => m.readText(text,
+          ids.map((id, i) => ({id, special: false, start: spans[i][0], stop: spans[i][1],
+            text: text.slice(...spans[i])})),
+          {dense: null, sparse: {indices: [1, 2], values: [0.5, 0.25]},
+            colbert: {rows: ids.length + 1, width: 2, scales: null,
+              values: Float32Array.from(
+                [...ids, 0].flatMap((id) => [[0, 1], [1, 0], [0.6, 0.8]][id]))},
+            strings: {sparse: ["a", "b"],
+              colbert: [...spans.map((span) => text.slice(...span)), "</s>"]}}));
+          return [false, true].map((isPieces) => { const {tokens, shared, scores} =
+            m.compare(query, passage, isPieces); return {labels: tokens.passageLabels,
+              matrix: [...tokens.matrix], shared, scores}; }); })(given)""",
+        query,
+        passage,
+    )
+    words, pieces = found
+    assert words["scores"] == pytest.approx(pieces["scores"])
+    assert words["labels"] == ["radi", "radiators", "</s>"]
+    assert pieces["labels"] == ["radi", "radia", "tors", "</s>"]
+    assert words["matrix"] == pytest.approx([0.8, 1, 0.4, 0, 0.8, 1], abs=1e-6)
+    of_pieces = [1, 1, 0.6, 0, 0.6, 0.6, 1, 0.8, 0, 0, 0.8, 1]
+    assert pieces["matrix"] == pytest.approx(of_pieces, abs=1e-6)
+    (term,) = words["shared"]
+    assert (term["text"], term["query"], term["product"]) == ("radiators", 0.75, 0.3125)
+    assert len(pieces["shared"]) == 2
+
+
 @pytest.mark.parametrize(
     ("strings", "texts", "wanted"),
     [
@@ -281,31 +344,6 @@ def test_vectors_are_laid_to_tokens(
 ) -> None:
     tokens = [{"id": i, "text": text, "special": False} for i, text in enumerate(texts)]
     assert call("core/tokens.js", "m.placesOf(...given)", strings, tokens) == wanted
-
-
-SCRAPES = [
-    (
-        'a_total{x="1"} 1\na_total{x="2"} 5\nh_bucket{le="0.1"} 0\nh_bucket{le="1.0"} 4\n'
-        'h_bucket{le="+Inf"} 4\n'
-    ),
-    (
-        '# HELP a\na_total{x="1"} 4\na_total{x="2"} 5\nh_bucket{le="0.1"} 2\nh_bucket{le="1.0"} 8\n'
-        'h_bucket{le="+Inf"} 8\n'
-    ),
-]
-
-
-def test_numbers_of_two_scrapes_are_rates_and_quantiles(call) -> None:
-    found = call(
-        "service/prometheus.js",
-        "(([a, b]) => { const one = new m.Scrape(a, 0), two = new m.Scrape(b, 2000);"
-        "return [m.rate(one, two, 'a_total'), m.growth(one, two, 'a_total', {x: '2'}),"
-        "m.quantile(one, two, 'h', 0.5), m.quantile(two, two, 'h', 0.5),"
-        "m.growth(two, one, 'a_total'), one.sum('nowhere')]; })(given)",
-        *SCRAPES,
-    )
-    # A counter that fell belongs to a new process, and counts from zero.
-    assert found == [1.5, 0, 0.1, None, 6, None]
 
 
 @pytest.mark.parametrize(

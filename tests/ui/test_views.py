@@ -61,7 +61,8 @@ def test_text_tells_the_sizes_and_times_of_the_three_kinds(shown) -> None:
     ]
     assert rows[0].locator("td").nth(1).inner_text() == "1.54 KB"
     for row in rows:
-        assert re.fullmatch(r"[\d.,]+ m?s", row.locator("td").last.inner_text())
+        # None where the device was busy.
+        assert re.fullmatch(r"[\d.,]+ m?s|–", row.locator("td").last.inner_text())
 
 
 def test_text_tells_numbers_by_pointer_and_keyboard(shown) -> None:
@@ -274,8 +275,37 @@ def test_service_counts_what_happens_and_names_what_runs(open_view, ui_server) -
     expect(tokens).not_to_have_text(re.compile(f"^{before:,.0f} since"))
     expect(page.locator("#chart-memory .figure-number")).to_contain_text("MB")
     expect(page.locator("#chart-latency svg")).to_have_attribute(
-        "aria-label", re.compile("highest .*ms")
+        "aria-label", re.compile(r"highest [\d.,]+ m?s")
     )
+
+
+def test_service_shows_the_last_minutes_on_arrival_and_its_clients_to_the_operator(
+    browser, ui_server: RunningServer
+) -> None:
+    """Nobody had the page open; without a token nobody is the operator."""
+    with open_page(browser, ui_server.url, "service") as page:
+        line = page.locator("#chart-memory polyline").last
+        expect(line).to_have_attribute("points", re.compile(r"(\S+ ){2}\S+"))
+        page.click("#clients-button")
+        expect(page.locator("#clients")).to_contain_text("Only the operator sees other clients")
+
+
+def test_the_api_has_its_limits_below_its_operations(browser, ui_server: RunningServer) -> None:
+    page = browser.new_page(viewport=PHONE)
+    page.goto(f"{ui_server.url}/docs")
+    page.wait_for_selector(".opblock-tag")
+    limits, operations = page.locator(".info__description"), page.locator(".opblock-tag").last
+    assert limits.bounding_box()["y"] > operations.bounding_box()["y"]
+    expect(limits).to_contain_text("32 MiB")
+    expect(limits).to_contain_text("1,024; at least 2,048")
+    assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+    page.close()
+
+
+def test_no_word_of_the_service_is_cut_apart_on_a_phone(open_view) -> None:
+    page = open_view("service", viewport=PHONE)
+    # Each of the headings is one word, on one line.
+    assert page.locator("#served thead tr").bounding_box()["height"] < 40
 
 
 def test_polling_pauses_while_the_tab_is_hidden(browser, ui_server: RunningServer) -> None:
@@ -291,7 +321,7 @@ def test_polling_pauses_while_the_tab_is_hidden(browser, ui_server: RunningServe
         page.evaluate(f"{hidden % 'true'} document.dispatchEvent(new Event('visibilitychange'))")
         page.clock.run_for(60_000)
         while_hidden = list(asked)
-        with page.expect_request("**/metrics"):
+        with page.expect_request("**/stats/history"):
             page.evaluate(
                 f"{hidden % 'false'} document.dispatchEvent(new Event('visibilitychange'))"
             )

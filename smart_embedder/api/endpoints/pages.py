@@ -18,6 +18,18 @@ from smart_embedder.api.context import context_of, preference, preferred
 
 _STATIC = "static/docs"
 _OPENAPI = "openapi.json"
+# The description, which holds the limits, stands below the operations.
+_STYLE = b"""<style>
+.swagger-ui > div:has(.info) { display: flex; flex-direction: column; }
+.information-container.wrapper, .information-container > section, .swagger-ui .info {
+  display: contents;
+}
+.info > * {
+  box-sizing: border-box; width: 100%; max-width: 1460px; margin: 24px auto; padding: 0 20px;
+}
+.info__description { order: 1; overflow-x: auto; }
+.swagger-ui .info__description td { padding: 6px 16px 6px 0; line-height: 2; }
+</style></head>"""
 
 
 def install_docs(app: FastAPI) -> None:
@@ -33,7 +45,7 @@ def install_docs(app: FastAPI) -> None:
 
     async def swagger(request: Request) -> HTMLResponse:
         up = context_of(request.scope).way_up
-        return get_swagger_ui_html(
+        page = get_swagger_ui_html(
             openapi_url=f"{up}{_OPENAPI}",
             title=f"{app.title} API",
             swagger_js_url=f"{up}{_STATIC}/swagger-ui-bundle.js",
@@ -42,6 +54,7 @@ def install_docs(app: FastAPI) -> None:
             # Only the groups are open, because there are many operations.
             swagger_ui_parameters={"docExpansion": "none"},
         )
+        return HTMLResponse(bytes(page.body).replace(b"</head>", _STYLE))
 
     async def redoc(request: Request) -> HTMLResponse:
         up = context_of(request.scope).way_up

@@ -27,8 +27,8 @@ export class ApiError extends Error {
 }
 
 /** Vectors of `texts` by `model`, one of `Models`; `options` are fields of the request body. */
-export async function embed(texts, model, options = {}, { signal } = {}) {
-  return decodeEmbeddings(await embedRaw(texts, model, options, { signal }));
+export async function embed(texts, model, options = {}, how = {}) {
+  return decodeEmbeddings(await embedRaw(texts, model, options, how));
 }
 
 /** The same as bytes of the safetensors format, for a worker to decode. */
@@ -68,7 +68,8 @@ const pathOf = ({ tokenizer }) => `models/${encodeURIComponent(tokenizer.split("
 /** /health, whatever its status. */
 export const getHealth = async (signal) => (await send("health", { signal })).json();
 export const getStats = async (signal) => (await get("stats", signal)).json();
-export const getMetrics = async (signal) => (await get("metrics", signal)).text();
+export const getHistory = async (signal) => (await get("stats/history", signal)).json();
+export const getClients = async (signal) => (await get("clients", signal)).json();
 
 async function get(path, signal) {
   return checked(await send(path, { signal }));

@@ -32,3 +32,7 @@ export function duration(seconds) {
 
 /** A rate or an amount with few digits: 0.42, 12.3, 1,234. */
 export const amount = (number) => (number >= 100 ? whole.format(number) : short.format(number));
+
+/** A text of at most 60 characters or so. */
+export const shortened = (text) =>
+  text.length > 60 ? `${Array.from(text.slice(0, 60)).slice(0, -1).join("")}…` : text;

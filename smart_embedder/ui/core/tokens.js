@@ -3,37 +3,57 @@
 /**
  * The text in pieces that follow each other: `{text, tokens}`, where `tokens` holds the places, in
  * the list of tokens without special ones, of those that begin here; between tokens it is empty.
- * Several tokens may stand for one character, as with bytes.
+ * Several tokens may stand for one place, as with bytes, or SentencePiece's mark before a word.
  */
 export function piecesOf(text, tokens) {
   const points = Array.from(text); // Offsets count code points; a string counts UTF-16 units.
+  const between = (from, to) => points.slice(from, to).join("");
   const pieces = [];
-  let end = 0;
+  let [begin, end] = [0, 0]; // Of the last piece with tokens.
   plainTokens(tokens).forEach(({ start, stop }, place) => {
-    if (stop <= end) {
-      pieces.at(-1)?.tokens.push(place);
-      return;
+    const last = pieces.at(-1);
+    if (last && (stop <= end || start <= begin)) {
+      last.tokens.push(place);
+      last.text += between(end, stop);
+    } else {
+      if (start > end) pieces.push({ text: between(end, start), tokens: [] });
+      begin = Math.max(start, end);
+      pieces.push({ text: between(begin, stop), tokens: [place] });
     }
-    const begin = Math.max(start, end);
-    if (begin > end) pieces.push({ text: points.slice(end, begin).join(""), tokens: [] });
-    pieces.push({ text: points.slice(begin, stop).join(""), tokens: [place] });
-    end = stop;
+    end = Math.max(end, stop);
   });
-  if (end < points.length) pieces.push({ text: points.slice(end).join(""), tokens: [] });
+  if (end < points.length) pieces.push({ text: between(end), tokens: [] });
   return pieces;
+}
+
+const SEGMENTER = new Intl.Segmenter("en", { granularity: "word" });
+const SCRIPTS = ["Han", "Hira", "Kana", "Thai", "Laoo", "Khmr", "Mymr"];
+const UNSPACED = `[${SCRIPTS.map((script) => `\\p{scx=${script}}`).join("")}]`;
+const ENDS_UNSPACED = new RegExp(`${UNSPACED}\\p{M}*$`, "u");
+const BEGINS_UNSPACED = new RegExp(`^(?!\\p{M})${UNSPACED}`, "u");
+
+/** The same with a word's pieces joined; they stay where a script has no spaces between words. */
+export function wordsOf(text, tokens) {
+  const begins = new Set(Array.from(SEGMENTER.segment(text), ({ index }) => index));
+  const words = [];
+  let before = { text: "", tokens: [] };
+  let end = 0;
+  for (const piece of piecesOf(text, tokens)) {
+    const isUnspaced = ENDS_UNSPACED.test(before.text) && BEGINS_UNSPACED.test(piece.text);
+    if (before.tokens.length && piece.tokens.length && !begins.has(end) && !isUnspaced) {
+      words.at(-1).text += piece.text;
+      words.at(-1).tokens.push(...piece.tokens);
+    } else words.push({ text: piece.text, tokens: [...piece.tokens] });
+    before = piece;
+    end += piece.text.length;
+  }
+  return words;
 }
 
 export const plainTokens = (tokens) => tokens.filter((token) => !token.special);
 
-/** How often each token id occurs, with its text in lower case: `Map(id -> {text, count})`. */
-export function countTokens(tokens) {
-  const counts = new Map();
-  for (const { id, text } of plainTokens(tokens)) {
-    const known = counts.get(id) ?? { text: text.trim().toLowerCase(), count: 0 };
-    counts.set(id, { ...known, count: known.count + 1 });
-  }
-  return counts;
-}
+/** The ids of a piece or a word, each once. */
+export const idsOf = (plain, { tokens: places }) => [...new Set(places.map((place) => plain[place].id))];
 
 /** A string of a vocabulary as people read it, and a text to compare with it. */
 export const bare = (text) => text.replace(/^(##|[▁Ġ])/u, "").trim();

@@ -1,6 +1,6 @@
 /** A query against one passage: everything that the views show of a pair. */
 
-import { bare, piecesOf, placesOf, plainTokens } from "../core/tokens.js";
+import { bare, idsOf, piecesOf, placesOf, plainTokens, wordsOf } from "../core/tokens.js";
 import { bestMatches, cosine, sharedTerms, similarities } from "../core/vectors.js";
 
 /** A text as the models see it: its tokens and its vectors. */
@@ -8,60 +8,107 @@ export const readText = (text, tokens, vectors) => ({ text, tokens, vectors });
 
 /**
  * Scores of two texts by the kinds of vectors that both have, and what they are made of. `shared`
- * are the sparse terms of both, and `tokens` what ColBERT compares; null where there are none.
+ * are the sparse terms of both, and `tokens` what ColBERT compares, both in words, or in pieces;
+ * null where there are none. The scores are those of the tokens either way.
  */
-export function compare(query, passage) {
+export function compare(query, passage, isPieces = false) {
   const scores = {};
   if (query.vectors.dense) scores.dense = cosine(query.vectors.dense, passage.vectors.dense);
-  const shared = query.vectors.sparse && sharedOf(query, passage);
+  const shared = query.vectors.sparse && sharedOf(query, passage, isPieces);
   if (shared) scores.sparse = shared.reduce((sum, term) => sum + term.product, 0);
-  const tokens = query.vectors.colbert && tokensOf(query, passage);
-  if (tokens)
-    scores.colbert = tokens.best.reduce((sum, { value }) => sum + value, 0) / tokens.rows;
+  const tokens = query.vectors.colbert && tokensOf(query, passage, isPieces);
+  if (tokens) scores.colbert = tokens.score;
   return { query, passage, scores, shared, tokens };
 }
 
-/** The terms with their texts; those that a model added to the query are named by its vocabulary. */
-function sharedOf({ tokens, vectors }, passage) {
+/**
+ * The terms with their texts; those that a model added to the query are named by its vocabulary.
+ * The terms of a word that is in both texts are one, with the sums of their numbers.
+ */
+function sharedOf({ text, tokens, vectors }, passage, isPieces) {
   const { indices } = vectors.sparse;
   const texts = new Map(
     Array.from(indices, (id, i) => [id, bare(vectors.strings?.sparse[i] ?? `token ${id}`)]),
   );
-  for (const { id, text } of plainTokens(tokens)) texts.set(id, text.trim().toLowerCase());
-  return sharedTerms(vectors.sparse, passage.vectors.sparse).map((term) => ({
-    ...term,
-    text: texts.get(term.id),
-  }));
+  const plain = plainTokens(tokens);
+  for (const { id, text: piece } of plain) texts.set(id, piece.trim().toLowerCase());
+  const terms = new Map(
+    sharedTerms(vectors.sparse, passage.vectors.sparse).map((term) => [term.id, term]),
+  );
+  const joined = isPieces ? [] : joinShared(terms, wordsOf(text, tokens), plain, passage);
+  const rest = [...terms.values()].map((term) => ({ ...term, text: texts.get(term.id) }));
+  return [...joined, ...rest].sort((a, b) => b.product - a.product);
+}
+
+/** Takes the terms of the words that are in the passage, too, out of `terms`, and adds them up. */
+function joinShared(terms, words, plain, passage) {
+  const other = plainTokens(passage.tokens);
+  const found = new Set(
+    wordsOf(passage.text, passage.tokens).map((word) => idsOf(other, word).join()),
+  );
+  const joined = [];
+  for (const word of words.filter(({ tokens }) => tokens.length > 1)) {
+    const ids = idsOf(plain, word);
+    const parts = found.has(ids.join()) ? ids.filter((id) => terms.has(id)) : [];
+    if (!parts.length) continue;
+    const sum = (part) => parts.reduce((total, id) => total + terms.get(id)[part], 0);
+    const sums = { query: sum("query"), passage: sum("passage"), product: sum("product") };
+    joined.push({ ...sums, text: word.text.trim().toLowerCase() });
+    for (const id of parts) terms.delete(id);
+  }
+  return joined;
 }
 
 /**
  * `matrix` has a row for each of `queryLabels` and a column for each of `passageLabels`; `best` is
- * the best column of each row. `places` says for each column which token of the passage it is.
+ * the best column of each row. `places` says for each column which token of the passage it is, the
+ * last one of a word. Of words the matrix has their late interaction: the mean, over the tokens of
+ * the one, of the best of the other's.
  */
-function tokensOf(query, passage) {
+function tokensOf(query, passage, isPieces) {
   const [asked, found] = [query.vectors.colbert, passage.vectors.colbert];
   const matrix = similarities(asked, found);
-  const [read, places] = [query, passage].map(({ tokens, vectors }) =>
-    placesOf(vectors.strings.colbert, tokens),
-  );
+  const best = bestMatches(matrix, asked.rows, found.rows);
+  const [rows, columns] = [query, passage].map((text) => partsOf(text, isPieces));
+  const joined = Float32Array.from({ length: rows.length * columns.length }, (_, i) => {
+    const row = rows[Math.floor(i / columns.length)];
+    const column = columns[i % columns.length];
+    const matches = row.vectors.map((vector) =>
+      column.vectors.reduce((most, j) => Math.max(most, matrix[vector * found.rows + j]), -1),
+    );
+    return matches.reduce((sum, value) => sum + value, 0) / matches.length;
+  });
   return {
-    matrix,
-    rows: asked.rows,
-    columns: found.rows,
-    best: bestMatches(matrix, asked.rows, found.rows),
-    queryLabels: labelsOf(query, read),
-    passageLabels: labelsOf(passage, places),
-    places,
-    pieces: piecesOf(passage.text, passage.tokens),
+    matrix: joined,
+    rows: rows.length,
+    columns: columns.length,
+    best: bestMatches(joined, rows.length, columns.length),
+    score: best.reduce((sum, { value }) => sum + value, 0) / asked.rows,
+    queryLabels: rows.map(({ label }) => label),
+    passageLabels: columns.map(({ label }) => label),
+    places: columns.map(({ place }) => place),
+    pieces: (isPieces ? piecesOf : wordsOf)(passage.text, passage.tokens),
   };
 }
 
-/** What is no part of a text has its vocabulary's string, but for the end, which has a vector too. */
-function labelsOf({ tokens, vectors }, places) {
+/**
+ * What a text's ColBERT vectors stand for: `{label, vectors, place}`. What is no part of the text
+ * has its vocabulary's string, but for the end, which has a vector too.
+ */
+function partsOf({ text, tokens, vectors }, isPieces) {
   const plain = plainTokens(tokens);
   const end = tokens.at(-1)?.special ? tokens.at(-1).text : null;
-  return vectors.strings.colbert.map((string, i) => {
-    if (places[i] !== null) return plain[places[i]].text.trim();
-    return string === end ? "end" : bare(string);
+  const words = isPieces ? [] : wordsOf(text, tokens);
+  const wordOf = new Map(words.flatMap((word) => word.tokens.map((place) => [place, word])));
+  const parts = new Map();
+  placesOf(vectors.strings.colbert, tokens).forEach((place, vector) => {
+    const word = wordOf.get(place);
+    const string = vectors.strings.colbert[vector];
+    const label = word?.text ?? plain[place]?.text ?? (string === end ? "end" : bare(string));
+    const part = parts.get(word ?? vector) ?? { label: label.trim(), vectors: [] };
+    part.vectors.push(vector);
+    part.place = place;
+    parts.set(word ?? vector, part);
   });
+  return [...parts.values()];
 }

@@ -1,7 +1,7 @@
 /** The similarity of each query token to each passage token, drawn on a canvas. */
 
 import { element } from "../core/dom.js";
-import { decimal } from "../core/format.js";
+import { decimal, shortened } from "../core/format.js";
 
 const CELL = 22;
 const GAP = 2;
@@ -64,7 +64,8 @@ const clamp = (place, length) => Math.max(0, Math.min(length - 1, place));
 function numbersOf({ matrix, columns, queryLabels, passageLabels, best }, { row, column }) {
   const value = decimal(matrix[row * columns + column]);
   const isBest = best[row].column === column ? ", its best match" : "";
-  return `${queryLabels[row]} × ${passageLabels[column]}: ${value}${isBest}`;
+  const [asked, found] = [queryLabels[row], passageLabels[column]].map(shortened);
+  return `${asked} × ${found}: ${value}${isBest}`;
 }
 
 function keepInSight(frame, { column }) {

@@ -1,12 +1,12 @@
 /** The query above, the passage below, and a line from each query token to its best match. */
 
 import { element, roving, svg } from "../core/dom.js";
-import { decimal } from "../core/format.js";
+import { decimal, shortened } from "../core/format.js";
 
 /** The least similarity that is worth a visible line, and that of the strongest one. */
 const FAINT = 0.15;
 const STRONG = 0.9;
-const HINT = "Point at a token of the query, or use the arrow keys, to see what it matches.";
+const HINT = "Point at a word of the query, or use the arrow keys, to see what it matches.";
 
 /** An element that draws the comparison, and draws it again when its width changes. */
 export function renderRibbon(comparison) {
@@ -29,7 +29,7 @@ export function renderRibbon(comparison) {
   const readout = element("p", { class: "readout", "aria-hidden": "true" }, HINT);
   const query = element(
     "div",
-    { class: "chips", role: "group", "aria-label": "The query, token by token" },
+    { class: "chips", role: "group", "aria-label": "The query, word by word" },
     ...chips,
   );
   const passage = element("p", { class: "words" }, ...words.nodes);
@@ -56,7 +56,8 @@ export function renderRibbon(comparison) {
 
 function sentenceOf({ queryLabels, passageLabels, best }, row) {
   const { column, value } = best[row];
-  return `${queryLabels[row]} best matches ${passageLabels[column]}, similarity ${decimal(value)}`;
+  const [asked, found] = [queryLabels[row], passageLabels[column]].map(shortened);
+  return `${asked} best matches ${found}, similarity ${decimal(value)}`;
 }
 
 const shareOf = (value) => Math.max(0, Math.min(1, (value - FAINT) / (STRONG - FAINT)));

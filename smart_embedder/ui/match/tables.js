@@ -1,7 +1,7 @@
 /** The numbers of a comparison as tables. */
 
 import { element, numberCell, row, table } from "../core/dom.js";
-import { decimal } from "../core/format.js";
+import { decimal, shortened } from "../core/format.js";
 
 /** The lexical weights that query and passage share. */
 export function sharedTable({ shared, scores }) {
@@ -16,21 +16,21 @@ export function sharedTable({ shared, scores }) {
   const sum = row(["Sparse score", element("td", { colspan: 2 }), ...numbers(scores.sparse)]);
   return table(
     { class: "shared-terms" },
-    ["Shared token", "Query", "Passage", "Product"],
-    shared.map(({ text, query, passage, product }) => [text, ...numbers(query, passage, product)]),
+    ["Shared", "Query", "Passage", "Adds to the score"],
+    shared.map(({ text, query, passage, product }) => [shortened(text), ...numbers(query, passage, product)]),
     element("tfoot", {}, sum),
   );
 }
 
-/** The best match of each query token. */
+/** The best match of each part of the query. */
 export function matchTable({ tokens: { queryLabels, passageLabels, best }, scores }) {
-  const mean = row(["ColBERT score, the mean", "", numberCell(decimal(scores.colbert))]);
+  const mean = row(["ColBERT score, the mean of all tokens", "", numberCell(decimal(scores.colbert))]);
   return table(
     { class: "best-matches" },
-    ["Query token", "Best match", "Similarity"],
+    ["Query", "Best match", "Similarity"],
     best.map(({ column, value }, i) => [
-      queryLabels[i],
-      passageLabels[column],
+      shortened(queryLabels[i]),
+      shortened(passageLabels[column]),
       numberCell(decimal(value)),
     ]),
     element("tfoot", {}, mean),

@@ -125,7 +125,10 @@ function passageButton({ passage, scores }, highest) {
   );
 }
 
-function showDetail(comparison) {
+function showDetail(joined) {
+  const pieces = byId("match-pieces");
+  pieces.onchange = () => showDetail(joined);
+  const comparison = pieces.checked ? { ...joined, ...compare(joined.query, joined.passage, true) } : joined;
   const { scores, shared, tokens, labels } = comparison;
   byId("match-scores").replaceChildren(
     ...Object.keys(scores).flatMap((kind) => [

@@ -1,14 +1,15 @@
-/** A small line chart of the last minutes. */
+/** A small line chart of the last fifteen minutes. */
 
 import { element, svg } from "../core/dom.js";
 
 const WIDTH = 240;
 const HEIGHT = 56;
-const MOST_POINTS = 90;
+const SECONDS = 900;
+/** Between two figures, above which the line is broken: there was no server. */
+const GAP = 15;
 
 export class Chart {
   #figure;
-  #points = [];
 
   /** `figure` is one of FIGURES. */
   constructor(figure) {
@@ -35,55 +36,41 @@ export class Chart {
     );
   }
 
-  /** Adds a number, or null where there was nothing to measure. */
-  add(value, note) {
-    this.#points = [...this.#points, value].slice(-MOST_POINTS);
-    this.number.textContent = this.#figure.format(value);
-    this.note.textContent = note;
-    this.#draw();
-  }
-
-  /** A break in the line: the server was away. */
-  skip() {
-    this.#points = [...this.#points, null].slice(-MOST_POINTS);
-    this.#draw();
-  }
-
-  #draw() {
-    const known = this.#points.filter((point) => point !== null);
-    const highest = Math.max(...known, 0) || 1;
-    const x = (place) => WIDTH - ((this.#points.length - 1 - place) * WIDTH) / (MOST_POINTS - 1);
-    const y = (value) => HEIGHT - 2 - (value / highest) * (HEIGHT - 6);
-    const runs = runsOf(this.#points).map((run) =>
-      run.map(([place, value]) => `${x(place)},${y(value)}`),
-    );
-    const lines = runs.map((points) =>
-      svg("polyline", { class: "line", points: points.join(" ") }),
-    );
-    const areas = runs.map((points) => {
-      const [first, last] = [points[0], points.at(-1)].map((point) => point.split(",")[0]);
-      return svg("polygon", {
+  /** Draws all `recent` figures, the oldest first; the number and its note are the last one's. */
+  show(recent, present, health) {
+    const { id, title, format, note } = this.#figure;
+    const last = recent.at(-1);
+    const known = recent.filter((figures) => figures[id] !== null);
+    const highest = Math.max(...known.map((figures) => figures[id]), 0);
+    const x = ({ age }) => WIDTH * (1 - age / SECONDS);
+    const y = (figures) => HEIGHT - 2 - (figures[id] / (highest || 1)) * (HEIGHT - 6);
+    const runs = runsOf(known);
+    const points = (run) => run.map((figures) => `${x(figures)},${y(figures)}`).join(" ");
+    const lines = runs.map((run) => svg("polyline", { class: "line", points: points(run) }));
+    const areas = runs.map((run) =>
+      svg("polygon", {
         class: "area",
-        points: `${first},${HEIGHT} ${points.join(" ")} ${last},${HEIGHT}`,
-      });
-    });
+        points: `${x(run[0])},${HEIGHT} ${points(run)} ${x(run.at(-1))},${HEIGHT}`,
+      }),
+    );
+    this.number.textContent = format(last[id]);
+    this.note.textContent = note(last, present, health);
     this.drawing.replaceChildren(...areas, ...lines);
-    const { format, title } = this.#figure;
     this.drawing.setAttribute(
       "aria-label",
       known.length
-        ? `${title}: now ${format(this.#points.at(-1))}, highest ${format(Math.max(...known))}`
+        ? `${title}: now ${format(last[id])}, highest ${format(highest)}`
         : `${title}: nothing measured yet`,
     );
   }
 }
 
-/** The points that follow each other without a gap, as `[place, value]`. */
-function runsOf(points) {
-  const runs = [[]];
-  points.forEach((value, place) => {
-    if (value !== null) runs.at(-1).push([place, value]);
-    else if (runs.at(-1).length) runs.push([]);
+/** The figures that follow each other without a gap. */
+function runsOf(known) {
+  const runs = [];
+  known.forEach((figures, place) => {
+    if (place && known[place - 1].age - figures.age < GAP) runs.at(-1).push(figures);
+    else runs.push([figures]);
   });
-  return runs.filter((run) => run.length);
+  return runs;
 }

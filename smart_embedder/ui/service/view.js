@@ -1,18 +1,16 @@
 /** The view Service: what the server does now, and what it is. */
 
-import { getMetrics, getStats } from "../core/api.js";
-import { byId } from "../core/dom.js";
-import { count } from "../core/format.js";
+import { getClients, getHistory, getStats } from "../core/api.js";
+import { byId, numberCell, table } from "../core/dom.js";
+import { count, shortened } from "../core/format.js";
 import { repeat } from "../core/poll.js";
 import { sentenceFor } from "../core/work.js";
 import { Chart } from "./chart.js";
 import { renderFacts } from "./facts.js";
 import { FIGURES } from "./figures.js";
-import { Scrape } from "./prometheus.js";
 
-const SECONDS = 2;
-/** Rates and percentiles are of the time between the first and the last of so many: ten seconds. */
-const SCRAPES = 6;
+/** The service adds a figure in each. */
+const SECONDS = 5;
 
 export function createServiceView(status) {
   const view = new ServiceView(status);
@@ -30,8 +28,6 @@ export function createServiceView(status) {
 class ServiceView {
   #status;
   #charts = FIGURES.map((figure) => new Chart(figure));
-  /** Those of the last seconds, the oldest first. */
-  #scrapes = [];
   #refused = false;
 
   constructor(status) {
@@ -41,6 +37,7 @@ class ServiceView {
       this.#refused = false;
       this.refresh();
     };
+    byId("clients-button").onclick = () => this.#showClients();
     status.addEventListener("change", () => this.#showState());
   }
 
@@ -49,23 +46,15 @@ class ServiceView {
     this.#showState();
     if (this.#refused) return;
     try {
-      const [stats, text] = await Promise.all([getStats(), getMetrics()]);
-      this.#add(stats, new Scrape(text, performance.now()));
+      this.#show(...(await Promise.all([getStats(), getHistory()])));
     } catch (error) {
       this.#fail(error);
     }
   }
 
-  #add(stats, scrape) {
-    const { health } = this.#status;
-    this.#scrapes = [...this.#scrapes, scrape].slice(-SCRAPES);
-    const [before] = this.#scrapes;
-    FIGURES.forEach((figure, i) => {
-      this.#charts[i].add(
-        figure.value(before, scrape, health),
-        figure.note(before, scrape, health),
-      );
-    });
+  #show(stats, { recent, present }) {
+    if (recent.length)
+      for (const chart of this.#charts) chart.show(recent, present, this.#status.health);
     byId("service-message").hidden = true;
     byId("service-token").hidden = true;
     byId("totals").textContent =
@@ -75,9 +64,7 @@ class ServiceView {
   }
 
   #fail(error) {
-    this.#scrapes = [];
-    for (const chart of this.#charts) chart.skip();
-    // /stats and /metrics may need a token, which nobody is asked for twice a second.
+    // It may need a token, which nobody is asked for every few seconds.
     this.#refused = !error.isTemporary;
     byId("service-token").hidden = !this.#refused;
     byId("service-message").hidden = false;
@@ -85,6 +72,19 @@ class ServiceView {
       error.status === 0
         ? "The server is away. The charts go on when it is back."
         : sentenceFor(error);
+  }
+
+  async #showClients() {
+    const shown = byId("clients");
+    try {
+      const rows = (await getClients()).map(({ client, requests, refused }) => [
+        client === null ? "all others" : shortened(client.replace(/^address:/, "")),
+        ...[requests, refused].map((number) => numberCell(count(number))),
+      ]);
+      shown.replaceChildren(table({ class: "clients" }, ["Client", "Requests", "Refused"], rows));
+    } catch (error) {
+      shown.textContent = sentenceFor(error);
+    }
   }
 
   #showState() {

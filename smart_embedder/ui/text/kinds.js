@@ -70,7 +70,7 @@ function kindRow({ className = "", name, meaning, shape, full, small, time }) {
     shape,
     numberCell(bytes(full)),
     numberCell(bytes(small)),
-    numberCell(time === undefined ? "…" : milliseconds(time)),
+    numberCell(time === undefined ? "…" : time === null ? "–" : milliseconds(time)),
   ]);
   filled.className = className;
   return filled;

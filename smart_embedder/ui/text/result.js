@@ -1,27 +1,32 @@
 /** What the model makes of one text: its tokens, shaded by weight, beside a plain count. */
 
 import { element, roving, row, table } from "../core/dom.js";
-import { count, decimal, plural } from "../core/format.js";
+import { count, decimal, plural, shortened } from "../core/format.js";
 import { labelTable } from "../core/labels.js";
-import { bare, countTokens, piecesOf, plainTokens } from "../core/tokens.js";
+import { bare, idsOf, piecesOf, plainTokens, wordsOf } from "../core/tokens.js";
 
 const HEAVIEST = 8;
 const COUNTED_MOST = 3;
 const MOST_PIECES = 12_000;
 const HINT = "Point at a word, or use the arrow keys, to see its numbers.";
 
-/** The element for text number `place`; without sparse vectors no token has a weight. */
-export function renderText({ text, tokens, vectors, labels, truncation }, place) {
+/**
+ * The element for text number `place`, in words or in their pieces; without sparse vectors nothing
+ * has a weight.
+ */
+export function renderText({ text, tokens, vectors, labels, truncation }, place, isPieces) {
   const { sparse, strings } = vectors;
-  const terms = termsOf(tokens, sparse, strings?.sparse);
+  const parts = (isPieces ? piecesOf : wordsOf)(text, tokens);
+  const terms = termsOf(parts, plainTokens(tokens), sparse, strings?.sparse);
+  const noun = isPieces ? "piece" : "word";
   const title = `text-result-${place}`;
   return element(
     "article",
     { class: "text-result", "aria-labelledby": title },
     element("h3", { id: title }, `Text ${place + 1}`),
-    element("p", { class: "facts" }, factsOf(tokens, sparse && terms, truncation)),
-    ...shadedText(text, tokens, { terms, truncation, isWeighed: sparse !== null }),
-    ...(sparse ? weightTables(terms) : []),
+    element("p", { class: "facts" }, factsOf(tokens, sparse && terms, truncation, noun)),
+    ...shadedText(parts, tokens, { terms, truncation, isWeighed: sparse !== null, noun }),
+    ...(sparse ? weightTables(terms, noun) : []),
     labels && labelTable(labels),
   );
 }
@@ -33,29 +38,36 @@ export function showCut(box) {
 }
 
 /**
- * Every distinct token, and what the model has added: `Map(id -> {id, text, count, weight})`.
- * `strings` are the vocabulary's for the indices of `sparse`.
+ * Every distinct part of the text, and what the model has added: `Map(ids -> {text, count, weight})`.
+ * The weight is the sum of those of its tokens. `strings` are the vocabulary's for the indices of
+ * `sparse`.
  */
-function termsOf(tokens, sparse, strings) {
-  const counts = countTokens(tokens);
-  const weights = new Map(
-    Array.from(sparse?.indices ?? [], (id, i) => [id, { weight: sparse.values[i], place: i }]),
-  );
+function termsOf(parts, plain, sparse, strings) {
+  const indices = Array.from(sparse?.indices ?? []);
+  const weights = new Map(indices.map((id, i) => [id, sparse.values[i]]));
   const terms = new Map();
-  for (const [id, { text, count: times }] of counts)
-    terms.set(id, { id, text, count: times, weight: weights.get(id)?.weight ?? 0 });
-  for (const [id, { weight, place }] of weights)
-    if (!counts.has(id)) terms.set(id, { id, text: bare(strings[place]), count: 0, weight });
+  for (const part of parts.filter(({ tokens }) => tokens.length)) {
+    const ids = idsOf(plain, part);
+    const term = terms.get(ids.join()) ?? { text: part.text.trim().toLowerCase(), count: 0 };
+    term.count += 1;
+    term.weight = ids.reduce((sum, id) => sum + (weights.get(id) ?? 0), 0);
+    terms.set(ids.join(), term);
+  }
+  const own = new Set(plain.map(({ id }) => id));
+  indices.forEach((id, i) => {
+    if (!own.has(id))
+      terms.set(String(id), { text: bare(strings[i]), count: 0, weight: weights.get(id) });
+  });
   return terms;
 }
 
-function factsOf(tokens, terms, truncation) {
+function factsOf(tokens, terms, truncation, noun) {
   const parts = [`${plural(tokens.length, "token")}, the special ones included`];
   if (terms) {
     const weighed = [...terms.values()].filter((term) => term.weight > 0);
     const added = weighed.filter((term) => !term.count).length;
     parts.push(
-      `${plural(weighed.length, "distinct token")} with a weight` +
+      `${plural(weighed.length, `distinct ${noun}`)} with a weight` +
         (added ? `, ${count(added)} of them added by the model` : ""),
     );
   }
@@ -63,7 +75,7 @@ function factsOf(tokens, terms, truncation) {
   return parts.join(" · ");
 }
 
-function shadedText(text, tokens, { terms, truncation, isWeighed }) {
+function shadedText(parts, tokens, { terms, truncation, isWeighed, noun }) {
   const plain = plainTokens(tokens);
   const heaviest = Math.max(...[...terms.values()].map((term) => term.weight), 1e-9);
   // The limit counts what stands around the text, too, which is always read.
@@ -76,11 +88,11 @@ function shadedText(text, tokens, { terms, truncation, isWeighed }) {
   const box = element("div", {
     class: "tokens",
     role: "group",
-    "aria-label": "The text, token by token",
+    "aria-label": `The text, ${noun} by ${noun}`,
   });
   const spans = [];
   let cut = false;
-  for (const piece of piecesOf(text, tokens).slice(0, MOST_PIECES)) {
+  for (const piece of parts.slice(0, MOST_PIECES)) {
     const [first] = piece.tokens;
     if (first >= read && !cut) {
       cut = true;
@@ -90,8 +102,9 @@ function shadedText(text, tokens, { terms, truncation, isWeighed }) {
       box.append(piece.text);
       continue;
     }
-    const terms_ = piece.tokens.map((token) => terms.get(plain[token].id));
-    spans.push(tokenSpan(piece.text, terms_, isWeighed ? heaviest : null, cut));
+    const term = terms.get(idsOf(plain, piece).join());
+    const made = piece.tokens.map((token) => plain[token].text.trim());
+    spans.push(tokenSpan(piece.text, term, made, isWeighed ? heaviest : null, cut));
     box.append(spans.at(-1));
   }
   roving(box, spans, (span) => {
@@ -100,19 +113,19 @@ function shadedText(text, tokens, { terms, truncation, isWeighed }) {
   return [box, readout];
 }
 
-/** `heaviest` is null where tokens have no weights. */
-function tokenSpan(text, terms, heaviest, cut) {
-  const told = ({ weight, count: times }) =>
-    `${heaviest === null ? "" : `weight ${decimal(weight)}, `}counted ${plural(times, "time")}`;
-  const weight = Math.max(...terms.map((term) => term.weight));
-  const numbers = cut ? "not read" : terms.map(told).join("; ");
+/** `made` are the texts of its tokens; `heaviest` is null where tokens have no weights. */
+function tokenSpan(text, { weight, count: times }, made, heaviest, cut) {
+  const isPlain = heaviest === null;
+  const told = [!isPlain && `weight ${decimal(weight)}`, `counted ${plural(times, "time")}`];
+  if (made.length > 1) told.push(`made of ${shortened(made.join(" · "))}`);
+  const numbers = cut ? "not read" : told.filter(Boolean).join(", ");
   return element(
     "span",
     {
-      class: `token${cut ? " cut" : ""}${heaviest === null ? " plain" : ""}`,
+      class: `token${cut ? " cut" : ""}${isPlain ? " plain" : ""}`,
       role: "img",
-      "aria-label": `${text}: ${numbers}`,
-      style: { "--share": cut || heaviest === null ? 0 : weight / heaviest },
+      "aria-label": `${shortened(text)}: ${numbers}`,
+      style: { "--share": cut || isPlain ? 0 : weight / heaviest },
     },
     text,
   );
@@ -126,7 +139,7 @@ const cutMark = (truncation) =>
   );
 
 /** The heaviest terms, then those that a plain count would put first although they weigh little. */
-function weightTables(terms) {
+function weightTables(terms, noun) {
   const byWeight = [...terms.values()].sort((a, b) => b.weight - a.weight || b.count - a.count);
   const heavy = byWeight.slice(0, HEAVIEST);
   const rest = byWeight.slice(HEAVIEST);
@@ -137,7 +150,7 @@ function weightTables(terms) {
     count: Math.max(...byWeight.map((term) => term.count), 1),
   };
   const cells = (term) => [
-    term.text,
+    shortened(term.text),
     barCell("weight", term.weight / scale.weight, decimal(term.weight)),
     barCell("count", term.count / scale.count, count(term.count)),
   ];
@@ -145,7 +158,7 @@ function weightTables(terms) {
     element("tbody", { class: className }, ...terms.map((term) => row(cells(term))));
   const heaviest = table(
     { class: "weights" },
-    ["Token", "Learned weight", "Plain count"],
+    [noun[0].toUpperCase() + noun.slice(1), "Learned weight", "Plain count"],
     heavy.map(cells),
     counted.length > 0 && section("rest", counted),
   );
@@ -153,7 +166,7 @@ function weightTables(terms) {
   const more = element("table", { class: "weights" }, section("more", others));
   return [
     heaviest,
-    element("details", {}, element("summary", {}, `${plural(others.length, "more token")}`), more),
+    element("details", {}, element("summary", {}, `${plural(others.length, `more ${noun}`)}`), more),
   ];
 }
 
