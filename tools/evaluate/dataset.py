@@ -191,7 +191,7 @@ def _read_qrels(folder: Path, split: str) -> Qrels:
             if not row or (number == 1 and row[0] == "query-id"):
                 continue
             try:
-                query, document, score, *_ = row
+                query, document, score = row
                 qrels.setdefault(query, {})[document] = int(score)
             except ValueError:
                 raise DatasetError(

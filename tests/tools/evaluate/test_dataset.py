@@ -131,6 +131,8 @@ def test_ids_may_be_numbers_and_a_query_with_no_relevant_document_is_left_out(
         ("queries.jsonl", '{"_id": "q0", "text": ""}\n[]\n', "line 2 of .* is no JSON object"),
         ("queries.jsonl", '{"_id": "q0"}\n', "has no text in 'text'"),
         ("qrels/test.tsv", "query-id\tcorpus-id\tscore\nq0\tp0\n", "line 2 of .* whole number"),
+        # TREC's columns: the grade is the fourth.
+        ("qrels/test.tsv", "1\t0\t7\t1\n", "line 1 of .* whole number"),
         ("qrels/test.tsv", "q0\tp0\t0\n", "no query with a relevant document"),
     ],
 )
