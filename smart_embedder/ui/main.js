@@ -3,6 +3,7 @@
 import { byId } from "./core/dom.js";
 import { Models } from "./core/models.js";
 import { ServerStatus } from "./core/status.js";
+import { readLink } from "./core/take.js";
 
 const status = new ServerStatus();
 const models = new Models(status);
@@ -15,6 +16,8 @@ const LOADERS = {
 };
 const loading = {};
 let shown = null;
+/** What links have filled in, by the view; nothing of it is sent before the user says so. */
+const pending = {};
 
 /** The view; where its code cannot be loaded, it is tried again when the server is back. */
 function load(name) {
@@ -28,8 +31,10 @@ function load(name) {
 }
 
 function showView() {
-  const wanted = location.hash.slice(1);
-  const name = wanted in LOADERS ? wanted : (shown ?? "text");
+  const link = readLink(location.hash);
+  const name = Object.hasOwn(LOADERS, link.view) ? link.view : (shown ?? "text");
+  if (link.fields || link.isLong) takeLink(name, link);
+  showPending(name);
   if (name === shown) return;
   loading[shown]?.then((view) => view.hide?.());
   for (const each of Object.keys(LOADERS)) {
@@ -44,8 +49,34 @@ function showView() {
     scrollTo(0, 0);
   }
   shown = name;
-  load(name).then((view) => shown === name && view.show());
+  load(name).then((view) => shown === name && !pending[name] && view.show());
 }
+
+function takeLink(name, link) {
+  history.replaceState(null, "", `#${name}`); // The texts of a link stay in no address.
+  for (const [id, value] of link.fields ?? []) byId(id).value = value;
+  pending[name] = link;
+}
+
+function showPending(name) {
+  const link = pending[name];
+  byId("link-bar").hidden = !link;
+  byId("link-open").hidden = !link?.fields;
+  const model = [link?.embedder, link?.reranker].filter(Boolean).join(" and ").slice(0, 200);
+  byId("link-text").textContent = link?.isLong
+    ? "The link is too long and was not read."
+    : `A link has filled in this view${model && `, to ask ${model}`}.`;
+  if (link?.isLong) delete pending[name];
+}
+
+byId("link-open").onclick = async () => {
+  const name = shown;
+  const link = pending[name];
+  await models.pick(link);
+  delete pending[name];
+  showPending(name);
+  (await load(name)).open(link);
+};
 
 byId("skip").onclick = (event) => {
   event.preventDefault(); // The address names the view.
@@ -53,6 +84,6 @@ byId("skip").onclick = (event) => {
 };
 addEventListener("hashchange", showView);
 addEventListener("load", () => Object.keys(LOADERS).forEach(load));
-models.addEventListener("choice", () => load(shown).then((view) => view.choose?.()));
+models.addEventListener("choice", () => load(shown).then((view) => !pending[shown] && view.choose?.()));
 status.start();
 showView();

@@ -35,9 +35,23 @@ export async function embed(texts, model, options = {}, how = {}) {
 export async function embedRaw(texts, model, options = {}, { signal, background = false } = {}) {
   const headers = { Accept: "application/vnd.safetensors" };
   if (background) headers.Priority = "u=6"; // Leave the device to those who wait.
-  const body = { sentences: texts, ...named(model), ...options };
-  return (await post("embeddings", body, headers, signal)).arrayBuffer();
+  const { path, body } = embedRequest(texts, model, options);
+  return (await post(path, body, headers, signal)).arrayBuffer();
 }
+
+/** The request that `embed` makes, and that of `rerank`. */
+export const embedRequest = (texts, model, options = {}) => ({
+  path: "embeddings",
+  body: { sentences: texts, ...named(model), ...options },
+});
+export const rerankRequest = (query, passages, model) => ({
+  path: "rerank",
+  body: { query, passages, ...named(model) },
+});
+
+/** Where others find what this page asks at `path`, and whether they need a token. */
+export const addressOf = (path) => new URL(path, SERVICE).href;
+export const hasToken = () => sessionStorage.getItem(TOKEN) !== null;
 
 /** How a model is told what texts are, where it reads a query in another way than a document. */
 export const readAs = (type, { inputTypes }) =>
@@ -54,7 +68,8 @@ export async function tokenize(texts, model, { signal } = {}) {
 
 /** Scores of passages: `{results: [{index, score}], ...}` by falling score. */
 export async function rerank(query, passages, model, { signal } = {}) {
-  return (await post("rerank", { query, passages, ...named(model) }, {}, signal)).json();
+  const { path, body } = rerankRequest(query, passages, model);
+  return (await post(path, body, {}, signal)).json();
 }
 
 /** The labels of each text, or pair of texts, by falling probability: `[{label, score}]`. */
@@ -106,7 +121,7 @@ async function fetchWith(token, path, init) {
   const headers =
     token === null ? init.headers : { ...init.headers, Authorization: `Bearer ${token}` };
   try {
-    return await fetch(new URL(path, SERVICE), { ...init, headers });
+    return await fetch(addressOf(path), { ...init, headers });
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new ApiError(0, "unreachable", "The server does not answer.");

@@ -100,6 +100,15 @@ export class Models extends EventTarget {
     return this.#known("reranker", signal);
   }
 
+  /** Chooses models by what requests call them, as far as they are served. */
+  async pick(keys) {
+    await this.status.known();
+    for (const what of Object.keys(OFFERS)) {
+      const isServed = this.#offered[what].some(({ key }) => key === keys[what]);
+      if (isServed && keys[what] !== this.#keys[what]) this.#choose(what, keys[what]);
+    }
+  }
+
   async #known(what, signal) {
     await this.status.known();
     let chosen = this.#chosen(what);

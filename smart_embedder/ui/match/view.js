@@ -1,10 +1,11 @@
 /** The view Match: how a query meets passages, word by word. */
 
-import { embed, readAs, tokenize, withTokens } from "../core/api.js";
+import { embed, embedRequest, readAs, tokenize, withTokens } from "../core/api.js";
 import { byId, element, onPause } from "../core/dom.js";
 import { decimal, plural } from "../core/format.js";
 import { labelsOf, labelTable } from "../core/labels.js";
 import { showLead } from "../core/lead.js";
+import { TakeBar } from "../core/take.js";
 import { splitTexts } from "../core/texts.js";
 import { LatestWork } from "../core/work.js";
 import { compare, readText } from "./compare.js";
@@ -32,7 +33,9 @@ const LOST = {
 export function createMatchView(models) {
   const [query, passages] = [byId("match-query"), byId("match-passages")];
   const work = new LatestWork(byId("match-message"), models.status);
-  const run = () => work.run((signal) => match(query.value.trim(), passages.value, models, signal));
+  const bar = new TakeBar("match", models);
+  const run = () =>
+    work.run((signal) => match(query.value.trim(), passages.value, models, bar, signal));
   let asked = null;
 
   onPause(query, "input", PAUSE, run);
@@ -47,17 +50,25 @@ export function createMatchView(models) {
     asked = keys;
     run();
   };
-  return { show, choose: show };
+  const open = () => {
+    asked = [models.embedderKey, models.rerankerKey].join("\n");
+    run();
+  };
+  return { show, choose: show, open };
 }
 
-async function match(query, value, models, signal) {
+async function match(query, value, models, bar, signal) {
   const texts = splitTexts(value).slice(0, MOST_PASSAGES);
   byId("match-output").hidden = !query || !texts.length;
   if (!query || !texts.length) return;
   const model = await models.embedder(signal);
+  const [asQuery, asDocument] = ["query", "document"].map((type) => ({
+    ...readAs(type, model),
+    ...withTokens(model),
+  }));
   const [asked, found, [queryTokens, ...tokens], labels] = await Promise.all([
-    embed([query], model, { ...readAs("query", model), ...withTokens(model) }, { signal }),
-    embed(texts, model, { ...readAs("document", model), ...withTokens(model) }, { signal }),
+    embed([query], model, asQuery, { signal }),
+    embed(texts, model, asDocument, { signal }),
     tokenize([query, ...texts], model, { signal }),
     labelsOf(
       texts.map((text) => [query, text]),
@@ -75,6 +86,16 @@ async function match(query, value, models, signal) {
     }))
     .sort((a, b) => b.scores[order] - a.scores[order]);
   showLead("match", model, LOST);
+  bar.show(
+    [embedRequest([query], model, asQuery), embedRequest(texts, model, asDocument)],
+    comparisons.map(({ passage, scores, shared, labels }) => ({
+      passage: passage.text,
+      scores,
+      shared,
+      labels,
+    })),
+    { query, passages: value },
+  );
   showList(comparisons, order);
 }
 

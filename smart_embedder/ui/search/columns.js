@@ -12,7 +12,7 @@ const NAMES = {
   fused: ["Fused", "rank fusion"],
   reranked: ["Reranked", "query and passage together"],
 };
-const ROWS = 10;
+export const ROWS = 10;
 /** Characters of a snippet, and pieces of the text that it shows before the first mark. */
 const SNIPPET = 110;
 const BEFORE_MARK = 6;

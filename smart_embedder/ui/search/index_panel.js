@@ -22,8 +22,8 @@ export class IndexPanel {
   #found = 0;
 
   /**
-   * `onChange(passages, model)` is called with none when the index is emptied, and with all of them
-   * when they are in it, or as many as there are at a stop.
+   * `onChange(passages, model, text)` is called with none when the index is emptied, and with all of
+   * them when they are in it, or as many as there are at a stop. `text` is null where files were given.
    */
   constructor(index, models, onChange) {
     this.#index = index;
@@ -54,7 +54,7 @@ export class IndexPanel {
       this.#take({ title: "", text });
       return "";
     };
-    return this.#begin({ isOwn, give });
+    return this.#begin({ isOwn, text, give });
   }
 
   /** Indexes the same by the model that is chosen now. */
@@ -68,13 +68,14 @@ export class IndexPanel {
       setRunning(true);
       return readFiles(await list(), (document) => this.#take(document), tell, signal);
     };
-    this.#begin({ isOwn: true, give });
+    this.#begin({ isOwn: true, text: null, give });
   }
 
   /** `give(signal)` calls #take for each document, and returns a sentence on what is left out. */
-  #begin({ isOwn, give }) {
-    this.#given = { isOwn, give };
-    this.#onChange([], null);
+  #begin(given) {
+    const { isOwn, give } = given;
+    this.#given = given;
+    this.#onChange([], null, null);
     byId("search-samples").hidden = isOwn;
     byId("index-left").textContent = "";
     return this.#work.run(async (signal) => {
@@ -130,7 +131,7 @@ export class IndexPanel {
       if (signal.aborted || !this.#stop.signal.aborted) throw error;
     }
     tellEnd(indexed, this.#found);
-    this.#onChange(this.#passages, model);
+    this.#onChange(this.#passages, model, this.#given.text);
   }
 }
 

@@ -9,12 +9,12 @@ const RULE = /^(?=.*-)(?=.*\|)[ \t|:-]+$/;
 /** The name of passage number `place`: a letter, and the title of its document. */
 export function nameOf(place, passages) {
   const { title } = passages[place];
-  return title ? `${letters(place)} · ${title}` : letters(place);
+  return title ? `${lettersOf(place)} · ${title}` : lettersOf(place);
 }
 
 /** A to Z, then AA and on. */
-const letters = (place) =>
-  (place < 26 ? "" : letters(Math.floor(place / 26) - 1)) + String.fromCharCode(65 + (place % 26));
+export const lettersOf = (place) =>
+  (place < 26 ? "" : lettersOf(Math.floor(place / 26) - 1)) + String.fromCharCode(65 + (place % 26));
 
 /** The passages of a text: its paragraphs, or its lines where it has no empty ones; tables and code are whole. */
 export function chunkText(text) {

@@ -1,16 +1,26 @@
 /** The lower part of the view Search: a query, five rankings, and why the chosen passage is found. */
 
-import { embed, readAs, rerank, tokenize, withTokens } from "../core/api.js";
+import {
+  embed,
+  embedRequest,
+  readAs,
+  rerank,
+  rerankRequest,
+  tokenize,
+  withTokens,
+} from "../core/api.js";
 import { byId, element, onPause } from "../core/dom.js";
 import { milliseconds } from "../core/format.js";
 import { showLead } from "../core/lead.js";
+import { TakeBar } from "../core/take.js";
 import { LatestWork, sentenceFor } from "../core/work.js";
 import { compare, readText } from "../match/compare.js";
 import { renderRibbon } from "../match/ribbon.js";
 import { sharedTable } from "../match/tables.js";
-import { Columns } from "./columns.js";
-import { nameOf } from "./passages.js";
+import { Columns, ROWS } from "./columns.js";
+import { lettersOf, nameOf } from "./passages.js";
 import { fuse } from "./ranking.js";
+import { CORPUS } from "./samples.js";
 
 const PAUSE = 300;
 const CANDIDATES = 100;
@@ -27,11 +37,14 @@ export class ResultPanel {
   /** The passages in the index, and the model that made their vectors. */
   #passages = [];
   #model = null;
+  /** What was cut into them; null where it is files. */
+  #text = null;
   #query = null;
   #tokens = new Map();
   #work;
   #detail;
   #columns;
+  #bar;
 
   constructor(index, models) {
     this.#index = index;
@@ -41,6 +54,7 @@ export class ResultPanel {
     this.#columns = new Columns((chunk) =>
       this.#detail.run((signal) => this.#explain(chunk, signal)),
     );
+    this.#bar = new TakeBar("search", models);
     onPause(byId("search-query"), "input", PAUSE, () => this.again());
     byId("search-samples").onclick = ({ target }) => {
       if (target.type !== "button") return;
@@ -50,8 +64,9 @@ export class ResultPanel {
   }
 
   /** Searches these passages, which `model` has put into the index, from now on. */
-  search(passages, model) {
+  search(passages, model, text) {
     this.#passages = passages;
+    this.#text = text;
     this.#model = model;
     this.#tokens.clear();
     for (const id of ["columns", "why", "search-times"]) byId(id).replaceChildren();
@@ -73,8 +88,10 @@ export class ResultPanel {
     const model = this.#model;
     showLead("search", model, LOST);
     const times = new Stopwatch();
+    const options = { ...readAs("query", model), ...withTokens(model) };
+    const requests = [embedRequest([query], model, options)];
     const [asked, [tokens]] = await Promise.all([
-      embed([query], model, { ...readAs("query", model), ...withTokens(model) }, { signal }),
+      embed([query], model, options, { signal }),
       tokenize([query], model, { signal }),
     ]);
     const embedding = times.lap();
@@ -89,9 +106,10 @@ export class ResultPanel {
     await this.#show(rankings, signal);
     times.lap();
     const merged = rankings.fused ?? kinds[0];
-    const reason = await this.#rerank(query, merged, rankings, signal);
+    const reason = await this.#rerank(query, merged, rankings, requests, signal);
     const reranking = times.lap();
     await this.#show(rankings, signal, reason);
+    this.#bar.show(requests, this.#exported(rankings), this.#fields(query));
     const [best] = rankings.reranked ?? merged;
     if (best) this.#columns.choose(best.chunk);
     byId("search-times").textContent =
@@ -100,7 +118,7 @@ export class ResultPanel {
   }
 
   /** Fills the column of the reranked; why it cannot be filled, if so. */
-  async #rerank(query, merged, rankings, signal) {
+  async #rerank(query, merged, rankings, requests, signal) {
     const candidates = merged.slice(0, RERANKED).map((hit) => hit.chunk);
     if (!candidates.length) return "";
     const passages = candidates.map((chunk) => this.#passages[chunk].text);
@@ -109,6 +127,7 @@ export class ResultPanel {
       if (!model) return "No reranker is set: RERANKER_MODEL names one.";
       if (!model.kinds.includes("scores"))
         return `${model.label} tells labels, none of which says how relevant a passage is.`;
+      requests.push(rerankRequest(query, passages, model));
       const { results } = await rerank(query, passages, model, { signal });
       rankings.reranked = results.map(({ index, score }) => ({ chunk: candidates[index], score }));
       return "";
@@ -116,6 +135,22 @@ export class ResultPanel {
       if (signal.aborted || error.isLoading) throw error;
       return sentenceFor(error);
     }
+  }
+
+  /** The columns as data. */
+  #exported(rankings) {
+    const hit = ({ chunk, score }, i) => {
+      const { title, text } = this.#passages[chunk];
+      return { rank: i + 1, passage: lettersOf(chunk), title, text, score };
+    };
+    const columns = Object.entries(rankings);
+    return Object.fromEntries(columns.map(([kind, hits]) => [kind, hits?.slice(0, ROWS).map(hit)]));
+  }
+
+  /** What a link holds: the query, and the text where it is not the handbook. */
+  #fields(query) {
+    if (this.#text === null) return "A link cannot hold files: paste their text to have one.";
+    return this.#text === CORPUS ? { query } : { query, text: this.#text };
   }
 
   async #show(rankings, signal, reason = "") {

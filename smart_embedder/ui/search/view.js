@@ -11,12 +11,23 @@ export function createSearchView(models) {
   let results = null;
   let asked = {};
 
+  /** Begins with what the fields have, which a link may have filled in. */
   const begin = () => {
-    const index = new PassageIndex();
-    results = new ResultPanel(index, models);
-    panel = new IndexPanel(index, models, (passages, model) => results.search(passages, model));
+    asked = { embedder: models.embedderKey, reranker: models.rerankerKey };
+    if (!panel) {
+      const index = new PassageIndex();
+      results = new ResultPanel(index, models);
+      panel = new IndexPanel(index, models, (...changed) => results.search(...changed));
+    }
+    const corpus = byId("corpus").value || CORPUS;
     byId("search-query").value ||= QUERY;
-    panel.begin(CORPUS, false);
+    panel.begin(corpus, corpus !== CORPUS);
+  };
+  /** Shows what a link has filled in. */
+  const open = ({ fields }) => {
+    if (!panel || fields.some(([id]) => id === "corpus")) begin();
+    else if (asked.embedder !== models.embedderKey) show();
+    else results.again();
   };
   const show = () => {
     const before = asked;
@@ -26,5 +37,5 @@ export function createSearchView(models) {
     else if (asked.embedder !== before.embedder) panel.again();
     else if (asked.reranker !== before.reranker) results.again();
   };
-  return { show, choose: show };
+  return { show, choose: show, open };
 }

@@ -1,10 +1,11 @@
 /** The view Text: how the model reads texts, and what it makes of them. */
 
-import { embed, tokenize, withTokens } from "../core/api.js";
+import { embed, embedRequest, tokenize, withTokens } from "../core/api.js";
 import { byId, onPause } from "../core/dom.js";
 import { plural } from "../core/format.js";
 import { labelsOf } from "../core/labels.js";
 import { showLead } from "../core/lead.js";
+import { TakeBar } from "../core/take.js";
 import { splitTexts } from "../core/texts.js";
 import { LatestWork } from "../core/work.js";
 import { renderKinds, renderTimings } from "./kinds.js";
@@ -26,7 +27,8 @@ const LOST = {
 export function createTextView(models) {
   const input = byId("texts");
   const work = new LatestWork(byId("text-message"), models.status);
-  const run = () => work.run((signal) => analyse(input.value, models, signal));
+  const bar = new TakeBar("text", models);
+  const run = () => work.run((signal) => analyse(input.value, models, bar, signal));
   let asked = null;
 
   onPause(input, "input", PAUSE, run);
@@ -37,7 +39,7 @@ export function createTextView(models) {
         const length = isLong ? (await models.embedder(signal)).maxLength : 0;
         if (signal.aborted) return;
         input.value = isLong ? longText(length) : SAMPLES[button.value];
-        await analyse(input.value, models, signal);
+        await analyse(input.value, models, bar, signal);
       });
   }
   const show = () => {
@@ -47,10 +49,14 @@ export function createTextView(models) {
     asked = keys;
     run();
   };
-  return { show, choose: show };
+  const open = () => {
+    asked = [models.embedderKey, models.rerankerKey].join("\n");
+    run();
+  };
+  return { show, choose: show, open };
 }
 
-async function analyse(value, models, signal) {
+async function analyse(value, models, bar, signal) {
   const all = splitTexts(value);
   const texts = all.slice(0, MOST_TEXTS);
   byId("text-output").hidden = !texts.length;
@@ -76,6 +82,7 @@ async function analyse(value, models, signal) {
     labels: labels?.[i],
     truncation: truncationOf(embeddings.report, i, model),
   }));
+  bar.show([embedRequest(texts, model, withTokens(model))], results, { texts: value });
   const pieces = byId("text-pieces");
   pieces.onchange = () => {
     const shown = results.map((result, i) => renderText(result, i, pieces.checked));

@@ -1,0 +1,150 @@
+/** What a view shows, to take away: its requests as code, a link that opens it again, and JSON. */
+
+import { addressOf, hasToken } from "./api.js";
+import { byId, element } from "./dom.js";
+import { count } from "./format.js";
+
+/** Of a link. Some programs cut longer ones. */
+const MOST_CHARACTERS = 8000;
+/** The fields of each view that a link fills, by their names in it. */
+const FIELDS = {
+  text: { texts: "texts" },
+  match: { query: "match-query", passages: "match-passages" },
+  search: { query: "search-query", text: "corpus" },
+};
+const MODELS = ["embedder", "reranker"];
+
+const CODE = { curl, Python: python, JavaScript: javascript };
+
+/** The buttons below what a view shows. */
+export class TakeBar {
+  #view;
+  #models;
+  #shown = null;
+  #told = element("p.quiet", { role: "status" });
+  #text = element("textarea", { readonly: true, rows: 8, hidden: true, "aria-label": "To be copied" });
+
+  constructor(view, models) {
+    this.#view = view;
+    this.#models = models;
+    const buttons = [
+      ...Object.keys(CODE).map((name) =>
+        button(`Copy as ${name}`, () => this.#copy(CODE[name](this.#shown.requests))),
+      ),
+      button("Copy a link", () => this.#copyLink()),
+      button("Save as JSON", () => this.#save()),
+    ];
+    const bar = element("div.choices", { role: "group", "aria-label": "Take it away" }, buttons);
+    byId(`${view}-output`).append(element("h2", "Take it away"), bar, this.#told, this.#text);
+  }
+
+  /**
+   * `requests` are those that made what is shown, `[{path, body}]`, and `result` is what is shown;
+   * `fields` are what a link fills in, or a sentence on why there can be no link.
+   */
+  show(requests, result, fields) {
+    this.#shown = { requests, result, fields };
+    this.#told.textContent = "";
+    this.#text.hidden = true;
+  }
+
+  async #copy(text) {
+    this.#text.value = text;
+    this.#text.hidden = false;
+    try {
+      await navigator.clipboard.writeText(text);
+      this.#told.textContent = "Copied.";
+    } catch {
+      // Which it lets pages do that come by HTTPS or from this machine.
+      this.#text.select();
+      this.#told.textContent = "The browser does not let this page copy: take it from the field.";
+    }
+  }
+
+  #copyLink() {
+    const { fields } = this.#shown;
+    const models = MODELS.map((what) => [what, this.#models[`${what}Key`]]).filter(([, key]) => key);
+    const given = new URLSearchParams({ ...fields, ...Object.fromEntries(models) });
+    const link = `${location.href.split("#")[0]}#${this.#view}?${given}`;
+    const [length, most] = [link.length, MOST_CHARACTERS].map(count);
+    const isLong = link.length > MOST_CHARACTERS;
+    const obstacle = isLong && `A link of ${length} characters is too long: ${most} are the most.`;
+    if (typeof fields === "object" && !isLong) return this.#copy(link);
+    this.#text.hidden = true;
+    this.#told.textContent = obstacle || fields;
+  }
+
+  #save() {
+    const { requests, result } = this.#shown;
+    const text = JSON.stringify({ view: this.#view, requests, result }, plain, 2);
+    const address = URL.createObjectURL(new Blob([text], { type: "application/json" }));
+    element("a", { href: address, download: `${this.#view}.json` }).click();
+    setTimeout(() => URL.revokeObjectURL(address), 60_000);
+  }
+}
+
+function button(text, run) {
+  const made = element("button", { type: "button" }, text);
+  made.onclick = run;
+  return made;
+}
+
+const plain = (_, value) => (ArrayBuffer.isView(value) ? Array.from(value) : value);
+
+/**
+ * What the part of an address behind "#" asks for: `{view, fields, embedder, reranker, isLong}`. It may
+ * be anybody's: `fields`, by the ids of elements, are null unless they are those of a view.
+ */
+export function readLink(hash) {
+  const [view, query] = hash.slice(1).split(/\?(.*)/s);
+  const known = Object.hasOwn(FIELDS, view) ? FIELDS[view] : {};
+  if (hash.length > MOST_CHARACTERS) return { view, fields: null, isLong: true };
+  const given = new URLSearchParams(query);
+  const filled = Object.entries(known).filter(([name]) => given.has(name));
+  const fields = filled.map(([name, id]) => [id, given.get(name)]);
+  const [embedder, reranker] = MODELS.map((what) => given.get(what) ?? "");
+  return { view, embedder, reranker, fields: fields.length ? fields : null };
+}
+
+const json = (body) => JSON.stringify(body, null, 2);
+
+/** In curl nothing of a body is read by the shell, nor ends it: its lines begin with a brace or a space. */
+function curl(requests) {
+  const token = hasToken() ? ` \\\n  -H "Authorization: Bearer $API_TOKEN"` : "";
+  const each = ({ path, body }) =>
+    `curl -sS '${addressOf(path).replaceAll("'", "%27")}'${token} \\\n` +
+    `  -H 'Content-Type: application/json' --data-binary @- <<'END'\n${json(body)}\nEND\n`;
+  return requests.map(each).join("\n");
+}
+
+function python(requests) {
+  const token = hasToken() ? `, "Authorization": "Bearer " + os.environ["API_TOKEN"]` : "";
+  const words = { true: "True", false: "False", null: "None" };
+  const literal = (body) =>
+    json(body).replace(/^(\s*"\w+": )(true|false|null)(,?)$/gm, (_, a, word, b) => a + words[word] + b);
+  return `import json
+${token && "import os\n"}from urllib.request import Request, urlopen
+
+
+def ask(path, body):
+    headers = {"Content-Type": "application/json"${token}}
+    request = Request(${JSON.stringify(addressOf(""))} + path, json.dumps(body).encode(), headers)
+    with urlopen(request) as answer:
+        return json.load(answer)
+
+
+${requests.map(({ path, body }) => `print(json.dumps(ask("${path}", ${literal(body)})))`).join("\n")}
+`;
+}
+
+function javascript(requests) {
+  const token = hasToken() ? `, Authorization: \`Bearer \${process.env.API_TOKEN}\`` : "";
+  return `async function ask(path, body) {
+  const headers = { "Content-Type": "application/json"${token} };
+  const request = { method: "POST", headers, body: JSON.stringify(body) };
+  return (await fetch(${JSON.stringify(addressOf(""))} + path, request)).json();
+}
+
+${requests.map(({ path, body }) => `console.log(JSON.stringify(await ask("${path}", ${json(body)})));`).join("\n")}
+`;
+}
