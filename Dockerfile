@@ -19,6 +19,8 @@ RUN --mount=type=cache,target=/root/.cache/pip \
 
 FROM ${PYTHON_IMAGE} AS service
 ARG DEVICE=cpu
+# Bytecode that a program leaves by the way holds the time of its source.
+ARG PYTHONDONTWRITEBYTECODE=1
 LABEL org.opencontainers.image.title="Smart Embedder" \
     org.opencontainers.image.description="Dense, sparse and ColBERT vectors and reranking for hybrid search" \
     org.opencontainers.image.version="2.0.0-dev" \
@@ -83,6 +85,7 @@ HEALTHCHECK --interval=30s --timeout=5s --start-period=300s --retries=3 CMD ["py
 ENTRYPOINT ["/bin/sh", "-c", "case ${1--} in -*) exec python -m smart_embedder \"$@\" ;; *) exec \"$@\" ;; esac", "sh"]
 
 FROM service AS verify
+ARG PYTHONDONTWRITEBYTECODE=1
 USER 0:0
 RUN --mount=type=bind,from=tools,source=/tools,target=/tools \
     --mount=type=bind,source=requirements/verify.lock,target=/verify.lock \
