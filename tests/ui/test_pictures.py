@@ -19,7 +19,7 @@ DOCS = REPOSITORY / "docs"
 MOST_BYTES = 300_000
 # The mean difference of two areas of the picture, from 0 (the same) to 1 (black and white).
 TOLERANCE = 0.06
-STEPS = 60 if os.environ.get("WRITE_PICTURES") else 1
+STEPS = 36 if os.environ.get("WRITE_PICTURES") else 1
 WINDOW = {"width": 1280, "height": 800}
 PICTURES = {
     "ui-text.png": ("text", "light", WINDOW),

@@ -22,7 +22,7 @@ from smart_embedder.api.answers import (
 from smart_embedder.api.context import context_of, preference, preferences, require_operator
 from smart_embedder.api.endpoints.pages import UI_PATH
 from smart_embedder.api.handler import Service, ServiceDep
-from smart_embedder.api.openapi import Router
+from smart_embedder.api.openapi import BEARER, Router
 from smart_embedder.engine.model import LoadedModels
 from smart_embedder.observability.metrics import EMBEDDING_ENDPOINT, RERANK_ENDPOINT, Metrics
 from smart_embedder.settings import Settings
@@ -163,6 +163,7 @@ async def history(service: ServiceDep) -> Response:
     "/clients",
     summary="Who asks for work",
     response_model=list[ClientResponse],
+    dependencies=[BEARER],
     responses=router.errors(401, 403),
 )
 async def clients(request: Request, service: ServiceDep) -> Response:
