@@ -117,9 +117,10 @@ def test_metrics_are_locked_where_they_are_protected(protected: bool, app, paths
         for method, operation in operations.items()
         if operation.get("security") == lock
     }
-    counters = {"get /stats", "get /metrics"}
+    counters = {"get /stats", "get /stats/history", "get /metrics"}
     assert counters & locked == (counters if protected else set())
-    assert {"post /rerank", "post /embeddings/", "post /", "get /v1/models", "get /info"} <= locked
+    assert {"post /rerank", "post /embeddings/", "post /", "get /info"} <= locked
+    assert {"get /v1/models", "get /clients"} <= locked
     assert not {"get /health", "get /ping", "get /"} & locked
     assert paths["/metrics"]["get"]["summary"] == "Prometheus metrics"
 
