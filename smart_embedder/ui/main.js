@@ -54,7 +54,10 @@ function showView() {
 
 function takeLink(name, link) {
   history.replaceState(null, "", `#${name}`); // The texts of a link stay in no address.
-  for (const [id, value] of link.fields ?? []) byId(id).value = value;
+  for (const [id, value] of link.fields ?? []) {
+    byId(id).value = value;
+    byId(id).closest("details")?.setAttribute("open", ""); // So that it is seen.
+  }
   pending[name] = link;
 }
 

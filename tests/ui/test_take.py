@@ -93,6 +93,9 @@ def test_a_link_of_a_stranger_sends_nothing_and_is_no_markup(
     link = f"{view}={text}&query=q&embedder={quote('<b>x')}&constructor=1&__proto__=2"
     with open_page(browser, ui_server.url, link) as page:
         expect(page.locator("#link-bar")).to_contain_text("to ask <b>x")
+        name = view.partition("?")[0]
+        field = {"text": "#texts", "match": "#match-passages", "search": "#corpus"}
+        expect(page.locator(field[name])).to_be_visible()
         page.wait_for_load_state("networkidle")
         assert ui_server.metric("embedding_sentences_processed_total") == before
         page.click("#link-open")
