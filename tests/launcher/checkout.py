@@ -209,7 +209,8 @@ def make_checkout(folder: Path) -> Path:
     for flavour in ("cpu", "gpu"):
         (folder / f"requirements-{flavour}.txt").write_text("torch==2.0\ntiny==1.0\n")
         (folder / f"requirements/torch-{flavour}.lock").write_text(torch)
-    for name in ("service.lock", "verify.lock", "demo.txt"):
+    (folder / "requirements/verify.lock").write_text(torch)
+    for name in ("service.lock", "demo.txt"):
         (folder / "requirements" / name).write_text(pinned)
     shutil.copytree(
         ROOT / "launcher", folder / "launcher", ignore=shutil.ignore_patterns("__pycache__")

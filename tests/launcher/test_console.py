@@ -91,7 +91,7 @@ def test_on_a_terminal_one_line_shows_how_far_the_installation_is(own_started: P
 
 def test_demo_asks_nothing(started: Path) -> None:
     _, shown = start_on_terminal("", "local", "cpu", "--demo", script=started)
-    assert told_on_terminal(shown)["RERANKER_MODEL"] == "late-interaction"
+    assert told_on_terminal(shown)["FLAGS"] == "--demo"
     assert "BGE or QWEN" not in "\n".join(shown)
 
 
