@@ -45,6 +45,7 @@ from smart_embedder.errors import (
 )
 from smart_embedder.middleware.memory import HeldAnswer, ResponseMemory
 from smart_embedder.middleware.observe import _REASON_OF, MeasureRequests, _outcome
+from smart_embedder.observability.history import Clients
 from smart_embedder.observability.metrics import Metrics
 from smart_embedder.settings import Settings
 from tests.simulation.auditor import OWNER, Auditor, RequestBook
@@ -81,7 +82,8 @@ class World:
     measured: MeasureRequests = field(init=False)
 
     def __post_init__(self) -> None:
-        self.measured = MeasureRequests(_answer, self.metrics, (NATIVE_EMBEDDINGS, RERANK))
+        endpoints = NATIVE_EMBEDDINGS, RERANK
+        self.measured = MeasureRequests(_answer, self.metrics, Clients(), endpoints)
 
     def count(self, what: str) -> None:
         self.tally[what] = self.tally.get(what, 0) + 1
