@@ -18,7 +18,7 @@ PACKAGES |= {"llama_index.core": "llama-index-core", "smart_embedder_client": ".
 # The client lies here, and what is not run has no pin.
 UNPINNED = {"./client", "opensearch-py"}
 # By the packages that are named.
-BROUGHT_ALONG = {"pydantic", "qdrant-client", "httpx", "numpy"}
+BROUGHT_ALONG = {"pydantic", "qdrant-client", "httpx", "numpy", "opensearchpy"}
 
 
 def packages_of(example: Path) -> set[str]:
