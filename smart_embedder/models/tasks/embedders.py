@@ -471,10 +471,9 @@ def dense_vectors(
     backend: Backend, pooling: str, hidden: Tensor, packed: PackedBatch, sequences: Indices
 ) -> DeviceRows:
     """`[S, hidden]` float32 of unit length: one for each of the `sequences`, packed indices."""
-    if pooling == "cls" and packed.tokens == packed.real_tokens == packed.lengths[0]:
-        # One text: nothing need be copied to the device, which takes a part of a lone query's time.
-        return DeviceRows(*backend.unit_rows(hidden[:1], torch.float32))
     if pooling == "cls":
+        if len(packed.unpack_order) == 1:  # It begins the batch: no index need be copied for it.
+            return DeviceRows(*backend.unit_rows(hidden[:1], torch.float32))
         first = to_device(hidden.device, packed.offsets[sequences])
         return DeviceRows(*backend.unit_rows(hidden, torch.float32, first))
     chosen = to_device(hidden.device, sequences)
