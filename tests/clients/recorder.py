@@ -2,13 +2,14 @@
 
 import json
 import re
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 
 import httpx2
+
+from tests.support.answering_http import Handler, serving, url_of
 
 RECORDED = Path(__file__).parent / "recorded.jsonl"
 # What decides how the server reads a request. The rest is the connection's, or of one run alone.
@@ -29,15 +30,15 @@ class Recorder(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}"
+        return url_of(self)
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(Handler):
     server: Recorder
     protocol_version = "HTTP/1.1"
 
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["Content-Length"]))
+    def respond(self) -> None:
+        body = self.read_body()
         self.server.requests.append(
             {
                 "method": self.command,
@@ -54,35 +55,14 @@ class _Handler(BaseHTTPRequestHandler):
         answer = self.server.client.request(
             self.command, self.path, content=body, headers=headers | {"accept-encoding": "identity"}
         )
-        self._answer(answer.status_code, dict(answer.headers), answer.content)
-
-    do_GET = do_POST  # noqa: N815 - the library's name
-
-    def _answer(self, status: int, headers: dict[str, str], body: bytes) -> None:
-        self.send_response(status)
-        for name, value in headers.items():
-            if name.lower() not in _OF_A_CONNECTION:
-                self.send_header(name, value)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        told = {k: v for k, v in answer.headers.items() if k.lower() not in _OF_A_CONNECTION}
+        self.answer(answer.status_code, answer.content, **told)
 
 
 @contextmanager
 def recorder(target: str, prepare: Callable[[], None] | None = None) -> Iterator[Recorder]:
-    proxy = Recorder(target, prepare)
-    thread = threading.Thread(target=proxy.serve_forever, args=(0.01,))
-    thread.start()
-    try:
+    with serving(Recorder(target, prepare)) as proxy, proxy.client:
         yield proxy
-    finally:
-        proxy.shutdown()
-        thread.join()
-        proxy.server_close()
-        proxy.client.close()
 
 
 def stem(name: str) -> str:

@@ -6,12 +6,9 @@ On it the service, as docs/clusters.md starts it.
 import os
 import signal
 import subprocess
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import httpx2
 import psutil
@@ -19,6 +16,7 @@ import yaml
 
 from tests.support.ports import free_port
 from tests.support.server import REPOSITORY
+from tests.support.waiting import wait_until
 
 BIN = REPOSITORY / ".venv-cluster" / "bin"
 # Ray would take the machine's outer address for 127.0.0.1.
@@ -26,13 +24,6 @@ NODE = "127.0.0.2"
 LIMIT = 120.0
 _REPLICA = "ray::ServeReplica:smart-embedder:SmartEmbedder"
 _WORKER = "ray::MapWorker(MapBatches(BlockEmbedder))"
-
-
-def wait_until(condition: Callable[[], Any], what: str) -> None:
-    deadline, pause = time.monotonic() + LIMIT, threading.Event()
-    while not condition():
-        assert time.monotonic() < deadline, f"never: {what}"
-        pause.wait(0.1)
 
 
 class RayCluster:

@@ -15,10 +15,11 @@ import pytest
 from smart_embedder.engine.records import Outputs
 from smart_embedder.models.tasks.embedders import M3Embedder
 from tests.api.conftest import embedder
-from tests.cluster.ray_cluster import BIN, LIMIT, RayCluster, environment, wait_until
+from tests.cluster.ray_cluster import BIN, LIMIT, RayCluster, environment
 from tests.support.checkpoints import save_m3
 from tests.support.qdrant.process import run_qdrant
 from tests.support.server import REPOSITORY
+from tests.support.waiting import wait_until
 
 # Several waits of up to LIMIT each.
 pytestmark = pytest.mark.timeout(5 * LIMIT)

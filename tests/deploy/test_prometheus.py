@@ -18,6 +18,7 @@ from tests.support.prometheus_server import (
     run_prometheus,
 )
 from tests.support.server import RunningServer, run_server
+from tests.support.waiting import wait_until
 
 DASHBOARD = DEPLOYED.parent / "grafana" / "dashboards" / "smart-embedder.json"
 RULES = yaml.safe_load((DEPLOYED / "rules.yml").read_text())["groups"][0]["rules"]
@@ -66,9 +67,9 @@ def prometheus(
     """It has scraped the server both before and after some load."""
     target = embedder.url.removeprefix("http://")
     with run_prometheus(tmp_path_factory.mktemp("prometheus"), target) as running:
-        running.wait_for(lambda: scraped(running) == 0, "never scraped")
+        wait_until(lambda: scraped(running) == 0, "never scraped")
         send_load(embedder)
-        running.wait_for(lambda: scraped(running) == 3, "never scraped after the load")
+        wait_until(lambda: scraped(running) == 3, "never scraped after the load")
         yield running
 
 
@@ -151,7 +152,7 @@ def test_every_alert_can_be_evaluated_and_none_fires(prometheus: PrometheusServe
         (group,) = prometheus.get("rules")["groups"]
         return {rule["name"]: rule[fact] for rule in group["rules"]}
 
-    prometheus.wait_for(
+    wait_until(
         lambda: set(told("health").values()) == {"ok"}, "the alerts were never all evaluated"
     )
     assert told("state") == {rule["alert"]: "inactive" for rule in RULES}

@@ -5,12 +5,12 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 
 import pytest
 
+from tests.support.answering_http import Handler, serving
 from tests.support.server import REPOSITORY, run_server
 
 FILES = {
@@ -30,31 +30,20 @@ class LanguageModel(ThreadingHTTPServer):
         self.asked: list[tuple[str, str | None, dict]] = []
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(Handler):
     server: LanguageModel
 
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+    def respond(self) -> None:
+        body = json.loads(self.read_body())
         self.server.asked.append((self.path, self.headers["Authorization"], body))
         content = {"choices": [{"message": {"role": "assistant", "content": self.server.answer}}]}
-        answer = json.dumps(content).encode()
-        self.send_response(self.server.status)
-        self.send_header("Content-Length", str(len(answer)))
-        self.end_headers()
-        self.wfile.write(answer)
-
-    def log_message(self, *_: object) -> None:
-        pass
+        self.answer(self.server.status, json.dumps(content).encode())
 
 
 @pytest.fixture
 def llm() -> Iterator[LanguageModel]:
-    with LanguageModel() as server:
-        thread = Thread(target=server.serve_forever)
-        thread.start()
+    with serving(LanguageModel()) as server:
         yield server
-        server.shutdown()
-        thread.join()
 
 
 def test_an_answer_cites_the_files_and_what_is_cited_wrongly_is_told(

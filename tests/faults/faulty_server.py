@@ -14,8 +14,6 @@ Besides, a forward of more than MEMORY_TOKENS tokens is out of memory.
 import dataclasses
 import os
 import sys
-import threading
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -29,6 +27,7 @@ from smart_embedder.models.ops.backend import torch_backend
 from smart_embedder.models.ops.choose import choose_backend
 from smart_embedder.server.process import run
 from smart_embedder.settings import Settings
+from tests.support.waiting import wait_until
 
 
 class FaultyModel:
@@ -57,9 +56,9 @@ class FaultyModel:
             case "crash":
                 raise _accelerator_error(700, "an illegal memory access was encountered")
             case "hold":
-                _wait_until(Path(os.environ["GATE"]).exists)
+                wait_until(Path(os.environ["GATE"]).exists, "never opened")
         if self._hold:
-            _wait_until(lambda: not Path(self._hold).exists())
+            wait_until(lambda: not Path(self._hold).exists(), "never let go")
         if self._memory and sum(map(len, sequences)) > self._memory:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return self._model.launch(sequences, outputs)
@@ -90,12 +89,6 @@ def _plant(kernel: str) -> None:
         return backend.faster(backend.fastest("linear"), linear=linear)
 
     loader.choose_backend = choose
-
-
-def _wait_until(condition: Callable[[], bool]) -> None:
-    pause = threading.Event()
-    while not condition():
-        pause.wait(0.01)
 
 
 def load(settings: Settings) -> LoadedModels:

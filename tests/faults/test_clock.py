@@ -4,14 +4,12 @@ Sent 8: 8 answered, 0 refused, 0 lost. Healthy before and after.
 """
 
 import os
-import threading
 import time
 from pathlib import Path
 
-import pytest
-
 from tests.faults.tally import tally
 from tests.support.server import REPOSITORY, RunningServer, run_server
+from tests.support.waiting import wait_until
 
 # Read by the interpreter before anything else: `time.time` is what the file `clock` says beside it.
 # (The monotonic clock stays as it is, which is what setting a system's clock does.)
@@ -25,13 +23,8 @@ DAY = 86_400
 
 def wait_until_moved(server: RunningServer, year: str) -> None:
     """The server's own Date header shows which time it believes in."""
-    pause = threading.Event()
-    with server.client() as client:
-        for _ in range(200):
-            if year in client.get("/health").headers["date"]:
-                return
-            pause.wait(0.05)
-    pytest.fail(f"the server does not believe in {year}")
+    told = f"the server does not believe in {year}"
+    wait_until(lambda: year in server.get("/health").headers["date"], told)
 
 
 def test_a_clock_that_jumps_changes_no_wait_and_no_timing(tiny_m3: Path, tmp_path: Path) -> None:

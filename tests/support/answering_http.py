@@ -1,37 +1,74 @@
-"""An HTTP server that answers what a test says, for programs that ask servers of others."""
+"""Servers in threads of a test's own process, which answer what it says."""
 
 import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from socketserver import BaseServer
+from typing import Any, TypeVar
+
+Server = TypeVar("Server", bound=BaseServer)
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers whatever method by `respond`, and says nothing of what it does."""
+
+    def respond(self) -> None:
+        raise NotImplementedError
+
+    def do_GET(self) -> None:
+        self.respond()
+
+    do_POST = do_HEAD = do_GET  # noqa: N815 - the library's names
+
+    def read_body(self) -> bytes:
+        return self.rfile.read(int(self.headers.get("content-length", 0)))
+
+    def send_head(self, status: int, length: int, **headers: str) -> None:
+        """A `_` in the name of a header stands for a hyphen."""
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.send_header("Content-Length", str(length))
+        self.end_headers()
+
+    def answer(self, status: int, body: bytes = b"", **headers: str) -> None:
+        self.send_head(status, len(body), **headers)
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Nobody reads it."""
+
+
+def url_of(server: ThreadingHTTPServer) -> str:
+    return f"http://127.0.0.1:{server.server_port}"
+
+
+@contextmanager
+def serving(server: Server) -> Iterator[Server]:
+    """Let it serve until the block ends."""
+    with server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 @contextmanager
 def answering(answers: dict[str, Any]) -> Iterator[str]:
     """The address of a server that answers JSON by path, or a status, and 404 elsewhere."""
 
-    class Answers(BaseHTTPRequestHandler):
-        def answer(self) -> None:
-            self.rfile.read(int(self.headers.get("content-length", 0)))
+    class Answers(Handler):
+        def respond(self) -> None:
+            self.read_body()
             told = answers.get(self.path, 404)
-            content = b"no" if isinstance(told, int) else json.dumps(told).encode()
-            self.send_response(told if isinstance(told, int) else 200)
-            self.send_header("content-length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
+            is_status = isinstance(told, int)
+            self.answer(*(told, b"no") if is_status else (200, json.dumps(told).encode()))
 
-        do_GET = do_POST = answer  # noqa: N815 - the names that the library calls
-
-        def log_message(self, *_: Any) -> None:
-            """Say nothing."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
-            thread.join()
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), Answers)) as server:
+        yield url_of(server)

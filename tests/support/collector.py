@@ -3,13 +3,15 @@
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest,
     ExportTraceServiceResponse,
 )
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
+from tests.support.answering_http import Handler, serving, url_of
 
 WAIT_LIMIT = 120.0
 
@@ -48,25 +50,12 @@ class Collector:
 def run_collector() -> Iterator[Collector]:
     collector = Collector()
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            collector.take(self.path, self.rfile.read(int(self.headers["content-length"])))
+    class Receiver(Handler):
+        def respond(self) -> None:
+            collector.take(self.path, self.read_body())
             answer = ExportTraceServiceResponse().SerializeToString()
-            self.send_response(200)
-            self.send_header("Content-Type", "application/x-protobuf")
-            self.send_header("Content-Length", str(len(answer)))
-            self.end_headers()
-            self.wfile.write(answer)
+            self.answer(200, answer, Content_Type="application/x-protobuf")
 
-        def log_message(self, *_: object) -> None:
-            """Nobody reads it."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        collector.url = f"http://127.0.0.1:{server.server_address[1]}"
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            yield collector
-        finally:
-            server.shutdown()
-            thread.join()
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), Receiver)) as server:
+        collector.url = url_of(server)
+        yield collector

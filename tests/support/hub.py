@@ -5,9 +5,11 @@ import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
+
+from tests.support.answering_http import Handler, serving, url_of
 
 MODEL = "example/m3"
 _COMMIT = "a" * 40
@@ -37,7 +39,7 @@ class Hub(ThreadingHTTPServer):
 
     @property
     def address(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}"
+        return url_of(self)
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -45,18 +47,15 @@ class Hub(ThreadingHTTPServer):
         return {file.relative_to(self.folder).as_posix(): file.stat().st_size for file in files}
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(Handler):
     server: Hub
 
-    def do_GET(self) -> None:
+    def respond(self) -> None:
         path = unquote(urlsplit(self.path).path)
         self.server.hosts.add(urlsplit(self.path).netloc)
         token = self.server.token
         if token and self.headers.get("Authorization") != f"Bearer {token}":
-            self.send_response(403)
-            self.send_header("X-Error-Code", "GatedRepo")
-            self.send_header("Content-Length", "0")
-            self.end_headers()
+            self.answer(403, X_Error_Code="GatedRepo")
         elif "/resolve/" in path:
             file = path.partition("/resolve/")[2].partition("/")[2]
             self._send_file(self.server.folder / file)
@@ -70,20 +69,16 @@ class _Handler(BaseHTTPRequestHandler):
             siblings = [{"rfilename": name, "size": size} for name, size in files]
             self._send_json({"id": MODEL, "sha": _COMMIT, "siblings": siblings})
 
-    do_HEAD = do_GET  # noqa: N815 - http.server's own names
-
     def _send_json(self, found: object) -> None:
-        body = json.dumps(found).encode()
-        self._send_head(200, len(body), "answer")
-        if self.command == "GET":
-            self.wfile.write(body)
+        self.answer(200, json.dumps(found).encode(), ETag='"answer"', X_Repo_Commit=_COMMIT)
 
     def _send_file(self, file: Path) -> None:
         asked = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
         start = int(asked[1]) if asked else 0
         body = file.read_bytes()[start:]
         tag = self.server.tags.get(file.name, file.name)
-        self._send_head(206 if asked else 200, len(body), tag)
+        status = 206 if asked else 200
+        self.send_head(status, len(body), ETag=f'"{tag}"', X_Repo_Commit=_COMMIT)
         if self.command == "GET":
             if asked:
                 self.server.ranges.append(asked[0])
@@ -100,29 +95,14 @@ class _Handler(BaseHTTPRequestHandler):
             self.server.flowing.wait(_LIMIT)
             self.wfile.write(body[stop:])
 
-    def _send_head(self, status: int, length: int, tag: str) -> None:
-        self.send_response(status)
-        self.send_header("Content-Length", str(length))
-        self.send_header("ETag", f'"{tag}"')
-        self.send_header("X-Repo-Commit", _COMMIT)
-        self.end_headers()
-
-    def log_message(self, *_: object) -> None:
-        """Keep silent."""
-
 
 @contextmanager
 def run_hub(
     folder: Path, *, stop_at: int = 2**40, cuts: int = 0, token: str | None = None
 ) -> Iterator[Hub]:
     """Serve a folder until the block ends."""
-    hub = Hub(folder, stop_at=stop_at, cuts=cuts, token=token)
-    thread = threading.Thread(target=hub.serve_forever, args=(0.01,))
-    thread.start()
-    try:
-        yield hub
-    finally:
-        hub.flowing.set()
-        hub.shutdown()
-        thread.join(30)
-        hub.server_close()
+    with serving(Hub(folder, stop_at=stop_at, cuts=cuts, token=token)) as hub:
+        try:
+            yield hub
+        finally:
+            hub.flowing.set()

@@ -7,7 +7,6 @@ import re
 import shutil
 import socket
 import subprocess
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 
 from tests.support.ports import free_port
 from tests.support.server import REPOSITORY
+from tests.support.waiting import wait_until
 
 NAME = "embed.example.com"
 LIMIT = 60
@@ -52,22 +52,17 @@ def run_proxy(command: list[str], port: int) -> Iterator[str]:
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
     try:
-        wait_for_port(port, process)
+        wait_until(lambda: _listens(port, process), "the proxy never listened")
         yield f"https://127.0.0.1:{port}"
     finally:
         process.terminate()
         process.communicate(timeout=LIMIT)
 
 
-def wait_for_port(port: int, process: "subprocess.Popen[bytes]") -> None:
-    pause = threading.Event()
-    for _ in range(LIMIT * 20):
-        assert process.poll() is None, process.communicate()[0].decode()
-        with socket.socket() as tried:
-            if tried.connect_ex(("127.0.0.1", port)) == 0:
-                return
-        pause.wait(0.05)
-    pytest.fail("the proxy never listened")
+def _listens(port: int, process: "subprocess.Popen[bytes]") -> bool:
+    assert process.poll() is None, process.communicate()[0].decode()
+    with socket.socket() as tried:
+        return tried.connect_ex(("127.0.0.1", port)) == 0
 
 
 @contextmanager

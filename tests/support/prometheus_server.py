@@ -2,9 +2,7 @@
 
 import shutil
 import subprocess
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -43,14 +41,6 @@ class PrometheusServer:
         data = self.get("query", query=expression)
         assert data["resultType"] == "vector", data
         return [(sample["metric"], float(sample["value"][1])) for sample in data["result"]]
-
-    def wait_for(self, condition: Callable[[], bool], otherwise: str) -> None:
-        """Ask until `condition` holds, which new scrapes bring about."""
-        deadline = time.monotonic() + WAIT_LIMIT
-        pause = threading.Event()
-        while not condition():
-            assert time.monotonic() < deadline, otherwise
-            pause.wait(0.1)
 
 
 def _configuration(folder: Path, target: str) -> Path:

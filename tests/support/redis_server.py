@@ -5,13 +5,13 @@ import shutil
 import signal
 import socketserver
 import subprocess
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
 
+from tests.support.answering_http import serving
 from tests.support.ports import free_port
 
 PROGRAM = shutil.which("redis-server")
@@ -119,14 +119,6 @@ class _OddHandler(socketserver.StreamRequestHandler):
         return self.rfile.read(length + 2)[:length]
 
 
-@contextmanager
-def run_odd_redis(answer: bytes) -> Iterator[OddRedis]:
+def run_odd_redis(answer: bytes) -> AbstractContextManager[OddRedis]:
     """A server whose answer to every question is these bytes."""
-    with OddRedis(answer) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.shutdown()
-            thread.join()
+    return serving(OddRedis(answer))

@@ -5,7 +5,6 @@ import re
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,10 +13,9 @@ from typing import Any
 import httpx2
 
 from tests.support.copied_process import CopiedProcess, can_copy
+from tests.support.waiting import LIMIT, wait_until
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-START_LIMIT = 120.0
-WAIT_LIMIT = 120.0
 # Seconds for an answer: on a busy machine the process may get no core for a while.
 ANSWER_LIMIT = 60.0
 # Ours, and uvicorn's where that is the command.
@@ -50,18 +48,13 @@ class RunningServer:
         return "".join(self.lines)
 
     def wait_until_bound(self) -> None:
-        assert self._bound.wait(START_LIMIT), self.log
+        assert self._bound.wait(LIMIT), self.log
         assert self.url, self.log
 
     def wait_until_healthy(self) -> None:
         """Ask /health until it says 200; the server is asked again only after it has answered."""
         self.wait_until_bound()
-        deadline = time.monotonic() + START_LIMIT
-        pause = threading.Event()
-        while self.get("/health").status_code != 200:
-            assert self.process.poll() is None, self.log
-            assert time.monotonic() < deadline, self.log
-            pause.wait(0.05)
+        self.wait_for_status("/health", 200)
 
     def get(self, path: str) -> httpx2.Response:
         """The answer to a request on a connection of its own."""
@@ -101,12 +94,11 @@ class RunningServer:
         self._wait(lambda: self.get(path).status_code == status, f"{path} never answered {status}")
 
     def _wait(self, condition: Callable[[], bool], otherwise: str) -> None:
-        deadline = time.monotonic() + WAIT_LIMIT
-        pause = threading.Event()
-        while not condition():
+        def holds() -> bool:
             assert self.process.poll() is None, self.log
-            assert time.monotonic() < deadline, f"{otherwise}\n{self.log}"
-            pause.wait(0.02)
+            return condition()
+
+        wait_until(holds, lambda: f"{otherwise}\n{self.log}")
 
     def close(self) -> None:
         """Read what is left of the output and close the pipe."""

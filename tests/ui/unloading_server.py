@@ -5,7 +5,6 @@ POST /test/unload/{model} unloads a model. While the file HOLD_LOADING exists, n
 
 import os
 import sys
-import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from smart_embedder.models.load import load_models
 from smart_embedder.server.process import run
 from smart_embedder.settings import Settings
 from smart_embedder.settings.types import ModelEntry
+from tests.support.waiting import wait_until
 
 
 class HeldLoader:
@@ -31,9 +31,7 @@ class HeldLoader:
         return getattr(self._loader, name)
 
     def plan(self, entry: ModelEntry) -> LoadPlan:
-        pause = threading.Event()
-        while Path(os.environ["HOLD_LOADING"]).exists():
-            pause.wait(0.02)
+        wait_until(lambda: not Path(os.environ["HOLD_LOADING"]).exists(), "never let go")
         return self._loader.plan(entry)
 
 

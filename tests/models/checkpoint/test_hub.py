@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import astuple
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from itertools import count
 from pathlib import Path
 
@@ -29,6 +29,7 @@ from smart_embedder.models.checkpoint import hub
 from smart_embedder.models.checkpoint.hub import Hub, follow_download, locate
 from smart_embedder.models.loader import ModelFolders, locate_model, locate_models
 from smart_embedder.settings import Settings
+from tests.support.answering_http import Handler, serving, url_of
 from tests.support.bad_start import failing_start
 from tests.support.disks import full, give_up_rights, read_only
 from tests.support.hub import MODEL, run_hub
@@ -190,30 +191,18 @@ def serve(respond: Respond, status: int = 200, **headers: str) -> Iterator[str]:
     """A hub that answers so until the block ends, when the event is set."""
     asked, ended = count(1), threading.Event()
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
+    class Responding(Handler):
+        def respond(self) -> None:
             body = respond(next(asked), ended)
-            if body is None:
-                return
-            with suppress(OSError):  # Nobody waited.
-                self.send_response(status)
-                for name, value in {"Content-Length": str(len(body)), **headers}.items():
-                    self.send_header(name.replace("_", "-"), value)
-                self.end_headers()
-                self.wfile.write(body)
+            if body is not None:
+                with suppress(OSError):  # Nobody waited.
+                    self.answer(status, body, **headers)
 
-        def log_message(self, *_: object) -> None:
-            """Keep silent."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), Responding)) as server:
         try:
-            yield f"http://127.0.0.1:{server.server_port}"
+            yield url_of(server)
         finally:
             ended.set()
-            server.shutdown()
-            thread.join(30)
 
 
 def portal() -> AbstractContextManager[str]:

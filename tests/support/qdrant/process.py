@@ -2,8 +2,6 @@
 
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,8 +10,7 @@ from typing import Any
 import httpx2
 
 from tests.support.server import REPOSITORY
-
-WAIT_LIMIT = 60.0
+from tests.support.waiting import LIMIT, wait_until
 
 
 @dataclass
@@ -31,22 +28,18 @@ class QdrantServer:
     def fail(self, **fault: Any) -> None:
         """Let uploads meet a `Fault`; without arguments they succeed again."""
         fault = fault or {"times": 0}
-        answer = httpx2.post(f"{self.url}/told/fault", json=fault, timeout=WAIT_LIMIT)
+        answer = httpx2.post(f"{self.url}/told/fault", json=fault, timeout=LIMIT)
         answer.raise_for_status()
 
     def state(self, collection: str) -> dict[str, Any]:
         """What a collection was sent: `uploads` counts each id."""
-        told = httpx2.get(f"{self.url}/told/{collection}", timeout=WAIT_LIMIT)
+        told = httpx2.get(f"{self.url}/told/{collection}", timeout=LIMIT)
         result: dict[str, Any] = told.json()["result"]
         return result
 
     def wait_for(self, collection: str, condition: Callable[[dict[str, Any]], bool]) -> None:
         """Wait until the state of a collection fulfils a condition."""
-        deadline = time.monotonic() + WAIT_LIMIT
-        pause = threading.Event()
-        while not condition(state := self.state(collection)):
-            assert time.monotonic() < deadline, state
-            pause.wait(0.02)
+        wait_until(lambda: condition(self.state(collection)), lambda: str(self.state(collection)))
 
 
 @contextmanager

@@ -5,7 +5,6 @@ import http.server
 import itertools
 import re
 import socket
-import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, redirect_stderr, redirect_stdout
 from io import StringIO
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from smart_embedder.api.answers import EmbeddingResponse
+from tests.support.answering_http import Handler, serving, url_of
 from tests.support.server import RunningServer, run_server
 from tools.smoke.__main__ import _outcome, main
 from tools.smoke.target import Target
@@ -67,18 +67,14 @@ def test_a_healthy_server_passes_everything(
     assert sorted(skipped(output)) == sorted(left_out)
 
 
-class OverItsRate(http.server.BaseHTTPRequestHandler):
+class OverItsRate(Handler):
     """Refuses every other request, with a Retry-After of one second."""
 
-    def answer(self) -> None:
-        limited = next(self.server.count) % 2
-        self.send_response(429 if limited else 413)
-        self.send_header("Retry-After", "1")
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-        self.close_connection = True
+    count = itertools.count(1)
 
-    do_GET = do_POST = answer  # noqa: N815 - the names that the library calls
+    def respond(self) -> None:
+        self.answer(429 if next(self.count) % 2 else 413, Retry_After="1")
+        self.close_connection = True
 
 
 class Files(http.server.SimpleHTTPRequestHandler):
@@ -89,19 +85,9 @@ class Files(http.server.SimpleHTTPRequestHandler):
 
 
 @contextmanager
-def serving(handler) -> Iterator[http.server.ThreadingHTTPServer]:
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        server.count, server.url = (
-            itertools.count(1),
-            f"http://127.0.0.1:{server.server_address[1]}",
-        )
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.shutdown()
-            thread.join()
+def answered_by(handler) -> Iterator[str]:
+    with serving(http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)) as server:
+        yield url_of(server)
 
 
 def the_failure(output: str) -> str:
@@ -113,7 +99,7 @@ def the_failure(output: str) -> str:
 def test_where_the_rate_is_small_it_waits_as_long_as_it_is_told(monkeypatch) -> None:
     slept: list[float] = []
     monkeypatch.setattr("time.sleep", slept.append)
-    with serving(OverItsRate) as server, closing(Target(server.url, None, 10)) as target:
+    with answered_by(OverItsRate) as url, closing(Target(url, None, 10)) as target:
         answers = [target.get("/"), target.announce_huge_body()]
     assert [answer.status_code for answer in answers] == [413, 413]
     assert (target.waited, slept) == (2, [1, 1])
@@ -201,8 +187,8 @@ def test_an_answer_of_another_shape_is_a_failure_that_names_the_place() -> None:
 
 def test_another_server_is_recognised_as_none_of_ours(tmp_path: Path) -> None:
     handler = functools.partial(Files, directory=tmp_path)
-    with serving(handler) as other:
-        status, output = smoke(url := other.url)
+    with answered_by(handler) as url:
+        status, output = smoke(url)
     assert status == 1
     assert output == (
         f"Nothing was checked: what answers at {url} is no Smart Embedder: see its /health\n"
