@@ -9,7 +9,6 @@ import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 
 import psutil
 import structlog
@@ -17,13 +16,7 @@ import torch
 
 from smart_embedder.engine.model import MemoryUsage
 from smart_embedder.errors import StartupError
-from smart_embedder.models.device.cpu import (
-    CGROUPS,
-    MEMBERSHIP,
-    available_threads,
-    groups_of,
-    read_or_empty,
-)
+from smart_embedder.models.device.cpu import available_threads, groups_of, read_or_empty
 from smart_embedder.settings import FLOAT8, INT8
 
 log = structlog.get_logger(__name__)
@@ -249,16 +242,16 @@ def memory_usage(device: torch.device) -> MemoryUsage:
     # Mapped files count for nobody, as in what is available.
     own = process.rss - getattr(process, "shared", 0)
     whole = MemoryUsage(machine.total - machine.available, machine.total, own)
-    limited = control_group_usage(CGROUPS, MEMBERSHIP)
+    limited = control_group_usage()
     if limited is None or limited.total >= whole.total:
         return whole
     return replace(limited, own=own)
 
 
-def control_group_usage(cgroups: Path, membership: Path) -> MemoryUsage | None:
+def control_group_usage() -> MemoryUsage | None:
     """The usage of the control group with the lowest limit, version 1 or 2; None without one."""
     usages = []
-    for group in groups_of("memory", cgroups, membership):
+    for group in groups_of("memory"):
         texts = (read_or_empty(group / f"memory.{name}") for name in ("max", "limit_in_bytes"))
         limit = next((int(text) for text in texts if text.strip().isdecimal()), _NO_LIMIT)
         if limit < _NO_LIMIT:

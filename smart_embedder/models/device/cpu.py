@@ -22,8 +22,8 @@ from torch import Tensor
 
 from smart_embedder.errors import StartupError
 
-CGROUPS = Path("/sys/fs/cgroup")
-MEMBERSHIP = Path("/proc/self/cgroup")
+_CGROUPS = Path("/sys/fs/cgroup")
+_MEMBERSHIP = Path("/proc/self/cgroup")
 _NODES = Path("/sys/devices/system/node")
 _CPUS = Path("/sys/devices/system/cpu")
 # With less work for each thread, waiting for each other costs more than it saves, as the threads
@@ -67,15 +67,15 @@ def available_threads() -> int:
     Threads beyond the quota would be halted in turn while the others wait for them. Cached, because
     `set_threads` changes PyTorch's number.
     """
-    quota = cpu_quota(CGROUPS, MEMBERSHIP)
+    quota = cpu_quota()
     threads = torch.get_num_threads()
     return threads if quota is None else max(1, min(threads, int(quota)))
 
 
-def cpu_quota(cgroups: Path, membership: Path) -> float | None:
+def cpu_quota() -> float | None:
     """The smallest quota in CPUs of the process's control groups, version 1 or 2; None without."""
     quotas = []
-    for group in groups_of("cpu", cgroups, membership):
+    for group in groups_of("cpu"):
         both = read_or_empty(group / "cpu.max").split() or [
             read_or_empty(group / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")
         ]
@@ -125,7 +125,7 @@ class CpuShare:
             return executor.submit(call).result()
 
 
-def share_cpus(names: Sequence[str], nodes: Path = _NODES, cpus: Path = _CPUS) -> list[CpuShare]:
+def share_cpus(names: Sequence[str]) -> list[CpuShare]:
     """A share for each worker; raises `StartupError` where there are more of them than cores.
 
     All have the same number of threads, of which PyTorch's matrix library has one for the process.
@@ -136,7 +136,7 @@ def share_cpus(names: Sequence[str], nodes: Path = _NODES, cpus: Path = _CPUS) -
             f"DEVICE={','.join(names)} names {len(names)} workers, and this process may use "
             f"{available} of the machine's cores: name at most {available}"
         )
-    parts = divide(_by_node(nodes, cpus), len(names))
+    parts = divide(_by_node(), len(names))
     threads = min([available // len(names), *(len(part) for _, part in parts if part)])
     return [
         CpuShare(name, node, frozenset(part), threads)
@@ -144,17 +144,17 @@ def share_cpus(names: Sequence[str], nodes: Path = _NODES, cpus: Path = _CPUS) -
     ]
 
 
-def _by_node(nodes: Path, cpus: Path) -> list[list[int]]:
+def _by_node() -> list[list[int]]:
     """The CPUs that the process may use, node by node, the threads of one core side by side."""
     if sys.platform != "linux":
         return [[]]
 
     def core_and_cpu(cpu: int) -> tuple[int, int]:
-        core = read_or_empty(cpus / f"cpu{cpu}" / "topology" / "core_id").strip()
+        core = read_or_empty(_CPUS / f"cpu{cpu}" / "topology" / "core_id").strip()
         return int(core) if core.isdigit() else cpu, cpu
 
     usable = os.sched_getaffinity(0)
-    lists = [read_or_empty(node / "cpulist") for node in sorted(nodes.glob("node[0-9]*"))]
+    lists = [read_or_empty(node / "cpulist") for node in sorted(_NODES.glob("node[0-9]*"))]
     found = [node for each in lists if (node := usable.intersection(parse_cpu_list(each)))]
     return [sorted(node, key=core_and_cpu) for node in found or [usable]]
 
@@ -193,13 +193,13 @@ def leave_processor_to_others() -> None:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOW_PRIORITY)
 
 
-def groups_of(controller: str, cgroups: Path, membership: Path) -> set[Path]:
+def groups_of(controller: str) -> set[Path]:
     """The folders of the process's groups for a controller, of version 1 or 2, and those above."""
-    folders = {cgroups, cgroups / controller}
-    for line in read_or_empty(membership).splitlines():
+    folders = {_CGROUPS, _CGROUPS / controller}
+    for line in read_or_empty(_MEMBERSHIP).splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers == "" or controller in controllers.split(","):
-            root = cgroups / controller if controllers else cgroups
+            root = _CGROUPS / controller if controllers else _CGROUPS
             group = root / path.strip("/")
             folders |= {group, *group.parents} if group.is_relative_to(root) else set()
     return folders

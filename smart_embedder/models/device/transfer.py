@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
@@ -96,9 +97,9 @@ def _start_copies_from_cuda(
 ) -> Callable[[], list[HostRows]]:
     tensors = [each for rows in results for each in (rows.values, rows.check)]
     device = tensors[0].device
-    buffers, stream = buffers_and_stream(device)
+    free, stream = buffers_and_stream(device)
     starts = [0, *accumulate(-(-each.nbytes // _ALIGNMENT) * _ALIGNMENT for each in tensors)]
-    buffer = buffers.take(starts.pop())
+    buffer = take_buffer(free, starts.pop())
     copies = [
         buffer[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
         for start, tensor in zip(starts, tensors, strict=True)
@@ -125,39 +126,28 @@ def _start_copies_from_cuda(
         copied.synchronize()
         pairs = zip(results, copies[::2], copies[1::2], strict=True)
         arrived = [_on_host(*each, copy=True) for each in pairs]
-        buffers.give_back(buffer)
+        free.append(buffer)
         return arrived
 
     return collect
 
 
-class PinnedBuffers:
-    """Reused buffers of pinned memory, to which results are copied.
+def take_buffer(free: deque[Tensor], size: int) -> Tensor:
+    """A buffer of pinned memory of at least `size` bytes, a `free` one if it is large enough.
 
     Allocating one blocks the launching thread for milliseconds. The buffer of a batch that is never
     collected is lost and replaced.
     """
-
-    def __init__(self) -> None:
-        self._free: deque[Tensor] = deque(maxlen=_MOST_BUFFERS)
-
-    def take(self, size: int) -> Tensor:
-        """A buffer of at least `size` bytes, until `give_back` is called with it."""
-        try:
-            buffer = self._free.popleft()
-        except IndexError:
-            buffer = None
-        if buffer is None or len(buffer) < size:
-            rounded = max(_LEAST, 1 << (size - 1).bit_length())
-            return torch.empty(rounded, dtype=torch.uint8, pin_memory=True)
-        return buffer
-
-    def give_back(self, buffer: Tensor) -> None:
-        """Make a buffer available to other batches; called in any thread."""
-        self._free.append(buffer)
+    with suppress(IndexError):
+        buffer = free.popleft()
+        if len(buffer) >= size:
+            return buffer
+    return torch.empty(
+        max(_LEAST, 1 << (size - 1).bit_length()), dtype=torch.uint8, pin_memory=True
+    )
 
 
 @cache
-def buffers_and_stream(device: torch.device) -> tuple[PinnedBuffers, torch.cuda.Stream]:
-    """What all copies from this device go through."""
-    return PinnedBuffers(), torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+def buffers_and_stream(device: torch.device) -> tuple[deque[Tensor], torch.cuda.Stream]:
+    """The free buffers and the stream of all copies from this device."""
+    return deque(maxlen=_MOST_BUFFERS), torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

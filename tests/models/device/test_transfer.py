@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from smart_embedder.models.device.transfer import DeviceRows, PinnedBuffers, start_copies
+from smart_embedder.models.device import transfer
+from smart_embedder.models.device.transfer import DeviceRows, start_copies
 from tests.support.simulated_cuda import simulated_cuda
 from tests.support.simulated_streams import ARRIVED
 
@@ -60,20 +61,19 @@ def test_buffers_are_as_large_as_needed_and_no_more_are_kept_than_batches_in_fli
 ) -> None:
     make = torch.empty
     monkeypatch.setattr(torch, "empty", lambda size, **_: make(size, dtype=torch.uint8))
-    buffers = PinnedBuffers()
-    small = buffers.take(10)
+    with simulated_cuda():
+        free, _ = transfer.buffers_and_stream(torch.device("cuda:0"))
+    small = transfer.take_buffer(free, 10)
     assert len(small) == 2**20
-    assert [len(buffers.take(size)) for size in (2**20, 2**20 + 1)] == [2**20, 2**21]
-    buffers.give_back(small)
-    assert buffers.take(2**20) is small
-    buffers.give_back(small)
-    assert len(buffers.take(2**22)) == 2**22  # The small one is replaced.
-    assert buffers.take(10) is not small
+    assert [len(transfer.take_buffer(free, size)) for size in (2**20, 2**20 + 1)] == [2**20, 2**21]
+    free.append(small)
+    assert transfer.take_buffer(free, 2**20) is small
+    free.append(small)
+    assert len(transfer.take_buffer(free, 2**22)) == 2**22  # The small one is replaced.
+    assert not free
     given = [torch.empty(2**20) for _ in range(3)]
-    for each in given:
-        buffers.give_back(each)
-    assert [buffers.take(1) is each for each in given[1:]] == [True, True]
-    assert not any(buffers.take(1) is each for each in given)
+    free.extend(given)
+    assert [*map(id, free)] == [*map(id, given[1:])]
 
 
 @pytest.mark.parametrize(("tokens", "sleeps"), [(16, False), (1024, False), (1025, True)])
