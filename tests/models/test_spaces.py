@@ -18,7 +18,7 @@ from transformers import BertConfig, BertModel
 from smart_embedder.engine.canaries import CANARIES, TOLERANCES
 from smart_embedder.engine.space import VectorSpace
 from smart_embedder.models.checkpoint.config import SentenceOverrides
-from smart_embedder.models.checkpoint.content import Content, short
+from smart_embedder.models.checkpoint.content import Content, TensorDigest, short
 from smart_embedder.models.families.bert import EncoderConfig
 from smart_embedder.models.loader import load_embedder, load_reranker
 from smart_embedder.models.ops.backend import torch_backend
@@ -372,8 +372,13 @@ def test_another_backend_and_a_machine_without_kernels_change_no_id(
 def test_the_digest_of_these_numbers_is_what_it_was_in_every_version() -> None:
     """Where this fails, every index of every user would seem to be of another space."""
     content = Content(Path("model"))
-    content.note("embeddings.weight", torch.arange(300_000, dtype=torch.float32).view(3, -1) / 7)
-    content.note("2_Dense/linear.weight", torch.arange(-8, 8).bfloat16())
+    for name, numbers in {
+        "embeddings.weight": torch.arange(300_000, dtype=torch.float32).view(3, -1) / 7,
+        "2_Dense/linear.weight": torch.arange(-8, 8).bfloat16(),
+    }.items():
+        digest = TensorDigest(numbers.shape)
+        digest.add(0, numbers.view(-1))
+        content.tensors[name] = digest.finish()
     config = EncoderConfig(100, 64, 96, 2, 4, 514, 1, "gelu", 1e-5, 1)
     assert short(content.digest(content.tensors, config), 12) == "ia7mlb2zwzaz"
 

@@ -43,12 +43,6 @@ class Content:
         below = folder.resolve().relative_to(self.folder.resolve())
         return (below / name).as_posix()
 
-    def note(self, name: str, tensor: Tensor) -> None:
-        """Note a tensor that is in memory."""
-        digest = TensorDigest(tensor.shape)
-        digest.add(0, tensor.reshape(-1))
-        self.tensors[name] = digest.finish()
-
     def digest(self, names: Iterable[str], *others: object) -> bytes:
         """Of these tensors, and of what represents `others`."""
         lines = [f"{name!r} {self.tensors[name].hex()}" for name in sorted(names)]

@@ -31,33 +31,8 @@ _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 # Large, because after each the thread may wait for Python's lock.
 _AHEAD_AT_ONCE = 2**25
 
-_current: ContextVar["Reading | None"] = ContextVar("reading", default=None)
-
-
-class Reading:
-    """The states of the files of models that were read.
-
-    A model may be loaded for several devices, and its configuration is read more than once.
-    """
-
-    def __init__(self) -> None:
-        self._states: dict[Path, tuple[int, ...]] = {}
-
-    def note_state(self, path: Path, found: os.stat_result) -> None:
-        """Note the state of an open file; raises `StartupError` if it was opened in another one."""
-        state = _state(found)
-        if self._states.setdefault(path, state) != state:
-            raise _changed(path)
-
-    def require_unchanged(self) -> None:
-        """Raise `StartupError` if a file that was read is another one by now, or was changed."""
-        for path, state in self._states.items():
-            try:
-                now = _state(path.stat())
-            except OSError as error:
-                raise _changed(path) from error
-            if now != state:
-                raise _changed(path)
+# The states of the files that were read, within `reading`.
+_states: ContextVar[dict[Path, tuple[int, ...]] | None] = ContextVar("states", default=None)
 
 
 def _state(found: os.stat_result) -> tuple[int, ...]:
@@ -70,22 +45,31 @@ def _changed(path: Path) -> StartupError:
 
 
 @contextmanager
-def reading() -> Iterator[Reading]:
-    """Note what is read of models within the block; raises `StartupError` if a file was changed."""
-    noted = Reading()
-    token = _current.set(noted)
+def reading() -> Iterator[None]:
+    """Note what is read of models within the block; raises `StartupError` if a file was changed.
+
+    A model may be loaded for several devices, and its configuration is read more than once.
+    """
+    states: dict[Path, tuple[int, ...]] = {}
+    token = _states.set(states)
     try:
-        yield noted
+        yield
     finally:
-        _current.reset(token)
-    noted.require_unchanged()
+        _states.reset(token)
+    for path, state in states.items():
+        try:
+            now = _state(path.stat())
+        except OSError as error:
+            raise _changed(path) from error
+        if now != state:
+            raise _changed(path)
 
 
 class ModelFile:
     """A file of a model, `opened` as long as this object exists; threads may read from it."""
 
     def __init__(self, path: Path) -> None:
-        """Open it; raises `OSError`."""
+        """Open it; raises `OSError`, and `StartupError` if it was changed since an earlier time."""
         self.path = path
         self.opened = path.open("rb", buffering=0)
         weakref.finalize(self, self.opened.close)
@@ -93,8 +77,9 @@ class ModelFile:
         self.size = found.st_size
         self._lock = threading.Lock()
         self._read_since_trim = 0
-        if (reading := _current.get()) is not None:
-            reading.note_state(path, found)
+        states, state = _states.get(), _state(found)
+        if states is not None and states.setdefault(path, state) != state:
+            raise _changed(path)
 
     def read_into(self, buffer: memoryview, start: int) -> None:
         """Fill the buffer from the byte `start` on; raises `StartupError` if the file ends there.

@@ -46,13 +46,25 @@ _ROUNDED_AT_ONCE = 2**20
 
 
 @dataclass(frozen=True, slots=True)
+class _ReadFile:
+    """The bytes of a tensor of a file that can be read as a whole alone, in place of that file."""
+
+    path: Path
+    content: memoryview
+
+    def read_into(self, buffer: memoryview, start: int) -> None:
+        """Fill the buffer from the byte `start` on."""
+        buffer[:] = self.content[start : start + len(buffer)]
+
+
+@dataclass(frozen=True, slots=True)
 class StoredTensor:
     """A tensor that lies in a file, from the byte `start` on.
 
     `content` notes it under its `name` when it is read.
     """
 
-    file: ModelFile
+    file: ModelFile | _ReadFile
     start: int
     shape: torch.Size
     dtype: torch.dtype
@@ -113,7 +125,7 @@ class Weights:
     """
 
     folder: Path
-    tensors: Mapping[str, StoredTensor | Tensor]
+    tensors: Mapping[str, StoredTensor]
     prefix: str = ""
     device: torch.device = _CPU
     dtype: torch.dtype | None = None
@@ -154,14 +166,11 @@ class Weights:
         dtype = dtype or self.dtype or stored.dtype
         if self.device.type == "meta":
             return torch.empty(shape, dtype=dtype, device=self.device)
-        return _read(stored, self.folder, name, dtype).to(self.device)
+        return replace(stored, name=name).read(dtype).to(self.device)
 
     def row(self, name: str, index: int, *shape: int) -> Tensor:
         """One row of the tensor of that shape, as in the file; the others are not read."""
-        stored = self._find(name, *shape)
-        if isinstance(stored, StoredTensor):
-            return replace(stored, name=name).row(index)
-        return _read(stored[index], self.folder, f"{name}[{index}]", stored.dtype)
+        return replace(self._find(name, *shape), name=name).row(index)
 
     def linear(
         self, name: str, in_features: int, out_features: int, *, bias: bool = True
@@ -178,7 +187,7 @@ class Weights:
         norm.load_state_dict(_parameters(weight, bias), assign=True)
         return norm
 
-    def _find(self, name: str, *shape: int) -> StoredTensor | Tensor:
+    def _find(self, name: str, *shape: int) -> StoredTensor:
         full_name = self.prefix + name
         tensor = self.tensors.get(full_name)
         # A random tensor in its place would make random results.
@@ -199,22 +208,13 @@ class Weights:
         return tensor
 
 
-def _find_tensors(folder: Path) -> Iterator[tuple[str, StoredTensor | Tensor]]:
+def _find_tensors(folder: Path) -> Iterator[tuple[str, StoredTensor]]:
     for path in _weight_files(folder):
         found = _in_safetensors if path.suffix == ".safetensors" else _in_pytorch_file
         for stored_name, tensor in found(path):
             # In checkpoints from TensorFlow the parameters of norms have other names.
             name = stored_name.replace("LayerNorm.gamma", "LayerNorm.weight")
             yield name.replace("LayerNorm.beta", "LayerNorm.bias"), tensor
-
-
-def _read(stored: StoredTensor | Tensor, folder: Path, name: str, dtype: torch.dtype) -> Tensor:
-    """The tensor in `dtype`, whose numbers are noted under its name without a prefix."""
-    if isinstance(stored, StoredTensor):
-        return replace(stored, name=name).read(dtype)
-    if (content := noted()) is not None:
-        content.note(content.name(folder, name), stored)
-    return stored.to(dtype)
 
 
 def _weight_files(folder: Path) -> list[Path]:
@@ -263,32 +263,33 @@ def _in_safetensors(path: Path) -> Iterator[tuple[str, StoredTensor]]:
         raise ValueError(f"{path.name} has {file.size - end_of_last} bytes that are of no tensor")
 
 
-def _in_pytorch_file(path: Path) -> Iterator[tuple[str, StoredTensor | Tensor]]:
+def _in_pytorch_file(path: Path) -> Iterator[tuple[str, StoredTensor]]:
     """The tensors of a state dict."""
     file = ModelFile(path)
-    is_archive = zipfile.is_zipfile(file.opened)
+    # As written before PyTorch 1.6, all tensors are read at once.
+    device = "meta" if zipfile.is_zipfile(file.opened) else "cpu"
     file.opened.seek(0)
-    if not is_archive:
-        # As written before PyTorch 1.6: all tensors are read at once.
-        yield from torch.load(file.opened, map_location="cpu", weights_only=True).items()
-        return
-    for name, tensor in torch.load(file.opened, map_location="meta", weights_only=True).items():
+    for name, tensor in torch.load(file.opened, map_location=device, weights_only=True).items():
         if isinstance(tensor, Tensor):
             yield name, _stored(name, file, tensor)
 
 
-def _stored(name: str, file: ModelFile, tensor: Tensor) -> StoredTensor | Tensor:
-    """Where a tensor on the device `meta` lies in its file, or its content if that is scattered."""
+def _stored(name: str, file: ModelFile, tensor: Tensor) -> StoredTensor:
+    """Where a tensor lies: on the device `meta` in its file, if it is not scattered there."""
+    # One row may stand for any number of equal ones.
+    if not tensor.is_contiguous() and tensor.nbytes > file.size:
+        raise ValueError(f"{file.path.name} describes {name} in a way that cannot be")
+    if not tensor.is_meta:
+        numbers = tensor.detach().contiguous().view(-1).view(torch.uint8).numpy()
+        read = _ReadFile(file.path, memoryview(numbers))  # type: ignore[arg-type]
+        return StoredTensor(read, 0, tensor.shape, tensor.dtype, name, noted())
     stored_at = tensor.untyped_storage()._checkpoint_offset or 0  # noqa: SLF001 - see torch.load
     start = stored_at + int(tensor.storage_offset()) * tensor.itemsize
     if tensor.is_contiguous():
         return StoredTensor(file, start, tensor.shape, tensor.dtype, name, noted())
-    # One row may stand for any number of equal ones.
-    if tensor.nbytes > file.size:
-        raise ValueError(f"{file.path.name} describes {name} in a way that cannot be")
     last = sum(step * (size - 1) for step, size in zip(tensor.stride(), tensor.shape, strict=True))
     region = StoredTensor(file, start, torch.Size([last + 1]), tensor.dtype)
-    return region[...].as_strided(tensor.shape, tensor.stride()).contiguous()
+    return _stored(name, file, region[...].as_strided(tensor.shape, tensor.stride()))
 
 
 def read_linear(path: Path, in_features: int, out_features: int | None = None) -> nn.Linear:
@@ -308,11 +309,8 @@ def read_linear(path: Path, in_features: int, out_features: int | None = None) -
             f"the head {path} has the wrong shape: weight {list(weight.shape)} and bias "
             f"{list(bias.shape)}, but [{out_features}, {in_features}] and [{out_features}] fit"
         )
-    read = (
-        _read(each, path.parent, f"{path.stem}.{name}", each.dtype)
-        for name, each in (("weight", weight), ("bias", bias))
-    )
-    return linear_of(*read)
+    read = (replace(each, name=f"{path.stem}.{each.name}") for each in (weight, bias))
+    return linear_of(*(each.read(each.dtype) for each in read))
 
 
 def linear_of(weight: Tensor, bias: Tensor | None) -> nn.Linear:

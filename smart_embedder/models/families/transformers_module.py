@@ -38,7 +38,6 @@ from smart_embedder.models.attention import (
 )
 from smart_embedder.models.batch import PackedBatch, PositionScheme, pack, to_device
 from smart_embedder.models.checkpoint.config import read_config, unusable
-from smart_embedder.models.checkpoint.content import noted
 from smart_embedder.models.checkpoint.weights import StoredTensor, Weights
 from smart_embedder.models.device.choose import memory_usage
 from smart_embedder.models.device.transfer import never_finite
@@ -245,18 +244,12 @@ def _from_pretrained(folder: Path, target: Target) -> tuple[Any, dict[str, Any]]
     return loaded
 
 
-def _tensors_of(weights: Weights, prefix: str) -> Iterator[tuple[str, StoredTensor | Tensor]]:
+def _tensors_of(weights: Weights, prefix: str) -> Iterator[tuple[str, StoredTensor]]:
     """The tensors, which are noted as the module calls them; the pooler is not computed."""
-    content = noted()
     for stored_name, tensor in weights.tensors.items():
         name = stored_name.removeprefix(f"{prefix}.")
         counts = "pooler" not in name and tensor.dtype.is_floating_point
-        if isinstance(tensor, StoredTensor):
-            yield stored_name, replace(tensor, name=name, content=content if counts else None)
-            continue
-        if content is not None and counts:
-            content.note(content.name(weights.folder, name), tensor)
-        yield stored_name, tensor
+        yield stored_name, replace(tensor, name=name, content=tensor.content if counts else None)
 
 
 class ModuleTransformer(Transformer):

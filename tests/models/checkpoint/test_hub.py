@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import astuple
 from http.server import ThreadingHTTPServer
 from itertools import count
@@ -27,10 +27,9 @@ from smart_embedder.engine.model import Download, DownloadStatus, human_size
 from smart_embedder.errors import StartupError
 from smart_embedder.models.checkpoint import hub
 from smart_embedder.models.checkpoint.hub import Hub, follow_download, locate
-from smart_embedder.models.loader import ModelFolders, locate_model, locate_models
+from smart_embedder.models.loader import locate_model, locate_models
 from smart_embedder.settings import Settings
 from tests.support.answering_http import Handler, serving, url_of
-from tests.support.bad_start import failing_start
 from tests.support.disks import full, give_up_rights, read_only
 from tests.support.hub import MODEL, run_hub
 from tests.support.server import REPOSITORY, run_server
@@ -42,11 +41,6 @@ WRITTEN, SENT = "huggingface_hub.snapshot_download", "huggingface_hub.snapshot_d
 NOT_REACHED = "the hub cannot be reached. The model example/m3 is not on this machine: fetch it"
 TOKEN = "hf_secret"
 CACHED = "models--example--m3"
-Address = Callable[[], AbstractContextManager[str]]
-
-
-def offline(cache: Path, revision: str | None = None) -> Hub:
-    return Hub(cache=cache, revision=revision, offline=True)
 
 
 def cached_model(cache: Path, commit: str = "a" * 40, name: str = MODEL) -> Path:
@@ -95,50 +89,36 @@ def test_a_folder_is_a_model_whatever_its_name(tmp_path: Path, monkeypatch) -> N
 )
 def test_what_can_be_no_id_is_not_sought_on_the_hub(name: str, tmp_path: Path) -> None:
     with pytest.raises(StartupError, match=f"^the model folder {name} does not exist$"):
-        locate(name, offline(tmp_path))
+        locate(name, Hub(tmp_path, None, offline=True))
 
 
-def test_a_hub_id_is_found_in_the_cache_by_its_revision(tmp_path: Path) -> None:
-    other, newest = (cached_model(tmp_path, commit * 40) for commit in "ab")
-    assert locate(MODEL, offline(tmp_path)) == newest
-    assert locate(MODEL, offline(tmp_path, "a" * 40)) == other
-
-
-@pytest.mark.parametrize(
-    ("revision", "command"),
-    [(None, "`hf download example/m3` "), ("v2", "`hf download example/m3 --revision v2` ")],
-)
-def test_offline_it_is_told_how_to_fetch_a_model_and_where_to_put_it(
-    revision: str | None, command: str, tmp_path: Path
+def test_offline_a_model_is_found_by_its_revision_or_it_is_told_how_to_fetch_it(
+    tmp_path: Path,
 ) -> None:
-    if revision:
-        cached_model(tmp_path)
-    with pytest.raises(StartupError) as caught:
-        locate(MODEL, offline(tmp_path, revision))
-    assert str(caught.value) == (
-        f"The model {MODEL} is not on this machine: fetch it with {command}where the hub can be "
-        f"reached, and copy it to {tmp_path} or name its folder in the setting"
-    )
+    command = "hf download example/m3"
+    for revision, named in ((None, command), ("v2", f"{command} --revision v2")):
+        with pytest.raises(StartupError) as caught:
+            locate(MODEL, Hub(tmp_path, revision, offline=True))
+        assert str(caught.value) == (
+            f"The model {MODEL} is not on this machine: fetch it with `{named}` where the hub can "
+            f"be reached, and copy it to {tmp_path} or name its folder in the setting"
+        )
+        cached_model(tmp_path, ("a" if revision is None else "b") * 40)
+    for revision, commit in ((None, "b" * 40), ("a" * 40, "a" * 40)):
+        assert locate(MODEL, Hub(tmp_path, revision, offline=True)).name == commit
 
 
 def test_each_model_has_a_revision_of_its_own(tmp_path: Path) -> None:
-    folders = {x: cached_model(tmp_path / "hub", x * 40, name=f"a/{x}") for x in "bde"}
-    others = {x: cached_model(tmp_path / "hub", "f" * 40, name=f"a/{x}") for x in "bde"}
+    revisions = {"model_revision": "b", "dense_model_revision": "d", "reranker_model_revision": "e"}
     models = {"embedding_model": "a/b", "dense_embedding_model": "a/d", "reranker_model": "a/e"}
-    common = {"hf_home": tmp_path, "hf_hub_offline": True, **models}
-    mine = {
-        "model_revision": "b" * 40,
-        "dense_model_revision": "d" * 40,
-        "reranker_model_revision": "e" * 40,
-    }
-    assert locate_models(Settings(**common, **mine)) == ModelFolders(*folders.values())
-    # Without one it is the newest, which was fetched last.
-    for place, setting in enumerate(mine):
-        rest = {name: revision for name, revision in mine.items() if name != setting}
-        found = astuple(locate_models(Settings(**common, **rest)))
-        expected = [*folders.values()]
-        expected[place] = [*others.values()][place]
-        assert found == tuple(expected)
+    for each in revisions.values():
+        for commit in (each, "f"):  # The newest is that which was fetched last.
+            cached_model(tmp_path / "hub", commit * 40, name=f"a/{each}")
+    for left_out in (None, *revisions):
+        named = {name: each * 40 for name, each in revisions.items() if name != left_out}
+        settings = Settings(hf_home=tmp_path, hf_hub_offline=True, **models, **named)
+        found = [folder.name for folder in astuple(locate_models(settings))]
+        assert found == [named.get(name, "f" * 40) for name in revisions]
 
 
 def test_a_revision_that_has_no_effect_is_a_warning(tmp_path: Path) -> None:
@@ -160,24 +140,6 @@ def closed_port() -> Iterator[str]:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         yield f"http://127.0.0.1:{taken.getsockname()[1]}"
-
-
-@contextmanager
-def silent_listener() -> Iterator[str]:
-    """Whoever connects is never answered."""
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        yield f"http://127.0.0.1:{silent.getsockname()[1]}"
-
-
-@contextmanager
-def no_route() -> Iterator[str]:
-    """An address that is kept for documentation, where nobody is."""
-    yield "http://203.0.113.7"
-
-
-@contextmanager
-def no_such_name() -> Iterator[str]:
-    yield "http://hub.invalid"
 
 
 PAGE = b"<html>Please log in</html>"
@@ -205,31 +167,24 @@ def serve(respond: Respond, status: int = 200, **headers: str) -> Iterator[str]:
             ended.set()
 
 
-def portal() -> AbstractContextManager[str]:
-    """Answers everything with a page to log in, as networks for guests do."""
-    return serve(lambda *_: PAGE)
+UNREACHABLE: dict[str, Callable[[], AbstractContextManager[str]]] = {
+    "a closed port": closed_port,
+    "an address that is kept for documentation": lambda: nullcontext("http://203.0.113.7"),
+    "no such name": lambda: nullcontext("http://hub.invalid"),
+    "a network for guests, with a page to log in": lambda: serve(lambda *_: PAGE),
+    "no answer": lambda: serve(lambda _, ended: ended.wait(120) and None),
+    "an answer to the first question alone": lambda: serve(
+        lambda asked, ended: INFO if asked == 1 else ended.wait(120) and None
+    ),
+}
 
 
-def stalling() -> AbstractContextManager[str]:
-    """Answers the first question, and no other until the test ends."""
-    return serve(lambda asked, ended: INFO if asked == 1 or ended.wait(120) else None)
-
-
-HUBS = (closed_port, silent_listener, no_route, no_such_name, portal, stalling)
-
-
-@pytest.mark.parametrize("unreachable", HUBS)
+@pytest.mark.parametrize("unreachable", UNREACHABLE.values(), ids=UNREACHABLE)
 def test_a_hub_that_cannot_be_reached_is_told_soon(unreachable, fetch, monkeypatch) -> None:
     assert 2 * hub._SECONDS_FOR_THE_HUB < 25, "it is asked twice"
     monkeypatch.setattr(hub, "_SECONDS_FOR_THE_HUB", 0.5)
     with unreachable() as address, pytest.raises(StartupError, match=NOT_REACHED):
         fetch(address)
-
-
-def test_a_hub_that_cannot_be_reached_stops_the_start(tmp_path: Path) -> None:
-    with closed_port() as address:
-        settings = {"HF_HOME": str(tmp_path), "HF_ENDPOINT": address, "HF_HUB_OFFLINE": "0"}
-        failing_start(tmp_path, Path(MODEL), NOT_REACHED, **settings)
 
 
 def test_a_model_from_an_earlier_download_is_served_without_the_hub(tmp_path: Path, fetch) -> None:
@@ -460,21 +415,28 @@ def test_a_connection_that_breaks_is_resumed_and_no_byte_counts_twice(
     assert lines[-1]["event"] == "model_downloaded"
 
 
-def test_the_log_has_a_line_every_five_seconds_whatever_the_number_of_steps(monkeypatch) -> None:
+def test_the_log_has_a_line_every_five_seconds_and_one_at_the_end(monkeypatch) -> None:
     now, status = 1000.0, DownloadStatus()
     monkeypatch.setattr(hub.time, "monotonic", lambda: now)
-    with capture_logs() as logs, follow_download("m", status, {"a": 1000}, set()) as bar:
-        for _ in range(100):
-            now += 0.25
-            bar(name=WRITTEN).update(10)
-        assert status.current == Download("m", 1000, 1000)
-        bar(name="files").update(7)
+    with capture_logs() as logs:
+        with follow_download("m", status, {"a": 3 * 10**6}, set()) as bar:
+            for _ in range(100):
+                now += 0.25
+                bar(name=WRITTEN).update(30_000)
+            assert status.current == Download("m", 3 * 10**6, 3 * 10**6)
+            bar(name="files").update(7)
+        assert status.current is None
+        with follow_download("m", status, {"a": 1, "b": 2}, {"a", "b"}) as bar:
+            assert (bar, status.current) == (None, None), "nothing is missing"
     assert [line.get("percent") for line in logs] == [0, 20, 40, 60, 80, 100, None]
+    told = {"event": "model_downloaded", "model": "m", "total": "3 MB", "seconds": 25}
+    assert logs[-1] == told | {"log_level": "info"}
 
 
 def test_bytes_that_were_sent_count_before_the_disk_has_them() -> None:
     status = DownloadStatus()
     with follow_download("m", status, {"a": 100, "b": 900}, {"a"}) as bar:
+        assert status.current == Download("m", 100, 1000)
         for name, size, done in [
             (SENT, 300, 400),
             (WRITTEN, 200, 400),
@@ -486,31 +448,10 @@ def test_bytes_that_were_sent_count_before_the_disk_has_them() -> None:
             assert status.current == Download("m", done, 1000)
 
 
-def fail_in_a_download(status: DownloadStatus) -> None:
-    with follow_download("m", status, {"a": 1, "b": 2}, {"a"}):
-        assert status.current == Download("m", 1, 3)
-        raise OSError("disk")
-
-
 def test_a_download_that_fails_is_no_longer_shown() -> None:
     status = DownloadStatus()
-    with capture_logs() as logs, pytest.raises(OSError, match="disk"):
-        fail_in_a_download(status)
+    failing = follow_download("m", status, {"a": 1}, set())
+    with capture_logs() as logs, pytest.raises(OSError, match="disk"), failing:
+        raise OSError("disk")
     assert status.current is None
     assert [line["event"] for line in logs] == ["model_download"]
-
-
-def test_the_end_of_a_download_is_told_with_its_size_and_its_seconds(monkeypatch) -> None:
-    now, status = 1000.0, DownloadStatus()
-    monkeypatch.setattr(hub.time, "monotonic", lambda: now)
-    with capture_logs() as logs:
-        with follow_download("m", status, {"a": 10**6, "b": 2 * 10**6}, {"a"}) as bar:
-            assert bar is not None
-            now += 12.4
-        with follow_download("m", status, {"a": 1, "b": 2}, {"a", "b"}) as bar:
-            assert (bar, status.current) == (None, None)
-    end = logs[-1]
-    assert [each["event"] for each in logs].count("model_downloaded") == 1
-    assert (end["event"], end["model"], end["total"]) == ("model_downloaded", "m", "3 MB")
-    assert end["seconds"] == 12
-    assert status.current is None

@@ -92,15 +92,22 @@ def test_a_large_tensor_is_rounded_by_several_threads_and_pytorch_keeps_its_own(
         torch.set_num_threads(before)
 
 
+@pytest.mark.parametrize("archive", [True, False])
 def test_tensors_that_share_or_are_scattered_over_a_file_are_read_as_they_were(
-    tmp_path: Path,
+    tmp_path: Path, archive: bool
 ) -> None:
     whole = torch.arange(60.0).view(3, 4, 5)
     tensors = {"t": whole.mT, "part": whole[1:, 1:, 1:], "row": whole[2], "step": whole[..., ::2]}
-    torch.save(tensors, tmp_path / "pytorch_model.bin")
+    tensors |= {"learned": torch.nn.Parameter(whole[0]), "number": whole.sum()}
+    tensors |= {"empty": torch.empty(0, 3)}
+    path = tmp_path / "pytorch_model.bin"
+    torch.save(tensors, path, _use_new_zipfile_serialization=archive)
     weights = Weights.read(tmp_path)
     for name, expected in tensors.items():
         assert torch.equal(weights.get(name, *expected.shape), expected)
+    if archive:
+        save_file({"empty": tensors["empty"]}, tmp_path / "model.safetensors")
+        assert Weights.read(tmp_path).get("empty", 0, 3).shape == (0, 3)
 
 
 HEAD = {"weight": torch.rand(4, 3), "bias": torch.rand(4)}
@@ -142,14 +149,6 @@ def test_a_head_is_its_weight_and_bias_in_a_file_of_its_own(
         message = "head.pt is damaged"
     with pytest.raises(StartupError, match=message):
         read_linear(path, *sizes)
-
-
-def test_an_empty_tensor_takes_no_bytes(tmp_path: Path) -> None:
-    tensors = {"a": torch.empty(0, 3), "b": torch.ones(2)}
-    save_file(tensors, tmp_path / "model.safetensors")
-    weights = Weights.read(tmp_path)
-    assert weights.get("a", 0, 3).shape == (0, 3)
-    assert torch.equal(weights.get("b", 2), tensors["b"])
 
 
 def safetensors_file(size: int, header: str = "", **tensors: tuple[list, list]) -> bytes:
@@ -205,6 +204,7 @@ class Payload:
         return (print, ("arbitrary code ran",))
 
 
+@pytest.mark.parametrize("archive", [True, False])
 @pytest.mark.parametrize(
     ("state", "reason"),
     [
@@ -214,40 +214,42 @@ class Payload:
         ({"embeddings.word_embeddings.weight": Payload()}, ""),
     ],
 )
-def test_why_a_file_of_pytorch_cannot_be_read_is_told(tmp_path, state, reason, capsys) -> None:
+def test_why_a_file_of_pytorch_cannot_be_read_is_told(
+    tmp_path, state, reason, archive, capsys
+) -> None:
     if state is not None:
-        torch.save(state, tmp_path / "pytorch_model.bin")
+        path = tmp_path / "pytorch_model.bin"
+        torch.save(state, path, _use_new_zipfile_serialization=archive)
     with pytest.raises(StartupError, match=f"the weights in .* cannot be loaded: .*{reason}"):
         Weights.read(tmp_path)
     assert "arbitrary code ran" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
-def test_a_part_of_a_quantized_weight_is_no_weight(dtype: torch.dtype, tmp_path: Path) -> None:
-    save_file({"dense.weight": torch.ones(3, 2).to(dtype)}, tmp_path / "model.safetensors")
-    name = str(dtype).removeprefix("torch.")
-    with pytest.raises(StartupError, match=f"the tensor dense.weight in {name}; take one in float"):
-        Weights.read(tmp_path).get("dense.weight", 3, 2)
-
-
-def test_a_classifiers_encoder_is_found_behind_its_name(tmp_path: Path) -> None:
-    save_file({f"roberta.{name}": tensor for name, tensor in TENSORS.items()},
-              tmp_path / "model.safetensors")  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "shape", "message"),
+    [
+        ("pooler.dense.weight", (3, 3), "lacks the tensor roberta.pooler.dense.weight"),
+        ("embeddings.word_embeddings.weight", (4, 4), "another shape for the tensor roberta.embed"),
+        *(
+            (name, (3, 2), f"the tensor roberta.{name} in {name}; take one in float32, float16 or")
+            for name in ("int8", "float8_e4m3fn")  # A part of a quantized weight is no weight.
+        ),
+    ],
+)
+def test_behind_its_encoders_name_a_tensor_is_found_or_named(
+    tmp_path, name, shape, message
+) -> None:
+    quantized = {
+        each: torch.ones(3, 2).to(getattr(torch, each)) for each in ("int8", "float8_e4m3fn")
+    }
+    tensors = {f"roberta.{each}": tensor for each, tensor in (TENSORS | quantized).items()}
+    save_file(tensors, tmp_path / "model.safetensors")
     weights = Weights.read(tmp_path)
-    assert "roberta.embeddings.word_embeddings.weight" in weights
+    assert "roberta.encoder.layer.0.output.dense.bias" in weights
     below = weights.before("embeddings.word_embeddings.weight")
     assert "encoder.layer.0.output.dense.bias" in below
-    with pytest.raises(StartupError, match="lacks the tensor roberta.encoder.layer.7"):
-        below.get("encoder.layer.7", 3)
-
-
-def test_a_missing_tensor_and_one_of_another_shape_are_named(tmp_path: Path) -> None:
-    save_whole(tmp_path)
-    weights = Weights.read(tmp_path)
-    with pytest.raises(StartupError, match="lacks the tensor pooler.dense.weight"):
-        weights.get("pooler.dense.weight", 3, 3)
-    with pytest.raises(StartupError, match="another shape for the tensor embeddings.word"):
-        weights.get("embeddings.word_embeddings.weight", 4, 4)
+    with pytest.raises(StartupError, match=message):
+        below.get(name, *shape)
 
 
 @pytest.mark.parametrize(
