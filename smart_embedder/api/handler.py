@@ -6,9 +6,9 @@ and a function from a valid body to a rendered response, which has the engine co
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from concurrent.futures import Executor
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Annotated, Any, TypeVar
@@ -50,7 +50,7 @@ from smart_embedder.engine.records import (
     Stage,
 )
 from smart_embedder.engine.requests.reranking import sigmoid
-from smart_embedder.engine.scheduling.fairness import CancelScope, FairSemaphore, LoopTurns
+from smart_embedder.engine.scheduling.fairness import FairSemaphore, LoopTurns, failing_with
 from smart_embedder.engine.space import parse_spaces, require_spaces
 from smart_embedder.errors import (
     ClientGoneError,
@@ -250,18 +250,10 @@ class AnswerWork:
         await response(scope, receive, send)
 
 
-@asynccontextmanager
-async def time_limit(seconds: float) -> AsyncIterator[asyncio.Timeout]:
+def time_limit(seconds: float) -> AbstractAsyncContextManager[asyncio.Timeout]:
     """Raises `InferenceTimeoutError` where the block takes longer than `seconds`."""
-    try:
-        async with asyncio.timeout(seconds) as timeout:
-            yield timeout
-    except TimeoutError:
-        if not timeout.expired():
-            raise
-        raise InferenceTimeoutError(
-            f"the request took longer than {seconds:g} seconds (REQUEST_TIMEOUT): send fewer texts"
-        ) from None
+    message = f"the request took longer than {seconds:g} seconds (REQUEST_TIMEOUT)"
+    return failing_with(lambda: InferenceTimeoutError(f"{message}: send fewer texts"), seconds)
 
 
 async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
@@ -269,7 +261,8 @@ async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, Resul
 
     If the client disconnects, cancels the work and raises `ClientGoneError`.
     """
-    with CancelScope() as scope:
+    message = "the client left before its request was answered"
+    async with failing_with(partial(ClientGoneError, message)) as scope:
         watching = asyncio.ensure_future(_end_when_it_leaves(request, scope))
         try:
             return await work
@@ -277,10 +270,10 @@ async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, Resul
             watching.cancel()
 
 
-async def _end_when_it_leaves(request: Request, scope: CancelScope) -> None:
+async def _end_when_it_leaves(request: Request, scope: asyncio.Timeout) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
-    scope.end(partial(ClientGoneError, "the client left before its request was answered"))
+    scope.reschedule(0)
 
 
 def urgency_of(request: Request, default: int = DEFAULT_URGENCY) -> int:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Self, TypeVar
 
-from smart_embedder.engine.devices.pool import DevicePool, start_failure
+from smart_embedder.engine.devices.pool import DevicePool, error_of
 from smart_embedder.engine.devices.thread import DeviceThread, ThreadFactory
 from smart_embedder.engine.model import LoadedModels, Loader
 from smart_embedder.engine.model_pool import ModelPool
@@ -140,7 +140,7 @@ class Engine:
     @property
     def statuses(self) -> list[ModelStatus]:
         """The state of each model: the default ones, and then those of MODELS."""
-        has_failed = start_failure(self._loading) is not None
+        has_failed = error_of(self._loading) is not None
         own = default_statuses(self._settings, self.loaded(), has_failed=has_failed)
         return [
             replace(status, token_budgets=self._devices.token_budgets(status.name))
@@ -155,7 +155,13 @@ class Engine:
     @property
     def failure(self) -> Exception | None:
         """The fault after which only a restart helps, if there is one."""
-        return self._devices.failure(self._loading, closing=self.closing)
+        cause = error_of(self._loading)
+        if cause is None:
+            return self._devices.failure
+        # The cause may name folders of this machine, so clients get another message.
+        error = UnhealthyError("the models could not be loaded; the log says why")
+        error.__cause__ = cause
+        return error
 
     async def start(self) -> None:
         """Load and warm the models; raises `StartupError` if that fails."""
@@ -194,8 +200,7 @@ class Engine:
     def abort(self) -> None:
         """Fail every accepted request: each waiting caller gets a `DrainingError`."""
         self.closing = self._aborted = True
-        message = "the service was stopped before this was done"
-        self._accepted.abort(DrainingError(message, retry_after=5))
+        self._accepted.abort()
 
     async def embed(self, request: EmbedRequest) -> EmbeddingResult:
         """Embed texts; a text's vectors never depend on the other texts.

@@ -10,7 +10,7 @@ import asyncio
 import math
 import time
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from operator import itemgetter
 
@@ -21,6 +21,7 @@ from smart_embedder.engine.devices.thread import DeviceThread, ThreadFactory
 from smart_embedder.engine.model import LoadedModels, human_size
 from smart_embedder.engine.pooled_model import ModelStatus, PooledModel, models_with
 from smart_embedder.engine.scheduling.admission import Abortable
+from smart_embedder.engine.scheduling.fairness import failing_with
 from smart_embedder.errors import (
     LoadingError,
     MemoryTakenError,
@@ -140,24 +141,23 @@ class ModelPool:
         Raises `UnavailableError` where it cannot be unloaded within the time of a request.
         """
         model = self._models[name]
-        async with self._accepted.scope(), AsyncExitStack() as alone:
+        message = f"the model {model.name} is still in use, or another one is still being loaded"
+        refusal = partial(UnavailableError, message, retry_after=_PAUSE_OF_COMMANDS)
+        async with (
+            self._accepted.scope(),
+            failing_with(refusal, SHARE_FOR_LOADING * self._request_timeout) as timeout,
+            self._one_at_a_time,
+        ):
+            if model.models is None:
+                return
+            model.gives_way = True
             try:
-                async with asyncio.timeout(SHARE_FOR_LOADING * self._request_timeout):
-                    await alone.enter_async_context(self._one_at_a_time)
-                    if model.models is None:
-                        return
-                    model.gives_way = True
-                    try:
-                        # Requests that have waited for its loading use it before.
-                        while model.is_awaited or self._is_busy(model):
-                            await self._lease_end(PAUSE)
-                    finally:
-                        model.gives_way = False
-            except TimeoutError:
-                raise UnavailableError(
-                    f"the model {model.name} is still in use, or another one is still being loaded",
-                    retry_after=_PAUSE_OF_COMMANDS,
-                ) from None
+                # Requests that have waited for its loading use it before.
+                while model.is_awaited or self._is_busy(model):
+                    await self._lease_end(PAUSE)
+            finally:
+                model.gives_way = False
+            timeout.reschedule(None)
             await self._unload(model)
 
     def relieve(self) -> None:
@@ -209,7 +209,7 @@ class ModelPool:
     def _begin(self, model: PooledModel) -> "asyncio.Task[SmartEmbedderError | None]":
         """Load it, unless that is under way."""
         if model.loading is None:
-            model.wait()
+            model.began = None
             self._to_load.append(model)
             model.loading = asyncio.create_task(self._load(model), name=f"load-{model.name}")
         return model.loading

@@ -141,8 +141,8 @@ class PooledModel:
     `promised_until` a request may come that was told to come again. One that `gives_way` is to be
     unloaded, for another model, as soon as no request uses it. `needs` are the bytes that it takes
     of each memory, empty until they are known. While it is loaded, `models` are what its requests
-    use, itself among them. The result of `loading` is the error, if it fails.
-    `replaced` counts the loadings that found other files than the one before.
+    use, itself among them. The result of `loading` is the error, if it fails; it `began` when its
+    turn came. `replaced` counts the loadings that found other files than the one before.
     """
 
     entry: ModelEntry
@@ -155,7 +155,7 @@ class PooledModel:
     models: LoadedModels | None = None
     loading: "asyncio.Task[errors.SmartEmbedderError | None] | None" = None
     load_seconds: float | None = None
-    _began: float | None = None
+    began: float | None = None
     _loaded_at: float = 0.0
     _failed_at: float = 0.0
     _failure: errors.UnavailableError | None = None
@@ -202,17 +202,13 @@ class PooledModel:
         """The bytes that it takes of all memories together."""
         return sum(self.needs.values())
 
-    def wait(self) -> None:
-        """It is to be loaded after others."""
-        self._began = None
-
     def promise(self, seconds: float) -> None:
         """A request was told to come again after so many seconds: keep the model for it."""
         self.promised_until = time.perf_counter() + seconds + _GRACE
 
     def begin(self) -> None:
         """Loading begins, or there is room for it now: the wait for room is not counted."""
-        self._began = time.perf_counter()
+        self.began = time.perf_counter()
 
     def has_other_files(self, files: str) -> bool:
         """Note what it was loaded from; whether that was replaced since it was loaded before."""
@@ -225,7 +221,7 @@ class PooledModel:
         """Loading has succeeded; return the seconds that it took."""
         self.models, self._failure = models, None
         self.last_used = self._loaded_at = time.perf_counter()
-        self.load_seconds = self._loaded_at - (self._began or self._loaded_at)
+        self.load_seconds = self._loaded_at - (self.began or self._loaded_at)
         return self.load_seconds
 
     def fail(self, of_memory: errors.ModelTooLargeError | errors.MemoryTakenError | None) -> None:
@@ -266,7 +262,7 @@ class PooledModel:
     def seconds_left(self, bytes_per_second: float) -> float:
         """Seconds that its loading still takes once it begins; at least 1."""
         expected = self.load_seconds or self.nbytes / bytes_per_second or _UNKNOWN_TIME
-        elapsed = 0.0 if self._began is None else time.perf_counter() - self._began
+        elapsed = 0.0 if self.began is None else time.perf_counter() - self.began
         # Loading that takes longer than expected is expected to take half as long again.
         return max(1.0, expected - elapsed, elapsed / 2 if elapsed > expected else 0.0)
 

@@ -90,10 +90,9 @@ class DeviceExecutor:
     `launching` launches forwards, and `collecting` waits for their results. A CPU computes in
     `launching`, where a call may run within another, and has no `collecting`.
 
-    `models` has those that it computes, by the model of a job. `on_stuck` is called when a forward
-    has taken so long that it may never return. `on_failed` is called as an error takes the device
-    out of service; `has_others` says whether another device runs a model, which then gets the
-    batches of this one.
+    `models` has those that it computes, by the model of a job. `on_lost` is called as an error
+    takes the device out of service, whose batches another one then gets, and when a forward has
+    taken so long that it may never return.
     """
 
     def __init__(
@@ -108,16 +107,14 @@ class DeviceExecutor:
         free_memory: Callable[[], object],
         models: dict[Model, limits.Served],
         batch_wait: float,
-        on_stuck: Callable[[], None],
-        on_failed: Callable[[], None],
-        has_others: Callable[[Model], bool],
+        on_lost: Callable[[], None],
     ) -> None:
         self.name = name
         self.launching = launching
         self.free_memory = free_memory
         self.limit = limit
         self.models = models
-        self.watchdog = limits.DeviceWatchdog(on_stuck)
+        self.watchdog = limits.DeviceWatchdog(on_lost)
         self.rate = limits.ServiceRate()
         self.failed = False
         self.most_batches = 1 if collecting is None else 2
@@ -125,9 +122,7 @@ class DeviceExecutor:
         self._collecting = collecting
         self._metrics = metrics
         self._batch_wait = batch_wait
-        self._on_stuck = on_stuck
-        self._on_failed = on_failed
-        self._has_others = has_others
+        self._on_lost = on_lost
         self._slots = asyncio.Semaphore(self.most_batches)
         self._in_flight: set[InFlight] = set()
         self._last_done = asyncio.Event()
@@ -223,7 +218,7 @@ class DeviceExecutor:
         If that may never return, the job must not wait for it.
         """
         if self.watchdog.stuck_seconds:
-            self._on_stuck()
+            self._on_lost()
         elif self._preemption is not None:
             self._preemption.offer([job])
 
@@ -292,15 +287,16 @@ class DeviceExecutor:
         if was_serving:
             self.rate = limits.ServiceRate()
             log.error("device_failed", device=self.name, exc_info=error)
-            self._on_failed()
+            self._on_lost()
 
     def _hand_over(self, batch: Batch, error: errors.DeviceFailedError) -> None:
         """Give a batch to another device; it fails with `error` if none has its model."""
-        if not self._has_others(batch.model):
+        queue = self._consumer.queue
+        if not queue.is_served(batch.model):
             batch.fail(error)
             return
         log.warning("batch_handed_over", model=batch.model.name, tokens=batch.tokens)
-        self._consumer.queue.hand_over(batch)
+        queue.hand_over(batch)
 
     def _complete(self, in_flight: InFlight, results: list[Any]) -> None:
         batch = in_flight.forward

@@ -4,6 +4,7 @@ import asyncio
 import math
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import structlog
 
@@ -125,7 +126,7 @@ class DevicePool:
 
     def serves(self, model: Model) -> bool:
         """Whether a device that has not failed computes this model."""
-        return any(executor.serves(model) for executor in self._executors)
+        return self._queue.is_served(model)
 
     @property
     def stuck_seconds(self) -> float:
@@ -144,20 +145,13 @@ class DevicePool:
         serves = [not each.failed for each in self._executors if each not in self._guests]
         return bool(serves) and not any(serves)
 
-    def failure(
-        self, loading: "asyncio.Future[LoadedModels] | None", *, closing: bool
-    ) -> Exception | None:
-        """The failure of the start, the devices or a consumer; or None."""
-        cause = start_failure(loading)
-        if cause is not None:
-            # The cause may name folders of this machine, so clients get another message.
-            error = UnhealthyError("the models could not be loaded; the log says why")
-            error.__cause__ = cause
-            return error
+    @property
+    def failure(self) -> Exception | None:
+        """That of all devices, or of one's consumer or thread, if there is one."""
         if self.all_failed:
             return no_device_left()
         for executor, consumer in self._executors.items():
-            if consumer.done() and not executor.failed and not closing:
+            if error_of(consumer) is not None and not executor.failed:
                 return consumer_ended()
         if away := self.stuck_seconds:
             return UnhealthyError(
@@ -219,9 +213,7 @@ class DevicePool:
             free_memory=free_memory,
             models={},
             batch_wait=self._settings.batch_wait_ms / 1000,
-            on_stuck=self._fail_what_waits_for_stuck_devices,
-            on_failed=self._go_on_without_a_device,
-            has_others=self.serves,
+            on_lost=self._fail_what_has_no_device,
         )
         consumer = asyncio.create_task(executor.run(), name=f"{name}-consumer")
         consumer.add_done_callback(self._close_queue_without_consumers)
@@ -235,27 +227,22 @@ class DevicePool:
         )
         return limits.Served(runs, budget, measured.seconds_per_token)
 
-    def _go_on_without_a_device(self) -> None:
-        if self.all_failed:
-            self._queue.close(no_device_left())
-            return
-        self._queue.fail(device_of_model_failed(), of=lambda model: not self.serves(model))
-        # The devices that are left may be stuck.
-        self._fail_what_waits_for_stuck_devices()
-
-    def _fail_what_waits_for_stuck_devices(self) -> None:
-        """Fail the jobs that wait for a model of which every device that serves it is stuck."""
+    def _fail_what_has_no_device(self) -> None:
+        """Fail the jobs that wait for a model whose devices have all failed, or are stuck."""
 
         def all_are_stuck(model: Model) -> bool:
             serving = (each for each in self._executors if each.serves(model))
             return all(each.watchdog.stuck_seconds for each in serving)
 
+        if self.all_failed:
+            self._queue.close(no_device_left())
+            return
+        self._queue.fail(device_of_model_failed(), of=lambda model: not self.serves(model))
         error = UnhealthyError("the device does not come back from a forward", retry_after=30)
         self._queue.fail(error, of=all_are_stuck)
 
     def _close_queue_without_consumers(self, ended: "asyncio.Task[None]") -> None:
-        error = None if ended.cancelled() else ended.exception()
-        if error is None:
+        if (error := error_of(ended)) is None:
             return
         log.error("consumer_ended", exc_info=error)
         if all(each.failed or consumer.done() for each, consumer in self._executors.items()):
@@ -274,8 +261,7 @@ def device_of_model_failed() -> UnhealthyError:
     return UnhealthyError(message, retry_after=30)
 
 
-def start_failure(loading: "asyncio.Future[LoadedModels] | None") -> BaseException | None:
-    """Why loading failed; None if it succeeded or is not over."""
-    if loading is None or not loading.done() or loading.cancelled():
-        return None
-    return loading.exception()
+def error_of(work: "asyncio.Future[Any] | None") -> BaseException | None:
+    """Why this failed; None if it succeeded, is not over or was cancelled."""
+    is_over = work is not None and work.done() and not work.cancelled()
+    return work.exception() if work is not None and is_over else None

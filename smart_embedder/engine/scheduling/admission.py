@@ -17,10 +17,10 @@ from typing import Any, TypeVar
 
 from smart_embedder.engine.model import Model
 from smart_embedder.engine.records import Stage, Timings
-from smart_embedder.engine.scheduling.fairness import CancelScope, FairSemaphore
+from smart_embedder.engine.scheduling.fairness import FairSemaphore, failing_with
 from smart_embedder.engine.scheduling.job import Job
 from smart_embedder.engine.scheduling.queue import JobQueue
-from smart_embedder.errors import SmartEmbedderError
+from smart_embedder.errors import DrainingError
 from smart_embedder.observability.metrics import Metrics
 
 Result = TypeVar("Result")
@@ -58,26 +58,30 @@ class Abortable:
     """What is awaited within a `scope` fails once `abort` is called, and so do later scopes."""
 
     def __init__(self) -> None:
-        self._scopes: set[CancelScope] = set()
-        self._error: SmartEmbedderError | None = None
+        self._scopes: set[asyncio.Timeout] = set()
+        self._aborted = False
 
     @asynccontextmanager
     async def scope(self) -> AsyncIterator[None]:
-        """Raises the error of `abort`."""
-        if self._error is not None:
-            raise self._error
-        with CancelScope() as scope:
+        """Raises a `DrainingError` once it is aborted."""
+        if self._aborted:
+            raise _stopped()
+        async with failing_with(_stopped) as scope:
             self._scopes.add(scope)
             try:
                 yield
             finally:
                 self._scopes.discard(scope)
 
-    def abort(self, error: SmartEmbedderError) -> None:
+    def abort(self) -> None:
         """Fail what is in a scope, and what comes."""
-        self._error = error
-        for scope in self._scopes:
-            scope.end(lambda: error)
+        self._aborted = True
+        while self._scopes:
+            self._scopes.pop().reschedule(0)
+
+
+def _stopped() -> DrainingError:
+    return DrainingError("the service was stopped before this was done", retry_after=5)
 
 
 class TokenizerThreads:

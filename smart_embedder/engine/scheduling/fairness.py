@@ -4,8 +4,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Generator
 from contextlib import asynccontextmanager
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import TypeVar
 
 from smart_embedder.errors import QueueFullError
 
@@ -115,38 +114,21 @@ class LoopTurns:
                 self._permit.release(client)
 
 
-class CancelScope:
-    """A block of a task that another one can end; `asyncio.timeout`, but for an error in its place.
+@asynccontextmanager
+async def failing_with(
+    error: Callable[[], Exception], seconds: float | None = None
+) -> AsyncIterator[asyncio.Timeout]:
+    """A block that raises what `error` makes after `seconds`.
 
-    What the block waits for is cancelled.
+    Whoever has the timeout that it yields can `reschedule` that, such as to 0: at once.
     """
-
-    def __init__(self) -> None:
-        self._task: asyncio.Task[Any] | None = None
-        self._error: Callable[[], Exception] | None = None
-        self._cancelling = 0
-
-    def __enter__(self) -> Self:
-        task = self._task = asyncio.current_task()
-        assert task is not None  # noqa: S101 - it is entered by a coroutine
-        self._cancelling = task.cancelling()
-        return self
-
-    def end(self, error: Callable[[], Exception]) -> None:
-        """Let the block raise what `error` makes, unless it has ended."""
-        if self._task is not None and self._error is None:
-            self._error = error
-            self._task.cancel()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None
-    ) -> None:
-        task, self._task = self._task, None
-        if self._error is not None and task is not None:
-            # Others may have cancelled the task, too.
-            is_own = task.uncancel() <= self._cancelling
-            if is_own and kind is asyncio.CancelledError:
-                raise self._error() from None
+    try:
+        async with asyncio.timeout(seconds) as timeout:
+            yield timeout
+    except TimeoutError:
+        if not timeout.expired():
+            raise
+        raise error() from None
 
 
 class ConcurrencyLimit:
@@ -165,7 +147,7 @@ class ConcurrencyLimit:
         self._full = full
         self._seconds_to_place = seconds_to_place
         self._permits = FairSemaphore(capacity)
-        self._scopes: dict[CancelScope, str] = {}  # The oldest first.
+        self._scopes: dict[asyncio.Timeout, str] = {}  # The oldest first.
 
     @property
     def held(self) -> int:
@@ -180,14 +162,13 @@ class ConcurrencyLimit:
     async def hold(self, client: str) -> AsyncIterator[None]:
         """Hold a permit; raise `QueueFullError` if none is free in time or it is taken over."""
         await self._acquire(client)
-        scope = CancelScope()
-        self._scopes[scope] = client
-        try:
-            with scope:
+        async with failing_with(self._error) as scope:
+            self._scopes[scope] = client
+            try:
                 yield
-        finally:
-            if self._scopes.pop(scope, None) is not None:
-                self._permits.release(client)
+            finally:
+                if self._scopes.pop(scope, None) is not None:
+                    self._permits.release(client)
 
     async def _acquire(self, client: str) -> None:
         if self._permits.try_acquire(client) or self._take_over(client):
@@ -196,11 +177,8 @@ class ConcurrencyLimit:
         await asyncio.sleep(0)
         if self._permits.try_acquire(client) or self._take_over(client):
             return
-        try:
-            async with asyncio.timeout(self._acquire_timeout):
-                await self._permits.acquire(client)
-        except TimeoutError:
-            raise self._error() from None
+        async with failing_with(self._error, self._acquire_timeout):
+            await self._permits.acquire(client)
 
     def _take_over(self, client: str) -> bool:
         """Take the newest permit of the client that holds most, unless it would then hold fewer."""
@@ -210,7 +188,7 @@ class ConcurrencyLimit:
             return False
         scope = next(each for each, of in reversed(self._scopes.items()) if of == largest)
         del self._scopes[scope]
-        scope.end(self._error)
+        scope.reschedule(0)
         self._permits.transfer(largest, client)
         return True
 

@@ -82,6 +82,10 @@ class JobQueue:
         self._consumers.append(consumer)
         return consumer
 
+    def is_served(self, model: Model) -> bool:
+        """Whether a device that has not failed computes this model."""
+        return any(each.serves(model) for each in self._consumers)
+
     def put(self, job: Job) -> None:
         """Add a job; if the queue is closed the job fails with the reason."""
         if self._closed_for is not None:

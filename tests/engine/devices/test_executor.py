@@ -255,7 +255,7 @@ async def test_a_forward_that_takes_too_long_fails_its_requests_and_the_next_has
         device.thread.seconds = 2.0
         assert numbers(await behind.result()) == [0]
         assert now() - began == pytest.approx(7, abs=0.1)
-        assert device.stuck == []
+        assert device.lost == []
 
 
 def crash() -> Exception:
@@ -268,8 +268,9 @@ def crash() -> Exception:
 @in_skipped_time
 async def test_what_has_not_begun_as_its_device_fails_is_no_suspect(has_other: bool) -> None:
     model = FakeModel()
-    others = [model] if has_other else []
-    async with VirtualDevice(1.0, model, gpu=True, others=others).running() as device:
+    async with VirtualDevice(1.0, model, gpu=True).running() as device:
+        if has_other:
+            device.queue.consumer(lambda served: served is model)
         model.asynchronous, model.failures = True, [crash()]
         crashes = device.put(10)
         await turns(20)

@@ -255,7 +255,7 @@ async def test_devices_that_have_failed_promise_nothing() -> None:
             pool.queue.put(each)
         for each in jobs:
             await each.result()
-        assert (pool.failed, pool.failure(None, closing=False)) == (["first"], None)
+        assert (pool.failed, pool.failure) == (["first"], None)
         assert pool.serves(first), "by its replica"
         assert not pool.is_using(first)
         pool.queue.put(job(10, 10, 10, 10, model=first))
@@ -308,7 +308,7 @@ async def test_a_device_for_further_models_alone_is_no_device_of_the_service() -
         for each in (fails, waits):
             with pytest.raises(UnhealthyError):
                 await each.result()
-        assert (pool.failed, pool.failure(None, closing=False)) == (["other"], None)
+        assert (pool.failed, pool.failure) == (["other"], None)
         pool.queue.put(serves := job(2, model=default))
         await serves.result()
         default.failures.append(broken_memory())
@@ -353,7 +353,7 @@ async def test_who_waits_for_a_stuck_device_is_told_and_who_has_another_is_not()
         assert (pool.stuck_seconds, waits.resolved) == (0, False)
         await asyncio.sleep(2)
         assert pool.stuck_seconds == pytest.approx(7, abs=0.1)
-        assert "has not come back" in str(pool.failure(None, closing=False))
+        assert "has not come back" in str(pool.failure)
         with pytest.raises(UnhealthyError, match="does not come back from a forward"):
             await waits.result()
         for thread in pool.threads.values():
@@ -362,7 +362,7 @@ async def test_who_waits_for_a_stuck_device_is_told_and_who_has_another_is_not()
         with pytest.raises(UnhealthyError, match="does not come back from a forward"):
             await too_early.result()
         await asyncio.sleep(100)
-        assert (pool.stuck_seconds, pool.failure(None, closing=False)) == (0, None)
+        assert (pool.stuck_seconds, pool.failure) == (0, None)
         pool.queue.put(late := job(10, model=first, client="c"))
         await asyncio.sleep(100)
         assert late.resolved

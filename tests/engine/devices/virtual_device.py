@@ -10,7 +10,6 @@ import numpy as np
 from smart_embedder.engine.devices.executor import DeviceExecutor
 from smart_embedder.engine.devices.limits import ForwardLimit, Served, TokenBudget
 from smart_embedder.engine.devices.thread import outcome_of
-from smart_embedder.engine.model import Model
 from smart_embedder.engine.scheduling.job import Job
 from smart_embedder.engine.scheduling.queue import JobQueue
 from smart_embedder.observability.metrics import Metrics
@@ -56,7 +55,6 @@ class VirtualDevice:
         budget: int = 10,
         seconds_per_token: float = 0.0,
         fixed: float | None = None,
-        others: Sequence[Model] = (),
         batch_wait: float = 0.0,
     ) -> None:
         self.models = models or (FakeModel(),)
@@ -69,8 +67,7 @@ class VirtualDevice:
             model: Served(model, TokenBudget(budget), seconds_per_token) for model in self.models
         }
         self.budgets = {model: each.budget for model, each in served.items()}
-        self.stuck: list[float] = []
-        self.failures: list[float] = []
+        self.lost: list[float] = []
         self.executor = DeviceExecutor(
             "device",
             self.queue,
@@ -81,9 +78,7 @@ class VirtualDevice:
             free_memory=lambda: None,
             models=served,
             batch_wait=batch_wait,
-            on_stuck=lambda: self.stuck.append(now()),
-            on_failed=lambda: self.failures.append(now()),
-            has_others=lambda model: model in others,
+            on_lost=lambda: self.lost.append(now()),
         )
 
     @asynccontextmanager

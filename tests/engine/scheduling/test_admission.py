@@ -187,8 +187,8 @@ async def test_aborting_fails_what_is_accepted_and_what_comes() -> None:
 
     tasks = [asyncio.create_task(work()) for _ in range(3)]
     await asyncio.sleep(0)
-    accepted.abort(DrainingError("the service was stopped before this was done"))
-    accepted.abort(DrainingError("the service was stopped before this was done"))
+    accepted.abort()
+    accepted.abort()
     for each in (*tasks, work()):
         with pytest.raises(DrainingError, match="stopped before"):
             await each

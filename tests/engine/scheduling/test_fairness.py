@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smart_embedder.engine.scheduling.fairness import (
-    CancelScope,
     ConcurrencyLimit,
     FairSemaphore,
     LoopTurns,
+    failing_with,
 )
 from smart_embedder.errors import QueueFullError
 from tests.support.skipped_time import in_skipped_time, now, turns
@@ -251,22 +251,21 @@ async def test_work_in_turns_lets_everybody_else_run_between_its_steps() -> None
 async def test_a_block_that_is_ended_raises_its_error_unless_more_is_ended(
     ends: list[str], is_cancelled: bool, expected: type[BaseException]
 ) -> None:
-    scopes = {"outer": CancelScope(), "inner": CancelScope()}
-    errors = {"outer": ValueError, "inner": KeyError}
+    scopes = {}
 
     async def work() -> None:
-        with scopes["outer"], scopes["inner"]:
+        async with failing_with(ValueError) as outer, failing_with(KeyError) as inner:
+            scopes.update(outer=outer, inner=inner)
             await asyncio.Event().wait()
 
     task = asyncio.create_task(work())
     await turns()
     for name in ends:
-        scopes[name].end(errors[name])
+        scopes[name].reschedule(0)
     if is_cancelled:
         task.cancel()
     with pytest.raises(expected):
         await task
-    scopes["outer"].end(ValueError)
     assert task.cancelling() == int(is_cancelled)
 
 
