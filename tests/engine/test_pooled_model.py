@@ -164,5 +164,5 @@ def test_the_time_of_a_loading_is_known_by_its_size_or_the_last_one(model, ticki
     ticking.time += 6.5
     assert model.seconds_left(100) == 4
     model.succeed(resident())
-    model.wait()
+    model.began = None
     assert model.seconds_left(100) == 8
