@@ -16,7 +16,8 @@ import numpy as np
 
 from benchmarks.turns import measure
 from benchmarks.workload import PASSAGES, QUERIES, draw_texts
-from smart_embedder.engine import Engine, RerankRequest
+from smart_embedder.engine import Engine
+from smart_embedder.engine.records import RerankRequest
 from smart_embedder.models.load import load_models
 from smart_embedder.settings import Settings
 from tools.references.choose import References

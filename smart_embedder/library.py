@@ -18,9 +18,17 @@ from typing import Any, Self, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from smart_embedder.engine import EmbeddingOptions, EmbedRequest, FusionWeights, RerankRequest
 from smart_embedder.engine import Engine as ServiceEngine
-from smart_embedder.engine.records import NO_OPTIONS, FloatArray, Outputs, Truncation
+from smart_embedder.engine.records import (
+    NO_OPTIONS,
+    EmbeddingOptions,
+    EmbedRequest,
+    FloatArray,
+    FusionWeights,
+    Outputs,
+    RerankRequest,
+    Truncation,
+)
 from smart_embedder.models.load import load_models
 from smart_embedder.settings import NO_RERANKER, Settings
 

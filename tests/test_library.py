@@ -13,8 +13,12 @@ import pytest
 import smart_embedder
 from smart_embedder import Engine, SyncEngine
 from smart_embedder.engine import Engine as ServiceEngine
-from smart_embedder.engine import RerankRequest
-from smart_embedder.engine.records import EmbeddingOptions, EmbedRequest, TruncationOptions
+from smart_embedder.engine.records import (
+    EmbeddingOptions,
+    EmbedRequest,
+    RerankRequest,
+    TruncationOptions,
+)
 from smart_embedder.errors import StartupError, TextTooLongError
 from smart_embedder.models.load import load_models
 from smart_embedder.settings import Settings

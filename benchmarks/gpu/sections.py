@@ -33,8 +33,8 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks.checkpoints import SHAPES, save_bge_m3
 from benchmarks.workload import QUERIES, Lengths, draw_texts
 from smart_embedder.api.formats.records import ARROW
-from smart_embedder.engine import EmbedRequest, Engine
-from smart_embedder.engine.records import Outputs
+from smart_embedder.engine import Engine
+from smart_embedder.engine.records import EmbedRequest, Outputs
 from smart_embedder.models.load import load_models
 from smart_embedder.observability.metrics import Metrics
 from smart_embedder.settings import NO_RERANKER, Settings

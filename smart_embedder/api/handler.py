@@ -33,18 +33,16 @@ from smart_embedder.api.context import (
 from smart_embedder.api.errors import handle_error
 from smart_embedder.api.rendering import JSON, Chunk, ChunkedResponse, timings_as_json
 from smart_embedder.api.schemas import check_passages, check_rerank_options, check_texts
-from smart_embedder.engine import (
-    DEFAULT_URGENCY,
-    ClassificationRequest,
-    EmbedRequest,
-    Engine,
-    RerankRequest,
-)
+from smart_embedder.engine import Engine
 from smart_embedder.engine.model import DownloadStatus, LoadedModels
 from smart_embedder.engine.model_pool import SHARE_FOR_LOADING
 from smart_embedder.engine.records import (
+    DEFAULT_URGENCY,
+    ClassificationRequest,
     ClassificationResult,
     EmbeddingResult,
+    EmbedRequest,
+    RerankRequest,
     RerankResult,
     ScoringRequest,
     Stage,

@@ -15,8 +15,8 @@ from smart_embedder.api.answers import ErrorResponse
 from smart_embedder.api.context import NATIVE, Dialect, Endpoint, Operation, Paths, Place
 from smart_embedder.api.handler import Call, Service, respond
 from smart_embedder.api.schemas import OPENAI_TEXTS, RequestModel
-from smart_embedder.engine import DEFAULT_URGENCY
 from smart_embedder.engine.model import LoadedModels
+from smart_embedder.engine.records import DEFAULT_URGENCY
 from smart_embedder.observability.metrics import EMBEDDING_ENDPOINT, RERANK_ENDPOINT
 from smart_embedder.settings import Settings
 

@@ -60,10 +60,6 @@ class KindCanaries:
             row[np.searchsorted(columns, vector.indices)] = vector.values
         return cls(rows, columns)
 
-    def distance(self, other: "KindCanaries") -> float:
-        """The largest of the `distances`."""
-        return float(self.distances(other).max())
-
     def distances(self, other: "KindCanaries") -> FloatArray:
         """How much each row differs from the other's: |a - b|^2 / (|a|^2 + |b|^2).
 
@@ -124,7 +120,7 @@ def drift(
     if texts != [*CANARIES]:
         _keep(path, precision, canaries)
         return 0.0
-    distance = canaries.distance(first)
+    distance = float(canaries.distances(first).max())
     if distance > tolerance_of(before, precision):
         log.warning(
             "vector_space_drifted",

@@ -336,14 +336,24 @@ class TextEmbedding:
     muvera: FloatArray | None = None
 
     @property
+    def arrays(self) -> tuple[Any, ...]:
+        """All arrays that it holds, or None, in the order in which `in_own_memory` takes them."""
+        sparse, made = self.sparse, self.quantized
+        return (
+            self.dense,
+            sparse and sparse.indices,
+            sparse and sparse.values,
+            self.colbert,
+            self.states,
+            made and made.values,
+            made and made.scales,
+            self.muvera,
+        )
+
+    @property
     def nbytes(self) -> int:
         """Their size in bytes."""
-        sparse = self.sparse
-        nbytes = 0 if sparse is None else sparse.indices.nbytes + sparse.values.nbytes
-        quantized = None if self.quantized is None else self.quantized.values
-        for vectors in (self.dense, self.colbert, self.states, quantized, self.muvera):
-            nbytes += 0 if vectors is None else vectors.nbytes
-        return nbytes
+        return sum([each.nbytes for each in self.arrays if each is not None])
 
 
 def in_own_memory(results: Sequence[TextEmbedding]) -> list[TextEmbedding]:
@@ -351,26 +361,18 @@ def in_own_memory(results: Sequence[TextEmbedding]) -> list[TextEmbedding]:
 
     It is one block for each kind: many small ones would be new pages for the system each time.
     """
-    sparse, made = [each.sparse for each in results], [each.quantized for each in results]
-    indices = _in_one_block([each and each.indices for each in sparse])
-    weights = _in_one_block([each and each.values for each in sparse])
-    quantized = _in_one_block([each and each.values for each in made])
-    scales = _in_one_block([each and each.scales for each in made])
-    plain = (
-        _in_one_block([getattr(each, kind) for each in results])
-        for kind in ("dense", "colbert", "states", "muvera")
-    )
+    blocks = map(_in_one_block, zip(*(each.arrays for each in results), strict=True))
     return [
         TextEmbedding(
             dense,
-            None if weight is None else SparseVector(index, weight),
+            before.sparse and SparseVector(indices, weights),
             colbert,
             states,
-            before and QuantizedVectors(before.dtype, values, scale),
+            before.quantized and QuantizedVectors(before.quantized.dtype, values, scales),
             muvera,
         )
-        for index, weight, before, values, scale, dense, colbert, states, muvera in zip(
-            indices, weights, made, quantized, scales, *plain, strict=True
+        for before, dense, indices, weights, colbert, states, values, scales, muvera in zip(
+            results, *blocks, strict=True
         )
     ]
 

@@ -8,8 +8,8 @@ import httpx2
 import numpy as np
 import pytest
 
-from smart_embedder.engine import Engine, RerankRequest
-from smart_embedder.engine.records import EmbedRequest
+from smart_embedder.engine import Engine
+from smart_embedder.engine.records import EmbedRequest, RerankRequest
 from smart_embedder.models.load import load_models
 from smart_embedder.settings import Settings
 from smart_embedder.settings.sources import read_model_entries

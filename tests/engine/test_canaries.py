@@ -24,18 +24,22 @@ def sparse(of: dict[int, float]) -> SparseVector:
     return SparseVector(np.array(ids, np.int64), np.array([of[each] for each in ids], np.float32))
 
 
+def distance(one: KindCanaries, other: KindCanaries) -> float:
+    return float(one.distances(other).max())
+
+
 @given(numbers, numbers)
 def test_the_distance_is_symmetric_and_that_of_equal_vectors_is_none(first, second) -> None:
     one, other = KindCanaries(first), KindCanaries(second)
-    assert one.distance(other) == other.distance(one) <= 2 + 1e-6
-    assert one.distance(one) == 0
+    assert distance(one, other) == distance(other, one) <= 2 + 1e-6
+    assert distance(one, one) == 0
 
 
 @given(st.floats(0, 3.14))
 def test_of_vectors_of_one_length_it_is_what_is_missing_of_the_cosine(angle: float) -> None:
     first = KindCanaries(np.float32([[1, 0]]))
     second = KindCanaries(np.float32([[np.cos(angle), np.sin(angle)]]))
-    assert first.distance(second) == pytest.approx(1 - np.cos(angle), abs=1e-5)
+    assert distance(first, second) == pytest.approx(1 - np.cos(angle), abs=1e-5)
 
 
 @given(st.lists(weights, min_size=1, max_size=4), st.data())
@@ -45,12 +49,12 @@ def test_sparse_vectors_are_compared_by_their_tokens(before, data) -> None:
     after[changed][10] = 1.0
     first, second = (KindCanaries.of_sparse([*map(sparse, each)]) for each in (before, after))
     squares = sum(weight**2 for weight in before[changed].values())
-    assert first.distance(second) == pytest.approx(1 / (2 * squares + 1), rel=1e-4)
-    assert first.distance(KindCanaries.of_sparse([*map(sparse, before)])) == 0
+    assert distance(first, second) == pytest.approx(1 / (2 * squares + 1), rel=1e-4)
+    assert distance(first, KindCanaries.of_sparse([*map(sparse, before)])) == 0
 
 
 def test_another_number_of_dimensions_is_as_far_as_can_be() -> None:
-    assert KindCanaries(ROWS).distance(KindCanaries(ROWS[:, :2])) == 2
+    assert distance(KindCanaries(ROWS), KindCanaries(ROWS[:, :2])) == 2
 
 
 def test_each_kind_that_was_made_has_canaries() -> None:

@@ -7,7 +7,6 @@ from itertools import product
 import numpy as np
 import pytest
 
-from smart_embedder.engine import RerankRequest
 from smart_embedder.engine.checks import (
     check_rendering,
     check_truncations,
@@ -19,6 +18,7 @@ from smart_embedder.engine.records import (
     DENSE,
     EmbedRequest,
     Outputs,
+    RerankRequest,
     TextEmbedding,
     TokenizedPair,
     TokenizedText,

@@ -7,9 +7,9 @@ import threading
 import pytest
 from structlog.testing import capture_logs
 
-from smart_embedder.engine import Engine, RerankRequest
+from smart_embedder.engine import Engine
 from smart_embedder.engine.pooled_model import ModelState
-from smart_embedder.engine.records import EmbedRequest
+from smart_embedder.engine.records import EmbedRequest, RerankRequest
 from smart_embedder.errors import (
     DrainingError,
     LoadingError,

@@ -8,8 +8,8 @@ import asyncio
 import random
 from dataclasses import dataclass, field, replace
 
-from smart_embedder.engine import EmbedRequest, Engine, RerankRequest
-from smart_embedder.engine.records import Outputs, TextEmbedding
+from smart_embedder.engine import Engine
+from smart_embedder.engine.records import EmbedRequest, Outputs, RerankRequest, TextEmbedding
 from smart_embedder.errors import RerankerDisabledError
 from tests.oracle.cases import draw_text, log_uniform
 

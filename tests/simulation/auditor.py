@@ -656,7 +656,7 @@ class Auditor:
 
 def _most_held(limit: ConcurrencyLimit) -> int:
     """The places of the client that has most."""
-    return max(limit._permits._held.values(), default=0)
+    return max(limit._held.values(), default=0)
 
 
 def _ids(sequence: TokenSequence) -> Any:

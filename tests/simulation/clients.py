@@ -22,13 +22,15 @@ from smart_embedder.api.catalogue import Role, ServedModel
 from smart_embedder.api.context import NATIVE_EMBEDDINGS, RERANK, RequestContext
 from smart_embedder.api.errors import status_of
 from smart_embedder.api.handler import Call, Service, cancel_on_disconnect, time_limit
-from smart_embedder.engine import Engine, FusionWeights, RerankRequest
+from smart_embedder.engine import Engine
 from smart_embedder.engine.model import LoadedModels
 from smart_embedder.engine.records import (
     DENSE,
     EmbeddingResult,
     EmbedRequest,
+    FusionWeights,
     Outputs,
+    RerankRequest,
     TextEmbedding,
     TruncationOptions,
 )

@@ -13,12 +13,13 @@ import httpx2
 import msgpack
 import numpy as np
 
-from smart_embedder.engine import Engine, RerankRequest
+from smart_embedder.engine import Engine
 from smart_embedder.engine.records import (
     NO_OPTIONS,
     EmbeddingOptions,
     EmbedRequest,
     Outputs,
+    RerankRequest,
     SparseVector,
     TextEmbedding,
 )

@@ -16,8 +16,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from smart_embedder.engine import EmbedRequest, Engine, RerankRequest
-from smart_embedder.engine.records import FloatArray, SparseVector, TextEmbedding
+from smart_embedder.engine import Engine
+from smart_embedder.engine.records import (
+    EmbedRequest,
+    FloatArray,
+    RerankRequest,
+    SparseVector,
+    TextEmbedding,
+)
 from smart_embedder.errors import StartupError
 from smart_embedder.models.device.choose import (
     choose_device,

@@ -35,8 +35,7 @@ from smart_embedder.api.rendering import (
     usage_as_json,
 )
 from smart_embedder.api.schemas import ForeignRequest
-from smart_embedder.engine import EmbedRequest
-from smart_embedder.engine.records import EmbeddingResult, FloatArray, RerankResult
+from smart_embedder.engine.records import EmbeddingResult, EmbedRequest, FloatArray, RerankResult
 from smart_embedder.errors import InvalidRequestError
 from smart_embedder.vectors import quantize
 

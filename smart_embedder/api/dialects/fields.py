@@ -10,8 +10,7 @@ from pydantic_core import PydanticCustomError
 
 from smart_embedder.api.body import TEXTS_ADVICE
 from smart_embedder.api.schemas import ForeignRequest, check_truncation
-from smart_embedder.engine import RerankRequest, TruncationOptions
-from smart_embedder.engine.records import InputType, Side
+from smart_embedder.engine.records import InputType, RerankRequest, Side, TruncationOptions
 from smart_embedder.errors import InvalidRequestError
 from smart_embedder.vectors import OutputDtype
 

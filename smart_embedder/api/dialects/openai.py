@@ -39,9 +39,8 @@ from smart_embedder.api.rendering import (
     usage_as_json,
 )
 from smart_embedder.api.schemas import OPENAI_TEXTS, PROMPT_SCHEMA, ForeignRequest
-from smart_embedder.engine import EmbedRequest, TruncationOptions
 from smart_embedder.engine.checks import check_rendering
-from smart_embedder.engine.records import EmbeddingResult, Outputs
+from smart_embedder.engine.records import EmbeddingResult, EmbedRequest, Outputs, TruncationOptions
 from smart_embedder.errors import InvalidRequestError, UnknownModelError
 from smart_embedder.vectors import (
     MAX_POOL_FACTOR,

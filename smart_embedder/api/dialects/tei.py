@@ -31,8 +31,9 @@ from smart_embedder.api.rendering import (
     text_as_json,
 )
 from smart_embedder.api.schemas import ForeignRequest, RequestModel, check_passages, check_texts
-from smart_embedder.engine import ClassificationRequest, RerankRequest, records
+from smart_embedder.engine import records
 from smart_embedder.engine.model import LoadedModels, Model
+from smart_embedder.engine.records import ClassificationRequest, RerankRequest
 from smart_embedder.engine.requests.reranking import sigmoid
 from smart_embedder.engine.scheduling.admission import stop_if_given_up
 from smart_embedder.engine.scheduling.job import Purpose

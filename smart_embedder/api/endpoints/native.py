@@ -23,10 +23,15 @@ from smart_embedder.api.schemas import EmbeddingFields, EmbeddingRequest, Rerank
 from smart_embedder.api.stream import answer as stream_answer
 from smart_embedder.api.stream.arrow_lines import ArrowReader
 from smart_embedder.api.stream.lines import NdjsonReader, StreamLine
-from smart_embedder.engine import EmbedRequest, FusionWeights, RerankRequest, TruncationOptions
 from smart_embedder.engine.checks import check_embedding, check_rendering
 from smart_embedder.engine.model import LoadedModels
-from smart_embedder.engine.records import Outputs
+from smart_embedder.engine.records import (
+    EmbedRequest,
+    FusionWeights,
+    Outputs,
+    RerankRequest,
+    TruncationOptions,
+)
 from smart_embedder.engine.requests.embedding import vector_bytes
 from smart_embedder.engine.space import VECTORS
 from smart_embedder.errors import InvalidRequestError, UnsupportedMediaError

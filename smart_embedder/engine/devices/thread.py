@@ -27,14 +27,6 @@ Result = TypeVar("Result")
 _Work = SimpleQueue[Callable[[], object] | None]
 
 
-def outcome_of(call: Callable[[], Result]) -> Result | Exception:
-    """What `call` returns, or the error that it raises."""
-    try:
-        return call()
-    except Exception as error:  # noqa: BLE001 - the caller decides what any error means
-        return error
-
-
 # Of each thread, `preempting`: the calls that may preempt its current one.
 _current = threading.local()
 

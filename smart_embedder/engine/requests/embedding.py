@@ -45,7 +45,6 @@ class Task:
     the work of the device.
     """
 
-    models: LoadedModels
     model: Embedder
     outputs: Outputs
     texts: list[str]
@@ -67,22 +66,16 @@ def truncations_of(tasks: list[Task], request: EmbedRequest) -> list[Truncation]
 
 def hold_vectors(tasks: list[Task], answer: AnswerMemory) -> None:
     """Hold what the vectors of all tasks need; raises as `AnswerMemory.need`."""
-    size = tokens = 0
-    by_token = False
-    for task in tasks:
-        lengths = [len(text.ids) for text in task.read]
-        size += vector_bytes(task.model, task.outputs, lengths)
-        by_token |= task.outputs.colbert or task.outputs.states
-        tokens += sum(lengths)
-    if not by_token:
-        what = f"the vectors of these {len(tasks[-1].texts)} texts"
-        answer.need(size, what, "send fewer texts")
-    else:
-        answer.need(
-            size,
-            f"the vectors of these {tokens} tokens",
-            "send fewer texts or shorter ones, or ask for no vector of each token",
-        )
+    lengths = [[len(text.ids) for text in task.read] for task in tasks]
+    size = sum(
+        vector_bytes(task.model, task.outputs, own)
+        for task, own in zip(tasks, lengths, strict=True)
+    )
+    what, advice = f"{len(tasks[-1].texts)} texts", "send fewer texts"
+    if any(task.outputs.colbert or task.outputs.states for task in tasks):
+        what = f"{sum(map(sum, lengths))} tokens"
+        advice = "send fewer texts or shorter ones, or ask for no vector of each token"
+    answer.need(size, f"the vectors of these {what}", advice)
 
 
 def vector_bytes(model: Embedder, outputs: Outputs, lengths: list[int]) -> int:
@@ -195,7 +188,6 @@ def assign_models(models: LoadedModels, request: EmbedRequest, prompt: str) -> l
         chosen = [each for each in both if each[1]]
     return [
         Task(
-            models,
             model,
             kinds,
             request.texts,

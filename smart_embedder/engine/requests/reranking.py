@@ -115,9 +115,13 @@ class ScoringPipeline:
             )
         async with self._admission.accepted.scope(), self._limit.hold(request.client):
             started = time.perf_counter()
-            call = partial(_tokenize, model, request)
             texts, stage = await self._admission.tokenize(
-                model, call, request.texts, request.client
+                model,
+                lambda: [
+                    model.tokenize_input(*each, request.truncation) for each in request.inputs
+                ],
+                request.texts,
+                request.client,
             )
             truncations = text_truncations(model, texts, "inputs", request.truncation.side)
             check_truncations(truncations, request.truncation)
@@ -268,13 +272,6 @@ def _tokenize_separately(
 
 def sigmoid(logits: list[float]) -> list[float]:
     """Probabilities in float32, without overflow for large values of either sign."""
-    values = np.asarray(logits, dtype=np.float32)
-    small = np.exp(-np.abs(values))
-    probabilities: list[float] = np.where(
-        values >= 0, 1 / (1 + small), small / (1 + small)
-    ).tolist()
+    exact = np.exp(-np.logaddexp(0, -np.asarray(logits, np.float64)))
+    probabilities: list[float] = exact.astype(np.float32).tolist()
     return probabilities
-
-
-def _tokenize(model: Classifier, request: ClassificationRequest) -> list[TokenizedText]:
-    return [model.tokenize_input(*each, request.truncation) for each in request.inputs]

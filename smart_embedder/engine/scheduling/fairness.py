@@ -75,11 +75,6 @@ class FairSemaphore:
             # Last in the order, so that clients that hold equally many alternate.
             self._waiters[chosen] = self._waiters.pop(chosen)
 
-    def transfer(self, source: str, target: str) -> None:
-        """Move a permit from a client that holds several to another, past all waiting clients."""
-        self._held[source] -= 1
-        self._held[target] = self.held_by(target) + 1
-
 
 class LoopTurns:
     """Turns for work that holds the event loop for some milliseconds, fair between clients.
@@ -131,7 +126,7 @@ async def failing_with(
         raise error() from None
 
 
-class ConcurrencyLimit:
+class ConcurrencyLimit(FairSemaphore):
     """At most `capacity` requests at once.
 
     Where no permit is free, a client that holds fewer than another one takes over the permit of
@@ -143,53 +138,45 @@ class ConcurrencyLimit:
     def __init__(
         self, capacity: int, acquire_timeout: float, full: str, seconds_to_place: Callable[[], int]
     ) -> None:
+        super().__init__(capacity)
         self._acquire_timeout = acquire_timeout
         self._full = full
         self._seconds_to_place = seconds_to_place
-        self._permits = FairSemaphore(capacity)
         self._scopes: dict[asyncio.Timeout, str] = {}  # The oldest first.
-
-    @property
-    def held(self) -> int:
-        """How many requests hold a permit."""
-        return self._permits.held
-
-    def held_by(self, client: str) -> int:
-        """How many permits one client holds."""
-        return self._permits.held_by(client)
 
     @asynccontextmanager
     async def hold(self, client: str) -> AsyncIterator[None]:
         """Hold a permit; raise `QueueFullError` if none is free in time or it is taken over."""
-        await self._acquire(client)
+        await self._enter(client)
         async with failing_with(self._error) as scope:
             self._scopes[scope] = client
             try:
                 yield
             finally:
                 if self._scopes.pop(scope, None) is not None:
-                    self._permits.release(client)
+                    self.release(client)
 
-    async def _acquire(self, client: str) -> None:
-        if self._permits.try_acquire(client) or self._take_over(client):
+    async def _enter(self, client: str) -> None:
+        if self.try_acquire(client) or self._take_over(client):
             return
         # Who was handed a permit at this moment holds it, but can lose it only once it has run.
         await asyncio.sleep(0)
-        if self._permits.try_acquire(client) or self._take_over(client):
+        if self.try_acquire(client) or self._take_over(client):
             return
         async with failing_with(self._error, self._acquire_timeout):
-            await self._permits.acquire(client)
+            await self.acquire(client)
 
     def _take_over(self, client: str) -> bool:
         """Take the newest permit of the client that holds most, unless it would then hold fewer."""
         clients = dict.fromkeys(self._scopes.values())
-        largest = max(clients, key=self._permits.held_by, default=client)
-        if self._permits.held_by(client) + 1 >= self._permits.held_by(largest):
+        largest = max(clients, key=self.held_by, default=client)
+        if self.held_by(client) + 1 >= self.held_by(largest):
             return False
         scope = next(each for each, of in reversed(self._scopes.items()) if of == largest)
         del self._scopes[scope]
         scope.reschedule(0)
-        self._permits.transfer(largest, client)
+        self._held[largest] -= 1
+        self._held[client] = self.held_by(client) + 1
         return True
 
     def _error(self) -> QueueFullError:

@@ -9,7 +9,6 @@ import numpy as np
 
 from smart_embedder.engine.devices.executor import DeviceExecutor
 from smart_embedder.engine.devices.limits import ForwardLimit, Served, TokenBudget
-from smart_embedder.engine.devices.thread import outcome_of
 from smart_embedder.engine.scheduling.job import Job
 from smart_embedder.engine.scheduling.queue import JobQueue
 from smart_embedder.observability.metrics import Metrics
@@ -34,11 +33,10 @@ class VirtualThread:
 
     async def _run(self, call: Callable[[], Any]) -> Any:
         self.calls += 1
-        outcome = outcome_of(call)
-        await asyncio.sleep(self.seconds)
-        if isinstance(outcome, Exception):
-            raise outcome
-        return outcome
+        try:
+            return call()
+        finally:
+            await asyncio.sleep(self.seconds)
 
     async def close(self, seconds: float) -> None:
         """It has no thread."""

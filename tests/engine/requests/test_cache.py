@@ -32,7 +32,7 @@ from smart_embedder.errors import InferenceError, TextTooLongError
 from smart_embedder.observability.metrics import Metrics
 from smart_embedder.settings import Settings
 from tests.engine.engines import engine_for, hold, let_go, queued, waiting
-from tests.engine.fakes import ALL, FakeModel, loaded
+from tests.engine.fakes import ALL, FakeModel
 
 KINDS = 3
 UNCUT = {"truncation": TruncationOptions(truncate=False)}
@@ -392,9 +392,8 @@ def test_all_that_vectors_depend_on_is_in_their_key() -> None:
     for each, weights in {model: "m", other: "n", joined: "mp", coarser: "m"}.items():
         each.spaces = {"dense": VectorSpace("dense", weights, *7 * ["same"])}
     coarser.precision = "int8"
-    models = replace(loaded(model), dense=other)
     texts = ["a", "b", "", "\\ud800", "a"]
-    task = Task(models, model, Outputs(dense=True, sparse=True), texts, "p")
+    task = Task(model, Outputs(dense=True, sparse=True), texts, "p")
     found = [
         keys_of(task, CUT_AT_END),
         keys_of(replace(task, prompt="q"), CUT_AT_END),

@@ -11,13 +11,15 @@ from FlagEmbedding import BGEM3FlagModel
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smart_embedder.engine import Engine, FusionWeights, RerankRequest
+from smart_embedder.engine import Engine
 from smart_embedder.engine.records import (
     CUT_AT_END,
     AnswerMemory,
     EmbedRequest,
+    FusionWeights,
     Outputs,
     PartScores,
+    RerankRequest,
     SparseVector,
     TextEmbedding,
     TokenizedText,

@@ -22,12 +22,13 @@ from transformers import (
     XLMRobertaModel,
 )
 
-from smart_embedder.engine import Engine, RerankRequest
+from smart_embedder.engine import Engine
 from smart_embedder.engine.model import DeviceInfo, LoadedModels
 from smart_embedder.engine.records import (
     EmbedRequest,
     FusionWeights,
     Outputs,
+    RerankRequest,
     TextEmbedding,
     TruncationOptions,
 )
