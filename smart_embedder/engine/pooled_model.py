@@ -92,7 +92,7 @@ class ModelStatus:
         return {"vector_space": spaces, "precision": dict.fromkeys(spaces, self.info.precision)}
 
 
-def abilities_of(model: Embedder | Reranker, task: str) -> ModelAbilities:
+def abilities_of(model: Model, task: str) -> ModelAbilities:
     """Those of a model whose task is to embed or to rerank."""
     types: tuple[str, ...] = ()
     if task == "embed":
@@ -115,21 +115,19 @@ def default_statuses(
     tasks = {settings.embedding_model: "embed", settings.dense_model: "embed"}
     if settings.reranker_model not in {LATE_INTERACTION, NO_RERANKER}:
         tasks |= {settings.reranker_model: "rerank"}
-    infos: dict[Model, ModelInfo] = {}
     # By their tasks, too: an embedder and a reranker may have one name.
-    loaded: dict[tuple[str, str], Embedder | Reranker] = {}
+    loaded: dict[tuple[str, str], Model] = {}
+    infos: dict[Model, ModelInfo] = {}
     if models is not None:
         infos = dict(zip(models.each, models.infos, strict=False))
-        loaded = {(each.name, "embed"): each for each in (models.embedder, models.dense_model)}
-        if models.reranker is not None:
-            loaded[models.reranker.name, "rerank"] = models.reranker
+        for each in models.each:
+            loaded[each.name, "rerank" if each is models.reranker else "embed"] = each
     statuses = []
     for location, task in tasks.items():
-        name = public_name(location)
-        model = loaded.get((name, task))
-        makes = None if model is None else abilities_of(model, task)
-        info = None if model is None else infos.get(model)
-        statuses.append(ModelStatus(name, task, state, pinned=True, info=info, makes=makes))
+        status = ModelStatus(public_name(location), task, state, pinned=True)
+        if (model := loaded.get((status.name, task))) is not None:
+            status = replace(status, info=infos.get(model), makes=abilities_of(model, task))
+        statuses.append(status)
     return statuses
 
 

@@ -27,7 +27,6 @@ from smart_embedder.engine.records import (
     ScoringRequest,
     TextEmbedding,
     TokenizedPair,
-    TokenizedText,
     TokenSequence,
 )
 from smart_embedder.engine.requests.embedding import TOKEN_ID_BYTES, vector_bytes
@@ -168,9 +167,17 @@ class ScoringPipeline:
                 "one of the weights must be above 0 of the kinds of vectors that the model makes"
             )
         by_query = list(request.passages_by_query.values())
-        call = partial(_tokenize_separately, model, request)
-        read, stage = await self._admission.tokenize(model, call, request.texts, request.client)
-        queries, passages = read
+        (queries, passages), stage = await self._admission.tokenize(
+            model,
+            lambda: (
+                model.tokenize([*request.passages_by_query], input_type="query"),
+                model.tokenize(
+                    request.passages, truncation=request.truncation, input_type="document"
+                ),
+            ),
+            request.texts,
+            request.client,
+        )
         truncations = [
             *text_truncations(model, queries, "query", "right"),
             *text_truncations(model, passages, "passages", request.truncation.side),
@@ -258,16 +265,6 @@ def _tokenize_pairs(model: Reranker, request: RerankRequest) -> list[TokenizedPa
         tokenized = model.tokenize_pairs(query, passages, request.instruction, request.truncation)
         pairs |= zip(indices, tokenized, strict=True)
     return [pairs[index] for index in range(len(request.passages))]
-
-
-def _tokenize_separately(
-    model: Embedder, request: RerankRequest
-) -> tuple[list[TokenizedText], list[TokenizedText]]:
-    """Tokenise the queries, and the passages, which alone `request.truncation` applies to."""
-    return (
-        model.tokenize([*request.passages_by_query], input_type="query"),
-        model.tokenize(request.passages, truncation=request.truncation, input_type="document"),
-    )
 
 
 def sigmoid(logits: list[float]) -> list[float]:

@@ -230,12 +230,12 @@ class SharedVectors:
         for some in _by_size([*models]):
             names = [_NAMESPACE + key for key in some]
             answer = await self._breaker.call(partial(self._client.mget, names))
-            if isinstance(answer, list) and len(answer) == len(some):
-                values = {key: each for key, each in zip(some, answer, strict=True) if each}
-            else:
-                values = {}
-                if answer is not None:
-                    self._refuse("the answer is no list of values")
+            if answer is None:
+                continue
+            if not isinstance(answer, list) or len(answer) != len(some):
+                self._refuse("the answer is no list of values")
+                continue
+            values = {key: each for key, each in zip(some, answer, strict=True) if each}
             read = await asyncio.to_thread(_decode_all, values, models) if values else {}
             for key, entry in read.items():
                 if isinstance(entry, str):
