@@ -1,7 +1,8 @@
 """Tokenises what it is told to and reports how far its memory grew, one line for each.
 
-A line is `[MODEL, FOLDER, [[UNIT, COUNT, TEXTS], ...]]`, where MODEL is `embedder` or `reranker`:
-so many texts, each of so many units. In a unit U+E000 stands for its number, in letters.
+A line is `{"model": MODEL, "folder": FOLDER, "texts": [[UNIT, COUNT, TEXTS], ...]}`, where MODEL is
+`embedder` or `reranker`: so many texts, each of so many units. In a unit U+E000 stands for its
+number, in letters.
 """
 
 import ctypes
@@ -42,9 +43,9 @@ def texts_of(unit: str, count: int, times: int) -> list[str]:
 def main() -> None:
     """Work until the input ends."""
     for line in sys.stdin:
-        model, folder, units = json.loads(line)
-        call = load(model, folder)
-        texts = [text for unit in units for text in texts_of(*unit)]
+        asked = json.loads(line)
+        call = load(asked["model"], asked["folder"])
+        texts = [text for unit in asked["texts"] for text in texts_of(*unit)]
         ctypes.CDLL(None).malloc_trim(0)
         forget_peak("self")
         before = status_bytes("self", "VmRSS")

@@ -3,11 +3,9 @@
 The reference for cuts is the whole text tokenised at once, and cut.
 """
 
-import asyncio
 import json
 import os
 import shutil
-import threading
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -21,7 +19,6 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoTokenizer, BertModel, RobertaModel
 
 from smart_embedder.engine.records import Side, TruncationOptions
-from smart_embedder.engine.scheduling.admission import TokenizerThreads
 from smart_embedder.errors import StartupError
 from smart_embedder.models.text import tokenizer as tokenizer_module
 from smart_embedder.models.text.tokenizer import (
@@ -44,29 +41,27 @@ def theirs(tiny_m3: Path):
 
 
 @pytest.fixture(scope="module")
-def ours(tiny_m3: Path) -> TextTokenizer:
-    return TextTokenizer.from_folder(tiny_m3, 8192)
-
-
-@pytest.fixture(scope="module")
 def limited(tiny_m3: Path) -> Callable[[int], TextTokenizer]:
     """One for each limit, each read once."""
     return cache(lambda limit: TextTokenizer.from_folder(tiny_m3, limit))
 
 
-def test_ids_are_those_of_transformers(ours, theirs) -> None:
-    texts = varied_texts(200)
-    expected = theirs(texts, truncation=True, max_length=8192)["input_ids"]
-    assert [text.ids.tolist() for text in ours.encode(texts)] == expected
+def assert_like_theirs(ours: TextTokenizer, theirs, texts: list[str]) -> None:
+    cut = theirs(texts, truncation=True, max_length=ours.max_length)["input_ids"]
+    made, whole = ours.encode(texts), map(len, theirs(texts)["input_ids"])
+    assert [text.ids.tolist() for text in made] == cut
+    for text, count in zip(made, whole, strict=True):
+        assert (text.original_tokens, text.truncated) == (count, count > ours.max_length)
+
+
+def test_ids_are_those_of_transformers(limited, theirs) -> None:
+    assert_like_theirs(limited(8192), theirs, varied_texts(200))
 
 
 @given(text=TEXT, limit=st.integers(3, 20))
 @settings(max_examples=200)
 def test_any_text_is_cut_as_transformers_cuts_it(limited, theirs, text, limit) -> None:
-    tokenized = limited(limit).encode([text])[0]
-    assert tokenized.ids.tolist() == theirs(text, truncation=True, max_length=limit)["input_ids"]
-    assert tokenized.original_tokens == len(theirs(text)["input_ids"])
-    assert tokenized.truncated == (tokenized.original_tokens > limit)
+    assert_like_theirs(limited(limit), theirs, [text])
 
 
 class WatchedTokenizer:
@@ -216,23 +211,21 @@ def test_a_file_parsed_ahead_is_not_parsed_again_unless_another_took_its_place(
     assert len(parsed) == 3
 
 
-def test_what_cannot_be_read_ahead_is_left_to_who_needs_it(tmp_path: Path, monkeypatch) -> None:
+def test_what_cannot_be_read_ahead_is_left_to_who_needs_it(
+    tiny_m3: Path, tmp_path: Path, monkeypatch
+) -> None:
     def changed(path: Path) -> bytes:
         raise StartupError(f"{path} was changed")
 
-    os.mkfifo(tmp_path / "pipe")
-    (tmp_path / "tokenizer.json").write_text("{}")
-    monkeypatch.setattr(tokenizer_module, "read_file", changed)
-    with parsed_ahead([tmp_path / "pipe", tmp_path, tmp_path / "tokenizer.json"]):
-        pass
-
-
-def test_a_damaged_file_that_is_parsed_ahead_is_named(tiny_m3: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(tiny_m3, tmp_path / "model")
-    path = folder / "tokenizer.json"
-    path.write_bytes(b"{")
-    with parsed_ahead([path]), pytest.raises(StartupError, match="cannot be read"):
-        TextTokenizer.from_folder(folder, 50)
+    (folder / "tokenizer.json").write_bytes(b"{")
+    os.mkfifo(tmp_path / "pipe")
+    with parsed_ahead([tmp_path / "pipe", tmp_path, folder / "tokenizer.json"]):
+        with pytest.raises(StartupError, match="cannot be read"):
+            TextTokenizer.from_folder(folder, 50)
+        monkeypatch.setattr(tokenizer_module, "read_file", changed)
+        with parsed_ahead([folder / "tokenizer.json"]):
+            pass
 
 
 def test_a_model_has_an_embedding_for_every_token_or_more(tiny_m3: Path, tmp_path) -> None:
@@ -329,22 +322,8 @@ def steps_in(pre_tokenizer: dict) -> list[dict]:
     return pre_tokenizer.get("pretokenizers", [pre_tokenizer])
 
 
-class HeldSlices:
-    """Slices of texts, of which the second waits until a test lets it go."""
-
-    def __init__(self, slicer) -> None:
-        self.characters = slicer.characters
-        self.entered, self.gate = threading.Event(), threading.Event()
-        self.made = 0
-        self._slicer = slicer
-
-    def slices(self, text: str, **options):
-        for each in self._slicer.slices(text, **options):
-            self.made += 1
-            if self.made == 2:
-                self.entered.set()
-                self.gate.wait()
-            yield each
+class GivenUpError(Exception):
+    """Whoever wanted the tokens has left."""
 
 
 @pytest.mark.parametrize(
@@ -354,19 +333,19 @@ class HeldSlices:
         lambda tokenizer, text: list(tokenizer.spans(text)),
     ],
 )
-async def test_tokenising_ends_with_its_request(tiny_m3: Path, call: Callable) -> None:
+def test_tokenising_ends_at_the_next_slice_once_nobody_waits(
+    tiny_m3: Path, call: Callable, monkeypatch
+) -> None:
+    asked = iter((None, None, GivenUpError))
+
+    def stop_if_given_up() -> None:
+        if (error := next(asked)) is not None:
+            raise error
+
+    monkeypatch.setattr(tokenizer_module, "stop_if_given_up", stop_if_given_up)
     tokenizer = TextTokenizer.from_folder(tiny_m3, 8192, slice_characters=1000)
-    slices = tokenizer._slicer = HeldSlices(tokenizer._slicer)
-    threads = TokenizerThreads(1)
-    text = "search " * 10_000
-    task = asyncio.create_task(threads.run(lambda: call(tokenizer, text), [text], "a"))
-    await asyncio.to_thread(slices.entered.wait)
-    task.cancel()
-    await asyncio.wait({task})
-    slices.gate.set()
-    # Its thread is free for the next request.
-    assert await threads.run(lambda: slices.made, ["a"], "b") <= 3
-    threads.close()
+    with pytest.raises(GivenUpError):
+        call(tokenizer, "search " * 10_000)
 
 
 class HoldsTheLock:
@@ -403,35 +382,22 @@ def templated(single: str, pair: str) -> Tokenizer:
     return made
 
 
-def parts(found) -> list[list[int]]:
-    return [part.tolist() for part in found]
-
-
 @pytest.mark.parametrize(
-    ("single", "expected"),
+    ("single", "pair", "around", "between"),
     [
-        ("$A", [[], []]),
-        ("[CLS] $A [SEP]", [[0], [1]]),
-        ("[CLS] [SEP] $A", [[0, 1], []]),
-        ("$A [SEP] [END]", [[], [1, 2]]),
+        ("$A", "$A $B:1", [[], []], [[], [], []]),
+        ("[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1", [[0], [1]], [[0], [1], [1]]),
+        (
+            "[CLS] [SEP] $A", "[CLS] [CLS] $A [SEP] [SEP] [END] $B:1",
+            [[0, 1], []], [[0, 0], [1, 1, 2], []],
+        ),
+        ("$A [SEP] [END]", "$A [SEP] $B:1 [SEP]:1 [END]:1", [[], [1, 2]], [[], [1], [1, 2]]),
     ],
-)
-def test_the_tokens_around_a_text_are_found(single, expected) -> None:
-    assert parts(template_of(templated(single, "$A $B"), "a")) == expected
-
-
-@pytest.mark.parametrize(
-    ("pair", "expected"),
-    [
-        ("$A $B:1", [[], [], []]),
-        ("[CLS] $A [SEP] $B:1 [SEP]:1", [[0], [1], [1]]),
-        ("[CLS] [CLS] $A [SEP] [SEP] [END] $B:1", [[0, 0], [1, 1, 2], []]),
-        ("$A [SEP] $B:1 [SEP]:1 [END]:1", [[], [1], [1, 2]]),
-    ],
-)
-def test_the_tokens_around_and_between_two_texts_are_found(pair, expected) -> None:
-    found = TextTokenizer(templated("[CLS] $A [END]", pair), 9).pair_template()
-    assert parts(found) == expected
+)  # fmt: skip
+def test_the_tokens_around_and_between_texts_are_found(single, pair, around, between) -> None:
+    made = templated(single, pair)
+    assert [part.tolist() for part in template_of(made, "a")] == around
+    assert [part.tolist() for part in TextTokenizer(made, 9).pair_template()] == between
 
 
 @pytest.mark.parametrize(
@@ -462,8 +428,7 @@ PROMPTS = st.sampled_from(["query: ", "Instruct: search\nQuery:", "search", " ",
 
 
 def kept(tokens: TruncatedTokens) -> list[int]:
-    ids: list[int] = tokens.ids.tolist()
-    return ids
+    return tokens.ids.tolist()
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -558,22 +523,21 @@ def test_a_prompt_of_several_slices_is_left_whole(tiny_m3: Path) -> None:
     assert "".join(each for (each,) in watched.singles).startswith(prompt.rstrip())
 
 
-@pytest.mark.parametrize("side", ["left", "right"])
-def test_special_tokens_stay_on_both_sides(tiny_m3: Path, side) -> None:
-    tokenizer = TextTokenizer.from_folder(tiny_m3, 10)
-    whole = tokenizer.encode_plain(["search vector " * 20], 100)[0].ids.tolist()
-    (text,) = tokenizer.encode(["search vector " * 20], truncation=TruncationOptions(side=side))
-    assert text.ids.tolist() == [0, *(whole[:8] if side == "right" else whole[-8:]), 2]
+@pytest.mark.parametrize(
+    ("side", "most", "kept_of_text"),
+    [
+        *(("right", most, slice(kept)) for most, kept in ((None, 8), (30, 8), (3, 3))),
+        *(("left", most, slice(-kept, None)) for most, kept in ((None, 8), (3, 3))),
+    ],
+)
+def test_special_tokens_stay_and_count_in_the_models_limit_alone(
+    tiny_m3: Path, side, most, kept_of_text
+) -> None:
+    tokenizer, long = TextTokenizer.from_folder(tiny_m3, 10), "search vector " * 20
+    whole = tokenizer.encode_plain([long], 100)[0].ids.tolist()
+    (text,) = tokenizer.encode([long], truncation=TruncationOptions(side=side, max_tokens=most))
+    assert text.ids.tolist() == [0, *whole[kept_of_text], 2]
     assert (text.original_tokens, text.truncated, text.exact) == (42, True, True)
-
-
-def test_a_lower_limit_of_one_request_counts_no_special_tokens(tiny_m3: Path) -> None:
-    tokenizer = TextTokenizer.from_folder(tiny_m3, 10)
-    limit = TruncationOptions(max_tokens=3)
-    (text,) = tokenizer.encode(["search vector " * 20], truncation=limit)
-    assert (len(text.ids), text.original_tokens) == (5, 42)
-    (text,) = tokenizer.encode(["search vector " * 20], truncation=TruncationOptions(max_tokens=30))
-    assert (len(text.ids), text.original_tokens) == (10, 42)
 
 
 def test_a_long_texts_neighbours_are_counted_to_their_ends(tiny_m3: Path) -> None:
