@@ -6,6 +6,7 @@ causal decoder that answers whether a passage suits a query, with the prompt and
 Qwen3-Reranker's model card.
 """
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +19,6 @@ import torch
 from torch import Tensor, nn
 
 from smart_embedder.engine.canaries import CANARIES, KindCanaries
-from smart_embedder.engine.model import Reranker
 from smart_embedder.engine.records import (
     CUT_AT_END,
     FloatArray,
@@ -42,7 +42,6 @@ from smart_embedder.models.checkpoint.config import (
 )
 from smart_embedder.models.checkpoint.weights import Weights, linear_of
 from smart_embedder.models.device.transfer import DeviceRows, not_finite, start_copies
-from smart_embedder.models.families.backbone import Backbone
 from smart_embedder.models.families.int8 import CALIBRATION_TEXTS
 from smart_embedder.models.families.load import load_backbone, load_decoder
 from smart_embedder.models.families.qwen3 import DecoderConfig, vocabulary_head
@@ -51,6 +50,8 @@ from smart_embedder.models.tasks.dense import DEFAULT_INSTRUCTION
 from smart_embedder.models.tasks.embedders import DeviceModel, Made
 from smart_embedder.models.tasks.pooling import first, last, mean, steps_of
 from smart_embedder.models.text.tokenizer import NO_IDS, TextTokenizer, TruncatedTokens
+
+log = structlog.get_logger(__name__)
 
 Pool = Callable[[Tensor, PackedBatch], Tensor]
 
@@ -95,21 +96,62 @@ _SEGMENT_TOKENIZERS = {"BertTokenizer", "ElectraTokenizer", "MobileBertTokenizer
 _FLAG_TYPES = ("xlm-roberta", "roberta")
 
 
-@dataclass(frozen=True, slots=True)
-class ClassificationHead:
-    """Logits of `labels` from one state of each sequence, which `pool` chooses or makes."""
+class RerankingModel(DeviceModel[float | FloatArray]):
+    """Implements `DeviceModel.launch` by the logits of sequences and the scores that they mean.
 
-    pool: Pool
-    layers: nn.Module
-    labels: tuple[str, ...]
+    `_end` is the only token of a sequence that the logits are made of, if there is one.
+    """
 
-    def __call__(self, hidden: Tensor, packed: PackedBatch) -> Tensor:
-        """`[N, labels]` float32, in packed order, from the states `[T, hidden]`."""
-        pooled = self.pool(hidden, packed).to(hidden.dtype)
-        return self.layers(pooled).float()  # type: ignore[no-any-return]
+    _end: End | None
+
+    @abstractmethod
+    def tokenize_pairs(
+        self,
+        query: str,
+        passages: list[str],
+        instruction: str | None,
+        truncation: TruncationOptions = CUT_AT_END,
+    ) -> list[TokenizedPair]:
+        """Implement `smart_embedder.engine.model.Reranker`."""
+
+    @abstractmethod
+    def _logits(self, hidden: Tensor, packed: PackedBatch) -> Tensor:
+        """`[N]` or `[N, labels]` float32, in packed order, from the states `[T, hidden]`."""
+
+    @abstractmethod
+    def _scores(self, logits: FloatArray) -> list[float]:
+        """The score of each row of logits."""
+
+    def _read_canaries(self) -> tuple[list[TokenIds], Outputs]:
+        """All of them as passages for the first one."""
+        pairs = self.tokenize_pairs(CANARIES[0], [*CANARIES], None)
+        return [pair.ids for pair in pairs], Outputs()
+
+    def _canaries_of(self, results: list[float | FloatArray]) -> dict[str, KindCanaries]:
+        return {SCORE: KindCanaries(np.array([results], np.float32))}
+
+    @torch.inference_mode()
+    def launch(
+        self, sequences: list[TokenIds], outputs: Sequence[Outputs]
+    ) -> Callable[[], list[float | FloatArray | InferenceError]]:
+        """Implement `DeviceModel`: the score of each sequence, or its logits if asked for."""
+        packed = self._backbone.pack(sequences)
+        logits = self._logits(*self._backbone.forward_of(packed, self._end))
+        copies = start_copies([DeviceRows.of(logits)], packed.tokens)
+
+        def collect() -> list[float | FloatArray | InferenceError]:
+            (rows,) = copies()
+            scores = self._scores(rows.values)
+            results: list[float | FloatArray | InferenceError] = []
+            for wanted, row in zip(outputs, packed.unpack_order, strict=True):
+                result = rows.values[row] if wanted.logits else scores[row]
+                results.append(result if rows.finite[row] else not_finite())
+            return results
+
+        return collect
 
 
-class CrossEncoder(DeviceModel[float | FloatArray]):
+class CrossEncoder(RerankingModel):
     """Implements `smart_embedder.engine.model.Reranker` and `Classifier`.
 
     A score is the raw logit, or of several labels the log odds of `ranking_label`, whose sigmoid is
@@ -122,7 +164,8 @@ class CrossEncoder(DeviceModel[float | FloatArray]):
     def __init__(self, name: str, folder: Path, max_length: int, target: Target) -> None:
         """Load it; raises `StartupError` where the folder holds something else."""
         weights, config = Weights.read(folder), read_config(folder)
-        if f"{_names(folder).logits}.weight" not in weights:
+        names = _names_of(folder, config)
+        if f"{names.logits}.weight" not in weights:
             raise StartupError(
                 f"{folder} holds an embedding model and not a reranker: it has no classification "
                 "head"
@@ -137,20 +180,30 @@ class CrossEncoder(DeviceModel[float | FloatArray]):
             )
         texts = TextOptions.read(folder)
         backbone, tokenizer = load_backbone(folder, target, max_length, texts, weights=weights)
-        head = load_classification_head(folder, weights, backbone)
         super().__init__(name, backbone, tokenizer)
-        self.labels = head.labels
-        self.ranking_label = find_ranking_label(head.labels)
+        layers = _layers_of(folder, config, names, weights, backbone.hidden_size)
+        self._layers = backbone.place_head(nn.Sequential(*layers))
+        self._pool: Pool = first
+        if names.reads == "last":
+            self._pool = partial(_last_before_padding, config.get("pad_token_id"))
+        elif names.reads == "configured":  # By one of these, or transformers had not loaded it.
+            self._pool = _POOLINGS[config.get("classifier_pooling", "cls")]
+        self._end = "first" if self._pool is first else None
+        # Those that have no name are called as transformers calls them.
+        known: Any = config.get("id2label")
+        known = known if isinstance(known, dict) else {}
+        count = weights.tensors[f"{names.logits}.weight"].shape[0]
+        self.labels = tuple(str(known.get(str(each), f"LABEL_{each}")) for each in range(count))
+        self.ranking_label = find_ranking_label(self.labels)
         self.refusal: str | None = None
         if self.ranking_label is None:
             self.refusal = (
                 f"{name} cannot rerank: none of its labels, {', '.join(self.labels)}, says that a "
                 "passage answers a query; /predict tells their probabilities"
             )
-        self._head = head
         self._prefix, self._middle, self._suffix = tokenizer.pair_template()
         # Of a query with an empty passage FlagReranker reads the query alone.
-        self._drops_empty = config.get("model_type") in _FLAG_TYPES and len(head.labels) == 1
+        self._drops_empty = config.get("model_type") in _FLAG_TYPES and count == 1
         # Whether transformers' tokenizer says of each token which text of a pair it is of.
         inputs = texts_of_pairs.get("model_input_names")
         kind = texts_of_pairs.get("tokenizer_class") or config.get("tokenizer_class")
@@ -162,15 +215,9 @@ class CrossEncoder(DeviceModel[float | FloatArray]):
     def _made(self) -> dict[str, Made]:
         reading = [each.tolist() for each in (self._prefix, self._middle, self._suffix)]
         reading += [self._marks_segments, self._drops_empty]
-        pooling = getattr(self._head.pool, "__name__", "last")
-        steps = f"{self.ranking_label} {steps_of(self._head.layers)}"
+        pooling = getattr(self._pool, "__name__", "last")
+        steps = f"{self.ranking_label} {steps_of(self._layers)}"
         return {SCORE: Made(pooling, len(self.labels), steps=steps, reading=reading)}
-
-    def _read_canaries(self) -> tuple[list[TokenIds], Outputs]:
-        return pairs_of_canaries(self), Outputs()
-
-    def _canaries_of(self, results: list[float | FloatArray]) -> dict[str, KindCanaries]:
-        return {SCORE: KindCanaries(np.array([results], np.float32))}
 
     def tokenize_pairs(
         self,
@@ -219,39 +266,20 @@ class CrossEncoder(DeviceModel[float | FloatArray]):
         exact = pair.query_exact and pair.passage_exact
         return TokenizedText(pair.ids, len(pair.sequence) + cut, exact)
 
-    @torch.inference_mode()
-    def launch(
-        self, sequences: list[TokenIds], outputs: Sequence[Outputs]
-    ) -> Callable[[], list[float | FloatArray | InferenceError]]:
-        """Implement `DeviceModel`: the score of each pair, or all its logits if asked for."""
-        packed = self._backbone.pack(sequences)
-        end: End | None = "first" if self._head.pool is first else None
-        logits = self._head(*self._backbone.forward_of(packed, end))
-        copies = start_copies([DeviceRows.of(logits)], packed.tokens)
+    def _logits(self, hidden: Tensor, packed: PackedBatch) -> Tensor:
+        pooled = self._pool(hidden, packed).to(hidden.dtype)
+        return self._layers(pooled).float()  # type: ignore[no-any-return]
 
-        def collect() -> list[float | FloatArray | InferenceError]:
-            (rows,) = copies()
-            if len(self.labels) == 1:
-                scores = rows.values[:, 0].tolist()
-            elif self.ranking_label is None:
-                scores = [0.0] * len(rows.values)
-            else:
-                # PyTorch's, because numpy warns of numbers that are not finite.
-                others = torch.from_numpy(np.delete(rows.values, self.ranking_label, axis=1))
-                own = torch.from_numpy(rows.values[:, self.ranking_label])
-                scores = (own - others.logsumexp(dim=1)).tolist()
-            results: list[float | FloatArray | InferenceError] = []
-            for wanted, row in zip(outputs, packed.unpack_order, strict=True):
-                result = rows.values[row] if wanted.logits else scores[row]
-                results.append(result if rows.finite[row] else not_finite())
-            return results
-
-        return collect
-
-
-def pairs_of_canaries(model: Reranker) -> list[TokenIds]:
-    """The tokens of all canaries as passages for the first one."""
-    return [pair.ids for pair in model.tokenize_pairs(CANARIES[0], [*CANARIES], None)]
+    def _scores(self, logits: FloatArray) -> list[float]:
+        if len(self.labels) == 1:
+            return logits[:, 0].tolist()
+        if self.ranking_label is None:
+            return [0.0] * len(logits)
+        # PyTorch's, because numpy warns of numbers that are not finite.
+        others = torch.from_numpy(np.delete(logits, self.ranking_label, axis=1))
+        own = torch.from_numpy(logits[:, self.ranking_label])
+        scores: list[float] = (own - others.logsumexp(dim=1)).tolist()
+        return scores
 
 
 def find_ranking_label(labels: tuple[str, ...]) -> int | None:
@@ -268,12 +296,20 @@ def is_classifier(folder: Path) -> bool:
     return str(named[0]).endswith("ForSequenceClassification")
 
 
-def load_classification_head(
-    folder: Path, weights: Weights, backbone: Backbone
-) -> ClassificationHead:
-    """The head in the model's `folder`, on the backbone's device and in its dtype."""
-    names, width, config = _names(folder), backbone.hidden_size, read_config(folder)
-    logits = weights.tensors[f"{names.logits}.weight"].shape[0]
+def _names_of(folder: Path, config: dict[str, Any]) -> _Names:
+    kind = config.get("model_type")
+    if kind not in _NAMES:
+        raise StartupError(
+            f"{folder} is no reranker known here, being of type {kind}: use a cross-encoder of "
+            f"type {', '.join(_NAMES)}, or Qwen3-Reranker"
+        )
+    return _NAMES[kind]
+
+
+def _layers_of(
+    folder: Path, config: dict[str, Any], names: _Names, weights: Weights, width: int
+) -> list[nn.Module]:
+    """The layers of the head, from one state of a sequence to its logits."""
     layers: list[nn.Module] = []
     if names.dense is not None:
         # BERT's pooler stands beside its layers, behind the name that they have in the checkpoint.
@@ -284,33 +320,8 @@ def load_classification_head(
         if names.norm is not None:
             epsilon = number(folder, config, "norm_eps", 1e-5)  # ModernBERT's.
             layers.append(weights.norm(names.norm, width, epsilon))
-    layers.append(weights.linear(names.logits, width, logits, bias=names.dense is not None))
-    modules = backbone.place_head(nn.Sequential(*layers))
-    if names.reads == "last":
-        pool: Pool = partial(_last_before_padding, config.get("pad_token_id"))
-    else:
-        configured = names.reads == "configured"
-        pooling = config.get("classifier_pooling", "cls") if configured else "cls"
-        if pooling not in _POOLINGS:
-            raise StartupError(
-                f"{folder} has the classifier_pooling {pooling}; known here: {', '.join(_POOLINGS)}"
-            )
-        pool = _POOLINGS[pooling]
-    # Those that have no name are called as transformers calls them.
-    known: Any = config.get("id2label")
-    known = known if isinstance(known, dict) else {}
-    labels = tuple(str(known.get(str(index), f"LABEL_{index}")) for index in range(logits))
-    return ClassificationHead(pool, modules, labels)
-
-
-def _names(folder: Path) -> _Names:
-    kind = read_config(folder).get("model_type")
-    if kind not in _NAMES:
-        raise StartupError(
-            f"{folder} is no reranker known here, being of type {kind}: use a cross-encoder of "
-            f"type {', '.join(_NAMES)}, or Qwen3-Reranker"
-        )
-    return _NAMES[kind]
+    logits = weights.tensors[f"{names.logits}.weight"].shape[0]
+    return [*layers, weights.linear(names.logits, width, logits, bias=names.dense is not None)]
 
 
 def _activation(folder: Path, config: dict[str, Any], names: _Names) -> nn.Module:
@@ -336,8 +347,6 @@ def _last_before_padding(padding: int | None, hidden: Tensor, packed: PackedBatc
     return hidden[torch.maximum(places[stops - 1], starts)]
 
 
-log = structlog.get_logger(__name__)
-
 PREFIX = (
     "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and "
     'the Instruct provided. Note that the answer can only be "yes" or "no".<|im_end|>\n'
@@ -350,9 +359,10 @@ _ARCHITECTURE = "Qwen3ForCausalLM"
 _TOKENS, _PREFIX = "embed_tokens.weight", "model."
 
 
-class QwenReranker(DeviceModel[float]):
+class QwenReranker(RerankingModel):
     """Implements `engine.model.Reranker`; a score is the probability of yes against no."""
 
+    _end: End | None = "last"
     scores_are_logits = False
     reads_instruction = True
     refusal: str | None = None
@@ -399,12 +409,6 @@ class QwenReranker(DeviceModel[float]):
     def _made(self) -> dict[str, Made]:
         return {SCORE: Made("last", 1, steps="yes", reading=(PREFIX, SUFFIX, DEFAULT_INSTRUCTION))}
 
-    def _read_canaries(self) -> tuple[list[TokenIds], Outputs]:
-        return pairs_of_canaries(self), Outputs()
-
-    def _canaries_of(self, results: list[float]) -> dict[str, KindCanaries]:
-        return {SCORE: KindCanaries(np.array([results], np.float32))}
-
     def tokenize_pairs(
         self,
         query: str,
@@ -415,25 +419,11 @@ class QwenReranker(DeviceModel[float]):
         """Fill in the template; only its content is cut, a passage before what precedes it."""
         return self._template.pairs(query, passages, instruction or DEFAULT_INSTRUCTION, truncation)
 
-    @torch.inference_mode()
-    def launch(
-        self, sequences: list[TokenIds], outputs: Sequence[Outputs]
-    ) -> Callable[[], list[float | InferenceError]]:
-        """Implement `DeviceModel`: the probability of yes, from two rows of the head."""
-        del outputs
-        packed = self._backbone.pack(sequences)
-        states = last(*self._backbone.forward_of(packed, "last"))
-        rows = DeviceRows.of(self._yes_minus_no(states).squeeze(1))
-        copies = start_copies([rows], packed.tokens)
+    def _logits(self, hidden: Tensor, packed: PackedBatch) -> Tensor:
+        return self._yes_minus_no(last(hidden, packed)).squeeze(1)  # type: ignore[no-any-return]
 
-        def collect() -> list[float | InferenceError]:
-            (rows,) = copies()
-            scores = torch.sigmoid(torch.from_numpy(rows.values)).tolist()
-            return [
-                scores[row] if rows.finite[row] else not_finite() for row in packed.unpack_order
-            ]
-
-        return collect
+    def _scores(self, logits: FloatArray) -> list[float]:
+        return torch.sigmoid(torch.from_numpy(logits)).tolist()
 
 
 def _yes_minus_no(weights: Weights, tokenizer: TextTokenizer) -> Tensor:

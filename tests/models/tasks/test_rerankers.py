@@ -8,23 +8,17 @@ from shutil import copytree
 import numpy as np
 import pytest
 import torch
+import transformers
 from FlagEmbedding import FlagReranker
 from safetensors.torch import load_file, save_file
 from sentence_transformers import CrossEncoder as Reference
-from transformers import (
-    BertForSequenceClassification,
-    DistilBertForSequenceClassification,
-    ModernBertForSequenceClassification,
-    Qwen3ForSequenceClassification,
-    RobertaForSequenceClassification,
-    XLMRobertaForSequenceClassification,
-)
+from transformers import BertForSequenceClassification
 
 from smart_embedder.engine.records import Outputs, TruncationOptions
 from smart_embedder.errors import StartupError
 from smart_embedder.models.loader import load_reranker
 from smart_embedder.models.ops.proof import Target
-from smart_embedder.models.tasks.rerankers import CrossEncoder
+from smart_embedder.models.tasks.rerankers import CrossEncoder, find_ranking_label
 from tests.support.checkpoints import plain_corpus, save_byte_level_tokenizer
 from tests.support.texts import ODD_TEXTS
 from tests.support.wordpiece import (
@@ -108,14 +102,8 @@ def test_a_query_is_cut_to_three_quarters_and_the_passage_to_what_is_left(
     assert len(pair.ids) == query_kept + passage_kept + 4 <= BGE_LIMIT
 
 
-def test_a_folder_with_an_embedding_model_is_no_reranker(tiny_m3: Path, float32_target) -> None:
-    with pytest.raises(StartupError, match="holds an embedding model and not a reranker"):
-        CrossEncoder("m3", tiny_m3, BGE_LIMIT, float32_target)
-
-
 LIMIT = 128
 GROUPED = {"num_key_value_heads": 2, "head_dim": 16, "pad_token_id": 0}
-BYTES = GROUPED | {"vocab_size": 800}
 QUERY = "hybrid search"
 PASSAGES = [
     *["vector", "memory, rank!", "[SEP] query [MASK]", "rank " * 40, "unknown жизнь", "  "],
@@ -127,62 +115,37 @@ LOGITS = Outputs(logits=True)
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory, tiny_reranker: Path) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("classifiers")
-    bert, roberta = BertForSequenceClassification, RobertaForSequenceClassification
     like_bge = {"tokenizer_of": tiny_reranker, **ROBERTA}
     nli = {"id2label": {0: "contradiction", 1: "Entailment", 2: "neutral"}}
-    return {
-        "bert": save_model(root / "bert", bert, num_labels=1),
-        "bert, three labels": save_model(root / "three", bert, **nli),
-        "bert, without segments": save_without_segments(root / "without"),
-        "roberta, two labels": save_model(root / "two", roberta, num_labels=2, **like_bge),
-        "xlm-roberta, four labels": save_model(
-            root / "four", XLMRobertaForSequenceClassification, num_labels=4, **like_bge
-        ),
-        "modernbert": save_model(
-            root / "modernbert", ModernBertForSequenceClassification, num_labels=1, **MODERNBERT
-        ),
-        "modernbert, the mean": save_model(
-            root / "mean",
-            ModernBertForSequenceClassification,
-            num_labels=3,
-            classifier_pooling="mean",
-            classifier_activation="silu",
-            **MODERNBERT,
-        ),
-        "distilbert": save_model(
-            root / "distilbert", DistilBertForSequenceClassification, num_labels=2
-        ),
-        "qwen3": save_model(
-            root / "qwen3", Qwen3ForSequenceClassification, num_labels=1, **GROUPED
-        ),
-        "qwen3, texts that end in padding": save_qwen_classifier(root / "qwen3-end"),
-    }
+    mean = {"classifier_pooling": "mean", "classifier_activation": "silu"}
 
+    def save(kind: str, **changes: object) -> Path:
+        model = getattr(transformers, f"{kind}ForSequenceClassification")
+        return save_model(root / str(len(made)), model, **changes)
 
-def save_without_segments(folder: Path) -> Path:
-    """Of BERT, which has segments, with a tokenizer that does not tell them."""
-    save_model(folder, BertForSequenceClassification, num_labels=1)
-    change(folder / "tokenizer_config.json", model_input_names=["input_ids", "attention_mask"])
-    return folder
-
-
-def save_qwen_classifier(folder: Path) -> Path:
-    """Of two labels, with Qwen's tokenizer, whose end of a text is its padding, too."""
-    save_model(folder, Qwen3ForSequenceClassification, num_labels=2, **BYTES)
-    save_byte_level_tokenizer(folder, ("yes", "no"), template_adds_end=True)
-    return folder
+    made: dict[str, Path] = {}
+    made["bert"] = save("Bert", num_labels=1)
+    made["bert, three labels"] = save("Bert", **nli)
+    made["bert, without segments"] = save("Bert", num_labels=1)
+    # With a tokenizer that does not tell them.
+    tokenizer = made["bert, without segments"] / "tokenizer_config.json"
+    change(tokenizer, model_input_names=["input_ids", "attention_mask"])
+    made["roberta, two labels"] = save("Roberta", num_labels=2, **like_bge)
+    made["xlm-roberta, four labels"] = save("XLMRoberta", num_labels=4, **like_bge)
+    made["modernbert"] = save("ModernBert", num_labels=1, **MODERNBERT)
+    made["modernbert, the mean"] = save("ModernBert", num_labels=3, **mean, **MODERNBERT)
+    made["distilbert"] = save("DistilBert", num_labels=2)
+    made["qwen3"] = save("Qwen3", num_labels=1, **GROUPED)
+    # With Qwen's tokenizer, whose end of a text is its padding, too.
+    name = "qwen3, texts that end in padding"
+    made[name] = save("Qwen3", num_labels=2, vocab_size=800, **GROUPED)
+    save_byte_level_tokenizer(made[name], ("yes", "no"), template_adds_end=True)
+    return made
 
 
 FAMILIES = ["bert", "bert, three labels", "roberta, two labels", "xlm-roberta, four labels"]
 FAMILIES += ["modernbert", "modernbert, the mean", "distilbert"]
 FAMILIES += ["bert, without segments", "qwen3", "qwen3, texts that end in padding"]
-
-
-@pytest.fixture(scope="module", params=FAMILIES)
-def case(request, folders, float32_target) -> tuple[CrossEncoder, Reference]:
-    folder = folders[request.param]
-    ours = CrossEncoder("tiny", folder, LIMIT, float32_target)
-    return ours, Reference(str(folder), device="cpu", activation_fn=torch.nn.Identity())
 
 
 @pytest.fixture(scope="module")
@@ -195,15 +158,15 @@ def logits_of(model: CrossEncoder, passages: list[str]) -> np.ndarray:
     return np.array(model.forward([pair.ids for pair in pairs], LOGITS))
 
 
-def test_logits_are_those_of_sentence_transformers(case) -> None:
-    ours, theirs = case
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_of_pairs_and_of_texts_alone_are_those_of_sentence_transformers(
+    folders, family, float32_target
+) -> None:
+    ours = CrossEncoder("tiny", folders[family], LIMIT, float32_target)
+    theirs = Reference(str(folders[family]), device="cpu", activation_fn=torch.nn.Identity())
     expected = theirs.predict([(QUERY, passage) for passage in PASSAGES])
     actual = logits_of(ours, PASSAGES).reshape(expected.shape)
     np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-5)
-
-
-def test_a_text_alone_is_classified_as_transformers_does(case) -> None:
-    ours, theirs = case
     inputs = theirs.tokenizer(PASSAGES, padding=True, truncation=True, return_tensors="pt")
     with torch.inference_mode():
         expected = theirs.model(**inputs).logits
@@ -219,16 +182,25 @@ def test_a_score_is_the_logit_of_the_probability_that_a_label_has(nli: CrossEnco
     torch.testing.assert_close(scores.sigmoid(), logits.softmax(dim=1)[:, 1], rtol=0, atol=1e-6)
 
 
-def test_of_two_labels_the_second_speaks_for_a_passage(folders, float32_target) -> None:
-    two = CrossEncoder("two", folders["roberta, two labels"], LIMIT, float32_target)
-    assert (two.labels, two.ranking_label) == (("LABEL_0", "LABEL_1"), 1)
-    assert two.refusal is None
+@pytest.mark.parametrize(
+    ("labels", "ranking"),
+    [
+        ("any", 0),
+        ("LABEL_0 LABEL_1", 1),
+        ("no YES", 1),
+        ("relevant other", 0),
+        ("LABEL_0 LABEL_1 LABEL_2", None),
+        ("false true neutral", 1),
+        ("true entailment neutral", 1),
+    ],
+)
+def test_the_label_that_ranks_is_told_by_its_name(labels: str, ranking: int | None) -> None:
+    assert find_ranking_label(tuple(labels.split())) == ranking
 
 
 def test_labels_of_which_none_ranks_are_named(folders, float32_target) -> None:
     four = CrossEncoder("four", folders["xlm-roberta, four labels"], LIMIT, float32_target)
     assert four.ranking_label is None
-    assert four.refusal is not None
     assert "LABEL_0, LABEL_1, LABEL_2, LABEL_3" in four.refusal
 
 
@@ -257,46 +229,70 @@ def test_pairs_are_cut_and_made_small_as_the_configuration_says(
     np.testing.assert_allclose(logits_of(ours, passages)[:, 0], expected, rtol=0, atol=1e-5)
 
 
-def test_an_activation_that_is_none_is_named(folders, float32_target, tmp_path: Path) -> None:
-    copytree(folders["modernbert"], tmp_path, dirs_exist_ok=True)
-    change(tmp_path / "config.json", classifier_activation="glow")
-    with pytest.raises(StartupError, match="has the classifier_activation glow"):
-        CrossEncoder("glow", tmp_path, LIMIT, float32_target)
-
-
-def test_a_classifier_of_qwen3_is_a_cross_encoder_without_a_chat_template(
-    folders, float32_target, tmp_path: Path
-) -> None:
-    copytree(folders["qwen3"], tmp_path, dirs_exist_ok=True)
-    model = load_reranker("q", tmp_path, LIMIT, float32_target, max_qwen_pairs=16)
-    assert isinstance(model, CrossEncoder)
-    change(tmp_path / "tokenizer_config.json", chat_template=None)
-    CrossEncoder("q", tmp_path, LIMIT, float32_target)
-    (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
-    with pytest.raises(StartupError, match="has a chat template for its pairs"):
-        CrossEncoder("q", tmp_path, LIMIT, float32_target)
-    weights = load_file(tmp_path / "model.safetensors")
-    del weights["score.weight"]
-    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(StartupError, match="it has no classification head"):
-        load_reranker("q", tmp_path, LIMIT, float32_target, max_qwen_pairs=16)
-
-
 def test_a_pair_without_a_token_is_read_too(folders, float32_target) -> None:
     folder = folders["qwen3, texts that end in padding"]
-    model = CrossEncoder("q", folder, LIMIT, float32_target)
+    model = load_reranker("q", folder, LIMIT, float32_target, max_qwen_pairs=16)
+    assert isinstance(model, CrossEncoder)
     pair = model.tokenize_input("", "")
     assert pair.ids.tolist() == [0]
     assert len(model.forward([pair.ids], LOGITS)[0]) == 2
 
 
-def test_what_follows_the_logits_in_modules_is_named(
-    folders, float32_target, tmp_path: Path
-) -> None:
-    Reference(str(folders["bert"]), device="cpu").save_pretrained(str(tmp_path))
-    entries = json.loads((tmp_path / "modules.json").read_text())
+def without_a_head(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    weights = {name: each for name, each in weights.items() if not name.startswith("score.")}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def with_a_module(folder: Path) -> None:
+    Reference(str(folder), device="cpu").save_pretrained(str(folder))
+    entries = json.loads((folder / "modules.json").read_text())
     kind = "sentence_transformers.base.modules.dense.Dense"
     dense = {"idx": 1, "name": "1", "path": "1_Dense", "type": kind}
-    (tmp_path / "modules.json").write_text(json.dumps([*entries, dense]))
-    with pytest.raises(StartupError, match="names the module Dense"):
-        CrossEncoder("bert", tmp_path, LIMIT, float32_target)
+    (folder / "modules.json").write_text(json.dumps([*entries, dense]))
+
+
+@pytest.mark.parametrize(
+    ("family", "spoil", "message"),
+    [
+        (
+            "modernbert",
+            ("config.json", {"classifier_activation": "glow"}),
+            "_activation glow, which",
+        ),
+        (
+            "modernbert",
+            ("config.json", {"classifier_pooling": "max"}),
+            "'classifier_pooling' expect",
+        ),
+        (
+            "bert",
+            ("config.json", {"model_type": "t5"}),
+            "known here, being of type t5: use a cross",
+        ),
+        ("qwen3", ("tokenizer_config.json", {"chat_template": "{{ a }}"}), "has a chat template"),
+        (
+            "qwen3",
+            lambda f: (f / "chat_template.jinja").touch(),
+            "has a chat template for its pairs",
+        ),
+        (
+            "qwen3",
+            without_a_head,
+            "an embedding model and not a reranker: it has no classification",
+        ),
+        ("bert", with_a_module, "names the module Dense"),
+    ],
+)
+def test_what_is_not_computed_is_named(
+    folders, family, spoil, message, float32_target, tmp_path: Path
+) -> None:
+    folder = copytree(folders[family], tmp_path / "copy")
+    load_reranker("m", folder, LIMIT, float32_target, max_qwen_pairs=16)
+    if callable(spoil):
+        spoil(folder)
+    else:
+        name, members = spoil
+        change(folder / name, **members)
+    with pytest.raises(StartupError, match=message):
+        load_reranker("m", folder, LIMIT, float32_target, max_qwen_pairs=16)
