@@ -5,6 +5,7 @@ Qwen3-Embedding's kind is compared with transformers' own padded forward.
 
 import json
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -161,86 +162,41 @@ def test_a_setting_takes_the_place_of_the_scaling(normalize, further, copy, floa
     assert model.normalizes == normalize
 
 
-def test_settings_take_the_place_of_prompts(copy, float32_target) -> None:
+def test_settings_take_the_place_of_prompts(copy, tiny_m3: Path, float32_target) -> None:
     configured = {"query": "ask: ", "passage": "text: ", "other": "o: "}
     (copy / "config_sentence_transformers.json").write_text(json.dumps({"prompts": configured}))
     overrides = SentenceOverrides(query_prompt="query: ", document_prompt="")
     model = load(copy, float32_target, overrides=overrides)
     assert dict(model.prompts) == configured | {"query": "query: ", "document": ""}
+    m3 = load_embedder("m3", tiny_m3, 512, float32_target, SentenceOverrides(query_prompt="q: "))
+    assert dict(m3.prompts) == {"query": "q: "}
+
+
+@pytest.mark.parametrize("setting", [{"pooling": "cls"}, {"normalize": True}])
+def test_a_setting_without_effect_stops_the_start(setting, tiny_m3: Path, float32_target) -> None:
+    with pytest.raises(
+        StartupError, match=r"=(cls|true) has no effect on m3, which is of bge-m3's"
+    ):
+        load_embedder("m3", tiny_m3, 512, float32_target, SentenceOverrides(**setting))
 
 
 @pytest.mark.parametrize(
-    ("overrides", "sentence"),
+    ("further", "message"),
     [
-        (SentenceOverrides(pooling="cls"), "POOLING=cls has no effect on m3, which is of bge-m3's"),
-        (SentenceOverrides(normalize=True), "NORMALIZE=true has no effect on m3, which is of"),
+        ([dense(8, "Tanh"), dense(8, "Tanh")], "takes 64 numbers, and there are 8"),
+        ([(*dense(8, "Tanh")[:2], None)], "the weights in .*2_Dense cannot be loaded"),
     ],
 )
-def test_a_setting_without_effect_stops_the_start(
-    overrides, sentence: str, tiny_m3: Path, float32_target
-) -> None:
-    with pytest.raises(StartupError, match=sentence):
-        load_embedder("m3", tiny_m3, 512, float32_target, overrides)
-
-
-def test_a_model_of_bge_m3s_kind_reads_the_prompts_of_settings(tiny_m3, float32_target) -> None:
-    overrides = SentenceOverrides(query_prompt="query: ")
-    model = load_embedder("m3", tiny_m3, 512, float32_target, overrides)
-    assert dict(model.prompts) == {"query": "query: "}
-
-
-def test_without_a_configuration_the_mean_is_taken(copy, float32_target) -> None:
-    before = embed(load(copy, float32_target), TEXTS)
-    (copy / "modules.json").unlink()
-    shutil.rmtree(copy / "1_Pooling")
-    assert_close(embed(load(copy, float32_target), TEXTS), before)
-
-
-def language_model(folder: Path) -> None:
-    (folder / "modules.json").unlink()
-    shutil.rmtree(folder / "1_Pooling")
-    change(folder / "config.json", architectures=["BertLMHeadModel"])
-
-
-def classifier(folder: Path) -> None:
-    language_model(folder)
-    change(folder / "config.json", architectures=["BertForSequenceClassification"])
-
-
-STOPS = {
-    "a projection that does not fit": (
-        lambda folder: save_modules(folder, further=[dense(8, "Tanh"), dense(8, "Tanh")]),
-        "takes 64 numbers, and there are 8",
-    ),
-    "a projection without weights": (
-        lambda folder: save_modules(folder, further=[(*dense(8, "Tanh")[:2], None)]),
-        "the weights in .*2_Dense cannot be loaded",
-    ),
-    "an unknown module": (
-        lambda folder: save_modules(folder, further=[("WeightedLayerPooling", {}, None)]),
-        "names the module WeightedLayerPooling; known here: Transformer, Pooling, Dense",
-    ),
-    "a language model": (language_model, "holds a language model, .* set POOLING"),
-    "a classifier": (classifier, "holds a classifier: name it in RERANKER_MODEL"),
-}
-
-
-@pytest.mark.parametrize(("spoil", "message"), STOPS.values(), ids=STOPS)
-def test_what_cannot_run_says_why(spoil, message, copy, float32_target) -> None:
-    spoil(copy)
+def test_projections_that_cannot_run_say_why(further, message, copy, float32_target) -> None:
+    save_modules(copy, further=further)
     with pytest.raises(StartupError, match=message) as caught:
         load(copy, float32_target)
     assert "\n" not in str(caught.value)
 
 
 @pytest.fixture(scope="module")
-def folder(tiny_qwen: Path) -> Path:
-    return tiny_qwen
-
-
-@pytest.fixture(scope="module")
-def embedder(folder: Path, float32_target: Target) -> DenseEmbedder:
-    return DenseEmbedder("tiny", folder, 32_768, float32_target)
+def embedder(tiny_qwen: Path, float32_target: Target) -> DenseEmbedder:
+    return DenseEmbedder("tiny", tiny_qwen, 32_768, float32_target)
 
 
 def test_a_copy_of_the_published_model_has_its_pooling_prompts_and_least_width(
@@ -254,28 +210,26 @@ def test_a_copy_of_the_published_model_has_its_pooling_prompts_and_least_width(
 
 
 @pytest.mark.parametrize(
-    ("name", "overrides", "pooling", "normalizes"),
+    ("overrides", "pooling", "normalizes"),
     [
-        ("org/tiny", SentenceOverrides(pooling="cls"), "cls", False),
-        ("org/tiny", SentenceOverrides(normalize=True), "last_token", True),
-        ("org/tiny", SentenceOverrides(pooling="mean", normalize=False), "mean", False),
+        (SentenceOverrides(pooling="cls"), "cls", False),
+        (SentenceOverrides(normalize=True), "last_token", True),
+        (SentenceOverrides(pooling="mean", normalize=False), "mean", False),
     ],
 )
 def test_settings_take_the_place_of_what_a_copy_has(
-    folder: Path, float32_target: Target, name: str, overrides, pooling: str, normalizes: bool
+    tiny_qwen: Path, float32_target: Target, overrides, pooling: str, normalizes: bool
 ) -> None:
-    embedder = DenseEmbedder(name, folder, 100, float32_target, overrides)
+    embedder = DenseEmbedder("org/tiny", tiny_qwen, 100, float32_target, overrides)
     assert (embedder.pooling, embedder.normalizes) == (pooling, normalizes)
-    (text,) = embedder.tokenize(["search"])
-    (made,) = embedder.forward([text.ids], Outputs(dense=True))
-    length = np.linalg.norm(made.dense)
+    length = np.linalg.norm(embed(embedder, ["search"]))
     assert length == pytest.approx(1, abs=1e-5) if normalizes else length > 2
 
 
 def test_one_with_modules_is_scaled_only_where_a_request_asks_for_it(
-    folder: Path, float32_target: Target, tmp_path: Path
+    tiny_qwen: Path, float32_target: Target, tmp_path: Path
 ) -> None:
-    copy = shutil.copytree(folder, tmp_path / "copy")
+    copy = shutil.copytree(tiny_qwen, tmp_path / "copy")
     save_modules(copy, {"pooling_mode": "lasttoken"}, further=[NORMALIZE])
     embedder = DenseEmbedder("org/tiny", copy, 100, float32_target)
     assert (embedder.pooling, embedder.normalizes) == ("last_token", False)
@@ -286,36 +240,35 @@ def test_one_with_modules_is_scaled_only_where_a_request_asks_for_it(
     ("architectures", "message"),
     [
         (["Qwen3ForSequenceClassification"], "holds a classifier: name it in RERANKER_MODEL"),
-        (["Qwen3ForCausalLM"], "holds a language model"),
-        (["GPT2LMHeadModel"], "holds a language model"),
+        (["Qwen3ForCausalLM"], "holds a language model, .* set POOLING"),
+        (["GPT2LMHeadModel"], "holds a language model, .* set POOLING"),
         (["Qwen3Model", "Qwen3ForCausalLM"], None),
         ([], None),
         (None, None),
     ],
 )
 def test_a_folder_without_modules_is_an_encoder_by_its_architecture(
-    architectures, message, float32_target: Target, tmp_path: Path
+    architectures, message, copy, float32_target: Target, tmp_path: Path
 ) -> None:
-    plain = save_qwen(tmp_path / "plain", template_adds_end=False)
-    change(plain / "config.json", architectures=architectures)
-    if message is None:
-        assert DenseEmbedder("org/tiny", plain, 100, float32_target).pooling == "mean"
-    else:
-        with pytest.raises(StartupError, match=message):
-            DenseEmbedder("org/tiny", plain, 100, float32_target)
+    (copy / "modules.json").unlink()
+    shutil.rmtree(copy / "1_Pooling")
+    decoder = save_qwen(tmp_path / "plain", template_adds_end=False)
+    for plain in (copy, decoder):
+        change(plain / "config.json", architectures=architectures)
+        with pytest.raises(StartupError, match=message) if message else nullcontext():
+            assert DenseEmbedder("org/tiny", plain, 100, float32_target).pooling == "mean"
 
 
 def test_dense_vectors_equal_the_last_token_states_of_transformers(
-    embedder: DenseEmbedder, folder: Path
+    embedder: DenseEmbedder, tiny_qwen: Path
 ) -> None:
     texts = varied_texts(120)
-    ours = embedder.forward([text.ids for text in embedder.tokenize(texts)], Outputs(dense=True))
-    theirs = qwen.QwenEmbedding(folder, 32_768).states(texts)
-    np.testing.assert_allclose([each.dense for each in ours], theirs, rtol=0, atol=1e-5)
+    theirs = qwen.QwenEmbedding(tiny_qwen, 32_768).states(texts)
+    np.testing.assert_allclose(embed(embedder, texts), theirs, rtol=0, atol=1e-5)
 
 
 def test_a_text_beside_others_gets_the_states_that_it_asks_for_and_gets_alone(
-    embedder: DenseEmbedder, folder: Path
+    embedder: DenseEmbedder, tiny_qwen: Path
 ) -> None:
     """Beginnings that texts share are computed once."""
     texts = [f"search hybrid vector {text}" for text in varied_texts(30)]
@@ -323,32 +276,30 @@ def test_a_text_beside_others_gets_the_states_that_it_asks_for_and_gets_alone(
     kinds = [Outputs(states=True), Outputs(dense=True), Outputs(dense=True, states=True)]
     asked = [kinds[index % 3] for index in range(len(ids))]
     together = embedder.launch(ids, asked)()
-    model = Qwen3Model.from_pretrained(folder, dtype=torch.float32)
+    model = Qwen3Model.from_pretrained(tiny_qwen, dtype=torch.float32)
     for own, outputs, embedding in zip(ids, asked, together, strict=True):
         with torch.no_grad():
             theirs = model(torch.tensor([own.tolist()])).last_hidden_state[0].numpy()
-        assert (embedding.dense is not None, embedding.states is not None) == (
-            outputs.dense,
-            outputs.states,
-        )
-        if outputs.states:
-            np.testing.assert_allclose(embedding.states, theirs, rtol=0, atol=1e-4)
-        if outputs.dense:
-            np.testing.assert_allclose(embedding.dense, theirs[-1], rtol=0, atol=1e-4)
+        for made, asked_for, expected in (
+            (embedding.states, outputs.states, theirs),
+            (embedding.dense, outputs.dense, theirs[-1]),
+        ):
+            assert (made is not None) == asked_for
+            if asked_for:
+                np.testing.assert_allclose(made, expected, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("words", [18, 19, 20, 60])
 def test_exactly_one_end_token_closes_a_text_also_after_the_cut(
-    folder: Path, float32_target: Target, words: int
+    embedder: DenseEmbedder, tiny_qwen: Path, float32_target: Target, words: int
 ) -> None:
-    cut = DenseEmbedder("tiny", folder, 20, float32_target)
     text = " ".join(["search"] * words)
-    (tokenized,) = cut.tokenize([text])
-    (whole,) = DenseEmbedder("tiny", folder, 32_768, float32_target).tokenize([text])
-    end = cut._tokenizer.token_id(QWEN_END)
-    assert tokenized.ids.tolist() == [*whole.ids[:-1][:19].tolist(), end]
-    assert tokenized.ids.tolist().count(end) == 1
-    assert tokenized.original_tokens == len(whole.ids)
+    (cut,) = DenseEmbedder("tiny", tiny_qwen, 20, float32_target).tokenize([text])
+    (whole,) = embedder.tokenize([text])
+    end = embedder._tokenizer.token_id(QWEN_END)
+    assert cut.ids.tolist() == [*whole.ids[:-1][:19].tolist(), end]
+    assert cut.ids.tolist().count(end) == 1
+    assert cut.original_tokens == len(whole.ids)
 
 
 @pytest.mark.parametrize("template_adds_end", [False, True])
@@ -361,9 +312,7 @@ def test_vectors_of_a_configured_model_are_those_of_sentence_transformers(
     save_modules(made, {"pooling_mode": pooling}, prompts={"prompts": {"query": "search "}})
     embedder = DenseEmbedder("org/tiny", made, 32_768, float32_target)
     texts = list(filter(None, varied_texts(30)))  # Theirs reads no text without a token.
-    ours = embedder.forward([text.ids for text in embedder.tokenize(texts)], Outputs(dense=True))
-    theirs = reference_vectors(made, texts)
-    np.testing.assert_allclose([each.dense for each in ours], theirs, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(embed(embedder, texts), reference_vectors(made, texts), atol=1e-5)
     assert embedder.prompts == {"query": "search "}
     named = DenseEmbedder("Qwen/Qwen3-Embedding-0.6B", made, 100, float32_target)
     (text,) = named.tokenize(["hybrid search"])

@@ -2,7 +2,6 @@
 
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,24 +9,15 @@ import torch
 from FlagEmbedding import BGEM3FlagModel
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
 from torch.nn import functional
 
 from smart_embedder.engine.records import Outputs, TextEmbedding
 from smart_embedder.errors import StartupError
 from smart_embedder.models.batch import pack
-from smart_embedder.models.device.transfer import DeviceRows
 from smart_embedder.models.loader import load_embedder
 from smart_embedder.models.ops.choose import choose_backend
 from smart_embedder.models.ops.proof import Target
-from smart_embedder.models.tasks.embedders import (
-    M3Embedder,
-    dense_vectors,
-    sparse_vectors,
-    token_states,
-    token_vectors,
-    token_weights,
-)
+from smart_embedder.models.tasks.embedders import M3Embedder, dense_vectors, sparse_vectors
 from tests.support.texts import varied_texts
 
 ALL = Outputs(dense=True, sparse=True, colbert=True, states=True)
@@ -39,43 +29,27 @@ def reference(tiny_m3: Path) -> BGEM3FlagModel:
     return BGEM3FlagModel(str(tiny_m3), use_fp16=False, devices="cpu")
 
 
-def encode(model: BGEM3FlagModel, texts: list[str], batch_size: int = 2) -> dict:
-    return model.encode(
-        texts,
-        batch_size=batch_size,
-        max_length=8192,
-        return_dense=True,
-        return_sparse=True,
-        return_colbert_vecs=True,
-    )
-
-
 def embed(model: M3Embedder, texts: list[str], outputs: Outputs = ALL) -> list[TextEmbedding]:
     return model.forward([text.ids for text in model.tokenize(texts)], outputs)
 
 
-def assert_equals_reference(ours: list[TextEmbedding], theirs: dict) -> None:
-    for index, embedding in enumerate(ours):
-        np.testing.assert_allclose(
-            embedding.dense, theirs["dense_vecs"][index], rtol=0, atol=TOLERANCE
-        )
+def assert_equals_reference(model: M3Embedder, reference: BGEM3FlagModel, texts: list[str]) -> None:
+    kinds = {f"return_{kind}": True for kind in ("dense", "sparse", "colbert_vecs")}
+    theirs = reference.encode(texts, batch_size=2, max_length=8192, **kinds)
+    for index, ours in enumerate(embed(model, texts)):
+        for name, own in (("dense_vecs", ours.dense), ("colbert_vecs", ours.colbert)):
+            assert own.shape == theirs[name][index].shape
+            np.testing.assert_allclose(own, theirs[name][index], rtol=0, atol=TOLERANCE)
         expected = {int(k): float(v) for k, v in theirs["lexical_weights"][index].items()}
-        actual = dict(
-            zip(embedding.sparse.indices.tolist(), embedding.sparse.values.tolist(), strict=True)
-        )
-        assert actual == pytest.approx(expected, rel=0, abs=TOLERANCE)
-        assert embedding.colbert.shape == theirs["colbert_vecs"][index].shape
-        np.testing.assert_allclose(
-            embedding.colbert, theirs["colbert_vecs"][index], rtol=0, atol=TOLERANCE
-        )
+        actual = zip(ours.sparse.indices.tolist(), ours.sparse.values.tolist(), strict=True)
+        assert dict(actual) == pytest.approx(expected, rel=0, abs=TOLERANCE)
 
 
 def test_equals_flagembedding_on_texts_of_every_kind(
     embedder: M3Embedder, reference: BGEM3FlagModel
 ) -> None:
-    texts = varied_texts(120)
     assert embedder.normalizes
-    assert_equals_reference(embed(embedder, texts), encode(reference, texts))
+    assert_equals_reference(embedder, reference, varied_texts(120))
 
 
 def test_equals_flagembedding_at_and_beyond_the_length_limit(
@@ -88,28 +62,17 @@ def test_equals_flagembedding_at_and_beyond_the_length_limit(
     assert len(whole.ids) == 8192
     assert all(np.array_equal(each.ids, whole.ids) for each in cut)
     # Alike in their tokens, they are alike in their vectors: one is computed.
-    theirs = encode(reference, texts[-1:], batch_size=1)
-    assert_equals_reference(embed(embedder, texts[-1:]), theirs)
-
-
-def test_an_empty_text_has_a_dense_vector_no_weights_and_one_colbert_vector(
-    embedder: M3Embedder,
-) -> None:
-    embedding = embed(embedder, [""])[0]
-    assert embedding.dense.shape == (64,)
-    assert len(embedding.sparse.indices) == 0
-    assert embedding.colbert.shape == (1, 64)
+    assert_equals_reference(embedder, reference, texts[-1:])
 
 
 def test_states_are_those_of_transformers_and_stay_when_others_follow(
     embedder: M3Embedder, reference: BGEM3FlagModel
 ) -> None:
     texts = varied_texts(24)
-    tokenized = embedder.tokenize(texts)
     ours = embed(embedder, texts, Outputs(states=True))
     embed(embedder, texts[::-1])
     model = reference.model.model.eval()
-    for text, embedding in zip(tokenized, ours, strict=True):
+    for text, embedding in zip(embedder.tokenize(texts), ours, strict=True):
         with torch.no_grad():
             theirs = model(torch.tensor([text.ids.tolist()])).last_hidden_state[0]
         assert embedding.states.shape == theirs.shape
@@ -172,26 +135,3 @@ def test_a_dense_vector_is_the_first_state_or_the_mean_of_all_of_unit_length(
         expected = functional.normalize(exact, dim=0)
         torch.testing.assert_close(made.values[row], expected, equal_nan=True)
     assert made.check.isfinite().tolist() == [True, False, True]
-
-
-def test_every_token_has_a_weight_a_vector_of_unit_length_and_its_state() -> None:
-    torch.manual_seed(0)
-    states = torch.randn(7, 16)
-    states[4, 3] = torch.inf
-    weigh, project = nn.Linear(16, 1), nn.Linear(16, 6)
-    backend = choose_backend(CPU, torch.float32)
-    backbone = SimpleNamespace(backend=backend, wire_dtype=torch.float16)
-    with torch.inference_mode():
-        weights = token_weights(weigh, states)
-        vectors = token_vectors(project, backbone, states)
-        own = token_states(states.bfloat16())
-        torch.testing.assert_close(weights.values, weigh(states)[:, 0])
-        expected = functional.normalize(project(states), dim=1)
-    kept = [0, 1, 2, 3, 5, 6]
-    assert vectors.values.dtype == torch.float16
-    torch.testing.assert_close(vectors.values[kept].float(), expected[kept], rtol=0, atol=1e-3)
-    assert own.values.dtype == torch.float32
-    torch.testing.assert_close(own.values, states.bfloat16().float())
-    for rows in (weights, vectors, own):
-        assert isinstance(rows, DeviceRows)
-        assert rows.check.isfinite().nonzero().flatten().tolist() == kept

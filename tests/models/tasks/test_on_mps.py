@@ -1,6 +1,6 @@
 """Every kind of model on a simulated GPU of Apple's, from its files to its results."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +17,11 @@ from smart_embedder.models.ops.choose import choose_backend
 from smart_embedder.models.ops.proof import Target
 from smart_embedder.models.tasks import pooling
 from smart_embedder.models.tasks.rerankers import CrossEncoder, QwenReranker
-from tests.support.simulated_mps import SimulatedMps, simulated_mps
+from tests.support.simulated_mps import simulated_mps
 from tests.support.wordpiece import save_colbert
 
 DEVICE = torch.device("mps:0")
 TEXTS = ["search", "a hybrid search over vectors and words", "search", "the sea and the mountain"]
-
-
-@pytest.fixture
-def mps() -> Iterator[SimulatedMps]:
-    with simulated_mps() as device:
-        yield device
 
 
 def target(*, qwen: bool = False) -> Target:
@@ -43,18 +37,22 @@ def reranked(model: Any) -> Any:
     return model, [pair.ids for pair in model.tokenize_pairs("search", TEXTS, None)]
 
 
+def embedder(folder: Path) -> Any:
+    return embedded(load_embedder("m", folder, 512, target()))
+
+
 MODELS: dict[str, Callable[[Path], Any]] = {
-    "tiny_m3": lambda folder: embedded(load_embedder("m3", folder, 512, target())),
-    "demo_checkpoint": lambda folder: embedded(load_embedder("demo", folder, 512, target())),
+    "tiny_m3": embedder,
+    "demo_checkpoint": embedder,
     "tiny_reranker": lambda folder: reranked(CrossEncoder("bge", folder, 512, target())),
     "tiny_qwen": lambda folder: reranked(QwenReranker("qwen", folder, 512, 16, target(qwen=True))),
-    "colbert": lambda folder: embedded(load_embedder("colbert", folder, 512, target())),
+    "colbert": embedder,
 }
 
 
-@pytest.fixture(scope="module")
-def colbert(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_colbert(tmp_path_factory.mktemp("mps") / "colbert", BertModel)
+@pytest.fixture
+def colbert(tmp_path: Path) -> Path:
+    return save_colbert(tmp_path / "colbert", BertModel)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -73,21 +71,18 @@ def test_a_model_starts_and_answers_by_operators_that_apples_gpus_have(
 
 
 @pytest.mark.parametrize("name", pooling._POOLINGS)
-def test_every_pooling_runs_there(mps: SimulatedMps, name: str) -> None:
-    texts = [np.full(length, 5, np.int64) for length in (3, 1, 7)]
-    packed = pack(texts, device=DEVICE)
-    hidden = torch.empty(11, 8, dtype=torch.float16, device=DEVICE)
-    pooled = pooling.pool(hidden, packed, [name], np.arange(3))
-    assert pooled.shape == (3, 8)
-    assert mps.called
-
-
-@pytest.mark.parametrize("how", ["mean", "max", "sum"])
-def test_what_replaces_the_missing_operator_computes_the_same(how: str) -> None:
+def test_every_pooling_runs_there_by_operators_that_compute_the_same(name: str) -> None:
     torch.manual_seed(0)
-    packed = pack(
-        [np.full(length, 5, np.int64) for length in (3, 1, 7)], device=torch.device("cpu")
+    texts, hidden = (
+        [np.full(length, 5, np.int64) for length in (3, 1, 7)],
+        torch.randn(11, 8).half(),
     )
-    hidden = torch.randn(11, 8, dtype=torch.float16)
-    expected = pooling._reduced(hidden, packed, how)
-    torch.testing.assert_close(pooling.one_by_one(hidden, packed, how), expected)
+    with simulated_mps() as device:
+        packed = pack(texts, device=DEVICE)
+        pooled = pooling.pool(hidden.to(DEVICE), packed, [name], np.arange(3))
+    assert pooled.shape == (3, 8)
+    assert device.called
+    packed = pack(texts, device=torch.device("cpu"))
+    for how in ("mean", "max", "sum"):
+        expected = pooling._reduced(hidden, packed, how)
+        torch.testing.assert_close(pooling.one_by_one(hidden, packed, how), expected)
