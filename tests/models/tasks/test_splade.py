@@ -1,7 +1,6 @@
 """SPLADE's weights against sentence-transformers' SparseEncoder on the same files."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from shutil import copytree
 from types import SimpleNamespace
@@ -39,30 +38,34 @@ from tests.support.wordpiece import (
     save_splade,
 )
 
-SPARSE = Outputs(sparse=True)
 TEXTS = [
     *["vector", "memory, rank!", "[SEP] query [MASK]", "", "unknown жизнь", "rank " * 300],
     *["search sea " * length for length in (1, 5, 9, 30)],
 ]
 SPARSE, BOTH = Outputs(sparse=True), Outputs(dense=True, sparse=True)
+DEVICE = DeviceInfo("cpu", "a test", "float32", "sdpa")
+
+
+FAMILIES = ("bert", "roberta", "xlm-roberta", "modernbert", "modernbert, without a bias")
+FAMILIES += ("distilbert", "mpnet")
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory, tiny_reranker: Path) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("splade")
     like_bge = {"tokenizer_of": tiny_reranker, **ROBERTA}
+    models = (
+        (BertForMaskedLM, {"hidden_act": "relu"}),
+        (RobertaForMaskedLM, like_bge),
+        (XLMRobertaForMaskedLM, like_bge | {"tie_word_embeddings": False}),
+        (ModernBertForMaskedLM, MODERNBERT),
+        (ModernBertForMaskedLM, MODERNBERT | {"decoder_bias": False}),
+        (DistilBertForMaskedLM, {}),
+        (MPNetForMaskedLM, MPNET),
+    )
     return {
-        "bert": save_splade(root / "bert", BertForMaskedLM, hidden_act="relu"),
-        "roberta": save_splade(root / "roberta", RobertaForMaskedLM, **like_bge),
-        "xlm-roberta": save_splade(
-            root / "xlm-roberta", XLMRobertaForMaskedLM, tie_word_embeddings=False, **like_bge
-        ),
-        "modernbert": save_splade(root / "modernbert", ModernBertForMaskedLM, **MODERNBERT),
-        "modernbert, without a bias": save_splade(
-            root / "unbiased", ModernBertForMaskedLM, decoder_bias=False, **MODERNBERT
-        ),
-        "distilbert": save_splade(root / "distilbert", DistilBertForMaskedLM),
-        "mpnet": save_splade(root / "mpnet", MPNetForMaskedLM, **MPNET),
+        family: save_splade(root / family, model, **changes)
+        for family, (model, changes) in zip(FAMILIES, models, strict=True)
     }
 
 
@@ -109,10 +112,6 @@ def head_of(function, head) -> SimpleNamespace:
     return Head(vocabulary=head.vocabulary)
 
 
-FAMILIES = ["bert", "roberta", "xlm-roberta", "modernbert", "distilbert", "mpnet"]
-FAMILIES += ["modernbert, without a bias"]
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_weights_are_those_of_sentence_transformers(folders, load, family) -> None:
     actual = weights_of(load(folders[family]), TEXTS)
@@ -136,7 +135,8 @@ def test_every_pooling_and_activation_is_computed(
 
 
 def copy_with_pooling(source: Path, target: Path, **pooling: str) -> Path:
-    copytree(source, target, dirs_exist_ok=True)
+    if source != target:
+        copytree(source, target, dirs_exist_ok=True)
     (target / "1_SpladePooling" / "config.json").write_text(json.dumps(pooling))
     return target
 
@@ -185,8 +185,7 @@ async def test_a_batch_beyond_the_memory_is_halved_beside_a_dense_model(
     dense = embedder.forward([each.ids for each in embedder.tokenize(TEXTS)], Outputs(dense=True))
     expected = weights_of(bert, TEXTS)
     monkeypatch.setattr(bert, "_head", head_of(fill, head))
-    device = DeviceInfo("cpu", "a test", "float32", "sdpa")
-    models = LoadedModels(bert, device, max_batch_tokens=10_000, dense=embedder)
+    models = LoadedModels(bert, DEVICE, max_batch_tokens=10_000, dense=embedder)
     async with Engine(Settings(), lambda _: models) as engine:
         answer = await engine.embed(EmbedRequest(TEXTS, BOTH))
     for made, of_text, row in zip(answer.embeddings, dense, expected, strict=True):
@@ -200,33 +199,26 @@ async def test_its_default_prompt_is_read_alone_and_beside_a_dense_model(
 ) -> None:
     folder = copy_with_pooling(folders["bert"], tmp_path)
     prompts = {"query": "Query ", "doc": "rank sea "}
-    path = folder / "config_sentence_transformers.json"
-    named = {"prompts": prompts, "default_prompt_name": "doc"}
-    path.write_text(json.dumps(json.loads(path.read_text()) | named))
+    change(folder / "config_sentence_transformers.json", prompts=prompts, default_prompt_name="doc")
     model, theirs = load(folder), SparseEncoder(str(folder), device="cpu")
-    expected = theirs.encode(TEXTS).to_dense().numpy()
-    of_queries = theirs.encode(TEXTS, prompt_name="query").to_dense().numpy()
-    assert not np.allclose(expected, reference(folders["bert"], TEXTS), atol=1e-5)
-    unprompted = embedder.forward(
-        [each.ids for each in embedder.tokenize(TEXTS)], Outputs(dense=True)
+    expected, of_queries = (
+        theirs.encode(TEXTS, prompt_name=name).to_dense().numpy() for name in (None, "query")
     )
-    device = DeviceInfo("cpu", "a test", "float32", "sdpa")
-
-    def check(embeddings: list[TextEmbedding], weights: np.ndarray) -> None:
-        rows = [as_row(each, model) for each in embeddings]
-        np.testing.assert_allclose(rows, weights, rtol=0, atol=1e-5)
-
-    alone = LoadedModels(model, device, max_batch_tokens=10_000)
-    async with Engine(Settings(), lambda _: alone) as engine:
-        check((await engine.embed(EmbedRequest(TEXTS, SPARSE))).embeddings, expected)
-        options = {"prompt_name": "query"}
-        check((await engine.embed(EmbedRequest(TEXTS, SPARSE, **options))).embeddings, of_queries)
-    async with Engine(Settings(), lambda _: replace(alone, dense=embedder)) as engine:
-        both = (await engine.embed(EmbedRequest(TEXTS, BOTH))).embeddings
-        check(both, expected)
-        check((await engine.embed(EmbedRequest(TEXTS, SPARSE))).embeddings, expected)
-    for made, dense in zip(both, unprompted, strict=True):
-        np.testing.assert_allclose(made.dense, dense.dense, rtol=0, atol=1e-5)
+    assert not np.allclose(expected, reference(folders["bert"], TEXTS), atol=1e-5)
+    ids = [each.ids for each in embedder.tokenize(TEXTS)]
+    unprompted = embedder.forward(ids, Outputs(dense=True))
+    for dense, requests in (
+        (None, [(SPARSE, {}, expected), (SPARSE, {"prompt_name": "query"}, of_queries)]),
+        (embedder, [(SPARSE, {}, expected), (BOTH, {}, expected)]),
+    ):
+        models = LoadedModels(model, DEVICE, max_batch_tokens=10_000, dense=dense)
+        async with Engine(Settings(), lambda _, models=models: models) as engine:
+            for outputs, options, weights in requests:
+                made = (await engine.embed(EmbedRequest(TEXTS, outputs, **options))).embeddings
+                rows = [as_row(each, model) for each in made]
+                np.testing.assert_allclose(rows, weights, rtol=0, atol=1e-5)
+    for each, dense in zip(made, unprompted, strict=True):
+        np.testing.assert_allclose(each.dense, dense.dense, rtol=0, atol=1e-5)
 
 
 def test_texts_are_cut_and_made_small_as_the_configuration_says(
@@ -264,26 +256,21 @@ def name_modules(folder: Path, *kinds: str) -> None:
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
+        (("MLMTransformer", "SpladePooling", "Normalize"), "names the module Normalize"),
+        (("Router",), "by Router, which is not computed here"),
+        (("SparseAutoEncoder",), "by SparseAutoEncoder, which is not computed here"),
         (
-            lambda folder: name_modules(folder, "MLMTransformer", "SpladePooling", "Normalize"),
-            "names the module Normalize",
-        ),
-        (
-            lambda folder: change(
-                folder / "1_SpladePooling" / "config.json", pooling_strategy="mean"
-            ),
+            lambda folder: copy_with_pooling(folder, folder, pooling_strategy="mean"),
             "the pooling mean of relu; known here: max and sum",
         ),
         (lambda folder: save_model(folder, BertModel), "lacks the head of a masked language model"),
-        (lambda folder: name_modules(folder, "Router"), "by Router, which is not computed here"),
-        (
-            lambda folder: name_modules(folder, "SparseAutoEncoder"),
-            "by SparseAutoEncoder, which is not computed here",
-        ),
     ],
 )
 def test_what_is_not_computed_is_named(folders, load, tmp_path: Path, spoil, message: str) -> None:
     folder = copy_with_pooling(folders["bert"], tmp_path)
-    spoil(folder)
+    if callable(spoil):
+        spoil(folder)
+    else:
+        name_modules(folder, *spoil)
     with pytest.raises(StartupError, match=message):
         load(folder)
