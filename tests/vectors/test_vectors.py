@@ -62,18 +62,11 @@ def test_clusters_stand_in_the_order_of_their_first_tokens() -> None:
     np.testing.assert_allclose(pool(np.stack([b, a, b, c, a, c]), 2), [b, a, c], atol=1e-6)
 
 
-def test_no_vectors_and_equal_vectors_are_pooled_too() -> None:
-    assert pool(np.zeros((0, 4), np.float32), 2).shape == (0, 4)
-    equal = np.tile(np.float32([1, 0, 0, 0]), (9, 1))
+def test_equal_vectors_are_pooled_and_where_nothing_is_to_do_they_stay_as_they_are() -> None:
+    equal, none = np.tile(np.float32([1, 0, 0, 0]), (9, 1)), np.zeros((0, 4), np.float32)
     np.testing.assert_allclose(pool(equal, 3), equal[: len(pool(equal, 3))])
-
-
-@pytest.mark.parametrize("tokens", [0, 1, 2, 9])
-def test_a_factor_of_one_and_a_text_of_one_token_leave_the_vectors_as_they_are(tokens) -> None:
-    vectors = vectors_of(tokens, 8) if tokens else np.zeros((0, 8), np.float32)
-    assert pool(vectors, 1) is vectors
-    if tokens < 2:
-        assert pool(vectors, 3) is vectors
+    for vectors, factor in ((none, 1), (none, 3), (equal[:1], 1), (equal[:1], 3), (equal, 1)):
+        assert pool(vectors, factor) is vectors
 
 
 def test_the_memory_that_it_takes_is_known_before() -> None:
@@ -130,10 +123,6 @@ def test_encodings_equal_fastembeds(tokens, width, side) -> None:
     np.testing.assert_allclose(encoding[::STEP], expected, rtol=0, atol=1e-5)
 
 
-def test_no_vectors_are_all_zeros() -> None:
-    assert not muvera_of(16).encode(np.zeros((0, 16), np.float32), "document").any()
-
-
 @pytest.mark.parametrize("width", [1, 8, 15])
 def test_vectors_that_are_narrow_are_not_projected(width) -> None:
     """Every repetition's sums are those of the vectors themselves, with zeros beside them."""
@@ -146,10 +135,11 @@ def test_vectors_that_are_narrow_are_not_projected(width) -> None:
 
 
 @given(st.integers(1, 40), st.sampled_from(["query", "document"]))
-def test_an_encoder_made_anew_is_the_same(tokens, side) -> None:
+def test_an_encoder_made_anew_is_the_same_and_of_no_vectors_makes_zeros(tokens, side) -> None:
     vectors = vectors_of(tokens, 16)
     ours, again = muvera_of(16).encode(vectors, side), Muvera(16).encode(vectors, side)
     np.testing.assert_array_equal(ours, again)
+    assert not muvera_of(16).encode(vectors[:0], side).any()
 
 
 def test_products_of_encodings_rank_as_maxsim_does() -> None:

@@ -271,14 +271,14 @@ class CrossEncoder(RerankingModel):
         return self._layers(pooled).float()  # type: ignore[no-any-return]
 
     def _scores(self, logits: FloatArray) -> list[float]:
+        scores: list[float] = [0.0] * len(logits)
         if len(self.labels) == 1:
-            return logits[:, 0].tolist()
-        if self.ranking_label is None:
-            return [0.0] * len(logits)
-        # PyTorch's, because numpy warns of numbers that are not finite.
-        others = torch.from_numpy(np.delete(logits, self.ranking_label, axis=1))
-        own = torch.from_numpy(logits[:, self.ranking_label])
-        scores: list[float] = (own - others.logsumexp(dim=1)).tolist()
+            scores = logits[:, 0].tolist()
+        elif self.ranking_label is not None:
+            # PyTorch's, because numpy warns of numbers that are not finite.
+            others = torch.from_numpy(np.delete(logits, self.ranking_label, axis=1))
+            own = torch.from_numpy(logits[:, self.ranking_label])
+            scores = (own - others.logsumexp(dim=1)).tolist()
         return scores
 
 

@@ -124,35 +124,27 @@ def test_texts_of_one_batch_that_want_different_things_each_get_theirs(embedder)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_the_proof_holds_where_the_numbers_are_the_hosts(dtype: torch.dtype) -> None:
-    converter, proof = try_converter(CPU, 64, dtype)
-    assert converter is not None
-    assert proof.holds
+@pytest.mark.parametrize("wrong", ["", "values", "scales", "encodings"])
+def test_the_proof_holds_where_the_numbers_are_the_hosts(monkeypatch, dtype, wrong: str) -> None:
+    quantize, encode = Converter.quantize, Converter.encode
 
-
-@pytest.mark.parametrize("wrong", ["values", "scales", "encodings"])
-def test_the_proof_shows_numbers_that_differ(monkeypatch, wrong: str) -> None:
-    right = Converter.quantize
-
-    def quantize(self: Converter, rows: DeviceRows, dtype: Any) -> DeviceRows:
-        made = right(self, rows, dtype)
+    def quantize_wrongly(*arguments: Any) -> DeviceRows:
+        made = quantize(*arguments)
         if wrong == "values":
             return replace(made, values=made.values.roll(1, 0))
         return replace(made, check=made.check * 1.00001)
 
+    def encode_wrongly(*arguments: Any) -> DeviceRows:
+        made = encode(*arguments)
+        return replace(made, values=made.values.roll(1, 0))
+
     if wrong == "encodings":
-        monkeypatch.setattr(Converter, "_planes", None, raising=False)
-        initialize = Converter.__init__
-
-        def initialized(self: Converter, *arguments: Any) -> None:
-            initialize(self, *arguments)
-            self._planes = self._planes.flip(0)
-
-        monkeypatch.setattr(Converter, "__init__", initialized)
-    else:
-        monkeypatch.setattr(Converter, "quantize", quantize)
-    _, proof = try_converter(CPU, 64, torch.float32)
-    assert not proof.holds
+        monkeypatch.setattr(Converter, "encode", encode_wrongly)
+    elif wrong:
+        monkeypatch.setattr(Converter, "quantize", quantize_wrongly)
+    converter, proof = try_converter(CPU, 64, dtype)
+    assert converter is not None
+    assert proof.holds == (not wrong)
 
 
 def test_on_a_cpu_nothing_is_converted_before_it_is_rendered(embedder) -> None:

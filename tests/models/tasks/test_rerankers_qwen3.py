@@ -31,24 +31,19 @@ LIMIT = 330
 
 
 @pytest.fixture(scope="module")
-def folder(tiny_qwen: Path) -> Path:
-    return tiny_qwen
-
-
-@pytest.fixture(scope="module")
-def reranker(folder: Path, float32_target: Target) -> QwenReranker:
-    return QwenReranker("tiny", folder, LIMIT, 16, float32_target)
+def reranker(tiny_qwen: Path, float32_target: Target) -> QwenReranker:
+    return QwenReranker("tiny", tiny_qwen, LIMIT, 16, float32_target)
 
 
 @pytest.mark.parametrize("instruction", [None, "Find the recipe"])
 @pytest.mark.parametrize("query", ["hybrid search", "検索 の言葉 " * 3, "search " * 200])
 def test_scores_equal_the_padded_causal_model(
-    reranker: QwenReranker, folder: Path, query: str, instruction: str | None
+    reranker: QwenReranker, tiny_qwen: Path, query: str, instruction: str | None
 ) -> None:
     passages = ["", *varied_texts(45)[4:], " ".join(["vector"] * 300)]
     pairs = reranker.tokenize_pairs(query, passages, instruction)
     ours = reranker.forward([pair.ids for pair in pairs], Outputs())
-    theirs = qwen.QwenReranker(folder, LIMIT)
+    theirs = qwen.QwenReranker(tiny_qwen, LIMIT)
     expected = theirs.scores(query, passages, instruction or DEFAULT_INSTRUCTION)
     np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-5)
     assert min(ours) >= 0
@@ -79,14 +74,8 @@ def without_a_head(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (
-            lambda folder: save_qwen(folder, answers=("da", "net")),
-            "has no tokens yes and no",
-        ),
-        (
-            lambda folder: (folder / "1_Pooling").mkdir(),
-            "holds an embedding model and not a reranker",
-        ),
+        (lambda folder: save_qwen(folder, answers=("da", "net")), "has no tokens yes and no"),
+        (lambda folder: (folder / "1_Pooling").mkdir(), "an embedding model and not a reranker"),
         (
             lambda folder: change(folder / "config.json", architectures=["Qwen3ForTokenClassific"]),
             "holds a Qwen3ForTokenClassific, which is no reranker",
@@ -95,31 +84,30 @@ def without_a_head(folder: Path) -> None:
     ],
 )
 def test_what_is_no_reranker_says_why(
-    spoil, message, folder: Path, float32_target, tmp_path: Path
+    spoil, message, tiny_qwen: Path, float32_target, tmp_path: Path
 ) -> None:
-    copy = copytree(folder, tmp_path, dirs_exist_ok=True)
+    copy = copytree(tiny_qwen, tmp_path, dirs_exist_ok=True)
     spoil(copy)
     with pytest.raises(StartupError, match=message):
         QwenReranker("tiny", copy, LIMIT, 16, float32_target)
 
 
 def test_a_language_model_whose_name_says_nothing_of_reranking_is_logged(
-    folder: Path, float32_target
+    tiny_qwen: Path, float32_target
 ) -> None:
     with structlog.testing.capture_logs() as logged:
-        QwenReranker("Qwen/Qwen3-0.6B", folder, LIMIT, 16, float32_target)
-        QwenReranker("Qwen/Qwen3-Reranker-0.6B", folder, LIMIT, 16, float32_target)
-    warned = [each for each in logged if each["event"] == "language_model_reranks"]
-    assert [each["model"] for each in warned] == ["Qwen/Qwen3-0.6B"]
+        for name in ("Qwen/Qwen3-0.6B", "Qwen/Qwen3-Reranker-0.6B"):
+            QwenReranker(name, tiny_qwen, LIMIT, 16, float32_target)
+    warned = [each["model"] for each in logged if each["event"] == "language_model_reranks"]
+    assert warned == ["Qwen/Qwen3-0.6B"]
 
 
 def test_answers_other_than_yes_and_no_are_refused(
-    folder: Path, float32_target, tmp_path: Path
+    tiny_qwen: Path, float32_target, tmp_path: Path
 ) -> None:
-    copy = copytree(folder, tmp_path, dirs_exist_ok=True)
-    reference = CrossEncoder(str(copy), device="cpu")
-    reference.save_pretrained(str(copy))
-    (scores,) = [each for each in copy.iterdir() if each.name.endswith("LogitScore")]
+    copy = copytree(tiny_qwen, tmp_path, dirs_exist_ok=True)
+    CrossEncoder(str(copy), device="cpu").save_pretrained(str(copy))
+    (scores,) = copy.glob("*LogitScore")
     QwenReranker("tiny", copy, LIMIT, 16, float32_target)
     modules = json.loads((copy / "modules.json").read_text())
     kind = "sentence_transformers.base.modules.dense.Dense"
@@ -143,7 +131,16 @@ def tokenizer(request, tiny_qwen: Path) -> Tokenizer:
     return Tokenizer.from_file(str(tiny_qwen / "tokenizer.json"))
 
 
-def as_one_text(tokenizer: Tokenizer, room: int, texts: tuple[str, str, str]) -> dict[str, object]:
+def template_of(tokenizer: Tokenizer, room: int, **options: int) -> QwenTemplate:
+    """With room for so many tokens beside those of the template."""
+    whole = QwenTemplate(TextTokenizer(tokenizer, 4096))
+    frame = len(whole.prefix) + len(whole.suffix)
+    return QwenTemplate(TextTokenizer(tokenizer, frame + room, **options))
+
+
+def assert_as_one_text(
+    template: QwenTemplate, pair: TokenizedPair, tokenizer: Tokenizer, room: int, *texts: str
+) -> None:
     """Ids of the content and counts, by the characters that each token of the whole text covers."""
     instruction, query, passage = texts
     head = f"<Instruct>: {instruction}\n<Query>: "
@@ -155,25 +152,11 @@ def as_one_text(tokenizer: Tokenizer, room: int, texts: tuple[str, str, str]) ->
     before = sum(start < len(head + query) for start, _ in whole.offsets)
     after_query = min(first_passage, before)
     kept = min(len(whole.ids), room)
-    return {
-        "ids": whole.ids[:kept],
-        "query_tokens": after_query - first_query,
-        "query_kept": max(0, min(kept, after_query) - first_query),
-        "passage_tokens": len(whole.ids) - first_passage,
-        "passage_kept": max(0, kept - first_passage),
-    }
-
-
-def found(template: QwenTemplate, pair: TokenizedPair) -> dict[str, object]:
-    ids, prefix, suffix = (each.tolist() for each in (pair.ids, template.prefix, template.suffix))
-    assert (ids[: len(prefix)], ids[len(ids) - len(suffix) :]) == (prefix, suffix)
-    return {
-        "ids": ids[len(prefix) : len(ids) - len(suffix)],
-        "query_tokens": pair.query_tokens,
-        "query_kept": pair.query_kept,
-        "passage_tokens": pair.passage_tokens,
-        "passage_kept": pair.passage_kept,
-    }
+    assert pair.ids.tolist() == [*template.prefix, *whole.ids[:kept], *template.suffix]
+    assert pair.query_tokens == after_query - first_query
+    assert pair.query_kept == max(0, min(kept, after_query) - first_query)
+    assert pair.passage_tokens == len(whole.ids) - first_passage
+    assert pair.passage_kept == max(0, kept - first_passage)
 
 
 @given(st.sampled_from(["Find it", "x\n", " "]), TEXTS.filter(str.strip), TEXTS, st.integers(1, 90))
@@ -181,14 +164,9 @@ def found(template: QwenTemplate, pair: TokenizedPair) -> dict[str, object]:
 def test_ids_and_counts_are_those_of_the_whole_prompt(
     tokenizer: Tokenizer, instruction: str, query: str, passage: str, room: int
 ) -> None:
-    frame = TextTokenizer(tokenizer, 4096)
-    empty = QwenTemplate(frame)
-    limit = room + len(empty.prefix) + len(empty.suffix)
-    template = QwenTemplate(TextTokenizer(tokenizer, limit))
-    pairs = template.pairs(query, [passage, "", f" {passage}"], instruction)
-    for text, pair in zip([passage, "", f" {passage}"], pairs, strict=True):
-        expected = as_one_text(tokenizer, room, (instruction, query, text))
-        assert found(template, pair) == expected
+    template, passages = template_of(tokenizer, room), [passage, "", f" {passage}"]
+    for text, pair in zip(passages, template.pairs(query, passages, instruction), strict=True):
+        assert_as_one_text(template, pair, tokenizer, room, instruction, query, text)
 
 
 def test_a_lines_end_that_is_one_with_the_querys_last_token_is_of_the_query(
@@ -196,26 +174,21 @@ def test_a_lines_end_that_is_one_with_the_querys_last_token_is_of_the_query(
 ) -> None:
     joining = Tokenizer.from_str(tokenizer.to_str())
     joining.add_tokens(["?\n"])
-    template = QwenTemplate(TextTokenizer(joining, 4096))
-    room = 4096 - len(template.prefix) - len(template.suffix)
+    template = template_of(joining, 4000)
     (pair,) = template.pairs("search?", ["hybrid"], "Find")
-    assert found(template, pair) == as_one_text(joining, room, ("Find", "search?", "hybrid"))
+    assert_as_one_text(template, pair, joining, 4000, "Find", "search?", "hybrid")
     (plain,) = template.pairs("search!", ["hybrid"], "Find")
     assert len(plain.ids) == len(pair.ids) + 1
 
 
-def test_a_query_of_many_slices_is_counted_as_a_whole(tokenizer: Tokenizer) -> None:
-    query, passage = "search vector. " * 400, "hybrid"
-    template = QwenTemplate(TextTokenizer(tokenizer, 4096, slice_characters=500))
-    room = 4096 - len(template.prefix) - len(template.suffix)
-    (pair,) = template.pairs(query, [passage], "Find")
-    assert found(template, pair) == as_one_text(tokenizer, room, ("Find", query, passage))
-
-
-def test_pairs_of_one_query_share_it(tokenizer: Tokenizer) -> None:
-    pairs = QwenTemplate(TextTokenizer(tokenizer, 4096)).pairs("search", ["a", "b"], "Find")
-    first, second = (pair.sequence._first for pair in pairs)
-    assert first is second
+def test_a_query_of_many_slices_is_counted_as_a_whole_and_shared_by_its_pairs(
+    tokenizer: Tokenizer,
+) -> None:
+    query = "search vector. " * 400
+    template = template_of(tokenizer, 4000, slice_characters=500)
+    first, second = template.pairs(query, ["hybrid", "b"], "Find")
+    assert_as_one_text(template, first, tokenizer, 4000, "Find", query, "hybrid")
+    assert first.sequence._first is second.sequence._first
 
 
 @pytest.mark.parametrize("passage", ["", "hybrid", " hybrid search of vectors", "x " * 30])
@@ -244,9 +217,9 @@ def test_a_passage_is_cut_from_either_side_to_its_own_limit(
 
 
 def test_a_limit_leaves_room_for_a_token_beside_the_template(tokenizer: Tokenizer) -> None:
-    whole = QwenTemplate(TextTokenizer(tokenizer, 4096))
-    frame = len(whole.prefix) + len(whole.suffix)
-    (pair,) = QwenTemplate(TextTokenizer(tokenizer, frame + 1)).pairs("search", ["a"], "Find")
+    template = template_of(tokenizer, 1)
+    frame = len(template.prefix) + len(template.suffix)
+    (pair,) = template.pairs("search", ["a"], "Find")
     assert len(pair.ids) == frame + 1
     with pytest.raises(StartupError, match=f"a length limit of {frame} tokens leaves no room besi"):
-        QwenTemplate(TextTokenizer(tokenizer, frame))
+        template_of(tokenizer, 0)
