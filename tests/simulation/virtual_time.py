@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from smart_embedder.engine.devices.thread import DeviceThread, outcome_of
+from smart_embedder.engine.devices.thread import DeviceThread
 from smart_embedder.errors import InferenceError
 
 Result = TypeVar("Result")
@@ -103,6 +103,14 @@ class VirtualLoop(asyncio.BaseEventLoop):
         future: asyncio.Future[Result] = self.create_future()
         self.call_later(self._seconds_of(), _settle, future, lambda: func(*args))
         return future
+
+
+def outcome_of(call: Callable[[], Result]) -> Result | Exception:
+    """What `call` returns, or the error that it raises."""
+    try:
+        return call()
+    except Exception as error:  # noqa: BLE001 - whoever waits for it gets any error
+        return error
 
 
 def _settle(future: "asyncio.Future[Result]", call: Callable[[], Result]) -> None:
