@@ -58,6 +58,11 @@ def say_settings(text: str, variables: Mapping[str, str]) -> None:
         say(f"{text}: {listed}.")
 
 
+def last_line(text: str) -> str:
+    """Return the last line that says something."""
+    return ([line.strip() for line in text.splitlines() if line.strip()] or ["it says nothing"])[-1]
+
+
 def ask_models(settings: Mapping[str, str]) -> dict[str, str]:
     """Ask for each model that is not set; return the variables that the answers set."""
     answers = {

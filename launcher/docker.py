@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.checks import port_of, require_free_port, require_space
-from launcher.console import SCRIPT, LaunchError, say
+from launcher.console import SCRIPT, LaunchError, last_line, say
 
 HOST = "127.0.0.1"  # The compose files publish the port here alone.
 SERVICE = ("embedder", "8000")
@@ -75,15 +75,6 @@ def require_docker() -> Daemon:
     return Daemon(facts if isinstance(facts, dict) else {})
 
 
-def require_nvidia(daemon: Daemon) -> None:
-    """Raise `LaunchError` where the container could not be given a GPU."""
-    if daemon.lacks_nvidia:
-        raise LaunchError(
-            "docker gpu needs the NVIDIA Container Toolkit, and Docker does not have it: install "
-            f"nvidia-container-toolkit and restart Docker, or use '{SCRIPT} docker cpu'."
-        )
-
-
 def docker(*arguments: str) -> "subprocess.CompletedProcess[str]":
     """Ask docker something, and show nothing of it; a daemon that is silent counts as failed."""
     command = ["docker", *arguments]
@@ -121,33 +112,27 @@ def _why_not(said: str) -> str:
             "you may not use Docker: 'sudo usermod -aG docker $USER' and a new login allow it, or "
             "run this with sudo."
         )
-    *_, last = [line.strip() for line in said.splitlines() if line.strip()] or ["it says nothing"]
     return (
-        f"the Docker daemon does not answer ({last.rstrip('.')}): start Docker Desktop, or on "
-        "Linux 'sudo systemctl start docker'."
+        f"the Docker daemon does not answer ({last_line(said).rstrip('.')}): start Docker Desktop, "
+        "or on Linux 'sudo systemctl start docker'."
     )
 
 
 def require_container(flavour: str, settings: Mapping[str, str]) -> None:
     """Raise `LaunchError` for whatever is missing and can be told before the image is built."""
     daemon = require_docker()
-    if flavour == "gpu":
-        require_nvidia(daemon)
+    if flavour == "gpu" and daemon.lacks_nvidia:
+        raise LaunchError(
+            "docker gpu needs the NVIDIA Container Toolkit, and Docker does not have it: install "
+            f"nvidia-container-toolkit and restart Docker, or use '{SCRIPT} docker cpu'."
+        )
     port = port_of(settings)
-    if daemon.has_our_ports and not is_ours(flavour, port):
+    # Our own container may have it, which compose replaces.
+    if daemon.has_our_ports and not (published(flavour) or "").endswith(f":{port}"):
         require_free_port(HOST, port)
-    require_space_to_build(daemon, flavour)
-
-
-def require_space_to_build(daemon: Daemon, flavour: str) -> None:
-    """Raise `LaunchError` where a first image does not fit; a later one shares its layers."""
+    # A later image shares the layers of the first one.
     if daemon.folder and docker("image", "inspect", f"smart-embedder:{flavour}").returncode:
         require_space(daemon.folder, BUILD_MB[flavour], "make room there ('docker system prune')")
-
-
-def is_ours(flavour: str, port: int) -> bool:
-    """Tell whether the port is that of our own container, which compose replaces."""
-    return (published(flavour) or "").endswith(f":{port}")
 
 
 def published(flavour: str) -> str | None:

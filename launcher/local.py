@@ -1,20 +1,28 @@
 """The server on this machine: its virtual environment, the demo model, and the app itself."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from launcher.checks import port_of, require_free_port
-from launcher.console import WINDOWS, Progress
+from launcher.console import WINDOWS, Progress, say
 from launcher.gpu import device_kind, require_gpu
-from launcher.lock import exclusive
-from launcher.venv import Source, Venv, folder_for, locked, pinned_torch, requirements
+from launcher.venv import Source, Venv, folder_for, locked, requirements
+
+if sys.platform == "win32":
+    import msvcrt
+else:
+    import fcntl
 
 DEMO_FOLDER = "smart-embedder-demo"  # Where the service's own --demo looks for it.
 PYTORCH_INDEX = "https://download.pytorch.org/whl/cu130"
+_SECONDS_BETWEEN_TRIES = 0.5
 
 
 def require_machine(flavour: str, settings: Mapping[str, str]) -> None:
@@ -31,13 +39,46 @@ def require_port_of(settings: Mapping[str, str]) -> None:
 
 def install(flavour: str, *, demo: bool) -> Path:
     """Install what is missing, and return the Python; a second start waits until that is done."""
-    with exclusive(Path(".venv.lock"), "installing") as lock:
+    with installing_alone() as lock:
         venv = Venv(folder_for(flavour), lock, progress=Progress())
         try:
             _install(venv, flavour, demo=demo)
         finally:
             venv.progress.interrupt()
     return venv.python
+
+
+@contextmanager
+def installing_alone() -> Iterator[int | None]:
+    """Hold a lock while the block runs: two that write into one environment leave it broken.
+
+    Yields the descriptor that holds it: a child process that inherits it keeps the lock when this
+    process is killed. None where the file cannot be made: then nothing can be installed either.
+    """
+    try:
+        descriptor = os.open(".venv.lock", os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError:
+        yield None
+        return
+    try:
+        if not _take(descriptor):
+            say("Another start is installing: waiting until it has finished ...")
+            while not _take(descriptor):
+                time.sleep(_SECONDS_BETWEEN_TRIES)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _take(descriptor: int) -> bool:
+    """Try to take the lock, which goes with the last process that has the descriptor."""
+    with suppress(BlockingIOError, PermissionError):
+        if sys.platform == "win32":
+            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+        else:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    return False
 
 
 def _install(venv: Venv, flavour: str, *, demo: bool) -> None:
@@ -48,15 +89,11 @@ def _install(venv: Venv, flavour: str, *, demo: bool) -> None:
         venv.build_kernels()
     if demo:
         venv.install("demo", locked("requirements/demo.txt", "the demo's package"))
-        make_demo(venv)
+        if not Path(DEMO_FOLDER).is_dir():
+            venv.progress.step("Making the demo's model")
+        # It leaves one of this version.
+        venv.run("the demo's model could not be made", "-m", "tools.demo", DEMO_FOLDER)
     venv.progress.finish("Everything is installed.")
-
-
-def make_demo(venv: Venv) -> None:
-    """Make the demo's model, unless it is there."""
-    if not Path(DEMO_FOLDER).is_dir():
-        venv.progress.step("Making the demo's model")
-    venv.run("the demo's model could not be made", "-m", "tools.demo", DEMO_FOLDER)
 
 
 def sources(flavour: str) -> tuple[Source, ...]:
@@ -73,8 +110,8 @@ def _torch(flavour: str) -> Source:
         return locked(f"requirements/torch-{flavour}.lock", "PyTorch")
     # Only PyTorch's own index has builds with CUDA for Windows, and their hashes are not locked.
     file = requirements(flavour)
-    options = ("--no-deps", "--index-url", PYTORCH_INDEX, pinned_torch(file))
-    return Source(file, "PyTorch", options)
+    (pin,) = re.findall(r"(?m)^torch==\S+$", file.read_text("utf-8"))
+    return Source(file, "PyTorch", ("--no-deps", "--index-url", PYTORCH_INDEX, pin))
 
 
 def serve(python: Path, flags: Sequence[str] = ()) -> int:

@@ -10,15 +10,17 @@ import subprocess
 import sys
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from launcher.checks import need_of, require_space_to_install
-from launcher.console import WINDOWS, LaunchError, Progress, say
-from launcher.pip_run import PipRun
+from launcher.console import WINDOWS, LaunchError, Progress, last_line, say
 
 KERNELS = Path("smart_embedder/models/ops")
 _KERNEL_SOURCES = {".c", ".h", ".py", ".txt"}
 _WORKS = "import pip, sys; sys.exit(sys.version_info < (3, 11))"
+_PACKAGE = re.compile(
+    r"(?:Collecting|Processing|Requirement already satisfied:|Ignoring) ([^\s=@:]+)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,35 @@ class Source:
 def locked(file: str, name: str) -> Source:
     """Return the packages of a lock file, which names every one of them with its hashes."""
     return Source(existing(file), name, ("--no-deps", "--require-hashes", "-r", file))
+
+
+@dataclass(slots=True)
+class PipRun:
+    """What is learnt from pip's lines: how far it is, whether it has begun to write, its error."""
+
+    progress: Progress
+    count: int
+    collected: int = 0
+    wrote: bool = False
+    error: str = "it says nothing"
+    package: str = ""
+
+    def follow(self, line: str) -> None:
+        """Read one line."""
+        if found := _PACKAGE.match(line):
+            self.collected += 1
+            self.package = PurePath(found[1]).name
+            self._show(self.package)
+        elif "Downloading" in line and (size := re.search(r"\(([^()]+B)\)$", line)):
+            self._show(f"{self.package}, {size[1]}")
+        elif line.startswith("Installing collected"):  # The only step that writes.
+            self.wrote = True
+            self._show("unpacking")
+        elif line.startswith("ERROR:"):
+            self.error = line.removeprefix("ERROR:").strip().rstrip(".")
+
+    def _show(self, text: str) -> None:
+        self.progress.detail(f"{min(self.collected, self.count)} of {self.count}, {text}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +132,8 @@ class Venv:
             ) from error
 
     def _create(self) -> None:
-        python = base_python()
+        # None that lies in the one to be replaced.
+        python = str(getattr(sys, "_base_executable", "") or sys.executable)
         made = subprocess.run(
             [python, "-m", "venv", self.folder],
             capture_output=True,
@@ -133,19 +165,6 @@ class Venv:
         for source in sources:
             self._install(source)
         self.stamp(name).write_text(f"{wanted}\n")
-
-    def _install(self, source: Source) -> None:
-        """Run pip, under a mark that stays where it ended in the middle of writing."""
-        self.progress.step(f"Installing {source.name}")
-        self.unfinished.touch()
-        pip = self._pip_install(source)
-        if not (pip.failed and pip.wrote):
-            self.unfinished.unlink()
-        if pip.failed:
-            raise LaunchError(
-                f"pip could not install {source.file} ({pip.error}); {self.log} has all that it "
-                "said."
-            )
 
     def build_kernels(self) -> None:
         """Build them, and try once for each state of them: without them the service is slower."""
@@ -182,8 +201,10 @@ class Venv:
         stamp = self.stamp(name)
         return stamp.is_file() and stamp.read_text().strip() == wanted
 
-    def _pip_install(self, source: Source) -> PipRun:
-        """Run pip, with what it prints in the log."""
+    def _install(self, source: Source) -> None:
+        """Run pip, under a mark that stays where it ended in the middle of writing."""
+        self.progress.step(f"Installing {source.name}")
+        self.unfinished.touch()
         # Where PyTorch's own index is out of reach, pip would ask it five times for every package.
         retries = os.environ.get("PIP_RETRIES") or "2"
         run = PipRun(self.progress, source.count)
@@ -202,8 +223,13 @@ class Venv:
             for line in pip.stdout or ():
                 log.write(line)
                 run.follow(line.strip())
-        run.failed = pip.returncode != 0
-        return run
+        if not (pip.returncode and run.wrote):
+            self.unfinished.unlink()
+        if pip.returncode:
+            raise LaunchError(
+                f"pip could not install {source.file} ({run.error}); {self.log} has all that it "
+                "said."
+            )
 
     @property
     def _held(self) -> tuple[int, ...]:
@@ -219,11 +245,6 @@ def folder_for(flavour: str) -> Path:
     first, own = Venv(Path(".venv")), Path(f".venv-{flavour}")
     other = "gpu" if flavour == "cpu" else "cpu"
     return own if own.exists() or first.stamp(other).exists() else first.folder
-
-
-def last_line(text: str) -> str:
-    """Return the last line that says something."""
-    return ([line.strip() for line in text.splitlines() if line.strip()] or ["no message"])[-1]
 
 
 def digest_of(*files: Path) -> str:
@@ -244,12 +265,6 @@ def existing(name: str) -> Path:
     return file
 
 
-def pinned_torch(file: Path) -> str:
-    """Return the line of a requirements file that pins torch."""
-    (pin,) = re.findall(r"(?m)^torch==\S+$", file.read_text("utf-8"))
-    return str(pin)
-
-
 def require_venv() -> None:
     """Raise `LaunchError` where Python was packaged without what makes virtual environments."""
     missing = [name for name in ("venv", "ensurepip") if find_spec(name) is None]
@@ -259,11 +274,6 @@ def require_venv() -> None:
             f"Python {version} lacks its module {' and '.join(missing)}, which makes virtual "
             f"environments: on Debian and Ubuntu 'apt-get install python{version}-venv' adds it."
         )
-
-
-def base_python() -> str:
-    """Return the Python to make environments with: none that lies in the one to be replaced."""
-    return str(getattr(sys, "_base_executable", "") or sys.executable)
 
 
 def remove(path: Path) -> None:

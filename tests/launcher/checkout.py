@@ -7,12 +7,11 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).resolve().parents[2]
-SCRIPT = ROOT / "start_server.sh"
+SCRIPT = "start_server.sh"
 BASH = shutil.which("bash")
 TOOLS = ("bash", "dirname")
 QWEN = {"RERANKER_MODEL": "Qwen/Qwen3-Reranker-0.6B"}
@@ -33,89 +32,102 @@ if "BUILD_WAITS_FOR" in os.environ:
 sys.exit(int(os.environ.get("BUILD_FAILS", "0")))
 """
 
-BARE = {
-    "PATH": os.environ["PATH"],
-    "HOME": "/",
-    "PIP_NO_INDEX": "1",
-    "PYTHON": sys.executable,
-    "PORT": "0",
-}
-
+# Nothing of our own environment, and no network for pip.
+BARE = {"HOME": "/", "PIP_NO_INDEX": "1", "PYTHON": sys.executable, "PORT": "0"}
 # In a checkout where a start has been made: what that showed on a terminal of 80 columns.
 SHOWN = "shown"
 
-needs_bash = pytest.mark.skipif(BASH is None, reason="start_server.sh needs bash")
+
+class Checkout:
+    """A small checkout, whose launcher is started from another folder.
+
+    `tools` is the whole PATH: what the launcher itself needs, and the stand-ins of a test.
+    """
+
+    def __init__(self, folder: Path, tools: Path) -> None:
+        self.folder, self.tools = folder, tools
+
+    def file(self, name: str) -> Path:
+        """One of its files."""
+        return self.folder / name
+
+    def command(self, line: str, prefix: Sequence[str] = (), **variables: str) -> list[str]:
+        """The command that starts it; it runs behind `prefix`."""
+        environment = BARE | {"PATH": str(self.tools)} | variables
+        assigned = (f"{name}={value}" for name, value in environment.items())
+        return [*prefix, "env", "-i", *assigned, BASH or "", str(self.file(SCRIPT)), *line.split()]
+
+    def start(
+        self, line: str = "", prefix: Sequence[str] = (), **variables: str
+    ) -> "subprocess.CompletedProcess[str]":
+        """Start it with no terminal."""
+        return subprocess.run(
+            self.command(line, prefix, **variables),
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    def begin(self, line: str, **variables: str) -> "subprocess.Popen[str]":
+        """Begin a start whose output is read while it runs."""
+        return subprocess.Popen(
+            self.command(line, **variables),
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def refusal(self, line: str = "", prefix: Sequence[str] = (), **variables: str) -> str:
+        """The one sentence of a start that is refused."""
+        return sentence_of(self.start(line, prefix, **variables))
+
+    def told(self, line: str, **variables: str) -> dict[str, str]:
+        """What the started app printed."""
+        return told(self.start(line, **variables))
+
+    def start_on_terminal(
+        self, line: str, answers: str = "", **variables: str
+    ) -> tuple[int, list[str]]:
+        """Start it on a terminal of its own; its exit status and the lines shown.
+
+        A line that was rewritten holds each of its states, behind a carriage return.
+        """
+        ours, theirs = os.openpty()
+        with subprocess.Popen(
+            self.command(line, **variables),
+            cwd="/",
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            start_new_session=True,
+        ) as launcher:
+            os.close(theirs)
+            os.write(ours, answers.encode())
+            shown = b"".join(iter(lambda: read_terminal(ours), b""))
+        os.close(ours)
+        return launcher.returncode, shown.decode().removesuffix("\r\n").split("\r\n")
 
 
-def start(*arguments: str, script: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run the launcher from another folder, with no terminal and little of our environment."""
-    return run([str(BASH), str(script), *arguments], **variables)
-
-
-def begin(*arguments: str, script: Path, **variables: str) -> "subprocess.Popen[str]":
-    """Begin a start whose output is read while it runs."""
-    return subprocess.Popen(
-        [str(BASH), str(script), *arguments],
-        env=BARE | variables,
-        cwd="/",
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-
-
-def refused(*arguments: str, script: Path, **variables: str) -> str:
-    """Return the one sentence of a start that is refused."""
-    return sentence_of(start(*arguments, script=script, **variables))
-
-
-def sentence_of(result: subprocess.CompletedProcess[str]) -> str:
-    """Return the one sentence, which is all that was said."""
+def sentence_of(result: "subprocess.CompletedProcess[str]") -> str:
+    """The one sentence, which is all that was said."""
     assert (result.returncode, result.stdout) == (1, ""), result
     (sentence,) = result.stderr.splitlines()
     return sentence.rstrip().removeprefix("start_server: ")
 
 
-def run(command: list[str], **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run a command with no terminal and little of our environment."""
-    return subprocess.run(
-        command,
-        env=BARE | variables,
-        cwd="/",
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
-def start_on_terminal(
-    answers: str, *arguments: str, script: Path, **variables: str
-) -> tuple[int, list[str]]:
-    """Run the launcher on a terminal of its own; return its exit code and the lines shown.
-
-    A line that was rewritten holds each of its states, behind a carriage return.
-    """
-    ours, theirs = os.openpty()
-    with subprocess.Popen(
-        [str(BASH), str(script), *arguments],
-        env=BARE | variables,
-        cwd="/",
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        start_new_session=True,
-    ) as launcher:
-        os.close(theirs)
-        os.write(ours, answers.encode())
-        shown = b"".join(iter(lambda: read_terminal(ours), b""))
-    os.close(ours)
-    return launcher.returncode, shown.decode().removesuffix("\r\n").split("\r\n")
+def told(result: "subprocess.CompletedProcess[str]") -> dict[str, str]:
+    """What the app printed that a start has led to."""
+    assert result.returncode == 0, result.stderr
+    found: dict[str, str] = json.loads(result.stdout.splitlines()[-1])
+    return found
 
 
 def told_on_terminal(shown: list[str]) -> dict[str, str]:
-    """Return what the started app printed, which may stand behind a question."""
+    """The same, where it may stand behind a question."""
     found: dict[str, str] = json.loads(shown[-1][shown[-1].index("{") :])
     return found
 
@@ -127,23 +139,10 @@ def read_terminal(terminal: int) -> bytes:
         return b""
 
 
-def told(result: subprocess.CompletedProcess[str]) -> dict[str, str]:
-    """Return what the started app printed."""
-    assert result.returncode == 0, result.stderr
-    found: dict[str, str] = json.loads(result.stdout.splitlines()[-1])
-    return found
-
-
-def add_program(folder: Path, name: str, text: str) -> Path:
+def add_program(folder: Path, name: str, text: str) -> None:
     program = folder / name
     program.write_text(f"#!{BASH}\n{text}\n")
     program.chmod(0o755)
-    return program
-
-
-def add_docker(folder: Path, **known: object) -> Path:
-    """Put a `docker` there."""
-    return add_program(folder, "docker", docker(**known))
 
 
 def docker(compose: str = "2.24.4", published: str = "127.0.0.1:9000", **facts: object) -> str:
@@ -161,11 +160,6 @@ def docker(compose: str = "2.24.4", published: str = "127.0.0.1:9000", **facts: 
 "info "*) echo '{json.dumps(facts)}' ;;
 "image "*) exit 1 ;;
 esac"""
-
-
-def add_nvidia_smi(folder: Path, memory: str) -> Path:
-    text = f'if [[ $1 == --query-gpu=memory.total ]]; then printf "{memory}"; fi'
-    return add_program(folder, "nvidia-smi", text)
 
 
 def write_wheel(folder: Path, version: str, name: str = "tiny") -> Path:
@@ -189,8 +183,8 @@ def locked(wheel: Path) -> str:
     return f"{wheel} --hash=sha256:{hashlib.sha256(wheel.read_bytes()).hexdigest()}\n"
 
 
-def make_checkout(folder: Path) -> Path:
-    """Return the launcher in a checkout whose app prints what it was started with."""
+def make_checkout(folder: Path) -> None:
+    """Make a checkout whose app prints what it was started with."""
     ops = folder / "smart_embedder" / "models" / "ops"
     ops.mkdir(parents=True)
     (ops / "build.py").write_text(BUILD)
@@ -215,4 +209,5 @@ def make_checkout(folder: Path) -> Path:
     shutil.copytree(
         ROOT / "launcher", folder / "launcher", ignore=shutil.ignore_patterns("__pycache__")
     )
-    return Path(shutil.copy(SCRIPT, folder))
+    for file in (ROOT / SCRIPT, *ROOT.glob("docker-compose.*.yml")):
+        shutil.copy(file, folder)

@@ -1,4 +1,4 @@
-"""A PATH with next to nothing on it, and a checkout that has been started once."""
+"""A PATH with next to nothing on it, a checkout, and one that has been started once."""
 
 import json
 import shutil
@@ -6,34 +6,30 @@ from pathlib import Path
 
 import pytest
 
-from tests.launcher.checkout import (
-    ROOT,
-    SCRIPT,
-    SHOWN,
-    TOOLS,
-    make_checkout,
-    start_on_terminal,
-)
+from tests.launcher.checkout import BASH, SHOWN, TOOLS, Checkout, make_checkout
 from tests.support.once import made_once
 
 
 @pytest.fixture
 def tools(tmp_path: Path) -> Path:
     """A folder to be the whole PATH: what the launcher itself needs and nothing else."""
-    folder = tmp_path / "tools"
+    return _tools(tmp_path / "tools")
+
+
+def _tools(folder: Path) -> Path:
+    if BASH is None:
+        pytest.skip("start_server.sh needs bash")
     folder.mkdir()
     for name in TOOLS:
         (folder / name).symlink_to(str(shutil.which(name)))
     return folder
 
 
-@pytest.fixture(scope="session")
-def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture
+def checkout(tmp_path: Path, tools: Path) -> Checkout:
     """The launcher in a checkout of its own: ours may hold the .venv of a start, or an .env."""
-    script = make_checkout(tmp_path_factory.mktemp("checkouts").resolve() / "checkout")
-    for file in ROOT.glob("docker-compose.*.yml"):
-        shutil.copy(file, script.parent)
-    return script
+    make_checkout(tmp_path / "checkout")
+    return Checkout(tmp_path / "checkout", tools)
 
 
 @pytest.fixture(scope="session")
@@ -43,24 +39,16 @@ def started_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _make_started(folder: Path) -> None:
+    make_checkout(folder)
     named = {"DENSE_EMBEDDING_MODEL": "own", "RERANKER_MODEL": "none", "COLUMNS": "80"}
-    script = make_checkout(folder)
-    code, shown = start_on_terminal("", "LOCAL", "Cpu", script=script, **named)
+    checkout = Checkout(folder, _tools(folder / "tools"))
+    code, shown = checkout.start_on_terminal("LOCAL Cpu", **named)
     assert code == 0, shown
     (folder / SHOWN).write_text(json.dumps(shown))
 
 
-@pytest.fixture(scope="module")
-def started(started_once: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The launcher in a checkout where one start has been made: a module's own copy."""
-    return _copy(started_once, tmp_path_factory.mktemp("copies").resolve())
-
-
 @pytest.fixture
-def own_started(started_once: Path, tmp_path: Path) -> Path:
-    """The same for one test, which may leave it in any state."""
-    return _copy(started_once, tmp_path)
-
-
-def _copy(checkout: Path, folder: Path) -> Path:
-    return shutil.copytree(checkout, folder / "a checkout", symlinks=True) / SCRIPT.name
+def started(started_once: Path, tools: Path, tmp_path: Path) -> Checkout:
+    """A copy of it, which a test may leave in any state."""
+    folder = tmp_path / "a checkout"
+    return Checkout(shutil.copytree(started_once, folder, symlinks=True), tools)

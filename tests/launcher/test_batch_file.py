@@ -3,6 +3,7 @@
 Batch files stand in for Windows' Python, docker and nvidia-smi, as pyenv's python is one too.
 """
 
+import os
 import re
 import shutil
 import subprocess
@@ -12,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from tests.launcher.checkout import ROOT, sentence_of
-from tests.launcher.wine import Wine, run_wine, windows_path, write_batch_file
 
+# Debian keeps wine's own programs off the PATH.
+FOLDERS = os.pathsep.join((os.environ["PATH"], "/usr/lib/wine"))
 BATCH_FILE = ROOT / "start_server.bat"
 PYTHON = ('if "%~1"=="-c" exit /b 0', "echo ran {name} %*", "exit /b 7")
 OLD_PYTHON = ("exit /b 1",)
@@ -30,16 +32,56 @@ NO_DAEMON = "the Docker daemon does not answer, or you may not use it: 'docker i
 NOT_UP = "docker compose could not start the service; its message above says why."
 
 
+def find(*names: str) -> str:
+    """The first of wine's programs that is installed; skips without any."""
+    for name in names:
+        if program := shutil.which(name, path=FOLDERS):
+            return program
+    pytest.skip("wine is not installed: start_server.bat cannot be run")
+
+
+def environment_of(wine: Path) -> dict[str, str]:
+    """What every program of wine needs: no .NET, no browser."""
+    quiet = {"WINEDEBUG": "-all", "WINEDLLOVERRIDES": "mscoree,mshtml="}
+    home = {"HOME": str(wine), "WINEPREFIX": str(wine / "windows")}
+    return quiet | home | {"PATH": os.environ["PATH"]}
+
+
 @pytest.fixture(scope="module")
-def wine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Wine]:
-    with run_wine(tmp_path_factory.mktemp("wine")) as running:
-        yield running
+def wine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The folder of an installed Windows, which takes 15 seconds and 700 MB.
+
+    Wine looks for programs in it alone, so what lies on this machine's PATH is not found.
+    """
+    program, server = find("wine64", "wine"), find("wineserver64", "wineserver")
+    folder = tmp_path_factory.mktemp("wine")
+    environment = environment_of(folder)
+    try:
+        subprocess.run(
+            [program, "wineboot", "--init"], env=environment, capture_output=True, check=True
+        )
+        yield folder
+    finally:
+        for option in ("--kill", "--wait"):
+            subprocess.run([server, option], env=environment, check=False)
+        shutil.rmtree(folder)  # pytest would keep the last three.
+
+
+def windows_path(path: Path) -> str:
+    """What a file of this machine is called in wine."""
+    return "Z:" + str(path).replace("/", "\\")
+
+
+def write_batch_file(file: Path, lines: tuple[str, ...]) -> Path:
+    """Write a batch file with the line ends that cmd needs."""
+    file.write_bytes("".join(f"{line}\r\n" for line in ("@echo off", *lines)).encode())
+    return file
 
 
 class Checkout:
     """A folder with start_server.bat in it, and the programs that it finds."""
 
-    def __init__(self, wine: Wine, folder: Path, name: str = "a checkout (x86) & more") -> None:
+    def __init__(self, wine: Path, folder: Path, name: str = "a checkout (x86) & more") -> None:
         self.wine = wine
         self.folder = folder / name
         self.programs = folder / "programs"
@@ -53,13 +95,16 @@ class Checkout:
     def start(
         self, line: str = "", answers: str = "", **variables: str
     ) -> "subprocess.CompletedProcess[str]":
-        return self.wine.run(
-            self.folder,
-            BATCH_FILE.name,
-            *line.split(),
-            programs=self.programs,
-            answers=answers,
-            **variables,
+        """Run it in cmd. Its name begins with a dot, or wine's cmd takes it for `start`."""
+        programs = {"WINEPATH": windows_path(self.programs)}
+        return subprocess.run(
+            [find("wine64", "wine"), "cmd", "/c", f".\\{BATCH_FILE.name}", *line.split()],
+            env=environment_of(self.wine) | programs | variables,
+            cwd=self.folder,
+            input=answers,
+            capture_output=True,
+            text=True,
+            check=False,
         )
 
     def add(self, name: str, lines: tuple[str, ...]) -> Path:
@@ -73,12 +118,12 @@ class Checkout:
 
 
 @pytest.fixture
-def checkout(wine: Wine, tmp_path: Path) -> Checkout:
+def checkout(wine: Path, tmp_path: Path) -> Checkout:
     return Checkout(wine, tmp_path)
 
 
 def test_a_window_that_explorer_opened_stays_until_its_error_is_read(
-    wine: Wine, tmp_path: Path
+    wine: Path, tmp_path: Path
 ) -> None:
     # Wine's cmd has no variable that holds its command line, and trips over an & in one.
     checkout = Checkout(wine, tmp_path, "a checkout")
@@ -122,20 +167,16 @@ def test_the_python_of_an_earlier_start_is_enough(checkout: Checkout) -> None:
     """It must be a program; wine's own cmd does for one, which ends well without input."""
     scripts = checkout.folder / ".venv" / "Scripts"
     scripts.mkdir(parents=True)
-    windows = checkout.wine.folder / "windows" / "drive_c" / "windows" / "system32"
+    windows = checkout.wine / "windows" / "drive_c" / "windows" / "system32"
     shutil.copy(windows / "cmd.exe", scripts / "python.exe")
     assert checkout.start("local").returncode == 0
 
 
-def test_a_python_named_by_the_user_is_taken(checkout: Checkout) -> None:
+def test_a_python_named_by_the_user_is_taken_and_must_work(checkout: Checkout) -> None:
     checkout.add_python("python")
     mine = write_batch_file(checkout.folder / "my python.bat", (PYTHON[0], "echo mine %*"))
     result = checkout.start("local cpu", PYTHON=windows_path(mine))
     assert result.stdout.split() == ["mine", "-m", "launcher", "local", "cpu"]
-
-
-def test_a_python_named_by_the_user_must_work(checkout: Checkout) -> None:
-    checkout.add_python("python")
     old = write_batch_file(checkout.folder / "old python.bat", OLD_PYTHON)
     for named in ("no such python", windows_path(old)):
         assert sentence_of(checkout.start("local", PYTHON=named)) == (

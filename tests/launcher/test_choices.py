@@ -6,9 +6,7 @@ import pytest
 from dotenv import dotenv_values
 
 from launcher.choices import Request, parse_arguments, read_dotenv, settings_in_force
-from tests.launcher.checkout import needs_bash, start
-
-pytestmark = needs_bash
+from tests.launcher.checkout import Checkout
 
 
 @pytest.mark.parametrize(
@@ -20,31 +18,24 @@ pytestmark = needs_bash
         ("local", Request("local", "auto", demo=False)),
         ("LOCAL Cpu --Demo", Request("local", "cpu", demo=True)),
         ("--demo local auto", Request("local", "auto", demo=True)),
+        *((line, None) for line in ("bogus", "--help", "local tpu", "cpu local", "local docker")),
+        *((line, None) for line in ("cpu gpu", "local cpu gpu", "local local")),
+        *((line, None) for line in ("--demo", "docker --demo", "cpu --demo")),
     ],
 )
-def test_arguments_in_any_case_have_their_defaults(line: str, request_: Request) -> None:
+def test_arguments_in_any_case_have_their_defaults_and_anything_else_is_no_request(
+    line: str, request_: Request | None
+) -> None:
     assert parse_arguments(line.split()) == request_
 
 
 @pytest.mark.parametrize(
-    "line",
-    [
-        *("bogus", "--help", "local tpu", "cpu local", "local docker", "cpu gpu", "local cpu gpu"),
-        *("--demo", "docker --demo", "cpu --demo", "local local"),
-    ],
-)
-def test_anything_else_is_no_request(line: str) -> None:
-    assert parse_arguments(line.split()) is None
-
-
-@pytest.mark.parametrize(
-    ("arguments", "status"),
-    [(["-h"], 0), (["local", "--help"], 0), (["bogus"], 1), (["docker", "--demo"], 1), ([""], 1)],
+    ("line", "status"), [("-h", 0), ("local --help", 0), ("bogus", 1), ("docker --demo", 1)]
 )
 def test_usage_is_printed_for_help_and_for_what_is_no_request(
-    script: Path, arguments: list[str], status: int
+    checkout: Checkout, line: str, status: int
 ) -> None:
-    result = start(*arguments, script=script)
+    result = checkout.start(line)
     assert result.returncode == status
     printed, empty = (result.stderr, result.stdout)[:: 1 if status else -1]
     assert printed.startswith("Usage: start_server.sh [local|docker] [cpu|gpu|auto] [--demo]")

@@ -3,40 +3,22 @@
 import shutil
 import socket
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from launcher.console import LaunchError
-from launcher.docker import LIMITS, require_docker
+from launcher.docker import LIMITS, require_container, require_docker
 from smart_embedder.settings.sources import COMPOSE_VARIABLES
-from tests.launcher.checkout import (
-    BASH,
-    QWEN,
-    add_docker,
-    add_nvidia_smi,
-    add_program,
-    docker,
-    needs_bash,
-    refused,
-    run,
-    sentence_of,
-    start,
-)
+from tests.launcher.checkout import QWEN, Checkout, add_program, docker
 from tests.support.disks import give_up_rights
 
-pytestmark = needs_bash
-
 HERE = {"Name": socket.gethostname()}
-NO_TOOLKIT = (
-    "docker gpu needs the NVIDIA Container Toolkit, and Docker does not have it: "
-    "install nvidia-container-toolkit and restart Docker, or use 'start_server.sh docker cpu'."
-)
 FORBIDDEN = (
     "you may not use Docker: 'sudo usermod -aG docker $USER' and a new login allow "
     "it, or run this with sudo."
 )
-NOT_FOUND = "docker was not found"
 WORDS = "Cannot connect to the Docker daemon at unix:///a. Is the docker daemon running?"
 with_and_without_python = pytest.mark.parametrize(
     "python", [sys.executable, ""], ids=["python", "no python"]
@@ -55,24 +37,23 @@ with_and_without_python = pytest.mark.parametrize(
     ],
 )
 def test_docker_starts_the_compose_file_of_the_device_and_tells_where_its_logs_are(
-    script: Path, tools: Path, line: str, nvidia_smi: str | None, flavour: str, python: str
+    checkout: Checkout, line: str, nvidia_smi: str | None, flavour: str, python: str
 ) -> None:
-    add_docker(tools)
+    add_program(checkout.tools, "docker", docker())
     if nvidia_smi:
-        add_program(tools, "nvidia-smi", nvidia_smi)
-    result = start(*line.split(), script=script, PATH=str(tools), PYTHON=python)
+        add_program(checkout.tools, "nvidia-smi", nvidia_smi)
+    result = checkout.start(line, PYTHON=python)
     assert result.returncode == 0, result.stderr
-    assert f"ran compose -f docker-compose.{flavour}.yml up --build -d |" in result.stdout
-    assert (
-        f'docker compose -f "{script.parent}/docker-compose.{flavour}.yml" logs -f' in result.stdout
-    )
+    file = f"docker-compose.{flavour}.yml"
+    assert f"ran compose -f {file} up --build -d |" in result.stdout
+    assert f'docker compose -f "{checkout.folder}/{file}" logs -f' in result.stdout
     assert ("http://127.0.0.1:9000/health" in result.stdout) == bool(python)
 
 
 @with_and_without_python
-def test_docker_that_cannot_start_is_an_error(script: Path, tools: Path, python: str) -> None:
-    add_program(tools, "docker", "[[ $4 != up ]]")
-    result = start(script=script, PATH=str(tools), PYTHON=python)
+def test_docker_that_cannot_start_is_an_error(checkout: Checkout, python: str) -> None:
+    add_program(checkout.tools, "docker", "[[ $4 != up ]]")
+    result = checkout.start(PYTHON=python)
     assert result.returncode == 1
     assert result.stderr.startswith("start_server: docker compose could not start")
 
@@ -88,15 +69,14 @@ def test_docker_that_cannot_start_is_an_error(script: Path, tools: Path, python:
     ],
 )
 def test_a_container_gets_what_the_memory_of_the_gpu_calls_for_and_its_limits_are_told(
-    script: Path, tools: Path, memory: str, tuned: str, python: str
+    checkout: Checkout, memory: str, tuned: str, python: str
 ) -> None:
-    add_docker(tools)
-    add_nvidia_smi(tools, memory)
-    variables = QWEN | {"PATH": str(tools), "PYTHON": python, "MEMORY_LIMIT": "3g"}
-    told = start(script=script, **variables).stdout
-    reranker = QWEN["RERANKER_MODEL"]
-    assert f"docker-compose.gpu.yml up --build -d | unset {reranker} {tuned}\n" in told
-    assert "Limits of the container: MEMORY_LIMIT=3g, PIDS_LIMIT=2048.\n" in told
+    add_program(checkout.tools, "docker", docker())
+    asked = f'if [[ $1 == --query-gpu=memory.total ]]; then printf "{memory}"; fi'
+    add_program(checkout.tools, "nvidia-smi", asked)
+    shown = checkout.start(PYTHON=python, MEMORY_LIMIT="3g", **QWEN).stdout
+    assert f"docker-compose.gpu.yml up --build -d | unset {QWEN['RERANKER_MODEL']} {tuned}" in shown
+    assert "Limits of the container: MEMORY_LIMIT=3g, PIDS_LIMIT=2048.\n" in shown
 
 
 def test_the_limits_of_the_container_are_those_of_the_compose_files() -> None:
@@ -109,31 +89,50 @@ def failing(message: str) -> str:
     return f'[[ $1 == compose ]] && echo 2.40.3 || {{ echo "{message}" >&2; exit 1; }}'
 
 
+CDI = [{"Source": "cdi", "ID": "nvidia.com/gpu=all"}]
+
+
 @pytest.mark.parametrize(
-    ("line", "program", "sentence"),
+    ("flavour", "program", "sentence"),
     [
-        ("", None, NOT_FOUND),
-        ("Docker GPU", None, NOT_FOUND),
-        ("cpu", None, NOT_FOUND),
-        ("", "exit 1", "'docker compose' was not found: "),
-        ("", docker("2.24.3"), "docker compose 2.24.3 is too old: install 2.24.4 or newer."),
-        ("", docker("v2.3.10"), "docker compose 2.3.10 is too old: "),
-        ("", docker("2.0.0-rc.3"), "docker compose 2.0.0-rc.3 is too old: "),
-        ("", failing(f"Server:\n{WORDS}"), f"the Docker daemon does not answer ({WORDS}): start "),
-        ("", failing("permission denied while trying to connect to the daemon"), FORBIDDEN),
-        ("docker gpu", docker(Runtimes={"runc": {}}, **HERE), NO_TOOLKIT),
+        ("cpu", None, "docker was not found: install Docker, or use 'start_server.sh local'."),
+        ("cpu", "exit 1", "'docker compose' was not found: "),
+        ("cpu", docker("2.24.3"), "docker compose 2.24.3 is too old: install 2.24.4 or newer."),
+        ("cpu", docker("v2.3.10"), "docker compose 2.3.10 is too old: "),
+        ("cpu", docker("2.0.0-rc.3"), "docker compose 2.0.0-rc.3 is too old: "),
+        *(("cpu", docker(each), None) for each in ("2.24.4", "v2.24.4", "5.0.0", "dev")),
+        ("cpu", docker("2.40.3-desktop.1"), None),
+        ("cpu", failing(f"Server:\n{WORDS}"), f"the Docker daemon does not answer ({WORDS}): "),
+        ("cpu", failing("permission denied while trying to connect"), FORBIDDEN),
+        ("cpu", docker(Runtimes={"runc": {}}, **HERE), None),
+        ("gpu", docker(Runtimes={"runc": {}}, **HERE), "docker gpu needs the NVIDIA Container Too"),
+        ("gpu", docker(Runtimes={"runc": {}, "nvidia": {}}, **HERE), None),
+        ("gpu", docker(DiscoveredDevices=CDI, **HERE), None),
+        ("gpu", docker(Name="docker-desktop", Runtimes={"runc": {}}), None),
+        ("gpu", docker(Name="another-machine"), None),
     ],
 )
 def test_docker_that_cannot_be_used_is_one_sentence(
-    script: Path, tools: Path, line: str, program: str | None, sentence: str
+    tools: Path, monkeypatch, flavour: str, program: str | None, sentence: str | None
 ) -> None:
     if program is not None:
         add_program(tools, "docker", program)
-    assert refused(*line.split(), script=script, PATH=str(tools)).startswith(sentence)
+    monkeypatch.setenv("PATH", str(tools))
+    with pytest.raises(LaunchError) if sentence else nullcontext() as refused:
+        require_container(flavour, {"PORT": "0"})
+    assert not sentence or str(refused.value).startswith(sentence)
 
 
-def test_a_daemon_that_is_silent_is_told(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not through a real start, which would be as patient as with a daemon that only just began."""
+def test_the_nvidia_toolkits_hook_is_enough_without_a_runtime_of_its_own(
+    tools: Path, monkeypatch
+) -> None:
+    add_program(tools, "docker", docker(Runtimes={"runc": {}}, **HERE))
+    add_program(tools, "nvidia-container-runtime-hook", "exit 0")
+    monkeypatch.setenv("PATH", str(tools))
+    require_container("gpu", {"PORT": "0"})
+
+
+def test_a_daemon_that_is_silent_is_told(tools: Path, monkeypatch) -> None:
     (tools / "sleep").symlink_to(str(shutil.which("sleep")))
     add_program(tools, "docker", "[[ $1 == compose ]] && echo 2.40.3 || exec sleep 600")
     monkeypatch.setenv("PATH", str(tools))
@@ -142,66 +141,25 @@ def test_a_daemon_that_is_silent_is_told(tools: Path, monkeypatch: pytest.Monkey
         require_docker()
 
 
-def test_auto_needs_the_nvidia_toolkit_where_there_is_a_gpu(script: Path, tools: Path) -> None:
-    add_docker(tools, Runtimes={"runc": {}}, **HERE)
-    add_program(tools, "nvidia-smi", "exit 0")
-    assert refused("docker", "auto", script=script, PATH=str(tools)) == NO_TOOLKIT
-    assert start("docker", "cpu", script=script, PATH=str(tools)).returncode == 0
-    # The toolkit's hook is enough, without a runtime of its own.
-    add_program(tools, "nvidia-container-runtime-hook", "exit 0")
-    assert start("docker", "gpu", script=script, PATH=str(tools)).returncode == 0
-
-
-@pytest.mark.parametrize(
-    ("line", "known"),
-    [
-        *(("", {"compose": each}) for each in ("2.24.4", "v2.24.4", "2.40.3-desktop.1", "5.0.0")),
-        ("", {"compose": "dev"}),
-        ("docker gpu", HERE | {"Runtimes": {"runc": {}, "nvidia": {}}}),
-        (
-            "docker gpu",
-            HERE | {"DiscoveredDevices": [{"Source": "cdi", "ID": "nvidia.com/gpu=all"}]},
-        ),
-        ("docker gpu", {"Name": "docker-desktop", "Runtimes": {"runc": {}}}),
-        ("docker gpu", {"Name": "another-machine"}),
-    ],
-)
-def test_docker_that_is_new_enough_and_may_have_the_toolkit_is_used(
-    script: Path, tools: Path, line: str, known: dict[str, object]
+def test_the_real_docker_whose_daemon_is_not_there_or_forbidden_is_told(
+    checkout: Checkout, tmp_path: Path
 ) -> None:
-    add_docker(tools, **known)
-    assert start(*line.split(), script=script, PATH=str(tools)).returncode == 0
-
-
-@pytest.fixture
-def real_docker(tools: Path, tmp_path: Path) -> dict[str, str]:
-    """Docker's own command, a stand-in for its plugin, and no daemon; skips without it."""
+    """With a stand-in for its plugin."""
     program = shutil.which("docker")
     if program is None:
         pytest.skip("docker is not installed")
-    (tools / "docker").symlink_to(program)
-    plugins = tmp_path / "docker" / "cli-plugins"
+    (checkout.tools / "docker").symlink_to(program)
+    plugins, address = tmp_path / "docker" / "cli-plugins", tmp_path / "docker.sock"
     plugins.mkdir(parents=True)
     about = '{"SchemaVersion": "0.1.0", "Vendor": "Docker Inc.", "Version": "2.40.3"}'
     text = f"[[ $1 == docker-cli-plugin-metadata ]] && echo '{about}' || echo 2.40.3"
     add_program(plugins, "docker-compose", text)
-    return {
-        "PATH": str(tools),
-        "DOCKER_CONFIG": str(tmp_path / "docker"),
-        "DOCKER_HOST": f"unix://{tmp_path / 'docker.sock'}",
-    }
-
-
-def test_the_real_docker_whose_daemon_is_not_there_or_forbidden_is_told(
-    script: Path, real_docker: dict[str, str]
-) -> None:
-    sentence = refused(script=script, **real_docker)
+    real = {"DOCKER_CONFIG": str(tmp_path / "docker"), "DOCKER_HOST": f"unix://{address}"}
+    sentence = checkout.refusal(**real)
     assert sentence.startswith("the Docker daemon does not answer (")
-    assert real_docker["DOCKER_HOST"] in sentence
+    assert real["DOCKER_HOST"] in sentence
     with socket.socket(socket.AF_UNIX) as daemon:
-        path = Path(real_docker["DOCKER_HOST"].removeprefix("unix://"))
-        daemon.bind(str(path))
+        daemon.bind(str(address))
         daemon.listen()
-        path.chmod(0o600)
-        command = [*give_up_rights(path), str(BASH), str(script)]
-        assert sentence_of(run(command, **real_docker)) == FORBIDDEN
+        address.chmod(0o600)
+        assert checkout.refusal(prefix=give_up_rights(address), **real) == FORBIDDEN

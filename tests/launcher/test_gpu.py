@@ -1,4 +1,4 @@
-"""GPUs that cannot be used are told before anything is made; what follows from those that can."""
+"""The device, GPUs that cannot be used, and what follows from those that can."""
 
 import ctypes
 from pathlib import Path
@@ -6,19 +6,46 @@ from pathlib import Path
 import pytest
 
 from launcher import venv
-from launcher.gpu import LIBRARY, RerankLimits, gpu_limits, smallest_memory, tune_reranker
-from tests.launcher.checkout import (
-    QWEN,
-    add_nvidia_smi,
-    make_checkout,
-    needs_bash,
-    refused,
-    start,
-    told,
+from launcher.choices import Request
+from launcher.gpu import (
+    LIBRARY,
+    RerankLimits,
+    choose_flavour,
+    device_variables,
+    gpu_limits,
+    smallest_memory,
+    tune_reranker,
 )
+from tests.launcher.checkout import QWEN, Checkout, add_program
 from tests.support.nvidia_driver import install_driver
 
-pytestmark = needs_bash
+
+@pytest.mark.parametrize(
+    ("argument", "setting", "device"),
+    [
+        ("cpu", None, "cpu"),
+        *(("cpu", setting, "cpu") for setting in ("cuda", "cuda:1", "auto", "mps")),
+        ("cpu", "cpu:0,cpu:1", "cpu:0,cpu:1"),
+        ("gpu", "cpu", "cuda"),
+        ("gpu", "cuda:1", "cuda:1"),
+        ("gpu", "mps", "mps"),
+        ("auto", "mps", "mps"),
+        ("auto", "auto", "auto"),
+        ("auto", None, "cpu"),
+        # Beside a GPU.
+        ("auto", "CPU", "CPU"),
+    ],
+)
+def test_the_argument_decides_on_the_device_and_auto_follows_the_setting(
+    tools: Path, monkeypatch, argument: str, setting: str | None, device: str
+) -> None:
+    if device == "CPU":
+        add_program(tools, "nvidia-smi", "exit 0")
+    monkeypatch.setenv("PATH", str(tools))
+    request = Request("local", argument, demo=False)
+    settings = {} if setting is None else {"DEVICE": setting}
+    flavour = choose_flavour(request, settings)
+    assert (settings | device_variables(settings, request, flavour))["DEVICE"] == device
 
 
 @pytest.mark.parametrize(
@@ -51,25 +78,11 @@ def test_only_a_qwen_reranker_is_tuned_and_only_where_nothing_is_set() -> None:
     assert tune_reranker(QWEN | both, "cpu") == {}
 
 
-def test_the_app_gets_what_is_tuned_and_what_env_files_set_counts(started: Path) -> None:
-    settings = started.with_name(".env")
-    settings.write_text(f"RERANKER_MODEL={QWEN['RERANKER_MODEL']}\nQWEN_RERANK_BATCH_SIZE=2\n")
-    found = told(start("local", "cpu", script=started))
-    settings.unlink()
-    assert found["QWEN_RERANK_MAX_LENGTH"] == "2048"
-    assert "QWEN_RERANK_BATCH_SIZE" not in found
-
-
-@pytest.fixture
-def script(tmp_path: Path) -> Path:
-    return make_checkout(tmp_path / "checkout")
-
-
-def test_without_a_driver_it_says_so(script: Path) -> None:
+def test_without_a_driver_it_says_so(checkout: Checkout) -> None:
     try:
         ctypes.CDLL(LIBRARY)
     except OSError:
-        assert refused("local", "gpu", script=script) == (
+        assert checkout.refusal("local gpu") == (
             "local gpu needs an NVIDIA GPU, and its driver (libcuda.so.1) was not found: install "
             "it, or use 'start_server.sh local cpu'."
         )
@@ -91,30 +104,34 @@ SEE = "see what nvidia-smi says"
     ],
 )
 def test_a_driver_that_torch_could_not_use_is_told_before_anything_is_fetched_or_leaves_the_cpu(
-    tmp_path: Path, script: Path, started: Path, tools: Path, driver, problem: str, remedy: str
+    tmp_path: Path, started: Checkout, driver: dict[str, int], problem: str, remedy: str
 ) -> None:
     variables = install_driver(tmp_path, **driver)
-    said = refused("local", "gpu", script=script, **variables)
+    said = started.refusal("local gpu", **variables)
     assert said == f"{problem}: {remedy}, or use 'start_server.sh local cpu'."
-    assert not script.with_name(".venv").exists()
-    add_nvidia_smi(tools, "8188")
-    result = start("local", "auto", script=started, PATH=str(tools), **variables)
+    assert not started.file(".venv-gpu").exists()
+    add_program(started.tools, "nvidia-smi", "exit 0")
+    result = started.start("local auto", **variables)
     assert result.stdout.startswith(f"The GPU is not used: {problem}: ")
-    assert told(result)["DEVICE"] == "cpu"
+    assert '"DEVICE": "cpu"' in result.stdout
 
 
 def test_with_a_driver_and_a_gpu_the_app_is_started_on_it(
-    tmp_path: Path, own_started: Path
+    tmp_path: Path, started: Checkout
 ) -> None:
-    script = own_started
-    stamp = venv.Venv(script.with_name(".venv")).stamp
+    """What .env sets of the allocator, and of the reranker's limits, stays."""
+    stamp = venv.Venv(started.file(".venv")).stamp
     # As if its first start had been on a GPU; in this checkout both install the same.
     stamp("cpu").rename(stamp("gpu"))
     driver = install_driver(tmp_path, 13_010, gpus=2)
-    found = told(start("local", "gpu", script=script, DEVICE="cpu", **driver))
-    assert (found["DEVICE"], found["prefix"]) == ("cuda", str(script.with_name(".venv")))
+    found = started.told("local gpu", DEVICE="cpu", **driver)
+    assert (found["DEVICE"], found["prefix"]) == ("cuda", str(started.file(".venv")))
     assert found["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
-    script.with_name(".env").write_text("DEVICE=cuda:1\nPYTORCH_CUDA_ALLOC_CONF=backend:native\n")
-    found = told(start("local", "gpu", script=script, **driver))
-    assert "DEVICE" not in found
+    lines = ["DEVICE=cuda:1", "PYTORCH_CUDA_ALLOC_CONF=backend:native", "QWEN_RERANK_BATCH_SIZE=2"]
+    lines += [f"RERANKER_MODEL={QWEN['RERANKER_MODEL']}"]
+    started.file(".env").write_text("\n".join(lines))
+    add_program(started.tools, "nvidia-smi", "echo 24576")
+    found = started.told("local gpu", **driver)
+    assert not {"DEVICE", "QWEN_RERANK_BATCH_SIZE"} & {*found}
     assert found["PYTORCH_CUDA_ALLOC_CONF"] == "backend:native"
+    assert found["QWEN_RERANK_MAX_LENGTH"] == "8192"

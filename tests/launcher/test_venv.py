@@ -10,22 +10,10 @@ from pathlib import Path
 import pytest
 
 from launcher import venv
-from tests.launcher.checkout import (
-    BASH,
-    begin,
-    locked,
-    make_checkout,
-    needs_bash,
-    refused,
-    run,
-    start,
-    told,
-    write_wheel,
-)
+from tests.launcher.checkout import Checkout, locked, told, write_wheel
 from tests.support.disks import give_up_rights, read_only
 
-pytestmark = needs_bash
-
+SERVICE_LOCK = "requirements/service.lock"
 HIDE = """
 import importlib.machinery, sys
 class Path(importlib.machinery.PathFinder):
@@ -35,11 +23,6 @@ class Path(importlib.machinery.PathFinder):
 sys.meta_path = [Path if finder.__name__ == "PathFinder" else finder
                  for finder in sys.meta_path if hasattr(finder, "__name__")]
 """
-
-FIRST_START = (
-    "The first start installs into .venv, which takes a few minutes; .venv/install.log has "
-    "the details."
-)
 
 # At the moment when pip writes a package's first file.
 KILL = """
@@ -53,129 +36,109 @@ sys.addaudithook(kill)
 """
 
 
-def change_kernels(script: Path) -> None:
+def change_kernels(checkout: Checkout, text: str = "changed") -> None:
     """Have the next start build them."""
-    (script.parent / venv.KERNELS / "rows.c").write_text("changed")
+    (checkout.folder / venv.KERNELS / "rows.c").write_text(text)
 
 
-def test_a_start_installs_only_what_changed(started: Path, tools: Path, tmp_path: Path) -> None:
-    requirements = started.parent / "requirements/service.lock"
-    before = requirements.read_text()
+def test_a_start_installs_only_what_changed(started: Checkout, tmp_path: Path) -> None:
     # Nor is another Python needed than that of the environment.
-    again = start("local", "cpu", script=started, PATH=str(tools), PYTHON="")
+    again = started.start("local cpu", PYTHON="")
     assert "Installing" not in again.stdout
-    requirements.write_text(locked(write_wheel(tmp_path, "2.0")))
-    changed = start("local", "cpu", script=started)
+    started.file(SERVICE_LOCK).write_text(locked(write_wheel(tmp_path, "2.0")))
+    changed = started.start("local cpu")
     assert "Installing" in changed.stdout
     assert "Making" not in changed.stdout
     assert told(changed)["tiny"] == "2.0"
-    requirements.write_text(before)
-    assert told(start("local", "cpu", script=started))["tiny"] == "1.0"
 
 
 def test_the_kernels_are_built_once_for_each_state_and_cost_speed_alone_where_they_are_not(
-    started: Path,
+    started: Checkout,
 ) -> None:
-    source = started.parent / venv.KERNELS / "rows.c"
-    source.write_text("changed")
-    failed = start("local", "cpu", script=started, BUILD_FAILS="1")
+    change_kernels(started)
+    failed = started.start("local cpu", BUILD_FAILS="1")
     slower = "Going on without them, slower: the kernels could not be built (no compiler); "
     assert slower in failed.stdout
     assert told(failed)
-    source.write_text("changed again")
+    change_kernels(started, "changed again")
     for builds in (True, False):
-        result = start("local", "cpu", script=started)
+        result = started.start("local cpu")
         assert ("Building the kernels" in result.stdout) == builds
         assert told(result)
-    source.unlink()
 
 
-def test_a_failed_install_is_an_error_and_leaves_the_environment_alone(started: Path) -> None:
-    requirements = started.parent / "requirements/service.lock"
+def test_a_failed_install_is_an_error_and_leaves_the_environment_alone(started: Checkout) -> None:
+    requirements = started.file(SERVICE_LOCK)
     before = requirements.read_text()
     requirements.write_text(before.replace("tiny-1.0", "missing-1.0"))
-    failed = start("local", "cpu", script=started)
-    requirements.write_text(before)
+    failed = started.start("local cpu")
     assert failed.returncode == 1
     assert "start_server: pip could not install requirements/service.lock" in failed.stderr
-    again = start("local", "cpu", script=started)
+    requirements.write_text(before)
+    again = started.start("local cpu")
     assert told(again)["tiny"] == "1.0"
     assert "Making" not in again.stdout
 
 
-def test_a_port_that_is_taken_while_it_installs_is_told(own_started: Path, tmp_path: Path) -> None:
-    script = own_started
-    change_kernels(script)
+def test_a_second_start_waits_until_the_first_has_installed_and_taken_the_port(
+    started: Checkout, tmp_path: Path
+) -> None:
+    """A port that another program has taken meanwhile is told."""
+    started.file(SERVICE_LOCK).write_text(locked(write_wheel(tmp_path, "2.0")))
+    change_kernels(started)
     os.mkfifo(tmp_path / "go on")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
-    variables = {"BUILD_WAITS_FOR": str(tmp_path / "go on"), "PORT": port}
-    process = begin("local", "cpu", script=script, **variables)
-    assert process.stdout
-    assert any(line == "Building the kernels ...\n" for line in process.stdout)
-    with socket.create_server(("127.0.0.1", int(port))):
-        (tmp_path / "go on").write_text("")
-        output, _ = process.communicate()
-    assert process.returncode == 1
-    assert output.splitlines()[-1] == (
-        f"start_server: port {port} of 127.0.0.1 is taken: end what listens there, or set another "
-        "PORT."
-    )
-
-
-def test_a_second_start_waits_until_the_first_has_installed(
-    own_started: Path, tmp_path: Path
-) -> None:
-    script = own_started
-    script.with_name("requirements").joinpath("service.lock").write_text(
-        locked(write_wheel(tmp_path, "2.0"))
-    )
-    change_kernels(script)
-    os.mkfifo(tmp_path / "go on")
-    variables = {"BUILD_WAITS_FOR": str(tmp_path / "go on")}
-    first = begin("local", "cpu", script=script, **variables)
+    waits = {"BUILD_WAITS_FOR": str(tmp_path / "go on"), "PORT": port}
+    first = started.begin("local cpu", **waits)
     assert first.stdout
     shown = "".join(iter(first.stdout.readline, "Building the kernels ...\n"))
     assert "Installing" in shown
-    second = begin("local", "cpu", script=script)
+    second = started.begin("local cpu")
     assert second.stdout
     told_first = "Another start is installing: waiting until it has finished ...\n"
     assert second.stdout.readline() == told_first
-    (tmp_path / "go on").write_text("")
-    outputs = [process.communicate()[0] for process in (first, second)]
-    assert [first.returncode, second.returncode] == [0, 0]
-    assert all('"tiny": "2.0"' in output for output in outputs)
-    assert "Installing" not in outputs[1], "the second found everything there"
+    with socket.create_server(("127.0.0.1", int(port))):
+        (tmp_path / "go on").write_text("")
+        refused, output = (process.communicate()[0] for process in (first, second))
+    assert [first.returncode, second.returncode] == [1, 0]
+    assert refused.splitlines()[-1] == (
+        f"start_server: port {port} of 127.0.0.1 is taken: end what listens there, or set another "
+        "PORT."
+    )
+    assert '"tiny": "2.0"' in output
+    assert "Installing" not in output, "the second found everything there"
 
 
 def test_what_is_half_installed_is_made_anew_and_each_device_keeps_its_own(
-    own_started: Path, tmp_path: Path
+    started: Checkout, tmp_path: Path
 ) -> None:
     """One start is killed in the middle of installing; the next ones cannot make it anew.
 
     What pip says is in a log that the failure names.
     """
-    script = own_started
-    requirements = script.with_name("requirements") / "service.lock"
+    requirements = started.file(SERVICE_LOCK)
     newer = locked(write_wheel(tmp_path, "2.0"))
     requirements.write_text(newer)
     (tmp_path / "sitecustomize.py").write_text(KILL)
-    killed = start("local", "cpu", script=script, PYTHONPATH=str(tmp_path))
+    killed = started.start("local cpu", PYTHONPATH=str(tmp_path))
     assert killed.returncode == -signal.SIGKILL
     (tmp_path / "sitecustomize.py").unlink()
     (tmp_path / "venv.py").write_text(
         "import pathlib, sys\npathlib.Path(sys.argv[1], 'bin').mkdir()\nsys.exit('half')\n"
     )
-    failed = start("local", "cpu", script=script, PYTHONPATH=str(tmp_path))
+    failed = started.start("local cpu", PYTHONPATH=str(tmp_path))
     assert failed.returncode == 1
     assert "-m venv' could not make .venv. It said: half\n" in failed.stderr
-    first, second = script.with_name(".venv"), script.with_name(".venv-gpu")
+    first, second = started.file(".venv"), started.file(".venv-gpu")
     assert (first / "bin").is_dir()
 
     requirements.write_text(newer.replace("sha256:", "sha256:0"))
-    failed = start("local", "cpu", script=script, PIP_RETRIES="0")
-    assert failed.stdout.splitlines() == [
-        FIRST_START,
+    failed = started.start("local cpu", PIP_RETRIES="0")
+    first_start, *steps = failed.stdout.splitlines()
+    details = "which takes a few minutes; .venv/install.log has the details."
+    assert first_start == f"The first start installs into .venv, {details}"
+    assert steps == [
         f"Making .venv with Python {platform.python_version()} ...",
         "Installing PyTorch ...",
         "Installing the other packages ...",
@@ -190,15 +153,14 @@ def test_what_is_half_installed_is_made_anew_and_each_device_keeps_its_own(
 
     # It is an environment of this device all the same.
     requirements.write_text(newer)
-    own_python = str(first / "bin" / "python")
-    other = start("local", "gpu", script=script, DEVICE="mps", PYTHON=own_python)
+    other = started.start("local gpu", DEVICE="mps", PYTHON=str(first / "bin" / "python"))
     assert "Making .venv-gpu" in other.stdout
     assert told(other)["prefix"] == str(second)
-    repaired = start("local", "cpu", script=script)
+    repaired = started.start("local cpu")
     assert "Making" not in repaired.stdout
     assert (told(repaired)["prefix"], told(repaired)["tiny"]) == (str(first), "2.0")
     for flavour, variables, folder in (("cpu", {}, first), ("gpu", {"DEVICE": "mps"}, second)):
-        again = start("local", flavour, script=script, **variables)
+        again = started.start(f"local {flavour}", **variables)
         assert told(again)["prefix"] == str(folder)
         assert "Installing" not in again.stdout
 
@@ -214,23 +176,20 @@ def test_removing_an_environment_that_is_a_link_leaves_what_it_points_to(tmp_pat
 
 @pytest.mark.parametrize("module", ["ensurepip", "venv"])
 def test_a_python_packaged_without_venv_is_told_what_to_install(
-    tmp_path: Path, module: str
+    checkout: Checkout, tmp_path: Path, module: str
 ) -> None:
     """As Debian packages it: Python finds no such module."""
-    script = make_checkout(tmp_path / "checkout")
     (tmp_path / "sitecustomize.py").write_text(HIDE.format(module=module))
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    assert refused("local", "cpu", script=script, PYTHONPATH=str(tmp_path)) == (
+    assert checkout.refusal("local cpu", PYTHONPATH=str(tmp_path)) == (
         f"Python {version} lacks its module {module}, which makes virtual "
         f"environments: on Debian and Ubuntu 'apt-get install python{version}-venv' adds it."
     )
 
 
 @pytest.mark.parametrize("condition", [read_only, give_up_rights])
-def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path, condition) -> None:
-    script = make_checkout(tmp_path / "checkout")
-    command = [*condition(script.parent), str(BASH), str(script), "local", "cpu"]
-    result = run(command)
+def test_a_folder_that_cannot_be_written_is_told(checkout: Checkout, condition) -> None:
+    result = checkout.start("local cpu", condition(checkout.folder))
     assert result.returncode == 1
     (sentence,) = result.stderr.splitlines()
-    assert sentence.startswith(f"start_server: .venv cannot be written in {script.parent}: ")
+    assert sentence.startswith(f"start_server: .venv cannot be written in {checkout.folder}: ")
