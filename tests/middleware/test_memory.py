@@ -150,7 +150,7 @@ def limited(app, max_bytes: int = HELD, answer_bytes: int = HELD, **options) -> 
 def take(bodies: BodyMemory, count: int, client: str, size: int = MIB) -> None:
     """Hold `count` bodies of one client in work."""
     for _ in range(count):
-        bodies.reserve(Reservation(client, None), size)
+        bodies.reserve(Reservation(client), size)
 
 
 def test_one_client_cannot_fill_the_memory_and_alone_has_three_quarters(clock) -> None:
@@ -196,22 +196,6 @@ async def test_a_body_that_does_not_come_is_refused_after_its_window() -> None:
     limit = limited(read_whole, body_seconds=0.05)
     with pytest.raises(BodyStalledError, match="too slowly"):
         await limit(scope(), receiving(10, complete=False), send)
-
-
-async def test_where_memory_is_short_an_upload_that_stalls_is_evicted(monkeypatch) -> None:
-    monkeypatch.setattr("smart_embedder.middleware.memory.STALLED_SECONDS", 0.0)
-    limit = limited(read_whole)
-    stalled = [
-        asyncio.create_task(limit(scope(), receiving(6 * MIB, complete=False), send))
-        for _ in range(2)
-    ]
-    await asyncio.wait(stalled, timeout=0.01)
-    await limit(scope(), receiving(6 * MIB), send)
-    done, waiting = await asyncio.wait(stalled, timeout=60, return_when=asyncio.FIRST_COMPLETED)
-    (refused,) = done
-    assert isinstance(refused.exception(), BodyStalledError)
-    for task in waiting:
-        task.cancel()
 
 
 @pytest.mark.parametrize("leaves", [False, True], ids=["stalls", "leaves"])
@@ -309,44 +293,31 @@ def test_of_two_responses_that_are_too_many_the_one_that_is_not_read_is_evicted(
     assert (idle.evicted, reading.evicted) == (True, False)
 
 
-def test_an_unread_response_stays_while_there_is_room(clock: Clock) -> None:
-    responses = ResponseMemory(HELD)
-    idle = Reader("a")
-    responses.hold(idle, 14 * MIB)
-    clock.pass_seconds(60)
-    small = Reader("b")
-    responses.hold(small, MIB)
-    responses.release(small)
-    assert not idle.evicted
-    responses.hold(Reader("c"), 3 * MIB)
-    assert idle.evicted
-
-
-def test_the_client_that_holds_most_is_evicted_first(clock: Clock) -> None:
-    responses = ResponseMemory(HELD)
-    mallory, bob = [Reader("mallory") for _ in range(3)], Reader("bob")
-    responses.hold(bob, 4 * MIB)
-    for each in mallory:
-        responses.hold(each, 4 * MIB)
-    clock.pass_seconds(2)
-    responses.hold(Reader("alice"), MIB)
-    assert not bob.evicted
-    assert sum(each.evicted for each in mallory) == 1
-
-
-def test_a_request_in_work_is_never_evicted(clock: Clock) -> None:
+@pytest.mark.parametrize(
+    ("held", "more", "is_refused", "evicted"),
+    [
+        pytest.param([("a", 14)], ("b", 1), False, "", id="there is room"),
+        pytest.param([("a", 14)], ("b", 3), False, "a", id="there is none"),
+        pytest.param([("a", 4), *[("b", 4)] * 3], ("c", 1), False, "b", id="who holds most"),
+        pytest.param([("a", 6), ("b", 1)], ("a", 6), False, "a", id="who is over its own share"),
+        pytest.param([("a", 1)], ("b", 15), True, "", id="over its share alone"),
+        pytest.param([("a", 1)], ("b", 15.1), True, "a", id="over its share and all"),
+        pytest.param([("in work", 14)], ("b", 2.1), True, "", id="never one in work"),
+    ],
+)
+def test_whoever_has_made_no_progress_for_a_second_is_evicted_where_there_is_no_room(
+    clock: Clock, held, more, is_refused: bool, evicted: str
+) -> None:
     bodies = BodyMemory(HELD)
-    for number in range(40):
-        client = Reservation(f"{number}", None)
-        try:
-            bodies.reserve(client, MIB)
-        except QueueFullError:
-            break
-    else:
-        pytest.fail("there is room for everything")
+    readers = [Reader(client) for client, _ in held]
+    for reader, (client, size) in zip(readers, held, strict=True):
+        bodies.hold(reader, size * MIB)
+        if client == "in work":
+            reader.evict = None
     clock.pass_seconds(60)
-    with pytest.raises(QueueFullError):
-        bodies.reserve(Reservation("a", None), 2 * MIB)
+    with pytest.raises(QueueFullError) if is_refused else nullcontext():
+        bodies.reserve(Reservation(more[0]), int(more[1] * MIB))
+    assert [each.client for each in readers if each.evicted] == [*evicted]
 
 
 ADVICE = ("the vectors", "send fewer texts")
@@ -436,20 +407,8 @@ def test_an_upload_that_goes_on_is_not_evicted_and_one_that_stalls_is(clock: Clo
         clock.pass_seconds(0.9)
         bodies.reserve(uploads[0], 16_384)
         bodies.reserve(uploads[1], 16)
-    bodies.reserve(Reservation("c", None), 6 * MIB)
+    bodies.reserve(Reservation("c"), 6 * MIB)
     assert [each.evicted for each in uploads] == [False, True]
-
-
-def test_a_client_over_its_share_loses_its_own_stalled_requests_and_nobody_elses(
-    clock: Clock,
-) -> None:
-    bodies = BodyMemory(HELD)
-    own, other = Reader("a"), Reader("b")
-    bodies.reserve(own, 6 * MIB)
-    bodies.reserve(other, MIB)
-    clock.pass_seconds(2)
-    bodies.reserve(Reservation("a", None), 6 * MIB)
-    assert (own.evicted, other.evicted) == (True, False)
 
 
 def test_an_answer_that_is_read_while_it_is_rendered_is_not_evicted(clock: Clock) -> None:
@@ -517,19 +476,9 @@ async def test_an_answer_is_refused_and_held_through_the_context_of_its_request(
     answer_of(limit.responses, "another", HELD).need(12 * MIB, *ADVICE)
 
 
-def test_nobody_is_evicted_for_a_client_that_is_over_its_share_alone(clock: Clock) -> None:
-    bodies, other = BodyMemory(HELD), Reader("a")
-    bodies.reserve(other, MIB)
-    clock.pass_seconds(2)
-    for size, evicts in ((15 * MIB, False), (15 * MIB + 1, True)):
-        with pytest.raises(QueueFullError):
-            bodies.reserve(Reservation("b", None), size)
-        assert other.evicted is evicts
-
-
 def test_nothing_is_kept_of_a_client_that_holds_nothing(clock: Clock) -> None:
     bodies = BodyMemory(HELD)
-    held = [Reservation(f"client {i}", None) for i in range(3)]
+    held = [Reservation(f"client {i}") for i in range(3)]
     for each in held:
         bodies.reserve(each, 100)
     bodies.release(held[0], 100)
