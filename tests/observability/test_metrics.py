@@ -55,36 +55,6 @@ def test_two_services_in_one_process_count_for_themselves(metrics) -> None:
     assert metrics.value("no_such_series", a="b") == 0
 
 
-def test_an_endpoint_counts_under_its_own_labels(metrics) -> None:
-    first, second, *_ = EMBEDDING_ENDPOINTS
-    status, other, *_ = STATUSES
-    endpoint, rerank = metrics.embedding_endpoint(second), metrics.rerank_endpoint()
-    assert set(endpoint.requests) == set(rerank.requests) == set(STATUSES)
-    assert set(endpoint.rejected) == set(rerank.rejected) == set(REJECTION_REASONS)
-    endpoint.requests[status].inc()
-    rerank.requests[other].inc(2)
-    endpoint.rejected[REJECTION_REASONS[0]].inc(3)
-    rerank.rejected[REJECTION_REASONS[1]].inc(4)
-    endpoint.duration.observe(0.2)
-    rerank.duration.observe(0.4)
-    endpoint.active.inc(5)
-    rerank.active.inc(6)
-    for series, labels, count in (
-        ("embedding_requests_total", {"status": status, "endpoint": second}, 1),
-        ("embedding_requests_total", {"status": status, "endpoint": first}, 0),
-        ("rerank_requests_total", {"status": other}, 2),
-        ("embedding_requests_rejected_total", {"reason": REJECTION_REASONS[0]}, 3),
-        ("rerank_requests_rejected_total", {"reason": REJECTION_REASONS[1]}, 4),
-        ("embedding_request_duration_seconds_sum", {"endpoint": second}, 0.2),
-        ("rerank_request_duration_seconds_sum", {}, 0.4),
-        ("embedding_active_requests", {}, 5),
-        ("rerank_active_requests", {}, 6),
-    ):
-        assert metrics.value(series, **labels) == count, (series, labels)
-    assert metrics.total(metrics.embedding_requests) == 1
-    assert metrics.total(metrics.embedding_rejected) == 3
-
-
 def test_gauges_read_what_they_watch_whenever_they_are_scraped(metrics) -> None:
     now = {"memory": 10}
     metrics.watch_memory(lambda kind: now["memory"] + len(kind))

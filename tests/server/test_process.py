@@ -4,27 +4,24 @@ import gc
 import io
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import uvicorn
 from structlog.testing import capture_logs
 
-from smart_embedder.engine.model import LoadedModels
 from smart_embedder.errors import StartupError
 from smart_embedder.server import process
 from smart_embedder.server.process import log_failure, log_ready, stop_uvicorn
 from smart_embedder.settings import Settings
 from tests.engine.fakes import FakeModel, FakeReranker, loaded
-from tests.support.bad_start import failing_start, run_to_the_end
+from tests.support.bad_start import run_to_the_end
 from tests.support.nvidia_driver import install_driver
 from tests.support.server import REPOSITORY, run_server
 
@@ -66,36 +63,6 @@ def test_a_failed_start_ends_with_its_reason_whatever_else_is_logged(tmp_path, m
     last = output.splitlines()[-1]
     assert "start_failed" in last
     assert f"the model folder {tmp_path / 'absent'} does not exist" in last
-
-
-def test_a_model_that_is_not_whole_stops_the_start(tmp_path: Path, tiny_m3: Path) -> None:
-    broken = Path(shutil.copytree(tiny_m3, tmp_path / "broken"))
-    (broken / "colbert_linear.pt").unlink()
-    failing_start(tmp_path, broken, f"the head colbert_linear.pt is missing in {broken}")
-
-
-# Python runs a module of this name before anything else.
-BROKEN_LIBRARY = """
-import importlib
-importlib.import_module("smart_embedder.models.checkpoint.reading").read_ahead = lambda *_: 1 / 0
-"""
-
-
-@pytest.mark.parametrize("log_format", ["console", "json"])
-def test_an_error_that_nobody_foresaw_is_a_sentence_and_an_ordinary_traceback(
-    tmp_path: Path, tiny_m3: Path, log_format: str
-) -> None:
-    """The traceback shows no local variables, which may be texts or tokens."""
-    (tmp_path / "sitecustomize.py").write_text(BROKEN_LIBRARY)
-    path = os.pathsep.join([str(tmp_path), str(REPOSITORY)])
-    status, output = run_to_the_end(
-        tmp_path, EMBEDDING_MODEL=str(tiny_m3), LOG_FORMAT=log_format, PYTHONPATH=path
-    )
-    assert status == 1
-    assert "unexpected error while loading: ZeroDivisionError: division by zero" in output
-    assert output.count("Traceback (most recent call last)") == 1
-    assert output.count("locals") == 0
-    assert len(output) < 10_000
 
 
 WITHOUT_HOME = ["unshare", "--user", "--map-user=54321", "--map-group=54321", "env", "-u", "HOME"]
@@ -373,45 +340,24 @@ def test_the_start_is_spared_and_what_comes_later_is_collected() -> None:
 READY = "Server ready to accept requests"
 
 
-def told_of(models: LoadedModels, *url: str) -> list[dict[str, Any]]:
-    with capture_logs() as log:
-        log_ready(models, *url)
-    return log
-
-
-def test_a_ready_service_tells_its_address_and_the_limits_in_force() -> None:
-    (ready,) = told_of(loaded(FakeModel(), 640), "http://127.0.0.1:8000")
-    assert ready == {
-        "event": READY,
-        "log_level": "info",
-        "url": "http://127.0.0.1:8000",
-        "model": "fake",
-        "max_length": 100,
-        "device": "fake",
-        "dtype": "float32",
-        "attention": "sdpa",
-        "max_batch_tokens": 640,
-    }
-    assert "url" not in told_of(loaded(FakeModel()))[0]
-
-
-def test_a_reranker_is_told_of_first_with_its_own_limits() -> None:
-    reranker = FakeReranker()
+def test_a_ready_service_tells_its_address_and_the_limits_in_force_of_its_reranker_first() -> None:
+    reranker, embedder = FakeReranker(), loaded(FakeModel(), 640)
     reranker.name, reranker.max_length, reranker.max_batch_sequences = "scores", 77, 4
-    first, last = told_of(loaded(FakeModel(), reranker=reranker))
-    assert (first["event"], last["event"]) == ("Reranker ready.", READY)
-    limits = (first["model"], first["max_length"], first["max_pairs_in_forward"])
-    assert limits == ("scores", 77, 4)
-    assert "max_pairs_in_forward" not in last
-
-
-def test_an_embedder_that_scores_passages_is_the_reranker_and_a_demo_says_so() -> None:
-    models = replace(loaded(FakeModel()), late_interaction=True, demo="a small model")
-    first, second, last = told_of(models)
-    assert [each["event"] for each in (first, second, last)] == [
-        "Reranker ready.", "demo_model", READY,
-    ]  # fmt: skip
-    assert (first["model"], second["note"]) == ("fake", "a small model")
+    scoring_itself = replace(embedder, late_interaction=True, demo="a small model")
+    with capture_logs() as log:
+        log_ready(replace(embedder, reranker=reranker), "http://127.0.0.1:8000")
+        log_ready(scoring_itself)
+    own = {"model": "scores", "max_length": 77, "max_pairs_in_forward": 4}
+    reads = {"model": "fake", "max_length": 100}
+    in_force = reads | {"device": "fake", "dtype": "float32", "attention": "sdpa"}
+    in_force |= {"event": READY, "log_level": "info", "max_batch_tokens": 640}
+    assert log == [
+        {"event": "Reranker ready.", "log_level": "info"} | own,
+        in_force | {"url": "http://127.0.0.1:8000"},
+        {"event": "Reranker ready.", "log_level": "info"} | reads,
+        {"event": "demo_model", "log_level": "warning", "note": "a small model"},
+        in_force,
+    ]
 
 
 @pytest.mark.parametrize("unforeseen", [False, True])
