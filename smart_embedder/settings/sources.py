@@ -9,7 +9,7 @@ import argparse
 import os
 import tomllib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -228,13 +228,18 @@ def _has_the_letters(name: str, setting: str) -> bool:
     return max((letters - wanted).total(), (wanted - letters).total()) <= most
 
 
+# A field of a model: its name, where that stands, where its value does, and the value.
+_Field = tuple[str, str, str, Any]
+
+
 def read_model_entries(path: Path) -> tuple[ModelEntry, ...]:
     """The models in a YAML or TOML file; raises a `StartupError` that tells where an error is."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise StartupError(f"MODELS={path} cannot be read: {error}") from error
-    entries = _read_toml(path, text) if path.suffix.lower() == ".toml" else _read_yaml(path, text)
+    read = _read_toml if path.suffix.lower() == ".toml" else _read_yaml
+    entries = tuple(_entry(location, fields) for location, fields in read(path.name, text))
     owners: dict[str, ModelEntry] = {}
     for entry in entries:
         for name in (entry.public_name, *entry.aliases):
@@ -246,79 +251,68 @@ def read_model_entries(path: Path) -> tuple[ModelEntry, ...]:
     return entries
 
 
-def _read_toml(path: Path, text: str) -> tuple[ModelEntry, ...]:
+def _read_toml(file: str, text: str) -> Iterator[tuple[str, Iterable[_Field]]]:
+    """The location and the fields of each model."""
     try:
         root = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # Its message has the line.
-        raise StartupError(f"{path.name}: {error}") from error
+        raise StartupError(f"{file}: {error}") from error
     models = root.get("models")
     if list(root) != ["models"] or not models or not isinstance(models, list):
-        raise StartupError(f"{path.name}: this is no list of models, each a table [[models]]")
-    entries = []
+        raise StartupError(f"{file}: this is no list of models, each a table [[models]]")
     for number, model in enumerate(models, 1):
-        location = f"{path.name}, model {number}"
+        location = f"{file}, model {number}"
         if not isinstance(model, dict):
             raise StartupError(f"{location}: a model is a table [[models]]")
-        for name in model:
-            _require_known(name, location)
-        entries.append(_validated(model, location, dict.fromkeys(model, location)))
-    return tuple(entries)
+        yield location, [(name, location, location, value) for name, value in model.items()]
 
 
-def _read_yaml(path: Path, text: str) -> tuple[ModelEntry, ...]:
+def _read_yaml(file: str, text: str) -> Iterator[tuple[str, Iterable[_Field]]]:
+    """As `_read_toml`; each node knows its line in the file."""
     try:
         loader = yaml.SafeLoader(text)
         root = loader.get_single_node()
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         raise StartupError(
-            f"{path.name}, line {line}: there is a character that YAML does not allow"
+            f"{file}, line {line}: there is a character that YAML does not allow"
         ) from error
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        raise StartupError(f"{path.name}, line {mark.line + 1}: {error.problem}") from error
+        raise StartupError(f"{file}, line {mark.line + 1}: {error.problem}") from error
     if not isinstance(root, yaml.SequenceNode) or not root.value:
-        raise StartupError(
-            f"{path.name}, line 1: this is no list of models, of which each has a name"
-        )
-    return tuple(_yaml_entry(node, path.name, loader) for node in root.value)
+        raise StartupError(f"{file}, line 1: this is no list of models, of which each has a name")
+
+    def place(node: yaml.Node) -> str:
+        return f"{file}, line {node.start_mark.line + 1}"
+
+    def fields_of(model: yaml.MappingNode) -> Iterator[_Field]:
+        for key, node in model.value:
+            try:
+                value = loader.construct_object(node, deep=True)
+            except (yaml.YAMLError, ValueError) as error:
+                raise StartupError(f"{place(node)}: YAML knows no such value") from error
+            yield str(key.value), place(key), place(node), value
+
+    for model in root.value:
+        if not isinstance(model, yaml.MappingNode):
+            raise StartupError(f"{place(model)}: a model needs a name, as in `- name: my/model`")
+        yield place(model), fields_of(model)
 
 
-def _yaml_entry(node: yaml.Node, file: str, loader: yaml.SafeLoader) -> ModelEntry:
-    """The model of a node, which knows its line in the file."""
-    location = f"{file}, line {node.start_mark.line + 1}"
-    if not isinstance(node, yaml.MappingNode):
-        raise StartupError(f"{location}: a model needs a name, as in `- name: my/model`")
-    nodes: dict[str, yaml.Node] = {}
-    for key, value in node.value:
-        name, of_key = str(key.value), f"{file}, line {key.start_mark.line + 1}"
-        _require_known(name, of_key)
-        if name in nodes:
-            raise StartupError(f"{of_key}: {name} is there twice for this model")
-        nodes[name] = value
+def _entry(location: str, fields: Iterable[_Field]) -> ModelEntry:
+    """The model at `location` with these fields."""
     values: dict[str, Any] = {}
     locations: dict[str, str] = {}
-    for name, value in nodes.items():
-        locations[name] = f"{file}, line {value.start_mark.line + 1}"
-        try:
-            values[name] = loader.construct_object(value, deep=True)
-        except (yaml.YAMLError, ValueError) as error:
-            raise StartupError(f"{locations[name]}: YAML knows no such value") from error
-    return _validated(values, location, locations)
-
-
-def _require_known(name: str, location: str) -> None:
-    if name not in _FIELDS:
-        (nearest,) = get_close_matches(name, _FIELDS, n=1, cutoff=0)
-        raise StartupError(
-            f"{location}: {name} is nothing that a model has: the nearest is {nearest}"
-        )
-
-
-def _validated(
-    values: Mapping[str, Any], location: str, locations: Mapping[str, str]
-) -> ModelEntry:
-    """The model with these fields, at `location`; `locations` are those of the fields."""
+    for name, of_name, of_value, value in fields:
+        if name not in _FIELDS:
+            (nearest,) = get_close_matches(name, _FIELDS, n=1, cutoff=0)
+            raise StartupError(
+                f"{of_name}: {name} is nothing that a model has: the nearest is {nearest}"
+            )
+        if name in values:
+            raise StartupError(f"{of_name}: {name} is there twice for this model")
+        values[name], locations[name] = value, of_value
     try:
         return ModelEntry.model_validate({**values, "location": location})
     except ValidationError as error:
