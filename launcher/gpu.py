@@ -10,12 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from launcher.choices import Request
-from launcher.console import SCRIPT, WINDOWS, LaunchError, say
+from launcher.console import WINDOWS, say
 
 LIBRARY = "nvcuda.dll" if WINDOWS else "libcuda.so.1"
 CUDA_VERSION = 13_000  # As the driver counts: the version that the pinned torch is built for.
 OLDEST_DRIVER = 580
-_OTHERWISE = f"or use '{SCRIPT} local cpu'"
 MIB_PER_GB = 1024
 # The kinds of device that the arguments allow; the first is what DEVICE is set to otherwise.
 DEVICES = {
@@ -27,12 +26,6 @@ DEVICES = {
 # PyTorch reads it from the environment alone.
 ALLOCATOR, ALLOCATOR_OPTIONS = "PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"
 QUERY = ("nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits")
-
-
-def require_gpu() -> None:
-    """Raise `LaunchError` where the GPU build of torch could not use a GPU."""
-    if problem := gpu_problem():
-        raise LaunchError(f"{problem}, {_OTHERWISE}.")
 
 
 def gpu_problem() -> str | None:

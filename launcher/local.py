@@ -11,8 +11,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from launcher.checks import port_of, require_free_port
-from launcher.console import WINDOWS, Progress, say
-from launcher.gpu import device_kind, require_gpu
+from launcher.console import SCRIPT, WINDOWS, LaunchError, Progress, say
+from launcher.gpu import device_kind, gpu_problem
 from launcher.venv import Source, Venv, folder_for, locked, requirements
 
 if sys.platform == "win32":
@@ -28,8 +28,9 @@ _SECONDS_BETWEEN_TRIES = 0.5
 def require_machine(flavour: str, settings: Mapping[str, str]) -> None:
     """Raise `LaunchError` for what the server will need of this machine and does not find."""
     require_port_of(settings)
-    if flavour == "gpu" and device_kind(settings) != "mps":
-        require_gpu()
+    needs_nvidia = flavour == "gpu" and device_kind(settings) != "mps"
+    if needs_nvidia and (problem := gpu_problem()):
+        raise LaunchError(f"{problem}, or use '{SCRIPT} local cpu'.")
 
 
 def require_port_of(settings: Mapping[str, str]) -> None:

@@ -32,6 +32,21 @@ if "BUILD_WAITS_FOR" in os.environ:
 sys.exit(int(os.environ.get("BUILD_FAILS", "0")))
 """
 
+# Of a container: the arguments, the status of nvidia-smi where it is there, and the device.
+FLAVOURS = [
+    ("", None, "cpu"),
+    ("", 0, "gpu"),
+    ("docker AUTO", 9, "cpu"),
+    ("docker CPU", 0, "cpu"),
+    ("gpu", None, "gpu"),
+]
+# What nvidia-smi tells of the memory, and what is set for a Qwen reranker.
+MEMORIES = [
+    (("24576", "8188"), "8 8192"),
+    (("6144",), "4 4096"),
+    (("24576",), "16 8192"),
+    (("[N/A]",), ""),
+]
 # Nothing of our own environment, and no network for pip.
 BARE = {"HOME": "/", "PIP_NO_INDEX": "1", "PYTHON": sys.executable, "PORT": "0"}
 # In a checkout where a start has been made: what that showed on a terminal of 80 columns.

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launcher.checkout import ROOT, sentence_of
+from tests.launcher.checkout import FLAVOURS, MEMORIES, ROOT, sentence_of
 
 # Debian keeps wine's own programs off the PATH.
 FOLDERS = os.pathsep.join((os.environ["PATH"], "/usr/lib/wine"))
@@ -203,16 +203,7 @@ def test_without_a_python_one_sentence_says_what_is_needed(
     assert sentence_of(checkout.start(line)) == sentence
 
 
-@pytest.mark.parametrize(
-    ("line", "nvidia_smi", "flavour"),
-    [
-        ("", None, "cpu"),
-        ("", 0, "gpu"),
-        ("docker AUTO", 9, "cpu"),
-        ("docker CPU", 0, "cpu"),
-        ("gpu", None, "gpu"),
-    ],
-)
+@pytest.mark.parametrize(("line", "nvidia_smi", "flavour"), FLAVOURS)
 def test_without_a_python_docker_starts_the_compose_file_of_the_device(
     checkout: Checkout, line: str, nvidia_smi: int | None, flavour: str
 ) -> None:
@@ -279,21 +270,13 @@ def test_without_a_python_it_does_not_ask_for_what_is_set(checkout: Checkout) ->
     assert "MEMORY_LIMIT=3g, PIDS_LIMIT=2048." in result.stdout
 
 
-@pytest.mark.parametrize(
-    ("report", "tuned"),
-    [
-        (("24576", "8188"), ["8", "8192"]),
-        (("6144",), ["4", "4096"]),
-        (("24576",), ["16", "8192"]),
-        (("[N/A]",), []),
-    ],
-)
+@pytest.mark.parametrize(("report", "tuned"), MEMORIES)
 def test_without_a_python_the_memory_of_the_gpu_sets_the_limits(
-    checkout: Checkout, report: tuple[str, ...], tuned: list[str]
+    checkout: Checkout, report: tuple[str, ...], tuned: str
 ) -> None:
     checkout.add("docker", TOLD)
     checkout.add("nvidia-smi", tuple(f"echo {line}" for line in report))
-    assert told(checkout.start("docker gpu", RERANKER_MODEL=QWEN)) == [QWEN, *tuned]
+    assert told(checkout.start("docker gpu", RERANKER_MODEL=QWEN)) == [QWEN, *tuned.split()]
 
 
 def test_docker_that_cannot_start_is_an_error(checkout: Checkout) -> None:

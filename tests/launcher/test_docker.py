@@ -11,7 +11,7 @@ import pytest
 from launcher.console import LaunchError
 from launcher.docker import LIMITS, require_container, require_docker
 from smart_embedder.settings.sources import COMPOSE_VARIABLES
-from tests.launcher.checkout import QWEN, Checkout, add_program, docker
+from tests.launcher.checkout import FLAVOURS, MEMORIES, QWEN, Checkout, add_program, docker
 from tests.support.disks import give_up_rights
 
 HERE = {"Name": socket.gethostname()}
@@ -26,22 +26,13 @@ with_and_without_python = pytest.mark.parametrize(
 
 
 @with_and_without_python
-@pytest.mark.parametrize(
-    ("line", "nvidia_smi", "flavour"),
-    [
-        ("", None, "cpu"),
-        ("", "exit 0", "gpu"),
-        ("docker auto", "exit 9", "cpu"),
-        ("docker CPU", "exit 0", "cpu"),
-        ("gpu", None, "gpu"),
-    ],
-)
+@pytest.mark.parametrize(("line", "nvidia_smi", "flavour"), FLAVOURS)
 def test_docker_starts_the_compose_file_of_the_device_and_tells_where_its_logs_are(
-    checkout: Checkout, line: str, nvidia_smi: str | None, flavour: str, python: str
+    checkout: Checkout, line: str, nvidia_smi: int | None, flavour: str, python: str
 ) -> None:
     add_program(checkout.tools, "docker", docker())
-    if nvidia_smi:
-        add_program(checkout.tools, "nvidia-smi", nvidia_smi)
+    if nvidia_smi is not None:
+        add_program(checkout.tools, "nvidia-smi", f"exit {nvidia_smi}")
     result = checkout.start(line, PYTHON=python)
     assert result.returncode == 0, result.stderr
     file = f"docker-compose.{flavour}.yml"
@@ -59,23 +50,17 @@ def test_docker_that_cannot_start_is_an_error(checkout: Checkout, python: str) -
 
 
 @with_and_without_python
-@pytest.mark.parametrize(
-    ("memory", "tuned"),
-    [
-        (r"24576\n8188\n", "8 8192"),
-        (r"6144\n", "4 4096"),
-        (r"24576\n", "16 8192"),
-        (r"[N/A]\n", "unset unset"),
-    ],
-)
+@pytest.mark.parametrize(("report", "tuned"), MEMORIES)
 def test_a_container_gets_what_the_memory_of_the_gpu_calls_for_and_its_limits_are_told(
-    checkout: Checkout, memory: str, tuned: str, python: str
+    checkout: Checkout, report: tuple[str, ...], tuned: str, python: str
 ) -> None:
     add_program(checkout.tools, "docker", docker())
-    asked = f'if [[ $1 == --query-gpu=memory.total ]]; then printf "{memory}"; fi'
+    answer = "; ".join(f"echo '{line}'" for line in report)
+    asked = f"if [[ $1 == --query-gpu=memory.total ]]; then {answer}; fi"
     add_program(checkout.tools, "nvidia-smi", asked)
     shown = checkout.start(PYTHON=python, MEMORY_LIMIT="3g", **QWEN).stdout
-    assert f"docker-compose.gpu.yml up --build -d | unset {QWEN['RERANKER_MODEL']} {tuned}" in shown
+    expected = f"unset {QWEN['RERANKER_MODEL']} {tuned or 'unset unset'}\n"
+    assert f"docker-compose.gpu.yml up --build -d | {expected}" in shown
     assert "Limits of the container: MEMORY_LIMIT=3g, PIDS_LIMIT=2048.\n" in shown
 
 
