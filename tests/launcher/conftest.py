@@ -41,7 +41,7 @@ def started_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _make_started(folder: Path) -> None:
     make_checkout(folder)
     named = {"DENSE_EMBEDDING_MODEL": "own", "RERANKER_MODEL": "none", "COLUMNS": "80"}
-    checkout = Checkout(folder, _tools(folder / "tools"))
+    checkout = Checkout(folder, _tools(folder / "programs"))
     code, shown = checkout.start_on_terminal("LOCAL Cpu", **named)
     assert code == 0, shown
     (folder / SHOWN).write_text(json.dumps(shown))

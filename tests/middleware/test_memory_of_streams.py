@@ -89,8 +89,10 @@ async def test_without_room_it_waits_until_there_is_some_or_for_too_long(freed: 
 
 
 @in_skipped_time
-async def test_a_stream_that_does_not_go_on_has_its_patience_for_each_part() -> None:
-    stream = Stream()
+async def test_a_stream_has_its_patience_for_each_part_and_may_be_silent_after_its_end() -> None:
+    stream, ended = Stream(), Stream()
+    await ended.receive(10, more=False)
+    waits = asyncio.create_task(ended.exchange.receive())
     for _ in range(3):
         await asyncio.sleep(PATIENCE - 1)
         await stream.receive(10)
@@ -98,14 +100,6 @@ async def test_a_stream_that_does_not_go_on_has_its_patience_for_each_part() -> 
     with pytest.raises(BodyStalledError, match=r"came for 90 seconds \(REQUEST_TIMEOUT\)"):
         await stream.exchange.receive()
     assert now() - began == pytest.approx(PATIENCE, abs=0.3)
-
-
-@in_skipped_time
-async def test_after_its_end_it_may_be_silent_for_ever() -> None:
-    stream = Stream()
-    await stream.receive(10, more=False)
-    waits = asyncio.create_task(stream.exchange.receive())
-    await asyncio.sleep(10 * PATIENCE)
     assert not waits.done()
     waits.cancel()
 
