@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from smart_embedder.models.device import transfer
-from smart_embedder.models.device.transfer import DeviceRows, start_copies
+from smart_embedder.models.device.transfer import DeviceRows, HostRows, start_copies
 from tests.support.simulated_cuda import simulated_cuda
 from tests.support.simulated_streams import ARRIVED
 
@@ -36,24 +36,28 @@ def test_results_come_back_in_their_places_with_those_marked_that_are_not_finite
     assert arrived.finite.tolist() == finite
 
 
-def test_from_a_gpu_results_arrive_through_one_pinned_buffer_that_is_used_again() -> None:
+def test_from_a_gpu_results_arrive_through_pinned_buffers_that_are_used_again() -> None:
+    """Two batches are in flight, and the next copies make NaN of what still lies in a buffer."""
     rows = [torch.empty(3, 5, dtype=torch.float16), torch.empty(7), torch.empty(2, 2, 9)]
+    kept: list[HostRows] = []
     with simulated_cuda() as cuda:
         on_device = [DeviceRows.of(each.to("cuda:0")) for each in rows]
+        sizes = sum(each.values.nbytes + each.check.nbytes for each in on_device)
         for _ in range(3):
             before, blocks = cuda.bytes_to_host, cuda.pinned_blocks
             with cuda.forward():
-                collect = start_copies(on_device, tokens=10_000)
-            sizes = sum(each.values.nbytes + each.check.nbytes for each in on_device)
-            assert cuda.bytes_to_host - before == sizes
-            arrived = collect()
-        # The first made it, the others found it.
+                both = [start_copies(on_device, tokens=10_000) for _ in range(2)]
+            assert cuda.bytes_to_host - before == 2 * sizes
+            for collect in both:
+                kept += collect()
+        # The first ones made them, the others found them.
         assert cuda.pinned_blocks == blocks
-        for ours, each in zip(arrived, rows, strict=True):
-            assert ours.values.shape == each.shape
-            assert ours.values.dtype == np.float32
-            assert (ours.values == ARRIVED).all()
-            assert ours.finite.shape == each.shape[:1] if each.dim() < 3 else each.shape[:2]
+        start_copies(on_device, tokens=10_000)
+    for ours, each in zip(kept, rows * 6, strict=True):
+        assert ours.values.shape == each.shape
+        assert ours.values.dtype == np.float32
+        assert (ours.values == ARRIVED).all()
+        assert ours.finite.shape == each.shape[:1] if each.dim() < 3 else each.shape[:2]
 
 
 def test_buffers_are_as_large_as_needed_and_no_more_are_kept_than_batches_in_flight(

@@ -172,29 +172,6 @@ def test_the_mean_of_a_text_is_not_waited_for(cuda: SimulatedCuda, demo_checkpoi
         assert all(isinstance(result, TextEmbedding) for result in collect())
 
 
-def test_pinned_memory_is_taken_again_and_no_result_lies_in_it(
-    cuda: SimulatedCuda, tiny_m3: Path
-) -> None:
-    model = load_m3(tiny_m3)
-    sequences = embedded(model)
-    outputs = [EVERY] * len(sequences)
-    both = [model.launch(sequences, outputs) for _ in range(2)]
-    kept = [collect() for collect in both]
-    taken = cuda.pinned_blocks
-    for _ in range(5):
-        # The next copies would make NaN of what still lay in pinned memory.
-        collects = [model.launch(sequences, outputs) for _ in range(2)]
-        for collect in collects:
-            kept.append(collect())  # noqa: PERF401
-    assert cuda.pinned_blocks == taken
-    model.launch(sequences, outputs)
-    for result in (each for results in kept for each in results):
-        assert isinstance(result, TextEmbedding)
-        for vectors in (result.dense, result.colbert):
-            assert vectors is not None
-            assert (vectors == ARRIVED).all()
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_token_vectors_travel_in_as_many_bytes_as_the_model_computes_in(
     cuda: SimulatedCuda, tiny_m3: Path, dtype: torch.dtype
