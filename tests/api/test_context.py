@@ -13,6 +13,7 @@ from smart_embedder.api.endpoints.operations import _wants_html
 from smart_embedder.api.formats.records import media_type_of
 from smart_embedder.api.handler import urgency_of
 from smart_embedder.api.rendering import encoding_of
+from tests.support.formats import ARROW, JSON, MSGPACK
 from tests.support.paths import PATHS
 
 
@@ -49,18 +50,36 @@ def test_a_path_has_an_endpoint_and_its_dialects(path, endpoint, dialects) -> No
     assert (place.endpoint and place.endpoint.path, place.dialects) == (endpoint, dialects)
 
 
-def test_every_endpoint_is_that_of_its_own_path() -> None:
+def test_every_endpoint_is_that_of_its_own_path_and_health_checks_are_none() -> None:
     assert all(PATHS.find(each.path)[0].endpoint is each for each in PATHS.endpoints)
     assert [each.path for each in PATHS.endpoints if each.streams] == ["/embeddings/stream"]
+    checks = ("/ping", "/models/own/model/health", "/models/own/ping")
+    assert all(PATHS.find(each)[0].is_health_check for each in checks)
+    others = ("/models/health", "/models/own/healthy", "/own/health", "/models")
+    assert not any(PATHS.find(each)[0].is_health_check for each in others)
 
 
-HEALTH_CHECKS = ("/ping", "/models/own/model/health", "/models/own/ping")
-OTHERS = ("/models/health", "/models/own/healthy", "/own/health", "/models")
+def request_with(*headers: tuple[str, bytes]) -> Request:
+    return Request({"type": "http", "headers": [(name.encode(), each) for name, each in headers]})
 
 
-@pytest.mark.parametrize("path", [*HEALTH_CHECKS, *OTHERS])
-def test_health_checks_of_dialects_need_no_token(path: str) -> None:
-    assert PATHS.find(path)[0].is_health_check is (path in HEALTH_CHECKS)
+@pytest.mark.parametrize(
+    ("header", "expected"),
+    [
+        ("", JSON),
+        ("*/*", JSON),
+        ("text/html", JSON),
+        ("application/msgpack;q=0.5, */*;q=0.1", MSGPACK),
+        (f"{ARROW}, {MSGPACK};q=0.9", ARROW),
+        (f"{ARROW};q=0, {MSGPACK};q=0.9", MSGPACK),
+        (f"application/json, {ARROW}", JSON),
+        (f"application/json;q=0.1, {ARROW.upper()}", ARROW),
+        ("application/msgpack; q=x;;", JSON),
+        ("\xe9", JSON),
+    ],
+)
+def test_the_format_is_the_one_that_is_wanted_most(header: str, expected: str) -> None:
+    assert media_type_of(request_with(("accept", header.encode("latin-1")))) == expected
 
 
 # Without a limit each of these takes its parser 50 to 100 ms.
@@ -71,34 +90,21 @@ LONG = {
 }
 
 
-def request_with(**headers: bytes) -> Request:
-    named = [(name.replace("_", "-").encode(), value) for name, value in headers.items()]
-    return Request({"type": "http", "headers": named})
-
-
-def test_a_header_of_a_usual_length_counts() -> None:
-    padding = b"*/*;q=0.1" + b", a/b;q=0.1" * 70
-    request = request_with(accept=b"text/html, " + padding, priority=b"u=1")
-    assert len(preference(request.headers, "accept")) > 700
-    assert _wants_html(request)
-    assert urgency_of(request) == 1
-    assert encoding_of(request_with(accept_encoding=b"zstd")) == "zstd"
-
-
-@pytest.mark.parametrize("split", [1, 3])
-def test_longer_ones_are_ignored_and_not_parsed(split: int, monkeypatch) -> None:
+def test_a_header_of_a_usual_length_counts_and_longer_ones_are_not_parsed(monkeypatch) -> None:
     """Whether they stand in one line or in several."""
+    padding = b"*/*;q=0.1" + b", a/b;q=0.1" * 70
+    usual = {"accept": b"text/html, " + padding, "accept-encoding": b"zstd", "priority": b"u=1"}
+    request = request_with(*usual.items())
+    assert len(preference(request.headers, "accept")) > 700
+    read = (_wants_html(request), encoding_of(request), urgency_of(request))
+    assert read == (True, "zstd", 1)
     monkeypatch.setattr(http_sf, "parse", None)
-    lines = [
-        (name.encode(), value[start : start + len(value) // split + 1])
-        for name, value in LONG.items()
-        for start in range(0, len(value), len(value) // split + 1)
-    ]
-    request = Request({"type": "http", "headers": lines})
-    assert not _wants_html(request)
-    assert media_type_of(request) == "application/json"
-    assert encoding_of(request) is None
-    assert urgency_of(request) == 3
+    halves = [(name, half) for name, each in LONG.items() for half in (each[:900], each[900:])]
+    for lines in (LONG.items(), halves):
+        request = request_with(*lines)
+        read = (_wants_html(request), encoding_of(request), urgency_of(request))
+        assert read == (False, None, 3)
+        assert media_type_of(request) == JSON
 
 
 @pytest.mark.parametrize(
@@ -109,6 +115,8 @@ def test_longer_ones_are_ignored_and_not_parsed(split: int, monkeypatch) -> None
         ("text/html;q=x, A/B", {"a/b": 1.0}),
         ("a/b; v=1 ; Q=0.5,c/d;q=1.000, e/f;q=0", {"a/b": 0.5, "c/d": 1.0, "e/f": 0.0}),
         ("(" + "a " * 400 + ")", {"(" + "a " * 399 + "a )": 1.0}),
+        # No more items are read than a real header has.
+        (",".join(f"a/{i}" for i in range(200)), {f"a/{i}": 1.0 for i in range(64)}),
     ],
 )
 def test_a_malformed_item_is_ignored_and_no_parser_of_structured_fields_asked(
@@ -117,8 +125,3 @@ def test_a_malformed_item_is_ignored_and_no_parser_of_structured_fields_asked(
     """It would take half a millisecond for 1,000 characters, a request at a time."""
     monkeypatch.setattr(http_sf, "parse", None)
     assert preferences(header) == read
-
-
-def test_no_more_items_are_read_than_a_real_header_has() -> None:
-    header = ",".join(f"a/{i}" for i in range(200))
-    assert list(preferences(header)) == [f"a/{i}" for i in range(64)]

@@ -48,46 +48,48 @@ def problem(model: type[RequestModel], body: bytes) -> InvalidRequestError:
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("model", "body", "said"),
     [
-        ({"sentences": "one"}, f"the field sentences is a string of 3 characters: send a list of strings, as in {LIST}"),
-        ({"sentences": None}, "the field sentences is null: send a list of strings"),
-        ({"sentences": {"a": 1}}, "the field sentences is an object with 1 fields: send a list of strings"),
-        ({"sentences": ["a", 7]}, "the field sentences[1] is a number: send a string, as in"),
-        ({"sentences": ["a", ["b"]]}, "the field sentences[1] is a list of 1 items: send a string"),
-        ({}, f"the field sentences is missing: send it, as in {LIST}"),
-        ([], f"the body is a list of 0 items: send an object such as {LIST}"),
-        ({"texts": ["a"]}, "the field sentences is missing, and texts is none: call it sentences"),
-        ({"input": "a"}, "the field sentences is missing, and input is none: call it sentences"),
-        ({"sentance": ["a"]}, "the field sentences is missing, and sentance is none: call it sentences"),
-        ({"sentences": ["a"], "dense": True}, "there is no field dense here: did you mean return_dense? There are sentences, return_dense"),
-        ({"sentences": ["a"], "return_colbret": True}, "there is no field return_colbret here: did you mean return_colbert?"),
-        ({"sentences": ["a"], "zzz": 1}, "there is no field zzz here: there are sentences,"),
-        ({"sentences": ["a"], "return_dense": "yes"}, "the field return_dense is a string of 3 characters: send true or false"),
-        ({"sentences": ["a"], "return_dense": 1}, "the field return_dense is a number: send true or false"),
+        (EmbeddingRequest, {"sentences": "one"}, f"the field sentences is a string of 3 characters: send a list of strings, as in {LIST}"),
+        (EmbeddingRequest, {"sentences": None}, "the field sentences is null: send a list of strings"),
+        (EmbeddingRequest, {"sentences": {"a": 1}}, "the field sentences is an object with 1 fields: send a list of strings"),
+        (EmbeddingRequest, {"sentences": ["a", 7]}, "the field sentences[1] is a number: send a string, as in"),
+        (EmbeddingRequest, {"sentences": ["a", ["b"]]}, "the field sentences[1] is a list of 1 items: send a string"),
+        (EmbeddingRequest, {}, f"the field sentences is missing: send it, as in {LIST}"),
+        (EmbeddingRequest, [], f"the body is a list of 0 items: send an object such as {LIST}"),
+        (EmbeddingRequest, {"texts": ["a"]}, "the field sentences is missing, and texts is none: call it sentences"),
+        (EmbeddingRequest, {"input": "a"}, "the field sentences is missing, and input is none: call it sentences"),
+        (EmbeddingRequest, {"sentance": ["a"]}, "the field sentences is missing, and sentance is none: call it sentences"),
+        (EmbeddingRequest, {"sentences": ["a"], "dense": True}, "there is no field dense here: did you mean return_dense? There are sentences, return_dense"),
+        (EmbeddingRequest, {"sentences": ["a"], "return_colbret": True}, "there is no field return_colbret here: did you mean return_colbert?"),
+        (EmbeddingRequest, {"sentences": ["a"], "zzz": 1}, "there is no field zzz here: there are sentences,"),
+        (EmbeddingRequest, {"sentences": ["a"], "return_dense": "yes"}, "the field return_dense is a string of 3 characters: send true or false"),
+        (EmbeddingRequest, {"sentences": ["a"], "return_dense": 1}, "the field return_dense is a number: send true or false"),
+        (RerankBody, {"query": "a", "documents": ["b"]}, "the field passages is missing, and documents is none: call it passages, as in"),
+        (RerankBody, {"q": "a", "passages": ["b"]}, "the field query is missing, and q is none: call it query"),
+        (RerankBody, {"query": "a", "passages": ["b"], "weights": {"dense": -1}}, "the field weights.dense is out of range: send at least 0"),
+        (RerankBody, {"query": "a", "passages": ["b"], "weights": {"dense": "1"}}, "the field weights.dense is a string of 1 characters: send a number"),
+        (RerankBody, {"query": "a", "passages": ["b"], "weights": {"sparce": 1}}, "there is no field sparce here: did you mean sparse? There are dense, sparse, colbert"),
+        (RerankBody, {"query": "a", "weights": {"x": 1, "y": 1, "z": 1}, "pasages": ["b"]}, "the field passages is missing, and pasages is none: call it passages"),
+        (RerankBody, {"query": "a", "passages": ["b"], "weights": [1, 1, 1]}, 'the field weights is a list of 3 items: send an object such as {"dense":1'),
     ],
 )  # fmt: skip
-def test_an_embedding_request_is_told_what_to_send(body, said: str) -> None:
-    assert str(problem(EmbeddingRequest, orjson.dumps(body))).startswith(said)
+def test_a_request_is_told_what_to_send(model, body, said: str) -> None:
+    assert str(problem(model, orjson.dumps(body))).startswith(said)
 
 
 @pytest.mark.parametrize("unknown", [9, 10, 11, 5000])
-@pytest.mark.parametrize("first", [True, False])
-def test_of_countless_unknown_names_ten_are_told_and_no_field_is_lost(unknown, first) -> None:
+def test_of_countless_unknown_names_ten_are_told_and_no_field_is_lost(unknown: int) -> None:
     """An error for each would take longer than the work."""
     names = {f"unknown {i}": i for i in range(unknown)}
     known = {"sentences": ["a"], "return_dense": 1}
-    sent = known | names if first else names | known
-    with pytest.raises(ValidationError) as caught:
-        EmbeddingRequest.model_validate(sent)
-    told = [each["loc"] for each in caught.value.errors()]
-    assert told == [("return_dense",), *((f"unknown {i}",) for i in range(min(unknown, 10)))]
-
-
-def test_what_an_api_ignores_is_ignored_however_much_it_is() -> None:
-    names = {f"unknown {i}": i for i in range(5000)}
-    body = OpenAIEmbeddingRequest.model_validate(names | {"input": "a", "dimensions": 7})
-    assert (body.input, body.dimensions) == (["a"], 7)
+    for sent in (known | names, names | known):
+        with pytest.raises(ValidationError) as caught:
+            EmbeddingRequest.model_validate(sent)
+        told = [each["loc"] for each in caught.value.errors()]
+        assert told == [("return_dense",), *((f"unknown {i}",) for i in range(min(unknown, 10)))]
+    ignored = OpenAIEmbeddingRequest.model_validate(names | {"input": "a", "dimensions": 7})
+    assert (ignored.input, ignored.dimensions) == (["a"], 7)
 
 
 @pytest.mark.parametrize("as_list", [False, True])
@@ -107,31 +109,6 @@ def test_a_long_string_is_refused_early_where_no_text_belongs(field: str, as_lis
         if error is not None:
             assert "input_type holds a string of 16385 characters, and no text" in str(error)
             assert [each["pointer"] for each in error.problems] == ["/input_type"]
-
-
-def test_a_pointer_is_written_as_json_pointers_are() -> None:
-    (found,) = problem(EmbeddingRequest, b'{"sentences": ["a"], "a/b~c": 1}').problems
-    assert found["pointer"] == "/a~1b~0c"
-
-
-@pytest.mark.parametrize(
-    ("body", "said"),
-    [
-        ({"query": "a", "documents": ["b"]}, "the field passages is missing, and documents is none: call it passages, as in"),
-        ({"query": "a", "texts": ["b"]}, "the field passages is missing, and texts is none: call it passages"),
-        ({"q": "a", "passages": ["b"]}, "the field query is missing, and q is none: call it query"),
-        ({"query": "a", "passages": "b"}, "the field passages is a string of 1 characters: send a list of strings"),
-        ({"query": ["a"], "passages": ["b"]}, "the field query is a list of 1 items: send a string"),
-        ({"query": "a", "passages": ["b"], "weights": {"dense": -1}}, "the field weights.dense is out of range: send at least 0"),
-        ({"query": "a", "passages": ["b"], "weights": {"dense": "1"}}, "the field weights.dense is a string of 1 characters: send a number"),
-        ({"query": "a", "passages": ["b"], "weights": {"sparce": 1}}, "there is no field sparce here: did you mean sparse? There are dense, sparse, colbert"),
-        ({"query": "a", "weights": {"x": 1, "y": 1, "z": 1}, "pasages": ["b"]}, "the field passages is missing, and pasages is none: call it passages"),
-        ({"query": "a", "passages": ["b"], "weights": [1, 1, 1]}, 'the field weights is a list of 3 items: send an object such as {"dense":1'),
-        ({"query": "a", "passages": ["b"], "normalise": True}, "there is no field normalise here: did you mean normalize?"),
-    ],
-)  # fmt: skip
-def test_a_rerank_request_is_told_what_to_send(body, said: str) -> None:
-    assert str(problem(RerankBody, orjson.dumps(body))).startswith(said)
 
 
 SECRET = st.text("zZ\n\x1b\u202e", min_size=70, max_size=90).map(lambda text: f"{text}hush")
@@ -203,16 +180,11 @@ def test_openais_error_has_a_type_and_the_field(code, status, kind, answered) ->
     assert answer_in(failed, COHERE)[0] == answered
 
 
-@pytest.mark.parametrize("problems", [None, [], [{"pointer": "", "detail": "no object"}]])
-def test_without_a_field_none_is_named(problems) -> None:
-    _, body = answer_in(error(problems=problems), OPENAI)
-    assert body["error"]["param"] is None
-
-
-def test_coheres_error_has_its_message_and_jinas_detail() -> None:
-    _, body = answer_in(error("invalid_request", 422), COHERE)
-    told = {"message": "It failed.", "detail": "It failed."}
-    assert body == told | {"id": "r", "code": "invalid_request"}
+def test_without_a_field_none_is_named_and_coheres_error_has_jinas_detail_beside() -> None:
+    for problems in (None, [], [{"pointer": "", "detail": "no object"}]):
+        assert answer_in(error(problems=problems), OPENAI)[1]["error"]["param"] is None
+    told = {"message": "It failed.", "detail": "It failed.", "id": "r", "code": "invalid_request"}
+    assert answer_in(error("invalid_request", 422), COHERE) == (400, told)
 
 
 @pytest.mark.parametrize(
@@ -245,7 +217,6 @@ def test_where_dialects_share_a_path_the_first_decides_and_all_can_be_read() -> 
     assert (body["request_id"], body["type"]) == ("r", "invalid_request_error")
     assert answer_in(failed, OPENAI, NATIVE)[0] == 400
     assert answer_in(failed, TEI, OPENAI)[1]["error"] == "It failed."
-    assert answer_in(failed, OPENAI, TEI)[1]["error"]["type"]
 
 
 def scope() -> dict[str, object]:
@@ -257,12 +228,9 @@ def test_what_nobody_foresaw_reveals_nothing_and_is_500() -> None:
     of = scope()
     answer = unforeseen_error_response(of, ValueError("secret"))
     told = orjson.loads(answer.body)
-    assert (answer.status_code, told["code"], told["request_id"]) == (
-        500,
-        "internal_error",
-        "an id",
-    )
-    assert "secret" not in answer.body.decode()
+    assert (answer.status_code, told["code"]) == (500, "internal_error")
+    assert told["request_id"] == "an id"
+    assert "secret" not in str(told)
     assert (context_of(of).error_code, context_of(of).error_status) == ("internal_error", 500)
 
 

@@ -39,17 +39,6 @@ from tests.support.formats import (
 )
 from tests.support.texts import varied_texts
 
-TEXTS = [*varied_texts(6), "", "search " * 40]
-BINARY = [ARROW, MSGPACK, SAFETENSORS]
-
-
-def ask(client, accept: str = "application/json", sentences: list[str] = TEXTS, **options):
-    body = {"sentences": sentences} | options
-    answer = client.post("/embeddings/", json=body, headers={"Accept": accept})
-    assert answer.status_code == 200, answer.text
-    assert answer.headers["content-type"] == accept
-    return answer.content
-
 
 def answer_to(
     tokens: list[int], request: EmbedRequest, *, strings: bool = False
@@ -123,42 +112,30 @@ def test_every_format_holds_all_that_is_in_an_answer(
         assert_arrays(item, arrays_of(row))
 
 
-@pytest.mark.parametrize(
-    ("header", "expected"),
-    [
-        ("", "application/json"),
-        ("*/*", "application/json"),
-        ("text/html", "application/json"),
-        ("application/msgpack;q=0.5, */*;q=0.1", MSGPACK),
-        (f"{ARROW}, {MSGPACK};q=0.9", ARROW),
-        (f"{ARROW};q=0, {MSGPACK};q=0.9", MSGPACK),
-        (f"application/json, {ARROW}", "application/json"),
-        (f"application/json;q=0.1, {ARROW.upper()}", ARROW),
-        ("application/msgpack; q=x;;", "application/json"),
-        ("\xe9", "application/json"),
-    ],
-)
-def test_the_format_that_is_wanted_most_is_answered(client, header, expected) -> None:
-    body = {"sentences": ["a"], "return_colbert": False}
-    answer = client.post("/embeddings/", json=body, headers=[(b"accept", header.encode("latin-1"))])
-    assert (answer.status_code, answer.headers["content-type"]) == (200, expected)
+def test_the_format_that_is_wanted_most_is_answered_and_an_error_is_json(client) -> None:
+    """Which one that is: test_context.py."""
+    for sentences, status, expected in ((["a"], 200, MSGPACK), ([], 400, JSON)):
+        headers = {"Accept": f"{ARROW};q=0, {MSGPACK};q=0.9, */*;q=0.1"}
+        answer = client.post("/embeddings/", json={"sentences": sentences}, headers=headers)
+        assert (answer.status_code, answer.headers["content-type"]) == (status, expected)
 
 
-@pytest.mark.parametrize("accept", BINARY)
-def test_an_error_is_json_whatever_is_accepted(client, accept) -> None:
-    answer = client.post("/embeddings/", json={"sentences": []}, headers={"Accept": accept})
-    assert (answer.status_code, answer.headers["content-type"]) == (400, "application/json")
-    assert answer.json()["code"] == "empty_input"
-
-
-@pytest.mark.parametrize("beside", [["music"], ["music", *TEXTS[:3]]])
-def test_what_is_made_of_a_text_does_not_depend_on_the_others(client, beside) -> None:
+def test_what_is_made_of_a_text_does_not_depend_on_the_others(client) -> None:
     options = {"output_dtype": "int8", "colbert_pool_factor": 2, "muvera": "document"}
-    (alone,), _ = decode(MSGPACK, ask(client, MSGPACK, ["hybrid search"], **options))
-    together, _ = decode(MSGPACK, ask(client, MSGPACK, [*beside, "hybrid search"], **options))
-    for name in ("dense", "colbert"):
-        np.testing.assert_allclose(np.int16(together[-1][name]), np.int16(alone[name]), atol=1)
-    np.testing.assert_allclose(together[-1]["muvera"], alone["muvera"], atol=1e-5)
+    headers = {"Accept": MSGPACK}
+
+    def last(*sentences: str) -> Item:
+        body = {"sentences": sentences} | options
+        return decode(MSGPACK, client.post("/embeddings/", json=body, headers=headers).content)[0][
+            -1
+        ]
+
+    alone = last("hybrid search")
+    for beside in (["music"], ["music", "", "search " * 40, *varied_texts(3)]):
+        together = last(*beside, "hybrid search")
+        for name in ("dense", "colbert"):
+            np.testing.assert_allclose(np.int16(together[name]), np.int16(alone[name]), atol=1)
+        np.testing.assert_allclose(together["muvera"], alone["muvera"], atol=1e-5)
 
 
 def test_a_batch_of_arrow_ends_with_the_text_that_makes_it_a_mebibyte() -> None:

@@ -15,6 +15,7 @@ from smart_embedder.engine.model import LoadedModels
 from smart_embedder.main import create_app
 from smart_embedder.settings import Settings
 from tests.engine.fakes import FakeModel, FakeReranker, loaded
+from tests.support.formats import ARROW, NDJSON
 from tests.support.in_process import served
 
 STREAM = "/embeddings/stream"
@@ -58,13 +59,6 @@ def test_every_body_is_required_and_described_without_references(paths) -> None:
     assert (schema["type"], schema["required"]) == ("object", ["query", "passages"])
 
 
-def test_a_priority_may_be_sent_and_is_medium_or_for_streams_the_last(paths) -> None:
-    for path, default in (("/rerank", "u=3"), (STREAM, "u=7")):
-        (priority,) = (each for each in paths[path]["post"]["parameters"] if each["in"] == "header")
-        assert (priority["name"], priority["required"]) == ("Priority", False)
-        assert priority["schema"] == {"type": "string", "default": default}
-
-
 def test_a_stream_has_its_options_in_the_query_and_a_text_in_each_line(paths) -> None:
     stream = paths[STREAM]["post"]
     query = {each["name"]: each for each in stream["parameters"] if each["in"] == "query"}
@@ -73,29 +67,30 @@ def test_a_stream_has_its_options_in_the_query_and_a_text_in_each_line(paths) ->
     assert not any(each["required"] for each in query.values())
     assert query["truncate"]["description"] == "Cut texts that are too long; false: an error."
     assert query["truncate"]["schema"]["default"] is True
-    read = stream["requestBody"]["content"]
-    assert set(read) == {"application/x-ndjson", "application/vnd.apache.arrow.stream"}
-    lines = read["application/x-ndjson"]["schema"]
-    assert (list(lines["properties"]), lines["required"]) == (["text", "id"], ["text"])
+    # A stream's priority is the last one by default.
+    for path, default in (("/rerank", "u=3"), (STREAM, "u=7")):
+        (priority,) = (each for each in paths[path]["post"]["parameters"] if each["in"] == "header")
+        assert (priority["name"], priority["required"]) == ("Priority", False)
+        assert priority["schema"] == {"type": "string", "default": default}
     binary = {"schema": {"type": "string", "format": "binary"}}
-    assert read["application/vnd.apache.arrow.stream"] == binary
-    written = stream["responses"]["200"]["content"]
-    assert {"application/x-ndjson", "application/vnd.apache.arrow.stream"} <= set(written)
+    read, written = stream["requestBody"]["content"], stream["responses"]["200"]["content"]
+    lines = read.pop(NDJSON)["schema"]
+    assert (list(lines["properties"]), lines["required"]) == (["text", "id"], ["text"])
+    assert read == {ARROW: binary}
+    assert {NDJSON, ARROW} <= set(written)
     assert all(each == binary for each in written.values())
 
 
 def test_only_this_services_own_lists_have_the_limits_in_force(paths) -> None:
-    found = {
-        (path, name): field["maxItems"]
-        for path, operations in paths.items()
-        for body in [operations.get("post", {}).get("requestBody", {}).get("content", {})]
-        for name, field in body.get("application/json", {})
-        .get("schema", {})
-        .get("properties", {})
-        .items()
-        if field.get("maxItems") in {123, 45}
-    }
-    assert found == {("/embeddings/", "sentences"): 123, ("/rerank", "passages"): 45}
+    found = {}
+    for path, operations in paths.items():
+        body = operations.get("post", {}).get("requestBody", {}).get("content", {})
+        fields = body.get("application/json", {}).get("schema", {}).get("properties", {})
+        found |= {
+            (path, name): each["maxItems"] for name, each in fields.items() if "maxItems" in each
+        }
+    limits = {key: most for key, most in found.items() if most in {123, 45}}
+    assert limits == {("/embeddings/", "sentences"): 123, ("/rerank", "passages"): 45}
 
 
 def test_work_tells_its_errors_in_its_dialects_shape() -> None:
@@ -132,11 +127,6 @@ def lengths(app_description: dict[str, Any]) -> list[list[str]]:
     return [own[1:] for own in cells if own[0].startswith(("tokens", "pairs"))]
 
 
-def test_until_the_models_are_loaded_their_limits_are_not_known(app) -> None:
-    unknown = "known once the models are loaded"
-    assert lengths(app.openapi()) == [[unknown] * 2, [unknown] * 2, ["", unknown]]
-
-
 class Dense(FakeModel):
     name = "dense"
     max_length = 77
@@ -170,8 +160,10 @@ OF_PAIRS = "55 of query and passage by judge"
     ],
 )
 async def test_the_limits_of_loaded_models_are_told(
-    models: LoadedModels, embedding: str, reranking: str, pairs: str
+    app, models: LoadedModels, embedding: str, reranking: str, pairs: str
 ) -> None:
+    unknown = "known once the models are loaded"
+    assert lengths(app.openapi()) == [[unknown] * 2, [unknown] * 2, ["", unknown]]
     async with served(models, max_queue_size=321, rerank_max_queue=12) as (_, client):
         description = (await client.get("/openapi.json")).json()
     assert lengths(description) == [[embedding, reranking], ["10", "10"], ["", pairs]]

@@ -12,7 +12,7 @@ import numpy as np
 import orjson
 import pytest
 from backports import zstd
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from starlette.requests import Request
 
@@ -23,8 +23,6 @@ from smart_embedder.api.rendering import (
     by_falling_score,
     compress,
     messages_of,
-    render_items,
-    render_list,
     render_matrix,
     render_rerank,
     sparse_as_json,
@@ -42,12 +40,13 @@ from smart_embedder.engine.records import (
 MESSAGE, WHOLE = 262_144, 4 << 20
 
 
-def test_scores_that_are_shown_as_equal_keep_the_order_of_the_request() -> None:
-    scores = [0.25, 0.5, 0.5 + 1e-12, 0.75]
-    result = RerankResult(scores, None, [], 0, Timings(0, 0, 0, 0))
-    answer = orjson.loads(b"".join(render_rerank(list("abcd"), result, {"model_name": "model"})))
-    found = [(one["index"], one["score"]) for one in answer["results"]]
-    assert found == [(3, 0.75), (1, 0.5), (2, 0.5), (0, 0.25)]
+@given(st.lists(st.floats(-5, 5, width=32), max_size=20))
+@example([0.25, 0.5, 0.5 + 1e-12, 0.75])  # Of which two are shown as equal.
+def test_the_best_are_first_and_equal_ones_in_the_order_of_the_request(scores) -> None:
+    ranked = by_falling_score(scores)
+    expected = sorted(enumerate(map(np.float32, scores)), key=lambda pair: -pair[1])
+    assert ranked == expected
+    assert all(isinstance(score, np.float32) for _, score in ranked)
 
 
 @given(st.text('a"\\\n\x00é\U0001f600'))
@@ -90,16 +89,12 @@ def test_chunks_are_joined_to_messages_and_large_ones_split(sizes: list[int]) ->
     assert len(messages) <= sum(sizes) / 10 * 3 + 1
 
 
-def test_a_large_chunk_is_split_without_being_copied() -> None:
+def test_a_large_chunk_is_split_without_being_copied_and_no_more_is_held_than_a_message() -> None:
     whole = b"a" * (3 * MESSAGE + 5)
     first, *parts, last = messages_of([b"before", whole, b"after"])
     assert (first, last) == (b"before", b"after")
     assert [len(part) for part in parts] == [MESSAGE] * 3 + [5]
     assert all(isinstance(part, memoryview) and part.obj is whole for part in parts)
-
-
-def test_no_message_of_an_endless_answer_is_waited_for() -> None:
-    """Nor is more held than one of them."""
     taken = count()
     messages = messages_of(b"a" * 1000 for _ in taken)
     assert MESSAGE <= len(next(messages)) < MESSAGE + 1000
@@ -146,16 +141,16 @@ class Exchange:
         return [message["more_body"] for message in self.sent[1:]]
 
 
-@pytest.mark.parametrize("size", [0, 5, MESSAGE, WHOLE - 1, WHOLE])
-async def test_a_small_answer_is_rendered_before_it_is_sent_and_has_its_length(size: int) -> None:
-    chunks = [b"a" * 1000] * (size // 1000) + [b"b" * (size % 1000)]
-    read = await Exchange().read(lambda: chunks)
-    assert read.sent[0]["status"] == 200
-    assert read.headers[b"content-type"] == b"application/json"
-    assert read.headers[b"content-length"] == b"%d" % size
-    assert read.body == b"".join(chunks)
-    assert read.more == [True] * (len(read.more) - 1) + [False]
-    assert len(read.more) == 1 or size >= MESSAGE
+async def test_a_small_answer_is_rendered_before_it_is_sent_and_has_its_length() -> None:
+    for size in (0, 5, MESSAGE, WHOLE - 1, WHOLE):
+        chunks = [b"a" * 1000] * (size // 1000) + [b"b" * (size % 1000)]
+        read = await Exchange().read(lambda chunks=chunks: chunks)
+        assert read.sent[0]["status"] == 200
+        assert read.headers[b"content-type"] == b"application/json"
+        assert read.headers[b"content-length"] == b"%d" % size
+        assert read.body == b"".join(chunks)
+        assert read.more == [True] * (len(read.more) - 1) + [False]
+        assert len(read.more) == 1 or size >= MESSAGE
 
 
 @pytest.mark.parametrize("measured", [False, True])
@@ -188,25 +183,15 @@ async def test_nothing_is_rendered_for_a_client_that_has_left() -> None:
 # Numbers.
 
 
-@pytest.mark.parametrize("rows", [0, 1, 2, 3, 4, 9])
-def test_the_rows_of_a_matrix_are_written_some_at_a_time(rows: int, monkeypatch) -> None:
+def test_the_rows_of_a_matrix_are_written_some_at_a_time(monkeypatch) -> None:
     monkeypatch.setattr(rendering, "_FLOATS_PER_CHUNK", 8)
-    matrix = np.arange(rows * 4, dtype=np.float32).reshape(rows, 4) / 3
-    pieces = list(render_matrix(matrix))
-    assert orjson.loads(b"".join(pieces)) == orjson.loads(
-        orjson.dumps(matrix, option=orjson.OPT_SERIALIZE_NUMPY)
-    )
-    assert max(piece.count(b"[") for piece in pieces) <= 2
-    wide = np.ones((2, 9), np.float32)
-    assert orjson.loads(b"".join(render_matrix(wide))) == wide.tolist()
+    for shape in ((0, 4), (1, 4), (2, 4), (3, 4), (9, 4), (2, 9)):
+        matrix = np.arange(np.prod(shape), dtype=np.float32).reshape(shape) / 3
+        pieces = list(render_matrix(matrix))
+        whole = orjson.dumps(matrix, option=orjson.OPT_SERIALIZE_NUMPY)
+        assert b"".join(pieces) == whole
+        assert max(piece.count(b"[") for piece in pieces) <= 2
     assert b"".join(render_matrix(None)) == b"null"
-
-
-@given(st.lists(st.lists(st.integers(0, 9), max_size=3)))
-def test_lists_are_written_item_by_item(items: list[list[int]]) -> None:
-    assert orjson.loads(b"".join(render_list(items))) == items
-    pieces = render_items([orjson.dumps(each)] for each in items)
-    assert orjson.loads(b"".join(pieces)) == items
 
 
 def test_sparse_vectors_are_an_object_or_two_lists_and_base64_is_of_the_bytes() -> None:
@@ -217,17 +202,6 @@ def test_sparse_vectors_are_an_object_or_two_lists_and_base64_is_of_the_bytes() 
     assert as_lists == b'{"indices":[7,3],"values":[0.1,2.5]}'
     assert sparse_as_json(None, as_indices=True) is None
     assert base64_of(np.float32([1, -2])) == b'"AACAPwAAAMA="'
-
-
-# The rest of an answer.
-
-
-@given(st.lists(st.floats(-5, 5, width=32), max_size=20))
-def test_the_best_are_first_and_equal_ones_in_the_order_of_the_request(scores) -> None:
-    ranked = by_falling_score(scores)
-    expected = sorted(enumerate(scores), key=lambda pair: -pair[1])
-    assert [index for index, _ in ranked] == [index for index, _ in expected]
-    assert all(isinstance(score, np.float32) for _, score in ranked)
 
 
 def test_a_rerank_answer_holds_parts_times_usage_and_warnings() -> None:
@@ -279,9 +253,7 @@ def test_a_warning_says_which_text_was_cut_where_and_by_how_much(cut, field, poi
     }
 
 
-@pytest.mark.parametrize(
-    ("encoding", "unpack"), [("gzip", gzip.decompress), ("zstd", zstd.decompress)]
-)
-def test_chunks_are_compressed_to_one_stream(encoding, unpack) -> None:
+def test_chunks_are_compressed_to_one_stream() -> None:
     chunks = [random.Random(i).randbytes(1000 * i) for i in range(9)]
-    assert unpack(b"".join(compress(chunks, encoding))) == b"".join(chunks)
+    for encoding, unpack in (("gzip", gzip.decompress), ("zstd", zstd.decompress)):
+        assert unpack(b"".join(compress(chunks, encoding))) == b"".join(chunks)

@@ -16,33 +16,31 @@ from smart_embedder.settings import Settings
 SETTINGS = Settings(api_token=None, max_rerank_passages=2)
 
 
-def test_as_many_as_the_limit_are_taken_and_one_more_is_not() -> None:
-    check_texts(["a"] * 3, "sentences", 3)
-    with pytest.raises(InvalidRequestError, match="list input holds 4 texts, and at most 3"):
-        check_texts(["a"] * 4, "input", 3)
-    check_passages("q", ["a"] * 2, "passages", SETTINGS)
-    with pytest.raises(InvalidRequestError, match="MAX_RERANK_PASSAGES"):
-        check_passages("q", ["a"] * 3, "passages", SETTINGS)
-
-
-@pytest.mark.parametrize("query", ["", " \n", ["a", " "]])
-def test_a_blank_query_is_told_before_all_else(query) -> None:
-    with pytest.raises(EmptyInputError, match="the query is blank"):
-        check_passages(query, [], "passages", SETTINGS)
-
-
-def test_an_empty_list_is_empty() -> None:
-    with pytest.raises(EmptyInputError, match="the list inputs is empty"):
-        check_texts([], "inputs", 3)
-    with pytest.raises(EmptyInputError, match="the list passages is empty"):
-        check_passages(["q"], [], "passages", SETTINGS)
-
-
-def test_a_side_needs_truncation() -> None:
-    check_truncation(truncate=True, side="left")
-    check_truncation(truncate=False, side="right")
-    with pytest.raises(InvalidRequestError, match="truncation_side"):
-        check_truncation(truncate=False, side="left")
+@pytest.mark.parametrize(
+    ("check", "refused"),
+    [
+        (lambda: check_texts(["a"] * 3, "sentences", 3), None),
+        (lambda: check_texts(["a"] * 4, "input", 3), "list input holds 4 texts, and at most 3"),
+        (lambda: check_passages("q", ["a"] * 2, "passages", SETTINGS), None),
+        (lambda: check_passages("q", ["a"] * 3, "passages", SETTINGS), "MAX_RERANK_PASSAGES"),
+        (lambda: check_texts([], "inputs", 3), "the list inputs is empty"),
+        (lambda: check_passages(["q"], [], "passages", SETTINGS), "the list passages is empty"),
+        # A blank query is told before all else.
+        (lambda: check_passages("", [], "passages", SETTINGS), "the query is blank"),
+        (lambda: check_passages(" \n", [], "passages", SETTINGS), "the query is blank"),
+        (lambda: check_passages(["a", " "], [], "passages", SETTINGS), "the query is blank"),
+        (lambda: check_truncation(truncate=True, side="left"), None),
+        (lambda: check_truncation(truncate=False, side="right"), None),
+        (lambda: check_truncation(truncate=False, side="left"), "truncation_side"),
+    ],
+)
+def test_lists_queries_and_sides_are_checked_to_the_last_one(check, refused) -> None:
+    if refused is None:
+        check()
+        return
+    is_empty = "is empty" in refused or "is blank" in refused
+    with pytest.raises(EmptyInputError if is_empty else InvalidRequestError, match=refused):
+        check()
 
 
 def models(reranker: object = None, *, late: bool = False) -> SimpleNamespace:

@@ -10,7 +10,6 @@ from tests.support.checkpoints import corpus
 
 TEXTS = [*corpus(7, seed=3), "", "naïve 检索 search"]
 LONG = "search " * 400
-COMPUTED = ["type", "time", "characters", "tokens"]
 TIMES = ["total", "tokenization", "queue", "inference"]
 
 
@@ -36,23 +35,19 @@ def test_dense_vectors_are_the_native_ones_to_the_last_bit(client, path) -> None
 
 def test_headers_tell_what_was_computed_and_how_long_it_took(client) -> None:
     answer = client.post("/embed", json={"inputs": TEXTS})
-    names = [f"x-compute-{name}" for name in COMPUTED] + [f"x-{name}-time" for name in TIMES]
-    assert set(names) <= set(answer.headers)
-    usage = client.post("/embeddings/", json={"sentences": TEXTS}).json()["usage"]
+    usage = post(client, "/embeddings/", sentences=TEXTS)["usage"]
     assert int(answer.headers["x-compute-tokens"]) == usage["total_tokens"]
     assert int(answer.headers["x-compute-characters"]) == sum(map(len, TEXTS))
     assert answer.headers["x-compute-type"] == "cpu"
-    assert all(int(answer.headers[f"x-{name}-time"]) >= 0 for name in TIMES)
+    times = [int(answer.headers[f"x-{name}-time"]) for name in TIMES]
+    assert max(times) == times[0] == int(answer.headers["x-compute-time"])
 
 
-def test_sparse_vectors_are_pairs_of_index_and_value(client, full) -> None:
+def test_sparse_vectors_are_pairs_of_index_and_value(client) -> None:
     answer = post(client, "/embed_sparse", inputs=TEXTS)
     for weights, expected in zip(answer, native(client, TEXTS), strict=True):
         assert [each["index"] for each in weights] == expected["sparse"]["indices"]
         assert [each["value"] for each in weights] == expected["sparse"]["values"]
-    for weights, others in zip(answer, post(full, "/embed_sparse", inputs=TEXTS), strict=True):
-        ours, theirs = ([list(each.values()) for each in side] for side in (weights, others))
-        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize(("model", "pooled"), [("tiny-m3", 0), ("tiny-qwen", -1)])
@@ -84,24 +79,18 @@ def test_ranks_are_the_native_scores_as_probabilities_or_raw(full, path, raw) ->
     assert [each["text"] for each in told] == [TEXTS[each["index"]] for each in ours]
 
 
-@pytest.mark.parametrize("truncate", [None, False])
 @pytest.mark.parametrize("path", ["/embed", "/embed_sparse", "/embed_all"])
-def test_a_text_that_is_too_long_is_an_error_unless_it_may_be_cut(full, path, truncate) -> None:
+def test_a_text_that_is_too_long_is_an_error_unless_it_may_be_cut(full, path) -> None:
     path = f"/models/tiny-m3{path}"
-    body = {"inputs": ["short", LONG]}
-    refused = full.post(path, json=body | {"truncate": truncate})
-    assert "402 tokens" in assert_error(refused, 422, "Validation")
-    cut = post(full, path, **body, truncate=True)
-    assert cut == post(full, path, inputs=["short", "search " * 298])
-
-
-def test_the_beginning_is_cut_where_it_says_left(full) -> None:
-    text, path = "bread " + LONG + "kitchen", "/models/tiny-m3/embed"
+    body = {"inputs": ["bread " + LONG + "kitchen"]}
+    for truncate in (None, False):
+        refused = full.post(path, json=body | {"truncate": truncate})
+        assert "404 tokens" in assert_error(refused, 422, "Validation")
     for direction, rest in (
         ("Left", "search " * 297 + "kitchen"), ("LEFT", "search " * 297 + "kitchen"),
         ("Right", "bread " + "search " * 297), (None, "bread " + "search " * 297),
     ):  # fmt: skip
-        cut = post(full, path, inputs=text, truncate=True, truncation_direction=direction)
+        cut = post(full, path, **body, truncate=True, truncation_direction=direction)
         assert cut == post(full, path, inputs=rest), direction
 
 
@@ -119,27 +108,22 @@ def test_options_are_the_native_ones_and_what_cannot_be_had_is_an_error(client, 
     assert list(map(len, states)) == list(map(len, tokens))
 
 
-def test_tokens_are_those_that_are_counted_and_name_their_characters(full) -> None:
+def test_tokens_are_those_that_are_counted_and_are_decoded_to_their_text(full) -> None:
     for model in ("tiny-m3", "tiny-qwen", "tiny-reranker"):
-        tokens = post(full, f"/models/{model}/tokenize", inputs=TEXTS)
-        for text, own in zip(TEXTS, tokens, strict=True):
-            plain = [each for each in own if not each["special"]]
-            assert all(text[each["start"] : each["stop"]] == each["text"] for each in plain)
-            alone = post(full, f"/models/{model}/tokenize", inputs=text, add_special_tokens=False)
-            assert alone == [plain]
-    answer = full.post("/models/tiny-m3/embed", json={"inputs": TEXTS})
-    counted = sum(map(len, post(full, "/models/tiny-m3/tokenize", inputs=TEXTS)))
-    assert int(answer.headers["x-compute-tokens"]) == counted
-
-
-def test_token_ids_are_decoded_to_their_text(full) -> None:
-    for model in ("tiny-m3", "tiny-qwen"):
-        tokens = post(full, f"/models/{model}/tokenize", inputs=["hybrid search", "bread"])
-        ids = [[each["id"] for each in own] for own in tokens]
-        assert post(full, f"/models/{model}/decode", ids=ids) == ["hybrid search", "bread"]
-        assert post(full, f"/models/{model}/decode", ids=ids[0]) == ["hybrid search"]
-        whole = post(full, f"/models/{model}/decode", ids=ids[0], skip_special_tokens=False)
-        assert whole[0] != "hybrid search"
+        path = f"/models/{model}"
+        tokens = post(full, f"{path}/tokenize", inputs=TEXTS)
+        plain = [[each for each in own if not each["special"]] for own in tokens]
+        for text, own in zip(TEXTS, plain, strict=True):
+            assert all(text[each["start"] : each["stop"]] == each["text"] for each in own)
+        assert post(full, f"{path}/tokenize", inputs=TEXTS, add_special_tokens=False) == plain
+        if model != "tiny-reranker":
+            answer = full.post(f"{path}/embed", json={"inputs": TEXTS})
+            assert int(answer.headers["x-compute-tokens"]) == sum(map(len, tokens))
+        ids = [[each["id"] for each in own] for own in tokens[:2]]
+        assert post(full, f"{path}/decode", ids=ids) == TEXTS[:2]
+        assert post(full, f"{path}/decode", ids=ids[0]) == TEXTS[:1]
+        whole = post(full, f"{path}/decode", ids=ids[0], skip_special_tokens=False)
+        assert whole[0] != TEXTS[0]
     assert post(full, "/decode", ids=[4_000_000_000]) == [""]
 
 
@@ -155,45 +139,29 @@ def test_only_what_the_answer_holds_limits_a_text_that_is_tokenised(client) -> N
 @pytest.mark.parametrize(
     ("path", "body", "status", "kind"),
     [
-        ("/embed", {}, 422, "Validation"),
         ("/embed", {"inputs": []}, 400, "Empty"),
-        ("/embed", {"inputs": [1, 2]}, 422, "Validation"),
         ("/embed", {"inputs": ["a"] * 41}, 422, "Validation"),
         ("/embed", {"inputs": "a", "truncation_direction": "up"}, 422, "Validation"),
         ("/embed_all", {"inputs": [[1]]}, 422, "Validation"),
         ("/similarity", {"inputs": "a"}, 422, "Validation"),
         ("/similarity", {"inputs": {"source_sentence": "a", "sentences": []}}, 400, "Empty"),
-        ("/tokenize", {"inputs": None}, 422, "Validation"),
         ("/tokenize", {"inputs": "a", "prompt_name": "no"}, 422, "Validation"),
         ("/decode", {"ids": []}, 400, "Empty"),
         ("/decode", {"ids": [-1]}, 422, "Validation"),
-        ("/decode", {"ids": "a"}, 422, "Validation"),
         ("/rerank", {"query": " ", "texts": ["a"]}, 400, "Empty"),
-        ("/rerank", {"query": "a", "texts": [1]}, 422, "Validation"),
         ("/models/nobody/embed", {"inputs": "a"}, 404, "Validation"),
         ("/models/tiny-reranker/embed", {"inputs": "a"}, 422, "Validation"),
         ("/models/tiny-m3/rerank", {"query": "a", "texts": ["a"]}, 422, "Validation"),
-        ("/models/tiny-m3/rerank", {"query": "a", "documents": ["a"]}, 422, "Validation"),
         ("/models/tiny-qwen/embed_sparse", {"inputs": "a"}, 422, "Validation"),
         ("/models/tiny-m3/nothing", {}, 404, "Validation"),
         ("/models/nobody", {"inputs": "a"}, 404, "Validation"),
         ("/", {}, 422, "Validation"),
         ("/", {"query": "a", "texts": ["a"]}, 422, "Validation"),
-        ("/", {"inputs": [1]}, 422, "Validation"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_said_in_teis_shape(full, path, body, status, kind) -> None:
     assert_error(full.post(path, json=body), status, kind)
     assert post(full, "/embed", inputs="a")
-
-
-def test_openai_bodies_are_read_for_one_model(full) -> None:
-    for path in ("/models/tiny-m3/v1/embeddings", "/models/tiny-m3/embeddings"):
-        answer = post(full, path, input="search", model="whatever")
-        assert answer["model"] == "tiny-m3"
-        assert [each["embedding"] for each in answer["data"]] == post(
-            full, "/models/tiny-m3/embed", inputs="search"
-        )
 
 
 def test_health_is_public_and_the_rest_is_refused_in_its_shape(full) -> None:
@@ -211,14 +179,16 @@ def test_health_is_public_and_the_rest_is_refused_in_its_shape(full) -> None:
 
 def test_a_model_itself_does_what_it_is_for(full) -> None:
     assert post(full, "/models/tiny-qwen", inputs="a") == post(full, "/", inputs="a")
-    assert post(full, "/models/tiny-m3", inputs="a") == dense(full, ["a"], model="tiny-m3")
+    expected = dense(full, ["a"], model="tiny-m3")
+    assert post(full, "/models/tiny-m3", inputs="a") == expected
+    for path in ("/models/tiny-m3/v1/embeddings", "/models/tiny-m3/embeddings"):
+        answer = post(full, path, input="a", model="whatever")
+        assert answer["model"] == "tiny-m3"
+        assert [each["embedding"] for each in answer["data"]] == expected
     before = metric(full, "rerank_requests_total", status="success")
     ranks = post(full, "/models/tiny-reranker", query="search", texts=TEXTS)
     assert ranks == post(full, "/rerank", query="search", texts=TEXTS)
     assert metric(full, "rerank_requests_total", status="success") == before + 2
-
-
-def test_a_wrong_method_below_a_model_is_told_the_allowed_one(full) -> None:
     for path in ("/models/tiny-m3", "/models/tiny-m3/embed"):
-        answer = full.get(path)
-        assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
+        refused = full.get(path)
+        assert (refused.status_code, refused.headers["allow"]) == (405, "POST")

@@ -198,7 +198,8 @@ async def until(condition: Any) -> None:
 
 
 async def test_records_come_in_order_whichever_piece_is_ready_first() -> None:
-    stream = Stream(LINES, b"")
+    """A bad line is counted, and has its record in its place."""
+    stream = Stream(LINES.replace(b'"9"', b"9"), b"")
     stream.ready = {str(number): asyncio.Event() for number in range(0, 12, 2)}
     ended = stream.begin()
     await until(lambda: len(stream.begun) == PIECES)
@@ -214,8 +215,10 @@ async def test_records_come_in_order_whichever_piece_is_ready_first() -> None:
         event.set()
     await ended
     assert [each["id"] for each in stream.records] == list(range(12))
+    assert [each["error"]["line"] for each in stream.records if "error" in each] == [10]
     assert [each["more_body"] for each in stream.sent[1:]] == [True] * 6 + [False]
-    assert stream.context.counts == {"sentences": 12, "failed": 0, "tokens": 36}
+    assert stream.context.counts == {"sentences": 11, "failed": 1, "tokens": 36}
+    assert stream.context.error_code is None
     assert stream.observed == [6] * 6
     assert (stream.held[-1], max(stream.held)) == (0, 64)
 
@@ -261,40 +264,32 @@ async def test_for_a_client_that_does_not_read_only_some_pieces_are_computed() -
     assert [each["id"] for each in stream.records] == list(range(108))
 
 
-async def test_a_bad_line_is_counted_and_has_its_record() -> None:
-    found = await (stream := Stream(b'"a"\n7\n"b"\n', b"")).whole()
-    assert ["error" in each for each in found] == [False, True, False]
-    assert found[1]["error"]["line"] == 2
-    assert stream.context.counts == {"sentences": 2, "failed": 1, "tokens": 9}
-    assert stream.context.error_code is None
-
-
-async def test_an_error_that_ends_it_comes_behind_what_was_computed() -> None:
-    stream = Stream(LINES[:8])
-    ended = stream.begin()
-    await until(lambda: len(stream.records) == 2)
-    stream.service.drain.wake()
-    await ended
-    *before, last = stream.records
-    assert [each["id"] for each in before] == [0, 1]
-    assert "id" not in last
-    assert (last["error"]["status"], last["error"]["retry_after"]) == (503, 5)
-    assert (stream.context.error_code, stream.context.error_status) == ("draining", 503)
-    assert stream.context.counts["sentences"] == 2
-
-
-@pytest.mark.parametrize("error", [UnavailableError("no device"), InvalidRequestError("bad")])
-async def test_where_a_piece_fails_as_a_whole_nothing_follows_it(error) -> None:
-    stream = Stream(LINES, b"")
+@pytest.mark.parametrize(
+    "error", [None, UnavailableError("no device"), InvalidRequestError("bad")], ids=str
+)
+async def test_an_error_that_ends_it_comes_behind_what_was_computed(error) -> None:
+    """That the service ends, or that a piece fails as a whole."""
+    stream = Stream(LINES[:16] if error is None else LINES, *[b""] * (error is not None))
     stream.ready = {"4": asyncio.Event()}
     ended = stream.begin()
     await until(lambda: len(stream.records) == 4)
-    stream.error = error
-    stream.ready["4"].set()
+    if error is None:
+        stream.service.drain.wake()
+    else:
+        stream.error = error
+        stream.ready["4"].set()
     await ended
-    assert len(stream.records) == 5
-    assert stream.records[-1]["error"]["detail"] == f"{error}.".capitalize()
-    assert stream.context.error_code == error.code
+    *before, last = stream.records
+    assert [each["id"] for each in before] == [0, 1, 2, 3]
+    assert "id" not in last
+    told = (last["error"]["status"], last["error"]["code"], last["error"].get("retry_after"))
+    if error is None:
+        assert told == (503, "draining", 5)
+    else:
+        assert last["error"]["detail"] == f"{error}.".capitalize()
+        assert (told[1], told[2]) == (error.code, None)
+    assert (stream.context.error_code, stream.context.error_status) == (told[1], told[0])
+    assert stream.context.counts["sentences"] == 4
 
 
 async def test_a_client_that_leaves_ends_the_work_and_is_noted() -> None:
@@ -410,18 +405,14 @@ def test_a_piece_has_the_tokens_of_a_forward_or_of_several_quick_ones(observed, 
 def test_one_piece_changes_the_size_by_a_factor_of_two_at_most() -> None:
     size = PieceSize(FORWARD)
     first = size.bytes
-    size.observe(piece(500, 1, 1.0, 1))
-    assert size.bytes == 2 * first
-    size.observe(piece(1, 500, 1.0, 1))
-    size.observe(piece(1, 500, 1.0, 1))
-    assert size.bytes == first // 2
-
-
-def test_a_piece_of_errors_says_nothing() -> None:
-    size = PieceSize(FORWARD)
-    first = size.bytes
-    size.observe(piece(1, 0, 0.0, 0))
-    assert size.bytes == first
+    for observed, factor in (
+        (piece(500, 1, 1.0, 1), 2),
+        (piece(1, 500, 1.0, 1), 1),
+        (piece(1, 500, 1.0, 1), 0.5),
+        (piece(1, 0, 0.0, 0), 0.5),  # Of errors alone.
+    ):
+        size.observe(observed)
+        assert size.bytes == factor * first
 
 
 NEEDED = ("the vectors", "send fewer texts")
@@ -433,24 +424,19 @@ def test_pieces_hold_no_more_together_than_one_answer_but_the_oldest_goes_on() -
     second.need(60, *NEEDED)
     with pytest.raises(QueueFullError, match="come before"):
         third.need(60, *NEEDED)
+    # What a piece has computed counts beside what it computes.
+    second.nbytes = 60
+    second.need(40, *NEEDED)
+    with pytest.raises(QueueFullError):
+        second.need(41, *NEEDED)
     first.need(90, *NEEDED)
     with pytest.raises(InvalidRequestError, match="MAX_ANSWER_BYTES"):
         first.need(101, *NEEDED)
+    second.end()
     ended = memory.freed
     first.end()
     assert ended.is_set()
-    third.need(40, *NEEDED)
-
-
-def test_what_a_piece_has_computed_counts_beside_what_it_computes() -> None:
-    memory = PieceMemory(100)
-    Piece(memory)
-    piece = Piece(memory)
-    piece.need(60, *NEEDED)
-    piece.nbytes = 60
-    piece.need(40, *NEEDED)
-    with pytest.raises(QueueFullError):
-        piece.need(41, *NEEDED)
+    third.need(100, *NEEDED)
 
 
 def space_of(weights: str) -> dict[str, VectorSpace]:
@@ -597,17 +583,6 @@ async def test_without_room_it_goes_on_when_a_piece_before_it_is_sent() -> None:
     assert len(texts.calls) == 2
 
 
-def test_a_line_without_a_result_is_told_by_its_number() -> None:
-    failed = LineResult(Line(7, "its id", 10), error=InvalidRequestError("no text")).record(None, 9)
-    assert (failed.id, failed.error["line"], failed.error["code"]) == (
-        "its id",
-        7,
-        "invalid_request",
-    )
-    lost = LineResult(Line(8, 3, 10)).record(None, 9)
-    assert (lost.id, lost.error["line"]) == (3, 8)
-
-
 def made(cuts: tuple[Truncation, ...] = ()) -> LineResult:
     colbert = np.ones((8, 4), np.float32)
     embedding = TextEmbedding(np.ones(4, np.float32), None, colbert)
@@ -625,6 +600,11 @@ def test_a_record_holds_what_is_made_of_the_vectors_and_which_line_was_cut() -> 
     (warning,) = record.warnings
     assert warning["target"] == {"field": "text", "index": 6, "pointer": "/text"}
     assert warning["details"]["original_tokens"] == 9
+    failed = LineResult(Line(7, "its id", 10), error=InvalidRequestError("no text")).record(None, 9)
+    told = (failed.id, failed.error["line"], failed.error["code"])
+    assert told == ("its id", 7, "invalid_request")
+    lost = LineResult(Line(8, 3, 10)).record(None, 9)
+    assert (lost.id, lost.error["line"], lost.error["status"]) == (3, 8, 500)
 
 
 def test_what_post_processing_takes_too_much_for_is_that_lines_error() -> None:
