@@ -64,7 +64,7 @@ def scope_of(context: RequestContext, *headers: tuple[bytes, bytes]) -> dict[str
 
 
 @pytest.mark.parametrize("from_body", [False, True])
-@pytest.mark.parametrize("held", [LARGE_ANSWER_BYTES // 2, LARGE_ANSWER_BYTES])
+@pytest.mark.parametrize("held", [LARGE_ANSWER_BYTES - 1, LARGE_ANSWER_BYTES])
 async def test_an_answer_that_holds_much_is_rendered_off_the_event_loop(held, from_body) -> None:
     """Whatever the endpoint says of it: what it holds was counted, and so was its body."""
     rendered_by = []
@@ -186,7 +186,7 @@ async def test_a_model_is_waited_for_as_long_as_the_request_may_take(overdue: bo
                 assert (await leasing).embedder.name == "a"
 
 
-async def test_the_status_tells_how_far_the_start_is_and_that_the_end_has_begun() -> None:
+async def test_the_status_tells_how_far_the_start_is_whether_it_failed_and_of_the_end() -> None:
     loading = create_app(Settings(api_token=None)).state.service
     assert loading.status == ("loading", "the models are being loaded")
     async with served(loaded(FakeModel())) as (service, _):
@@ -196,18 +196,16 @@ async def test_the_status_tells_how_far_the_start_is_and_that_the_end_has_begun(
         service.drain.announced = False
     assert service.status == ("draining", "the service is shutting down")
 
-
-async def test_a_start_that_has_failed_is_told_until_the_end() -> None:
     def fail(_: Settings) -> None:
         raise StartupError("there is no such folder")
 
-    service = create_app(Settings(api_token=None), loader=fail).state.service
+    failed = create_app(Settings(api_token=None), loader=fail).state.service
     with pytest.raises(StartupError):
-        await service.engine.start()
-    for service.drain.announced in (False, True):
+        await failed.engine.start()
+    for failed.drain.announced in (False, True):
         told = ("unhealthy", "the models could not be loaded; the log says why")
-        assert service.status == told
-    await service.engine.close()
+        assert failed.status == told
+    await failed.engine.close()
 
 
 async def test_only_the_time_of_the_request_is_told_as_such() -> None:
@@ -237,27 +235,35 @@ async def test_what_answers_to_get_answers_to_head_and_is_described_once() -> No
     assert await endpoint() == "it"
 
 
-@pytest.mark.parametrize("leaves", [True, False])
-async def test_when_the_client_leaves_or_is_given_up_its_work_has_ended_first(leaves) -> None:
-    client, ended = Client(), []
+@pytest.mark.parametrize("how", ["it leaves", "it is given up", "its work ends", "its work fails"])
+async def test_the_work_for_a_client_ends_first_and_then_nobody_listens_on(how: str) -> None:
+    client, ended, ends = Client(), [], asyncio.Event()
 
-    async def work() -> None:
+    async def work() -> str:
         try:
-            await asyncio.Event().wait()
+            await ends.wait()
+            if how == "its work fails":
+                raise ValueError(how)
         finally:
             await asyncio.sleep(0)
             ended.append("work")
+        return "done"
 
     answer = asyncio.ensure_future(cancel_on_disconnect(client.request, work()))
     await client.waits.wait()
     assert not answer.done()
-    if leaves:
+    if how == "it leaves":
         client.leaves.set()
-    else:
+    elif how == "it is given up":
         answer.cancel()
-    with pytest.raises(ClientGoneError if leaves else asyncio.CancelledError):
-        await answer
+    ends.set()
+    errors = {"it leaves": ClientGoneError, "it is given up": asyncio.CancelledError}
+    errors["its work fails"] = ValueError
+    (outcome,) = await asyncio.gather(answer, return_exceptions=True)
+    assert outcome == "done" if how == "its work ends" else type(outcome) is errors[how]
     assert ended == ["work"]
+    await asyncio.sleep(0)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
 async def test_who_leaves_does_not_wait_for_a_model_which_is_loaded_for_others() -> None:
@@ -275,23 +281,6 @@ async def test_who_leaves_does_not_wait_for_a_model_which_is_loaded_for_others()
         assert status(service.engine, "a").requests == 0
         models.gate.release()
         await reached(service.engine, "a", ModelState.READY)
-
-
-@pytest.mark.parametrize("error", [None, ValueError("its own")])
-async def test_work_that_ends_first_is_the_answer_and_nobody_listens_on(error) -> None:
-    client = Client()
-
-    async def work() -> str:
-        await client.waits.wait()
-        if error:
-            raise error
-        return "done"
-
-    answer = asyncio.ensure_future(cancel_on_disconnect(client.request, work()))
-    (outcome,) = await asyncio.gather(answer, return_exceptions=True)
-    assert outcome == (error or "done")
-    await asyncio.sleep(0)
-    assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
 @pytest.mark.parametrize(

@@ -37,12 +37,12 @@ def test_the_answer_has_exactly_the_fields_of_the_contract_and_all_kinds(client)
     assert [len(vector) for vector in embeddings["colbert"]] == [64] * rows
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_kind_not_asked_for_is_null(client, kind: str) -> None:
-    wanted = {f"return_{other}": other == kind for other in KINDS}
-    embeddings = post(client, sentences=["search"], **wanted)["data"][0]["embeddings"]
-    assert list(embeddings) == list(KINDS)
-    assert [other for other in KINDS if embeddings[other] is not None] == [kind]
+def test_a_kind_not_asked_for_is_null(client) -> None:
+    for kind in KINDS:
+        wanted = {f"return_{other}": other == kind for other in KINDS}
+        embeddings = post(client, sentences=["search"], **wanted)["data"][0]["embeddings"]
+        assert list(embeddings) == list(KINDS)
+        assert [other for other in KINDS if embeddings[other] is not None] == [kind]
 
 
 def test_an_over_long_text_is_embedded_and_reported(client) -> None:

@@ -3,6 +3,7 @@
 import re
 import sys
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from urllib.parse import urljoin
 
@@ -105,16 +106,13 @@ def test_what_no_other_service_counts_has_the_services_own_prefix() -> None:
     names = {family.name for family in Metrics().registry.collect()}
     own = {name for name in names if not SHARED_NAMES.match(name)}
     assert own
-    assert {name for name in own if not name.startswith("embedder_")} == set()
+    assert all(name.startswith("embedder_") for name in own)
     listed = {*COUNTERS, *HISTOGRAMS, *GAUGES, "embedding_server_info"}
     shared = {name.removesuffix("_total").removesuffix("_info") for name in listed}
     assert {name for name in names - own if not name.startswith("process_")} <= shared
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells these of a process")
-def test_the_memory_of_the_process_is_shown_too() -> None:
-    ((_, used),) = series(Metrics().render().decode())["process_resident_memory_bytes"]
-    assert used > 0
+    if sys.platform == "linux":  # Which alone tells these of a process.
+        ((_, used),) = series(Metrics().render().decode())["process_resident_memory_bytes"]
+        assert used > 0
 
 
 def total(found, name: str, **labels: str) -> float:
@@ -132,13 +130,9 @@ def test_counters_move_with_requests_and_stats_agree(tiny_m3: Path) -> None:
         found = series(client.get("/metrics").text)
         client.app.state.service.metrics.started_at -= 3600 + 120
         stats = client.get("/stats").json()
-    expected = {
-        ("embedding_requests_total", "status", "success"): 3,
-        ("embedding_requests_total", "status", "client_error"): 2,
-        ("embedding_requests_rejected_total", "reason", "body_too_large"): 1,
-    }
-    for (name, label, value), count in expected.items():
-        assert total(found, name, **{label: value}) == count, value
+    assert total(found, "embedding_requests_total", status="success") == 3
+    assert total(found, "embedding_requests_total", status="client_error") == 2
+    assert total(found, "embedding_requests_rejected_total", reason="body_too_large") == 1
     assert total(found, "embedding_sentences_processed_total") == 6
     for name in ("request_duration_seconds", "batch_size"):
         assert total(found, f"embedding_{name}_count") == 3
@@ -165,25 +159,19 @@ def test_a_docs_page_loads_everything_from_this_server(client, page: str) -> Non
     assert "https://" not in html
 
 
-@pytest.mark.parametrize(
-    ("accepted", "is_browser"),
-    [
-        ("text/html", True),
-        ("text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8", True),
-        ("text/html;q=0", False),
-        ("text/html;q=0.9, application/json;q=0.8", True),
-        ("text/html, application/json", False),
-        ("application/json", False),
-        ("*/*", False),
-        ("", False),
-    ],
-)
+BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
+ACCEPTED = {
+    "text/html": True, BROWSER: True, "text/html;q=0.9, application/json;q=0.8": True,
+    "text/html;q=0": False, "text/html, application/json": False, "*/*": False, "": False,
+}  # fmt: skip
+
+
 @pytest.mark.parametrize("ui", [True, False])
-async def test_a_browser_is_sent_to_the_page_where_there_is_one(accepted, is_browser, ui) -> None:
+async def test_a_browser_is_sent_to_the_page_where_there_is_one(ui: bool) -> None:
     app = create_app(Settings(api_token=None, ui=ui, trusted_proxies="192.0.2.1"))
     transport = ASGITransport(app, client=("192.0.2.1", 1))
     async with AsyncClient(transport=transport, base_url="http://service") as client:
-        for prefix in ("", "/below"):
+        for (accepted, is_browser), prefix in product(ACCEPTED.items(), ("", "/below")):
             headers = {"Accept": accepted} | ({"X-Forwarded-Prefix": prefix} if prefix else {})
             answer = await client.get("/", headers=headers)
             assert answer.headers["vary"] == "Accept"
