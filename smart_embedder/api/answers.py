@@ -1,6 +1,6 @@
 """The responses, for the API's description only: answers are rendered without them."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, Field
 
@@ -23,8 +23,21 @@ class TokenStrings(BaseModel):
     colbert: list[str] | None
 
 
+class Embeddings(BaseModel):
+    """The vectors of one text; a kind not asked for is null."""
+
+    dense: list[float] | None
+    dense_scale: Annotated[float | None, Field(description="With int8 and uint8 only.")] = None
+    sparse: dict[str, float] | SparseIndices | None
+    colbert: list[list[float]] | None
+    colbert_scale: Annotated[
+        list[float] | None, Field(description="Of each vector; with int8 and uint8 only.")
+    ] = None
+    muvera: Annotated[list[float] | None, Field(description="With muvera only.")] = None
+
+
 class Base64Array(BaseModel):
-    """An array as raw bytes, with `encoding` base64."""
+    """An array as raw bytes."""
 
     dtype: str
     shape: list[int]
@@ -32,25 +45,21 @@ class Base64Array(BaseModel):
 
 
 class Base64Sparse(BaseModel):
-    """Sparse weights as two arrays, with `encoding` base64."""
+    """Sparse weights as two arrays."""
 
     indices: Base64Array
     values: Base64Array
 
 
-class Embeddings(BaseModel):
-    """The vectors of one text; a kind not asked for is null."""
+class Base64Embeddings(BaseModel):
+    """The same, with `encoding` base64."""
 
-    dense: list[float] | Base64Array | None
-    dense_scale: Annotated[float | None, Field(description="With int8 and uint8 only.")] = None
-    sparse: dict[str, float] | SparseIndices | Base64Sparse | None
-    colbert: list[list[float]] | Base64Array | None
-    colbert_scale: Annotated[
-        list[float] | None, Field(description="Of each vector; with int8 and uint8 only.")
-    ] = None
-    muvera: Annotated[list[float] | Base64Array | None, Field(description="With muvera only.")] = (
-        None
-    )
+    dense: Base64Array | None
+    dense_scale: float | None = None
+    sparse: Base64Sparse | None
+    colbert: Base64Array | None
+    colbert_scale: list[float] | None = None
+    muvera: Base64Array | None = None
 
 
 class EmbeddedSentence(BaseModel):
@@ -60,6 +69,15 @@ class EmbeddedSentence(BaseModel):
     text: str
     embeddings: Embeddings
     tokens: Annotated[TokenStrings | None, Field(description="With return_tokens only.")] = None
+
+
+class Base64Sentence(BaseModel):
+    """The same, with `encoding` base64."""
+
+    id: int
+    text: str
+    embeddings: Base64Embeddings
+    tokens: TokenStrings | None = None
 
 
 class WarningTarget(BaseModel):
@@ -109,6 +127,9 @@ class TimingsMs(BaseModel):
     total: float
 
 
+Sentence = TypeVar("Sentence", EmbeddedSentence, Base64Sentence)
+
+
 class VectorKinds(BaseModel):
     """A text for each kind of vectors; null for one that is not in the answer."""
 
@@ -117,10 +138,10 @@ class VectorKinds(BaseModel):
     colbert: str | None
 
 
-class EmbeddingResponse(BaseModel):
+class EmbeddingReport(BaseModel, Generic[Sentence]):
     """Vectors for each text, in the order of the request, and facts about the work."""
 
-    data: list[EmbeddedSentence]
+    data: list[Sentence]
     model_name: str
     dense_model_name: str
     sparse_model_name: str
@@ -134,6 +155,14 @@ class EmbeddingResponse(BaseModel):
     output_dtype: Annotated[
         OutputDtype | None, Field(description="Only where it is not plain float32.")
     ] = None
+
+
+class EmbeddingResponse(EmbeddingReport[EmbeddedSentence]):
+    """Vectors for each text, in the order of the request."""
+
+
+class Base64Response(EmbeddingReport[Base64Sentence]):
+    """The same, with `encoding` base64."""
 
 
 class PartScores(BaseModel):

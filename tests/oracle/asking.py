@@ -128,7 +128,7 @@ def _read(question: Question, content: bytes) -> Any:
     answer = question.operation.answer
     if answer == "binary":
         return [_record(each) for each in READERS[question.writes](content)]
-    if answer == "EmbeddingResponse":
+    if answer == "EmbeddingResponse|Base64Response":
         items, told = decode(question.writes, content)
         return told | {"data": [{"vectors": _vectors(each)} for each in items]}
     found = orjson.loads(content)

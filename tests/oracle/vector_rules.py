@@ -495,7 +495,7 @@ def _decoded(served: Served, question: Any) -> list[str]:
 
 _INPUTS: tuple[Body, ...] = ({"inputs": SHORT}, {"inputs": LONG}, {"inputs": SHORT[0]})
 VECTOR_RULES: dict[str, Rule] = {
-    "EmbeddingResponse": Rule(
+    "EmbeddingResponse|Base64Response": Rule(
         ("sentences",),
         ({"sentences": SHORT}, {"sentences": LONG}),
         _OWN_OPTIONS,

@@ -11,7 +11,7 @@ from fastapi import Request
 from starlette.responses import Response
 
 from smart_embedder.api import schemas
-from smart_embedder.api.answers import EmbeddingResponse, RerankResponse
+from smart_embedder.api.answers import Base64Response, EmbeddingResponse, RerankResponse
 from smart_embedder.api.body import check_encoding, content_type_of, validate
 from smart_embedder.api.context import EMBEDDING_STREAM, NATIVE_EMBEDDINGS, RERANK, context_of
 from smart_embedder.api.formats import records, vectors
@@ -62,7 +62,11 @@ router = Router(groups=_GROUPS, dependencies=[BEARER])
     NATIVE_EMBEDDINGS.path,
     tags=["embeddings"],
     **router.describe_work(
-        "Embed texts", EmbeddingRequest, EmbeddingResponse, (404, 422), media_types=BINARY
+        "Embed texts",
+        EmbeddingRequest,
+        EmbeddingResponse | Base64Response,
+        (404, 422),
+        media_types=BINARY,
     ),
 )
 async def create_embeddings(body: EmbeddingRequest, call: Call) -> Response:
