@@ -1,4 +1,6 @@
-"""text-embeddings-inference: the native numbers in its shapes, at the root and for one model."""
+"""text-embeddings-inference and embedding-server: the native numbers in their shapes."""
+
+import re
 
 import numpy as np
 import pytest
@@ -194,3 +196,16 @@ def test_a_model_itself_does_what_it_is_for(full) -> None:
     for path in ("/models/tiny-m3", "/models/tiny-m3/embed"):
         refused = full.get(path)
         assert (refused.status_code, refused.headers["allow"]) == (405, "POST")
+
+
+def test_embedding_server_has_the_native_vectors_usage_times_and_teis_errors(client) -> None:
+    answer = post(client, "/api/v1/embed", inputs=TEXTS)
+    assert list(answer) == ["data", "usage", "timings"]
+    assert [each["embedding"] for each in answer["data"]] == dense(client, TEXTS)
+    assert [each["index"] for each in answer["data"]] == list(range(len(TEXTS)))
+    assert answer["usage"] == post(client, "/embeddings/", sentences=TEXTS)["usage"]
+    assert list(answer["timings"]) == ["tokenization", "queue", "inference"]
+    for each in answer["timings"].values():
+        assert re.fullmatch(r"[\d.]+(e[+-]\d+)?(µs|ms|s)", each)
+    for inputs in ([1, 2, 3], "search " * 60_000):
+        assert_error(client.post("/api/v1/embed", json={"inputs": inputs}), 422, "Validation")

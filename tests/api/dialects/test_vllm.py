@@ -55,7 +55,7 @@ def test_two_lists_are_scored_pair_by_pair_in_one_forward(full) -> None:
         ({"text_1": [], "text_2": ["a"]}, 400, "text_1"),
         ({"text_1": ["a", " "], "text_2": ["a", "b"]}, 400, "blank"),
         ({"text_1": "a", "text_2": ["a"] * 41}, 400, "MAX_RERANK_PASSAGES"),
-        # What it shares with Cohere's: test_cohere_rerank.py.
+        # What it shares with Cohere's: test_cohere.py.
         ({"text_1": "a", "text_2": "b", "padding": "max_length"}, 400, "padding"),
         ({"text_1": "a", "text_2": "b", "instruction": "Find it"}, 400, "instruction"),
         ({"text_1": "a", "text_2": "search " * 9000, "truncate": False}, 400, "has 9000 tokens"),
