@@ -28,22 +28,14 @@ from smart_embedder.errors import ClientGoneError
 from smart_embedder.observability.history import Clients
 from smart_embedder.observability.logs import escape_text
 from smart_embedder.observability.loop_watch import LoopWatch
-from smart_embedder.observability.metrics import EMBEDDING_ENDPOINT, EndpointMetrics, Metrics
+from smart_embedder.observability.metrics import (
+    EMBEDDING_ENDPOINT,
+    REASON_OF,
+    EndpointMetrics,
+    Metrics,
+)
 
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")
-_REASON_OF = {
-    "queue_full": "backpressure",
-    "rate_limited": "rate_limit",
-    "unauthorized": "auth",
-    "body_too_large": "body_too_large",
-    "loading": "loading",
-    "model_not_loaded": "model",
-    "model_too_large": "model",
-    "draining": "draining",
-    "unhealthy": "unhealthy",
-    "reranker_disabled": "disabled",
-    "foreign_origin": "origin",
-}
 log = structlog.get_logger(__name__)
 
 
@@ -210,9 +202,9 @@ class MeasureRequests:
     def _count(self, endpoint: EndpointMetrics, context: RequestContext, seconds: float) -> None:
         """Count a request once: as refused, as abandoned, or by its outcome."""
         code = context.error_code
-        self._clients.count(context.client, refused=code in _REASON_OF)
-        if code in _REASON_OF:
-            endpoint.rejected[_REASON_OF[code]].inc()
+        self._clients.count(context.client, refused=code in REASON_OF)
+        if code in REASON_OF:
+            endpoint.rejected[REASON_OF[code]].inc()
         elif code == ClientGoneError.code:
             self._abandoned.inc()
         else:

@@ -23,18 +23,21 @@ from prometheus_client import (
 from smart_embedder import __version__
 
 STATUSES: Final = ("success", "client_error", "error", "timeout")
-REJECTION_REASONS: Final = (
-    "backpressure",
-    "rate_limit",
-    "auth",
-    "body_too_large",
-    "loading",
-    "model",
-    "draining",
-    "unhealthy",
-    "disabled",
-    "origin",
-)
+# Why a request is refused, by the code of its error.
+REASON_OF: Final = {
+    "queue_full": "backpressure",
+    "rate_limited": "rate_limit",
+    "unauthorized": "auth",
+    "body_too_large": "body_too_large",
+    "loading": "loading",
+    "model_not_loaded": "model",
+    "model_too_large": "model",
+    "draining": "draining",
+    "unhealthy": "unhealthy",
+    "reranker_disabled": "disabled",
+    "foreign_origin": "origin",
+}
+REJECTION_REASONS: Final = tuple(dict.fromkeys(REASON_OF.values()))
 # Of vectors, and of what rerankers make.
 KINDS: Final = ("dense", "sparse", "colbert", "score")
 EMBEDDING_ENDPOINT: Final = "/embeddings/"

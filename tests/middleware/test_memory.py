@@ -383,20 +383,26 @@ def test_an_answer_is_held_once_however_often_it_is_needed_and_its_end_frees_it(
     other.need(others, *ADVICE)
 
 
-def test_an_answer_is_evicted_only_when_it_waits_to_be_read(clock: Clock) -> None:
+def test_an_answer_is_evicted_only_while_it_waits_unread(clock: Clock) -> None:
     """One that took long to make has its time, too."""
     responses, evicted = ResponseMemory(HELD), []
-    answer = HeldAnswer(responses, "a", 12 * MIB, lambda: evicted.append("a"))
-    answer.need(12 * MIB, *ADVICE)
-    for begin in (lambda: None, lambda: answer.begin(None)):
+    answers = [
+        HeldAnswer(responses, name, 12 * MIB, lambda name=name: evicted.append(name))
+        for name in "ab"
+    ]
+    for answer in answers:
+        answer.need(6 * MIB, *ADVICE)
+    for begun in (False, True):
         clock.pass_seconds(60)
-        begin()
+        for answer in answers * begun:
+            answer.begin(None)
         with pytest.raises(QueueFullError):
-            answer_of(responses, "b", HELD).need(8 * MIB, *ADVICE)
-    answer.sent(MIB)
-    clock.pass_seconds(2)
-    answer_of(responses, "b", HELD).need(8 * MIB, *ADVICE)
-    assert evicted == ["a"]
+            answer_of(responses, "c", HELD).need(6 * MIB, *ADVICE)
+    for _ in range(3):
+        clock.pass_seconds(0.9)
+        answers[0].sent(16_384)
+    answer_of(responses, "c", HELD).need(6 * MIB, *ADVICE)
+    assert evicted == ["b"]
 
 
 def test_an_upload_that_goes_on_is_not_evicted_and_one_that_stalls_is(clock: Clock) -> None:
@@ -409,22 +415,6 @@ def test_an_upload_that_goes_on_is_not_evicted_and_one_that_stalls_is(clock: Clo
         bodies.reserve(uploads[1], 16)
     bodies.reserve(Reservation("c"), 6 * MIB)
     assert [each.evicted for each in uploads] == [False, True]
-
-
-def test_an_answer_that_is_read_while_it_is_rendered_is_not_evicted(clock: Clock) -> None:
-    responses, evicted = ResponseMemory(HELD), []
-    answers = [
-        HeldAnswer(responses, name, 12 * MIB, lambda name=name: evicted.append(name))
-        for name in "ab"
-    ]
-    for answer in answers:
-        answer.need(6 * MIB, *ADVICE)
-        answer.begin(None)
-    for _ in range(3):
-        clock.pass_seconds(0.9)
-        answers[0].sent(16_384)
-    answer_of(responses, "c", HELD).need(6 * MIB, *ADVICE)
-    assert evicted == ["b"]
 
 
 def test_answers_that_are_too_many_are_looked_at_once_a_second_until_they_fit(

@@ -46,9 +46,9 @@ from smart_embedder.errors import (
     SmartEmbedderError,
 )
 from smart_embedder.middleware.memory import HeldAnswer, ResponseMemory
-from smart_embedder.middleware.observe import _REASON_OF, MeasureRequests, _outcome
+from smart_embedder.middleware.observe import MeasureRequests, _outcome
 from smart_embedder.observability.history import Clients
-from smart_embedder.observability.metrics import Metrics
+from smart_embedder.observability.metrics import REASON_OF, Metrics
 from smart_embedder.settings import Settings
 from tests.simulation.auditor import OWNER, Auditor, RequestBook
 from tests.simulation.fakes import FakeEmbedder, FakeModel, number_of, score_of
@@ -270,8 +270,8 @@ class Client:
     def _count(self, book: RequestBook, context: RequestContext, outcome: str) -> None:
         """What the metrics have to say in the end, counted apart."""
         world, prefix = self.world, book.purpose.name
-        if outcome in _REASON_OF:
-            world.count(f"{prefix} {_REASON_OF[outcome]}")
+        if outcome in REASON_OF:
+            world.count(f"{prefix} {REASON_OF[outcome]}")
         elif outcome == ClientGoneError.code:
             world.count("abandoned")
         else:
