@@ -41,13 +41,6 @@ def test_a_token_is_known_by_its_name(file: Path) -> None:
         assert tokens.name_of(wrong) is None
 
 
-def test_a_changed_file_is_read_again(file: Path) -> None:
-    tokens = ApiTokens(None, file)
-    rewrite(file, "alice:two\n")
-    assert tokens.name_of(b"one") is None
-    assert tokens.name_of(b"two") == "alice"
-
-
 @pytest.mark.parametrize(
     "text", ["alice\n", ":token\n", "alice:\n", "a:1\na:2\n", "default:xyz\n", " default :xyz\n"]
 )

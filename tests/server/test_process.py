@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,22 +30,17 @@ UVICORN = ("app.main:app", "--port", "0")
 
 
 @pytest.mark.parametrize(
-    ("module", "settings", "said"),
+    ("module", "arguments", "said"),
     [
-        (
-            "smart_embedder",
-            {"MAX_BATCH_TOKENS": "plenty"},
-            "MAX_BATCH_TOKENS=plenty is not allowed: auto, or a number of tokens, at least 1",
-        ),
-        ("uvicorn", {"API_TOKENS_FILE": "/absent"}, "API_TOKENS_FILE=/absent "),
+        ("smart_embedder", ["--prot=1"], "there is no flag --prot: the nearest is --port; --help "),
+        ("uvicorn", UVICORN, "API_TOKENS_FILE=/absent "),
     ],
 )
 def test_a_wrong_setting_stops_the_start_before_the_port_opens(
-    tmp_path: Path, module: str, settings: dict[str, str], said: str
+    tmp_path: Path, module: str, arguments: Sequence[str], said: str
 ) -> None:
-    arguments = UVICORN if module == "uvicorn" else ()
     status, output = run_to_the_end(
-        tmp_path, module=module, arguments=arguments, fresh=True, **settings
+        tmp_path, module=module, arguments=arguments, fresh=True, API_TOKENS_FILE="/absent"
     )
     assert (status, output.count("\n")) == (1, 1)
     assert output.startswith(f"Smart Embedder cannot start: {said}")

@@ -41,34 +41,6 @@ async def test_the_time_of_a_drain_runs_from_its_beginning_and_begins_once() -> 
     assert drain.seconds_left(30) == 0
 
 
-@in_skipped_time
-async def test_it_is_over_when_the_last_accepted_request_has_its_answer() -> None:
-    drain, began = Drain(), now()
-    await drain.wait_for_none()
-
-    async def serve(seconds: float) -> None:
-        with drain.track():
-            await asyncio.sleep(seconds)
-
-    served = [asyncio.create_task(serve(seconds)) for seconds in (1, 5, 3)]
-    await turns()
-    await drain.wait_for_none()
-    assert now() - began == pytest.approx(5, abs=0.1)
-    await asyncio.gather(*served)
-
-
-@in_skipped_time
-async def test_streams_are_woken_when_they_are_to_end() -> None:
-    drain = Drain()
-    waits = asyncio.create_task(drain.wait_for_beginning())
-    drain.begin()
-    await turns()
-    assert not waits.done()
-    drain.wake()
-    await turns()
-    assert waits.done()
-
-
 class Service:
     """A server, and an app that answers after `seconds`, as a stream until the drain, or never."""
 

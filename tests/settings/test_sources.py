@@ -109,18 +109,6 @@ def test_a_flag_that_is_not_right_is_one_sentence(arguments: list[str], sentence
     assert "hush" not in str(caught.value)
 
 
-def python(*arguments: str, folder: Path) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, *arguments],
-        cwd=folder,
-        env={"PYTHONPATH": str(REPOSITORY), "COLUMNS": "100"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-
-
 def test_help_lists_every_flag_with_its_meaning_and_imports_no_torch(tmp_path: Path) -> None:
     script = (
         "import atexit, runpy, sys\n"
@@ -128,22 +116,20 @@ def test_help_lists_every_flag_with_its_meaning_and_imports_no_torch(tmp_path: P
         "atexit.register(lambda: print('torch' in sys.modules, file=sys.stderr))\n"
         "runpy.run_module('smart_embedder', run_name='__main__')\n"
     )
-    done = python("-c", script, folder=tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(REPOSITORY), "COLUMNS": "100"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert (done.returncode, done.stderr) == (0, "False\n")
     told = "".join(done.stdout.split())  # A line may end at a hyphen.
     for name in Settings.model_fields:
         assert f"--{name.replace('_', '-')}" in told
         assert "".join(without_markup(meaning(name)).split()) in told
     assert "(default:200)" in told
-
-
-def test_a_flag_of_the_real_process_is_refused_in_one_line(tmp_path: Path) -> None:
-    done = python("-m", "smart_embedder", "--prot=1", folder=tmp_path)
-    assert done.returncode == 1
-    assert done.stderr == (
-        "Smart Embedder cannot start: there is no flag --prot: the nearest is --port; "
-        "--help lists all\n"
-    )
 
 
 def test_a_name_in_dotenv_that_is_nobodys_stops_the_start_and_names_the_nearest(tmp_path) -> None:
