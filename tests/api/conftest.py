@@ -8,13 +8,9 @@ from typing import Any
 
 import httpx2
 import pytest
-import torch
 from starlette.testclient import TestClient
 
 from smart_embedder.main import create_app
-from smart_embedder.models.ops.choose import choose_backend
-from smart_embedder.models.ops.proof import Target
-from smart_embedder.models.tasks.embedders import M3Embedder
 from smart_embedder.settings import Settings
 
 _START_LIMIT = 120.0
@@ -50,13 +46,6 @@ def metric(client: TestClient, series: str, **labels: str) -> float:
     """The present value of a series of the client's service."""
     value: float = client.app.state.service.metrics.value(series, **labels)
     return value
-
-
-@pytest.fixture(scope="session")
-def embedder(tiny_m3: Path) -> M3Embedder:
-    cpu = torch.device("cpu")
-    target = Target(cpu, torch.float32, choose_backend(cpu, torch.float32))
-    return M3Embedder("tiny-m3", tiny_m3, 8192, target)
 
 
 @pytest.fixture(scope="module")

@@ -56,18 +56,6 @@ def test_an_answer_that_was_found_is_the_one_that_was_computed(cached, options) 
         del answer["processing_time_ms"]
     assert found == computed
     assert {each["code"] for each in found["warnings"]} == {"input_truncated"}
-
-
-def test_known_and_new_texts_in_one_request_are_answered_as_alone(cached) -> None:
-    texts = marked(TEXTS, "mixed")
-    known = {text: ask(cached, [text])["data"][0]["embeddings"] for text in texts[::2]}
-    before = tokens(cached)
-    mixed = ask(cached, [*texts, texts[1]])
-    assert 0 < tokens(cached) - before < mixed["usage"]["total_tokens"]
-    for item in mixed["data"]:
-        alone = ask(cached, [item["text"]])["data"][0]["embeddings"]
-        assert item["embeddings"] == alone == known.get(item["text"], alone)
-    assert [cut["target"]["index"] for cut in mixed["warnings"]] == [6]
     assert 0 < metric(cached, "embedder_cache_bytes") <= 2**28
 
 

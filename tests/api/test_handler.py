@@ -35,7 +35,6 @@ from smart_embedder.api.handler import (
 from smart_embedder.api.openapi import BEARER, Router
 from smart_embedder.api.schemas import ForeignRequest
 from smart_embedder.engine.model import LoadedModels
-from smart_embedder.engine.pooled_model import ModelState
 from smart_embedder.engine.records import (
     EmbedRequest,
     Outputs,
@@ -53,7 +52,7 @@ from smart_embedder.errors import (
 from smart_embedder.main import create_app
 from smart_embedder.settings import Settings
 from tests.engine.fakes import FakeModel, loaded
-from tests.engine.further_models import FakeLoader, entries, reached, status
+from tests.engine.further_models import FakeLoader, entries
 from tests.support.in_process import served
 
 
@@ -264,23 +263,6 @@ async def test_the_work_for_a_client_ends_first_and_then_nobody_listens_on(how: 
     assert ended == ["work"]
     await asyncio.sleep(0)
     assert asyncio.all_tasks() == {asyncio.current_task()}
-
-
-async def test_who_leaves_does_not_wait_for_a_model_which_is_loaded_for_others() -> None:
-    models, client = FakeLoader(), Client()
-    models.held = True
-    default = replace(loaded(FakeModel()), loader=models)
-    async with served(default, models=entries("a")) as (service, _):
-        work = Call(client.request, service).lease(service.catalogue.find("a"))
-        answer = asyncio.ensure_future(cancel_on_disconnect(client.request, work))
-        await asyncio.to_thread(models.entered.acquire)
-        assert status(service.engine, "a").requests == 1
-        client.leaves.set()
-        with pytest.raises(ClientGoneError):
-            await answer
-        assert status(service.engine, "a").requests == 0
-        models.gate.release()
-        await reached(service.engine, "a", ModelState.READY)
 
 
 @pytest.mark.parametrize(

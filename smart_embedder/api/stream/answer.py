@@ -75,30 +75,28 @@ class LineResult:
     """The vectors of one line, or its error."""
 
     line: Line
-    embedding: TextEmbedding | None = None
+    outcome: TextEmbedding | errors.SmartEmbedderError
     tokens: TokenStrings | None = None
     truncations: tuple[Truncation, ...] = ()
-    error: errors.SmartEmbedderError | None = None
 
     def record(self, request: EmbedRequest, max_bytes: int) -> Record:
         """The record of the line; takes the time of post-processing its vectors.
 
         Post-processing that takes more than `max_bytes` is an error.
         """
-        error, line = self.error, self.line
-        if error is None and self.embedding is not None:
+        line, outcome = self.line, self.outcome
+        if isinstance(outcome, TextEmbedding):
             try:
-                hold_rendering([self.embedding], request, AnswerMemory(max_bytes))
+                hold_rendering([outcome], request, AnswerMemory(max_bytes))
             except errors.InvalidRequestError as refused:
-                error = refused
-        if error is not None or self.embedding is None:
-            facts = error_facts(error or errors.SmartEmbedderError("there is no result"))
-            return Record(line.id, None, error=facts | {"line": line.number})
+                outcome = refused
+        if isinstance(outcome, errors.SmartEmbedderError):
+            return Record(line.id, None, error=error_facts(outcome) | {"line": line.number})
         warnings = [
             truncation_as_json(replace(cut, index=line.number - 1), "text", "/text")
             for cut in self.truncations
         ]
-        return Record(line.id, vectors_of(self.embedding, request, self.tokens), warnings)
+        return Record(line.id, vectors_of(outcome, request, self.tokens), warnings)
 
 
 class Piece(AnswerMemory):
@@ -193,24 +191,21 @@ class PieceEmbedder:
         """
         if good := [line for line in lines if line.error is None]:
             await self._add_results(piece, good)
-        if len(good) < len(lines):
-            computed = {result.line.number: result for result in piece.results}
-            piece.results = [
-                computed.get(line.number) or LineResult(line, error=line.error) for line in lines
-            ]
+        piece.results += [LineResult(line, line.error) for line in lines if line.error is not None]
+        piece.results.sort(key=lambda result: result.line.number)
 
     async def _add_results(self, piece: Piece, lines: Sequence[Line]) -> None:
         try:
             result = await self._embed_when_possible([line.text for line in lines], piece)
         except errors.InferenceTimeoutError as error:  # Halves would wait for the same device.
-            piece.results += [LineResult(line, error=error) for line in lines]
+            piece.results += [LineResult(line, error) for line in lines]
         except errors.SmartEmbedderError as error:
             if isinstance(error, errors.UnavailableError) and not isinstance(
                 error, errors.OutOfMemoryError
             ):
                 raise
             if len(lines) == 1:
-                piece.results.append(LineResult(lines[0], error=error))
+                piece.results.append(LineResult(lines[0], error))
                 return
             middle = len(lines) // 2
             await self._add_results(piece, lines[:middle])
@@ -508,7 +503,7 @@ class StreamResponse(Response):
             self._sending_since = None
         piece.end()
         self._call.context.memory.release_vectors(piece.nbytes)
-        failed = sum(result.error is not None for result in piece.results)
+        failed = sum(not isinstance(each.outcome, TextEmbedding) for each in piece.results)
         self._counts["sentences"] += len(piece.results) - failed
         self._counts["failed"] += failed
         self._counts["tokens"] += piece.tokens

@@ -6,7 +6,6 @@ import httpx2
 import numpy as np
 import pytest
 import torch
-from sentence_transformers import SparseEncoder
 from transformers import pipeline
 
 from tests.api.conftest import answered as post
@@ -103,33 +102,20 @@ def test_predictions_count_as_reranked_pairs(heads: httpx2.Client) -> None:
 TEXTS = ["hybrid search", "", "memory, rank!", "sea " * 100]
 
 
-@pytest.fixture(scope="module")
-def weights(tiny_splade: Path) -> np.ndarray:
-    return SparseEncoder(str(tiny_splade), device="cpu").encode(TEXTS).to_dense().numpy()
-
-
-def assert_weights(found: list[dict[int, float]], expected: np.ndarray) -> None:
-    made = np.zeros_like(expected)
-    for row, own in zip(made, found, strict=True):
-        row[[*own]] = [*own.values()]
-    np.testing.assert_allclose(made, expected, rtol=0, atol=1e-5)
-
-
-def test_one_request_gets_the_vectors_of_both_models(heads: httpx2.Client, weights) -> None:
-    answer = post(heads, "/embeddings/", sentences=TEXTS)
-    kinds = [item["embeddings"] for item in answer["data"]]
-    assert_weights(
-        [{int(key): each["sparse"][key] for key in each["sparse"]} for each in kinds], weights
-    )
+def test_one_request_gets_the_vectors_of_both_models(heads: httpx2.Client, client) -> None:
+    answer = post(heads, "/embeddings/", sentences=TEXTS, sparse_as_indices=True)
     names = [answer[f"{kind}_model_name"] for kind in ("dense", "sparse")]
     assert names == ["tiny-m3", "tiny-splade"]
-    alone = post(heads, "/embeddings/", sentences=TEXTS, return_sparse=False)["data"]
-    for item, each in zip(alone, kinds, strict=True):
-        assert each["colbert"] is None
-        np.testing.assert_allclose(each["dense"], item["embeddings"]["dense"], rtol=0, atol=1e-5)
+    alone = post(client, "/embeddings/", sentences=TEXTS)["data"]
     for path in ("/embed_sparse", "/models/tiny-splade/embed_sparse"):
         told = post(heads, path, inputs=TEXTS)
-        assert_weights([{each["index"]: each["value"] for each in text} for text in told], weights)
+        for item, other, weights in zip(answer["data"], alone, told, strict=True):
+            dense, sparse, colbert = item["embeddings"].values()
+            assert colbert is None
+            np.testing.assert_allclose(dense, other["embeddings"]["dense"], rtol=0, atol=1e-5)
+            assert [each["index"] for each in weights] == sparse["indices"]
+            values = [each["value"] for each in weights]
+            np.testing.assert_allclose(values, sparse["values"], rtol=0, atol=1e-5)
 
 
 def test_token_strings_are_those_of_the_whole_vocabulary(heads: httpx2.Client) -> None:

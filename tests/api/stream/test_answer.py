@@ -144,9 +144,7 @@ class Stream:
         if self.error is not None:
             raise self.error
         piece.results = [
-            LineResult(line, error=line.error)
-            if line.error
-            else LineResult(line, TextEmbedding(np.full(self.width, 1, np.float32)))
+            LineResult(line, line.error or TextEmbedding(np.full(self.width, 1, np.float32)))
             for line in lines
         ]
         piece.tokens, piece.nbytes = 3 * len(lines), 4 * self.width * len(lines)
@@ -379,7 +377,7 @@ FORWARD = 1000
 def piece(lines: int, tokens: int, seconds: float, nbytes: int) -> Piece:
     """A piece of lines of 100 bytes."""
     made = Piece(PieceMemory(1))
-    made.results = [LineResult(Line(i + 1, i, 100)) for i in range(lines)]
+    made.results = [LineResult(Line(i + 1, i, 100), TextEmbedding()) for i in range(lines)]
     made.tokens, made.nbytes, made.seconds = tokens, nbytes, seconds
     return made
 
@@ -507,7 +505,8 @@ async def test_lines_after_the_model_was_replaced_are_refused_by_name() -> None:
 
 def outcomes(piece: Piece) -> list[object]:
     """The number in each vector, or the error."""
-    return [each.error or each.embedding.dense[0] for each in piece.results]
+    outcomes = (each.outcome for each in piece.results)
+    return [each.dense[0] if isinstance(each, TextEmbedding) else each for each in outcomes]
 
 
 async def test_lines_that_hold_no_text_keep_their_places_and_cost_no_forward() -> None:
@@ -600,17 +599,15 @@ def test_a_record_holds_what_is_made_of_the_vectors_and_which_line_was_cut() -> 
     (warning,) = record.warnings
     assert warning["target"] == {"field": "text", "index": 6, "pointer": "/text"}
     assert warning["details"]["original_tokens"] == 9
-    failed = LineResult(Line(7, "its id", 10), error=InvalidRequestError("no text")).record(None, 9)
+    failed = LineResult(Line(7, "its id", 10), InvalidRequestError("no text")).record(None, 9)
     told = (failed.id, failed.error["line"], failed.error["code"])
     assert told == ("its id", 7, "invalid_request")
-    lost = LineResult(Line(8, 3, 10)).record(None, 9)
-    assert (lost.id, lost.error["line"], lost.error["status"]) == (3, 8, 500)
 
 
 def test_what_post_processing_takes_too_much_for_is_that_lines_error() -> None:
     options = EmbedRequest([], Outputs(colbert=True), colbert_pool_factor=2)
     memory = AnswerMemory()
-    hold_rendering([made().embedding], options, memory)
+    hold_rendering([made().outcome], options, memory)
     needed = memory.held
     assert made().record(options, needed).vectors.colbert.values.shape[0] < 8
     refused = made().record(options, needed - 1)
