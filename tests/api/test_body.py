@@ -405,6 +405,7 @@ def test_the_type_of_a_stream_is_told_without_its_parameters_and_where_there_is_
         (OpenAIEmbeddingRequest, "dimensions", "1" * 20_000),
         (CohereEmbedRequest, "embedding_types", ["float", "a" * 20_000]),
         (EmbeddingRequest, "return_dense", "a" * 20_000),
+        (EmbeddingRequest, "input_type", ["", "a" * 20_000, ""]),
     ],
 )
 def test_a_long_string_is_not_converted_where_no_text_belongs(model, name, sent) -> None:
@@ -413,6 +414,10 @@ def test_a_long_string_is_not_converted_where_no_text_belongs(model, name, sent)
         body.validate(dict(model.example) | {name: sent}, model)
     assert raised.value.problems[0]["pointer"] == f"/{name}"
     assert not isinstance(raised.value.__context__, ValidationError)
+    for size, is_early in ((16_384, False), (16_385, True)):
+        with pytest.raises(InvalidRequestError) as raised:
+            body.validate(dict(model.example) | {name: "a" * size}, model)
+        assert ("and no text" in str(raised.value)) is is_early
     # A text and a name may be long, and whatever another API's clients send of no interest here.
     long = "a" * 20_000
     (texts,) = model.model_fields.keys() & {"input", "sentences", "texts"}

@@ -92,25 +92,6 @@ def test_of_countless_unknown_names_ten_are_told_and_no_field_is_lost(unknown: i
     assert (ignored.input, ignored.dimensions) == (["a"], 7)
 
 
-@pytest.mark.parametrize("as_list", [False, True])
-@pytest.mark.parametrize("field", ["input_type", "sentences", "prompt", "unknown"])
-def test_a_long_string_is_refused_early_where_no_text_belongs(field: str, as_list: bool) -> None:
-    for size in (16_384, 16_385):
-        sent = ["", "a" * size, ""] if as_list else "a" * size
-        error = None
-        try:  # Behind a text, which may be as long.
-            EmbeddingRequest.model_validate({"sentences": ["a" * 16_385]} | {field: sent})
-        except ValidationError:
-            pass
-        except InvalidRequestError as found:
-            error = found
-        is_early = field == "input_type" and size > 16_384
-        assert (error is not None) is is_early
-        if error is not None:
-            assert "input_type holds a string of 16385 characters, and no text" in str(error)
-            assert [each["pointer"] for each in error.problems] == ["/input_type"]
-
-
 SECRET = st.text("zZ\n\x1b\u202e", min_size=70, max_size=90).map(lambda text: f"{text}hush")
 JSON = st.recursive(
     st.none() | st.booleans() | st.floats(allow_nan=False) | SECRET,
