@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smart_embedder.api.stream.arrow_lines import ArrowReader
@@ -68,6 +68,7 @@ def test_many_rows_are_read_in_steps_of_64_kib_and_those_without_text_many_in_a_
     assert [len(take(reader, 500, 400)) for _ in range(3)] == [100, 100, 100]
 
 
+@settings(max_examples=40)
 @given(
     texts=st.lists(st.one_of(st.none(), st.text(max_size=10)), max_size=10),
     rows=st.integers(1, 5),
