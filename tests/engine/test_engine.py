@@ -10,19 +10,13 @@ import pytest
 
 from smart_embedder.engine import Engine
 from smart_embedder.engine.records import (
-    AnswerMemory,
     EmbedRequest,
-    Outputs,
-    SparseVector,
-    TextEmbedding,
 )
 from smart_embedder.engine.requests.reranking import ClassificationRequest, RerankRequest
 from smart_embedder.errors import (
     DrainingError,
     EmptyInputError,
     InferenceError,
-    InferenceTimeoutError,
-    InvalidRequestError,
     LoadingError,
     QueueFullError,
     StartupError,
@@ -42,120 +36,29 @@ async def test_no_texts_is_an_error() -> None:
             await engine.classify(ClassificationRequest(inputs=[]))
 
 
-@pytest.mark.parametrize("kind", ["colbert", "states"])
-async def test_vectors_of_each_token_that_would_fill_the_memory_are_refused(kind: str) -> None:
-    model, answer = FakeModel(), AnswerMemory(2**20)
-    setattr(model, f"{kind}_width", 2**18 // 100 - 10)
-    others = Outputs(dense=True, sparse=True)
-    wanted = replace(others, **{kind: True})
-    async with engine_for(model) as engine:
-        await engine.embed(EmbedRequest(["a" * 100], wanted, answer=answer))
-        with pytest.raises(InvalidRequestError, match="send fewer texts"):
-            await engine.embed(EmbedRequest(["a" * 100, "b"], wanted, answer=answer))
-        assert len(model.batches) == 1
-        await engine.embed(EmbedRequest(["a" * 100, "b"], others, answer=answer))
-
-
-async def test_weights_beyond_one_for_each_token_count_when_they_are_made() -> None:
-    class Expanding(FakeModel):
-        def results(self, sequences: list[np.ndarray]) -> list[TextEmbedding]:
-            many = SparseVector(np.arange(500), np.ones(500, np.float32))
-            return [TextEmbedding(sparse=many) for _ in sequences]
-
-    answer = AnswerMemory(20_000)
-    async with engine_for(Expanding()) as engine:
-        await engine.embed(EmbedRequest(["a"] * 3, Outputs(sparse=True), answer=answer))
-        with pytest.raises(InvalidRequestError, match="these 4 texts need 24032 bytes"):
-            await engine.embed(EmbedRequest(["a"] * 4, Outputs(sparse=True), answer=answer))
-
-
-async def test_before_the_models_are_loaded_it_refuses() -> None:
-    with pytest.raises(LoadingError):
-        await engine_for(FakeModel()).embed(EmbedRequest(["a"]))
-
-
-async def told(*waiting_texts: list[str], seconds_per_token: float) -> int:
-    """The Retry-After of a request that finds these waiting, beside a forward of 4 tokens."""
-    model = FakeModel()
-    settings = {"max_queue_size": len(waiting_texts), "seconds_per_token": seconds_per_token}
-    async with engine_for(model, **settings) as engine:
-        held = await hold(engine, model)
-        waits = [asyncio.create_task(engine.embed(EmbedRequest(texts))) for texts in waiting_texts]
-        await queued(engine, sum(len(text) for texts in waiting_texts for text in texts))
-        with pytest.raises(QueueFullError) as refused:
-            await engine.embed(EmbedRequest(["refused"]))
-        let_go(model)
-        await asyncio.gather(held, *waits)
-    assert refused.value.retry_after is not None
-    return refused.value.retry_after
-
-
-async def test_a_refused_caller_is_told_when_to_come_back_which_is_not_later_than_clients_do() -> (
-    None
-):
-    assert await told(["waits"], seconds_per_token=0.001) == 1
-    assert 2 <= await told(["waits"], seconds_per_token=3.0) <= 12
-    assert await told(["waits"], seconds_per_token=1000.0) == 30
-
-
-@pytest.mark.parametrize("count", [1, 8])
-async def test_a_refused_rerank_is_told_the_time_until_another_one_has_its_scores(count) -> None:
+@pytest.mark.parametrize(
+    ("seconds_per_token", "least", "most"), [(0.001, 1, 1), (3.0, 2, 12), (1000.0, 30, 30)]
+)
+async def test_a_refused_caller_is_told_when_to_come_back_which_is_not_later_than_clients_do(
+    seconds_per_token, least, most
+) -> None:
+    """A place is free when one that waits is taken, or when one that is scored has its scores."""
     model, reranker = FakeModel(), FakeReranker()
-    models = loaded(model, reranker=reranker, seconds_per_token=1.0)
-    settings = Settings(rerank_max_queue=count)
-    async with Engine(settings, lambda _: models) as engine:
-        reranker.held = True
-        accepted = [
-            asyncio.create_task(engine.rerank(RerankRequest("q", ["a" * 9]))) for _ in range(count)
-        ]
-        await entered(reranker)
-        await queued(engine, 10 * (count - 1))
-        with pytest.raises(QueueFullError, match=f"{count} rerank requests are in work") as refused:
-            await engine.rerank(RerankRequest("q", ["refused"]))
-        for _ in range(count):
-            let_go(reranker)
-        await asyncio.gather(*accepted)
-    assert 2 <= refused.value.retry_after <= 10
-
-
-async def test_a_request_whose_first_part_failed_is_not_run_further() -> None:
-    model, metrics = FakeModel(), Metrics()
-    async with engine_for(model, metrics) as engine:
-        model.failures.append(RuntimeError("broken"))
-        with pytest.raises(InferenceError):
-            await engine.embed(EmbedRequest(["aaaa"] * 9))
-        await engine.embed(EmbedRequest(["b"]))
-        assert metrics.value("embedding_queue_size") == 0
-    assert model.batches == [[4, 4], [1]]
-
-
-async def test_a_batch_that_does_not_fit_is_halved_with_the_memory_freed_in_between() -> None:
-    model, metrics = FakeModel(), Metrics()
-    freed: list[int] = []
-    models = replace(loaded(model), free_memory=lambda: freed.append(len(model.batches)))
-    async with Engine(Settings(), lambda _: models, metrics) as engine:
-        model.failures += [MemoryError(), MemoryError()]
-        result = await engine.embed(EmbedRequest(["aa", "bb", "cc", "dd", "ee"]))
-    assert model.batches == [[2] * 5, [2, 2], [2], [2], [2, 2, 2]]
-    assert freed == [1, 2]
-    assert metrics.value("embedder_out_of_memory_splits_total") == 2
-    assert [int(e.dense[0]) for e in result.embeddings] == [194, 196, 198, 200, 202]
-
-
-async def test_a_device_that_does_not_come_back_is_a_failure_until_it_does() -> None:
-    model = FakeModel()
-    async with engine_for(model, gpu_process_timeout=0.02) as engine:
+    settings = {"max_queue_size": 1, "rerank_max_queue": 1, "seconds_per_token": seconds_per_token}
+    async with engine_for(model, reranker=reranker, **settings) as engine:
         held = await hold(engine, model)
-        with pytest.raises(InferenceTimeoutError):
-            await held
-        while engine.failure is None:  # noqa: ASYNC110 - the clock must reach twice the limit
-            await asyncio.sleep(0.005)
-        with pytest.raises(UnhealthyError, match="has not come back"):
-            await engine.embed(EmbedRequest(["a"]))
+        waits = asyncio.create_task(engine.embed(EmbedRequest(["waits"])))
+        await queued(engine, 5)
+        scored = asyncio.create_task(engine.rerank(RerankRequest("q", ["a" * 4])))
+        await queued(engine, 5 + 5)
+        with pytest.raises(QueueFullError, match="1 embedding requests wait") as refused:
+            await engine.embed(EmbedRequest(["refused"]))
+        with pytest.raises(QueueFullError, match="1 rerank requests are in work") as not_scored:
+            await engine.rerank(RerankRequest("q", ["refused"]))
         let_go(model)
-        while engine.failure is not None:  # noqa: ASYNC110 - until the thread is back
-            await asyncio.sleep(0)
-        await engine.embed(EmbedRequest(["a"]))
+        await asyncio.gather(held, waits, scored)
+    assert least <= refused.value.retry_after <= most
+    assert least <= not_scored.value.retry_after <= 3 * most
 
 
 async def test_a_fault_in_the_consumer_itself_is_a_failure_and_not_a_silence(monkeypatch) -> None:
@@ -194,11 +97,13 @@ async def test_a_failure_of_both_models_is_one_error_and_nothing_is_left_behind(
     assert "never retrieved" not in caplog.text
 
 
-async def test_a_failed_start_is_remembered() -> None:
+async def test_before_the_start_it_refuses_and_a_failed_start_is_remembered() -> None:
     def broken(_: Settings):
         raise StartupError("no such model in /home/me/models")
 
     engine = Engine(Settings(), loader=broken)
+    with pytest.raises(LoadingError):
+        await engine.embed(EmbedRequest(["a"]))
     with pytest.raises(StartupError, match="no such model"):
         await engine.start()
     with pytest.raises(UnhealthyError, match="could not be loaded; the log says") as caught:
@@ -251,28 +156,23 @@ async def test_closing_answers_what_was_accepted_and_refuses_the_rest() -> None:
     assert len(results) == 6
 
 
-async def test_closing_waits_for_a_forward_that_nobody_waits_for() -> None:
+@pytest.mark.parametrize("is_stuck", [False, True])
+async def test_closing_waits_for_a_forward_that_nobody_waits_for_but_not_for_ever(is_stuck) -> None:
     model = FakeModel()
-    engine = engine_for(model)
-    await engine.start()
-    held = await hold(engine, model)
-    held.cancel()
-    closing = asyncio.create_task(engine.close())
-    with pytest.raises(asyncio.CancelledError):
-        await held
-    assert not closing.done()
-    let_go(model)
-    await closing
-    assert "device" not in {thread.name for thread in threading.enumerate()}
-
-
-async def test_closing_does_not_wait_for_ever_for_a_device_that_is_stuck() -> None:
-    model = FakeModel()
-    engine = engine_for(model, shutdown_timeout=0.05)
+    engine = engine_for(model, shutdown_timeout=0.05 if is_stuck else 30)
     await engine.start()
     tasks = [await hold(engine, model), asyncio.create_task(engine.embed(EmbedRequest(["a"])))]
-    await engine.close()
+    if not is_stuck:
+        for task in tasks:
+            task.cancel()
+    closing = asyncio.create_task(engine.close())
     for task in tasks:
-        with pytest.raises(DrainingError):
+        with pytest.raises(DrainingError if is_stuck else asyncio.CancelledError):
             await task
+    if is_stuck:
+        await closing
+    assert closing.done() == is_stuck
     let_go(model)
+    await closing
+    if not is_stuck:
+        assert "device" not in {thread.name for thread in threading.enumerate()}

@@ -96,83 +96,71 @@ class Machine:
         return asyncio.create_task(self.pool._make_room(self.models["new"]))
 
 
-@in_skipped_time
-async def test_where_there_is_room_nothing_is_unloaded_or_freed() -> None:
-    machine = Machine(gigabytes=3)
-    machine.load("one", "two")
-    await machine.make()
-    assert (machine.unloaded, machine.freed) == ([], 0)
-    machine = Machine(gigabytes=3, threshold=0.9)
-    machine.load("one", "two")
-    await machine.make()
-    assert machine.unloaded == ["one"], "above the threshold there is none"
-
-
-@in_skipped_time
-async def test_what_allocators_keep_is_freed_before_a_model_is_unloaded() -> None:
-    machine = Machine(gigabytes=3)
-    machine.load("one", "two")
+def keeps_garbage(machine: Machine) -> None:
     machine.garbage = GIGABYTE // 2
-    await machine.make()
-    assert (machine.unloaded, machine.freed) == ([], 1)
 
 
-@in_skipped_time
-async def test_idle_models_go_at_once_the_least_recently_used_first_and_no_more_than_needed() -> (
-    None
-):
-    machine = Machine(gigabytes=3)
-    machine.load("one", "two", "three")
+def needs_two(machine: Machine) -> None:
     machine.models["one"].last_used = now() + 1
     machine.models["new"].needs = {"memory": 2 * GIGABYTE}
+
+
+def computes_two(machine: Machine) -> None:
+    machine.computing.add("two")
+
+
+def promises_one_and_leases_two(machine: Machine) -> None:
+    machine.models["one"].promise(10)
+    machine.lease("two")
+
+
+@pytest.mark.parametrize(
+    ("options", "names", "change", "unloaded"),
+    [
+        ({}, "one two", None, []),
+        # There is no room above the threshold.
+        ({"threshold": 0.9}, "one two", None, ["one"]),
+        # What allocators keep is freed before a model is unloaded.
+        ({}, "one two", keeps_garbage, []),
+        # The least recently used, and no more than needed.
+        ({}, "one two three", needs_two, ["two", "three"]),
+        # Neither a pinned one nor one in work.
+        ({"one": True}, "one two three", computes_two, ["three"]),
+        ({}, "one two three", promises_one_and_leases_two, ["three"]),
+    ],
+)
+@in_skipped_time
+async def test_idle_models_make_room_at_once(options, names, change, unloaded) -> None:
+    machine = Machine(**options)
+    machine.load(*names.split())
+    if change:
+        change(machine)
     began = now()
     await machine.make()
-    assert machine.unloaded == ["two", "three"]
+    assert machine.unloaded == unloaded
+    is_freed = bool(unloaded) or change is keeps_garbage
+    assert bool(machine.freed) == is_freed
     assert now() - began < 0.1
 
 
+@pytest.mark.parametrize("is_leased", [True, False])
 @in_skipped_time
-async def test_neither_a_pinned_model_nor_one_in_work_is_unloaded() -> None:
-    machine = Machine(gigabytes=3, one=True)
-    machine.load("one", "two", "three")
-    machine.computing.add("two")
-    await machine.make()
-    assert machine.unloaded == ["three"]
-    machine = Machine(gigabytes=3)
-    machine.load("one", "two", "three")
-    machine.models["one"].promise(10)
-    end = machine.lease("two")
-    await machine.make()
-    assert machine.unloaded == ["three"]
-    end()
-
-
-@in_skipped_time
-async def test_the_end_of_a_lease_is_seen_at_once_and_not_at_the_next_look() -> None:
-    machine = Machine(gigabytes=1)
-    machine.load("one", seconds=1000.0)
-    end = machine.lease("one")
-    making = machine.make()
-    # The one look after the pause for what a request that has just ended still holds.
-    await asyncio.sleep(PAUSE + 0.3)
-    assert not making.done()
-    end()
-    await turns()
-    assert making.done()
-    assert machine.unloaded == ["one"]
-
-
-@in_skipped_time
-async def test_a_batch_whose_caller_has_left_is_noticed_at_the_next_look() -> None:
+async def test_the_end_of_a_lease_is_seen_at_once_and_that_of_a_leavers_batch_soon(
+    is_leased: bool,
+) -> None:
     machine = Machine(gigabytes=1)
     machine.load("one", seconds=1000.0)
     machine.computing.add("one")
+    end = machine.lease("one") if is_leased else machine.computing.clear
     making = machine.make()
-    await asyncio.sleep(3.5 * PAUSE)
+    # Beyond the one look after the pause for what a request that has just ended still holds.
+    await asyncio.sleep(3.3 * PAUSE)
     assert not making.done()
     machine.computing.clear()
-    await asyncio.sleep(1.1 * PAUSE)
+    end()
+    await (turns() if is_leased else asyncio.sleep(1.1 * PAUSE))
     assert making.done()
+    assert machine.unloaded == ["one"]
 
 
 @pytest.mark.parametrize(("seconds", "turn"), [(0.1, 2.0), (3.0, 12.0), (100.0, LONGEST_TURN)])

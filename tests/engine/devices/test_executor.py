@@ -141,10 +141,9 @@ async def test_what_arrives_within_the_wait_for_a_batch_shares_it() -> None:
 
 
 @in_skipped_time
-async def test_a_forward_is_counted_once_with_its_tokens_texts_and_seconds() -> None:
+async def test_a_forward_is_counted_once_and_so_is_the_wait_of_a_request_of_many_batches() -> None:
     async with VirtualDevice(2.0).running() as device:
-        texts = device.put(3, 3)
-        pair = device.put(4, purpose=Purpose.RERANKING)
+        texts, pair = device.put(3, 3), device.put(4, purpose=Purpose.RERANKING)
         for each in (texts, pair):
             await each.result()
         value = device.metrics.value
@@ -153,19 +152,12 @@ async def test_a_forward_is_counted_once_with_its_tokens_texts_and_seconds() -> 
         assert value("embedding_batch_size_sum") == 2
         assert value("embedding_gpu_inference_duration_seconds_sum") == pytest.approx(2, rel=0.01)
         assert value("rerank_inference_duration_seconds_sum") == pytest.approx(2, rel=0.01)
-        await device.compute(4)
-        assert value("rerank_inference_duration_seconds_count") == 1
-        assert value("embedder_queue_wait_seconds_count") == 3
-
-
-@in_skipped_time
-async def test_a_request_waits_once_however_many_batches_it_takes() -> None:
-    async with VirtualDevice(2.0).running() as device:
-        first, second = device.put(10, 10), device.put(10)
-        for each in (first, second):
+        waited = value("embedder_queue_wait_seconds_sum")
+        for each in (device.put(10, 10), device.put(10)):
             await each.result()
-        assert device.metrics.value("embedder_queue_wait_seconds_count") == 2
-        assert device.metrics.value("embedder_queue_wait_seconds_sum") >= 2
+        assert value("rerank_inference_duration_seconds_count") == 1
+        assert value("embedder_queue_wait_seconds_count") == 4
+        assert value("embedder_queue_wait_seconds_sum") >= waited + 2
 
 
 @in_skipped_time
@@ -175,20 +167,16 @@ async def test_memory_that_ran_out_halves_the_budget_and_forwards_that_fit_resto
         assert await device.compute(*[50] * 4) == [0] * 4
         # 200 tokens, 100, 100, and two of 50: halved twice, and restored three times.
         assert device.model.batches == [[50] * 4, [50] * 2, [50] * 2, [50], [50]]
+        assert device.freed == [1, 3], "before each half is tried"
         assert device.budgets[device.model].limits.max_tokens == 50 + 2 * 10
         assert device.metrics.value("embedder_out_of_memory_splits_total") == 2
-
-
-@in_skipped_time
-async def test_one_text_that_does_not_fit_fails_its_request_alone() -> None:
-    async with VirtualDevice(1.0).running() as device:
-        device.model.failures = [MemoryError(), MemoryError()]
-        # The first half of both, and then by itself.
+        # Of two requests one does not fit alone, and fails alone.
+        device.model.failures = [MemoryError()] * 2
         failing, other = device.put(4), device.put(5)
         with pytest.raises(OutOfMemoryError):
             await failing.result()
         assert numbers(await other.result()) == [0]
-        assert device.model.batches == [[4, 5], [4], [5]]
+        assert device.model.batches[5:] == [[4, 5], [4], [5]]
 
 
 @pytest.mark.parametrize("error", [ValueError("secret"), InferenceError("the thread ended")])

@@ -29,9 +29,11 @@ async def thread():
         assert not left.is_alive()
 
 
-async def test_a_call_runs_on_the_thread_and_its_result_comes_back(thread) -> None:
-    name = await thread.run(lambda: threading.current_thread().name)
-    assert name == "device"
+async def test_a_call_runs_on_the_thread_and_its_result_or_its_error_comes_back(thread) -> None:
+    assert await thread.run(lambda: threading.current_thread().name) == "device"
+    with pytest.raises(ZeroDivisionError):
+        await thread.run(lambda: 1 / 0)
+    assert await thread.run(lambda: 7) == 7
 
 
 async def test_an_idle_thread_keeps_nothing_of_its_last_call(thread) -> None:
@@ -49,30 +51,14 @@ async def test_an_idle_thread_keeps_nothing_of_its_last_call(thread) -> None:
         await gone.wait()
 
 
-async def test_what_a_call_raises_is_raised_to_its_caller_and_to_no_later_one(thread) -> None:
-    with pytest.raises(ZeroDivisionError):
-        await thread.run(lambda: 1 / 0)
-    assert await thread.run(lambda: 7) == 7
-
-
-async def test_a_call_that_ends_the_thread_is_answered_and_the_next_gets_a_new_one(thread) -> None:
-    with pytest.raises(InferenceError, match="device thread ended"):
-        await thread.run(sys.exit)
-    assert await thread.run(lambda: 7) == 7
-
-
-async def test_a_thread_that_replaces_another_is_prepared_as_it_was() -> None:
+async def test_a_thread_that_ended_is_told_and_replaced_by_one_that_is_prepared_as_it_was() -> None:
     prepared: list[int] = []
     thread = DeviceThread("device", lambda: prepared.append(threading.get_ident()))
-    with pytest.raises(InferenceError):
+    with pytest.raises(InferenceError, match="device thread ended"):
         await thread.run(sys.exit)
     ident = await thread.run(threading.get_ident)
-    await thread.close(10)
-    assert len(prepared) == 2
-    assert prepared[1] == ident
-
-
-async def test_a_thread_killed_while_idle_is_replaced(thread) -> None:
+    assert prepared[1:] == [ident]
+    # One that is killed while it is idle, too.
     victim = await thread.run(threading.current_thread)
     ctypes.pythonapi.PyThreadState_SetAsyncExc(
         ctypes.c_ulong(victim.ident), ctypes.py_object(SystemExit)
@@ -82,7 +68,8 @@ async def test_a_thread_killed_while_idle_is_replaced(thread) -> None:
         await thread.run(lambda: 7)
     victim.join(10)
     assert await thread.run(lambda: 8) == 8
-    assert not victim.is_alive()
+    await thread.close(10)
+    assert len(prepared) == 3
 
 
 async def pending(thread: DeviceThread, count: int) -> None:
@@ -107,20 +94,10 @@ async def test_a_call_that_preempts_runs_where_another_lets_it_in_and_only_one_d
     calls = [asyncio.create_task(thread.run(outer))]
     calls += [asyncio.create_task(thread.run(partial(inner, name), preempts=True)) for name in "ab"]
     await pending(thread, 3)
+    assert not run_preempting_call(), "no other thread runs them"
     waits.set()
     await asyncio.gather(*calls)
     assert order == ["a", "outer", "b"]
-
-
-async def test_no_other_thread_runs_what_preempts(thread) -> None:
-    waits = threading.Event()
-    held = asyncio.create_task(thread.run(waits.wait))
-    preempting = asyncio.create_task(thread.run(lambda: 7, preempts=True))
-    await pending(thread, 2)
-    assert not run_preempting_call()
-    waits.set()
-    assert await preempting == 7
-    await held
 
 
 async def test_calls_that_were_to_preempt_end_with_their_thread() -> None:
@@ -203,41 +180,33 @@ OTHERS = [
 ]
 
 
-def raised_for(error: BaseException | None) -> tuple[list[str], BaseException | None]:
-    """What is raised for it, and whether memory was freed."""
-    freed = list[str]()
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [*((error, OutOfMemoryError) for error in MEMORY), *OTHERS],
+    ids=lambda case: str(case)[-30:],
+)
+def test_an_error_is_that_of_its_batch_or_of_the_device_or_tells_of_memory_that_is_freed(
+    error, expected
+) -> None:
+    def call() -> None:
+        raise error
 
-    def call() -> int:
-        if error is not None:
-            raise error
-        return 7
-
-    try:
-        assert guarded(call, lambda: freed.append("freed")) == 7
-    except BaseException as raised:  # noqa: BLE001 - the test looks at it
-        return freed, raised
-    return freed, None
-
-
-@pytest.mark.parametrize("error", MEMORY, ids=str)
-def test_too_little_memory_is_freed_and_told_without_what_holds_it(error: BaseException) -> None:
-    freed, raised = raised_for(error)
-    assert freed == ["freed"]
-    assert isinstance(raised, OutOfMemoryError)
-    assert raised.retry_after == 30
-    assert (raised.__cause__, raised.__context__) == (None, None), "it keeps tensors alive"
-
-
-@pytest.mark.parametrize(("error", "expected"), OTHERS, ids=lambda case: str(case)[-30:])
-def test_an_error_of_the_device_is_told_from_one_of_the_batch(error, expected) -> None:
-    freed, raised = raised_for(error)
-    assert freed == []
-    assert type(raised) is expected
-    if expected is DeviceFailedError:
-        assert raised.retry_after == 30
-    if raised is not error:
-        assert raised.__cause__ is error
+    freed: list[str] = []
+    with pytest.raises(expected) as raised:
+        guarded(call, lambda: freed.append("freed"))
+    assert raised.type is expected
+    is_memory = expected is OutOfMemoryError
+    assert freed == ["freed"] * is_memory
+    if is_memory or expected is DeviceFailedError:
+        assert raised.value.retry_after == 30
+    if is_memory:
+        told = raised.value.__cause__, raised.value.__context__
+        assert told == (None, None), "it keeps tensors alive"
+    elif raised.value is not error:
+        assert raised.value.__cause__ is error
 
 
 def test_what_succeeds_is_returned_and_frees_nothing() -> None:
-    assert raised_for(None) == ([], None)
+    freed: list[str] = []
+    assert guarded(lambda: 7, lambda: freed.append("freed")) == 7
+    assert freed == []

@@ -65,7 +65,7 @@ class VirtualDevice:
             model: Served(model, TokenBudget(budget), seconds_per_token) for model in self.models
         }
         self.budgets = {model: each.budget for model, each in served.items()}
-        self.lost: list[float] = []
+        self.lost, self.freed = list[float](), list[int]()
         self.executor = DeviceExecutor(
             "device",
             self.queue,
@@ -73,7 +73,7 @@ class VirtualDevice:
             collecting,
             limit=ForwardLimit(fixed, 30.0),
             metrics=self.metrics,
-            free_memory=lambda: None,
+            free_memory=lambda: self.freed.append(len(self.models[0].batches)),
             models=served,
             batch_wait=batch_wait,
             on_lost=lambda: self.lost.append(now()),
