@@ -1,6 +1,8 @@
 """An engine with a fake model, and waiting for what happens in it."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -43,9 +45,21 @@ async def hold(engine: Engine, model: FakeModel) -> "asyncio.Task":
     return task
 
 
-def let_go(model: HeldDevice) -> None:
-    model.held = False
-    model.gate.release()
+def let_go(*models: HeldDevice) -> None:
+    for model in models:
+        model.held = False
+        model.gate.release()
+
+
+@asynccontextmanager
+async def busy(engine: Engine, model: FakeModel) -> AsyncIterator[None]:
+    """Occupy the device until the block is over: what is asked for in it waits."""
+    held = await hold(engine, model)
+    try:
+        yield
+    finally:
+        let_go(model)
+        await held
 
 
 async def waiting(metrics: Metrics, count: int) -> None:

@@ -22,7 +22,7 @@ from smart_embedder.errors import (
     UnhealthyError,
 )
 from smart_embedder.observability.metrics import Metrics
-from tests.engine.devices.test_pool import broken_memory
+from tests.engine.devices.virtual_device import broken_memory
 from tests.engine.engines import entered, hold, let_go, queued
 from tests.engine.fakes import FakeModel
 from tests.engine.further_models import (

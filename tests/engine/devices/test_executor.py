@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 from structlog.testing import capture_logs
 
 from smart_embedder.engine import Engine
@@ -20,7 +19,7 @@ from smart_embedder.errors import (
     OutOfMemoryError,
 )
 from smart_embedder.settings import Settings
-from tests.engine.devices.virtual_device import VirtualDevice, numbers
+from tests.engine.devices.virtual_device import VirtualDevice, accelerator_error, numbers
 from tests.engine.engines import entered
 from tests.engine.fakes import FakeModel, loaded
 from tests.support.skipped_time import in_skipped_time, now, turns
@@ -246,12 +245,6 @@ async def test_a_forward_that_takes_too_long_fails_its_requests_and_the_next_has
         assert device.lost == []
 
 
-def crash() -> Exception:
-    error = torch.AcceleratorError("CUDA error")
-    error.error_code = 719
-    return error
-
-
 @pytest.mark.parametrize("has_other", [True, False])
 @in_skipped_time
 async def test_what_has_not_begun_as_its_device_fails_is_no_suspect(has_other: bool) -> None:
@@ -259,7 +252,7 @@ async def test_what_has_not_begun_as_its_device_fails_is_no_suspect(has_other: b
     async with VirtualDevice(1.0, model, gpu=True).running() as device:
         if has_other:
             device.queue.consumer(lambda served: served is model)
-        model.asynchronous, model.failures = True, [crash()]
+        model.asynchronous, model.failures = True, [accelerator_error(719)]
         crashes = device.put(10)
         await turns(20)
         launching = device.executor.launching

@@ -18,15 +18,12 @@ from tests.engine.scheduling.jobs import batch_of, job
 from tests.support.skipped_time import in_skipped_time, now
 
 
-def test_what_was_set_holds_whatever_the_probe_says() -> None:
-    assert ForwardLimit(2.0, least=30.0).of_batch(batch_of(job(100)), 1.0) == 2.0
-
-
 def test_unset_it_grows_to_five_times_the_predicted_time() -> None:
     limit = ForwardLimit(None, least=30.0)
     assert limit.of_batch(batch_of(job(100)), 0.01) == 30.0
     assert limit.of_batch(batch_of(job(1024)), 0.01) == pytest.approx(5 * 10.24 * 1.5)
     assert ForwardLimit(None, 3.0).of_batch(batch_of(job(1024)), 0.0) == 3.0
+    assert ForwardLimit(2.0, least=30.0).of_batch(batch_of(job(100)), 1.0) == 2.0, "as it is set"
 
 
 def test_a_long_sequence_is_given_the_time_that_its_attention_takes() -> None:
@@ -110,27 +107,24 @@ async def test_each_request_fails_when_its_own_time_is_over_and_the_rest_is_wait
         assert str(error.value) == f"the {what} took longer than {sentence}"
 
 
-def test_it_shrinks_to_half_of_what_was_too_much_and_never_below_one() -> None:
+@pytest.mark.parametrize(
+    ("failed", "recoveries", "left"),
+    [
+        ([800], 0, 400),
+        ([800, *[400, 200, 100, 50, 25, 12, 6, 3, 1, 1]], 0, 1),
+        # A small batch that did not fit after the budget shrank does not raise it.
+        ([200, 900], 0, 100),
+        # It recovers slowly, and never beyond where it began.
+        ([1000], 1, 510),
+        ([1000], 201, 1000),
+    ],
+)
+def test_a_budget_shrinks_to_half_of_what_was_too_much_and_recovers(
+    failed, recoveries, left
+) -> None:
     budget = TokenBudget(1000)
-    budget.shrink(800)
-    assert budget.limits.max_tokens == 400
-    for _ in range(20):
-        budget.shrink(budget.limits.max_tokens)
-    assert budget.limits.max_tokens == 1
-
-
-def test_a_small_batch_that_did_not_fit_after_the_budget_shrank_does_not_raise_it() -> None:
-    budget = TokenBudget(1000)
-    budget.shrink(200)
-    budget.shrink(900)
-    assert budget.limits.max_tokens == 100
-
-
-def test_it_recovers_slowly_and_never_beyond_where_it_began() -> None:
-    budget = TokenBudget(1000)
-    budget.shrink(1000)
-    budget.recover()
-    assert budget.limits.max_tokens == 510
-    for _ in range(200):
+    for tokens in failed:
+        budget.shrink(tokens)
+    for _ in range(recoveries):
         budget.recover()
-    assert budget.limits.max_tokens == 1000
+    assert budget.limits.max_tokens == left

@@ -31,7 +31,7 @@ from smart_embedder.engine.space import VectorSpace
 from smart_embedder.errors import InferenceError, TextTooLongError
 from smart_embedder.observability.metrics import Metrics
 from smart_embedder.settings import Settings
-from tests.engine.engines import engine_for, hold, let_go, queued, waiting
+from tests.engine.engines import busy, engine_for, queued, waiting
 from tests.engine.fakes import ALL, FakeModel
 
 KINDS = 3
@@ -106,89 +106,51 @@ async def test_a_text_is_computed_once_and_found_afterwards() -> None:
 
 
 async def test_nothing_is_kept_unless_the_setting_says_so() -> None:
-    model, metrics = KindsModel(), Metrics()
-    async with engine_for(model, metrics) as engine:
-        await engine.embed(asked(["a"]))
-        await engine.embed(asked(["a"]))
+    model = KindsModel()
+    async with engine_for(model) as engine:
+        for _ in range(2):
+            await engine.embed(asked(["a"]))
     assert model.batches == [[1], [1]]
-    assert hits(metrics) == metrics.value("embedder_cache_misses_total") == 0
 
 
-async def test_equal_requests_in_flight_are_computed_once() -> None:
+async def test_a_text_that_several_requests_need_at_once_is_computed_once() -> None:
     model, metrics = KindsModel(), Metrics()
     async with cached_engine(model, metrics) as engine:
-        held = await hold(engine, model)
-        same = [asyncio.create_task(engine.embed(asked(["ab", "c"]))) for _ in range(10)]
-        await queued(engine, tokens=3)
-        # They wait for one that has a place in the queue, and take none themselves.
-        assert metrics.value("embedding_queue_size") == 1
-        let_go(model)
+        async with busy(engine, model):
+            same = [asyncio.create_task(engine.embed(asked(["ab", "c", "ab"]))) for _ in range(10)]
+            await queued(engine, tokens=3)
+            # They wait for one that has a place in the queue, and take none themselves.
+            assert metrics.value("embedding_queue_size") == 1
+            other = asyncio.create_task(engine.embed(asked(["ddd", "c"])))
+            await queued(engine, tokens=6)
         results = await asyncio.gather(*same)
-        await held
-    assert model.batches == [[4], [2, 1]]
-    assert hits(metrics, "in_flight") == 9 * 2 * KINDS
-    assert {str(facts(result)) for result in results} == {str(facts(results[0]))}
+        assert hits(metrics, "in_flight") == 9 * 2 * KINDS + KINDS
+        assert {str(facts(result)) for result in results} == {str(facts(results[0]))}
+        assert facts(await other) == facts(await engine.embed(asked(["ddd", "c"])))
+    assert model.batches == [[4], [2, 1, 3]]
 
 
-async def test_a_text_that_different_requests_need_at_once_is_computed_once() -> None:
-    model = KindsModel()
-    async with cached_engine(model) as engine:
-        held = await hold(engine, model)
-        first = asyncio.create_task(engine.embed(asked(["a", "bb", "a"])))
-        second = asyncio.create_task(engine.embed(asked(["bb", "ccc", "a"])))
-        await queued(engine, tokens=6)
-        let_go(model)
-        await asyncio.gather(held, first, second)
-        assert facts(await second) == facts(await engine.embed(asked(["bb", "ccc", "a"])))
-    assert model.batches == [[4], [1, 2, 3]]
-
-
-async def test_one_who_leaves_takes_nothing_from_those_who_wait_for_the_same() -> None:
-    model = KindsModel()
-    async with cached_engine(model) as engine:
-        held = await hold(engine, model)
-        leaves = asyncio.create_task(engine.embed(asked(["ab"])))
-        stays = asyncio.create_task(engine.embed(asked(["ab"])))
-        await queued(engine, tokens=2)
-        leaves.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await leaves
-        let_go(model)
-        assert (await stays).tokens == 2
-        await held
-    assert model.batches == [[4], [2]]
-
-
-async def test_when_all_have_left_their_work_leaves_the_queue() -> None:
+@pytest.mark.parametrize("comes_again", [0, 2])
+@pytest.mark.parametrize("stay", [0, 1])
+async def test_who_leaves_takes_nothing_from_those_who_wait_for_the_same(
+    stay: int, comes_again: int
+) -> None:
+    """When all have left their work leaves the queue, and who comes then computes by itself."""
     model, metrics = KindsModel(), Metrics()
     async with cached_engine(model, metrics) as engine:
-        held = await hold(engine, model)
-        gone = [asyncio.create_task(engine.embed(asked(["ab"]))) for _ in range(3)]
-        await queued(engine, tokens=2)
-        for each in gone:
-            each.cancel()
-        await asyncio.gather(*gone, return_exceptions=True)
-        assert metrics.value("embedding_queue_size") == 0
-        let_go(model)
-        await held
+        async with busy(engine, model):
+            leave = [asyncio.create_task(engine.embed(asked(["ab"]))) for _ in range(3)]
+            stays = [asyncio.create_task(engine.embed(asked(["ab"]))) for _ in range(stay)]
+            await queued(engine, tokens=2)
+            for each in leave:
+                each.cancel()
+            stays += [asyncio.create_task(engine.embed(asked(["ab"]))) for _ in range(comes_again)]
+            await asyncio.wait(leave)
+            assert all(each.cancelled() for each in leave)
+            await queued(engine, tokens=2 if stays else 0)
+            assert metrics.value("embedding_queue_size") == bool(stays)
+        assert [each.tokens for each in await asyncio.gather(*stays)] == [2] * len(stays)
         await engine.embed(asked(["ab"]))
-    assert model.batches == [[4], [2]]
-
-
-async def test_one_who_comes_while_the_last_one_leaves_computes_by_itself() -> None:
-    model = KindsModel()
-    async with cached_engine(model) as engine:
-        held = await hold(engine, model)
-        leaves = asyncio.create_task(engine.embed(asked(["ab"])))
-        await queued(engine, tokens=2)
-        leaves.cancel()
-        comes = [asyncio.create_task(engine.embed(asked(["ab"]))) for _ in range(2)]
-        with pytest.raises(asyncio.CancelledError):
-            await leaves
-        await queued(engine, tokens=2)
-        let_go(model)
-        assert [each.tokens for each in await asyncio.gather(*comes)] == [2, 2]
-        await held
     assert model.batches == [[4], [2]]
 
 
@@ -196,15 +158,12 @@ async def test_a_failure_is_that_of_one_request_and_is_not_kept() -> None:
     model = KindsModel()
     async with cached_engine(model) as engine:
         model.failures = [None, ValueError("broken"), None]
-        held = await hold(engine, model)
-        fails = asyncio.create_task(engine.embed(asked(["ab"])))
-        waits = asyncio.create_task(engine.embed(asked(["ab"])))
-        await queued(engine, tokens=2)
-        let_go(model)
+        async with busy(engine, model):
+            fails, waits = (asyncio.create_task(engine.embed(asked(["ab"]))) for _ in range(2))
+            await queued(engine, tokens=2)
         with pytest.raises(InferenceError):
             await fails
         assert (await waits).tokens == 2
-        await held
         await engine.embed(asked(["ab"]))
     assert model.batches == [[4], [2], [2]]
 
@@ -213,26 +172,11 @@ async def test_what_is_found_waits_for_no_place_in_the_queue() -> None:
     model, metrics = KindsModel(), Metrics()
     async with cached_engine(model, metrics, max_queue_size=1) as engine:
         await engine.embed(asked(["known"]))
-        held = await hold(engine, model)
-        waits = asyncio.create_task(engine.embed(asked(["waits"])))
-        await waiting(metrics, 1)
-        assert (await engine.embed(asked(["known"]))).tokens == 5
-        let_go(model)
-        await asyncio.gather(held, waits)
-
-
-@pytest.mark.parametrize("other", [{"client": "another"}, {"urgency": 0}])
-async def test_nobody_waits_for_work_whose_turn_comes_later_than_their_own(other) -> None:
-    model = KindsModel()
-    async with cached_engine(model) as engine:
-        held = await hold(engine, model)
-        bulk = [asyncio.create_task(engine.embed(asked([c * 9, "ab"]))) for c in "xyz"]
-        await queued(engine, tokens=27 + 2)
-        short = asyncio.create_task(engine.embed(asked(["ab"], **other)))
-        await queued(engine, tokens=27 + 4)
-        let_go(model)
-        await asyncio.gather(held, short, *bulk)
-    assert 2 in model.batches[1]
+        async with busy(engine, model):
+            waits = asyncio.create_task(engine.embed(asked(["waits"])))
+            await waiting(metrics, 1)
+            assert (await engine.embed(asked(["known"]))).tokens == 5
+        await waits
 
 
 @pytest.mark.parametrize(
@@ -281,14 +225,13 @@ async def test_the_service_is_drained_while_requests_wait_for_each_other() -> No
     model = KindsModel()
     engine = cached_engine(model)
     await engine.start()
-    held = await hold(engine, model)
-    same = [asyncio.create_task(engine.embed(asked(["ab"]))) for _ in range(3)]
-    await queued(engine, tokens=2)
-    closing = asyncio.create_task(engine.close())
-    let_go(model)
-    results = await asyncio.gather(held, *same)
+    async with busy(engine, model):
+        same = [asyncio.create_task(engine.embed(asked(["ab"]))) for _ in range(3)]
+        await queued(engine, tokens=2)
+        closing = asyncio.create_task(engine.close())
+    first, *others = await asyncio.gather(*same)
     await closing
-    assert np.array_equal(results[1].embeddings[0].dense, results[3].embeddings[0].dense)
+    assert [facts(each) for each in others] == [facts(first)] * 2
 
 
 class Waiting:
@@ -337,16 +280,6 @@ async def test_work_is_joined_where_it_ends_no_later_than_its_own_would(
     assert forwards._work_to_join("key", *own) is None
 
 
-async def test_shared_work_ends_with_the_last_who_waits_for_it() -> None:
-    forwards, never = cache_of(6000), asyncio.create_task(asyncio.Event().wait())
-    work = _SharedWork(*request_of(1), [], never)
-    async with forwards._used(work):
-        async with forwards._used(work):
-            pass
-        assert not never.cancelled()
-    assert never.cancelled()
-
-
 def cache_of(size: int, waiting: Any = None, metrics: Metrics | None = None) -> CachedPipeline:
     settings = Settings(embedding_cache="memory", embedding_cache_bytes=size)
     return CachedPipeline(None, waiting, settings, metrics or Metrics())  # type: ignore[arg-type]
@@ -371,18 +304,15 @@ async def test_the_least_recently_used_is_dropped_first_and_the_size_is_told() -
     await cache.close()
 
 
-async def test_of_many_at_once_those_are_kept_for_which_there_is_room_together() -> None:
-    cache = cache_of(6000)
-    await cache._keep({"old": entry()})
-    await cache._keep({"a": entry(3000), "huge": entry(6001), "b": entry(3000), "c": entry()})
-    assert {*cache._entries} == {"a", "b"}
-
-
 @pytest.mark.parametrize("large", [1, 10**9])
-async def test_what_is_kept_is_a_copy_however_large_it_is(large: int, monkeypatch) -> None:
+async def test_of_many_at_once_copies_are_kept_of_those_for_which_there_is_room_together(
+    large: int, monkeypatch
+) -> None:
     monkeypatch.setattr(vector_cache, "_LARGE_BYTES", large)
-    cache, given = cache_of(6000), entry()
-    await cache._keep({"a": given})
+    cache, given = cache_of(6000), entry(3000)
+    await cache._keep({"old": entry()})
+    await cache._keep({"a": given, "huge": entry(6001), "b": entry(3000), "c": entry()})
+    assert {*cache._entries} == {"a", "b"}
     given.arrays["dense"][0] = 7
     assert cache._entries["a"].arrays["dense"][0] == 0
 

@@ -1,12 +1,18 @@
 """Which model makes what of a request, what its vectors need, and what becomes of them."""
 
+import asyncio
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from smart_embedder.engine import Engine
-from smart_embedder.engine.records import AnswerMemory, EmbedRequest, Outputs, TokenizedText
+from smart_embedder.engine.records import (
+    AnswerMemory,
+    EmbedRequest,
+    Outputs,
+    RerankRequest,
+    TokenizedText,
+)
 from smart_embedder.engine.requests.embedding import (
     Task,
     assign_models,
@@ -14,18 +20,12 @@ from smart_embedder.engine.requests.embedding import (
     truncations_of,
     vector_bytes,
 )
+from smart_embedder.engine.scheduling.job import Purpose
 from smart_embedder.errors import InvalidRequestError
-from smart_embedder.settings import Settings
-from tests.engine.engines import engine_for
-from tests.engine.fakes import ALL, FakeM3, FakeModel, FakeQwen, loaded
+from tests.engine.engines import busy, engine_for, queued
+from tests.engine.fakes import ALL, FakeM3, FakeModel, FakeQwen, FakeReranker, loaded
 
 EVERY = Outputs(dense=True, sparse=True, colbert=True, states=True)
-
-
-class FakeTyped(FakeQwen):
-    """Reads queries and documents differently."""
-
-    reads_input_type = True
 
 
 @pytest.mark.parametrize(
@@ -41,11 +41,10 @@ class FakeTyped(FakeQwen):
 def test_a_dense_model_of_its_own_makes_dense_vectors_and_the_embedder_the_rest(
     wanted, own, left
 ) -> None:
-    embedder, dense = FakeM3(), FakeTyped()
-    embedder.default_prompt = "own: "
-    models = replace(loaded(embedder), dense=dense)
+    embedder, dense = FakeM3(), FakeQwen()
+    embedder.default_prompt, dense.reads_input_type = "own: ", True
     request = EmbedRequest(["a"], wanted, input_type="query")
-    tasks = assign_models(models, request, "given: ")
+    tasks = assign_models(replace(loaded(embedder), dense=dense), request, "given: ")
     expected = [(dense, own, "given: ", "query")] if own else []
     expected += [(embedder, left, "own: ", None)] if left else []
     assert [(each.model, each.outputs, each.prompt, each.input_type) for each in tasks] == expected
@@ -63,14 +62,12 @@ async def test_vectors_have_unit_length_where_the_model_or_the_request_says_so(
     model.normalizes = normalizes
     async with engine_for(model) as engine:
         plain = (await engine.embed(EmbedRequest(["abc"]))).embeddings[0].dense
-        result = await engine.embed(
-            EmbedRequest(["abc"], normalize_dense=normalize, dimensions=dimensions)
-        )
-    vector = result.embeddings[0].dense
+        request = EmbedRequest(["abc"], normalize_dense=normalize, dimensions=dimensions)
+        (made,) = (await engine.embed(request)).embeddings
     expected = plain[:dimensions]
     if normalize if not normalizes else dimensions == 2:
         expected = expected / np.linalg.norm(expected)
-    np.testing.assert_allclose(vector, expected, rtol=1e-6)
+    np.testing.assert_allclose(made.dense, expected, rtol=1e-6)
 
 
 async def test_no_vector_is_divided_by_nothing() -> None:
@@ -85,43 +82,29 @@ async def test_no_vector_is_divided_by_nothing() -> None:
     assert result.embeddings[0].dense.tolist() == [0]
 
 
-async def test_what_is_made_counts_with_its_tokens_and_their_strings() -> None:
-    """Of ab, 3 numbers of 4 bytes, 2 weights of 12, a row of 4, 2 ids of 8, and 3 strings of 16.
-
-    Before they are made, the width of the model is counted, and a row for each token.
-    """
-    made = 12 + 24 + 4 + 16
-    for options, size in (
-        ({}, 16 + 24 + 8 + 16),
-        ({"return_tokens": True}, made + 16 * 3),
-    ):
-        async with engine_for(FakeM3()) as engine:
-            await engine.embed(EmbedRequest(["ab"], ALL, **options, answer=AnswerMemory(size)))
-            with pytest.raises(InvalidRequestError, match=r"of these (1 texts|2 tokens) need"):
-                await engine.embed(
-                    EmbedRequest(["ab"], ALL, **options, answer=AnswerMemory(size - 1))
-                )
+@pytest.mark.parametrize(
+    ("options", "size"),
+    [
+        # Before they are made: of each text 4 numbers, of each token its id, a weight and a row.
+        ({}, 4 * 4 + 2 * (8 + 12 + 4)),
+        # And then: 3 numbers, 2 weights, a row, 2 ids, and 3 strings of 16 bytes.
+        ({"return_tokens": True}, 3 * 4 + 2 * 12 + 4 + 2 * 8 + 3 * 16),
+    ],
+)
+async def test_what_is_made_counts_with_its_tokens_and_their_strings(options, size) -> None:
+    async with engine_for(FakeM3()) as engine:
+        await engine.embed(EmbedRequest(["ab"], ALL, **options, answer=AnswerMemory(size)))
+        with pytest.raises(InvalidRequestError, match=r"of these (1 texts|2 tokens) need"):
+            await engine.embed(EmbedRequest(["ab"], ALL, **options, answer=AnswerMemory(size - 1)))
 
 
 async def test_a_request_over_two_models_is_answered_and_counted_as_one() -> None:
-    embedder, dense = FakeM3(), FakeQwen()
-    async with engine_for(embedder, dense=dense) as engine:
-        result = await engine.embed(EmbedRequest(["ab", "c"], ALL, return_tokens=True))
+    async with engine_for(FakeM3(), dense=FakeQwen()) as engine:
+        result = await engine.embed(EmbedRequest(["ab", "c"], ALL))
     assert result.tokens == 6
-    assert len(result.embeddings) == 2
-    assert [each.dense is not None for each in result.embeddings] == [True, True]
-    assert result.token_strings[0].sparse == ["a", "b"]
-    assert result.token_strings[1].colbert == []
+    for each in result.embeddings:
+        assert all(vectors is not None for vectors in (each.dense, each.sparse, each.colbert))
     assert {stage.model for stage in result.timings.stages} == {"fake-m3", "fake-qwen"}
-
-
-async def test_the_settings_of_a_request_reach_its_job() -> None:
-    async with Engine(Settings(), lambda _: loaded(FakeModel())) as engine:
-        put = engine._queue.put
-        jobs = []
-        engine._queue.put = lambda job: (jobs.append(job), put(job))
-        await engine.embed(EmbedRequest(["a"], urgency=1, client="me"))
-    assert [(each.client, each.weight) for each in jobs] == [("me", 4.0)]
 
 
 def model() -> FakeModel:
@@ -138,7 +121,7 @@ def model() -> FakeModel:
         (Outputs(sparse=True), 5 * (8 + 12)),
         (Outputs(colbert=True), 5 * (8 + 40)),
         (Outputs(states=True), 5 * (8 + 4000)),
-        (Outputs(True, True, True, True), 5 * (8 + 12 + 40 + 4000) + 2 * 400),
+        (EVERY, 5 * (8 + 12 + 40 + 4000) + 2 * 400),
     ],
 )
 def test_each_kind_of_vectors_counts_for_each_token_or_text(outputs, nbytes) -> None:
@@ -152,22 +135,18 @@ def done(outputs: Outputs, *lengths: int) -> Task:
     return task
 
 
-def test_the_vectors_of_all_models_are_held_together_or_refused_with_what_helps() -> None:
+def test_what_all_models_read_is_held_together_or_refused_with_what_helps() -> None:
     tasks = [done(Outputs(dense=True), 2, 3), done(Outputs(sparse=True), 4, 5)]
     size = 5 * 8 + 800 + 9 * 20
     hold_vectors(tasks, AnswerMemory(size))
     with pytest.raises(InvalidRequestError, match=f"vectors of these 2 texts need {size} bytes"):
         hold_vectors(tasks, AnswerMemory(size - 1))
     tasks.append(done(Outputs(colbert=True), 1, 1))
-    with pytest.raises(
-        InvalidRequestError, match="of these 16 tokens need .* vector of each token"
-    ):
+    told = "of these 16 tokens need .* vector of each token"
+    with pytest.raises(InvalidRequestError, match=told):
         hold_vectors(tasks, AnswerMemory(size))
-
-
-def test_the_texts_that_were_cut_are_those_of_every_task() -> None:
-    cuts = truncations_of([done(Outputs(), 2, 3)], EmbedRequest(["a", "b"]))
-    assert [(cut.index, cut.original_tokens) for cut in cuts] == [(0, 3), (1, 4)]
+    cuts = truncations_of(tasks[:2], EmbedRequest(["a", "b"]))
+    assert [(cut.index, cut.original_tokens) for cut in cuts] == [(0, 3), (1, 4), (0, 5), (1, 6)]
 
 
 async def test_a_prompt_counts_for_each_text_when_its_cost_is_estimated(monkeypatch) -> None:
@@ -185,3 +164,16 @@ async def test_a_prompt_counts_for_each_text_when_its_cost_is_estimated(monkeypa
         made.default_prompt = "p: "
         await engine.embed(EmbedRequest(["a", "b"], client="me"))
     assert seen == [(["a", "b", "p: ", "p: "], "me")]
+
+
+async def test_the_client_and_the_urgency_of_a_request_are_those_of_its_job() -> None:
+    made = FakeModel()
+    async with engine_for(made, reranker=FakeReranker()) as engine:
+        async with busy(engine, made):
+            embedded = engine.embed(EmbedRequest(["a"], urgency=1, client="me"))
+            scored = engine.rerank(RerankRequest("q", ["b"], urgency=5, client="you"))
+            tasks = [asyncio.create_task(each) for each in (embedded, scored)]
+            await queued(engine, tokens=1 + 2)
+            jobs = {each.client: (each.weight, each.purpose) for each in engine._queue.jobs}
+        await asyncio.gather(*tasks)
+    assert jobs == {"me": (4.0, Purpose.EMBEDDING), "you": (0.25, Purpose.RERANKING)}

@@ -15,6 +15,7 @@ from smart_embedder.engine import Engine
 from smart_embedder.engine.records import (
     CUT_AT_END,
     AnswerMemory,
+    ClassificationRequest,
     EmbedRequest,
     FusionWeights,
     Outputs,
@@ -26,7 +27,7 @@ from smart_embedder.engine.records import (
     TruncationOptions,
 )
 from smart_embedder.engine.requests import reranking
-from smart_embedder.engine.requests.reranking import ClassificationRequest, _groups, score
+from smart_embedder.engine.requests.reranking import _groups, score
 from smart_embedder.errors import (
     EmptyInputError,
     InferenceTimeoutError,
@@ -37,8 +38,8 @@ from smart_embedder.errors import (
 from smart_embedder.models.load import load_models
 from smart_embedder.observability.metrics import Metrics
 from smart_embedder.settings import Settings
-from tests.engine.engines import engine_for, entered, let_go
-from tests.engine.fakes import FakeM3, FakeModel, FakeReranker, loaded
+from tests.engine.engines import busy, engine_for, let_go, queued
+from tests.engine.fakes import ALL, FakeM3, FakeModel, FakeReranker
 from tests.support.texts import varied_texts
 
 
@@ -51,13 +52,13 @@ class EchoingModel(FakeModel):
         return [TextEmbedding(vector, sparse, vector[None]) for vector in vectors]
 
 
-@pytest.mark.parametrize("query", ["q", ["q", "r", "q", "s"]], ids=["one query", "one for each"])
-async def test_scores_of_one_forward_come_back_in_the_order_of_the_passages(query) -> None:
+async def test_scores_of_one_forward_come_back_in_the_order_of_the_passages() -> None:
     reranker = FakeReranker()
     async with engine_for(reranker=reranker) as engine:
-        result = await engine.rerank(RerankRequest(query, ["ccc", "a", "bb", ""]))
-    assert (result.scores, result.parts) == ([3, 1, 2, 0], None)
-    assert reranker.batches == [[4, 2, 3, 1]]
+        for query in ("q", ["q", "r", "q", "s"]):
+            result = await engine.rerank(RerankRequest(query, ["ccc", "a", "bb", ""]))
+            assert (result.scores, result.parts) == ([3, 1, 2, 0], None)
+    assert reranker.batches == [[4, 2, 3, 1]] * 2
 
 
 async def test_normalising_is_a_float32_sigmoid_that_never_overflows_and_is_of_logits_alone() -> (
@@ -70,8 +71,9 @@ async def test_normalising_is_a_float32_sigmoid_that_never_overflows_and_is_of_l
         scores = (await engine.rerank(request)).scores
         reranker.scores_are_logits = False
         assert (await engine.rerank(request)).scores == [-2, 0, 97]
-    exact = 1 / (1 + np.exp(-np.float64([-2, 0, 97])))
-    np.testing.assert_allclose(scores, exact, rtol=1e-6)
+    exact = np.float32(1 / (1 + np.exp(-np.float64([-2, 0, 97]))))
+    assert scores == exact.tolist()
+    assert reranking.sigmoid([-1e30, -50.0, 1e30]) == [0.0, np.float32(np.exp(-50.0)), 1.0]
 
 
 async def test_without_a_model_that_can_score_it_says_why() -> None:
@@ -81,23 +83,6 @@ async def test_without_a_model_that_can_score_it_says_why() -> None:
         async with engine_for(reranker=reranker) as engine:
             with pytest.raises(RerankerDisabledError, match=why):
                 await engine.rerank(RerankRequest("q", ["a"]))
-
-
-async def test_waiting_behind_other_work_is_not_counted_as_inference() -> None:
-    reranker, metrics = FakeReranker(), Metrics()
-    async with engine_for(metrics=metrics, reranker=reranker, rerank_gpu_timeout=0.5) as engine:
-        reranker.held = True
-        first = asyncio.create_task(engine.rerank(RerankRequest("q", ["a"])))
-        await entered(reranker)
-        second = asyncio.create_task(engine.rerank(RerankRequest("q", ["b"])))
-        with pytest.raises(InferenceTimeoutError, match="longer than 0.5 seconds"):
-            await first
-        # The second has waited as long as the first ran into its limit, and is not out of time.
-        assert not second.done()
-        let_go(reranker)
-        result = await second
-    assert result.scores == [1]
-    assert result.timings.queue > result.timings.inference
 
 
 async def test_late_interaction_has_one_time_limit_for_all_its_forwards() -> None:
@@ -122,19 +107,12 @@ async def test_late_interaction_counts_as_reranking_also_beside_embeddings() -> 
         await engine.rerank(RerankRequest("q", ["a", "b"]))
         assert metrics.value("rerank_inference_duration_seconds_count") == 2
         assert metrics.value("embedding_batch_size_count") == 0
-        model.held = True
-        first = asyncio.create_task(engine.embed(EmbedRequest(["held"])))
-        for _ in range(3):
-            await entered(model)
-        beside = [
-            asyncio.create_task(engine.rerank(RerankRequest("q", ["a"]))),
-            asyncio.create_task(engine.embed(EmbedRequest(["b", "c"]))),
-        ]
-        while engine._queue.waiting_tokens < 3:  # noqa: ASYNC110 - turns, not time
-            await asyncio.sleep(0)
-        let_go(model)
-        await asyncio.gather(first, *beside)
-    assert model.outputs[-2] == [Outputs(True, True, True), *[Outputs(dense=True)] * 2]
+        async with busy(engine, model):
+            reranked = asyncio.create_task(engine.rerank(RerankRequest("q", ["a"])))
+            embedded = asyncio.create_task(engine.embed(EmbedRequest(["b", "c"])))
+            await queued(engine, tokens=3)
+        await asyncio.gather(reranked, embedded)
+    assert model.outputs[-2] == [ALL, *[Outputs(dense=True)] * 2]
     assert metrics.value("rerank_inference_duration_seconds_count") == 4
     assert metrics.value("embedding_batch_size_sum") == 3
 
@@ -154,8 +132,7 @@ async def test_many_queries_are_taken_in_groups_whose_vectors_are_let_go() -> No
             made.extend(weakref.ref(each.colbert) for each in results)
             return results
 
-    queries, passages = [f"{n}" * 4 for n in range(8)], ["a", "b"] * 4
-    request = RerankRequest(queries, passages)
+    request = RerankRequest([f"{n}" * 4 for n in range(8)], ["a", "b"] * 4)
     async with engine_for(Wide(), late_interaction=True) as engine:
         expected = (await engine.rerank(request)).scores
         made.clear()
@@ -183,11 +160,8 @@ async def test_a_query_for_each_passage_scores_them_as_alone(interacting: bool) 
     """Each distinct query is tokenised and computed once, and counts its tokens once."""
     passages, queries = ["\x05aa", "\x07", "\x0bc", "\x0dddd"], ["\x02", "\x03y", "\x02", "\x11zz"]
     model = EchoingModel()
-    by_vectors, by_pairs = (
-        engine_for(model, late_interaction=True),
-        engine_for(reranker=FakeReranker()),
-    )
-    async with by_vectors if interacting else by_pairs as engine:
+    reranker = None if interacting else FakeReranker()
+    async with engine_for(model, reranker=reranker, late_interaction=interacting) as engine:
         together = await engine.rerank(RerankRequest(queries, passages))
         batches = model.batches[:2]
         alone = [
@@ -227,20 +201,6 @@ async def test_scores_are_computed_only_where_their_tokens_may_be_held() -> None
             await engine.rerank(RerankRequest("q", ["aaa", "bbb"], answer=held))
 
 
-def test_a_short_job_may_run_between_the_products_of_long_texts(monkeypatch) -> None:
-    asked = 0
-
-    def count() -> bool:
-        nonlocal asked
-        asked += 1
-        return False
-
-    monkeypatch.setattr(reranking, "run_preempting_call", count)
-    query, passage = (np.ones((length, 2), dtype=np.float32) for length in (5000, 1000))
-    assert reranking._colbert_score(query, passage) == 2
-    assert asked == 5
-
-
 class FakeClassifier(FakeReranker):
     """Of a text, its length and that of the second one; reads ten characters of both."""
 
@@ -269,14 +229,17 @@ async def classify(*inputs: tuple[str, str | None], reranker=None, **options):
         return await engine.classify(ClassificationRequest(inputs=[*inputs], **options))
 
 
-async def test_each_input_has_its_logits_in_the_order_given_and_tokens_are_counted() -> None:
-    reranker = FakeClassifier()
-    result = await classify(("aaa", None), ("b", "cc"), reranker=reranker)
+async def test_each_input_has_its_logits_in_the_order_given_and_counts_what_they_hold() -> None:
+    reranker, size = FakeClassifier(), 8 * 6 + 4 * 2 * 2
+    inputs = [("aaa", None), ("b", "cc")]
+    result = await classify(*inputs, reranker=reranker, answer=AnswerMemory(size))
     assert [each.tolist() for each in result.logits] == [[3, 0], [1, 2]]
     assert result.labels == ("first", "second")
     assert (result.tokens, result.truncations) == (6, [])
     assert reranker.outputs == [[Outputs(logits=True)] * 2]
     assert result.timings.total >= result.timings.tokenize > 0
+    with pytest.raises(InvalidRequestError, match="the labels of these 2 inputs need 64 bytes"):
+        await classify(*inputs, answer=AnswerMemory(size - 1))
 
 
 async def test_what_was_cut_is_reported_or_refused() -> None:
@@ -287,13 +250,6 @@ async def test_what_was_cut_is_reported_or_refused() -> None:
     assert (cut.side, result.logits[1].tolist()) == ("left", [2, 8])
     with pytest.raises(TextTooLongError, match="the text at index 1 has 16 tokens"):
         await classify(*inputs, truncation=TruncationOptions(truncate=False))
-
-
-async def test_the_labels_of_all_inputs_count_towards_what_an_answer_may_hold() -> None:
-    size = 8 * 6 + 4 * 2 * 2
-    await classify(("aaa", None), ("b", "cc"), answer=AnswerMemory(size))
-    with pytest.raises(InvalidRequestError, match="the labels of these 2 inputs need 64 bytes"):
-        await classify(("aaa", None), ("b", "cc"), answer=AnswerMemory(size - 1))
 
 
 async def test_a_model_without_labels_is_named_and_so_is_a_missing_one() -> None:
@@ -309,17 +265,7 @@ def reference(tiny_m3) -> BGEM3FlagModel:
     return BGEM3FlagModel(str(tiny_m3), use_fp16=False, devices="cpu")
 
 
-def settings(folder) -> Settings:
-    return Settings(
-        embedding_model=str(folder),
-        reranker_model="late-interaction",
-        device="cpu",
-        dtype="float32",
-        max_batch_tokens=300,
-    )
-
-
-@pytest.mark.parametrize("weights", [None, [0.4, 0.2, 0.4], [1.0, 0.0, 0.0], [0.0, 1.0, 3.0]])
+@pytest.mark.parametrize("weights", [None, [0.4, 0.2, 0.4]])
 async def test_equals_compute_score(tiny_m3, reference: BGEM3FlagModel, weights) -> None:
     query, passages = "hybrid search vector", varied_texts(48)
     expected = reference.compute_score(
@@ -329,10 +275,15 @@ async def test_equals_compute_score(tiny_m3, reference: BGEM3FlagModel, weights)
         max_passage_length=8192,
         weights_for_different_modes=weights,
     )
-    request = RerankRequest(
-        query, passages, weights=FusionWeights(*weights) if weights else FusionWeights()
+    settings = Settings(
+        embedding_model=str(tiny_m3),
+        reranker_model="late-interaction",
+        device="cpu",
+        dtype="float32",
+        max_batch_tokens=300,
     )
-    async with Engine(settings(tiny_m3), load_models) as engine:
+    request = RerankRequest(query, passages, weights=FusionWeights(*weights or ()))
+    async with Engine(settings, load_models) as engine:
         result = await engine.rerank(request)
     fused = expected["colbert+sparse+dense"]
     np.testing.assert_allclose(result.scores, fused, rtol=0, atol=1e-5)
@@ -355,20 +306,24 @@ def test_the_fused_score_is_the_weighted_mean_of_the_kinds_that_are_made(parts, 
     assert FusionWeights(1, 2, 5).fuse(PartScores(*parts)) == pytest.approx(mean)
 
 
-@pytest.mark.parametrize("most", [1, 1000])
-def test_products_are_made_for_some_query_vectors_at_a_time(monkeypatch, most: int) -> None:
+@pytest.mark.parametrize(("most", "times"), [(1, 70), (1000, 7), (1 << 20, 1)])
+def test_products_are_made_for_some_query_vectors_at_a_time_and_short_jobs_run_between(
+    monkeypatch, most: int, times: int
+) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(reranking, "run_preempting_call", lambda: asked.append(1))
+    monkeypatch.setattr(reranking, "_MOST_PRODUCTS", most)
     generator = np.random.default_rng(0)
     query, passage = (generator.normal(size=(n, 16)).astype(np.float32) for n in (70, 90))
-    whole = score(TextEmbedding(colbert=query), TextEmbedding(colbert=passage)).colbert
-    monkeypatch.setattr("smart_embedder.engine.requests.reranking._MOST_PRODUCTS", most)
+    whole = (query @ passage.T).max(axis=1).mean()
     parts = score(TextEmbedding(colbert=query), TextEmbedding(colbert=passage)).colbert
     assert parts == pytest.approx(whole, abs=1e-6)
+    assert len(asked) == times
 
 
 def sparse_of(**weights: float) -> SparseVector:
-    return SparseVector(
-        np.array([int(name[1:]) for name in weights]), np.float32([*weights.values()])
-    )
+    ids = np.array([int(name[1:]) for name in weights])
+    return SparseVector(ids, np.float32([*weights.values()]))
 
 
 def test_each_kind_that_both_have_gives_its_score() -> None:
@@ -391,8 +346,7 @@ async def test_one_of_the_kinds_that_are_made_must_have_a_weight(weights, fits: 
     model = FakeM3()
     model.kinds = Outputs(sparse=True, colbert=True, states=True)
     request = RerankRequest("qu", ["ab"], weights=FusionWeights(*weights))
-    models = replace(loaded(model), late_interaction=True)
-    async with Engine(Settings(), lambda _: models) as engine:
+    async with engine_for(model, late_interaction=True) as engine:
         if fits:
             await engine.rerank(request)
         else:

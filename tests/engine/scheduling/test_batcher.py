@@ -100,20 +100,6 @@ def test_beside_one_that_was_passed_over_nobody_is_ahead_by_more_than_a_forward(
     assert [part.job for part in batch.slices] == [first, *([short] if is_taken else [])]
 
 
-def test_a_model_may_limit_how_many_sequences_a_forward_holds() -> None:
-    limited = FakeModel()
-    limited.max_batch_sequences = 3
-    jobs = [job(1, 1, 1, model=limited), job(1, 1, model=limited)]
-    assert taken(choose(jobs, Limits(100)), jobs) == [(0, 0, 2), (1, 0, 1)]
-
-
-@given(st.lists(LENGTHS, min_size=1, max_size=6), st.integers(1, 60))
-def test_a_batch_keeps_the_budget_or_is_one_sequence(requests, budget) -> None:
-    batch = choose([job(*lengths) for lengths in requests], Limits(budget))
-    assert batch.tokens <= budget or len(batch.sequences) == 1
-    assert len(batch.sequences) >= 1
-
-
 def test_a_rest_that_an_urgent_newcomer_may_not_have_is_not_for_one_that_is_less_urgent() -> None:
     """Both are ahead of the long text that is passed over, the urgent one by more of its tokens."""
     first, long = job(60), job(50, virtual_start=1.0, urgency=5)
@@ -129,10 +115,14 @@ def test_a_rest_that_an_urgent_newcomer_may_not_have_is_not_for_one_that_is_less
     assert taken(choose(jobs, Limits(100)), jobs) == [(0, 0, 1), (3, 0, 1)], "it has had its turn"
 
 
-def test_a_batch_may_be_limited_in_requests_and_in_sequences() -> None:
+def test_a_batch_may_be_limited_in_requests_and_in_sequences_also_by_its_model() -> None:
     jobs = [job(1, 1), job(1, 1), job(1, 1)]
     assert taken(choose(jobs, Limits(9, max_requests=2)), jobs) == [(0, 0, 2), (1, 0, 2)]
     assert len(choose(jobs, Limits(9, max_sequences=4)).sequences) == 4
+    limited = FakeModel()
+    limited.max_batch_sequences = 3
+    jobs = [job(1, 1, 1, model=limited), job(1, 1, model=limited)]
+    assert taken(choose(jobs, Limits(100)), jobs) == [(0, 0, 2), (1, 0, 1)]
 
 
 @given(st.lists(LENGTHS, min_size=1, max_size=6), st.integers(64, 4000))
@@ -200,19 +190,6 @@ def test_the_limits_are_those_of_the_model_of_the_batch(order, tokens, sequences
 # Whose results are whose.
 
 
-async def test_each_job_gets_the_results_of_its_own_sequences() -> None:
-    first, second = job(1, 2, 3), job(4, 5)
-    whole = batch_of((first, 1, 3), (second, 0, 2))
-    assert [len(ids) for ids in whole.sequences] == [2, 3, 4, 5]
-    assert whole.tokens == 14
-    whole.complete(["b", "c", "d", "e"], 2.0)
-    assert await second.result() == ["d", "e"]
-    assert not first.resolved
-    batch_of((first, 0, 1)).complete(["a"], 1.0)
-    assert await first.result() == ["a", "b", "c"]
-    assert (first.inference_seconds, second.inference_seconds) == (3, 2)
-
-
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=5))
 def test_halves_hold_every_sequence_once_the_first_as_many_as_the_second_or_one_less(counts):
     jobs = [job(*range(1, count + 1)) for count in counts]
@@ -227,11 +204,6 @@ def test_halves_hold_every_sequence_once_the_first_as_many_as_the_second_or_one_
     ]
     assert places == [(each, place) for each in jobs for place in range(len(each.sequences))]
     assert all(part.count for half in (first, second) for part in half.slices)
-
-
-def test_the_clients_of_a_batch_are_told_by_their_tokens() -> None:
-    alice, more, bob = job(5, 5, client="a"), job(7, client="a"), job(3, client="b")
-    assert batch_of(bob, alice, more).client_tokens == {"a": 17, "b": 3}
 
 
 def test_who_has_left_is_left_out_and_the_rest_fails_together() -> None:

@@ -15,6 +15,7 @@ from smart_embedder.engine.scheduling.queue import JobQueue, Preemption, split_s
 from smart_embedder.errors import DeviceFailedError, UnhealthyError
 from tests.engine.fakes import FakeModel
 from tests.engine.scheduling.jobs import MODEL, OTHER, batch_of, job, queue_of, take
+from tests.support.skipped_time import turns
 
 LENGTHS = st.lists(st.integers(1, 30), min_size=1, max_size=8)
 
@@ -192,32 +193,21 @@ def test_whose_last_sequence_is_taken_first_and_what_is_taken_before(case: str) 
 # Devices.
 
 
-async def test_a_device_that_waits_is_woken_by_what_it_serves_and_by_nothing_else() -> None:
-    queue = JobQueue()
-    waits = asyncio.create_task(queue.consumer(serves(MODEL)).wait())
-    await asyncio.sleep(0)
-    queue.put(job(4, model=OTHER))
-    for _ in range(5):
-        await asyncio.sleep(0)
-    assert not waits.done()
-    queue.put(job(4))
-    await asyncio.wait_for(waits, 10)
-
-
-async def test_a_device_that_is_woken_for_what_another_has_taken_waits_on() -> None:
+async def test_a_device_that_waits_is_woken_by_what_it_serves_and_is_left_to_it() -> None:
     queue = JobQueue()
     consumer = queue.consumer(serves(MODEL))
     waits = asyncio.create_task(consumer.wait())
-    await asyncio.sleep(0)
-    queue.put(job(4))
-    take(queue)
-    for _ in range(5):
-        await asyncio.sleep(0)
+    await turns()
+    queue.put(job(4, model=OTHER))
+    await turns()
     assert not waits.done()
-    assert consumer.idle
     queue.put(job(4))
-    await asyncio.wait_for(waits, 10)
-    assert not consumer.idle
+    take(queue, serves=serves(MODEL))  # By another device, before it runs.
+    await turns()
+    assert (waits.done(), consumer.idle) == (False, True)
+    queue.put(job(4))
+    await turns()
+    assert (waits.done(), consumer.idle) == (True, False)
 
 
 async def test_busy_devices_are_told_of_what_arrives_unless_an_idle_one_takes_it() -> None:
@@ -230,9 +220,10 @@ async def test_busy_devices_are_told_of_what_arrives_unless_an_idle_one_takes_it
     assert told == [("busy", first)]
     take(queue)
     waits = asyncio.create_task(idle.wait())
-    await asyncio.sleep(0)
+    await turns()
     queue.put(job(4))
-    await asyncio.wait_for(waits, 10)
+    await turns()
+    assert waits.done()
     assert told == [("busy", first)]
 
 
@@ -247,14 +238,14 @@ def test_each_device_takes_the_jobs_of_its_models() -> None:
 async def test_a_batch_that_is_handed_over_is_the_first_and_wakes_a_device_that_serves_it() -> None:
     queue = queue_of(job(4))
     given = replace(take(queue), handed_over=True)
-    takes = queue.consumer(serves(MODEL))
-    waits = [asyncio.create_task(takes.wait())]
-    waits.append(asyncio.create_task(queue.consumer(serves(OTHER)).wait()))
-    await asyncio.sleep(0)
+    served, other = (
+        asyncio.create_task(queue.consumer(serves(model)).wait()) for model in (MODEL, OTHER)
+    )
+    await turns()
     queue.hand_over(given)
-    await asyncio.wait_for(waits[0], 10)
-    assert not waits[1].done()
-    waits[1].cancel()
+    await turns()
+    assert (served.done(), other.done()) == (True, False)
+    other.cancel()
     queue.put(job(4))
     assert queue.take(lambda _: Limits(16), serves(OTHER)) is None
     assert take(queue, among=queue.jobs).slices != given.slices, "what preempts is no such batch"
@@ -262,15 +253,13 @@ async def test_a_batch_that_is_handed_over_is_the_first_and_wakes_a_device_that_
     assert queue.take(lambda _: Limits(16)) is None
 
 
-async def test_of_a_batch_that_is_handed_over_only_what_someone_waits_for_is_taken() -> None:
-    queue = queue_of(gone := job(4), here := job(4))
+@pytest.mark.parametrize("stays", [1, 0])
+async def test_of_a_batch_that_is_handed_over_only_what_someone_waits_for_is_taken(stays) -> None:
+    queue = queue_of(gone := job(4), *(here := [job(4)] * stays))
     queue.hand_over(take(queue))
     gone.cancel()
-    assert jobs_of(take(queue)) == [here]
-    queue = queue_of(gone := job(4))
-    queue.hand_over(take(queue))
-    gone.cancel()
-    assert queue.take(lambda _: Limits(16)) is None
+    batch = queue.take(lambda _: Limits(16))
+    assert (batch and jobs_of(batch)) == (here or None)
     assert not queue.has_work(serves(MODEL))
 
 
