@@ -1,5 +1,6 @@
 """What is asked on a terminal, and what the answers do."""
 
+import io
 import json
 import os
 import re
@@ -9,7 +10,7 @@ import sys
 
 import pytest
 
-from launcher.console import QUESTIONS
+from launcher.console import QUESTIONS, ask_models
 from tests.launcher.checkout import (
     SHOWN,
     Checkout,
@@ -30,21 +31,16 @@ ASKED = "BGE or QWEN [BGE]: "
         pytest.param("\n\n", None, BGE_RERANKER, id="enter"),
         pytest.param("qwen\n Bge \n", QWEN_DENSE, BGE_RERANKER, id="qwen and bge"),
         pytest.param("other\nBGE\n2\nQWEN\n", None, QWEN_RERANKER, id="asked again"),
-        pytest.param("\x04\x04", None, BGE_RERANKER, id="end of input"),
+        pytest.param("", None, BGE_RERANKER, id="end of input"),
     ],
 )
-def test_on_a_terminal_it_asks_for_the_models(
-    started: Checkout, answers: str, dense: str | None, reranker: str
+def test_it_asks_for_the_models_until_it_is_told_one(
+    monkeypatch, capsys, answers: str, dense: str | None, reranker: str
 ) -> None:
-    code, shown = started.start_on_terminal("local cpu", answers)
-    assert code == 0, shown
-    found, text = told_on_terminal(shown), "\n".join(shown)
+    monkeypatch.setattr(sys, "stdin", io.StringIO(answers))
+    found = ask_models({})
     assert (found.get("DENSE_EMBEDDING_MODEL"), found["RERANKER_MODEL"]) == (dense, reranker)
-    tuned = {"QWEN_RERANK_BATCH_SIZE": "1", "QWEN_RERANK_MAX_LENGTH": "2048"}
-    tuned = tuned if reranker == QWEN_RERANKER else {}
-    assert found.get("QWEN_RERANK_BATCH_SIZE") == tuned.get("QWEN_RERANK_BATCH_SIZE")
-    limits = "".join(f", {name}={value}" for name, value in tuned.items())
-    assert any(line.endswith(f"Set for this start: DEVICE=cpu{limits}.") for line in shown)
+    text = capsys.readouterr().out
     assert text.count(ASKED) == max(2, answers.count("\n"))
     assert text.count("That is neither BGE nor QWEN.") == max(0, answers.count("\n") - 2)
     for question in QUESTIONS:
@@ -52,10 +48,19 @@ def test_on_a_terminal_it_asks_for_the_models(
             assert re.search(rf"^  {word} +{model or 'BAAI/bge-m3'}, \d\.\d GB", text, re.MULTILINE)
 
 
-def test_on_a_terminal_it_asks_only_for_what_is_not_set(started: Checkout) -> None:
+def test_on_a_terminal_it_asks_for_what_is_not_set_and_tells_what_follows(
+    started: Checkout,
+) -> None:
+    _, both = started.start_on_terminal("local cpu", "\x04\x04")
+    assert "DENSE_EMBEDDING_MODEL" not in told_on_terminal(both)
+    assert "\n".join(both).count(ASKED) == 2
+    assert any(line.endswith("Set for this start: DEVICE=cpu.") for line in both)
     started.file(".env").write_text("DENSE_EMBEDDING_MODEL=my/model\n")
     _, one = started.start_on_terminal("local cpu", "qwen\n")
-    assert told_on_terminal(one)["RERANKER_MODEL"] == QWEN_RERANKER
+    found = told_on_terminal(one)
+    assert (found["RERANKER_MODEL"], found["QWEN_RERANK_BATCH_SIZE"]) == (QWEN_RERANKER, "1")
+    limits = "QWEN_RERANK_BATCH_SIZE=1, QWEN_RERANK_MAX_LENGTH=2048"
+    assert any(line.endswith(f"Set for this start: DEVICE=cpu, {limits}.") for line in one)
     _, none = started.start_on_terminal("local cpu", RERANKER_MODEL="none")
     assert told_on_terminal(none)["RERANKER_MODEL"] == "none"
     assert ASKED not in "\n".join(none)
