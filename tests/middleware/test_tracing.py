@@ -2,6 +2,8 @@
 
 import asyncio
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -26,7 +28,7 @@ from smart_embedder.settings import Settings
 from tests.engine.fakes import FakeModel, loaded
 from tests.middleware.exchange import Inner, exchange, header
 from tests.support.collector import run_collector
-from tests.support.server import run_server
+from tests.support.server import REPOSITORY
 
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 SAMPLED = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
@@ -298,28 +300,42 @@ def test_a_receiver_that_never_answers_does_not_hold_up_the_end(monkeypatch) -> 
     assert [each["event"] for each in log] == ["traces_not_delivered"]
 
 
-def test_without_an_endpoint_nothing_is_sent_and_no_tracing_library_imported(
-    tiny_m3, tmp_path
-) -> None:
+SERVE = """
+import asyncio, sys
+from httpx2 import ASGITransport, AsyncClient
+from smart_embedder.main import create_app
+from smart_embedder.settings import Settings
+from tests.engine.fakes import FakeModel, loaded
+
+async def serve():
+    ready = asyncio.Event()
+    models = loaded(FakeModel())
+    app = create_app(Settings(), loader=lambda _: models, on_ready=lambda _: ready.set())
+    client = AsyncClient(transport=ASGITransport(app), base_url="http://service")
+    async with app.router.lifespan_context(app), client:
+        await ready.wait()
+        parent = {"traceparent": sys.argv[1]}
+        answer = await client.post("/embeddings/", json={"sentences": ["a"]}, headers=parent)
+    assert answer.status_code == 200 and "traceparent" not in answer.headers
+
+asyncio.run(serve())
+print(*sys.modules)
+"""
+
+
+def test_without_an_endpoint_nothing_is_sent_and_no_tracing_library_imported(monkeypatch) -> None:
     """Whatever OpenTelemetry's own variables say.
 
     Two libraries import parts of it on their own: FastAPI its API, and redis its SDK for metrics.
     """
-    others = {"FASTAPI_OTEL_AUTO_CONFIGURE": "true", "OTEL_BSP_SCHEDULE_DELAY": "1"}
-    module, settings = "tests.support.reporting_server", {"EMBEDDING_MODEL": str(tiny_m3)}
+    monkeypatch.setenv("FASTAPI_OTEL_AUTO_CONFIGURE", "true")
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "1")
+    command = [sys.executable, "-c", SERVE, SAMPLED["traceparent"]]
     with run_collector() as collector:
-        others["OTEL_EXPORTER_OTLP_ENDPOINT"] = collector.url
-        with run_server(tmp_path, module, **settings, **others) as server:
-            server.wait_until_healthy()
-            with server.client() as client:
-                answer = client.post("/embeddings/", json=EMBED, headers=SAMPLED)
-            assert answer.status_code == 200
-            assert "traceparent" not in answer.headers
-            assert server.stop() == 0
-    (report,) = [line for line in server.lines if line.startswith("imported:")]
-    imported = set(report.split())
-    assert "smart_embedder.middleware.observe" in imported
-    assert not imported & {
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
+        served = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY, check=True)
+    assert "smart_embedder.middleware.observe" in served.stdout.split()
+    assert not {*served.stdout.split()} & {
         "opentelemetry.sdk.trace",
         "opentelemetry.exporter",
         "smart_embedder.middleware.tracing",
