@@ -377,13 +377,23 @@ async def test_an_offer_to_upgrade_changes_nothing_else() -> None:
 
 
 @in_skipped_time
-async def test_it_is_no_proxy() -> None:
-    client = Client()
+async def test_it_is_no_proxy_and_an_error_is_a_whole_answer_that_tells_of_the_end() -> None:
+    clients = Client(), Client()
     with capture_logs() as log:
-        await client.send(b"CONNECT example.org:443 HTTP/1.1\r\nHost: a\r\n\r\n")
-    assert [(each["event"], each["client"]) for each in log] == [("malformed_request", "192.0.2.1")]
-    assert (client.statuses, client.app.paths) == ([400], [])
-    assert client.error["detail"] == "This is no proxy."
+        for client in clients:
+            await client.send(b"CONNECT example.org:443 HTTP/1.1\r\nHost: a\r\n\r\n")
+    assert {(each["event"], each["client"]) for each in log} == {("malformed_request", "192.0.2.1")}
+    assert len({client.error["request_id"] for client in clients}) == 2
+    head, _, body = client.wire.written.partition(b"\r\n\r\n")
+    status, *lines = head.decode().split("\r\n")
+    assert status == "HTTP/1.1 400 Bad Request"
+    assert sorted(lines) == [
+        "connection: close",
+        f"content-length: {len(body)}",
+        "content-type: application/json",
+        f"x-request-id: {client.error['request_id']}",
+    ]
+    assert (client.error["detail"], client.app.paths) == ("This is no proxy.", [])
 
 
 # The end.

@@ -2,16 +2,13 @@
 
 import asyncio
 import socket
-from http import HTTPStatus
 
-import orjson
 import pytest
 
 from smart_embedder.server.connection import (
     LINGER_TIMEOUT,
     BoundedFlowControl,
     LingeringTransport,
-    error_response,
     has_hung_up,
     head_without_upgrade,
 )
@@ -89,24 +86,6 @@ def test_who_has_hung_up_is_known_without_reading() -> None:
 
 
 # HTTP as bytes, where no app answers.
-
-
-def test_an_error_is_a_whole_answer_that_says_that_the_connection_closes() -> None:
-    sent = error_response(HTTPStatus.BAD_REQUEST, "malformed_request", "Größe?")
-    head, _, body = sent.partition(b"\r\n\r\n")
-    content = orjson.loads(body)
-    status, *lines = head.decode().split("\r\n")
-    assert status == "HTTP/1.1 400 Bad Request"
-    assert sorted(lines) == [
-        "connection: close",
-        f"content-length: {len(body)}",
-        "content-type: application/json",
-        f"x-request-id: {content['request_id']}",
-    ]
-    assert (content["detail"], content["code"]) == ("Größe?", "malformed_request")
-    assert error_response(HTTPStatus.BAD_REQUEST, "a", "b") != error_response(
-        HTTPStatus.BAD_REQUEST, "a", "b"
-    ), "each has an id of its own"
 
 
 @pytest.mark.parametrize(
