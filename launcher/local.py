@@ -99,20 +99,18 @@ def _install(venv: Venv, flavour: str, *, demo: bool) -> None:
 
 def sources(flavour: str) -> tuple[Source, ...]:
     """Return where the packages come from: each from one index, and torch alone from PyTorch's."""
+    if WINDOWS and flavour == "gpu":
+        # Only PyTorch's own index has builds with CUDA for it, and their hashes are not locked.
+        file = requirements(flavour)
+        (pin,) = re.findall(r"(?m)^torch==\S+$", file.read_text("utf-8"))
+        torch = Source(file, "PyTorch", ("--no-deps", "--index-url", PYTORCH_INDEX, pin))
+    else:
+        torch = locked(f"requirements/torch-{flavour}.lock", "PyTorch")
     return (
-        _torch(flavour),
+        torch,
         locked("requirements/service.lock", "the other packages"),
         locked("requirements/verify.lock", "what vectors are compared with"),
     )
-
-
-def _torch(flavour: str) -> Source:
-    if not (WINDOWS and flavour == "gpu"):
-        return locked(f"requirements/torch-{flavour}.lock", "PyTorch")
-    # Only PyTorch's own index has builds with CUDA for Windows, and their hashes are not locked.
-    file = requirements(flavour)
-    (pin,) = re.findall(r"(?m)^torch==\S+$", file.read_text("utf-8"))
-    return Source(file, "PyTorch", ("--no-deps", "--index-url", PYTORCH_INDEX, pin))
 
 
 def serve(python: Path, flags: Sequence[str] = ()) -> int:
