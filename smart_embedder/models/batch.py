@@ -121,6 +121,25 @@ def _bucket(length: int) -> int:
     return length if length > _LONGEST_PADDED else -(-length // _BUCKET_WIDTH) - _LONGEST_PADDED
 
 
+def divide_for_padding(
+    lengths: list[int], most_padding: float, most_pairs: float
+) -> Iterator[slice]:
+    """Groups of neighbours, of ascending lengths, that need little padding.
+
+    Padding is at most the share `most_padding` of a group's tokens, and a group of several has at
+    most `most_pairs` pairs of tokens, each of one text with its padding.
+    """
+    start = tokens = 0
+    for index, length in enumerate(lengths):
+        padded = (index + 1 - start) * length
+        too_many = padded > (1 + most_padding) * (tokens + length) or padded * length > most_pairs
+        if index > start and too_many:
+            yield slice(start, index)
+            start, tokens = index, 0
+        tokens += length
+    yield slice(start, len(lengths))
+
+
 # Queries in one block of threads, as in FlashAttention's kernels for packed sequences.
 QUERIES_OF_A_BLOCK = 128
 # The cost of one more call, as a number of superfluous blocks for each head.

@@ -57,12 +57,12 @@ class Bucket:
         )
 
 
-def make_buckets(tokens: Sequence[int] = _TOKENS) -> Iterator[Bucket]:
+def make_buckets() -> Iterator[Bucket]:
     """For each number of tokens a bucket for few long sequences and one for many short ones.
 
     Attention starts as many blocks for each sequence as for the longest one of the bucket.
     """
-    for count in tokens:
+    for count in _TOKENS:
         most = max(1, count // _TOKENS_OF_A_SEQUENCE)
         found = -1
         for longest in (count, min(count, QUERIES_OF_A_BLOCK)):

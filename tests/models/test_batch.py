@@ -1,5 +1,7 @@
 """Packing: every token once, positions restarted, and the way back."""
 
+from itertools import accumulate, pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -12,6 +14,7 @@ from smart_embedder.models.batch import (
     UNATTENDED,
     WITHOUT_VECTOR,
     PositionScheme,
+    divide_for_padding,
     divide_lengths,
     find_shared_prefixes,
     pack,
@@ -27,58 +30,46 @@ SEQUENCES = st.lists(
 )
 
 
-@given(SEQUENCES)
-def test_every_sequence_is_found_again_where_unpack_order_says(sequences) -> None:
-    packed = pack(sequences, device=CPU)
-    for index, ids in enumerate(sequences):
-        place = packed.unpack_order[index]
+@given(SEQUENCES, st.sampled_from([None, 1]))
+def test_every_sequence_is_found_again_with_the_positions_of_its_family(
+    sequences, padding: int | None
+) -> None:
+    packed = pack(sequences, device=CPU, positions=PositionScheme(roberta_padding=padding))
+    for ids, place in zip(sequences, packed.unpack_order, strict=True):
         span = slice(packed.offsets[place], packed.offsets[place + 1])
         np.testing.assert_array_equal(packed.input_ids[0, span], ids)
-        np.testing.assert_array_equal(packed.position_ids[0, span], np.arange(len(ids)))
+        positions = np.arange(len(ids))
+        if padding is not None:  # As transformers derives them.
+            positions = np.cumsum(ids != padding) * (ids != padding) + padding
+        np.testing.assert_array_equal(packed.position_ids[0, span], positions)
+    # As kernels for sequences of any lengths want them.
+    assert packed.cu_seqlens.dtype == torch.int32
+    assert packed.cu_seqlens.tolist() == packed.offsets.tolist()
+    assert packed.max_length == max(map(len, sequences))
 
 
-LENGTHS = st.lists(st.integers(1, 90), min_size=1, max_size=12)
-
-
-@given(LENGTHS, st.integers(1, 32))
-def test_blocks_cover_every_sequence_that_was_given(lengths, multiple) -> None:
-    packed = pack([np.arange(n) for n in lengths], device=CPU, multiple=multiple)
-    blocks = packed.blocks
+@given(st.lists(st.integers(1, 90), min_size=1, max_size=12), st.integers(1, 32))
+def test_blocks_cover_every_sequence_and_pad_short_ones(lengths, multiple) -> None:
+    packed = pack([np.full(n, n) for n in lengths], device=CPU, multiple=multiple)
+    blocks, count = packed.blocks, 0
     assert [block.start for block in blocks] == [0, *(block.stop for block in blocks[:-1])]
     assert blocks[-1].stop == packed.real_tokens == sum(lengths)
-    count = sum(
-        each.padding.count if each.padding else (each.stop - each.start) // each.length
-        for each in blocks
-    )
-    assert count == len(lengths)
-
-
-@given(LENGTHS)
-def test_a_group_pads_short_sequences_and_finds_their_tokens_again(lengths) -> None:
-    packed = pack([np.full(n, n) for n in lengths], device=CPU)
-    for block in packed.blocks:
+    for block in blocks:
         inside = packed.input_ids[0, block.start : block.stop]
         padding = block.padding
         if padding is None:
+            count += len(inside) // block.length
             assert set(inside.tolist()) == {block.length}
             continue
-        assert padding.length <= 64
+        count += padding.count
         assert inside.min() > padding.length - 16
+        assert inside.max() == padding.length == block.length <= 64
         assert padding.tokens.tolist() == list(range(block.start, block.stop))
         padded = packed.input_ids[0, padding.token_of_slot]
         assert padded[padding.slots].tolist() == inside.tolist()
         hidden = torch.isinf(padding.mask).view(-1)
         assert (~hidden).nonzero().squeeze(1).tolist() == padding.slots.tolist()
-
-
-@given(SEQUENCES)
-def test_roberta_positions_are_those_that_transformers_derives(sequences) -> None:
-    packed = pack(sequences, device=CPU, positions=PositionScheme(roberta_padding=1))
-    for index, ids in enumerate(sequences):
-        place = packed.unpack_order[index]
-        span = slice(packed.offsets[place], packed.offsets[place + 1])
-        real = (ids != 1).astype(np.int64)
-        np.testing.assert_array_equal(packed.position_ids[0, span], np.cumsum(real) * real + 1)
+    assert count == len(lengths)
 
 
 @given(SEQUENCES, st.integers(1, 16))
@@ -179,11 +170,26 @@ def test_classes_of_lengths_begin_their_own_sequences_at_zero(monkeypatch) -> No
     assert whole.bounds.tolist() == [0, 3]
 
 
-def test_cu_seqlens_is_int32_as_varlen_kernels_want_it() -> None:
-    packed = pack([np.arange(3), np.arange(1)], device=CPU)
-    assert packed.cu_seqlens.dtype == torch.int32
-    assert packed.cu_seqlens.tolist() == [0, 1, 4]
-    assert packed.max_length == 3
+@pytest.mark.parametrize(
+    ("lengths", "most_padding", "most_pairs", "groups"),
+    [
+        ([3], 0.0, 0, [1]),
+        ([3, 3, 3], 0.0, 1000, [3]),
+        ([3, 3, 4, 4, 5], 0.0, 1000, [2, 2, 1]),
+        ([4, 5, 5, 5], 0.25, 1000, [4]),
+        ([3, 5], 0.25, 1000, [2]),  # Padding is a quarter of the 8 tokens.
+        ([2, 5], 0.25, 1000, [1, 1]),
+        ([3, 5, 8, 8], 0.25, 1000, [2, 2]),
+        ([3, 3, 3, 3], 0.25, 18, [2, 2]),  # Two texts of nine pairs each.
+        ([3, 3, 3, 3], 0.25, 17, [1, 1, 1, 1]),
+        ([9, 9], 0.25, 0, [1, 1]),
+    ],
+)
+def test_texts_are_padded_together_while_they_need_little_padding_and_memory(
+    lengths, most_padding, most_pairs, groups
+) -> None:
+    found = list(divide_for_padding(lengths, most_padding, most_pairs))
+    assert found == [slice(*each) for each in pairwise(accumulate(groups, initial=0))]
 
 
 MANY_LENGTHS = st.lists(
@@ -209,22 +215,17 @@ def test_every_sequence_is_in_one_class_and_several_never_cost_more_than_one(len
     assert cost(lengths, classes) <= cost(lengths, [slice(0, len(lengths))])
 
 
-def test_texts_of_usual_lengths_are_one_class() -> None:
-    assert divide_lengths(sorted(20 + 7 * n % 480 for n in range(64))) == [slice(0, 64)]
-
-
-def test_one_long_text_beside_thousands_of_short_ones_does_not_multiply_their_blocks() -> None:
-    lengths = [20] * 3000 + [8192]
-    classes = divide_lengths(lengths)
-    assert classes == [slice(0, 3000), slice(3000, 3001)]
-    assert sum(started(lengths[each]) for each in classes) * 60 < started(lengths)
-
-
-def test_no_call_has_more_sequences_than_a_grid_has_blocks() -> None:
-    classes = divide_lengths([2] * 140_000)
-    assert [each.start for each in classes] == [0, *(each.stop for each in classes[:-1])]
-    assert classes[-1].stop == 140_000
-    assert max(each.stop - each.start for each in classes) <= 65_535
+@pytest.mark.parametrize(
+    ("lengths", "borders"),
+    [
+        (sorted(20 + 7 * n % 480 for n in range(64)), [0, 64]),  # Usual ones are one class.
+        # The long one does not multiply the blocks of the others.
+        ([20] * 3000 + [8192], [0, 3000, 3001]),
+        ([2] * 140_000, [0, 65_535, 131_070, 140_000]),  # No grid has more blocks.
+    ],
+)
+def test_what_costs_least_is_a_class(lengths: list[int], borders: list[int]) -> None:
+    assert divide_lengths(lengths) == [slice(*each) for each in pairwise(borders)]
 
 
 FEW_TOKENS = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=12), min_size=1, max_size=9)

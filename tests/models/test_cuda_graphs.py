@@ -30,7 +30,6 @@ from smart_embedder.models.families.load import load_decoder, load_encoder
 from smart_embedder.models.ops.backend import torch_backend
 from smart_embedder.models.ops.choose import choose_backend
 from smart_embedder.models.ops.proof import Target
-from smart_embedder.models.text.tokenizer import TextTokenizer
 from tests.support.cpu_graphs import CpuGraph, attend_as_on_a_gpu, cpu_graphs
 from tests.support.encoders import FAMILIES, load, save_family, word_tokenizer
 
@@ -56,7 +55,7 @@ def backbone(
         return load(save_family(folder, request.param, word_tokenizer()), target)._backbone
     if request.param == "decoder":
         return load_decoder(tiny_qwen, target, Weights.read(tiny_qwen), ())
-    return load_encoder(tiny_m3, target, TextTokenizer.from_folder(tiny_m3, 512))
+    return load_encoder(tiny_m3, target, ())
 
 
 @pytest.fixture(autouse=True)
@@ -150,18 +149,24 @@ class LaunchFails(CpuGraph):
         raise RuntimeError("CUDA error: invalid argument")
 
 
+def reads_lengths(packed: PackedBatch) -> torch.Tensor:
+    """As an attention that asks for lengths on the host does."""
+    return torch.ones(packed.tokens, packed.max_length)
+
+
 @pytest.mark.parametrize(
-    ("graph", "reason"),
+    ("fault", "reason"),
     [
-        (Stale, "differs by"),
-        (NotANumber, "differs by inf"),
-        (OutOfMemory, "raises OutOfMemoryError"),
-        (LaunchFails, "raises RuntimeError"),
+        ({"graph": Stale}, "differs by"),
+        ({"graph": NotANumber}, "differs by inf"),
+        ({"graph": OutOfMemory}, "raises OutOfMemoryError"),
+        ({"graph": LaunchFails}, "raises RuntimeError"),
+        ({"forward": reads_lengths}, "raises NotImplementedError"),
     ],
 )
-def test_a_faulty_graph_is_refused_with_one_warning(backbone, graph, reason) -> None:
+def test_a_faulty_graph_is_refused_with_one_warning(backbone, fault, reason) -> None:
     with capture_logs() as logs:
-        found = capture(backbone, graph)
+        found = capture(backbone, **fault)
     assert found.forwards == ()
     assert reason in found.proof.reason
     (line,) = logs
@@ -217,14 +222,6 @@ def test_forwards_between_two_steps_of_a_capture_are_as_alone(backbone) -> None:
     torch.testing.assert_close(graph(packed), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_an_attention_that_asks_for_lengths_on_the_host_is_refused(backbone) -> None:
-    def forward(packed: PackedBatch) -> torch.Tensor:
-        return torch.ones(packed.tokens, packed.max_length)
-
-    found = capture(backbone, forward=forward)
-    assert found.proof.reason == "raises NotImplementedError"
-
-
 def test_what_is_no_faster_as_a_graph_is_launched_plainly(backbone, monkeypatch) -> None:
     slow = BUCKETS[1]
 
@@ -240,27 +237,32 @@ def test_what_is_no_faster_as_a_graph_is_launched_plainly(backbone, monkeypatch)
     assert logs == []
 
 
-def test_the_smallest_bucket_that_has_room_is_chosen() -> None:
+@pytest.mark.parametrize(
+    ("lengths", "chosen"),
+    [
+        ((7,), (32, 4, 32)),
+        ((32,), (32, 4, 32)),
+        ((8,) * 4, (32, 4, 32)),
+        ((33,), (64, 8, 64)),
+        ((3,) * 5, (64, 8, 64)),
+        ((8, 8, 8, 9), (64, 8, 64)),
+        ((1500,), (1536, 21, 1536)),
+        ((1500, 30), (1536, 21, 1536)),
+        ((20,) * 100, (2048, 256, 128)),
+        ((*[20] * 80, 300), None),
+        ((2049,), None),
+    ],
+)
+def test_the_smallest_bucket_that_has_room_is_chosen(lengths, chosen) -> None:
+    packed = pack([np.full(length, 5) for length in lengths], device=CPU)
+    found = next((each for each in make_buckets() if each.holds(packed)), None)
+    assert found == (chosen and Bucket(*chosen))
+
+
+def test_buckets_are_few_and_none_starts_more_idle_blocks_than_a_call_is_worth() -> None:
     buckets = list(make_buckets())
     assert len(buckets) <= 16
-
-    def chosen(*lengths: int) -> tuple[int, int, int] | None:
-        packed = pack([np.full(length, 5) for length in lengths], device=CPU)
-        found = next((each for each in buckets if each.holds(packed)), None)
-        return found and (found.tokens, found.sequences, found.longest)
-
-    assert chosen(7) == (32, 4, 32)
-    assert chosen(32) == (32, 4, 32)
-    assert chosen(33) == (64, 8, 64)
-    assert chosen(3, 3, 3, 3, 3) == (64, 8, 64)
-    assert chosen(1500) == chosen(1500, 30) == (1536, 21, 1536)
-    assert chosen(*[20] * 100) == (2048, 256, 128)
-    assert chosen(*[20] * 80, 300) is None
-    assert chosen(2049) is None
-
-
-def test_no_bucket_starts_more_idle_blocks_than_a_call_is_worth() -> None:
-    for bucket in make_buckets():
+    for bucket in buckets:
         assert bucket.sequences * -(-bucket.longest // 128) <= 256
         assert bucket.sequences * 8 <= max(8, bucket.tokens)
 
@@ -271,7 +273,7 @@ GPU = torch.device("cuda")
 
 def on_gpu(folder: Path) -> Backbone:
     target = Target(GPU, torch.float16, choose_backend(GPU, torch.float16))
-    return load_encoder(folder, target, TextTokenizer.from_folder(folder, 512))
+    return load_encoder(folder, target, ())
 
 
 @pytest.mark.device
@@ -305,20 +307,3 @@ def test_on_a_gpu_a_capture_that_waits_for_the_device_leaves_it_usable(tiny_m3: 
     torch.cuda.empty_cache()
     list(backbone.capture_graphs_in_steps())
     assert backbone.target.paths["launch"] == "graphs"
-
-
-@pytest.mark.parametrize(
-    ("lengths", "holds"),
-    [
-        ([8, 8, 8, 8], True),
-        ([32], True),
-        ([33], False),
-        ([7, 7, 7, 7, 4], False),
-        ([1] * 5, False),
-        ([8, 8, 8, 9], False),
-    ],
-)
-def test_a_bucket_holds_what_fits_its_three_sizes_exactly(lengths, holds: bool) -> None:
-    packed = pack([np.zeros(n, np.int64) for n in lengths], device=torch.device("cpu"))
-    assert Bucket(32, 4, 32).holds(packed) == holds
-    assert not Bucket(64, 8, max(lengths) - 1).holds(packed)

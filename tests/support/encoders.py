@@ -82,6 +82,36 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any], str]] = {
 }  # fmt: skip
 
 
+_PLAIN = {
+    "vocab_size": 120,
+    "hidden_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 192,
+    "max_position_embeddings": 3000,
+}
+# Those with layers of this service's own, by transformers' names.
+OWN_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "xlm-roberta": ("XLMRoberta", {"pad_token_id": 1}),
+    "roberta": ("Roberta", {"pad_token_id": 1}),
+    "bert": ("Bert", {"pad_token_id": 0}),
+    "qwen3": ("Qwen3", {"num_key_value_heads": 2, "head_dim": 16}),
+}
+
+
+def save_transformer(folder: Path, family: str, *, kind: str = "Model", **changes: Any) -> Path:
+    """A checkpoint of one of `OWN_FAMILIES` with random weights, without a tokenizer."""
+    name, sizes = OWN_FAMILIES[family]
+    config = getattr(transformers, f"{name}Config")(**_PLAIN | sizes | changes)
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{name}{kind}")(config)
+    for parameter_name, parameter in model.named_parameters():
+        is_scale = "norm" in parameter_name.lower() and parameter_name.endswith("weight")
+        torch.nn.init.normal_(parameter, mean=float(is_scale), std=0.1)
+    model.save_pretrained(folder)
+    return folder
+
+
 def save_family(folder: Path, family: str, tokenizer: Tokenizer) -> Path:
     """A checkpoint of the family in `folder`, with a pooling by mean."""
     torch.manual_seed(4)

@@ -1,5 +1,20 @@
-"""The kernels in C for every set of instructions that this processor has."""
+"""The kernels in C for every set of instructions that this processor has, and activations."""
 
-from smart_embedder.models.ops.native import load_library, runnable_here
+from functools import partial
 
-LIBRARIES = [library for each in runnable_here() if (library := load_library(each)) is not None]
+from torch.nn import functional
+
+from smart_embedder.models.ops.build import library_path
+from smart_embedder.models.ops.native import Library, runnable_here
+
+PATH = library_path()
+LIBRARIES = [Library(str(PATH), each) for each in runnable_here() if PATH.exists()]
+# By PyTorch's own functions, under the names of transformers.
+ACTIVATIONS = {
+    None: lambda states: states,
+    "gelu": functional.gelu,
+    "gelu_new": partial(functional.gelu, approximate="tanh"),
+    "gelu_pytorch_tanh": partial(functional.gelu, approximate="tanh"),
+    "relu": functional.relu,
+    "silu": functional.silu,
+}

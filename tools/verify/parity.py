@@ -40,7 +40,7 @@ from smart_embedder.models.ops.proof import (
     ENCODER,
     FLOAT8_OPERATIONS,
     GPU_ENCODER,
-    QUANTIZED_ENCODER,
+    INT8_OPERATIONS,
     Proof,
     Shapes,
     Target,
@@ -99,7 +99,7 @@ def proofs(device_name: str) -> Iterator[tuple[str, str, Proof]]:
     ]
     if on_cpu and cpu_has_int8():
         dtype = choose_dtype(INT8, device)
-        asked.append(("encoder", INT8, dtype, _ENCODER_SHAPES, QUANTIZED_ENCODER))
+        asked.append(("encoder", INT8, dtype, _ENCODER_SHAPES, INT8_OPERATIONS))
     if has_float8(device):
         dtype = choose_dtype(FLOAT8, device)
         asked.append(("encoder", FLOAT8, dtype, _ENCODER_SHAPES, FLOAT8_OPERATIONS))

@@ -13,6 +13,7 @@ columns, which makes the range that counts narrower and their own steps finer (Z
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 
@@ -32,7 +33,6 @@ from smart_embedder.models.families.bert import (
     make_encoder_layer,
     read_embeddings,
     read_layer,
-    self_attention,
 )
 from smart_embedder.models.families.qwen3 import (
     Decoder,
@@ -44,7 +44,6 @@ from smart_embedder.models.families.qwen3 import (
 from smart_embedder.models.ops.backend import (
     Backend,
     Columns,
-    EncoderParts,
     Linear,
     QuantizedLinear,
     QuantizedWeights,
@@ -54,6 +53,7 @@ from smart_embedder.models.ops.backend import (
     adding,
     torch_backend,
 )
+from smart_embedder.models.ops.proof import Target
 from smart_embedder.models.text.tokenizer import TextTokenizer
 
 log = structlog.get_logger(__name__)
@@ -146,7 +146,7 @@ def calibrating(backend: Backend, dtype: torch.dtype) -> Iterator[Backend]:
 
     with rows_undivided():
         yield backend.faster("int8", linear=prepare, add_linear=adding(prepare))
-    unreached = [each for each in products if not each[0].is_prepared]
+    unreached = [each for each in products if each[0].quantize is not None]
     for product, width in unreached:
         product(torch.ones(1, width))
     if unreached:
@@ -160,21 +160,17 @@ def calibrating(backend: Backend, dtype: torch.dtype) -> Iterator[Backend]:
 
 
 class _CalibratedLinear:
-    """Implements `Linear` by what `quantize` makes for the states of the first call."""
+    """Implements `Linear` by what `quantize` makes for the states of the first call: `linear`."""
 
     def __init__(self, quantize: Callable[[Tensor], QuantizedLinear]) -> None:
-        self._quantize: Callable[[Tensor], QuantizedLinear] | None = quantize
-        self._linear: Linear
-
-    @property
-    def is_prepared(self) -> bool:
-        return self._quantize is None
+        self.quantize: Callable[[Tensor], QuantizedLinear] | None = quantize
+        self.linear: QuantizedLinear
 
     def __call__(self, states: Tensor) -> Tensor:
-        if self._quantize is not None:
-            self._linear = self._quantize(states)
-            self._quantize = None  # It holds the weights.
-        return self._linear(states)
+        if self.quantize is not None:
+            self.linear = self.quantize(states)
+            self.quantize = None  # It holds the weights.
+        return self.linear(states)
 
 
 def _float32() -> Backend:
@@ -252,62 +248,57 @@ def _quantize(weight: Tensor, columns: Columns, limit: int) -> tuple[Tensor, Ten
 def make_quantized_encoder(
     weights: Weights,
     config: EncoderConfig,
-    backend: Backend,
-    dtype: torch.dtype,
+    target: Target,
     calibration: PackedBatch,
     *,
     compared: PackedBatch,
 ) -> Encoder:
-    """The encoder with `weights`, which are float32, for texts like those of `calibration`.
+    """The encoder with `weights`, for texts like those of `calibration`.
 
-    All but the products is in `dtype`. For those that are `compared` the layers are computed in
-    float32, too, to log where the vectors differ.
+    All but the products is in the target's dtype. For the texts that are `compared` the layers are
+    computed in float32, too, to log where the vectors differ.
     """
-    prepare, reference = partial(quantize, backend=backend, dtype=dtype), _float32()
+    backend, dtype, reference = target.backend, target.dtype, _float32()
+    # In float32, so that the weights of the file are rounded only once.
+    weights = weights.to(target.device, torch.float32)
     embeddings, layers = read_embeddings(weights, config, backend, dtype), []
     states, exact = embeddings(calibration), embeddings(compared).float()
-    for index in range(config.layers):
-        read = read_layer(weights, config, index)
-        project = prepare(read.projections, states)
-        projected = project(states)
-        attended = self_attention(projected, config.heads, calibration, backend.attention)
-        join = prepare([read.attended], attended)
-        states = backend.add_norm(join(attended), states, read.attention_norm)
-
-        widen = prepare([read.inner], states, activation=config.activation)
-        inner = widen(states)
-        narrow = prepare([read.output], inner)
-        states = backend.add_norm(narrow(inner), states, read.output_norm)
-        parts = EncoderParts(
-            backend, config.heads, project, join, read.attention_norm, widen, narrow,
-            read.output_norm,
-        )  # fmt: skip
-        layers.append(EncoderLayer.of(parts))
-        in_float32 = make_encoder_layer(read, config, reference)
-        exact = in_float32(exact, compared, reference.attention)
-        del read, in_float32  # Their weights would be in memory beside the next ones.
+    with calibrating(backend, dtype) as in_8_bits:
+        for index in range(config.layers):
+            read = read_layer(weights, config, index)
+            layer = make_encoder_layer(read, config, in_8_bits)
+            states = layer(states, calibration, backend.attention)
+            layers.append(_prepared(layer, backend))
+            in_float32 = make_encoder_layer(read, config, reference)
+            exact = in_float32(exact, compared, reference.attention)
+            del read, in_float32  # Their weights would be in memory beside the next ones.
     encoder = Encoder(layers, backend.attention, embeddings, dtype)
     warn_of_rounding(weights.folder.name, encoder(compared), exact, compared)
     return encoder
 
 
+def _prepared(layer: EncoderLayer, backend: Backend) -> EncoderLayer:
+    """A layer with its products as the states of calibration have made them, perhaps one call."""
+    names = ("to_query_key_value", "from_attended", "to_inner", "from_inner")
+    products = {name: getattr(layer.parts, name).linear for name in names}
+    return EncoderLayer.of(replace(layer.parts, backend=backend, **products))
+
+
 @torch.inference_mode()
 def make_quantized_decoder(
-    weights: Weights,
-    config: DecoderConfig,
-    backend: Backend,
-    dtype: torch.dtype,
-    calibration: PackedBatch,
+    weights: Weights, config: DecoderConfig, target: Target, calibration: PackedBatch
 ) -> Decoder:
-    """The decoder with `weights`, which are float32, as `make_quantized_encoder`.
+    """The decoder with `weights`, as `make_quantized_encoder`.
 
     Beside it the layers are computed in float32, to log where the vectors differ.
     """
+    backend, dtype, reference = target.backend, target.dtype, _float32()
+    weights = weights.to(target.device, torch.float32)
     table, norm = read_ends(weights, config, dtype)
     positions = calibration.position_ids[0]
     rotary = RotaryEmbedding.at(positions, config.head_width, config.theta)
     states = functional.embedding(calibration.input_ids[0], table)
-    exact, reference, layers = states.float(), _float32(), []
+    exact, layers = states.float(), []
     with calibrating(backend, dtype) as in_8_bits:
         for index in range(config.layers):
             read = read_decoder_layer(weights, config, index)

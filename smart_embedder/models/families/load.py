@@ -4,6 +4,7 @@ Knows which family computes which `model_type`; what is made of the states is no
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -29,11 +30,7 @@ from smart_embedder.models.ops.native import attends, multiplies
 from smart_embedder.models.ops.proof import (
     DECODER,
     ENCODER,
-    FLOAT8_DECODER,
-    FLOAT8_ENCODER,
     GPU_ENCODER,
-    QUANTIZED_DECODER,
-    QUANTIZED_ENCODER,
     Shapes,
     Target,
 )
@@ -93,7 +90,7 @@ def load_backbone(
         return backbone, tokenizer
     if read_config(folder).get("model_type") in ENCODER_TYPES:
         tokenizer = read_tokenizer(EncoderConfig.read(folder).max_length)
-        return load_encoder(folder, target, tokenizer, weights), tokenizer
+        return load_encoder(folder, target, encode_calibration(tokenizer), weights), tokenizer
     if target.float8:
         raise StartupError(
             f"DTYPE=float8 is for models of BERT's kind and Qwen3, and {folder} holds none; set "
@@ -114,14 +111,17 @@ def load_tokenizer(folder: Path, max_length: int) -> TextTokenizer:
 
 
 def load_encoder(
-    folder: Path, target: Target, tokenizer: TextTokenizer, weights: Weights | None = None
+    folder: Path,
+    target: Target,
+    calibration: Sequence[TokenIds],
+    weights: Weights | None = None,
 ) -> Backbone:
     """Load an encoder of BERT's or RoBERTa's architecture, from `weights` if they are given.
 
-    `tokenizer` is that of the model. Raises `StartupError` for a folder that cannot be used.
+    In 8 bits it is quantized for texts like those of `calibration`. Raises `StartupError` for a
+    folder that cannot be used.
     """
-    config, device, dtype = EncoderConfig.read(folder), target.device, target.dtype
-    encoder: Transformer
+    config = EncoderConfig.read(folder)
     weights = (weights or Weights.read(folder)).before(bert.TOKENS)
     # Before anything is computed with sizes that may be wrong: operations are proven first.
     bert.check_parameters(weights, config)
@@ -129,31 +129,18 @@ def load_encoder(
     shapes = Shapes(
         config.width, config.inner_width, heads, heads, head_width, activation=config.activation
     )
+    target = target.prove(shapes, ENCODER if target.device.type == "cpu" else GPU_ENCODER)
+    pack_texts = partial(pack, device=target.device, positions=config.position_scheme)
+    encoder: Transformer
     if target.quantized:
-        target = target.prove(shapes, QUANTIZED_ENCODER)
-        texts = encode_calibration(tokenizer)
-        packed, compared = (
-            pack(each, device=device, positions=config.position_scheme)
-            for each in (texts, texts[1::_COMPARED_OF])
-        )
-        # In float32, so that the weights of the file are rounded only once.
-        exact = weights.to(device, torch.float32)
+        compared = calibration[1::_COMPARED_OF]
         encoder = make_quantized_encoder(
-            exact, config, target.backend, dtype, packed, compared=compared
+            weights, config, target, pack_texts(calibration), compared=pack_texts(compared)
         )
     else:
-        operations = ENCODER if device.type == "cpu" else GPU_ENCODER
-        target = target.prove(shapes, FLOAT8_ENCODER if target.float8 else operations)
-
-        def make(backend: Backend) -> Transformer:
-            return make_encoder(weights.to(device, dtype), config, backend, dtype)
-
-        if target.float8:
-            texts = encode_calibration(tokenizer)
-            packed = pack(texts, device=device, positions=config.position_scheme)
-            encoder = make_in_float8(make, target, packed, folder.name)
-        else:
-            encoder = make(target.backend)
+        weights = weights.to(target.device, target.dtype)
+        make = partial(make_encoder, weights, config, dtype=target.dtype)
+        encoder = _make(make, target, partial(pack_texts, calibration), folder.name)
     return Backbone(
         encoder,
         target,
@@ -169,33 +156,22 @@ def load_encoder(
 def load_decoder(
     folder: Path, target: Target, weights: Weights, calibration: Sequence[TokenIds]
 ) -> Backbone:
-    """Load a decoder of Qwen3's architecture; raises `StartupError` if it cannot be used.
-
-    In 8 bits it is quantized for texts like those of `calibration`.
-    """
-    config, device, dtype = DecoderConfig.read(folder), target.device, target.dtype
-    decoder: Transformer
+    """As `load_encoder`, a decoder of Qwen3's architecture."""
+    config = DecoderConfig.read(folder)
     weights = weights.before(qwen3.TOKENS)
     qwen3.check_parameters(weights, config)
     shapes = Shapes(
         config.width, config.inner_width, config.heads, config.key_heads, config.head_width,
         bias=False, causal=True,
     )  # fmt: skip
+    target = target.prove(shapes, DECODER)
+    pack_texts = partial(pack, calibration, device=target.device)
+    decoder: Transformer
     if target.quantized:
-        target = target.prove(shapes, QUANTIZED_DECODER)
-        exact, packed = weights.to(device, torch.float32), pack(calibration, device=device)
-        decoder = make_quantized_decoder(exact, config, target.backend, dtype, packed)
+        decoder = make_quantized_decoder(weights, config, target, pack_texts())
     else:
-        target = target.prove(shapes, FLOAT8_DECODER if target.float8 else DECODER)
-
-        def make(backend: Backend) -> Transformer:
-            return make_decoder(weights.to(device, dtype), config, backend)
-
-        if target.float8:
-            packed = pack(calibration, device=device)
-            decoder = make_in_float8(make, target, packed, folder.name)
-        else:
-            decoder = make(target.backend)
+        weights = weights.to(target.device, target.dtype)
+        decoder = _make(partial(make_decoder, weights, config), target, pack_texts, folder.name)
     return Backbone(
         decoder,
         target,
@@ -208,23 +184,29 @@ def load_decoder(
     )
 
 
-@torch.inference_mode()
-def make_in_float8(
-    make: Callable[[Backend], Transformer], target: Target, texts: PackedBatch, name: str
+def _make(
+    make: Callable[[Backend], Transformer],
+    target: Target,
+    pack_texts: Callable[[], PackedBatch],
+    name: str,
 ) -> Transformer:
-    """What `make` makes with a backend whose products are in float8.
+    """What `make` makes with the target's backend, or with one whose products are in float8.
 
-    Raises `StartupError` where the device does not compute them as it should, or where a vector of
-    `texts` is not what it is in the target's own number format.
+    Raises `StartupError` where the device does not compute these as it should, or where a vector of
+    the texts is not what it is in the target's own number format.
     """
+    if not target.float8:
+        return make(target.backend)
     if target.paths["float8_product"] != CUDA:
         raise StartupError(
             "this device does not multiply in float8 as it should (path_refused in the log says "
             "why); set DTYPE to auto"
         )
-    exact = make(target.backend)(texts)
-    transformer = make(in_float8(target.backend, target.dtype))
-    least, dtype = least_cosine(transformer(texts), exact, texts), target.dtype
+    texts, dtype = pack_texts(), target.dtype
+    with torch.inference_mode():
+        exact = make(target.backend)(texts)
+        transformer = make(in_float8(target.backend, dtype))
+        least = least_cosine(transformer(texts), exact, texts)
     if not least >= _LEAST_COSINE:
         raise StartupError(
             f"in float8 a vector of {name} has a cosine of {least:.4f} with the one in "

@@ -21,6 +21,7 @@ from smart_embedder.models.ops.backend import (
     ACTIVATIONS,
     Backend,
     LayerNorm,
+    Linear,
     RmsNorm,
     RotaryEmbedding,
     activate,
@@ -70,68 +71,50 @@ def attend_packed(
     return attended[None], None
 
 
-class _Product(nn.Module):
-    """In place of `nn.Linear`."""
+class _RowsPart(nn.Module):
+    """In place of a part that treats each row by itself: what `compute` makes of the rows."""
 
     # Some families look at its dtype, if there is one.
     weight = None
 
-    def __init__(self, layer: nn.Linear, backend: Backend) -> None:
+    def __init__(self, compute: Linear) -> None:
         super().__init__()
-        self._multiply = backend.linear([layer])
+        self._compute = compute
 
     def forward(self, states: Tensor) -> Tensor:
         """`[..., in]` to `[..., out]`."""
-        return self._multiply(_rows(states)).view(*states.shape[:-1], -1)
+        rows = states.reshape(-1, states.shape[-1]).contiguous()
+        return self._compute(rows).view(*states.shape[:-1], -1)
 
 
-class _Norm(nn.Module):
-    """In place of a family's RMS norm."""
-
-    def __init__(self, norm: RmsNorm, backend: Backend) -> None:
-        super().__init__()
-        self._norm = norm
-        self._backend = backend
-
-    def forward(self, states: Tensor) -> Tensor:
-        """The norm of the last dimension."""
-        return self._backend.rms_norm(_rows(states), self._norm).view(states.shape)
+def _product(layer: nn.Linear, backend: Backend) -> nn.Module:
+    return _RowsPart(backend.linear([layer]))
 
 
-class _LayerNorm(nn.Module):
+def _rms_norm(norm: RmsNorm, backend: Backend) -> nn.Module:
+    return _RowsPart(lambda rows: backend.rms_norm(rows, norm))
+
+
+def _layer_norm(source: nn.LayerNorm, backend: Backend) -> nn.Module:
     """In place of `nn.LayerNorm` on a CPU, where PyTorch's wakes its threads for a single row.
 
     The norm of twice the states is theirs to the last bit, with four times the epsilon.
     """
-
-    def __init__(self, source: nn.LayerNorm, backend: Backend) -> None:
-        super().__init__()
-        weight = source.weight.detach().float()
-        bias = torch.zeros_like(weight) if source.bias is None else source.bias.detach().float()
-        self._norm = LayerNorm(weight, bias, 4 * source.eps)
-        self._add_norm = backend.add_norm
-
-    def forward(self, states: Tensor) -> Tensor:
-        """The norm of the last dimension."""
-        rows = _rows(states)
-        return self._add_norm(rows.clone(), rows, self._norm).view(states.shape)
+    weight = source.weight.detach().float()
+    bias = torch.zeros_like(weight) if source.bias is None else source.bias.detach().float()
+    norm = LayerNorm(weight, bias, 4 * source.eps)
+    return _RowsPart(lambda rows: backend.add_norm(rows.clone(), rows, norm))
 
 
-class _Gated(nn.Module):
+def _gated(layers: "_GatedLayers", backend: Backend) -> nn.Module:
     """In place of a gated feed-forward: `down(activation(gate(x)) up(x))`."""
+    to_both, activation = backend.linear([layers.gate, layers.up]), layers.activation
+    to_output = backend.linear([layers.down])
 
-    def __init__(self, layers: "_GatedLayers", backend: Backend) -> None:
-        super().__init__()
-        self._to_both = backend.linear([layers.gate, layers.up])
-        self._gate, self._activation = backend.gate, layers.activation
-        self._to_output = backend.linear([layers.down])
+    def feed_forward(rows: Tensor) -> Tensor:
+        return to_output(backend.gate(to_both(rows), activation))
 
-    def forward(self, states: Tensor) -> Tensor:
-        """`[..., width]` to the same."""
-        return in_row_blocks(self._feed_forward, _rows(states)).view(states.shape)
-
-    def _feed_forward(self, states: Tensor) -> Tensor:
-        return self._to_output(self._gate(self._to_both(states), self._activation))
+    return _RowsPart(partial(in_row_blocks, feed_forward))
 
 
 class _Rotary(nn.Module):
@@ -191,10 +174,6 @@ class _SelfAttention(nn.Module):
         if waves:
             self._backend.rotary(projected, self._norm, RotaryEmbedding(*waves))
         return projected
-
-
-def _rows(states: Tensor) -> Tensor:
-    return states.reshape(-1, states.shape[-1]).contiguous()
 
 
 @dataclass(frozen=True, slots=True)
@@ -376,13 +355,13 @@ def _find(
         elif attentions and type(child).__name__.endswith("RotaryEmbedding"):
             yield place(partial(_Rotary, child), ())
         elif (gated := _GatedLayers.of(child)) is not None:
-            yield place(partial(_Gated, gated), ("linear", "gate"))
+            yield place(partial(_gated, gated), ("linear", "gate"))
         elif type(child) is nn.Linear:
-            yield place(partial(_Product, child), ("linear",))
+            yield place(partial(_product, child), ("linear",))
         elif isinstance(child, nn.LayerNorm) and _is_usual(child):
-            yield place(partial(_LayerNorm, child), ("add_norm",))
+            yield place(partial(_layer_norm, child), ("add_norm",))
         elif (norm := _rms_norm_of(child, dtype)) is not None:
-            yield place(partial(_Norm, norm), ("rms_norm",))
+            yield place(partial(_rms_norm, norm), ("rms_norm",))
         else:
             yield from _find(child, dtype, attentions)
 

@@ -36,7 +36,13 @@ from smart_embedder.models.attention import (
     excluding_unattended,
     takes_window,
 )
-from smart_embedder.models.batch import PackedBatch, PositionScheme, pack, to_device
+from smart_embedder.models.batch import (
+    PackedBatch,
+    PositionScheme,
+    divide_for_padding,
+    pack,
+    to_device,
+)
 from smart_embedder.models.checkpoint.config import read_config, unusable
 from smart_embedder.models.checkpoint.weights import StoredTensor, Weights
 from smart_embedder.models.device.choose import memory_usage
@@ -125,8 +131,9 @@ def load_by_transformers(
     tables = (each for each in module.modules() if isinstance(each, nn.Embedding))
     in_tables = sum(table.weight.numel() for table in tables)
     parameters = sum(each.numel() for each in module.parameters()) - in_tables
-    trial = _Trial(folder, module, target, positions)
-    target = trial.choose_layout()
+    with _narrow_windows(module):
+        trial = _Trial(folder, module, target, positions)
+        target = trial.choose_layout()
     target = trial.quantize(target, tokenizer) if target.quantized else trial.use_backend(target)
     transformer = trial.transformer(target)
     if transformer.attend is None:
@@ -138,15 +145,14 @@ def load_by_transformers(
         max_length=positions.count or _UNLIMITED,
         parameters=parameters,
         positions=positions.scheme,
-        configuration=_configuration_of(module),
+        # Without defaults, and what changes no number.
+        configuration=sorted(
+            (name, repr(value))
+            for name, value in module.config.to_diff_dict().items()
+            if name not in _WITHOUT_EFFECT
+        ),
     )
     return backbone, tokenizer
-
-
-def _configuration_of(module: Any) -> object:
-    """What a module's configuration says, apart from defaults and what changes no number."""
-    told = module.config.to_diff_dict().items()
-    return sorted((name, repr(value)) for name, value in told if name not in _WITHOUT_EFFECT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,36 +342,18 @@ class ModuleTransformer(Transformer):
         return changed
 
 
-def divide_for_padding(
-    lengths: list[int], most_padding: float, most_pairs: float
-) -> Iterator[slice]:
-    """Groups of neighbours, of ascending lengths, that need little padding.
-
-    Padding is at most the share `most_padding` of a group's tokens, and a group of several has at
-    most `most_pairs` pairs of tokens, each of one text with its padding.
-    """
-    start = tokens = 0
-    for index, length in enumerate(lengths):
-        padded = (index + 1 - start) * length
-        too_many = padded > (1 + most_padding) * (tokens + length) or padded * length > most_pairs
-        if index > start and too_many:
-            yield slice(start, index)
-            start, tokens = index, 0
-        tokens += length
-    yield slice(start, len(lengths))
-
-
 class _Trial:
-    """Random texts, on which the layouts of batches are compared with each text by itself."""
+    """Random texts, on which the layouts of batches are compared with each text by itself.
+
+    The windows of the module's attentions are to be narrow meanwhile.
+    """
 
     def __init__(self, folder: Path, module: Any, target: Target, positions: _Positions) -> None:
         self._described = f"the model in {folder}, of type {read_config(folder).get('model_type')},"
         self._folder = folder
         self.module = module
         self._target = target
-        self._positions = positions
-        with _narrow_windows(module):
-            window = getattr(module.config, "sliding_window", None) or 0
+        window = getattr(module.config, "sliding_window", None) or 0
         longest = positions.count or _LONGEST_TRIAL
         lengths = (*_TRIAL_LENGTHS, min(_LONGEST_TRIAL, 2 * window + 9))
         random = np.random.default_rng(0)
@@ -380,11 +368,10 @@ class _Trial:
 
     @torch.inference_mode()
     def choose_layout(self) -> Target:
-        """With the first layout that computes a text as alone; raises `StartupError`."""
-        with _narrow_windows(self.module):
-            return self._choose_layout()
+        """The target, with the first layout that computes a text as alone.
 
-    def _choose_layout(self) -> Target:
+        Raises `StartupError`.
+        """
         module, target = self.module, self._target
         own_attention = module.config._attn_implementation  # noqa: SLF001 - it has no public name
         try:
@@ -474,11 +461,7 @@ class _Trial:
         """What can be replaced, and the operations that this takes proven."""
         parts = find_parts(self.module, target.dtype, packed=target.paths[_LAYOUT] == PACKED)
         operations = {name for part in parts for name in part.operations}
-        if target.quantized and "linear" in operations:
-            operations = operations - {"linear"} | {"quantize_rows", "int8_gemm"}
-        proven = target.prove(_shapes(self.module), sorted(operations))
-        paths, refused = target.paths | proven.paths, (*target.refused, *proven.refused)
-        return replace(proven, paths=paths, refused=refused), parts
+        return target.prove(_shapes(self.module), sorted(operations)), parts
 
     def _proof_of_parts(self, target: Target) -> Proof:
         with _narrow_windows(self.module):

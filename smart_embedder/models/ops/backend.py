@@ -251,13 +251,8 @@ def torch_backend() -> Backend:
         "float8_product": float8_product,
     }
     table = {operation: {"torch": each} for operation, each in operators.items()}
-    attentions = {"sdpa": sdpa, "eager": eager}
-    return Backend(
-        **operators,
-        attention=sdpa,
-        encoder_layer=lambda _: None,
-        table={**table, "attention": attentions},
-    )
+    table["attention"] = {"sdpa": sdpa, "eager": eager}
+    return Backend(**operators, attention=sdpa, encoder_layer=lambda _: None, table=table)
 
 
 # The least divisor of a row, as in `torch.nn.functional.normalize`.

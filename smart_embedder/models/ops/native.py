@@ -101,9 +101,9 @@ def runnable_here() -> list[InstructionSet]:
 
 
 @cache
-def load_library(instructions: InstructionSet | None = None) -> Library | None:
-    """The kernels, if they are built: for the fastest instructions of this processor, or others."""
-    path, sets = library_path(), [instructions] if instructions else runnable_here()
+def load_library() -> Library | None:
+    """The kernels for the fastest instructions of this processor, if they are built."""
+    path, sets = library_path(), runnable_here()
     if not sets:
         return None
     if not path.exists():

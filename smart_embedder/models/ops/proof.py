@@ -40,15 +40,12 @@ from smart_embedder.settings import FLOAT8, INT8
 log = structlog.get_logger(__name__)
 
 ATTENTION = "attention"
-# The operations of a layer.
+# The operations of a layer, and those that a product is made of in 8 bits.
 ENCODER = ("linear", "add_norm", "unit_rows", ATTENTION)
 GPU_ENCODER = ("embed", *ENCODER)
-FLOAT8_OPERATIONS = ("float8_rows", "float8_product")
-FLOAT8_ENCODER = (*FLOAT8_OPERATIONS, *GPU_ENCODER)
-QUANTIZED_ENCODER = ("quantize_rows", "int8_gemm", "add_norm", "unit_rows", ATTENTION)
 DECODER = ("linear", "add_linear", "rms_norm", "rotary", "gate", ATTENTION)
-FLOAT8_DECODER = (*FLOAT8_OPERATIONS, *DECODER)
-QUANTIZED_DECODER = ("quantize_rows", "int8_gemm", "rms_norm", "rotary", "gate", ATTENTION)
+INT8_OPERATIONS = ("quantize_rows", "int8_gemm")
+FLOAT8_OPERATIONS = ("float8_rows", "float8_product")
 # The largest difference, as a share of the largest number; PyTorch rounds some sums in between.
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 3e-2}
 # Where a value lies between two of the 255 steps of its row, either may be chosen.
@@ -118,9 +115,15 @@ class Target:
     def prove(self, shapes: Shapes, operations: Sequence[str]) -> Self:
         """A copy with the first path of each operation whose proof holds.
 
-        Raises `StartupError` if none holds, or if that of an attention that a setting names fails.
+        For products the operations are those of the target's number format. Raises `StartupError`
+        if none holds, or if that of an attention that a setting names fails.
         """
-        backend, paths, refused = self.backend, {}, []
+        backend, paths, refused = self.backend, {**self.paths}, [*self.refused]
+        if self.float8:
+            operations = (*FLOAT8_OPERATIONS, *operations)
+        elif self.quantized and "linear" in operations:
+            others = (each for each in operations if each not in {"linear", "add_linear"})
+            operations = (*INT8_OPERATIONS, *others)
         for operation in operations:
             failed: list[Proof] = []
             for proof in self.proofs(shapes, operation):

@@ -48,6 +48,7 @@ from smart_embedder.models.checkpoint.content import Content, short
 from smart_embedder.models.checkpoint.weights import read_linear
 from smart_embedder.models.device.transfer import DeviceRows, HostRows, not_finite, start_copies
 from smart_embedder.models.families.backbone import Backbone
+from smart_embedder.models.families.int8 import encode_calibration
 from smart_embedder.models.families.load import load_encoder, load_tokenizer
 from smart_embedder.models.ops.backend import Backend
 from smart_embedder.models.ops.proof import Target
@@ -434,7 +435,7 @@ class M3Embedder(HeadsEmbedder):
     def __init__(self, name: str, folder: Path, max_length: int, target: Target) -> None:
         """Load it; raises `StartupError` for whatever is wrong with the folder."""
         tokenizer = load_tokenizer(folder, max_length)
-        backbone = load_encoder(folder, target, tokenizer)
+        backbone = load_encoder(folder, target, encode_calibration(tokenizer))
         width = backbone.hidden_size
         sparse_head = backbone.place_head(read_linear(folder / _SPARSE_HEAD, width, 1))
         linear = read_linear(folder / _COLBERT_HEAD, width)

@@ -11,8 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from smart_embedder.engine.devices.thread import DeviceThread
@@ -62,31 +60,12 @@ class FakeTransformer:
         return changed
 
 
-def backbone_of(
-    device: str = "cpu", dtype: torch.dtype = torch.float32, segments: int = 0, **options
-) -> Backbone:
+def backbone_of(device: str = "cpu", dtype: torch.dtype = torch.float32, **options) -> Backbone:
     transformer = FakeTransformer()
-    for name, value in options.items():
-        setattr(transformer, name, value)
+    vars(transformer).update(options)
     how = Target(torch.device(device), dtype, torch_backend())
-    positions = PositionScheme(segment_offset=segments)
-    return Backbone(
-        transformer,
-        how,
-        hidden_size=4,
-        max_length=70,
-        parameters=100,
-        positions=positions,
-        configuration="none",
-    )
-
-
-@given(st.integers(1, 20_000))
-def test_a_cpu_computes_few_rows_more_than_asked_for_in_few_sizes(tokens) -> None:
-    rounded = backbone_of().pack([np.ones(tokens, np.int64)]).tokens
-    assert 0 <= rounded - tokens <= tokens / 4
-    assert rounded <= 32 or rounded % 8 == 0
-    assert rounded <= 512 or rounded % 32 == 0
+    sizes = {"hidden_size": 4, "max_length": 70, "parameters": 100}
+    return Backbone(transformer, how, **sizes, positions=PositionScheme(), configuration="none")
 
 
 @pytest.mark.parametrize(("tokens", "multiple"), [(1, 1), (32, 1), (33, 8), (512, 8), (513, 32)])
@@ -115,11 +94,6 @@ def test_vectors_leave_a_gpu_in_as_many_bits_as_they_have(device, dtype, sent) -
     assert backbone_of(device, dtype).wire_dtype is sent
 
 
-def test_segments_are_read_where_their_positions_follow_those_of_the_first() -> None:
-    read = [backbone_of(segments=offset).reads_segments for offset in (0, 1, 70)]
-    assert read == [False, True, True]
-
-
 @pytest.mark.parametrize(("window", "fits"), [(None, True), (32, True), (31, False)])
 def test_queries_are_filled_up_within_the_window_alone(window, fits: bool) -> None:
     backbone = backbone_of(window=window)
@@ -141,9 +115,13 @@ def test_graphs_are_for_gpus_and_for_transformers_that_can_be_captured() -> None
 @pytest.mark.parametrize(
     ("layers", "times"), [(36, 12), (28, 14), (24, 12), (12, 6), (3, 1.5), (2, 1), (1, 1)]
 )
-def test_it_tells_how_many_times_as_many_layers_it_has(layers: int, times: float) -> None:
-    few, found = Encoder([object()] * layers, None, None, torch.float32).with_fewer_layers()
-    assert (found, len(few.layers)) == (times, layers / times)
+def test_of_fewer_layers_it_has_the_first_and_tells_how_many_times_as_many_there_are(
+    layers: int, times: float
+) -> None:
+    every = [object() for _ in range(layers)]
+    few, found = Encoder(every, None, None, torch.float32).with_fewer_layers()
+    assert found == times
+    assert few.layers == every[: round(layers / times)]
 
 
 @pytest.fixture(params=["encoder", "decoder", "modernbert", "t5"])
@@ -287,17 +265,14 @@ def test_a_small_batch_is_one_launch_and_a_large_one_as_many_as_before(
 ) -> None:
     model = load_with_graphs(tiny_m3)
     assert model.info.paths["launch"] == "graphs"
-    for lengths in (7,), (20, 1, 3), (64,), (8,) * 8:
+    for lengths in (7,), (20, 1, 3), (64,), (8,) * 8, (65,), (1,) * 9:
+        small = sum(lengths) <= 64 and len(lengths) <= 8
         with cuda.forward() as launches:
             collect = model.launch(sequences(*lengths), [Outputs(dense=True)] * len(lengths))
-        assert launches["graph"] == 1
-        assert launches.total() == WITH_GRAPH + 1
+        assert launches["graph"] == small
+        assert launches["_flash_attention_forward"] == (0 if small else 2)
+        assert launches.total() == WITH_GRAPH + 1 or not small
         assert len(collect()) == len(lengths)
-    for lengths in (65,), (1,) * 9:
-        with cuda.forward() as launches:
-            model.launch(sequences(*lengths), [Outputs(dense=True)] * len(lengths))
-        assert launches["graph"] == 0
-        assert launches["_flash_attention_forward"] == 2
 
 
 def test_pairs_that_begin_alike_are_one_launch_too(cuda: SimulatedCuda, tiny_qwen: Path) -> None:
@@ -312,7 +287,7 @@ def test_pairs_that_begin_alike_are_one_launch_too(cuda: SimulatedCuda, tiny_qwe
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 def test_two_batches_under_way_do_not_touch_each_others_results(
-    cuda: SimulatedCuda, tiny_m3: Path, dtype: torch.dtype
+    cuda: SimulatedCuda, tiny_m3: Path, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = load_with_graphs(tiny_m3, dtype)
     for _ in range(3):
@@ -320,14 +295,10 @@ def test_two_batches_under_way_do_not_touch_each_others_results(
             first = model.launch(sequences(5, 9), [EVERY] * 2)
             second = model.launch(sequences(30), [EVERY])
         assert launches["graph"] == 2
-        assert len(second()) == 1
-        assert len(first()) == 2
-
-
-def test_results_that_lie_where_the_graph_writes_would_be_noticed(
-    cuda: SimulatedCuda, tiny_m3: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = load_with_graphs(tiny_m3, torch.float32)
+        assert (len(second()), len(first())) == (1, 2)
+    if dtype is torch.float16:  # The host's copy is of other numbers than the graph writes.
+        return
+    # Results that lie where the graph writes would be noticed.
     monkeypatch.setattr(torch.Tensor, "clone", lambda self: self)
     model.launch(sequences(5), [EVERY])
     with pytest.raises(CudaMisuseError, match="a copy still reads"):
@@ -350,15 +321,13 @@ def test_without_memory_for_a_graph_all_is_launched_plainly(
 def test_after_a_capture_that_cuda_ended_the_device_works_and_its_memory_is_reused(
     cuda: SimulatedCuda, tiny_m3: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = load_m3(tiny_m3)
-    told = []
-    for name in ("_cuda_endAllocateToPool", "_cuda_releasePool"):
-        monkeypatch.setattr(
-            torch._C, name, lambda *arguments, name=name: told.append((name, *arguments))
-        )
+    model, told = load_m3(tiny_m3), []
+    names = ["_cuda_endAllocateToPool", "_cuda_releasePool"]
+    for name in names:
+        monkeypatch.setattr(torch._C, name, lambda *given, name=name: told.append((name, *given)))
     cuda.fails_at_capture_end = True
     model.capture_graphs()
-    assert told == [("_cuda_endAllocateToPool", 0, (0, 1)), ("_cuda_releasePool", 0, (0, 1))]
+    assert told == [(name, 0, (0, 1)) for name in names]
     assert model.info.refused[0].reason == "raises RuntimeError"
     check_plain(cuda, model)
 

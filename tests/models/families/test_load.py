@@ -1,6 +1,5 @@
-"""Models are loaded from their files: packed forwards against transformers' own padded ones."""
+"""Transformers with layers of this service's own: their states against transformers' modules."""
 
-import copy
 import shutil
 from pathlib import Path
 
@@ -9,62 +8,58 @@ import psutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import (
-    AutoModel,
-    BertConfig,
-    PretrainedConfig,
-    Qwen3Config,
-    RobertaConfig,
-    XLMRobertaConfig,
-)
+from torch.nn import functional
+from transformers import AutoModel
 
 from smart_embedder.errors import StartupError
 from smart_embedder.models.checkpoint.weights import Weights
 from smart_embedder.models.device.choose import cpu_has_int8
 from smart_embedder.models.families.backbone import Backbone
+from smart_embedder.models.families.int8 import encode_calibration
 from smart_embedder.models.families.load import load_decoder, load_encoder, load_tokenizer
 from smart_embedder.models.ops.choose import choose_backend
+from smart_embedder.models.ops.native import load_library
 from smart_embedder.models.ops.proof import Target
+from tests.support.encoders import OWN_FAMILIES, save_transformer
 
 CPU = torch.device("cpu")
-SIZE = {
-    "vocab_size": 120, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4,
-    "intermediate_size": 64, "max_position_embeddings": 70,
-}  # fmt: skip
-CONFIGS = {
-    "xlm-roberta": XLMRobertaConfig(**SIZE, pad_token_id=1),
-    "roberta": RobertaConfig(**SIZE, pad_token_id=1),
-    "bert": BertConfig(**SIZE),
-    "qwen3": Qwen3Config(**SIZE, num_key_value_heads=2, head_dim=16),
-}
-ENCODERS = [family for family in CONFIGS if family != "qwen3"]
 MAPS = Path("/proc/self/maps")
+LENGTHS = (5, 17, 5, 1, 44, 17, 3, 68, 100)
+ATTENTIONS = ["sdpa", "matmul", "eager", *["native"] * (load_library() is not None)]
 
 
-def target(dtype: torch.dtype = torch.float32, **options) -> Target:
-    return Target(CPU, dtype, choose_backend(CPU, dtype, "sdpa"), **options)
+def target(
+    dtype: torch.dtype = torch.float32, attention: str = "sdpa", *, quantized: bool = False
+) -> Target:
+    return Target(CPU, dtype, choose_backend(CPU, dtype, attention), quantized=quantized)
 
 
-def load(folder: Path, how: Target | None = None) -> Backbone:
+def load(folder: Path, how: Target) -> Backbone:
     """For what is not in 8 bits: calibration alone reads texts."""
-    how = how or target()
-    if Qwen3Config.model_type in (folder / "config.json").read_text():
+    if "qwen3" in (folder / "config.json").read_text():
         return load_decoder(folder, how, Weights.read(folder), ())
-    return load_encoder(folder, how, tokenizer=None)
+    return load_encoder(folder, how, ())
 
 
-def save(config: PretrainedConfig, folder: Path) -> Path:
-    torch.manual_seed(0)
-    AutoModel.from_config(copy.deepcopy(config)).save_pretrained(folder)
-    return folder
-
-
-def random_sequences() -> list[np.ndarray]:
+def random_sequences(lengths: tuple[int, ...] = LENGTHS) -> list[np.ndarray]:
     rng = np.random.default_rng(0)
-    return [rng.integers(5, 120, length) for length in (5, 17, 5, 1, 44, 17, 3, 68)]
+    # 0 and 1 are padding tokens, which a text may spell out.
+    return [rng.integers(0, 120, length) for length in lengths]
 
 
-def padded_states(folder: Path, sequences: list[np.ndarray]) -> list[torch.Tensor]:
+@torch.inference_mode()
+def states_of(folder: Path, how: Target, sequences: list[np.ndarray]) -> torch.Tensor:
+    """The states of each text, one text after the other."""
+    backbone = load(folder, how)
+    packed = backbone.pack(sequences)
+    states = backbone.forward(packed)
+    assert states.dtype == backbone.dtype == how.dtype
+    places = [slice(*packed.offsets[index : index + 2]) for index in packed.unpack_order]
+    return torch.cat([states[place] for place in places])
+
+
+@torch.inference_mode()
+def padded_states(folder: Path, sequences: list[np.ndarray]) -> torch.Tensor:
     """transformers' own forward over one padded batch, attention computed eagerly."""
     model = AutoModel.from_pretrained(folder, attn_implementation="eager").eval()
     rows = [torch.from_numpy(ids) for ids in sequences]
@@ -72,21 +67,94 @@ def padded_states(folder: Path, sequences: list[np.ndarray]) -> list[torch.Tenso
     ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=padding)
     mask = torch.arange(ids.shape[1]) < torch.tensor([[len(row)] for row in rows])
     states = model(input_ids=ids, attention_mask=mask.long()).last_hidden_state
-    return [state[: len(row)] for state, row in zip(states, rows, strict=True)]
+    return torch.cat([state[: len(row)] for state, row in zip(states, rows, strict=True)])
 
 
-@pytest.mark.parametrize("family", CONFIGS)
+ENCODER, DECODER = "xlm-roberta", "qwen3"
+FORWARDS = [
+    *((family, {}, LENGTHS, each) for family in OWN_FAMILIES for each in ("sdpa", "eager")),
+    *(
+        (ENCODER, {"hidden_act": activation}, LENGTHS, "sdpa")
+        for activation in ("gelu_new", "gelu_pytorch_tanh", "relu", "silu")
+    ),
+    *(
+        (ENCODER, sizes, LENGTHS, "sdpa")
+        for sizes in (
+            {"hidden_size": 24, "num_attention_heads": 3},
+            {"hidden_size": 90, "num_attention_heads": 2},
+            {"hidden_size": 1024, "num_attention_heads": 16, "num_hidden_layers": 1},
+        )
+    ),
+    *(
+        (family, {"hidden_size": 32, "num_hidden_layers": 2}, lengths, "sdpa")
+        for family in (ENCODER, DECODER)
+        for lengths in ((1,), (1500,), (513, 2), (7,) * 40)
+    ),
+    *(
+        (DECODER, changes, LENGTHS, "sdpa")
+        for changes in (
+            {"num_key_value_heads": 4},
+            {"num_key_value_heads": 1, "head_dim": 6},
+            {"hidden_size": 36, "head_dim": 32, "intermediate_size": 50},
+            {"num_hidden_layers": 1, "rms_norm_eps": 0.1},
+            {"rope_parameters": {"rope_type": "default", "rope_theta": 100.0}},
+            {"hidden_size": 512, "num_attention_heads": 16, "head_dim": 128},
+            {"kind": "ForCausalLM"},  # With a vocabulary's head.
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize(("family", "changes", "lengths", "attention"), FORWARDS)
+def test_float32_states_are_those_of_transformers(
+    family, changes, lengths, attention, tmp_path: Path
+) -> None:
+    folder, sequences = save_transformer(tmp_path, family, **changes), random_sequences(lengths)
+    actual = states_of(folder, target(attention=attention), sequences)
+    torch.testing.assert_close(actual, padded_states(folder, sequences), rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("attention", ATTENTIONS)
+@pytest.mark.parametrize(
+    ("family", "changes", "least"),
+    [
+        *((family, {"hidden_size": 256}, 0.9995) for family in OWN_FAMILIES if family != DECODER),
+        (DECODER, {"hidden_size": 32, "intermediate_size": 64}, 0.999),
+        (DECODER, {"hidden_size": 128}, 0.999),
+        (DECODER, {"hidden_size": 32, "intermediate_size": 50}, 0.999),
+    ],
+)
+def test_bfloat16_states_point_where_those_in_float32_do(
+    family, changes, least, attention, tmp_path: Path
+) -> None:
+    folder, sequences = save_transformer(tmp_path, family, **changes), random_sequences()
+    exact = padded_states(folder, sequences)
+    actual = states_of(folder, target(torch.bfloat16, attention), sequences).float()
+    assert functional.cosine_similarity(actual, exact).min() > least
+
+
+@pytest.mark.parametrize("attention", ATTENTIONS)
 @torch.inference_mode()
-def test_packed_forward_equals_the_padded_one(family: str, tmp_path: Path) -> None:
-    folder, sequences = save(CONFIGS[family], tmp_path), random_sequences()
-    backbone = load(folder)
-    assert backbone.max_length == (68 if "roberta" in family else 70)
-    packed = backbone.pack(sequences)
-    hidden = backbone.forward(packed)
-    for index, expected in enumerate(padded_states(folder, sequences)):
-        place = packed.unpack_order[index]
-        actual = hidden[packed.offsets[place] : packed.offsets[place + 1]]
-        torch.testing.assert_close(actual, expected, rtol=0, atol=1e-5)
+def test_what_is_shared_has_the_states_of_each_text_alone(attention: str, tmp_path: Path) -> None:
+    half = attention in {"matmul", "native"}
+    folder = save_transformer(tmp_path, "qwen3", hidden_size=32, intermediate_size=64)
+    backbone = load(folder, target(torch.bfloat16 if half else torch.float32, attention))
+    (query,) = random_sequences((40,))
+    tails = random_sequences((9, 1, 70, 30))
+    texts = [query, *(np.concatenate((query, tail)) for tail in tails), query[:14:-1]]
+    packed = backbone.pack(texts)
+    assert packed.sharing is not None
+    # Rounded up, as the row is.
+    assert len(packed.sharing.unique) == 40 + 9 + 1 + 70 + 30 + 25 + 1
+    states = backbone.forward(packed)
+    for place, ids in zip(packed.unpack_order, texts, strict=True):
+        alone = backbone.pack([ids])
+        assert alone.sharing is None
+        torch.testing.assert_close(
+            states[packed.offsets[place] : packed.offsets[place + 1]],
+            backbone.forward(alone)[: len(ids)],
+            **({"rtol": 0.05, "atol": 0.05} if half else {"rtol": 0, "atol": 1e-5}),
+        )
 
 
 @pytest.mark.skipif(not MAPS.exists(), reason="the system does not tell what is mapped")
@@ -108,7 +176,7 @@ def test_its_files_are_left_and_may_be_written_over(
         torch.save(load_file(path), folder / "pytorch_model.bin")
         path.unlink()
         path = folder / "pytorch_model.bin"
-    backbone = load_encoder(folder, how, load_tokenizer(folder, 8192))
+    backbone = load_encoder(folder, how, encode_calibration(load_tokenizer(folder, 8192)))
     packed = backbone.pack(random_sequences())
     before = backbone.forward(packed)
     assert str(folder) not in MAPS.read_text()
@@ -133,7 +201,7 @@ def test_its_files_are_left_and_may_be_written_over(
 def test_a_missing_tensor_and_one_of_another_shape_are_never_made_up(
     family: str, name: str, tmp_path: Path
 ) -> None:
-    path = save(CONFIGS[family], tmp_path) / "model.safetensors"
+    path = save_transformer(tmp_path, family) / "model.safetensors"
     weights = load_file(path)
     for tensor, sentence in (torch.zeros(31), "another shape for"), (None, "lacks"):
         weights.pop(name)
@@ -141,4 +209,4 @@ def test_a_missing_tensor_and_one_of_another_shape_are_never_made_up(
             weights[name] = tensor
         save_file(weights, path, metadata={"format": "pt"})
         with pytest.raises(StartupError, match=f"{sentence} the tensor {name}"):
-            load(tmp_path)
+            load(tmp_path, target())

@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 from torch import nn
 
 from smart_embedder.errors import StartupError
+from smart_embedder.models.attention import sdpa, varlen
 from smart_embedder.models.device.choose import cpu_has_int8
 from smart_embedder.models.families import int8, module_parts, transformers_module
 from smart_embedder.models.families.module_parts import find_parts
@@ -146,58 +147,38 @@ def test_any_configuration_is_computed_as_transformers_does(seed, tokenizer, tmp
     np.testing.assert_allclose(embed(model, TEXTS), expected, rtol=1e-5, atol=5e-5)
 
 
-def named_parts(name: str, **changes: Any) -> set[str]:
-    """The class names of the parts of a module of transformers that can be replaced."""
-    class_name, kind, sizes, _ = FAMILIES[name]
+def module_of(family: str, **changes: Any) -> nn.Module:
+    class_name, kind, sizes, _ = FAMILIES[family]
     config = getattr(transformers, f"{class_name}Config")(**sizes | changes)
-    module = getattr(transformers, f"{class_name}{kind}")(config).eval()
-    return {
-        type(getattr(part.parent, part.name)).__name__
-        for part in find_parts(module, torch.float32, packed=True)
-    }
+    return getattr(transformers, f"{class_name}{kind}")(config).eval()
+
+
+def named_parts(module: nn.Module, dtype: torch.dtype = torch.float32) -> set[str]:
+    """The class names of the parts of a module of transformers that can be replaced."""
+    found = find_parts(module, dtype, packed=True)
+    return {type(getattr(part.parent, part.name)).__name__ for part in found}
 
 
 def test_what_a_part_is_is_told_by_what_it_holds() -> None:
-    assert named_parts("modernbert") == {
+    assert named_parts(module_of("modernbert")) == {
         "LayerNorm", "ModernBertAttention", "ModernBertMLP", "ModernBertRotaryEmbedding",
     }  # fmt: skip
-    assert named_parts("embedding-gemma") == {
+    assert named_parts(module_of("embedding-gemma")) == {
         "Gemma3Attention", "Gemma3MLP", "Gemma3RMSNorm", "Gemma3RotaryEmbedding",
     }  # fmt: skip
     # Its activation is none that is known here, so that its products are replaced alone.
-    assert named_parts("gte", hidden_act="mish") == {
-        "GteAttention", "GteRotaryEmbedding", "LayerNorm", "Linear",
-    }  # fmt: skip
-
-
-class _More(nn.Module):
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.gate_proj, self.up_proj, self.down_proj = (
-            inner.gate_proj,
-            inner.up_proj,
-            inner.down_proj,
-        )
-        self.act_fn, self.scale = inner.act_fn, nn.Parameter(torch.ones(1))
+    without_gate = {"GteAttention", "GteRotaryEmbedding", "LayerNorm", "Linear"}
+    assert named_parts(module_of("gte", hidden_act="mish")) == without_gate
+    # Float16 has no norm that changes nothing, so that heads are not rotated in it.
+    assert named_parts(module_of("gte"), torch.float16) == {"GteMLP", "LayerNorm", "Linear"}
 
 
 def test_a_part_with_more_than_is_computed_here_stays_as_it_is() -> None:
-    _, _, sizes, _ = FAMILIES["gte"]
-    module = transformers.GteModel(transformers.GteConfig(**sizes)).eval()
+    module = module_of("gte")
     for layer in module.layers:
-        layer.mlp = _More(layer.mlp)
+        layer.mlp.scale = nn.Parameter(torch.ones(1))
         layer.self_attn.further = nn.Linear(2, 2)
-    found = find_parts(module, torch.float32, packed=True)
-    kinds = {type(getattr(part.parent, part.name)) for part in found}
-    assert kinds == {nn.Linear, nn.LayerNorm}
-
-
-def test_attention_is_not_replaced_in_float16_which_has_no_norm_that_changes_nothing() -> None:
-    _, _, sizes, _ = FAMILIES["gte"]
-    module = transformers.GteModel(transformers.GteConfig(**sizes)).eval()
-    found = find_parts(module, torch.float16, packed=True)
-    assert "linear" in {name for part in found for name in part.operations}
-    assert "rotary" not in {name for part in found for name in part.operations}
+    assert named_parts(module) == {"LayerNorm", "Linear"}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -218,14 +199,16 @@ def test_heads_are_rotated_without_a_norm(dtype: torch.dtype) -> None:
         assert torch.equal(rotated[:, 4], states[:, 4])
 
 
-def wrong(_self: Any, states: torch.Tensor) -> torch.Tensor:
-    return states * 1.01
+@pytest.fixture
+def wrong_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    in_blocks = module_parts.in_row_blocks
+    monkeypatch.setattr(module_parts, "in_row_blocks", lambda *given: 2 * in_blocks(*given))
 
 
+@pytest.mark.usefixtures("wrong_parts")
 def test_parts_that_compute_something_else_give_way_to_transformers_own(
-    tokenizer, tmp_path, monkeypatch
+    tokenizer, tmp_path
 ) -> None:
-    monkeypatch.setattr(module_parts._Gated, "_feed_forward", wrong)
     folder = save_family(tmp_path / "gte", "gte", tokenizer)
     with capture_logs() as logs:
         model = load(folder, target(torch.float32))
@@ -239,10 +222,8 @@ def test_parts_that_compute_something_else_give_way_to_transformers_own(
 
 
 @needs_int8
-def test_8_bits_that_compute_something_else_stop_the_start(
-    tokenizer, tmp_path, monkeypatch
-) -> None:
-    monkeypatch.setattr(module_parts._Gated, "_feed_forward", wrong)
+@pytest.mark.usefixtures("wrong_parts")
+def test_8_bits_that_compute_something_else_stop_the_start(tokenizer, tmp_path) -> None:
     folder = save_family(tmp_path / "gte", "gte", tokenizer)
     with pytest.raises(StartupError, match="is not computed in 8 bits as it is .*; set DTYPE to"):
         load(folder, target(quantized=True))
@@ -291,18 +272,7 @@ def test_a_product_that_no_text_of_the_calibration_reaches_is_prepared_and_logge
 
 
 def test_a_graph_is_captured_where_attention_needs_no_lengths() -> None:
-    config = transformers.ModernBertConfig(**FAMILIES["modernbert"][2])
-    module = transformers.ModernBertModel(config)
-
-    def attend(states: Any, packed: Any, *, scale: float, causal: bool) -> torch.Tensor:
-        raise NotImplementedError
-
-    def attend_window(
-        states: Any, packed: Any, *, scale: float, causal: bool, window: int | None = None
-    ) -> torch.Tensor:
-        raise NotImplementedError
-
-    packed = transformers_module.PACKED
-    for attention, capturable in ((attend, False), (attend_window, True), (None, False)):
+    module, packed = module_of("modernbert"), transformers_module.PACKED
+    for attention, capturable in ((sdpa, False), (varlen, True), (None, False)):
         made = transformers_module.ModuleTransformer(module, packed, attention)
         assert made.capturable == capturable

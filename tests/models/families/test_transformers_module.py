@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,7 +21,7 @@ from smart_embedder.engine.records import EmbedRequest, Outputs
 from smart_embedder.errors import OutOfMemoryError, StartupError
 from smart_embedder.models.attention import PackedAttention
 from smart_embedder.models.families import transformers_module
-from smart_embedder.models.families.transformers_module import attend_packed, divide_for_padding
+from smart_embedder.models.families.transformers_module import attend_packed
 from smart_embedder.models.load import load_models
 from smart_embedder.models.ops.proof import Target
 from smart_embedder.settings import Settings
@@ -213,15 +214,9 @@ def test_a_model_of_few_positions_is_measured_with_texts_that_it_can_read(
     assert np.isfinite(vector).all()
 
 
-def test_a_named_attention_stops_a_family_that_cannot_have_it(
-    tokenizer, tmp_path, float32_target
-) -> None:
-    folder = save_family(tmp_path / "t5", "t5", tokenizer)
-    named = Target(
-        float32_target.device, torch.float32, float32_target.backend, attention_named=True
-    )
+def test_a_named_attention_stops_a_family_that_cannot_have_it(t5: Path, float32_target) -> None:
     with pytest.raises(StartupError, match="brings an attention of its own"):
-        load(folder, named)
+        load(t5, replace(float32_target, attention_named=True))
 
 
 def test_a_padded_model_whose_masks_are_mapped_over_the_batch_is_loaded(
@@ -271,53 +266,28 @@ def test_what_cannot_be_loaded_says_why(
 
 
 @pytest.mark.parametrize(
-    ("lengths", "most_padding", "most_pairs", "groups"),
-    [
-        ([3], 0.0, 0, [1]),
-        ([3, 3, 3], 0.0, 1000, [3]),
-        ([3, 3, 4, 4, 5], 0.0, 1000, [2, 2, 1]),
-        ([4, 5, 5, 5], 0.25, 1000, [4]),
-        ([3, 5], 0.25, 1000, [2]),  # Padding is a quarter of the 8 tokens.
-        ([2, 5], 0.25, 1000, [1, 1]),
-        ([3, 5, 8, 8], 0.25, 1000, [2, 2]),
-        ([3, 3, 3, 3], 0.25, 18, [2, 2]),  # Two texts of nine pairs each.
-        ([3, 3, 3, 3], 0.25, 17, [1, 1, 1, 1]),
-        ([9, 9], 0.25, 0, [1, 1]),
-    ],
-)
-def test_texts_are_padded_together_while_they_need_little_padding_and_memory(
-    lengths, most_padding, most_pairs, groups
-) -> None:
-    found = list(divide_for_padding(lengths, most_padding, most_pairs))
-    assert [each.stop - each.start for each in found] == groups
-    assert [place for each in found for place in range(len(lengths))[each]] == [
-        *range(len(lengths))
-    ]
-
-
-@pytest.mark.parametrize(
     ("module", "options", "expected"),
     [
-        ({}, {}, {"scale": 0.5, "causal": True, "window": None}),
-        ({"is_causal": False}, {}, {"scale": 0.5, "causal": False, "window": None}),
+        ({}, {}, (0.5, True, None)),
+        ({"is_causal": False}, {}, (0.5, False, None)),
         (
             {"is_causal": True, "config": SimpleNamespace(is_causal=False)},
             {"sliding_window": 7},
-            {"scale": 0.5, "causal": False, "window": 7},
+            (0.5, False, 7),
         ),
         (
             {"is_causal": False},
             {"scaling": 3.0, "is_causal": True, "softcap": None},
-            {"scale": 3.0, "causal": True, "window": None},
+            (3.0, True, None),
         ),
     ],
 )
 def test_a_familys_attention_is_computed_with_its_own_options(module, options, expected) -> None:
     states = torch.arange(3 * 2 * 5 * 4.0).view(3, 1, 2, 5, 4)
-    asked = {}
+    asked = []
 
     def attend(states, _, *, scale, causal, window=None):
-        asked.update(scale=scale, causal=causal, window=window)
+        asked.append((scale, causal, window))
         query, key, value = states
         return query + 2 * key + 3 * value
 
@@ -325,7 +295,7 @@ def test_a_familys_attention_is_computed_with_its_own_options(module, options, e
     attended, weights = attend_packed(
         SimpleNamespace(**module), *states, None, packed_attention=packed, **options
     )
-    assert asked == expected
+    assert asked == [expected]
     assert weights is None
     assert torch.equal(attended[0], states[0, 0] + 2 * states[1, 0] + 3 * states[2, 0])
 

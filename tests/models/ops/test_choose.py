@@ -21,11 +21,6 @@ LIBRARY = SimpleNamespace(instructions=X86_64.sets[0])
 CPU, CUDA, MPS = (torch.device(name) for name in ("cpu", "cuda", "mps"))
 
 
-@pytest.fixture
-def no_library(monkeypatch) -> None:
-    monkeypatch.setattr(choose, "load_library", lambda: None)
-
-
 @pytest.fixture(autouse=True)
 def capability(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """The compute capability of the GPU, that of an L4 where a test names none."""
@@ -83,77 +78,60 @@ def test_one_that_was_built_for_another_pytorch_is_left_out_with_one_warning(mon
         choose_backend(CUDA, torch.float16, "flash_attention_3")
 
 
+AMX = {"amx_tile": True, "amx_bf16": True, "avx512_bf16": True}
+BFLOAT16 = {"avx512_bf16": True}
+
+
 @pytest.mark.parametrize(
-    ("amx", "library", "kind", "attention"),
+    ("machine", "capabilities", "library", "dtype", "expected"),
     [
-        (True, True, "native", "sdpa"),
-        (False, True, "native", "native"),
-        (True, False, "onednn", "sdpa"),
-        (False, False, "onednn", "matmul"),
+        # Expected for linear and add_linear, then int8_gemm, add_norm and attention.
+        ("x86_64", AMX, True, torch.bfloat16, ("onednn", "onednn", "native", "sdpa")),
+        (
+            "x86_64",
+            {"amx_tile": True},
+            True,
+            torch.bfloat16,
+            ("torch", "onednn", "native", "native"),
+        ),
+        (
+            "x86_64",
+            {"amx_bf16": True},
+            True,
+            torch.bfloat16,
+            ("native", "native", "native", "sdpa"),
+        ),
+        ("x86_64", BFLOAT16, True, torch.bfloat16, ("native", "native", "native", "native")),
+        ("x86_64", AMX, False, torch.bfloat16, ("onednn", "onednn", "torch", "sdpa")),
+        ("x86_64", BFLOAT16, False, torch.bfloat16, ("onednn", "onednn", "torch", "matmul")),
+        ("x86_64", {}, False, torch.bfloat16, ("torch", "onednn", "torch", "matmul")),
+        ("x86_64", AMX, True, torch.float32, ("native", "native", "native", "native")),
+        ("x86_64", AMX, False, torch.float32, ("torch", "onednn", "torch", "sdpa")),
+        ("aarch64", {"bf16": True}, False, torch.bfloat16, ("torch", "onednn", "torch", "sdpa")),
+        ("arm64", {"bf16": True}, False, torch.bfloat16, ("torch", "onednn", "torch", "sdpa")),
     ],
 )
-def test_in_bfloat16_on_a_cpu_it_depends_on_amx_and_the_kernels(
-    monkeypatch, amx, library, kind, attention
-) -> None:
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_bf16": amx})
-    monkeypatch.setattr(choose, "load_library", lambda: LIBRARY if library else None)
-    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
-    chosen = choose_backend(CPU, torch.bfloat16)
-    assert (chosen.fastest("int8_gemm"), chosen.fastest("attention")) == (kind, attention)
-
-
-@pytest.mark.usefixtures("no_library")
-@pytest.mark.parametrize("machine", ["aarch64", "arm64"])
-def test_on_arm_without_the_kernels_attention_is_pytorch_s_own(monkeypatch, machine) -> None:
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"bf16": True})
-    monkeypatch.setattr(platform, "machine", lambda: machine)
-    assert choose_backend(CPU, torch.bfloat16).fastest("attention") == "sdpa"
-
-
-@pytest.mark.parametrize(
-    ("library", "kind", "attention"),
-    [(True, "native", "native"), (False, "onednn", "sdpa")],
-)
-def test_in_float32_on_a_cpu_it_depends_on_the_kernels(
-    monkeypatch, library, kind, attention
-) -> None:
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_bf16": True, "amx_tile": True})
-    monkeypatch.setattr(choose, "load_library", lambda: LIBRARY if library else None)
-    chosen = choose_backend(CPU, torch.float32)
-    assert (chosen.fastest("int8_gemm"), chosen.fastest("attention")) == (kind, attention)
-
-
-@pytest.mark.parametrize(
-    ("capabilities", "dtype", "linear", "int8"),
-    [
-        ({"amx_tile": True, "avx512_bf16": True}, torch.bfloat16, "onednn", "onednn"),
-        ({"avx512_bf16": True}, torch.bfloat16, "native", "native"),
-        ({"amx_tile": True, "avx512_bf16": True}, torch.float32, "native", "native"),
-        ({"amx_tile": True}, torch.bfloat16, "torch", "onednn"),
-    ],
-)
-def test_products_have_the_name_of_what_multiplies(
-    monkeypatch, capabilities, dtype, linear, int8
+def test_on_a_cpu_it_depends_on_amx_and_the_kernels_what_multiplies_and_attends(
+    monkeypatch, machine, capabilities, library, dtype, expected
 ) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
-    monkeypatch.setattr(choose, "load_library", lambda: LIBRARY)
+    monkeypatch.setattr(choose, "load_library", lambda: LIBRARY if library else None)
+    monkeypatch.setattr(platform, "machine", lambda: machine)
     chosen = choose_backend(CPU, dtype)
-    names = [chosen.fastest(each) for each in ("linear", "add_linear", "int8_gemm", "add_norm")]
-    assert names == [linear, linear, int8, "native"]
+    operations = ("linear", "int8_gemm", "add_norm", "attention")
+    assert tuple(map(chosen.fastest, operations)) == expected
+    assert chosen.fastest("add_linear") == expected[0]
 
 
-def test_the_setting_overrides_the_attention_alone(monkeypatch) -> None:
+def test_the_setting_replaces_the_attention_alone_and_one_that_cannot_run_is_told(
+    monkeypatch,
+) -> None:
     monkeypatch.setattr(choose, "load_library", lambda: LIBRARY)
     for name in ("native", "matmul", "sdpa", "eager"):
         chosen = choose_backend(CPU, torch.bfloat16, name)
         assert (chosen.fastest("add_norm"), chosen.fastest("attention")) == ("native", name)
-
-
-@pytest.mark.parametrize("capability", [(7, 5)], indirect=True)
-@pytest.mark.parametrize("name", ["varlen", "flash_attention_2"])
-def test_an_attention_for_newer_gpus_stops_the_start_on_an_older_one(name: str) -> None:
-    with pytest.raises(StartupError, match=r"8\.0 or newer.* on cuda, which has 7\.5; set ATTE"):
-        choose_backend(CUDA, torch.float16, name)
+    with pytest.raises(StartupError, match="ATTENTION=varlen needs an NVIDIA GPU"):
+        choose_backend(CPU, torch.bfloat16, "varlen")
 
 
 def test_on_nvidia_gpus_sums_of_products_are_not_rounded_on_the_way(monkeypatch) -> None:

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from enum import IntEnum
 from itertools import product
@@ -49,24 +50,18 @@ def close(actual: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> N
 @pytest.mark.parametrize("width", [8, 264, 1024, 8192])
 @torch.inference_mode()
 def test_rows_of_every_width_and_format(dtype: torch.dtype, width: int) -> None:
-    backend, plain = fused(dtype), torch_backend()
     torch.manual_seed(width)
-    states, other = (torch.randn(3, width).to(dtype) for _ in range(2))
-    weight, bias = (torch.randn(width).to(dtype) for _ in range(2))
-    norm = LayerNorm(weight, bias, 1e-5)
-    exact = LayerNorm(weight.float(), bias.float(), 1e-5)
-    close(
-        backend.add_norm(states.clone(), other, norm),
-        plain.add_norm(states.float(), other.float(), exact),
-        dtype,
-    )
-    close(
-        backend.rms_norm(states, RmsNorm(weight, 1e-6)),
-        plain.rms_norm(states.float(), RmsNorm(weight.float(), 1e-6)),
-        dtype,
-    )
-    wide = torch.cat([states, other], 1)
-    close(backend.gate(wide, "silu"), functional.silu(states.float()) * other.float(), dtype)
+    drawn = [torch.randn(shape).to(dtype) for shape in ((3, width), (3, width), (width,), (width,))]
+
+    def results(backend: Backend, dtype: torch.dtype) -> Iterator[torch.Tensor]:
+        states, other, weight, bias = (each.to(dtype) for each in drawn)
+        yield backend.add_norm(states.clone(), other, LayerNorm(weight, bias, 1e-5))
+        yield backend.rms_norm(states, RmsNorm(weight, 1e-6))
+        yield backend.gate(torch.cat([states, other], 1), "silu")
+
+    exact = results(torch_backend(), torch.float32)
+    for actual, expected in zip(results(fused(dtype), dtype), exact, strict=True):
+        close(actual, expected, dtype)
 
 
 @emulated

@@ -94,20 +94,18 @@ def test_it_follows_the_definition(
     check(lengths, heads, width, scale, group=group, causal=causal, window=window, dtype=dtype)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("length", [255, 257, 511, 512, 513, 528, 1025])
-def test_long_texts_are_whole_across_blocks(length: int, causal: bool, dtype) -> None:
-    check([3, length], heads=2, width=64, scale=0.125, causal=causal, dtype=dtype)
-
-
 # Where blocks of keys end: 512 or, in float32 or of wide heads, fewer; and where windows do.
+ENDS = [([3, length], 2, 64, None) for length in (255, 257, 511, 512, 513, 528, 1025)]
+ENDS += [([1100], 1, width, window) for width in (64, 256) for window in (1, 65, 257, 512, 700)]
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("width", [64, 256])
-@pytest.mark.parametrize("window", [1, 65, 257, 512, 700])
-def test_long_texts_are_whole_across_windows(window: int, width: int, causal: bool, dtype) -> None:
-    check([1100], 1, width, 0.1, causal=causal, window=window, dtype=dtype)
+@pytest.mark.parametrize(("lengths", "heads", "width", "window"), ENDS)
+def test_long_texts_are_whole_across_blocks_and_windows(
+    lengths, heads, width, window, causal, dtype
+) -> None:
+    check(lengths, heads, width, 0.125, causal=causal, window=window, dtype=dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -124,44 +122,30 @@ def test_what_a_query_does_not_see_weighs_nothing(scale, causal, dtype) -> None:
         torch.testing.assert_close(first, states[2].transpose(0, 1)[: len(first)])
 
 
-@pytest.mark.parametrize("threads", [1, 2, 3])
-def test_any_number_of_threads_gives_the_same(threads: int) -> None:
-    packed = pack_lengths([7, 300, 40, 600])
+@pytest.mark.parametrize("window", [None, 70])
+def test_a_text_has_the_same_bits_alone_and_beside_others_on_any_number_of_threads(window) -> None:
+    packed = pack_lengths([7, 40, 300, 600])
     states = random_states(packed.tokens, 3, 32)
-    before, alone = torch.get_num_threads(), attend(states, packed, 0.2)
-    torch.set_num_threads(threads)
+    before, together = torch.get_num_threads(), attend(states, packed, 0.2, window=window)
+    last = tuple(each[:, -600:] for each in states)
+    assert torch.equal(attend(last, pack_lengths([600]), 0.2, window=window), together[-600:])
     try:
-        assert torch.equal(attend(states, packed, 0.2), alone)
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            assert torch.equal(attend(states, packed, 0.2, window=window), together)
     finally:
         torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("window", [None, 70])
-def test_a_text_does_not_depend_on_the_others_in_its_batch(window: int | None) -> None:
-    together = pack_lengths([20, 20, 333])
-    states = random_states(together.tokens, 2, 64)
-    alone = pack_lengths([333])
-    part = tuple(each[:, 40:] for each in states)
-    by_itself = attend(part, alone, 0.1, window=window)
-    assert torch.equal(by_itself, attend(states, together, 0.1, window=window)[40:])
-
-
 @pytest.mark.parametrize("length", [40, 700])
-def test_scores_of_any_size_have_weights(length: int) -> None:
+@pytest.mark.parametrize("size", [1e4, 0.0], ids=["large", "equal"])
+def test_scores_of_any_size_have_weights(size: float, length: int) -> None:
     packed = pack_lengths([length])
     query, key, value = random_states(length, 2, 64)
-    states = (query * 100, key * 100, value)
+    states = (query, key * size, value)
     actual = attend(states, packed, 1.0)
     expected = by_definition(states, packed, 1.0, causal=False, window=None)
     torch.testing.assert_close(actual.double(), expected, rtol=2**-6, atol=2**-6)
-
-
-def test_equal_keys_weigh_the_same() -> None:
-    packed = pack_lengths([515])
-    query, _, value = random_states(515, 2, 32)
-    states = (query, torch.zeros_like(query), value)
-    expected = value.float().mean(1)[None].expand(515, 2, 32)
-    torch.testing.assert_close(attend(states, packed, 1.0).float(), expected, rtol=0.01, atol=1e-3)
 
 
 def test_what_rounds_the_row_up_is_zero() -> None:

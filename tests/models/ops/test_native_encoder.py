@@ -89,7 +89,9 @@ def test_it_has_the_bits_of_the_single_operations(
 
 
 @torch.inference_mode()
-def test_what_others_compute_a_part_of_is_no_single_call(backend, dtype, quantized) -> None:
+def test_what_others_compute_a_part_of_is_no_single_call_and_takes_its_own_format_alone(
+    backend, dtype, quantized
+) -> None:
     def parts(width: int = 64, heads: int = 4, by: Backend = backend, **changes) -> EncoderParts:
         return make_parts(by, width, 64, heads, dtype, quantized=quantized, **changes)
 
@@ -98,10 +100,6 @@ def test_what_others_compute_a_part_of_is_no_single_call(backend, dtype, quantiz
     assert not backend.encoder_layer(parts(by=replace(backend, attention=sdpa)))
     assert not backend.encoder_layer(parts(to_inner=nn.Linear(64, 64)))
     assert not backend.encoder_layer(parts(width=80, heads=5))
-
-
-@torch.inference_mode()
-def test_states_of_another_format_are_refused(backend, dtype, quantized) -> None:
-    parts, packed = make_parts(backend, 64, 64, 4, dtype, quantized=quantized), make_batch([3])
+    states = torch.zeros(8, 64, dtype=torch.float64)
     with pytest.raises(ValueError, match="a kernel needs"):
-        backend.encoder_layer(parts)(torch.zeros(packed.tokens, 64, dtype=torch.float64), packed)
+        backend.encoder_layer(parts())(states, make_batch([3]))

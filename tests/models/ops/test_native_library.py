@@ -3,6 +3,7 @@
 import ctypes
 import platform
 import re
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -12,51 +13,34 @@ from smart_embedder.models.ops import native as library
 from smart_embedder.models.ops.build import library_path
 from tests.support.native import LIBRARIES
 
-
-@pytest.fixture
-def processor(monkeypatch):
-    """One that can run the kernels, whatever this one is."""
-    names = ("avx2", "avx512_bf16", "avx512_vnni")
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: dict.fromkeys(names, True))
-    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
-
-
-def load(monkeypatch, path) -> tuple[object, list]:
-    monkeypatch.setattr(library, "library_path", lambda: path)
-    with capture_logs() as logs:
-        return library.load_library.__wrapped__(), logs
-
-
-def test_without_the_library_the_log_says_how_to_build_it(monkeypatch, processor, tmp_path) -> None:
-    loaded, logs = load(monkeypatch, tmp_path / "missing.so")
-    assert loaded is None
-    assert logs[0]["event"] == "kernels_not_built"
-    assert logs[0]["build"] == "python -m smart_embedder.models.ops.build"
-
-
-def test_a_broken_library_costs_speed_alone(monkeypatch, processor, tmp_path) -> None:
-    broken = tmp_path / "broken.so"
-    broken.write_bytes(b"not a library")
-    loaded, logs = load(monkeypatch, broken)
-    assert loaded is None
-    assert logs[0]["event"] == "kernels_not_loaded"
-    assert "broken.so" in logs[0]["reason"]
-
-
-def test_another_processor_is_not_told_to_build_anything(monkeypatch, tmp_path) -> None:
-    monkeypatch.setattr(torch.cpu, "get_capabilities", dict)
-    monkeypatch.setattr(platform, "machine", lambda: "riscv64")
-    assert load(monkeypatch, tmp_path / "missing.so") == (None, [])
+X86 = dict.fromkeys(("avx2", "avx512_bf16", "avx512_vnni"), True)
 
 
 @pytest.mark.parametrize(
-    "tensor",
-    [torch.zeros(4, 4).t()[:, :2], torch.zeros(4, dtype=torch.float64)],
-    ids=["gaps", "another dtype"],
+    ("machine", "capabilities", "content", "event", "told"),
+    [
+        (
+            *("x86_64", X86, None, "kernels_not_built"),
+            {"build": "python -m smart_embedder.models.ops.build"},
+        ),
+        ("x86_64", X86, b"not a library", "kernels_not_loaded", {"reason": "kernels.so"}),
+        # Where they are of no use, nobody is told to build them.
+        ("riscv64", {}, None, None, {}),
+    ],
 )
-def test_numbers_that_lie_otherwise_than_a_kernel_reads_them_are_refused(tensor) -> None:
-    with pytest.raises(ValueError, match=r"a kernel needs torch\.float32 numbers without gaps"):
-        library.address(tensor, torch.float32)
+def test_without_a_library_the_log_says_what_costs_speed(
+    monkeypatch, tmp_path, machine, capabilities, content, event, told
+) -> None:
+    path = tmp_path / "kernels.so"
+    if content is not None:
+        path.write_bytes(content)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    monkeypatch.setattr(library, "library_path", lambda: path)
+    with capture_logs() as logs:
+        assert library.load_library.__wrapped__() is None
+    assert [line["event"] for line in logs] == ([event] if event else [])
+    assert all(value in logs[0][name] for name, value in told.items())
 
 
 def declared() -> dict[str, list]:
@@ -75,30 +59,14 @@ def declared() -> dict[str, list]:
 @pytest.mark.skipif(not LIBRARIES, reason="the kernels are not built")
 @pytest.mark.parametrize("name", sorted(declared()))
 def test_a_kernel_is_called_with_the_arguments_that_it_declares(name: str, monkeypatch) -> None:
-    called = []
-    monkeypatch.setattr(ctypes, "CDLL", lambda *_: _Functions(called))
+    functions = Mock()
+    monkeypatch.setattr(ctypes, "CDLL", lambda *_: functions)
     found = library.Library("kernels.so", LIBRARIES[0].instructions)
-    called.clear()
     found.run(name, 1, 2)
-    ((function, arguments),) = called
-    assert function.name == f"{name}_{LIBRARIES[0].instructions.name}"
+    function = getattr(functions, f"{name}_{LIBRARIES[0].instructions.name}")
     assert function.argtypes == declared()[name]
     assert function.restype is None
-    assert arguments == (1, 2, torch.get_num_threads())
-
-
-class _Functions:
-    """In the place of a library: notes the calls of its functions."""
-
-    def __init__(self, called: list) -> None:
-        self._called = called
-
-    def __getattr__(self, name: str):
-        def function(*arguments) -> None:
-            self._called.append((function, arguments))
-
-        function.name = name
-        return function
+    function.assert_called_once_with(1, 2, torch.get_num_threads())
 
 
 def test_the_formats_are_those_of_the_c_files() -> None:

@@ -21,7 +21,7 @@ from smart_embedder.models.ops.backend import (
 from smart_embedder.models.ops.build import AARCH64
 from smart_embedder.models.ops.choose import with_attention
 from smart_embedder.models.ops.native import _Kernels, native_backend, runnable_here
-from smart_embedder.models.ops.proof import DECODER, ENCODER, QUANTIZED_ENCODER, Shapes, Target
+from smart_embedder.models.ops.proof import DECODER, ENCODER, INT8_OPERATIONS, Shapes, Target
 from smart_embedder.models.tasks.dense import DenseEmbedder
 from smart_embedder.models.tasks.embedders import M3Embedder
 from tests.models.ops.test_native import CLOSE, random_layer
@@ -67,7 +67,7 @@ def backend(library, dtype) -> Backend:
     ("shapes", "operations"),
     [
         (ENCODER_SHAPES, ENCODER),
-        (ENCODER_SHAPES, QUANTIZED_ENCODER),
+        (ENCODER_SHAPES, (*INT8_OPERATIONS, *ENCODER)),
         (DECODER_SHAPES, DECODER),
     ],
     ids=["encoder", "int8", "decoder"],
@@ -134,39 +134,30 @@ def test_attention_follows_the_definition(
     torch.testing.assert_close(actual, expected, rtol=close, atol=close)
 
 
-def targets(library: EmulatedLibrary, dtype: torch.dtype, *, int8: bool = False) -> list[Target]:
-    """The plain path in float32, and the emulated one, but for a layer's addresses of addresses."""
-    plain = Target(CPU, torch.float32, with_attention(torch_backend(), "eager"))
+@pytest.mark.parametrize("model", ["encoder", "encoder in int8", "decoder"])
+def test_vectors_are_those_of_the_plain_path(model: str, library, dtype, request) -> None:
+    # But for a layer in one call, which has addresses of addresses.
     emulated = replace(native_backend(library, dtype), encoder_layer=lambda _: None)
-    return [plain, Target(CPU, dtype, emulated, int8)]
-
-
-@pytest.mark.parametrize("int8", [False, True], ids=["", "int8"])
-def test_all_three_kinds_of_vectors_are_those_of_the_plain_path(
-    library, dtype, int8, tiny_m3
-) -> None:
-    models = [M3Embedder("tiny", tiny_m3, 8192, how) for how in targets(library, dtype, int8=int8)]
-    ids = [text.ids for text in models[0].tokenize(varied_texts(35)[25:])]
-    kinds = Outputs(dense=True, sparse=True, colbert=True)
-    exact, actual = (model.forward(ids, kinds) for model in models)
-    assert set(models[1].info.paths.values()) <= {"native", "torch"}
-    assert models[1].info.refused == ()
-    least = 0.99 if int8 else 0.999
-    for ours, theirs in zip(actual, exact, strict=True):
-        assert ours.dense @ theirs.dense > least
-        assert (ours.colbert * theirs.colbert).sum(1).min() > least - 0.01
-        assert abs(ours.sparse.values.sum() - theirs.sparse.values.sum()) < 0.1 * len(ours.colbert)
-
-
-def test_a_decoder_s_vectors_are_those_of_the_plain_path(library, dtype, tiny_qwen) -> None:
-    models = [DenseEmbedder("tiny", tiny_qwen, 512, how) for how in targets(library, dtype)]
-    ids = [text.ids for text in models[0].tokenize(varied_texts(30)[20:])]
-    exact, actual = (model.forward(ids, Outputs(dense=True)) for model in models)
-    cosines = [
-        functional.cosine_similarity(*(torch.from_numpy(each.dense) for each in pair), dim=0)
-        for pair in zip(actual, exact, strict=True)
-    ]
-    assert min(cosines) > 0.995
+    int8, least = model.endswith("int8"), 0.99 if model.endswith("int8") else 0.995
+    plain = Target(CPU, torch.float32, with_attention(torch_backend(), "eager"))
+    targets = plain, Target(CPU, dtype, emulated, int8)
+    kinds = Outputs(dense=True, sparse=model != "decoder", colbert=model != "decoder")
+    if model == "decoder":
+        folder = request.getfixturevalue("tiny_qwen")
+        exactly, ours = (DenseEmbedder("tiny", folder, 512, each) for each in targets)
+    else:
+        folder = request.getfixturevalue("tiny_m3")
+        exactly, ours = (M3Embedder("tiny", folder, 8192, each) for each in targets)
+    assert set(ours.info.paths.values()) <= {"native", "torch"}
+    assert ours.info.refused == ()
+    ids = [text.ids for text in exactly.tokenize(varied_texts(35)[25:])]
+    for actual, exact in zip(*(each.forward(ids, kinds) for each in (ours, exactly)), strict=True):
+        pair = (torch.from_numpy(each.dense) for each in (actual, exact))
+        assert functional.cosine_similarity(*pair, dim=0) > least
+        if kinds.colbert:
+            assert (actual.colbert * exact.colbert).sum(1).min() > least - 0.01
+            sums = (each.sparse.values.sum() for each in (actual, exact))
+            assert abs(next(sums) - next(sums)) < 0.1 * len(actual.colbert)
 
 
 @pytest.mark.parametrize(

@@ -112,14 +112,9 @@ def test_a_region_ends_when_all_who_came_have_left(library) -> None:
     assert left == [True]
 
 
-def test_a_thread_sleeps_when_no_region_follows(library) -> None:
-    helper = helper_of(library)
-    wait_until(lambda: of_thread(helper, "State").startswith("S"))
-    assert helper_of(library) == helper
-
-
-def test_threads_may_be_told_not_to_watch(library) -> None:
-    library.set_watch(0)
+@pytest.mark.parametrize("watch", [200_000, 0], ids=["watching", "told not to watch"])
+def test_a_thread_sleeps_when_no_region_follows(library, watch: int) -> None:
+    library.set_watch(watch)
     try:
         helper = helper_of(library)
         wait_until(lambda: of_thread(helper, "State").startswith("S"))
