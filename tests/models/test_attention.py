@@ -145,8 +145,7 @@ def test_a_number_that_is_not_finite_stays_within_its_sequence(attend, causal, v
 @pytest.mark.parametrize("causal", [False, True])
 def test_what_rounds_the_row_up_gets_finite_states(attend, causal: bool) -> None:
     packed = pack([np.zeros(5, np.int64)], device=CPU, multiple=32)
-    states = [torch.randn(4, 32, 8) for _ in range(3)]
-    output = attend(states, packed, scale=1.0, causal=causal)
+    output = attend(torch.randn(3, 4, 32, 8).unbind(), packed, scale=1.0, causal=causal)
     assert torch.isfinite(output).all()
 
 
@@ -203,30 +202,29 @@ def test_tokens_that_are_not_attended_to_attend_to_the_others(attend, causal, kv
         for last in range(length):
             # Beside the attended tokens alone, or, causally, those of them until itself.
             kept = [place for place in range(length - count) if not causal or place <= last]
-            own = [state[:, start : start + length] for state in states]
-            query, keys, values = own[0][:, [last]], own[1][:, kept], own[2][:, kept]
-            weights = torch.softmax(
-                query @ keys.repeat_interleave(4 // kv_heads, 0).mT * 0.3, dim=-1
-            )
-            expected = weights @ values.repeat_interleave(4 // kv_heads, 0)
-            torch.testing.assert_close(actual[start + last], expected[:, 0])
+            query, *others = (state[:, start : start + length] for state in states)
+            keys, values = (each[:, kept].repeat_interleave(4 // kv_heads, 0) for each in others)
+            weights = torch.softmax(query[:, [last]] @ keys.mT * 0.3, dim=-1)
+            torch.testing.assert_close(actual[start + last], (weights @ values)[:, 0])
 
 
-HEADS, WIDTH = 4, 8
+def attend_in_blocks(
+    states: QueryKeyValue, scale: float, mask: torch.Tensor | None = None, **sizes: int
+) -> torch.Tensor:
+    """By `attend_by_matmul`, with other sizes of its blocks."""
+    output = torch.full(states[0].shape, math.nan, dtype=states[0].dtype)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in sizes.items():
+            patch.setattr(attention, name, value)
+        attend_by_matmul(states, output, scale=scale, mask=mask)
+    return output
 
 
 def states_in_blocks(count: int, length: int, dtype: torch.dtype) -> QueryKeyValue:
     """Views of one projection `[count x length, 3, heads, width]`, as the encoder gives them."""
     torch.manual_seed(count * length)
-    projected = torch.randn(count, length, 3, HEADS, WIDTH, dtype=dtype)
-    query, key, value = projected.permute(2, 0, 3, 1, 4)
+    query, key, value = torch.randn(count, length, 3, 4, 8, dtype=dtype).permute(2, 0, 3, 1, 4)
     return query, key, value
-
-
-def attend(states: QueryKeyValue, scale: float, mask: torch.Tensor | None) -> torch.Tensor:
-    output = torch.full(states[0].shape, math.nan, dtype=states[0].dtype)
-    attend_by_matmul(states, output, scale=scale, mask=mask)
-    return output
 
 
 @given(
@@ -245,11 +243,8 @@ def test_blocks_of_any_size_give_what_the_whole_gives(
     if masked:
         lengths = torch.randint(1, length + 1, (count, 1, 1, 1))
         mask = torch.where(torch.arange(length) < lengths, 0.0, -torch.inf)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(attention, "_MOST_SCORES", most_scores)
-        patch.setattr(attention, "_FEWEST_QUERIES", fewest)
-        patch.setattr(attention, "_FEW_SCORES", 0)
-        actual = attend(states, 0.3, mask)
+    sizes = {"_MOST_SCORES": most_scores, "_FEWEST_QUERIES": fewest, "_FEW_SCORES": 0}
+    actual = attend_in_blocks(states, 0.3, mask, **sizes)
     exact = (each.double() for each in states)
     wide = None if mask is None else mask.double()
     expected = functional.scaled_dot_product_attention(*exact, attn_mask=wide, scale=0.3)
@@ -270,100 +265,75 @@ def test_blocks_of_any_size_give_what_the_whole_gives(
 def test_no_more_scores_are_held_at_once_than_may_be(
     monkeypatch, most_scores, fewest, few, products
 ) -> None:
-    states, held, multiply = states_in_blocks(6, 10, torch.float32), [], torch.bmm
-    for name, value in {
-        "_MOST_SCORES": most_scores,
-        "_FEWEST_QUERIES": fewest,
-        "_FEW_SCORES": few,
-    }.items():
-        monkeypatch.setattr(attention, name, value)
+    held, multiply = [], torch.bmm
 
     def watched(left, right):
         held.append(multiply(left, right))
         return held[-1]
 
     monkeypatch.setattr(torch, "bmm", watched)
-    attend(states, 0.3, None)
+    sizes = {"_MOST_SCORES": most_scores, "_FEWEST_QUERIES": fewest, "_FEW_SCORES": few}
+    attend_in_blocks(states_in_blocks(6, 10, torch.float32), 0.3, **sizes)
     # Each second one is that of the scores with the values.
     assert [product.numel() for product in held[::2]] == products
 
 
 def test_bfloat16_costs_no_more_than_its_own_rounding() -> None:
     states = states_in_blocks(2, 300, torch.bfloat16)
-    exact = (each.double() for each in states)
-    expected = functional.scaled_dot_product_attention(*exact)
-    actual = attend(states, WIDTH**-0.5, None).double()
+    expected = functional.scaled_dot_product_attention(*(each.double() for each in states))
+    actual = attend_in_blocks(states, 8**-0.5).double()
     assert (actual - expected).norm() / expected.norm() < 2**-7
 
 
 HALVES = (torch.float16, torch.bfloat16)
 FLASH = ("varlen", "flash_attention_2", "flash_attention_3")
+NEWER = "an NVIDIA GPU of compute capability 8.0 or newer, and float16 or bfloat16"
+# The capability of the GPU, an attention, and where and in what it runs.
+RUNS = [((major, 0), name, CUDA, each) for major in (8, 9) for name in FLASH for each in HALVES]
+RUNS += [
+    ((7, 5), name, device, torch.float32)
+    for name in ("sdpa", "eager", "matmul")
+    for device in (CPU, CUDA, MPS)
+]
+RUNS += [((8, 0), "native", CPU, each) for each in (torch.float32, torch.bfloat16)]
+# The same, with what it needs and what there is instead.
+LACKS = [
+    ((7, 5), "varlen", CUDA, torch.float16, NEWER, "float16 on cuda, which has 7.5"),
+    ((7, 9), "varlen", CUDA, torch.bfloat16, NEWER, "bfloat16 on cuda, which has 7.9"),
+    ((8, 0), "native", CUDA, torch.bfloat16, "a CPU", "bfloat16 on cuda, which has 8.0"),
+    ((8, 0), "native", MPS, torch.float32, "a CPU", "float32 on mps"),
+]
+for name in FLASH:
+    LACKS += [
+        ((8, 0), name, CPU, torch.bfloat16, NEWER, "bfloat16 on cpu"),
+        ((8, 0), name, MPS, torch.float16, NEWER, "float16 on mps"),
+        ((8, 0), name, CUDA, torch.float32, NEWER, "float32 on cuda, which has 8.0"),
+    ]
 
 
-@pytest.fixture
-def capability(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The GPU is of this one, 8.0 if the test names none."""
-    own = getattr(request, "param", (8, 0))
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: own)
+@pytest.mark.parametrize(("capability", "name", "device", "dtype"), RUNS)
+def test_what_can_run_may_be_named(monkeypatch, capability, name, device, dtype) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    require_runs(name, device, dtype)
+    assert flash_runs(device, dtype) is (name in FLASH)
 
 
-@pytest.mark.parametrize(
-    ("capability", "device", "dtype", "fits"),
-    [
-        *(((7, minor), CUDA, dtype, False) for minor in (5, 9) for dtype in HALVES),
-        *((newer, CUDA, dtype, True) for newer in ((8, 0), (8, 6), (9, 0)) for dtype in HALVES),
-        *(
-            ((8, 0), *other, False)
-            for other in ((CUDA, torch.float32), (CPU, torch.bfloat16), (MPS, torch.float16))
-        ),
-    ],
-    indirect=["capability"],
-)
-@pytest.mark.usefixtures("capability")
-def test_flash_attention_is_for_half_precision_on_gpus_from_ampere_on(device, dtype, fits) -> None:
-    assert flash_runs(device, dtype) is fits
-
-
-NEWER = "an NVIDIA GPU of compute capability 8.0 or newer, and"
-
-
-@pytest.mark.usefixtures("capability")
-@pytest.mark.parametrize(
-    ("name", "device", "dtype", "needed", "is_there"),
-    [
-        *((name, CUDA, dtype, None, None) for name in FLASH for dtype in HALVES),
-        *((name, CPU, torch.bfloat16, NEWER, "bfloat16 on cpu;") for name in FLASH),
-        *((name, MPS, torch.float16, NEWER, "float16 on mps;") for name in FLASH),
-        *((name, CUDA, torch.float32, NEWER, "float32 on cuda, which has 8.0;") for name in FLASH),
-        *((n, each, torch.float32, None, None) for n in ("sdpa", "eager") for each in (CPU, CUDA)),
-        ("matmul", MPS, torch.float16, None, None),
-        ("native", CPU, torch.float32, None, None),
-        ("native", CPU, torch.bfloat16, None, None),
-        ("native", CUDA, torch.bfloat16, "a CPU, but", "bfloat16 on cuda, which has 8.0;"),
-        ("native", MPS, torch.float32, "a CPU, but", "float32 on mps;"),
-    ],
-)
+@pytest.mark.parametrize(("capability", "name", "device", "dtype", "needed", "there"), LACKS)
 def test_what_cannot_run_and_is_named_says_what_it_needs_and_what_there_is(
-    name: str, device: torch.device, dtype: torch.dtype, needed: str | None, is_there: str | None
+    monkeypatch, capability, name, device, dtype, needed, there
 ) -> None:
-    if needed is None:
-        require_runs(name, device, dtype)
-        return
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
     with pytest.raises(StartupError) as caught:
         require_runs(name, device, dtype)
-    assert str(caught.value).startswith(f"ATTENTION={name} needs {needed}")
-    assert str(caught.value).endswith(f"the model runs in {is_there} set ATTENTION to auto")
+    assert str(caught.value) == (
+        f"ATTENTION={name} needs {needed}, but the model runs in {there}; set ATTENTION to auto"
+    )
+    assert flash_runs(device, dtype) is (name == "native" and device == CUDA)
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [("varlen", varlen), ("sdpa", sdpa), ("matmul", matmul), ("eager", eager)],
-)
-def test_each_name_stands_for_its_attention(name: str, expected: object) -> None:
-    assert load_attention(name) is expected
-
-
-def test_the_kernels_attention_is_not_found_without_them() -> None:
+def test_each_name_stands_for_its_attention_and_the_kernels_are_not_found_without_them() -> None:
+    named = {"varlen": varlen, "sdpa": sdpa, "matmul": matmul, "eager": eager}
+    assert {name: load_attention(name) for name in named} == named
     with pytest.raises(
         StartupError, match=r"are not built, .*: python -m smart_embedder\.models\.ops\.build"
     ):

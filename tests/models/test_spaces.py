@@ -31,6 +31,7 @@ from tests.support.encoders import (
     save_tokenizer,
     word_tokenizer,
 )
+from tests.support.wordpiece import change as change_members
 
 WEIGHTS = "model.safetensors"
 CPU = torch.device("cpu")
@@ -74,20 +75,23 @@ def differences(before: Spaces, after: Spaces) -> dict[str, str]:
 
 
 def change_json(name: str, **changes: Any) -> Change:
-    def change(folder: Path) -> None:
-        path = folder / name
-        told = json.loads(path.read_text("utf-8")) | changes
-        path.write_text(
-            json.dumps({key: each for key, each in told.items() if each is not None}), "utf-8"
-        )
-
-    return change
+    return lambda folder: change_members(folder / name, **changes)
 
 
-def change_tensors(change: Callable[[dict[str, torch.Tensor]], Any], name: str = WEIGHTS) -> Change:
+def change_tensors(
+    change: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor,
+    within: str = "",
+    rename: Callable[[str], str] = lambda name: name,
+) -> Change:
+    """Of the tensors that have `within` in their names."""
+
     def change_file(folder: Path) -> None:
-        tensors = load_file(folder / name)
-        save_file(change(tensors) or tensors, folder / name, metadata={"format": "pt"})
+        tensors = load_file(folder / WEIGHTS).items()
+        changed = {
+            rename(name): change(each).contiguous() if within in name else each
+            for name, each in tensors
+        }
+        save_file(changed, folder / WEIGHTS, metadata={"format": "pt"})
 
     return change_file
 
@@ -107,13 +111,9 @@ def flip_a_byte(folder: Path) -> None:
     (folder / WEIGHTS).write_bytes(content)
 
 
-def swap_layers(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def swap_layers(name: str) -> str:
     first, second = "encoder.layer.0.", "encoder.layer.1."
-    swapped = {first: second, second: first}
-    return {
-        next((each.replace(old, new) for old, new in swapped.items() if old in each), each): tensor
-        for each, tensor in tensors.items()
-    }
+    return name.replace(first, second) if first in name else name.replace(second, first)
 
 
 def swap_two_tokens(folder: Path) -> None:
@@ -129,34 +129,32 @@ def pool_by_mean(folder: Path) -> None:
     (folder / "1_Pooling" / "config.json").write_text('{"pooling_mode_mean_tokens": true}')
 
 
-EVERY = ("dense", "sparse", "colbert")
+OTHER_WEIGHTS = dict.fromkeys(("dense", "sparse", "colbert"), "weights")
 # What goes wrong with a model of bge-m3's kind, and the part of each kind's id that tells it.
 M3_MISTAKES: dict[str, tuple[Change, dict[str, str]]] = {
-    "another revision": (
-        change_tensors(lambda tensors: {name: each * 1.001 for name, each in tensors.items()}),
-        dict.fromkeys(EVERY, "weights"),
-    ),
-    "a byte of a weight": (flip_a_byte, dict.fromkeys(EVERY, "weights")),
-    "layers in another order": (change_tensors(swap_layers), dict.fromkeys(EVERY, "weights")),
-    "an epsilon": (
-        change_json("config.json", layer_norm_eps=1e-3),
-        dict.fromkeys(EVERY, "weights"),
-    ),
-    "a swapped tokenizer": (swap_two_tokens, dict.fromkeys(EVERY, "tokenizer")),
+    "another revision": (change_tensors(lambda each: each * 1.001), OTHER_WEIGHTS),
+    "a byte of a weight": (flip_a_byte, OTHER_WEIGHTS),
+    "layers in another order": (change_tensors(rename=swap_layers), OTHER_WEIGHTS),
+    "an epsilon": (change_json("config.json", layer_norm_eps=1e-3), OTHER_WEIGHTS),
+    "a swapped tokenizer": (swap_two_tokens, dict.fromkeys(OTHER_WEIGHTS, "tokenizer")),
     "the lexical head": (change_head("sparse_linear.pt"), {"sparse": "projection"}),
     "ColBERT's head": (change_head("colbert_linear.pt"), {"colbert": "projection"}),
     "mean for cls": (pool_by_mean, {"dense": "pooling"}),
 }
 
 
+@pytest.fixture(scope="module")
+def unchanged_m3(tiny_m3: Path, float32_target: Target) -> Spaces:
+    return spaces(tiny_m3, float32_target)
+
+
 @pytest.mark.parametrize("mistake", M3_MISTAKES)
 def test_each_mistake_with_bge_m3_is_told_by_its_reason(
-    mistake: str, tiny_m3: Path, tmp_path: Path, float32_target: Target
+    mistake: str, tiny_m3: Path, unchanged_m3: Spaces, tmp_path: Path, float32_target: Target
 ) -> None:
     change, expected = M3_MISTAKES[mistake]
     change(copy := shutil.copytree(tiny_m3, tmp_path / "copy"))
-    before = spaces(tiny_m3, float32_target)
-    assert differences(before, spaces(copy, float32_target)) == expected
+    assert differences(unchanged_m3, spaces(copy, float32_target)) == expected
 
 
 def rewrite_modules(*names: str) -> Change:
@@ -168,6 +166,7 @@ def rewrite_modules(*names: str) -> Change:
     return change
 
 
+change_sentences = partial(change_json, "config_sentence_transformers.json")
 DENSE_MISTAKES: dict[str, tuple[Change, str]] = {
     "cls for mean": (
         change_json(
@@ -175,15 +174,9 @@ DENSE_MISTAKES: dict[str, tuple[Change, str]] = {
         ),
         "pooling",
     ),
-    "a lost prompt": (change_json("config_sentence_transformers.json", prompts={}), "prompts"),
-    "another prompt": (
-        change_json("config_sentence_transformers.json", prompts={"query": "query: "}),
-        "prompts",
-    ),
-    "a default prompt": (
-        change_json("config_sentence_transformers.json", default_prompt_name="query"),
-        "prompts",
-    ),
+    "a lost prompt": (change_sentences(prompts={}), "prompts"),
+    "another prompt": (change_sentences(prompts={"query": "query: "}), "prompts"),
+    "a default prompt": (change_sentences(default_prompt_name="query"), "prompts"),
     "no normalisation": (
         rewrite_modules("Transformer", "Pooling", "Dense"),
         "projection, normalisation",
@@ -197,7 +190,7 @@ DENSE_MISTAKES: dict[str, tuple[Change, str]] = {
         "projection",
     ),
     "fewer dimensions": (
-        change_json("config_sentence_transformers.json", truncate_dim=16),
+        change_sentences(truncate_dim=16),
         "projection, normalisation, dimensions",
     ),
     "cut sooner": (change_json("sentence_bert_config.json", max_seq_length=100), "truncation"),
@@ -245,11 +238,7 @@ def test_a_decoder_tells_its_rotary_base_and_a_reranker_its_head(
     assert of_decoder.keys() == {"score"}
     assert of_decoder != load("model-reranker", copy).spaces
     other = shutil.copytree(tiny_reranker, tmp_path / "reranker")
-    change_tensors(
-        lambda tensors: {
-            name: each * 2 if "out_proj" in name else each for name, each in tensors.items()
-        }
-    )(other)
+    change_tensors(lambda each: each * 2, within="out_proj")(other)
     found = load("model", tiny_reranker).spaces, load("model", other).spaces
     assert differences(*map(dict, found)) == {"score": "weights"}
 
@@ -266,14 +255,8 @@ def limit_tokenizer(folder: Path) -> None:
     path.write_text(content.replace('"truncation": null,\n  "padding": null,', limits), "utf-8")
 
 
-def as_pytorch_file(folder: Path) -> None:
-    torch.save(load_file(folder / WEIGHTS), folder / "pytorch_model.bin")
-    (folder / WEIGHTS).unlink()
-
-
-def in_the_old_format(folder: Path) -> None:
-    tensors = load_file(folder / WEIGHTS)
-    torch.save(tensors, folder / "pytorch_model.bin", _use_new_zipfile_serialization=False)
+def as_pytorch_file(folder: Path, **options: Any) -> None:
+    torch.save(load_file(folder / WEIGHTS), folder / "pytorch_model.bin", **options)
     (folder / WEIGHTS).unlink()
 
 
@@ -288,12 +271,8 @@ def in_shards(folder: Path) -> None:
 
 
 def behind_a_prefix(folder: Path) -> None:
-    prefix = (
-        "bert."
-        if json.loads((folder / "config.json").read_text())["model_type"] == "bert"
-        else "model."
-    )
-    change_tensors(lambda tensors: {prefix + name: each for name, each in tensors.items()})(folder)
+    is_bert = json.loads((folder / "config.json").read_text())["model_type"] == "bert"
+    change_tensors(rename=("bert." if is_bert else "model.").__add__)(folder)
 
 
 def link_to_it(folder: Path) -> None:
@@ -312,12 +291,10 @@ HARMLESS: dict[str, Change] = {
     ),
     "limits in the tokenizer": limit_tokenizer,
     "PyTorch's file": as_pytorch_file,
-    "PyTorch's file before 1.6": in_the_old_format,
+    "PyTorch's file before 1.6": partial(as_pytorch_file, _use_new_zipfile_serialization=False),
     "shards": in_shards,
     "a prefix of names": behind_a_prefix,
-    "a wider format": change_tensors(
-        lambda tensors: {name: each.double() for name, each in tensors.items()}
-    ),
+    "a wider format": change_tensors(torch.Tensor.double),
     "links": link_to_it,
 }
 
@@ -331,17 +308,13 @@ def test_what_changes_no_number_changes_no_id(
 
 
 def test_numbers_that_fit_half_precision_are_the_same_stored_in_it(
-    tiny_m3: Path, tmp_path: Path, float32_target: Target
+    tiny_m3: Path, unchanged_m3: Spaces, tmp_path: Path, float32_target: Target
 ) -> None:
     halved, widened = (shutil.copytree(tiny_m3, tmp_path / name) for name in ("half", "wide"))
-    change_tensors(lambda tensors: {name: each.bfloat16() for name, each in tensors.items()})(
-        halved
-    )
-    change_tensors(
-        lambda tensors: {name: each.bfloat16().float() for name, each in tensors.items()}
-    )(widened)
-    found = [spaces(folder, float32_target) for folder in (halved, widened, tiny_m3)]
-    assert found[0] == found[1] != found[2]
+    change_tensors(torch.Tensor.bfloat16)(halved)
+    change_tensors(lambda each: each.bfloat16().float())(widened)
+    found = [spaces(folder, float32_target) for folder in (halved, widened)]
+    assert found[0] == found[1] != unchanged_m3
 
 
 def test_the_precision_is_told_beside_the_space_and_changes_it_not(
@@ -385,12 +358,7 @@ def test_the_digest_of_these_numbers_is_what_it_was_in_every_version() -> None:
 
 def test_canaries_that_make_no_numbers_are_said(tiny_m3: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(tiny_m3, tmp_path / "copy")
-    change_tensors(
-        lambda tensors: {
-            name: each * float("nan") if "layer.1" in name else each
-            for name, each in tensors.items()
-        }
-    )(copy)
+    change_tensors(lambda each: each * float("nan"), within="layer.1")(copy)
     model = load_embedder("model", copy, 512, BFLOAT16)
     with capture_logs() as logs:
         assert [*model.compare_canaries(tmp_path / "kept")] == []
