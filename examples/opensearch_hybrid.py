@@ -5,7 +5,6 @@ NOT RUN against an OpenSearch: none could be had where the other examples are te
 pip install ./client opensearch-py
 
 OPENSEARCH_URL is the address of OpenSearch 2.11 or newer (http://127.0.0.1:9200 by default).
-Elasticsearch has the same fields under the names dense_vector and sparse_vector, and other queries.
 SMART_EMBEDDER_URL and SMART_EMBEDDER_TOKEN say where the service is, and its token if it asks for
 one.
 """

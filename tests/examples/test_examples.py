@@ -16,10 +16,10 @@ import pytest
 from tests.support.server import REPOSITORY, RunningServer, run_server
 
 ENVIRONMENT = REPOSITORY / ".venv-examples"
-# No OpenSearch can be installed by pip.
+# No server of these can be installed by pip.
+NOT_RUN = {"elasticsearch_hybrid", "opensearch_hybrid", "weaviate_hybrid"}
 EXAMPLES = sorted(
-    set((REPOSITORY / "examples").glob("*_hybrid.py"))
-    - {REPOSITORY / "examples" / "opensearch_hybrid.py"}
+    each for each in (REPOSITORY / "examples").glob("*_hybrid.py") if each.stem not in NOT_RUN
 )
 RIGHT = "Error E42: the pump is blocked. Clean the filter and start again."
 PASSAGES = 4

@@ -16,9 +16,9 @@ PACKAGES = {"llama_index.vector_stores": "llama-index-vector-stores-qdrant"}
 PACKAGES |= {"llama_index.core": "llama-index-core", "smart_embedder_client": "./client"}
 
 # The client lies here, and what is not run has no pin.
-UNPINNED = {"./client", "opensearch-py"}
+UNPINNED = {"./client", "elasticsearch", "opensearch-py", "weaviate-client"}
 # By the packages that are named.
-BROUGHT_ALONG = {"pydantic", "qdrant-client", "httpx", "numpy", "opensearchpy"}
+BROUGHT_ALONG = {"pydantic", "qdrant-client", "httpx", "numpy", "opensearchpy", "weaviate"}
 
 
 def packages_of(example: Path) -> set[str]:
