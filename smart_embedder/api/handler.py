@@ -250,8 +250,9 @@ class AnswerWork:
 
 def time_limit(seconds: float) -> AbstractAsyncContextManager[asyncio.Timeout]:
     """Raises `InferenceTimeoutError` where the block takes longer than `seconds`."""
-    message = f"the request took longer than {seconds:g} seconds (REQUEST_TIMEOUT)"
-    return failing_with(lambda: InferenceTimeoutError(f"{message}: send fewer texts"), seconds)
+    limit = f"{seconds:g} seconds (REQUEST_TIMEOUT)"
+    message = f"the request took longer than {limit}: send fewer texts"
+    return failing_with(partial(InferenceTimeoutError, message), seconds)
 
 
 async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, Result]) -> Result:

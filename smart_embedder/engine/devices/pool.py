@@ -263,5 +263,6 @@ def device_of_model_failed() -> UnhealthyError:
 
 def error_of(work: "asyncio.Future[Any] | None") -> BaseException | None:
     """Why this failed; None if it succeeded, is not over or was cancelled."""
-    is_over = work is not None and work.done() and not work.cancelled()
-    return work.exception() if work is not None and is_over else None
+    if work is None or not work.done() or work.cancelled():
+        return None
+    return work.exception()
