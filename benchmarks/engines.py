@@ -242,7 +242,6 @@ def measure_load(_: Path) -> Any:
         model = save_bge_m3(Path(scratch, "two-layer"), SHAPES["two-layer"])
         settings, file = start.settings_of(model, "auto"), Path(scratch, "load.json")
         with run_server(model, "app", fresh=True, **settings) as server:
-            server.wait_until_healthy()
             command = [sys.executable, "benchmark.py", f"--url={server.url}", f"--json={file}"]
             command += [f"--requests={_REQUESTS}", "--scenarios=embed_dense,embed_full"]
             for clients in _CLIENTS:

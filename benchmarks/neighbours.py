@@ -154,7 +154,6 @@ def measured(
         for tree in trees:
             path = {"PYTHONPATH": str(tree.resolve())}
             server = stack.enter_context(run_server(Path(scratch), fresh=True, **settings, **path))
-            server.wait_until_healthy()
             servers[tree] = server
         cases = [(tree, load) for tree in servers for load in ("nothing", *loads)]
         found: dict[tuple[Path, str], list[float]] = {case: [] for case in cases}

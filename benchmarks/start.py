@@ -31,7 +31,8 @@ def drop_weights(folder: Path) -> None:
 def start(tree: Path, folder: Path, settings: dict[str, str]) -> tuple[float, int]:
     """Seconds until the service in `tree` is ready, and its peak memory in MiB."""
     began = time.perf_counter()
-    with run_server(folder, "app", fresh=True, PYTHONPATH=str(tree), **settings) as server:
+    settings = {"PYTHONPATH": str(tree)} | settings
+    with run_server(folder, "app", fresh=True, healthy=False, **settings) as server:
         server.wait_for_line(_READY)
         seconds = time.perf_counter() - began
         return seconds, status_bytes(server.process.pid, "VmHWM") >> 20

@@ -95,7 +95,6 @@ def run_described(scratch: Path) -> bool:
     print("Models            Asked Answers Refused Wrong  Seconds")
     for name, (settings, load) in described_servers(scratch).items():
         with run_server(scratch, **settings | {"DTYPE": "float32"}) as server:
-            server.wait_until_healthy()
             description, served = server.get("/openapi.json").json(), load()
             missing, began = without_rule(description), time.monotonic()
             with server.client() as client:
@@ -122,8 +121,6 @@ def run_traffic(options: argparse.Namespace, scratch: Path) -> bool:
             server = idle = stack.enter_context(run_server(scratch, **settings))
             if further := configuration.only_under_load:
                 server = stack.enter_context(run_server(scratch, **settings | further))
-            for each in (idle, server):
-                each.wait_until_healthy()
             traffic = asyncio.run(observe(idle, server, configuration, options))
         print(row(name, traffic), flush=True)
         for fault in traffic.comparison.wrong[:MOST_SHOWN]:

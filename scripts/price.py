@@ -333,7 +333,6 @@ def started(folder: Path, tree: Path, largest: int, reranker: str) -> Iterator[M
         mmap.mmap(file.fileno(), SIZE) as shared,
         run_server(folder, fresh=True, **settings) as server,
     ):
-        server.wait_until_healthy()
         with server.client() as client:  # The further model is loaded when it is asked for.
             until = time.monotonic() + 6 * PATIENCE
             while client.post("/models/other/tokenize", json={"inputs": "a"}).status_code == 503:

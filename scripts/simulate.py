@@ -6,8 +6,8 @@
 
 A step is one callback of the event loop. The simulation is in tests/simulation, and `LAWS` of its
 auditor are the laws. For a seed that breaks one, the fewest steps of its clients that still do are
-searched. With `--faults`, each patch of tests/simulation/faults is applied to a copy of the tree,
-which is then simulated until a law is broken, for `--steps` steps at most.
+searched. With `--faults`, each fault of tests/simulation/faults.toml is planted in a copy of the
+tree, which is then simulated until a law is broken, for `--steps` steps at most.
 """
 
 import argparse
@@ -18,13 +18,14 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
 from tests.simulation.scenario import Report, run
 
 ROOT = Path(__file__).resolve().parents[1]
-FAULTS = ROOT / "tests/simulation/faults"
+FAULTS = tomllib.loads((ROOT / "tests/simulation/faults.toml").read_text("utf-8"))
 MOST_STEPS_OF_A_SEED = 6_000
 # In the steps of one task of a process.
 CHUNK = 200
@@ -121,32 +122,39 @@ def until_broken(first: int, most: int) -> int:
 
 def plant(names: list[str], steps: int, processes: int) -> int:
     """Plant one fault after the other; print the law that finds it, as a table."""
-    patches = [each for each in sorted(FAULTS.glob("*.patch")) if not names or each.stem in names]
+    names = names or sorted(FAULTS)
     found = 0
     print("| fault | found by the law | after steps | seed |\n|---|---|---|---|")
     with ProcessPoolExecutor(processes) as pool:
-        results = pool.map(look_for, patches, itertools.repeat(steps))
-        for patch, result in zip(patches, results, strict=True):
+        results = pool.map(look_for, names, itertools.repeat(steps))
+        for name, result in zip(names, results, strict=True):
             found += "law" in result
-            # What the fault is.
-            title = patch.read_text().splitlines()[0]
             law, seed = result.get("law", "**not found**"), result.get("seed", "")
-            print(f"| {title} | {law} | {result['steps']:,} | {seed} |", flush=True)
-    print(f"\n{found} of {len(patches)} found")
-    return int(found < len(patches) - 1)
+            print(f"| {FAULTS[name]['fault']} | {law} | {result['steps']:,} | {seed} |", flush=True)
+    print(f"\n{found} of {len(names)} found")
+    return int(found < len(names) - 1)
 
 
-def look_for(patch: Path, steps: int) -> dict[str, int | str]:
+def with_fault(name: str) -> str:
+    """The file of a fault, with the fault."""
+    source: str = (ROOT / FAULTS[name]["file"]).read_text("utf-8")
+    for old, new in zip(FAULTS[name]["old"], FAULTS[name]["new"], strict=True):
+        if source.count(old) != 1:
+            raise ValueError(f"{name}: this does not stand in {FAULTS[name]['file']} once: {old}")
+        source = source.replace(old, new)
+    return source
+
+
+def look_for(name: str, steps: int) -> dict[str, int | str]:
     """Plant a fault, and simulate until a law is broken; its name, the seed and the steps."""
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder)
         ignored = shutil.ignore_patterns("*.so", "__pycache__", "ui", "csrc")
-        for name in ("smart_embedder", "tests/simulation"):
-            shutil.copytree(ROOT / name, tree / name, ignore=ignored)
+        for part in ("smart_embedder", "tests/simulation"):
+            shutil.copytree(ROOT / part, tree / part, ignore=ignored)
         (tree / "scripts").mkdir()
         shutil.copy(ROOT / "scripts/simulate.py", tree / "scripts")
-        # One line around a change is enough, wherever it has moved to.
-        subprocess.run(["git", "apply", "-C1", str(patch)], cwd=tree, check=True)
+        (tree / FAULTS[name]["file"]).write_text(with_fault(name), "utf-8")
         command = ["-m", "scripts.simulate", "--until-broken", "--steps", str(steps)]
         done = subprocess.run(
             [sys.executable, *command], cwd=tree, check=True, capture_output=True, text=True

@@ -14,7 +14,7 @@ import pytest
 from aiohttp import web
 
 import benchmark
-from tests.support.ports import free_port
+from tests.support.server import free_port
 
 HEADER = "Scenario Reqs OK Fail Conc Wall Req/s Units/s Avg P50 P95 P99 Min Max"
 

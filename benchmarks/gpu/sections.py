@@ -347,11 +347,13 @@ def http_rate(folder: Path, device: str, *, quick: bool) -> Figures:
         "DTYPE": "auto",
         "PYTHONPATH": os.pathsep.join(places),
     }
-    with TemporaryDirectory() as temporary, run_server(Path(temporary), **settings) as server:
-        server.wait_until_healthy()
-        with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-            clients = [pool.submit(client, server.url, texts, seconds) for _ in range(processes)]
-            answered = sum(each.result() for each in clients)
+    with (
+        TemporaryDirectory() as temporary,
+        run_server(Path(temporary), **settings) as server,
+        ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool,
+    ):
+        clients = [pool.submit(client, server.url, texts, seconds) for _ in range(processes)]
+        answered = sum(each.result() for each in clients)
     requests = answered / seconds
     return {
         "tokens_per_text": _LENGTH,

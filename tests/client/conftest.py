@@ -19,7 +19,7 @@ from starlette.routing import Route
 
 from tests.clients.conftest import TOKEN
 from tests.support.checkpoints import save_m3
-from tests.support.server import RunningServer, run_server
+from tests.support.server import RunningServer
 
 _OF_SPACES = {"vector-space", "if-vector-space"}
 
@@ -74,12 +74,10 @@ def client(connect, server: RunningServer):
 
 
 @pytest.fixture(scope="session")
-def other_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+def other_server(serve, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """It differs from `server` in its weights alone: not in the name, the sizes or the tokens."""
     model = save_m3(tmp_path_factory.mktemp("other") / "tiny-m3", layers=1)
-    settings = {"EMBEDDING_MODEL": str(model), "BGE_EMBED_MAX_LENGTH": "2048"}
-    with run_server(tmp_path_factory.mktemp("server"), **settings) as running:
-        running.wait_until_healthy()
+    with serve(EMBEDDING_MODEL=str(model), BGE_EMBED_MAX_LENGTH="2048") as running:
         yield running
 
 
@@ -121,17 +119,14 @@ def hold(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def busy_server(tiny_m3: Path, tiny_reranker: Path, hold: Path, tmp_path_factory):
+def busy_server(serve, tiny_reranker: Path, hold: Path):
     """It has a token, and one waiting request fills its queue."""
     settings = {
-        "EMBEDDING_MODEL": str(tiny_m3),
         "RERANKER_MODEL": str(tiny_reranker),
         "API_TOKEN": TOKEN,
         "MAX_QUEUE_SIZE": "1",
         "GPU_PROCESS_TIMEOUT": "80",
         "HOLD": str(hold),
     }
-    folder = tmp_path_factory.mktemp("client")
-    with run_server(folder, "tests.faults.faulty_server", **settings) as running:
-        running.wait_until_healthy()
+    with serve("tests.faults.faulty_server", **settings) as running:
         yield running

@@ -210,14 +210,15 @@ def test_a_model_that_reads_queries_as_any_text_gives_them_the_same_vectors(clie
 def test_a_model_of_colbert_alone_has_vectors_of_queries_and_of_documents(
     connect, tmp_path: Path
 ) -> None:
-    model = save_colbert(tmp_path / "tiny-colbert", BertModel)
-    with run_server(tmp_path, EMBEDDING_MODEL=str(model), RERANKER_MODEL="none") as server:
-        server.wait_until_healthy()
-        with connect(server.url) as client:
-            query = client.embed_query("a river", return_colbert=True)
-            (document,) = client.embed_documents(["a river"], return_colbert=True).colbert
-            with pytest.raises(SmartEmbedderError, match="set .*return_colbert to true"):
-                client.embed_query("a river")
+    model = str(save_colbert(tmp_path / "tiny-colbert", BertModel))
+    with (
+        run_server(tmp_path, EMBEDDING_MODEL=model, RERANKER_MODEL="none") as server,
+        connect(server.url) as client,
+    ):
+        query = client.embed_query("a river", return_colbert=True)
+        (document,) = client.embed_documents(["a river"], return_colbert=True).colbert
+        with pytest.raises(SmartEmbedderError, match="set .*return_colbert to true"):
+            client.embed_query("a river")
     assert (query.dense, query.sparse) == (None, None)
     # PyLate fills a query up.
     assert len(query.colbert[0]) > len(document) > 0

@@ -63,7 +63,6 @@ def limited_server(tiny_m3: Path, tmp_path_factory):
     limits = {"RATE_LIMIT_BURST_SIZE": "1", "RATE_LIMIT_REQUESTS_PER_MINUTE": "60"}
     folder = tmp_path_factory.mktemp("limited")
     with run_server(folder, EMBEDDING_MODEL=str(tiny_m3), **limits) as running:
-        running.wait_until_healthy()
         yield running
 
 

@@ -11,7 +11,7 @@ import pytest
 from tests.clients.client_process import EXAMPLES, client_process
 from tests.clients.expected import MOST_TEXTS
 from tests.clients.recorder import recorder
-from tests.support.server import RunningServer, run_server
+from tests.support.server import RunningServer
 
 TOKEN = "my-token"
 TEXTS = ["hybrid search", "What is bread?", "рiver жизнь 检索", "vector " * 30]
@@ -20,9 +20,8 @@ RERANK = {"query": "a", "passages": ["a"]}
 
 
 @pytest.fixture(scope="session")
-def settings(tiny_m3: Path, tiny_reranker: Path) -> dict[str, str]:
+def settings(tiny_reranker: Path) -> dict[str, str]:
     return {
-        "EMBEDDING_MODEL": str(tiny_m3),
         "RERANKER_MODEL": str(tiny_reranker),
         "MODEL_ALIASES": "BAAI/bge-m3=tiny-m3,BAAI/bge-reranker-v2-m3=tiny-reranker",
         "API_TOKEN": TOKEN,
@@ -36,7 +35,7 @@ def hold(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def clients_server(settings: dict[str, str], hold: Path, tmp_path_factory):
+def clients_server(settings: dict[str, str], hold: Path, serve):
     """One waiting request of each kind fills its queue."""
     limits = {
         "MAX_SENTENCES_PER_REQUEST": str(MOST_TEXTS),
@@ -46,18 +45,15 @@ def clients_server(settings: dict[str, str], hold: Path, tmp_path_factory):
         "GPU_PROCESS_TIMEOUT": "80",
         "HOLD": str(hold),
     }
-    folder = tmp_path_factory.mktemp("clients")
-    with run_server(folder, "tests.faults.faulty_server", **settings, **limits) as running:
-        running.wait_until_healthy()
+    with serve("tests.faults.faulty_server", **settings, **limits) as running:
         yield running
 
 
 @pytest.fixture(scope="session")
-def limited_server(settings: dict[str, str], tmp_path_factory):
+def limited_server(settings: dict[str, str], serve):
     """It takes one request at once, and another one every three seconds."""
     limits = {"RATE_LIMIT_BURST_SIZE": "1", "RATE_LIMIT_REQUESTS_PER_MINUTE": "20"}
-    with run_server(tmp_path_factory.mktemp("limited"), **settings, **limits) as running:
-        running.wait_until_healthy()
+    with serve(**settings, **limits) as running:
         yield running
 
 

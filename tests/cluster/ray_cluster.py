@@ -14,8 +14,7 @@ import httpx2
 import psutil
 import yaml
 
-from tests.support.ports import free_port
-from tests.support.server import REPOSITORY
+from tests.support.server import REPOSITORY, free_port
 from tests.support.waiting import wait_until
 
 BIN = REPOSITORY / ".venv-cluster" / "bin"

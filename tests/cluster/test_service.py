@@ -11,9 +11,8 @@ import httpx2
 import pytest
 
 from tests.cluster.ray_cluster import LIMIT, RayCluster, ask, serving
-from tests.support.load_threads import running
 from tests.support.redis_server import needs_redis, run_redis
-from tests.support.waiting import wait_until
+from tests.support.waiting import running, wait_until
 
 # Several waits of up to LIMIT each.
 pytestmark = pytest.mark.timeout(5 * LIMIT)

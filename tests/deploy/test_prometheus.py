@@ -17,7 +17,7 @@ from tests.support.prometheus_server import (
     needs_prometheus,
     run_prometheus,
 )
-from tests.support.server import RunningServer, run_server
+from tests.support.server import RunningServer
 from tests.support.waiting import wait_until
 
 DASHBOARD = DEPLOYED.parent / "grafana" / "dashboards" / "smart-embedder.json"
@@ -47,16 +47,14 @@ def compared_by_the_alerts() -> list[str]:
 
 @pytest.fixture(scope="module")
 def embedder(
-    tiny_m3: Path, tiny_reranker: Path, tmp_path_factory: pytest.TempPathFactory
+    serve, tiny_m3: Path, tiny_reranker: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[RunningServer]:
     folder = tmp_path_factory.mktemp("watched")
     (folder / FURTHER).symlink_to(tiny_m3)
-    (folder / "models.yaml").write_text(f"- name: {folder / FURTHER}\n", "utf-8")
-    settings = {"EMBEDDING_MODEL": str(tiny_m3), "RERANKER_MODEL": str(tiny_reranker)}
-    settings |= {"MODELS": "models.yaml", "EMBEDDING_CACHE": "memory"}
-    settings["MAX_BODY_BYTES"] = str(MAX_BODY)
-    with run_server(folder, **settings) as server:
-        server.wait_until_healthy()
+    models = folder / "models.yaml"
+    models.write_text(f"- name: {folder / FURTHER}\n", "utf-8")
+    settings = {"RERANKER_MODEL": str(tiny_reranker), "EMBEDDING_CACHE": "memory"}
+    with serve(MODELS=str(models), MAX_BODY_BYTES=str(MAX_BODY), **settings) as server:
         yield server
 
 

@@ -11,9 +11,7 @@ from urllib.parse import urlsplit
 import httpx2
 import pytest
 
-from tests.support.caddy import run_caddy
-from tests.support.nginx import LIMIT, NAME, run_nginx
-from tests.support.server import run_server
+from tests.support.proxies import LIMIT, NAME, run_caddy, run_nginx
 
 MAX_BODY = 32 * 2**20
 BURST = 3
@@ -28,17 +26,14 @@ PROXIES = {"nginx": run_nginx, "caddy": run_caddy}
 
 @pytest.fixture(scope="module", params=PROXIES)
 def proxy(
-    tiny_m3: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+    serve, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> Iterator[str]:
     """A proxy before a server that knows it, with few requests for each address."""
-    with run_server(
-        tmp_path_factory.mktemp("behind"),
-        EMBEDDING_MODEL=str(tiny_m3),
+    with serve(
         TRUSTED_PROXIES="127.0.0.1",
         RATE_LIMIT_BURST_SIZE=str(BURST),
         RATE_LIMIT_REQUESTS_PER_MINUTE="1",
     ) as server:
-        server.wait_until_healthy()
         upstream = server.url.removeprefix("http://")
         with PROXIES[request.param](tmp_path_factory.mktemp(request.param), upstream) as url:
             yield url
@@ -90,22 +85,14 @@ def test_a_request_keeps_its_origin_and_its_id_and_errors_of_the_service_pass(pr
         assert len(client.get("/health").headers["x-request-id"]) > 0
 
 
-def test_a_process_that_drains_is_passed_over(tiny_m3: Path, tmp_path: Path) -> None:
+def test_a_process_that_drains_is_passed_over(serve, tmp_path: Path) -> None:
     """As in a rolling restart. An upload that stalls keeps the first process from ending."""
-    folders = [tmp_path / name for name in ("first", "second", "nginx")]
-    for folder in folders:
-        folder.mkdir()
-    settings = {"EMBEDDING_MODEL": str(tiny_m3), "TRUSTED_PROXIES": "127.0.0.1"}
-    with (
-        run_server(folders[0], **settings) as first,
-        run_server(folders[1], **settings) as second,
-    ):
+    trusted = {"TRUSTED_PROXIES": "127.0.0.1"}
+    with serve(**trusted) as first, serve(**trusted) as second:
         ports = [urlsplit(server.url).port for server in (first, second)]
         both = " max_fails=0;\n server ".join(f"127.0.0.1:{port}" for port in ports)
-        first.wait_until_healthy()
-        second.wait_until_healthy()
         with (
-            run_nginx(folders[2], both) as url,
+            run_nginx(tmp_path, both) as url,
             client_at("127.0.0.8", url) as client,
             socket.create_connection(("127.0.0.1", ports[0])) as stalling,
         ):

@@ -38,7 +38,6 @@ pytestmark = [
 def service(demo_checkpoint: Path, tmp_path_factory) -> Iterator[RunningServer]:
     settings = {"EMBEDDING_MODEL": str(demo_checkpoint), "API_TOKEN": TOKEN}
     with run_server(tmp_path_factory.mktemp("service"), **settings) as running:
-        running.wait_until_healthy()
         yield running
 
 

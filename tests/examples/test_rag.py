@@ -55,7 +55,6 @@ def test_an_answer_cites_the_files_and_what_is_cited_wrongly_is_told(
         (manual / name).write_text(text)
     settings = {"EMBEDDING_MODEL": str(demo_checkpoint), "RERANKER_MODEL": "late-interaction"}
     with run_server(tmp_path, **settings) as service:
-        service.wait_until_healthy()
 
         def ask(folder: Path, key: str) -> "subprocess.CompletedProcess[str]":
             return subprocess.run(

@@ -48,13 +48,11 @@ def test_nobody_notices(tiny_m3: Path, tiny_qwen: Path, tmp_path: Path) -> None:
             "EMBEDDING_CACHE": "off",
         }
         with run_server(tmp_path, **settings) as server, server.client() as client:
-            server.wait_until_healthy()
             expected = {
                 (name, text): embed(server, client, text, name) for name in names for text in TEXTS
             }
         shared = settings | {"EMBEDDING_CACHE": redis.url}
         with run_server(tmp_path, **shared) as server, server.client() as client:
-            server.wait_until_healthy()
             maps = Path(f"/proc/{server.process.pid}/maps").read_text("utf-8")
             assert not [line for line in maps.splitlines() if str(tmp_path) in line]
             changes = [write_over, cut]
@@ -70,7 +68,6 @@ def test_nobody_notices(tiny_m3: Path, tiny_qwen: Path, tmp_path: Path) -> None:
         for name, folder in names.items():
             shutil.copytree(sources[name], folder, dirs_exist_ok=True)
         with run_server(tmp_path, **shared) as server, server.client() as client:
-            server.wait_until_healthy()
             for (name, text), vectors in expected.items():
                 assert embed(server, client, text, name) == vectors
             assert server.metric('embedder_cache_hits_total{source="redis"}') > 0

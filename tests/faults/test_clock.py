@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from tests.faults.tally import tally
-from tests.support.server import REPOSITORY, RunningServer, run_server
+from tests.support.server import REPOSITORY, RunningServer
 from tests.support.waiting import wait_until
 
 # Read by the interpreter before anything else: `time.time` is what the file `clock` says beside it.
@@ -27,22 +27,24 @@ def wait_until_moved(server: RunningServer, year: str) -> None:
     wait_until(lambda: year in server.get("/health").headers["date"], told)
 
 
-def test_a_clock_that_jumps_changes_no_wait_and_no_timing(tiny_m3: Path, tmp_path: Path) -> None:
+def test_a_clock_that_jumps_changes_no_wait_and_no_timing(serve, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(MOVABLE_CLOCK)
     clock = tmp_path / "clock"
     clock.write_text("0")
     path = os.pathsep.join([str(tmp_path), str(REPOSITORY)])
-    with run_server(tmp_path, EMBEDDING_MODEL=str(tiny_m3), PYTHONPATH=path) as server:
-        server.wait_until_healthy()
-        with tally(server) as counts, server.client() as client:
-            for year in ("2061", "2001"):
-                clock.write_text(str(seconds_until(int(year))))
-                wait_until_moved(server, year)
-                for _ in range(4):
-                    timings = counts.ask(client).json()["timings_ms"]
-                    assert all(0 <= ms < 60_000 for ms in timings.values()), timings
-                assert 0 <= client.get("/stats").json()["uptime_seconds"] < 600
-            assert counts.answered == 8
+    with (
+        serve(PYTHONPATH=path) as server,
+        tally(server) as counts,
+        server.client() as client,
+    ):
+        for year in ("2061", "2001"):
+            clock.write_text(str(seconds_until(int(year))))
+            wait_until_moved(server, year)
+            for _ in range(4):
+                timings = counts.ask(client).json()["timings_ms"]
+                assert all(0 <= ms < 60_000 for ms in timings.values()), timings
+            assert 0 <= client.get("/stats").json()["uptime_seconds"] < 600
+        assert counts.answered == 8
 
 
 def seconds_until(year: int) -> float:

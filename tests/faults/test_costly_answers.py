@@ -3,13 +3,12 @@
 import json
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from tests.faults.tally import EMBED
 from tests.support.memory import forget_peak, status_bytes
-from tests.support.server import RunningServer, run_server
+from tests.support.server import RunningServer
 
 WORDS = "search vector weight dense token "
 # 9,000 tokens, of which models read 8,192.
@@ -31,11 +30,9 @@ CASES = {
 
 
 @pytest.fixture(scope="module")
-def server(tiny_m3: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+def server(serve) -> Iterator[RunningServer]:
     """One with the default limits, which has seen a text of full length."""
-    folder = tmp_path_factory.mktemp("costly")
-    with run_server(folder, EMBEDDING_MODEL=str(tiny_m3)) as running:
-        running.wait_until_healthy()
+    with serve() as running:
         with running.client() as client:
             for body in (EMBED[1], {"sentences": [LONG]}):
                 assert client.post("/embeddings/", json=body).status_code == 200

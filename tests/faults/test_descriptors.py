@@ -2,19 +2,16 @@
 
 import re
 from contextlib import ExitStack
-from pathlib import Path
 
 import psutil
 
 from tests.faults.raw import connect
-from tests.support.server import run_server
 
 ROOM = 20
 
 
-def test_reaching_the_limit_is_logged(tiny_m3: Path, tmp_path: Path) -> None:
-    with run_server(tmp_path, EMBEDDING_MODEL=str(tiny_m3)) as server:
-        server.wait_until_healthy()
+def test_reaching_the_limit_is_logged(serve) -> None:
+    with serve() as server:
         process = psutil.Process(server.process.pid)
         limit = process.num_fds() + ROOM
         process.rlimit(psutil.RLIMIT_NOFILE, (limit, limit))

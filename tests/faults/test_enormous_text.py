@@ -4,24 +4,21 @@ import asyncio
 import resource
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from tests.faults.tally import EMBED, Tally
 from tests.support.memory import status_bytes
-from tests.support.server import RunningServer, run_server
+from tests.support.server import RunningServer
 
 # Each of these texts is counted to its end.
 ENORMOUS = {"sentences": ["search vector " * 25_000] * 15, "return_colbert": False}
 
 
 @pytest.fixture(scope="module")
-def short(tiny_m3: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+def short(serve) -> Iterator[RunningServer]:
     """Texts are cut to 64 tokens, so that memory goes to tokenising and not to forwards."""
-    settings = {"EMBEDDING_MODEL": str(tiny_m3), "MAX_INPUT_LENGTH": "64"}
-    with run_server(tmp_path_factory.mktemp("short"), **settings) as running:
-        running.wait_until_healthy()
+    with serve(MAX_INPUT_LENGTH="64") as running:
         yield running
 
 

@@ -10,8 +10,7 @@ import httpx2
 import pytest
 
 from tests.faults.tally import GOOD
-from tests.support.ports import free_port
-from tests.support.server import start_process
+from tests.support.server import free_port, start_process
 from tests.support.waiting import wait_until
 
 FULL = Path("/dev/full")

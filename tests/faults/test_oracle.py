@@ -37,7 +37,7 @@ def servers(
     with ExitStack() as stack:
         folder = tmp_path_factory.mktemp("oracle")
         running = {
-            name: stack.enter_context(run_server(folder, **settings))
+            name: stack.enter_context(run_server(folder, healthy=False, **settings))
             for name, settings in settings_of(every_configuration)
         }
         for server in running.values():

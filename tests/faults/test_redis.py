@@ -9,9 +9,9 @@ from pathlib import Path
 import httpx2
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.support.load_threads import running
 from tests.support.redis_server import needs_redis, run_redis
-from tests.support.server import RunningServer, run_server
+from tests.support.server import RunningServer
+from tests.support.waiting import running
 
 pytestmark = needs_redis
 
@@ -61,18 +61,13 @@ def store_errors(client: httpx2.Client) -> float:
     return next(s.value for s in samples if s.name == "embedder_rate_limit_store_errors_total")
 
 
-def test_redis_killed_under_load_and_back_again(tiny_m3: Path, tmp_path: Path) -> None:
-    settings = {
-        "EMBEDDING_MODEL": str(tiny_m3),
-        "RATE_LIMIT_REQUESTS_PER_MINUTE": "1",
-        "RATE_LIMIT_BURST_SIZE": str(BURST),
-    }
+def test_redis_killed_under_load_and_back_again(serve, tmp_path: Path) -> None:
+    limits = {"RATE_LIMIT_REQUESTS_PER_MINUTE": "1", "RATE_LIMIT_BURST_SIZE": str(BURST)}
     with (
         run_redis(tmp_path, "very-secret") as redis,
-        run_server(tmp_path, RATE_LIMIT_STORE=redis.url, **settings) as server,
+        serve(RATE_LIMIT_STORE=redis.url, **limits) as server,
         server.client() as client,
     ):
-        server.wait_until_healthy()
         with Load(server).running() as load:
             load.is_refused()
             before = store_errors(client)
@@ -103,14 +98,10 @@ def test_redis_killed_under_load_and_back_again(tiny_m3: Path, tmp_path: Path) -
     assert "very-secret" not in server.log
 
 
-def test_the_service_starts_and_answers_while_redis_is_not_there(
-    tiny_m3: Path, tmp_path: Path
-) -> None:
+def test_the_service_starts_and_answers_while_redis_is_not_there(serve, tmp_path: Path) -> None:
     with run_redis(tmp_path) as redis:
         redis.kill()
-        settings = {"EMBEDDING_MODEL": str(tiny_m3), "RATE_LIMIT_STORE": redis.url}
-        with run_server(tmp_path, **settings) as server, server.client() as client:
-            server.wait_until_healthy()
+        with serve(RATE_LIMIT_STORE=redis.url) as server, server.client() as client:
             statuses = [client.post("/embeddings/", json=BODY).status_code for _ in range(20)]
             assert statuses == [200] * 20
             assert store_errors(client) >= 1

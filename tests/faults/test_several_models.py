@@ -16,7 +16,7 @@ import httpx2
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 
 from tests.support.memory import status_bytes
 from tests.support.server import RunningServer, run_server
@@ -33,17 +33,25 @@ SENTENCES = ["bread and music", "hybrid search"]
 
 
 def with_large_table(model: Path, folder: Path, seed: int, rows: int = ROWS) -> Path:
-    """The same model with other vectors and a vocabulary that nearly all of its bytes are."""
+    """The same model with other vectors and a vocabulary that nearly all of its bytes are.
+
+    Its table is the last of its file, and a hole in it from the first word that is not known.
+    """
     shutil.copytree(model, folder)
-    weights = load_file(folder / "model.safetensors")
-    table = next(name for name in weights if name.endswith("word_embeddings.weight"))
-    known = weights[table]
+    half = {n: tensor.half() for n, tensor in load_file(folder / "model.safetensors").items()}
+    name = next(name for name in half if name.endswith("word_embeddings.weight"))
+    table = half.pop(name)
     torch.manual_seed(seed)
-    large = torch.zeros(rows, WIDTH)
-    large[: len(known)] = known + 0.05 * torch.randn_like(known)
-    weights[table] = large
-    half = {name: tensor.half() for name, tensor in weights.items()}
-    save_file(half, folder / "model.safetensors", metadata={"format": "pt"})
+    table += 0.05 * torch.randn_like(table)
+    content = save(half, {"format": "pt"})
+    start = 8 + int.from_bytes(content[:8], "little")
+    header, others = json.loads(content[8:start]), content[start:]
+    end = len(others) + rows * WIDTH * 2
+    about = {"dtype": "F16", "shape": [rows, WIDTH], "data_offsets": [len(others), end]}
+    head = json.dumps(header | {name: about}).encode()
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(len(head).to_bytes(8, "little") + head + others + table.numpy().tobytes())
+        file.truncate(8 + len(head) + end)
     config = json.loads((folder / "config.json").read_text("utf-8"))
     (folder / "config.json").write_text(json.dumps(config | {"vocab_size": rows}), "utf-8")
     return folder
@@ -108,7 +116,6 @@ def limited(tiny_m3: Path, tmp_path_factory: pytest.TempPathFactory):
         "LIMIT": str(folder / "limit"),
     }
     with run_server(folder, "tests.faults.limited_server", fresh=True, **settings) as server:
-        server.wait_until_healthy()
         yield LimitedServer(server, folder)
 
 

@@ -11,7 +11,7 @@ import redis
 from safetensors.numpy import load, save
 
 from tests.support.redis_server import needs_redis, run_odd_redis, run_redis
-from tests.support.server import RunningServer, run_server
+from tests.support.server import RunningServer
 
 pytestmark = needs_redis
 
@@ -37,12 +37,10 @@ def share_a_text(one: RunningServer, two: RunningServer, prefix: str) -> None:
     two.wait_for_more(found, than=before)
 
 
-def test_redis_killed_and_back_again(tiny_m3: Path, tmp_path: Path) -> None:
+def test_redis_killed_and_back_again(serve, tmp_path: Path) -> None:
     with run_redis(tmp_path, "very-secret") as redis:
-        settings = {"EMBEDDING_MODEL": str(tiny_m3), "EMBEDDING_CACHE": redis.url}
-        with run_server(tmp_path, **settings) as one, run_server(tmp_path, **settings) as two:
-            for server in (one, two):
-                server.wait_until_healthy()
+        cache = {"EMBEDDING_CACHE": redis.url}
+        with serve(**cache) as one, serve(**cache) as two:
             share_a_text(one, two, "before")
             redis.kill()
             for i in range(20):
@@ -70,12 +68,10 @@ def forge(value: bytes, kind: str) -> bytes:
     return save(entry)
 
 
-def test_what_somebody_else_wrote_to_redis_is_not_answered(tiny_m3: Path, tmp_path: Path) -> None:
+def test_what_somebody_else_wrote_to_redis_is_not_answered(serve, tmp_path: Path) -> None:
     with run_redis(tmp_path) as store, redis.Redis(port=store.port) as writer:
-        settings = {"EMBEDDING_MODEL": str(tiny_m3), "EMBEDDING_CACHE": store.url}
-        with run_server(tmp_path, **settings) as one, run_server(tmp_path, **settings) as two:
-            for server in (one, two):
-                server.wait_until_healthy()
+        cache = {"EMBEDDING_CACHE": store.url}
+        with serve(**cache) as one, serve(**cache) as two:
             right = embed(one, "a new text")
             one.wait_for_more(writer.dbsize, than=2)  # One entry of each kind.
             for key in writer.keys("*"):
@@ -87,12 +83,10 @@ def test_what_somebody_else_wrote_to_redis_is_not_answered(tiny_m3: Path, tmp_pa
 
 
 @pytest.mark.parametrize("answer", [b":7\r\n", b"*1\r\n:7\r\n"], ids=["number", "list"])
-def test_a_redis_that_is_none_fails_no_request(
-    tiny_m3: Path, tmp_path: Path, answer: bytes
-) -> None:
-    with run_odd_redis(answer) as odd:
-        settings = {"EMBEDDING_CACHE": odd.url, "RATE_LIMIT_STORE": odd.url}
-        with run_server(tmp_path, EMBEDDING_MODEL=str(tiny_m3), **settings) as server:
-            server.wait_until_healthy()
-            assert embed(server, "a", "b") == embed(server, "a", "b")
-            assert "Traceback" not in server.log
+def test_a_redis_that_is_none_fails_no_request(serve, answer: bytes) -> None:
+    with (
+        run_odd_redis(answer) as odd,
+        serve(EMBEDDING_CACHE=odd.url, RATE_LIMIT_STORE=odd.url) as server,
+    ):
+        assert embed(server, "a", "b") == embed(server, "a", "b")
+        assert "Traceback" not in server.log

@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx2
 
 from tests.faults.tally import Tally
-from tests.support.server import RunningServer, run_server
+from tests.support.server import RunningServer
 
 SENTENCES = ["search vector music history " * 6] * 6
 STORM = (
@@ -35,12 +35,11 @@ def counted(server: RunningServer, name: str) -> int:
     return int(sum(float(line.split()[-1]) for line in lines if line.startswith(name + "{")))
 
 
-async def test_two_hundred_requests_at_once(tiny_m3: Path, tmp_path: Path) -> None:
+async def test_two_hundred_requests_at_once(faulty_server, tmp_path: Path) -> None:
     """Sent 200: answered or refused with the true reason each, lost 0; healthy afterwards."""
     hold = tmp_path / "hold"
-    settings = {"EMBEDDING_MODEL": str(tiny_m3), "MAX_QUEUE_SIZE": "40", "RERANK_MAX_QUEUE": "8"}
-    with run_server(tmp_path, "tests.faults.faulty_server", HOLD=str(hold), **settings) as server:
-        server.wait_until_healthy()
+    places = {"MAX_QUEUE_SIZE": "40", "RERANK_MAX_QUEUE": "8"}
+    with faulty_server(HOLD=str(hold), **places) as server:
         hold.touch()  # Nothing is computed until some of each kind are refused.
         async with server.async_client(connections=200) as client:
             async with asyncio.TaskGroup() as group:

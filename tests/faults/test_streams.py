@@ -7,7 +7,7 @@ from contextlib import suppress
 import pytest
 
 from tests.faults.tally import tally
-from tests.support.server import RunningServer, run_server
+from tests.support.server import RunningServer
 from tests.support.streaming import NDJSON, Stream
 
 PATH = "/embeddings/stream"
@@ -105,9 +105,8 @@ def test_nothing_is_computed_for_a_client_that_has_left(faulty_server, open_gate
         assert server.metric(FORWARDS) == 2
 
 
-def test_at_sigterm_a_stream_ends_with_one_clear_record(tiny_m3, tmp_path) -> None:
-    with run_server(tmp_path, EMBEDDING_MODEL=str(tiny_m3)) as server:
-        server.wait_until_healthy()
+def test_at_sigterm_a_stream_ends_with_one_clear_record(serve) -> None:
+    with serve() as server:
         with Stream(server) as stream:
             stream.send_texts("a", "b")
             assert [stream.record()["id"] for _ in range(2)] == [0, 1]

@@ -10,7 +10,6 @@ from pathlib import Path
 import httpx2
 
 from tests.faults.tally import EMBED, Tally
-from tests.support.server import run_server
 
 CONNECTIONS = 120
 # Fewer than she has connections.
@@ -38,15 +37,13 @@ async def send_bulk(client, outcomes: Tally, refused: asyncio.Event, over: async
 
 
 async def test_a_small_request_is_answered_beside_many_of_another_client(
-    tiny_m3: Path, tmp_path: Path
+    serve, tmp_path: Path
 ) -> None:
     tokens = tmp_path / "tokens"
     tokens.write_text("alice:alice-secret-of-the-test\nbob:bob-secret-of-the-test\n")
     alice, bob = Tally(), Tally()
     refused, over = asyncio.Event(), asyncio.Event()
-    settings = {"EMBEDDING_MODEL": str(tiny_m3), "API_TOKENS_FILE": str(tokens)} | PLACES
-    with run_server(tmp_path, MAX_BATCH_TOKENS="2048", **settings) as server:
-        server.wait_until_healthy()
+    with serve(MAX_BATCH_TOKENS="2048", API_TOKENS_FILE=str(tokens), **PLACES) as server:
         async with server.async_client(CONNECTIONS + 1) as client, asyncio.TaskGroup() as group:
             for _ in range(CONNECTIONS):
                 group.create_task(send_bulk(client, alice, refused, over))

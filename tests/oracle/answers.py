@@ -1,11 +1,13 @@
-"""Is an answer the one that the same request had on an idle server?
+"""Is an answer the one that was expected: of the truth, or of an idle server?
 
 Numbers are compared by their absolute difference where a vector's or score's largest value is at
 most 1, and relative to that value above (a logit, Qwen's raw states). A sparse weight that is
 missing on one side counts as 0. Everything else, but for the times, must be equal.
 """
 
+import base64
 from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,11 +17,24 @@ import orjson
 from tests.oracle.cases import KINDS, Body, Case
 
 Answer = Mapping[str, Any]
-_TIMES = {"processing_time_ms", "timings_ms"}
+_TIMES = frozenset({"processing_time_ms", "timings_ms"})
+_SPARSE = ("/embeddings/sparse", "/vectors/sparse")
 # A text's rounding may depend on the shape of its batch, by which a kernel is chosen. In bfloat16
 # each of the two layers rounds several times to 2^-9 of a value; 2^-5 are sixteen of those. In int8
 # a sum that differs in its last bit may round to the next of 255 levels, in one of many channels.
 TOLERANCES = {"float32": 1e-6, "bfloat16": 2.0**-5, "int8": 2.0**-6}
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """Numbers that are expected as raw bytes in base64, of a type."""
+
+    values: Any
+    dtype: str
+
+    def read(self, text: str) -> Any:
+        kinds = {"float32": "<f4", "int8": "i1", "binary": "i1", "uint8": "u1", "ubinary": "u1"}
+        return np.frombuffer(base64.b64decode(text), kinds[self.dtype])
 
 
 @dataclass(slots=True)
@@ -43,7 +58,7 @@ class Comparison:
         order = [(-result["score"], result["index"]) for result in actual.get("results", ())]
         if order != sorted(order):
             faults.append("not by falling score")
-        for what, distance in _distances("", _by_index(expected), _by_index(actual)):
+        for what, distance in distances("", _by_index(expected), _by_index(actual)):
             if self.largest < distance < np.inf:
                 self.largest, self.farthest = distance, f"{what} in request {case.number}"
             # Not the other way round: NaN is smaller than nothing.
@@ -84,21 +99,27 @@ def _by_index(answer: Answer) -> Answer:
     return {**answer, "results": sorted(answer["results"], key=lambda each: each["index"])}
 
 
-def _distances(place: str, expected: Any, actual: Any) -> Iterator[tuple[str, float]]:
+def distances(
+    place: str, expected: Any, actual: Any, unread: AbstractSet[str] = _TIMES
+) -> Iterator[tuple[str, float]]:
     """How far apart numbers are, by where; what else is not equal is so infinitely."""
     match expected:
-        case dict() if isinstance(actual, dict) and place.endswith("/embeddings/sparse"):
+        case Encoded():
+            yield place, _apart(expected.values, expected.read(actual))
+        case dict() if isinstance(actual, dict) and place.endswith(_SPARSE):
             left, right = (_weights(each) for each in (expected, actual))
             tokens = sorted(left.keys() | right.keys())
             pair = ([side.get(token, 0.0) for token in tokens] for side in (left, right))
             yield place, _apart(*pair)
-        case dict() if isinstance(actual, dict) and actual.keys() == expected.keys():
-            for name in expected.keys() - _TIMES:
-                yield from _distances(f"{place}/{name}", expected[name], actual[name])
+        case dict() if isinstance(actual, dict):
+            if alone := (expected.keys() ^ actual.keys()) - unread:
+                yield f"{place} with {sorted(map(str, alone))} on one side only", np.inf
+            for name in sorted((expected.keys() & actual.keys()) - unread):
+                yield from distances(f"{place}/{name}", expected[name], actual[name], unread)
         case list() if isinstance(actual, list) and len(actual) == len(expected):
             for number, both in enumerate(zip(expected, actual, strict=True)):
-                yield from _distances(f"{place}/{number}", *both)
-        case np.ndarray() | float() if actual is not None:
+                yield from distances(f"{place}/{number}", *both, unread)
+        case np.ndarray() | np.generic() | float():
             yield place, _apart(expected, actual)
         case _ if type(expected) is not type(actual) or expected != actual:
             yield f"{place}, {str(actual)[:60]} and not {str(expected)[:60]},", np.inf
@@ -107,15 +128,14 @@ def _distances(place: str, expected: Any, actual: Any) -> Iterator[tuple[str, fl
 def _apart(expected: Any, actual: Any) -> float:
     """The largest difference, relative to the largest value where that is above 1."""
     left, right = np.asarray(expected), np.asarray(actual)
-    if left.shape != right.shape or left.dtype.kind != right.dtype.kind:
+    whole = left.dtype.kind in "iu"
+    if left.shape != right.shape or right.dtype.kind not in ("iu" if whole else "f"):
         return np.inf
     if not left.size:
         return 0.0
-    apart = float(np.abs(left - right).max())
-    if left.dtype.kind == "i":
-        # What lies between two whole numbers may be rounded to either.
-        return max(0.0, apart - 1)
-    return apart / max(1.0, float(np.abs(left).max()))
+    apart = float(np.abs(np.subtract(left, right, dtype=np.float64)).max())
+    # What lies between two whole numbers may be rounded to either.
+    return max(0.0, apart - 1) if whole else apart / max(1.0, float(np.abs(left).max()))
 
 
 def _weights(sparse: Answer) -> dict[int, float]:

@@ -13,13 +13,13 @@ import numpy as np
 import orjson
 import pyarrow as pa
 
+from tests.oracle.answers import distances
 from tests.oracle.described import RULES, Question, Schema, questions
 from tests.oracle.rules import Served
 from tests.oracle.truth import RefusedError
-from tests.oracle.vector_rules import Encoded
 from tests.support.formats import ARROW, READERS, Item, decode
 
-# Of numbers in float32: absolute, or relative to a vector's largest above 1.
+# Of numbers in float32, as transformers computes them.
 TOLERANCE = 1e-5
 _REFUSALS = {400, 412, 413, 422, 424}
 _KINDS = ("dense", "sparse", "colbert", "muvera", "dense_scale", "colbert_scale")
@@ -116,7 +116,11 @@ def _faults(question: Question, expected: Any, response: httpx2.Response) -> Ite
         if isinstance(side, dict) and question.operation.answer != "RerankResponse":
             side.get("warnings", []).sort(key=_place_of)
     unread = RULES[question.operation.answer].unread
-    yield from _compare("", expected, actual, unread, _ROUNDED.get(dtype, 0.0))
+    for place, distance in distances("", expected, actual, unread):
+        rounded = 0.0 if place.endswith("/sparse") else _ROUNDED.get(dtype, 0.0)
+        # Not the other way round: NaN is smaller than nothing.
+        if not distance <= max(TOLERANCE, rounded):
+            yield f"{place} differs by {distance:.2e}"
 
 
 def _place_of(warning: Item) -> tuple[int, str]:
@@ -186,48 +190,3 @@ def _numbers(found: Any) -> Any:
     if values.dtype == np.uint16:
         values = (values.astype(np.uint32) << 16).view(np.float32)
     return values
-
-
-def _compare(
-    place: str, expected: Any, actual: Any, unread: frozenset[str], rounded: float
-) -> Iterator[str]:
-    """What is different; numbers may be so by rounding."""
-    match expected:
-        case Encoded():
-            read = expected.read(actual)
-            yield from _compare_numbers(place, expected.values, read, rounded)
-        case np.ndarray() | np.generic():
-            yield from _compare_numbers(place, expected, actual, rounded)
-        case dict() if isinstance(actual, dict) and place.endswith("/vectors/sparse"):
-            tokens = sorted({*expected, *actual})
-            left, right = (
-                np.array([side.get(token, 0.0) for token in tokens]) for side in (expected, actual)
-            )
-            yield from _compare_numbers(place, left, right, 0.0)
-        case dict() if isinstance(actual, dict):
-            if wrong := {*expected} ^ ({*actual} - unread):
-                yield f"{place} has {sorted(map(str, wrong))} on one side only"
-                return
-            for name, each in expected.items():
-                yield from _compare(f"{place}/{name}", each, actual[name], unread, rounded)
-        case list() if isinstance(actual, list) and len(actual) == len(expected):
-            for number, (one, other) in enumerate(zip(expected, actual, strict=True)):
-                yield from _compare(f"{place}/{number}", one, other, unread, rounded)
-        case _ if expected != actual or isinstance(expected, bool) != isinstance(actual, bool):
-            yield f"{place} is {str(actual)[:60]} and not {str(expected)[:60]}"
-
-
-def _compare_numbers(place: str, expected: Any, actual: Any, rounded: float) -> Iterator[str]:
-    is_whole = np.asarray(actual).dtype.kind in "iu" and not place.endswith("_scale")
-    left, right = (np.asarray(side, np.float64) for side in (expected, actual))
-    if left.shape != right.shape:
-        yield f"{place} has the shape {right.shape} and not {left.shape}"
-        return
-    if not left.size:
-        return
-    # What lies between two whole numbers may be rounded to either.
-    tolerance = 1.0 if is_whole else max(TOLERANCE, rounded) * max(1.0, float(np.abs(left).max()))
-    apart = float(np.abs(left - right).max())
-    # Not the other way round: NaN is smaller than nothing.
-    if not apart <= tolerance:
-        yield f"{place} differs by {apart:.2e}"

@@ -221,7 +221,7 @@ def sigmoid(value: float) -> float:
 def quantized(vectors: Numbers, dtype: str) -> tuple[Numbers, Numbers | None]:
     if dtype in {"int8", "uint8"}:
         largest = np.maximum(np.abs(vectors).max(axis=-1, keepdims=True), 1e-12)
-        values = np.rint(vectors / largest * 127) + (128 if dtype == "uint8" else 0)
+        values = np.rint(vectors / largest * 127).astype(int) + (128 if dtype == "uint8" else 0)
         return values, largest[..., 0] / 127
     if dtype in {"binary", "ubinary"}:
         bits = np.packbits(vectors > 0, axis=-1).astype(np.int64)

@@ -1,12 +1,12 @@
 """The rules of the truth for vectors: the service's own shape, OpenAI's, Cohere's and TEI's."""
 
-import base64
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from tests.oracle.answers import Encoded
 from tests.oracle.rules import (
     BOTH,
     CUTS,
@@ -240,18 +240,6 @@ def _as_type(vector: Any, kind: str, *, in_base64: bool = False) -> Any:
     if kind == "base64" or in_base64:
         return Encoded(np.asarray(values), dtype)
     return values
-
-
-@dataclass(frozen=True, slots=True)
-class Encoded:
-    """Numbers that are raw bytes in base64, of a type."""
-
-    values: Any
-    dtype: str
-
-    def read(self, text: str) -> Any:
-        kinds = {"float32": "<f4", "int8": "i1", "binary": "i1", "uint8": "u1", "ubinary": "u1"}
-        return np.frombuffer(base64.b64decode(text), kinds[self.dtype])
 
 
 def _listed(value: Any) -> list[str]:

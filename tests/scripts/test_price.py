@@ -55,7 +55,6 @@ def judge(server: FakeServer, limit: int = LARGEST) -> Result:
 def test_every_operation_and_type_of_body_is_asked_for(description, shapes) -> None:
     targets = [*grammar.targets(description)]
     bodies = [shape.name for shape in shapes if shape.family in {"body", "stream"}]
-
     missing = [
         target.name
         for target in targets
@@ -63,7 +62,6 @@ def test_every_operation_and_type_of_body_is_asked_for(description, shapes) -> N
         and not any(name.startswith(target.name.partition("{")[0]) for name in bodies)
     ]
     pages = {target.path for target in targets if target.method == "GET"}
-
     assert not missing
     assert all(any(page.partition("{")[0] in shape.name for shape in shapes) for page in pages)
 
@@ -72,9 +70,7 @@ def test_every_field_of_a_schema_grows(description) -> None:
     schema = description["paths"]["/v2/embed"]["post"]["requestBody"]["content"]
     schema = schema["application/json"]["schema"]
     units = grammar.characters(random.Random(0))
-
     drawn = [each.name for each in grammar.other_values(schema, random.Random(0), units)]
-
     assert all(
         any(each.startswith(f"{name} = ") for each in drawn) for name in schema["properties"]
     )
@@ -82,7 +78,6 @@ def test_every_field_of_a_schema_grows(description) -> None:
 
 def test_a_seed_gives_the_same_requests_and_another_gives_others(description, shapes) -> None:
     again = grammar.draw(description, 3, ["other"], LARGEST)
-
     assert [shape.name for shape in again] == [shape.name for shape in shapes]
     assert all(
         left.make(FIRST) == right.make(FIRST)
@@ -94,7 +89,6 @@ def test_a_seed_gives_the_same_requests_and_another_gives_others(description, sh
 
 def test_bodies_grow_with_the_size_that_is_asked_for(shapes) -> None:
     grown = [shape for shape in shapes if shape.family == "body" and "1 x string" in shape.name]
-
     assert grown
     for shape in grown:
         small, large = (shape.make(size) for size in (FIRST, 4 * FIRST))
@@ -107,7 +101,6 @@ def test_texts_of_one_request_differ_so_that_none_is_computed_for_another() -> N
     schema = {"type": "array", "items": {"type": "string"}}
     values = grammar.valid_values(schema, random.Random(0), ["b "] * 4)
     texts = json.loads(next(e for e in values if e.name.startswith("1000 x ")).write(FIRST))
-
     assert len(set(texts)) == len(texts) == 1000
 
 
@@ -119,7 +112,6 @@ def test_unknown_names_come_with_and_without_what_is_required(description) -> No
         [json.loads(each.write(FIRST)) for each in drawn if told in each.name]
         for told in (", beside", ", and")
     )
-
     assert named
     assert without
     assert all("inputs" in each for each in named)
@@ -132,53 +124,44 @@ def test_the_characters_that_normalisation_makes_longest_are_found() -> None:
 
 def test_gzip_has_members_and_blocks_that_hold_nothing() -> None:
     made = {name: make for name, _, make in grammar.encodings(lambda size: b"x" * size)}
-
     assert made["members of gzip with ''"](LARGEST).size == 0
     assert made["blocks of gzip with nothing"](LARGEST).size == 0
 
 
-@pytest.mark.parametrize("power", [1.5, 2.0])
-def test_growth_above_linear_is_a_finding(power: float) -> None:
-    result = judge(FakeServer(lambda size: 0.002 + 0.02 * (size / FIRST) ** power))
+def quick(_: int) -> float:
+    return 0.001
 
-    assert len(result.findings) == 1
-    assert "a doubling costs" in result.findings[0]
+
+def grows(power: float) -> Callable[[int], float]:
+    return lambda size: 0.002 + 0.02 * (size / FIRST) ** power
+
+
+CALM = [0.001] * 100
+ALLOWED = BYTES_BESIDE + 20 * FIRST
 
 
 @pytest.mark.parametrize(
-    "seconds",
+    ("seconds", "cost", "told"),
     [
-        lambda size: 0.002 + size / MIB,
+        (grows(1.5), {}, "a doubling costs"),
+        (grows(2.0), {}, "a doubling costs"),
+        (lambda size: 0.002 + size / MIB, {}, None),
         # Another way is taken from some size on.
-        lambda size: size / MIB / (1 if size >= MIB else 1.3),
+        (lambda size: size / MIB / (1 if size >= MIB else 1.3), {}, None),
         # Nothing that anybody notices.
-        lambda size: 1e-4 * (size / FIRST) ** 1.2,
+        (lambda size: 1e-4 * (size / FIRST) ** 1.2, {}, None),
+        # Held only once.
+        (quick, {"held": [*CALM[:4], 0.2, *CALM]}, None),
+        (quick, {"held": 0.06}, "the loop is held for 60 ms"),
+        (quick, {"rise": ALLOWED}, None),
+        (quick, {"rise": ALLOWED + MIB}, "memory rises by 51 MiB of 50"),
+        (quick, {"left_over": 3.0}, "goes on for 3.0 s"),
     ],
 )
-def test_a_cost_that_is_linear_or_only_jumps_is_none(seconds) -> None:
-    assert judge(FakeServer(seconds)).findings == []
-
-
-def test_a_loop_that_is_held_only_once_is_none() -> None:
-    calm = [0.001] * 100
-
-    assert judge(FakeServer(lambda _: 0.001, held=[*calm[:4], 0.2, *calm])).findings == []
-    (finding,) = judge(FakeServer(lambda _: 0.001, held=0.06)).findings
-    assert finding.startswith("the loop is held for 60 ms")
-
-
-def test_memory_above_what_a_body_may_cost_is_a_finding() -> None:
-    allowed = BYTES_BESIDE + 20 * FIRST
-
-    assert judge(FakeServer(lambda _: 0.001, rise=allowed), FIRST).findings == []
-    (finding,) = judge(FakeServer(lambda _: 0.001, rise=allowed + MIB), FIRST).findings
-    assert finding.startswith("memory rises by 51 MiB of 50")
-
-
-def test_work_that_goes_on_for_a_client_that_has_left_is_a_finding() -> None:
-    (finding,) = judge(FakeServer(lambda _: 0.001, left_over=3.0)).findings
-
-    assert "goes on for 3.0 s" in finding
+def test_growth_above_linear_and_costs_above_the_limits_are_findings(seconds, cost, told) -> None:
+    findings = judge(FakeServer(seconds, **cost), FIRST if "rise" in cost else LARGEST).findings
+    assert len(findings) == (told is not None)
+    assert all(told in each for each in findings)
 
 
 def test_sizes_double_up_to_the_limit() -> None:

@@ -70,7 +70,6 @@ def test_a_local_model_is_served_without_a_home_folder(tmp_path: Path, tiny_m3: 
     if tried.returncode:
         pytest.skip(f"no other user may be had here: {tried.stderr.decode().strip()}")
     with run_server(tmp_path, prefix=WITHOUT_HOME, EMBEDDING_MODEL=str(tiny_m3)) as server:
-        server.wait_until_healthy()
         assert server.stop() == 0
 
 
@@ -84,7 +83,7 @@ def test_a_driver_too_old_for_the_wheel_leaves_the_cpu_to_auto(
         pytest.skip("this PyTorch is the build for CPUs, which asks no driver")
     settings = {"EMBEDDING_MODEL": str(tiny_m3), "DEVICE": "auto"}
     with run_server(tmp_path, **settings, **install_driver(tmp_path, 12_040)) as server:
-        server.wait_until_healthy()
+        pass
     (line,) = [line for line in server.lines if "[warning " in line]
     assert "no_gpu_used" in line
     assert TOO_OLD in line
@@ -393,7 +392,6 @@ def test_uvicorn_serves_the_app_and_its_log_is_ours(
     limits = {"BGE_EMBED_MAX_LENGTH": "9000", "QWEN_RERANK_MAX_LENGTH": "50000"}
     more = {"LOG_FORMAT": "json", "MAX_QUEU_SIZE": "3"}
     with run_server(tmp_path, "uvicorn", arguments=UVICORN, **settings, **limits, **more) as server:
-        server.wait_until_healthy()
         with server.client() as client:
             assert client.post("/embeddings/", json={"sentences": ["a"]}).status_code == 200
             metrics = client.get("/metrics").text

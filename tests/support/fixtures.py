@@ -1,11 +1,13 @@
 """Fixtures that several rooms share, a plugin of the tests."""
 
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.support.checkpoints import save_m3, save_qwen, save_reranker
-from tests.support.server import run_server
+from tests.support.server import RunningServer, run_server
 from tools.demo.checkpoint import build_demo_checkpoint
 
 
@@ -34,10 +36,20 @@ def demo_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def server(tiny_m3: Path, tmp_path_factory: pytest.TempPathFactory):
+def serve(tiny_m3: Path, tmp_path_factory: pytest.TempPathFactory):
+    """As `run_server`, for servers of `tiny_m3`, each in a folder of its own."""
+
+    def start(
+        module: str = "smart_embedder", **options: Any
+    ) -> AbstractContextManager[RunningServer]:
+        settings = {"EMBEDDING_MODEL": str(tiny_m3)} | options
+        return run_server(tmp_path_factory.mktemp("server"), module, **settings)
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def server(serve):
     """One real server process on loopback that serves `tiny_m3` in float32, up to 2,048 tokens."""
-    folder = tmp_path_factory.mktemp("server")
-    settings = {"EMBEDDING_MODEL": str(tiny_m3), "BGE_EMBED_MAX_LENGTH": "2048"}
-    with run_server(folder, **settings) as running:
-        running.wait_until_healthy()
+    with serve(BGE_EMBED_MAX_LENGTH="2048") as running:
         yield running

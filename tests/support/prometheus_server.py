@@ -11,7 +11,7 @@ import httpx2
 import pytest
 import yaml
 
-from tests.support.ports import free_port
+from tests.support.server import free_port
 
 PROGRAM = shutil.which("prometheus")
 PROMTOOL = shutil.which("promtool")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.answering_http import serving
-from tests.support.ports import free_port
+from tests.support.server import free_port
 
 PROGRAM = shutil.which("redis-server")
 

@@ -2,6 +2,7 @@
 
 import os
 import re
+import socket
 import subprocess
 import sys
 import threading
@@ -20,6 +21,14 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 ANSWER_LIMIT = 60.0
 # Ours, and uvicorn's where that is the command.
 _LISTENING = re.compile(r"listening|Uvicorn running on")
+
+
+def free_port() -> int:
+    """A loopback port that nobody listens on at the moment."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
 
 
 class RunningServer:
@@ -154,13 +163,19 @@ def run_server(
     *,
     arguments: Sequence[str] = (),
     fresh: object = False,
+    healthy: object = True,
     **environment: str,
 ) -> Iterator[RunningServer]:
-    """Start a server; end it, and its process with it, when the block ends."""
+    """Start a server, and wait until it is `healthy`, or only until it listens.
+
+    It is ended, and its process with it, when the block ends.
+    """
     process = start_process(folder, module, prefix, arguments=arguments, fresh=fresh, **environment)
     running = RunningServer(process)
     try:
         running.wait_until_bound()
+        if healthy:
+            running.wait_until_healthy()
         yield running
     finally:
         if process.poll() is None:

@@ -1,8 +1,9 @@
-"""Waiting for what tells nobody when it comes about: it is asked again and again."""
+"""Waiting for what tells nobody when it comes about, and threads that go on meanwhile."""
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 LIMIT = 120.0
 
@@ -15,3 +16,18 @@ def wait_until(
     while not condition():
         assert time.monotonic() < deadline, otherwise() if callable(otherwise) else otherwise
         never.wait(pause)
+
+
+@contextmanager
+def running(
+    threads: Sequence[threading.Thread], stop: threading.Event, seconds: float
+) -> Iterator[None]:
+    """Run them within the block; then set `stop` and wait so long for each to end."""
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(seconds)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import expect
 
-from tests.support.nginx import run_nginx
+from tests.support.proxies import run_nginx
 from tests.support.relay import Relay
 from tests.support.server import RunningServer, run_server
 from tests.ui.conftest import open_page, wait_for_view
@@ -33,7 +33,6 @@ def guarded(tiny_m3: Path, tiny_qwen: Path, tmp_path_factory: pytest.TempPathFac
         "PROTECT_METRICS": "true",
     }
     with run_server(tmp_path_factory.mktemp("guarded"), **settings) as running:
-        running.wait_until_healthy()
         yield running
 
 

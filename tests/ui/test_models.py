@@ -44,7 +44,7 @@ def several(tiny_m3: Path, hold_loading: Path, tmp_path_factory: pytest.TempPath
     (folder / "models.yaml").write_text(f"{entries}  task: rerank\n", "utf-8")
     settings = {"EMBEDDING_MODEL": str(dense), "RERANKER_MODEL": "none", "MODELS": "models.yaml"}
     settings["HOLD_LOADING"] = str(hold_loading)
-    with run_server(folder, "tests.ui.unloading_server", **settings) as server:
+    with run_server(folder, "tests.ui.unloading_server", healthy=False, **settings) as server:
         yield server
 
 

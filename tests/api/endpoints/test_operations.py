@@ -235,7 +235,8 @@ def test_a_warm_service_is_healthy_and_describes_itself(client, tiny_m3) -> None
 
 def test_the_port_answers_while_the_model_is_loading(tiny_m3: Path, tmp_path: Path) -> None:
     """Asked as soon as the port is bound, /health says 503 "loading", and embedding is refused."""
-    with run_server(tmp_path, EMBEDDING_MODEL=str(tiny_m3)) as server, server.client() as client:
+    settings = {"EMBEDDING_MODEL": str(tiny_m3)}
+    with run_server(tmp_path, healthy=False, **settings) as server, server.client() as client:
         health = client.get("/health")
         assert (health.status_code, health.json()["status"]) == (503, "loading")
         assert health.json()["model"] == tiny_m3.name
@@ -247,7 +248,6 @@ def test_the_port_answers_while_the_model_is_loading(tiny_m3: Path, tmp_path: Pa
         assert int(refused.headers["retry-after"]) >= 1
         metrics = client.get("/metrics").text
         assert 'embedding_requests_rejected_total{reason="loading"} 1.0' in metrics
-        server.wait_until_healthy()
         assert client.post("/embeddings/", json={"sentences": ["a"]}).status_code == 200
         assert server.stop() == 0
     assert server.log.count("Reranker ready. ") == 1

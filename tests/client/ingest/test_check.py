@@ -91,7 +91,6 @@ def test_another_space_with_the_same_vectors_is_told_and_is_no_drift(
     edge_runs.run()
     settings = {"EMBEDDING_MODEL": str(tiny_m3), "BGE_EMBED_MAX_LENGTH": "1024"}
     with run_server(tmp_path, **settings) as shorter:
-        shorter.wait_until_healthy()
         told = check(shorter).splitlines()
     parts = [f"{kind}: truncation: 1024end, was 2048end" for kind in sorted(KINDS)]
     assert told[0] == f"The service's vectors are of another space: {'; '.join(parts)}"

@@ -144,7 +144,6 @@ def test_a_question_to_qwen_has_its_instruction(
     target = Target(f"edge:{tmp_path}", "texts")
     options = IngestOptions(source=source, dataset="texts", chunk_tokens=24, overlap=4)
     with run_server(tmp_path, **models) as server:
-        server.wait_until_healthy()
         report = asyncio.run(ingest(options, target, server.url, journal=tmp_path / "journal"))
         assert report.uploaded == report.points >= 5
         with Client(server.url) as client, closing(open_store(target)) as store:

@@ -5,6 +5,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from qdrant_client import QdrantClient
 from qdrant_client import models as q
@@ -52,7 +53,7 @@ class Engine:
     """The local engine, one call at a time."""
 
     client: QdrantClient = field(default_factory=lambda: QdrantClient(":memory:"))
-    turn: threading.Lock = field(default_factory=threading.Lock)
+    turn: Any = field(default_factory=threading.RLock)
     fault: Fault = field(default_factory=lambda: Fault(times=0))
     collections: defaultdict[str, Collection] = field(
         default_factory=lambda: defaultdict(Collection)
@@ -98,6 +99,12 @@ class Engine:
         with self.turn:
             self.client.upsert(name, points)
             self.collections[own_name].uploads.update(str(point.id) for point in points)
+
+    def update(self, name: str, graphs: dict[str, int], metadata: Any) -> bool:
+        """Change the graphs of vectors, or metadata."""
+        with self.turn:
+            self.collections[name].graphs.update(graphs)
+            return self.client.update_collection(name, metadata=metadata)
 
     def describe(self, name: str) -> q.CollectionInfo:
         """The collection with its graphs."""

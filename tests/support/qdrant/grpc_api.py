@@ -45,12 +45,10 @@ class Collections(q_grpc.CollectionsServicer):
         return q_grpc.CollectionOperationResponse(result=True)
 
     def Update(self, request: Any, context: Any) -> Any:  # noqa: N802
-        with self._engine.turn:
-            metadata = GrpcToRest.convert_payload(request.metadata) or None
-            self._engine.client.update_collection(request.collection_name, metadata=metadata)
         changed = request.vectors_config.params_map.map
-        graphs = self._engine.collections[request.collection_name].graphs
-        graphs.update({name: each.hnsw_config.m for name, each in changed.items()})
+        graphs = {name: each.hnsw_config.m for name, each in changed.items()}
+        metadata = GrpcToRest.convert_payload(request.metadata) or None
+        self._engine.update(request.collection_name, graphs, metadata)
         return q_grpc.CollectionOperationResponse(result=True)
 
     def Delete(self, request: Any, context: Any) -> Any:  # noqa: N802

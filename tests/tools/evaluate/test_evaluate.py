@@ -156,7 +156,6 @@ def test_models_beside_the_default_ones_find_what_they_find_alone(
     (engine,) = run(folder, "--rerank", "2", **alone)
     settings = {"EMBEDDING_MODEL": str(tiny_m3), "RERANKER_MODEL": "none", "DTYPE": "float32"}
     with run_server(tmp_path, MODELS="models.yaml", **settings) as server:
-        server.wait_until_healthy()
         names = ("--model", one_kind["sparse"].name, "--reranker", tiny_reranker.name)
         (service,) = run(folder, "--rerank", "2", "--url", server.url, *names)
     assert ndcg(service) == pytest.approx(ndcg(engine), abs=1e-6)

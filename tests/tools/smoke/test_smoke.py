@@ -59,7 +59,6 @@ def test_a_healthy_server_passes_everything(
 ) -> None:
     paths = {name: str(request.getfixturevalue(model)) for name, model in models.items()}
     with run_server(tmp_path, EMBEDDING_MODEL=str(tiny_m3), **settings, **paths) as running:
-        running.wait_until_healthy()
         status, output = smoke(running.url)
     assert status == 0, output
     passed, tried, left = counts(output)
@@ -111,7 +110,6 @@ def closed_server(tiny_m3: Path, tmp_path_factory: pytest.TempPathFactory):
     settings = {"API_TOKEN": "hush-hush", "PROTECT_METRICS": "true", "RERANKER_MODEL": "none"}
     folder = tmp_path_factory.mktemp("closed")
     with run_server(folder, EMBEDDING_MODEL=str(tiny_m3), **settings) as running:
-        running.wait_until_healthy()
         yield running
 
 
@@ -150,7 +148,7 @@ def test_a_token_that_the_server_does_not_ask_for_is_a_failure(server: RunningSe
 
 def test_a_server_that_is_loading_fails_and_its_work_is_skipped(tiny_m3, tmp_path: Path) -> None:
     module = "tests.tools.smoke.loading_server"
-    with run_server(tmp_path, module, EMBEDDING_MODEL=str(tiny_m3)) as running:
+    with run_server(tmp_path, module, healthy=False, EMBEDDING_MODEL=str(tiny_m3)) as running:
         status, output = smoke(running.url)
     assert status == 1
     assert "saw 'loading: the models are being loaded'" in the_failure(output)
@@ -161,7 +159,6 @@ def test_a_server_that_is_loading_fails_and_its_work_is_skipped(tiny_m3, tmp_pat
 def test_a_server_that_breaks_the_contract_is_caught_in_every_point(tiny_m3, tmp_path) -> None:
     module = "tests.tools.smoke.lying_server"
     with run_server(tmp_path, module, EMBEDDING_MODEL=str(tiny_m3)) as running:
-        running.wait_until_healthy()
         status, output = smoke(running.url)
     assert status == 1
     failed = re.findall(r"^FAILED  (.*?)(?: \(|$)", output, re.MULTILINE)

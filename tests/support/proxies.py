@@ -1,4 +1,4 @@
-"""nginx as a process, with the configuration that docs/network.md shows, on a port of loopback."""
+"""nginx, as docs/network.md shows it, and Caddy with the project's Caddyfile, on loopback."""
 
 import grp
 import os
@@ -13,14 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.ports import free_port
-from tests.support.server import REPOSITORY
+from tests.support.server import REPOSITORY, free_port
 from tests.support.waiting import wait_until
 
 NAME = "embed.example.com"
 LIMIT = 60
 _GUIDE = (REPOSITORY / "docs" / "network.md").read_text(encoding="utf-8")
 _FOLDERS = os.pathsep.join((os.environ["PATH"], "/usr/sbin", "/usr/local/sbin"))
+_CADDYFILE = REPOSITORY / "deploy" / "caddy" / "Caddyfile"
+# A certificate of Caddy's own, and no port but the one.
+_CADDY = f"admin off\n local_certs\n default_bind 127.0.0.1\n default_sni {NAME}\n"
 _NGINX = """
 user {user} {group};
 daemon off;
@@ -115,3 +117,20 @@ def _write_configuration(folder: Path, server: str) -> Path:
     file = folder / "nginx.conf"
     file.write_text(_NGINX.format(folder=folder, server=server, user=user, group=group))
     return file
+
+
+@contextmanager
+def run_caddy(folder: Path, upstream: str) -> Iterator[str]:
+    """Run Caddy in front of a server on loopback."""
+    program = shutil.which("caddy")
+    if program is None:
+        pytest.skip("caddy is not installed (apt-get install caddy)")
+    port = free_port()
+    text = _CADDYFILE.read_text()
+    assert "\tadmin off\n" in text
+    file = folder / "Caddyfile"
+    file.write_text(text.replace("admin off\n", f"{_CADDY} auto_https disable_redirects\n"))
+    where = {"DOMAIN": f"{NAME}:{port}", "SERVICE": upstream, "HOME": str(folder)}
+    command = ["env", *(f"{name}={value}" for name, value in where.items()), program]
+    with run_proxy([*command, "run", "--config", str(file)], port) as url:
+        yield url
