@@ -9,6 +9,7 @@ import asyncio
 import time
 from asyncio import TaskGroup
 from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import repeat
@@ -229,11 +230,9 @@ class PieceEmbedder:
                     self._slots.release(request.client)
             except _NoRoomYetError:
                 await more_room.wait()
-                continue
             # A model that gave way to another, while the stream lasts, is loaded again.
             except (errors.QueueFullError, errors.LoadingError) as error:
-                pause = error.retry_after or 1
-            await asyncio.sleep(pause)
+                await asyncio.sleep(error.retry_after or 1)
 
 
 @dataclass(eq=False)
@@ -344,12 +343,10 @@ class StreamBody:
             if self.lines.buffered < (max_ahead if is_stalled else READ_AHEAD_BYTES):
                 return
             self._taken.clear()
-            try:
+            with suppress(TimeoutError):
                 async with asyncio.timeout(_LOOK_SECONDS):
                     await self._taken.wait()
                 continue
-            except TimeoutError:
-                pass
             if self.is_closing is not None and self.is_closing():
                 raise errors.ClientGoneError("the client left before its stream was answered")
             if self.stalled_seconds() >= self.patience:
