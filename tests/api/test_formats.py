@@ -4,7 +4,6 @@ import base64
 import gc
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -26,7 +25,7 @@ from smart_embedder.engine.records import (
 )
 from smart_embedder.models.tasks import embedders
 from smart_embedder.models.tasks.conversion import Converter
-from tests.api.conftest import answered, serving
+from tests.api.conftest import answered, metric, serving
 from tests.support.formats import (
     ARROW,
     JSON,
@@ -157,40 +156,49 @@ def test_the_pieces_of_an_answer_hold_its_numbers_after_it_is_gone(render) -> No
 
 
 VARIANTS = [
-    {"output_dtype": "int8"},
+    {},
+    {"return_colbert": False, "sparse_as_indices": True},
+    {"return_dense": False, "return_tokens": True},
+    {"truncation_side": "left"},
+    {"output_dtype": "int8", "return_sparse": False},
     {"output_dtype": "ubinary", "muvera": "document", "return_tokens": True},
     {"return_colbert": False, "muvera": "query", "return_tokens": True},
     {"output_dtype": "uint8", "colbert_pool_factor": 2, "muvera": "document"},
 ]
 
 
-def test_answers_do_not_show_where_vectors_were_converted(
+def test_answers_show_neither_where_vectors_were_converted_nor_a_cache(
     tiny_m3: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def ask(settings: dict[str, Any]) -> list[Any]:
-        with serving(embedding_model=str(tiny_m3), bge_embed_max_length=60, **settings) as client:
-            found = []
-            for options in VARIANTS * 2:
-                told = answered(client, "/embeddings/", sentences=varied_texts(6), **options)
-                del told["timings_ms"], told["processing_time_ms"]
-                found.append(told)
-            return found
+    def ask(options: Item) -> Item:
+        texts = [f"{options} {text}" for text in (*varied_texts(6), "search " * 100, "")]
+        told: Item = answered(client, "/embeddings/", sentences=texts, **options)
+        assert {each["code"] for each in told["warnings"]} == {"input_truncated"}
+        del told["processing_time_ms"]
+        return told
 
-    expected = ask({})
+    settings = {"embedding_model": str(tiny_m3), "bge_embed_max_length": 60}
+    with serving(**settings) as client:
+        expected = list(map(ask, VARIANTS))
     by_device = []
     monkeypatch.setattr(
         embedders,
         "prove_converter",
         lambda _, width: by_device.append(width) or Converter(torch.device("cpu"), width),
     )
-    actual = ask({"embedding_cache": "memory"})
+    with serving(**settings, embedding_cache="memory") as client:
+        computed = list(map(ask, VARIANTS))
+        tokens = metric(client, "embedder_tokens_processed_total", model="tiny-m3")
+        found = list(map(ask, VARIANTS))
+        assert metric(client, "embedder_tokens_processed_total", model="tiny-m3") == tokens
+        assert 0 < metric(client, "embedder_cache_bytes") <= 2**28
     assert by_device
-    for ours, theirs in zip(actual, expected, strict=True):
+    times = [answer.pop("timings_ms") for answer in (*found, *computed, *expected)]
+    is_found = [each["inference"] == each["tokenize"] == 0 for each in times]
+    assert is_found == [True] * len(found) + [False] * 2 * len(found)
+    assert found == computed
+    for ours, theirs in zip(computed, expected, strict=True):
         for own, other in zip(ours["data"], theirs["data"], strict=True):
-            np.testing.assert_allclose(
-                own["embeddings"].pop("muvera", 0.0),
-                other["embeddings"].pop("muvera", 0.0),
-                rtol=0,
-                atol=1e-6,
-            )
+            pair = [each["embeddings"].pop("muvera", 0.0) for each in (own, other)]
+            np.testing.assert_allclose(*pair, rtol=0, atol=1e-6)
         assert ours == theirs
