@@ -1,10 +1,10 @@
 """Models of MODELS in every dialect: each answers as a service does that has it alone."""
 
 import asyncio
+import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import httpx2
 import numpy as np
 import pytest
 
@@ -14,6 +14,7 @@ from smart_embedder.models.load import load_models
 from smart_embedder.settings import Settings
 from smart_embedder.settings.sources import read_model_entries
 from tests.api.conftest import answered, metric, serving
+from tests.support.streaming import NDJSON
 
 TEXTS = ["hybrid search", "bread in the kitchen", "music"]
 QUERY = "which bread"
@@ -101,7 +102,14 @@ def test_vectors_of_every_dialect_are_those_of_the_model_alone(client, alone) ->
     cohere = answered(client, "/v2/embed", texts=TEXTS, model=name)
     tei = answered(client, f"/models/{name}/embed", inputs=TEXTS)
     of_openai = [each["embedding"] for each in openai["data"]]
-    for found in (of_openai, cohere["embeddings"]["float"], tei):
+    options = {"params": named | {"normalize_dense": "true"}, "headers": {"Content-Type": NDJSON}}
+    lines = "\n".join(map(json.dumps, TEXTS))
+    stream = client.post("/embeddings/stream", content=lines, **options).content.splitlines()
+    of_stream = [json.loads(record)["embeddings"] for record in stream]
+    # What it does not make is left out.
+    assert all(each["sparse"] is each["colbert"] is None for each in of_stream)
+    dense_of_stream = [each["dense"] for each in of_stream]
+    for found in (of_openai, cohere["embeddings"]["float"], tei, dense_of_stream):
         np.testing.assert_allclose(np.array(found), expected, atol=1e-6)
     tokens = answered(client, f"/models/{name}/tokenize", inputs="bread")
     assert tokens != answered(client, "/tokenize", inputs="bread")
@@ -130,25 +138,9 @@ def test_scores_of_every_dialect_are_those_of_the_model_alone(client, alone) -> 
     assert answer["model_name"] != answered(client, "/rerank", **native)["model_name"]
 
 
-def test_a_stream_names_a_model(client, alone) -> None:
-    expected, _ = alone
-    lines = "".join(f'{{"text": "{text}"}}\n' for text in TEXTS)
-    answer = client.post(
-        "/embeddings/stream",
-        params={"model": "dense-model", "normalize_dense": "true"},
-        content=lines,
-        headers={"Content-Type": "application/x-ndjson"},
-    )
-    assert answer.status_code == 200, answer.text
-    records = [httpx2.Response(200, content=line).json() for line in answer.text.splitlines()]
-    found = np.array([each["embeddings"].pop("dense") for each in records])
-    np.testing.assert_allclose(found, expected, atol=1e-6)
-    assert {*records[0]["embeddings"].values()} == {None}, "what it does not make is left out"
-
-
 def test_two_models_are_not_mixed_when_their_requests_come_together(client, alone) -> None:
-    expected, _ = alone
     """A default embedder may be named, too."""
+    expected, _ = alone
     default = {"sentences": TEXTS, "normalize_dense": True}
     bodies = [default, default | {"model": "dense-model"}, default | {"model": "tiny-m3"}] * 3
     with ThreadPoolExecutor(len(bodies)) as threads:
