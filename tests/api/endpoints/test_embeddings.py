@@ -1,4 +1,4 @@
-"""POST /embeddings/: the whole contract of the endpoint. Its numbers are those of the oracle."""
+"""POST /embeddings/ and its options, with those of reranking. The numbers are the oracle's."""
 
 import json
 import shutil
