@@ -86,7 +86,7 @@ TOO_OLD = "The NVIDIA driver on your system is too old (found version 11040)"
 def test_a_driver_too_old_stops_the_start_or_is_passed_over_with_the_reason(
     monkeypatch: pytest.MonkeyPatch, build: str | None
 ) -> None:
-    """None is asked for of a build for CPUs, so that nothing is said there."""
+    """Where PyTorch's build is for CPUs no GPU was expected, and nothing is said of one."""
 
     def init() -> None:
         raise RuntimeError(f"{TOO_OLD}. Please update your GPU driver by downloading a new version")
