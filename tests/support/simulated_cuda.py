@@ -49,7 +49,6 @@ class SimulatedCuda(TorchDispatchMode):
         self.pinned_blocks = 0
         self.bytes_to_host = 0
         self.out_of_memory_at: str | None = None
-        self.broken_device: int | None = None
         self.error_at_collection: Exception | None = None
         self.main = self.current = Stream()
         self.strict = False
@@ -136,9 +135,6 @@ class SimulatedCuda(TorchDispatchMode):
         self._note(func._schema.name.removeprefix("aten::"), tensors, results)
 
     def _note(self, name: str, read: list[Tensor], written: list[Tensor]) -> None:
-        broken = self.broken_device
-        if broken is not None and any(each.device.index == broken for each in read):
-            raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
         if self.out_of_memory_at == name:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
         if self.capturing is not None:

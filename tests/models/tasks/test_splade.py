@@ -3,7 +3,6 @@
 import json
 from pathlib import Path
 from shutil import copytree
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -103,15 +102,6 @@ def slices(request, monkeypatch) -> None:
     monkeypatch.setattr(splade, "_MOST_LOGITS", request.param)
 
 
-def head_of(function, head) -> SimpleNamespace:
-    """Another function in the place of a head's."""
-
-    class Head(SimpleNamespace):
-        __call__ = staticmethod(function)
-
-    return Head(vocabulary=head.vocabulary)
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_weights_are_those_of_sentence_transformers(folders, load, family) -> None:
     actual = weights_of(load(folders[family]), TEXTS)
@@ -160,38 +150,18 @@ def test_sequences_share_slices_of_logits_and_none_is_larger_than_it_may_be(
 ) -> None:
     head, rows = bert._head, []
 
-    def watch(states: torch.Tensor) -> torch.Tensor:
-        rows.append(len(states))
-        return head(states)
+    class WatchedHead:
+        vocabulary = head.vocabulary
+
+        def __call__(self, states: torch.Tensor) -> torch.Tensor:
+            rows.append(len(states))
+            return head(states)
 
     monkeypatch.setattr(splade, "_MOST_LOGITS", (most + 1) * head.vocabulary - 1)
-    monkeypatch.setattr(bert, "_head", head_of(watch, head))
+    monkeypatch.setattr(bert, "_head", WatchedHead())
     outputs = [SPARSE if each == "y" else Outputs() for each in wanted]
     bert.launch([each.ids for each in bert.tokenize(texts)], outputs)()
     assert sorted(rows, reverse=True) == sorted(expected, reverse=True)
-
-
-async def test_a_batch_beyond_the_memory_is_halved_beside_a_dense_model(
-    bert: SpladeEmbedder, embedder: M3Embedder, monkeypatch
-) -> None:
-    monkeypatch.setattr(splade, "_MOST_LOGITS", 2**24)
-    head = bert._head
-
-    def fill(states: torch.Tensor) -> torch.Tensor:
-        if len(states) > 200:
-            raise MemoryError
-        return head(states)
-
-    dense = embedder.forward([each.ids for each in embedder.tokenize(TEXTS)], Outputs(dense=True))
-    expected = weights_of(bert, TEXTS)
-    monkeypatch.setattr(bert, "_head", head_of(fill, head))
-    models = LoadedModels(bert, DEVICE, max_batch_tokens=10_000, dense=embedder)
-    async with Engine(Settings(), lambda _: models) as engine:
-        answer = await engine.embed(EmbedRequest(TEXTS, BOTH))
-    for made, of_text, row in zip(answer.embeddings, dense, expected, strict=True):
-        np.testing.assert_allclose(made.dense, of_text.dense, rtol=0, atol=1e-5)
-        np.testing.assert_allclose(as_row(made, bert), row, rtol=0, atol=1e-5)
-        assert made.colbert is None
 
 
 async def test_its_default_prompt_is_read_alone_and_beside_a_dense_model(
