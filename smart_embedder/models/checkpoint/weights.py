@@ -280,7 +280,7 @@ def _stored(name: str, file: ModelFile, tensor: Tensor) -> StoredTensor:
     if not tensor.is_contiguous() and tensor.nbytes > file.size:
         raise ValueError(f"{file.path.name} describes {name} in a way that cannot be")
     if not tensor.is_meta:
-        numbers = tensor.detach().contiguous().view(-1).view(torch.uint8).numpy()
+        numbers = tensor.contiguous().view(-1).view(torch.uint8).numpy()
         read = _ReadFile(file.path, memoryview(numbers))  # type: ignore[arg-type]
         return StoredTensor(read, 0, tensor.shape, tensor.dtype, name, noted())
     stored_at = tensor.untyped_storage()._checkpoint_offset or 0  # noqa: SLF001 - see torch.load

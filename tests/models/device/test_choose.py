@@ -133,6 +133,7 @@ CUDA_13 = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120"
         *((each, CUDA_13, True) for each in ((7, 5), (8, 0), (8, 9), (9, 0), (10, 3), (12, 1))),
         ((9, 4), ["gfx942"], True),  # A build that names other architectures is taken at its word.
         *((each, CUDA_13, False) for each in ((7, 0), (6, 1))),
+        ((10, 0), ["sm_75", "sm_90"], False),
     ],
 )
 def test_a_gpu_is_taken_if_the_build_has_kernels_for_it(seen_gpu, capability, built, runs) -> None:

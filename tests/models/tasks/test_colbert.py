@@ -103,16 +103,15 @@ def assert_vectors(results: list[TextEmbedding], expected: list[np.ndarray]) -> 
         np.testing.assert_allclose(made.colbert, vectors, rtol=0, atol=1e-5)
 
 
-def reference(folder: Path) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Queries and documents."""
+def reference(folder: Path, texts: list[str]) -> dict[str, list[np.ndarray]]:
     theirs = MultiVectorEncoder(str(folder), device="cpu")
-    queries = theirs.encode_query(TEXTS, convert_to_numpy=True)
-    return queries, theirs.encode_document(TEXTS, convert_to_numpy=True)
+    encoders = {"query": theirs.encode_query, "document": theirs.encode_document}
+    return {side: encode(texts, convert_to_numpy=True) for side, encode in encoders.items()}
 
 
-def assert_like_theirs(model: ColbertEmbedder, folder: Path) -> None:
-    for input_type, expected in zip(("query", "document"), reference(folder), strict=True):
-        assert_vectors(model.forward(ids_of(model, TEXTS, input_type), COLBERT), expected)
+def assert_like_theirs(model: ColbertEmbedder, folder: Path, texts: list[str] = TEXTS) -> None:
+    for input_type, expected in reference(folder, texts).items():
+        assert_vectors(model.forward(ids_of(model, texts, input_type), COLBERT), expected)
 
 
 @pytest.mark.parametrize("name", [*EXPANSIONS, "modernbert", "mpnet", *CAUSAL])
@@ -120,11 +119,13 @@ def test_queries_and_documents_of_one_batch_are_those_of_sentence_transformers(
     folders, load, name
 ) -> None:
     model = load(folders[name])
-    queries, documents = reference(folders[name])
+    theirs = reference(folders[name], TEXTS)
     both = ids_of(model, TEXTS, "query") + ids_of(model, TEXTS, "document")
     mixed = np.random.default_rng(0).permutation(len(both))
     results = model.forward([both[place] for place in mixed], COLBERT)
-    assert_vectors([results[place] for place in np.argsort(mixed)], queries + documents)
+    assert_vectors(
+        [results[place] for place in np.argsort(mixed)], theirs["query"] + theirs["document"]
+    )
 
 
 def test_roberta_counts_the_positions_of_what_fills_a_query_up(folders, load) -> None:
@@ -169,14 +170,15 @@ def test_texts_are_cut_to_the_lengths_of_their_type(model: ColbertEmbedder) -> N
 
 
 async def test_late_interaction_reads_the_query_as_one_and_passages_as_documents(folders) -> None:
-    queries, documents = reference(folders["unattended"])
+    theirs = reference(folders["unattended"], TEXTS)
     models = {"embedding_model": str(folders["unattended"]), "reranker_model": "late-interaction"}
     settings = Settings(device="cpu", dtype="float32", **models)
     async with Engine(settings, load_models) as engine:
         result = await engine.rerank(RerankRequest(TEXTS[0], TEXTS))
         with pytest.raises(InvalidRequestError, match="one of the weights"):
             await engine.rerank(RerankRequest("a", ["b"], weights=FusionWeights(colbert=0)))
-    expected = [(queries[0] @ document.T).max(1).mean() for document in documents]
+    query = theirs["query"][0]
+    expected = [(query @ document.T).max(1).mean() for document in theirs["document"]]
     np.testing.assert_allclose(result.scores, expected, rtol=0, atol=1e-5)
     assert all((part.dense, part.sparse) == (None, None) for part in result.parts)
 
@@ -184,7 +186,7 @@ async def test_late_interaction_reads_the_query_as_one_and_passages_as_documents
 async def test_the_type_of_texts_is_for_colbert_beside_a_dense_model(
     model: ColbertEmbedder, embedder: M3Embedder, folders
 ) -> None:
-    expected = dict(zip(("query", "document"), reference(folders["unattended"]), strict=True))
+    expected = reference(folders["unattended"], TEXTS)
     device, both = DeviceInfo("cpu", "a test", "float32", "sdpa"), Outputs(dense=True, colbert=True)
     models = LoadedModels(model, device, max_batch_tokens=150, dense=embedder)
     async with Engine(Settings(), lambda _: models) as engine:
@@ -214,22 +216,15 @@ def test_texts_are_read_in_lower_case_where_the_configuration_says_so(
     change(folder / "sentence_bert_config.json", do_lower_case=True)
     model = load(folder)
     assert [model.tokenize([text])[0].ids.tolist() for text in capital] != as_they_are
-    theirs = MultiVectorEncoder(str(folder), device="cpu")
-    encoders = {"query": theirs.encode_query, "document": theirs.encode_document}
-    for input_type, encode in encoders.items():
-        made = model.forward(ids_of(model, capital, input_type), COLBERT)
-        assert_vectors(made, encode(capital, convert_to_numpy=True))
+    assert_like_theirs(model, folder, capital)
 
 
 def test_without_lengths_of_its_own_it_cuts_texts_as_the_tokenizer_says(
     folders, load, tmp_path: Path
 ) -> None:
-    theirs = MultiVectorEncoder(str(folders["none"]), device="cpu")
-    theirs.save_pretrained(str(tmp_path))
-    texts = json.loads((tmp_path / "sentence_bert_config.json").read_text())
-    for name in ("query_length", "document_length", "query_expansion"):
-        texts.pop(name, None)
-    (tmp_path / "sentence_bert_config.json").write_text(json.dumps(texts))
+    MultiVectorEncoder(str(folders["none"]), device="cpu").save_pretrained(str(tmp_path))
+    unset = dict.fromkeys(("query_length", "document_length", "query_expansion"))
+    change(tmp_path / "sentence_bert_config.json", **unset)
     change(tmp_path / "tokenizer_config.json", model_max_length=40)
     model = load(tmp_path)
     assert model.max_length == 40
@@ -241,9 +236,10 @@ def test_queries_are_filled_up_with_the_end_of_a_text_where_no_mask_is_named(
 ) -> None:
     folder = copytree(folders["qwen3"], tmp_path / "copy")
     change(folder / "tokenizer_config.json", mask_token=None, eos_token="[SEP]")
-    (text,) = ids_of(load(folder), ["memory"], "query")
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    assert load(folder).token_strings(load(folder).colbert_tokens(text))[-1] == tokenizer.eos_token
+    model = load(folder)
+    (text,) = ids_of(model, ["memory"], "query")
+    eos = AutoTokenizer.from_pretrained(folder).eos_token
+    assert model.token_strings(model.colbert_tokens(text))[-1] == eos
 
 
 def test_queries_that_are_filled_up_on_the_left_are_refused(folders, load, tmp_path: Path) -> None:
@@ -252,8 +248,7 @@ def test_queries_that_are_filled_up_on_the_left_are_refused(folders, load, tmp_p
     with pytest.raises(StartupError, match="pads texts on the left, and queries are filled up"):
         load(folder)
     change(folder / "config_sentence_transformers.json", do_query_expansion=False)
-    model = load(folder)
-    assert_vectors(model.forward(ids_of(model, TEXTS, "query"), COLBERT), reference(folder)[0])
+    assert_like_theirs(load(folder), folder)
 
 
 def test_stanfords_checkpoints_are_read_too(folders, load, tmp_path: Path) -> None:
@@ -268,8 +263,7 @@ def test_stanfords_checkpoints_are_read_too(folders, load, tmp_path: Path) -> No
     metadata = {"query_token_id": "[unused0]", "doc_token_id": "[unused1]", "query_maxlen": 24}
     metadata |= {"doc_maxlen": 50, "mask_punctuation": True, "attend_to_mask_tokens": False}
     (folder / "artifact.metadata").write_text(json.dumps(metadata))
-    model = load(folder)
-    assert_like_theirs(model, folder)
+    assert_like_theirs(load(folder), folder)
 
 
 def test_several_projections_follow_each_other(folders, load, tmp_path: Path) -> None:
@@ -284,8 +278,7 @@ def test_several_projections_follow_each_other(folders, load, tmp_path: Path) ->
     (folder / "modules.json").write_text(json.dumps(modules))
     model = load(folder)
     assert model.colbert_width == 48
-    queries, _ = reference(folder)
-    assert_vectors(model.forward(ids_of(model, TEXTS, "query"), COLBERT), queries)
+    assert_like_theirs(model, folder)
 
 
 OWN = "config_sentence_transformers.json"
