@@ -248,6 +248,7 @@ def test_the_port_answers_while_the_model_is_loading(tiny_m3: Path, tmp_path: Pa
         assert int(refused.headers["retry-after"]) >= 1
         metrics = client.get("/metrics").text
         assert 'embedding_requests_rejected_total{reason="loading"} 1.0' in metrics
+        server.wait_until_healthy()
         assert client.post("/embeddings/", json={"sentences": ["a"]}).status_code == 200
         assert server.stop() == 0
     assert server.log.count("Reranker ready. ") == 1

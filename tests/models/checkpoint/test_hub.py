@@ -351,6 +351,7 @@ def test_health_and_the_log_tell_how_far_a_download_is(model: Path, tmp_path: Pa
             assert health["reason"] == f"{MODEL} is being downloaded: {sizes}"
             assert server.get("/health/live").status_code == 200
             served.flowing.set()
+            server.wait_until_healthy()
             assert server.get("/health").json()["download"] is None
     assert server.log.count("model_downloaded ") == 1
     assert "extra.pt" not in server.log
