@@ -127,8 +127,8 @@ class DeviceThread:
                 outcome = call()
             except Exception as error:  # noqa: BLE001 - the caller decides what any error means
                 resolve, outcome = future.set_exception, error
-        self._pending.remove(future)
         _resolve(future, resolve, outcome)
+        self._pending.remove(future)
 
 
 def _resolve(
