@@ -2,26 +2,19 @@
 
 import asyncio
 import socket
-import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-import uvicorn
 from smart_embedder_client import AsyncClient, Client
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
 
 from tests.clients.conftest import TOKEN
+from tests.clients.recorder import recorder
 from tests.support.checkpoints import save_m3
 from tests.support.server import RunningServer
-
-_OF_SPACES = {"vector-space", "if-vector-space"}
 
 
 class FromThreads:
@@ -33,23 +26,30 @@ class FromThreads:
 
     def __getattr__(self, name: str) -> Any:
         def call(*arguments: Any, **options: Any) -> Any:
-            return self._runner.run(getattr(self._client, name)(*arguments, **options))
+            return self._runner.run(_all_of(getattr(self._client, name)(*arguments, **options)))
 
         return call
 
 
+async def _all_of(asked: Any) -> Any:
+    """What a method returns, or all records of a stream."""
+    if isinstance(asked, AsyncIterator):
+        return [each async for each in asked]
+    return await asked
+
+
 @contextmanager
-def sync_client(url: str, *, hooks: Any = None, **options: Any):
-    http = httpx.Client(event_hooks=hooks)
+def sync_client(url: str, *, hooks: Any = None, transport: Any = None, **options: Any):
+    http = httpx.Client(event_hooks=hooks, transport=transport)
     with http, Client(url, http=http, **options) as client:
         yield client
 
 
 @contextmanager
-def async_client(url: str, *, hooks: Any = None, **options: Any):
+def async_client(url: str, *, hooks: Any = None, transport: Any = None, **options: Any):
     hooks = {name: [_awaitable(hook) for hook in each] for name, each in (hooks or {}).items()}
     with asyncio.Runner() as runner:
-        http = httpx.AsyncClient(event_hooks=hooks)
+        http = httpx.AsyncClient(event_hooks=hooks, transport=transport)
         yield FromThreads(AsyncClient(url, http=http, **options), runner)
         runner.run(http.aclose())
 
@@ -68,8 +68,9 @@ def connect(request: pytest.FixtureRequest):
 
 
 @pytest.fixture
-def client(connect, server: RunningServer):
-    with connect(server.url) as client:
+def client(server: RunningServer):
+    """One of the two, which differ in how they send alone."""
+    with Client(server.url) as client:
         yield client
 
 
@@ -84,24 +85,8 @@ def other_server(serve, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ru
 @pytest.fixture
 def older_server(server: RunningServer) -> Iterator[str]:
     """The address of `server` as it was before it knew vector spaces."""
-
-    async def answer(request: Request) -> Response:
-        async with httpx.AsyncClient(base_url=server.url) as http:
-            headers = {k: v for k, v in request.headers.items() if k not in _OF_SPACES}
-            sent = await http.request(
-                request.method, str(request.url.path), headers=headers, content=await request.body()
-            )
-        kept = {k: v for k, v in sent.headers.items() if k not in _OF_SPACES}
-        return Response(sent.content, sent.status_code, kept)
-
-    app = Starlette(routes=[Route("/{path:path}", answer, methods=["GET", "POST"])])
-    relay = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        thread = threading.Thread(target=relay.run, kwargs={"sockets": [listener]})
-        thread.start()
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        relay.should_exit = True
-        thread.join(30)
+    with recorder(server.url, without=("vector-space", "if-vector-space")) as proxy:
+        yield proxy.url
 
 
 @pytest.fixture

@@ -259,14 +259,8 @@ def read_embeddings(
         content, most = response.content, limits.of_vectors(texts, options)
         tensors, told = safetensors.read(content, most)
         check_tensors(tensors, options, len(texts), told["output_dtype"])
-        offsets = tensors.get("colbert_offsets")
         vectors = Embeddings(
-            dense=tensors.get("dense"),
-            dense_scale=tensors.get("dense_scale"),
-            sparse=_sparse(tensors) if "sparse_offsets" in tensors else None,
-            colbert=_split(tensors.get("colbert"), offsets),
-            colbert_scale=_split(tensors.get("colbert_scale"), offsets),
-            muvera=tensors.get("muvera"),
+            **by_text(tensors),
             output_dtype=told["output_dtype"],
             **_strings(told, "dense_model_name", "sparse_model_name", "colbert_model_name"),
             **_report(response, told, len(texts), options),
@@ -296,18 +290,21 @@ def read_spaces(response: httpx.Response, options: Mapping[str, Any]) -> dict[st
     return spaces
 
 
-def _sparse(tensors: Mapping[str, Array]) -> list[SparseVector]:
-    offsets = tensors["sparse_offsets"]
-    indices = _split(tensors["sparse_indices"], offsets) or []
-    values = _split(tensors["sparse_values"], offsets) or []
-    return [SparseVector(*pair) for pair in zip(indices, values, strict=True)]
+def by_text(tensors: Mapping[str, Array]) -> dict[str, Any]:
+    """The vectors that there are, those of several for a text divided: views, by their names."""
+    whole = ("dense", "dense_scale", "muvera")
+    found: dict[str, Any] = {name: tensors[name] for name in whole if name in tensors}
 
+    def divided(name: str, kind: str) -> list[Array]:
+        return np.split(tensors[name], tensors[f"{kind}_offsets"][1:-1])
 
-def _split(joined: Array | None, offsets: Array | None) -> list[Array] | None:
-    """The part of each text."""
-    if joined is None or offsets is None:
-        return None
-    return np.split(joined, offsets[1:-1])
+    if "sparse_offsets" in tensors:
+        parts = (divided(name, "sparse") for name in ("sparse_indices", "sparse_values"))
+        found["sparse"] = [SparseVector(*pair) for pair in zip(*parts, strict=True)]
+    for name in ("colbert", "colbert_scale"):
+        if name in tensors:
+            found[name] = divided(name, "colbert")
+    return found
 
 
 def read_tokens(told: Any, counts: Sequence[int | None]) -> TokenStrings:

@@ -1,9 +1,9 @@
-"""The requests of both clients: what is sent, how it is tried again, and how answers are read."""
+"""The requests of both clients: what is sent, and when it is tried again."""
 
 import json
 import os
 import random
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -26,9 +26,8 @@ from smart_embedder_client.errors import (
     INVALID_INPUT,
     UNREACHABLE,
     SmartEmbedderError,
-    unexpected_answer,
 )
-from smart_embedder_client.limits import SMALL, Limits
+from smart_embedder_client.limits import Limits
 
 _BUSY = (429, 503)
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 8.0
@@ -46,62 +45,6 @@ _MOST_TOKEN_VECTOR_BYTES, _MOST_MUVERA_TEXTS = 16_384, 64
 # Compression hardly makes vectors smaller, and a compressed answer hides its size.
 _UNCOMPRESSED = {"Accept-Encoding": "identity"}
 Answer = TypeVar("Answer")
-
-
-def _check_encoding(response: httpx.Response) -> None:
-    """Raise the error of a compressed answer, which nobody asked for and which hides its size."""
-    encoding = response.headers.get("content-encoding", "identity")
-    if encoding.strip().lower() != "identity":
-        raise unexpected_answer(response, f"the answer is compressed ({encoding})")
-
-
-def chunks_of(response: httpx.Response) -> Iterator[bytes]:
-    """The body as it arrives; all of it if a hook of the caller's has read it already.
-
-    Raises `SmartEmbedderError` if it is compressed.
-    """
-    _check_encoding(response)
-    return iter([response.content]) if response.is_stream_consumed else response.iter_raw()
-
-
-async def chunks_of_async(response: httpx.Response) -> AsyncIterator[bytes]:
-    """The same for asyncio."""
-    _check_encoding(response)
-    if response.is_stream_consumed:
-        yield response.content
-        return
-    async for chunk in response.aiter_raw():
-        yield chunk
-
-
-def read_body(response: httpx.Response, limits: Limits) -> httpx.Response:
-    """The same response with its body; raises `SmartEmbedderError` if it is too long."""
-    content = bytearray()
-    for chunk in chunks_of(response):
-        _add(chunk, content, response, limits)
-    return _with_body(response, content)
-
-
-async def read_body_async(response: httpx.Response, limits: Limits) -> httpx.Response:
-    """The same for asyncio."""
-    content = bytearray()
-    async for chunk in chunks_of_async(response):
-        _add(chunk, content, response, limits)
-    return _with_body(response, content)
-
-
-def _add(chunk: bytes, content: bytearray, response: httpx.Response, limits: Limits) -> None:
-    content += chunk
-    # A refusal is no larger, whatever was asked for.
-    most = (limits if response.status_code == httpx.codes.OK else SMALL).bytes
-    if len(content) > most:
-        what = f"the answer has more than the {most} bytes that it may have"
-        raise unexpected_answer(response, what)
-
-
-def _with_body(response: httpx.Response, content: bytearray) -> httpx.Response:
-    status, headers, request = response.status_code, response.headers, response.request
-    return httpx.Response(status, headers=headers, content=bytes(content), request=request)
 
 
 @dataclass(slots=True)
@@ -228,14 +171,6 @@ def health_call() -> Call[Health]:
 
 
 @dataclass(frozen=True, slots=True)
-class StreamOptions:
-    """The options of a stream, the same in each of its requests but for `if_vector_space`."""
-
-    options: dict[str, Any]
-    priority: int | None
-
-
-@dataclass(frozen=True, slots=True)
 class Service:
     """The service's address, and how both clients send requests to it."""
 
@@ -250,7 +185,7 @@ class Service:
         return Retries(self.max_retries, self.max_wait, resumes)
 
     def request(self, call: Call[Any]) -> dict[str, Any]:
-        """The arguments of httpx' `stream`."""
+        """The arguments of httpx' `build_request`."""
         headers = {} if call.body is None else {"Content-Type": "application/json"}
         return {
             "method": call.method,
@@ -261,13 +196,13 @@ class Service:
         }
 
     def stream_request(
-        self, body: bytes, options: StreamOptions, *, pool: float | None
+        self, body: bytes, options: Mapping[str, Any], priority: int | None, pool: float | None
     ) -> dict[str, Any]:
         """The arguments of httpx' `build_request` for lines of a stream.
 
         `pool` is the most seconds to wait for a free connection.
         """
-        fields, headers = split_space(options.options)
+        fields, headers = split_space(options)
         headers |= {"Content-Type": "application/x-ndjson", "Accept": safetensors.MEDIA_TYPE}
         return {
             "method": "POST",
@@ -275,7 +210,7 @@ class Service:
             # None is the service's default.
             "params": {k: v for k, v in fields.items() if v is not None},
             "content": body,
-            **self._common({**headers, **_priority(options.priority)}, pool=pool),
+            **self._common({**headers, **_priority(priority)}, pool=pool),
         }
 
     def _common(self, headers: dict[str, str], *, pool: float | None) -> dict[str, Any]:

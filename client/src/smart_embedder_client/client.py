@@ -1,19 +1,16 @@
 """The client for threads."""
 
-import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing
 from typing import Self, Unpack
 
 import httpx
 
 from smart_embedder_client import calls
-from smart_embedder_client.answers import Embeddings, Health, Ranking, join_embeddings
-from smart_embedder_client.calls import Answer, Call, StreamOptions, read_body, with_defaults
-from smart_embedder_client.errors import SmartEmbedderError, transport_errors
+from smart_embedder_client.answers import Embeddings, Health, Ranking
 from smart_embedder_client.options import EmbedOptions, OnError, RerankOptions
-from smart_embedder_client.records import StreamedText, checked
-from smart_embedder_client.streams import SyncStream, TextOrPair
+from smart_embedder_client.records import StreamedText
+from smart_embedder_client.sending import Sender, ThreadHttp, finished, iterate
+from smart_embedder_client.streams import Stream, TextOrPair
 
 
 class Client:
@@ -45,9 +42,10 @@ class Client:
         max_wait: float = 120.0,
         http: httpx.Client | None = None,
     ) -> None:
-        self._service = calls.service_at(url, token, timeout, max_retries, max_wait)
+        service = calls.service_at(url, token, timeout, max_retries, max_wait)
         self._http = http or httpx.Client()
         self._is_own = http is None
+        self._sender = Sender(ThreadHttp(self._http), service)
 
     def embed(
         self, texts: Sequence[str], *, priority: int | None = None, **options: Unpack[EmbedOptions]
@@ -57,11 +55,7 @@ class Client:
         A long list is sent in several requests. ColBERT vectors are made where `return_colbert` is
         True.
         """
-        sizes, parts = [], []
-        for size, call in calls.embed_calls(texts, options, priority):
-            parts.append(self._send(call))
-            sizes.append(size)
-        return join_embeddings(parts, sizes)
+        return finished(self._sender.embed(texts, options, priority))
 
     def embed_query(
         self, query: str, *, priority: int | None = None, **options: Unpack[EmbedOptions]
@@ -92,10 +86,8 @@ class Client:
         `priority` is 7 (background) unless another is asked for. With `on_error` "raise" a text
         that cannot be embedded ends the stream, with "yield" its record has the `error`.
         """
-        asked = StreamOptions(with_defaults(options), priority)
-        with closing(SyncStream(self._http, self._service, asked).run(texts)) as records:
-            for record in records:
-                yield checked(record, on_error)
+        stream = Stream(self._sender, calls.with_defaults(options), priority, on_error)
+        return iterate(stream.run(iter(texts)))
 
     def rerank(
         self,
@@ -106,18 +98,18 @@ class Client:
         **options: Unpack[RerankOptions],
     ) -> Ranking:
         """The passages by falling score; `priority` is 0 (urgent) to 7 (background)."""
-        return self._send(calls.rerank_call(query, passages, options, priority))
+        return finished(self._sender.send(calls.rerank_call(query, passages, options, priority)))
 
     def count_tokens(self, texts: Sequence[str], *, model: str | None = None) -> list[int]:
         """How many tokens each text has for a model, the dense one unless named.
 
         Special tokens are left out.
         """
-        return self._send(calls.count_call(texts, model))
+        return finished(self._sender.send(calls.count_call(texts, model)))
 
     def health(self) -> Health:
         """Whether the service is ready; asked once."""
-        return self._send_once(calls.health_call())
+        return finished(self._sender.send_once(calls.health_call()))
 
     def close(self) -> None:
         """Close the connections."""
@@ -129,21 +121,3 @@ class Client:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _send(self, call: Call[Answer]) -> Answer:
-        retries = self._service.retries()
-        while True:
-            try:
-                return self._send_once(call)
-            except SmartEmbedderError as error:
-                pause = retries.pause_after(error)
-            time.sleep(pause)
-
-    def _send_once(self, call: Call[Answer]) -> Answer:
-        asked = self._service.request(call)
-        with (
-            transport_errors(self._http, self._service.url),
-            self._http.stream(**asked) as response,
-        ):
-            answer = read_body(response, call.limits)
-        return call.read(answer)

@@ -4,18 +4,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from smart_embedder_client import limits, safetensors
 from smart_embedder_client.answers import (
     SparseVector,
     TokenStrings,
+    by_text,
     check_tensors,
     read_tokens,
     read_warnings,
 )
 from smart_embedder_client.errors import SmartEmbedderError, error_in_record
-from smart_embedder_client.options import OnError
 from smart_embedder_client.safetensors import Array
 
 
@@ -46,13 +44,6 @@ class StreamedText:
     vector_space: Mapping[str, str] = field(default_factory=dict)
     warnings: list[dict[str, Any]] = field(default_factory=list)
     error: SmartEmbedderError | None = None
-
-
-def checked(record: StreamedText, on_error: OnError) -> StreamedText:
-    """The record; raises its error, if `on_error` says so."""
-    if record.error is not None and on_error == "raise":
-        raise record.error
-    return record
 
 
 class RecordReader:
@@ -102,7 +93,7 @@ class RecordReader:
             raise TypeError("a file without records")
         rows = sum("error" not in each for each in records)
         check_tensors(tensors, self._options, rows, told["output_dtype"])
-        row = 0
+        row, vectors = 0, by_text(tensors)
         for facts in records:
             if "id" not in facts:
                 raise error_in_record(facts["error"])
@@ -112,16 +103,17 @@ class RecordReader:
             if "error" in facts:
                 record = StreamedText(id=name, text=text, error=error_in_record(facts["error"]))
             else:
-                record = StreamedText(id=name, text=text, **self._read_text(facts, tensors, row))
+                record = StreamedText(id=name, text=text, **self._read_text(facts, vectors, row))
                 row += 1
             self._read += 1
             yield record
 
     def _read_text(
-        self, facts: Mapping[str, Any], tensors: Mapping[str, Array], row: int
+        self, facts: Mapping[str, Any], vectors: Mapping[str, Any], row: int
     ) -> dict[str, Any]:
         """What is said about one text, and its vectors."""
-        found = _arrays(tensors, row) | {"vector_space": self._spaces}
+        found = {name: _copied(of[row]) for name, of in vectors.items()}
+        found["vector_space"] = self._spaces
         place = range(self._read, self._read + 1)
         found["warnings"] = read_warnings(facts.get("warnings", []), place)
         if facts.get("tokens") is not None:
@@ -134,24 +126,8 @@ class RecordReader:
         return found
 
 
-def _arrays(tensors: Mapping[str, Array], row: int) -> dict[str, Any]:
-    """Copies: a view would keep the vectors of all texts of the file in memory."""
-    arrays: dict[str, Any] = {
-        name: tensors[name][row].copy() for name in ("dense", "muvera") if name in tensors
-    }
-    if "dense_scale" in tensors:
-        arrays["dense_scale"] = float(tensors["dense_scale"][row])
-    for name in ("colbert", "colbert_scale"):
-        if name in tensors:
-            arrays[name] = _part(tensors[name], tensors["colbert_offsets"], row)
-    if "sparse_offsets" in tensors:
-        offsets = tensors["sparse_offsets"]
-        arrays["sparse"] = SparseVector(
-            _part(tensors["sparse_indices"], offsets, row),
-            _part(tensors["sparse_values"], offsets, row),
-        )
-    return arrays
-
-
-def _part(joined: Array, offsets: Array, row: int) -> Array:
-    return np.array(joined[offsets[row] : offsets[row + 1]])
+def _copied(vectors: Any) -> Any:
+    """A copy: a view would keep the vectors of all texts of the file in memory."""
+    if isinstance(vectors, SparseVector):
+        return SparseVector(vectors.indices.copy(), vectors.values.copy())
+    return vectors.copy() if vectors.ndim else float(vectors)

@@ -1,4 +1,4 @@
-"""Streams of any number of texts, for threads and for asyncio.
+"""Streams of any number of texts.
 
 httpx reads nothing of an answer before the whole request is sent. A stream is therefore divided
 into sections: requests of some seconds each, small enough to be sent at once, of which a lost one
@@ -6,19 +6,11 @@ costs little. A few are with the service at a time: while the answer to one is r
 next. Only texts that are sent and not answered are kept in memory.
 """
 
-import asyncio
 import json
 import time
 from collections import deque
-from collections.abc import (
-    AsyncGenerator,
-    AsyncIterable,
-    AsyncIterator,
-    Generator,
-    Iterable,
-    Iterator,
-)
-from contextlib import aclosing, closing, suppress
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Iterator
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,14 +18,6 @@ import httpx
 
 from smart_embedder_client import safetensors
 from smart_embedder_client.answers import read_spaces
-from smart_embedder_client.calls import (
-    Service,
-    StreamOptions,
-    chunks_of,
-    chunks_of_async,
-    read_body,
-    read_body_async,
-)
 from smart_embedder_client.errors import (
     CONNECTION_LOST,
     INVALID_INPUT,
@@ -43,7 +27,9 @@ from smart_embedder_client.errors import (
     unexpected_answer,
 )
 from smart_embedder_client.limits import SMALL
+from smart_embedder_client.options import OnError
 from smart_embedder_client.records import RecordReader, StreamedText
+from smart_embedder_client.sending import Sender, chunks_of, read_body
 
 # While one is computed, the others wait in the service.
 OPEN_SECTIONS = 3
@@ -173,96 +159,26 @@ class SectionMaker:
 
 
 @dataclass(frozen=True, slots=True)
-class SyncStream:
-    """Sends texts in sections and reads their records, in order."""
+class Stream:
+    """Sends texts in sections and reads their records, in order.
 
-    http: httpx.Client
-    service: Service
-    options: StreamOptions
+    With `on_error` "raise" a text that cannot be embedded ends it.
+    """
 
-    def run(self, texts: Iterable[TextOrPair]) -> Generator[StreamedText]:
-        """The records; a few sections are with the service at a time."""
-        maker, source = SectionMaker(self.options.options), iter(texts)
-        waiting: deque[tuple[Section, httpx.Response | None]] = deque()
-        try:
-            while True:
-                while len(waiting) < OPEN_SECTIONS and (section := _next(maker, source)):
-                    response = None
-                    # What cannot be sent early is sent again when its turn comes.
-                    with suppress(SmartEmbedderError):
-                        response = self._open(section, POOL_SECONDS)
-                    waiting.append((section, response))
-                if not waiting:
-                    return
-                yield from self._records(*waiting.popleft())
-                maker.record_end()
-        finally:
-            for _, response in waiting:
-                if response is not None:
-                    response.close()
-
-    def _open(self, section: Section, pool: float | None = None) -> httpx.Response:
-        request = self.http.build_request(
-            **self.service.stream_request(section.body, self.options, pool=pool)
-        )
-        with transport_errors(self.http, self.service.url):
-            response = self.http.send(request, stream=True)
-            try:
-                is_stream = response.status_code == httpx.codes.OK
-                section.begin(response if is_stream else read_body(response, SMALL))
-            except BaseException:
-                response.close()
-                raise
-        return response
-
-    def _records(
-        self, section: Section, response: httpx.Response | None
-    ) -> Generator[StreamedText]:
-        """The records of one section, which is sent again if its answer ends too early."""
-        retries = self.service.retries(resumes=True)
-        while True:
-            before = section.answered
-            try:
-                response = response or self._open(section)
-                with closing(response), transport_errors(self.http, self.service.url):
-                    for chunk in chunks_of(response):
-                        yield from section.read(response, chunk)
-                section.end()
-            except SmartEmbedderError as error:
-                if section.answered > before:
-                    retries = self.service.retries(resumes=True)
-                pause = retries.pause_after(error)
-            else:
-                return
-            response = None
-            time.sleep(pause)
-
-
-def _next(maker: SectionMaker, source: Iterator[TextOrPair]) -> Section | None:
-    for given in source:
-        maker.add(given)
-        if maker.full:
-            break
-    return maker.take()
-
-
-@dataclass(frozen=True, slots=True)
-class AsyncStream:
-    """Sends texts in sections and reads their records, in order."""
-
-    http: httpx.AsyncClient
-    service: Service
-    options: StreamOptions
+    sender: Sender
+    options: dict[str, Any]
+    priority: int | None
+    on_error: OnError
 
     async def run(
         self, texts: Iterable[TextOrPair] | AsyncIterable[TextOrPair]
     ) -> AsyncGenerator[StreamedText]:
         """The records; a few sections are with the service at a time."""
-        maker, source = SectionMaker(self.options.options), _iterate(texts)
+        maker, source = SectionMaker(self.options), _iterate(texts)
         waiting: deque[tuple[Section, httpx.Response | None]] = deque()
         try:
             while True:
-                while len(waiting) < OPEN_SECTIONS and (section := await _following(maker, source)):
+                while len(waiting) < OPEN_SECTIONS and (section := await _next(maker, source)):
                     response = None
                     # What cannot be sent early is sent again when its turn comes.
                     with suppress(SmartEmbedderError):
@@ -272,24 +188,27 @@ class AsyncStream:
                     return
                 async with aclosing(self._records(*waiting.popleft())) as records:
                     async for record in records:
+                        if record.error is not None and self.on_error == "raise":
+                            raise record.error
                         yield record
                 maker.record_end()
         finally:
             for _, response in waiting:
                 if response is not None:
-                    await response.aclose()
+                    await self.sender.http.end(response)
 
     async def _open(self, section: Section, pool: float | None = None) -> httpx.Response:
-        request = self.http.build_request(
-            **self.service.stream_request(section.body, self.options, pool=pool)
-        )
-        with transport_errors(self.http, self.service.url):
-            response = await self.http.send(request, stream=True)
+        http, service = self.sender.http, self.sender.service
+        asked = service.stream_request(section.body, self.options, self.priority, pool)
+        request = http.client.build_request(**asked)
+        with transport_errors(http.client, service.url):
+            response = await http.send(request)
             try:
                 is_stream = response.status_code == httpx.codes.OK
-                section.begin(response if is_stream else await read_body_async(response, SMALL))
+                whole = response if is_stream else await read_body(http, response, SMALL)
+                section.begin(whole)
             except BaseException:
-                await response.aclose()
+                await http.end(response)
                 raise
         return response
 
@@ -297,27 +216,28 @@ class AsyncStream:
         self, section: Section, response: httpx.Response | None
     ) -> AsyncGenerator[StreamedText]:
         """The records of one section, which is sent again if its answer ends too early."""
-        retries = self.service.retries(resumes=True)
+        http, service = self.sender.http, self.sender.service
+        retries = service.retries(resumes=True)
         while True:
             before = section.answered
             try:
                 response = response or await self._open(section)
-                with transport_errors(self.http, self.service.url):
-                    async for chunk in chunks_of_async(response):
+                with transport_errors(http.client, service.url):
+                    async for chunk in chunks_of(http, response):
                         for record in section.read(response, chunk):
                             yield record
                 section.end()
             except SmartEmbedderError as error:
                 if section.answered > before:
-                    retries = self.service.retries(resumes=True)
+                    retries = service.retries(resumes=True)
                 pause = retries.pause_after(error)
             else:
                 return
             finally:
                 if response is not None:
-                    await response.aclose()
+                    await http.end(response)
             response = None
-            await asyncio.sleep(pause)
+            await http.sleep(pause)
 
 
 async def _iterate(
@@ -331,7 +251,7 @@ async def _iterate(
             yield given
 
 
-async def _following(maker: SectionMaker, source: AsyncIterator[TextOrPair]) -> Section | None:
+async def _next(maker: SectionMaker, source: AsyncIterator[TextOrPair]) -> Section | None:
     async for given in source:
         maker.add(given)
         if maker.full:

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from smart_embedder_client import SparseVector
 from smart_embedder_client.ingest.check import main
-from smart_embedder_client.ingest.drift import TOLERANCES, Drift, _cosine, _sparse_cosine
+from smart_embedder_client.ingest.drift import TOLERANCES, _cosine
 from smart_embedder_client.qdrant.store import Point, Store, Vectors
 
 from tests.client.ingest.conftest import Runs
@@ -122,26 +121,3 @@ def test_a_cosine_knows_no_length_and_without_a_shift_none_of_these(rows, scale,
     assert _cosine(rows, -rows, is_shifted=True) == pytest.approx(-1, abs=1e-5)
     assert _cosine(rows, rows[:, :-1], is_shifted=False) == 0
     assert _cosine(rows, None, is_shifted=False) == 0
-
-
-WEIGHTS = st.dictionaries(st.integers(0, 50), st.floats(0.0078125, 2, width=32), max_size=20)
-
-
-@given(WEIGHTS, WEIGHTS)
-def test_the_cosine_of_weights_is_that_of_whole_vectors(first, second) -> None:
-    def sparse(weights):
-        return SparseVector(np.array([*weights], np.uint32), np.array([*weights.values()], "f4"))
-
-    def whole(weights):
-        return np.array([weights.get(i, 0.0) for i in range(51)])
-
-    found = _sparse_cosine(sparse(first), sparse(second))
-    length = np.linalg.norm(whole(first)) * np.linalg.norm(whole(second))
-    assert found == pytest.approx(whole(first) @ whole(second) / length if length else 0, abs=1e-6)
-
-
-@given(st.lists(st.floats(-1, 1), min_size=1, max_size=30), st.sampled_from([*TOLERANCES.values()]))
-def test_a_drift_counts_what_is_beyond_its_tolerance(cosines, tolerance) -> None:
-    drift = Drift(tolerance, cosines)
-    assert drift.drifted == sum(each < 1 - tolerance for each in cosines)
-    assert drift.worst <= drift.median <= max(cosines)

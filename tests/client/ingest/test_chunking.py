@@ -65,13 +65,18 @@ def test_chunks_overlap_by_no_more_than_was_asked_for(client: Client) -> None:
     assert 0 < repeated <= (OVERLAP + 2) * len(overlapping)
 
 
-def test_a_short_text_is_one_chunk_and_text_without_spaces_is_cut(chunker: Chunker) -> None:
+def test_a_short_text_is_one_chunk_and_text_without_spaces_is_cut_until_the_end(
+    chunker: Chunker,
+) -> None:
     short, long = "  the river\n", "検索の言葉を調べる。" * 30
     chunker.prepare([short, long])
     assert chunker.split(short) == ["the river"]
     chunks = chunker.split(long)
     assert len(chunks) > 1
     assert "".join(dict.fromkeys(long)) == "".join(dict.fromkeys("".join(chunks)))
+    chunker.stop()
+    with pytest.raises(StoppedError):
+        chunker.split(short)
 
 
 def test_each_word_is_asked_for_once(client: Client) -> None:
@@ -107,12 +112,6 @@ def test_a_long_split_ends_when_it_is_stopped() -> None:
     with pytest.raises(StoppedError):
         chunker.prepare(str(i) for i in range(1_000))
     assert len(asked) < 500
-
-
-def test_nothing_is_split_after_the_end(chunker: Chunker) -> None:
-    chunker.stop()
-    with pytest.raises(StoppedError):
-        chunker.split("the river")
 
 
 def test_words_are_forgotten_before_they_are_too_many() -> None:

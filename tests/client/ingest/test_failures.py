@@ -27,6 +27,7 @@ def stored_once(runs: Runs, qdrant: QdrantServer, points: int) -> bool:
         {"status": 429, "headers": {"Retry-After": "1"}},
         {"status": 429},
         {"status": 503, "times": 2},
+        {"status": 503, "after": True},
         {"status": 500, "reason": "Service internal error: task 3 panicked"},
         {"seconds": 3.0},
     ],
@@ -38,27 +39,18 @@ def test_a_busy_or_slow_server_is_asked_again(
     target = replace(http_runs.target, timeout=1 if "seconds" in fault else 60)
     report = replace(http_runs, target=target).run()
     assert len(http_runs.ids()) == report.points
-    # What was too slow may have been stored all the same.
-    assert "seconds" in fault or stored_once(http_runs, qdrant, report.points)
+    # What was too slow, or had no answer, is stored all the same.
+    assert {"seconds", "after"} & {*fault} or stored_once(http_runs, qdrant, report.points)
     assert capsys.readouterr().err.count("trying again") == 1
-
-
-def test_points_that_were_stored_without_an_answer_are_not_missing(
-    http_runs: Runs, qdrant: QdrantServer
-) -> None:
-    qdrant.fail(times=1, status=503, after=True)
-    report = http_runs.run()
-    assert len(http_runs.ids()) == report.points
     assert http_runs.run().uploaded == 0
 
 
-@pytest.mark.parametrize("fault", [{"status": 507}, {"status": 500, "reason": NO_SPACE}])
 def test_a_full_server_stops_the_run_in_one_sentence_and_it_goes_on_later(
-    http_runs: Runs, qdrant: QdrantServer, fault: dict
+    http_runs: Runs, qdrant: QdrantServer
 ) -> None:
     options = replace(http_runs.options, batch_bytes=1, streams=1)
     runs = replace(http_runs, options=options)
-    qdrant.fail(text="Paragraph 8", **fault)
+    qdrant.fail(text="Paragraph 8", status=507)
     with pytest.raises(QdrantFullError) as caught:
         runs.run()
     assert "\n" not in str(caught.value)
@@ -70,52 +62,36 @@ def test_a_full_server_stops_the_run_in_one_sentence_and_it_goes_on_later(
     assert stored_once(runs, qdrant, report.points)
 
 
-def test_an_outage_that_lasts_stops_the_run_and_it_goes_on_later(
-    http_runs: Runs, qdrant: QdrantServer
+@pytest.mark.parametrize(
+    ("runs", "full", "away", "refusing", "refuses"),
+    [
+        ("http", 500, 503, 400, 400),
+        ("grpc", "INTERNAL", "UNAVAILABLE", 422, "INVALID_ARGUMENT"),
+    ],
+    indirect=["runs"],
+)
+def test_failures_have_the_same_ends_over_http_and_grpc(
+    runs: Runs, qdrant: QdrantServer, full: object, away: object, refusing: int, refuses: object
 ) -> None:
-    qdrant.fail(status=503)
-    with pytest.raises(QdrantBusyError, match="answers 503: told to fail"):
-        http_runs.run(patience=0.1)
-    qdrant.fail()
-    assert stored_once(http_runs, qdrant, http_runs.run().points)
-
-
-@pytest.mark.parametrize("runs", ["grpc"], indirect=True)
-def test_over_grpc_the_same_failures_have_the_same_ends(runs: Runs, qdrant: QdrantServer) -> None:
     qdrant.fail(status=500, reason=NO_SPACE)
-    with pytest.raises(QdrantFullError, match="answers INTERNAL: .*No space left"):
+    with pytest.raises(QdrantFullError, match=f"answers {full}: .*No space left"):
         runs.run()
     qdrant.fail(status=503)
-    with pytest.raises(QdrantBusyError, match="answers UNAVAILABLE: told to fail"):
+    with pytest.raises(QdrantBusyError, match=f"answers {away}: told to fail"):
         runs.run(patience=0.1)
-    qdrant.fail(status=429, times=1)
-    assert runs.run(patience=30).refused == []
-    (runs.options.source / "odd.txt").write_text("an odd river")
-    qdrant.fail(status=422, text="an odd river")
-    ((source, reason),) = runs.run().refused
-    assert source == "odd.txt"
-    assert "answers INVALID_ARGUMENT: told to fail" in reason
-    qdrant.fail()
+    # A point that is refused is named, and the others are stored.
+    qdrant.fail(status=refusing, reason="the vector is odd", text="pump is blocked")
     report = runs.run()
-    assert (report.uploaded, len(runs.ids())) == (1, report.points)
-
-
-@pytest.mark.parametrize("status", [400, 422])
-def test_a_point_that_is_refused_is_named_and_the_others_are_stored(
-    http_runs: Runs, qdrant: QdrantServer, status: int
-) -> None:
-    qdrant.fail(status=status, reason="the vector is odd", text="pump is blocked")
-    report = http_runs.run()
     ((source, reason),) = report.refused
     assert source == "pump.txt"
-    assert f"answers {status}: the vector is odd" in reason
-    assert stored_once(http_runs, qdrant, report.points - 1)
+    assert f"answers {refuses}: the vector is odd" in reason
+    assert stored_once(runs, qdrant, report.points - 1)
     # It alone is tried again.
-    assert http_runs.run().refused == report.refused
-    qdrant.fail()
-    last = http_runs.run()
+    assert runs.run().refused == report.refused
+    qdrant.fail(status=429, times=1)
+    last = runs.run()
     assert (last.uploaded, last.refused) == (1, [])
-    assert stored_once(http_runs, qdrant, report.points)
+    assert stored_once(runs, qdrant, report.points)
 
 
 def test_a_server_that_refuses_everything_stops_the_run(

@@ -40,36 +40,30 @@ def test_what_was_noted_is_there_in_the_next_run(tmp_path: Path) -> None:
         assert journal.points == 0
 
 
-def test_a_document_is_seen_once_in_a_run(tmp_path: Path) -> None:
+def test_a_document_is_seen_once_in_a_run_and_points_without_end(tmp_path: Path) -> None:
     with Journal(tmp_path / "journal.sqlite") as journal:
         assert journal.see_first([DIGESTS[i] for i in (0, 0, 1)]) == [True, False, True]
         assert journal.see_first(DIGESTS[:1]) == [False]
         assert journal.seen_points == 0
-
-
-def test_more_points_than_one_statement_of_sqlite_takes(tmp_path: Path) -> None:
-    ids = [str(uuid4()) for _ in range(2500)]
-    with Journal(tmp_path / "journal.sqlite") as journal:
+        # More than one statement of SQLite takes.
+        ids = [str(uuid4()) for _ in range(2500)]
         journal.see(ids[:2000])
         assert set(journal.unseen(ids)) == set(ids[2000:])
 
 
-def test_a_file_that_is_no_journal_or_that_another_run_has_open(tmp_path: Path) -> None:
+def test_a_journal_that_cannot_be_used_is_told_in_one_sentence(tmp_path: Path) -> None:
     path = tmp_path / "journal.sqlite"
-    with Journal(path), pytest.raises(JournalError, match="another run has it open"):
-        Journal(path)
-    path.write_text("no database at all, and long enough to be taken for one" * 20)
-    with pytest.raises(JournalError, match="cannot be used: file is not a database"):
-        Journal(path)
-
-
-def test_a_disk_that_is_full_is_told_in_one_sentence(tmp_path: Path) -> None:
-    with Journal(tmp_path / "journal.sqlite") as journal:
+    with Journal(path) as journal:
+        with pytest.raises(JournalError, match="another run has it open"):
+            Journal(path)
         # SQLite's own limit fails as a full disk does.
         journal._connection.execute("PRAGMA max_page_count = 8")
         with pytest.raises(JournalError, match="cannot be used: database or disk is full"):
             journal.add(DIGESTS[0], [str(uuid4()) for _ in range(10_000)])
         assert journal.stored(DIGESTS) == set()
+    path.write_text("no database at all, and long enough to be taken for one" * 20)
+    with pytest.raises(JournalError, match="cannot be used: file is not a database"):
+        Journal(path)
 
 
 def document(**changes: object) -> Document:
@@ -88,9 +82,7 @@ def test_every_option_and_every_field_changes_the_names() -> None:
     shorter = Recipe("texts", ("model",), (256, 64))
     assert document_digest(document(), RECIPE) != document_digest(document(), shorter)
     assert chunk_ids(document(), ["t"], RECIPE) == chunk_ids(document(), ["t"], shorter)
-
-
-def test_chunks_that_repeat_in_a_document_have_their_own_names() -> None:
+    # Chunks that repeat in a document have their own names.
     ids = chunk_ids(document(), ["a", "b", "a"], RECIPE)
     assert len(set(ids)) == 3
     assert ids[:2] == chunk_ids(document(text="other"), ["a", "b"], RECIPE)

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from smart_embedder_client import Client
 from smart_embedder_client.ingest.command import main
-from smart_embedder_client.ingest.migrate import Migration, migrate
-from smart_embedder_client.ingest.options import IngestError, MigrateOptions
+from smart_embedder_client.ingest.migrate import migrate
+from smart_embedder_client.ingest.options import IngestError, MigrateOptions, Migration
 from smart_embedder_client.qdrant.edge_store import EdgeStore
 from smart_embedder_client.qdrant.store import OtherSpaceError, Point
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 from smart_embedder_client.answers import Embeddings
 from smart_embedder_client.async_client import AsyncClient
@@ -182,10 +183,6 @@ class Collection:
                 "model and settings, or embed it anew with --migrate"
             )
 
-    async def count(self, dataset: str) -> int:
-        """How many points a data set has."""
-        return await self.patience.ask(self.store.count, dataset)
-
     async def existing(self, ids: list[str]) -> set[str]:
         """Those of the points that it has."""
         found: set[str] = set()
@@ -204,12 +201,13 @@ class Collection:
         # The graph was put off for the load by this run, or by one that was killed.
         if options.index and DENSE in self.layout.vectors:
             await self.patience.ask(self.store.start_indexing)
-        stored = await self.count(options.dataset)
+        count = partial(self.patience.ask, self.store.count, options.dataset)
+        stored = await count()
         if not (options.sync and is_whole):
             return 0, max(stored - journal.seen_points, 0)
         await self.patience.ask(self._remove_unseen, journal, options.dataset)
         journal.forget_unseen()
-        return stored - await self.count(options.dataset), 0
+        return stored - await count(), 0
 
     def _remove_unseen(self, journal: Journal, dataset: str) -> None:
         for ids in pages(self.store, dataset):

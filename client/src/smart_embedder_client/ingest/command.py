@@ -14,13 +14,15 @@ from smart_embedder_client import arguments as common
 from smart_embedder_client.arguments import plain, plain_json
 from smart_embedder_client.errors import SmartEmbedderError
 from smart_embedder_client.ingest.journal import JournalError
-from smart_embedder_client.ingest.migrate import Migration, migrate
+from smart_embedder_client.ingest.migrate import migrate
 from smart_embedder_client.ingest.options import (
     IngestError,
     IngestOptions,
     LoadOptions,
     MigrateOptions,
+    Migration,
     Report,
+    Stored,
 )
 from smart_embedder_client.ingest.pace import is_temporary
 from smart_embedder_client.ingest.run import ingest
@@ -114,14 +116,14 @@ def _told(report: Report, *, sync: bool) -> Iterator[str]:
         yield f"  and {len(report.failed) - _SHOWN_FAILURES} more, which --json names"
 
 
-def _told_changes(report: Report | Migration) -> Iterator[str]:
+def _told_changes(report: Stored) -> Iterator[str]:
     if report.pooled:
         yield f"{report.pooled} chunks had too many ColBERT vectors, which were pooled"
     if report.truncated:
         yield f"{report.truncated} chunks were longer than the model reads, and were cut"
 
 
-def _told_refusals(report: Report | Migration) -> Iterator[str]:
+def _told_refusals(report: Stored) -> Iterator[str]:
     yield from (f"{source}: {reason}" for source, reason in report.refused[:_SHOWN_REFUSALS])
     if report.refused:
         yield f"{len(report.refused)} chunks were refused; the same command tries them again"

@@ -11,14 +11,14 @@ import json
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from smart_embedder_client.async_client import AsyncClient
 from smart_embedder_client.ingest.collection import Collection, Served, ask_service
 from smart_embedder_client.ingest.embedding import Embedder, VectorOptions
 from smart_embedder_client.ingest.loading import Chunk, Loader, use_threads
-from smart_embedder_client.ingest.options import IngestError, MigrateOptions
+from smart_embedder_client.ingest.options import IngestError, MigrateOptions, Migration
 from smart_embedder_client.ingest.pace import Patience, Progress
 from smart_embedder_client.qdrant.store import (
     DENSE,
@@ -36,42 +36,6 @@ from smart_embedder_client.qdrant.store import (
 
 _DIGITS = 8
 _AGAIN = "the service has changed during the run: run the same command again"
-
-
-@dataclass(slots=True, kw_only=True)
-class Migration:
-    """What a migration did.
-
-    Attributes:
-        name: What was migrated: a collection, or an alias of one.
-        old: The collection that it was.
-        new: The collection with the service's vectors.
-        points: How many the new one has.
-        uploaded: How many of them were stored by this run.
-        pooled: Texts whose ColBERT vectors were too many for a point.
-        truncated: Texts that are longer than the model reads.
-        refused: What is not in the new collection, and why.
-        is_moved: Whether `name` is an alias of the new collection now.
-        is_dropped: Whether the old collection is gone.
-        seconds: How long it took.
-    """
-
-    name: str
-    old: str
-    new: str
-    points: int = 0
-    uploaded: int = 0
-    pooled: int = 0
-    truncated: int = 0
-    refused: list[tuple[str, str]] = field(default_factory=list)
-    is_moved: bool = False
-    is_dropped: bool = False
-    seconds: float = 0.0
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether the new collection has everything."""
-        return not self.refused
 
 
 async def migrate(
@@ -190,26 +154,19 @@ class _Steps:
         )
         most = collection.layout.most_colbert_vectors
         embedder = Embedder(self.client, vectors, self.patience, most)
-        loader = Loader(options, collection, embedder, self.patience, self.progress)
+        done = Migration(name=self.name, old=self.old.collection, new=new.collection)
+        loader = Loader(options, collection, embedder, self.patience, self.progress, done)
         # What is stored while a pass is under way is found by the next one.
         is_changed = True
-        while is_changed and not loader.report.refused:
-            before = loader.report.uploaded
+        while is_changed and not done.refused:
+            before = done.uploaded
             await self._pass(loader, model)
-            is_changed = loader.report.uploaded > before
+            is_changed = done.uploaded > before
         await ask(self._remove_what_is_gone, new)
         if options.index and DENSE in collection.layout.vectors:
             await ask(new.start_indexing)
-        done = Migration(
-            name=self.name,
-            old=self.old.collection,
-            new=new.collection,
-            points=await ask(new.count, None),
-            uploaded=loader.report.uploaded,
-            pooled=embedder.pooled,
-            truncated=embedder.truncated,
-            refused=loader.report.refused,
-        )
+        done.points = await ask(new.count, None)
+        done.pooled, done.truncated = embedder.pooled, embedder.truncated
         if not done.refused:
             await self._finish(new, replace(origin, is_complete=True), done)
         return done

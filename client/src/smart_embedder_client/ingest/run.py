@@ -72,6 +72,7 @@ class Ingest:
     chunker: Chunker
     journal: Journal
     loader: Loader
+    report: Report
     _skipped: Skipped = field(default_factory=Skipped, init=False)
     _window: Pace = field(init=False)
 
@@ -91,7 +92,7 @@ class Ingest:
         finally:
             # A cancelled task leaves its thread, for which the end of the event loop waits.
             self.chunker.stop()
-        report, embedder = self.loader.report, self.loader.embedder
+        report, embedder = self.report, self.loader.embedder
         report.failed, report.unread = self._skipped.failed, dict(self._skipped.unread)
         report.removed, report.stale = await self.loader.collection.finish(
             self.journal, self.options, is_whole=report.documents > 0 and not report.failed
@@ -147,11 +148,11 @@ class Ingest:
         digests = [document_digest(document, self.recipe) for document in window]
         seen_first = self.journal.see_first(digests)
         for document, digest, is_first in zip(window, digests, seen_first, strict=True):
-            self.loader.report.documents += not document.is_part
+            self.report.documents += not document.is_part
             if is_first:
                 first[digest] = document
             else:
-                self.loader.report.repeated += not document.is_part
+                self.report.repeated += not document.is_part
                 self.loader.progress.read(document.size)
         for digest in self.journal.stored(list(first)):
             self.loader.progress.read(first.pop(digest).size)
@@ -222,7 +223,7 @@ async def ingest(
             collection = await Collection.prepare(store, patience, options, served)
             origin = await collection.settle_origin(client, noted, served, progress.note)
             # The journal is trusted unless the collection has less than that says.
-            if options.recheck or await collection.count(options.dataset) < notes.points:
+            if options.recheck or await patience.ask(store.count, options.dataset) < notes.points:
                 notes.forget()
             progress.tell(f"{options.source} goes into {name} by {store.transport}")
             limit = _chunk_limit(options, collection, progress)
@@ -233,13 +234,15 @@ async def ingest(
             models = (noted and noted.models) or served.models
             made = (*models, sorted(kinds), collection.datatype, factor)
             embedder = Embedder(client, vectors, patience, collection.layout.most_colbert_vectors)
+            report = Report()
             prepared = Ingest(
                 options=options,
                 recipe=Recipe(options.dataset, made, (limit, options.overlap)),
                 model=served.name,
                 chunker=_chunker(options, token_client, served, limit),
                 journal=notes,
-                loader=Loader(options, collection, embedder, patience, progress),
+                loader=Loader(options, collection, embedder, patience, progress, report),
+                report=report,
             )
             return await prepared.run()
 

@@ -230,14 +230,12 @@ class ClientStore:
             yield
 
     def layout(self) -> Layout | None:
-        """The vectors of the collection; None if it does not exist."""
         with self._asking():
             if not self._client.collection_exists(self.collection):
                 return None
             return _read_layout(self._client.get_collection(self.collection).config.params)
 
     def resolve(self) -> bool:
-        """From now on mean the collection itself, if `collection` is an alias; whether it is."""
         own_name = self._aliases().get(self.collection)
         self.collection = own_name or self.collection
         return own_name is not None
@@ -249,7 +247,6 @@ class ClientStore:
         return {each.alias_name: each.collection_name for each in found}
 
     def move_alias(self, alias: str) -> None:
-        """Make `alias` one of this collection, and of no other, in one step."""
         changes: list[q.AliasOperations] = []
         if alias in self._aliases():
             changes.append(q.DeleteAliasOperation(delete_alias=q.DeleteAlias(alias_name=alias)))
@@ -259,12 +256,10 @@ class ClientStore:
             self._client.update_collection_aliases(changes)
 
     def drop(self) -> None:
-        """Remove the collection, if it exists; `collection` is its name."""
         with self._asking():
             self._client.delete_collection(self.collection)
 
     def origin(self) -> Origin | None:
-        """Where its vectors come from; None if it does not say or does not exist."""
         with self._asking():
             if not self._client.collection_exists(self.collection):
                 return None
@@ -277,7 +272,6 @@ class ClientStore:
             self._client.update_collection(self.collection, metadata=origin.metadata)
 
     def create(self, layout: Layout, origin: Origin | None) -> None:
-        """Make the collection; its HNSW graph is not made before `start_indexing`."""
         with self._asking():
             self._client.create_collection(
                 self.collection,
@@ -294,7 +288,6 @@ class ClientStore:
                 self._client.create_payload_index(self.collection, key, q.PayloadSchemaType.KEYWORD)
 
     def start_indexing(self) -> None:
-        """Have the HNSW graph of the dense vectors made, unless there is one."""
         layout = self.layout()
         if layout is None or layout.vectors[DENSE].edges != 0:
             return
@@ -307,7 +300,6 @@ class ClientStore:
             )
 
     def existing(self, ids: Sequence[str]) -> set[str]:
-        """Those of the points that the collection has."""
         with self._asking():
             found = self._client.retrieve(
                 self.collection, ids, with_payload=False, with_vectors=False
@@ -315,7 +307,6 @@ class ClientStore:
         return {str(each.id) for each in found}
 
     def upsert(self, points: Sequence[Point]) -> None:
-        """Store points; it returns when they can be found."""
         with self._asking():
             if self.transport == _GRPC:
                 request = q_grpc.UpsertPoints(
@@ -328,37 +319,31 @@ class ClientStore:
                 self._client.upsert(self.collection, list(map(to_struct, points)), wait=True)
 
     def delete(self, ids: Sequence[str]) -> None:
-        """Remove points."""
         with self._asking():
             selected = q.PointIdsList(points=list(ids))
             self._client.delete(self.collection, selected, wait=True)
 
     def read(self, ids: Sequence[str], *, with_vectors: bool) -> list[Point]:
-        """Those of the points that the collection has."""
         with self._asking():
             return list(
                 map(_read_point, self._client.retrieve(self.collection, ids, True, with_vectors))
             )
 
     def sample(self, count: int) -> list[Point]:
-        """So many points by chance, or all; without vectors."""
         chance = q.SampleQuery(sample=q.Sample.RANDOM)
         with self._asking():
             answer = self._client.query_points(self.collection, chance, limit=count)
         return list(map(_read_point, answer.points))
 
     def count(self, dataset: str | None) -> int:
-        """How many points a data set has, or all together."""
         with self._asking():
             return self._client.count(self.collection, _of_dataset(dataset), exact=True).count
 
     def names(self) -> list[str]:
-        """Of all collections of this Qdrant."""
         with self._asking():
             return [each.name for each in self._client.get_collections().collections]
 
     def page(self, dataset: str | None, offset: Any) -> tuple[list[str], Any]:
-        """Ids of the points of a data set, or of all, and where those after them begin."""
         with self._asking():
             found, following = self._client.scroll(
                 self.collection,
@@ -371,7 +356,6 @@ class ClientStore:
         return [str(each.id) for each in found], following
 
     def search(self, query: Vectors, depths: Depths) -> dict[str, list[Hit]]:
-        """The points of each stage by falling score, as `Store` says."""
         requests = to_stages(query, depths)
         with self._asking():
             answers = self._client.query_batch_points(self.collection, list(requests.values()))
@@ -381,7 +365,6 @@ class ClientStore:
         }
 
     def close(self) -> None:
-        """Close connections and files."""
         if self.owns_connections:
             self._client.close()
 

@@ -64,11 +64,9 @@ class EdgeStore:
                 self._shard = edge.EdgeShard.load(str(self._folder))
 
     def beside(self, collection: str) -> Self:
-        """Another collection in the same folder, which need not exist."""
         return type(self)(self._root, collection)
 
     def resolve(self) -> bool:
-        """From now on mean the collection itself, if `collection` is an alias; whether it is."""
         is_alias = self.collection != self._folder.name
         self.collection = self._folder.name
         return is_alias
@@ -77,7 +75,6 @@ class EdgeStore:
         return self._root / f"{alias}{_ALIAS}"
 
     def move_alias(self, alias: str) -> None:
-        """Make `alias` one of this collection, and of no other, in one step."""
         _write(self._alias_file(alias), self.collection)
 
     @property
@@ -96,7 +93,6 @@ class EdgeStore:
                 raise _failure(self._folder, error) from error
 
     def layout(self) -> Layout | None:
-        """The vectors of the collection; None if it does not exist."""
         if self._shard is None:
             return None
         told = json.loads((self._folder / _CONFIGURATION).read_text("utf-8"))
@@ -109,7 +105,6 @@ class EdgeStore:
         )
 
     def create(self, layout: Layout, origin: Origin | None) -> None:
-        """Make the collection."""
         configuration = edge.EdgeConfig(
             vectors={name: _params(each) for name, each in layout.vectors.items()},
             sparse_vectors={name: edge.EdgeSparseVectorParams() for name in layout.sparse},
@@ -124,7 +119,6 @@ class EdgeStore:
             self._shard.update(edge.UpdateOperation.create_field_index(DATASET, keyword))
 
     def drop(self) -> None:
-        """Remove the collection, if it exists; `collection` is its name."""
         self.close()
         self._shard = None
         # Under another name a half of it is no collection. The folder is never that of an alias.
@@ -136,7 +130,6 @@ class EdgeStore:
                 shutil.rmtree(removed)
 
     def origin(self) -> Origin | None:
-        """Where its vectors come from; None if it does not say or does not exist."""
         if self._shard is None:
             return None
         try:
@@ -145,7 +138,6 @@ class EdgeStore:
             return None
 
     def note_origin(self, origin: Origin) -> None:
-        """Have the collection say where its vectors come from."""
         _write(self._folder / _ORIGIN, json.dumps(origin.metadata))
 
     def start_indexing(self) -> None:
@@ -155,24 +147,20 @@ class EdgeStore:
             self._open_shard.flush()
 
     def existing(self, ids: Sequence[str]) -> set[str]:
-        """Those of the points that the collection has."""
         with self._asking():
             found = self._open_shard.retrieve(list(ids), with_payload=False, with_vector=False)
         return {str(each.id) for each in found}
 
     def upsert(self, points: Sequence[Point]) -> None:
-        """Store points."""
         made = [edge.Point(each.id, _named(each.vectors), dict(each.payload)) for each in points]
         with self._asking():
             self._open_shard.update(edge.UpdateOperation.upsert_points(made))
 
     def delete(self, ids: Sequence[str]) -> None:
-        """Remove points."""
         with self._asking():
             self._open_shard.update(edge.UpdateOperation.delete_points(list(ids)))
 
     def read(self, ids: Sequence[str], *, with_vectors: bool) -> list[Point]:
-        """Those of the points that the collection has."""
         with self._asking():
             found = self._open_shard.retrieve(
                 list(ids), with_payload=True, with_vector=with_vectors
@@ -180,22 +168,18 @@ class EdgeStore:
         return list(map(_read_point, found))
 
     def sample(self, count: int) -> list[Point]:
-        """So many points by chance, or all; without vectors."""
         request = edge.QueryRequest(limit=count, query=edge.Sample.Random, with_payload=True)
         with self._asking():
             return list(map(_read_point, self._open_shard.query(request)))
 
     def count(self, dataset: str | None) -> int:
-        """How many points a data set has, or all together."""
         with self._asking():
             return self._open_shard.count(edge.CountRequest(filter=_of_dataset(dataset)))
 
     def names(self) -> list[str]:
-        """Of all collections in the folder."""
         return sorted(file.parent.name for file in self._root.glob(f"[!.]*/{_CONFIGURATION}"))
 
     def page(self, dataset: str | None, offset: Any) -> tuple[list[str], Any]:
-        """Ids of the points of a data set, or of all, and where those after them begin."""
         request = edge.ScrollRequest(
             offset=offset,
             limit=PAGE,
@@ -208,7 +192,6 @@ class EdgeStore:
         return [str(each.id) for each in found], following
 
     def search(self, query: Vectors, depths: Depths) -> dict[str, list[Hit]]:
-        """The points of each stage by falling score, as `Store` says."""
         requests = _stages(query, depths)
         with self._asking():
             found = [self._open_shard.query(request) for request in requests.values()]
