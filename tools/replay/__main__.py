@@ -7,6 +7,7 @@ in the log: the numbers bit by bit, and where they differ by their distance.
 import argparse
 import base64
 import json
+import os
 import sys
 import zlib
 from collections import Counter, defaultdict
@@ -191,16 +192,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     report = Report()
     try:
-        with (
-            options.log.open(encoding="utf-8", errors="replace") as lines,
-            closing(Target(options.url, options.token, options.timeout)) as target,
-        ):
-            replay(lines, target, report)
+        with closing(Target(options.url, options.token, options.timeout)) as target:
+            replay(lines_of(options.log), target, report)
     except OSError as error:
         print(f"Nothing was repeated: {options.log}: {error.strerror}", file=sys.stderr)
         return 2
     print(*report.lines(), sep="\n")
     return report.status
+
+
+def lines_of(log: Path) -> Iterator[str]:
+    """The lines that it has now: a server that is asked may write to the same file."""
+    with log.open("rb") as file:
+        left = os.fstat(file.fileno()).st_size
+        for line in file:
+            left -= len(line)
+            if left < 0:
+                return
+            yield line.decode(errors="replace")
 
 
 def replay(lines: Iterable[str], target: Target, report: Report) -> None:

@@ -17,7 +17,7 @@ import pytest
 from tests.api.conftest import serving
 from tests.support.answering_http import answering
 from tests.support.formats import ARROW, MSGPACK, SAFETENSORS
-from tools.replay.__main__ import main
+from tools.replay.__main__ import lines_of, main
 from tools.replay.numbers import numbers_of
 
 TEXTS = ["hybrid search", "Öltank"]
@@ -141,22 +141,16 @@ def test_numbers_that_differ_are_told_with_their_distance(
     assert re.search(told, output), output
 
 
-def test_another_space_is_told_with_what_differs(log, server, tmp_path) -> None:
+@pytest.mark.parametrize("names_its_space", [False, True])
+def test_another_space_is_told_with_what_differs(log, server, tmp_path, names_its_space) -> None:
     def by_another_pooling(line: dict[str, Any]) -> None:
-        line["vector_space"]["dense"] = line["vector_space"]["dense"].replace("cls", "mean")
-
-    path = only_the_first(log, tmp_path, by_another_pooling)
-    status, output = replay(path, server.url)
-    assert (status, counts(output)) == (1, {"of another vector space": 1}), output
-    assert "of another vector space: dense: pooling: cls, was mean (1 times)" in output
-
-
-def test_where_the_request_names_its_space_the_refusal_says_it(log, server, tmp_path) -> None:
-    def ask_for_another(line: dict[str, Any]) -> None:
         other = line["vector_space"]["dense"].replace("cls", "mean")
-        line["headers"]["if-vector-space"] = other
+        if names_its_space:  # Then the server refuses it, and says why.
+            line["headers"]["if-vector-space"] = other
+        else:
+            line["vector_space"]["dense"] = other
 
-    status, output = replay(only_the_first(log, tmp_path, ask_for_another), server.url)
+    status, output = replay(only_the_first(log, tmp_path, by_another_pooling), server.url)
     assert (status, counts(output)) == (1, {"of another vector space": 1}), output
     assert "dense: pooling: cls, was mean" in output
 
@@ -185,6 +179,15 @@ def test_lines_that_cannot_be_used_are_counted_by_reason(tmp_path: Path) -> None
     status, output = replay(tmp_path / "none", "http://127.0.0.1:9")
     assert (status, output.count("\n")) == (2, 1)
     assert "No such file" in output
+
+
+def test_what_the_server_writes_to_the_log_meanwhile_is_not_repeated(tmp_path: Path) -> None:
+    (path := tmp_path / "log").write_text("one\ntwo\n")
+    lines = lines_of(path)
+    assert next(lines) == "one\n"
+    with path.open("a") as log:
+        log.write("three\n")
+    assert [*lines] == ["two\n"]
 
 
 def test_a_server_of_others_is_compared_by_its_numbers(log, tmp_path) -> None:
