@@ -1,18 +1,15 @@
 """Random checkpoints of the true shapes: speed does not depend on the values.
 
-python -m benchmarks.checkpoints bge-m3 FOLDER         # 2.2 GiB in float32
-python -m benchmarks.checkpoints bge-reranker FOLDER   # as large, with a one-logit head
-python -m benchmarks.checkpoints qwen-reranker FOLDER  # Qwen3-Reranker-0.6B's, in bfloat16
-python -m benchmarks.checkpoints two-layer FOLDER      # bge-m3's, 64 wide and 2 layers deep
-python -m benchmarks.checkpoints modernbert FOLDER     # gte-modernbert-base's, 0.6 GiB
-python -m benchmarks.checkpoints embedding-gemma FOLDER  # EmbeddingGemma's, 1.2 GiB
-python -m benchmarks.checkpoints qwen-embedding FOLDER # Qwen3-Embedding-0.6B's, in bfloat16
+    python -m benchmarks.checkpoints NAME FOLDER
+
+`MAKERS` has the names: bge-m3 takes 2.2 GiB, as bge-reranker does, and two-layer is bge-m3's shape,
+64 wide and 2 layers deep. Qwen3's are in bfloat16, all others in float32.
 """
 
 import argparse
 import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,11 +47,8 @@ class Shape:
     inner: int
 
 
-SHAPES = {
-    "bge-m3": Shape(hidden=1024, layers=24, heads=16, inner=4096),
-    "bge-reranker": Shape(hidden=1024, layers=24, heads=16, inner=4096),
-    "two-layer": Shape(hidden=64, layers=2, heads=4, inner=256),
-}
+_LARGE = Shape(hidden=1024, layers=24, heads=16, inner=4096)
+_SMALL = Shape(hidden=64, layers=2, heads=4, inner=256)
 VOCABULARY = 250_002
 # What Qwen3-Reranker's template and score need; its own vocabulary is smaller, which costs no time.
 _QWEN_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>"]
@@ -62,14 +56,18 @@ _POOLINGS = ("cls_token", "mean_tokens", "lasttoken")
 _ANSWERS = [AddedToken(word, single_word=True) for word in ("yes", "no")]
 
 
-def save_bge_m3(folder: Path, shape: Shape) -> Path:
+def save_bge_m3(folder: Path, shape: Shape = _LARGE) -> Path:
     """A checkpoint that every engine for bge-m3 can read: weights, heads and tokenizer."""
-    folder.mkdir(parents=True, exist_ok=True)
     save_tokenizer(folder)
     save_encoder(folder, shape, vocabulary=VOCABULARY)
     save_heads(folder, shape.hidden)
     save_modules(folder, shape.hidden, "cls_token")
     return folder
+
+
+def save_two_layers(folder: Path) -> Path:
+    """A small checkpoint of bge-m3's shape."""
+    return save_bge_m3(folder, _SMALL)
 
 
 def save_modules(folder: Path, width: int, pooling: str) -> None:
@@ -120,7 +118,6 @@ def _save_dense(
     pooling: str,
     dtype: torch.dtype = torch.float32,
 ) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
     save_tokenizer(folder)
     torch.manual_seed(3)
     kind(config).to(dtype).save_pretrained(folder)
@@ -128,11 +125,10 @@ def _save_dense(
     return folder
 
 
-def save_bge_reranker(folder: Path, shape: Shape) -> Path:
+def save_bge_reranker(folder: Path) -> Path:
     """A checkpoint of bge-reranker-v2-m3's architecture: a classifier with one logit."""
-    folder.mkdir(parents=True, exist_ok=True)
     save_tokenizer(folder)
-    save_encoder(folder, shape, vocabulary=VOCABULARY, labels=1)
+    save_encoder(folder, _LARGE, vocabulary=VOCABULARY, labels=1)
     return folder
 
 
@@ -217,7 +213,8 @@ def make_tokenizer(words: Sequence[str] = ()) -> Tokenizer:
 
 
 def save_tokenizer(folder: Path) -> None:
-    """`make_tokenizer` with bge-m3's template."""
+    """`make_tokenizer` with bge-m3's template; the folder is made, too."""
+    folder.mkdir(parents=True, exist_ok=True)
     tokenizer = make_tokenizer()
     tokenizer.post_processor = processors.TemplateProcessing(
         single="<s> $A </s>",
@@ -240,26 +237,25 @@ def save_tokenizer(folder: Path) -> None:
     _save_json(file, config | {"tokenizer_class": "PreTrainedTokenizerFast"})
 
 
-def main() -> None:
-    """Make the checkpoint that the command line names."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    names = [*sorted(SHAPES), *_FAMILIES]
-    parser.add_argument("shape", choices=names, help="the architecture")
-    parser.add_argument("folder", type=Path, help="the folder that is written")
-    arguments = parser.parse_args()
-    if arguments.shape in _FAMILIES:
-        print(_FAMILIES[arguments.shape](arguments.folder))
-        return
-    save = save_bge_reranker if arguments.shape == "bge-reranker" else save_bge_m3
-    print(save(arguments.folder, SHAPES[arguments.shape]))
-
-
-_FAMILIES = {
+MAKERS: dict[str, Callable[[Path], Path]] = {
+    "bge-m3": save_bge_m3,
+    "two-layer": save_two_layers,
+    "bge-reranker": save_bge_reranker,
     "qwen-reranker": save_qwen_reranker,
     "qwen-embedding": save_qwen_embedding,
     "modernbert": save_modernbert,
     "embedding-gemma": save_embedding_gemma,
 }
+
+
+def main() -> None:
+    """Make the checkpoint that the command line names."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("name", choices=MAKERS, help="the architecture")
+    parser.add_argument("folder", type=Path, help="the folder that is written")
+    arguments = parser.parse_args()
+    print(MAKERS[arguments.name](arguments.folder))
+
 
 if __name__ == "__main__":
     main()

@@ -35,7 +35,7 @@ import psutil
 from tokenizers import Tokenizer
 
 from benchmarks import formats, neighbours, page, start
-from benchmarks.checkpoints import SHAPES, save_bge_m3
+from benchmarks.checkpoints import save_bge_m3, save_two_layers
 from benchmarks.comparison import CATALOGUE, ENVIRONMENTS, Outcome, Plan, compare
 from benchmarks.turns import turns
 from benchmarks.worker import LIMITS
@@ -120,7 +120,7 @@ def _parse() -> argparse.Namespace:
     arguments.folder = arguments.folder.resolve()
     if not (arguments.folder / "config.json").exists():
         print(f"Making a random checkpoint of bge-m3's shape in {arguments.folder} ...")
-        save_bge_m3(arguments.folder, SHAPES["bge-m3"])
+        save_bge_m3(arguments.folder)
     arguments.until = time.monotonic() + 60 * arguments.minutes
     every = list(CATALOGUE)
     if arguments.page:
@@ -239,7 +239,7 @@ def measure_load(_: Path) -> Any:
     """Rows of benchmark.py for a model of two layers, by the number of clients."""
     rows = []
     with tempfile.TemporaryDirectory() as scratch:
-        model = save_bge_m3(Path(scratch, "two-layer"), SHAPES["two-layer"])
+        model = save_two_layers(Path(scratch, "two-layer"))
         settings, file = start.settings_of(model, "auto"), Path(scratch, "load.json")
         with run_server(model, "app", fresh=True, **settings) as server:
             command = [sys.executable, "benchmark.py", f"--url={server.url}", f"--json={file}"]

@@ -2,11 +2,10 @@
 
     python -m benchmarks.start FOLDER --rounds 5 --tree . --tree ../another-checkout
 
-The files of the weights are in the system's cache, or out of it with `--cold` (on POSIX systems).
+The files of the weights are in the system's cache.
 """
 
 import argparse
-import os
 import statistics
 import sys
 import time
@@ -18,14 +17,6 @@ from tests.support.server import REPOSITORY, run_server
 from tools.table import markdown
 
 _READY = "Server ready to accept requests"
-
-
-def drop_weights(folder: Path) -> None:
-    """Take the files of a model's weights out of the system's cache."""
-    for path in [*folder.glob("*.safetensors"), *folder.glob("pytorch_model*.bin")]:
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def start(tree: Path, folder: Path, settings: dict[str, str]) -> tuple[float, int]:
@@ -52,14 +43,11 @@ def main() -> None:
     add("--dtype", default="auto", help="the number format, as DTYPE (%(default)s)")
     add("--rounds", type=int, default=5, help="turns of each checkout (%(default)s)")
     add("--tree", type=Path, action="append", help="a checkout; may be repeated (this one)")
-    add("--cold", action="store_true", help="measure with the weights out of the cache")
     arguments = parser.parse_args()
     folder, trees = arguments.folder.resolve(), arguments.tree or [REPOSITORY]
     settings = settings_of(folder, arguments.dtype)
     seen: dict[Path, list[tuple[float, int]]] = {tree: [] for tree in trees}
     for tree in turns(dict.fromkeys(trees, arguments.rounds)):
-        if arguments.cold:
-            drop_weights(folder)
         seen[tree].append(start(tree.resolve(), folder, settings))
         print(f"{tree}: {seen[tree][-1][0]:.2f} s", file=sys.stderr)
     rows = []

@@ -30,7 +30,7 @@ import numpy as np
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.checkpoints import SHAPES, save_bge_m3
+from benchmarks.checkpoints import save_two_layers
 from benchmarks.workload import QUERIES, Lengths, draw_texts
 from smart_embedder.api.formats.records import ARROW
 from smart_embedder.engine import Engine
@@ -281,7 +281,7 @@ def kernels(folder: Path, device: str, *, quick: bool, of_reranker: bool = False
     if of_reranker:
         # Any embedding model will do beside the reranker.
         reranker = str(folder)
-        embedder = save_bge_m3(folder.with_name("two-layer"), SHAPES["two-layer"])
+        embedder = save_two_layers(folder.with_name("two-layer"))
     models = load_models(
         Settings(embedding_model=str(embedder), reranker_model=reranker, device=device)
     )

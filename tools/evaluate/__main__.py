@@ -24,7 +24,7 @@ from smart_embedder.errors import SmartEmbedderError
 from smart_embedder.settings.sources import load_settings
 from tools.evaluate.dataset import Dataset, DatasetError, read_beir
 from tools.evaluate.evaluation import MOST_RANKED, RRF_CONSTANT, Evaluation, Evaluator, Plan
-from tools.evaluate.quality import Difference, Interval, Quality
+from tools.evaluate.quality import Difference, Quality
 from tools.evaluate.representations import (
     COLBERT,
     DENSE,
@@ -214,7 +214,7 @@ def print_report(dataset: Dataset, plan: Plan, evaluations: Sequence[Evaluation]
     for row in ours.rows:
         size = "" if row.bytes_per_document is None else f"{row.bytes_per_document:,.0f}"
         cells = [row.representation, size, *_compared(row.quality), f"{row.quality.success_1:.4f}"]
-        cells += [_between(row.interval), _told(row.difference)]
+        cells += ["{:.4f} to {:.4f}".format(*row.interval), _told(row.difference)]
         for reference in references:
             cells += _compared(reference.get(row.representation))
         rows.append(cells)
@@ -226,10 +226,6 @@ def print_report(dataset: Dataset, plan: Plan, evaluations: Sequence[Evaluation]
         speeds = (getattr(each.speed, name) for name in _SPEEDS.values())
         rows.append([each.source, *("" if one is None else f"{one:,.1f}" for one in speeds)])
     print(markdown(["source", *_SPEEDS], rows))
-
-
-def _between(interval: Interval) -> str:
-    return "{:.4f} to {:.4f}".format(*interval)
 
 
 def _told(difference: Difference | None) -> str:

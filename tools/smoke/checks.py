@@ -39,6 +39,12 @@ _PASSAGES = [
     "The sea in winter.",
 ]
 _BODY: dict[str, Any] = {"query": _TEXTS[0], "passages": _PASSAGES}
+_REFUSED: tuple[tuple[str, Any, int, str], ...] = (
+    (EMBED, {"sentences": []}, 400, "empty_input"),
+    (EMBED, b"{no json", 422, "invalid_request"),
+    (EMBED, {"sentences": ["a"], "unknown": 1}, 422, "invalid_request"),
+    (RERANK, _BODY | {"query": "  "}, 400, "empty_input"),
+)
 
 
 def health_tells_the_state(target: Target) -> None:
@@ -103,31 +109,10 @@ def stats_agree_with_metrics(target: Target) -> None:
         expect_that(total, low <= seen <= high, expected, seen)
 
 
-def empty_list_is_400(target: Target) -> None:
-    """An empty list of texts is 400."""
-    expect("the code", target.refused(EMBED, {"sentences": []}, 400).code, "empty_input")
-
-
-def malformed_is_422(target: Target) -> None:
-    """What is no JSON, lacks a field, has an unknown one or one of a wrong type, is 422."""
-    bodies: tuple[Any, ...] = (
-        b"{no json",
-        {},
-        {"sentences": ["a"], "unknown": 1},
-        {"sentences": "a"},
-        {"sentences": [1]},
-        {"sentences": ["a"], "return_dense": "yes"},
-    )
-    for body in bodies:
-        expect("the code", target.refused(EMBED, body, 422).code, "invalid_request")
-
-
-def huge_body_is_413(target: Target) -> None:
-    """A body that is announced as far too large is 413 before it is sent."""
-    target.require_healthy()
-    answer = target.announce_huge_body()
-    target.require_access(answer)
-    expect("the status", answer.status_code, 413)
+def wrong_requests_are_refused(target: Target) -> None:
+    """What is empty is 400, what is malformed 422, in the one shape of errors."""
+    for path, body, status, code in _REFUSED:
+        expect("the code", target.refused(path, body, status).code, code)
 
 
 def unknown_path_is_404(target: Target) -> None:
@@ -295,12 +280,6 @@ def rerank_orders_by_falling_score(target: Target) -> None:
     expect("passages", passages, [_PASSAGES[index] for index in indices])
 
 
-def blank_query_is_400(target: Target) -> None:
-    """A blank query, and an empty list of passages, is 400."""
-    for body in (_BODY | {"query": "  "}, _BODY | {"passages": []}):
-        expect("the code", target.refused(RERANK, body, 400).code, "empty_input")
-
-
 def disabled_reranker_is_503(target: Target) -> None:
     """With RERANKER_MODEL=none, reranking is 503 and says so."""
     if target.health["reranker_model"] != NO_RERANKER:
@@ -317,9 +296,7 @@ CHECKS = (
     token_opens_the_service,
     missing_or_wrong_token_is_401,
     health_is_public,
-    empty_list_is_400,
-    malformed_is_422,
-    huge_body_is_413,
+    wrong_requests_are_refused,
     unknown_path_is_404,
     answer_is_complete,
     three_kinds_come_together,
@@ -328,7 +305,6 @@ CHECKS = (
     other_texts_change_nothing,
     long_texts_are_cut_and_reported,
     rerank_orders_by_falling_score,
-    blank_query_is_400,
     disabled_reranker_is_503,
     request_id_is_the_clients,
     refusals_say_when_to_come_again,

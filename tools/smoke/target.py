@@ -1,11 +1,9 @@
 """The server that is checked, and what a check raises when it fails or does not apply."""
 
 import argparse
-import http.client
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from contextlib import closing
 from enum import StrEnum
 from http import HTTPStatus
 from typing import Any
@@ -23,7 +21,6 @@ EMBED = "/embeddings/"
 RERANK = "/rerank"
 NO_RERANKER = "none"
 _NEEDS_RETRY_AFTER = {HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE}
-_FAR_TOO_LARGE = 2**50
 # Tries of one request, because other clients may use up the rate limit meanwhile.
 _MAX_TRIES = 5
 
@@ -144,25 +141,6 @@ class Target:
         sent = httpx2.Headers(self._headers(token) | {"Content-Type": "application/json"})
         sent.update(headers or {})
         return self._send(lambda: self._client.post(path, headers=sent, **content))
-
-    def announce_huge_body(self) -> httpx2.Response:
-        """The answer to a request whose body is announced but never sent."""
-        parts = urlsplit(self.url)
-        secure = parts.scheme == "https"
-        kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
-        announced = {"Content-Type": "application/json", "Content-Length": str(_FAR_TOO_LARGE)}
-
-        def send() -> httpx2.Response:
-            with closing(kind(parts.hostname or "", parts.port, timeout=self._timeout)) as raw:
-                raw.putrequest("POST", f"{parts.path.rstrip('/')}{EMBED}")
-                for name, value in (self._headers() | announced).items():
-                    raw.putheader(name, value)
-                raw.endheaders()
-                answer = raw.getresponse()
-                request = httpx2.Request("POST", f"{self.url}{EMBED}")
-                return httpx2.Response(answer.status, headers=answer.getheaders(), request=request)
-
-        return self._send(send)
 
     def embed(self, sentences: list[str], **options: bool) -> EmbeddingResponse:
         """The answer to texts that must be embedded; raises `Skip` while they cannot be."""

@@ -45,24 +45,20 @@ def test_times_that_follow_the_model_give_it_back(
         assert found.forward(lengths) == pytest.approx(made.forward(lengths), rel=1e-3)
         assert found.tokenize(lengths) == pytest.approx(made.tokenize(lengths), rel=1e-3)
         assert found.rest(lengths) == pytest.approx(made.rest(lengths), rel=1e-3)
+        # Several forwards cost their beginning several times.
+        more = made.forward(lengths) + 2 * terms[0]
+        assert made.forward(lengths, forwards=3) == pytest.approx(more)
 
 
-def test_no_term_is_below_zero() -> None:
-    table = table_of(CostModel((1e-3, 0.0, 1e-4, 0.0)))
-    falling = [replace(each, forward=1 / each.tokens) for each in table.times]
-    found = fit(replace(table, times=falling))
-    assert min(found.forward_terms) >= 0
-
-
-def test_several_forwards_cost_their_beginning_several_times() -> None:
-    cost = CostModel((1.0, 0.0, 0.1, 0.0))
-    assert cost.forward([10, 10], forwards=3) == pytest.approx(5.0)
-
-
-def test_a_table_is_read_as_it_was_written(tmp_path: Path) -> None:
+def test_no_term_is_below_zero_and_a_table_is_read_as_it_was_written(tmp_path: Path) -> None:
     table = table_of(CostModel((1e-3, 0.0, 1e-4, 1e-7)))
     table.write(tmp_path / "times.json")
     assert read_times(tmp_path / "times.json") == table
+    falling = [replace(each, forward=1 / each.tokens) for each in table.times]
+    found = fit(replace(table, times=falling))
+    assert min(found.forward_terms) >= 0
+    with pytest.raises(PlanError, match="there are no times"):
+        fit(replace(table, times=[]))
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", json.dumps({"times": [{"texts": 1}]})])
@@ -70,11 +66,6 @@ def test_a_file_of_something_else_is_one_sentence(tmp_path: Path, content: str) 
     (tmp_path / "times.json").write_text(content)
     with pytest.raises(PlanError, match=r"times\.json holds no times of this tool"):
         read_times(tmp_path / "times.json")
-
-
-def test_nothing_measured_is_one_sentence() -> None:
-    with pytest.raises(PlanError, match="there are no times"):
-        fit(TimeTable("dense", "", 1, overlapping=False, times=[]))
 
 
 @pytest.mark.parametrize(

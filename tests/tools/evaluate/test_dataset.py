@@ -11,15 +11,6 @@ from tools.evaluate import dataset
 from tools.evaluate.dataset import Dataset, DatasetError, Document, read_beir
 
 
-def test_the_demos_questions(demo_questions: Path) -> None:
-    read = read_beir(demo_questions, "test")
-    assert (read.name, len(read.corpus), len(read.queries)) == ("questions", 120, 120)
-    assert all(list(grades.values()) == [1] for grades in read.qrels.values())
-    (first, last) = read.corpus.read([0, 119])
-    assert (first.id, last.id) == ("astronomy-0", "music-and-art-119")
-    assert first.text.startswith("The Moon keeps the same face")
-
-
 class Texts:
     """A corpus in memory."""
 
@@ -110,14 +101,13 @@ def test_ids_may_be_numbers_and_a_query_with_no_relevant_document_is_left_out(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "qrels").mkdir()
-    (tmp_path / "corpus.jsonl").write_text(
-        '{"_id": 7, "text": "Sun"}\n{"_id": 8, "text": "Moon"}\n'
-    )
-    (tmp_path / "queries.jsonl").write_text('{"_id": 1, "text": "?"}\n{"_id": 2, "text": "?"}\n')
+    texts = {"corpus": '{"_id": 7, "text": "Sun"}\n{"_id": 8}\n'}
+    texts["queries"] = '{"_id": 1, "text": "?"}\n{"_id": 2, "text": "?"}\n'
+    for name, text in texts.items():
+        (tmp_path / f"{name}.jsonl").write_text(text)
     (tmp_path / "qrels" / "test.tsv").write_text("1\t7\t2\n1\t8\t0\n2\t8\t0\n")
     read = read_beir(tmp_path, "test")
-    assert read.qrels == {"1": {"7": 2, "8": 0}}
-    assert list(read.queries) == ["1"]
+    assert (read.qrels, [*read.queries]) == ({"1": {"7": 2, "8": 0}}, ["1"])
     assert read.left_out == {UNJUDGED: 1}
     assert [each.id for each in read.corpus.read([1, 0])] == ["8", "7"]
 

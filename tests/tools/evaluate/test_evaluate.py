@@ -74,17 +74,21 @@ def test_the_reference_finds_the_same(demo_checkpoint: Path, few_questions, run,
     assert "nDCG@10 of the reference" in capsys.readouterr().out
 
 
-def test_a_qwen_model_is_compared_with_transformers(
+def test_a_qwen_model_is_compared_with_transformers_and_has_fewer_dimensions(
     tiny_m3: Path, tiny_qwen: Path, few_questions, run
 ) -> None:
     models = {"DENSE_EMBEDDING_MODEL": tiny_qwen, "RERANKER_MODEL": tiny_qwen}
     ours, theirs = run(
-        *(few_questions(2), "--reference", "--only", "dense;fused", "--rerank", "2"),
-        *("--query-prompt", "Instruct: find it\nQuery: "),
+        *(few_questions(2), "--reference", "--only", "dense; fused; dense, 32 dimensions, int8"),
+        *("--rerank", "2", "--query-prompt", "Instruct: find it\nQuery: "),
         EMBEDDING_MODEL=tiny_m3,
         **models,
     )
-    assert ndcg(ours) == pytest.approx(ndcg(theirs), abs=1e-6)
+    found = ndcg(ours)
+    found.pop("dense, 32 dimensions, int8")
+    assert found == pytest.approx(ndcg(theirs), abs=1e-6)
+    sizes = {row.representation: row.bytes_per_document for row in ours.rows}
+    assert (sizes["dense"], sizes["dense, 32 dimensions, int8"]) == (64 * 4, 32 + 4)
 
 
 @pytest.fixture(scope="module")
@@ -97,18 +101,15 @@ def one_kind(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     }
 
 
-@pytest.mark.parametrize("kind", ["sparse", "colbert"])
-def test_a_model_of_one_kind_is_compared_in_what_it_has(
-    one_kind: dict[str, Path], few_questions, run, kind: str
+def test_a_colbert_model_reads_queries_as_such_without_being_asked_to(
+    one_kind: dict[str, Path], few_questions, run
 ) -> None:
-    """ColBERT's queries are read as queries without being asked for."""
-    ours, theirs = run(
-        few_questions(4), "--reference", "--rerank", "2", EMBEDDING_MODEL=one_kind[kind]
-    )
-    assert all(name.startswith((kind, "muvera")) for name in ndcg(ours))
-    reranked = f"{kind}, reranked"
-    assert {name: ndcg(ours)[name] for name in (kind, reranked)} == ndcg(theirs)
-    assert ndcg(ours)[kind] == ndcg(ours)[reranked]
+    model = {"EMBEDDING_MODEL": one_kind["colbert"]}
+    ours, theirs = run(few_questions(4), "--reference", "--rerank", "2", **model)
+    assert all(name.startswith(("colbert", "muvera")) for name in ndcg(ours))
+    basic = {name: ndcg(ours)[name] for name in ("colbert", "colbert, reranked")}
+    assert basic == ndcg(theirs)
+    assert len({*basic.values()}) == 1
 
 
 def test_kinds_of_two_models_are_fused(
@@ -141,9 +142,13 @@ def test_a_service_finds_what_the_engine_finds(
     (engine,) = run(folder, "--rerank", "0", EMBEDDING_MODEL=tiny_m3)
     (service,) = run(folder, "--rerank", "0", "--url", server.url)
     assert ndcg(service) == pytest.approx(ndcg(engine), abs=1e-6)
-    assert [row.bytes_per_document for row in service.rows] == [
-        row.bytes_per_document for row in engine.rows
-    ]
+    sizes = [[row.bytes_per_document for row in each.rows] for each in (service, engine)]
+    assert sizes[0] == sizes[1]
+    (dense,) = run(folder, "--rerank", "0", "--url", server.url, "--kinds", "dense")
+    assert all(name.startswith("dense") for name in ndcg(dense))
+    assert dense.speed.pairs_per_second is None
+    with pytest.raises(tool.SourceError, match="does not answer"):
+        run(folder, "--url", "http://127.0.0.1:9")
 
 
 def test_models_beside_the_default_ones_find_what_they_find_alone(
@@ -162,14 +167,6 @@ def test_models_beside_the_default_ones_find_what_they_find_alone(
     assert "sparse, reranked" in ndcg(service)
 
 
-def test_only_what_is_asked_for_is_computed(tiny_m3: Path, few_questions, run) -> None:
-    (dense,) = run(
-        *(few_questions(4), "--kinds", "dense", "--rerank", "0"), EMBEDDING_MODEL=tiny_m3
-    )
-    assert all(name.startswith("dense") for name in ndcg(dense))
-    assert dense.speed.pairs_per_second is None
-
-
 def test_a_missing_data_set_is_one_sentence(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys
 ) -> None:
@@ -177,11 +174,6 @@ def test_a_missing_data_set_is_one_sentence(
     monkeypatch.setattr("sys.argv", ["evaluate", "nowhere"])
     assert tool.main() == 2
     assert "corpus.jsonl is missing" in capsys.readouterr().err
-
-
-def test_a_service_that_is_away_is_one_sentence(few_questions, run) -> None:
-    with pytest.raises(tool.SourceError, match="does not answer"):
-        run(few_questions(2), "--url", "http://127.0.0.1:9")
 
 
 @pytest.mark.parametrize(
@@ -199,23 +191,11 @@ def test_a_name_that_is_not_known_is_one_sentence(arguments: list[str], message:
 
 
 def test_a_prompt_is_not_for_a_model_with_markers() -> None:
-    made = tool.Made(frozenset({"colbert", "dense"}))
-    prompted = ["folder", "--query-prompt", "a"]
+    made, prompted = tool.Made(frozenset({"colbert", "dense"})), ["folder", "--query-prompt", "a"]
     with pytest.raises(tool.DatasetError, match="not for a ColBERT model"):
         tool.plan_of(tool.parse(prompted), made)
     plan = tool.plan_of(tool.parse([*prompted, "--kinds", "dense"]), made)
     assert plan.query_options.prompt == "a"
-
-
-def test_a_model_that_was_trained_for_fewer_dimensions_is_evaluated_with_them(
-    tiny_qwen: Path, few_questions, run
-) -> None:
-    (ours,) = run(
-        *(few_questions(3), "--rerank", "0", "--only", "dense; dense, 32 dimensions, int8"),
-        EMBEDDING_MODEL=tiny_qwen,
-        RERANKER_MODEL="none",
-    )
-    assert [row.bytes_per_document for row in ours.rows] == [64 * 4, 32 + 4]
 
 
 def test_queries_are_told_from_documents_where_the_model_reads_them_differently(

@@ -109,13 +109,15 @@ def test_a_task_has_the_figures_of_mteb(name: str, folder: str, request, run) ->
     assert quality.success_1 == pytest.approx(expected["hit_rate_at_1"], abs=1e-4)
 
 
-def test_a_snapshot_of_a_task_is_read_without_the_hub(snapshot: Path) -> None:
+def test_a_snapshot_of_a_task_is_read_without_the_hub(snapshot: Path, reranking: Path) -> None:
     task = read_mteb("SciFact", snapshot, "test", "default")
     assert (task.name, len(task.corpus), len(task.queries)) == ("SciFact", 120, 120)
     assert [each.id for each in task.corpus.read([0, 119])] == ["astronomy-0", "music-and-art-119"]
     assert all(list(grades.values()) == [1] for grades in task.qrels.values())
     assert (task.candidates, task.ignores_identical_ids) == (None, False)
     assert read_mteb("FiQA2018", snapshot, "test", "default").ignores_identical_ids
+    ranked = read_mteb("AskUbuntuDupQuestions", reranking, "test", "default")
+    assert {len(each) for each in ranked.candidates.values()} == {40, 41}
 
 
 def test_a_snapshot_is_read_anew_when_it_has_changed(snapshot: Path, tables) -> None:
@@ -125,11 +127,6 @@ def test_a_snapshot_is_read_anew_when_it_has_changed(snapshot: Path, tables) -> 
     save_snapshot(snapshot, tables)
     (first,) = read_mteb("SciFact", snapshot, "test", "default").corpus.read([0])
     assert first.text == "Another text."
-
-
-def test_the_candidates_of_a_reranking_task_are_read(reranking: Path) -> None:
-    task = read_mteb("AskUbuntuDupQuestions", reranking, "test", "default")
-    assert {len(each) for each in task.candidates.values()} == {40, 41}
 
 
 def test_an_instruction_stands_behind_its_query(tables, tmp_path: Path) -> None:

@@ -54,14 +54,6 @@ def test_the_basic_ones_score_as_late_interaction_does(scored) -> None:
         np.testing.assert_allclose(scored[name], fused, atol=1e-6)
 
 
-def test_what_loses_little_scores_alike(scored) -> None:
-    for kind in ("dense", "colbert"):
-        for dtype, tolerance in {"float16": 2e-3, "bfloat16": 2e-2, "int8": 0.03}.items():
-            np.testing.assert_allclose(scored[f"{kind}, {dtype}"], scored[kind], atol=tolerance)
-        np.testing.assert_allclose(scored[f"{kind}, uint8"], scored[f"{kind}, int8"], atol=1e-5)
-        np.testing.assert_array_equal(scored[f"{kind}, binary"], scored[f"{kind}, ubinary"])
-
-
 @pytest.mark.parametrize("dtype", OUTPUT_DTYPES)
 def test_a_client_restores_what_was_sent(dtype) -> None:
     vectors = texts(1, 3)[0].colbert

@@ -2,7 +2,6 @@
 
 import re
 import shutil
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -70,8 +69,9 @@ async def test_any_dense_encoder_agrees_with_sentence_transformers(pooling, tmp_
 
 @pytest.mark.parametrize("kind", ["sparse", "colbert"])
 async def test_a_model_of_one_kind_agrees(kind, tmp_path: Path) -> None:
-    save = {"sparse": partial(save_splade, model=BertForMaskedLM)}.get(kind)
-    model = (save or partial(save_colbert, model=BertModel))(tmp_path / kind)
+    splade = kind == "sparse"
+    save, of = (save_splade, BertForMaskedLM) if splade else (save_colbert, BertModel)
+    model = save(tmp_path / kind, of)
     rows = await rows_of(embedding_model=str(model), reranker_model="late-interaction")
     assert [row.output for row in rows] == [kind, "rerank score"]
     assert all(row.agrees and row.reference == "sentence-transformers" for row in rows)
