@@ -41,7 +41,7 @@ def test_the_tests_for_devices_come_before_speed(tmp_path) -> None:
     assert max(map(names.index, ("tests", "verify"))) < names.index("kernels embedder")
     assert len(names) == len(set(names))
     modules = {Path(each).name for each in every[names.index("tests")].command}
-    assert {"test_backend.py", "test_devices.py"} <= modules
+    assert {"test_proof.py", "test_devices.py"} <= modules
 
 
 def test_figures_are_tables_and_records_within_them_tables_of_their_own() -> None:
