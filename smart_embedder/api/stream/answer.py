@@ -67,7 +67,8 @@ class PieceMemory:
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
-        self.pieces: list[Piece] = []
+        # Of each piece, the oldest first.
+        self.held: dict[Piece, int] = {}
         self.freed = asyncio.Event()
 
 
@@ -111,9 +112,9 @@ class Piece(AnswerMemory):
         super().__init__(memory.max_bytes)
         self.memory = memory
         self.results: list[LineResult] = []
-        self.tokens = self.nbytes = self._reserved = 0
+        self.tokens = self.nbytes = 0
         self.seconds = 0.0
-        memory.pieces.append(self)
+        memory.held[self] = 0
 
     def need(self, size: int, what: str, advice: str) -> None:
         """Implement `AnswerMemory` for the texts that are computed together, beside those before.
@@ -121,11 +122,11 @@ class Piece(AnswerMemory):
         Raises `_NoRoomYetError` where the pieces before this one leave no room.
         """
         super().need(size, what, advice)
-        pieces, wanted = self.memory.pieces, self.nbytes + size
-        others = sum(each._reserved for each in pieces if each is not self)  # noqa: SLF001
-        if others + wanted > self.allowed and self is not pieces[0]:
+        held, wanted = self.memory.held, self.nbytes + size
+        others = sum(held.values()) - held[self]
+        if others + wanted > self.allowed and self is not next(iter(held)):
             raise _NoRoomYetError("the pieces of this stream that come before hold its memory")
-        self._reserved = wanted
+        held[self] = wanted
 
     def add(self, lines: Sequence[Line], result: EmbeddingResult) -> None:
         """Add the results of the next lines, which were computed together."""
@@ -142,7 +143,7 @@ class Piece(AnswerMemory):
 
     def end(self) -> None:
         """Hold nothing any more: the piece is sent."""
-        self.memory.pieces.remove(self)
+        del self.memory.held[self]
         self.memory.freed.set()
         self.memory.freed = asyncio.Event()
 
