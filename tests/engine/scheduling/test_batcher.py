@@ -125,15 +125,20 @@ def test_a_batch_may_be_limited_in_requests_and_in_sequences_also_by_its_model()
     assert taken(choose(jobs, Limits(100)), jobs) == [(0, 0, 2), (1, 0, 1)]
 
 
-@given(st.lists(LENGTHS, min_size=1, max_size=6), st.integers(64, 4000))
-def test_turns_of_several_sequences_keep_the_limits_too(requests, budget) -> None:
-    limits = Limits(budget, max_sequences=7)
-    jobs = [job(*lengths * 20) for lengths in requests]
-    batch = choose(jobs, limits)
-    assert batch.tokens <= budget
-    assert len(batch.sequences) == min(7, sum(len(each.sequences) for each in jobs)) or (
-        batch.tokens > budget - 30
-    )
+@given(
+    st.lists(LENGTHS, min_size=1, max_size=6),
+    st.integers(1, 4000),
+    st.sampled_from([1, 20]),
+    st.sampled_from([7, 10_000]),
+)
+def test_a_batch_is_as_large_as_the_limits_allow_and_no_larger(
+    requests, budget, times, sequences
+) -> None:
+    jobs = [job(*lengths * times) for lengths in requests]
+    batch = choose(jobs, Limits(budget, max_sequences=sequences))
+    assert batch.tokens <= budget or len(batch.sequences) == 1
+    all_sequences = sum(len(each.sequences) for each in jobs)
+    assert len(batch.sequences) == min(sequences, all_sequences) or batch.tokens > budget - 30
 
 
 @pytest.mark.parametrize(

@@ -122,6 +122,15 @@ async def test_a_refusal_comes_when_the_time_is_over_and_not_before() -> None:
     assert (limit.held, limit.held_by("a")) == (0, 0)
 
 
+async def test_a_request_that_fails_gives_its_place_back() -> None:
+    limit = limit_of(1)
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            async with limit.hold("a"):
+                raise ZeroDivisionError
+    assert limit.held == 0
+
+
 @given(
     capacity=st.integers(1, 4),
     steps=st.lists(st.tuples(st.sampled_from(["acquire", "cancel", "release"]), st.integers(0, 5))),
