@@ -127,6 +127,7 @@ async def test_a_text_that_several_requests_need_at_once_is_computed_once() -> N
         assert hits(metrics, "in_flight") == 9 * 2 * KINDS + KINDS
         assert {str(facts(result)) for result in results} == {str(facts(results[0]))}
         assert facts(await other) == facts(await engine.embed(asked(["ddd", "c"])))
+        assert not engine._cache._in_flight, "what is done is forgotten"
     assert model.batches == [[4], [2, 1, 3]]
 
 

@@ -54,6 +54,8 @@ async def test_its_caller_is_told_how_it_ended_and_the_cause_stays_inside() -> N
         await cancelled.result()
     await cancelled.dequeued()
     failed.fail(ZeroDivisionError("secret"))
+    failed.complete(0, ["late"], 1.0)
+    assert (failed.state, failed.inference_seconds) == (JobState.FAILED, 0)
     with pytest.raises(InferenceError, match="^the model failed on this request$") as raised:
         await failed.result()
     assert isinstance(raised.value.__cause__, ZeroDivisionError)
