@@ -11,5 +11,5 @@ SCRIPTS = [*ROOT.glob("scripts/*.sh"), *ROOT.glob("scripts/*.py"), ROOT / "run_t
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
 def test_every_test_that_a_script_names_is_there(script: Path) -> None:
-    named = re.findall(r"(?<![-\w/.])tests/[\w/*-]+(?:\.(?:py|json))?", script.read_text())
+    named = re.findall(r"(?<![-\w/.])tests/[\w/*-]+(?:\.(?:py|json|toml))?", script.read_text())
     assert [each for each in named if not [*ROOT.glob(each.rstrip("/"))]] == []
