@@ -32,8 +32,10 @@ def samples(metrics: Metrics, name: str) -> dict[tuple[str, ...], float]:
 
 
 def test_every_label_has_a_series_at_zero_from_the_start(metrics) -> None:
-    for endpoint in EMBEDDING_ENDPOINTS:
-        metrics.embedding_endpoint(endpoint)
+    endpoints = [metrics.rerank_endpoint(), *map(metrics.embedding_endpoint, EMBEDDING_ENDPOINTS)]
+    for endpoint in endpoints:
+        assert {*endpoint.requests} == {*STATUSES}
+        assert {*endpoint.rejected} == {*REJECTION_REASONS}
     for name, labels in {
         "embedding_requests_total": {(s, e) for s in STATUSES for e in EMBEDDING_ENDPOINTS},
         "rerank_requests_total": {(each,) for each in STATUSES},
