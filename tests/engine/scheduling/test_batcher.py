@@ -195,6 +195,18 @@ def test_the_limits_are_those_of_the_model_of_the_batch(order, tokens, sequences
 # Whose results are whose.
 
 
+async def test_each_job_gets_the_results_of_its_own_sequences() -> None:
+    first, second = job(1, 2, 3), job(4, 5)
+    whole = batch_of((first, 1, 3), (second, 0, 2))
+    assert [len(ids) for ids in whole.sequences] == [2, 3, 4, 5]
+    whole.complete(["b", "c", "d", "e"], 2.0)
+    assert await second.result() == ["d", "e"]
+    assert not first.resolved
+    batch_of((first, 0, 1)).complete(["a"], 1.0)
+    assert await first.result() == ["a", "b", "c"]
+    assert (first.inference_seconds, second.inference_seconds) == (3, 2)
+
+
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=5))
 def test_halves_hold_every_sequence_once_the_first_as_many_as_the_second_or_one_less(counts):
     jobs = [job(*range(1, count + 1)) for count in counts]
