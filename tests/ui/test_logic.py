@@ -27,7 +27,8 @@ def call(browser, ui_server: RunningServer):
 
 def safetensors(tensors: dict[str, np.ndarray], report: dict) -> list[int]:
     """The bytes of a file, written by hand from the format's description."""
-    names = {"float32": "F32", "int8": "I8", "uint32": "U32", "int64": "I64"}
+    names = {"float32": "F32", "float16": "F16", "int8": "I8", "uint8": "U8", "uint32": "U32"}
+    names["int64"] = "I64"
     header, body = {"__metadata__": {"smart-embedder": json.dumps(report)}}, b""
     for name, tensor in sorted(tensors.items(), key=lambda item: -item[1].itemsize):
         begin, body = len(body), body + tensor.tobytes()
@@ -71,6 +72,28 @@ def test_vectors_are_decoded_text_by_text(call) -> None:
     assert second["colbert"]["scales"] == [2, 3]
     assert first["sparse"] == [[], []]
     assert second["sparse"] == [[5, 7, 4_000_000_000], [0.5, 0.25, 1]]
+
+
+def test_formats_with_fewer_bits_become_the_numbers_that_they_stand_for(call) -> None:
+    """Every finite float16, and signs of vectors whose last byte is filled up."""
+    half = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
+    half = half[np.isfinite(half)].reshape(1, -1)
+    signs = np.where(np.random.default_rng(5).random((1, 12)) > 0.5, 1, -1)
+    code = """(() => { const {buffer} = new Uint8Array(given[0]);
+      const {texts: [{dense}]} = m.decodeEmbeddings(buffer);
+      const ones = {rows: 1, width: 12, values: new Float32Array(12).fill(1)};
+      return {...dense, values: [...dense.values], score: maxSim(ones, dense)}; })()"""
+    code = f"import('/ui/core/vectors.js').then(({{maxSim}}) => {code})"
+    tensors = {"float16": half, "ubinary": np.packbits(signs > 0, axis=1)}
+    halves, found = (
+        call("core/embeddings.js", code, safetensors({"dense": each}, {"output_dtype": dtype}))
+        for dtype, each in tensors.items()
+    )
+    assert halves["values"] == half[0].tolist()
+    assert (halves["scales"], halves["bytes"]) == (None, half.nbytes)
+    assert found["values"][:12] == signs[0].tolist()
+    assert (found["width"], found["bytes"]) == (16, 2)
+    assert found["score"] == pytest.approx(signs.sum() / 4)
 
 
 def test_a_type_that_is_not_read_is_an_error(call) -> None:

@@ -145,6 +145,43 @@ def test_an_index_is_made_anew_by_the_model_that_is_chosen(
         )
 
 
+def test_two_models_are_compared_side_by_side(
+    browser, several: RunningServer, hold_loading: Path
+) -> None:
+    several.wait_until_healthy()
+    with open_page(browser, several.url, "search") as page:
+        page.wait_for_selector("#why > *")
+        page.click("#compare-panel summary")
+        with several.client() as client:
+            client.post("/embeddings", json={"sentences": ["loads it"], "model": "tiny-splade"})
+            hold_loading.touch()
+            assert client.post("/test/unload/tiny-splade").status_code == 200
+        page.select_option("#compare-model", "tiny-splade")
+        page.click("#compare-button")
+        loading = page.locator("#compare-model option:checked")
+        expect(loading).to_have_text("tiny-splade (being loaded)")
+        hold_loading.unlink()
+        expect(page.locator(".column.second h3")).to_contain_text("tiny-splade, float32")
+        # The models have no kind in common: each has all of its own.
+        assert page.locator("#compare-kinds button").all_inner_texts() == ["Fused"]
+        query, passages = page.input_value("#search-query"), page.input_value("#corpus")
+        scores = scores_of(several, "tiny-splade", query, passages.split("\n\n"))
+        shown = page.locator(".column.second .hit-head .number").all_inner_texts()
+        best = np.sort(scores)[::-1][: len(shown)]
+        np.testing.assert_allclose([float(each) for each in shown], best, atol=0.001)
+        rows = page.locator("#compare-facts tbody tr").all_inner_texts()
+        assert [row.split("\t")[0] for row in rows][:3] == [
+            "Dense, bytes a vector",
+            "Sparse, bytes a vector",
+            "26 passages scored in this tab",
+        ]
+        assert [row.split("\t").index("–") for row in rows[:2]] == [2, 1]
+        choose(page, "tiny-splade")
+        page.wait_for_selector("#why > *")
+        page.click("#compare-button")
+        expect(page.locator("#compare-message")).to_contain_text("are float32 in every format")
+
+
 def test_a_classifier_ranks_and_tells_its_labels(browser, several: RunningServer) -> None:
     several.wait_until_healthy()
     with open_page(browser, several.url, "match", media=STILL) as page:

@@ -8,16 +8,18 @@ const METADATA = "smart-embedder";
  * `{report, texts}`. `report` has the fields of the JSON answer beside `data`. Each text has
  * `dense` and `colbert` as matrices `{rows, width, values, scales}`, where `scales` holds a factor
  * for each row or is null, and `sparse` as `{indices, values}`; a kind that was not asked for is null.
+ * `bytes` of each is what it took as it was sent: float16 and signs become numbers to count with.
  * `strings` has the vocabulary's strings behind both, `{sparse, colbert}`, where they were asked for.
  */
 export function decodeEmbeddings(buffer) {
   const { tensors, metadata } = decodeSafetensors(buffer);
   const { dense, dense_scale: denseScale, colbert, colbert_scale: colbertScale } = tensors;
-  const denseOf = (i) => matrix(dense, denseScale, i, i + 1);
-  const colbertOf = (i) => matrix(colbert, colbertScale, ...span(tensors.colbert_offsets, i));
+  const report = JSON.parse(metadata[METADATA]);
+  const restore = RESTORED[report.output_dtype] ?? ((numbers) => numbers);
+  const denseOf = (i) => restore(matrix(dense, denseScale, i, i + 1));
+  const colbertOf = (i) => restore(matrix(colbert, colbertScale, ...span(tensors.colbert_offsets, i)));
   const length =
     dense?.shape[0] ?? (tensors.sparse_offsets ?? tensors.colbert_offsets).shape[0] - 1;
-  const report = JSON.parse(metadata[METADATA]);
   const texts = Array.from({ length }, (_, i) => ({
     dense: dense ? denseOf(i) : null,
     sparse: tensors.sparse_offsets ? sparseOf(tensors, i) : null,
@@ -32,13 +34,31 @@ const span = (offsets, i) => offsets.values.slice(i, i + 2);
 function matrix(tensor, scale, begin, end) {
   const width = tensor.shape[1];
   const values = tensor.values.subarray(begin * width, end * width);
-  return { rows: end - begin, width, values, scales: scale?.values.subarray(begin, end) ?? null };
+  const scales = scale?.values.subarray(begin, end) ?? null;
+  const bytes = values.byteLength + (scales?.byteLength ?? 0);
+  return { rows: end - begin, width, values, scales, bytes };
 }
+
+/** What makes numbers of a matrix of bits, by the name of the format. */
+const RESTORED = {
+  float16(matrix) {
+    // A float32 has the same digits, and an exponent that is larger by 112.
+    const wide = Uint32Array.from(matrix.values, (half) => ((half & 0x8000) << 16) | ((half & 0x7fff) << 13));
+    return { ...matrix, values: new Float32Array(wide.buffer).map((number) => number * 2 ** 112) };
+  },
+  /** Signs of vectors that are as long as each other. */
+  ubinary({ values: bits, ...matrix }) {
+    const width = matrix.width * 8;
+    const values = new Int8Array(bits.length * 8);
+    for (let i = 0; i < values.length; i++) values[i] = (bits[i >> 3] >> (7 - (i & 7))) & 1 ? 1 : -1;
+    const scales = new Float32Array(matrix.rows).fill(1 / Math.sqrt(width));
+    return { ...matrix, width, values, scales };
+  },
+};
 
 function sparseOf(tensors, i) {
   const [begin, end] = span(tensors.sparse_offsets, i);
-  return {
-    indices: tensors.sparse_indices.values.subarray(begin, end),
-    values: tensors.sparse_values.values.subarray(begin, end),
-  };
+  const indices = tensors.sparse_indices.values.subarray(begin, end);
+  const values = tensors.sparse_values.values.subarray(begin, end);
+  return { indices, values, bytes: indices.byteLength + values.byteLength };
 }

@@ -90,9 +90,16 @@ export class Models extends EventTarget {
     return this.#keys.reranker;
   }
 
-  /** The chosen embedding model, which is loaded first where it is not. */
-  embedder(signal) {
-    return this.#known("embedder", signal);
+  /** The chosen embedding model, or that of a `key`, which is loaded first where it is not. */
+  embedder(signal, key) {
+    return this.#known("embedder", signal, key);
+  }
+
+  /** Lists the embedding models in a `select`; whether there are several. */
+  listIn(select) {
+    const chosen = select.selectedIndex < 0 ? this.#keys.embedder : select.value;
+    fillSelect(select, this.#offered.embedder, chosen);
+    return this.#offered.embedder.length > 1;
   }
 
   /** The chosen reranker, or null where there is none. */
@@ -109,21 +116,21 @@ export class Models extends EventTarget {
     }
   }
 
-  async #known(what, signal) {
+  async #known(what, signal, key) {
     await this.status.known();
-    let chosen = this.#chosen(what);
+    let chosen = this.#chosen(what, key);
     if (chosen && !chosen.kinds) {
       await tokenize(["."], chosen, { signal }); // Which loads it.
       await this.status.refresh();
-      chosen = this.#chosen(what);
+      chosen = this.#chosen(what, key);
     }
     if (chosen && !chosen.kinds)
       throw new ApiError(503, "loading", `${chosen.label} is being loaded.`, 1);
     return chosen ?? null;
   }
 
-  #chosen(what) {
-    return this.#offered[what].find(({ key }) => key === this.#keys[what]);
+  #chosen(what, wanted = this.#keys[what]) {
+    return this.#offered[what].find(({ key }) => key === wanted);
   }
 
   #choose(what, key) {

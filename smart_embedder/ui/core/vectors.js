@@ -55,15 +55,18 @@ export function bestMatches(matrix, rows, columns) {
   });
 }
 
-/** ColBERT's score, as the service computes it: the mean of the best similarities. */
+/**
+ * ColBERT's score, as the service computes it: the mean of the best similarities. Rows of bits may be
+ * longer than the query's, by what fills their last byte.
+ */
 export function maxSim(query, passage) {
-  const { rows, width } = query;
+  const { rows } = query;
   const best = new Float32Array(rows).fill(-Infinity);
   const products = new Float32Array(4);
   for (let j = 0; j < passage.rows; j++) {
     const scale = passage.scales?.[j] ?? 1;
     for (let i = 0; i < rows; i += 4) {
-      dotFour(query, i, passage.values, j * width, products);
+      dotFour(query, i, passage.values, j * passage.width, products);
       for (let k = i; k < Math.min(i + 4, rows); k++) {
         best[k] = Math.max(best[k], products[k - i] * scale);
       }

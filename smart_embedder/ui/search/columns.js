@@ -1,11 +1,11 @@
 /** The rankings side by side, with a line that follows each passage from column to column. */
 
-import { byId, element, svg } from "../core/dom.js";
+import { element, svg } from "../core/dom.js";
 import { decimal } from "../core/format.js";
 import { piecesOf, plainTokens } from "../core/tokens.js";
 import { nameOf } from "./passages.js";
 
-const NAMES = {
+export const NAMES = {
   dense: ["Dense", "meaning"],
   sparse: ["Sparse", "words"],
   colbert: ["ColBERT", "words in context"],
@@ -24,10 +24,10 @@ export class Columns {
   #onChoose;
   #chosen = null;
 
-  /** `onChoose(chunk)` is called for the passage that the user chooses. */
-  constructor(onChoose) {
+  /** `onChoose(chunk)` is called for the passage that the user chooses in `box`. */
+  constructor(box, onChoose) {
     this.#onChoose = onChoose;
-    this.box = byId("columns");
+    this.box = box;
     this.lines = svg("svg", { class: "lines", "aria-hidden": "true" });
     new ResizeObserver(() => this.#drawLines()).observe(this.box);
     this.box.onpointerover = (event) => this.#follow(chunkAt(event.target));
@@ -48,13 +48,13 @@ export class Columns {
   }
 
   /**
-   * `rankings` holds hits for each column; null where they are awaited. In `facts`, `passages` are
-   * all there are, `tokens` those of the shown ones, `terms` the weights of the query's tokens by
-   * their ids, and `reason` says why nothing is reranked.
+   * Each of `columns` has an `id`, and the `hits` of a `kind`, or null where they are awaited, or a
+   * `reason` why there are none; `name` and `meaning` may stand above it in place of the kind's. A hit
+   * may say how it has `moved`. In `facts`, `passages` are all there are, `tokens` those of the shown
+   * ones, and `terms` the weights of the query's tokens by their ids.
    */
-  show(rankings, facts) {
-    const columns = Object.entries(rankings).map(([kind, hits]) => this.#column(kind, hits, facts));
-    this.box.replaceChildren(this.lines, ...columns);
+  show(columns, facts) {
+    this.box.replaceChildren(this.lines, ...columns.map((column) => this.#column(column, facts)));
     this.#mark();
     this.#drawLines();
   }
@@ -65,16 +65,12 @@ export class Columns {
     this.#onChoose(chunk);
   }
 
-  #column(kind, hits, facts) {
-    const [name, meaning] = NAMES[kind];
-    const title = `column-${kind}`;
-    const empty =
-      hits === null
-        ? (kind === "reranked" && facts.reason) || "…"
-        : "No passage has a word of the query.";
+  #column({ id, kind, hits, reason, name = NAMES[kind][0], meaning = NAMES[kind][1] }, facts) {
+    const title = `column-${id}`;
+    const empty = hits === null ? reason || "…" : "No passage has a word of the query.";
     return element(
       "section",
-      { class: `column ${kind}`, "aria-labelledby": title },
+      { class: `column ${id}`, "aria-labelledby": title },
       element("h3", { id: title }, name, element("small", meaning)),
       hits?.length
         ? element(
@@ -85,7 +81,7 @@ export class Columns {
     );
   }
 
-  #hit(kind, { chunk, score }, rank, { passages, tokens, terms }) {
+  #hit(kind, { chunk, score, moved }, rank, { passages, tokens, terms }) {
     const button = element(
       "button",
       { type: "button", class: "hit", "data-chunk": chunk },
@@ -93,6 +89,7 @@ export class Columns {
         "span.hit-head",
         element("span.rank", rank),
         element("span.name", nameOf(chunk, passages)),
+        moved && element("span.moved", moved),
         element("span.number", decimal(score, DIGITS[kind] ?? 3)),
       ),
       element("span.snippet", snippet(passages[chunk].text, tokens.get(chunk), terms)),

@@ -8,6 +8,8 @@ import { indexTexts } from "./indexing.js";
 import { chunkText } from "./passages.js";
 
 const MOST_PASSAGES = 5000;
+/** Of the numbers in the index: a byte each. */
+export const FORMAT = "int8";
 
 export class IndexPanel {
   #index;
@@ -122,10 +124,10 @@ export class IndexPanel {
     showProgress(indexed, `0 of ${count(texts.length)}`);
     setRunning(true);
     try {
-      await indexTexts(texts, this.#index, model, {
+      await indexTexts(texts, this.#index, model, FORMAT, {
         signal: either,
         onProgress: show,
-        onWait: (seconds, error) => tellWait(seconds, error),
+        onWait: (seconds, error) => tell(waitOf(seconds, error)),
       });
     } catch (error) {
       if (signal.aborted || !this.#stop.signal.aborted) throw error;
@@ -159,11 +161,12 @@ function showResults() {
   query.scrollIntoView({ block: "start" });
 }
 
-function tellWait(seconds, error) {
+/** Why is waited for the service, and for how long. */
+export function waitOf(seconds, error) {
   const isOfModel = error.isLoading || error.code === "model_not_loaded";
   const known = isOfModel ? error.message.replace(/\.$/, "") : "The service is busy";
   const why = error.status === 0 ? "The server is away" : known;
-  tell(`${why}: trying again in ${duration(seconds)}`);
+  return `${why}: trying again in ${duration(seconds)}`;
 }
 
 function tellEnd({ done, total, bytes: size }, found) {

@@ -9,6 +9,25 @@ let passages = [];
 let bytes = 0;
 
 const SCORES = { dense: cosine, sparse: sparseScore, colbert: maxSim };
+/** Milliseconds for which something is repeated to be timed, because clocks of browsers are coarse. */
+const TIMED = 20;
+
+const kindsOf = (query) => Object.keys(SCORES).filter((kind) => query[kind]);
+
+function scoresOf(query, kind) {
+  const scores = new Float32Array(passages.length).fill(-Infinity);
+  passages.forEach((passage, chunk) => {
+    scores[chunk] = SCORES[kind](query[kind], passage[kind]);
+  });
+  return scores;
+}
+
+function timed(run) {
+  const began = performance.now();
+  let [times, passed] = [0, 0];
+  for (; passed < TIMED; times++, passed = performance.now() - began) run();
+  return passed / times;
+}
 
 const jobs = {
   clear() {
@@ -28,15 +47,20 @@ const jobs = {
   /** The best `limit` passages for each kind of vector that the query has. */
   search({ query, limit }) {
     const best = (kind) => {
-      const scores = new Float32Array(passages.length).fill(-Infinity);
-      passages.forEach((passage, chunk) => {
-        scores[chunk] = SCORES[kind](query[kind], passage[kind]);
-      });
-      const hits = rank(scores, limit, { positive: kind === "sparse" });
+      const hits = rank(scoresOf(query, kind), limit, { positive: kind === "sparse" });
       return hits.filter((hit) => hit.score > -Infinity);
     };
-    const kinds = Object.keys(SCORES).filter((kind) => query[kind]);
-    return Object.fromEntries(kinds.map((kind) => [kind, best(kind)]));
+    return Object.fromEntries(kindsOf(query).map((kind) => [kind, best(kind)]));
+  },
+
+  /** How large the vectors of each kind are, and how long all passages take to be scored by it. */
+  measure({ query }) {
+    const sum = (kind, of) => passages.reduce((total, passage) => total + of(passage[kind]), 0);
+    const measured = kindsOf(query).map((kind) => {
+      const [bytes, vectors] = [sum(kind, (made) => made.bytes), sum(kind, ({ rows = 1 }) => rows)];
+      return [kind, { bytes, vectors, milliseconds: timed(() => scoresOf(query, kind)) }];
+    });
+    return Object.fromEntries(measured);
   },
 };
 

@@ -10,22 +10,24 @@ const RETRY_SECONDS = 2;
 /** Above so many passages each two similar ColBERT vectors are joined, so that they fit the tab. */
 const POOLED_FROM = 500;
 
-/** How the vectors are asked for: a byte for each number of those that are no weights. */
-function optionsFor(total, model) {
+/** How the vectors are asked for: `format` is that of the numbers that are no weights. */
+function optionsFor(total, model, format) {
   const made = (kind) => model.kinds.includes(kind);
   return {
     ...readAs("document", model),
-    ...(made("dense") || made("colbert") ? { output_dtype: "int8" } : {}),
+    ...(made("dense") || made("colbert") ? { output_dtype: format } : {}),
     ...(made("colbert") && total > POOLED_FROM ? { colbert_pool_factor: 2 } : {}),
   };
 }
 
 /**
- * Indexes `texts` by `model`; ends early when `signal` is aborted. `onProgress({done, total, bytes})` after
+ * Indexes `texts` by `model` in a `format` of the service; ends early when `given` is aborted, or a part fails. `onProgress({done, total, bytes})` after
  * each request, `onWait(seconds, error)` before another try of one that was refused for now.
  */
-export async function indexTexts(texts, index, model, { signal, onProgress, onWait }) {
-  const options = optionsFor(texts.length, model);
+export async function indexTexts(texts, index, model, format, { signal: given, onProgress, onWait }) {
+  const options = optionsFor(texts.length, model, format);
+  const failed = new AbortController();
+  const signal = AbortSignal.any([given, failed.signal]);
   let next = 0;
   let done = 0;
   let size = PASSAGES.first;
@@ -44,7 +46,11 @@ export async function indexTexts(texts, index, model, { signal, onProgress, onWa
       onProgress({ done, total: texts.length, bytes });
     }
   };
-  await Promise.all(Array.from({ length: REQUESTS_AT_ONCE }, sendSome));
+  try {
+    await Promise.all(Array.from({ length: REQUESTS_AT_ONCE }, sendSome));
+  } finally {
+    failed.abort();
+  }
 }
 
 async function timed(answer) {

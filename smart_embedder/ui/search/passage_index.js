@@ -34,6 +34,11 @@ export class PassageIndex {
     return this.#call("search", { query, limit });
   }
 
+  /** For each of the query's kinds `{bytes, vectors, milliseconds}`: what all passages take, and to score them. */
+  measure(query) {
+    return this.#call("measure", { query });
+  }
+
   #call(job, details, transfer = []) {
     return new Promise((resolve, reject) => {
       const id = this.#calls++;

@@ -1,5 +1,7 @@
 /** Rankings: the best of many scores, and the fusion of several rankings. */
 
+/** How many of each ranking are fused, and compared. */
+export const CANDIDATES = 100;
 /** The constant of reciprocal rank fusion, as in the paper and in most engines. */
 const RRF_CONSTANT = 60;
 
@@ -23,4 +25,22 @@ export function fuse(rankings, limit) {
     .map(([chunk, score]) => ({ chunk, score }))
     .sort((a, b) => b.score - a.score || a.chunk - b.chunk)
     .slice(0, limit);
+}
+
+/** The rankings by all kinds of vectors as one. */
+export function merge(found) {
+  const rankings = Object.values(found);
+  return rankings.length > 1 ? fuse(rankings, CANDIDATES) : rankings[0];
+}
+
+/**
+ * How two rankings differ: `placeIn[i]` is a map of passages to their places, from 1, in ranking `i`.
+ * Of the first `rows` of both, `shared` stand in both and `still` at the same place.
+ */
+export function compareRankings(rankings, rows) {
+  const placeIn = rankings.map((hits) => new Map(hits.map(({ chunk }, i) => [chunk, i + 1])));
+  const [before, after] = placeIn;
+  const shared = rankings[1].slice(0, rows).filter(({ chunk }) => before.get(chunk) <= rows);
+  const still = shared.filter(({ chunk }) => before.get(chunk) === after.get(chunk));
+  return { placeIn, shared: shared.length, still: still.length };
 }

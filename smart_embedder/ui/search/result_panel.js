@@ -1,4 +1,4 @@
-/** The lower part of the view Search: a query, five rankings, and why the chosen passage is found. */
+/** The lower part of the view Search: a query, its rankings, and why the chosen passage is found. */
 
 import {
   embed,
@@ -18,12 +18,12 @@ import { compare, readText } from "../match/compare.js";
 import { renderRibbon } from "../match/ribbon.js";
 import { sharedTable } from "../match/tables.js";
 import { Columns, ROWS } from "./columns.js";
+import { ComparisonPanel } from "./comparison.js";
 import { lettersOf, nameOf } from "./passages.js";
-import { fuse } from "./ranking.js";
+import { CANDIDATES, merge } from "./ranking.js";
 import { CORPUS } from "./samples.js";
 
 const PAUSE = 300;
-const CANDIDATES = 100;
 const RERANKED = 20;
 const LOST = {
   dense: "no ranking by meaning",
@@ -44,6 +44,7 @@ export class ResultPanel {
   #work;
   #detail;
   #columns;
+  #comparison;
   #bar;
 
   constructor(index, models) {
@@ -51,9 +52,10 @@ export class ResultPanel {
     this.#models = models;
     this.#work = new LatestWork(byId("search-message"), models.status);
     this.#detail = new LatestWork(byId("why-message"), models.status);
-    this.#columns = new Columns((chunk) =>
+    this.#columns = new Columns(byId("columns"), (chunk) =>
       this.#detail.run((signal) => this.#explain(chunk, signal)),
     );
+    this.#comparison = new ComparisonPanel(index, models, (chunk) => this.#columns.choose(chunk));
     this.#bar = new TakeBar("search", models);
     onPause(byId("search-query"), "input", PAUSE, () => this.again());
     byId("search-samples").onclick = ({ target }) => {
@@ -69,6 +71,7 @@ export class ResultPanel {
     this.#text = text;
     this.#model = model;
     this.#tokens.clear();
+    this.#comparison.search(passages, model);
     for (const id of ["columns", "why", "search-times"]) byId(id).replaceChildren();
     this.again();
   }
@@ -100,16 +103,21 @@ export class ResultPanel {
     if (signal.aborted) return;
     const scoring = times.lap();
     this.#query = readText(query, tokens, vectors);
-    const kinds = Object.values(found);
-    const fused = kinds.length > 1 ? { fused: fuse(kinds, CANDIDATES) } : {};
+    const merged = merge(found);
+    const fused = Object.keys(found).length > 1 ? { fused: merged } : {};
     const rankings = { ...found, ...fused, reranked: null };
     await this.#show(rankings, signal);
     times.lap();
-    const merged = rankings.fused ?? kinds[0];
     const reason = await this.#rerank(query, merged, rankings, requests, signal);
     const reranking = times.lap();
     await this.#show(rankings, signal, reason);
-    this.#bar.show(requests, this.#exported(rankings), this.#fields(query));
+    const result = this.#exported(rankings);
+    this.#bar.show(requests, result, this.#fields(query));
+    this.#comparison.ask({
+      ...{ query, vectors, found },
+      factsOf: (chunks, signal) => this.#factsOf(chunks, signal),
+      onShown: (compared) => Object.assign(result, { compared: this.#exported(compared) }),
+    });
     const [best] = rankings.reranked ?? merged;
     if (best) this.#columns.choose(best.chunk);
     byId("search-times").textContent =
@@ -154,7 +162,13 @@ export class ResultPanel {
   }
 
   async #show(rankings, signal, reason = "") {
-    const unknown = Columns.shown(rankings).filter((chunk) => !this.#tokens.has(chunk));
+    const columns = Object.entries(rankings).map(([kind, hits]) => ({ id: kind, kind, hits, reason }));
+    this.#columns.show(columns, await this.#factsOf(Columns.shown(rankings), signal));
+  }
+
+  /** What columns tell of these passages. */
+  async #factsOf(chunks, signal) {
+    const unknown = chunks.filter((chunk) => !this.#tokens.has(chunk));
     if (unknown.length) {
       const texts = unknown.map((chunk) => this.#passages[chunk].text);
       const tokens = await tokenize(texts, this.#model, { signal });
@@ -162,8 +176,7 @@ export class ResultPanel {
     }
     const { indices = [], values = [] } = this.#query.vectors.sparse ?? {};
     const terms = new Map(Array.from(indices, (id, i) => [id, values[i]]));
-    const [passages, tokens] = [this.#passages, this.#tokens];
-    this.#columns.show(rankings, { passages, tokens, terms, reason });
+    return { passages: this.#passages, tokens: this.#tokens, terms };
   }
 
   /** Which words did it: the passage with all of its vectors, which the index may have joined. */

@@ -7,6 +7,7 @@ import { labelsOf } from "../core/labels.js";
 import { showLead } from "../core/lead.js";
 import { TakeBar } from "../core/take.js";
 import { splitTexts } from "../core/texts.js";
+import { isFree, timeForward } from "../core/timing.js";
 import { LatestWork } from "../core/work.js";
 import { renderKinds, renderTimings } from "./kinds.js";
 import { renderText, showCut } from "./result.js";
@@ -15,7 +16,6 @@ import { SAMPLES, longText } from "./samples.js";
 const PAUSE = 400;
 const MOST_TEXTS = 16;
 /** Milliseconds of a request that is timed once more, and how often each is. */
-const LONGEST_WAIT = 20;
 const LONGEST_FORWARD = 500;
 const [LEAST_ROUNDS, MOST_ROUNDS] = [2, 4];
 const LOST = {
@@ -116,23 +116,16 @@ function describe(all, report) {
 async function timeKinds(texts, model, { timings_ms: first }, signal) {
   const names = model.kinds.length > 1 ? ["all", ...model.kinds] : model.kinds;
   const best = Object.fromEntries(names.map((name) => [name, Infinity]));
-  const isFree = ({ queue, inference }) => queue < LONGEST_WAIT && inference > 0;
   const isSettled = () => names.every((name) => best[name] <= (best.all ?? Infinity));
   const none = Object.fromEntries(names.map((name) => [name, null]));
   if (!isFree(first) || first.inference > LONGEST_FORWARD) return none;
-  try {
-    for (let round = 1; round <= MOST_ROUNDS && !(round > LEAST_ROUNDS && isSettled()); round++) {
-      for (const name of names) {
-        const wanted = model.kinds.map((kind) => [`return_${kind}`, name === "all" || kind === name]);
-        const options = Object.fromEntries(wanted);
-        const { report } = await embed(texts, model, options, { signal, background: true });
-        if (!isFree(report.timings_ms)) return none;
-        best[name] = Math.min(best[name], report.timings_ms.inference);
-      }
+  for (let round = 1; round <= MOST_ROUNDS && !(round > LEAST_ROUNDS && isSettled()); round++) {
+    for (const name of names) {
+      const wanted = model.kinds.map((kind) => [`return_${kind}`, name === "all" || kind === name]);
+      const time = await timeForward(texts, model, Object.fromEntries(wanted), signal);
+      if (time === null) return none;
+      best[name] = Math.min(best[name], time);
     }
-  } catch (error) {
-    if (signal.aborted || !error.isTemporary) throw error;
-    return none; // A full queue, or the rate limit.
   }
   return isSettled() ? best : none;
 }
