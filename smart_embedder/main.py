@@ -46,9 +46,6 @@ from smart_embedder.server import process
 from smart_embedder.server.server import Drain
 from smart_embedder.settings import Settings
 
-OnReady = Callable[[LoadedModels], None]
-OnFailure = Callable[[Exception], None]
-
 # The order of the paths in the description.
 ROUTERS = (
     native.router,
@@ -93,9 +90,9 @@ def create_app(
     *,
     loader: Loader | None = None,
     drain: Drain | None = None,
-    on_ready: OnReady = process.log_ready,
+    on_ready: Callable[[LoadedModels], None] = process.log_ready,
     on_settled: Callable[[], None] = lambda: None,
-    on_failure: OnFailure = process.log_failure,
+    on_failure: Callable[[Exception], None] = process.log_failure,
 ) -> FastAPI:
     """Create the service as an ASGI app; its lifespan loads the models in the background.
 

@@ -5,12 +5,15 @@ import gc
 import sys
 import threading
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import fastapi.routing
 import httpx2
 import pytest
+from fastapi import FastAPI
 
 from smart_embedder import main
 from smart_embedder.__main__ import main as command
@@ -24,6 +27,10 @@ from smart_embedder.settings import Settings
 from tests.engine.fakes import FakeModel, loaded
 
 
+def client_of(app: FastAPI) -> httpx2.AsyncClient:
+    return httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://service")
+
+
 async def test_no_request_waits_for_routes_or_descriptions_to_be_made(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -35,8 +42,7 @@ async def test_no_request_waits_for_routes_or_descriptions_to_be_made(
 
     monkeypatch.setattr(fastapi.routing._EffectiveRouteContext, "from_api_route", make)
     monkeypatch.setattr(app, "openapi", make)
-    transport = httpx2.ASGITransport(app)
-    async with httpx2.AsyncClient(transport=transport, base_url="http://service") as client:
+    async with client_of(app) as client:
         assert (await client.get("/health")).status_code == 503
         assert "there are POST /embeddings/" in (await client.get("/nothing")).text
         assert (await client.get("/rerank")).headers["Allow"] == "POST"
@@ -91,8 +97,7 @@ async def test_streams_take_half_of_the_queue_and_at_least_one_place(queue, slot
 @pytest.mark.parametrize("ui", [True, False])
 async def test_what_is_switched_off_is_not_there(ui: bool) -> None:
     app = create_app(Settings(ui=ui))
-    transport = httpx2.ASGITransport(app)
-    async with httpx2.AsyncClient(transport=transport, base_url="http://service") as client:
+    async with client_of(app) as client:
         assert (await client.get("/ui")).status_code == (200 if ui else 404)
     assert "TraceRequests" not in middleware_of()
     assert isinstance(app.state.service.buckets, MemoryBuckets)
@@ -101,8 +106,7 @@ async def test_what_is_switched_off_is_not_there(ui: bool) -> None:
 async def test_the_rate_limit_is_that_of_the_settings_and_may_be_shared() -> None:
     limit = {"rate_limit_requests_per_minute": 1, "rate_limit_burst_size": 2, "api_token": None}
     app = create_app(Settings(**limit))
-    transport = httpx2.ASGITransport(app)
-    async with httpx2.AsyncClient(transport=transport, base_url="http://service") as client:
+    async with client_of(app) as client:
         answers = [await client.post("/rerank", json={}) for _ in range(3)]
     assert [each.status_code for each in answers] == [422, 422, 429]
     nowhere = "redis://127.0.0.1:1/0"
@@ -115,14 +119,19 @@ async def test_the_rate_limit_is_that_of_the_settings_and_may_be_shared() -> Non
     await service.buckets.close()
 
 
-async def test_the_end_closes_what_the_start_has_opened() -> None:
-    ready = asyncio.Event()
-    app = create_app(
-        Settings(), loader=lambda _: loaded(FakeModel()), on_ready=lambda _: ready.set()
-    )
-    service = app.state.service
+@asynccontextmanager
+async def running() -> AsyncIterator[FastAPI]:
+    """An app whose models are loaded."""
+    ready, model = asyncio.Event(), loaded(FakeModel())
+    app = create_app(Settings(), loader=lambda _: model, on_ready=lambda _: ready.set())
     async with app.router.lifespan_context(app):
         await ready.wait()
+        yield app
+
+
+async def test_the_end_closes_what_the_start_has_opened() -> None:
+    async with running() as app:
+        service = app.state.service
         assert not service.engine.closing
         service.render_threads.submit(int).result()
     assert service.engine.closing
@@ -131,16 +140,10 @@ async def test_the_end_closes_what_the_start_has_opened() -> None:
 
 
 async def test_code_that_holds_the_loop_is_counted_closely_after_a_request() -> None:
-    ready = asyncio.Event()
-    app = create_app(
-        Settings(), loader=lambda _: loaded(FakeModel()), on_ready=lambda _: ready.set()
-    )
-    metrics, counted = app.state.service.metrics, "embedder_event_loop_blocked_seconds_sum"
-    transport = httpx2.ASGITransport(app)
-    async with app.router.lifespan_context(app):
-        await ready.wait()
-        async with httpx2.AsyncClient(transport=transport, base_url="http://service") as client:
-            assert (await client.get("/health")).status_code == 200
+    counted = "embedder_event_loop_blocked_seconds_sum"
+    async with running() as app, client_of(app) as client:
+        assert (await client.get("/health")).status_code == 200
+        metrics = app.state.service.metrics
         before = metrics.value(counted)
         until = time.monotonic() + 0.4
         while time.monotonic() < until:
@@ -179,10 +182,9 @@ async def test_a_start_that_fails_is_reported_once_and_the_port_answers_on() -> 
         failed.set()
 
     app = create_app(Settings(), loader=fail, on_failure=report)
-    transport = httpx2.ASGITransport(app)
     async with app.router.lifespan_context(app):
         await failed.wait()
-        async with httpx2.AsyncClient(transport=transport, base_url="http://service") as client:
+        async with client_of(app) as client:
             assert (await client.get("/health")).json()["status"] == "unhealthy"
     assert [str(each) for each in told] == ["there is no such folder"]
 

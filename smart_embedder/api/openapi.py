@@ -71,7 +71,7 @@ _PRIORITY_PARAMETER: Final[dict[str, Any]] = {
 
 
 class Router(APIRouter):
-    """The paths of one dialect, what is done where, and which of them are health `checks`.
+    """The paths of one dialect, and `places` for what is known of them beside their routes.
 
     `error` is the form of its errors. `groups` describe the tags of its operations. `below` are
     beginnings of paths where errors have the dialect's shape, whether there is something or not.
@@ -87,9 +87,7 @@ class Router(APIRouter):
     ) -> None:
         super().__init__(**options)
         self.dialect, self.error, self.groups, self.below = dialect, error, groups, below
-        self.endpoints: dict[str, Endpoint] = {}
-        self.operations: list[tuple[str, Operation]] = []
-        self.checks: set[str] = set()
+        self.places: list[Place] = []
 
     def errors(self, *statuses: int) -> dict[int | str, dict[str, Any]]:
         """The part of an OpenAPI operation that describes its errors."""
@@ -125,7 +123,7 @@ class Router(APIRouter):
         self, path: str, endpoint: Endpoint, **description: Any
     ) -> Callable[[Handler], Handler]:
         """Register the function that answers what asks for work at `path`, as `endpoint`."""
-        self.endpoints[path] = endpoint
+        self.places.append(Place(path, (self.dialect,), endpoint))
         return self.post(path, **description)
 
     def operation(
@@ -149,9 +147,11 @@ class Router(APIRouter):
             named = {"name": answer.__name__, "description": inspect.getdoc(answer)} | description
             for path in (*paths, *hidden):
                 how = named if path in paths else {"include_in_schema": False}
-                self.endpoints[path] = endpoint
                 self.add_api_route(path, respond, methods=["POST"], **how)
-            self.operations += [(path, made) for path in (*paths, *hidden, *shared)]
+            self.places += [
+                Place(path, (self.dialect,), endpoint, (made,))
+                for path in (*paths, *hidden, *shared)
+            ]
             return made
 
         return register
@@ -167,7 +167,7 @@ class Router(APIRouter):
 
     def health_check(self, path: str, **description: Any) -> Callable[[Handler], Handler]:
         """The same for a path that needs no token."""
-        self.checks.add(path)
+        self.places.append(Place(path, (self.dialect,), is_health_check=True))
         return self.get_and_head(path, **description)
 
 
@@ -178,10 +178,9 @@ def paths_of(routers: Sequence[Router]) -> Paths:
     for router in sorted(routers, key=lambda each: each.dialect is not NATIVE):
         for route in router.routes:
             if isinstance(route, APIRoute):
-                endpoint, is_check = router.endpoints.get(route.path), route.path in router.checks
-                paths.add(Place(route.path, (router.dialect,), endpoint, (), is_check))
-        for path, operation in router.operations:
-            paths.add(Place(path, (router.dialect,), operation.endpoint, (operation,)))
+                paths.add(Place(route.path, (router.dialect,)))
+        for place in router.places:
+            paths.add(place)
         paths.below |= dict.fromkeys(router.below, router.dialect)
     return paths
 

@@ -1,15 +1,12 @@
 """What HTTP clients and browsers expect beside the work: HEAD, slashes, types, origins, errors."""
 
 import gzip
-import http.client
-import re
 
 import orjson
 import pytest
 from backports import zstd
 
 from smart_embedder import __version__
-from tests.faults.raw import connect, head, read_status
 from tests.support.formats import ARROW
 
 BODY = b'{"sentences": ["search"], "return_colbert": false}'
@@ -86,33 +83,6 @@ def test_any_other_type_or_packing_is_415_and_told_which_one_is_read(client) -> 
         assert said in assert_refused(answer, 415, "unsupported_media_type")
         assert answer.headers["accept"] == "application/json"
         assert answer.headers["accept-encoding"] == "gzip, identity"
-
-
-@pytest.mark.parametrize("version", ["1.0", "1.1"])
-def test_a_large_answer_is_whole_in_every_version_of_http(server, version: str) -> None:
-    body = orjson.dumps({"sentences": [*map(str, range(100))], "muvera": "query"})
-    with connect(server) as raw:
-        start, *headers = head(len(body)).split(b"\r\n")
-        start = start.replace(b"HTTP/1.1", f"HTTP/{version}".encode())
-        raw.sendall(b"\r\n".join([start, b"Connection: close", *headers]) + body)
-        answer = http.client.HTTPResponse(raw)
-        answer.begin()
-        content = answer.read()
-    assert len(content) > 4 << 20
-    assert (answer.getheader("content-length") is None) == (version == "1.1")
-    data = orjson.loads(content)["data"]
-    assert [len(each["embeddings"]["muvera"]) for each in data] == [10_240] * 100
-
-
-def test_a_large_answer_whose_client_leaves_is_not_rendered_on(server) -> None:
-    body = orjson.dumps({"sentences": [*map(str, range(1024))], "muvera": "query"})
-    lines = len(server.lines)
-    with connect(server, receive_buffer=4096) as raw:
-        raw.sendall(head(len(body)) + body)
-        assert read_status(raw) == 200
-    server._wait(lambda: "bytes_out" in "".join(server.lines[lines:]), "it was never logged")
-    (line,) = (each for each in server.lines[lines:] if "bytes_out" in each)
-    assert int(re.search(r"bytes_out\W+(\d+)", line)[1]) < 16 << 20
 
 
 def test_a_malformed_body_is_422_quotes_no_text_and_costs_nobody_else_anything(client) -> None:

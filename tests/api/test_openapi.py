@@ -9,7 +9,7 @@ from fastapi import FastAPI
 
 from smart_embedder.api.answers import RerankResponse
 from smart_embedder.api.dialects.openai import OpenAIError
-from smart_embedder.api.openapi import Router
+from smart_embedder.api.openapi import Router, _describe_limits
 from smart_embedder.api.schemas import RerankBody
 from smart_embedder.engine.model import LoadedModels
 from smart_embedder.main import create_app
@@ -120,9 +120,9 @@ def test_metrics_are_locked_where_they_are_protected(protected: bool, app, paths
     assert paths["/metrics"]["get"]["summary"] == "Prometheus metrics"
 
 
-def lengths(app_description: dict[str, Any]) -> list[list[str]]:
+def lengths(description: str) -> list[list[str]]:
     """The cells of the rows that depend on the models: two of each."""
-    rows = app_description["info"]["description"].splitlines()
+    rows = description.splitlines()
     cells = [[cell.strip() for cell in row.split("|")[1:4]] for row in rows if row[:1] == "|"]
     return [own[1:] for own in cells if own[0].startswith(("tokens", "pairs"))]
 
@@ -141,31 +141,33 @@ class FewPairs(Reranker):
     max_batch_sequences = 4
 
 
-BY_FAKE = "100 of a text by fake"
+UNKNOWN = "known once the models are loaded"
+BY_FAKE, OFF = "100 of a text by fake", "none: reranking is switched off"
 OF_PAIRS = "55 of query and passage by judge"
+LATE = replace(loaded(FakeModel()), dense=Dense(), late_interaction=True)
 
 
 @pytest.mark.parametrize(
-    ("models", "embedding", "reranking", "pairs"),
+    ("models", "told"),
     [
-        (loaded(FakeModel()), BY_FAKE, "none: reranking is switched off", "no limit"),
-        (loaded(FakeModel(), reranker=Reranker()), BY_FAKE, OF_PAIRS, "no limit"),
-        (loaded(FakeModel(), reranker=FewPairs()), BY_FAKE, OF_PAIRS, "4"),
-        (
-            replace(loaded(FakeModel()), dense=Dense(), late_interaction=True),
-            f"77 of a text by dense, {BY_FAKE}",
-            BY_FAKE,
-            "no limit",
-        ),
+        (None, [UNKNOWN] * 4),
+        (loaded(FakeModel()), [BY_FAKE, OFF, "10", "no limit"]),
+        (loaded(FakeModel(), reranker=Reranker()), [BY_FAKE, OF_PAIRS, "10", "no limit"]),
+        (loaded(FakeModel(), reranker=FewPairs()), [BY_FAKE, OF_PAIRS, "10", "4"]),
+        (LATE, [f"77 of a text by dense, {BY_FAKE}", BY_FAKE, "10", "no limit"]),
     ],
 )
-async def test_the_limits_of_loaded_models_are_told(
-    app, models: LoadedModels, embedding: str, reranking: str, pairs: str
-) -> None:
-    unknown = "known once the models are loaded"
-    assert lengths(app.openapi()) == [[unknown] * 2, [unknown] * 2, ["", unknown]]
-    async with served(models, max_queue_size=321, rerank_max_queue=12) as (_, client):
+def test_the_limits_of_loaded_models_are_told(models: LoadedModels | None, told: list[str]) -> None:
+    embedding, reranking, tokens, pairs = told
+    rows = lengths(_describe_limits(Settings(), models))
+    assert rows == [[embedding, reranking], [tokens, tokens], ["", pairs]]
+
+
+async def test_a_service_tells_its_own_limits() -> None:
+    limits = {"max_queue_size": 321, "rerank_max_queue": 12}
+    async with served(loaded(FakeModel()), **limits) as (_, client):
         description = (await client.get("/openapi.json")).json()
-    assert lengths(description) == [[embedding, reranking], ["10", "10"], ["", pairs]]
-    assert "| requests of all clients | 321 | 12 |" in description["info"]["description"]
+    told = description["info"]["description"]
+    assert lengths(told) == [[BY_FAKE, OFF], ["10", "10"], ["", "no limit"]]
+    assert "| requests of all clients | 321 | 12 |" in told
     assert "/openapi.json" not in description["paths"]

@@ -110,11 +110,9 @@ def _operation(
         prefixes = {"": _ROOT_TAG} if at_root else {}
         for prefix, tag in ({_BELOW_MODEL: _MODEL_TAG} | prefixes).items():
             described = _describe(str(schema.__doc__).rstrip("."), schema, response, tag)
-            path = prefix + endpoint.path
-            made = router.operation(endpoint, field, schema, path, name="answer", **described)(
-                answer
-            )
-        router.operations += [(path, made) for path in shared]
+            paths, others = prefix + endpoint.path, shared if prefix else ()
+            operation = partial(router.operation, endpoint, field, schema, paths, shared=others)
+            made = operation(name="answer", **described)(answer)
         return made
 
     return register

@@ -141,12 +141,9 @@ def problem_of(entry: CachedVectors, kind: str, model: Embedder) -> str | None:
         return "its tokens are not those of a text"
     if not all(np.isfinite(array).all() for array in entry.arrays.values()):
         return "a number is not finite"
-    if kind == "sparse":
-        return _problem_of_weights(entry.arrays["indices"], entry.arrays["values"])
-    return _problem_of_rows(np.atleast_2d(entry.arrays[kind]), entry.ids, kind, model)
-
-
-def _problem_of_weights(indices: Array, values: Array) -> str | None:
+    if kind != "sparse":
+        return _problem_of_rows(np.atleast_2d(entry.arrays[kind]), entry.ids, kind, model)
+    indices, values = entry.arrays["indices"], entry.arrays["values"]
     if indices.shape != values.shape:
         return "there is not one weight for each index"
     if not ((indices >= 0) & (indices < _MOST_TOKEN_IDS)).all() or (np.diff(indices) <= 0).any():

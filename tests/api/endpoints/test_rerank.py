@@ -133,21 +133,6 @@ def test_a_model_gets_only_the_work_that_it_is_needed_for(
     assert [now > then for now, then in zip(tokens(), before, strict=True)] == used
 
 
-def test_a_long_query_and_long_passages_are_reported_with_exact_counts(bge_client) -> None:
-    query, passage = " ".join(["search"] * 9000), " ".join(["vector"] * 3000)
-    answer = post(bge_client, query=query, passages=["short", passage])
-    by_code = {warning["code"]: warning for warning in answer["warnings"]}
-    assert set(by_code) == {"query_truncated", "passage_truncated"}
-    asked = by_code["query_truncated"]
-    assert asked["target"] == {"field": "query", "index": 0, "pointer": "/query"}
-    assert (asked["details"]["max_tokens"], asked["details"]["original_tokens"]) == (6144, 9000)
-    cut = by_code["passage_truncated"]
-    assert cut["target"] == {"field": "passages", "index": 1, "pointer": "/passages/1"}
-    assert cut["details"]["original_tokens"] == 3000
-    assert cut["details"]["max_tokens"] == 8192 - 6144 - 4
-    assert cut["details"]["truncated_tokens"] == 3000 - (8192 - 6144 - 4)
-
-
 @pytest.mark.parametrize(
     ("body", "status", "code"),
     [
@@ -190,7 +175,8 @@ def test_no_path_of_the_machine_is_in_any_answer(qwen_client, tiny_m3, tiny_qwen
     embedded = qwen_client.post("/embeddings/", json={"sentences": [long]} | wanted)
     reranked = qwen_client.post("/rerank", json={"query": long * 4, "passages": [long * 5]})
     assert embedded.json()["warnings"]
-    assert reranked.json()["warnings"]
+    codes = [each["code"] for each in reranked.json()["warnings"]]
+    assert codes == ["query_truncated", "passage_truncated"]
     refused = qwen_client.post("/rerank", json={"query": "a", "passages": "b"})
     pages = ("/", "/health", "/health/live", "/stats", "/metrics", "/openapi.json", "/docs")
     answers = [embedded, reranked, refused, *(qwen_client.get(page) for page in pages)]

@@ -57,37 +57,88 @@ PATIENCE = 60.0
 LINES = b"".join(b'"%d"\n' % number for number in range(12))
 
 
-class Stream:
-    """A stream with pieces of two lines, its client, and the engine behind it.
+NEEDED = ("the vectors", "send fewer texts")
 
-    The client sends `parts`, and leaves where one is None; it reads while `reads` is set. A piece
-    is computed once `go` is set, or its first text is in `ready`.
+
+def space_of(weights: str) -> dict[str, VectorSpace]:
+    return {"dense": VectorSpace("dense", weights, *7 * ["same"])}
+
+
+class Texts:
+    """An engine that embeds each text as its length, or raises what is planned for a text.
+
+    It does so once `go` is set, or what is `ready` for the first text. `calls` are what it has been
+    asked for, and `slots` how many of its streams' slots the client held.
     """
 
-    def __init__(self, *parts: bytes | None, **settings: Any) -> None:
+    def __init__(self, **settings: Any) -> None:
+        values = {"api_token": None, "request_timeout": PATIENCE, "rerank_gpu_timeout": 1.0}
+        values |= {"max_sentences_per_request": 4, "max_body_bytes": 1 << 20}
+        app = create_app(Settings.model_validate(values | settings))
+        self.service: Service = replace(app.state.service, engine=self, buckets=self)
+        self.spaces, self.embedding = space_of("first"), self
+        self.planned: dict[str, list[Exception]] = {}
+        self.ready: dict[str, asyncio.Event] = {}
+        self.go = asyncio.Event()
+        self.go.set()
+        self.calls: list[list[str]] = []
+        self.slots: list[int] = []
+        self.width = 2
+
+    @asynccontextmanager
+    async def lease(self, model: str | None) -> AsyncIterator["Texts"]:
+        assert model is None
+        yield self
+
+    def spaces_of(self, _: EmbedRequest) -> dict[str, VectorSpace]:
+        return self.spaces
+
+    async def embed(self, models: "Texts", request: EmbedRequest) -> EmbeddingResult:
+        assert models is self
+        texts, answer = request.texts, request.answer
+        self.calls.append(texts)
+        self.slots.append(self.service.stream_slots.held_by(request.client))
+        await self.ready.get(texts[0], self.go).wait()
+        for text in texts:
+            if self.planned.get(text):
+                raise self.planned[text].pop(0)
+        vectors = [TextEmbedding(np.full(self.width, len(text), np.float32)) for text in texts]
+        answer.need(8 * len(texts), *NEEDED)
+        cuts = [Truncation("sentences", i, "m", 4, 9) for i, t in enumerate(texts) if "cut" in t]
+        timings = Timings(tokenize=0, queue=0, inference=0.5, total=1)
+        return EmbeddingResult(vectors, cuts, 3 * len(texts), timings)
+
+    def embedder(self, client: str) -> PieceEmbedder:
+        return PieceEmbedder(self.service, EmbedRequest([], client=client), space_of("first"))
+
+    @property
+    def begun(self) -> list[str]:
+        """The first text of each call."""
+        return [texts[0] for texts in self.calls]
+
+
+class Stream(Texts):
+    """A stream with pieces of two lines, and its client.
+
+    The client sends `parts`, and leaves where one is None; it reads while `reads` is set.
+    """
+
+    def __init__(self, *parts: bytes | None) -> None:
+        super().__init__()
         self.parts: asyncio.Queue[bytes | None] = asyncio.Queue()
         for part in parts:
             self.parts.put_nowait(part)
-        self.reads, self.go = asyncio.Event(), asyncio.Event()
+        self.reads = asyncio.Event()
         self.reads.set()
-        self.go.set()
-        self.ready: dict[str, asyncio.Event] = {}
-        self.begun: list[str] = []
         self.sent: list[dict[str, Any]] = []
         self.written: list[int] = []
         self.held: list[int] = [0]
         self.taken = 0
         self.sends = False
         self.waits = [0.0] * 99
-        self.error: Exception | None = None
-        self.width = 2
         self.observed: list[int] = []
         self.context = RequestContext("id", "/embeddings/stream", EMBEDDING_STREAM, "192.0.2.1")
         self.context.memory = self  # type: ignore[assignment]
-        values = {"api_token": None, "request_timeout": PATIENCE, "rerank_gpu_timeout": 1.0}
-        values |= {"max_sentences_per_request": 4, "max_body_bytes": 1 << 20}
-        app = create_app(Settings.model_validate(values | settings))
-        self.service: Service = replace(app.state.service, buckets=self)
 
     # The client.
 
@@ -128,27 +179,6 @@ class Stream:
         self.taken += 1
         return self.waits.pop()
 
-    # The engine.
-
-    async def embed(self, lines: Sequence[Line], piece: Piece) -> None:
-        first = str(lines[0].text)
-        self.begun.append(first)
-        await self.ready.get(first, self.go).wait()
-        while True:
-            more_room = piece.memory.freed
-            try:
-                piece.need(60, "vectors", "less")
-                break
-            except QueueFullError:
-                await more_room.wait()
-        if self.error is not None:
-            raise self.error
-        piece.results = [
-            LineResult(line, line.error or TextEmbedding(np.full(self.width, 1, np.float32)))
-            for line in lines
-        ]
-        piece.tokens, piece.nbytes = 3 * len(lines), 4 * self.width * len(lines)
-
     def observe(self, piece: Piece) -> None:
         self.observed.append(piece.tokens)
 
@@ -171,7 +201,7 @@ class Stream:
         response = StreamResponse(
             Call(Request(scope), self.service),
             NdjsonReader(1 << 20),
-            SimpleNamespace(embed=self.embed),  # type: ignore[arg-type]
+            self.embedder(self.context.client),
             request,
             lambda: writer,
             max_lines=2,
@@ -215,9 +245,9 @@ async def test_records_come_in_order_whichever_piece_is_ready_first() -> None:
     assert [each["id"] for each in stream.records] == list(range(12))
     assert [each["error"]["line"] for each in stream.records if "error" in each] == [10]
     assert [each["more_body"] for each in stream.sent[1:]] == [True] * 6 + [False]
-    assert stream.context.counts == {"sentences": 11, "failed": 1, "tokens": 36}
+    assert stream.context.counts == {"sentences": 11, "failed": 1, "tokens": 33}
     assert stream.context.error_code is None
-    assert stream.observed == [6] * 6
+    assert stream.observed == [6, 6, 6, 6, 3, 6]
     assert (stream.held[-1], max(stream.held)) == (0, 64)
 
 
@@ -262,31 +292,24 @@ async def test_for_a_client_that_does_not_read_only_some_pieces_are_computed() -
     assert [each["id"] for each in stream.records] == list(range(108))
 
 
-@pytest.mark.parametrize(
-    "error", [None, UnavailableError("no device"), InvalidRequestError("bad")], ids=str
-)
-async def test_an_error_that_ends_it_comes_behind_what_was_computed(error) -> None:
-    """That the service ends, or that a piece fails as a whole."""
-    stream = Stream(LINES[:16] if error is None else LINES, *[b""] * (error is not None))
+@pytest.mark.parametrize("drains", [True, False])
+async def test_an_error_that_ends_it_comes_behind_what_was_computed(*, drains: bool) -> None:
+    """That the service ends, or cannot go on with a piece."""
+    stream = Stream(LINES[:16] if drains else LINES, *[] if drains else [b""])
     stream.ready = {"4": asyncio.Event()}
+    stream.planned["4"] = [UnavailableError("no device")]
     ended = stream.begin()
     await until(lambda: len(stream.records) == 4)
-    if error is None:
-        stream.service.drain.wake()
-    else:
-        stream.error = error
-        stream.ready["4"].set()
+    stream.service.drain.wake() if drains else stream.ready["4"].set()
     await ended
     *before, last = stream.records
     assert [each["id"] for each in before] == [0, 1, 2, 3]
     assert "id" not in last
-    told = (last["error"]["status"], last["error"]["code"], last["error"].get("retry_after"))
-    if error is None:
-        assert told == (503, "draining", 5)
-    else:
-        assert last["error"]["detail"] == f"{error}.".capitalize()
-        assert (told[1], told[2]) == (error.code, None)
-    assert (stream.context.error_code, stream.context.error_status) == (told[1], told[0])
+    error = last["error"]
+    assert (error["status"], error.get("retry_after")) == (503, 5 if drains else None)
+    assert error["code"] == ("draining" if drains else UnavailableError.code)
+    assert drains or error["detail"] == "No device."
+    assert (stream.context.error_code, stream.context.error_status) == (error["code"], 503)
     assert stream.context.counts["sentences"] == 4
 
 
@@ -413,9 +436,6 @@ def test_one_piece_changes_the_size_by_a_factor_of_two_at_most() -> None:
         assert size.bytes == factor * first
 
 
-NEEDED = ("the vectors", "send fewer texts")
-
-
 def test_pieces_hold_no_more_together_than_one_answer_but_the_oldest_goes_on() -> None:
     memory = PieceMemory(100)
     first, second, third = (Piece(memory) for _ in range(3))
@@ -437,68 +457,26 @@ def test_pieces_hold_no_more_together_than_one_answer_but_the_oldest_goes_on() -
     third.need(100, *NEEDED)
 
 
-def space_of(weights: str) -> dict[str, VectorSpace]:
-    return {"dense": VectorSpace("dense", weights, *7 * ["same"])}
-
-
-class Texts:
-    """Embeds each text as its length, or raises what is planned for a call that holds it."""
-
-    def __init__(self, **planned) -> None:
-        self.service = create_app(Settings(api_token=None)).state.service
-        self.planned = {text: list(errors) for text, errors in planned.items()}
-        self.calls: list[list[str]] = []
-        self.held: list[int] = []
-        service = replace(self.service, engine=self)  # type: ignore[arg-type]
-        self.spaces, self.embedding = space_of("first"), self
-        self.embedder = PieceEmbedder(service, EmbedRequest([], client="Alice"), self.spaces)
-
-    @asynccontextmanager
-    async def lease(self, model: str | None) -> AsyncIterator["Texts"]:
-        assert model is None
-        yield self
-
-    def spaces_of(self, _: EmbedRequest) -> dict[str, VectorSpace]:
-        return self.spaces
-
-    async def embed(self, models: "Texts", request: EmbedRequest) -> EmbeddingResult:
-        assert models is self
-        texts, answer = request.texts, request.answer
-        self.calls.append(texts)
-        self.held.append(self.service.stream_slots.held_by("Alice"))
-        for text in texts:
-            if self.planned.get(text):
-                raise self.planned[text].pop(0)
-        vectors = [TextEmbedding(np.full(2, len(text), np.float32)) for text in texts]
-        answer.need(8 * len(texts), *NEEDED)
-        cuts = [Truncation("sentences", i, "m", 4, 9) for i, t in enumerate(texts) if "cut" in t]
-        timings = Timings(tokenize=0, queue=0, inference=0.5, total=1)
-        return EmbeddingResult(vectors, cuts, 3 * len(texts), timings)
-
-    async def piece(self, *texts: str | Exception) -> Piece:
-        """Texts as lines from number 1; an error is a line that holds none."""
-        lines = [
-            Line(i, f"id {i}", 10, each) if isinstance(each, str) else Line(i, i, 10, error=each)
-            for i, each in enumerate(texts, 1)
-        ]
-        piece = Piece(PieceMemory(1000))
-        await self.embedder.embed(lines, piece)
-        assert [each.line for each in piece.results] == lines
-        assert self.service.stream_slots.held == 0
-        assert set(self.held) <= {1}
-        return piece
-
-    @property
-    def counted(self) -> float:
-        return self.service.metrics.sentences._value.get()
+async def piece_of(engine: Texts, *texts: str | Exception) -> Piece:
+    """A piece of texts as lines from number 1; an error is a line that holds none."""
+    lines = [
+        Line(i, f"id {i}", 10, each) if isinstance(each, str) else Line(i, i, 10, error=each)
+        for i, each in enumerate(texts, 1)
+    ]
+    piece = Piece(PieceMemory(1000))
+    await engine.embedder("Alice").embed(lines, piece)
+    assert [each.line for each in piece.results] == lines
+    assert engine.service.stream_slots.held == 0
+    assert set(engine.slots) <= {1}
+    return piece
 
 
 async def test_lines_after_the_model_was_replaced_are_refused_by_name() -> None:
     texts = Texts()
-    assert outcomes(await texts.piece("a", "bc")) == [1, 2]
+    assert outcomes(await piece_of(texts, "a", "bc")) == [1, 2]
     texts.spaces = space_of("second")
     before = len(texts.calls)
-    refused = outcomes(await texts.piece("a"))
+    refused = outcomes(await piece_of(texts, "a"))
     assert "weights: second, was first" in str(refused[0])
     assert len(texts.calls) == before
 
@@ -511,37 +489,45 @@ def outcomes(piece: Piece) -> list[object]:
 
 async def test_lines_that_hold_no_text_keep_their_places_and_cost_no_forward() -> None:
     texts, bad = Texts(), InvalidRequestError("no text")
-    piece = await texts.piece(bad, "a", bad, "cut", bad)
+    piece = await piece_of(texts, bad, "a", bad, "cut", bad)
     assert outcomes(piece) == [bad, 1, bad, 3, bad]
     assert [len(each.truncations) for each in piece.results] == [0, 0, 0, 1, 0]
     assert texts.calls == [["a", "cut"]]
-    assert (piece.tokens, piece.nbytes, piece.seconds, texts.counted) == (6, 16, 0.5, 2)
-    assert outcomes(await texts.piece(bad, bad)) == [bad, bad]
+    assert (
+        piece.tokens,
+        piece.nbytes,
+        piece.seconds,
+        texts.service.metrics.sentences._value.get(),
+    ) == (6, 16, 0.5, 2)
+    assert outcomes(await piece_of(texts, bad, bad)) == [bad, bad]
     assert len(texts.calls) == 1, "only bad lines ask for nothing"
 
 
 @pytest.mark.parametrize("error", [OutOfMemoryError, InferenceError, InvalidRequestError])
 async def test_an_error_that_one_text_causes_is_that_texts_alone(error) -> None:
     bad = [error(f"the {i}. time") for i in range(9)]
-    texts = Texts(worse=bad)
-    piece = await texts.piece("a", "bb", "worse", "dddd", "eeeee")
+    texts = Texts()
+    texts.planned["worse"] = bad[:]
+    piece = await piece_of(texts, "a", "bb", "worse", "dddd", "eeeee")
     assert outcomes(piece) == [1, 2, bad[2], 4, 5]
     assert [len(call) for call in texts.calls] == [5, 2, 3, 1, 2]
     assert (piece.tokens, piece.nbytes, piece.seconds) == (12, 32, 1.0)
-    assert texts.counted == 4
+    assert texts.service.metrics.sentences._value.get() == 4
 
 
 async def test_after_a_timeout_no_halves_are_tried() -> None:
     late = InferenceTimeoutError("late")
-    texts = Texts(a=[late])
-    assert outcomes(await texts.piece("a", "b")) == [late, late]
+    texts = Texts()
+    texts.planned["a"] = [late]
+    assert outcomes(await piece_of(texts, "a", "b")) == [late, late]
     assert len(texts.calls) == 1
 
 
 async def test_a_service_that_cannot_go_on_ends_the_piece() -> None:
-    texts = Texts(a=[UnavailableError("the device has failed")])
+    texts = Texts()
+    texts.planned["a"] = [UnavailableError("the device has failed")]
     with pytest.raises(UnavailableError, match="the device"):
-        await texts.piece("a", "b")
+        await piece_of(texts, "a", "b")
     assert (len(texts.calls), texts.service.stream_slots.held) == (1, 0)
 
 
@@ -562,8 +548,9 @@ async def test_while_there_is_no_place_it_waits_as_long_as_it_is_told(
         pauses.append((seconds, texts.service.stream_slots.held))
 
     monkeypatch.setattr(asyncio, "sleep", sleep)
-    texts = Texts(a=[error, error])
-    assert outcomes(await texts.piece("a")) == [1]
+    texts = Texts()
+    texts.planned["a"] = [error, error]
+    assert outcomes(await piece_of(texts, "a")) == [1]
     assert pauses == [(pause, 0)] * 2
 
 
@@ -572,7 +559,7 @@ async def test_without_room_it_goes_on_when_a_piece_before_it_is_sent() -> None:
     first, second = Piece(memory), Piece(memory)
     first.need(16, *NEEDED)
     lines = [Line(1, 0, 10, "a")]
-    waiting = asyncio.ensure_future(texts.embedder.embed(lines, second))
+    waiting = asyncio.ensure_future(texts.embedder("Alice").embed(lines, second))
     for _ in range(3):
         await asyncio.sleep(0)
     assert (len(texts.calls), texts.service.stream_slots.held, waiting.done()) == (1, 0, False)
