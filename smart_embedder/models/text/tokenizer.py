@@ -138,8 +138,7 @@ class TruncatedTokens:
 
     def begin_with(self, ids: list[int]) -> None:
         """Keep these ids of the text's beginning, in place of the first kept ones."""
-        end = self.ids[min(len(ids), self.limit) :]
-        self._parts = [np.array(ids[: self.limit], np.int64), end]
+        self._parts = [np.array(ids[: self.limit], np.int64), self.ids[len(ids) :]]
 
 
 class TextTokenizer:
