@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from sentence_transformers import MultiVectorEncoder
+from tokenizers import Tokenizer
 from transformers import (
     AutoTokenizer,
     BertModel,
@@ -244,9 +245,14 @@ def test_queries_are_filled_up_with_the_end_of_a_text_where_no_mask_is_named(
 
 def test_queries_that_are_filled_up_on_the_left_are_refused(folders, load, tmp_path: Path) -> None:
     folder = copytree(folders["qwen3"], tmp_path / "copy")
-    change(folder / "tokenizer_config.json", padding_side="left")
-    with pytest.raises(StartupError, match="pads texts on the left, and queries are filled up"):
-        load(folder)
+    message = "pads texts on the left, and queries are filled up"
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.enable_padding(direction="left")
+    tokenizer.save(str(folder / "tokenizer.json"))
+    for side in (None, "left"):
+        change(folder / "tokenizer_config.json", padding_side=side)
+        with pytest.raises(StartupError, match=message):
+            load(folder)
     change(folder / "config_sentence_transformers.json", do_query_expansion=False)
     assert_like_theirs(load(folder), folder)
 
