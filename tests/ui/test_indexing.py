@@ -117,6 +117,24 @@ def test_a_stop_keeps_what_is_indexed_and_searches_it(
         expect(page.locator(".column.dense .hit")).to_have_count(10)
 
 
+def test_a_request_that_fails_ends_the_others_of_its_index(browser, server: RunningServer) -> None:
+    failure = {"detail": "The model failed.", "code": "inference_failed"}
+    with open_page(browser, server.url, "search") as page:
+        wait_for_view(page, "search")
+        asked: list[str] = []
+
+        def fail_first(route) -> None:
+            asked.append(route.request.url)
+            route.fulfill(status=500, json=failure) if len(asked) == 1 else route.continue_()
+
+        page.route("**/embeddings", fail_first)
+        index(page, lines(200))
+        expect(page.locator("#index-message")).to_have_text("The model failed.")
+        page.wait_for_event("response", lambda answer: answer.url.endswith("/health"))
+        assert len(asked) == 2
+        page.unroute_all()
+
+
 def test_a_text_without_a_passage_is_no_search(open_view) -> None:
     page = open_view("search")
     index(page, "  \n ")
