@@ -239,7 +239,11 @@ SCORE_RULES: dict[str, Rule] = {
         },
         _documents,
         frozenset({"id"}),
-        ({"top_k": 2, "return_documents": True}, {"truncation": True, "return_documents": True}),
+        (
+            {"top_k": 2, "return_documents": True},
+            {"truncation": True, "return_documents": True},
+            *({"max_tokens_per_doc": 3, "truncation_side": side} for side in SIDES),
+        ),
     ),
     "Ranks": Rule(
         ("query", "texts"),

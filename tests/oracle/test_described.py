@@ -16,7 +16,7 @@ from tests.oracle.rules import Served
 from tests.oracle.truth import M3
 from tests.support.formats import JSON
 
-# Of the thousands of questions, which scripts/oracle.py asks all.
+# Of the thousands of questions with one option at most; scripts/oracle.py asks all.
 EVERY = 19
 
 
