@@ -11,10 +11,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 from smart_embedder.engine.records import Outputs
+from smart_embedder.models.ops.choose import choose_backend
+from smart_embedder.models.ops.proof import Target
 from smart_embedder.models.tasks.embedders import M3Embedder
-from tests.api.conftest import embedder
 from tests.cluster.ray_cluster import BIN, LIMIT, RayCluster, environment
 from tests.support.checkpoints import save_m3
 from tests.support.qdrant.process import run_qdrant
@@ -28,7 +30,12 @@ ROWS = 1500
 # Some 20 rows.
 BLOCK = ["--block-bytes", "1000", "--block-rows", "20"]
 
-__all__ = ["embedder"]
+
+@pytest.fixture
+def embedder(tiny_m3: Path) -> M3Embedder:
+    cpu = torch.device("cpu")
+    target = Target(cpu, torch.float32, choose_backend(cpu, torch.float32))
+    return M3Embedder("tiny-m3", tiny_m3, 8192, target)
 
 
 class EmbedJob:
