@@ -6,6 +6,7 @@ In the page only what stands between `<!-- figures: NAME -->` and `<!-- /figures
 import re
 import statistics
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,14 +51,16 @@ def headline(figures: Figures) -> str:
             query = f", and a query alone takes {1000 * alone:.1f} ms" if alone else ""
             parts.append(f"in {precision} {count / ours.median('mixed'):.2f} texts a second{query}")
     machine = figures["machine"]
-    where = f"**{machine['processor']}, {machine['cores']}**, fastest instructions"
-    what = f"dense, sparse and ColBERT vectors of texts of {tokens / count:.0f} tokens on average"
-    return f"{where} `{machine['instructions']}`: {what}: {'; '.join(parts)}."
+    where = f"**{machine['processor']}, {machine['cores']}**, `{machine['instructions']}`:"
+    what = f"dense, sparse and ColBERT vectors of bge-m3 of texts of {tokens / count:.0f} tokens"
+    return "\n".join(
+        [f"{where} {what} on average:", *(f"{each};" for each in parts[:-1]), f"{parts[-1]}."]
+    )
 
 
 def about(figures: Figures) -> str:
     """When and with what versions the figures were measured."""
-    machine, versions = figures["machine"], dict(figures["versions"])
+    machine, versions = figures["machine"], {"PyTorch": figures["versions"]["torch"]}
     for outcome in outcomes_of(figures).values():
         if outcome.version:
             versions[outcome.contender.adapter.replace("_", "-")] = outcome.version
@@ -75,26 +78,33 @@ def median(figures: Figures, outcome: Outcome, workload: str) -> float | None:
     return statistics.median(each for seconds in outcome.rounds[workload] for each in seconds)
 
 
-def speed(figures: Figures) -> str:
-    """A row of absolute figures for each engine, with its worst cosines, and why one has none."""
+def speed(figures: Figures, *, in_full: bool = True) -> str:
+    """A row of absolute figures for each engine, and why one has none.
+
+    In full it also has settings, rounds and the worst cosines.
+    """
     alone = {name: WORKLOADS[name].one_at_a_time for name in figures["texts"]}
     heads = [f"{name}, {'ms' if one else 'texts/s'}" for name, one in alone.items()]
     rows = []
     for outcome in outcomes_of(figures).values():
         cells = [outcome.name + (", dense only" if outcome.contender.dense_only else "")]
-        cells += [str(Setting(**next(iter(outcome.settings.values())))), str(outcome.turns)]
+        if in_full:
+            cells += [str(Setting(**next(iter(outcome.settings.values())))), str(outcome.turns)]
         for name, one in alone.items():
             took = median(figures, outcome, name)
             cells.append("" if took is None else f"{1000 * took:.1f}" if one else f"{1 / took:.2f}")
-        cosines = [outcome.cosines.get(name, {}).get("dense") for name in figures["texts"]][:2]
         cells.append(f"{outcome.peak_bytes / 2**20:,.0f}")
-        rows.append([*cells, *("" if each is None else f"{each:.6f}" for each in cosines)])
+        for name in [*figures["texts"]][:2] if in_full else []:
+            cosine = outcome.cosines.get(name, {}).get("dense")
+            cells.append("" if cosine is None else f"{cosine:.6f}")
+        rows.append(cells)
     known = figures["engines"].get(figures["machine"]["instructions"], {})
     failed = [
         f"- {name} did not run: {raw['failure']}" for name, raw in known.items() if raw["failure"]
     ]
-    heads += ["peak MiB", *(f"{name}, cosine" for name in [*figures["texts"]][:2])]
-    table = markdown(["engine", "setting", "rounds", *heads], rows)
+    heads = ["engine", *(["setting", "rounds"] if in_full else []), *heads, "peak MiB"]
+    heads += [f"{name}, cosine" for name in [*figures["texts"]][:2]] if in_full else []
+    table = markdown(heads, rows)
     return "\n".join([table, *([""] if failed else []), *failed])
 
 
@@ -127,26 +137,32 @@ def started(figures: Figures) -> str:
 
 
 def load(figures: Figures) -> str:
-    """Rates and latencies by the number of clients."""
-    rows = [
-        [
-            row["Conc"],
-            row["Scenario"],
-            f"{row['Req/s']:.0f}",
-            *(f"{row[q]:.1f}" for q in ("P50", "P99")),
-        ]
-        for row in sorted(figures["load"], key=lambda row: (row["Scenario"], row["Conc"]))
-    ]
-    return markdown(["clients", "scenario", "requests/s", "P50 ms", "P99 ms"], rows)
+    """The rate of each scenario, by the number of clients."""
+    rates: dict[str, dict[int, float]] = {}
+    for row in figures["load"]:
+        rates.setdefault(row["Scenario"], {})[row["Conc"]] = row["Req/s"]
+    counts = sorted({row["Conc"] for row in figures["load"]})
+    rows = [[name, *(f"{by[count]:.0f}" for count in counts)] for name, by in rates.items()]
+    return markdown(["requests/s of clients:", *map(str, counts)], rows)
+
+
+def beside(figures: Figures) -> str:
+    """How much longer a lone text takes beside each load."""
+    heads, rows = figures["neighbours"]
+    chosen = [place for place, head in enumerate(heads) if head == "beside" or "quiet" in head]
+    return markdown(
+        [heads[place] for place in chosen],
+        [[row[place] for place in chosen] for row in rows if row[0] != "nothing"],
+    )
 
 
 TABLES: dict[str, Callable[[Figures], str]] = {
     "headline": headline,
     "about": about,
-    "speed": speed,
+    "speed": partial(speed, in_full=False),
     "ratios": ratios,
     "start": started,
-    "neighbours": lambda figures: markdown(*figures["neighbours"]),
+    "neighbours": beside,
     "formats": lambda figures: markdown(*figures["formats"]),
     "load": load,
 }

@@ -76,7 +76,7 @@ def figures() -> dict[str, Any]:
             limit: {each.name: vars_of(each) for each in some} for limit, some in by_limit.items()
         },
         "start": {"int8": [[3, 1000], [1, 1400], [2, 900]]},
-        "neighbours": [["what", "ms"], [["one", 2]]],
+        "neighbours": [["beside", "ms", "P50 to quiet"], [["nothing", 2, 1], ["bulk", 3, 1.5]]],
         "formats": [["what", "ms"], [["one", 2]]],
         "load": [
             {"Scenario": "embed_full", "Conc": n, "Req/s": 5.0, "P50": 1.0, "P99": 2.0}
@@ -103,7 +103,9 @@ def test_a_page_has_each_table_in_its_place_and_a_slower_engine_in_bold(figures)
         "avx2": ["int8", "openvino-int8", "1.50"],
     }
     assert cells(page.started(figures))["int8"] == ["2.00", "1,400"]
-    assert [*cells(page.load(figures))] == ["1", "8"]
+    assert cells(page.load(figures)) == {"embed_full": ["5", "5"]}
+    assert cells(page.beside(figures)) == {"bulk": ["1.5"]}
+    assert cells(page.TABLES["speed"](figures))["smart-embedder-int8"] == ["4.00", "3"]
 
 
 def test_figures_of_other_code_or_another_machine_are_not_mixed(figures) -> None:
