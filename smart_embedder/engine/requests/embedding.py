@@ -66,14 +66,14 @@ def truncations_of(tasks: list[Task], request: EmbedRequest) -> list[Truncation]
 
 def hold_vectors(tasks: list[Task], answer: AnswerMemory) -> None:
     """Hold what the vectors of all tasks need; raises as `AnswerMemory.need`."""
-    lengths = [[len(text.ids) for text in task.read] for task in tasks]
-    size = sum(
-        vector_bytes(task.model, task.outputs, own)
-        for task, own in zip(tasks, lengths, strict=True)
-    )
+    size = tokens = 0
+    for task in tasks:
+        lengths = [len(text.ids) for text in task.read]
+        size += vector_bytes(task.model, task.outputs, lengths)
+        tokens += sum(lengths)
     what, advice = f"{len(tasks[-1].texts)} texts", "send fewer texts"
     if any(task.outputs.colbert or task.outputs.states for task in tasks):
-        what = f"{sum(map(sum, lengths))} tokens"
+        what = f"{tokens} tokens"
         advice = "send fewer texts or shorter ones, or ask for no vector of each token"
     answer.need(size, f"the vectors of these {what}", advice)
 
