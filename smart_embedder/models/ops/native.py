@@ -19,6 +19,7 @@ from torch.nn import functional
 
 from smart_embedder.models.attention import PackedAttention, QueryKeyValue, sdpa
 from smart_embedder.models.batch import PackedBatch
+from smart_embedder.models.device.cpu import LargePages
 from smart_embedder.models.ops.backend import (
     NATIVE,
     Backend,
@@ -307,6 +308,7 @@ class _Kernels:
         self._dtype = dtype
         self._format = FORMATS[dtype]
         self._otherwise = otherwise
+        self._memory = LargePages()
 
     def linear(self, layers: Sequence[nn.Linear], activation: str | None = None) -> Linear:
         depth, out = layers[0].in_features, sum(layer.out_features for layer in layers)
@@ -476,7 +478,7 @@ class _Kernels:
         paired = 1 if weight.dtype is torch.float32 else instructions.matrix_rows
         tile = instructions.tile // 2
         panels = words.view(len(words) // tile, tile, -1, paired)
-        return panels.transpose(1, 2).contiguous()
+        return self._memory.copy(panels.transpose(1, 2))
 
 
 def _bytes_of_row(layer: _EncoderLayer, itemsize: int) -> int:

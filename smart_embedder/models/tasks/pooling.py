@@ -110,18 +110,9 @@ ENDS: Mapping[str, End] = {"cls": "first", "last_token": "last"}
 class DenseLayer(nn.Module):
     """sentence-transformers' Dense: a linear layer, an activation, and a residual connection."""
 
-    def __init__(
-        self, linear: nn.Linear, activation: nn.Module, residual: nn.Module | None = None
-    ) -> None:
-        super().__init__()
-        self.in_features, self.out_features = linear.in_features, linear.out_features
-        self._linear = linear
-        self._activation = activation
-        self._residual = residual
-
-    @classmethod
-    def read(cls, folder: Path) -> "DenseLayer":
+    def __init__(self, folder: Path) -> None:
         """Read configuration and weights; raises `StartupError` where they cannot be used."""
+        super().__init__()
         config = read_config(folder)
         sizes = [whole_number(folder, config, f"{side}_features") for side in ("in", "out")]
         named = str(config.get("activation_function", "torch.nn.modules.activation.Tanh"))
@@ -132,12 +123,15 @@ class DenseLayer(nn.Module):
                 f"the projection in {folder} has the activation {activation}; known: "
                 f"{', '.join(_ACTIVATIONS)}"
             )
-        weights, residual = Weights.read(folder), None
+        weights = Weights.read(folder)
+        self.in_features, self.out_features = sizes
+        self._linear = weights.linear("linear", *sizes, bias=bool(config.get("bias", True)))
+        self._activation: nn.Module = getattr(nn, activation)()
+        self._residual: nn.Module | None = None
         if config.get("use_residual"):
             same = sizes[0] == sizes[1]
             residual = nn.Identity() if same else weights.linear("residual", *sizes, bias=False)
-        linear = weights.linear("linear", *sizes, bias=bool(config.get("bias", True)))
-        return cls(linear, getattr(nn, activation)(), residual)
+            self._residual = residual
 
     def require_width(self, width: int) -> int:
         """The width of its results; raises `StartupError` unless it takes `width` numbers."""
@@ -219,7 +213,7 @@ class SentenceConfig:
                     poolings = poolings or read_poolings(module.folder)
                 case "Dense":
                     _require_text_vector(module.folder)
-                    steps.append(DenseLayer.read(module.folder))
+                    steps.append(DenseLayer(module.folder))
                 case "Normalize":
                     _require_text_vector(module.folder)
                     steps.append(normalize)
@@ -257,7 +251,7 @@ def load_token_projection(folder: Path, weights: Weights, width: int) -> tuple[n
         return linear, out_features
     if not modules:
         raise StartupError(f"{folder} has no projection of its tokens' states")
-    layers = [DenseLayer.read(module.folder) for module in modules]
+    layers = [DenseLayer(module.folder) for module in modules]
     for layer in layers:
         width = layer.require_width(width)
     return nn.Sequential(*layers), width

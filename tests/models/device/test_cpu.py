@@ -5,15 +5,17 @@ import sys
 import threading
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smart_embedder.errors import StartupError
 from smart_embedder.models.device import cpu
 from smart_embedder.models.device.cpu import (
     CpuShare,
+    LargePages,
     available_threads,
     cat_in_large_pages,
     divide,
@@ -195,3 +197,32 @@ def test_parts_are_joined_as_they_come(dtype: torch.dtype, dim: int) -> None:
     joined = cat_in_large_pages((each.clone() for each in parts), 7 if dim == 0 else 9, dim)
     assert torch.equal(joined, torch.cat(parts, dim))
     assert joined.is_contiguous()
+
+
+@given(
+    shapes=st.lists(st.tuples(st.integers(1, 3), st.sampled_from([1, 5, 2**20, 2**22])), max_size=6)
+)
+@settings(max_examples=20, deadline=None)
+def test_copies_in_large_pages_are_apart_and_aligned(shapes: list[tuple[int, int]]) -> None:
+    memory, copies = LargePages(), []
+    for number, shape in enumerate(shapes):
+        original = torch.full(shape, number, dtype=torch.int8).t()
+        copies.append(memory.copy(original))
+        assert copies[-1].shape == original.shape
+    for number, each in enumerate(copies):
+        assert each.is_contiguous()
+        assert each.data_ptr() % 64 == 0
+        assert bool((each == number).all())
+
+
+@linux_only
+def test_large_pages_are_free_when_no_copy_is_left() -> None:
+    def mapped() -> int:
+        return psutil.Process().memory_info().vms
+
+    memory = LargePages()
+    copies = [memory.copy(torch.zeros(2**20)) for _ in range(40)]  # Of 160 MiB.
+    before = mapped()
+    copies.clear()
+    # All but the stretch that further copies would lie in.
+    assert before - mapped() > 140 * 2**20
