@@ -1,11 +1,9 @@
 """FastEmbed's MUVERA, PyLate's pooling and models, which an environment of their own runs.
 
 Neither installs beside the service: FastEmbed wants an older huggingface-hub, PyLate older versions
-of transformers and sentence-transformers. scripts/check_references.sh makes that environment. For
-where it is not, `python -m tests.vectors.references` records what they make of some vectors.
+of transformers and sentence-transformers. scripts/check_references.sh makes that environment.
 """
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,21 +15,6 @@ from tests.support.server import REPOSITORY
 
 ENVIRONMENT = REPOSITORY / ".venv-references"
 MISSING = "scripts/check_references.sh makes the references' environment"
-RECORDED = Path(__file__).with_name("references.json")
-# Every so many numbers of an encoding are recorded, so that each repetition is met.
-STEP = 97
-SHAPES = [(1, 16), (5, 48), (70, 48), (12, 1024)]
-FACTORS = [2, 3, 50]
-
-
-def vectors_of(tokens: int, width: int) -> np.ndarray:
-    """Unit vectors in a few directions, so that there is something to cluster."""
-    random = np.random.default_rng(tokens * width)
-    centers = random.standard_normal((8, width))
-    vectors = centers[random.integers(8, size=tokens)] + 0.4 * random.standard_normal(
-        (tokens, width)
-    )
-    return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
 
 
 class References:
@@ -64,22 +47,3 @@ def run_references() -> Iterator[References]:
     script = Path(__file__).with_name("run_references.py")
     with answering_process([str(ENVIRONMENT / "bin" / "python"), str(script)]) as process:
         yield References(process)
-
-
-def record() -> None:
-    """Write what the packages make to `RECORDED`."""
-    muvera, pooled = {}, {}
-    with run_references() as references:
-        for tokens, width in SHAPES:
-            vectors = vectors_of(tokens, width)
-            muvera[f"{tokens}x{width}"] = {
-                side: references.muvera(vectors, side)[::STEP].round(7).tolist()
-                for side in ("query", "document")
-            }
-        for factor in FACTORS:
-            pooled[str(factor)] = references.pool(vectors_of(70, 48), factor).round(7).tolist()
-    RECORDED.write_text(json.dumps({"muvera": muvera, "pooled": pooled}))
-
-
-if __name__ == "__main__":
-    record()

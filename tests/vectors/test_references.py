@@ -16,7 +16,7 @@ from smart_embedder.models.ops.choose import choose_backend
 from smart_embedder.models.ops.proof import Target
 from smart_embedder.vectors import MUVERA_WIDTH, muvera_of, pool
 from tests.support.wordpiece import ROBERTA, save_colbert
-from tests.vectors.references import vectors_of
+from tests.vectors.test_vectors import vectors_of
 
 pytestmark = pytest.mark.timeout(600)  # Hundreds of examples each.
 

@@ -1,8 +1,9 @@
-"""Pooled and encoded vectors as PyLate and FastEmbed make them, recorded by `references`."""
+"""Pooled and encoded vectors as PyLate and FastEmbed make them, recorded by `record_references`."""
 
 import json
 import tracemalloc
 from itertools import combinations
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,10 +18,25 @@ from smart_embedder.vectors import (
     pool,
     pooling_bytes,
 )
-from tests.vectors import references
-from tests.vectors.references import FACTORS, SHAPES, STEP, vectors_of
 
-RECORDED = json.loads(references.RECORDED.read_text("utf-8"))
+REFERENCES = Path(__file__).with_name("references.json")
+# Every so many numbers of an encoding are recorded, so that each repetition is met.
+STEP = 97
+SHAPES = [(1, 16), (5, 48), (70, 48), (12, 1024)]
+FACTORS = [2, 3, 50]
+
+
+def vectors_of(tokens: int, width: int) -> np.ndarray:
+    """Unit vectors in a few directions, so that there is something to cluster."""
+    random = np.random.default_rng(tokens * width)
+    centers = random.standard_normal((8, width))
+    vectors = centers[random.integers(8, size=tokens)] + 0.4 * random.standard_normal(
+        (tokens, width)
+    )
+    return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
+
+
+RECORDED = json.loads(REFERENCES.read_text("utf-8"))
 
 
 @pytest.mark.parametrize("factor", FACTORS)
