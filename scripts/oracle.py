@@ -149,9 +149,7 @@ def run_bits(options: argparse.Namespace, scratch: Path) -> bool:
 
         async def compare(settings: Settings = settings) -> Bits:
             async with Engine(settings, load_models) as engine:
-                models = engine.loaded()
-                assert models is not None
-                if not all(each.reproducible for each in models.each):
+                if not all(each.info and each.info.reproducible for each in engine.statuses):
                     raise SystemExit(f"{settings.embedding_model} is not reproducible here")
                 return await Bits.measure(engine, options.distinct, options.words, options.answers)
 

@@ -111,7 +111,6 @@ def create_app(
     async def start(app: FastAPI) -> None:
         await service.engine.start()
         models = service.engine.loaded()
-        assert models is not None  # noqa: S101 - start has returned
         service.metrics.server.info(operations.describe_server(settings, models))
         on_ready(models)
         # Not before, as imports of large libraries hold Python's lock for long.

@@ -18,13 +18,15 @@ from fastapi import FastAPI
 from smart_embedder import main
 from smart_embedder.__main__ import main as command
 from smart_embedder.access.rate_limit import MemoryBuckets, SharedBuckets
-from smart_embedder.engine.model import LoadedModels
+from smart_embedder.engine.model import DefaultModels
 from smart_embedder.errors import StartupError
 from smart_embedder.main import create_app
 from smart_embedder.middleware.memory import BODY_SECONDS
 from smart_embedder.server import process
 from smart_embedder.settings import Settings
-from tests.engine.fakes import FakeModel, loaded
+from tests.engine.fakes import FakeModel, loaded, loading, settings_of
+
+MODELS = loaded(FakeModel())
 
 
 def client_of(app: FastAPI) -> httpx2.AsyncClient:
@@ -56,8 +58,8 @@ async def test_what_only_documentation_needs_is_made_when_the_service_is_ready()
         settled.set()
 
     app = create_app(
-        Settings(),
-        loader=lambda _: loaded(FakeModel()),
+        settings_of(MODELS),
+        loader=loading(MODELS),
         on_ready=lambda _: done.append(("ready", app.openapi_schema is not None)),
         on_settled=settle,
     )
@@ -122,8 +124,8 @@ async def test_the_rate_limit_is_that_of_the_settings_and_may_be_shared() -> Non
 @asynccontextmanager
 async def running() -> AsyncIterator[FastAPI]:
     """An app whose models are loaded."""
-    ready, model = asyncio.Event(), loaded(FakeModel())
-    app = create_app(Settings(), loader=lambda _: model, on_ready=lambda _: ready.set())
+    ready, load = asyncio.Event(), loading(MODELS)
+    app = create_app(settings_of(MODELS), loader=load, on_ready=lambda _: ready.set())
     async with app.router.lifespan_context(app):
         await ready.wait()
         yield app
@@ -155,16 +157,17 @@ async def test_code_that_holds_the_loop_is_counted_closely_after_a_request() -> 
 
 async def test_an_end_before_the_models_are_loaded_ends_the_start() -> None:
     told: list[object] = []
-    loading, go_on = threading.Event(), threading.Event()
+    begun, go_on = threading.Event(), threading.Event()
 
-    def load(_: Settings) -> LoadedModels:
-        loading.set()
+    def load(settings: Settings) -> DefaultModels:
+        begun.set()
         go_on.wait()
-        return loaded(FakeModel())
+        return loading(MODELS)(settings)
 
-    app = create_app(Settings(), loader=load, on_ready=told.append, on_failure=told.append)
+    calls = {"on_ready": told.append, "on_failure": told.append}
+    app = create_app(settings_of(MODELS), loader=load, **calls)
     async with app.router.lifespan_context(app):
-        await asyncio.to_thread(loading.wait)
+        await asyncio.to_thread(begun.wait)
         go_on.set()
     assert app.state.service.engine.closing
     assert told == []
@@ -174,7 +177,7 @@ async def test_a_start_that_fails_is_reported_once_and_the_port_answers_on() -> 
     told: list[Exception] = []
     failed = asyncio.Event()
 
-    def fail(_: Settings) -> LoadedModels:
+    def fail(_: Settings) -> DefaultModels:
         raise StartupError("there is no such folder")
 
     def report(error: Exception) -> None:

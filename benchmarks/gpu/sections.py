@@ -209,7 +209,6 @@ async def engines(
     began, metrics = time.perf_counter(), Metrics()
     async with Engine(settings, load_models, metrics=metrics) as engine:
         models = engine.loaded()
-        assert models is not None
 
         def computed() -> float:
             name = {"model": models.embedder.name}
@@ -219,7 +218,6 @@ async def engines(
             "torch": torch.__version__,
             "start_seconds": time.perf_counter() - began,
             "max_batch_tokens": models.max_batch_tokens,
-            "seconds_per_token": models.seconds_per_token,
             "dtype": models.device.dtype,
             "attention": models.device.attention,
             "paths": models.infos[0].paths,
@@ -285,8 +283,9 @@ def kernels(folder: Path, device: str, *, quick: bool, of_reranker: bool = False
     models = load_models(
         Settings(embedding_model=str(embedder), reranker_model=reranker, device=device)
     )
-    model = models.reranker if of_reranker else models.embedder
-    cuda = models.device.gpu_available and torch.cuda.is_available()
+    placed = models.reranker if of_reranker and models.reranker else models.embedder
+    model, on = placed.models[0].model, placed.models[0].device
+    cuda = on.gpu_available and torch.cuda.is_available()
     return {
         name: {"tokens": texts * length} | profiled(forward_of(model, texts, length), cuda=cuda)
         for name, (texts, length) in (_QUICK_SIZES if quick else _SIZES).items()

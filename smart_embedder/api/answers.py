@@ -237,12 +237,11 @@ class ServedModelStatus(BaseModel):
     task: Literal["embed", "rerank"]
     state: Literal["unloaded", "loading", "ready", "failed"]
     pinned: Annotated[bool, Field(description="Never unloaded, as the default models.")]
-    requests: Annotated[int | None, Field(description="That use it or wait for it.")]
+    requests: Annotated[int, Field(description="That use it or wait for it.")]
     load_seconds: Annotated[float | None, Field(description="Of the latest loading.")]
     reason: Annotated[str | None, Field(description="Why one that failed or waits is not there.")]
     files_replaced: Annotated[
-        int | None,
-        Field(description="How often it was loaded from other files than the time before."),
+        int, Field(description="How often it was loaded from other files than the time before.")
     ]
     info: Annotated[ModelInfo | None, Field(description="How it is computed, while it is loaded.")]
     makes: Annotated[ModelAbilities | None, Field(description="What, while it is loaded.")]

@@ -7,8 +7,7 @@ from enum import Enum, auto
 
 from smart_embedder.errors import StartupError, UnknownModelError
 from smart_embedder.observability.logs import escape_text
-from smart_embedder.settings import LATE_INTERACTION, NO_RERANKER, Settings
-from smart_embedder.settings.types import public_name
+from smart_embedder.settings import LATE_INTERACTION, Settings
 
 _MAX_QUOTED = 100
 # Some clients list only models whose name has this in it.
@@ -109,15 +108,10 @@ class ModelCatalogue:
 
 def _defaults(settings: Settings) -> Iterator[ServedModel]:
     """The models that have settings of their own."""
-    embedder, dense = settings.embedding_model, settings.dense_model
-    reranker = settings.reranker_model
-    served = [(Role.EMBEDDER, embedder, settings.model_revision)]
-    if dense != embedder:
-        served.append((Role.DENSE, dense, settings.dense_model_revision))
-    if reranker not in {LATE_INTERACTION, NO_RERANKER}:
-        served.append((Role.RERANKER, reranker, settings.reranker_model_revision))
-    for role, name, revision in served:
-        yield ServedModel(role, tuple(_own_names(role, public_name(name))), revision=revision)
+    for role, entry in zip(Role, settings.default_entries, strict=True):
+        if entry is not None:
+            names = tuple(_own_names(role, entry.public_name))
+            yield ServedModel(role, names, revision=entry.revision)
 
 
 def _own_names(role: Role, name: str) -> Iterator[str]:

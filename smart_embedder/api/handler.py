@@ -95,6 +95,11 @@ class Service:
     max_json_values: int
 
     @property
+    def models(self) -> LoadedModels | None:
+        """The default models, once they are loaded."""
+        return self.engine.loaded() if self.engine.is_ready else None
+
+    @property
     def status(self) -> tuple[str, str | None]:
         """`status` and `reason` of /health."""
         failure = self.engine.failure
@@ -102,7 +107,7 @@ class Service:
             return "unhealthy", str(failure)
         if self.drain.announced or self.engine.closing:
             return "draining", "the service is shutting down"
-        if self.engine.loaded() is None:
+        if not self.engine.is_ready:
             return "loading", "the models are being loaded"
         return "healthy", None
 

@@ -233,7 +233,7 @@ def install_openapi(app: FastAPI, service: Service) -> None:
 
     def describe() -> dict[str, Any]:
         description = fixed()
-        limits = _describe_limits(service.settings, service.engine.loaded())
+        limits = _describe_limits(service.settings, service.models)
         return description | {
             "info": description["info"] | {"description": limits},
             "paths": _paths(description["paths"], service.settings),

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import replace
 from functools import partial
 from typing import Self, TypeVar
 
@@ -11,7 +10,7 @@ from smart_embedder.engine.devices.pool import DevicePool, error_of
 from smart_embedder.engine.devices.thread import DeviceThread, ThreadFactory
 from smart_embedder.engine.model import LoadedModels, Loader
 from smart_embedder.engine.model_pool import ModelPool
-from smart_embedder.engine.pooled_model import ModelState, ModelStatus, default_statuses
+from smart_embedder.engine.pooled_model import ModelState, ModelStatus
 from smart_embedder.engine.records import (
     ClassificationRequest,
     ClassificationResult,
@@ -30,7 +29,6 @@ from smart_embedder.engine.scheduling.queue import JobQueue
 from smart_embedder.errors import DrainingError, LoadingError, UnhealthyError
 from smart_embedder.observability.metrics import Metrics
 from smart_embedder.settings import Settings
-from smart_embedder.settings.types import public_name
 
 Result = TypeVar("Result")
 
@@ -66,12 +64,12 @@ class ActiveRequests:
 class Engine:
     """Owns the models, the queue and the device threads.
 
-    `start` loads the models; until it returns, and after `close` was called, `lease` refuses with
-    an `UnavailableError`. `embed`, `rerank` and `classify` lease the models of their request; who
-    has a lease gives its models to `embedding` and `scoring`, because a second lease within it
-    would wait where the model has to be evicted. `closing` says that `close` was called. Usable
-    in-process as an async context manager.
-    `make_thread` makes the threads of the devices and of the loader.
+    `start` loads the models. Until it returns, when the engine `is_ready`, and while it is
+    `closing`, since `close` was called, `lease` refuses with an `UnavailableError`. `embed`,
+    `rerank` and `classify` lease the models of their request; who has a lease gives its models to
+    `embedding` and `scoring`, because a second lease within it would wait where the model has to be
+    evicted. Usable in-process as an async context manager. `make_thread` makes the threads of the
+    devices and of the loader.
     """
 
     def __init__(
@@ -83,12 +81,16 @@ class Engine:
     ) -> None:
         self._settings = settings
         self._metrics = metrics or Metrics()
-        self._loader = loader
         self._queue = JobQueue()
         self._devices = DevicePool(settings, self._queue, self._metrics, make_thread)
         self._accepted = Abortable()
-        self._further = ModelPool(
-            settings, self._devices, self._metrics, self._accepted, make_thread
+        self._models = ModelPool(
+            settings,
+            loader,
+            self._devices,
+            self._metrics,
+            self._accepted,
+            make_thread=make_thread,
         )
         threads = settings.tokenizer_threads
         self._tokenizer_threads = TokenizerThreads(None if threads == "auto" else threads)
@@ -107,10 +109,9 @@ class Engine:
             self._cache = CachedPipeline(admission, waiting, settings, self._metrics)
             self.embedding = self._cache
         self.scoring = ScoringPipeline(admission, scored, settings.rerank_gpu_timeout)
-        self._defaults: dict[str | None, LoadedModels] = {}
         self._requests = ActiveRequests()
-        self.closing = self._aborted = False
-        self._loading: asyncio.Future[LoadedModels] | None = None
+        self.is_ready = self.closing = self._aborted = False
+        self._starting: asyncio.Task[None] | None = None
         self._metrics.queue_size.set_function(lambda: waiting.held)
         self._metrics.queue_capacity.set(settings.max_queue_size)
         self._metrics.rerank_capacity.set(settings.rerank_max_queue)
@@ -133,19 +134,18 @@ class Engine:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    def loaded(self, model: str | None = None) -> LoadedModels | None:
-        """What a lease of `model` would yield at once; None where it is not loaded now."""
-        return self._defaults.get(model) or self._further.loaded(model)
+    def loaded(self, model: str | None = None) -> LoadedModels:
+        """What a lease of `model` would yield at once.
+
+        Raises `LoadingError` before the end of the start, and `ModelNotLoadedError`.
+        """
+        self._require_start()
+        return self._models.loaded(model)
 
     @property
     def statuses(self) -> list[ModelStatus]:
         """The state of each model: the default ones, and then those of MODELS."""
-        has_failed = error_of(self._loading) is not None
-        own = default_statuses(self._settings, self.loaded(), has_failed=has_failed)
-        return [
-            replace(status, token_budgets=self._devices.token_budgets(status.name))
-            for status in (*own, *self._further.statuses)
-        ]
+        return self._models.statuses
 
     @property
     def failed_devices(self) -> list[str]:
@@ -155,7 +155,7 @@ class Engine:
     @property
     def failure(self) -> Exception | None:
         """The fault after which only a restart helps, if there is one."""
-        cause = error_of(self._loading)
+        cause = error_of(self._starting)
         if cause is None:
             return self._devices.failure
         # The cause may name folders of this machine, so clients get another message.
@@ -165,18 +165,12 @@ class Engine:
 
     async def start(self) -> None:
         """Load and warm the models; raises `StartupError` if that fails."""
-        self._loading = asyncio.ensure_future(self._devices.start(self._loader))
-        models = await self._loading
+        self._starting = asyncio.create_task(self._models.start(), name="load-models")
+        await self._starting
+        self.is_ready = True
+        models = self.loaded()
         if models.device.read_memory is not None:
             self._metrics.watch_memory(models.read_memory)
-        self._metrics.start_models([model.name for model in models.each])
-        for info in models.infos:
-            self._metrics.note_drift(info.name, info.drift)
-        await self._further.start(models)
-        names = (status.name for status in default_statuses(self._settings, models))
-        self._defaults = dict.fromkeys((None, *names), models)
-        # EMBEDDING_MODEL, named, makes the dense vectors, too.
-        self._defaults[public_name(self._settings.embedding_model)] = replace(models, dense=None)
 
     async def close(self) -> None:
         """Refuse new requests, serve the accepted ones, and end the threads.
@@ -191,8 +185,9 @@ class Engine:
         except TimeoutError:
             self.abort()
             await self._requests.wait_for_none()
-        await self._further.close()
-        await self._devices.close(0 if self._aborted else self._settings.shutdown_timeout)
+        seconds = 0 if self._aborted else self._settings.shutdown_timeout
+        await self._models.close(seconds)
+        await self._devices.close(seconds)
         self._tokenizer_threads.close()
         if self._cache is not None:
             await self._cache.close()
@@ -261,12 +256,7 @@ class Engine:
         """
         self._require_ready()
         with self._requests.track():
-            if (models := self._defaults.get(model)) is not None:
-                yield models
-                self._further.relieve()
-                return
-            assert model is not None  # noqa: S101 - the default models are there
-            async with self._further.lease(model, seconds) as models:
+            async with self._models.lease(model, seconds) as models:
                 yield models
 
     async def load(self, model: str) -> None:
@@ -281,7 +271,7 @@ class Engine:
         """
         self._require_ready()
         with self._requests.track():
-            await self._further.unload(model)
+            await self._models.unload(model)
 
     def _require_ready(self) -> None:
         if self.closing:
@@ -289,5 +279,8 @@ class Engine:
         failure = self.failure
         if failure is not None:
             raise UnhealthyError(str(failure), retry_after=30) from failure.__cause__
-        if not self._defaults:
+        self._require_start()
+
+    def _require_start(self) -> None:
+        if not self.is_ready:
             raise LoadingError("the models are still being loaded", retry_after=5)

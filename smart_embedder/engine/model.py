@@ -4,7 +4,6 @@
 lie.
 """
 
-import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
@@ -219,7 +218,9 @@ class PlacedModel:
 
     `measure` runs its first forwards in steps, each in the device's thread, which may do other work
     between two: it yields None after each step, and then the measurement. Called with false, it
-    measures less, so that the other work hardly waits. The other fields are as in `LoadedModels`.
+    measures less, so that the other work hardly waits. `free_memory` makes the device's allocator
+    return memory that it does not use. `prepare_thread` is called first in each thread that
+    computes there.
     """
 
     model: Model
@@ -231,10 +232,14 @@ class PlacedModel:
 
 @dataclass(frozen=True, slots=True)
 class PlacedModels:
-    """One model on all of its devices; `describe` tells how it is computed, once measured."""
+    """One model on all of its devices.
+
+    `describe` tells how it is computed, once measured; `demo` what a demo model is not for.
+    """
 
     models: tuple[PlacedModel, ...]
     describe: Callable[[], ModelInfo]
+    demo: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,30 +271,41 @@ class ModelLoader(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class DefaultModels:
+    """The models of `Settings.default_entries`, loaded, and the loader of all others."""
+
+    embedder: PlacedModels
+    loader: ModelLoader
+    dense: PlacedModels | None = None
+    reranker: PlacedModels | None = None
+
+
+Loader = Callable[[Settings], DefaultModels]
+
+
+@dataclass(frozen=True, slots=True)
 class LoadedModels:
-    """Everything a loader made: warm models, their device, and the token budget of one forward.
+    """The models that work together for a request, each on all of its devices.
 
     `dense` is the separate model for dense vectors, if there is one. With `late_interaction`,
-    `embedder` reranks; otherwise `reranker` does, if there is one. `demo` describes the demo model
-    where one is served. `seconds_per_token` was measured at the start. `free_memory` makes the
-    device's allocator return memory that it does not use. `replicas` are the same models on further
-    devices. `infos` tell how each model is computed. `prepare_thread` is called first in each
-    thread that computes on the device. `loader` loads the models of MODELS.
+    `embedder` reranks; otherwise `reranker` does, if there is one. Each model's forward may hold
+    `max_batch_tokens`. `devices` are those of the embedder, `infos` tell how each is computed, and
+    `demo` what a demo model is not for.
     """
 
     embedder: Embedder
-    device: DeviceInfo
+    devices: tuple[DeviceInfo, ...]
     max_batch_tokens: int
     dense: Embedder | None = None
     reranker: Reranker | None = None
     late_interaction: bool = False
-    demo: str | None = None
-    seconds_per_token: float = 0.0
-    free_memory: Callable[[], object] = gc.collect
-    replicas: "tuple[LoadedModels, ...]" = ()
     infos: tuple[ModelInfo, ...] = ()
-    prepare_thread: Callable[[], None] | None = None
-    loader: ModelLoader | None = None
+    demo: str | None = None
+
+    @property
+    def device(self) -> DeviceInfo:
+        """The first of the devices."""
+        return self.devices[0]
 
     @property
     def dense_model(self) -> Embedder:
@@ -337,14 +353,6 @@ class LoadedModels:
         """Bytes of this kind, on all devices that report them."""
         readers = (device.read_memory for device in self.devices)
         return sum(read(kind) for read in readers if read is not None)
-
-    @property
-    def devices(self) -> list[DeviceInfo]:
-        """The devices of these models and of their replicas."""
-        return [self.device, *(replica.device for replica in self.replicas)]
-
-
-Loader = Callable[[Settings], LoadedModels]
 
 
 @dataclass(frozen=True, slots=True)

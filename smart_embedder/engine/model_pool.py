@@ -1,9 +1,10 @@
-"""The models of MODELS: loaded when they are needed, unloaded when memory is.
+"""The models: loaded at the start or when they are needed, unloaded when memory is.
 
-A request leases its model. What nobody leases may be unloaded, the least recently used first,
-unless it is pinned. Where a model is waited for and every other one is leased, one that has had its
-turn gives way: new requests wait, it is unloaded after those that have it, and loaded again when
-its turn comes. One model is loaded at a time, in a thread that leaves the processor to others.
+A request leases its models. What nobody leases may be unloaded, the least recently used first,
+unless it is pinned, as those that have settings of their own are. Where a model is waited for and
+every other one is leased, one that has had its turn gives way: new requests wait, it is unloaded
+after those that have it, and loaded again when its turn comes. After the start one model is loaded
+at a time, in a thread that leaves the processor to others.
 """
 
 import asyncio
@@ -11,6 +12,7 @@ import math
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from operator import itemgetter
 
@@ -18,20 +20,26 @@ import structlog
 
 from smart_embedder.engine.devices.pool import DevicePool, device_of_model_failed
 from smart_embedder.engine.devices.thread import DeviceThread, ThreadFactory
-from smart_embedder.engine.model import LoadedModels, human_size
-from smart_embedder.engine.pooled_model import ModelStatus, PooledModel, models_with
+from smart_embedder.engine.model import (
+    LoadedModels,
+    Loader,
+    ModelLoader,
+    PlacedModels,
+    human_size,
+)
+from smart_embedder.engine.pooled_model import ModelGroup, ModelStatus, PooledModel
 from smart_embedder.engine.scheduling.admission import Abortable
 from smart_embedder.engine.scheduling.fairness import failing_with
 from smart_embedder.errors import (
     LoadingError,
     MemoryTakenError,
+    ModelNotLoadedError,
     ModelTooLargeError,
     SmartEmbedderError,
-    StartupError,
     UnavailableError,
 )
 from smart_embedder.observability.metrics import Metrics
-from smart_embedder.settings import Settings
+from smart_embedder.settings import LATE_INTERACTION, Settings
 
 log = structlog.get_logger(__name__)
 
@@ -48,7 +56,7 @@ _USUAL_RATE = 200e6
 
 
 class ModelPool:
-    """Loads and unloads models beside those that are there always, the `defaults`.
+    """Loads, leases and unloads the models of the settings.
 
     What waits within `accepted` ends when the engine is aborted.
     """
@@ -56,21 +64,44 @@ class ModelPool:
     def __init__(
         self,
         settings: Settings,
+        loader: Loader,
         devices: DevicePool,
         metrics: Metrics,
         accepted: Abortable,
+        *,
         make_thread: ThreadFactory = DeviceThread,
     ) -> None:
-        entries = settings.models or ()
-        self._models = {entry.public_name: PooledModel(entry) for entry in entries}
+        self._load_defaults = partial(loader, settings)
         self._threshold = settings.model_memory_threshold
         self._request_timeout = settings.request_timeout
         self._devices = devices
         self._metrics = metrics
         self._accepted = accepted
         self._make_thread = make_thread
-        for model in self._models.values():
-            metrics.watch_further_model(model.name, partial(getattr, model, "leases"))
+        own = settings.default_entries
+        embedder = PooledModel(own.embedder, is_default=True)
+        dense = PooledModel(own.dense, is_default=True) if own.dense else None
+        self._defaults = ModelGroup(
+            embedder,
+            dense,
+            PooledModel(own.reranker, is_default=True) if own.reranker else None,
+            late_interaction=settings.reranker_model == LATE_INTERACTION,
+        )
+        names = [model.name for model in self._defaults.members]
+        self._groups: dict[str | None, ModelGroup] = dict.fromkeys((None, *names), self._defaults)
+        # EMBEDDING_MODEL, named, makes the dense vectors, too.
+        self._groups[embedder.name] = replace(self._defaults, dense=None)
+        self._models = {entry.public_name: PooledModel(entry) for entry in settings.models or ()}
+        for name, model in self._models.items():
+            metrics.watch_further_model(name, partial(getattr, model, "leases"))
+            self._groups[name] = (
+                ModelGroup(model)
+                if model.entry.task == "embed"
+                else ModelGroup(embedder, dense, reranker=model)
+            )
+        # It loads the default ones, and then the others, with their loader.
+        self._thread = make_thread("model-loader", None)
+        self._loader: ModelLoader
         self._one_at_a_time = asyncio.Lock()
         # The one that is being loaded first. It waits for memory until `_room_at`.
         self._to_load: list[PooledModel] = []
@@ -80,65 +111,96 @@ class ModelPool:
         self._looked_at = -math.inf
         self._relief: asyncio.Task[None] | None = None
         self._starting = True
-        self._defaults: LoadedModels | None = None
 
     @property
     def statuses(self) -> list[ModelStatus]:
-        """The state of each."""
-        return [model.status for model in self._models.values()]
+        """The state of each: the default ones, and then those of MODELS."""
+        return [
+            replace(model.status, token_budgets=self._devices.token_budgets(model.loaded))
+            for model in (*self._defaults.members, *self._models.values())
+        ]
 
-    def loaded(self, name: str | None) -> LoadedModels | None:
-        """What requests for this model work with; None while it is not loaded."""
-        model = self._models.get(name) if name else None
-        return model.models if model else None
+    def loaded(self, name: str | None) -> LoadedModels:
+        """What a lease of this model would yield at once; raises `ModelNotLoadedError`."""
+        group = self._groups[name]
+        for each in group.members:
+            if each.placed is None:
+                raise ModelNotLoadedError(
+                    f"the model {each.name} is not loaded now: the next request for vectors or "
+                    "scores of it loads it"
+                )
+        return group.loaded
 
-    async def start(self, defaults: LoadedModels) -> None:
-        """Load the models that are there from the start; one that fails keeps nobody else out."""
-        if not self._models:
-            return
-        if defaults.loader is None:
-            raise StartupError("MODELS is set, and the loader of the models loads no further ones")
-        self._defaults, self._loader = defaults, defaults.loader
-        self._thread = self._make_thread("model-loader", defaults.loader.prepare_thread)
-        for model in self._models.values():
-            if model.entry.load == "start":
-                await self._begin(model)
+    async def start(self) -> None:
+        """Load the models that are there from the start.
+
+        Raises the error of a default one; one of MODELS that fails keeps nobody else out.
+        """
+        defaults = self._defaults
+        for each in defaults.members:
+            each.begin()
+        try:
+            loaded = await self._thread.run(self._load_defaults)
+            for model, placed in (
+                (defaults.embedder, loaded.embedder),
+                (defaults.dense, loaded.dense),
+                (defaults.reranker, loaded.reranker),
+            ):
+                if model is not None and placed is not None:
+                    await self._serve(model, placed)
+        except Exception:
+            for each in defaults.members:
+                each.fail(None)
+            raise
+        self._loader = loaded.loader
+        await self._thread.close(0)
+        self._thread = self._make_thread("model-loader", self._loader.prepare_thread)
+        for each in self._models.values():
+            if each.entry.load == "start":
+                await self._begin(each)
         self._starting = False
 
     @asynccontextmanager
-    async def lease(self, name: str, seconds: float | None) -> AsyncIterator[LoadedModels]:
+    async def lease(self, name: str | None, seconds: float | None) -> AsyncIterator[LoadedModels]:
         """What a request for this model works with, which stays loaded within the block.
 
-        Waits at most so many seconds for its loading. Raises `LoadingError` where that takes
-        longer, `ModelNotLoadedError` where it fails, and `ModelTooLargeError` where there is no
-        room for it.
+        Without a name these are the default models together. Waits at most so many seconds for a
+        loading. Raises `LoadingError` where that takes longer, `ModelNotLoadedError` where it
+        fails, and `ModelTooLargeError` where there is no room for it.
         """
-        model = self._models[name]
-        model.leases += 1
+        group = self._groups[name]
+        members = group.members
+        for each in members:
+            each.leases += 1
         try:
             most = SHARE_FOR_LOADING * self._request_timeout if seconds is None else seconds
-            if model.models is None or model.gives_way:
-                await self._wait_for(model, most)
-            models, loaded = model.models, model.loaded
-            if models is None or loaded is None:  # Unloaded before this request could go on.
-                raise self._still_loading(model)
-            if not self._devices.serves(loaded):
-                raise device_of_model_failed()
-            model.users, model.promised_until = model.users + 1, 0.0
+            for each in members:
+                if each.placed is None or each.gives_way:
+                    await self._wait_for(each, most)
+            for each in members:
+                if each.loaded is None:  # Unloaded before this request could go on.
+                    raise self._still_loading(each)
+                if not self._devices.serves(each.loaded):
+                    raise device_of_model_failed()
+            for each in members:
+                each.users, each.promised_until = each.users + 1, 0.0
             try:
-                yield models
+                yield group.loaded
             finally:
-                model.users -= 1
+                for each in members:
+                    each.users -= 1
         finally:
-            model.leases -= 1
-            model.last_used = time.perf_counter()
+            for each in members:
+                each.leases -= 1
+                each.last_used = time.perf_counter()
             self._lease_ended.set()
             self.relieve()
 
     async def unload(self, name: str) -> None:
-        """Unload it after the requests that use it, also if it is pinned; later ones wait for it.
+        """Unload one of MODELS after the requests that use it, even if it is pinned.
 
-        Raises `UnavailableError` where it cannot be unloaded within the time of a request.
+        Later requests wait for it. Raises `UnavailableError` where it cannot be unloaded within the
+        time of a request.
         """
         model = self._models[name]
         message = f"the model {model.name} is still in use, or another one is still being loaded"
@@ -148,7 +210,7 @@ class ModelPool:
             failing_with(refusal, SHARE_FOR_LOADING * self._request_timeout) as timeout,
             self._one_at_a_time,
         ):
-            if model.models is None:
+            if model.placed is None:
                 return
             model.gives_way = True
             try:
@@ -162,7 +224,7 @@ class ModelPool:
 
     def relieve(self) -> None:
         """After work was done, unload what is idle if too much memory is in use."""
-        if self._defaults is None or self._relief is not None:
+        if self._relief is not None:
             return
         now = time.perf_counter()
         if now < self._looked_at + PAUSE:
@@ -171,16 +233,15 @@ class ModelPool:
         if self._idle():
             self._relief = asyncio.create_task(self._relieve(), name="relieve-memory")
 
-    async def close(self) -> None:
-        """End what goes on in the background; a thread that loads is left to itself."""
+    async def close(self, seconds: float) -> None:
+        """End what goes on in the background; the start gets `seconds` for what it loads."""
         loading = (model.loading for model in self._models.values())
         running = {task for task in (*loading, self._relief) if task is not None}
         for task in running:
             task.cancel()
         if running:
             await asyncio.wait(running)
-        if self._defaults is not None:
-            await self._thread.close(0)
+        await self._thread.close(seconds if self._starting else 0)
 
     async def _wait_for(self, model: PooledModel, seconds: float) -> None:
         if (refusal := model.refusal) is not None:
@@ -218,15 +279,15 @@ class ModelPool:
         """Load it when its turn comes; returns what its requests are told if that fails."""
         try:
             async with self._one_at_a_time:
-                if model.models is not None:  # It was to give way, and did not have to.
+                if model.placed is not None:  # It was to give way, and did not have to.
                     return None
-                models = await self._bring(model)
+                await self._bring(model)
         except Exception as error:  # noqa: BLE001 - those who wait must hear of whatever it is
             return self._failed(model, error)
         finally:
             self._to_load.remove(model)
             model.loading = None
-        seconds, size = model.succeed(models), model.nbytes
+        seconds, size = model.load_seconds or 0.0, model.nbytes
         self._bytes_per_second = size / max(seconds, 1e-3) or _USUAL_RATE
         self._metrics.model_loads.labels(model.name, "success").inc()
         log.info("model_loaded", model=model.name, seconds=round(seconds, 2), bytes=size)
@@ -247,9 +308,8 @@ class ModelPool:
             model.fail(error if isinstance(error, ModelTooLargeError) else None)
         return model.refusal
 
-    async def _bring(self, model: PooledModel) -> LoadedModels:
+    async def _bring(self, model: PooledModel) -> None:
         """Find it, make room for it, load it and let the devices serve it."""
-        assert self._defaults is not None  # noqa: S101 - requests come after the start
         model.begin()
         plan = await self._thread.run(partial(self._loader.plan, model.entry))
         model.needs = plan.needs
@@ -268,10 +328,15 @@ class ModelPool:
                 effect="its vectors may differ from those that it made before",
             )
             self._metrics.model_replacements.labels(model.name).inc()
-        await self._devices.add(placed, thoroughly=self._starting)
+        await self._serve(model, placed)
+
+    async def _serve(self, model: PooledModel, placed: PlacedModels) -> None:
+        """Let the devices serve what was loaded."""
+        served = await self._devices.add(
+            placed, thoroughly=self._starting, is_default=model.is_default
+        )
+        model.succeed(placed, min(self._devices.token_budgets(served).values()))
         self._metrics.note_drift(model.name, placed.describe().drift)
-        tokens = min(self._devices.token_budgets(model.name).values())
-        return models_with(placed, model.entry.task, self._defaults, tokens)
 
     async def _make_room(self, model: PooledModel) -> None:
         """Unload idle models until there is room for this one; wait for those that are busy.
@@ -337,7 +402,7 @@ class ModelPool:
         loaded = (
             model
             for model in self._models.values()
-            if model.models is not None
+            if model.placed is not None
             and not model.entry.pinned
             and (memory is None or memory in model.needs)
         )

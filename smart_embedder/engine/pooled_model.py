@@ -1,4 +1,4 @@
-"""A model of MODELS: its state, its leases, and how long it takes to load; and what /health shows.
+"""A model: its state, its leases, and how long it takes to load; and what /health shows.
 
 Nothing here loads or waits: `model_pool` does.
 """
@@ -7,7 +7,7 @@ import asyncio
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, cast, get_args
 
@@ -22,8 +22,7 @@ from smart_embedder.engine.model import (
     Reranker,
 )
 from smart_embedder.engine.records import InputType
-from smart_embedder.settings import LATE_INTERACTION, NO_RERANKER, Settings
-from smart_embedder.settings.types import ModelEntry, public_name
+from smart_embedder.settings.types import ModelEntry
 
 # Seconds until a model that could not be loaded is tried again.
 _PAUSE_AFTER_FAILURE = 30.0
@@ -75,10 +74,10 @@ class ModelStatus:
     task: str
     state: ModelState
     pinned: bool
-    requests: int | None = None
+    requests: int = 0
     load_seconds: float | None = None
     reason: str | None = None
-    files_replaced: int | None = None
+    files_replaced: int = 0
     info: ModelInfo | None = None
     makes: ModelAbilities | None = None
     token_budgets: Mapping[str, int] = field(default_factory=dict)
@@ -105,52 +104,30 @@ def abilities_of(model: Model, task: str) -> ModelAbilities:
     return ModelAbilities(tuple(kinds), types, model.max_length)
 
 
-def default_statuses(
-    settings: Settings, models: LoadedModels | None, *, has_failed: bool = False
-) -> list[ModelStatus]:
-    """The statuses of the default models, which are never unloaded."""
-    state = ModelState.LOADING if models is None else ModelState.READY
-    if has_failed:
-        state = ModelState.FAILED
-    tasks = {settings.embedding_model: "embed", settings.dense_model: "embed"}
-    if settings.reranker_model not in {LATE_INTERACTION, NO_RERANKER}:
-        tasks |= {settings.reranker_model: "rerank"}
-    # By their tasks, too: an embedder and a reranker may have one name.
-    loaded: dict[tuple[str, str], Model] = {}
-    infos: dict[Model, ModelInfo] = {}
-    if models is not None:
-        infos = dict(zip(models.each, models.infos, strict=False))
-        for each in models.each:
-            loaded[each.name, "rerank" if each is models.reranker else "embed"] = each
-    statuses = []
-    for location, task in tasks.items():
-        status = ModelStatus(public_name(location), task, state, pinned=True)
-        if (model := loaded.get((status.name, task))) is not None:
-            status = replace(status, info=infos.get(model), makes=abilities_of(model, task))
-        statuses.append(status)
-    return statuses
-
-
 @dataclass(slots=True, eq=False)
 class PooledModel:
     """One model; to be used in the event loop's thread only.
 
-    `leases` counts the requests that use it or wait for it, and `users` those that use it. Until
-    `promised_until` a request may come that was told to come again. One that `gives_way` is to be
-    unloaded, for another model, as soon as no request uses it. `needs` are the bytes that it takes
-    of each memory, empty until they are known. While it is loaded, `models` are what its requests
-    use, itself among them. The result of `loading` is the error, if it fails; it `began` when its
-    turn came. `replaced` counts the loadings that found other files than the one before.
+    One that `is_default` is loaded at the start. `leases` counts the requests that use it or wait
+    for it, and `users` those that use it. Until `promised_until` a request may come that was told
+    to come again. One that `gives_way` is to be unloaded, for another model, as soon as no request
+    uses it. `needs` are the bytes that it takes of each memory, empty until they are known. While
+    it is loaded, it is `placed`, `info` tells how it is computed, and a forward may hold
+    `max_batch_tokens`. The result of `loading` is the error, if it fails; it `began` when its turn
+    came. `replaced` counts the loadings that found other files than the one before.
     """
 
     entry: ModelEntry
+    is_default: bool = False
     leases: int = 0
     users: int = 0
     promised_until: float = 0.0
     gives_way: bool = False
     last_used: float = 0.0
     needs: Mapping[str, int] = field(default_factory=dict)
-    models: LoadedModels | None = None
+    placed: PlacedModels | None = None
+    info: ModelInfo | None = None
+    max_batch_tokens: int = 0
     loading: "asyncio.Task[errors.SmartEmbedderError | None] | None" = None
     load_seconds: float | None = None
     began: float | None = None
@@ -166,18 +143,16 @@ class PooledModel:
         return self.entry.public_name
 
     @property
-    def loaded(self) -> Embedder | Reranker | None:
+    def loaded(self) -> Model | None:
         """The model of its jobs, while it is loaded."""
-        if self.models is None:
-            return None
-        return self.models.embedder if self.entry.task == "embed" else self.models.reranker
+        return None if self.placed is None else self.placed.models[0].model
 
     @property
     def state(self) -> ModelState:
         """Where it stands."""
-        if self.models is not None:
+        if self.placed is not None:
             return ModelState.READY
-        if self.loading is not None:
+        if self.loading is not None or (self.is_default and self._failure is None):
             return ModelState.LOADING
         if isinstance(self._failure, errors.MemoryTakenError):
             return ModelState.UNLOADED if self.refusal is None else ModelState.LOADING
@@ -215,9 +190,10 @@ class PooledModel:
         self.replaced += is_replaced
         return is_replaced
 
-    def succeed(self, models: LoadedModels) -> float:
+    def succeed(self, placed: PlacedModels, max_batch_tokens: int) -> float:
         """Loading has succeeded; return the seconds that it took."""
-        self.models, self._failure = models, None
+        self.placed, self._failure = placed, None
+        self.info, self.max_batch_tokens = placed.describe(), max_batch_tokens
         self.last_used = self._loaded_at = time.perf_counter()
         self.load_seconds = self._loaded_at - (self.began or self._loaded_at)
         return self.load_seconds
@@ -229,10 +205,10 @@ class PooledModel:
         message = f"the model {self.name} could not be loaded; the log says why"
         self._failure = of_memory or errors.ModelNotLoadedError(message)
 
-    def leave(self) -> Embedder | Reranker | None:
+    def leave(self) -> Model | None:
         """Become unloaded; return what was loaded."""
         loaded = self.loaded
-        self.models, self.gives_way = None, False
+        self.placed, self.info, self.gives_way = None, None, False
         return loaded
 
     def turn_left(self, longest: float) -> float:
@@ -267,8 +243,8 @@ class PooledModel:
     @property
     def status(self) -> ModelStatus:
         """The state, as /health shows it."""
-        models, loaded = self.models, self.loaded
-        is_refused = models is None and self._failure is not None
+        loaded = self.loaded
+        is_refused = loaded is None and self._failure is not None
         return ModelStatus(
             self.name,
             self.entry.task,
@@ -278,29 +254,39 @@ class PooledModel:
             load_seconds=self.load_seconds,
             reason=str(self._failure) if is_refused else None,
             files_replaced=self.replaced,
-            info=models.infos[-1] if models else None,
+            info=self.info,
             makes=abilities_of(loaded, self.entry.task) if loaded else None,
         )
 
 
-def models_with(
-    placed: PlacedModels, task: str, defaults: LoadedModels, max_batch_tokens: int
-) -> LoadedModels:
-    """The models of its requests: an embedder alone, or a reranker beside the default models."""
-    first, info = placed.models[0], placed.describe()
-    if task == "rerank":
-        infos = (*defaults.infos, info)
-        reranker = cast(Reranker, first.model)
-        return replace(
-            defaults,
-            reranker=reranker,
-            late_interaction=False,
-            infos=infos,
-            max_batch_tokens=max_batch_tokens,
+@dataclass(frozen=True, slots=True)
+class ModelGroup:
+    """The models that work together for a request; the fields are as in `LoadedModels`."""
+
+    embedder: PooledModel
+    dense: PooledModel | None = None
+    reranker: PooledModel | None = None
+    late_interaction: bool = False
+
+    @property
+    def members(self) -> list[PooledModel]:
+        """Each of them."""
+        models = (self.embedder, self.dense, self.reranker)
+        return [model for model in models if model is not None]
+
+    @property
+    def loaded(self) -> LoadedModels:
+        """What requests work with, while all of them are loaded."""
+        placed = self.embedder.placed
+        assert placed is not None  # noqa: S101 - see above
+        members = self.members
+        return LoadedModels(
+            cast(Embedder, self.embedder.loaded),
+            tuple(each.device for each in placed.models),
+            min(each.max_batch_tokens for each in members),
+            cast(Embedder, self.dense.loaded) if self.dense else None,
+            cast(Reranker, self.reranker.loaded) if self.reranker else None,
+            self.late_interaction,
+            tuple(each.info for each in members if each.info is not None),
+            placed.demo,
         )
-    return LoadedModels(
-        embedder=cast(Embedder, first.model),
-        device=first.device,
-        max_batch_tokens=max_batch_tokens,
-        infos=(info,),
-    )

@@ -8,13 +8,12 @@ import ctypes
 import os
 import sys
 import threading
-from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
 from pydantic import SecretStr
 
-from smart_embedder.engine.model import DownloadStatus, LoadedModels
+from smart_embedder.engine.model import DefaultModels, DownloadStatus
 from smart_embedder.models.checkpoint.reading import model_folders, read_ahead
 from smart_embedder.settings import Settings
 
@@ -45,8 +44,8 @@ def link_ahead() -> None:
     threading.Thread(target=link, args=(os.fsencode(library), os.RTLD_NOW), name="link").start()
 
 
-def load_models(settings: Settings, status: DownloadStatus | None = None) -> LoadedModels:
-    """Load and warm the models of the settings; called in the device thread.
+def load_models(settings: Settings, status: DownloadStatus | None = None) -> DefaultModels:
+    """Load the models that have settings of their own.
 
     `status` shows a running download. Raises `StartupError` if a model cannot be loaded.
     """
@@ -58,12 +57,9 @@ def load_models(settings: Settings, status: DownloadStatus | None = None) -> Loa
     from smart_embedder.models.text.tokenizer import parsed_ahead  # noqa: PLC0415 - see above
 
     with parsed_ahead(folder / "tokenizer.json" for folder in folders):
-        from smart_embedder.models.loader import EntryLoader, load  # noqa: PLC0415 - see above
+        from smart_embedder.models.loader import EntryLoader  # noqa: PLC0415 - see above
 
-        models = load(settings, status)
-    if settings.models:
-        models = replace(models, loader=EntryLoader(settings, status))
-    return models
+        return EntryLoader(settings, status).load_defaults()
 
 
 def _prepare_libraries(settings: Settings) -> None:

@@ -1,7 +1,7 @@
-"""From settings to warm models: those of the start (`load`), and single ones later (`EntryLoader`).
+"""From an entry to a model: its folder is found, and it is loaded on its devices.
 
-Both find a model's folder, place it on devices, load it there as what its files say it is for, and
-measure its token budget. When an entry is loaded is the engine's affair.
+It is loaded as what its files say it is for. When that happens, and when its token budget is
+measured, is the engine's affair.
 """
 
 import gc
@@ -9,19 +9,20 @@ import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import copy_context
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import structlog
 import torch
 
 from smart_embedder.engine.canaries import CANARIES
 from smart_embedder.engine.model import (
+    DefaultModels,
     DeviceInfo,
     DownloadStatus,
-    LoadedModels,
+    Embedder,
     LoadPlan,
     Measured,
     MemoryUsage,
@@ -30,14 +31,7 @@ from smart_embedder.engine.model import (
     PlacedModels,
 )
 from smart_embedder.errors import StartupError
-from smart_embedder.models.budget import (
-    capped,
-    named_or_chosen,
-    probe,
-    probe_in_steps,
-    tokens_that_fit,
-    warm_up,
-)
+from smart_embedder.models.budget import named_or_chosen, probe_in_steps
 from smart_embedder.models.checkpoint import config
 from smart_embedder.models.checkpoint.content import noting
 from smart_embedder.models.checkpoint.reading import reading, trim_heap
@@ -71,19 +65,7 @@ _SPARSE_ALONE = {"Router", "Asym", "SparseAutoEncoder", "SparseStaticEmbedding"}
 Result = TypeVar("Result")
 
 
-def load(settings: Settings, status: DownloadStatus | None = None) -> LoadedModels:
-    """Load and warm the models of the settings; raises `StartupError` if one cannot be loaded."""
-    if settings.torch_compile:
-        log.warning("torch_compile_has_no_effect", reason="kernels of the service took its place")
-    folders = locate_models(settings, status)
-    with reading():
-        first, *others = _load_workers(settings, folders)
-    trim_heap()
-    return replace(first, replicas=tuple(others))
-
-
-@dataclass(frozen=True, slots=True)
-class ModelFolders:
+class ModelFolders(NamedTuple):
     """The folders of the models; None for a model that is not separate."""
 
     embedding: Path
@@ -131,11 +113,12 @@ def _warn_of_revision(name: str, revision: str | None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Placement:
-    """A device for a model, by the name of its worker; a CPU's has a share where several share."""
+    """A device for a model, by its worker's name; a CPU's has a share where `workers` share it."""
 
     name: str
     device: torch.device
     share: CpuShare | None = None
+    workers: int = 1
 
     @property
     def memory(self) -> str:
@@ -163,27 +146,12 @@ def _workers(settings: Settings) -> Iterator[_Placement]:
     """Those that DEVICE names."""
     if settings.device.startswith("cpu:") and len(settings.devices) > 1:
         cpu = torch.device("cpu")
-        yield from (_Placement(share.name, cpu, share) for share in share_cpus(settings.devices))
+        shares = share_cpus(settings.devices)
+        yield from (_Placement(share.name, cpu, share, len(shares)) for share in shares)
         return
     for name in settings.devices:
         device = choose.choose_device(name)
         yield _Placement(str(device), device)
-
-
-def _target_of(folder: Path, settings: Settings, placement: _Placement) -> Target:
-    """The target of the model in `folder`; the dtype depends on the model."""
-    device, share = placement.device, placement.share
-    choose.ensure_allocates(device)
-    dtype = choose.choose_dtype(settings.dtype, device, qwen=overflows_float16(folder))
-    return Target(
-        device,
-        dtype,
-        choose_backend(device, dtype, settings.attention),
-        quantized=settings.dtype == INT8,
-        float8=settings.dtype == FLOAT8,
-        attention_named=settings.attention != "auto",
-        cpu_threads=None if share is None else share.threads,
-    )
 
 
 def load_embedder(
@@ -260,103 +228,26 @@ def _warn_of_code(name: str, folder: Path) -> None:
             )
 
 
-def _embedder_of(
-    name: str, folder: Path, settings: Settings, placement: _Placement
-) -> embedders.EmbeddingModel:
-    """The embedding model of that name in a setting, for one worker."""
-    limit = settings.qwen_embed_max_length if is_qwen3(folder) else settings.embed_max_length
-    overrides = overrides_in(settings) if name == settings.dense_model else config.NO_OVERRIDES
-    target = _target_of(folder, settings, placement)
-    model = load_embedder(public_name(name), folder, limit, target, overrides)
-    if settings.reproducible:
-        model.run_alone()
-    return model
-
-
-def _reranker_of(
-    name: str, folder: Path, settings: Settings, placement: _Placement
-) -> CrossEncoder | QwenReranker:
-    """The reranker of that name in a setting, for one worker."""
-    qwen = is_qwen3(folder)
-    limit = settings.qwen_rerank_max_length if qwen else settings.bge_rerank_max_length
-    pairs, target = settings.qwen_rerank_batch_size, _target_of(folder, settings, placement)
-    model = load_reranker(public_name(name), folder, limit, target, max_qwen_pairs=pairs)
-    if settings.reproducible:
-        model.run_alone()
-    return model
-
-
-def overrides_in(settings: Settings) -> config.SentenceOverrides:
-    """What settings say of the model of dense vectors."""
+def overrides_in(source: Settings | ModelEntry) -> config.SentenceOverrides:
+    """What settings say of the model of dense vectors, or an entry of its own."""
     names = (each.name for each in fields(config.SentenceOverrides))
-    return config.SentenceOverrides(**{name: getattr(settings, name) for name in names})
+    return config.SentenceOverrides(**{name: getattr(source, name) for name in names})
 
 
-def _described(device: torch.device, model: ModelInfo) -> DeviceInfo:
+def _described(placement: _Placement, model: ModelInfo) -> DeviceInfo:
     """The hardware, with the number format and the attention of a model on it."""
+    device, description = placement.device, choose.describe_device(placement.device)
+    if placement.share is not None:
+        description = f"{description}, shared by {placement.workers} workers"
     return DeviceInfo(
-        name=str(device),
-        description=choose.describe_device(device),
+        name=placement.name,
+        description=description,
         dtype=model.dtype,
         attention=model.paths[ATTENTION],
         gpu_available=device.type != "cpu",
         device_count=torch.cuda.device_count(),
         memory_bytes=choose.memory_bytes(device),
         read_memory=choose.memory_reader(device),
-    )
-
-
-def _load_workers(settings: Settings, folders: ModelFolders) -> Iterator[LoadedModels]:
-    """The models of each worker; those on one memory node share them."""
-    workers = list(_workers(settings))
-    on_node: dict[tuple[str, int], LoadedModels] = {}
-    for worker in workers:
-        if worker.node not in on_node:
-            on_node[worker.node] = worker.run(partial(_load_on, worker, settings, folders))
-        models = on_node[worker.node]
-        if worker.share is not None:
-            description = f"{models.device.description}, shared by {len(workers)} workers"
-            device = replace(models.device, name=worker.name, description=description)
-            models = replace(models, device=device, prepare_thread=worker.bind_thread)
-        yield models
-
-
-def _load_on(worker: _Placement, settings: Settings, folders: ModelFolders) -> LoadedModels:
-    """Load, warm up and measure the models of the settings for one worker."""
-    device = worker.device
-    embedder = _embedder_of(settings.embedding_model, folders.embedding, settings, worker)
-    dense = reranker = None
-    if folders.dense is not None:
-        dense = _embedder_of(settings.dense_model, folders.dense, settings, worker)
-    if folders.reranker is not None:
-        reranker = _reranker_of(settings.reranker_model, folders.reranker, settings, worker)
-    if dense is not None and not dense.kinds.dense:
-        raise StartupError(f"DENSE_EMBEDDING_MODEL={dense.name} makes no dense vectors")
-    others = [each for each in (dense, reranker) if each is not None]
-    models = [embedder, *others]
-    for model in models:
-        model.capture_graphs()
-    budget = probe(embedder, device)
-    for other in others:
-        warm_up(other)
-        budget = capped(budget, tokens_that_fit(other, device))
-    paths = (folders.embedding, folders.dense, folders.reranker)
-    for model, folder in zip(models, filter(None, paths), strict=True):
-        for _ in model.compare_canaries(settings.canaries_folder(folder)):
-            pass
-    budget = named_or_chosen(budget, settings.max_batch_tokens)
-    log.info("token_budget", tokens=budget.tokens, reason=budget.reason)
-    return LoadedModels(
-        embedder=embedder,
-        device=_described(device, embedder.info),
-        infos=tuple(each.info for each in models),
-        max_batch_tokens=budget.tokens,
-        dense=dense,
-        reranker=reranker,
-        late_interaction=settings.reranker_model == LATE_INTERACTION,
-        demo=config.read_config(folders.embedding).get(config.DEMO_KEY),
-        seconds_per_token=budget.seconds_per_token,
-        free_memory=choose.memory_freer(device),
     )
 
 
@@ -384,40 +275,140 @@ class EntryLoader:
             choose.empty_cuda_cache()
         trim_heap()
 
+    def load_defaults(self) -> DefaultModels:
+        """Load the models that have settings of their own; raises `StartupError`."""
+        folders = locate_models(self._settings, self._status)
+        embedder, dense, reranker = (
+            None if entry is None or folder is None else self._load(entry, folder, self._workers)
+            for entry, folder in zip(self._settings.default_entries, folders, strict=True)
+        )
+        assert embedder is not None  # noqa: S101 - there is always one
+        if dense is not None and not cast(Embedder, dense.models[0].model).kinds.dense:
+            name = dense.models[0].model.name
+            raise StartupError(f"DENSE_EMBEDDING_MODEL={name} makes no dense vectors")
+        # Before a budget is measured: graphs take of the memory that batches of all models have.
+        for each in (embedder, dense, reranker):
+            for copy in each.models if each else ():
+                cast(embedders.DeviceModel[Any], copy.model).capture_graphs()
+        return DefaultModels(embedder, self, dense, reranker)
+
     def plan(self, entry: ModelEntry) -> LoadPlan:
         """Find the model's files, and say how much memory they take."""
-        settings = _settings_for(entry, self._settings)
-        folder = locate_model(entry.name, entry.revision, settings, self._status)
+        folder = locate_model(entry.name, entry.revision, self._settings, self._status)
         placements = list(_placements_of(entry, self._workers))
         needs: dict[str, int] = {}
         for each in {placement.node: placement for placement in placements}.values():
-            size = _target_of(folder, settings, each).dtype.itemsize
-            if settings.dtype == INT8:
+            target = self._target_of(entry, folder, each)
+            size = target.dtype.itemsize
+            if target.quantized:
                 size = 1 if is_quantized_by_layers(folder) else torch.float32.itemsize
             bytes_ = int(_OVERHEAD * size * count_parameters(folder))
             needs[each.memory] = needs.get(each.memory, 0) + bytes_
-        load = partial(_load, entry, settings, folder, placements)
+        load = partial(self._load, entry, folder, placements)
         # A text that changes when files of the model are replaced; none of them is read.
-        kept = settings.canaries_folder(folder)
+        kept = self._settings.canaries_folder(folder)
         files = sorted(path for path in folder.rglob("*") if path.is_file() and path.parent != kept)
         states = [(path.relative_to(folder).as_posix(), path.stat()) for path in files]
         state = repr([(name, state.st_size, state.st_mtime_ns) for name, state in states])
         return LoadPlan(needs, load, state)
 
+    def _load(
+        self, entry: ModelEntry, folder: Path, placements: Sequence[_Placement]
+    ) -> PlacedModels:
+        """Load it on each device; those on one memory node share a copy."""
+        copies: dict[tuple[str, int], _OnNode] = {}
+        with reading():
+            for each in placements:
+                if each.node not in copies:
+                    load = partial(self._load_on, each, entry, folder)
+                    copies[each.node] = _OnNode(each.run(load))
+        trim_heap()
+        first = copies[placements[0].node]
+        # The first one's canaries are compared with those that are kept.
+        first.canaries = self._settings.canaries_folder(folder)
+        return PlacedModels(
+            tuple(self._placed(each, copies[each.node]) for each in placements),
+            lambda: first.model.info,
+            config.read_config(folder).get(config.DEMO_KEY),
+        )
 
-def _settings_for(entry: ModelEntry, settings: Settings) -> Settings:
-    """The settings as they are for one model."""
-    update: dict[str, Any] = {"dense_embedding_model": entry.name}
-    # These are for the default model of dense vectors, whose place this one takes.
-    update |= {each.name: getattr(entry, each.name) for each in fields(config.SentenceOverrides)}
-    if entry.dtype is not None:
-        update["dtype"] = entry.dtype
-    if entry.device is not None:  # Another device may not have what was named.
-        update["attention"] = "auto"
-    if entry.max_length is not None:
-        limits = ("bge_embed", "qwen_embed", "bge_rerank", "qwen_rerank")
-        update |= {f"{limit}_max_length": entry.max_length for limit in limits}
-    return settings.model_copy(update=update)
+    def _load_on(
+        self, placement: _Placement, entry: ModelEntry, folder: Path
+    ) -> embedders.DeviceModel[Any]:
+        settings, is_qwen = self._settings, is_qwen3(folder)
+        target = self._target_of(entry, folder, placement)
+        model: embedders.DeviceModel[Any]
+        if entry.task == "embed":
+            usual = settings.qwen_embed_max_length if is_qwen else settings.embed_max_length
+            length = entry.max_length or usual
+            model = load_embedder(entry.public_name, folder, length, target, overrides_in(entry))
+        else:
+            usual = settings.qwen_rerank_max_length if is_qwen else settings.bge_rerank_max_length
+            length, pairs = entry.max_length or usual, settings.qwen_rerank_batch_size
+            model = load_reranker(entry.public_name, folder, length, target, max_qwen_pairs=pairs)
+        if settings.reproducible:
+            model.run_alone()
+        return model
+
+    def _target_of(self, entry: ModelEntry, folder: Path, placement: _Placement) -> Target:
+        """What the model computes on; the dtype depends on the model."""
+        device, share = placement.device, placement.share
+        choose.ensure_allocates(device)
+        named = entry.dtype or self._settings.dtype
+        dtype = choose.choose_dtype(named, device, qwen=overflows_float16(folder))
+        # Another device than DEVICE may not have the attention that was named.
+        attention = self._settings.attention if entry.device is None else "auto"
+        return Target(
+            device,
+            dtype,
+            choose_backend(device, dtype, attention),
+            quantized=named == INT8,
+            float8=named == FLOAT8,
+            attention_named=attention != "auto",
+            cpu_threads=None if share is None else share.threads,
+        )
+
+    def _placed(self, placement: _Placement, on_node: "_OnNode") -> PlacedModel:
+        model = on_node.model
+
+        def measure(thoroughly: bool) -> Iterator[Measured | None]:
+            if on_node.measured is None:
+                for _ in model.capture_graphs_in_steps():
+                    yield None
+                if on_node.canaries is not None:
+                    at_once = len(CANARIES) if thoroughly else 1
+                    yield from model.compare_canaries(on_node.canaries, at_once)
+                longest_run = math.inf if thoroughly else _LONGEST_RUN
+                for found in probe_in_steps(model, placement.device, longest_run):
+                    if found is None:
+                        yield None
+                        continue
+                    budget = named_or_chosen(found, self._settings.max_batch_tokens)
+                    on_node.measured = Measured(budget.tokens, budget.seconds_per_token)
+                    log.info(
+                        "token_budget",
+                        model=model.name,
+                        device=placement.name,
+                        tokens=budget.tokens,
+                        reason=budget.reason,
+                    )
+            yield on_node.measured
+
+        free = choose.memory_freer(placement.device)
+        device = _described(placement, model.info)
+        return PlacedModel(model, device, measure, free, placement.bind_thread)
+
+
+@dataclass(slots=True, eq=False)
+class _OnNode:
+    """The copy of a model that the workers of one memory node share, measured once.
+
+    Its canaries are compared with those that are kept in the folder `canaries`, if there is one.
+    """
+
+    model: embedders.DeviceModel[Any]
+    canaries: Path | None = None
+    measured: Measured | None = None
 
 
 def _placements_of(entry: ModelEntry, workers: Sequence[_Placement]) -> Iterator[_Placement]:
@@ -437,54 +428,3 @@ def _placements_of(entry: ModelEntry, workers: Sequence[_Placement]) -> Iterator
         if device.type == "cpu" and ":" in name and same and not named:
             raise StartupError(f"{entry.location}: device={name} is none of DEVICE's workers")
         yield from named or same or [_Placement(str(device), device)]
-
-
-def _load(
-    entry: ModelEntry, settings: Settings, folder: Path, placements: Sequence[_Placement]
-) -> PlacedModels:
-    copies: dict[tuple[str, int], embedders.DeviceModel[Any]] = {}
-    with reading():
-        for placement in placements:
-            if placement.node not in copies:
-                load = _embedder_of if entry.task == "embed" else _reranker_of
-                call = partial(load, entry.name, folder, settings, placement)
-                _, node = placement.node  # The calling thread does for the first one.
-                copies[placement.node] = placement.run(call) if node else call()
-    trim_heap()
-    kept = settings.canaries_folder(folder)
-    placed = tuple(
-        _placed(placement, copies[placement.node], settings, None if index else kept)
-        for index, placement in enumerate(placements)
-    )
-    first = copies[placements[0].node]
-    return PlacedModels(placed, lambda: first.info)
-
-
-def _placed(
-    placement: _Placement, model: embedders.DeviceModel[Any], settings: Settings, kept: Path | None
-) -> PlacedModel:
-    """The model on one device; the first one's canaries are compared with those that are `kept`."""
-
-    def measure(thoroughly: bool) -> Iterator[Measured | None]:
-        for _ in model.capture_graphs_in_steps():
-            yield None
-        if kept is not None:
-            yield from model.compare_canaries(kept, len(CANARIES) if thoroughly else 1)
-        longest_run = math.inf if thoroughly else _LONGEST_RUN
-        for found in probe_in_steps(model, placement.device, longest_run):
-            if found is None:
-                yield None
-                continue
-            budget = named_or_chosen(found, settings.max_batch_tokens)
-            log.info(
-                "token_budget",
-                model=model.name,
-                device=placement.name,
-                tokens=budget.tokens,
-                reason=budget.reason,
-            )
-            yield Measured(budget.tokens, budget.seconds_per_token)
-
-    device = replace(_described(placement.device, model.info), name=placement.name)
-    free = choose.memory_freer(placement.device)
-    return PlacedModel(model, device, measure, free, placement.bind_thread)

@@ -5,7 +5,7 @@ client sent. /stats reads the same counters, so the two always agree.
 """
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -260,11 +260,6 @@ class Metrics:
             for each in gauges:
                 each.set_function(partial(read, kind))
 
-    def start_models(self, names: Iterable[str]) -> None:
-        """Create the counter of tokens for each model."""
-        for name in names:
-            self.tokens.labels(name)
-
     def watch_models(
         self,
         names: Sequence[str],
@@ -277,6 +272,7 @@ class Metrics:
             return float(read(index) == state)
 
         for index, name in enumerate(names):
+            self.tokens.labels(name)
             for state in states:
                 self.model_state.labels(name, state).set_function(partial(is_in, index, state))
             for kind in KINDS:
@@ -289,7 +285,6 @@ class Metrics:
 
     def watch_further_model(self, name: str, requests: Callable[[], int]) -> None:
         """Create the series of a model of MODELS; its gauge reads `requests` when it is scraped."""
-        self.tokens.labels(name)
         self.model_requests.labels(name).set_function(requests)
         for result in ("success", "failure"):
             self.model_loads.labels(name, result)

@@ -5,7 +5,7 @@ import re
 from functools import cache
 from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 from urllib.parse import SplitResult, urlsplit
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
@@ -271,3 +271,14 @@ class ModelEntry(BaseModel):
     def public_name(self) -> str:
         """The name that answers carry: its hub id, or the last part of its folder's path."""
         return public_name(self.name)
+
+
+class DefaultEntries(NamedTuple):
+    """The models that have settings of their own, as entries.
+
+    `dense` and `reranker` are None where `embedder` does their work, or nobody does.
+    """
+
+    embedder: ModelEntry
+    dense: ModelEntry | None
+    reranker: ModelEntry | None

@@ -3,7 +3,6 @@
 import asyncio
 import threading
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from typing import Annotated, Any, ClassVar
 
 import pytest
@@ -144,16 +143,15 @@ async def test_what_work_took_is_noted_for_the_log_and_the_trace() -> None:
 
 async def test_a_model_is_leased_once_and_until_the_request_is_answered() -> None:
     models = FakeLoader()
-    default = replace(loaded(FakeModel(), 100), loader=models)
-    further = entries("a", "b")
-    async with served(default, models=further, model_memory_threshold=1.0) as (service, _):
+    further = {"loader": models, "models": entries("a", "b"), "model_memory_threshold": 1.0}
+    async with served(loaded(FakeModel(), 100), **further) as (service, _):
         leases = AsyncExitStack()
         call = Call(Client().request, service, leases)
         a, b = map(service.catalogue.find, ("a", "b"))
         first = await call.lease(a)
         assert await call.lease(a) is first
         assert (await call.lease(b)) is not first
-        assert await call.lease(None) is service.engine.loaded()
+        assert await call.lease(None) == service.engine.loaded()
         assert call.leased == {"a": first, "b": await call.lease(b), None: service.engine.loaded()}
         assert models.loads == ["a", "b"]
         unloading = asyncio.ensure_future(service.engine.unload("a"))
@@ -168,9 +166,8 @@ async def test_a_model_is_leased_once_and_until_the_request_is_answered() -> Non
 async def test_a_model_is_waited_for_as_long_as_the_request_may_take(overdue: bool) -> None:
     models = FakeLoader()
     models.held = True
-    default = replace(loaded(FakeModel(), 100), loader=models)
-    further = entries("a")
-    async with served(default, models=further, model_memory_threshold=1.0) as (service, _):
+    further = {"loader": models, "models": entries("a"), "model_memory_threshold": 1.0}
+    async with served(loaded(FakeModel(), 100), **further) as (service, _):
         deadline = asyncio.get_running_loop().time() + (-1.0 if overdue else 60.0)
         async with AsyncExitStack() as leases:
             call = Call(Client().request, service, leases, deadline=deadline)

@@ -9,8 +9,7 @@ from typing import Any
 from smart_embedder.engine import Engine
 from smart_embedder.engine.records import EmbedRequest
 from smart_embedder.observability.metrics import Metrics
-from smart_embedder.settings import Settings
-from tests.engine.fakes import FakeModel, FakeReranker, HeldDevice, loaded
+from tests.engine.fakes import FakeModel, FakeReranker, HeldDevice, loaded, loading, settings_of
 
 
 def engine_for(
@@ -25,11 +24,11 @@ def engine_for(
     **settings: Any,
 ) -> Engine:
     models = replace(
-        loaded(model or FakeModel(), max_batch_tokens, reranker, seconds_per_token),
+        loaded(model or FakeModel(), max_batch_tokens, reranker),
         dense=dense,
         late_interaction=late_interaction,
     )
-    return Engine(Settings(**settings), lambda _: models, metrics)
+    return Engine(settings_of(models, **settings), loading(models, seconds_per_token), metrics)
 
 
 async def entered(model: HeldDevice) -> None:

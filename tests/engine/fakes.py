@@ -1,14 +1,23 @@
 """The device boundary, faked: a model whose forward a test can hold, fail and watch."""
 
+import gc
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 
-from smart_embedder.engine.model import DeviceInfo, LoadedModels
+from smart_embedder.engine.model import (
+    DefaultModels,
+    DeviceInfo,
+    LoadedModels,
+    Measured,
+    ModelInfo,
+    PlacedModel,
+    PlacedModels,
+)
 from smart_embedder.engine.records import (
     CUT_AT_END,
     InputType,
@@ -20,6 +29,7 @@ from smart_embedder.engine.records import (
     TruncationOptions,
 )
 from smart_embedder.engine.space import VectorSpace
+from smart_embedder.settings import Settings
 
 ALL = Outputs(dense=True, sparse=True, colbert=True)
 
@@ -160,18 +170,54 @@ class FakeReranker(HeldDevice):
 
 
 def loaded(
-    model: FakeModel,
-    max_batch_tokens: int = 10,
-    reranker: FakeReranker | None = None,
-    seconds_per_token: float = 0.0,
+    model: FakeModel, max_batch_tokens: int = 10, reranker: FakeReranker | None = None
 ) -> LoadedModels:
-    device = DeviceInfo(
-        "cpu", "fake", "float32", "sdpa", gpu_available=getattr(model, "asynchronous", False)
-    )
-    return LoadedModels(
-        embedder=model,
-        device=device,
-        max_batch_tokens=max_batch_tokens,
-        reranker=reranker,
-        seconds_per_token=seconds_per_token,
-    )
+    """These models as a request has them."""
+    on_gpu = getattr(model, "asynchronous", False)
+    device = DeviceInfo("cpu", "fake", "float32", "sdpa", gpu_available=on_gpu)
+    return LoadedModels(model, (device,), max_batch_tokens, reranker=reranker)
+
+
+def placed(
+    models: Sequence[tuple[DeviceInfo, Any]],
+    max_batch_tokens: int = 10,
+    seconds_per_token: float = 0.0,
+    info: ModelInfo | None = None,
+) -> PlacedModels:
+    """A model on devices, on each a copy."""
+    measured = Measured(max_batch_tokens, seconds_per_token)
+    copies = [
+        PlacedModel(copy, device, lambda _: iter([None, measured]), gc.collect)
+        for device, copy in models
+    ]
+    info = info or ModelInfo(copies[0].model.name, "float32", {})
+    return PlacedModels(tuple(copies), lambda: info)
+
+
+# A loader of no further models.
+NO_MORE: Any = SimpleNamespace(prepare_thread=None)
+
+
+def loading(
+    models: LoadedModels, seconds_per_token: float = 0.0, loader: Any = NO_MORE
+) -> Callable[[Settings], DefaultModels]:
+    """Loads these as the default models."""
+    infos = {each.name: each for each in models.infos}
+
+    def load(_: Settings) -> DefaultModels:
+        def place(model: Any) -> PlacedModels:
+            copies = [(device, model) for device in models.devices]
+            return placed(copies, models.max_batch_tokens, seconds_per_token, infos.get(model.name))
+
+        dense, reranker = (each and place(each) for each in (models.dense, models.reranker))
+        return DefaultModels(place(models.embedder), loader, dense, reranker)
+
+    return load
+
+
+def settings_of(models: LoadedModels, /, **settings: Any) -> Settings:
+    """Settings by which these are the default models."""
+    own = {} if models.reranker else {"reranker_model": "none"}
+    own |= {"reranker_model": "late-interaction"} if models.late_interaction else {}
+    own |= {"dense_embedding_model": "fake/dense"} if models.dense else {}
+    return Settings(**own | settings)

@@ -11,20 +11,12 @@ from typing import Any
 import numpy as np
 
 from smart_embedder.engine import Engine
-from smart_embedder.engine.model import (
-    LoadPlan,
-    Measured,
-    MemoryUsage,
-    ModelInfo,
-    PlacedModel,
-    PlacedModels,
-)
+from smart_embedder.engine.model import LoadPlan, MemoryUsage, PlacedModels
 from smart_embedder.engine.pooled_model import ModelState, ModelStatus
 from smart_embedder.engine.records import EmbedRequest
 from smart_embedder.observability.metrics import Metrics
-from smart_embedder.settings import Settings
 from smart_embedder.settings.types import ModelEntry
-from tests.engine.fakes import FakeModel, FakeReranker, loaded
+from tests.engine.fakes import FakeModel, FakeReranker, loaded, loading, placed, settings_of
 
 GIGABYTE = 10**9
 
@@ -90,14 +82,8 @@ class FakeLoader:
         model.name = entry.public_name
         self.alive[entry.name] = model
         device = loaded(FakeModel()).device
-        place = PlacedModel(
-            model,
-            replace(device, name=self.devices.get(entry.name, device.name)),
-            lambda _: iter([None, Measured(self.token_budgets.get(entry.name, 10), 0.0)]),
-            gc.collect,
-        )
-        info = ModelInfo(model.name, "float32", {})
-        return PlacedModels((place,), lambda: info)
+        device = replace(device, name=self.devices.get(entry.name, device.name))
+        return placed([(device, model)], self.token_budgets.get(entry.name, 10))
 
 
 def engine_with(
@@ -108,9 +94,9 @@ def engine_with(
     **settings: Any,
 ) -> Engine:
     """An engine whose default model is `model`, with these further ones."""
-    models = replace(loaded(model or FakeModel(), 100), loader=loader)
-    settings = {"model_memory_threshold": 1.0} | settings
-    return Engine(Settings(models=entries, **settings), lambda _: models, metrics)
+    models = loaded(model or FakeModel(), 100)
+    chosen = settings_of(models, models=entries, **{"model_memory_threshold": 1.0} | settings)
+    return Engine(chosen, loading(models, loader=loader), metrics)
 
 
 def entries(*names: str, **fields: Any) -> list[ModelEntry]:

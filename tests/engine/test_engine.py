@@ -3,7 +3,6 @@
 import asyncio
 import gc
 import threading
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -25,7 +24,7 @@ from smart_embedder.errors import (
 from smart_embedder.observability.metrics import Metrics
 from smart_embedder.settings import Settings
 from tests.engine.engines import engine_for, entered, hold, let_go, queued, waiting
-from tests.engine.fakes import ALL, FakeModel, FakeReranker, loaded
+from tests.engine.fakes import ALL, FakeModel, FakeReranker
 
 
 async def test_no_texts_is_an_error() -> None:
@@ -80,8 +79,7 @@ async def test_a_failure_of_both_models_is_one_error_and_nothing_is_left_behind(
     both = embedder, dense = FakeModel(), FakeModel()
     for model in both:
         model.asynchronous = model.held = True
-    models = replace(loaded(embedder), dense=dense)
-    async with Engine(Settings(), loader=lambda _: models) as engine:
+    async with engine_for(embedder, dense=dense) as engine:
         embedder.failures.append(RuntimeError("one"))
         dense.failures.append(RuntimeError("other"))
         request = asyncio.create_task(engine.embed(EmbedRequest(["a"], ALL)))

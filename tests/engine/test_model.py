@@ -31,11 +31,9 @@ def test_dense_vectors_come_from_their_own_model_and_the_rest_from_the_embedder(
     dense.kinds = Outputs(dense=True, colbert=True, states=True)
     alone = loaded(embedder)
     assert (alone.dense_model, alone.kinds) == (embedder, Outputs(dense=True, sparse=True))
-    assert alone.each == [embedder]
     both = replace(alone, dense=dense, reranker=reranker)
     assert both.dense_model is dense
     assert both.kinds == Outputs(dense=True, sparse=True, states=True)
-    assert both.each == [embedder, dense, reranker]
 
 
 def test_the_format_of_a_model_is_its_own_or_that_of_its_device() -> None:
@@ -50,10 +48,8 @@ def test_memory_is_that_of_all_devices_that_tell_it() -> None:
     models = loaded(FakeModel())
     told = {"free": 5, "total": 9}
     device = replace(models.device, read_memory=told.__getitem__)
-    replica = replace(models, device=device)
-    both = replace(models, replicas=(replica, replica))
+    both = replace(models, devices=(models.device, device, device))
     assert (models.read_memory("free"), both.read_memory("total")) == (0, 18)
-    assert both.devices == [models.device, device, device]
 
 
 def test_an_answer_holds_the_most_that_it_was_ever_known_to_need() -> None:

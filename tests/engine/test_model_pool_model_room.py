@@ -14,7 +14,7 @@ from smart_embedder.observability.metrics import Metrics
 from smart_embedder.settings import Settings
 from smart_embedder.settings.types import ModelEntry
 from tests.engine.devices.virtual_device import VirtualThread
-from tests.engine.fakes import FakeModel, loaded
+from tests.engine.fakes import NO_MORE, FakeModel, loaded, placed
 from tests.support.skipped_time import in_skipped_time, now, turns
 
 GIGABYTE = 10**9
@@ -42,7 +42,7 @@ class Machine:
         settings = Settings(
             models=entries, model_memory_threshold=threshold, request_timeout=4 * LONGEST_TURN
         )
-        pool: Any = ModelPool(settings, self, Metrics(), Abortable())  # type: ignore[arg-type]
+        pool: Any = ModelPool(settings, lambda _: NO_MORE, self, Metrics(), Abortable())  # type: ignore[arg-type]
         pool._loader, pool._thread = self, VirtualThread()
         self.pool, self.models = pool, pool._models
         for model in self.models.values():
@@ -53,7 +53,7 @@ class Machine:
 
     def read_memory(self, name: str) -> MemoryUsage:
         assert name == "memory"
-        held = (each.nbytes for each in self.models.values() if each.models is not None)
+        held = (each.nbytes for each in self.models.values() if each.placed is not None)
         own = sum(held) + self.garbage
         return MemoryUsage(own + self.of_others, self.total, own)
 
@@ -75,7 +75,7 @@ class Machine:
             loop.skip(seconds)
             fake = FakeModel()
             fake.name = name
-            self.models[name].succeed(loaded(fake))
+            self.models[name].succeed(placed([(loaded(fake).device, fake)]), 10)
             loop.skip(0.001)
 
     def lease(self, name: str) -> Callable[[], None]:

@@ -1,22 +1,19 @@
 """How models are shown: their state, and what they make."""
 
-from dataclasses import replace
 from types import MappingProxyType
 
 import pytest
 
-from smart_embedder.engine.model import LoadedModels, ModelInfo
+from smart_embedder.engine.model import ModelInfo, PlacedModels
 from smart_embedder.engine.pooled_model import (
     ModelState,
     PooledModel,
     abilities_of,
-    default_statuses,
 )
 from smart_embedder.engine.records import Outputs
 from smart_embedder.errors import MemoryTakenError, ModelNotLoadedError, ModelTooLargeError
-from smart_embedder.settings import Settings
 from smart_embedder.settings.types import ModelEntry
-from tests.engine.fakes import FakeModel, FakeReranker, loaded
+from tests.engine.fakes import FakeModel, FakeReranker, loaded, placed
 
 
 def test_an_embedder_makes_its_kinds_and_reads_the_types_that_change_something() -> None:
@@ -40,32 +37,13 @@ def test_a_reranker_makes_scores_and_labels_where_it_has_several() -> None:
     assert abilities_of(reranker, "rerank").kinds == ("labels",)
 
 
-def test_the_default_models_are_shown_once_each_with_what_they_do() -> None:
-    settings = Settings(embedding_model="a/one", dense_embedding_model="a/one", reranker_model="b")
-    model, reranker = FakeModel(), FakeReranker()
-    model.name, reranker.name = "a/one", "b"
-    models = replace(
-        loaded(model, reranker=reranker),
-        infos=(ModelInfo("a/one", "bfloat16", {}), ModelInfo("b", "int8", {})),
-    )
-
-    def shown(models, *, has_failed=False):
-        return [
-            (each.name, each.task, each.state, each.info and each.info.dtype, bool(each.makes))
-            for each in default_statuses(settings, models, has_failed=has_failed)
-        ]
-
-    ready, loading, failed = ModelState.READY, ModelState.LOADING, ModelState.FAILED
-    assert shown(models) == [
-        ("a/one", "embed", ready, "bfloat16", True),
-        ("b", "rerank", ready, "int8", True),
-    ]
-    assert [each[2:] for each in shown(None)] == [(loading, None, False)] * 2
-    assert [each[2:] for each in shown(None, has_failed=True)] == [(failed, None, False)] * 2
-    for name in ("none", "late-interaction"):
-        settings = Settings(embedding_model="a/one", reranker_model=name)
-        assert [each[0] for each in shown(models)] == ["a/one"]
-    assert all(each.pinned for each in default_statuses(settings, models, has_failed=False))
+def test_a_default_model_is_loading_until_it_is_there_or_has_failed() -> None:
+    model = PooledModel(ModelEntry(name="one", pinned=True), is_default=True)
+    assert (model.status.state, model.status.pinned) == (ModelState.LOADING, True)
+    model.fail(None)
+    assert model.status.state is ModelState.FAILED
+    model.succeed(resident(), 10)
+    assert model.status.state is ModelState.READY
 
 
 @pytest.fixture
@@ -73,9 +51,9 @@ def model() -> PooledModel:
     return PooledModel(ModelEntry(name="one"))
 
 
-def resident() -> LoadedModels:
+def resident() -> PlacedModels:
     fake = FakeModel()
-    return replace(loaded(fake), infos=(ModelInfo("fake", "int8", {}),))
+    return placed([(loaded(fake).device, fake)], info=ModelInfo("fake", "int8", {}))
 
 
 def test_a_model_is_shown_as_it_is_loaded_used_and_unloaded(model, ticking) -> None:
@@ -84,7 +62,7 @@ def test_a_model_is_shown_as_it_is_loaded_used_and_unloaded(model, ticking) -> N
     model.loading = "a task"
     assert model.state is ModelState.LOADING
     ticking.time += 7
-    assert model.succeed(resident()) == 7
+    assert model.succeed(resident(), 10) == 7
     model.leases = 2
     status = model.status
     assert (status.state, status.requests, status.load_seconds) == (ModelState.READY, 2, 7)
@@ -94,7 +72,7 @@ def test_a_model_is_shown_as_it_is_loaded_used_and_unloaded(model, ticking) -> N
     assert model.leave() is not None
     model.loading = None
     assert (model.state, model.gives_way, model.leave()) == (ModelState.UNLOADED, False, None)
-    model.succeed(resident())
+    model.succeed(resident(), 10)
     assert model.load_seconds == 7, "it began at the same time"
 
 
@@ -121,7 +99,7 @@ def test_after_a_failure_requests_are_refused_for_a_pause(
     ticking.time += 1
     assert model.refusal is None
     assert model.state is states[1]
-    model.succeed(resident())
+    model.succeed(resident(), 10)
     assert (model.status.reason, model.refusal) == (None, None)
 
 
@@ -163,6 +141,6 @@ def test_the_time_of_a_loading_is_known_by_its_size_or_the_last_one(model, ticki
     assert model.seconds_left(100) == 1, "at least"
     ticking.time += 6.5
     assert model.seconds_left(100) == 4
-    model.succeed(resident())
+    model.succeed(resident(), 10)
     model.began = None
     assert model.seconds_left(100) == 8

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from smart_embedder.engine.model import LoadedModels
+from smart_embedder.engine.model import DefaultModels, PlacedModels
 from smart_embedder.main import create_app
 from smart_embedder.models import loader
 from smart_embedder.models.load import load_models
@@ -91,10 +91,17 @@ def _plant(kernel: str) -> None:
     loader.choose_backend = choose
 
 
-def load(settings: Settings) -> LoadedModels:
+def load(settings: Settings) -> DefaultModels:
     models = load_models(settings)
-    reranker = None if models.reranker is None else FaultyModel(models.reranker)
-    return dataclasses.replace(models, embedder=FaultyModel(models.embedder), reranker=reranker)
+    reranker = models.reranker and faulty(models.reranker)
+    return dataclasses.replace(models, embedder=faulty(models.embedder), reranker=reranker)
+
+
+def faulty(placed: PlacedModels) -> PlacedModels:
+    """With a first device that fails."""
+    first, *others = placed.models
+    first = dataclasses.replace(first, model=FaultyModel(first.model))
+    return dataclasses.replace(placed, models=(first, *others))
 
 
 if __name__ == "__main__":

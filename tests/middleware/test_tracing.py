@@ -24,8 +24,7 @@ from smart_embedder.engine.records import Stage
 from smart_embedder.main import create_app
 from smart_embedder.middleware import tracing
 from smart_embedder.middleware.tracing import QuietExporter, TraceRequests, Traces
-from smart_embedder.settings import Settings
-from tests.engine.fakes import FakeModel, loaded
+from tests.engine.fakes import FakeModel, loaded, loading, settings_of
 from tests.middleware.exchange import Inner, exchange, header
 from tests.support.collector import run_collector
 from tests.support.server import REPOSITORY
@@ -234,8 +233,9 @@ STAGES = ["tokenize", "queue", "forward", "render"]
 async def traced(endpoint: str) -> AsyncIterator[AsyncClient]:
     """A client of a service that sends all spans until the block ends."""
     ready, models = asyncio.Event(), replace(loaded(FakeModel()), late_interaction=True)
-    settings = Settings(otlp_endpoint=endpoint, otel_service_name="search", api_token="hush-hush")
-    app = create_app(settings, loader=lambda _: models, on_ready=lambda _: ready.set())
+    told = {"otlp_endpoint": endpoint, "otel_service_name": "search", "api_token": "hush-hush"}
+    settings, load = settings_of(models, **told), loading(models)
+    app = create_app(settings, loader=load, on_ready=lambda _: ready.set())
     client = AsyncClient(transport=ASGITransport(app), base_url="http://service")
     async with app.router.lifespan_context(app), client:
         await ready.wait()
@@ -304,13 +304,12 @@ SERVE = """
 import asyncio, sys
 from httpx2 import ASGITransport, AsyncClient
 from smart_embedder.main import create_app
-from smart_embedder.settings import Settings
-from tests.engine.fakes import FakeModel, loaded
+from tests.engine.fakes import FakeModel, loaded, loading, settings_of
 
 async def serve():
     ready = asyncio.Event()
     models = loaded(FakeModel())
-    app = create_app(Settings(), loader=lambda _: models, on_ready=lambda _: ready.set())
+    app = create_app(settings_of(models), loader=loading(models), on_ready=lambda _: ready.set())
     client = AsyncClient(transport=ASGITransport(app), base_url="http://service")
     async with app.router.lifespan_context(app), client:
         await ready.wait()

@@ -3,6 +3,7 @@
 None of them is computed with before that, or memory asked for that nobody has.
 """
 
+import asyncio
 import json
 import shutil
 import tracemalloc
@@ -14,8 +15,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModel, DistilBertConfig
 
+from smart_embedder.engine import Engine
 from smart_embedder.errors import StartupError
-from smart_embedder.models.loader import load
+from smart_embedder.models.load import load_models
 from smart_embedder.settings import Settings
 from tests.support.bad_start import failing_start
 from tests.support.wordpiece import change
@@ -38,7 +40,16 @@ def distilbert(tiny_m3: Path, tmp_path: Path) -> Path:
 
 def start(folder: Path, **settings: Any) -> None:
     defaults = {"reranker_model": "none", "device": "cpu", "dtype": "float32"}
-    load(Settings(embedding_model=str(folder), **defaults | settings))
+    chosen = Settings(embedding_model=str(folder), **defaults | settings)
+
+    async def start_and_end() -> None:
+        engine = Engine(chosen, load_models)
+        try:
+            await engine.start()
+        finally:
+            await engine.close()
+
+    asyncio.run(start_and_end())
 
 
 # What a number may be is shown in checkpoint/test_config.

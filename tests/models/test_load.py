@@ -41,7 +41,7 @@ def test_libraries_are_told_what_settings_and_users_say(already, changes, name, 
 def test_a_thread_that_computes_soon_gets_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
     before = sys.getswitchinterval()
     monkeypatch.setattr(loading, "read_ahead", lambda *_: None)
-    monkeypatch.setattr(loader, "load", lambda settings, *_, **__: settings)
+    monkeypatch.setattr(loader.EntryLoader, "load_defaults", lambda _: None)
     try:
         for interval, expected in (0.005, 1e-4), (2e-5, 2e-5):
             sys.setswitchinterval(interval)

@@ -57,13 +57,13 @@ async def test_two_workers_answer_as_one_does_on_cores_of_their_own(tiny_m3: Pat
     both = settings(tiny_m3, device="cpu:0,cpu:1", **changes)
     async with Engine(both, load_models) as engine:
         found = await embed_each(engine)
-        models = engine.loaded()
-        assert models is not None
+        models, executors = engine.loaded(), engine._devices._executors
         assert [device.name for device in models.devices] == ["cpu:0", "cpu:1"]
         assert models.device.description.endswith("threads, shared by 2 workers")
         # On one memory node the weights are there once.
         if not SECOND_NODE:
-            assert models.replicas[0].embedder is models.embedder
+            copies = [executor.models[models.embedder].runs for executor in executors]
+            assert copies == [models.embedder] * 2
         if sys.platform == "linux":
             require_own_cores()
     for one, other in zip(expected, found, strict=True):
@@ -77,7 +77,7 @@ def require_own_cores() -> None:
     first, second = [
         os.sched_getaffinity(thread.native_id)
         for thread in threading.enumerate()
-        if thread.name in {"device", "device-1"} and thread.native_id is not None
+        if thread.name in {"device-0", "device-1"} and thread.native_id is not None
     ]
     assert not first & second
     assert first | second == os.sched_getaffinity(0)
@@ -142,7 +142,6 @@ async def test_nothing_is_left_of_a_model_that_was_unloaded(
         for found in await many:
             np.testing.assert_allclose(found, expected, atol=1e-6)
         models = engine.loaded(further.public_name)
-        assert models is not None
         left = weakref.ref(models.embedder)
         del models, many
 

@@ -9,7 +9,7 @@ from smart_embedder.observability.metrics import Metrics
 def test_figures_are_of_the_ten_seconds_before_them_whenever_somebody_asks() -> None:
     metrics = Metrics()
     history, endpoint = History(metrics), metrics.embedding_endpoint("/embeddings/")
-    metrics.start_models(["m"])
+    metrics.tokens.labels("m")
     history.take(0)
     for seconds in (5, 10, 15):
         for status in ("success", "success", "error"):

@@ -11,7 +11,7 @@ from smart_embedder.observability.metrics import (
     Metrics,
 )
 from smart_embedder.settings import Settings
-from tests.engine.fakes import FakeModel, loaded
+from tests.engine.fakes import FakeModel, loaded, loading
 
 EMBEDDING_ENDPOINTS = ("/embeddings/", "/v1/embeddings")
 
@@ -74,7 +74,6 @@ def test_a_model_is_in_one_state_and_has_its_series(metrics) -> None:
         ("loading", "loaded", "failed"),
         lambda index: states[index],
     )
-    metrics.start_models(["a"])
     metrics.note_drift("a", {"dense": 0.5, "sparse": 0.0})
     metrics.note_drift("b", {"score": 2.0})
     metrics.watch_further_model("b", lambda: 3)
@@ -103,6 +102,6 @@ def test_a_model_is_in_one_state_and_has_its_series(metrics) -> None:
 
 def test_an_engine_tells_how_many_requests_may_wait(metrics) -> None:
     settings = Settings(max_queue_size=7, rerank_max_queue=8)
-    Engine(settings, lambda _: loaded(FakeModel()), metrics)
+    Engine(settings, loading(loaded(FakeModel())), metrics)
     assert metrics.value("embedder_embedding_queue_capacity") == 7
     assert metrics.value("embedder_rerank_queue_capacity") == 8

@@ -51,7 +51,6 @@ class Bits:
     async def measure(cls, engine: Engine, distinct: int, words: int, answers: int) -> "Bits":
         """Compare so many answers for texts of up to so many words."""
         models = engine.loaded()
-        assert models is not None
         rng = random.Random(3)
         drawn = (draw_text(rng, log_uniform(rng, words)) for _ in range(distinct))
         texts = list(dict.fromkeys(drawn))

@@ -27,7 +27,7 @@ def settings_of(embedding: Path, reranker: Path | str, folder: Path, dtype: str)
 
 async def compare(*chosen: Any) -> Bits:
     async with Engine(settings_of(*chosen), load_models) as engine:
-        assert all(each.reproducible for each in engine.loaded().each)
+        assert all(each.info.reproducible for each in engine.statuses)
         return await Bits.measure(engine, distinct=40, words=60, answers=1000)
 
 

@@ -634,7 +634,7 @@ class Auditor:
             held[f"limits on {executor.name}"] = len(executor.watchdog._limits)
             slots = executor.most_batches - executor._slots._value
             held[f"slots of {executor.name}"] = 0 if executor.failed else slots
-        for status in engine._further._models.values():
+        for status in engine._models._models.values():
             held[f"leases of {status.name}"] = status.leases
             held[f"users of {status.name}"] = status.users
         own = {asyncio.current_task(), *self._devices._executors.values()}

@@ -195,10 +195,11 @@ class Client:
     @asynccontextmanager
     async def _uses(self, leased: LoadedModels) -> AsyncIterator[None]:
         """Tell the auditor of a lease of a model that may be unloaded, within the block."""
-        if leased is self.world.engine.loaded():
+        if leased == self.world.engine.loaded():
             yield
             return
-        model = leased.each[-1]
+        default = self.world.engine.loaded()
+        model = leased.embedder if leased.reranker in {None, default.reranker} else leased.reranker
         self.world.auditor.leases(model)
         try:
             yield

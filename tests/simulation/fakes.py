@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from smart_embedder.engine.model import (
+    DefaultModels,
     DeviceInfo,
-    LoadedModels,
     LoadPlan,
     Measured,
     MemoryUsage,
@@ -424,23 +424,27 @@ class FakeLoader:
 
 
 def default_models(
-    settings: Settings, devices: list[FakeDevice], budget: int, loader: FakeLoader | None
-) -> LoadedModels:
+    settings: Settings, devices: list[FakeDevice], budget: int, loader: FakeLoader
+) -> DefaultModels:
     """The default models on every device: an embedder, and a reranker unless it is switched off."""
+
+    def place(
+        kind: Callable[[str, int, FakeDevice], FakeModel], name: str, number: int
+    ) -> PlacedModels:
+        def measure(device: FakeDevice, _thoroughly: bool) -> Iterator[Measured | None]:
+            yield Measured(budget, 1 / device.tokens_per_second)
+
+        copies = [
+            PlacedModel(
+                kind(name, number, each), each.info(), partial(measure, each), each.free_memory
+            )
+            for each in devices
+        ]
+        return PlacedModels(tuple(copies), lambda: ModelInfo(name, "float32", {}))
+
     has_reranker = settings.reranker_model not in {"none", "late-interaction"}
-
-    def of_device(device: FakeDevice, replicas: tuple[LoadedModels, ...] = ()) -> LoadedModels:
-        return LoadedModels(
-            embedder=FakeEmbedder("embedder", 1, device),
-            reranker=FakeReranker("reranker", 2, device) if has_reranker else None,
-            device=device.info(),
-            max_batch_tokens=budget,
-            late_interaction=settings.reranker_model == "late-interaction",
-            seconds_per_token=1 / device.tokens_per_second,
-            free_memory=device.free_memory,
-            replicas=replicas,
-            loader=loader,
-        )
-
-    replicas = tuple(map(of_device, devices[1:]))
-    return of_device(devices[0], replicas)
+    return DefaultModels(
+        place(FakeEmbedder, "embedder", 1),
+        loader,
+        reranker=place(FakeReranker, "reranker", 2) if has_reranker else None,
+    )

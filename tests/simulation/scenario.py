@@ -13,7 +13,7 @@ import structlog
 from pydantic import SecretStr
 
 from smart_embedder.engine import Engine
-from smart_embedder.engine.model import LoadedModels
+from smart_embedder.engine.model import DefaultModels
 from smart_embedder.engine.records import Outputs
 from smart_embedder.errors import SmartEmbedderError
 from smart_embedder.middleware.memory import ResponseMemory
@@ -220,15 +220,14 @@ class Scenario:
             for number in range(1 if self.is_contest else draw.choice([1, 2, 2, 3]))
         ]
 
-    def _loader(self) -> FakeLoader | None:
-        if not self.entries:
-            return None
+    def _loader(self) -> FakeLoader:
         sizes = {entry.name: self.random.randint(1, 5) * GIGABYTE for entry in self.entries}
         budgets = {entry.name: self.random.choice([64, self.budget]) for entry in self.entries}
-        memory = FakeMemory(self.random.choice([4, 6, 10, 100]) * GIGABYTE)
+        gigabytes = self.random.choice([4, 6, 10, 100]) if self.entries else 100
+        memory = FakeMemory(gigabytes * GIGABYTE)
         return FakeLoader(memory, self.devices, sizes, budgets)
 
-    def _load_defaults(self, settings: Settings) -> LoadedModels:
+    def _load_defaults(self, settings: Settings) -> DefaultModels:
         return default_models(settings, self.devices, self.budget, self.loader)
 
     def _texts(self) -> list[str]:
@@ -406,7 +405,7 @@ class Scenario:
         """The operator, who loads and unloads models; memory that other programs take."""
         while not self._is_over:
             await self._think(20.0)
-            if not self.entries or self.loader is None:
+            if not self.entries:
                 continue
             name = self.random.choice(self.entries).public_name
             order = self.engine.load if self.random.random() < 0.5 else self.engine.unload
@@ -419,8 +418,7 @@ class Scenario:
 
     async def _settle(self) -> None:
         """Nobody asks for anything: nothing may be held."""
-        if self.loader is not None:
-            self.loader.memory.others = 0
+        self.loader.memory.others = 0
         await asyncio.sleep(200.0)
         if any(each.watchdog.stuck_seconds for each in self.engine._devices._executors):
             return

@@ -9,15 +9,16 @@ from httpx2 import ASGITransport, AsyncClient
 from smart_embedder.api.handler import Service
 from smart_embedder.engine.model import LoadedModels
 from smart_embedder.main import create_app
-from smart_embedder.settings import Settings
+from tests.engine.fakes import NO_MORE, loading, settings_of
 
 
 @asynccontextmanager
 async def served(
-    default: LoadedModels, /, **settings: Any
+    default: LoadedModels, /, loader: Any = NO_MORE, **settings: Any
 ) -> AsyncIterator[tuple[Service, AsyncClient]]:
     """A service that has loaded `default`, without its start's other work, and a client of it."""
-    app = create_app(Settings(**{"api_token": None} | settings), loader=lambda _: default)
+    chosen = settings_of(default, **{"api_token": None} | settings)
+    app = create_app(chosen, loader=loading(default, loader=loader))
     service: Service = app.state.service
     await service.engine.start()
     try:

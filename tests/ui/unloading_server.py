@@ -12,7 +12,7 @@ from typing import Any
 from fastapi import FastAPI
 from starlette.responses import Response
 
-from smart_embedder.engine.model import LoadedModels, LoadPlan, ModelLoader
+from smart_embedder.engine.model import DefaultModels, LoadPlan, ModelLoader
 from smart_embedder.main import create_app
 from smart_embedder.models.load import load_models
 from smart_embedder.server.process import run
@@ -35,15 +35,14 @@ class HeldLoader:
         return self._loader.plan(entry)
 
 
-def _load(settings: Settings) -> LoadedModels:
+def _load(settings: Settings) -> DefaultModels:
     models = load_models(settings)
-    assert models.loader is not None
     return replace(models, loader=HeldLoader(models.loader))
 
 
 def _create(settings: Settings, **options: Any) -> FastAPI:
     app = create_app(settings, loader=_load, **options)
-    pool = app.state.service.engine._further
+    pool = app.state.service.engine._models
 
     @app.post("/test/unload/{model}")
     async def unload(model: str) -> Response:

@@ -37,7 +37,7 @@ from smart_embedder.engine.records import ClassificationRequest, RerankRequest
 from smart_embedder.engine.requests.reranking import sigmoid
 from smart_embedder.engine.scheduling.admission import stop_if_given_up
 from smart_embedder.engine.scheduling.job import Purpose
-from smart_embedder.errors import InvalidRequestError, LoadingError, ModelNotLoadedError
+from smart_embedder.errors import InvalidRequestError
 
 _ERROR_TYPES = {
     "empty_input": "Empty",
@@ -251,7 +251,7 @@ async def _answer(
     response = await call.render(render)
     response.headers.update(
         {
-            "x-compute-type": "gpu" if models and models.device.gpu_available else "cpu",
+            "x-compute-type": "gpu" if models.device.gpu_available else "cpu",
             "x-compute-characters": str(sum(map(len, texts))),
             "x-compute-tokens": str(result.tokens),
         }
@@ -456,13 +456,6 @@ def _status(service: handler.Service) -> Response:
 
 def _describe_model(service: handler.Service, model: ServedModel) -> Response:
     settings, models = service.settings, service.engine.loaded(model.name)
-    if models is None and service.engine.loaded() is not None:
-        raise ModelNotLoadedError(
-            f"the model {model.name} is not loaded now: the next request for vectors or scores of "
-            "it loads it"
-        )
-    if models is None:
-        raise LoadingError("the models are still being loaded", retry_after=5)
     loaded, threads = _loaded(model, models), settings.tokenizer_threads
     model_type: dict[str, Any]
     if model.role is Role.RERANKER:

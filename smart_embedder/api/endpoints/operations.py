@@ -66,7 +66,7 @@ async def live(service: ServiceDep) -> Response:
 
 def describe(service: Service) -> dict[str, Any]:
     """Models, limits and hardware; null where they are not known yet."""
-    settings, models = service.settings, service.engine.loaded()
+    settings, models = service.settings, service.models
     length = settings.embed_max_length if models is None else models.embedder.max_length
     return {
         "gpu": describe_gpu(service),
@@ -89,7 +89,7 @@ def describe(service: Service) -> dict[str, Any]:
 
 def describe_gpu(service: Service) -> dict[str, Any]:
     """The `gpu` object of /health."""
-    settings, models = service.settings, service.engine.loaded()
+    settings, models = service.settings, service.models
     device = None if models is None else models.device
     memory = None if device is None else device.memory_bytes
     return {

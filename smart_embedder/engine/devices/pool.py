@@ -13,9 +13,6 @@ from smart_embedder.engine.devices.executor import DeviceExecutor, consumer_ende
 from smart_embedder.engine.devices.thread import DeviceThread, ThreadFactory, guarded
 from smart_embedder.engine.model import (
     DeviceInfo,
-    LoadedModels,
-    Loader,
-    Measured,
     Model,
     PlacedModel,
     PlacedModels,
@@ -27,9 +24,6 @@ from smart_embedder.observability.metrics import Metrics
 from smart_embedder.settings import Settings
 
 log = structlog.get_logger(__name__)
-
-# Seconds for an idle thread to end.
-_PATIENCE = 10.0
 
 
 class DevicePool:
@@ -46,32 +40,17 @@ class DevicePool:
         self._queue = queue
         self._metrics = metrics
         self._make_thread = make_thread
-        self._first_thread = make_thread("device", None)
         self._executors: dict[DeviceExecutor, asyncio.Task[None]] = {}
-        # They run only models of MODELS that name their device.
-        self._guests: set[DeviceExecutor] = set()
+        self._defaults: list[Model] = []
 
-    async def start(self, loader: Loader) -> LoadedModels:
-        """Load the models in the first device's thread, then start the workers of all devices."""
-        models = await self._first_thread.run(partial(loader, self._settings))
-        if models.prepare_thread is not None:
-            await self._first_thread.close(_PATIENCE)
-            self._first_thread = self._make_thread("device", models.prepare_thread)
-        for own in (models, *models.replicas):
-            thread = self._first_thread
-            if own is not models:
-                thread = self._make_thread(f"device-{len(self._executors)}", own.prepare_thread)
-            measured = Measured(own.max_batch_tokens, own.seconds_per_token)
-            executor = self._start_worker(own.device, thread, own.free_memory)
-            for model, runs in zip(models.each, own.each, strict=True):
-                executor.models[model] = self._served(runs, measured)
-        return models
-
-    async def add(self, placed: PlacedModels, *, thoroughly: bool) -> Model:
+    async def add(
+        self, placed: PlacedModels, *, thoroughly: bool, is_default: bool = False
+    ) -> Model:
         """Add a model to the devices that it is placed on; a device without a worker gets one.
 
-        `thoroughly` allows a measurement that occupies a device for longer. Returns the model to
-        give to jobs. Raises the errors of its first forward.
+        `thoroughly` allows a measurement that occupies a device for longer. Without a device for
+        any model that `is_default` there is no service. Returns the model to give to jobs. Raises
+        the errors of its first forward.
         """
         model = placed.models[0].model
         try:
@@ -80,6 +59,8 @@ class DevicePool:
         except BaseException:
             self.remove(model)
             raise
+        if is_default:
+            self._defaults.append(model)
         return model
 
     async def _add_to_device(
@@ -100,21 +81,25 @@ class DevicePool:
             measured = await thread.run(partial(guarded, partial(next, steps), free_memory))
         if executor is None:
             executor = self._start_worker(device, thread, free_memory)
-            self._guests.add(executor)
-        executor.models[model] = self._served(placed_model.model, measured)
+        settings = self._settings
+        budget = limits.TokenBudget(
+            measured.max_batch_tokens, settings.max_batch_sequences, settings.max_requests_in_batch
+        )
+        executor.models[model] = limits.Served(
+            placed_model.model, budget, measured.seconds_per_token
+        )
 
     def remove(self, model: Model) -> None:
         """Remove a model, for which no job may wait."""
         for executor in self._executors:
             executor.models.pop(model, None)
 
-    def token_budgets(self, name: str) -> dict[str, int]:
-        """The tokens that one forward of the model of this name may hold now, on each device."""
+    def token_budgets(self, model: Model | None) -> dict[str, int]:
+        """The tokens that one forward of the model may hold now, on each device that has it."""
         return {
-            executor.name: served.budget.limits.max_tokens
+            executor.name: executor.models[model].budget.limits.max_tokens
             for executor in self._executors
-            for model, served in executor.models.items()
-            if model.name == name
+            if model in executor.models
         }
 
     def is_using(self, model: Model) -> bool:
@@ -142,8 +127,7 @@ class DevicePool:
     @property
     def all_failed(self) -> bool:
         """Whether every device of the default models has failed."""
-        serves = [not each.failed for each in self._executors if each not in self._guests]
-        return bool(serves) and not any(serves)
+        return bool(self._defaults) and not any(map(self.serves, self._defaults))
 
     @property
     def failure(self) -> Exception | None:
@@ -192,8 +176,6 @@ class DevicePool:
         for consumer in self._executors.values():
             consumer.cancel()
             await asyncio.wait({consumer})
-        if not self._executors:
-            await self._first_thread.close(seconds)
         await asyncio.gather(*(executor.close(seconds) for executor in self._executors))
 
     def _start_worker(
@@ -219,13 +201,6 @@ class DevicePool:
         consumer.add_done_callback(self._close_queue_without_consumers)
         self._executors[executor] = consumer
         return executor
-
-    def _served(self, runs: Model, measured: Measured) -> limits.Served:
-        settings = self._settings
-        budget = limits.TokenBudget(
-            measured.max_batch_tokens, settings.max_batch_sequences, settings.max_requests_in_batch
-        )
-        return limits.Served(runs, budget, measured.seconds_per_token)
 
     def _fail_what_has_no_device(self) -> None:
         """Fail the jobs that wait for a model whose devices have all failed, or are stuck."""

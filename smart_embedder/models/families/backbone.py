@@ -275,7 +275,8 @@ class Backbone:
 
         Yields wherever the device may do other work.
         """
-        if self.device.type != "cuda" or not self._transformer.capturable:
+        is_captured = self._graphs is not None
+        if is_captured or self.device.type != "cuda" or not self._transformer.capturable:
             return
         tolerance = TOLERANCES[self.dtype]
         trial = GraphTrial(self._transformer, self.pack, self.max_length, tolerance)

@@ -44,7 +44,7 @@ function servedTable(served) {
       task,
       reason ? `${state}: ${reason}` : state,
       makes ? new Intl.ListFormat("en-GB").format(makes.kinds) : "–",
-      requests === null ? "–" : count(requests),
+      count(requests),
     ]),
   );
 }

@@ -119,9 +119,9 @@ async def test_a_reranker_with_several_labels_is_a_classifier() -> None:
 
 
 async def test_a_model_of_models_is_described_while_it_is_loaded() -> None:
-    default = replace(loaded(FakeModel(), 100), loader=FakeLoader())
-    further = entries("own/further")
-    async with served(default, models=further, model_memory_threshold=1.0) as (service, client):
+    further = {"loader": FakeLoader(), "models": entries("own/further")}
+    default = loaded(FakeModel(), 100)
+    async with served(default, **further, model_memory_threshold=1.0) as (service, client):
         path = "/models/own/further/info"
         refused = await client.get(path)
         assert refused.status_code == 503

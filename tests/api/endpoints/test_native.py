@@ -21,7 +21,7 @@ def of(name: str) -> SimpleNamespace:
     return SimpleNamespace(name=name, kinds=kinds, spaces={}, precision=f"of {name}")
 
 
-MODELS = LoadedModels(of("bge"), DeviceInfo("cpu", "CPU", "float32", "none"), 100)
+MODELS = LoadedModels(of("bge"), (DeviceInfo("cpu", "CPU", "float32", "none"),), 100)
 
 
 def asked_by(accept: str = JSON, **values: object) -> EmbedRequest:

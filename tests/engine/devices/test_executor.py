@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
-from smart_embedder.engine import Engine
 from smart_embedder.engine.devices.thread import run_preempting_call
 from smart_embedder.engine.records import EmbedRequest, TextEmbedding
 from smart_embedder.engine.scheduling.job import Purpose
@@ -18,10 +17,9 @@ from smart_embedder.errors import (
     InferenceTimeoutError,
     OutOfMemoryError,
 )
-from smart_embedder.settings import Settings
 from tests.engine.devices.virtual_device import VirtualDevice, accelerator_error, numbers
-from tests.engine.engines import entered
-from tests.engine.fakes import FakeModel, loaded
+from tests.engine.engines import engine_for, entered
+from tests.engine.fakes import FakeModel
 from tests.support.skipped_time import in_skipped_time, now, turns
 
 
@@ -37,12 +35,12 @@ class PartedModel(FakeModel):
 async def test_a_short_request_is_answered_between_two_parts_of_a_long_forward() -> None:
     model = PartedModel()
     model.held = True
-    models = loaded(model, 200, seconds_per_token=1.0)
-    async with Engine(Settings(), lambda _: models) as engine:
+    async with engine_for(model, max_batch_tokens=200, seconds_per_token=1.0) as engine:
+        (executor,) = engine._devices._executors
         long = asyncio.create_task(engine.embed(EmbedRequest(["l" * 96])))
         await entered(model)
         short = asyncio.create_task(engine.embed(EmbedRequest(["s" * 12], client="other")))
-        while not engine._devices._first_thread._preempting:  # noqa: ASYNC110 - turns, not time
+        while not executor.launching._preempting:  # noqa: ASYNC110 - turns, not time
             await asyncio.sleep(0)
         model.gate.release(3)  # The long one's first part, and both of the short one's.
         assert (await short).embeddings[0].dense[0] == 12 * ord("s")

@@ -1,7 +1,6 @@
 """Several devices behind one queue: each works by itself, and answers as the first would."""
 
 import asyncio
-import gc
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -10,7 +9,7 @@ import pytest
 
 from smart_embedder.engine import Engine
 from smart_embedder.engine.devices.pool import DevicePool
-from smart_embedder.engine.model import LoadedModels, Measured, PlacedModel, PlacedModels
+from smart_embedder.engine.model import DefaultModels, Measured, PlacedModels
 from smart_embedder.engine.records import EmbeddingResult, EmbedRequest
 from smart_embedder.engine.scheduling.job import Purpose
 from smart_embedder.engine.scheduling.queue import JobQueue
@@ -28,14 +27,16 @@ from tests.engine.devices.virtual_device import (
     broken_memory,
 )
 from tests.engine.engines import entered, let_go
-from tests.engine.fakes import FakeModel, loaded
+from tests.engine.fakes import NO_MORE, FakeModel, loaded, placed
 from tests.engine.scheduling.jobs import job
 from tests.support.skipped_time import in_skipped_time, turns
 
 
-def named(name: str, model: FakeModel) -> LoadedModels:
-    models = loaded(model)
-    return replace(models, device=replace(models.device, name=name))
+def on(names: str, *copies: FakeModel, seconds_per_token: float = 0.0) -> PlacedModels:
+    """A model on the devices of these names, on each a copy."""
+    named = zip(names.split(), copies, strict=True)
+    where = [(replace(loaded(copy).device, name=name), copy) for name, copy in named]
+    return placed(where, seconds_per_token=seconds_per_token)
 
 
 @asynccontextmanager
@@ -43,9 +44,9 @@ async def engine_of(*models: FakeModel, **settings: float) -> AsyncIterator[Engi
     """An engine with a device for each model, whose forwards are held."""
     for model in models:
         model.held = True
-    first, *others = (named(f"device {n}", model) for n, model in enumerate(models, 1))
-    served = replace(first, replicas=tuple(others))
-    async with Engine(Settings(**settings), loader=lambda _: served) as engine:
+    names = " ".join(f"device-{number}" for number, _ in enumerate(models, 1))
+    default = DefaultModels(on(names, *models), NO_MORE)
+    async with Engine(Settings(reranker_model="none", **settings), lambda _: default) as engine:
         yield engine
 
 
@@ -90,7 +91,7 @@ async def test_a_device_that_fails_for_good_gives_its_batch_to_the_other_unless_
             with pytest.raises(DeviceCrashedError, match="computed on no other") as failed:
                 await suspect
             assert failed.value.retry_after is None
-        assert (engine.failed_devices, engine.failure) == (["device 1"], None)
+        assert (engine.failed_devices, engine.failure) == (["device-1"], None)
         later = (engine.embed(EmbedRequest([letter * 10])) for letter in "cdefgh")
         assert letters(await other, *await asyncio.gather(*later)) == "bcdefgh"
     assert len(models[0].batches) == 1
@@ -107,7 +108,7 @@ async def test_the_last_device_that_fails_is_a_failure_of_the_whole() -> None:
         results = await asyncio.gather(*requests, return_exceptions=True)
         assert all(isinstance(result, UnhealthyError) for result in results)
         assert sum(isinstance(result, DeviceFailedError) for result in results) == 1
-        assert engine.failed_devices == ["device 1", "device 2"]
+        assert engine.failed_devices == ["device-1", "device-2"]
         assert "every device has failed" in str(engine.failure)
         with pytest.raises(UnhealthyError, match="restarted"):
             await engine.embed(EmbedRequest(["later"]))
@@ -129,7 +130,7 @@ async def test_both_batches_that_a_failed_gpu_had_in_flight_go_to_another_device
         gpu.gate.release(2)
         let_go(other)
         results = await asyncio.gather(*requests, return_exceptions=True)
-        assert engine.failed_devices == ["device 1"]
+        assert engine.failed_devices == ["device-1"]
     if has_other:
         assert letters(*results) == "abc"
     else:
@@ -149,7 +150,7 @@ async def test_a_batch_that_fails_two_devices_is_given_to_no_third_and_harms_no_
         let_go(models[2])
         others.append(engine.embed(EmbedRequest(["d" * 10])))
         assert letters(*await asyncio.gather(*others)) == "bcd"
-        assert engine.failed_devices == ["device 1", "device 2"]
+        assert engine.failed_devices == ["device-1", "device-2"]
 
 
 # In virtual time.
@@ -170,23 +171,20 @@ class VirtualPool(DevicePool):
         return self.threads[name]
 
     @asynccontextmanager
-    async def started(self, models: LoadedModels):
-        await self.start(lambda _: models)
+    async def started(self, default: PlacedModels):
+        await self.add(default, thoroughly=True, is_default=True)
+        await turns()
         for thread in self.threads.values():
             thread.seconds = self.seconds
         yield self
         await self.close(1)
 
 
-def slow(models: LoadedModels, seconds_per_token: float = 0.1) -> LoadedModels:
-    return replace(models, seconds_per_token=seconds_per_token)
-
-
 @in_skipped_time
 async def test_a_place_is_free_when_the_last_of_a_request_is_taken() -> None:
     """Ten tokens a second and ten in a forward; what fits beside the last one is taken with it."""
     model = FakeModel()
-    async with VirtualPool(10.0).started(slow(loaded(model), 0.099)) as pool:
+    async with VirtualPool(10.0).started(on("cpu", model, seconds_per_token=0.099)) as pool:
         assert pool.seconds_to_place(Purpose.EMBEDDING) == 1
         pool.queue.put(job(10, model=model, client="a"))
         await turns()
@@ -200,7 +198,7 @@ async def test_a_place_is_free_when_the_last_of_a_request_is_taken() -> None:
         assert pool.seconds_to_place(Purpose.EMBEDDING) == 6
         pool.queue.put(job(30, client="c", model=model, purpose=Purpose.RERANKING))
         assert pool.seconds_to_place(Purpose.RERANKING) == 4, "the scores of all 30, and a second"
-    async with VirtualPool(100.0).started(slow(loaded(model), 2.0)) as pool:
+    async with VirtualPool(100.0).started(on("cpu", model, seconds_per_token=2.0)) as pool:
         pool.queue.put(job(8, model=model, purpose=Purpose.RERANKING))
         pool.queue.put(job(10, 10, 10, client="b", model=model, purpose=Purpose.RERANKING))
         await turns()
@@ -212,7 +210,7 @@ async def test_a_place_is_free_when_the_last_of_a_request_is_taken() -> None:
 @in_skipped_time
 async def test_devices_that_have_failed_promise_nothing() -> None:
     first, second = FakeModel(), FakeModel()
-    models = replace(slow(named("first", first)), replicas=(slow(named("second", second)),))
+    models = on("first second", first, second, seconds_per_token=0.1)
     async with VirtualPool().started(models) as pool:
         first.failures.append(broken_memory())
         second.failures.append(None)
@@ -231,41 +229,43 @@ async def test_devices_that_have_failed_promise_nothing() -> None:
         assert pool.seconds_to_place(Purpose.EMBEDDING) == pytest.approx(3, abs=1)
 
 
-def placed(model: FakeModel, device: str, measured: list[str]) -> PlacedModels:
+def watched(model: FakeModel, device: str, told: list[str]) -> PlacedModels:
+    """A model whose measurement is `told`."""
+
     def measure(thoroughly: bool) -> Iterator[Measured | None]:
-        measured.append(f"{device} {'thoroughly' if thoroughly else 'in short'}")
+        told.append(f"{device} {'thoroughly' if thoroughly else 'in short'}")
         yield None
         yield Measured(20, 0.5)
 
-    info = replace(loaded(model).device, name=device)
-    prepared = PlacedModel(model, info, measure, gc.collect, lambda: measured.append("prepared"))
-    return PlacedModels((prepared,), lambda: None)
+    (copy,) = on(device, model).models
+    copy = replace(copy, measure=measure, prepare_thread=lambda: told.append("prepared"))
+    return PlacedModels((copy,), lambda: None)
 
 
 @in_skipped_time
 async def test_a_further_model_is_measured_and_served_on_its_device_until_it_is_removed() -> None:
     default, model, told = FakeModel(), FakeModel(), list[str]()
     model.name = "further"
-    async with VirtualPool(max_batch_sequences=3).started(named("cpu", default)) as pool:
+    async with VirtualPool(max_batch_sequences=3).started(on("cpu", default)) as pool:
         assert not pool.serves(model)
-        key = await pool.add(placed(model, "cpu", told), thoroughly=False)
+        key = await pool.add(watched(model, "cpu", told), thoroughly=False)
         assert (key, told) == (model, ["cpu in short"])
-        assert pool.token_budgets("further") == {"cpu": 20}
-        assert pool.token_budgets("fake") == {"cpu": 10}
+        assert pool.token_budgets(model) == {"cpu": 20}
+        assert pool.token_budgets(default) == {"cpu": 10}
         pool.queue.put(asked := job(2, 2, 2, 2, model=model))
         await asked.result()
         assert [len(batch) for batch in model.batches] == [3, 1]
         pool.remove(model)
         assert not pool.serves(model)
-        assert pool.token_budgets("further") == {}
+        assert pool.token_budgets(model) == {}
         assert pool.serves(default)
 
 
 @in_skipped_time
 async def test_a_device_for_further_models_alone_is_no_device_of_the_service() -> None:
     default, model, told = FakeModel(), FakeModel(), list[str]()
-    async with VirtualPool().started(named("cpu", default)) as pool:
-        await pool.add(placed(model, "other", told), thoroughly=False)
+    async with VirtualPool().started(on("cpu", default)) as pool:
+        await pool.add(watched(model, "other", told), thoroughly=False)
         assert told == ["prepared", "other thoroughly"], "nobody else waits there"
         model.failures.append(broken_memory())
         pool.queue.put(fails := job(2, model=model))
@@ -295,10 +295,10 @@ async def test_a_model_whose_first_forward_fails_leaves_nothing_behind() -> None
         yield None
         raise MemoryError
 
-    (first,) = placed(model, "cpu", []).models
+    (first,) = watched(model, "cpu", []).models
     broken = replace(first, measure=measure)
     second = replace(broken, device=replace(first.device, name="other"))
-    async with VirtualPool().started(named("cpu", FakeModel())) as pool:
+    async with VirtualPool().started(on("cpu", FakeModel())) as pool:
         for models in ((broken,), (first, second)):
             with pytest.raises(OutOfMemoryError):
                 await pool.add(PlacedModels(models, lambda: None), thoroughly=True)
@@ -308,7 +308,7 @@ async def test_a_model_whose_first_forward_fails_leaves_nothing_behind() -> None
 @in_skipped_time
 async def test_who_waits_for_a_stuck_device_is_told_and_who_has_another_is_not() -> None:
     first, second = FakeModel(), FakeModel()
-    models = replace(named("first", first), replicas=(named("second", second),))
+    models = on("first second", first, second)
     pool = VirtualPool(100.0, gpu_process_timeout=3)
     async with pool.started(models):
         for client in "ab":
@@ -338,9 +338,9 @@ async def test_who_waits_for_a_stuck_device_is_told_and_who_has_another_is_not()
 @in_skipped_time
 async def test_one_stuck_device_of_two_fails_nobody_who_waits() -> None:
     first, second = FakeModel(), FakeModel()
-    models = replace(named("first", first), replicas=(named("second", second),))
+    models = on("first second", first, second)
     async with VirtualPool(1.0, gpu_process_timeout=3).started(models) as pool:
-        pool.threads["device"].seconds = 100.0
+        pool.threads["device-0"].seconds = 100.0
         pool.queue.put(job(10, model=first, client="a"))
         await turns()
         pool.queue.put(others := job(*[10] * 20, model=first, client="b"))

@@ -13,7 +13,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import astuple
 from http.server import ThreadingHTTPServer
 from itertools import count
 from pathlib import Path
@@ -117,7 +116,7 @@ def test_each_model_has_a_revision_of_its_own(tmp_path: Path) -> None:
     for left_out in (None, *revisions):
         named = {name: each * 40 for name, each in revisions.items() if name != left_out}
         settings = Settings(hf_home=tmp_path, hf_hub_offline=True, **models, **named)
-        found = [folder.name for folder in astuple(locate_models(settings))]
+        found = [folder.name for folder in locate_models(settings)]
         assert found == [named.get(name, "f" * 40) for name in revisions]
 
 

@@ -22,7 +22,7 @@ from smart_embedder.models.cuda_graphs import Bucket, GraphedForward
 from smart_embedder.models.families import backbone
 from smart_embedder.models.families.backbone import Backbone
 from smart_embedder.models.families.bert import Encoder
-from smart_embedder.models.loader import EntryLoader, load
+from smart_embedder.models.loader import EntryLoader
 from smart_embedder.models.ops.backend import torch_backend
 from smart_embedder.models.ops.choose import choose_backend
 from smart_embedder.models.ops.proof import Target
@@ -350,10 +350,14 @@ def test_the_budget_is_measured_beside_the_memory_of_every_models_graphs(
         return 2**20, 2**30
 
     monkeypatch.setattr(torch.cuda, "mem_get_info", free_memory)
-    models = load(
-        Settings(embedding_model=str(tiny_m3), reranker_model=str(tiny_reranker), device="cuda:0")
+    settings = Settings(
+        embedding_model=str(tiny_m3), reranker_model=str(tiny_reranker), device="cuda:0"
     )
-    assert [info.paths["launch"] for info in models.infos] == ["graphs", "graphs"]
+    models = EntryLoader(settings).load_defaults()
+    for each in (models.embedder, models.reranker):
+        for _ in each.models[0].measure(True):
+            pass
+        assert each.describe().paths["launch"] == "graphs"
     assert set(captures_before) == {2 * len(BUCKETS)}
 
 

@@ -44,6 +44,7 @@ from smart_embedder.models.tasks.colbert import (
 )
 from smart_embedder.models.tasks.embedders import M3Embedder
 from smart_embedder.settings import Settings
+from tests.engine.fakes import loading, settings_of
 from tests.support.wordpiece import (
     MODERNBERT,
     MPNET,
@@ -189,8 +190,8 @@ async def test_the_type_of_texts_is_for_colbert_beside_a_dense_model(
 ) -> None:
     expected = reference(folders["unattended"], TEXTS)
     device, both = DeviceInfo("cpu", "a test", "float32", "sdpa"), Outputs(dense=True, colbert=True)
-    models = LoadedModels(model, device, max_batch_tokens=150, dense=embedder)
-    async with Engine(Settings(), lambda _: models) as engine:
+    models = LoadedModels(model, (device,), max_batch_tokens=150, dense=embedder)
+    async with Engine(settings_of(models), loading(models)) as engine:
         for input_type, vectors in expected.items():
             request = EmbedRequest(TEXTS, both, input_type=input_type)
             made = (await engine.embed(request)).embeddings

@@ -26,7 +26,7 @@ from smart_embedder.models.loader import load_embedder
 from smart_embedder.models.tasks import splade
 from smart_embedder.models.tasks.embedders import M3Embedder
 from smart_embedder.models.tasks.splade import SpladeEmbedder
-from smart_embedder.settings import Settings
+from tests.engine.fakes import loading, settings_of
 from tests.support.wordpiece import (
     MODERNBERT,
     MPNET,
@@ -181,8 +181,8 @@ async def test_its_default_prompt_is_read_alone_and_beside_a_dense_model(
         (None, [(SPARSE, {}, expected), (SPARSE, {"prompt_name": "query"}, of_queries)]),
         (embedder, [(SPARSE, {}, expected), (BOTH, {}, expected)]),
     ):
-        models = LoadedModels(model, DEVICE, max_batch_tokens=10_000, dense=dense)
-        async with Engine(Settings(), lambda _, models=models: models) as engine:
+        models = LoadedModels(model, (DEVICE,), max_batch_tokens=10_000, dense=dense)
+        async with Engine(settings_of(models), loading(models)) as engine:
             for outputs, options, weights in requests:
                 made = (await engine.embed(EmbedRequest(TEXTS, outputs, **options))).embeddings
                 rows = [as_row(each, model) for each in made]

@@ -3,13 +3,13 @@
 import threading
 from functools import partial
 
-from smart_embedder.engine.model import LoadedModels
+from smart_embedder.engine.model import DefaultModels
 from smart_embedder.main import create_app
 from smart_embedder.server.process import run
 from smart_embedder.settings import Settings
 
 
-def never(_: Settings) -> LoadedModels:
+def never(_: Settings) -> DefaultModels:
     threading.Event().wait()
     raise AssertionError
 
