@@ -237,7 +237,10 @@ class ServedModelStatus(BaseModel):
     task: Literal["embed", "rerank"]
     state: Literal["unloaded", "loading", "ready", "failed"]
     pinned: Annotated[bool, Field(description="Never unloaded, as the default models.")]
-    requests: Annotated[int, Field(description="That use it or wait for it.")]
+    requests: Annotated[
+        int | None,
+        Field(description="That use it or wait for it; null for a default model."),
+    ]
     load_seconds: Annotated[float | None, Field(description="Of the latest loading.")]
     reason: Annotated[str | None, Field(description="Why one that failed or waits is not there.")]
     files_replaced: Annotated[

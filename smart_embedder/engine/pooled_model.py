@@ -64,17 +64,18 @@ class ModelAbilities:
 class ModelStatus:
     """The state of one model.
 
-    `requests` is how many use it or wait for it. `load_seconds` is the duration of its latest
-    loading, and `reason` is why that failed or waits. `files_replaced` is how often it was loaded
-    from other files than the time before. While the model is loaded, `info` describes how it is
-    computed, `makes` what it makes, and `token_budgets` what one forward may hold on each device.
+    `requests` is how many use it or wait for it, None for a default one. `load_seconds` is how long
+    its latest loading took, and `reason` is why that failed or waits. `files_replaced` is how often
+    it was loaded from other files than the time before. While the model is loaded, `info` describes
+    how it is computed, `makes` what it makes, and `token_budgets` what one forward may hold on each
+    device.
     """
 
     name: str
     task: str
     state: ModelState
     pinned: bool
-    requests: int = 0
+    requests: int | None = None
     load_seconds: float | None = None
     reason: str | None = None
     files_replaced: int = 0
@@ -250,7 +251,8 @@ class PooledModel:
             self.entry.task,
             self.state,
             pinned=self.entry.pinned,
-            requests=self.leases,
+            # A request that names none has all default ones, whichever it needs.
+            requests=None if self.is_default else self.leases,
             load_seconds=self.load_seconds,
             reason=str(self._failure) if is_refused else None,
             files_replaced=self.replaced,

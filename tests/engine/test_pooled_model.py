@@ -40,6 +40,7 @@ def test_a_reranker_makes_scores_and_labels_where_it_has_several() -> None:
 def test_a_default_model_is_loading_until_it_is_there_or_has_failed() -> None:
     model = PooledModel(ModelEntry(name="one", pinned=True), is_default=True)
     assert (model.status.state, model.status.pinned) == (ModelState.LOADING, True)
+    assert model.status.requests is None, "one that names no model has all default ones"
     model.fail(None)
     assert model.status.state is ModelState.FAILED
     model.succeed(resident(), 10)

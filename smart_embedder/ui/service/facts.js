@@ -44,7 +44,7 @@ function servedTable(served) {
       task,
       reason ? `${state}: ${reason}` : state,
       makes ? new Intl.ListFormat("en-GB").format(makes.kinds) : "–",
-      count(requests),
+      requests === null ? "–" : count(requests),
     ]),
   );
 }
