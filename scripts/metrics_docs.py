@@ -30,7 +30,7 @@ def _rows() -> Iterator[tuple[str, str]]:
     # Those of a service with a model, whose series exist with their labels.
     metrics = Metrics()
     metrics.embedding_endpoint(EMBEDDING_ENDPOINT)
-    metrics.watch_models(["model"], ["ready"], lambda _: "ready")
+    metrics.watch_model("model", ["ready"], lambda: "ready")
     metrics.watch_further_model("model", lambda: 0)
     families = {family.name: family for family in metrics.registry.collect()}
     for name, family in sorted(families.items()):

@@ -283,8 +283,8 @@ def kernels(folder: Path, device: str, *, quick: bool, of_reranker: bool = False
     models = load_models(
         Settings(embedding_model=str(embedder), reranker_model=reranker, device=device)
     )
-    placed = models.reranker if of_reranker and models.reranker else models.embedder
-    model, on = placed.models[0].model, placed.models[0].device
+    placed = models.models[-1].models[0]
+    model, on = placed.model, placed.device
     cuda = on.gpu_available and torch.cuda.is_available()
     return {
         name: {"tokens": texts * length} | profiled(forward_of(model, texts, length), cuda=cuda)

@@ -102,7 +102,6 @@ class BlockEmbedder:
 
     def _models(self) -> dict[str, dict[str, str]]:
         models = self._engine.loaded()
-        assert models is not None  # noqa: S101 - the engine has started
         return {
             name: {
                 "model": model.name,
@@ -117,7 +116,6 @@ class BlockEmbedder:
     def widths(self) -> tuple[int, int]:
         """Numbers in a dense vector, and in a ColBERT vector."""
         models = self._engine.loaded()
-        assert models is not None  # noqa: S101 - the engine has started
         return models.dense_model.dense_width, models.embedder.colbert_width
 
     def _run(self, work: Coroutine[Any, Any, Result]) -> Result:

@@ -36,6 +36,7 @@ from smart_embedder.api.schemas import check_passages, check_rerank_options, che
 from smart_embedder.engine import Engine
 from smart_embedder.engine.model import DownloadStatus, LoadedModels
 from smart_embedder.engine.model_pool import SHARE_FOR_LOADING
+from smart_embedder.engine.pooled_model import ModelStatus
 from smart_embedder.engine.records import (
     DEFAULT_URGENCY,
     ClassificationRequest,
@@ -98,6 +99,14 @@ class Service:
     def models(self) -> LoadedModels | None:
         """The default models, once they are loaded."""
         return self.engine.loaded() if self.engine.is_ready else None
+
+    def status_of(self, model: ServedModel) -> ModelStatus:
+        """The state of a model: an embedder and a reranker may have one name."""
+        task = "rerank" if model.role is Role.RERANKER else "embed"
+        found = (
+            each for each in self.engine.statuses if (each.name, each.task) == (model.name, task)
+        )
+        return next(found)
 
     @property
     def status(self) -> tuple[str, str | None]:

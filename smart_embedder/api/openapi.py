@@ -35,7 +35,7 @@ OpenAI's paths | {settings.max_rerank_passages:,} \
 of them {settings.rerank_gpu_timeout:g} in forwards | `REQUEST_TIMEOUT`, `RERANK_GPU_TIMEOUT` |
 | tokens that are read | {embed_lengths} | {rerank_lengths} | `BGE_EMBED_MAX_LENGTH`, \
 `QWEN_EMBED_MAX_LENGTH`, `BGE_RERANK_MAX_LENGTH`, `QWEN_RERANK_MAX_LENGTH` |
-| tokens in one forward | {tokens} | {tokens} | `MAX_BATCH_TOKENS` |
+| tokens in one forward | {tokens} | {rerank_tokens} | `MAX_BATCH_TOKENS` |
 | pairs in one forward |  | {pairs} | `QWEN_RERANK_BATCH_SIZE` |
 | requests of all clients | {settings.max_queue_size:,} | {settings.rerank_max_queue:,} \
 | `MAX_QUEUE_SIZE`, `RERANK_MAX_QUEUE` |
@@ -250,13 +250,15 @@ def install_openapi(app: FastAPI, service: Service) -> None:
 
 def _describe_limits(settings: Settings, models: LoadedModels | None) -> str:
     """The limits of a request in force: its size, its tokens and its time."""
-    embed_lengths = rerank_lengths = tokens = pairs = "known once the models are loaded"
+    unknown = "known once the models are loaded"
+    embed_lengths = rerank_lengths = tokens = rerank_tokens = pairs = unknown
     if models is not None:
         embedders = [each for each in (models.dense, models.embedder) if each is not None]
         embed_lengths = ", ".join(
             f"{each.max_length:,} of a text by {each.name}" for each in embedders
         )
         reranker, tokens, pairs = models.reranker, f"{models.max_batch_tokens:,}", "no limit"
+        rerank_tokens = f"{models.max_rerank_tokens or models.max_batch_tokens:,}"
         if models.late_interaction:
             rerank_lengths = f"{models.embedder.max_length:,} of a text by {models.embedder.name}"
         elif reranker is None:
@@ -272,6 +274,7 @@ def _describe_limits(settings: Settings, models: LoadedModels | None) -> str:
         embed_lengths=embed_lengths,
         rerank_lengths=rerank_lengths,
         tokens=tokens,
+        rerank_tokens=rerank_tokens,
         pairs=pairs,
     )
 

@@ -10,7 +10,7 @@ from smart_embedder.engine.devices.pool import DevicePool, error_of
 from smart_embedder.engine.devices.thread import DeviceThread, ThreadFactory
 from smart_embedder.engine.model import LoadedModels, Loader
 from smart_embedder.engine.model_pool import ModelPool
-from smart_embedder.engine.pooled_model import ModelState, ModelStatus
+from smart_embedder.engine.pooled_model import ModelStatus
 from smart_embedder.engine.records import (
     ClassificationRequest,
     ClassificationResult,
@@ -116,11 +116,6 @@ class Engine:
         self._metrics.queue_capacity.set(settings.max_queue_size)
         self._metrics.rerank_capacity.set(settings.rerank_max_queue)
         self._metrics.stuck_seconds.set_function(lambda: self._devices.stuck_seconds)
-        self._metrics.watch_models(
-            [status.name for status in self.statuses],
-            [state.value for state in ModelState],
-            lambda index: self.statuses[index].state.value,
-        )
 
     def _limit(self, capacity: int, what: str, purpose: Purpose) -> ConcurrencyLimit:
         full = f"the queue is full: {capacity} {what}"

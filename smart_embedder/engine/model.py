@@ -216,11 +216,11 @@ class Measured:
 class PlacedModel:
     """A model on one device.
 
-    `measure` runs its first forwards in steps, each in the device's thread, which may do other work
-    between two: it yields None after each step, and then the measurement. Called with false, it
-    measures less, so that the other work hardly waits. `free_memory` makes the device's allocator
-    return memory that it does not use. `prepare_thread` is called first in each thread that
-    computes there.
+    `measure` runs its first forwards, unless those of a copy that it shares were run, in steps,
+    each in the device's thread, which may do other work between two: it yields None after each
+    step, and then the measurement. Called with false, it measures less, so that the other work
+    hardly waits. `free_memory` makes the device's allocator return memory that it does not use.
+    `prepare_thread` is called first in each thread that computes there.
     """
 
     model: Model
@@ -272,12 +272,10 @@ class ModelLoader(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DefaultModels:
-    """The models of `Settings.default_entries`, loaded, and the loader of all others."""
+    """The models of `Settings.default_entries`, in that order, and the loader of all others."""
 
-    embedder: PlacedModels
+    models: tuple[PlacedModels, ...]
     loader: ModelLoader
-    dense: PlacedModels | None = None
-    reranker: PlacedModels | None = None
 
 
 Loader = Callable[[Settings], DefaultModels]
@@ -288,9 +286,9 @@ class LoadedModels:
     """The models that work together for a request, each on all of its devices.
 
     `dense` is the separate model for dense vectors, if there is one. With `late_interaction`,
-    `embedder` reranks; otherwise `reranker` does, if there is one. Each model's forward may hold
-    `max_batch_tokens`. `devices` are those of the embedder, `infos` tell how each is computed, and
-    `demo` what a demo model is not for.
+    `embedder` reranks; otherwise `reranker` does, if there is one, and its forward may hold
+    `max_rerank_tokens`. That of an embedder may hold `max_batch_tokens`. `devices` are those of the
+    embedder, `infos` tell how each is computed, and `demo` what a demo model is not for.
     """
 
     embedder: Embedder
@@ -299,6 +297,7 @@ class LoadedModels:
     dense: Embedder | None = None
     reranker: Reranker | None = None
     late_interaction: bool = False
+    max_rerank_tokens: int | None = None
     infos: tuple[ModelInfo, ...] = ()
     demo: str | None = None
 
@@ -317,12 +316,6 @@ class LoadedModels:
         """The kinds of vectors that the models make together."""
         dense, rest = self.dense_model.kinds, self.embedder.kinds
         return Outputs(dense.dense, rest.sparse, rest.colbert, dense.states)
-
-    @property
-    def each(self) -> list[Model]:
-        """All models that run on the device."""
-        models = (self.embedder, self.dense, self.reranker)
-        return [model for model in models if model is not None]
 
     def dtype_of(self, model: Model) -> str:
         """The number format of one of these models."""

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 
 import structlog
 
@@ -27,7 +27,7 @@ from smart_embedder.engine.model import (
     PlacedModels,
     human_size,
 )
-from smart_embedder.engine.pooled_model import ModelGroup, ModelStatus, PooledModel
+from smart_embedder.engine.pooled_model import ModelGroup, ModelState, ModelStatus, PooledModel
 from smart_embedder.engine.scheduling.admission import Abortable
 from smart_embedder.engine.scheduling.fairness import failing_with
 from smart_embedder.errors import (
@@ -35,7 +35,9 @@ from smart_embedder.errors import (
     MemoryTakenError,
     ModelNotLoadedError,
     ModelTooLargeError,
+    OutOfMemoryError,
     SmartEmbedderError,
+    StartupError,
     UnavailableError,
 )
 from smart_embedder.observability.metrics import Metrics
@@ -92,6 +94,9 @@ class ModelPool:
         # EMBEDDING_MODEL, named, makes the dense vectors, too.
         self._groups[embedder.name] = replace(self._defaults, dense=None)
         self._models = {entry.public_name: PooledModel(entry) for entry in settings.models or ()}
+        for each in (*self._defaults.members, *self._models.values()):
+            states = [state.value for state in ModelState]
+            metrics.watch_model(each.name, states, partial(attrgetter("state.value"), each))
         for name, model in self._models.items():
             metrics.watch_further_model(name, partial(getattr, model, "leases"))
             self._groups[name] = (
@@ -136,20 +141,14 @@ class ModelPool:
 
         Raises the error of a default one; one of MODELS that fails keeps nobody else out.
         """
-        defaults = self._defaults
-        for each in defaults.members:
-            each.begin()
+        members = self._defaults.members
         try:
             loaded = await self._thread.run(self._load_defaults)
-            for model, placed in (
-                (defaults.embedder, loaded.embedder),
-                (defaults.dense, loaded.dense),
-                (defaults.reranker, loaded.reranker),
-            ):
-                if model is not None and placed is not None:
-                    await self._serve(model, placed)
+            for model, placed in zip(members, loaded.models, strict=True):
+                await self._serve(model, placed)
         except Exception:
-            for each in defaults.members:
+            for each in members:
+                each.leave()
                 each.fail(None)
             raise
         self._loader = loaded.loader
@@ -332,9 +331,15 @@ class ModelPool:
 
     async def _serve(self, model: PooledModel, placed: PlacedModels) -> None:
         """Let the devices serve what was loaded."""
-        served = await self._devices.add(
-            placed, thoroughly=self._starting, is_default=model.is_default
-        )
+        try:
+            served = await self._devices.add(
+                placed, thoroughly=self._starting, is_default=model.is_default
+            )
+        except OutOfMemoryError as error:
+            told = "; ".join(error.__notes__)
+            raise StartupError(
+                f"{model.name} does not fit the memory of its device: {told}"
+            ) from error
         model.succeed(placed, min(self._devices.token_budgets(served).values()))
         self._metrics.note_drift(model.name, placed.describe().drift)
 

@@ -191,13 +191,13 @@ class PooledModel:
         self.replaced += is_replaced
         return is_replaced
 
-    def succeed(self, placed: PlacedModels, max_batch_tokens: int) -> float:
-        """Loading has succeeded; return the seconds that it took."""
+    def succeed(self, placed: PlacedModels, max_batch_tokens: int) -> None:
+        """Loading has succeeded."""
         self.placed, self._failure = placed, None
         self.info, self.max_batch_tokens = placed.describe(), max_batch_tokens
         self.last_used = self._loaded_at = time.perf_counter()
-        self.load_seconds = self._loaded_at - (self.began or self._loaded_at)
-        return self.load_seconds
+        if self.began is not None:
+            self.load_seconds = self._loaded_at - self.began
 
     def fail(self, of_memory: errors.ModelTooLargeError | errors.MemoryTakenError | None) -> None:
         """Loading has failed: refuse requests until a pause is over."""
@@ -285,10 +285,11 @@ class ModelGroup:
         return LoadedModels(
             cast(Embedder, self.embedder.loaded),
             tuple(each.device for each in placed.models),
-            min(each.max_batch_tokens for each in members),
+            min(each.max_batch_tokens for each in (self.embedder, self.dense) if each is not None),
             cast(Embedder, self.dense.loaded) if self.dense else None,
             cast(Reranker, self.reranker.loaded) if self.reranker else None,
             self.late_interaction,
+            self.reranker.max_batch_tokens if self.reranker else None,
             tuple(each.info for each in members if each.info is not None),
             placed.demo,
         )

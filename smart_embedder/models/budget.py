@@ -69,15 +69,13 @@ class ChosenBudget:
     seconds_per_token: float
 
 
-def probe(model: DeviceModel[Any], device: torch.device) -> ChosenBudget:
-    """Measure forwards of growing size and choose the token budget from them."""
-    return next(each for each in probe_in_steps(model, device) if each is not None)
-
-
-def probe_in_steps(
+def probe(
     model: DeviceModel[Any], device: torch.device, longest_run: float = math.inf
 ) -> Iterator[ChosenBudget | None]:
-    """As `probe`; yields None between runs, none of which takes more than `longest_run` seconds."""
+    """Measure forwards of growing size and choose the token budget from them.
+
+    Yields None between runs, none of which takes more than `longest_run` seconds.
+    """
     is_cuda = device.type == "cuda"
     most = tokens_that_fit(model, device)
     minimum = minimum_tokens(model.max_length, memory_bytes(device))
@@ -129,7 +127,7 @@ def measure(
         best_rate = measured.rate
 
 
-def warm_up(model: Model, tokens: int = 1024) -> None:
+def warm_up(model: Model, tokens: int) -> None:
     """Run a forward; raises `StartupError` where no sequence has a result of finite numbers."""
     results = _forward(model, tokens)
     if results and all(isinstance(each, InferenceError) for each in results):

@@ -31,13 +31,18 @@ from smart_embedder.engine.model import (
     PlacedModels,
 )
 from smart_embedder.errors import StartupError
-from smart_embedder.models.budget import named_or_chosen, probe_in_steps
+from smart_embedder.models.budget import named_or_chosen, probe
 from smart_embedder.models.checkpoint import config
 from smart_embedder.models.checkpoint.content import noting
 from smart_embedder.models.checkpoint.reading import reading, trim_heap
 from smart_embedder.models.checkpoint.weights import count_parameters
 from smart_embedder.models.device import choose
-from smart_embedder.models.device.cpu import CpuShare, leave_processor_to_others, share_cpus
+from smart_embedder.models.device.cpu import (
+    CpuShare,
+    available_threads,
+    leave_processor_to_others,
+    share_cpus,
+)
 from smart_embedder.models.families.load import (
     is_quantized_by_layers,
     is_qwen3,
@@ -228,10 +233,10 @@ def _warn_of_code(name: str, folder: Path) -> None:
             )
 
 
-def overrides_in(source: Settings | ModelEntry) -> config.SentenceOverrides:
-    """What settings say of the model of dense vectors, or an entry of its own."""
+def overrides_in(entry: ModelEntry) -> config.SentenceOverrides:
+    """What an entry says of its model."""
     names = (each.name for each in fields(config.SentenceOverrides))
-    return config.SentenceOverrides(**{name: getattr(source, name) for name in names})
+    return config.SentenceOverrides(**{name: getattr(entry, name) for name in names})
 
 
 def _described(placement: _Placement, model: ModelInfo) -> DeviceInfo:
@@ -258,6 +263,7 @@ class EntryLoader:
         self._settings = settings
         self._status = status or DownloadStatus()
         self._workers = list(_workers(settings))
+        available_threads()  # Of the process, before `prepare_thread` gives one thread fewer.
 
     def prepare_thread(self) -> None:
         """Make the calling thread leave the processor to others."""
@@ -277,20 +283,22 @@ class EntryLoader:
 
     def load_defaults(self) -> DefaultModels:
         """Load the models that have settings of their own; raises `StartupError`."""
+        if self._settings.torch_compile:
+            reason = "kernels of the service took its place"
+            log.warning("torch_compile_has_no_effect", reason=reason)
+        entries, loaded = self._settings.default_entries, []
         folders = locate_models(self._settings, self._status)
-        embedder, dense, reranker = (
-            None if entry is None or folder is None else self._load(entry, folder, self._workers)
-            for entry, folder in zip(self._settings.default_entries, folders, strict=True)
-        )
-        assert embedder is not None  # noqa: S101 - there is always one
-        if dense is not None and not cast(Embedder, dense.models[0].model).kinds.dense:
-            name = dense.models[0].model.name
-            raise StartupError(f"DENSE_EMBEDDING_MODEL={name} makes no dense vectors")
+        for entry, folder in zip(entries, folders, strict=True):
+            if entry is None or folder is None:
+                continue
+            loaded.append(self._load(entry, folder, self._workers))
+            model = loaded[-1].models[0].model
+            if entry is entries.dense and not cast(Embedder, model).kinds.dense:
+                raise StartupError(f"DENSE_EMBEDDING_MODEL={model.name} makes no dense vectors")
         # Before a budget is measured: graphs take of the memory that batches of all models have.
-        for each in (embedder, dense, reranker):
-            for copy in each.models if each else ():
-                cast(embedders.DeviceModel[Any], copy.model).capture_graphs()
-        return DefaultModels(embedder, self, dense, reranker)
+        for copy in (copy for each in loaded for copy in each.models):
+            cast(embedders.DeviceModel[Any], copy.model).capture_graphs()
+        return DefaultModels(tuple(loaded), self)
 
     def plan(self, entry: ModelEntry) -> LoadPlan:
         """Find the model's files, and say how much memory they take."""
@@ -317,15 +325,14 @@ class EntryLoader:
     ) -> PlacedModels:
         """Load it on each device; those on one memory node share a copy."""
         copies: dict[tuple[str, int], _OnNode] = {}
+        kept = self._settings.canaries_folder(folder)
         with reading():
             for each in placements:
                 if each.node not in copies:
                     load = partial(self._load_on, each, entry, folder)
-                    copies[each.node] = _OnNode(each.run(load))
+                    copies[each.node] = _OnNode(each.run(load), kept)
         trim_heap()
         first = copies[placements[0].node]
-        # The first one's canaries are compared with those that are kept.
-        first.canaries = self._settings.canaries_folder(folder)
         return PlacedModels(
             tuple(self._placed(each, copies[each.node]) for each in placements),
             lambda: first.model.info,
@@ -375,11 +382,10 @@ class EntryLoader:
             if on_node.measured is None:
                 for _ in model.capture_graphs_in_steps():
                     yield None
-                if on_node.canaries is not None:
-                    at_once = len(CANARIES) if thoroughly else 1
-                    yield from model.compare_canaries(on_node.canaries, at_once)
+                at_once = len(CANARIES) if thoroughly else 1
+                yield from model.compare_canaries(on_node.canaries, at_once)
                 longest_run = math.inf if thoroughly else _LONGEST_RUN
-                for found in probe_in_steps(model, placement.device, longest_run):
+                for found in probe(model, placement.device, longest_run):
                     if found is None:
                         yield None
                         continue
@@ -403,11 +409,11 @@ class EntryLoader:
 class _OnNode:
     """The copy of a model that the workers of one memory node share, measured once.
 
-    Its canaries are compared with those that are kept in the folder `canaries`, if there is one.
+    Its canaries are compared with those in the folder `canaries`.
     """
 
     model: embedders.DeviceModel[Any]
-    canaries: Path | None = None
+    canaries: Path
     measured: Measured | None = None
 
 

@@ -260,23 +260,14 @@ class Metrics:
             for each in gauges:
                 each.set_function(partial(read, kind))
 
-    def watch_models(
-        self,
-        names: Sequence[str],
-        states: Sequence[str],
-        read: Callable[[int], str],
-    ) -> None:
-        """Let the gauges of states call `read` with a model's index whenever they are scraped."""
-
-        def is_in(index: int, state: str) -> float:
-            return float(read(index) == state)
-
-        for index, name in enumerate(names):
-            self.tokens.labels(name)
-            for state in states:
-                self.model_state.labels(name, state).set_function(partial(is_in, index, state))
-            for kind in KINDS:
-                self.drift.labels(name, kind)
+    def watch_model(self, name: str, states: Sequence[str], read: Callable[[], str]) -> None:
+        """Create the series of a model; the gauges of its states call `read` when scraped."""
+        self.tokens.labels(name)
+        for state in states:
+            is_in = partial(lambda state: float(read() == state), state)
+            self.model_state.labels(name, state).set_function(is_in)
+        for kind in KINDS:
+            self.drift.labels(name, kind)
 
     def note_drift(self, model: str, drift: Mapping[str, float]) -> None:
         """Show how far a model's canaries of each kind were from the first ones at its loading."""

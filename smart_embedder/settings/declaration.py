@@ -274,24 +274,24 @@ class Settings(BaseModel):
     def default_entries(self) -> types.DefaultEntries:
         """The models that have settings of their own: loaded at the start, and never unloaded."""
 
-        def entry(name: str, revision: str | None, task: str = "embed") -> types.ModelEntry:
-            # These are for the model of dense vectors.
-            names = ("pooling", "normalize", "query_prompt", "document_prompt")
-            own = {each: getattr(self, each) for each in names if name == self.dense_model}
+        def entry(
+            name: str, revision: str | None, task: str = "embed", **own: object
+        ) -> types.ModelEntry:
+            fixed = {"task": task, "load": "start", "pinned": True}
             return types.ModelEntry.model_validate(
-                {"name": name, "revision": revision, "task": task, "load": "start", "pinned": True}
-                | (own if task == "embed" else {})
+                {"name": name, "revision": revision or None} | fixed | own
             )
 
-        has_dense = self.dense_model != self.embedding_model
-        has_reranker = self.reranker_model not in {types.LATE_INTERACTION, types.NO_RERANKER}
-        return types.DefaultEntries(
-            entry(self.embedding_model, self.model_revision),
-            entry(self.dense_model, self.dense_model_revision) if has_dense else None,
-            entry(self.reranker_model, self.reranker_model_revision, "rerank")
-            if has_reranker
-            else None,
-        )
+        # These are for the model of dense vectors.
+        names = ("pooling", "normalize", "query_prompt", "document_prompt")
+        own = {each: getattr(self, each) for each in names}
+        dense = reranker = None
+        if self.dense_model != self.embedding_model:
+            dense, own = entry(self.dense_model, self.dense_model_revision, **own), {}
+        if self.reranker_model not in {types.LATE_INTERACTION, types.NO_RERANKER}:
+            reranker = entry(self.reranker_model, self.reranker_model_revision, "rerank")
+        embedder = entry(self.embedding_model, self.model_revision, **own)
+        return types.DefaultEntries(embedder, dense, reranker)
 
     @property
     def reranker_name(self) -> str:

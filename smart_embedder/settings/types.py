@@ -241,7 +241,7 @@ _Name = Annotated[str, Field(min_length=1, strict=True)]
 
 
 class ModelEntry(BaseModel):
-    """One model of the file; None stands for the value of the setting of that name.
+    """A model of the file, or one with settings of its own; None is the setting of that name.
 
     `location` is its file and line, for messages.
     """

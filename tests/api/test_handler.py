@@ -49,7 +49,7 @@ from smart_embedder.errors import (
 )
 from smart_embedder.main import create_app
 from smart_embedder.settings import Settings
-from tests.engine.fakes import FakeModel, loaded
+from tests.engine.fakes import FakeModel, FakeReranker, loaded
 from tests.engine.further_models import FakeLoader, entries
 from tests.support.in_process import served
 
@@ -160,6 +160,15 @@ async def test_a_model_is_leased_once_and_until_the_request_is_answered() -> Non
         assert not unloading.done()
         await leases.aclose()
         await unloading
+
+
+async def test_an_embedder_and_a_reranker_of_one_name_are_told_apart() -> None:
+    models = loaded(FakeModel(), 100, FakeReranker())
+    one = {"embedding_model": "a/one", "reranker_model": "a/one"}
+    async with served(models, **one) as (service, client):
+        tasks = [service.status_of(each).task for each in service.catalogue.models]
+        assert tasks == ["embed", "rerank"]
+        assert (await client.get("/v1/models/a/one")).json()["task"] == "embed"
 
 
 @pytest.mark.parametrize("overdue", [False, True])

@@ -144,23 +144,24 @@ class FewPairs(Reranker):
 UNKNOWN = "known once the models are loaded"
 BY_FAKE, OFF = "100 of a text by fake", "none: reranking is switched off"
 OF_PAIRS = "55 of query and passage by judge"
+FEW = replace(loaded(FakeModel(), reranker=FewPairs()), max_rerank_tokens=7)
 LATE = replace(loaded(FakeModel()), dense=Dense(), late_interaction=True)
 
 
 @pytest.mark.parametrize(
     ("models", "told"),
     [
-        (None, [UNKNOWN] * 4),
-        (loaded(FakeModel()), [BY_FAKE, OFF, "10", "no limit"]),
-        (loaded(FakeModel(), reranker=Reranker()), [BY_FAKE, OF_PAIRS, "10", "no limit"]),
-        (loaded(FakeModel(), reranker=FewPairs()), [BY_FAKE, OF_PAIRS, "10", "4"]),
-        (LATE, [f"77 of a text by dense, {BY_FAKE}", BY_FAKE, "10", "no limit"]),
+        (None, [UNKNOWN] * 5),
+        (loaded(FakeModel()), [BY_FAKE, OFF, "10", "10", "no limit"]),
+        (loaded(FakeModel(), reranker=Reranker()), [BY_FAKE, OF_PAIRS, "10", "10", "no limit"]),
+        (FEW, [BY_FAKE, OF_PAIRS, "10", "7", "4"]),
+        (LATE, [f"77 of a text by dense, {BY_FAKE}", BY_FAKE, "10", "10", "no limit"]),
     ],
 )
 def test_the_limits_of_loaded_models_are_told(models: LoadedModels | None, told: list[str]) -> None:
-    embedding, reranking, tokens, pairs = told
+    embedding, reranking, tokens, of_reranking, pairs = told
     rows = lengths(_describe_limits(Settings(), models))
-    assert rows == [[embedding, reranking], [tokens, tokens], ["", pairs]]
+    assert rows == [[embedding, reranking], [tokens, of_reranking], ["", pairs]]
 
 
 async def test_a_service_tells_its_own_limits() -> None:

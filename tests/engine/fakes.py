@@ -209,8 +209,8 @@ def loading(
             copies = [(device, model) for device in models.devices]
             return placed(copies, models.max_batch_tokens, seconds_per_token, infos.get(model.name))
 
-        dense, reranker = (each and place(each) for each in (models.dense, models.reranker))
-        return DefaultModels(place(models.embedder), loader, dense, reranker)
+        each = (models.embedder, models.dense, models.reranker)
+        return DefaultModels(tuple(place(model) for model in each if model), loader)
 
     return load
 

@@ -3,14 +3,16 @@
 import asyncio
 import gc
 import threading
+from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from smart_embedder.engine import Engine
-from smart_embedder.engine.records import (
-    EmbedRequest,
-)
+from smart_embedder.engine.model import DefaultModels, Measured
+from smart_embedder.engine.pooled_model import ModelState
+from smart_embedder.engine.records import EmbedRequest
 from smart_embedder.engine.requests.reranking import ClassificationRequest, RerankRequest
 from smart_embedder.errors import (
     DrainingError,
@@ -24,7 +26,7 @@ from smart_embedder.errors import (
 from smart_embedder.observability.metrics import Metrics
 from smart_embedder.settings import Settings
 from tests.engine.engines import engine_for, entered, hold, let_go, queued, waiting
-from tests.engine.fakes import ALL, FakeModel, FakeReranker
+from tests.engine.fakes import ALL, FakeModel, FakeReranker, loaded, loading, settings_of
 
 
 async def test_no_texts_is_an_error() -> None:
@@ -111,6 +113,28 @@ async def test_before_the_start_it_refuses_and_a_failed_start_is_remembered() ->
     await engine.close()
 
 
+async def test_a_first_forward_that_fails_fails_the_start_and_leaves_no_thread() -> None:
+    embedder, reranker = FakeModel(), FakeReranker()
+    models = loaded(embedder, reranker=reranker)
+
+    def with_broken_reranker(settings: Settings) -> DefaultModels:
+        made = loading(models)(settings)
+        first, last = made.models
+        copy = replace(last.models[0], measure=lambda _: out_of_memory())
+        return replace(made, models=(first, replace(last, models=(copy,))))
+
+    def out_of_memory() -> Iterator[Measured | None]:
+        yield None
+        raise MemoryError("20 GiB are missing")
+
+    engine = Engine(settings_of(models), with_broken_reranker)
+    with pytest.raises(StartupError, match="does not fit the memory .*: 20 GiB are missing"):
+        await engine.start()
+    assert [each.state for each in engine.statuses] == [ModelState.FAILED] * 2
+    await engine.close()
+    assert not [each for each in threading.enumerate() if each.name.startswith("device")]
+
+
 async def test_aborting_waits_for_no_tokenizer() -> None:
     """Texts that a tokenizer thread has, that wait for it, and that come later."""
     reads, gate = threading.Event(), threading.Event()
@@ -173,4 +197,5 @@ async def test_closing_waits_for_a_forward_that_nobody_waits_for_but_not_for_eve
     let_go(model)
     await closing
     if not is_stuck:
-        assert "device" not in {thread.name for thread in threading.enumerate()}
+        names = [thread.name for thread in threading.enumerate()]
+        assert not [name for name in names if name.startswith("device")]

@@ -63,7 +63,8 @@ def test_a_model_is_shown_as_it_is_loaded_used_and_unloaded(model, ticking) -> N
     model.loading = "a task"
     assert model.state is ModelState.LOADING
     ticking.time += 7
-    assert model.succeed(resident(), 10) == 7
+    model.succeed(resident(), 10)
+    assert model.load_seconds == 7
     model.leases = 2
     status = model.status
     assert (status.state, status.requests, status.load_seconds) == (ModelState.READY, 2, 7)

@@ -93,8 +93,7 @@ def _plant(kernel: str) -> None:
 
 def load(settings: Settings) -> DefaultModels:
     models = load_models(settings)
-    reranker = models.reranker and faulty(models.reranker)
-    return dataclasses.replace(models, embedder=faulty(models.embedder), reranker=reranker)
+    return dataclasses.replace(models, models=tuple(map(faulty, models.models)))
 
 
 def faulty(placed: PlacedModels) -> PlacedModels:

@@ -20,7 +20,6 @@ from smart_embedder.models.budget import (
     minimum_tokens,
     named_or_chosen,
     probe,
-    probe_in_steps,
     tokens_that_fit,
     warm_up,
 )
@@ -53,7 +52,7 @@ def test_sizes_are_measured_as_long_as_they_are_quick_and_faster(seconds, longes
 
 
 def test_on_a_real_model_it_chooses_one_of_the_sizes(embedder) -> None:
-    budget = probe(embedder, CPU)
+    *_, budget = probe(embedder, CPU)
     assert budget.tokens in module._SIZES
     assert budget.seconds_per_token > 0
     assert tokens_that_fit(embedder, CPU) is None
@@ -90,7 +89,7 @@ def test_no_size_is_measured_that_would_keep_others_waiting(monkeypatch) -> None
         return 1.0
 
     monkeypatch.setattr(module, "shortest", a_second)
-    *steps, budget = probe_in_steps(model, CPU, longest_run=0.5)
+    *steps, budget = probe(model, CPU, longest_run=0.5)
     assert set(steps) == {None}
     # The first one tells that all others would take longer.
     assert (seen, budget.tokens, budget.seconds_per_token) == ([512], 512, 12 / 512)
@@ -147,7 +146,8 @@ def test_on_a_gpu_every_size_is_measured_that_may_be_chosen(
         mem_get_info=lambda _: (round(fit / 0.8), 10**12),
     )
     monkeypatch.setattr(module, "shortest", seconds)
-    assert (probe(model, GPU).tokens, sizes) == (chosen, measured)
+    *_, budget = probe(model, GPU)
+    assert (budget.tokens, sizes) == (chosen, measured)
 
 
 def test_memory_is_measured_with_long_texts_too(monkeypatch) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from structlog.testing import capture_logs
 
 from smart_embedder.engine import Engine
 from smart_embedder.engine.model import Measured, MemoryUsage, PlacedModel
@@ -99,6 +100,12 @@ def test_a_model_is_on_every_worker_or_on_those_that_it_names(
 def test_a_worker_that_there_is_none_of_is_told_with_its_line(tiny_m3: Path) -> None:
     with pytest.raises(StartupError, match=r"models.yaml, line 1: device=cpu:7 is none of DEVICE"):
         placed(tiny_m3, {"device": "cpu:0,cpu:1"}, device="cpu:7", location="models.yaml, line 1")
+
+
+def test_a_setting_without_effect_is_a_warning(tiny_m3: Path) -> None:
+    with capture_logs() as logs:
+        EntryLoader(settings(tiny_m3, torch_compile=True)).load_defaults()
+    assert "torch_compile_has_no_effect" in [line["event"] for line in logs]
 
 
 def test_what_a_model_needs_is_told_from_its_files(tiny_m3: Path) -> None:

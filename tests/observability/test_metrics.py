@@ -1,5 +1,7 @@
 """The metrics of one service: each series from the start, and each gauge what it watches."""
 
+from functools import partial
+
 import pytest
 
 from smart_embedder import __version__
@@ -69,11 +71,9 @@ def test_gauges_read_what_they_watch_whenever_they_are_scraped(metrics) -> None:
 
 def test_a_model_is_in_one_state_and_has_its_series(metrics) -> None:
     states = ["loading", "loaded"]
-    metrics.watch_models(
-        ["a", "b"],
-        ("loading", "loaded", "failed"),
-        lambda index: states[index],
-    )
+    for index, name in enumerate("ab"):
+        in_which = partial(states.__getitem__, index)
+        metrics.watch_model(name, ("loading", "loaded", "failed"), in_which)
     metrics.note_drift("a", {"dense": 0.5, "sparse": 0.0})
     metrics.note_drift("b", {"score": 2.0})
     metrics.watch_further_model("b", lambda: 3)

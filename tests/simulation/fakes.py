@@ -443,8 +443,7 @@ def default_models(
         return PlacedModels(tuple(copies), lambda: ModelInfo(name, "float32", {}))
 
     has_reranker = settings.reranker_model not in {"none", "late-interaction"}
-    return DefaultModels(
-        place(FakeEmbedder, "embedder", 1),
-        loader,
-        reranker=place(FakeReranker, "reranker", 2) if has_reranker else None,
-    )
+    models = [place(FakeEmbedder, "embedder", 1)]
+    if has_reranker:
+        models.append(place(FakeReranker, "reranker", 2))
+    return DefaultModels(tuple(models), loader)

@@ -12,7 +12,6 @@ from pathlib import Path
 from smart_embedder.engine.records import EmbeddingOptions, FusionWeights
 from smart_embedder.engine.requests.reranking import score
 from smart_embedder.models.checkpoint.config import (
-    NO_OVERRIDES,
     has_modules,
     read_config,
     read_modules,
@@ -23,6 +22,7 @@ from smart_embedder.models.tasks.colbert import is_colbert
 from smart_embedder.models.tasks.embedders import HEADS
 from smart_embedder.models.tasks.rerankers import is_classifier
 from smart_embedder.settings import LATE_INTERACTION, NO_RERANKER, Settings
+from smart_embedder.settings.types import ModelEntry
 from tools.references.reference import EmbeddingReference, ReferenceMissingError, RerankingReference
 
 _FLAG_TYPES = ("xlm-roberta", "roberta")
@@ -51,13 +51,13 @@ class References:
     @cached_property
     def embedding(self) -> EmbeddingReference:
         """Of the embedding model."""
-        return self._embedder(self._folders.embedding, self._settings.embedding_model)
+        return self._embedder(self._folders.embedding, self._settings.default_entries.embedder)
 
     @cached_property
     def dense(self) -> EmbeddingReference | None:
         """Of the model for dense vectors, where it is one of its own."""
-        folder = self._folders.dense
-        return None if folder is None else self._embedder(folder, self._settings.dense_model)
+        folder, entry = self._folders.dense, self._settings.default_entries.dense
+        return None if folder is None or entry is None else self._embedder(folder, entry)
 
     @cached_property
     def reranking(self) -> RerankingReference | None:
@@ -68,7 +68,7 @@ class References:
         folder = self._folders.reranker
         return None if folder is None else self._reranker(folder)
 
-    def _embedder(self, folder: Path, name: str) -> EmbeddingReference:
+    def _embedder(self, folder: Path, entry: ModelEntry) -> EmbeddingReference:
         settings, device = self._settings, self._device
         if is_qwen3(folder) and not has_modules(folder):
             from tools.references.qwen import QwenEmbedding  # noqa: PLC0415 - see above
@@ -85,7 +85,7 @@ class References:
             return sentence.Sparse(folder, limit, device)
         if is_colbert(folder):
             return sentence.MultiVector(folder, limit, device)
-        overrides = overrides_in(settings) if name == settings.dense_model else NO_OVERRIDES
+        overrides = overrides_in(entry)
         if is_qwen3(folder) and overrides.normalize is None:  # The service's vectors are raw.
             overrides = replace(overrides, normalize=False)
         return sentence.Dense(folder, limit, device, overrides)

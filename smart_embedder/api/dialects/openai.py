@@ -446,7 +446,7 @@ def _commanded(name: str, request: Request, service: Service) -> str:
 
 
 def _describe(name: str, model: ServedModel, service: Service) -> dict[str, JsonValue]:
-    (status,) = (each for each in service.engine.statuses if each.name == model.name)
+    status = service.status_of(model)
     return {
         "id": name,
         "object": "model",

@@ -476,7 +476,7 @@ def _describe_model(service: handler.Service, model: ServedModel) -> Response:
             "model_type": model_type,
             "max_concurrent_requests": settings.max_queue_size,
             "max_input_length": loaded.max_length,
-            "max_batch_tokens": models.max_batch_tokens,
+            "max_batch_tokens": min(service.status_of(model).token_budgets.values()),
             "max_batch_requests": settings.max_requests_in_batch,
             "max_client_batch_size": settings.max_sentences_per_request,
             "auto_truncate": False,

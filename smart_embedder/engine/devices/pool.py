@@ -72,15 +72,12 @@ class DevicePool:
         if executor is None:
             name = f"device-{len(self._executors)}"
             thread = self._make_thread(name, placed_model.prepare_thread)
-            free_memory = placed_model.free_memory
+            executor = self._start_worker(device, thread, placed_model.free_memory)
             thoroughly = True  # Nobody else waits there.
-        else:
-            thread, free_memory = executor.launching, executor.free_memory
         steps, measured = placed_model.measure(thoroughly), None
         while measured is None:  # One call in the device's thread for each step.
-            measured = await thread.run(partial(guarded, partial(next, steps), free_memory))
-        if executor is None:
-            executor = self._start_worker(device, thread, free_memory)
+            step = partial(guarded, partial(next, steps), executor.free_memory)
+            measured = await executor.launching.run(step)
         settings = self._settings
         budget = limits.TokenBudget(
             measured.max_batch_tokens, settings.max_batch_sequences, settings.max_requests_in_batch

@@ -198,6 +198,11 @@ def guarded(call: Callable[[], Result], free_memory: Callable[[], object]) -> Re
                 "a device has failed while it computed this, which may be the cause and is "
                 "computed on no other"
             ) from error
+        note = str(error)
     # Outside the handler: the error keeps the tensors of the failed forward alive.
     free_memory()
-    raise OutOfMemoryError("the device has too little memory for this", retry_after=_RETRY_AFTER)
+    failure = OutOfMemoryError(
+        "the device has too little memory for this", retry_after=_RETRY_AFTER
+    )
+    failure.add_note(note)
+    raise failure

@@ -275,8 +275,8 @@ class Backbone:
 
         Yields wherever the device may do other work.
         """
-        is_captured = self._graphs is not None
-        if is_captured or self.device.type != "cuda" or not self._transformer.capturable:
+        can_capture = self.device.type == "cuda" and self._transformer.capturable
+        if self._graphs is not None or not can_capture:
             return
         tolerance = TOLERANCES[self.dtype]
         trial = GraphTrial(self._transformer, self.pack, self.max_length, tolerance)

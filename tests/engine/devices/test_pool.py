@@ -45,7 +45,7 @@ async def engine_of(*models: FakeModel, **settings: float) -> AsyncIterator[Engi
     for model in models:
         model.held = True
     names = " ".join(f"device-{number}" for number, _ in enumerate(models, 1))
-    default = DefaultModels(on(names, *models), NO_MORE)
+    default = DefaultModels((on(names, *models),), NO_MORE)
     async with Engine(Settings(reranker_model="none", **settings), lambda _: default) as engine:
         yield engine
 

@@ -354,7 +354,7 @@ def test_the_budget_is_measured_beside_the_memory_of_every_models_graphs(
         embedding_model=str(tiny_m3), reranker_model=str(tiny_reranker), device="cuda:0"
     )
     models = EntryLoader(settings).load_defaults()
-    for each in (models.embedder, models.reranker):
+    for each in models.models:
         for _ in each.models[0].measure(True):
             pass
         assert each.describe().paths["launch"] == "graphs"
