@@ -49,9 +49,9 @@ if [[ -z $fast ]]; then
   missing_programs
   beside documentation scripts/build_docs.sh; documentation=$!
 fi
-# Four processes on two cores: most tests wait for a server's process half of their time. A file
+# Three processes on two cores: most tests wait for a server's process a part of their time. A file
 # stays in one of them; chosen tests run in this one, where a debugger works.
-processes=4
+processes=3
 (($#)) && processes=0
 [[ -z $fast ]] || { processes=2; set -- --fast "$@"; }
 status=0

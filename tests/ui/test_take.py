@@ -84,11 +84,16 @@ def test_a_link_shows_the_same_again_when_the_user_wants_it(
         expect(page.locator("#link-bar")).to_be_hidden()
 
 
+def work_of(page) -> list[str]:
+    """What this page has asked for vectors; the server may still count for one before it."""
+    asked = page.evaluate("performance.getEntriesByType('resource').map(({name}) => name)")
+    return [url for url in asked if url.rstrip("/").endswith(("/embeddings", "/rerank"))]
+
+
 @pytest.mark.parametrize("view", ["text?texts", "match?passages", "search?text"])
 def test_a_link_of_a_stranger_sends_nothing_and_is_no_markup(
     browser, ui_server: RunningServer, view: str
 ) -> None:
-    before = ui_server.metric("embedding_sentences_processed_total")
     text = quote("<img src=x onerror=alert(1)><script>alert(2)</script>\n\nAnother.")
     link = f"{view}={text}&query=q&embedder={quote('<b>x')}&constructor=1&__proto__=2"
     with open_page(browser, ui_server.url, link) as page:
@@ -97,10 +102,11 @@ def test_a_link_of_a_stranger_sends_nothing_and_is_no_markup(
         field = {"text": "#texts", "match": "#match-passages", "search": "#corpus"}
         expect(page.locator(field[name])).to_be_visible()
         page.wait_for_load_state("networkidle")
-        assert ui_server.metric("embedding_sentences_processed_total") == before
+        assert not work_of(page)
         page.click("#link-open")
         name = view.split("?", maxsplit=1)[0]
         expect(page.locator(f"#{name}-view")).to_contain_text("onerror=alert(1)")
+        assert work_of(page)
         assert page.locator("main img").count() == 0
 
 
