@@ -34,6 +34,7 @@ Result = TypeVar("Result")
 
 # The most seconds that a request waits for a place before it is refused.
 _ACQUIRE_TIMEOUT = 0.5
+_LOADING = "the models are still being loaded"
 
 
 class ActiveRequests:
@@ -134,7 +135,8 @@ class Engine:
 
         Raises `LoadingError` before the end of the start, and `ModelNotLoadedError`.
         """
-        self._require_start()
+        if not self.is_ready:
+            raise LoadingError(_LOADING, retry_after=5)
         return self._models.loaded(model)
 
     @property
@@ -274,8 +276,5 @@ class Engine:
         failure = self.failure
         if failure is not None:
             raise UnhealthyError(str(failure), retry_after=30) from failure.__cause__
-        self._require_start()
-
-    def _require_start(self) -> None:
         if not self.is_ready:
-            raise LoadingError("the models are still being loaded", retry_after=5)
+            raise LoadingError(_LOADING, retry_after=5)

@@ -177,9 +177,10 @@ class ModelPool:
                 if each.placed is None or each.gives_way:
                     await self._wait_for(each, most)
             for each in members:
-                if each.loaded is None:  # Unloaded before this request could go on.
+                if each.placed is None:  # Unloaded before this request could go on.
                     raise self._still_loading(each)
-                if not self._devices.serves(each.loaded):
+                # Without the devices of the default ones there is no service.
+                if not (each.is_default or self._devices.serves(each.placed.models[0].model)):
                     raise device_of_model_failed()
             for each in members:
                 each.users, each.promised_until = each.users + 1, 0.0
@@ -223,7 +224,7 @@ class ModelPool:
 
     def relieve(self) -> None:
         """After work was done, unload what is idle if too much memory is in use."""
-        if self._relief is not None:
+        if self._relief is not None or not self._models:
             return
         now = time.perf_counter()
         if now < self._looked_at + PAUSE:
@@ -455,6 +456,7 @@ class ModelPool:
             self._relief = None
 
     async def _unload(self, model: PooledModel) -> None:
+        self._groups[model.name].forget()
         loaded = model.leave()
         assert loaded is not None  # noqa: S101 - only those that are loaded are unloaded
         self._devices.remove(loaded)

@@ -261,35 +261,42 @@ class PooledModel:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class ModelGroup:
-    """The models that work together for a request; the fields are as in `LoadedModels`."""
+    """The models that work together for a request; the first fields are as in `LoadedModels`."""
 
     embedder: PooledModel
     dense: PooledModel | None = None
     reranker: PooledModel | None = None
     late_interaction: bool = False
+    members: tuple[PooledModel, ...] = field(init=False)
+    _loaded: LoadedModels | None = field(default=None, init=False)
 
-    @property
-    def members(self) -> list[PooledModel]:
-        """Each of them."""
+    def __post_init__(self) -> None:
+        """Put together its members."""
         models = (self.embedder, self.dense, self.reranker)
-        return [model for model in models if model is not None]
+        self.members = tuple(model for model in models if model is not None)
 
     @property
     def loaded(self) -> LoadedModels:
-        """What requests work with, while all of them are loaded."""
-        placed = self.embedder.placed
-        assert placed is not None  # noqa: S101 - see above
-        members = self.members
-        return LoadedModels(
-            cast(Embedder, self.embedder.loaded),
-            tuple(each.device for each in placed.models),
-            min(each.max_batch_tokens for each in (self.embedder, self.dense) if each is not None),
-            cast(Embedder, self.dense.loaded) if self.dense else None,
-            cast(Reranker, self.reranker.loaded) if self.reranker else None,
-            self.late_interaction,
-            self.reranker.max_batch_tokens if self.reranker else None,
-            tuple(each.info for each in members if each.info is not None),
-            placed.demo,
-        )
+        """What requests work with, while all of them are loaded: until `forget`."""
+        if self._loaded is None:
+            placed, dense, reranker = self.embedder.placed, self.dense, self.reranker
+            assert placed is not None  # noqa: S101 - see above
+            embedders = [self.embedder, dense] if dense else [self.embedder]
+            self._loaded = LoadedModels(
+                cast(Embedder, self.embedder.loaded),
+                tuple(each.device for each in placed.models),
+                min(each.max_batch_tokens for each in embedders),
+                cast(Embedder, dense.loaded) if dense else None,
+                cast(Reranker, reranker.loaded) if reranker else None,
+                self.late_interaction,
+                reranker.max_batch_tokens if reranker else None,
+                tuple(each.info for each in self.members if each.info is not None),
+                placed.demo,
+            )
+        return self._loaded
+
+    def forget(self) -> None:
+        """Keep nothing of a model that is to be unloaded."""
+        self._loaded = None

@@ -27,7 +27,10 @@ log = structlog.get_logger(__name__)
 
 
 class DevicePool:
-    """Serves one queue with the devices of the default models and those of MODELS."""
+    """Serves one queue with the devices of the default models and those of MODELS.
+
+    `all_failed` says that no device of the default models is left.
+    """
 
     def __init__(
         self,
@@ -42,6 +45,7 @@ class DevicePool:
         self._make_thread = make_thread
         self._executors: dict[DeviceExecutor, asyncio.Task[None]] = {}
         self._defaults: list[Model] = []
+        self.all_failed = False
 
     async def add(
         self, placed: PlacedModels, *, thoroughly: bool, is_default: bool = False
@@ -120,11 +124,6 @@ class DevicePool:
     def failed(self) -> list[str]:
         """The devices that have failed and are out of service."""
         return [each.name for each in self._executors if each.failed]
-
-    @property
-    def all_failed(self) -> bool:
-        """Whether every device of the default models has failed."""
-        return bool(self._defaults) and not any(map(self.serves, self._defaults))
 
     @property
     def failure(self) -> Exception | None:
@@ -206,6 +205,7 @@ class DevicePool:
             serving = (each for each in self._executors if each.serves(model))
             return all(each.watchdog.stuck_seconds for each in serving)
 
+        self.all_failed = bool(self._defaults) and not any(map(self.serves, self._defaults))
         if self.all_failed:
             self._queue.close(no_device_left())
             return
