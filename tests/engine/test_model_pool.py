@@ -44,7 +44,7 @@ def short_pauses():
     gc.collect()
     gc.freeze()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("smart_embedder.engine.model_pool.PAUSE", 0.01)
+        patch.setattr("smart_embedder.engine.model_pool.PAUSE", 0.1)
         yield
     gc.unfreeze()
 
