@@ -202,8 +202,13 @@ class SyncEngine:
             raise
 
     def _end_loop(self) -> None:
-        ended = asyncio.run_coroutine_threadsafe(self._loop.shutdown_default_executor(), self._loop)
-        ended.result()
+        asyncio.run_coroutine_threadsafe(self._finish(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+    async def _finish(self) -> None:
+        """Let what was cancelled end, such as a start, which ends its threads; then the pool's."""
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        await asyncio.gather(*others, return_exceptions=True)
+        await self._loop.shutdown_default_executor()

@@ -1,5 +1,6 @@
 """`from smart_embedder import Engine`, on a real tiny model."""
 
+import signal
 import subprocess
 import sys
 import threading
@@ -11,8 +12,9 @@ import numpy as np
 import pytest
 
 import smart_embedder
-from smart_embedder import Engine, SyncEngine
+from smart_embedder import Engine, SyncEngine, library
 from smart_embedder.engine import Engine as ServiceEngine
+from smart_embedder.engine.model import DefaultModels
 from smart_embedder.engine.records import (
     EmbeddingOptions,
     EmbedRequest,
@@ -91,6 +93,21 @@ def test_a_failed_start_names_its_reason_and_leaves_no_thread(tmp_path: Path) ->
     with pytest.raises(StartupError, match="config.json"):
         SyncEngine(str(tmp_path), device="cpu").start()
     assert {*threading.enumerate()} <= before
+
+
+def test_ctrl_c_in_the_start_ends_what_loads(
+    tiny_m3: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(settings: Settings) -> DefaultModels:
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        return load_models(settings)
+
+    monkeypatch.setattr(library, "load_models", interrupted)
+    before = {*threading.enumerate()}
+    with pytest.raises(KeyboardInterrupt):
+        SyncEngine(str(tiny_m3), device="cpu").start()
+    left = {each.name for each in {*threading.enumerate()} - before}
+    assert not left & {"model-loader", "device-0", "smart-embedder"}
 
 
 def test_a_stopped_engine_says_so(tiny_m3: Path) -> None:
