@@ -49,14 +49,20 @@ class ServedModel:
 class ModelCatalogue:
     """Finds models by name, whether they are loaded yet or not.
 
-    Raises `StartupError` where MODEL_ALIASES names a model that is not served, and where a model of
-    MODELS has a name of another.
+    Raises `StartupError` where MODEL_ALIASES names a model that is not served, where a model of
+    MODELS has a name of another, and where both models that embed by default have one.
     """
 
     def __init__(self, settings: Settings) -> None:
         self.created = int(time.time())
         aliases, entries = settings.model_aliases or {}, settings.models or ()
         own = list(_defaults(settings))
+        embedder, dense, _ = settings.default_entries
+        if dense is not None and dense.public_name == embedder.public_name:
+            raise StartupError(
+                f"EMBEDDING_MODEL and DENSE_EMBEDDING_MODEL have one name, {dense.public_name}: "
+                "rename a folder, or leave out DENSE_EMBEDDING_MODEL if they are one model"
+            )
         for entry in entries:
             for name in (entry.public_name, *entry.aliases):
                 if any(model.is_called(name) for model in own):

@@ -103,6 +103,11 @@ def test_a_model_of_another_kind_is_as_unknown_as_one_of_no_kind(
     ("settings", "said"),
     [
         ({"model_aliases": "small=bge-large"}, "MODEL_ALIASES=small=bge-large is not allowed"),
+        # By its name a client would get the vectors of either.
+        (
+            {"embedding_model": "/a/mine", "dense_embedding_model": "/b/mine"},
+            "EMBEDDING_MODEL and DENSE_EMBEDDING_MODEL have one name, mine: rename a folder",
+        ),
         *(
             ({"models": [ModelEntry(**entry)]}, "MODELS: .* is a name of a model that has a sett")
             for entry in (
