@@ -34,7 +34,6 @@ Result = TypeVar("Result")
 
 # The most seconds that a request waits for a place before it is refused.
 _ACQUIRE_TIMEOUT = 0.5
-_LOADING = "the models are still being loaded"
 
 
 class ActiveRequests:
@@ -133,10 +132,11 @@ class Engine:
     def loaded(self, model: str | None = None) -> LoadedModels:
         """What a lease of `model` would yield at once.
 
-        Raises `LoadingError` before the end of the start, and `ModelNotLoadedError`.
+        Raises `LoadingError` before the end of the start, `UnhealthyError` where that has failed,
+        and `ModelNotLoadedError`.
         """
         if not self.is_ready:
-            raise LoadingError(_LOADING, retry_after=5)
+            self._require_start()
         return self._models.loaded(model)
 
     @property
@@ -273,8 +273,11 @@ class Engine:
     def _require_ready(self) -> None:
         if self.closing:
             raise DrainingError("the service is shutting down", retry_after=5)
+        self._require_start()
+
+    def _require_start(self) -> None:
         failure = self.failure
         if failure is not None:
             raise UnhealthyError(str(failure), retry_after=30) from failure.__cause__
         if not self.is_ready:
-            raise LoadingError(_LOADING, retry_after=5)
+            raise LoadingError("the models are still being loaded", retry_after=5)

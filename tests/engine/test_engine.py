@@ -108,6 +108,8 @@ async def test_before_the_start_it_refuses_and_a_failed_start_is_remembered() ->
         await engine.start()
     with pytest.raises(UnhealthyError, match="could not be loaded; the log says") as caught:
         await engine.embed(EmbedRequest(["a"]))
+    with pytest.raises(UnhealthyError, match="could not be loaded; the log says"):
+        engine.loaded()
     assert "no such model" in str(caught.value.__cause__)
     assert "/home/me" not in f"{engine.failure} {caught.value}"
     await engine.close()
