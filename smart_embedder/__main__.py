@@ -1,5 +1,6 @@
 """`python -m smart_embedder` serves; `python -m smart_embedder --help` lists the flags."""
 
+import signal
 import sys
 from importlib import metadata
 
@@ -20,6 +21,9 @@ def main() -> None:
                 sys.exit(command.load()())
     if {"-h", "--help"} & {*arguments}:
         parse_flags(["--help"])  # Exits; importing the service takes longer.
+    # Until the server has its own: Ctrl+C among the imports would print a traceback.
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, lambda *_: sys.exit(0))
     collect_rarely()  # As `run` does, too late for the imports.
     link_ahead()
     from smart_embedder.main import create_app  # noqa: PLC0415 - see above

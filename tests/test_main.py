@@ -2,6 +2,8 @@
 
 import asyncio
 import gc
+import signal
+import subprocess
 import sys
 import threading
 import time
@@ -25,6 +27,7 @@ from smart_embedder.middleware.memory import BODY_SECONDS
 from smart_embedder.server import process
 from smart_embedder.settings import Settings
 from tests.engine.fakes import FakeModel, loaded, loading, settings_of
+from tests.support.server import REPOSITORY
 
 MODELS = loaded(FakeModel())
 
@@ -212,7 +215,15 @@ def client_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
 
 
-@pytest.mark.usefixtures("client_package")
+@pytest.fixture
+def kept_signals():
+    before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for each, handler in before.items():
+        signal.signal(each, handler)
+
+
+@pytest.mark.usefixtures("client_package", "kept_signals")
 @pytest.mark.parametrize(
     ("arguments", "status", "shown"),
     [
@@ -238,6 +249,7 @@ def test_a_command_of_an_installed_client_is_run_and_help_needs_no_service(
 
 
 @pytest.mark.parametrize("arguments", [[], ["--port", "7"], ["unknown"]])
+@pytest.mark.usefixtures("kept_signals")
 def test_anything_else_is_served_with_its_arguments(arguments, monkeypatch) -> None:
     """Rarely collecting begins before the imports, and so before `run`."""
     before, runs = gc.get_threshold(), []
@@ -250,3 +262,33 @@ def test_anything_else_is_served_with_its_arguments(arguments, monkeypatch) -> N
     ((create, passed, threshold),) = runs
     assert (create, passed) == (create_app, arguments)
     assert threshold[0] > before[0]
+
+
+SIGNALLED = """
+import os, runpy, sys
+
+number = int(sys.argv.pop())
+
+class Signal:
+    def find_spec(self, name, *_):
+        if name == "smart_embedder.main":
+            os.kill(os.getpid(), number)
+
+sys.meta_path.insert(0, Signal())
+runpy.run_module("smart_embedder", run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_among_the_imports_ends_the_start_without_a_traceback(
+    sent, tmp_path: Path
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SIGNALLED, str(int(sent))],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
