@@ -156,6 +156,7 @@ class SyncEngine:
     def __init__(self, model: str = "BAAI/bge-m3", **settings: Any) -> None:
         self._engine = Engine(model, **settings)
         self._loop = asyncio.new_event_loop()
+        self._stopping = threading.RLock()
         self._thread = threading.Thread(
             target=self._loop.run_forever, name="smart-embedder", daemon=True
         )
@@ -173,14 +174,15 @@ class SyncEngine:
         try:
             self._wait_for(self._engine.start())
         except BaseException:
-            self._end_loop()
+            self.stop()
             raise
 
     def stop(self) -> None:
-        """As `Engine.stop`; a second call does nothing."""
-        if self._thread.is_alive():
-            self._wait_for(self._engine.stop())
-            self._end_loop()
+        """As `Engine.stop`, also of a start in another thread; a second call does nothing."""
+        with self._stopping:
+            if self._thread.is_alive():
+                self._wait_for(self._engine.stop())
+                self._end_loop()
 
     def embed(self, texts: Sequence[str], **options: Any) -> Vectors:
         """As `Engine.embed`."""

@@ -5,7 +5,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -106,6 +106,28 @@ def test_ctrl_c_in_the_start_ends_what_loads(
     before = {*threading.enumerate()}
     with pytest.raises(KeyboardInterrupt):
         SyncEngine(str(tiny_m3), device="cpu").start()
+    left = {each.name for each in {*threading.enumerate()} - before}
+    assert not left & {"model-loader", "device-0", "smart-embedder"}
+
+
+def test_stopping_ends_a_start_in_another_thread(
+    tiny_m3: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entered = threading.Event()
+
+    def watched(settings: Settings) -> DefaultModels:
+        entered.set()
+        return load_models(settings)
+
+    monkeypatch.setattr(library, "load_models", watched)
+    engine = SyncEngine(str(tiny_m3), device="cpu")
+    before = {*threading.enumerate()}
+    with ThreadPoolExecutor(1) as threads:
+        starting = threads.submit(engine.start)
+        entered.wait()
+        engine.stop()
+        with pytest.raises(CancelledError):
+            starting.result()
     left = {each.name for each in {*threading.enumerate()} - before}
     assert not left & {"model-loader", "device-0", "smart-embedder"}
 

@@ -170,12 +170,15 @@ class Engine:
             self._metrics.watch_memory(models.read_memory)
 
     async def close(self) -> None:
-        """Refuse new requests, serve the accepted ones, and end the threads.
+        """Refuse new requests, serve the accepted ones, and end the threads; end a start, too.
 
         Requests that are not served within SHUTDOWN_TIMEOUT are aborted. A forward that is still
         running then gets SHUTDOWN_TIMEOUT to return, or no time after `abort`.
         """
         self.closing = True
+        if self._starting is not None:  # Or it would start threads after those here have ended.
+            self._starting.cancel()
+            await asyncio.wait({self._starting})
         try:
             async with asyncio.timeout(self._settings.shutdown_timeout):
                 await self._requests.wait_for_none()

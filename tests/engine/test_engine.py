@@ -115,6 +115,27 @@ async def test_before_the_start_it_refuses_and_a_failed_start_is_remembered() ->
     await engine.close()
 
 
+async def test_closing_ends_a_start_that_is_under_way() -> None:
+    models = loaded(FakeModel())
+    entered, gate = asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    def held(settings: Settings) -> DefaultModels:
+        loop.call_soon_threadsafe(entered.set)
+        gate.wait()
+        return loading(models)(settings)
+
+    engine = Engine(settings_of(models), held)
+    starting = asyncio.create_task(engine.start())
+    await entered.wait()
+    closing = asyncio.create_task(engine.close())
+    await asyncio.sleep(0)
+    gate.set()
+    await closing
+    assert starting.cancelled()
+    assert not [each for each in threading.enumerate() if each.name.startswith("device")]
+
+
 async def test_a_first_forward_that_fails_fails_the_start_and_leaves_no_thread() -> None:
     embedder, reranker = FakeModel(), FakeReranker()
     models = loaded(embedder, reranker=reranker)
