@@ -3,7 +3,6 @@
 import asyncio
 import gc
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -27,7 +26,6 @@ from smart_embedder.middleware.memory import BODY_SECONDS
 from smart_embedder.server import process
 from smart_embedder.settings import Settings
 from tests.engine.fakes import FakeModel, loaded, loading, settings_of
-from tests.support.server import REPOSITORY
 
 MODELS = loaded(FakeModel())
 
@@ -262,33 +260,3 @@ def test_anything_else_is_served_with_its_arguments(arguments, monkeypatch) -> N
     ((create, passed, threshold),) = runs
     assert (create, passed) == (create_app, arguments)
     assert threshold[0] > before[0]
-
-
-SIGNALLED = """
-import os, runpy, sys
-
-number = int(sys.argv.pop())
-
-class Signal:
-    def find_spec(self, name, *_):
-        if name == "smart_embedder.main":
-            os.kill(os.getpid(), number)
-
-sys.meta_path.insert(0, Signal())
-runpy.run_module("smart_embedder", run_name="__main__")
-"""
-
-
-@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_among_the_imports_ends_the_start_without_a_traceback(
-    sent, tmp_path: Path
-) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", SIGNALLED, str(int(sent))],
-        cwd=tmp_path,
-        env={"PYTHONPATH": str(REPOSITORY)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -241,7 +241,10 @@ class ServedModelStatus(BaseModel):
         int | None,
         Field(description="That use it or wait for it; null for a default model."),
     ]
-    load_seconds: Annotated[float | None, Field(description="Of the latest loading.")]
+    load_seconds: Annotated[
+        float | None,
+        Field(description="Of the latest loading; null for a default model."),
+    ]
     reason: Annotated[str | None, Field(description="Why one that failed or waits is not there.")]
     files_replaced: Annotated[
         int, Field(description="How often it was loaded from other files than the time before.")

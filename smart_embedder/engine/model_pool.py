@@ -126,9 +126,14 @@ class ModelPool:
         ]
 
     def loaded(self, name: str | None) -> LoadedModels:
-        """What a lease of this model would yield at once; raises `ModelNotLoadedError`."""
+        """What a lease of this model would yield at once.
+
+        Raises `ModelNotLoadedError`, or what its requests are told after a failed loading.
+        """
         group = self._groups[name]
         for each in group.members:
+            if each.placed is None and (refusal := each.refusal) is not None:
+                raise refusal
             if each.placed is None:
                 raise ModelNotLoadedError(
                     f"the model {each.name} is not loaded now: the next request for vectors or "

@@ -161,6 +161,8 @@ async def test_a_model_that_is_not_loaded_says_why_and_is_tried_again_after_a_pa
             assert waits is None if pause is None else 0 < waits <= pause
         assert loader.loads == ["one"] * is_broken
         assert states(engine, "one") == ["loading" if error is MemoryTakenError else "failed"]
+        with pytest.raises(error):
+            engine.loaded("one")
         failures = metrics.value("embedder_model_loads_total", model="one", result="failure")
         assert failures == (error is not MemoryTakenError)
         assert await vector(engine, "ab") == AB

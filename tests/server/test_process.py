@@ -426,3 +426,33 @@ def test_a_failed_start_ends_uvicorn_and_no_other_server(monkeypatch) -> None:
     with capture_logs() as log:
         call(*arguments)
     assert ([each["event"] for each in log], ended) == (["start_failed"], [1])
+
+
+SIGNALLED = """
+import os, runpy, sys
+
+number = int(sys.argv.pop())
+
+class Signal:
+    def find_spec(self, name, *_):
+        if name == "smart_embedder.main":
+            os.kill(os.getpid(), number)
+
+sys.meta_path.insert(0, Signal())
+runpy.run_module("smart_embedder", run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_among_the_imports_ends_the_start_without_a_traceback(
+    sent, tmp_path: Path
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SIGNALLED, str(int(sent))],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

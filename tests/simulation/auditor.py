@@ -523,10 +523,12 @@ class Auditor:
             self._memory[key] = _Memory(limit, forward)
         elif known is not None and forward.fault in _RETURNS:
             known.fitted += max(1, self.most_tokens // 100)
-        elif known is not None and forward.fault == "thread_dies":
-            # Of a forward that it preempts nobody learns any more that it did not fit.
-            if forward.began <= known.failed.ends:
-                del self._memory[key]
+        elif (
+            known is not None
+            and forward.fault == "thread_dies"
+            and forward.began <= known.failed.ends
+        ):  # Of a forward that it preempts nobody learns any more that it did not fit.
+            del self._memory[key]
 
     def _check_memory(self, forward: Forward) -> None:
         known = self._memory.get((forward.device, self._of_jobs(forward)))
