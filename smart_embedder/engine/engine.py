@@ -260,7 +260,11 @@ class Engine:
                 yield models
 
     async def load(self, model: str) -> None:
-        """Load a model of MODELS, if it is not loaded; raises the errors of `lease`."""
+        """Load a model of MODELS, if it is not loaded, also in the pause after a failed loading.
+
+        Raises the errors of `lease`.
+        """
+        self._models.end_pause(model)
         async with self.lease(model):
             pass
 

@@ -201,6 +201,10 @@ class ModelPool:
             self._lease_ended.set()
             self.relieve()
 
+    def end_pause(self, name: str) -> None:
+        """Let the next request try to load it, if that has failed of late."""
+        self._models[name].paused_until = 0.0
+
     async def unload(self, name: str) -> None:
         """Unload one of MODELS after the requests that use it, even if it is pinned.
 

@@ -115,7 +115,8 @@ class PooledModel:
     uses it. `needs` are the bytes that it takes of each memory, empty until they are known. While
     it is loaded, it is `placed`, `info` tells how it is computed, and a forward may hold
     `max_batch_tokens`. The result of `loading` is the error, if it fails; it `began` when its turn
-    came. `replaced` counts the loadings that found other files than the one before.
+    came. After a failure requests are refused until `paused_until`. `replaced` counts the loadings
+    that found other files than the one before.
     """
 
     entry: ModelEntry
@@ -133,7 +134,7 @@ class PooledModel:
     load_seconds: float | None = None
     began: float | None = None
     _loaded_at: float = 0.0
-    _failed_at: float = 0.0
+    paused_until: float = 0.0
     _failure: errors.UnavailableError | None = None
     _files: str | None = None
     replaced: int = 0
@@ -201,7 +202,9 @@ class PooledModel:
 
     def fail(self, of_memory: errors.ModelTooLargeError | errors.MemoryTakenError | None) -> None:
         """Loading has failed: refuse requests until a pause is over."""
-        self._failed_at = time.perf_counter()
+        is_taken = isinstance(of_memory, errors.MemoryTakenError)
+        pause = _PAUSE_FOR_MEMORY if is_taken else _PAUSE_AFTER_FAILURE
+        self.paused_until = time.perf_counter() + pause
         # The reason of any other failure may name folders of this machine.
         message = f"the model {self.name} could not be loaded; the log says why"
         self._failure = of_memory or errors.ModelNotLoadedError(message)
@@ -220,9 +223,7 @@ class PooledModel:
     @property
     def refusal(self) -> errors.UnavailableError | None:
         """The error of requests during the pause after a failure; None at other times."""
-        is_taken = isinstance(self._failure, errors.MemoryTakenError)
-        pause = _PAUSE_FOR_MEMORY if is_taken else _PAUSE_AFTER_FAILURE
-        left = math.ceil(self._failed_at + pause - time.perf_counter())
+        left = math.ceil(self.paused_until - time.perf_counter())
         if self._failure is None or left <= 0:
             return None
         # Waiting alone makes no room.

@@ -144,8 +144,8 @@ async def test_the_least_recently_used_one_makes_room_and_leaves_nothing_behind(
         (2, 1.9, MemoryTakenError, "of which other programs hold 1.7 GB", 10),
     ],
 )
-async def test_a_model_that_is_not_loaded_says_why_and_is_tried_again_after_a_pause(
-    gigabytes, others, error, told, pause, monkeypatch
+async def test_a_model_that_is_not_loaded_says_why_and_is_tried_again_after_a_pause_or_by_command(
+    gigabytes, others, error, told, pause
 ) -> None:
     loader, metrics = FakeLoader(gigabytes), Metrics()
     loader.used_by_others = int(others * GIGABYTE)
@@ -167,8 +167,9 @@ async def test_a_model_that_is_not_loaded_says_why_and_is_tried_again_after_a_pa
         assert failures == (error is not MemoryTakenError)
         assert await vector(engine, "ab") == AB
         loader.total, loader.used_by_others = 9 * GIGABYTE, 0
-        for name in ("_PAUSE_AFTER_FAILURE", "_PAUSE_FOR_MEMORY"):
-            monkeypatch.setattr(f"smart_embedder.engine.pooled_model.{name}", 0)
+        with pytest.raises(error):
+            await vector(engine, "a", "one")
+        await engine.load("one")  # The operator knows that it is mended.
         assert await vector(engine, "a", "one") == A + 1
         assert status(engine, "one").reason is None
 
