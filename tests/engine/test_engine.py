@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from smart_embedder.engine import Engine
-from smart_embedder.engine.model import DefaultModels, Measured
+from smart_embedder.engine.model import DefaultModels, Measured, ModelInfo
 from smart_embedder.engine.pooled_model import ModelState
 from smart_embedder.engine.records import EmbedRequest
 from smart_embedder.engine.requests.reranking import ClassificationRequest, RerankRequest
@@ -134,6 +134,32 @@ async def test_closing_ends_a_start_that_is_under_way() -> None:
     await closing
     assert starting.cancelled()
     assert not [each for each in threading.enumerate() if each.name.startswith("device")]
+
+
+async def test_the_default_models_are_shown_once_each_with_what_they_do() -> None:
+    model, reranker = FakeModel(), FakeReranker()
+    model.name, reranker.name = "a/one", "b"
+    infos = (ModelInfo("a/one", "bfloat16", {}), ModelInfo("b", "int8", {}))
+    models = replace(loaded(model, reranker=reranker), infos=infos)
+    names = {"embedding_model": "a/one", "dense_embedding_model": "a/one"}
+    engine = Engine(settings_of(models, reranker_model="b", **names), loading(models))
+
+    def shown() -> list[tuple[object, ...]]:
+        return [
+            (each.name, each.task, each.state, each.info and each.info.dtype, bool(each.makes))
+            for each in engine.statuses
+        ]
+
+    assert [each[2:] for each in shown()] == [(ModelState.LOADING, None, False)] * 2
+    async with engine:
+        assert shown() == [
+            ("a/one", "embed", ModelState.READY, "bfloat16", True),
+            ("b", "rerank", ModelState.READY, "int8", True),
+        ]
+        assert all(each.pinned for each in engine.statuses)
+    for name in ("none", "late-interaction"):
+        alone = Engine(Settings(reranker_model=name, **names), loading(models))
+        assert [each.name for each in alone.statuses] == ["a/one"]
 
 
 async def test_a_first_forward_that_fails_fails_the_start_and_leaves_no_thread() -> None:
