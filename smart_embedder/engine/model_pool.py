@@ -346,7 +346,8 @@ class ModelPool:
                 placed, thoroughly=self._starting, is_default=model.is_default
             )
         except OutOfMemoryError as error:
-            told = "; ".join(error.__notes__)
+            # What the device's library said, where it was that which had too little.
+            told = "; ".join(getattr(error, "__notes__", (str(error),)))
             raise StartupError(
                 f"{model.name} does not fit the memory of its device: {told}"
             ) from error

@@ -19,6 +19,7 @@ from smart_embedder.errors import (
     EmptyInputError,
     InferenceError,
     LoadingError,
+    OutOfMemoryError,
     QueueFullError,
     StartupError,
     UnhealthyError,
@@ -162,7 +163,8 @@ async def test_the_default_models_are_shown_once_each_with_what_they_do() -> Non
         assert [each.name for each in alone.statuses] == ["a/one"]
 
 
-async def test_a_first_forward_that_fails_fails_the_start_and_leaves_no_thread() -> None:
+@pytest.mark.parametrize("error", [MemoryError, OutOfMemoryError])
+async def test_a_first_forward_that_fails_fails_the_start_and_leaves_no_thread(error) -> None:
     embedder, reranker = FakeModel(), FakeReranker()
     models = loaded(embedder, reranker=reranker)
 
@@ -174,7 +176,7 @@ async def test_a_first_forward_that_fails_fails_the_start_and_leaves_no_thread()
 
     def out_of_memory() -> Iterator[Measured | None]:
         yield None
-        raise MemoryError("20 GiB are missing")
+        raise error("20 GiB are missing")
 
     engine = Engine(settings_of(models), with_broken_reranker)
     with pytest.raises(StartupError, match="does not fit the memory .*: 20 GiB are missing"):
