@@ -115,6 +115,14 @@ def rows_undivided() -> Iterator[None]:
         _rows_undivided.reset(token)
 
 
+def fits_one_call(tokens: int, scores: int) -> bool:
+    """Whether a CPU computes attention and the products around it in one call.
+
+    `scores` are those of all heads. Otherwise `in_row_blocks` and `attend_by_heads` divide them.
+    """
+    return tokens <= _ROWS_PER_THREAD * torch.get_num_threads() and scores <= _SCORES_OF_A_CALL
+
+
 def in_row_blocks(step: Callable[..., Tensor], states: Tensor, *others: Tensor) -> Tensor:
     """Compute `step`, which treats each row by itself, on a CPU for a few rows at a time.
 

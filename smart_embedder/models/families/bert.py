@@ -22,6 +22,7 @@ from smart_embedder.models.checkpoint.weights import Weights
 from smart_embedder.models.families.backbone import (
     LayeredTransformer,
     attend_by_heads,
+    fits_one_call,
     in_row_blocks,
     preemption_point,
 )
@@ -29,8 +30,8 @@ from smart_embedder.models.ops.backend import (
     ACTIVATIONS,
     Backend,
     EncoderParts,
+    LayerCalls,
     LayerNorm,
-    PackedLayer,
 )
 
 _ROBERTA = ("xlm-roberta", "roberta", "camembert")
@@ -241,17 +242,19 @@ def check_parameters(weights: Weights, config: EncoderConfig) -> None:
 
 
 # Tokens of a batch whose layers are single calls. In larger ones a layer takes so long that a short
-# forward should run in between, and the time between its operations does not count.
+# forward should run in between.
 _SMALL_BATCH = 128
 
 
 @dataclass(frozen=True, slots=True)
 class EncoderLayer:
-    """Attention and feed-forward, each added to its input and normalised after."""
+    """Attention and feed-forward, each added to its input and normalised after.
+
+    In as few `calls` as may be, where the backend has them.
+    """
 
     parts: EncoderParts
-    # The whole layer for a small batch, where the backend has it.
-    at_once: PackedLayer | None
+    calls: LayerCalls | None
 
     @classmethod
     def of(cls, parts: EncoderParts) -> Self:
@@ -263,14 +266,19 @@ class EncoderLayer:
     ) -> Tensor:
         """The next states, of all tokens or of those `rows`."""
         parts = self.parts
-        if self.at_once and len(states) <= _SMALL_BATCH and attend == parts.backend.attention:
-            states = self.at_once(states, packed)
+        calls = self.calls if attend == parts.backend.attention else None
+        if calls and len(states) <= _SMALL_BATCH:
+            states = calls.whole(states, packed)
             return states if rows is None else states.index_select(0, rows)
-        projected = in_row_blocks(parts.to_query_key_value, states)
-        attended = self_attention(projected, parts.heads, packed, attend)
+        if calls and fits_one_call(len(states), parts.heads * packed.pairs):
+            attended = calls.attention(states, packed)
+            preemption_point()
+        else:
+            projected = in_row_blocks(parts.to_query_key_value, states)
+            attended = self_attention(projected, parts.heads, packed, attend)
         if rows is not None:
             attended, states = (each.index_select(0, rows) for each in (attended, states))
-        return in_row_blocks(self._feed_forward, attended, states)
+        return in_row_blocks(calls.feed_forward if calls else self._feed_forward, attended, states)
 
     def _feed_forward(self, attended: Tensor, states: Tensor) -> Tensor:
         parts, add_norm = self.parts, self.parts.backend.add_norm

@@ -8,7 +8,7 @@ of a result depends on the other rows of its batch.
 import platform
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -164,8 +164,20 @@ class EncoderParts:
     output_norm: LayerNorm
 
 
-# From states `[T, width]` to the next ones, with attention within the sequences of a batch.
-PackedLayer = Callable[[Tensor, PackedBatch], Tensor]
+class LayerCalls(Protocol):
+    """A layer in one call, or in two, between which another forward may run.
+
+    Results have the bits of the single operations'.
+    """
+
+    def whole(self, states: Tensor, packed: PackedBatch) -> Tensor:
+        """From states `[T, width]` to the next ones."""
+
+    def attention(self, states: Tensor, packed: PackedBatch) -> Tensor:
+        """What `feed_forward` reads beside the states, `[T, width]`."""
+
+    def feed_forward(self, attended: Tensor, states: Tensor) -> Tensor:
+        """The next states; each row by itself."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -209,9 +221,8 @@ class Backend:
     # (rows, weights, bias, dtype): the product of rows with weights `[out, width]`, `[T, out]`.
     float8_product: Callable[[Float8Rows, Float8Rows, Tensor | None, torch.dtype], Tensor]
     attention: Attention
-    # Prepares a whole layer as one call, for small batches; None where there is none. Its results
-    # have the bits of the single operations'.
-    encoder_layer: Callable[[EncoderParts], PackedLayer | None]
+    # Prepares a layer as single calls; None where there are none.
+    encoder_layer: Callable[[EncoderParts], LayerCalls | None]
     table: dict[str, dict[str, Callable[..., Any]]]
     int8_weight_limit: int = MAX_INT8
     kernels: str = ""

@@ -7,6 +7,7 @@ is no kernel, oneDNN multiplies. Each operation between two products is one pass
 
 import ctypes
 import os
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -26,9 +27,9 @@ from smart_embedder.models.ops.backend import (
     Columns,
     EncoderParts,
     Int8Gemm,
+    LayerCalls,
     LayerNorm,
     Linear,
-    PackedLayer,
     QuantizedLinear,
     QuantizedRows,
     QuantizedWeights,
@@ -64,6 +65,8 @@ _ARGUMENTS: dict[str, list[Any]] = {
     "quantize_rows": [_POINTER, _INT] + [_POINTER] * 6 + [_LONG] * 3,
     "dequantize": [_POINTER] * 6 + [_INT] + [_LONG] * 2 + [_INT],
     "encoder_layer": [_POINTER] * 5 + [_LONG] * 2,
+    "encoder_attention": [_POINTER] * 5 + [_LONG] * 2,
+    "encoder_feed_forward": [_POINTER] * 5 + [_LONG],
 }
 # As `Format` in vector.h.
 FORMATS = {torch.float32: 0, torch.bfloat16: 1, torch.uint8: 2}
@@ -300,6 +303,73 @@ def _describe(product: Linear, dtype: torch.dtype) -> _Linear | None:
     return None
 
 
+class _KeptMemory(threading.local):
+    """What a thread keeps for its next call: the system would clear new pages each time."""
+
+    bytes = torch.empty(0, dtype=torch.uint8)
+
+    def address_of(self, size: int) -> int:
+        if len(self.bytes) < size:
+            self.bytes = torch.empty(size, dtype=torch.uint8)
+        return self.bytes.data_ptr()
+
+
+_kept = _KeptMemory()
+
+
+class NativeEncoderLayer:
+    """Implements `LayerCalls`."""
+
+    def __init__(self, library: Library, layer: _EncoderLayer, dtype: torch.dtype) -> None:
+        self._library, self._layer, self._dtype = library, layer, dtype
+        width, inner = layer.from_attended.columns, layer.to_inner.columns
+        products = (
+            layer.to_query_key_value, layer.from_attended, layer.to_inner, layer.from_inner
+        )  # fmt: skip
+        of_bytes = (max(each.depth + each.repeats for each in products), 4, 4)
+        attended, projected, inner = (
+            _aligned(columns * dtype.itemsize) for columns in (width, 3 * width, inner)
+        )
+        # What encoder.c takes for each row, every part of it aligned.
+        self._bytes_of_row = (
+            attended + max(projected, attended + inner) + sum(map(_aligned, of_bytes))
+        )
+
+    def whole(self, states: Tensor, packed: PackedBatch) -> Tensor:
+        """Implement `LayerCalls`."""
+        return self._with_attention("encoder_layer", states, packed)
+
+    def attention(self, states: Tensor, packed: PackedBatch) -> Tensor:
+        """Implement `LayerCalls`."""
+        return self._with_attention("encoder_attention", states, packed)
+
+    def _with_attention(self, function: str, states: Tensor, packed: PackedBatch) -> Tensor:
+        output, memory = torch.empty_like(states), self._memory_for(states)
+        self._library.run(
+            function,
+            ctypes.addressof(self._layer), address(states, self._dtype), output.data_ptr(),
+            memory, packed.offsets.ctypes.data, len(packed.unpack_order), len(states),
+        )  # fmt: skip
+        return output
+
+    def feed_forward(self, attended: Tensor, states: Tensor) -> Tensor:
+        """Implement `LayerCalls`."""
+        output, memory = torch.empty_like(states), self._memory_for(states)
+        self._library.run(
+            "encoder_feed_forward",
+            ctypes.addressof(self._layer), address(attended, self._dtype),
+            address(states, self._dtype), output.data_ptr(), memory, len(states),
+        )  # fmt: skip
+        return output
+
+    def _memory_for(self, states: Tensor) -> int:
+        return _kept.address_of(len(states) * self._bytes_of_row)
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
+
+
 class _Kernels:
     """The operations of `Backend`; `otherwise` computes shapes that a kernel does not take."""
 
@@ -410,7 +480,7 @@ class _Kernels:
         if width % STEP:
             return self._otherwise.quantize_rows(states, columns)
         values = torch.empty(count, len(columns.offsets), dtype=torch.uint8)
-        scale, minimum = torch.empty(2, count, 1)
+        scale, minimum = torch.empty(count, 1), torch.empty(count, 1)
         self._library.run(
             "quantize_rows",
             address(states, states.dtype), FORMATS[states.dtype],
@@ -430,7 +500,7 @@ class _Kernels:
         weights = replace(weights, values=self._panels(weights.values))
         return NativeInt8Gemm(self._library, weights, depth, dtype, activation)
 
-    def encoder_layer(self, parts: EncoderParts) -> PackedLayer | None:
+    def encoder_layer(self, parts: EncoderParts) -> LayerCalls | None:
         """Where the kernels compute everything in it."""
         chosen, width = parts.backend, len(parts.output_norm.weight)
         ours = self.add_norm, self.attention, self.quantize_rows
@@ -453,21 +523,7 @@ class _Kernels:
         layer = _EncoderLayer(
             *described, *norms, parts.heads, (width // parts.heads) ** -0.5, self._format
         )
-        bytes_of_row = _bytes_of_row(layer, self._dtype.itemsize)
-        library, dtype = self._library, self._dtype
-
-        def compute(states: Tensor, packed: PackedBatch) -> Tensor:
-            output = torch.empty_like(states)
-            memory = torch.empty(len(states) * bytes_of_row, dtype=torch.uint8)
-            library.run(
-                "encoder_layer",
-                ctypes.addressof(layer), address(states, dtype), output.data_ptr(),
-                memory.data_ptr(), packed.offsets.ctypes.data, len(packed.unpack_order),
-                len(states),
-            )  # fmt: skip
-            return output
-
-        return compute
+        return NativeEncoderLayer(self._library, layer, self._dtype)
 
     def _panels(self, weight: Tensor) -> Tensor:
         """A copy of `[out, depth]` as panels of 4-byte words `[out / tile, words / n, tile, n]`.
@@ -479,17 +535,6 @@ class _Kernels:
         tile = instructions.tile // 2
         panels = words.view(len(words) // tile, tile, -1, paired)
         return self._memory.copy(panels.transpose(1, 2))
-
-
-def _bytes_of_row(layer: _EncoderLayer, itemsize: int) -> int:
-    """The memory that encoder.c takes for each row, every part of it aligned."""
-    width = layer.from_attended.columns
-    products = (
-        layer.to_query_key_value, layer.from_attended, layer.to_inner, layer.from_inner
-    )  # fmt: skip
-    states = (3 * width * itemsize, width * itemsize, layer.to_inner.columns * itemsize)
-    of_bytes = (max(each.depth + each.repeats for each in products), 4, 4)
-    return sum(-(-size // _ALIGNMENT) * _ALIGNMENT for size in (*states, *of_bytes))
 
 
 def multiplies(*depths: int) -> bool:

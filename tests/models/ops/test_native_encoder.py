@@ -1,4 +1,4 @@
-"""A whole layer in one call against the same layer as single operations."""
+"""A layer in one call, and in two, against the same layer as single operations."""
 
 from dataclasses import replace
 
@@ -82,10 +82,11 @@ def test_it_has_the_bits_of_the_single_operations(
     layer, packed = EncoderLayer.of(parts), make_batch(lengths)
     states = torch.randn(packed.tokens, len(parts.output_norm.weight)).to(dtype)
     before = states.clone()
-    actual = layer.at_once(states, packed)
+    expected = replace(layer, calls=None)(states.clone(), packed, backend.attention)
+    assert torch.equal(layer.calls.whole(states, packed), expected)
+    attended = layer.calls.attention(states, packed)
+    assert torch.equal(layer.calls.feed_forward(attended, states), expected)
     assert torch.equal(states, before)
-    expected = replace(layer, at_once=None)(states, packed, backend.attention)
-    assert torch.equal(actual, expected)
 
 
 @torch.inference_mode()
@@ -102,4 +103,4 @@ def test_what_others_compute_a_part_of_is_no_single_call_and_takes_its_own_forma
     assert not backend.encoder_layer(parts(width=80, heads=5))
     states = torch.zeros(8, 64, dtype=torch.float64)
     with pytest.raises(ValueError, match="a kernel needs"):
-        backend.encoder_layer(parts())(states, make_batch([3]))
+        backend.encoder_layer(parts()).whole(states, make_batch([3]))

@@ -1,5 +1,6 @@
-/* A layer of an encoder for a small batch in one call: families/bert.py has the same layer as single
- * operations. Between two of them Python takes as long as some of them do.
+/* A layer of an encoder in one call for a small batch, or in two for a larger one, between which
+ * another forward may run: families/bert.py has the same layer as single operations. Between two of
+ * them Python takes as long as some of them do, and all threads but one wait.
  *
  * The operations are those of the other files, one after the other, so that the result has the same
  * bits. */
@@ -44,7 +45,7 @@ typedef struct {
 
 enum { ALIGNMENT = 64 };
 
-/* Memory for each row, which is rounded up; the caller of `encoder_layer` has counted the same. */
+/* Memory for each row, which is rounded up; native.py has counted the same. */
 static void *take(Call *call, long bytes_of_row) {
   void *taken = call->memory;
   call->memory += ceil_div(bytes_of_row, ALIGNMENT) * ALIGNMENT * call->rows;
@@ -97,24 +98,55 @@ static void attend(
       layer->heads, 1, head, layer->scale, -1, -1, call->threads);
 }
 
-/* `states` and `output` are `[rows, width]` of the layer's format; `offsets` as of `attention`.
- * `memory` is aligned to 64 bytes. */
+static void compute_attention(
+    Call *call, const EncoderLayer *layer, const void *states, char *attended,
+    const int64_t *offsets, long sequences) {
+  char *const rest = call->memory;
+  char *projected = take(call, bytes_of(call, 3 * layer->from_attended.columns));
+  multiply(call, &layer->to_query_key_value, states, projected);
+  attend(call, layer, projected, attended, offsets, sequences);
+  call->memory = rest;
+}
+
+static void compute_feed_forward(
+    Call *call, const EncoderLayer *layer, const void *attended, const void *states, void *output) {
+  const long width = layer->from_attended.columns;
+  char *normed = take(call, bytes_of(call, width));
+  char *inner = take(call, bytes_of(call, layer->to_inner.columns));
+  multiply(call, &layer->from_attended, attended, normed);
+  add_norm(call, &layer->attention_norm, normed, states, width);
+  multiply(call, &layer->to_inner, normed, inner);
+  multiply(call, &layer->from_inner, inner, output);
+  add_norm(call, &layer->output_norm, output, normed, width);
+}
+
+static Call call_of(const EncoderLayer *layer, void *memory, long rows, int threads) {
+  return (Call){rows, (Format)layer->format, threads, memory};
+}
+
+/* `states`, `attended` and `output` are `[rows, width]` of the layer's format; `offsets` as of
+ * `attention`. `memory` is aligned to 64 bytes. */
+
+void KERNEL(encoder_attention)(
+    const void *layer, const void *states, void *attended, void *memory, const int64_t *offsets,
+    long sequences, long rows, int threads) {
+  Call call = call_of(layer, memory, rows, threads);
+  compute_attention(&call, layer, states, attended, offsets, sequences);
+}
+
+void KERNEL(encoder_feed_forward)(
+    const void *layer, const void *attended, const void *states, void *output, void *memory,
+    long rows, int threads) {
+  Call call = call_of(layer, memory, rows, threads);
+  compute_feed_forward(&call, layer, attended, states, output);
+}
+
 void KERNEL(encoder_layer)(
     const void *layer, const void *states, void *output, void *memory, const int64_t *offsets,
     long sequences, long rows, int threads) {
   const EncoderLayer *each = layer;
-  const long width = each->from_attended.columns, inner_width = each->to_inner.columns;
-  Call call = {rows, (Format)each->format, threads, memory};
-  char *projected = take(&call, bytes_of(&call, 3 * width));
-  char *attended = take(&call, bytes_of(&call, width));
-  char *inner = take(&call, bytes_of(&call, inner_width));
-
-  multiply(&call, &each->to_query_key_value, states, projected);
-  attend(&call, each, projected, attended, offsets, sequences);
-  char *normed = projected; /* which nobody reads any more */
-  multiply(&call, &each->from_attended, attended, normed);
-  add_norm(&call, &each->attention_norm, normed, states, width);
-  multiply(&call, &each->to_inner, normed, inner);
-  multiply(&call, &each->from_inner, inner, output);
-  add_norm(&call, &each->output_norm, output, normed, width);
+  Call call = call_of(each, memory, rows, threads);
+  char *attended = take(&call, bytes_of(&call, each->from_attended.columns));
+  compute_attention(&call, each, states, attended, offsets, sequences);
+  compute_feed_forward(&call, each, attended, states, output);
 }
