@@ -58,27 +58,49 @@ ALWAYS_INLINE Floats dequantize(
   return fma_floats(scaled, scale, fma_floats(column_sums, minimum, bias));
 }
 
-/* Write a tile of sums with scale, bias and activation. */
+/* What is written for the sums of rows of a tile and of LANES columns: with scale, bias and
+ * activation. */
+ALWAYS_INLINE void write_sums(
+    const Format format, const int activation, const Gemm *gemm, long first, int rows, long column,
+    const Words *sums, long stride) {
+  const Bytes *bytes = &gemm->bytes;
+  const Floats bias = load_floats(gemm->bias + column);
+  Floats scale = 0, column_sums = 0;
+  if (format == INT8) {
+    scale = load_floats(bytes->scale + column);
+    column_sums = load_floats(bytes->sums + column);
+  }
+  for (int row = 0; row < rows; row++, sums += stride) {
+    const Words sum = load_words(sums);
+    const Floats scaled = __builtin_convertvector((Ints)sum, Floats) * scale;
+    Floats result = format == INT8 ? dequantize(bytes, first + row, scaled, column_sums, bias)
+                                   : (Floats)sum + bias;
+    result = activate(activation, result);
+    store(gemm->output_format, gemm->output, (first + row) * gemm->output_stride + column, result);
+  }
+}
+
+/* A tile of sums in memory. */
 ALWAYS_INLINE void write_tile(
     const Format format, const Gemm *gemm, long first, int rows, long column, long columns,
     const Word *sums) {
-  const Bytes *bytes = &gemm->bytes;
-  for (long place = 0; place < columns; place += LANES) {
-    const Floats bias = load_floats(gemm->bias + column + place);
-    Floats scale = 0, column_sums = 0;
-    if (format == INT8) {
-      scale = load_floats(bytes->scale + column + place);
-      column_sums = load_floats(bytes->sums + column + place);
-    }
-    for (int row = 0; row < rows; row++) {
-      const Words sum = load_words(sums + row * PANEL + place);
-      const Floats scaled = __builtin_convertvector((Ints)sum, Floats) * scale;
-      Floats result = format == INT8 ? dequantize(bytes, first + row, scaled, column_sums, bias)
-                                     : (Floats)sum + bias;
-      result = activate(gemm->activation, result);
-      const long index = (first + row) * gemm->output_stride + column + place;
-      store(gemm->output_format, gemm->output, index, result);
-    }
+  for (long place = 0; place < columns; place += LANES)
+    write_sums(
+        format, gemm->activation, gemm, first, rows, column + place, (const Words *)(sums + place),
+        PANEL / LANES);
+}
+
+/* A whole tile whose sums are in registers until they are written. The activation is known when
+ * this is compiled. */
+ALWAYS_INLINE void multiply_and_write(
+    const Format format, const int activation, const Tile tile, const Gemm *gemm, long first,
+    long column) {
+  Words sums[TALL_ROWS][REGISTERS];
+  sum_tile(format, ROWS, REGISTERS, tile, sums);
+  UNROLLED for (int part = 0; part < REGISTERS; part++) {
+    UNROLLED for (int row = 0; row < ROWS; row++)
+      write_sums(
+          format, activation, gemm, first + row, 1, column + part * LANES, &sums[row][part], 1);
   }
 }
 
@@ -121,7 +143,8 @@ ALWAYS_INLINE void multiply_panel(
       for (long column = 0; column < PANEL; column += TILE) {
         const long part = (row - top) / ROWS * (PANEL / TILE) + column / TILE; /* of the next panel */
         Word *sums = scratch->sums + (is_deep ? (row - top) * PANEL : 0) + column;
-        multiply_rows(format, rows, (Tile){
+        const int is_last = word + words == gemm->words;
+        const Tile tile = {
             .left = gemm->left + row * gemm->words + word,
             .left_stride = gemm->words,
             .right = right + column * gemm->words,
@@ -133,9 +156,15 @@ ALWAYS_INLINE void multiply_panel(
             .sums = sums,
             .sums_stride = PANEL,
             .add = word > 0,
-        });
-        if (word + words == gemm->words)
-          write_tile(format, gemm, row, rows, panel * PANEL + column, TILE, sums);
+        };
+        if (is_last && rows == ROWS && gemm->activation == NONE) {
+          multiply_and_write(format, NONE, tile, gemm, row, panel * PANEL + column);
+        } else if (is_last && rows == ROWS && gemm->activation == GELU) {
+          multiply_and_write(format, GELU, tile, gemm, row, panel * PANEL + column);
+        } else {
+          multiply_rows(format, rows, tile);
+          if (is_last) write_tile(format, gemm, row, rows, panel * PANEL + column, TILE, sums);
+        }
       }
     }
   }

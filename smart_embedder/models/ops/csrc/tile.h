@@ -86,9 +86,9 @@ ALWAYS_INLINE void add_matrix_products(
 
 /* `format`, `rows` and `registers` are known when this is compiled, so that all sums are in
  * registers. */
-ALWAYS_INLINE void multiply_tile(
-    const Format format, const int rows, const int registers, const Tile tile) {
-  Words sum[TALL_ROWS][REGISTERS];
+ALWAYS_INLINE void sum_tile(
+    const Format format, const int rows, const int registers, const Tile tile,
+    Words sum[TALL_ROWS][REGISTERS]) {
   UNROLLED for (int row = 0; row < rows; row++)
     UNROLLED for (int part = 0; part < registers; part++)
       sum[row][part] =
@@ -107,6 +107,13 @@ ALWAYS_INLINE void multiply_tile(
         sum[row][part] = dot_words(format, sum[row][part], (Words)left, columns[part]);
     }
   }
+}
+
+/* The same, with the sums in memory. */
+ALWAYS_INLINE void multiply_tile(
+    const Format format, const int rows, const int registers, const Tile tile) {
+  Words sum[TALL_ROWS][REGISTERS];
+  sum_tile(format, rows, registers, tile, sum);
   UNROLLED for (int row = 0; row < rows; row++)
     UNROLLED for (int part = 0; part < registers; part++)
       store_words(tile.sums + row * tile.sums_stride + part * LANES, sum[row][part]);
