@@ -5,12 +5,11 @@ import os
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from benchmarks.adapters import Setting, Vectors
 from smart_embedder.engine import Engine
 from smart_embedder.engine.records import EmbeddingResult, EmbedRequest, Outputs
-from smart_embedder.models.load import load_models
+from smart_embedder.models.load import limit_spins, load_models
 from smart_embedder.settings import Settings
 
 PACKAGE = "smart-embedder"
@@ -24,6 +23,8 @@ _HIDDEN = {
 
 def hide_instructions() -> None:
     """From now on, PyTorch reports no instructions beyond ONEDNN_MAX_CPU_ISA."""
+    import torch  # noqa: PLC0415 - reads what `limit_spins` sets
+
     hidden, has = (
         _HIDDEN.get(os.environ.get("ONEDNN_MAX_CPU_ISA", ""), ()),
         torch.cpu.get_capabilities(),
@@ -36,6 +37,7 @@ class Adapter:
     """All three kinds in one call; the engine makes its batches itself."""
 
     def __init__(self, folder: Path, precision: str) -> None:
+        limit_spins()
         hide_instructions()
         models = {"embedding_model": str(folder), "reranker_model": "none"}
         settings = Settings.model_validate(models | {"device": "cpu", "dtype": precision})

@@ -37,7 +37,7 @@ def link_ahead() -> None:
     library = folder / "libtorch_cpu.so"
     if sys.platform != "linux" or not library.is_file() or (folder / "libtorch_cuda.so").exists():
         return
-    _limit_spins()
+    limit_spins()
     # PyDLL, and an import, would hold Python's lock meanwhile. An error is the import's affair.
     link = ctypes.CDLL(None).dlopen
     link.argtypes, link.restype = [ctypes.c_char_p, ctypes.c_int], ctypes.c_void_p
@@ -71,10 +71,10 @@ def _prepare_libraries(settings: Settings) -> None:
             os.environ[name.upper()] = value.get_secret_value() if secret else value
     if "PYTORCH_ALLOC_CONF" not in os.environ:  # PyTorch's newer name of the variable.
         os.environ["PYTORCH_CUDA_ALLOC_CONF"] = settings.pytorch_cuda_alloc_conf
-    _limit_spins()
+    limit_spins()
 
 
-def _limit_spins() -> None:
+def limit_spins() -> None:
     """Set what GNU OpenMP reads when it is linked, with PyTorch's library."""
     if "OMP_WAIT_POLICY" not in os.environ:  # A standard variable for the same purpose.
         os.environ.setdefault("GOMP_SPINCOUNT", _SPINS)
