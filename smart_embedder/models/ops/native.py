@@ -322,13 +322,12 @@ class NativeEncoderLayer:
 
     def __init__(self, library: Library, layer: _EncoderLayer, dtype: torch.dtype) -> None:
         self._library, self._layer, self._dtype = library, layer, dtype
-        width, inner = layer.from_attended.columns, layer.to_inner.columns
         products = (
             layer.to_query_key_value, layer.from_attended, layer.to_inner, layer.from_inner
         )  # fmt: skip
         of_bytes = (max(each.depth + each.repeats for each in products), 4, 4)
-        attended, projected, inner = (
-            _aligned(columns * dtype.itemsize) for columns in (width, 3 * width, inner)
+        projected, attended, inner = (
+            _aligned(each.columns * dtype.itemsize) for each in products[:3]
         )
         # What encoder.c takes for each row, every part of it aligned.
         self._bytes_of_row = (

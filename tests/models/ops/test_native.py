@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
+from smart_embedder.models.families.int8 import quantize
 from smart_embedder.models.ops import native
 from smart_embedder.models.ops.backend import (
     Backend,
@@ -126,14 +127,22 @@ def test_gelu_follows_its_definition_everywhere(backend, dtype) -> None:
     torch.testing.assert_close(gelu(states).double(), expected, **CLOSE[dtype] | {"atol": 1e-6})
 
 
+# Whole tiles are written otherwise than others, with some activations.
+@pytest.mark.parametrize("activation", [None, "gelu", "silu"])
+@pytest.mark.parametrize("quantized", [False, True], ids=["exact", "int8"])
 @torch.inference_mode()
 def test_a_row_has_the_same_bits_alone_and_beside_others_on_any_number_of_threads(
-    backend, dtype
+    backend, dtype, quantized, activation
 ) -> None:
-    linear = backend.linear([random_layer(192, 2048, dtype)], "gelu")
     states = torch.randn(500, 2048).to(dtype)
+    if quantized:
+        layer = random_layer(192, 2048, torch.float32)
+        linear = quantize([layer], states.float(), backend, dtype, activation)
+    else:
+        linear = backend.linear([random_layer(192, 2048, dtype)], activation)
     before, together = torch.get_num_threads(), linear(states)
     assert torch.equal(torch.cat([linear(row[None]) for row in states[:20]]), together[:20])
+    assert torch.equal(linear(states[7:30]), together[7:30])
     try:
         for threads in (1, 2, 3, 7):
             torch.set_num_threads(threads)

@@ -86,6 +86,7 @@ def test_it_has_the_bits_of_the_single_operations(
     assert torch.equal(layer.calls.whole(states, packed), expected)
     attended = layer.calls.attention(states, packed)
     assert torch.equal(layer.calls.feed_forward(attended, states), expected)
+    assert torch.equal(layer(states, packed, backend.attention), expected)
     assert torch.equal(states, before)
 
 
