@@ -233,9 +233,21 @@ def test_search_offers_queries_and_says_what_to_do_without_one(open_view) -> Non
     page.fill("#search-query", "")
     expect(page.locator("#search-hint")).to_be_visible()
     expect(page.locator("#search-output")).to_be_hidden()
+    expect(page.locator("#search-hint")).to_contain_text("choose a query")
     page.click("#search-samples >> text=E42-118")
     expect(page.locator(".column.sparse .name").first).to_have_text("H")
     expect(page.locator("#search-hint")).to_be_hidden()
+
+
+def test_search_offers_no_queries_of_its_own_for_a_text_of_yours(open_view) -> None:
+    page = open_view("search")
+    page.fill("#search-query", "")
+    page.click("#drop-zone summary")
+    page.fill("#corpus", "A violin needs strings.")
+    page.click("#index-button")
+    expect(page.locator("#search-samples")).to_be_hidden()
+    expect(page.locator("#search-hint")).to_be_visible()
+    assert "choose a query" not in page.inner_text("#search-hint")
 
 
 @pytest.mark.parametrize("width", [390, 768, 1440])
