@@ -104,4 +104,5 @@ RUN --mount=type=bind,from=tools,source=/tools,target=/tools \
     && PYTHONPATH=/tmp/package python -m tools.demo /tmp/smart-embedder-demo
 
 FROM service AS demo
-COPY --from=model /tmp/smart-embedder-demo ./smart-embedder-demo
+# Of root, by whichever builder: the service is not to change its own model.
+COPY --from=model --chown=0:0 /tmp/smart-embedder-demo ./smart-embedder-demo

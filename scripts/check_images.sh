@@ -107,14 +107,16 @@ facts() { engine inspect --type image --format "$1" "$image"; }
 check_contents() {
   local container=$1
   # shellcheck disable=SC2016 # for the shell inside
-  engine run "$container" -- sh -c '
+  engine run "$container" -- sh -ec '
     for tool in cc gcc g++ c++ clang ld make cmake ninja pip pip3 git; do
       if command -v "$tool"; then echo "build tool left inside: $tool"; exit 1; fi
     done
     test "$(id -u):$(id -g)" = 1000:1000
     find / -xdev \( -path /proc -o -path /sys -o -path /dev \) -prune \
       -o -type d -writable -print 2>/dev/null | sort > /tmp/writable
-    echo "user $(id -u), may write to: $(tr "\n" " " < /tmp/writable)"'
+    echo "user $(id -u), may write to: $(tr "\n" " " < /tmp/writable)"
+    ! grep -vx -e /app/model_cache -e /run/lock -e /tmp -e /var/tmp /tmp/writable' \
+    || fail "the service may write where it should not"
 }
 
 # Becomes process 1 of the image; called in new namespaces.

@@ -57,7 +57,7 @@ def test_the_demo_is_the_service_with_its_model_and_only_verify_has_what_it_comp
     assert [*stages()][-1] == "demo"
     assert stages()["demo"] == [
         "FROM service AS demo",
-        "COPY --from=model /tmp/smart-embedder-demo ./smart-embedder-demo",
+        "COPY --from=model --chown=0:0 /tmp/smart-embedder-demo ./smart-embedder-demo",
     ]
     assert "verify.lock" not in "\n".join(stages()["service"])
     assert "-r /verify.lock" in "\n".join(stages()["verify"])
