@@ -33,8 +33,11 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from http import HTTPStatus
 from itertools import pairwise
 from pathlib import Path
+
+import httptools
 
 from scripts.price_grammar import KIB, Asked, Shape, draw
 from scripts.price_probe.sitecustomize import SIZE, STACK_AT, THREADS, THREADS_AT, TICKS_AT, TRIM_AT
@@ -158,7 +161,7 @@ class Measured:
 
     def _exchange(self, content: bytes, began: float) -> tuple[int, int, bool]:
         """Status, bytes of the answer, and whether it ended before it cost too much."""
-        left, answer, forwards = memoryview(content), _Answer(), self._seconds_of_forwards()
+        left, answer, forwards = memoryview(content), Answer(), self._seconds_of_forwards()
         with socket.create_connection(self._address) as raw, selectors.DefaultSelector() as ready:
             raw.setblocking(False)
             ready.register(raw, selectors.EVENT_READ | selectors.EVENT_WRITE)
@@ -195,14 +198,21 @@ class Measured:
         return last - began
 
 
-@dataclass(slots=True)
-class _Answer:
+class Answer:
     """Counts the bytes of an answer; its status is 0 where there was none."""
 
-    size: int = 0
-    status: int = 0
-    is_whole: bool = False
-    _head: bytes = b""
+    def __init__(self) -> None:
+        self.size = self.status = 0
+        self.is_whole = False
+        self._parser = httptools.HttpResponseParser(self)
+
+    def on_headers_complete(self) -> None:
+        """Called by the parser."""
+        self.status = self._parser.get_status_code()
+
+    def on_message_complete(self) -> None:
+        """Called by the parser, also for what only announces an answer."""
+        self.is_whole = self.status >= HTTPStatus.OK
 
     def take(self, raw: socket.socket) -> None:
         """Read what is there."""
@@ -211,15 +221,10 @@ class _Answer:
         except ConnectionError:
             part = b""
         self.size += len(part)
-        if b"\r\n\r\n" not in self._head:
-            self._head += part
-        if found := re.match(rb"HTTP/1\.[01] (\d+)", self._head):
-            self.status = int(found[1])
-        head = self._head.partition(b"\r\n\r\n")[0]
-        length = re.search(rb"(?i)\r\ncontent-length: (\d+)", head)
-        self.is_whole = not part or (
-            length is not None and self.size >= len(head) + 4 + int(length[1])
-        )
+        if part:
+            self._parser.feed_data(part)
+        else:
+            self.is_whole = True
 
 
 class Judge:

@@ -2,13 +2,14 @@
 
 import json
 import random
+import socket
 from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
 
 from scripts import price_grammar as grammar
-from scripts.price import BYTES_BESIDE, FIRST, MIB, Cost, Judge, Result, sizes
+from scripts.price import BYTES_BESIDE, FIRST, MIB, Answer, Cost, Judge, Result, sizes
 from smart_embedder.main import create_app
 from smart_embedder.settings import Settings
 
@@ -172,3 +173,25 @@ def test_sizes_double_up_to_the_limit() -> None:
         first = FIRST if family == "body" else 2048
         assert (drawn[0], drawn[-1]) == (first, limit)
         assert all(one < other <= 2 * one for one, other in pairwise(drawn))
+
+
+@pytest.mark.parametrize(
+    ("status", "content"),
+    [
+        (200, b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"),
+        (200, b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n"),
+        (404, b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 404 No\r\nContent-Length: 0\r\n\r\n"),
+    ],
+    ids=["with its length", "in chunks", "announced"],
+)
+def test_an_answer_ends_where_it_says_on_a_connection_that_stays_open(status, content) -> None:
+    """Or waiting for more would count as the request's work."""
+    server, client = socket.socketpair()
+    with server, client:
+        answer = Answer()
+        server.sendall(content[:-1])
+        answer.take(client)
+        assert not answer.is_whole
+        server.sendall(content[-1:])
+        answer.take(client)
+        assert (answer.is_whole, answer.status, answer.size) == (True, status, len(content))
