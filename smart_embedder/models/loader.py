@@ -55,7 +55,7 @@ from smart_embedder.models.tasks.colbert import ColbertEmbedder, is_colbert
 from smart_embedder.models.tasks.dense import DenseEmbedder
 from smart_embedder.models.tasks.rerankers import CrossEncoder, QwenReranker, is_classifier
 from smart_embedder.models.tasks.splade import SpladeEmbedder
-from smart_embedder.settings import FLOAT8, INT8, LATE_INTERACTION, NO_RERANKER, Settings
+from smart_embedder.settings import FLOAT8, INT8, Settings
 from smart_embedder.settings.types import ModelEntry, public_name
 
 log = structlog.get_logger(__name__)
@@ -79,20 +79,20 @@ class ModelFolders(NamedTuple):
 
 
 def locate_models(settings: Settings, status: DownloadStatus | None = None) -> ModelFolders:
-    """Find the models, each in its own revision; download those that are not on the disk."""
+    """Find the default models, each in its own revision; download those that are not there."""
     status = status or DownloadStatus()
+    embedder, dense, reranker = settings.default_entries
 
-    def find(name: str, revision: str | None, *no_models: str) -> Path | None:
-        if name not in no_models:
+    def find(entry: ModelEntry | None, name: str, revision: str | None) -> Path | None:
+        if entry is not None:
             return locate_model(name, revision, settings, status)
         _warn_of_revision(name, revision)
         return None
 
-    embedding, reranker = settings.embedding_model, settings.reranker_model
     return ModelFolders(
-        locate_model(embedding, settings.model_revision, settings, status),
-        find(settings.dense_model, settings.dense_model_revision, embedding),
-        find(reranker, settings.reranker_model_revision, LATE_INTERACTION, NO_RERANKER),
+        locate_model(embedder.name, embedder.revision, settings, status),
+        find(dense, settings.dense_model, settings.dense_model_revision),
+        find(reranker, settings.reranker_model, settings.reranker_model_revision),
     )
 
 
