@@ -17,8 +17,9 @@ from tests.fuzzing.inputs import Target, check_sentence, cut, linear, outcome, r
 _MOST_BYTES = 1 << 12
 _MOST_EMPTY = 20
 # So that some bytes are many parts.
+_PIECE_BYTES = 128
 _SMALL_PARTS = {
-    "_PIECE_BYTES": 128,
+    "_PIECE_BYTES": _PIECE_BYTES,
     "_PACKED_BYTES_OF_A_TURN": 64,
     "_MEMBERS_OF_A_TURN": 4,
     "_FIRST_WINDOW": 8,
@@ -54,6 +55,7 @@ def check(data: bytes) -> None:
     if refused is None:
         assert expected is not None
         assert b"".join(found) == expected[0]
+        assert all(0 < len(piece) <= _PIECE_BYTES for piece in found[:-1])
         assert is_stream or not is_large
         return
     check_sentence(refused)

@@ -9,7 +9,13 @@ from pydantic_core import from_json
 
 import smart_embedder.main  # noqa: F401 - every dialect has its requests
 from smart_embedder.api import body
-from smart_embedder.api.body import JsonValueCounter, parse_in_steps, parse_json, validate
+from smart_embedder.api.body import (
+    JsonValueCounter,
+    ReceivedBody,
+    parse_in_steps,
+    parse_json,
+    validate,
+)
 from smart_embedder.api.schemas import RequestModel
 from smart_embedder.errors import InvalidRequestError
 from tests.fuzzing.inputs import (
@@ -57,11 +63,11 @@ def check(data: bytes) -> None:
     chance, content = read_input(data)
     value, refused = outcome(lambda: from_json(content), ValueError)
     # So that some bytes are many parts.
-    small_parts = patch.multiple(body, _STEP_BYTES=24, _STEP_STRINGS=3)
-    with small_parts, linear(content, calls_per_byte=40):
-        stepped, refused_in_steps = outcome(
-            lambda: result_of(parse_in_steps(bytearray(content))), ValueError
-        )
+    small_parts = patch.multiple(body, _STEP_BYTES=24, _STEP_STRINGS=3, _PART_BYTES=7)
+    with small_parts, linear(content, calls_per_byte=80):
+        received = ReceivedBody()
+        received.append(content)
+        stepped, refused_in_steps = outcome(lambda: result_of(parse_in_steps(received)), ValueError)
     assert (refused is None) == (refused_in_steps is None), (refused, refused_in_steps)
     plain, refused_by_python = outcome(
         lambda: json.loads(content.decode()), ValueError, RecursionError
@@ -69,7 +75,7 @@ def check(data: bytes) -> None:
     if refused is None:
         assert refused_by_python is None, refused_by_python
         assert repr(value) == repr(stepped) == repr(plain)
-        _check_count(content, cut(content, chance), chance.randrange(40), chance.randrange(200))
+        _check_count(content, cut(content, chance))
     elif refused_by_python is None:
         assert _has_what_pydantic_refuses(plain, content), refused
     _check_schema(content, chance.choice(SCHEMAS))
@@ -82,16 +88,25 @@ def _has_what_pydantic_refuses(value: Any, content: bytes) -> bool:
     return structure >= _LEAST_DEPTH_REFUSED or "\\ud" in text or len(content) > 4000
 
 
-def _check_count(content: bytes, pieces: list[bytes], values: int, outside: int) -> None:
-    """The counter refuses what has too many values or bytes outside strings, and nothing else."""
-    counter = JsonValueCounter(values, outside)
+def _check_count(content: bytes, pieces: list[bytes]) -> None:
+    """The counter refuses one value too many, or one byte outside strings, and nothing before."""
+    values, outside = count_plainly(content)
+    for missing in ((0, 0), (1, 0), (0, 1)):
+        most_values, most_outside = values - missing[0], outside - missing[1]
+        if min(most_values, most_outside) < 0:
+            continue
+        refused = _refusal(JsonValueCounter(most_values, most_outside), content, pieces)
+        assert (refused is not None) == any(missing), refused
+        if refused is not None:
+            check_sentence(refused)
+
+
+def _refusal(
+    counter: JsonValueCounter, content: bytes, pieces: list[bytes]
+) -> InvalidRequestError | None:
     with linear(content, calls_per_byte=40):
         _, refused = outcome(lambda: [counter.feed(piece) for piece in pieces], InvalidRequestError)
-    found_values, found_outside = count_plainly(content)
-    # Quotation marks are outside as little as inside.
-    assert (refused is not None) == (found_values > values or found_outside > outside), refused
-    if refused is not None:
-        check_sentence(refused)
+    return refused
 
 
 def _check_schema(content: bytes, schema: type[RequestModel]) -> None:

@@ -1,7 +1,17 @@
-"""Each target passes what is read rightly, and finds what is not."""
+"""Each target passes what is read rightly, and finds what is not.
 
+That a parser reads what its reference reads, however its input is cut, is shown here and not again
+beside the tests of what it refuses.
+"""
+
+import gzip
+import json
+
+import pyarrow as pa
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from smart_embedder_client import safetensors as client_format
 
 from smart_embedder.api import body
@@ -11,7 +21,8 @@ from smart_embedder.middleware.body import _GzippedBody
 from smart_embedder.models.checkpoint import weights
 from smart_embedder.server.connection import BoundedConnection
 from tests.fuzzing import request_heads
-from tests.fuzzing.inputs import linear
+from tests.fuzzing.arrow_streams import stream_of
+from tests.fuzzing.inputs import CONTROL, linear
 from tests.fuzzing.targets import MODULES, load
 
 
@@ -21,6 +32,68 @@ def test_what_a_target_begins_with_is_read_rightly(name: str) -> None:
     for seed in target.seeds():
         assert len(seed) <= target.longest
         target.check(seed)
+
+
+SCALARS = st.none() | st.booleans() | st.integers(-(2**65), 2**65) | st.floats(allow_nan=False)
+STRINGS = st.text('aé字\U0001f600\n\\",:[{/\x00', max_size=60)
+STRINGS |= st.builds(str.__mul__, st.text("a字", min_size=1, max_size=4), st.integers(9, 30))
+VALUES = st.recursive(
+    SCALARS | STRINGS,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(STRINGS, inner, max_size=4),
+    max_leaves=12,
+)
+JSON = st.builds(
+    lambda value, ascii_only, indent: json.dumps(
+        value, ensure_ascii=ascii_only, indent=indent
+    ).encode(),
+    VALUES,
+    st.booleans(),
+    st.sampled_from([None, 2]),
+)
+IDS = st.integers(2**63 - 2, 2**63 + 2) | st.sampled_from([0, 1, ""]) | SCALARS | STRINGS
+FIELDS = st.tuples(st.sampled_from(["text", "text", "tex\\u0074", "other"]), STRINGS | SCALARS)
+FIELDS |= st.tuples(st.just("id"), IDS)
+# A name may be there twice.
+OBJECTS = st.lists(FIELDS, max_size=4).map(
+    lambda fields: "{" + ", ".join(f'"{name}":{json.dumps(of)}' for name, of in fields) + "}"
+)
+LINES = JSON.map(lambda text: text.replace(b"\n", b"")) | OBJECTS.map(str.encode)
+LINES |= st.sampled_from([b"", b"  ", b"\r", b"{", b"[1]", b"x" * 601, b'"' + b"y" * 700])
+MEMBERS = (st.binary(max_size=40) | st.just(b"a" * 3000)).map(gzip.compress)
+TABLES = st.builds(
+    lambda texts, rows, kind: stream_of(pa.table({"text": pa.array(texts, kind)}), rows),
+    st.lists(st.none() | st.text(max_size=10), max_size=10),
+    st.integers(1, 5),
+    st.sampled_from([pa.string(), pa.large_string()]),
+)
+# Made from the bottom up, where changes of what a target begins with would rarely be any.
+CONTENTS = {
+    "bodies": JSON,
+    "lines": st.lists(LINES, max_size=12).map(b"\n".join),
+    "gzip": st.lists(MEMBERS, max_size=12).map(b"".join),
+    "arrow": TABLES,
+}
+
+
+def changed(data: bytes, changes: list[tuple[int, int]]) -> bytes:
+    content = bytearray(data)
+    for place, byte in changes:
+        content[place % len(content)] = byte
+    return bytes(content)
+
+
+@pytest.mark.parametrize("name", CONTENTS)
+@given(
+    data=st.data(),
+    control=st.binary(min_size=CONTROL, max_size=CONTROL),
+    changes=st.lists(st.tuples(st.integers(0, 5000), st.integers(0, 255)), max_size=3),
+)
+def test_whatever_its_content_and_its_cuts_it_is_read_rightly(
+    name: str, data, control: bytes, changes: list[tuple[int, int]]
+) -> None:
+    target = load(name)
+    inputs = st.sampled_from([*target.seeds()]) | CONTENTS[name].map(lambda made: control + made)
+    target.check(changed(data.draw(inputs), changes))
 
 
 def test_requests_reach_the_app() -> None:

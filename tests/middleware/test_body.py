@@ -3,11 +3,8 @@
 import asyncio
 import gzip
 import zlib
-from itertools import pairwise
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from smart_embedder.engine.scheduling.fairness import LoopTurns
 from smart_embedder.errors import BodyTooLargeError, InvalidRequestError
@@ -66,18 +63,6 @@ async def unpack(*messages: bytes) -> list[bytes]:
     await exchange(app, *messages, path="/embeddings/stream", headers=PACKED)
     assert pieces.pop() == b""
     return pieces
-
-
-@given(
-    texts=st.lists(st.binary(max_size=40) | st.just(b"a" * 200_000), max_size=20),
-    cuts=st.lists(st.integers(0, 900), max_size=5),
-)
-async def test_the_members_and_the_cuts_between_messages_change_nothing(texts, cuts) -> None:
-    packed = b"".join(map(gzip.compress, [*texts, b""]))
-    places = [0, *sorted(min(cut, len(packed)) for cut in cuts), len(packed)]
-    pieces = await unpack(*(packed[a:b] for a, b in pairwise(places)))
-    assert b"".join(pieces) == b"".join(texts)
-    assert all(0 < len(piece) <= 65_536 for piece in pieces)
 
 
 async def test_what_small_members_hold_comes_together() -> None:

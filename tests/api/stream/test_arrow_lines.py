@@ -6,12 +6,11 @@ from itertools import pairwise
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from smart_embedder.api.stream.arrow_lines import ArrowReader
 from smart_embedder.api.stream.lines import Line
-from smart_embedder.errors import BodyTooLargeError, InvalidRequestError, SmartEmbedderError
+from smart_embedder.errors import BodyTooLargeError, InvalidRequestError
+from tests.fuzzing.arrow_streams import stream_of
 
 
 def take(reader: ArrowReader, max_lines: int, max_bytes: int) -> list[Line]:
@@ -23,13 +22,6 @@ def take(reader: ArrowReader, max_lines: int, max_bytes: int) -> list[Line]:
 
 
 TEXTS = ["a", "bé", None, "x" * 300, "", "字"]
-
-
-def stream_of(table: pa.Table, rows_in_a_batch: int = 3, **options) -> bytes:
-    sink = io.BytesIO()
-    with pa.ipc.new_stream(sink, table.schema, **options) as writer:
-        writer.write_table(table, max_chunksize=rows_in_a_batch)
-    return sink.getvalue()
 
 
 def read(content: bytes, step: int = 1 << 20, most: int = 1 << 20) -> tuple[bool, list[Line]]:
@@ -66,21 +58,6 @@ def test_many_rows_are_read_in_steps_of_64_kib_and_those_without_text_many_in_a_
     reader = ArrowReader(1 << 20)
     reader.feed(stream_of(pa.table({"text": [""] * 1000}), 1000))
     assert [len(take(reader, 500, 400)) for _ in range(3)] == [100, 100, 100]
-
-
-@settings(max_examples=40)
-@given(
-    texts=st.lists(st.one_of(st.none(), st.text(max_size=10)), max_size=10),
-    rows=st.integers(1, 5),
-    step=st.integers(1, 400),
-    kind=st.sampled_from([pa.string(), pa.large_string()]),
-)
-def test_rows_are_lines_however_they_arrive(texts, rows: int, step: int, kind) -> None:
-    content = stream_of(pa.table({"text": pa.array(texts, kind)}), rows)
-    integer_ids, lines = read(content, step)
-    assert integer_ids
-    assert [line.text if line.error is None else None for line in lines] == texts
-    assert [(line.id, line.number) for line in lines] == [(i, i + 1) for i in range(len(texts))]
 
 
 @pytest.mark.parametrize(
@@ -224,23 +201,6 @@ def test_what_follows_the_messages_and_begins_none_is_told_at_once(junk: bytes) 
     assert len(take(reader, 6, 1 << 20)) == len(TEXTS)
     with pytest.raises(InvalidRequestError, match="send the stream format"):
         take(reader, 1, 1 << 20)
-
-
-CONTENT = stream_of(pa.table({"id": ["a"] * 6, "text": TEXTS}))
-
-
-@given(
-    changes=st.lists(st.tuples(st.integers(0, len(CONTENT) - 1), st.integers(0, 255)), max_size=5)
-)
-def test_damaged_bytes_are_rows_or_an_error(changes) -> None:
-    damaged = bytearray(CONTENT)
-    for place, value in changes:
-        damaged[place] = value
-    try:
-        _, lines = read(bytes(damaged))
-    except SmartEmbedderError:
-        return
-    assert all(isinstance(line.text, str) for line in lines)
 
 
 def with_node(length: int, nulls: int) -> bytes:

@@ -8,18 +8,13 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from smart_embedder.api.body import validate
 from smart_embedder.api.stream.answer import LineReader, StreamBody
 from smart_embedder.api.stream.arrow_lines import ArrowReader
 from smart_embedder.api.stream.lines import (
     STEP_BYTES,
     Line,
     NdjsonReader,
-    StreamLine,
-    _is_usual,
 )
 from smart_embedder.errors import (
     AnswerNotTakenError,
@@ -63,70 +58,6 @@ def read(*parts: bytes, most: int = MOST) -> list[Line]:
 
 def facts(line: Line) -> tuple:
     return line.number, line.id, line.text, str(line.error) if line.error else None
-
-
-GOOD = st.text(max_size=20) | st.builds(
-    lambda text, own: {"text": text} | own,
-    st.text(max_size=20),
-    st.just({}) | st.builds(lambda number: {"id": number}, st.integers(0, 9)),
-)
-BODIES = st.lists(
-    st.one_of(
-        GOOD.map(lambda value: json.dumps(value).encode()),
-        st.sampled_from([b"", b"  ", b"\r", b"{", b"[1]", b"x" * (MOST + 1), b'"' + b"y" * 500]),
-        st.binary(max_size=30).map(lambda raw: raw.replace(b"\n", b"")),
-    ),
-    max_size=12,
-).map(b"\n".join)
-
-
-@given(body=BODIES, cuts=st.lists(st.integers(0, 2000), max_size=8))
-def test_the_cuts_between_pieces_change_nothing(body: bytes, cuts: list[int]) -> None:
-    places = [0, *sorted(min(cut, len(body)) for cut in cuts), len(body)]
-    parts = [body[a:b] for a, b in pairwise(places)]
-    lines = read(*parts)
-    assert [facts(line) for line in lines] == [facts(line) for line in read(body)]
-    # bytes.splitlines would also split at a lone carriage return.
-    filled = [i for i, line in enumerate(body.split(b"\n"), 1) if line.strip()]
-    assert [line.number for line in lines] == filled
-
-
-JSON = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-(2**65), 2**65)
-    | st.integers(2**63 - 2, 2**63 + 2)
-    | st.floats(allow_nan=False)
-    | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner),
-    max_leaves=4,
-)
-FIELDS = st.tuples(st.sampled_from(["text", "text", "id", "id", "tex\\u0074", "other"]), JSON)
-OBJECTS = st.lists(FIELDS, max_size=4).map(
-    # A name may be there twice.
-    lambda fields: "{" + ", ".join(f'"{name}":{json.dumps(of)}' for name, of in fields) + "}"
-)
-
-
-@given(
-    content=st.one_of(
-        OBJECTS.map(str.encode),
-        JSON.map(lambda value: json.dumps(value).encode()),
-        JSON.map(lambda value: json.dumps({"text": value}, ensure_ascii=False).encode()),
-    )
-)
-def test_a_usual_line_is_read_as_the_schema_reads_it(content: bytes) -> None:
-    value = json.loads(content)
-    (read_line,) = read(content, most=10_000)
-    if isinstance(value, str):
-        assert (read_line.text, read_line.id) == (value, 0)
-    elif read_line.error is None:
-        line = validate(value, StreamLine)
-        assert (read_line.text, read_line.id) == (line.text, 0 if line.id is None else line.id)
-    else:
-        assert not _is_usual(value)
-        with pytest.raises(InvalidRequestError):
-            validate(value, StreamLine)
 
 
 def test_a_line_without_an_id_has_its_place_among_the_records() -> None:
