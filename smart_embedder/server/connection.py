@@ -4,8 +4,8 @@ Knows nothing of the app. The connection is closed, after a bounded time, on a c
 completes its headers, sends too many bytes outside a body, goes on sending after its response, or
 does not read its response. A request that is being processed is never cut off.
 
-The parts of uvicorn used here that are no public interface are listed in
-`tests/server/test_uvicorn_internals.py`.
+It overrides methods of uvicorn's that are no public interface. Where a release renames one of them,
+the tests of connections fail.
 """
 
 import asyncio
