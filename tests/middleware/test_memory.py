@@ -153,7 +153,8 @@ def take(bodies: BodyMemory, count: int, client: str, size: int = MIB) -> None:
         bodies.reserve(Reservation(client), size)
 
 
-def test_one_client_cannot_fill_the_memory_and_alone_has_three_quarters(clock) -> None:
+@in_skipped_time
+async def test_one_client_cannot_fill_the_memory_and_alone_has_three_quarters() -> None:
     """In one large body or in many."""
     bodies = BodyMemory(HELD)
     with pytest.raises(QueueFullError, match="hold 0 bytes, 0 of them from this client"):
@@ -237,33 +238,6 @@ async def test_of_large_bodies_that_end_at_once_the_loop_gives_back_one_in_a_tur
     assert all(isinstance(each.exception(), BodyStalledError) != leaves for each in uploads)
 
 
-class Clock:
-    """The event loop's clock and timers, moved by the test."""
-
-    def __init__(self, monkeypatch) -> None:
-        self.now = 0.0
-        self.later: list[tuple[float, Callable[[], None]]] = []
-        monkeypatch.setattr("asyncio.get_running_loop", lambda: self)
-
-    def time(self) -> float:
-        return self.now
-
-    def call_later(self, seconds: float, call: Callable[[], None]) -> None:
-        self.later.append((self.now + seconds, call))
-
-    def pass_seconds(self, seconds: float) -> None:
-        self.now += seconds
-        due = [call for moment, call in self.later if moment <= self.now]
-        self.later = [each for each in self.later if each[0] > self.now]
-        for call in due:
-            call()
-
-
-@pytest.fixture
-def clock(monkeypatch) -> Clock:
-    return Clock(monkeypatch)
-
-
 class Reader(Reservation):
     """A response, and whether it was evicted."""
 
@@ -276,8 +250,9 @@ class Reader(Reservation):
 
 
 @pytest.mark.parametrize("read", [0, 100], ids=["unread", "in a trickle"])
-def test_of_two_responses_that_are_too_many_the_one_that_is_not_read_is_evicted(
-    clock: Clock, read: int
+@in_skipped_time
+async def test_of_two_responses_that_are_too_many_the_one_that_is_not_read_is_evicted(
+    read: int,
 ) -> None:
     responses = ResponseMemory(HELD)
     idle, reading = Reader("a"), Reader("b")
@@ -285,7 +260,7 @@ def test_of_two_responses_that_are_too_many_the_one_that_is_not_read_is_evicted(
         responses.hold(each, 14 * MIB)
     for _ in range(2):
         assert not idle.evicted, "its client has a second to begin"
-        clock.pass_seconds(0.5)
+        await asyncio.sleep(0.5)
         for each, size in ((idle, read), (reading, 300_000)):
             if size:
                 responses.release(each, size)
@@ -305,8 +280,9 @@ def test_of_two_responses_that_are_too_many_the_one_that_is_not_read_is_evicted(
         pytest.param([("in work", 14)], ("b", 2.1), True, "", id="never one in work"),
     ],
 )
-def test_whoever_has_made_no_progress_for_a_second_is_evicted_where_there_is_no_room(
-    clock: Clock, held, more, is_refused: bool, evicted: str
+@in_skipped_time
+async def test_whoever_has_made_no_progress_for_a_second_is_evicted_where_there_is_no_room(
+    held, more, is_refused: bool, evicted: str
 ) -> None:
     bodies = BodyMemory(HELD)
     readers = [Reader(client) for client, _ in held]
@@ -314,7 +290,7 @@ def test_whoever_has_made_no_progress_for_a_second_is_evicted_where_there_is_no_
         bodies.hold(reader, size * MIB)
         if client == "in work":
             reader.evict = None
-    clock.pass_seconds(60)
+    await asyncio.sleep(60)
     with pytest.raises(QueueFullError) if is_refused else nullcontext():
         bodies.reserve(Reservation(more[0]), int(more[1] * MIB))
     assert [each.client for each in readers if each.evicted] == [*evicted]
@@ -327,7 +303,8 @@ def answer_of(responses: ResponseMemory, client: str, allowed: int = 4 * MIB) ->
     return HeldAnswer(responses, client, allowed)
 
 
-def test_an_answer_may_hold_more_where_its_body_is_large(clock: Clock) -> None:
+@in_skipped_time
+async def test_an_answer_may_hold_more_where_its_body_is_large() -> None:
     answer = answer_of(ResponseMemory(HELD), "a", MIB)
     answer.need(MIB, *ADVICE)
     with pytest.raises(InvalidRequestError, match="need 1048577 bytes, and this answer may hold"):
@@ -338,7 +315,8 @@ def test_an_answer_may_hold_more_where_its_body_is_large(clock: Clock) -> None:
         answer.need_more(200_000, *ADVICE)
 
 
-def test_an_answer_to_come_is_refused_where_others_leave_no_room(clock: Clock) -> None:
+@in_skipped_time
+async def test_an_answer_to_come_is_refused_where_others_leave_no_room() -> None:
     responses = ResponseMemory(HELD)
     for _ in range(3):
         answer_of(responses, "a").need(4 * MIB, *ADVICE)
@@ -349,7 +327,8 @@ def test_an_answer_to_come_is_refused_where_others_leave_no_room(clock: Clock) -
     answer_of(responses, "a").need(MIB, *ADVICE)
 
 
-def test_what_others_need_of_its_work_after_its_end_is_not_held_for_it(clock: Clock) -> None:
+@in_skipped_time
+async def test_what_others_need_of_its_work_after_its_end_is_not_held_for_it() -> None:
     """Work that several requests share goes on when the one that began it has left."""
     responses = ResponseMemory(HELD)
     answer = answer_of(responses, "a")
@@ -368,8 +347,9 @@ def test_what_others_need_of_its_work_after_its_end_is_not_held_for_it(clock: Cl
         pytest.param(10 * MIB, 9 * MIB, 11 * MIB, id="rendered whole, and freed as it is sent"),
     ],
 )
-def test_an_answer_is_held_once_however_often_it_is_needed_and_its_end_frees_it(
-    clock: Clock, length: int | None, sent: int, others: int
+@in_skipped_time
+async def test_an_answer_is_held_once_however_often_it_is_needed_and_its_end_frees_it(
+    length: int | None, sent: int, others: int
 ) -> None:
     responses = ResponseMemory(HELD)
     answer, other = answer_of(responses, "a", 12 * MIB), answer_of(responses, "b", HELD)
@@ -383,7 +363,8 @@ def test_an_answer_is_held_once_however_often_it_is_needed_and_its_end_frees_it(
     other.need(others, *ADVICE)
 
 
-def test_an_answer_is_evicted_only_while_it_waits_unread(clock: Clock) -> None:
+@in_skipped_time
+async def test_an_answer_is_evicted_only_while_it_waits_unread() -> None:
     """One that took long to make has its time, too."""
     responses, evicted = ResponseMemory(HELD), []
     answers = [
@@ -393,43 +374,54 @@ def test_an_answer_is_evicted_only_while_it_waits_unread(clock: Clock) -> None:
     for answer in answers:
         answer.need(6 * MIB, *ADVICE)
     for begun in (False, True):
-        clock.pass_seconds(60)
+        await asyncio.sleep(60)
         for answer in answers * begun:
             answer.begin(None)
         with pytest.raises(QueueFullError):
             answer_of(responses, "c", HELD).need(6 * MIB, *ADVICE)
     for _ in range(3):
-        clock.pass_seconds(0.9)
+        await asyncio.sleep(0.9)
         answers[0].sent(16_384)
     answer_of(responses, "c", HELD).need(6 * MIB, *ADVICE)
     assert evicted == ["b"]
 
 
-def test_an_upload_that_goes_on_is_not_evicted_and_one_that_stalls_is(clock: Clock) -> None:
+@in_skipped_time
+async def test_an_upload_that_goes_on_is_not_evicted_and_one_that_stalls_is() -> None:
     bodies, uploads = BodyMemory(HELD), [Reader("a"), Reader("b")]
     for each in uploads:
         bodies.reserve(each, 6 * MIB)
     for _ in range(3):
-        clock.pass_seconds(0.9)
+        await asyncio.sleep(0.9)
         bodies.reserve(uploads[0], 16_384)
         bodies.reserve(uploads[1], 16)
     bodies.reserve(Reservation("c"), 6 * MIB)
     assert [each.evicted for each in uploads] == [False, True]
 
 
-def test_answers_that_are_too_many_are_looked_at_once_a_second_until_they_fit(
-    clock: Clock,
+@in_skipped_time
+async def test_answers_that_are_too_many_are_looked_at_once_a_second_until_they_fit(
+    monkeypatch,
 ) -> None:
+    loop, timers = asyncio.get_running_loop(), list[float]()
+    call_later = loop.call_later
+
+    def counted(seconds: float, *call: Any, **options: Any) -> Any:
+        timers.append(seconds)
+        return call_later(seconds, *call, **options)
+
+    monkeypatch.setattr(loop, "call_later", counted)
     responses = ResponseMemory(HELD)
     readers = [Reader(name) for name in "abcd"]
     for each in readers:
         responses.hold(each, 6 * MIB)
-    assert len(clock.later) == 1
-    clock.pass_seconds(1)
+    assert timers == [1.0]
+    await asyncio.sleep(1.1)
     assert [each.evicted for each in readers].count(True) == 2
-    assert clock.later == []
+    await asyncio.sleep(60)
+    assert timers == [1.0, 1.1, 60], "of which the last two are this test's own"
     responses.hold(Reader("e"), 17 * MIB)
-    assert len(clock.later) == 1, "from now on it is looked at again"
+    assert timers[3:] == [1.0], "from now on it is looked at again"
 
 
 @pytest.mark.parametrize("can_abort", [False, True])
@@ -466,7 +458,8 @@ async def test_an_answer_is_refused_and_held_through_the_context_of_its_request(
     answer_of(limit.responses, "another", HELD).need(12 * MIB, *ADVICE)
 
 
-def test_nothing_is_kept_of_a_client_that_holds_nothing(clock: Clock) -> None:
+@in_skipped_time
+async def test_nothing_is_kept_of_a_client_that_holds_nothing() -> None:
     bodies = BodyMemory(HELD)
     held = [Reservation(f"client {i}") for i in range(3)]
     for each in held:
