@@ -98,12 +98,6 @@ def closed_port():
 
 
 @pytest.fixture(scope="module")
-def hold(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """While this file exists, the device of `busy_server` computes nothing."""
-    return tmp_path_factory.mktemp("hold") / "hold"
-
-
-@pytest.fixture(scope="module")
 def busy_server(serve, tiny_reranker: Path, hold: Path):
     """It has a token, and one waiting request fills its queue."""
     settings = {

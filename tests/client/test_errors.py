@@ -4,7 +4,6 @@ import asyncio
 import pickle
 import socket
 import time
-from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from pathlib import Path
@@ -16,6 +15,7 @@ from smart_embedder_client.calls import Retries
 from smart_embedder_client.errors import refusal
 
 from tests.clients.conftest import TOKEN, full_queue
+from tests.support.held import held
 from tests.support.server import RunningServer, run_server
 
 TEXT = ["search"]
@@ -45,16 +45,6 @@ class Traffic:
             assert response.status_code == status
             following = min(each for each in self.sent if each > at)
             assert following - at >= float(response.headers["retry-after"])
-
-
-@contextmanager
-def held(hold: Path):
-    """The device computes nothing until the block ends."""
-    hold.touch()
-    try:
-        yield
-    finally:
-        hold.unlink()
 
 
 @pytest.fixture(scope="module")

@@ -1,8 +1,7 @@
 """Servers for all clients: bge-m3 and bge-reranker under the names of the hub, and a token."""
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import httpx2
@@ -11,12 +10,13 @@ import pytest
 from tests.clients.client_process import EXAMPLES, client_process
 from tests.clients.expected import MOST_TEXTS
 from tests.clients.recorder import recorder
+from tests.support import held
+from tests.support.held import EMBED, RERANK
 from tests.support.server import RunningServer
 
 TOKEN = "my-token"
 TEXTS = ["hybrid search", "What is bread?", "рiver жизнь 检索", "vector " * 30]
-EMBED = {"sentences": ["a"], "return_colbert": False}
-RERANK = {"query": "a", "passages": ["a"]}
+AUTHORIZED = {"Authorization": f"Bearer {TOKEN}"}
 
 
 @pytest.fixture(scope="session")
@@ -26,12 +26,6 @@ def settings(tiny_reranker: Path) -> dict[str, str]:
         "MODEL_ALIASES": "BAAI/bge-m3=tiny-m3,BAAI/bge-reranker-v2-m3=tiny-reranker",
         "API_TOKEN": TOKEN,
     }
-
-
-@pytest.fixture(scope="session")
-def hold(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """While this file exists, the device of `clients_server` computes nothing."""
-    return tmp_path_factory.mktemp("hold") / "hold"
 
 
 @pytest.fixture(scope="session")
@@ -65,7 +59,7 @@ def native(clients_server: RunningServer):
 
 
 def native_client(server: RunningServer) -> httpx2.Client:
-    return server.client(headers={"Authorization": f"Bearer {TOKEN}"})
+    return server.client(headers=AUTHORIZED)
 
 
 def rejected(server: RunningServer, reason: str) -> float:
@@ -81,32 +75,21 @@ def used_up_rate(server: RunningServer) -> Iterator[str]:
     """An address of the server, whose rate limit refuses the first request that comes there."""
 
     def use_up() -> None:
+        path, body = EMBED
         with native_client(server) as client:
-            while client.post("/embeddings/", json=EMBED).status_code != 429:
+            while client.post(path, json=body).status_code != 429:
                 pass
 
     with recorder(server.url, use_up) as proxy:
         yield proxy.url
 
 
-@contextmanager
-def full_queue(server: RunningServer, hold: Path) -> Iterator[None]:
+def full_queue(server: RunningServer, hold: Path) -> AbstractContextManager[None]:
     """Have every place taken until the block ends or `hold` is removed.
 
     The device holds the one rerank request that is accepted; an embedding request waits behind it.
     """
-    with native_client(server) as client, ThreadPoolExecutor(2) as threads:
-        taken = server.metric("embedder_queue_wait_seconds_count")
-        hold.touch()
-        try:
-            reranked = threads.submit(client.post, "/rerank", json=RERANK)
-            server.wait_for_metric("embedder_queue_wait_seconds_count", taken + 1)
-            embedded = threads.submit(client.post, "/embeddings/", json=EMBED)
-            server.wait_for_metric("embedding_queue_size", 1)
-            yield
-        finally:
-            hold.unlink(missing_ok=True)
-        assert (reranked.result().status_code, embedded.result().status_code) == (200, 200)
+    return held.full_queue(server, hold, RERANK, headers=AUTHORIZED)
 
 
 @pytest.fixture(scope="module")

@@ -36,6 +36,12 @@ def demo_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def hold(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """While this file exists, the devices of servers that are given it as HOLD compute nothing."""
+    return tmp_path_factory.mktemp("hold") / "hold"
+
+
+@pytest.fixture(scope="session")
 def serve(tiny_m3: Path, tmp_path_factory: pytest.TempPathFactory):
     """As `run_server`, for servers of `tiny_m3`, each in a folder of its own."""
 

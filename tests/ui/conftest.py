@@ -32,12 +32,6 @@ _EXPECTED = "Failed to load resource"
 
 
 @pytest.fixture(scope="session")
-def hold(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """While this file exists, the device of `ui_server` computes nothing."""
-    return tmp_path_factory.mktemp("hold") / "hold"
-
-
-@pytest.fixture(scope="session")
 def ui_server(demo_checkpoint: Path, hold: Path, tmp_path_factory: pytest.TempPathFactory):
     """A server with the demo model, whose queue has four places."""
     folder = tmp_path_factory.mktemp("ui")

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 from playwright.sync_api import expect
 
+from tests.support.held import full_queue
 from tests.support.server import REPOSITORY, RunningServer
 from tests.ui.conftest import PHONE, STILL, findings, open_page, wait_for_view
-from tests.ui.test_indexing import full_queue, index, lines
+from tests.ui.test_indexing import PLACES, index, lines
 
 pytestmark = pytest.mark.long
 
@@ -127,7 +128,7 @@ def test_a_comparison_waits_for_a_busy_service_until_it_is_stopped(
 ) -> None:
     with open_page(browser, ui_server.url, "search") as page:
         wait_for_view(page, "search")
-        with full_queue(ui_server, hold):
+        with full_queue(ui_server, hold, places=PLACES):
             compare(page, format="float16")
             expect(page.locator("#compare-state")).to_contain_text("The service is busy")
             page.click("#compare-stop")

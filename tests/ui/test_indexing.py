@@ -1,19 +1,16 @@
 """Indexing in the browser's memory: hundreds of passages, a full queue, and a stop."""
 
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import expect
 
+from tests.support.held import full_queue
 from tests.support.server import RunningServer
 from tests.ui.conftest import open_page, wait_for_view
 
 pytestmark = pytest.mark.long
 
-EMBED = {"sentences": ["a"], "return_colbert": False}
 PLACES = 4
 MUCH_PATIENCE = 400_000
 
@@ -28,23 +25,6 @@ def index(page, text: str) -> None:
         page.click("#drop-zone summary")
     page.fill("#corpus", text)
     page.click("#index-button")
-
-
-@contextmanager
-def full_queue(server: RunningServer, hold: Path) -> Iterator[None]:
-    """Have the device hold one request, and every place of the queue taken by another."""
-    with server.client() as client, ThreadPoolExecutor(PLACES + 1) as threads:
-        taken = server.metric("embedder_queue_wait_seconds_count")
-        hold.touch()
-        try:
-            first = threads.submit(client.post, "/embeddings", json=EMBED)
-            server.wait_for_metric("embedder_queue_wait_seconds_count", taken + 1)
-            rest = [threads.submit(client.post, "/embeddings", json=EMBED) for _ in range(PLACES)]
-            server.wait_for_metric("embedding_queue_size", PLACES)
-            yield
-        finally:
-            hold.unlink(missing_ok=True)
-        assert {each.result().status_code for each in (first, *rest)} == {200}
 
 
 def test_hundreds_of_passages_are_indexed_and_searched(browser, server: RunningServer) -> None:
@@ -72,7 +52,7 @@ def test_a_full_queue_is_waited_for(browser, ui_server: RunningServer, hold: Pat
     with open_page(browser, ui_server.url, "search") as page:
         wait_for_view(page, "search")
         before = ui_server.metric(refused)
-        with full_queue(ui_server, hold):
+        with full_queue(ui_server, hold, places=PLACES):
             index(page, lines(40))
             expect(page.locator("#index-state")).to_contain_text(
                 "The service is busy: trying again"
@@ -92,7 +72,7 @@ def test_a_full_queue_is_told_where_nothing_is_tried_again(
 ) -> None:
     with open_page(browser, ui_server.url, "text") as page:
         wait_for_view(page, "text")
-        with full_queue(ui_server, hold):
+        with full_queue(ui_server, hold, places=PLACES):
             page.fill("#texts", "another text")
             expect(page.locator("#text-message")).to_contain_text("Try again in")
         page.fill("#texts", "one more text")
@@ -105,7 +85,7 @@ def test_a_stop_keeps_what_is_indexed_and_searches_it(
 ) -> None:
     with open_page(browser, ui_server.url, "search") as page:
         wait_for_view(page, "search")
-        with full_queue(ui_server, hold):
+        with full_queue(ui_server, hold, places=PLACES):
             index(page, lines(60))
             expect(page.locator("#index-state")).to_contain_text("trying again")
             page.click("#stop-button")
