@@ -40,6 +40,19 @@ FLAVOURS = [
     ("docker CPU", 0, "cpu"),
     ("gpu", None, "gpu"),
 ]
+# Without a Python: the arguments, the command of docker that fails where there is one, and the
+# beginning of the one sentence.
+_NO_PYTHON = "Python 3.11 or newer was not found: install it, or "
+_NEITHER = "neither Python 3.11 or newer nor docker was found: install one of them."
+_NO_COMPOSE = "'docker compose' was not found: install Docker's compose plugin, 2.24.4 or newer."
+_NO_DAEMON = "the Docker daemon does not answer, or you may not use it: 'docker info' says why."
+WITHOUT_PYTHON = [
+    *((line, "nothing", _NO_PYTHON) for line in ("local", "local cpu", "bogus", "cpu local")),
+    *((line, "nothing", _NO_PYTHON) for line in ("docker tpu", "docker cpu --demo")),
+    *((line, None, _NEITHER) for line in ("", "docker", "Docker GPU", "CPU")),
+    ("", "compose version", _NO_COMPOSE),
+    ("", "info", _NO_DAEMON),
+]
 # What nvidia-smi tells of the memory, and what is set for a Qwen reranker.
 MEMORIES = [
     (("24576", "8188"), "8 8192"),

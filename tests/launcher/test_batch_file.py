@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launcher.checkout import FLAVOURS, MEMORIES, ROOT, sentence_of
+from tests.launcher.checkout import FLAVOURS, MEMORIES, ROOT, WITHOUT_PYTHON, sentence_of
 
 # Debian keeps wine's own programs off the PATH.
 FOLDERS = os.pathsep.join((os.environ["PATH"], "/usr/lib/wine"))
@@ -20,15 +20,13 @@ BATCH_FILE = ROOT / "start_server.bat"
 PYTHON = ('if "%~1"=="-c" exit /b 0', "echo ran {name} %*", "exit /b 7")
 OLD_PYTHON = ("exit /b 1",)
 DOCKER = (
+    'if "%~1"=="{fails}" exit /b 1',
     'if "%~1 %~2"=="{fails}" exit /b 1',
     'if "%~4"=="up" echo ran docker %*',
     'if "%~4"=="up" exit /b {up}',
     "exit /b 0",
 )
 NO_PYTHON = "Python 3.11 or newer was not found: install it, or set PYTHON to its path."
-NEITHER = "neither Python 3.11 or newer nor docker was found: install one of them."
-NO_COMPOSE = "'docker compose' was not found: install Docker's compose plugin, 2.24.4 or newer."
-NO_DAEMON = "the Docker daemon does not answer, or you may not use it: 'docker info' says why."
 NOT_UP = "docker compose could not start the service; its message above says why."
 
 
@@ -184,23 +182,14 @@ def test_a_python_named_by_the_user_is_taken_and_must_work(checkout: Checkout) -
         )
 
 
-@pytest.mark.parametrize(
-    ("line", "fails", "sentence"),
-    [
-        *((line, "nothing", NO_PYTHON) for line in ("local", "local cpu", "bogus", "cpu local")),
-        *((line, "nothing", NO_PYTHON) for line in ("docker tpu", "docker cpu --demo")),
-        *((line, None, NEITHER) for line in ("", "docker", "Docker GPU", "CPU")),
-        ("", "compose version", NO_COMPOSE),
-        ("", "info ", NO_DAEMON),
-    ],
-)
+@pytest.mark.parametrize(("line", "fails", "sentence"), WITHOUT_PYTHON)
 def test_without_a_python_one_sentence_says_what_is_needed(
     checkout: Checkout, line: str, fails: str | None, sentence: str
 ) -> None:
     checkout.add("python", OLD_PYTHON)
     if fails is not None:
         checkout.add_docker(fails=fails)
-    assert sentence_of(checkout.start(line)) == sentence
+    assert sentence_of(checkout.start(line)).startswith(sentence)
 
 
 @pytest.mark.parametrize(("line", "nvidia_smi", "flavour"), FLAVOURS)

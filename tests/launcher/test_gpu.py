@@ -14,7 +14,6 @@ from launcher.gpu import (
     device_variables,
     gpu_limits,
     smallest_memory,
-    tune_reranker,
 )
 from tests.launcher.checkout import QWEN, Checkout, add_program
 from tests.support.nvidia_driver import install_driver
@@ -65,17 +64,6 @@ def test_the_argument_decides_on_the_device_and_auto_follows_the_setting(
 def test_gpu_memory_sets_the_limits_of_the_qwen_reranker(report: str, limits) -> None:
     memory = smallest_memory(report)
     assert (memory and gpu_limits(memory)) == limits
-
-
-def test_only_a_qwen_reranker_is_tuned_and_only_where_nothing_is_set() -> None:
-    both = {"QWEN_RERANK_BATCH_SIZE": "1", "QWEN_RERANK_MAX_LENGTH": "2048"}
-    assert tune_reranker({}, "cpu") == {}
-    assert tune_reranker({"RERANKER_MODEL": "BAAI/bge-reranker-v2-m3"}, "cpu") == {}
-    assert tune_reranker({"RERANKER_MODEL": "/models/my-QWEN3"}, "cpu") == both
-    assert tune_reranker(QWEN | {"QWEN_RERANK_BATCH_SIZE": "3"}, "cpu") == {
-        "QWEN_RERANK_MAX_LENGTH": "2048"
-    }
-    assert tune_reranker(QWEN | both, "cpu") == {}
 
 
 def test_without_a_driver_it_says_so(checkout: Checkout) -> None:
