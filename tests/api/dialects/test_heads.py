@@ -41,7 +41,9 @@ def test_probabilities_are_those_of_transformers_alone_or_in_a_list(heads, expec
             np.testing.assert_allclose(scores_of(each), theirs, rtol=0, atol=1e-5)
         logits = torch.tensor(scores_of(post(heads, path, inputs=pair, raw_scores=True)))
         np.testing.assert_allclose(logits.softmax(dim=0), theirs, rtol=0, atol=1e-5)
-    assert post(heads, path, inputs="naïve") == post(heads, path, inputs=["naïve"])
+    alone = post(heads, path, inputs="naïve")
+    assert alone == post(heads, path, inputs=["naïve"])
+    assert [alone] == post(heads, path, inputs=[["naïve"]])
 
 
 def test_passages_are_ranked_by_the_probability_of_entailment(heads: httpx2.Client) -> None:
@@ -72,10 +74,17 @@ def test_a_text_that_is_too_long_is_an_error_unless_it_may_be_cut(heads: httpx2.
         assert len(post(heads, "/predict", inputs=inputs, truncate=True)) == len(LABELS)
 
 
-def test_what_cannot_be_classified_is_told_apart(heads, client) -> None:
-    """Other shapes of inputs: test_tei_schemas.py."""
-    refused = heads.post("/predict", json={"inputs": [["a", 1]]})
+@pytest.mark.parametrize(
+    "inputs",
+    [7, None, {}, ["a", "b", "c"], ["a", 7], ["a", ["b"]], [[]], [["a", "b", "c"]], [[7]]],
+    ids=str,
+)
+def test_what_is_no_text_or_pair_or_list_of_them_is_refused(heads, inputs) -> None:
+    refused = heads.post("/predict", json={"inputs": inputs})
     assert "a text, a pair of texts, or a list" in assert_error(refused, 422, "Validation")
+
+
+def test_what_cannot_be_classified_is_told_apart(heads, client) -> None:
     # Of Hugging Face's client.
     refused = heads.post("/predict", json={"inputs": "sea", "parameters": {"top_k": 1}})
     assert "parameters" in assert_error(refused, 422, "Validation")

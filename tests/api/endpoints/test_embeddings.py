@@ -10,8 +10,10 @@ import pytest
 from tokenizers import Tokenizer
 
 from tests.api.conftest import answered, serving
+from tests.support.formats import ARROW, JSON
 
 KINDS = ("dense", "sparse", "colbert")
+NO_KIND = {f"return_{kind}": False for kind in KINDS}
 
 
 def embed(client, *sentences: str, **options) -> dict:
@@ -180,6 +182,11 @@ def test_tokens_stand_beside_weights_and_rows(client, tiny_m3) -> None:
         ({"dimensions": 32.5}, "The field dimensions is a number: send a whole number"),
         ({"truncate": False, "truncation_side": "left"}, "no effect without truncate"),
         ({"task": "search"}, "There is no field task here: did you mean prompt?"),
+        ({"output_dtype": "float16"}, "JSON has no numbers for"),
+        ({"output_dtype": "bfloat16"}, f"or ask for {ARROW}, "),
+        ({"colbert_pool_factor": 2, "input_type": "query"}, "these are queries"),
+        ({"colbert_pool_factor": 2, "return_tokens": True}, "exclude each other"),
+        (NO_KIND, "Nothing is asked for"),
     ],
     ids=str,
 )
@@ -187,6 +194,31 @@ def test_an_option_that_cannot_be_followed_is_422_and_says_so(client, options, m
     response = client.post("/embeddings/", json={"sentences": ["a"]} | options)
     assert (response.status_code, response.json()["code"]) == (422, "invalid_request")
     assert message in response.json()["detail"]
+
+
+def test_base64_is_of_json_alone(client) -> None:
+    body = {"sentences": ["a"], "encoding": "base64"}
+    response = client.post("/embeddings/", json=body, headers={"Accept": ARROW})
+    assert (response.status_code, response.json()["code"]) == (422, "invalid_request")
+    assert "The option encoding is for JSON" in response.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    ("accept", "options"),
+    [
+        (JSON, {"output_dtype": "int8"}),
+        (JSON, {"output_dtype": "float16", "encoding": "base64"}),
+        (ARROW, {"output_dtype": "float16"}),
+        (JSON, {"colbert_pool_factor": 2}),
+        (JSON, NO_KIND | {"muvera": "query"}),
+        (JSON, {"truncate": False, "truncation_side": "right"}),
+    ],
+    ids=str,
+)
+def test_options_that_go_together_are_followed(client, accept, options) -> None:
+    body = {"sentences": ["a"]} | options
+    response = client.post("/embeddings/", json=body, headers={"Accept": accept})
+    assert (response.status_code, response.headers["content-type"]) == (200, accept)
 
 
 def test_a_text_or_passage_that_may_not_be_cut_is_named(client, qwen) -> None:

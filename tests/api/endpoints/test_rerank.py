@@ -8,6 +8,7 @@ import pytest
 from tests.api.conftest import answered, metric, serving
 from tests.support.checkpoints import corpus
 
+NO_WEIGHT = {"dense": 0, "sparse": 0, "colbert": 0}
 PASSAGES = [*corpus(12, seed=5), "", "hybrid search vector"]
 
 
@@ -84,14 +85,29 @@ def test_qwens_probability_of_yes_is_the_same_normalised_or_not(qwen_client) -> 
     assert by_index(told) != by_index(normal)
 
 
-def test_an_option_without_effect_is_refused_and_not_ignored(bge_client) -> None:
-    """Null counts as not sent. For other rerankers: test_schemas.py."""
-    body = {"query": "search", "passages": ["a"]}
-    for option, value in (("instruction", "x"), ("weights", {"dense": 2})):
-        refused = bge_client.post("/rerank", json=body | {option: value})
-        assert (refused.status_code, refused.json()["code"]) == (422, "invalid_request")
-        assert refused.json()["detail"].startswith(f"The option {option} has no effect with")
-        assert post(bge_client, **body, **{option: None})["results"]
+@pytest.mark.parametrize(
+    ("service", "option", "value", "reads_it"),
+    [
+        ("client", "weights", {"dense": 2}, True),
+        ("client", "instruction", "x", False),
+        ("qwen_client", "weights", {"dense": 2}, False),
+        ("qwen_client", "instruction", "x", True),
+        ("bge_client", "weights", {"dense": 0}, False),
+        ("bge_client", "instruction", "", False),
+    ],
+)
+def test_an_option_without_effect_is_refused_and_not_ignored(
+    request: pytest.FixtureRequest, service: str, option: str, value: object, reads_it: bool
+) -> None:
+    """Null counts as not sent."""
+    client, body = request.getfixturevalue(service), {"query": "search", "passages": ["a"]}
+    assert post(client, **body, **{option: None})["results"]
+    answer = client.post("/rerank", json=body | {option: value})
+    assert answer.status_code == (200 if reads_it else 422)
+    if not reads_it:
+        assert answer.json()["code"] == "invalid_request"
+        told = f"The option {option} has no effect with the reranker tiny-"
+        assert answer.json()["detail"].startswith(told)
 
 
 def test_one_response_holds_qwen_dense_and_bge_sparse_and_colbert(
@@ -134,22 +150,24 @@ def test_a_model_gets_only_the_work_that_it_is_needed_for(
 
 
 @pytest.mark.parametrize(
-    ("body", "status", "code"),
+    ("body", "status", "code", "said"),
     [
-        # What is said of each fault: test_errors.py and test_schemas.py.
-        ({"query": " \t\n"}, 400, "empty_input"),
-        ({"passages": []}, 400, "empty_input"),
-        ({"query": None}, 422, "invalid_request"),
-        ({"passages": ["a", 1]}, 422, "invalid_request"),
-        ({"top_n": 3}, 422, "invalid_request"),
-        ({"passages": ["a"] * 1025}, 422, "invalid_request"),
-        ({"weights": {"dense": 0, "sparse": 0, "colbert": 0}}, 422, "invalid_request"),
+        # More of what is said of each field: test_errors.py.
+        ({"query": " \t\n"}, 400, "empty_input", "The query is blank"),
+        ({"query": "", "passages": []}, 400, "empty_input", "The query is blank"),
+        ({"passages": []}, 400, "empty_input", "The list passages is empty"),
+        ({"query": None}, 422, "invalid_request", "query"),
+        ({"passages": ["a", 1]}, 422, "invalid_request", "passages[1]"),
+        ({"top_n": 3}, 422, "invalid_request", "top_n"),
+        ({"passages": ["a"] * 1025}, 422, "invalid_request", "(MAX_RERANK_PASSAGES)"),
+        ({"weights": NO_WEIGHT}, 422, "invalid_request", "one of them above 0"),
     ],
     ids=lambda case: str(case)[:40],
 )
-def test_bad_input_gets_a_clear_error(client, body, status, code) -> None:
+def test_bad_input_gets_a_clear_error(client, body, status, code, said) -> None:
     response = client.post("/rerank", json={"query": "a", "passages": ["a"]} | body)
     assert (response.status_code, response.json()["code"]) == (status, code)
+    assert said in response.json()["detail"]
 
 
 def test_a_thousand_passages_are_scored_and_one_of_megabytes_is_truncated(bge_client) -> None:
@@ -163,7 +181,8 @@ def test_a_thousand_passages_are_scored_and_one_of_megabytes_is_truncated(bge_cl
 
 def test_switched_off_it_is_503_and_names_the_setting(tiny_m3: Path) -> None:
     with serving(embedding_model=str(tiny_m3), reranker_model="none") as client:
-        response = client.post("/rerank", json={"query": "a", "passages": ["b"]})
+        body = {"query": "a", "passages": ["b"], "instruction": "which no reranker reads"}
+        response = client.post("/rerank", json=body)
         assert (response.status_code, response.json()["code"]) == (503, "reranker_disabled")
         assert "RERANKER_MODEL" in response.json()["detail"]
         assert "retry-after" not in response.headers
