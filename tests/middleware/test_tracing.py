@@ -2,8 +2,6 @@
 
 import asyncio
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -27,7 +25,7 @@ from smart_embedder.middleware.tracing import QuietExporter, TraceRequests, Trac
 from tests.engine.fakes import FakeModel, loaded, loading, settings_of
 from tests.middleware.exchange import Inner, exchange, header
 from tests.support.collector import run_collector
-from tests.support.server import REPOSITORY
+from tests.support.script import run_script
 
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 SAMPLED = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
@@ -322,17 +320,16 @@ print(*sys.modules)
 """
 
 
-def test_without_an_endpoint_nothing_is_sent_and_no_tracing_library_imported(monkeypatch) -> None:
+def test_without_an_endpoint_nothing_is_sent_and_no_tracing_library_imported() -> None:
     """Whatever OpenTelemetry's own variables say.
 
     Two libraries import parts of it on their own: FastAPI its API, and redis its SDK for metrics.
     """
-    monkeypatch.setenv("FASTAPI_OTEL_AUTO_CONFIGURE", "true")
-    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "1")
-    command = [sys.executable, "-c", SERVE, SAMPLED["traceparent"]]
+    told = {"FASTAPI_OTEL_AUTO_CONFIGURE": "true", "OTEL_BSP_SCHEDULE_DELAY": "1"}
     with run_collector() as collector:
-        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
-        served = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY, check=True)
+        told["OTEL_EXPORTER_OTLP_ENDPOINT"] = collector.url
+        served = run_script(SERVE, SAMPLED["traceparent"], **told)
+    assert served.returncode == 0, served.stderr
     assert "smart_embedder.middleware.observe" in served.stdout.split()
     assert not {*served.stdout.split()} & {
         "opentelemetry.sdk.trace",

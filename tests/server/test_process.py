@@ -24,7 +24,8 @@ from smart_embedder.settings import Settings
 from tests.engine.fakes import FakeModel, FakeReranker, loaded
 from tests.support.bad_start import run_to_the_end
 from tests.support.nvidia_driver import install_driver
-from tests.support.server import REPOSITORY, run_server
+from tests.support.script import run_script
+from tests.support.server import run_server
 
 UVICORN = ("app.main:app", "--port", "0")
 
@@ -92,8 +93,7 @@ def test_a_driver_too_old_for_the_wheel_leaves_the_cpu_to_auto(
 def test_importing_the_app_does_nothing(tmp_path: Path) -> None:
     """It imports no torch and no client of Redis, reads no environment and starts no thread."""
     script = (
-        "import sys, threading, os\n"
-        "os.environ['PORT'] = 'not a port'\n"
+        "import sys, threading\n"
         "import smart_embedder.server.process, smart_embedder.engine\n"
         "import smart_embedder.settings.declaration\n"
         "from smart_embedder.main import create_app\n"
@@ -103,13 +103,7 @@ def test_importing_the_app_does_nothing(tmp_path: Path) -> None:
         "import smart_embedder.models.loader\n"
         "assert 'transformers' not in sys.modules\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", script],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_script(script, PORT="not a port")
     assert done.returncode == 0, done.stderr
 
 
@@ -131,14 +125,7 @@ main()
 
 
 def test_no_import_of_the_service_is_held_up_by_full_collections(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", COUNT_FULL_COLLECTIONS],
-        cwd=tmp_path,
-        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(REPOSITORY), "PORT": "no port"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_script(COUNT_FULL_COLLECTIONS, folder=tmp_path, PORT="no port")
     assert "Smart Embedder cannot start: PORT" in done.stderr
     assert done.stdout == "full collections: 0\n"
 
@@ -447,12 +434,5 @@ runpy.run_module("smart_embedder", run_name="__main__")
 def test_a_signal_among_the_imports_ends_the_start_without_a_traceback(
     sent, tmp_path: Path
 ) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", SIGNALLED, str(int(sent))],
-        cwd=tmp_path,
-        env={"PYTHONPATH": str(REPOSITORY)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_script(SIGNALLED, str(int(sent)), folder=tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

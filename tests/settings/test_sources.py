@@ -2,8 +2,6 @@
 
 import re
 import string
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +13,7 @@ from smart_embedder.settings import Settings
 from smart_embedder.settings.declaration import meaning, without_markup
 from smart_embedder.settings.sources import COMPOSE_VARIABLES, load_settings, misspelt_names
 from tests.support.env_example import listed_for_others, listed_settings
+from tests.support.script import run_script
 from tests.support.server import REPOSITORY
 
 VARIABLE = re.compile(r"\$\{([A-Z_]+)(?::-([^}]*))?")
@@ -116,14 +115,7 @@ def test_help_lists_every_flag_with_its_meaning_and_imports_no_torch(tmp_path: P
         "atexit.register(lambda: print('torch' in sys.modules, file=sys.stderr))\n"
         "runpy.run_module('smart_embedder', run_name='__main__')\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        cwd=tmp_path,
-        env={"PYTHONPATH": str(REPOSITORY), "COLUMNS": "100"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_script(script, folder=tmp_path, COLUMNS="100")
     assert (done.returncode, done.stderr) == (0, "False\n")
     told = "".join(done.stdout.split())  # A line may end at a hyphen.
     for name in Settings.model_fields:

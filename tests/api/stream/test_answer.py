@@ -112,6 +112,11 @@ class Texts:
         return PieceEmbedder(self.service, EmbedRequest([], client=client), space_of("first"))
 
     @property
+    def counted(self) -> float:
+        """The texts that the metrics tell of."""
+        return self.service.metrics.total(self.service.metrics.sentences)
+
+    @property
     def begun(self) -> list[str]:
         """The first text of each call."""
         return [texts[0] for texts in self.calls]
@@ -344,12 +349,16 @@ async def test_a_mebibyte_of_vectors_is_rendered_at_a_time(width: int, units: li
     assert stream.written == units
 
 
-async def test_one_that_reads_nothing_for_too_long_gets_whole_records_and_the_error(
-    monkeypatch,
-) -> None:
+@pytest.fixture
+def clock(monkeypatch) -> SimpleNamespace:
+    """The time for which a client reads nothing, which is looked at often."""
     clock = SimpleNamespace(now=1000.0)
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock.now))
     monkeypatch.setattr("smart_embedder.api.stream.answer._LOOK_SECONDS", 0.001)
+    return clock
+
+
+async def test_one_that_reads_nothing_for_too_long_gets_whole_records_and_the_error(clock) -> None:
     long = b'"%b"\n' % (b"a" * 100_000)
     stream = Stream(*[long] * 30)
     ended = stream.begin()
@@ -372,11 +381,8 @@ async def test_one_that_reads_nothing_for_too_long_gets_whole_records_and_the_er
     assert (last["error"]["status"], last["error"]["code"]) == (408, "answer_not_taken")
 
 
-async def test_what_is_not_sent_any_more_is_not_computed_and_keeps_no_stream(monkeypatch) -> None:
+async def test_what_is_not_sent_any_more_is_not_computed_and_keeps_no_stream(clock) -> None:
     """As pieces that wait for the memory of one before them, which is never sent."""
-    clock = SimpleNamespace(now=1000.0)
-    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock.now))
-    monkeypatch.setattr("smart_embedder.api.stream.answer._LOOK_SECONDS", 0.001)
     first, never = (b'"%b"\n' % (each * 100_000) for each in (b"a", b"b"))
     stream = Stream(*[first] * 2, *[never] * 90)
     stream.ready["b" * 100_000] = asyncio.Event()
@@ -493,12 +499,8 @@ async def test_lines_that_hold_no_text_keep_their_places_and_cost_no_forward() -
     assert outcomes(piece) == [bad, 1, bad, 3, bad]
     assert [len(each.truncations) for each in piece.results] == [0, 0, 0, 1, 0]
     assert texts.calls == [["a", "cut"]]
-    assert (
-        piece.tokens,
-        piece.nbytes,
-        piece.seconds,
-        texts.service.metrics.sentences._value.get(),
-    ) == (6, 16, 0.5, 2)
+    assert (piece.tokens, piece.nbytes, piece.seconds) == (6, 16, 0.5)
+    assert texts.counted == 2
     assert outcomes(await piece_of(texts, bad, bad)) == [bad, bad]
     assert len(texts.calls) == 1, "only bad lines ask for nothing"
 
@@ -512,7 +514,7 @@ async def test_an_error_that_one_text_causes_is_that_texts_alone(error) -> None:
     assert outcomes(piece) == [1, 2, bad[2], 4, 5]
     assert [len(call) for call in texts.calls] == [5, 2, 3, 1, 2]
     assert (piece.tokens, piece.nbytes, piece.seconds) == (12, 32, 1.0)
-    assert texts.service.metrics.sentences._value.get() == 4
+    assert texts.counted == 4
 
 
 async def test_after_a_timeout_no_halves_are_tried() -> None:

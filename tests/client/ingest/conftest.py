@@ -68,6 +68,13 @@ class Runs:
             process.communicate(timeout=30)
 
 
+def stored_once(runs: Runs, qdrant: QdrantServer, points: int) -> bool:
+    """Whether the collection has so many points, none of which was stored twice."""
+    ids = runs.ids()
+    uploads = qdrant.state(runs.target.collection)["uploads"]
+    return len(ids) == len(set(ids)) == points and {uploads[each] for each in ids} == {1}
+
+
 @pytest.fixture(scope="session")
 def qdrant() -> Iterator[QdrantServer]:
     """One server in front of Qdrant's engine in Python, for all tests of a process."""

@@ -8,17 +8,10 @@ from smart_embedder_client import SmartEmbedderError
 from smart_embedder_client.ingest.options import IngestError
 from smart_embedder_client.qdrant.store import QdrantBusyError, QdrantError, QdrantFullError, Target
 
-from tests.client.ingest.conftest import Runs
+from tests.client.ingest.conftest import Runs, stored_once
 from tests.support.qdrant.process import QdrantServer
 
 NO_SPACE = "Service internal error: No space left on device: WAL buffer size exceeds disk space"
-
-
-def stored_once(runs: Runs, qdrant: QdrantServer, points: int) -> bool:
-    """Whether the collection has so many points, none of which was stored twice."""
-    ids = runs.ids()
-    uploads = qdrant.state(runs.target.collection)["uploads"]
-    return len(ids) == len(set(ids)) == points and {uploads[each] for each in ids} == {1}
 
 
 @pytest.mark.parametrize(

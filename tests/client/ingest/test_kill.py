@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.client.ingest.conftest import Runs
+from tests.client.ingest.conftest import Runs, stored_once
 from tests.support.checkpoints import WORDS
 from tests.support.qdrant.process import QdrantServer
 from tests.support.relay import Relay
@@ -24,13 +24,6 @@ def rows(http_runs: Runs, tmp_path: Path) -> Runs:
     return replace(http_runs, options=replace(http_runs.options, source=path))
 
 
-def check_all_are_stored_once(runs: Runs, qdrant: QdrantServer) -> None:
-    ids = runs.ids()
-    assert len(ids) == len(set(ids)) == CHUNKS
-    uploads = qdrant.state(runs.target.collection)["uploads"]
-    assert {uploads[each] for each in ids} == {1}
-
-
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 def test_a_killed_run_goes_on_where_it_was(rows: Runs, qdrant: QdrantServer, after: bool) -> None:
     """It is killed while an upload waits for its answer, before it is stored or after it."""
@@ -45,7 +38,7 @@ def test_a_killed_run_goes_on_where_it_was(rows: Runs, qdrant: QdrantServer, aft
     qdrant.fail()
     stored = len(qdrant.state(name)["uploads"])
     assert rows.run().uploaded == CHUNKS - stored
-    check_all_are_stored_once(rows, qdrant)
+    assert stored_once(rows, qdrant, CHUNKS)
     assert rows.run().uploaded == 0
 
 
@@ -83,4 +76,4 @@ def test_a_run_waits_for_a_killed_service(
                     printed, notes = process.communicate(timeout=120)
     assert process.returncode == 0, notes
     assert json.loads(printed)["uploaded"] == CHUNKS
-    check_all_are_stored_once(rows, qdrant)
+    assert stored_once(rows, qdrant, CHUNKS)
