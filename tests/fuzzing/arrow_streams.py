@@ -13,8 +13,8 @@ from tests.fuzzing.inputs import (
     check_sentence,
     cut,
     linear,
+    lines_of,
     read_input,
-    result_of,
     seeds_of,
 )
 
@@ -53,21 +53,16 @@ def check(data: bytes) -> None:
     chance, content = read_input(data)
     pieces, most_lines = cut(content, chance), chance.randint(1, 9)
     most_bytes = chance.randint(1, 5000)
-    reader, found = ArrowReader(_MOST_BYTES), []
+    found: list[Line] = []
     with linear(content, calls_per_byte=100):
         try:
-            for piece in pieces:
-                reader.feed(piece)
-                found += result_of(reader.take(most_lines, most_bytes))
-            reader.end()
-            while reader.ready:
-                found += result_of(reader.take(most_lines, most_bytes))
+            for line in lines_of(ArrowReader(_MOST_BYTES), pieces, most_lines, most_bytes):
+                found.append(line)  # noqa: PERF402 - those before an error are kept
         except SmartEmbedderError as error:
             check_sentence(error)
             refused = str(error)
         else:
             refused = ""
-            assert reader.buffered == 0
     for index, line in enumerate(found):
         assert line.number == index + 1
         assert type(line.id) in {int, str}

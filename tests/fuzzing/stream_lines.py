@@ -15,9 +15,9 @@ from tests.fuzzing.inputs import (
     count_plainly,
     cut,
     linear,
+    lines_of,
     outcome,
     read_input,
-    result_of,
     seeds_of,
 )
 
@@ -51,15 +51,9 @@ def check(data: bytes) -> None:
     chance, content = read_input(data)
     pieces, most_lines = cut(content, chance), chance.randint(1, 9)
     most_bytes = chance.randint(1, 5000)
-    reader, found = NdjsonReader(_MOST_BYTES_OF_A_LINE), []
+    reader = NdjsonReader(_MOST_BYTES_OF_A_LINE)
     with _small_parts(), linear(content, calls_per_byte=200):
-        for piece in pieces:
-            reader.feed(piece)
-            found += result_of(reader.take(most_lines, most_bytes))
-        reader.end()
-        while reader.ready:
-            found += result_of(reader.take(most_lines, most_bytes))
-    assert reader.buffered == 0
+        found = [*lines_of(reader, pieces, most_lines, most_bytes)]
     filled = [(i, each) for i, each in enumerate(content.split(b"\n"), 1) if each.strip()]
     assert [line.number for line in found] == [number for number, _ in filled]
     for index, (line, (_, raw)) in enumerate(zip(found, filled, strict=True)):

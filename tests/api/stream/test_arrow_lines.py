@@ -1,4 +1,7 @@
-"""Arrow in: the rows that pyarrow writes; whatever else arrives is an error, and never a crash."""
+"""Arrow in: what is read of a stream and in which steps, and what of one is refused.
+
+That its rows are those of pyarrow, and that nothing else that arrives is a crash: tests/fuzzing.
+"""
 
 import io
 import struct
@@ -11,6 +14,7 @@ from smart_embedder.api.stream.arrow_lines import ArrowReader
 from smart_embedder.api.stream.lines import Line
 from smart_embedder.errors import BodyTooLargeError, InvalidRequestError
 from tests.fuzzing.arrow_streams import stream_of
+from tests.fuzzing.inputs import lines_of
 
 
 def take(reader: ArrowReader, max_lines: int, max_bytes: int) -> list[Line]:
@@ -24,16 +28,9 @@ def take(reader: ArrowReader, max_lines: int, max_bytes: int) -> list[Line]:
 TEXTS = ["a", "bé", None, "x" * 300, "", "字"]
 
 
-def read(content: bytes, step: int = 1 << 20, most: int = 1 << 20) -> tuple[bool, list[Line]]:
-    reader = ArrowReader(most)
-    lines: list[Line] = []
-    for start in range(0, len(content), step):
-        reader.feed(content[start : start + step])
-        lines += take(reader, 2, 1000)
-    reader.end()
-    while reader.ready:
-        lines += take(reader, 2, 1000)
-    assert reader.buffered == 0
+def read(content: bytes) -> tuple[bool, list[Line]]:
+    reader = ArrowReader(1 << 20)
+    lines = [*lines_of(reader, [content])]
     return reader.integer_ids, lines
 
 

@@ -1,4 +1,7 @@
-"""Lines: whatever the pieces in which a body arrives, the same lines come out of it."""
+"""Lines of a body: taken in bounded steps while more arrives, and what is wrong with one.
+
+That the same lines come out of it whatever its pieces: tests/fuzzing.
+"""
 
 import asyncio
 import json
@@ -24,6 +27,7 @@ from smart_embedder.errors import (
     DrainingError,
     InvalidRequestError,
 )
+from tests.fuzzing.inputs import lines_of, result_of
 from tests.support.skipped_time import in_skipped_time, now, turns
 
 MOST = 200
@@ -31,29 +35,12 @@ MOST = 200
 
 def take(reader: LineReader, max_lines: int, max_bytes: int) -> list[Line]:
     """The next lines, all steps at once."""
-    return end_of(reader.take(max_lines, max_bytes))
-
-
-def end_of(steps: Generator[None, None, list[Line]]) -> list[Line]:
-    """The result of the steps that are left."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            return end.value
+    lines: list[Line] = result_of(reader.take(max_lines, max_bytes))
+    return lines
 
 
 def read(*parts: bytes, most: int = MOST) -> list[Line]:
-    reader = NdjsonReader(most)
-    lines: list[Line] = []
-    for part in parts:
-        reader.feed(part)
-        lines += take(reader, 2, 1000)
-    reader.end()
-    while reader.ready:
-        lines += take(reader, 2, 1000)
-    assert reader.buffered == 0
-    return lines
+    return [*lines_of(NdjsonReader(most), parts)]
 
 
 def facts(line: Line) -> tuple:
@@ -153,7 +140,7 @@ def test_a_large_line_is_parsed_in_steps_while_more_is_read() -> None:
         next(steps)
         reader.feed(part)
         assert isinstance(reader.ready, bool)
-    large, *others = end_of(steps)
+    large, *others = result_of(steps)
     assert (large.number, large.id, large.text) == (2, 0, "é" * 300_000)
     others += take(reader, 9, 1 << 22)
     assert [facts(line) for line in others] == [(5, "x", "a", None), (6, 2, "b", None)]
@@ -180,7 +167,7 @@ def test_what_arrives_while_lines_are_taken_is_not_counted_with_them() -> None:
     steps = reader.take(2, 1 << 30)
     next(steps)
     reader.feed(b"c")
-    (large,) = end_of(steps)
+    (large,) = result_of(steps)
     reader.feed(b'"}\n')
     (small,) = take(reader, 2, 1000)
     assert [len(large.text), small.text] == [STEP_BYTES, "bc"]
