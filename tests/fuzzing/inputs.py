@@ -122,17 +122,22 @@ def outcome(read: Callable[[], Any], *refusals: type[Exception]) -> tuple[Any, E
 
 
 def count_plainly(content: bytes) -> tuple[int, int]:
-    """Commas, colons and opening brackets outside strings, and all bytes there."""
+    """Commas, colons and opening brackets outside strings, and all bytes there.
+
+    Outside, where no JSON has any, a backslash escapes as within; the last byte escapes nothing.
+    """
     values = outside = 0
     in_string = is_escaped = False
     for byte in content:
-        if is_escaped:
+        if is_escaped and byte in b'\\"':
             is_escaped = False
-        elif byte == ord('"'):
+            outside += not in_string
+            continue
+        is_escaped = byte == ord("\\")
+        if byte == ord('"'):
             in_string = not in_string
-        elif in_string:
-            is_escaped = byte == ord("\\")
-        else:
+        elif not in_string:
             outside += 1
             values += byte in b",:[{"
+    outside -= is_escaped and not in_string
     return values, outside
