@@ -4,7 +4,6 @@ import math
 import sys
 import warnings
 from functools import partial
-from itertools import pairwise
 from types import ModuleType
 
 import numpy as np
@@ -33,31 +32,9 @@ from smart_embedder.models.attention import (
     varlen,
 )
 from smart_embedder.models.batch import UNATTENDED, PackedBatch, pack
+from tests.support.packed_attention import by_definition, pack_lengths, random_states
 
 CPU, CUDA, MPS = (torch.device(name) for name in ("cpu", "cuda", "mps"))
-
-
-def by_hand(
-    query, key, value, cu_seqlens, *, scale: float, causal: bool, reach: tuple[int, int] = (-1, -1)
-) -> torch.Tensor:
-    """Attention one sequence, one head and one query at a time, straight from its definition.
-
-    A query attends to so many keys before and after its own as `reach` says; -1 is all of them.
-    """
-    left, right = reach
-    heads, tokens, _ = query.shape
-    group = heads // key.shape[0]
-    output = torch.zeros(tokens, heads, value.shape[2])
-    for start, stop in pairwise(cu_seqlens):
-        for head in range(heads):
-            for place in range(start, stop):
-                first = start if left < 0 else max(start, place - left)
-                last = stop if right < 0 else min(stop, place + right + 1)
-                last = place + 1 if causal else last
-                keys = key[head // group, first:last]
-                weights = torch.softmax(keys @ query[head, place] * scale, dim=0)
-                output[place, head] = weights @ value[head // group, first:last]
-    return output
 
 
 @pytest.fixture
@@ -74,7 +51,7 @@ def cuda_kernels_on_cpu():
         reach = tuple(
             -1 if each is None else each for each in (window_size_left, window_size_right)
         )
-        output = by_hand(*states, cu_q.tolist(), scale=scale, causal=causal, reach=reach)
+        output = by_definition(states, cu_q.tolist(), scale, causal=causal, reach=reach)
         empty = q.new_empty(0)
         return output, empty, empty, empty, empty
 
@@ -94,21 +71,17 @@ def cuda_kernels_on_cpu():
     operators._destroy()
 
 
-def random_case(
-    lengths: list[int], heads: int, kv_heads: int
-) -> tuple[tuple[torch.Tensor, torch.Tensor, torch.Tensor], PackedBatch]:
-    torch.manual_seed(sum(lengths))
-    packed = pack([np.zeros(length, np.int64) for length in lengths], device=CPU)
-    tokens = sum(lengths)
-    states = tuple(torch.randn(count, tokens, 8) for count in (heads, kv_heads, kv_heads))
-    return states, packed
+def random_case(lengths: list[int], kv_heads: int) -> tuple[QueryKeyValue, PackedBatch]:
+    """Of four heads of queries, of which several may read the same keys."""
+    packed = pack_lengths(lengths)
+    return random_states(packed.tokens, kv_heads, 8, 4 // kv_heads, torch.float32), packed
 
 
 def check(attend: Attention, lengths: list[int], kv_heads: int, *, causal: bool) -> None:
-    states, packed = random_case(lengths, 4, kv_heads)
+    states, packed = random_case(lengths, kv_heads)
     scale = 1 / math.sqrt(8)
     actual = attend(states, packed, scale=scale, causal=causal)
-    expected = by_hand(*states, packed.offsets.tolist(), scale=scale, causal=causal)
+    expected = by_definition(states, packed.offsets, scale, causal=causal)
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
 
 
@@ -128,7 +101,7 @@ def test_it_follows_the_definition(attend, lengths, kv_heads, causal) -> None:
 def test_a_number_that_is_not_finite_stays_within_its_sequence(attend, causal, value) -> None:
     """Short ones of near lengths share a padded block, equal ones a dense one."""
     lengths = [3, 5, 5, 17, 18, 70, 70]
-    states, packed = random_case(lengths, 4, 4)
+    states, packed = random_case(lengths, 4)
     clean = attend(states, packed, scale=0.35, causal=causal)
     for poisoned in range(len(lengths)):
         start, stop = packed.offsets[poisoned], packed.offsets[poisoned + 1]
@@ -144,7 +117,7 @@ def test_a_number_that_is_not_finite_stays_within_its_sequence(attend, causal, v
 @pytest.mark.parametrize("attend", [sdpa, matmul])
 @pytest.mark.parametrize("causal", [False, True])
 def test_what_rounds_the_row_up_gets_finite_states(attend, causal: bool) -> None:
-    packed = pack([np.zeros(5, np.int64)], device=CPU, multiple=32)
+    packed = pack_lengths([5], multiple=32)
     output = attend(torch.randn(3, 4, 32, 8).unbind(), packed, scale=1.0, causal=causal)
     assert torch.isfinite(output).all()
 
@@ -167,7 +140,7 @@ def flash_attn_varlen_func(
 ):
     """That of the package flash-attn, by its documentation."""
     states = (states.transpose(0, 1) for states in (q, k, v))
-    return by_hand(*states, cu_q.tolist(), scale=softmax_scale, causal=causal, reach=window_size)
+    return by_definition(states, cu_q.tolist(), softmax_scale, causal=causal, reach=window_size)
 
 
 @pytest.mark.usefixtures("cuda_kernels_on_cpu")
@@ -177,7 +150,7 @@ def flash_attn_varlen_func(
 def test_a_window_is_given_to_the_kernel_and_means_what_it_means_in_blocks(
     attend, causal, wrap
 ) -> None:
-    states, packed = random_case([3, 7, 40], 4, 2)
+    states, packed = random_case([3, 7, 40], 2)
     options = {"scale": 0.3, "causal": causal, "window": 5}
     in_blocks = PackedAttention(sdpa, packed)(states, **options)
     by_kernel = PackedAttention(wrap(attend), packed)
@@ -196,7 +169,7 @@ def test_tokens_that_are_not_attended_to_attend_to_the_others(attend, causal, kv
     for each, count in zip(ids, unattended, strict=True):
         each[len(each) - count :] = UNATTENDED
     packed = pack(ids, device=CPU)
-    states, _ = random_case(lengths, 4, kv_heads)
+    states, _ = random_case(lengths, kv_heads)
     actual = excluding_unattended(attend)(states, packed, scale=0.3, causal=causal)
     for start, length, count in zip(packed.offsets, lengths, unattended, strict=False):
         for last in range(length):
@@ -359,7 +332,7 @@ def test_flash_attention_is_of_its_package_which_must_be_there(
     there = ModuleType(module)
     there.flash_attn_varlen_func = kernel  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, module, there)
-    packed = pack([np.zeros(3, np.int64)], device=CPU)
+    packed = pack_lengths([3])
     states = torch.zeros(3, 2, 3, 4)
     load_attention(name)(tuple(states), packed, scale=0.5, causal=True)
     assert calls == [{"softmax_scale": 0.5, "causal": True, "window_size": (-1, -1)}]

@@ -6,14 +6,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.nn import functional
 
 from smart_embedder.models.attention import PackedAttention, QueryKeyValue, eager
 from smart_embedder.models.batch import PackedBatch
 from smart_embedder.models.ops.choose import with_attention
 from smart_embedder.models.ops.native import native_backend
 from tests.support.native import LIBRARIES
-from tests.support.packed_attention import pack_lengths, random_states
+from tests.support.packed_attention import by_definition, pack_lengths, random_states
 
 pytestmark = pytest.mark.skipif(not LIBRARIES, reason="the kernels are not built")
 DTYPES = [torch.float32, torch.bfloat16]
@@ -35,26 +34,18 @@ def attend(
     return attention(states, scale=scale, causal=causal, window=window)
 
 
-def by_definition(
-    states: QueryKeyValue, packed: PackedBatch, scale: float, *, causal: bool, window: int | None
+def exactly(
+    states: QueryKeyValue,
+    packed: PackedBatch,
+    scale: float,
+    *,
+    causal: bool = False,
+    window: int | None = None,
 ) -> torch.Tensor:
-    parts = []
-    for start, stop in zip(packed.offsets[:-1], packed.offsets[1:], strict=True):
-        query, key, value = (each[:, start:stop].double() for each in states)
-        position = torch.arange(stop - start)
-        before = position[:, None] - position
-        seen = before.abs() < (window or math.inf)
-        parts.append(
-            functional.scaled_dot_product_attention(
-                query,
-                key,
-                value,
-                attn_mask=seen & (before >= 0) if causal else seen,
-                scale=scale,
-                enable_gqa=True,
-            )
-        )
-    return torch.cat(parts, dim=1).transpose(0, 1)
+    """In float64, by the definition."""
+    reach = (-1, -1) if window is None else (window - 1, window - 1)
+    exact = (each.double() for each in states)
+    return by_definition(exact, packed.offsets, scale, causal=causal, reach=reach)
 
 
 def check(
@@ -71,7 +62,7 @@ def check(
     packed = pack_lengths(lengths)
     states = random_states(packed.tokens, heads, width, group, dtype)
     seen = {"causal": causal, "window": window}
-    expected = by_definition(states, packed, scale, **seen)
+    expected = exactly(states, packed, scale, **seen)
     for library in LIBRARIES:
         actual = attend(states, packed, scale, **seen, library=library)
         torch.testing.assert_close(actual.double(), expected, rtol=CLOSE[dtype], atol=CLOSE[dtype])
@@ -144,7 +135,7 @@ def test_scores_of_any_size_have_weights(size: float, length: int) -> None:
     query, key, value = random_states(length, 2, 64)
     states = (query, key * size, value)
     actual = attend(states, packed, 1.0)
-    expected = by_definition(states, packed, 1.0, causal=False, window=None)
+    expected = exactly(states, packed, 1.0)
     torch.testing.assert_close(actual.double(), expected, rtol=2**-6, atol=2**-6)
 
 

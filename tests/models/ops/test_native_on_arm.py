@@ -26,7 +26,7 @@ from smart_embedder.models.tasks.dense import DenseEmbedder
 from smart_embedder.models.tasks.embedders import M3Embedder
 from tests.models.ops.test_native import CLOSE, random_layer
 from tests.models.ops.test_native_attention import CLOSE as ATTENTION_CLOSE
-from tests.models.ops.test_native_attention import attend, by_definition
+from tests.models.ops.test_native_attention import attend, exactly
 from tests.support.emulated_arm import QEMU, EmulatedLibrary, built_program
 from tests.support.packed_attention import pack_lengths, random_states
 from tests.support.texts import varied_texts
@@ -130,7 +130,7 @@ def test_attention_follows_the_definition(
     seen = {"causal": causal, "window": window}
     actual = attend(states, packed, 0.2, **seen, library=library).double()
     close = ATTENTION_CLOSE[dtype]
-    expected = by_definition(states, packed, 0.2, **seen)
+    expected = exactly(states, packed, 0.2, **seen)
     torch.testing.assert_close(actual, expected, rtol=close, atol=close)
 
 
