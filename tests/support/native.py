@@ -2,6 +2,7 @@
 
 from functools import partial
 
+import pytest
 from torch.nn import functional
 
 from smart_embedder.models.ops.build import library_path
@@ -9,6 +10,7 @@ from smart_embedder.models.ops.native import Library, runnable_here
 
 PATH = library_path()
 LIBRARIES = [Library(str(PATH), each) for each in runnable_here() if PATH.exists()]
+needs_kernels = pytest.mark.skipif(not LIBRARIES, reason="the kernels are not built")
 # By PyTorch's own functions, under the names of transformers.
 ACTIVATIONS = {
     None: lambda states: states,

@@ -14,7 +14,6 @@ from torch.nn import functional
 from smart_embedder.models.families.int8 import quantize
 from smart_embedder.models.ops import native
 from smart_embedder.models.ops.backend import (
-    Backend,
     LayerNorm,
     QuantizedRows,
     QuantizedWeights,
@@ -22,10 +21,10 @@ from smart_embedder.models.ops.backend import (
     RotaryEmbedding,
     torch_backend,
 )
-from smart_embedder.models.ops.native import Library, native_backend
-from tests.support.native import ACTIVATIONS, LIBRARIES
+from smart_embedder.models.ops.native import native_backend
+from tests.support.native import ACTIVATIONS, LIBRARIES, needs_kernels
 
-pytestmark = pytest.mark.skipif(not LIBRARIES, reason="the kernels are not built")
+pytestmark = needs_kernels
 SHAPES = {
     "rows": st.integers(0, 40) | st.sampled_from([766, 768, 769, 1000]),
     "depth": st.integers(1, 12).map(lambda n: 16 * n) | st.sampled_from([1024, 1040, 2064, 4096]),
@@ -36,21 +35,6 @@ CLOSE = {
     torch.float32: {"rtol": 1e-5, "atol": 1e-5},
     torch.bfloat16: {"rtol": 2**-8, "atol": 1e-5},
 }
-
-
-@pytest.fixture(scope="module", params=LIBRARIES, ids=lambda each: each.instructions.name)
-def library(request) -> Library:
-    return request.param
-
-
-@pytest.fixture(scope="module", params=list(CLOSE), ids=["float32", "bfloat16"])
-def dtype(request) -> torch.dtype:
-    return request.param
-
-
-@pytest.fixture(scope="module")
-def backend(library, dtype) -> Backend:
-    return native_backend(library, dtype)
 
 
 def layer_of(weight: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype) -> nn.Linear:

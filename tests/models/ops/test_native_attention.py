@@ -11,10 +11,10 @@ from smart_embedder.models.attention import PackedAttention, QueryKeyValue, eage
 from smart_embedder.models.batch import PackedBatch
 from smart_embedder.models.ops.choose import with_attention
 from smart_embedder.models.ops.native import native_backend
-from tests.support.native import LIBRARIES
+from tests.support.native import LIBRARIES, needs_kernels
 from tests.support.packed_attention import by_definition, pack_lengths, random_states
 
-pytestmark = pytest.mark.skipif(not LIBRARIES, reason="the kernels are not built")
+pytestmark = needs_kernels
 DTYPES = [torch.float32, torch.bfloat16]
 # In bfloat16 weights and output are rounded; in float32 scores of 50 are known to 3e-6.
 CLOSE = {torch.float32: 1e-4, torch.bfloat16: 2**-7}

@@ -14,30 +14,14 @@ from smart_embedder.models.batch import PackedBatch, pack
 from smart_embedder.models.families.bert import EncoderLayer
 from smart_embedder.models.families.int8 import quantize
 from smart_embedder.models.ops.backend import Backend, EncoderParts, LayerNorm
-from smart_embedder.models.ops.native import Library, native_backend
-from tests.support.native import LIBRARIES
+from tests.support.native import needs_kernels
 
-pytestmark = pytest.mark.skipif(not LIBRARIES, reason="the kernels are not built")
-
-
-@pytest.fixture(scope="module", params=LIBRARIES, ids=lambda each: each.instructions.name)
-def library(request) -> Library:
-    return request.param
-
-
-@pytest.fixture(scope="module", params=[torch.float32, torch.bfloat16], ids=str)
-def dtype(request) -> torch.dtype:
-    return request.param
+pytestmark = needs_kernels
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["exact", "int8"])
 def quantized(request) -> bool:
     return request.param
-
-
-@pytest.fixture(scope="module")
-def backend(library, dtype) -> Backend:
-    return native_backend(library, dtype)
 
 
 def make_parts(

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 from smart_embedder.models.ops import native as library
 from smart_embedder.models.ops.build import library_path
-from tests.support.native import LIBRARIES
+from tests.support.native import LIBRARIES, needs_kernels
 
 X86 = dict.fromkeys(("avx2", "avx512_bf16", "avx512_vnni"), True)
 
@@ -56,7 +56,7 @@ def declared() -> dict[str, list]:
     }
 
 
-@pytest.mark.skipif(not LIBRARIES, reason="the kernels are not built")
+@needs_kernels
 @pytest.mark.parametrize("name", sorted(declared()))
 def test_a_kernel_is_called_with_the_arguments_that_it_declares(name: str, monkeypatch) -> None:
     functions = Mock()

@@ -53,11 +53,6 @@ def library(request, program: Path) -> Iterator[EmulatedLibrary]:
     emulated.close()
 
 
-@pytest.fixture(params=list(CLOSE), ids=["float32", "bfloat16"])
-def dtype(request) -> torch.dtype:
-    return request.param
-
-
 @pytest.fixture
 def backend(library, dtype) -> Backend:
     return with_attention(native_backend(library, dtype), "native")
