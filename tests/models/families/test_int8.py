@@ -13,18 +13,14 @@ from torch import nn
 from torch.nn import functional
 
 from smart_embedder.engine.records import Outputs
-from smart_embedder.models.checkpoint.weights import Weights
 from smart_embedder.models.device.choose import cpu_has_int8
-from smart_embedder.models.families.backbone import Backbone
-from smart_embedder.models.families.int8 import encode_calibration, quantize
-from smart_embedder.models.families.load import load_decoder, load_encoder, load_tokenizer
+from smart_embedder.models.families.int8 import quantize
 from smart_embedder.models.ops.backend import QuantizedLinear
 from smart_embedder.models.ops.build import MAX_INT8
 from smart_embedder.models.ops.choose import choose_backend
-from smart_embedder.models.ops.proof import Target
 from smart_embedder.models.tasks.embedders import M3Embedder
 from smart_embedder.models.tasks.rerankers import CrossEncoder, QwenReranker
-from smart_embedder.models.text.tokenizer import TextTokenizer
+from tests.models.families.states import CPU, load, random_sequences, states_of, target
 from tests.support.checkpoints import corpus, save_qwen, save_sentencepiece_tokenizer
 from tests.support.encoders import save_transformer
 from tests.support.native import ACTIVATIONS
@@ -32,16 +28,11 @@ from tests.support.texts import varied_texts
 from tools.demo.checkpoint import build_demo_checkpoint
 
 pytestmark = pytest.mark.skipif(not cpu_has_int8(), reason="needs an x86 processor with AVX2")
-CPU = torch.device("cpu")
 FAMILIES = ("xlm-roberta", "roberta", "bert")
 ALL = Outputs(dense=True, sparse=True, colbert=True)
 # In bfloat16, which is what runs beside int8 where the processor has it.
-BACKEND = choose_backend(torch.device("cpu"), torch.bfloat16)
+BACKEND = choose_backend(CPU, torch.bfloat16)
 SHAPES = [(64, 192), (40, 24), (35, 7), (1024, 256)]
-
-
-def target(dtype: torch.dtype = torch.float32, *, quantized: bool = False) -> Target:
-    return Target(CPU, dtype, choose_backend(CPU, dtype, "sdpa"), quantized=quantized)
 
 
 @pytest.fixture(scope="module")
@@ -55,21 +46,6 @@ def save_model(folder: Path, tokenizer_folder: Path, family: str, **changes) -> 
     save_transformer(folder, family, **{"vocab_size": 1200} | changes)
     shutil.copy(tokenizer_folder / "tokenizer.json", folder)
     return folder
-
-
-def states_of(folder: Path, sequences, how: Target) -> torch.Tensor:
-    backbone = load_encoder(folder, how, encode_calibration(load_tokenizer(folder, 8192)))
-    with torch.inference_mode():
-        packed = backbone.pack(sequences)
-        hidden = backbone.forward(packed)
-    assert hidden.dtype == backbone.dtype == how.dtype
-    return hidden[: packed.real_tokens].float()
-
-
-def random_sequences(lengths) -> list[np.ndarray]:
-    rng = np.random.default_rng(0)
-    # 0 and 1 are padding tokens, which a text may spell out.
-    return [rng.integers(0, 1200, length) for length in lengths]
 
 
 LENGTHS = (5, 17, 5, 1, 44, 3, 100)
@@ -94,10 +70,10 @@ def test_states_point_where_those_in_float32_do(
     family, changes, lengths, dtype, tokenizer_folder, tmp_path
 ) -> None:
     folder = save_model(tmp_path, tokenizer_folder, family, **changes)
-    sequences = random_sequences(lengths)
-    exact = states_of(folder, sequences, target())
-    actual = states_of(folder, sequences, target(dtype, quantized=True))
-    assert functional.cosine_similarity(actual, exact).min() > 0.99
+    sequences = random_sequences(lengths, 1200)
+    exact = states_of(folder, target(), sequences)
+    actual = states_of(folder, target(dtype, quantized=True), sequences)
+    assert functional.cosine_similarity(actual.float(), exact).min() > 0.99
 
 
 def demo_with_outliers(folder: Path, size: float) -> Path:
@@ -140,8 +116,7 @@ def test_trained_weights_are_exact_with_outliers_and_without(size, least, tmp_pa
 
 @pytest.fixture(scope="module")
 def embedder(tiny_m3: Path) -> M3Embedder:
-    how = Target(CPU, torch.bfloat16, BACKEND, quantized=True)
-    return M3Embedder("tiny", tiny_m3, 8192, how)
+    return M3Embedder("tiny", tiny_m3, 8192, target(torch.bfloat16, "auto", quantized=True))
 
 
 def embed(model: M3Embedder, texts: list[str]):
@@ -280,17 +255,13 @@ def test_large_channels_do_not_blur_the_others(channels: int) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @torch.inference_mode()
 def test_a_decoders_states_point_where_those_in_float32_do(dtype, tiny_qwen: Path) -> None:
-    def backbone(how: Target) -> Backbone:
-        texts = encode_calibration(TextTokenizer.from_folder(tiny_qwen, 8192))
-        return load_decoder(tiny_qwen, how, Weights.read(tiny_qwen), texts)
-
     with capture_logs() as logs:
-        exact = backbone(target())
-        ours = backbone(Target(CPU, dtype, choose_backend(CPU, dtype), quantized=True))
+        exact = load(tiny_qwen, target())
+        ours = load(tiny_qwen, target(dtype, "auto", quantized=True))
     assert not logs
     assert ours.target.describe("tiny").dtype == "int8"
     # Some begin alike, and what they share is computed once.
-    sequences = [ids % 600 + 3 for ids in random_sequences(LENGTHS)]
+    sequences = [ids % 600 + 3 for ids in random_sequences(LENGTHS, 1200)]
     sequences += [np.concatenate([sequences[-1], ids]) for ids in sequences[:3]]
     packed = ours.pack(sequences)
     assert packed.sharing is not None

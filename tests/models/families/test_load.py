@@ -12,50 +12,15 @@ from torch.nn import functional
 from transformers import AutoModel
 
 from smart_embedder.errors import StartupError
-from smart_embedder.models.checkpoint.weights import Weights
 from smart_embedder.models.device.choose import cpu_has_int8
-from smart_embedder.models.families.backbone import Backbone
-from smart_embedder.models.families.int8 import encode_calibration
-from smart_embedder.models.families.load import load_decoder, load_encoder, load_tokenizer
-from smart_embedder.models.ops.choose import choose_backend
 from smart_embedder.models.ops.native import load_library
 from smart_embedder.models.ops.proof import Target
+from tests.models.families.states import load, random_sequences, states_of, target
 from tests.support.encoders import OWN_FAMILIES, save_transformer
 
-CPU = torch.device("cpu")
 MAPS = Path("/proc/self/maps")
 LENGTHS = (5, 17, 5, 1, 44, 17, 3, 68, 100)
 ATTENTIONS = ["sdpa", "matmul", "eager", *["native"] * (load_library() is not None)]
-
-
-def target(
-    dtype: torch.dtype = torch.float32, attention: str = "sdpa", *, quantized: bool = False
-) -> Target:
-    return Target(CPU, dtype, choose_backend(CPU, dtype, attention), quantized=quantized)
-
-
-def load(folder: Path, how: Target) -> Backbone:
-    """For what is not in 8 bits: calibration alone reads texts."""
-    if "qwen3" in (folder / "config.json").read_text():
-        return load_decoder(folder, how, Weights.read(folder), ())
-    return load_encoder(folder, how, ())
-
-
-def random_sequences(lengths: tuple[int, ...] = LENGTHS) -> list[np.ndarray]:
-    rng = np.random.default_rng(0)
-    # 0 and 1 are padding tokens, which a text may spell out.
-    return [rng.integers(0, 120, length) for length in lengths]
-
-
-@torch.inference_mode()
-def states_of(folder: Path, how: Target, sequences: list[np.ndarray]) -> torch.Tensor:
-    """The states of each text, one text after the other."""
-    backbone = load(folder, how)
-    packed = backbone.pack(sequences)
-    states = backbone.forward(packed)
-    assert states.dtype == backbone.dtype == how.dtype
-    places = [slice(*packed.offsets[index : index + 2]) for index in packed.unpack_order]
-    return torch.cat([states[place] for place in places])
 
 
 @torch.inference_mode()
@@ -127,7 +92,7 @@ def test_float32_states_are_those_of_transformers(
 def test_bfloat16_states_point_where_those_in_float32_do(
     family, changes, least, attention, tmp_path: Path
 ) -> None:
-    folder, sequences = save_transformer(tmp_path, family, **changes), random_sequences()
+    folder, sequences = save_transformer(tmp_path, family, **changes), random_sequences(LENGTHS)
     exact = padded_states(folder, sequences)
     actual = states_of(folder, target(torch.bfloat16, attention), sequences).float()
     assert functional.cosine_similarity(actual, exact).min() > least
@@ -176,8 +141,8 @@ def test_its_files_are_left_and_may_be_written_over(
         torch.save(load_file(path), folder / "pytorch_model.bin")
         path.unlink()
         path = folder / "pytorch_model.bin"
-    backbone = load_encoder(folder, how, encode_calibration(load_tokenizer(folder, 8192)))
-    packed = backbone.pack(random_sequences())
+    backbone = load(folder, how)
+    packed = backbone.pack(random_sequences(LENGTHS))
     before = backbone.forward(packed)
     assert str(folder) not in MAPS.read_text()
     assert str(path) not in {each.path for each in psutil.Process().open_files()}

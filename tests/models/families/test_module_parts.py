@@ -18,7 +18,7 @@ from smart_embedder.models.families import int8, module_parts, transformers_modu
 from smart_embedder.models.families.module_parts import find_parts
 from smart_embedder.models.ops.backend import RmsNorm, RotaryEmbedding
 from smart_embedder.models.ops.choose import choose_backend
-from smart_embedder.models.ops.proof import Target
+from tests.models.families.states import CPU, target
 from tests.support.checkpoints import spread_weights
 from tests.support.encoders import (
     FAMILIES,
@@ -34,14 +34,10 @@ from tests.support.encoders import (
 )
 from tests.support.wordpiece import change
 
-CPU = torch.device("cpu")
 needs_int8 = pytest.mark.skipif(not cpu_has_int8(), reason="needs an x86 processor with AVX2")
+INT8 = target(torch.bfloat16, "auto", quantized=True)
 # Fourier transforms are not computed in bfloat16, and BERT's kind has a loop of its own.
 QUANTIZED = [name for name, family in FAMILIES.items() if family[-1] != "own" and name != "fnet"]
-
-
-def target(dtype: torch.dtype = torch.bfloat16, *, quantized: bool = False) -> Target:
-    return Target(CPU, dtype, choose_backend(CPU, dtype), quantized=quantized)
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +54,7 @@ def unit(vectors: np.ndarray) -> np.ndarray:
 def test_every_family_is_computed_in_8_bits(family, tokenizer, tmp_path) -> None:
     folder = save_family(tmp_path / family, family, tokenizer)
     with capture_logs() as logs:
-        model = load(folder, target(quantized=True))
+        model = load(folder, INT8)
     assert not [log for log in logs if log["event"] == "int8_differs"]
     assert model.info.dtype == "int8"
     assert model.info.paths["batch"] == FAMILIES[family][-1]
@@ -79,7 +75,7 @@ def test_a_text_has_the_same_bits_alone_and_in_a_batch(
     monkeypatch.setitem(FAMILIES, family, (name, kind, sizes, layout))
     folder = save_family(tmp_path / family, family, tokenizer)
     for dtype in (torch.bfloat16, torch.float32):
-        model = load(folder, target(dtype))
+        model = load(folder, target(dtype, "auto"))
         alone = np.concatenate([embed(model, [text]) for text in TEXTS])
         np.testing.assert_array_equal(embed(model, TEXTS), alone)
 
@@ -140,7 +136,7 @@ def test_any_configuration_is_computed_as_transformers_does(seed, tokenizer, tmp
     save_tokenizer(tmp_path, tokenizer)
     change(tmp_path / "config.json", architectures=None)
     save_modules(tmp_path)
-    model = load(tmp_path, target(torch.float32))
+    model = load(tmp_path, target(torch.float32, "auto"))
     assert "rotary" in model.info.paths
     assert not model.info.refused
     expected = reference_vectors(tmp_path, TEXTS)
@@ -211,7 +207,7 @@ def test_parts_that_compute_something_else_give_way_to_transformers_own(
 ) -> None:
     folder = save_family(tmp_path / "gte", "gte", tokenizer)
     with capture_logs() as logs:
-        model = load(folder, target(torch.float32))
+        model = load(folder, target(torch.float32, "auto"))
     (warning,) = logs
     assert (warning["event"], warning["operation"]) == ("path_refused", "modules")
     assert (warning["path"], warning["used_instead"]) == ("backend", "transformers")
@@ -226,14 +222,14 @@ def test_parts_that_compute_something_else_give_way_to_transformers_own(
 def test_8_bits_that_compute_something_else_stop_the_start(tokenizer, tmp_path) -> None:
     folder = save_family(tmp_path / "gte", "gte", tokenizer)
     with pytest.raises(StartupError, match="is not computed in 8 bits as it is .*; set DTYPE to"):
-        load(folder, target(quantized=True))
+        load(folder, INT8)
 
 
 @needs_int8
 def test_8_bits_beside_which_a_model_cannot_run_stop_the_start(tokenizer, tmp_path) -> None:
     folder = save_family(tmp_path / "fnet", "fnet", tokenizer)
     with pytest.raises(StartupError, match="of type fnet, is not computed in 8 bits: Unsupported"):
-        load(folder, target(quantized=True))
+        load(folder, INT8)
 
 
 @needs_int8
@@ -244,7 +240,7 @@ def test_vectors_that_are_far_from_those_in_float32_are_logged(
     monkeypatch.setattr(int8, "_LEAST_COSINE", 1.1)
     folder = save_family(tmp_path / family, family, tokenizer)
     with capture_logs() as logs:
-        load(folder, target(quantized=True))
+        load(folder, INT8)
     (warning,) = logs
     assert (warning["event"], warning["model"]) == ("int8_differs", family)
     assert 0.99 < warning["cosine"] <= 1
@@ -264,7 +260,7 @@ def test_a_product_that_no_text_of_the_calibration_reaches_is_prepared_and_logge
     monkeypatch.setattr(transformers_module, "_load_module", load_with_more)
     folder = save_family(tmp_path / "gte", "gte", tokenizer)
     with capture_logs() as logs:
-        model = load(folder, target(quantized=True))
+        model = load(folder, INT8)
     (warning,) = logs
     assert (warning["event"], warning["products"]) == ("int8_not_calibrated", 1)
     unused = model._backbone._transformer._module.unused
