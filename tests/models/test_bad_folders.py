@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from transformers import AutoModel, DistilBertConfig
 
 from smart_embedder.engine import Engine
@@ -20,6 +19,7 @@ from smart_embedder.errors import StartupError
 from smart_embedder.models.load import load_models
 from smart_embedder.settings import Settings
 from tests.support.bad_start import failing_start
+from tests.support.checkpoints import changed_weights
 from tests.support.wordpiece import change
 
 NAN = float("nan")
@@ -109,9 +109,9 @@ def test_weights_that_are_no_numbers(
     kind: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     folder = shutil.copytree(request.getfixturevalue(kind), tmp_path / "model")
-    path = folder / "model.safetensors"
-    weights = {name: torch.full_like(each, NAN) for name, each in load_file(path).items()}
-    save_file(weights, path, metadata={"format": "pt"})
+    with changed_weights(folder) as weights:
+        for each in weights.values():
+            each.fill_(NAN)
     with pytest.raises(StartupError, match="computes nothing but numbers that are not finite"):
         start(folder)
 

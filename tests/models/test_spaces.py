@@ -24,6 +24,7 @@ from smart_embedder.models.loader import load_embedder, load_reranker
 from smart_embedder.models.ops.backend import torch_backend
 from smart_embedder.models.ops.choose import choose_backend
 from smart_embedder.models.ops.proof import Target
+from tests.support.checkpoints import changed_json, changed_weights
 from tests.support.encoders import (
     dense,
     save_family,
@@ -86,12 +87,13 @@ def change_tensors(
     """Of the tensors that have `within` in their names."""
 
     def change_file(folder: Path) -> None:
-        tensors = load_file(folder / WEIGHTS).items()
-        changed = {
-            rename(name): change(each).contiguous() if within in name else each
-            for name, each in tensors
-        }
-        save_file(changed, folder / WEIGHTS, metadata={"format": "pt"})
+        with changed_weights(folder) as tensors:
+            changed = {
+                rename(name): change(each).contiguous() if within in name else each
+                for name, each in tensors.items()
+            }
+            tensors.clear()
+            tensors.update(changed)
 
     return change_file
 
@@ -117,11 +119,9 @@ def swap_layers(name: str) -> str:
 
 
 def swap_two_tokens(folder: Path) -> None:
-    path = folder / "tokenizer.json"
-    told = json.loads(path.read_text("utf-8"))
-    vocabulary = told["model"]["vocab"]
-    vocabulary[-1], vocabulary[-2] = vocabulary[-2], vocabulary[-1]
-    path.write_text(json.dumps(told), "utf-8")
+    with changed_json(folder / "tokenizer.json") as told:
+        vocabulary = told["model"]["vocab"]
+        vocabulary[-1], vocabulary[-2] = vocabulary[-2], vocabulary[-1]
 
 
 def pool_by_mean(folder: Path) -> None:
@@ -159,9 +159,8 @@ def test_each_mistake_with_bge_m3_is_told_by_its_reason(
 
 def rewrite_modules(*names: str) -> Change:
     def change(folder: Path) -> None:
-        modules = json.loads((folder / "modules.json").read_text())
-        kept = [each for each in modules if each["type"].rpartition(".")[2] in names]
-        (folder / "modules.json").write_text(json.dumps(kept))
+        with changed_json(folder / "modules.json") as modules:
+            modules[:] = [each for each in modules if each["type"].rpartition(".")[2] in names]
 
     return change
 
@@ -370,10 +369,9 @@ def test_a_module_may_be_named_by_an_absolute_path_where_the_model_is_not(
     encoder: Path, unchanged: Spaces, float32_target: Target, monkeypatch, tmp_path: Path
 ) -> None:
     copy = shutil.copytree(encoder, tmp_path / "copy")
-    modules = json.loads((copy / "modules.json").read_text())
-    for each in modules[1:]:
-        each["path"] = str(copy / each["path"])
-    (copy / "modules.json").write_text(json.dumps(modules))
+    with changed_json(copy / "modules.json") as modules:
+        for each in modules[1:]:
+            each["path"] = str(copy / each["path"])
     monkeypatch.chdir(tmp_path)
     assert differences(unchanged, spaces(Path("copy"), float32_target)) == {}
 

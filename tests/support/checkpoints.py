@@ -1,8 +1,12 @@
 """Tiny random checkpoints of the true architectures, with tokenizers trained on the spot."""
 
+import json
 import random
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import sentencepiece
 import torch
@@ -156,7 +160,23 @@ def save_byte_level_tokenizer(
 
 def spread_weights(folder: Path) -> None:
     """Random weights of the usual 0.02 spread barely tell texts apart; these do."""
+    with changed_weights(folder) as weights:
+        for tensor in weights.values():
+            tensor.add_(torch.randn_like(tensor) * 0.08)
+
+
+@contextmanager
+def changed_weights(folder: Path) -> Iterator[dict[str, torch.Tensor]]:
+    """The tensors of a checkpoint by their names, which are saved as the block leaves them."""
     path = folder / "model.safetensors"
     weights = load_file(path)
-    noisy = {name: tensor + torch.randn_like(tensor) * 0.08 for name, tensor in weights.items()}
-    save_file(noisy, path, metadata={"format": "pt"})
+    yield weights
+    save_file(weights, path, metadata={"format": "pt"})
+
+
+@contextmanager
+def changed_json(path: Path) -> Iterator[Any]:
+    """What a file of JSON holds, which is saved as the block leaves it."""
+    content = json.loads(path.read_text("utf-8"))
+    yield content
+    path.write_text(json.dumps(content), "utf-8")

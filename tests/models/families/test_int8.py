@@ -2,12 +2,12 @@
 
 import random
 import shutil
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from structlog.testing import capture_logs
 from torch import nn
 from torch.nn import functional
@@ -21,7 +21,12 @@ from smart_embedder.models.ops.choose import choose_backend
 from smart_embedder.models.tasks.embedders import M3Embedder
 from smart_embedder.models.tasks.rerankers import CrossEncoder, QwenReranker
 from tests.models.families.states import CPU, load, random_sequences, states_of, target
-from tests.support.checkpoints import corpus, save_qwen, save_sentencepiece_tokenizer
+from tests.support.checkpoints import (
+    changed_weights,
+    corpus,
+    save_qwen,
+    save_sentencepiece_tokenizer,
+)
 from tests.support.encoders import save_transformer
 from tests.support.native import ACTIVATIONS
 from tests.support.texts import varied_texts
@@ -82,15 +87,12 @@ def demo_with_outliers(folder: Path, size: float) -> Path:
     What reads them is as much smaller, so that the vectors hardly change.
     """
     build_demo_checkpoint(folder)
-    path = folder / "model.safetensors"
-    weights = load_file(path)
     read = {"intermediate.dense": "output.dense", "attention.self.value": "attention.output.dense"}
-    for layer in range(6):
-        for maker, reader in read.items():
+    with changed_weights(folder) as weights:
+        for layer, (maker, reader) in product(range(6), read.items()):
             for name in (f"{maker}.weight", f"{maker}.bias"):
                 weights[f"encoder.layer.{layer}.{name}"][7:11] *= size
             weights[f"encoder.layer.{layer}.{reader}.weight"][:, 7:11] /= size
-    save_file(weights, path, metadata={"format": "pt"})
     return folder
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch.nn import functional
 from transformers import AutoModel
 
@@ -16,6 +16,7 @@ from smart_embedder.models.device.choose import cpu_has_int8
 from smart_embedder.models.ops.native import load_library
 from smart_embedder.models.ops.proof import Target
 from tests.models.families.states import load, random_sequences, states_of, target
+from tests.support.checkpoints import changed_weights
 from tests.support.encoders import OWN_FAMILIES, save_transformer
 
 MAPS = Path("/proc/self/maps")
@@ -166,12 +167,11 @@ def test_its_files_are_left_and_may_be_written_over(
 def test_a_missing_tensor_and_one_of_another_shape_are_never_made_up(
     family: str, name: str, tmp_path: Path
 ) -> None:
-    path = save_transformer(tmp_path, family) / "model.safetensors"
-    weights = load_file(path)
+    folder = save_transformer(tmp_path, family)
     for tensor, sentence in (torch.zeros(31), "another shape for"), (None, "lacks"):
-        weights.pop(name)
-        if tensor is not None:
-            weights[name] = tensor
-        save_file(weights, path, metadata={"format": "pt"})
+        with changed_weights(folder) as weights:
+            del weights[name]
+            if tensor is not None:
+                weights[name] = tensor
         with pytest.raises(StartupError, match=f"{sentence} the tensor {name}"):
             load(tmp_path, target())

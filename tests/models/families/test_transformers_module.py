@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file, save_file
 from structlog.testing import capture_logs
 from tokenizers import Tokenizer
 from transformers import MPNetConfig, MPNetModel, ReformerConfig, ReformerModel, T5EncoderModel
@@ -25,7 +24,7 @@ from smart_embedder.models.families.transformers_module import attend_packed
 from smart_embedder.models.load import load_models
 from smart_embedder.models.ops.proof import Target
 from smart_embedder.settings import Settings
-from tests.support.checkpoints import corpus
+from tests.support.checkpoints import changed_weights, corpus
 from tests.support.encoders import (
     FAMILIES,
     TEXTS,
@@ -230,9 +229,8 @@ def test_a_padded_model_whose_masks_are_mapped_over_the_batch_is_loaded(
 
 
 def lose_a_tensor(folder: Path) -> None:
-    weights = load_file(folder / "model.safetensors")
-    weights.pop(next(name for name in weights if "q_proj" in name))
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with changed_weights(folder) as weights:
+        del weights[next(name for name in weights if "q_proj" in name)]
 
 
 @pytest.mark.parametrize(

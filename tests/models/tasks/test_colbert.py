@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from sentence_transformers import MultiVectorEncoder
 from tokenizers import Tokenizer
 from transformers import (
@@ -45,6 +45,7 @@ from smart_embedder.models.tasks.colbert import (
 from smart_embedder.models.tasks.embedders import M3Embedder
 from smart_embedder.settings import Settings
 from tests.engine.fakes import loading, settings_of
+from tests.support.checkpoints import changed_json, changed_weights
 from tests.support.wordpiece import (
     MODERNBERT,
     MPNET,
@@ -263,10 +264,10 @@ def test_stanfords_checkpoints_are_read_too(folders, load, tmp_path: Path) -> No
     for name in ("modules.json", "config_sentence_transformers.json", "sentence_bert_config.json"):
         (folder / name).unlink()
     change(folder / "config.json", architectures=["HF_ColBERT"])
-    weights = load_file(folder / "model.safetensors")
-    named = {f"bert.{name}": tensor for name, tensor in weights.items()}
-    named["linear.weight"] = torch.randn(16, 64)
-    save_file(named, folder / "model.safetensors", metadata={"format": "pt"})
+    with changed_weights(folder) as weights:
+        for name in [*weights]:
+            weights[f"bert.{name}"] = weights.pop(name)
+        weights["linear.weight"] = torch.randn(16, 64)
     metadata = {"query_token_id": "[unused0]", "doc_token_id": "[unused1]", "query_maxlen": 24}
     metadata |= {"doc_maxlen": 50, "mask_punctuation": True, "attend_to_mask_tokens": False}
     (folder / "artifact.metadata").write_text(json.dumps(metadata))
@@ -280,9 +281,8 @@ def test_several_projections_follow_each_other(folders, load, tmp_path: Path) ->
     save_dense(folder / "2_Dense", 48, 48)
     tanh = "torch.nn.modules.activation.Tanh"
     change(folder / "2_Dense" / "config.json", activation_function=tanh, use_residual=True)
-    modules = json.loads((folder / "modules.json").read_text())
-    modules.append(modules[1] | {"idx": 2, "name": "2", "path": "2_Dense"})
-    (folder / "modules.json").write_text(json.dumps(modules))
+    with changed_json(folder / "modules.json") as modules:
+        modules.append(modules[1] | {"idx": 2, "name": "2", "path": "2_Dense"})
     model = load(folder)
     assert model.colbert_width == 48
     assert_like_theirs(model, folder)

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from transformers import BertForSequenceClassification, BertModel, XLMRobertaForMaskedLM
 
 from smart_embedder.engine.records import Outputs, TextEmbedding, TokenIds
 from smart_embedder.errors import InferenceError
 from smart_embedder.models.loader import load_embedder, load_reranker
 from smart_embedder.models.ops.proof import Target
+from tests.support.checkpoints import changed_weights
 from tests.support.encoders import save_family, word_tokenizer
 from tests.support.texts import varied_texts
 from tests.support.wordpiece import ROBERTA, save_colbert, save_model, save_splade
@@ -117,15 +117,14 @@ def test_a_number_that_is_not_finite_costs_no_other_text_anything(
     texts = ["hybrid search", "music", "search", "vector search history " * 30, "search music"]
     ids = ids_of(model, texts)
     copy = shutil.copytree(folder, tmp_path / "poisoned")
-    weights = load_file(copy / "model.safetensors")
     tables = ("word_embeddings.weight", "tok_embeddings.weight", "shared.weight")
-    (name,) = [each for each in weights if each.endswith(tables)]
     # The last one, as the trial of a packed path at the start draws from those below 100.
     first, own, _, longest, _ = (
         {*each.ids.tolist()} for each in model._tokenizer.encode_plain(texts, 200)
     )
-    weights[name][max(own - first - longest)] = torch.nan
-    save_file(weights, copy / "model.safetensors", metadata={"format": "pt"})
+    with changed_weights(copy) as weights:
+        (name,) = [each for each in weights if each.endswith(tables)]
+        weights[name][max(own - first - longest)] = torch.nan
     poisoned = load(copy, float32_target)
     for wanted in wishes(model):
         if not wanted and hasattr(model, "kinds"):

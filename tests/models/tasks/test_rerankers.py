@@ -1,6 +1,5 @@
 """Cross-encoders against FlagEmbedding and sentence-transformers, and what is no reranker."""
 
-import json
 import random
 from pathlib import Path
 from shutil import copytree
@@ -10,7 +9,6 @@ import pytest
 import torch
 import transformers
 from FlagEmbedding import FlagReranker
-from safetensors.torch import load_file, save_file
 from sentence_transformers import CrossEncoder as Reference
 from transformers import BertForSequenceClassification
 
@@ -19,7 +17,12 @@ from smart_embedder.errors import StartupError
 from smart_embedder.models.loader import load_reranker
 from smart_embedder.models.ops.proof import Target
 from smart_embedder.models.tasks.rerankers import CrossEncoder, find_ranking_label
-from tests.support.checkpoints import plain_corpus, save_byte_level_tokenizer
+from tests.support.checkpoints import (
+    changed_json,
+    changed_weights,
+    plain_corpus,
+    save_byte_level_tokenizer,
+)
 from tests.support.texts import ODD_TEXTS
 from tests.support.wordpiece import (
     MODERNBERT,
@@ -239,9 +242,8 @@ def test_a_pair_without_a_token_is_read_too(folders, float32_target) -> None:
 
 
 def without_a_head(folder: Path) -> None:
-    weights = load_file(folder / "model.safetensors")
-    weights = {name: each for name, each in weights.items() if not name.startswith("score.")}
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with changed_weights(folder) as weights:
+        del weights["score.weight"]
 
 
 def with_a_template(folder: Path) -> None:
@@ -250,10 +252,9 @@ def with_a_template(folder: Path) -> None:
 
 def with_a_module(folder: Path) -> None:
     Reference(str(folder), device="cpu").save_pretrained(str(folder))
-    entries = json.loads((folder / "modules.json").read_text())
     kind = "sentence_transformers.base.modules.dense.Dense"
-    dense = {"idx": 1, "name": "1", "path": "1_Dense", "type": kind}
-    (folder / "modules.json").write_text(json.dumps([*entries, dense]))
+    with changed_json(folder / "modules.json") as modules:
+        modules.append({"idx": 1, "name": "1", "path": "1_Dense", "type": kind})
 
 
 @pytest.mark.parametrize(

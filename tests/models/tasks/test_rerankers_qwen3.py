@@ -1,6 +1,5 @@
 """Qwen3-Reranker against transformers' padded forward, and its prompt against one text."""
 
-import json
 from bisect import bisect_right
 from pathlib import Path
 from shutil import copytree
@@ -22,7 +21,7 @@ from smart_embedder.models.tasks.dense import DEFAULT_INSTRUCTION
 from smart_embedder.models.tasks.rerankers import QwenReranker, QwenTemplate
 from smart_embedder.models.text.tokenizer import TextTokenizer
 from tests.models.text.test_slices import GAPS, WORDS, qwen_words
-from tests.support.checkpoints import corpus, save_qwen
+from tests.support.checkpoints import changed_json, corpus, save_qwen
 from tests.support.texts import varied_texts
 from tests.support.wordpiece import change
 from tools.references import qwen
@@ -109,12 +108,13 @@ def test_answers_other_than_yes_and_no_are_refused(
     CrossEncoder(str(copy), device="cpu").save_pretrained(str(copy))
     (scores,) = copy.glob("*LogitScore")
     QwenReranker("tiny", copy, LIMIT, 16, float32_target)
-    modules = json.loads((copy / "modules.json").read_text())
     kind = "sentence_transformers.base.modules.dense.Dense"
-    (copy / "modules.json").write_text(json.dumps([*modules, modules[-1] | {"type": kind}]))
+    with changed_json(copy / "modules.json") as modules:
+        modules.append(modules[-1] | {"type": kind})
     with pytest.raises(StartupError, match="names the module Dense"):
         QwenReranker("tiny", copy, LIMIT, 16, float32_target)
-    (copy / "modules.json").write_text(json.dumps(modules))
+    with changed_json(copy / "modules.json") as modules:
+        modules.pop()
     change(scores / "config.json", true_token_id=7)
     with pytest.raises(StartupError, match="compares other tokens than yes and no"):
         QwenReranker("tiny", copy, LIMIT, 16, float32_target)
