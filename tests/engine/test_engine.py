@@ -24,9 +24,8 @@ from smart_embedder.errors import (
     StartupError,
     UnhealthyError,
 )
-from smart_embedder.observability.metrics import Metrics
 from smart_embedder.settings import Settings
-from tests.engine.engines import engine_for, entered, hold, let_go, queued, waiting
+from tests.engine.engines import engine_for, entered, hold, let_go, queued
 from tests.engine.fakes import ALL, FakeModel, FakeReranker, loaded, loading, settings_of
 
 
@@ -210,23 +209,6 @@ async def test_aborting_waits_for_no_tokenizer() -> None:
     engine.abort()
     assert not model.batches
     gate.set()
-
-
-async def test_closing_answers_what_was_accepted_and_refuses_the_rest() -> None:
-    model, metrics = FakeModel(), Metrics()
-    engine = engine_for(model, metrics)
-    await engine.start()
-    held = await hold(engine, model)
-    accepted = [asyncio.create_task(engine.embed(EmbedRequest([f"text {i}"]))) for i in range(5)]
-    await waiting(metrics, 5)
-    closing = asyncio.create_task(engine.close())
-    await asyncio.sleep(0)
-    with pytest.raises(DrainingError):
-        await engine.embed(EmbedRequest(["late"]))
-    let_go(model)
-    await closing
-    results = await asyncio.gather(held, *accepted)
-    assert len(results) == 6
 
 
 @pytest.mark.parametrize("is_stuck", [False, True])

@@ -119,21 +119,6 @@ def test_a_model_is_kept_for_those_who_were_told_to_come_back(model, ticking) ->
     assert model.is_held
 
 
-def test_requests_that_have_waited_for_the_loading_are_about_to_have_it(model) -> None:
-    model.leases = 1
-    assert model.is_awaited
-    model.loading = "a task"
-    assert not model.is_awaited
-    model.loading, model.users = None, 1
-    assert not model.is_awaited
-
-
-def test_files_that_were_replaced_are_counted_from_the_second_loading_on(model) -> None:
-    told = [model.has_other_files(files) for files in ("a", "a", "b", "b", "a")]
-    assert told == [False, False, True, False, True]
-    assert model.status.files_replaced == 2
-
-
 def test_the_time_of_a_loading_is_known_by_its_size_or_the_last_one(model, ticking) -> None:
     assert (model.is_measured, model.seconds_left(100)) == (False, 10)
     model.needs = {"a": 150, "b": 50}

@@ -1,4 +1,4 @@
-"""The records of a request: sizes, copies, pointers, and sequences in two parts."""
+"""The records of a request: sizes, copies, and sequences in two parts; a download in words."""
 
 from dataclasses import replace
 
@@ -8,29 +8,15 @@ import pytest
 from smart_embedder.engine.model import Download, human_size
 from smart_embedder.engine.records import (
     JoinedIds,
-    Outputs,
     SparseVector,
     TextEmbedding,
     TokenizedPair,
-    TokenizedText,
-    Truncation,
     in_own_memory,
     join,
 )
 from smart_embedder.vectors import QuantizedVectors
 
 IDS = np.arange(5)
-
-
-def test_a_request_for_vectors_of_any_kind_asks_for_something() -> None:
-    assert all(Outputs.of([kind]) for kind in ("dense", "sparse", "colbert", "states"))
-    assert not Outputs()
-    assert not Outputs(logits=True)
-
-
-def test_a_text_is_truncated_where_tokens_are_missing() -> None:
-    assert [TokenizedText(IDS, tokens).truncated for tokens in (5, 6)] == [False, True]
-    assert TokenizedText(IDS, 5).exact
 
 
 def test_embeddings_know_their_size_and_copies_share_no_memory_with_a_batch() -> None:
@@ -64,16 +50,6 @@ def test_a_sequence_in_two_parts_is_read_as_one() -> None:
     assert pair.ids.tolist() == join(joined).tolist()
     assert pair.query_exact
     assert pair.passage_exact
-
-
-@pytest.mark.parametrize(
-    ("field", "index", "pointer"),
-    [("query", 0, "/query"), ("passages", 3, "/passages/3"), ("sentences", 0, "/sentences/0")],
-)
-def test_a_truncation_points_into_the_request(field: str, index: int, pointer: str) -> None:
-    truncation = Truncation(field, index, "model", max_tokens=7, original_tokens=10)
-    assert (truncation.pointer, truncation.truncated_tokens) == (pointer, 3)
-    assert (truncation.side, truncation.exact) == ("right", True)
 
 
 @pytest.mark.parametrize(

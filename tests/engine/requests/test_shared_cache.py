@@ -25,7 +25,6 @@ from smart_embedder.engine.requests.shared_cache import (
     MOST_ENTRY_BYTES,
     CachedVectors,
     join,
-    kinds_of,
     of_one_text,
     split,
 )
@@ -93,12 +92,6 @@ def test_an_entry_counts_its_arrays_its_tokens_and_what_is_around_them() -> None
     kept = split(TEXT, TextEmbedding(DENSE, SPARSE))
     assert kept["dense"].nbytes == 8 + 12 + 1200
     assert kept["sparse"].nbytes == 24 + 12 + 12 + 1200
-
-
-def test_the_kinds_that_are_wanted_are_named_in_one_order() -> None:
-    assert kinds_of(Outputs(sparse=True, dense=True)) == ["dense", "sparse"]
-    assert kinds_of(Outputs(states=True, colbert=True)) == ["colbert", "states"]
-    assert kinds_of(Outputs()) == []
 
 
 def test_kinds_are_of_one_text_where_its_tokens_are_the_same() -> None:

@@ -274,11 +274,3 @@ async def test_an_error_in_place_of_a_result_is_not_reduced() -> None:
     results = batch_of((failing, 0, 2)).launch(failing.model)()
     assert isinstance(results[0], InferenceError)
     assert results[1] == 7
-
-
-def test_a_forward_is_asked_for_the_outputs_of_each_sequence() -> None:
-    model = Shared()
-    dense, sparse = job(1, 1, model=model), job(1, model=model)
-    sparse.outputs = Outputs(sparse=True)
-    batch_of((dense, 0, 2), (sparse, 0, 1)).launch(model)
-    assert model.outputs == [[Outputs(dense=True)] * 2 + [Outputs(sparse=True)]]
