@@ -3,7 +3,7 @@
 import gc
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
@@ -28,24 +28,17 @@ from smart_embedder.engine.records import (
     TokenizedText,
     TruncationOptions,
 )
-from smart_embedder.engine.space import VectorSpace
 from smart_embedder.settings import Settings
+from tests.simulation.plain import PlainEmbedder, PlainModel
 
 ALL = Outputs(dense=True, sparse=True, colbert=True)
 
 
-class HeldDevice(ABC):
+class HeldDevice(PlainModel, ABC):
     """A forward that a test can hold at a gate, fail, and watch.
 
     An `asynchronous` one computes while others are launched, as a GPU does.
     """
-
-    name = "fake"
-    max_length = 100
-    max_batch_sequences = None
-    precision = "float32"
-    reproducible = True
-    spaces: Mapping[str, VectorSpace] = MappingProxyType({})
 
     def __init__(self) -> None:
         self.batches: list[list[int]] = []
@@ -80,18 +73,8 @@ class HeldDevice(ABC):
         """What the forward computes for each sequence."""
 
 
-class FakeModel(HeldDevice):
+class FakeModel(PlainEmbedder, HeldDevice):
     """A text's tokens are its characters; its vector is their sum."""
-
-    colbert_width = 0
-    kinds = Outputs(dense=True, sparse=True, colbert=True, states=True)
-    normalizes = True
-    dense_width = states_width = 4
-    default_prompt = ""
-    pooling = "mean"
-    min_dimensions = None
-    prompts: Mapping[str, str] = MappingProxyType({})
-    reads_input_type = False
 
     def tokenize(
         self,

@@ -22,7 +22,6 @@ from smart_embedder.errors import (
     UnhealthyError,
 )
 from smart_embedder.observability.metrics import Metrics
-from tests.engine.devices.virtual_device import broken_memory
 from tests.engine.engines import entered, hold, let_go, queued
 from tests.engine.fakes import FakeModel
 from tests.engine.further_models import (
@@ -34,6 +33,7 @@ from tests.engine.further_models import (
     status,
     vector,
 )
+from tests.support.accelerator import broken_memory
 
 A, AB = ord("a"), ord("a") + ord("b")
 

@@ -27,6 +27,7 @@ from smart_embedder.models.ops.backend import torch_backend
 from smart_embedder.models.ops.choose import choose_backend
 from smart_embedder.server.process import run
 from smart_embedder.settings import Settings
+from tests.support.accelerator import broken_memory, illegal_access
 from tests.support.waiting import wait_until
 
 
@@ -52,9 +53,9 @@ class FaultyModel:
             case "exit":
                 sys.exit("the device thread ends")
             case "lose":
-                raise _accelerator_error(214, "uncorrectable ECC error encountered")
+                raise broken_memory()
             case "crash":
-                raise _accelerator_error(700, "an illegal memory access was encountered")
+                raise illegal_access()
             case "hold":
                 wait_until(Path(os.environ["GATE"]).exists, "never opened")
         if self._hold:
@@ -62,13 +63,6 @@ class FaultyModel:
         if self._memory and sum(map(len, sequences)) > self._memory:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return self._model.launch(sequences, outputs)
-
-
-def _accelerator_error(code: int, message: str) -> Exception:
-    """As PyTorch makes it, which adds the number of CUDA's runtime."""
-    error = torch.AcceleratorError(f"CUDA error: {message}")
-    error.error_code = code
-    return error
 
 
 def _plant(kernel: str) -> None:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -38,23 +37,15 @@ from smart_embedder.engine.records import (
     TruncationOptions,
 )
 from smart_embedder.engine.scheduling.admission import stop_if_given_up
-from smart_embedder.engine.space import VectorSpace
 from smart_embedder.errors import InferenceError, StartupError
 from smart_embedder.settings import Settings
 from smart_embedder.settings.types import ModelEntry
+from tests.simulation.plain import AcceleratorError, PlainEmbedder, PlainModel
 from tests.simulation.virtual_time import Effect, Moments
 
 GIGABYTE = 10**9
 MOST_TOKENS = 4096
 _NOT_FINITE = "a number is not finite"
-
-
-class AcceleratorError(RuntimeError):
-    """As PyTorch raises it: the guard knows it by its name and its code."""
-
-    def __init__(self, code: int) -> None:
-        super().__init__(f"CUDA error {code}")
-        self.error_code = code
 
 
 # What a forward with a fault raises.
@@ -204,15 +195,11 @@ class FakeDevice:
         return DeviceInfo(self.name, "fake", "float32", "sdpa", gpu_available=self.on_gpu)
 
 
-class FakeModel:
+class FakeModel(PlainModel):
     """What embedders and rerankers have in common; `number` is the same on every device."""
 
     max_length = MOST_TOKENS
-    max_batch_sequences: int | None = None
     special_tokens: tuple[list[Any], list[Any]] = ([], [])
-    precision = "float32"
-    reproducible = True
-    spaces: Mapping[str, VectorSpace] = MappingProxyType({})
 
     def __init__(self, name: str, number: int, device: FakeDevice) -> None:
         self.name = name
@@ -242,19 +229,13 @@ def number_of(text: str) -> int:
     return int(text.rstrip("x"))
 
 
-class FakeEmbedder(FakeModel):
+class FakeEmbedder(PlainEmbedder, FakeModel):
     """Makes vectors of three kinds."""
 
     kinds = Outputs(dense=True, sparse=True, colbert=True)
     colbert_width = 1
-    dense_width = 4
     states_width = 0
-    pooling = "mean"
     normalizes = False
-    min_dimensions: int | None = None
-    prompts: Mapping[str, str] = MappingProxyType({})
-    reads_input_type = False
-    default_prompt = ""
 
     def tokenize(
         self,

@@ -9,7 +9,6 @@ from smart_embedder.engine.devices.limits import (
     DeviceWatchdog,
     ForwardLimit,
     OverdueAlarm,
-    ServiceRate,
     TokenBudget,
     predicted_seconds,
 )
@@ -39,16 +38,6 @@ def test_the_device_has_the_longest_limit_of_its_jobs(time_limits, seconds) -> N
     """However little of it is left: that does not make the device look stuck."""
     jobs = [job(10, time_limit=limit, time_spent=0.4) for limit in time_limits]
     assert ForwardLimit(2.0, least=30.0).of_device(batch_of(*jobs), 0.0) == seconds
-
-
-def test_the_rate_of_a_device_is_a_mean_in_which_the_latest_forward_is_a_fifth() -> None:
-    rate = ServiceRate()
-    rate.observe(100, 1.0)
-    assert rate.tokens_per_second == 100
-    rate.observe(300, 1.5)
-    assert rate.tokens_per_second == pytest.approx(120)
-    rate.observe(1, 0.0)  # A clock that did not move.
-    assert rate.tokens_per_second > 1e6
 
 
 @in_skipped_time

@@ -21,14 +21,11 @@ from smart_embedder.errors import (
 )
 from smart_embedder.observability.metrics import Metrics
 from smart_embedder.settings import Settings
-from tests.engine.devices.virtual_device import (
-    VirtualThread,
-    accelerator_error,
-    broken_memory,
-)
+from tests.engine.devices.virtual_device import VirtualThread
 from tests.engine.engines import entered, let_go
 from tests.engine.fakes import NO_MORE, FakeModel, loaded, placed
 from tests.engine.scheduling.jobs import job
+from tests.support.accelerator import accelerator_error, broken_memory
 from tests.support.skipped_time import in_skipped_time, turns
 
 

@@ -17,6 +17,7 @@ from smart_embedder.errors import (
     InferenceError,
     OutOfMemoryError,
 )
+from tests.simulation.plain import AcceleratorError
 
 
 @pytest.fixture
@@ -134,14 +135,6 @@ async def test_a_call_whose_caller_has_left_before_it_began_is_not_run() -> None
 
 
 # What an error of a device means: of one batch, of its memory, or of the device.
-
-
-class AcceleratorError(RuntimeError):
-    """Has the name of PyTorch's."""
-
-    def __init__(self, code: object) -> None:
-        super().__init__("CUDA error")
-        self.error_code = code
 
 
 class VendorError(AcceleratorError):

@@ -6,7 +6,6 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import numpy as np
-import torch
 
 from smart_embedder.engine.devices.executor import DeviceExecutor
 from smart_embedder.engine.devices.limits import ForwardLimit, Served, TokenBudget
@@ -16,18 +15,6 @@ from smart_embedder.observability.metrics import Metrics
 from tests.engine.fakes import FakeModel
 from tests.engine.scheduling.jobs import job
 from tests.support.skipped_time import now
-
-
-def accelerator_error(code: int | None, message: str = "") -> Exception:
-    """As PyTorch makes it, which adds the number of CUDA's runtime."""
-    error = torch.AcceleratorError(f"CUDA error: {message}")
-    if code is not None:
-        error.error_code = code
-    return error
-
-
-def broken_memory() -> Exception:
-    return accelerator_error(214, "uncorrectable ECC error encountered")
 
 
 class VirtualThread:

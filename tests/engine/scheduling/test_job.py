@@ -33,20 +33,6 @@ async def test_an_error_in_the_place_of_one_result_fails_the_job_with_it() -> No
         await made.result()
 
 
-def test_what_is_taken_of_it_moves_its_place_by_the_tokens_and_its_weight() -> None:
-    made, left = job(4, 6, 2, urgency=2), list[Job]()
-    assert (made.waiting_tokens, made.taken, made.virtual_start) == (12, 0, 0)
-    made.virtual_start, made.leave_queue = 100.0, left.append
-    made.take(2, 7.0)
-    assert (made.waiting_tokens, made.taken, made.virtual_start) == (2, 2, 105)
-    assert (made.waiting, left, made.first_taken_at) == (True, [], 7)
-    made.take(1, 9.0)
-    assert (made.waiting, left, made.first_taken_at) == (False, [made], 7)
-    assert (made.state, made.virtual_start) == (JobState.TAKEN, 106)
-    made.fail(InferenceError("late"))
-    assert left == [made], "it has left once"
-
-
 async def test_its_caller_is_told_how_it_ended_and_the_cause_stays_inside() -> None:
     cancelled, failed, refused = job(1), job(1), job(1)
     cancelled.cancel()

@@ -1,0 +1,43 @@
+"""What fake models tell of themselves, and the error of a fake device, here and in tests/engine.
+
+It stands here because planted faults are looked for in a copy of this folder alone.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from smart_embedder.engine.records import Outputs
+from smart_embedder.engine.space import VectorSpace
+
+
+class AcceleratorError(RuntimeError):
+    """As PyTorch raises it: the device's guard knows it by its name and its code."""
+
+    def __init__(self, code: object) -> None:
+        super().__init__(f"CUDA error {code}")
+        self.error_code = code
+
+
+class PlainModel:
+    """What every model tells of itself, where nothing is special."""
+
+    name = "fake"
+    max_length = 100
+    max_batch_sequences: int | None = None
+    precision = "float32"
+    reproducible = True
+    spaces: Mapping[str, VectorSpace] = MappingProxyType({})
+
+
+class PlainEmbedder:
+    """What every embedder tells of itself besides."""
+
+    kinds = Outputs(dense=True, sparse=True, colbert=True, states=True)
+    colbert_width = 0
+    dense_width = states_width = 4
+    normalizes = True
+    min_dimensions: int | None = None
+    pooling = "mean"
+    prompts: Mapping[str, str] = MappingProxyType({})
+    default_prompt = ""
+    reads_input_type = False
