@@ -7,12 +7,10 @@ from functools import partial
 from pathlib import Path
 
 from tests.oracle.cases import KINDS, Body, Case, draw_cases
-from tests.oracle.rules import Served
+from tests.oracle.rules import INSTRUCTION, Served
 from tests.oracle.several import draw_several, save_several
 from tests.oracle.truth import M3, BgeReranker, Qwen, QwenReranker
 from tests.support.checkpoints import save_m3, save_qwen, save_reranker
-
-INSTRUCTION = "Find the passage that names a river."
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,10 @@ LONG = [" ".join(WORDS[:40]), "bread"]
 QUERY, PROMPT, INSTRUCTION = "river search", "mountain: ", "Find the passage that names a river."
 BOTH = (True, False)
 SIDES = ("left", "right")
+# What text-embeddings-inference takes together.
+TEI_TOGETHER: tuple[Body, ...] = tuple(
+    {"truncate": True, "truncation_direction": side} for side in SIDES
+)
 # What has the form of a space's id, and is that of no model.
 ELSEWHERE = "dense-a-b-c-d-e-f-g-h, score-a-b-c-d-e-f-g-h"
 CUTS = (True, False, "NONE", "START", "END")

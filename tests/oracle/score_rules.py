@@ -14,6 +14,7 @@ from tests.oracle.rules import (
     QUERY,
     SHORT,
     SIDES,
+    TEI_TOGETHER,
     Body,
     Rule,
     Served,
@@ -30,11 +31,6 @@ from tests.oracle.truth import (
     Vectors,
     fused,
     sigmoid,
-)
-
-_TEI_TOGETHER: tuple[Body, ...] = (
-    {"truncate": True, "truncation_direction": "left"},
-    {"truncate": True, "truncation_direction": "right"},
 )
 
 
@@ -255,7 +251,7 @@ SCORE_RULES: dict[str, Rule] = {
             "return_text": BOTH,
         },
         _ranks,
-        together=_TEI_TOGETHER,
+        together=TEI_TOGETHER,
         of_reranker=True,
     ),
     "ScoreResponse": Rule(
@@ -280,7 +276,7 @@ SCORE_RULES: dict[str, Rule] = {
         ),
         {"truncate": BOTH, "truncation_direction": SIDES, "raw_scores": BOTH},
         _predictions,
-        together=_TEI_TOGETHER,
+        together=TEI_TOGETHER,
         of_reranker=True,
     ),
 }

@@ -25,10 +25,13 @@ def settings_of(embedding: Path, reranker: Path | str, folder: Path, dtype: str)
     )
 
 
-async def compare(*chosen: Any) -> Bits:
+async def assert_same_bits(*chosen: Any) -> str:
+    """Returns the precision in which it was computed."""
     async with Engine(settings_of(*chosen), load_models) as engine:
         assert all(each.info.reproducible for each in engine.statuses)
-        return await Bits.measure(engine, distinct=40, words=60, answers=1000)
+        found = await Bits.measure(engine, distinct=40, words=60, answers=1000)
+    assert (found.differing, found.answers >= 1000) == ({}, True)
+    return found.precision
 
 
 @pytest.fixture
@@ -58,9 +61,8 @@ def limited(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 async def test_no_bit_depends_on_what_is_computed_beside_it(
     limited: str, dtype: str, tiny_m3: Path, tiny_reranker: Path, tmp_path: Path
 ) -> None:
-    found = await compare(tiny_m3, tiny_reranker, tmp_path, dtype)
-    assert found.precision.startswith(f"{dtype}/native+torch/{limited}.")
-    assert (found.differing, found.answers >= 1000) == ({}, True)
+    precision = await assert_same_bits(tiny_m3, tiny_reranker, tmp_path, dtype)
+    assert precision.startswith(f"{dtype}/native+torch/{limited}.")
 
 
 async def test_nor_does_one_of_an_encoder_whose_layers_fill_no_whole_panels(tmp_path: Path) -> None:
@@ -69,22 +71,18 @@ async def test_nor_does_one_of_an_encoder_whose_layers_fill_no_whole_panels(tmp_
     folder.mkdir()
     save_family(folder, "bert", word_tokenizer())
     save_modules(folder, further=[dense(48, "Tanh"), ("Normalize", {}, None)])
-    found = await compare(folder, LATE_INTERACTION, tmp_path, "float32")
-    assert (found.differing, found.answers >= 1000) == ({}, True)
+    await assert_same_bits(folder, LATE_INTERACTION, tmp_path, "float32")
 
 
 async def test_nor_does_one_of_a_decoder(tiny_qwen: Path, tmp_path: Path) -> None:
-    found = await compare(tiny_qwen, tiny_qwen, tmp_path, "float32")
-    assert (found.differing, found.answers >= 1000) == ({}, True)
+    await assert_same_bits(tiny_qwen, tiny_qwen, tmp_path, "float32")
 
 
 async def test_a_bit_that_differs_is_found(tiny_m3: Path, tiny_reranker: Path, tmp_path) -> None:
-    found = await compare(tiny_m3, tiny_reranker, tmp_path, "float32")
-    found.alone[0]["dense"] = b"other"
-    found.scores[1] += 1e-7
-    found.answers = 0
     settings = settings_of(tiny_m3, tiny_reranker, tmp_path, "float32")
     async with Engine(settings, load_models) as engine:
-        found.engine = engine
+        found = await Bits.measure(engine, distinct=40, words=60, answers=0)
+        found.alone[0]["dense"] = b"other"
+        found.scores[1] += 1e-7
         await found.ask(2000)
     assert {"dense", "score"} <= found.differing.keys()

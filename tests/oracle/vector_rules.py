@@ -15,6 +15,7 @@ from tests.oracle.rules import (
     PROMPT,
     SHORT,
     SIDES,
+    TEI_TOGETHER,
     Body,
     Rule,
     Served,
@@ -443,10 +444,6 @@ _TEI_OPTIONS: dict[str, tuple[Any, ...]] = {
     "truncation_direction": SIDES,
     "prompt_name": ("query", "clustering", "unknown"),
 }
-_TEI_TOGETHER: tuple[Body, ...] = (
-    {"truncate": True, "truncation_direction": "left"},
-    {"truncate": True, "truncation_direction": "right"},
-)
 
 
 def _tokens(served: Served, question: Any) -> list[Any]:
@@ -535,7 +532,7 @@ VECTOR_RULES: dict[str, Rule] = {
         _INPUTS,
         _TEI_OPTIONS | {"normalize": BOTH, "dimensions": (32, 64, 8, 65)},
         _tei_dense,
-        together=_TEI_TOGETHER,
+        together=TEI_TOGETHER,
     ),
     "EmbeddingServerResponse": Rule(
         ("inputs",),
@@ -543,10 +540,10 @@ VECTOR_RULES: dict[str, Rule] = {
         _TEI_OPTIONS | {"normalize": BOTH, "dimensions": (32, 64, 8, 65)},
         _embedding_server,
         frozenset({"timings"}),
-        _TEI_TOGETHER,
+        TEI_TOGETHER,
     ),
-    "TokenVectors": Rule(("inputs",), _INPUTS, _TEI_OPTIONS, _tei_states, together=_TEI_TOGETHER),
-    "SparseVectors": Rule(("inputs",), _INPUTS, _TEI_OPTIONS, _tei_sparse, together=_TEI_TOGETHER),
+    "TokenVectors": Rule(("inputs",), _INPUTS, _TEI_OPTIONS, _tei_states, together=TEI_TOGETHER),
+    "SparseVectors": Rule(("inputs",), _INPUTS, _TEI_OPTIONS, _tei_sparse, together=TEI_TOGETHER),
     "Similarities": Rule(
         ("inputs",),
         tuple(

@@ -53,10 +53,13 @@ async def test_its_caller_is_told_how_it_ended_and_the_cause_stays_inside() -> N
     assert raised.value.retry_after == 30
 
 
-async def test_when_its_results_came_is_known_after_they_are_forgotten(monkeypatch) -> None:
+async def test_when_it_was_taken_first_and_its_results_came_is_known_after_they_are_forgotten(
+    monkeypatch,
+) -> None:
     made = job(1, 1)
     made.reduce = lambda _index, result: result
-    made.take(2, 3.0)
+    for moment in (3.0, 4.0):
+        made.take(1, moment)
     for moment, start in ((5.0, 1), (8.0, 0)):
         monkeypatch.setattr(time, "perf_counter", lambda moment=moment: moment)
         assert not made.resolved
@@ -66,7 +69,7 @@ async def test_when_its_results_came_is_known_after_they_are_forgotten(monkeypat
     assert await made.result() == ["a", "a"]
     made.forget()
     assert await made.result() == []
-    assert (made.reduce, made.last_completed_at) == (None, 8)
+    assert (made.reduce, made.first_taken_at, made.last_completed_at) == (None, 3, 8)
 
 
 def complete(batch: Batch) -> None:

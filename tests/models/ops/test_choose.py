@@ -78,39 +78,26 @@ def test_one_that_was_built_for_another_pytorch_is_left_out_with_one_warning(mon
         choose_backend(CUDA, torch.float16, "flash_attention_3")
 
 
+BFLOAT16, FLOAT32 = torch.bfloat16, torch.float32
 AMX = {"amx_tile": True, "amx_bf16": True, "avx512_bf16": True}
-BFLOAT16 = {"avx512_bf16": True}
+AVX, ARM = {"avx512_bf16": True}, {"bf16": True}
+# Expected for linear and add_linear, then int8_gemm, add_norm and attention.
+ON_CPUS = [
+    ("x86_64", AMX, True, BFLOAT16, ("onednn", "onednn", "native", "sdpa")),
+    ("x86_64", {"amx_tile": True}, True, BFLOAT16, ("torch", "onednn", "native", "native")),
+    ("x86_64", {"amx_bf16": True}, True, BFLOAT16, ("native", "native", "native", "sdpa")),
+    ("x86_64", AVX, True, BFLOAT16, ("native", "native", "native", "native")),
+    ("x86_64", AMX, False, BFLOAT16, ("onednn", "onednn", "torch", "sdpa")),
+    ("x86_64", AVX, False, BFLOAT16, ("onednn", "onednn", "torch", "matmul")),
+    ("x86_64", {}, False, BFLOAT16, ("torch", "onednn", "torch", "matmul")),
+    ("x86_64", AMX, True, FLOAT32, ("native", "native", "native", "native")),
+    ("x86_64", AMX, False, FLOAT32, ("torch", "onednn", "torch", "sdpa")),
+    ("aarch64", ARM, False, BFLOAT16, ("torch", "onednn", "torch", "sdpa")),
+    ("arm64", ARM, False, BFLOAT16, ("torch", "onednn", "torch", "sdpa")),
+]
 
 
-@pytest.mark.parametrize(
-    ("machine", "capabilities", "library", "dtype", "expected"),
-    [
-        # Expected for linear and add_linear, then int8_gemm, add_norm and attention.
-        ("x86_64", AMX, True, torch.bfloat16, ("onednn", "onednn", "native", "sdpa")),
-        (
-            "x86_64",
-            {"amx_tile": True},
-            True,
-            torch.bfloat16,
-            ("torch", "onednn", "native", "native"),
-        ),
-        (
-            "x86_64",
-            {"amx_bf16": True},
-            True,
-            torch.bfloat16,
-            ("native", "native", "native", "sdpa"),
-        ),
-        ("x86_64", BFLOAT16, True, torch.bfloat16, ("native", "native", "native", "native")),
-        ("x86_64", AMX, False, torch.bfloat16, ("onednn", "onednn", "torch", "sdpa")),
-        ("x86_64", BFLOAT16, False, torch.bfloat16, ("onednn", "onednn", "torch", "matmul")),
-        ("x86_64", {}, False, torch.bfloat16, ("torch", "onednn", "torch", "matmul")),
-        ("x86_64", AMX, True, torch.float32, ("native", "native", "native", "native")),
-        ("x86_64", AMX, False, torch.float32, ("torch", "onednn", "torch", "sdpa")),
-        ("aarch64", {"bf16": True}, False, torch.bfloat16, ("torch", "onednn", "torch", "sdpa")),
-        ("arm64", {"bf16": True}, False, torch.bfloat16, ("torch", "onednn", "torch", "sdpa")),
-    ],
-)
+@pytest.mark.parametrize(("machine", "capabilities", "library", "dtype", "expected"), ON_CPUS)
 def test_on_a_cpu_it_depends_on_amx_and_the_kernels_what_multiplies_and_attends(
     monkeypatch, machine, capabilities, library, dtype, expected
 ) -> None:

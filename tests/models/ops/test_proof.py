@@ -20,9 +20,7 @@ from smart_embedder.models.ops.choose import choose_backend
 from smart_embedder.models.ops.cuda import fused_backend
 from smart_embedder.models.ops.native import native_backend
 from smart_embedder.models.ops.proof import (
-    CASES,
     DECODER,
-    FLOAT8_OPERATIONS,
     GPU_ENCODER,
     INT8_OPERATIONS,
     Shapes,
@@ -114,11 +112,6 @@ def test_a_difference_is_a_share_of_the_largest_number_that_is_expected(
         assert (proof.operation, proof.path) == ("gate", "own")
         assert proof.difference == pytest.approx(share)
         assert proof.holds == (share <= tolerance)
-
-
-def test_every_operation_of_a_layer_has_a_case() -> None:
-    operations = GPU_ENCODER + DECODER + INT8_OPERATIONS + FLOAT8_OPERATIONS
-    assert set(operations) == set(CASES)
 
 
 @pytest.mark.parametrize(
