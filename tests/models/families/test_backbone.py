@@ -24,7 +24,6 @@ from smart_embedder.models.families.backbone import Backbone
 from smart_embedder.models.families.bert import Encoder
 from smart_embedder.models.loader import EntryLoader
 from smart_embedder.models.ops.backend import torch_backend
-from smart_embedder.models.ops.choose import choose_backend
 from smart_embedder.models.ops.proof import Target
 from smart_embedder.models.tasks.dense import DenseEmbedder
 from smart_embedder.models.tasks.embedders import EmbeddingModel, M3Embedder
@@ -32,11 +31,11 @@ from smart_embedder.models.tasks.pooling import first, last
 from smart_embedder.models.tasks.rerankers import QwenReranker
 from smart_embedder.settings import Settings
 from smart_embedder.settings.types import ModelEntry
+from tests.models.tasks.devices import CUDA, target
 from tests.support.cuda_checks import CudaMisuseError
 from tests.support.encoders import save_family, word_tokenizer
 from tests.support.simulated_cuda import SimulatedCuda, simulated_cuda
 
-CUDA = torch.device("cuda:0")
 EVERY = Outputs(dense=True, sparse=True, colbert=True, states=True)
 BUCKETS = (Bucket(32, 4, 32), Bucket(64, 8, 64))
 # Beside the graph: the copies of ids, positions and lengths, with what fills these up, and those of
@@ -242,12 +241,8 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimulatedCuda]:
         yield device
 
 
-def target(dtype: torch.dtype) -> Target:
-    return Target(CUDA, dtype, choose_backend(CUDA, dtype))
-
-
 def load_m3(folder: Path, dtype: torch.dtype = torch.float16) -> M3Embedder:
-    return M3Embedder("m3", folder, 8192, target(dtype))
+    return M3Embedder("m3", folder, 8192, target(CUDA, dtype))
 
 
 def load_with_graphs(folder: Path, dtype: torch.dtype = torch.float16) -> M3Embedder:
@@ -276,7 +271,7 @@ def test_a_small_batch_is_one_launch_and_a_large_one_as_many_as_before(
 
 
 def test_pairs_that_begin_alike_are_one_launch_too(cuda: SimulatedCuda, tiny_qwen: Path) -> None:
-    model: QwenReranker = QwenReranker("qwen", tiny_qwen, 512, 16, target(torch.bfloat16))
+    model: QwenReranker = QwenReranker("qwen", tiny_qwen, 512, 16, target(CUDA, torch.bfloat16))
     model.capture_graphs()
     with cuda.forward() as launches:
         collect = model.launch(sequences(20, 20, 20), [EVERY] * 3)

@@ -3,11 +3,10 @@
 The numbers are not computed; the tests of the operations look at those.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,28 +14,31 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 from transformers import BertModel, ModernBertModel, MPNetModel
 
-from smart_embedder.engine.records import Outputs, TextEmbedding, TokenIds
-from smart_embedder.models.device.choose import choose_dtype
+from smart_embedder.engine.records import Outputs, TextEmbedding
 from smart_embedder.models.families.load import overflows_float16
 from smart_embedder.models.loader import load_embedder
 from smart_embedder.models.ops import choose
-from smart_embedder.models.ops.choose import choose_backend
-from smart_embedder.models.ops.proof import Target
-from smart_embedder.models.tasks.dense import DenseEmbedder
-from smart_embedder.models.tasks.embedders import DeviceModel, M3Embedder
-from smart_embedder.models.tasks.rerankers import CrossEncoder, QwenReranker
+from smart_embedder.models.tasks.embedders import M3Embedder
+from smart_embedder.models.tasks.rerankers import QwenReranker
 from smart_embedder.vectors import MUVERA_WIDTH, ColbertForm
+from tests.models.tasks.devices import (
+    CUDA,
+    EVERY,
+    MODELS,
+    TEXTS,
+    embedded,
+    reranked,
+    started,
+    target,
+)
 from tests.support.checkpoints import save_m3, save_qwen
 from tests.support.simulated_cuda import SimulatedCuda, simulated_cuda
 from tests.support.simulated_streams import ARRIVED
 from tests.support.wordpiece import MODERNBERT, MPNET, save_colbert
 
-DEVICE = torch.device("cuda:0")
 DENSE = Outputs(dense=True)
-EVERY = Outputs(dense=True, sparse=True, colbert=True)
 KINDS = [Outputs(*flags) for flags in product((False, True), repeat=3) if any(flags)]
 OF_A_LAYER = 8
-TEXTS = ["search", "a hybrid search over vectors and words", "search", "the sea and the mountain"]
 
 
 @pytest.fixture
@@ -45,41 +47,8 @@ def cuda() -> Iterator[SimulatedCuda]:
         yield device
 
 
-def target(dtype: torch.dtype) -> Target:
-    return Target(DEVICE, dtype, choose_backend(DEVICE, dtype))
-
-
-def for_qwen() -> Target:
-    return target(choose_dtype("auto", DEVICE, qwen=True))
-
-
 def load_m3(folder: Path, dtype: torch.dtype = torch.float16) -> M3Embedder:
-    return M3Embedder("m3", folder, 8192, target(dtype))
-
-
-def reranked(model: Any, query: str = "search") -> list[TokenIds]:
-    return [pair.ids for pair in model.tokenize_pairs(query, TEXTS, None)]
-
-
-def embedded(model: Any) -> list[TokenIds]:
-    return [text.ids for text in model.tokenize(TEXTS)]
-
-
-MODELS: dict[str, Callable[[Any], tuple[DeviceModel[Any], list[TokenIds]]]] = {
-    "bge-m3": lambda folders: (m3 := load_m3(folders("tiny_m3")), embedded(m3)),
-    "bge-reranker": lambda folders: (
-        model := CrossEncoder("bge", folders("tiny_reranker"), 512, target(torch.float16)),
-        reranked(model),
-    ),
-    "Qwen3-Embedding": lambda folders: (
-        model := DenseEmbedder("qwen", folders("tiny_qwen"), 512, for_qwen()),
-        embedded(model),
-    ),
-    "Qwen3-Reranker": lambda folders: (
-        model := QwenReranker("q", folders("tiny_qwen"), 512, 16, for_qwen()),
-        reranked(model),
-    ),
-}
+    return M3Embedder("m3", folder, 8192, target(CUDA, dtype))
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -88,7 +57,7 @@ def test_a_forward_waits_for_nothing_and_gives_a_result_for_each_sequence(
     name: str, capability: tuple[int, int], request: pytest.FixtureRequest
 ) -> None:
     with simulated_cuda(capability) as cuda:
-        model, sequences = MODELS[name](request.getfixturevalue)
+        model, sequences = started(MODELS[name], request, CUDA)
         with cuda.forward() as launches:
             collect = model.launch(sequences, [EVERY] * len(sequences))
     results = collect()
@@ -113,8 +82,8 @@ def test_a_forward_of_another_family_waits_for_nothing_either(
     """Sequences are longer than the window, and queries filled up with unattended tokens."""
     with _disable_current_modes():
         folder = FAMILIES[family](tmp_path / "model")
-    dtype = choose_dtype("auto", DEVICE, qwen=overflows_float16(folder))
-    model = load_embedder("colbert", folder, 512, target(dtype))
+    how = target(CUDA, qwen=overflows_float16(folder))
+    model = load_embedder("colbert", folder, 512, how)
     for input_type in "query", "document":
         texts = model.tokenize([*TEXTS, "rank " * 90], input_type=input_type)
         sequences = [text.ids for text in texts]
@@ -128,7 +97,7 @@ def test_a_forward_of_another_family_waits_for_nothing_either(
 def test_pairs_that_begin_alike_share_what_they_begin_with(
     cuda: SimulatedCuda, tiny_qwen: Path
 ) -> None:
-    model = QwenReranker("qwen", tiny_qwen, 512, 16, target(torch.bfloat16))
+    model = QwenReranker("qwen", tiny_qwen, 512, 16, target(CUDA, torch.bfloat16))
     with cuda.forward() as alone:
         model.launch(reranked(model)[:1], [EVERY])
     with cuda.forward() as together:
@@ -185,12 +154,9 @@ def test_products_in_float8_wait_for_nothing(
     name: str,
     cuda: SimulatedCuda,
     request: pytest.FixtureRequest,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    plain = target(torch.bfloat16)
-    in_float8 = replace(plain, float8=True)
-    monkeypatch.setitem(globals(), "target", lambda *_: in_float8)
-    model, sequences = MODELS[name](request.getfixturevalue)
+    in_float8 = replace(target(CUDA, torch.bfloat16), float8=True)
+    model, sequences = started(MODELS[name], request, CUDA, in_float8)
     assert model.info.dtype == "float8"
     with cuda.forward() as launches:
         results = model.launch(sequences, [EVERY] * len(sequences))()
@@ -290,7 +256,7 @@ def test_a_forward_of_as_many_layers_as_qwen3_has_is_at_most_420_launches(tmp_pa
     """Also where pairs share what they begin with, which gathers in every layer."""
     folder = save_qwen(tmp_path / "qwen", layers=28)
     with simulated_cuda() as cuda:
-        model = QwenReranker("qwen", folder, 512, 16, for_qwen())
+        model = QwenReranker("qwen", folder, 512, 16, target(CUDA, qwen=True))
         for sequences in (reranked(model), reranked(model)[:1]):
             with cuda.forward() as launches:
                 model.launch(sequences, [EVERY] * len(sequences))

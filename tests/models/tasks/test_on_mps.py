@@ -1,52 +1,22 @@
 """Every kind of model on a simulated GPU of Apple's, from its files to its results."""
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from transformers import BertModel
 
-from smart_embedder.engine.records import Outputs
 from smart_embedder.models.batch import pack
-from smart_embedder.models.device.choose import choose_dtype
 from smart_embedder.models.loader import load_embedder
-from smart_embedder.models.ops.choose import choose_backend
-from smart_embedder.models.ops.proof import Target
 from smart_embedder.models.tasks import pooling
-from smart_embedder.models.tasks.rerankers import CrossEncoder, QwenReranker
+from tests.models.tasks.devices import EVERY, MODELS, MPS, Kind, embedded, started
 from tests.support.simulated_mps import simulated_mps
 from tests.support.wordpiece import save_colbert
 
-DEVICE = torch.device("mps:0")
-TEXTS = ["search", "a hybrid search over vectors and words", "search", "the sea and the mountain"]
-
-
-def target(*, qwen: bool = False) -> Target:
-    dtype = choose_dtype("auto", DEVICE, qwen=qwen)
-    return Target(DEVICE, dtype, choose_backend(DEVICE, dtype))
-
-
-def embedded(model: Any) -> Any:
-    return model, [text.ids for text in model.tokenize(TEXTS)]
-
-
-def reranked(model: Any) -> Any:
-    return model, [pair.ids for pair in model.tokenize_pairs("search", TEXTS, None)]
-
-
-def embedder(folder: Path) -> Any:
-    return embedded(load_embedder("m", folder, 512, target()))
-
-
-MODELS: dict[str, Callable[[Path], Any]] = {
-    "tiny_m3": embedder,
-    "demo_checkpoint": embedder,
-    "tiny_reranker": lambda folder: reranked(CrossEncoder("bge", folder, 512, target())),
-    "tiny_qwen": lambda folder: reranked(QwenReranker("qwen", folder, 512, 16, target(qwen=True))),
-    "colbert": embedder,
+MORE: dict[str, Kind] = {
+    name: (name, lambda folder, how: load_embedder("m", folder, 512, how), embedded)
+    for name in ("demo_checkpoint", "colbert")
 }
 
 
@@ -55,15 +25,14 @@ def colbert(tmp_path: Path) -> Path:
     return save_colbert(tmp_path / "colbert", BertModel)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("kind", [*MODELS.values(), *MORE.values()], ids=[*MODELS, *MORE])
 def test_a_model_starts_and_answers_by_operators_that_apples_gpus_have(
-    name: str, request: pytest.FixtureRequest
+    kind: Kind, request: pytest.FixtureRequest
 ) -> None:
-    folder = request.getfixturevalue(name)
+    request.getfixturevalue(kind[0])  # On this machine.
     with simulated_mps() as device:
-        model, sequences = MODELS[name](folder)
-        every = Outputs(dense=True, sparse=True, colbert=True)
-        results = model.launch(sequences, [every] * len(sequences))()
+        model, sequences = started(kind, request, MPS)
+        results = model.launch(sequences, [EVERY] * len(sequences))()
     assert not model.info.refused
     assert len(results) == len(sequences)
     assert not any(isinstance(each, Exception) for each in results)
@@ -78,8 +47,8 @@ def test_every_pooling_runs_there_by_operators_that_compute_the_same(name: str) 
         torch.randn(11, 8).half(),
     )
     with simulated_mps() as device:
-        packed = pack(texts, device=DEVICE)
-        pooled = pooling.pool(hidden.to(DEVICE), packed, [name], np.arange(3))
+        packed = pack(texts, device=MPS)
+        pooled = pooling.pool(hidden.to(MPS), packed, [name], np.arange(3))
     assert pooled.shape == (3, 8)
     assert device.called
     packed = pack(texts, device=torch.device("cpu"))
