@@ -4,11 +4,14 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from smart_embedder.engine import Engine
 from smart_embedder.engine.records import EmbedRequest
+from smart_embedder.models.load import load_models
 from smart_embedder.observability.metrics import Metrics
+from smart_embedder.settings import Settings
 from tests.engine.fakes import FakeModel, FakeReranker, HeldDevice, loaded, loading, settings_of
 
 
@@ -29,6 +32,12 @@ def engine_for(
         late_interaction=late_interaction,
     )
     return Engine(settings_of(models, **settings), loading(models, seconds_per_token), metrics)
+
+
+def engine_on_cpu(folder: Path, **settings: Any) -> Engine:
+    """Of the real model in a folder, in float32; without a reranker where none is named."""
+    own: dict[str, Any] = {"reranker_model": "none", "device": "cpu", "dtype": "float32"}
+    return Engine(Settings(embedding_model=str(folder), **own | settings), load_models)
 
 
 async def entered(model: HeldDevice) -> None:

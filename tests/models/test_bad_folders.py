@@ -14,10 +14,8 @@ import pytest
 import torch
 from transformers import AutoModel, DistilBertConfig
 
-from smart_embedder.engine import Engine
 from smart_embedder.errors import StartupError
-from smart_embedder.models.load import load_models
-from smart_embedder.settings import Settings
+from tests.engine.engines import engine_on_cpu
 from tests.support.bad_start import failing_start
 from tests.support.checkpoints import changed_weights
 from tests.support.wordpiece import change
@@ -38,12 +36,9 @@ def distilbert(tiny_m3: Path, tmp_path: Path) -> Path:
     return folder
 
 
-def start(folder: Path, **settings: Any) -> None:
-    defaults = {"reranker_model": "none", "device": "cpu", "dtype": "float32"}
-    chosen = Settings(embedding_model=str(folder), **defaults | settings)
-
+def start(folder: Path) -> None:
     async def start_and_end() -> None:
-        engine = Engine(chosen, load_models)
+        engine = engine_on_cpu(folder)
         try:
             await engine.start()
         finally:

@@ -7,27 +7,21 @@ from typing import Any
 import pytest
 
 from smart_embedder.engine import Engine
-from smart_embedder.models.load import load_models
 from smart_embedder.models.ops import native
-from smart_embedder.settings import LATE_INTERACTION, Settings
+from smart_embedder.settings import LATE_INTERACTION
+from tests.engine.engines import engine_on_cpu
 from tests.oracle.bits import Bits
 from tests.support.encoders import dense, save_family, save_modules, word_tokenizer
 
 
-def settings_of(embedding: Path, reranker: Path | str, folder: Path, dtype: str) -> Settings:
-    return Settings(
-        embedding_model=str(embedding),
-        reranker_model=str(reranker),
-        dtype=dtype,
-        device="cpu",
-        max_batch_tokens=1024,
-        state_dir=folder,
-    )
+def engine_of(embedder: Path, reranker: Path | str, state: Path, dtype: str = "float32") -> Engine:
+    own = {"dtype": dtype, "max_batch_tokens": 1024, "state_dir": state}
+    return engine_on_cpu(embedder, reranker_model=str(reranker), **own)
 
 
 async def assert_same_bits(*chosen: Any) -> str:
     """Returns the precision in which it was computed."""
-    async with Engine(settings_of(*chosen), load_models) as engine:
+    async with engine_of(*chosen) as engine:
         assert all(each.info.reproducible for each in engine.statuses)
         found = await Bits.measure(engine, distinct=40, words=60, answers=1000)
     assert (found.differing, found.answers >= 1000) == ({}, True)
@@ -71,16 +65,15 @@ async def test_nor_does_one_of_an_encoder_whose_layers_fill_no_whole_panels(tmp_
     folder.mkdir()
     save_family(folder, "bert", word_tokenizer())
     save_modules(folder, further=[dense(48, "Tanh"), ("Normalize", {}, None)])
-    await assert_same_bits(folder, LATE_INTERACTION, tmp_path, "float32")
+    await assert_same_bits(folder, LATE_INTERACTION, tmp_path)
 
 
 async def test_nor_does_one_of_a_decoder(tiny_qwen: Path, tmp_path: Path) -> None:
-    await assert_same_bits(tiny_qwen, tiny_qwen, tmp_path, "float32")
+    await assert_same_bits(tiny_qwen, tiny_qwen, tmp_path)
 
 
 async def test_a_bit_that_differs_is_found(tiny_m3: Path, tiny_reranker: Path, tmp_path) -> None:
-    settings = settings_of(tiny_m3, tiny_reranker, tmp_path, "float32")
-    async with Engine(settings, load_models) as engine:
+    async with engine_of(tiny_m3, tiny_reranker, tmp_path) as engine:
         found = await Bits.measure(engine, distinct=40, words=60, answers=0)
         found.alone[0]["dense"] = b"other"
         found.scores[1] += 1e-7

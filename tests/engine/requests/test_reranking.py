@@ -11,7 +11,6 @@ from FlagEmbedding import BGEM3FlagModel
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smart_embedder.engine import Engine
 from smart_embedder.engine.records import (
     CUT_AT_END,
     AnswerMemory,
@@ -35,10 +34,8 @@ from smart_embedder.errors import (
     RerankerDisabledError,
     TextTooLongError,
 )
-from smart_embedder.models.load import load_models
 from smart_embedder.observability.metrics import Metrics
-from smart_embedder.settings import Settings
-from tests.engine.engines import busy, engine_for, let_go, queued
+from tests.engine.engines import busy, engine_for, engine_on_cpu, let_go, queued
 from tests.engine.fakes import ALL, FakeM3, FakeModel, FakeReranker
 from tests.support.texts import varied_texts
 
@@ -275,15 +272,9 @@ async def test_equals_compute_score(tiny_m3, reference: BGEM3FlagModel, weights)
         max_passage_length=8192,
         weights_for_different_modes=weights,
     )
-    settings = Settings(
-        embedding_model=str(tiny_m3),
-        reranker_model="late-interaction",
-        device="cpu",
-        dtype="float32",
-        max_batch_tokens=300,
-    )
     request = RerankRequest(query, passages, weights=FusionWeights(*weights or ()))
-    async with Engine(settings, load_models) as engine:
+    own = {"reranker_model": "late-interaction", "max_batch_tokens": 300}
+    async with engine_on_cpu(tiny_m3, **own) as engine:
         result = await engine.rerank(request)
     fused = expected["colbert+sparse+dense"]
     np.testing.assert_allclose(result.scores, fused, rtol=0, atol=1e-5)

@@ -14,16 +14,14 @@ from structlog.testing import capture_logs
 from tokenizers import Tokenizer
 from transformers import MPNetConfig, MPNetModel, ReformerConfig, ReformerModel, T5EncoderModel
 
-from smart_embedder.engine import Engine
 from smart_embedder.engine.model import MemoryUsage
 from smart_embedder.engine.records import EmbedRequest, Outputs
 from smart_embedder.errors import OutOfMemoryError, StartupError
 from smart_embedder.models.attention import PackedAttention
 from smart_embedder.models.families import transformers_module
 from smart_embedder.models.families.transformers_module import attend_packed
-from smart_embedder.models.load import load_models
 from smart_embedder.models.ops.proof import Target
-from smart_embedder.settings import Settings
+from tests.engine.engines import engine_on_cpu
 from tests.support.checkpoints import changed_weights, corpus
 from tests.support.encoders import (
     FAMILIES,
@@ -137,11 +135,8 @@ def test_a_forward_holds_as_many_long_texts_as_their_attention_leaves_memory_for
 async def test_a_text_whose_attention_does_not_fit_the_memory_is_refused_and_no_other(
     t5: Path, monkeypatch
 ) -> None:
-    settings = Settings(
-        embedding_model=str(t5), reranker_model="none", device="cpu", dtype="float32"
-    )
     long = " ".join(corpus(1200))
-    async with Engine(settings, load_models) as engine:
+    async with engine_on_cpu(t5) as engine:
         alone = (await engine.embed(EmbedRequest(["music"]))).embeddings[0].dense
         free = MemoryUsage(used=0, total=2**30)
         monkeypatch.setattr(transformers_module, "memory_usage", lambda _: free)

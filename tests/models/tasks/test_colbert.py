@@ -23,8 +23,6 @@ from transformers import (
     XLMRobertaModel,
 )
 
-from smart_embedder.engine import Engine
-from smart_embedder.engine.model import DeviceInfo, LoadedModels
 from smart_embedder.engine.records import (
     EmbedRequest,
     FusionWeights,
@@ -34,8 +32,6 @@ from smart_embedder.engine.records import (
     TruncationOptions,
 )
 from smart_embedder.errors import InvalidRequestError, StartupError
-from smart_embedder.models.load import load_models
-from smart_embedder.models.loader import load_embedder
 from smart_embedder.models.tasks.colbert import (
     ColbertEmbedder,
     is_colbert,
@@ -43,8 +39,7 @@ from smart_embedder.models.tasks.colbert import (
     special_token,
 )
 from smart_embedder.models.tasks.embedders import M3Embedder
-from smart_embedder.settings import Settings
-from tests.engine.fakes import loading, settings_of
+from tests.engine.engines import engine_for, engine_on_cpu
 from tests.support.checkpoints import changed_json, changed_weights
 from tests.support.wordpiece import (
     MODERNBERT,
@@ -84,11 +79,6 @@ def folders(tmp_path_factory, tiny_reranker: Path) -> dict[str, Path]:
     models["modernbert"] = ModernBertModel, MODERNBERT
     models["mpnet"] = MPNetModel, MPNET
     return {name: save_colbert(root / name, kind, **own) for name, (kind, own) in models.items()}
-
-
-@pytest.fixture(scope="module")
-def load(float32_target):
-    return lambda folder: load_embedder("tiny-colbert", folder, 8192, float32_target)
 
 
 @pytest.fixture(scope="module")
@@ -174,9 +164,8 @@ def test_texts_are_cut_to_the_lengths_of_their_type(model: ColbertEmbedder) -> N
 
 async def test_late_interaction_reads_the_query_as_one_and_passages_as_documents(folders) -> None:
     theirs = reference(folders["unattended"], TEXTS)
-    models = {"embedding_model": str(folders["unattended"]), "reranker_model": "late-interaction"}
-    settings = Settings(device="cpu", dtype="float32", **models)
-    async with Engine(settings, load_models) as engine:
+    folder = folders["unattended"]
+    async with engine_on_cpu(folder, reranker_model="late-interaction") as engine:
         result = await engine.rerank(RerankRequest(TEXTS[0], TEXTS))
         with pytest.raises(InvalidRequestError, match="one of the weights"):
             await engine.rerank(RerankRequest("a", ["b"], weights=FusionWeights(colbert=0)))
@@ -190,9 +179,8 @@ async def test_the_type_of_texts_is_for_colbert_beside_a_dense_model(
     model: ColbertEmbedder, embedder: M3Embedder, folders
 ) -> None:
     expected = reference(folders["unattended"], TEXTS)
-    device, both = DeviceInfo("cpu", "a test", "float32", "sdpa"), Outputs(dense=True, colbert=True)
-    models = LoadedModels(model, (device,), max_batch_tokens=150, dense=embedder)
-    async with Engine(settings_of(models), loading(models)) as engine:
+    both = Outputs(dense=True, colbert=True)
+    async with engine_for(model, dense=embedder, max_batch_tokens=150) as engine:
         for input_type, vectors in expected.items():
             request = EmbedRequest(TEXTS, both, input_type=input_type)
             made = (await engine.embed(request)).embeddings

@@ -13,15 +13,13 @@ import pytest
 import torch
 from transformers import Qwen3Model
 
-from smart_embedder.engine import Engine
 from smart_embedder.engine.records import EmbedRequest, Outputs
 from smart_embedder.errors import StartupError
 from smart_embedder.models.checkpoint.config import SentenceOverrides
-from smart_embedder.models.load import load_models
 from smart_embedder.models.loader import load_embedder
 from smart_embedder.models.ops.proof import Target
 from smart_embedder.models.tasks.dense import DEFAULT_INSTRUCTION, QWEN_END, DenseEmbedder
-from smart_embedder.settings import Settings
+from tests.engine.engines import engine_on_cpu
 from tests.support.checkpoints import corpus, save_qwen
 from tests.support.encoders import (
     TEXTS,
@@ -70,10 +68,7 @@ async def test_an_engine_serves_one_and_neighbours_change_nothing(tmp_path) -> N
     folder = save_family(tmp_path / "modern", "modernbert", word_tokenizer())
     save_modules(folder, further=[dense(16, "Tanh"), NORMALIZE], prompts=prompts)
     theirs = reference(folder)
-    settings = Settings(
-        embedding_model=str(folder), reranker_model="none", device="cpu", dtype="float32"
-    )
-    async with Engine(settings, load_models) as engine:
+    async with engine_on_cpu(folder) as engine:
         alone = [(await engine.embed(EmbedRequest([text]))).embeddings[0].dense for text in TEXTS]
         among = [each.dense for each in (await engine.embed(EmbedRequest(TEXTS))).embeddings]
         asked = await engine.embed(EmbedRequest(TEXTS[:1], prompt_name="query"))

@@ -18,15 +18,12 @@ from transformers import (
     XLMRobertaForMaskedLM,
 )
 
-from smart_embedder.engine import Engine
-from smart_embedder.engine.model import DeviceInfo, LoadedModels
 from smart_embedder.engine.records import EmbedRequest, Outputs, TextEmbedding
 from smart_embedder.errors import StartupError
-from smart_embedder.models.loader import load_embedder
 from smart_embedder.models.tasks import splade
 from smart_embedder.models.tasks.embedders import M3Embedder
 from smart_embedder.models.tasks.splade import SpladeEmbedder
-from tests.engine.fakes import loading, settings_of
+from tests.engine.engines import engine_for
 from tests.support.wordpiece import (
     MODERNBERT,
     MPNET,
@@ -42,7 +39,6 @@ TEXTS = [
     *["search sea " * length for length in (1, 5, 9, 30)],
 ]
 SPARSE, BOTH = Outputs(sparse=True), Outputs(dense=True, sparse=True)
-DEVICE = DeviceInfo("cpu", "a test", "float32", "sdpa")
 
 
 FAMILIES = ("bert", "roberta", "xlm-roberta", "modernbert", "modernbert, without a bias")
@@ -66,11 +62,6 @@ def folders(tmp_path_factory, tiny_reranker: Path) -> dict[str, Path]:
         family: save_splade(root / family, model, **changes)
         for family, (model, changes) in zip(FAMILIES, models, strict=True)
     }
-
-
-@pytest.fixture(scope="module")
-def load(float32_target):
-    return lambda folder: load_embedder("tiny-splade", folder, 8192, float32_target)
 
 
 @pytest.fixture(scope="module")
@@ -181,8 +172,7 @@ async def test_its_default_prompt_is_read_alone_and_beside_a_dense_model(
         (None, [(SPARSE, {}, expected), (SPARSE, {"prompt_name": "query"}, of_queries)]),
         (embedder, [(SPARSE, {}, expected), (BOTH, {}, expected)]),
     ):
-        models = LoadedModels(model, (DEVICE,), max_batch_tokens=10_000, dense=dense)
-        async with Engine(settings_of(models), loading(models)) as engine:
+        async with engine_for(model, dense=dense, max_batch_tokens=10_000) as engine:
             for outputs, options, weights in requests:
                 made = (await engine.embed(EmbedRequest(TEXTS, outputs, **options))).embeddings
                 rows = [as_row(each, model) for each in made]
