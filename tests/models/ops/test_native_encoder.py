@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -10,11 +9,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 from smart_embedder.models.attention import sdpa
-from smart_embedder.models.batch import PackedBatch, pack
 from smart_embedder.models.families.bert import EncoderLayer
 from smart_embedder.models.families.int8 import quantize
 from smart_embedder.models.ops.backend import Backend, EncoderParts, LayerNorm
 from tests.support.native import needs_kernels
+from tests.support.packed_attention import pack_lengths
 
 pytestmark = needs_kernels
 
@@ -46,11 +45,6 @@ def make_parts(
     return EncoderParts(backend, heads, attention_norm=norm, output_norm=norm, **(parts | changes))
 
 
-def make_batch(lengths: list[int]) -> PackedBatch:
-    texts = [np.zeros(length, np.int64) for length in lengths]
-    return pack(texts, device=torch.device("cpu"), multiple=8)
-
-
 @given(
     lengths=st.lists(st.integers(1, 40), min_size=1, max_size=5),
     heads=st.sampled_from([1, 2, 4]),
@@ -63,7 +57,7 @@ def test_it_has_the_bits_of_the_single_operations(
     backend, dtype, quantized, lengths, heads, head, inner
 ) -> None:
     parts = make_parts(backend, max(64, heads * head), inner, heads, dtype, quantized=quantized)
-    layer, packed = EncoderLayer.of(parts), make_batch(lengths)
+    layer, packed = EncoderLayer.of(parts), pack_lengths(lengths, multiple=8)
     states = torch.randn(packed.tokens, len(parts.output_norm.weight)).to(dtype)
     before = states.clone()
     expected = replace(layer, calls=None)(states.clone(), packed, backend.attention)
@@ -88,4 +82,4 @@ def test_what_others_compute_a_part_of_is_no_single_call_and_takes_its_own_forma
     assert not backend.encoder_layer(parts(width=80, heads=5))
     states = torch.zeros(8, 64, dtype=torch.float64)
     with pytest.raises(ValueError, match="a kernel needs"):
-        backend.encoder_layer(parts()).whole(states, make_batch([3]))
+        backend.encoder_layer(parts()).whole(states, pack_lengths([3], multiple=8))

@@ -13,11 +13,11 @@ from torch.nn import functional
 
 from smart_embedder.engine.records import Outputs, TextEmbedding
 from smart_embedder.errors import StartupError
-from smart_embedder.models.batch import pack
 from smart_embedder.models.loader import load_embedder
 from smart_embedder.models.ops.choose import choose_backend
 from smart_embedder.models.ops.proof import Target
 from smart_embedder.models.tasks.embedders import M3Embedder, dense_vectors, sparse_vectors
+from tests.support.packed_attention import pack_lengths
 from tests.support.texts import varied_texts
 
 ALL = Outputs(dense=True, sparse=True, colbert=True, states=True)
@@ -123,7 +123,7 @@ def test_a_dense_vector_is_the_first_state_or_the_mean_of_all_of_unit_length(
     pooling: str, dtype: torch.dtype
 ) -> None:
     torch.manual_seed(0)
-    packed = pack([np.zeros(length, np.int64) for length in (3, 1, 5, 2)], device=CPU)
+    packed = pack_lengths([3, 1, 5, 2])
     hidden = torch.randn(packed.tokens, 16).to(dtype)
     hidden[packed.offsets[1]] = torch.nan
     chosen = np.array([2, 1, 0])
