@@ -36,10 +36,12 @@ SPARSE, REST = Outputs(sparse=True), Outputs(sparse=True, colbert=True)
 def test_what_was_cut_is_reported_with_its_place_and_side_and_a_query_once() -> None:
     cuts = [(3, 3, True), (3, 9, True), (0, 0, True), (2, 7, False)]
     texts = [TokenizedText(np.zeros(kept, np.int64), had, exact) for kept, had, exact in cuts]
-    assert text_truncations(FakeModel(), texts, "inputs", "left") == [
+    found = text_truncations(FakeModel(), texts, "inputs", "left")
+    assert found == [
         Truncation("inputs", 1, "fake", 3, 9, "left"),
         Truncation("inputs", 3, "fake", 2, 7, "left", exact=False),
     ]
+    assert [each.truncated_tokens for each in found] == [6, 5]
     ids = np.zeros(1, np.int64)
     pairs = [
         TokenizedPair(ids, 8, 5, 4, 4),

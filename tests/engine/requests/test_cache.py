@@ -28,7 +28,7 @@ from smart_embedder.engine.requests.cache import (
 from smart_embedder.engine.requests.embedding import Task
 from smart_embedder.engine.requests.shared_cache import CachedVectors
 from smart_embedder.engine.space import VectorSpace
-from smart_embedder.errors import InferenceError, TextTooLongError
+from smart_embedder.errors import DrainingError, InferenceError, TextTooLongError
 from smart_embedder.observability.metrics import Metrics
 from smart_embedder.settings import Settings
 from tests.engine.engines import busy, engine_for, queued, waiting
@@ -222,7 +222,7 @@ async def test_vectors_of_another_model_of_the_same_name_are_other_entries() -> 
     assert model.batches == [[2], [2]]
 
 
-async def test_the_service_is_drained_while_requests_wait_for_each_other() -> None:
+async def test_requests_that_wait_for_each_other_are_answered_in_a_drain_and_no_later_one() -> None:
     model = KindsModel()
     engine = cached_engine(model)
     await engine.start()
@@ -230,6 +230,9 @@ async def test_the_service_is_drained_while_requests_wait_for_each_other() -> No
         same = [asyncio.create_task(engine.embed(asked(["ab"]))) for _ in range(3)]
         await queued(engine, tokens=2)
         closing = asyncio.create_task(engine.close())
+        await asyncio.sleep(0)
+        with pytest.raises(DrainingError):
+            await engine.embed(asked(["ab"]))
     first, *others = await asyncio.gather(*same)
     await closing
     assert [facts(each) for each in others] == [facts(first)] * 2
