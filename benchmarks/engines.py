@@ -253,9 +253,7 @@ def measure_load(_: Path) -> Any:
 
 PARTS: dict[str, Callable[[Path], Any]] = {
     "start": measure_start,
-    "neighbours": lambda _: neighbours.table(
-        neighbours.measured(None, [REPOSITORY], neighbours.USUAL, rounds=3, seconds=3)
-    ),
+    "neighbours": lambda _: neighbours.table(),
     "formats": lambda _: formats.table(),
     "load": measure_load,
 }

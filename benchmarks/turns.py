@@ -1,7 +1,6 @@
 """Taking turns on one workload, because the speed of a shared machine drifts."""
 
-import time
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from typing import TypeVar
 
 Name = TypeVar("Name", bound=Hashable)
@@ -13,13 +12,3 @@ def turns(rounds: Mapping[Name, int]) -> Iterator[Name]:
         for name, wanted in rounds.items():
             if number < wanted:
                 yield name
-
-
-def measure(runs: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
-    """Seconds of each, round by round."""
-    seconds: dict[str, list[float]] = {name: [] for name in runs}
-    for name in turns(dict.fromkeys(runs, rounds)):
-        began = time.perf_counter()
-        runs[name]()
-        seconds[name].append(time.perf_counter() - began)
-    return seconds
