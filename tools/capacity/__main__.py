@@ -27,6 +27,7 @@ from tools.capacity.cost import (
 from tools.capacity.measure import RERANK, Client, measure, started_service
 from tools.capacity.plan import REQUESTS, Option, Target, options
 from tools.capacity.simulation import QUEUE_PLACES, Devices
+from tools.service import ServiceError
 from tools.table import markdown
 
 _MOST_TEXTS = 1000
@@ -146,7 +147,7 @@ def main() -> int:
             interference=table.interference,
             queue_places=arguments.max_queue_size,
         )
-    except PlanError as error:
+    except (PlanError, ServiceError) as error:
         print(f"This cannot be planned: {error}", file=sys.stderr)
         return 2
     milliseconds = arguments.p50_ms, arguments.p99_ms

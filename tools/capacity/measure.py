@@ -18,9 +18,10 @@ from typing import Any
 
 import httpx2
 import numpy as np
-from prometheus_client.parser import text_string_to_metric_families
 
 from tools.capacity.cost import MeasuredTime, PlanError, TimeTable, fit
+from tools.service import EMBED, Service, sums_of
+from tools.service import RERANK as RERANK_PATH
 
 _START_SECONDS = 900.0
 _END_SECONDS = 60.0
@@ -79,57 +80,32 @@ def _is_ready(url: str) -> bool:
         return False
 
 
-class Client:
+class Client(Service):
     """Sends requests for one kind of work: `rerank`, or kinds of vectors joined by commas."""
 
     def __init__(self, url: str, kinds: str, token: str | None = None) -> None:
-        headers = {"Authorization": f"Bearer {token}"} if token else {}
-        headers["Accept"] = "application/json"
-        self._http = httpx2.Client(base_url=url, headers=headers, timeout=None)
+        # Nothing is measured of a service that refuses some of what is sent.
+        super().__init__(url, token, later=())
         self._kinds = kinds
 
-        self.close = self._http.close
-
     def send(self, texts: Sequence[str]) -> tuple[float, dict[str, Any]]:
-        """Seconds and answer of a request; raises `PlanError` where there is none."""
+        """Seconds and answer of a request; raises `ServiceError` where there is none."""
+        path, body = EMBED, dict[str, Any](sentences=list(texts))
+        body |= {f"return_{kind}": kind in self._kinds.split(",") for kind in _KINDS}
         if self._kinds == RERANK:
-            path: str = "/rerank"
-            body: dict[str, Any] = {"query": "river", "passages": list(texts)}
-        else:
-            path, body = "/embeddings/", {"sentences": list(texts)}
-            body |= {f"return_{kind}": kind in self._kinds.split(",") for kind in _KINDS}
+            path, body = RERANK_PATH, {"query": "river", "passages": list(texts)}
         began = time.perf_counter()
-        try:
-            answer = self._http.post(path, json=body)
-        except httpx2.HTTPError as error:
-            raise PlanError(f"the service does not answer: {error!r}") from None
-        if answer.status_code != HTTPStatus.OK:
-            raise PlanError(f"the service answered {answer.status_code}: {answer.text}")
+        answer = self.work(path, body)
         return time.perf_counter() - began, answer.json()
 
     def count_tokens(self, text: str) -> int:
         """The tokens that a request with this text alone reads."""
         return int(self.send([text])[1]["usage"]["total_tokens"])
 
-    def health(self) -> dict[str, Any]:
-        """What /health says; raises `PlanError` unless the service is ready."""
-        try:
-            told: dict[str, Any] = self._http.get("/health").json()
-        except (httpx2.HTTPError, ValueError) as error:
-            raise PlanError(f"the service does not answer: {error!r}") from None
-        if told.get("status") != "healthy":
-            raise PlanError(f"the service is not ready: {told.get('reason')}")
-        return told
-
     def forwards(self) -> tuple[float, int]:
         """Seconds of all forwards so far, and how many there were, from /metrics."""
         family = "rerank_inference" if self._kinds == RERANK else "embedding_gpu_inference"
-        text = self._http.get("/metrics").text
-        found = {
-            sample.name: sample.value
-            for each in text_string_to_metric_families(text)
-            for sample in each.samples
-        }
+        found = sums_of(self.get("/metrics").text)
         name = f"{family}_duration_seconds"
         if f"{name}_sum" not in found:
             raise PlanError("the service does not show its metrics (PROTECT_METRICS?)")
@@ -139,8 +115,8 @@ class Client:
 def measure(client: Client, kinds: str) -> TimeTable:
     """Measure a service that nobody else uses; some ten seconds."""
     print("measuring requests of growing size, then several at a time ...", file=sys.stderr)
-    health = client.health()
-    gpu, most, times = health["gpu"], health["max_batch_tokens"], []
+    client.require_ready()
+    gpu, most, times = client.health["gpu"], client.health["max_batch_tokens"], []
     for texts, words in product(_TEXTS, _LENGTHS):
         # What does not fit one forward tells nothing of a forward.
         if texts == 1 or texts * words < min(most, _MOST_TOKENS):

@@ -33,8 +33,9 @@ from tools.evaluate.representations import (
     Representation,
     all_representations,
 )
-from tools.evaluate.sources import Made, Source, SourceError, engine_source, look_at, service_source
+from tools.evaluate.sources import Made, Source, engine_source, look_at, service_source
 from tools.references.reference import ReferenceMissingError
+from tools.service import ServiceError
 from tools.table import markdown
 
 # One request may take as long as it needs: nobody waits for the answer.
@@ -174,7 +175,7 @@ async def run(arguments: argparse.Namespace) -> list[Evaluation]:
         # What a reference has, too.
         basic: list[Representation] = [each for each in plan.representations if each.basic]
         if arguments.reference and not basic:
-            raise SourceError("--reference needs dense, sparse, colbert or fused among --only")
+            raise DatasetError("--reference needs dense, sparse, colbert or fused among --only")
         evaluations = [await evaluate(source, dataset, plan)]
     try:
         if arguments.reference:
@@ -265,7 +266,7 @@ def main() -> int:
     """Evaluate, print, and return the exit status."""
     try:
         asyncio.run(run(parse()))
-    except (DatasetError, SourceError, SmartEmbedderError) as error:
+    except (DatasetError, ServiceError, SmartEmbedderError) as error:
         print(f"The evaluation cannot run: {error}", file=sys.stderr)
         return 2
     return 0

@@ -26,6 +26,7 @@ from smart_embedder.vectors import (
     pool,
     quantize,
 )
+from tools.answers import SIGNS, restored
 
 Scores = npt.NDArray[np.float32]
 Vectors = TypeVar("Vectors", FloatArray, SparseVector)
@@ -52,13 +53,9 @@ class Scored:
 
 def restore(made: QuantizedVectors, width: int) -> FloatArray:
     """The vectors as a client restores them; of bits, 1 and -1."""
-    values = made.values
-    if made.dtype in {"binary", "ubinary"}:
-        bits = values if made.dtype == "ubinary" else values.view(np.uint8) + np.uint8(128)
-        return np.unpackbits(bits, axis=-1, count=width) * np.float32(2) - 1
-    if made.dtype == "bfloat16":
-        return (values.astype(np.uint32) << 16).view(np.float32)
-    numbers = values.astype(np.float32) - (128 if made.dtype == "uint8" else 0)
+    if made.dtype in {"bfloat16", *SIGNS}:
+        return restored(made.values, made.dtype, width)
+    numbers = made.values.astype(np.float32) - (128 if made.dtype == "uint8" else 0)
     return numbers if made.scales is None else numbers * made.scales[..., None]
 
 

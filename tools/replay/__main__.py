@@ -25,7 +25,7 @@ from backports import zstd
 from smart_embedder.engine.canaries import TOLERANCES, tolerance_of
 from smart_embedder.observability.logs import escape_text
 from tools.replay.numbers import BITS, Numbers, are_equal, distance, dtype_of, numbers_of
-from tools.smoke.target import Target, add_server
+from tools.service import Service, add_server
 from tools.verify.space import what_differs
 
 _DESCRIPTION = """
@@ -192,8 +192,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     report = Report()
     try:
-        with closing(Target(options.url, options.token, options.timeout)) as target:
-            replay(lines_of(options.log), target, report)
+        with closing(Service(options.url, options.token, options.timeout)) as service:
+            replay(lines_of(options.log), service, report)
     except OSError as error:
         print(f"Nothing was repeated: {options.log}: {error.strerror}", file=sys.stderr)
         return 2
@@ -212,12 +212,12 @@ def lines_of(log: Path) -> Iterator[str]:
             yield line.decode(errors="replace")
 
 
-def replay(lines: Iterable[str], target: Target, report: Report) -> None:
+def replay(lines: Iterable[str], service: Service, report: Report) -> None:
     """Send the request of each line, one after the other."""
     precisions: dict[str, str] = {}
     with suppress(httpx2.HTTPError, LookupError, TypeError):
-        target.read_health()
-        for model in target.health["models"]:
+        service.read_health()
+        for model in service.health["models"]:
             told = {_weights(each): model["precision"] for each in model["vector_space"].values()}
             precisions |= told
     for line in filter(str.strip, lines):
@@ -228,7 +228,7 @@ def replay(lines: Iterable[str], target: Target, report: Report) -> None:
             continue
         try:
             body = logged.body.encode()
-            answer = target.post(quote(logged.path), body, headers=logged.headers)
+            answer = service.post(quote(logged.path), body, headers=logged.headers)
         except httpx2.HTTPError as error:
             report.add(REFUSED, f"no answer: {type(error).__name__}")
             continue

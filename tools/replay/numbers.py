@@ -20,6 +20,7 @@ from safetensors import SafetensorError, deserialize
 
 from smart_embedder.api.formats.records import ARROW, MSGPACK, SAFETENSORS
 from smart_embedder.engine.space import SCORE, VECTORS
+from tools.answers import SIGNS, array_in_msgpack, restored
 
 Array = npt.NDArray[Any]
 # A kind, and the place of its text in the answer; None for what is of the answer as a whole.
@@ -37,8 +38,8 @@ _KIND_OF: Mapping[str, str] = (
 )
 _VECTORS = {"embedding", "embeddings"}
 _ABOUT = {"index", "id", "label", "text"}
-_SIGNS = ("binary", "ubinary")
-_DTYPES = ("int8", "uint8", "float16", "bfloat16", *_SIGNS)
+_RESTORED = ("bfloat16", *SIGNS)
+_DTYPES = ("int8", "uint8", "float16", *_RESTORED)
 _SAFETENSORS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "I8": "int8", "U8": "uint8"}
 _SAFETENSORS |= {"I64": "int64", "U32": "uint32"}
 # Scores and sparse vectors whose squared lengths are below it decide nothing.
@@ -57,16 +58,18 @@ def numbers_of(content: bytes, media_type: str, kind: str, dtype: str) -> Number
         placed = list(_walk(tree, (), dtype, inside=isinstance(tree, list)))
     except (LookupError, TypeError, ValueError, RuntimeError, SafetensorError) as error:
         raise ValueError(f"the answer cannot be read: {error}") from None
-    for place, numbers in placed:
+    for place, stored in placed:
+        numbers = stored
         kinds = [_KIND_OF[each] for each in place if each in _KIND_OF]
         own = SCORE if SCORE in kinds else next(iter(kinds), kind)
         named = next((each for each in place if each in _DTYPES), dtype)
         text = next((each for each in place if isinstance(each, int)), None)
         is_packed = own in {"dense", "colbert"} and numbers.dtype.kind in "iu"
-        if is_packed and named in _SIGNS:
+        if is_packed and named in SIGNS:
             own += BITS
-        restored = _restored(numbers, named) if is_packed else numbers
-        found[own, None if own == SCORE else text][place] = restored.astype(np.float32)
+        if is_packed and named in _RESTORED:
+            numbers = restored(numbers, named)
+        found[own, None if own == SCORE else text][place] = numbers.astype(np.float32)
     if not found:
         raise ValueError("the answer has no vectors and no scores")
     return dict(found)
@@ -106,17 +109,11 @@ def _tree_of(content: bytes, media_type: str) -> Any:
         stream = na.ArrayStream(InputStream.from_readable(BytesIO(content)))
         return {"data": stream.read_all().to_pylist()}
     if media_type == MSGPACK:
-        return msgpack.unpackb(content, strict_map_key=False, object_hook=_of_msgpack)
+        return msgpack.unpackb(content, strict_map_key=False, object_hook=array_in_msgpack)
     if media_type == SAFETENSORS:
         tensors = deserialize(content)  # type: ignore[no-untyped-call]
         return {"data": list(_texts_of(dict(tensors)))}
     return json.loads(content, object_hook=_of_base64)
-
-
-def _of_msgpack(told: dict[Any, Any]) -> Any:
-    if b"nd" not in told:
-        return told
-    return np.frombuffer(told[b"data"], told[b"type"]).reshape(told[b"shape"])
 
 
 def _of_base64(told: dict[str, Any]) -> Any:
@@ -128,17 +125,7 @@ def _of_base64(told: dict[str, Any]) -> Any:
 def _array(content: bytes, dtype: str, shape: list[int]) -> Array:
     stored = "uint16" if dtype == "bfloat16" else dtype
     array = np.frombuffer(content, np.dtype(stored).newbyteorder("<")).reshape(shape)
-    return _restored(array, dtype) if dtype == "bfloat16" else array
-
-
-def _restored(numbers: Array, dtype: str) -> Array:
-    """bfloat16 from the upper halves of float32's bits; signs, eight to a byte, as 1 and -1."""
-    if dtype == "bfloat16":
-        return (numbers.astype(np.uint32) << 16).view(np.float32)
-    if dtype not in _SIGNS:
-        return numbers
-    bits = numbers.astype(np.int16) + (128 if dtype == "binary" else 0)
-    return 2.0 * np.unpackbits(bits.astype(np.uint8), axis=-1) - 1
+    return restored(array, dtype) if dtype == "bfloat16" else array
 
 
 def _texts_of(tensors: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -13,8 +13,9 @@ from collections.abc import Callable, Sequence
 import httpx2
 from pydantic import ValidationError
 
+from tools.service import ServiceError, add_server
 from tools.smoke.checks import CHECKS
-from tools.smoke.target import CheckFailedError, NotOursError, Skip, Target, add_server
+from tools.smoke.target import CheckFailedError, Skip, Target
 
 # What a check raises where there is no answer, or where one has another shape than the contract's.
 _NO_ANSWER = (httpx2.HTTPError, OSError)
@@ -33,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         target.identify()
         return check(target)
-    except NotOursError as error:
+    except ServiceError as error:
         print(f"Nothing was checked: {error}", file=sys.stderr)
         return 1
     finally:

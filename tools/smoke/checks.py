@@ -6,15 +6,13 @@ from http import HTTPStatus
 from typing import Any
 
 from smart_embedder.api.answers import HealthResponse, StatsResponse
+from tools.service import EMBED, RERANK, describe
 from tools.smoke.target import (
-    EMBED,
     NO_RERANKER,
-    RERANK,
     TOLERANCE,
     Access,
     Skip,
     Target,
-    describe,
     expect,
     expect_that,
     read_error,

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tools.smoke.target import add_server
+from tools.service import add_server
 from tools.verify.space import CannotCompareError, check_space
 
 _DESCRIPTION = """

@@ -18,11 +18,11 @@ import httpx2
 import numpy as np
 
 from smart_embedder.engine.canaries import CANARIES, KindCanaries, canaries_of, tolerance_of
-from smart_embedder.engine.records import SparseVector, TextEmbedding
 from smart_embedder.engine.space import VECTORS, VectorSpace
 from smart_embedder.errors import InvalidRequestError
 from smart_embedder.observability.logs import escape_text
-from tools.smoke.target import EMBED, Target, describe
+from tools.answers import embedding_in
+from tools.service import EMBED, Service, describe
 
 # Characters of what a server says.
 _SHOWN = 500
@@ -128,11 +128,11 @@ def _unit(canaries: KindCanaries) -> KindCanaries:
 
 def ask(url: str, token: str | None, timeout: float, model: str | None) -> dict[str, Kind]:
     """What the server makes of the canaries; raises `CannotCompareError`."""
-    target = Target(url.removesuffix("/v1"), token, timeout)
-    with closing(target):
+    service = Service(url.removesuffix("/v1"), token, timeout)
+    with closing(service):
         try:
-            target.read_health()
-            kinds = _native(target, model) if target.health else _openai(target, model)
+            service.read_health()
+            kinds = _native(service, model) if service.health else _openai(service, model)
         except httpx2.HTTPError as error:
             raise CannotCompareError(f"{url} does not answer: {error}") from None
         except _WRONG_SHAPE as error:
@@ -146,11 +146,11 @@ def ask(url: str, token: str | None, timeout: float, model: str | None) -> dict[
     return kinds
 
 
-def _native(target: Target, model: str | None) -> dict[str, Kind]:
+def _native(service: Service, model: str | None) -> dict[str, Kind]:
     named = {} if model is None else {"model": model}
     body = {"sentences": CANARIES, "sparse_as_indices": True, **named}
-    told = _answer(target, EMBED, body)
-    found = canaries_of([_embedding(each["embeddings"]) for each in told["data"]])
+    told = _answer(service, EMBED, body)
+    found = canaries_of([embedding_in(each["embeddings"]) for each in told["data"]])
     # Versions before 2.0 do not tell them.
     spaces, precisions = (told.get(name) or {} for name in ("vector_space", "precision"))
     return {
@@ -164,36 +164,24 @@ def _text(told: Any) -> str | None:
     return None if told is None else escape_text(str(told), _SHOWN)
 
 
-def _embedding(vectors: dict[str, Any]) -> TextEmbedding:
-    dense, sparse, colbert = (vectors[kind] for kind in VECTORS)
-    return TextEmbedding(
-        dense=None if dense is None else np.array(dense, np.float32),
-        sparse=sparse
-        and SparseVector(
-            np.array(sparse["indices"], np.int64), np.array(sparse["values"], np.float32)
-        ),
-        colbert=None if colbert is None else np.array(colbert, np.float32),
-    )
-
-
-def _openai(target: Target, model: str | None) -> dict[str, Kind]:
+def _openai(service: Service, model: str | None) -> dict[str, Kind]:
     """Of dense vectors alone, of which such a server tells nothing."""
     if model is None:
-        listed = _read_json(target.get("/v1/models"), "/v1/models")["data"]
+        listed = _read_json(service.get("/v1/models"), "/v1/models")["data"]
         names = [str(each["id"]) for each in listed]
         if len(names) != 1:
             raise CannotCompareError(
-                f"{target.url} serves {len(names)} models: name one with --model"
+                f"{service.url} serves {len(names)} models: name one with --model"
                 f" ({escape_text(', '.join(names[:10]), _SHOWN)})"
             )
         (model,) = names
     body = {"model": model, "input": CANARIES, "encoding_format": "float"}
-    data = sorted(_answer(target, "/v1/embeddings", body)["data"], key=lambda each: each["index"])
+    data = sorted(_answer(service, "/v1/embeddings", body)["data"], key=lambda each: each["index"])
     return {"dense": Kind(KindCanaries(np.array([each["embedding"] for each in data], np.float32)))}
 
 
-def _answer(target: Target, path: str, body: dict[str, Any]) -> Any:
-    return _read_json(target.post(path, body), path)
+def _answer(service: Service, path: str, body: dict[str, Any]) -> Any:
+    return _read_json(service.post(path, body), path)
 
 
 def _read_json(answer: httpx2.Response, path: str) -> Any:

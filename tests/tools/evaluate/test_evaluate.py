@@ -147,7 +147,7 @@ def test_a_service_finds_what_the_engine_finds(
     (dense,) = run(folder, "--rerank", "0", "--url", server.url, "--kinds", "dense")
     assert all(name.startswith("dense") for name in ndcg(dense))
     assert dense.speed.pairs_per_second is None
-    with pytest.raises(tool.SourceError, match="does not answer"):
+    with pytest.raises(tool.ServiceError, match="cannot reach"):
         run(folder, "--url", "http://127.0.0.1:9")
 
 

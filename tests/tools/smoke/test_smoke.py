@@ -13,6 +13,7 @@ import pytest
 from smart_embedder.api.answers import EmbeddingResponse
 from tests.support.answering_http import Handler, answering, serving, url_of
 from tests.support.server import run_server
+from tools.service import Service
 from tools.smoke.__main__ import _outcome, main
 from tools.smoke.target import Target
 
@@ -88,10 +89,10 @@ def the_failure(output: str) -> str:
 def test_where_the_rate_is_small_it_waits_as_long_as_it_is_told(monkeypatch) -> None:
     slept: list[float] = []
     monkeypatch.setattr("time.sleep", slept.append)
-    with answered_by(OverItsRate) as url, closing(Target(url, None, 10)) as target:
-        answers = [target.get("/"), target.post("/", {})]
+    with answered_by(OverItsRate) as url, closing(Service(url, None, 10)) as service:
+        answers = [service.get("/"), service.post("/", {})]
     assert [answer.status_code for answer in answers] == [413, 413]
-    assert (target.waited, slept) == (2, [1, 1])
+    assert (service.waited, slept) == (2, [1, 1])
 
 
 @pytest.fixture(scope="module")
