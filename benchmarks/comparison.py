@@ -22,7 +22,7 @@ import numpy as np
 
 from benchmarks.adapters import FloatArray, Setting
 from benchmarks.turns import turns
-from benchmarks.worker import Encoded, Engine, EngineFailureError, Run, measured
+from benchmarks.worker import Encoded, EngineFailureError, Run, measured
 from benchmarks.workload import WORKLOADS
 
 # On how many texts a setting is tried, and a slow engine's, and with heavy texts.
@@ -247,8 +247,15 @@ def _run(plan: Plan, outcome: Outcome, runs: list[Run]) -> list[Encoded]:
         return []
     try:
         python = interpreter(contender.environment, plan.environments)
-        engine = Engine(python, contender.adapter, plan.folder, contender.precision, plan.limit)
-        outcome.version, found = measured(engine, runs, plan.patience)
+        outcome.version, found = measured(
+            python,
+            contender.adapter,
+            plan.folder,
+            contender.precision,
+            runs,
+            patience=plan.patience,
+            limit=plan.limit,
+        )
     except EngineFailureError as error:
         outcome.failure = str(error)
         _say(f"{outcome.name}: {error}")

@@ -62,32 +62,30 @@ class Encoded:
     peak_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Engine:
-    """An adapter, the checkpoint and number format that it loads, and the Python that has it.
-
-    With a `limit`, of `LIMITS`, it uses no faster instructions than those.
-    """
-
-    python: Path
-    adapter: str
-    folder: Path
-    precision: str
-    limit: str = ""
-
-
-def measured(engine: Engine, runs: list[Run], patience: float) -> tuple[str, list[Encoded]]:
+def measured(
+    python: Path,
+    adapter: str,
+    folder: Path,
+    precision: str,
+    runs: list[Run],
+    *,
+    patience: float,
+    limit: str = "",
+) -> tuple[str, list[Encoded]]:
     """The version of the engine's package and what came of each run, in a process that then ends.
 
-    Raises `EngineFailureError`, also where it takes longer than `patience` seconds.
+    `python` has the packages of the adapter, which loads the checkpoint in `folder`. With a
+    `limit`, of `LIMITS`, it uses no faster instructions than those. Raises `EngineFailureError`,
+    also where it takes longer than `patience` seconds.
     """
-    asked = {"runs": [asdict(each) for each in runs]} | asdict(engine)
+    asked = {"adapter": adapter, "folder": str(folder), "precision": precision}
+    given = json.dumps(asked | {"runs": [asdict(each) for each in runs]})
     try:
         done = subprocess.run(
-            [engine.python, "-m", "benchmarks.worker"],
+            [python, "-m", "benchmarks.worker"],
             cwd=_ROOT,
-            env=os.environ | _VARIABLES | LIMITS.get(engine.limit, {}),
-            input=json.dumps(asked, default=str),
+            env=os.environ | _VARIABLES | LIMITS.get(limit, {}),
+            input=given,
             capture_output=True,
             text=True,
             errors="replace",

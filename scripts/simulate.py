@@ -132,7 +132,7 @@ def plant(names: list[str], steps: int, processes: int) -> int:
             law, seed = result.get("law", "**not found**"), result.get("seed", "")
             print(f"| {FAULTS[name]['fault']} | {law} | {result['steps']:,} | {seed} |", flush=True)
     print(f"\n{found} of {len(names)} found")
-    return int(found < len(names) - 1)
+    return int(found < len(names))
 
 
 def with_fault(name: str) -> str:

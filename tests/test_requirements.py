@@ -159,13 +159,12 @@ def test_torch_is_locked_to_the_wheels_of_its_version_that_pytorchs_index_lists(
 
 
 def test_what_is_installed_anywhere_is_installed_from_the_locks() -> None:
-    for name in ("scripts/test_environment.sh", "Dockerfile"):
-        lines = re.sub(r"\\\n\s*", "", text_of(name)).splitlines()
-        installing = [
-            line for line in lines if re.search(r'bin/pip"?( --python \S+)? install ', line)
-        ]
-        assert installing, name
-        assert all("--no-deps --require-hashes -r" in line for line in installing), name
+    lines = re.sub(r"\\\n\s*", "", text_of("Dockerfile")).splitlines()
+    installing = [line for line in lines if re.search(r"bin/pip( --python \S+)? install ", line)]
+    assert installing
+    assert all("--no-deps --require-hashes -r" in line for line in installing)
+    assert "PIP_REQUIRE_HASHES=1 exec" in text_of("scripts/test_environment.sh")
+    assert "install --quiet --no-deps -r" in text_of("scripts/pinned_environment.sh")
 
 
 def test_the_package_depends_on_what_the_requirements_pin_and_on_nothing_else() -> None:

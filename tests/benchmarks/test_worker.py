@@ -8,18 +8,26 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks import worker
 from benchmarks.adapters import Setting
 from benchmarks.adapters.smart_embedder import hide_instructions
 from benchmarks.comparison import worst_cosine
-from benchmarks.worker import LIMITS, Engine, EngineFailureError, Run, measured
+from benchmarks.worker import LIMITS, Encoded, EngineFailureError, Run
 from smart_embedder.models.ops.native import runnable_here
 from tests.support.checkpoints import plain_corpus
 
 TEXTS = plain_corpus(lines=5)
 
 
-def engine(folder: Path, adapter: str = "smart_embedder", python: str = sys.executable) -> Engine:
-    return Engine(Path(python), adapter, folder, "float32")
+def measured(
+    folder: Path,
+    runs: list[Run],
+    adapter: str = "smart_embedder",
+    python: str = sys.executable,
+    patience: float = 120,
+) -> tuple[str, list[Encoded]]:
+    engine = (Path(python), adapter, folder, "float32")
+    return worker.measured(*engine, runs, patience=patience)
 
 
 def test_this_engine_and_flagembedding_agree_and_texts_have_the_same_vectors_one_at_a_time(
@@ -30,13 +38,13 @@ def test_this_engine_and_flagembedding_agree_and_texts_have_the_same_vectors_one
         Run(TEXTS, Setting(2), apart, str(files[name]))
         for name, apart in (("ours", False), ("apart", True))
     ]
-    version, (together, apart) = measured(engine(tiny_m3), ours, 120)
+    version, (together, apart) = measured(tiny_m3, ours)
     assert version == ""
     assert [len(together.seconds), len(apart.seconds)] == [1, len(TEXTS)]
     assert min(together.seconds + apart.seconds) > 0
     assert together.peak_bytes > 2**26
     theirs = [Run(TEXTS, Setting(2), save=str(files["theirs"]))]
-    version, _ = measured(engine(tiny_m3, "flag_embedding"), theirs, 120)
+    version, _ = measured(tiny_m3, theirs, "flag_embedding")
     assert version == metadata.version("FlagEmbedding")
     vectors = {name: dict(np.load(file)) for name, file in files.items()}
     assert vectors["ours"]["dense"].shape == (5, 64)
@@ -57,7 +65,7 @@ def test_what_an_engine_raises_is_one_line(
     tmp_path: Path, adapter: str, folder: str, message: str
 ) -> None:
     with pytest.raises(EngineFailureError, match=message) as caught:
-        measured(engine(tmp_path / folder, adapter), [Run(TEXTS, Setting())], 120)
+        measured(tmp_path / folder, [Run(TEXTS, Setting())], adapter)
     assert len(str(caught.value).splitlines()) == 1
 
 
@@ -74,7 +82,7 @@ def test_a_limited_engine_has_the_kernels_of_its_limit(limit: str, monkeypatch) 
 
 def test_a_worker_that_is_too_slow_is_given_up(tiny_m3: Path) -> None:
     with pytest.raises(EngineFailureError, match="no answer within 0 s"):
-        measured(engine(tiny_m3), [Run(TEXTS, Setting())], 0.01)
+        measured(tiny_m3, [Run(TEXTS, Setting())], patience=0.01)
 
 
 @pytest.mark.parametrize(
@@ -92,4 +100,4 @@ def test_a_process_that_ends_early_is_told_by_its_last_words(
     program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(0o755)
     with pytest.raises(EngineFailureError, match=message):
-        measured(engine(tmp_path, python=str(program)), [], 60)
+        measured(tmp_path, [], python=str(program))

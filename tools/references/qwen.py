@@ -46,7 +46,9 @@ class QwenEmbedding:
         end = tokenizer.convert_tokens_to_ids(QWEN_END)
         ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
         rows = [[*each[: self._max_length - 1], end] for each in ids]
-        return _last(self._model, rows, lambda output: output.last_hidden_state[:, -1]).numpy()
+        return _last(
+            tokenizer, self._model, rows, lambda output: output.last_hidden_state[:, -1]
+        ).numpy()
 
 
 class QwenReranker:
@@ -64,7 +66,9 @@ class QwenReranker:
     ) -> list[float]:
         """As `RerankingReference.scores`."""
         rows = self._rows(query, passages, instruction)
-        logits = _last(self._model, rows, lambda output: output.logits[:, -1, self._answers])
+        logits = _last(
+            self._tokenizer, self._model, rows, lambda output: output.logits[:, -1, self._answers]
+        )
         scores: list[float] = logits.softmax(dim=1)[:, 0].tolist()
         return scores
 
@@ -77,25 +81,22 @@ class QwenReranker:
         return [prefix + encode(head + passage)[:room] + suffix for passage in passages]
 
 
-def _last(model: Any, rows: list[list[int]], read: Callable[[Any], torch.Tensor]) -> torch.Tensor:
+def _last(
+    tokenizer: Any, model: Any, rows: list[list[int]], read: Callable[[Any], torch.Tensor]
+) -> torch.Tensor:
     """What is read of each row's last token, by transformers' own forward.
 
     Over left-padded batches of near lengths; float32, in the order of the rows.
     """
-    order = sorted(range(len(rows)), key=lambda place: len(rows[place]))
-    found: dict[int, torch.Tensor] = {}
-    for begin in range(0, len(rows), BATCH):
-        places = order[begin : begin + BATCH]
-        longest = max(len(rows[place]) for place in places)
-        ids = torch.tensor([[0] * (longest - len(rows[p])) + rows[p] for p in places])
-        lengths = torch.tensor([[len(rows[place])] for place in places])
-        mask = (torch.arange(longest) >= longest - lengths).long()
-        positions = (mask.cumsum(1) - 1).clamp(min=0)
-        named = {"input_ids": ids, "attention_mask": mask, "position_ids": positions}
-        on_device = {name: each.to(model.device) for name, each in named.items()}
+    order = torch.tensor([len(row) for row in rows]).argsort()
+    found = []
+    for places in torch.split(order, BATCH):
+        ids = {"input_ids": [rows[place] for place in places]}
+        batch = tokenizer.pad(ids, padding_side="left", return_tensors="pt").to(model.device)
+        positions = (batch["attention_mask"].cumsum(1) - 1).clamp(min=0)
         with torch.inference_mode():
-            found |= zip(places, read(model(**on_device)).float().cpu(), strict=True)
-    return torch.stack([found[place] for place in range(len(rows))])
+            found.append(read(model(**batch, position_ids=positions)).float().cpu())
+    return torch.cat(found)[order.argsort()]
 
 
 def _loaded(kind: Any, folder: Path, device: str) -> tuple[Any, Any]:
