@@ -21,9 +21,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.adapters import FloatArray, Setting
-from benchmarks.turns import turns
 from benchmarks.worker import Encoded, EngineFailureError, Run, measured
-from benchmarks.workload import WORKLOADS
+from benchmarks.workload import WORKLOADS, turns
 
 # On how many texts a setting is tried, and a slow engine's, and with heavy texts.
 _TRIAL_TEXTS, _SLOW_TRIAL_TEXTS, _HEAVY_TRIAL_TEXTS = 16, 4, 1

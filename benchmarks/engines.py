@@ -37,9 +37,8 @@ from tokenizers import Tokenizer
 from benchmarks import formats, neighbours, page, start
 from benchmarks.checkpoints import save_bge_m3, save_two_layers
 from benchmarks.comparison import CATALOGUE, ENVIRONMENTS, Outcome, Plan, compare
-from benchmarks.turns import turns
 from benchmarks.worker import LIMITS
-from benchmarks.workload import WORKLOADS, draw_texts
+from benchmarks.workload import WORKLOADS, draw_texts, turns
 from smart_embedder import __version__
 from smart_embedder.models.ops.build import (
     architecture_here,

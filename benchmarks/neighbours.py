@@ -22,8 +22,7 @@ from pathlib import Path
 import httpx2
 import numpy as np
 
-from benchmarks.turns import turns
-from benchmarks.workload import QUERIES, draw_texts
+from benchmarks.workload import QUERIES, draw_texts, turns
 from tests.support.server import REPOSITORY, RunningServer, run_server
 from tools.table import markdown
 

@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-from benchmarks.turns import turns
+from benchmarks.workload import turns
 from tests.support.memory import status_bytes
 from tests.support.server import REPOSITORY, run_server
 from tools.table import markdown

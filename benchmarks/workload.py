@@ -1,8 +1,12 @@
-"""Seeded workloads whose lengths are known in tokens."""
+"""Seeded workloads whose lengths are known in tokens, and turns on them."""
 
 import math
 import random
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
+
+Name = TypeVar("Name", bound=Hashable)
 
 SYLLABLES = [a + b for a in "bcdfghjklmnprstvwz" for b in "aeiou"]
 
@@ -57,3 +61,14 @@ def _text(rng: random.Random, tokens: int) -> str:
     firsts = SYLLABLES[: len(SYLLABLES) // 3]
     words = (rng.choice(firsts) + "".join(rng.choices(SYLLABLES, k=2)) for _ in range(tokens - 2))
     return " ".join(words)
+
+
+def turns(rounds: Mapping[Name, int]) -> Iterator[Name]:
+    """Names in the order A B C A B C, since a shared machine's speed drifts.
+
+    One leaves when its rounds are over.
+    """
+    for number in range(max(rounds.values(), default=0)):
+        for name, wanted in rounds.items():
+            if number < wanted:
+                yield name

@@ -51,6 +51,9 @@ class Asked:
     size: int
 
 
+Make = Callable[[int], Asked]
+
+
 @dataclass(frozen=True, slots=True)
 class Shape:
     """A request that grows up to `limit` bytes."""
@@ -58,7 +61,7 @@ class Shape:
     family: str
     name: str
     limit: int
-    make: Callable[[int], Asked]
+    make: Make
 
 
 @dataclass(frozen=True, slots=True)
@@ -403,16 +406,25 @@ def _damaged(make: Write, seed: int, size: int) -> bytes:
 # ---- encodings of a body: from a write of the content to a body
 
 
-def encodings(write: Write) -> Iterator[tuple[str, str, Callable[[int], Asked]]]:
-    """Content-Encoding and body, growing in the content or in what a format has around it."""
+def packed(write: Write, pack: Callable[[bytes], bytes] = bytes) -> Make:
+    """A body that is written and then packed."""
 
-    def whole(pack: Callable[[bytes], bytes], size: int) -> Asked:
+    def make(size: int) -> Asked:
         content = write(size)
         return Asked(pack(content), len(content))
+
+    return make
+
+
+def encodings(write: Write) -> Iterator[tuple[str, str, Make]]:
+    """Content-Encoding and body, growing in the content or in what a format has around it."""
 
     def repeated(member: bytes, unpacked: int, size: int) -> Asked:
         count = max(1, size // max(1, len(member)))
         return Asked(member * count, unpacked * count)
+
+    def as_it_is(fill: Fill, unpacked: int, size: int) -> Asked:
+        return Asked(fill.write(size), unpacked)
 
     gzipped = partial(gzip.compress, compresslevel=6, mtime=0)
     packers: dict[str, Callable[[bytes], bytes]] = {
@@ -422,27 +434,20 @@ def encodings(write: Write) -> Iterator[tuple[str, str, Callable[[int], Asked]]]
         "br": bytes,  # Nothing packs it here.
     }
     for name, pack in packers.items():
-        yield f"whole in {name}", name, partial(whole, pack)
+        yield f"whole in {name}", name, packed(write, pack)
         for inner in (b"", b" ", b"[" * 64):
             what = f"members of {name} with {_short(inner)}"
             yield what, name, partial(repeated, pack(inner), len(inner))
-    yield (
-        "gzip within gzip",
-        "gzip, gzip",
-        partial(whole, lambda content: gzipped(gzipped(content))),
-    )
-    head, end, packed = gzipped(b"")[:10], b"\1\0\0\xff\xff" + bytes(8), gzipped(write(100))
-    with_name = packed[:3] + b"\x08" + packed[4:10]
+    twice = packed(write, lambda content: gzipped(gzipped(content)))
+    yield "gzip within gzip", "gzip, gzip", twice
+    head, end, valid = gzipped(b"")[:10], b"\1\0\0\xff\xff" + bytes(8), gzipped(write(100))
+    with_name = valid[:3] + b"\x08" + valid[4:10]
     for fill, unpacked in (
         (between(head, b"\0\0\0\xff\xff", end, name="blocks of gzip with nothing"), 0),
-        (between(with_name, b"n", b"\0" + packed[10:], name="a long name in gzip"), 100),
-        (between(packed, b"\0", name="gzip and then junk"), 100),
+        (between(with_name, b"n", b"\0" + valid[10:], name="a long name in gzip"), 100),
+        (between(valid, b"\0", name="gzip and then junk"), 100),
     ):
-        yield fill.name, "gzip", partial(_as_it_is, fill, unpacked)
-
-
-def _as_it_is(fill: Fill, unpacked: int, size: int) -> Asked:
-    return Asked(fill.write(size), unpacked)
+        yield fill.name, "gzip", partial(as_it_is, fill, unpacked)
 
 
 # ---- heads, queries and paths
@@ -500,14 +505,9 @@ def asked(
     return Asked(head + b"\r\n" + content, body.size)
 
 
-def _body(content: bytes) -> Asked:
-    return Asked(content, len(content))
-
-
-def _in_encoding(
-    target: Target, headers: Headers, make: Callable[[int], Asked], size: int
-) -> Asked:
-    return asked(target, make(size - _ENVELOPE), headers)
+def with_body(target: Target, body: Make, headers: Headers, **how: Any) -> Make:
+    """A request that grows by its body; `how` is as for `asked`."""
+    return lambda size: asked(target, body(size - _ENVELOPE), headers, **how)
 
 
 def in_chunks(size: int, content: bytes, extension: bytes = b"", trailer: bytes = b"") -> bytes:
@@ -574,12 +574,7 @@ class Grammar:
         query = b""
         if target.query and self._rng.random() < 0.5:
             query = self._rng.choice(target.query).encode() + b"=true"
-
-        def make(size: int) -> Asked:
-            return asked(
-                target, _body(fill.write(size - _ENVELOPE)), headers, version=version, query=query
-            )
-
+        make = with_body(target, packed(fill.write), headers, version=version, query=query)
         about = " ".join(each.decode() for _, each in headers[1:])
         what = f"{target.name} {about} HTTP/{version}: {fill.name}"
         return Shape(family, what, self._largest_body, make)
@@ -605,7 +600,7 @@ class Grammar:
             headers, write = self._small(target)
             for name, encoding, make_body in encodings(write):
                 sent = [*headers, ("Content-Encoding", encoding.encode())]
-                make = partial(_in_encoding, target, sent, make_body)
+                make = with_body(target, make_body, sent)
                 yield Shape("encoding", f"{target.name}: {name}", self._largest_body, make)
 
     def _framed(self) -> Iterator[Shape]:
@@ -615,21 +610,19 @@ class Grammar:
             name = f"chunks of 1, each with 40 x {_short(unit)}"
             frames[name] = partial(in_chunks, 1, extension=extension)
         for target in self._some_posts(3):
+            headers, write = self._small(target)
             for name, frame in frames.items():
-                make = partial(self._in_frames, target, frame)
+                make = with_body(target, packed(write), headers, chunked=frame)
                 yield Shape("framing", f"{target.name}: {name}", self._largest_body // 8, make)
             for unit in (b"a: b\r\n", b"a", b"\r\n"):
                 make = partial(self._with_trailer, target, between("", unit, b"\r\n"))
                 what = f"{target.name}: trailers {_short(unit)}"
                 yield Shape("framing", what, LARGEST_HEAD, make)
 
-    def _in_frames(self, target: Target, frame: Callable[[bytes], bytes], size: int) -> Asked:
-        headers, write = self._small(target)
-        return asked(target, _body(write(size - _ENVELOPE)), headers, chunked=frame)
-
     def _with_trailer(self, target: Target, trailer: Fill, size: int) -> Asked:
+        headers, write = self._small(target)
         frame = partial(in_chunks, 64, trailer=trailer.write(size))
-        return self._in_frames(target, frame, 2 * _ENVELOPE)
+        return asked(target, packed(write)(_ENVELOPE), headers, chunked=frame)
 
     def _heads(self) -> Iterator[Shape]:
         pages = [each for each in self._targets if each.method == "GET"]
@@ -649,7 +642,7 @@ class Grammar:
         body, headers = Asked(b"", 0), Headers()
         if target.kinds:
             headers, write = self._small(target)
-            body = _body(write(200))
+            body = packed(write)(200)
 
         def make(size: int) -> Asked:
             written = fill.write(size - _ENVELOPE)

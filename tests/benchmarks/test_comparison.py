@@ -18,9 +18,8 @@ from benchmarks.comparison import (
     compare,
     interpreter,
 )
-from benchmarks.turns import turns
 from benchmarks.worker import EngineFailureError
-from benchmarks.workload import WORKLOADS
+from benchmarks.workload import WORKLOADS, turns
 from tests.support.checkpoints import plain_corpus
 
 

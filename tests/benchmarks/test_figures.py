@@ -11,7 +11,6 @@ import pytest
 from benchmarks import engines as running
 from benchmarks import page
 from benchmarks.comparison import Outcome, Plan, compare, worst_cosine
-from benchmarks.pictures import draw_bars
 
 EAST, NORTH = [1.0, 0.0], [0.0, 1.0]
 SVG = "{http://www.w3.org/2000/svg}"
@@ -50,7 +49,7 @@ def test_the_worst_cosine_counts_and_a_missing_kind_has_none() -> None:
 
 
 def test_bars_are_as_long_as_their_figures(tmp_path: Path) -> None:
-    file = draw_bars(
+    file = page.draw_bars(
         "A & B", "about", [("fast", 8, True), ("slow*", 2, False)], tmp_path / "docs/a.svg"
     )
     root = ET.fromstring(file.read_text())

@@ -25,8 +25,7 @@ from tools.capacity.cost import (
     read_times,
 )
 from tools.capacity.measure import RERANK, Client, measure, started_service
-from tools.capacity.plan import REQUESTS, Option, Target, options
-from tools.capacity.simulation import QUEUE_PLACES, Devices
+from tools.capacity.simulation import QUEUE_PLACES, REQUESTS, Devices, Option, Target, options
 from tools.service import ServiceError
 from tools.table import markdown
 

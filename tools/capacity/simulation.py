@@ -2,12 +2,12 @@
 
 Requests enter a real `JobQueue`, real batches are taken from it, and real `Preemption` lets short
 jobs into a long forward; what is simulated is the clock, and a forward, which takes what the cost
-model says.
+model says. With more and more devices it tells how many a load needs.
 """
 
 import heapq
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
 from typing import Any
@@ -24,7 +24,7 @@ from smart_embedder.engine.scheduling.queue import (
     Preemption,
     split_short,
 )
-from tools.capacity.cost import Arrival, CostModel
+from tools.capacity.cost import Arrival, CostModel, Load
 
 # Requests that wait at most: MAX_QUEUE_SIZE.
 QUEUE_PLACES = 200
@@ -32,6 +32,11 @@ QUEUE_PLACES = 200
 _MOST_REFUSED = 20
 # The first requests find an empty service.
 _WARM_UP = 0.1
+# Requests of one simulation; more for a rarer percentile.
+REQUESTS = 4000
+_MOST = 64
+# Of the devices' time: a request never waits then.
+_IDLE = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,3 +283,52 @@ class Simulation:
         if not any(worker.idle for worker in self._workers):
             for worker in self._workers:
                 worker.offer(job)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Seconds within which half, and 99 of 100 requests are to be answered; None: any."""
+
+    p50: float | None
+    p99: float | None
+
+    def met_by(self, outcome: Outcome) -> bool:
+        """Whether nothing was refused and the percentiles are within it."""
+        wanted = ((50, self.p50), (99, self.p99))
+        return not outcome.refused and all(
+            most is None or outcome.percentile(at) <= most for at, most in wanted
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A number of replicas with a number of devices each, and what a simulation of it saw."""
+
+    replicas: int
+    devices: int
+    outcome: Outcome
+    meets: bool
+
+
+def simulate(load: Load, devices: Devices, seed: int = 0, requests: int = REQUESTS) -> Outcome:
+    """What the load sees of the devices."""
+    return Simulation(devices).run(load.arrivals(requests, seed))
+
+
+def options(
+    load: Load, devices: Devices, target: Target, requests: int = REQUESTS, *, replicas: bool
+) -> list[Option]:
+    """More and more devices, until the target is met or more would not help any more.
+
+    Behind one queue, or as `replicas` of one device that share the requests at random.
+    """
+    tried: list[Option] = []
+    for number in range(1, _MOST + 1):
+        share = replace(load, rate=load.rate / number) if replicas else load
+        behind = devices if replicas else replace(devices, number=number)
+        outcome = simulate(share, behind, requests=requests)
+        counts = (number, 1) if replicas else (1, number)
+        tried.append(Option(*counts, outcome, target.met_by(outcome)))
+        if tried[-1].meets or outcome.utilisation < _IDLE:
+            break
+    return tried

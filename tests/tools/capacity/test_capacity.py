@@ -8,8 +8,7 @@ from smart_embedder.engine.scheduling.batcher import Limits
 from tests.support.server import RunningServer
 from tools.capacity import __main__ as tool
 from tools.capacity.cost import CostModel, Load, MeasuredTime, TimeTable, read_times, uniform
-from tools.capacity.plan import Target, options
-from tools.capacity.simulation import Devices
+from tools.capacity.simulation import Devices, Target, options
 
 COST = CostModel((0.01, 0.0, 0.0, 0.0))
 DEVICES = Devices(COST, Limits(10**6, max_requests=1))

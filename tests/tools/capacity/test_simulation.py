@@ -10,8 +10,7 @@ from smart_embedder.engine.scheduling.batcher import Limits
 from smart_embedder.engine.scheduling.job import Job
 from smart_embedder.engine.scheduling.queue import JobQueue
 from tools.capacity.cost import Arrival, CostModel, Load, uniform
-from tools.capacity.plan import simulate
-from tools.capacity.simulation import Devices, Simulation
+from tools.capacity.simulation import Devices, Simulation, simulate
 
 # One request in each batch.
 ALONE = Limits(10**6, max_requests=1)
