@@ -24,13 +24,14 @@ class ServiceError(Exception):
 def add_server(parser: argparse._ActionsContainer) -> None:
     """Add the arguments that tell which server is asked, and how."""
     add, url = parser.add_argument, "http://localhost:8000"
-    add("--url", default=url, type=_address, help="the address of the server (%(default)s)")
+    add("--url", default=url, type=address, help="the address of the server (%(default)s)")
     add("--token", help="the access token, if the server asks for one")
     help_ = "the most seconds for one answer (%(default)g)"
     add("--timeout", default=120.0, type=float, help=help_)
 
 
-def _address(text: str) -> str:
+def address(text: str) -> str:
+    """Argparse type: an http or https address, without its closing slash."""
     parts = urlsplit(text)
     if parts.scheme not in {"http", "https"} or not parts.hostname:
         raise argparse.ArgumentTypeError(f"{text!r} is not an http:// or https:// address")

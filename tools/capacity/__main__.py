@@ -8,6 +8,7 @@ asked for on a terminal.
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
@@ -26,7 +27,7 @@ from tools.capacity.cost import (
 )
 from tools.capacity.measure import RERANK, Client, measure, started_service
 from tools.capacity.simulation import QUEUE_PLACES, REQUESTS, Devices, Option, Target, options
-from tools.service import ServiceError
+from tools.service import ServiceError, address
 from tools.table import markdown
 
 _MOST_TEXTS = 1000
@@ -53,7 +54,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--clients", type=int, default=8, help="clients that send requests (%(default)s)")
     add("--max-queue-size", type=int, default=QUEUE_PLACES, help="MAX_QUEUE_SIZE (%(default)s)")
     add("--requests", type=int, default=REQUESTS, help="requests of each simulation (%(default)s)")
-    add("--url", help="measure this service, which nobody else uses meanwhile")
+    add("--url", type=address, help="measure this service, which nobody else uses meanwhile")
     add("--token", help="the access token of that service")
     add("--times", type=Path, metavar="FILE", help="use times that --save wrote, here or elsewhere")
     add("--save", type=Path, metavar="FILE", help="write the measured times to this file")
@@ -66,7 +67,15 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         if not sys.stdin.isatty():
             parser.error(f"--{name.replace('_', '-')} is missing")
         answer = input(question)
-        setattr(arguments, name, answer if name == "tokens" else float(answer))
+        try:
+            setattr(arguments, name, answer if name == "tokens" else float(answer))
+        except ValueError:
+            parser.error(f"{answer!r} is no number")
+    if arguments.save is not None and not arguments.save.parent.is_dir():
+        parser.error(f"--save: the folder of {arguments.save} does not exist")
+    for name in ("rate", "texts", "clients", "requests", "max_queue_size"):
+        if not 0 < getattr(arguments, name) < math.inf:
+            parser.error(f"--{name.replace('_', '-')} must be above 0")
     return arguments
 
 
@@ -86,11 +95,11 @@ def gather(arguments: argparse.Namespace) -> tuple[TimeTable, Load]:
         client = None
         # Where times are given and no text is to be counted, no service is asked.
         if arguments.times is None or arguments.texts_file is not None:
-            url = arguments.url
+            url, token = arguments.url, arguments.token
             if url is None:
                 print("starting the service ...", file=sys.stderr)
-                url = stack.enter_context(started_service())
-            client = Client(url, arguments.kinds, arguments.token)
+                url, token = stack.enter_context(started_service())
+            client = Client(url, arguments.kinds, token)
             stack.enter_context(closing(client))
         if arguments.texts_file is not None and client is not None:
             lengths = read_lengths(arguments.texts_file, client)

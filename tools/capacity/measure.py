@@ -1,12 +1,12 @@
 """Short measurements of a service: requests of growing size alone, then some at a time."""
 
 import os
+import secrets
 import socket
 import statistics
 import subprocess
 import sys
 import time
-from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -45,8 +45,8 @@ _ROUNDS = 8
 
 
 @contextmanager
-def started_service() -> Iterator[str]:
-    """Start `python -m smart_embedder` with the settings in force; its address, once it is ready.
+def started_service() -> Iterator[tuple[str, str]]:
+    """Start `python -m smart_embedder` with the settings in force; its address and a token of it.
 
     Raises `PlanError` where it does not become ready.
     """
@@ -54,7 +54,9 @@ def started_service() -> Iterator[str]:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     url, command = f"http://127.0.0.1:{port}", [sys.executable, "-m", "smart_embedder"]
-    own = {"HOST": "127.0.0.1", "PORT": port} | _UNLIMITED
+    # In place of one that the settings ask for.
+    token = secrets.token_urlsafe()
+    own = {"HOST": "127.0.0.1", "PORT": port, "API_TOKEN": token} | _UNLIMITED
     with TemporaryFile() as printed:
         process = subprocess.Popen(
             command, env=os.environ | own, stdout=printed, stderr=subprocess.STDOUT
@@ -67,10 +69,13 @@ def started_service() -> Iterator[str]:
                     last = printed.read().decode(errors="replace").strip().rpartition("\n")[2]
                     raise PlanError(f"the service did not start: {last}")
                 time.sleep(0.1)
-            yield url
+            yield url, token
         finally:
             process.terminate()
-            process.wait(_END_SECONDS)
+            try:
+                process.wait(_END_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
 
 
 def _is_ready(url: str) -> bool:
@@ -117,40 +122,44 @@ def measure(client: Client, kinds: str) -> TimeTable:
     print("measuring requests of growing size, then several at a time ...", file=sys.stderr)
     client.require_ready()
     gpu, most, times = client.health["gpu"], client.health["max_batch_tokens"], []
+    random = np.random.default_rng(0)
     for texts, words in product(_TEXTS, _LENGTHS):
         # What does not fit one forward tells nothing of a forward.
         if texts == 1 or texts * words < min(most, _MOST_TOKENS):
-            times.append(_median([_text(words, seed) for seed in range(texts)], client))
+            times.append(_median(client, random, texts, words))
     table = TimeTable(kinds, str(gpu["device_info"]), most, bool(gpu["available"]), times)
-    return replace(table, interference=_interference(client, table))
+    return replace(table, interference=_interference(client, random, table))
 
 
-def _text(words: int, seed: int) -> str:
-    return " ".join(np.random.default_rng(seed).choice(_WORDS, words))
+def _text(random: np.random.Generator, words: int) -> str:
+    """One that was not sent before: EMBEDDING_CACHE may keep vectors."""
+    return " ".join(random.choice(_WORDS, words))
 
 
-def _median(texts: list[str], client: Client) -> MeasuredTime:
-    client.send(texts)
+def _median(client: Client, random: np.random.Generator, texts: int, words: int) -> MeasuredTime:
+    client.send([_text(random, words) for _ in range(texts)])
     until = time.perf_counter() + _SECONDS
-    seen: list[tuple[float, float, float]] = []
-    tokens = 0
+    seen: list[tuple[float, ...]] = []
     while len(seen) < _FEWEST or (time.perf_counter() < until and len(seen) < _MOST):
-        seconds, answer = client.send(texts)
+        seconds, answer = client.send([_text(random, words) for _ in range(texts)])
         timings, tokens = answer["timings_ms"], answer["usage"]["total_tokens"]
         forward, tokenize = timings["inference"] / 1000, timings["tokenize"] / 1000
-        seen.append((forward, tokenize, max(0.0, seconds - forward - tokenize)))
-    medians = (statistics.median(column) for column in zip(*seen, strict=True))
-    return MeasuredTime(len(texts), round(tokens / len(texts)), *medians)
+        seen.append((tokens / texts, forward, tokenize, max(0.0, seconds - forward - tokenize)))
+    length, *medians = (statistics.median(column) for column in zip(*seen, strict=True))
+    return MeasuredTime(texts, round(length), *medians)
 
 
-def _interference(client: Client, table: TimeTable) -> float:
+def _interference(client: Client, random: np.random.Generator, table: TimeTable) -> float:
     """By how much a request beside a forward makes it longer, in seconds, while all are busy."""
-    texts = [[_text(words, words)] for words in range(8, 40)]
+
+    def send_all() -> list[int]:
+        texts = [[_text(random, words)] for words in range(8, 40)]
+        return [told["usage"]["total_tokens"] for _, told in threads.map(client.send, texts)]
+
     with ThreadPoolExecutor(_AT_ONCE) as threads:
-        tokens = [told["usage"]["total_tokens"] for _, told in threads.map(client.send, texts)]
+        send_all()
         before, forwards_before = client.forwards()
-        for _ in range(_ROUNDS):
-            deque(threads.map(client.send, texts), maxlen=0)
+        tokens = [each for _ in range(_ROUNDS) for each in send_all()]
         after, forwards = client.forwards()
-    alone = fit(table).forward(tokens * _ROUNDS, forwards - forwards_before)
-    return max(0.0, (after - before - alone) / (_ROUNDS * len(texts)))
+    alone = fit(table).forward(tokens, forwards - forwards_before)
+    return max(0.0, (after - before - alone) / len(tokens))

@@ -35,7 +35,7 @@ from tools.evaluate.representations import (
 )
 from tools.evaluate.sources import Made, Source, engine_source, look_at, service_source
 from tools.references.reference import ReferenceMissingError
-from tools.service import ServiceError
+from tools.service import ServiceError, address
 from tools.table import markdown
 
 # One request may take as long as it needs: nobody waits for the answer.
@@ -65,7 +65,11 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--split", default="test", help="the split, such as dev: reads qrels/dev.tsv (%(default)s)")
     help_ = "a query does not find the document with its own id"
     add("--ignore-identical-ids", action="store_true", help=help_)
-    add("--url", help="ask this running service; without it the engine runs in this process")
+    add(
+        "--url",
+        type=address,
+        help="ask this running service; without it the engine runs in this process",
+    )
     add("--token", help="the access token of that service")
     add("--model", help="the model of MODELS of that service which makes the vectors")
     add("--reranker", help="the model of MODELS of that service which reranks")
@@ -92,6 +96,8 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         parser.error("--model and --reranker need --url: without it, name the models in settings")
     if (arguments.model or arguments.reranker) and arguments.reference:
         parser.error("--reference is of the models in settings: leave --model and --reranker out")
+    if arguments.json is not None and not arguments.json.parent.is_dir():
+        parser.error(f"--json: the folder of {arguments.json} does not exist")
     if arguments.rrf_constant < 0:
         parser.error("--rrf-constant must not be negative")
     if arguments.input_types and arguments.query_prompt:

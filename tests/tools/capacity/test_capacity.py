@@ -72,7 +72,7 @@ def test_what_cannot_be_planned_is_one_sentence(
     assert message in capsys.readouterr().err
 
 
-def test_what_is_missing_is_asked_for_on_a_terminal_and_named_without_one(
+def test_what_is_missing_is_asked_for_on_a_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:
     answers = iter(["20", "30:90", "100"])
@@ -80,10 +80,42 @@ def test_what_is_missing_is_asked_for_on_a_terminal_and_named_without_one(
     monkeypatch.setattr("builtins.input", lambda _: next(answers))
     given = tool.parse([])
     assert (given.rate, given.tokens, given.p99_ms) == (20, "30:90", 100)
+    monkeypatch.setattr("builtins.input", lambda _: "many")
+    with pytest.raises(SystemExit):
+        tool.parse([])
+    assert "'many' is no number" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ("--rate 5 --tokens 30", "--p99-ms is missing"),
+        ("--rate 0 --tokens 30 --p50-ms 9", "--rate must be above 0"),
+        ("--rate 5 --tokens 30 --p50-ms 9 --max-queue-size 0", "--max-queue-size must be above 0"),
+        ("--rate 5 --tokens 30 --p50-ms 9 --save /no/where/a", "--save: the folder of /no/where/a"),
+        ("--url localhost:8000", "'localhost:8000' is not an http:// or https:// address"),
+    ],
+)
+def test_a_wrong_command_line_is_refused(arguments: str, told: str, monkeypatch, capsys) -> None:
     monkeypatch.setattr("sys.stdin.isatty", lambda: False, raising=False)
     with pytest.raises(SystemExit):
-        tool.parse(["--rate", "5", "--tokens", "30"])
-    assert "--p99-ms is missing" in capsys.readouterr().err
+        tool.parse(arguments.split())
+    assert told in capsys.readouterr().err
+
+
+def test_its_own_service_is_measured_with_a_token_and_a_cache_in_force(
+    run, tiny_m3: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tools.capacity.measure._SECONDS", 0.0)
+    monkeypatch.setattr("tools.capacity.measure._LENGTHS", (8, 96))
+    monkeypatch.chdir(tmp_path)
+    settings = {"EMBEDDING_MODEL": str(tiny_m3), "RERANKER_MODEL": "none", "DEVICE": "cpu"}
+    settings |= {"API_TOKEN": "a-token-of-the-users", "EMBEDDING_CACHE": "memory"}
+    for name, value in (settings | {"PROTECT_METRICS": "true"}).items():
+        monkeypatch.setenv(name, value)
+    saved, load = tmp_path / "times.json", ("--rate", "0.001", "--tokens", "9", "--kinds", "dense")
+    assert run(*load, "--p99-ms", "60000", "--save", saved) == 0
+    assert all(each.forward > 0 for each in read_times(saved).times)
 
 
 @pytest.mark.parametrize("kinds", ["dense", "rerank"])

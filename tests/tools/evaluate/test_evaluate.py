@@ -216,6 +216,7 @@ def test_queries_are_told_from_documents_where_the_model_reads_them_differently(
     [
         ("", "name a folder, or a task with --mteb"),
         ("folder --rerank 101", "--rerank must be between 0 and 100"),
+        ("folder --json /no/where/a.json", "--json: the folder of /no/where/a.json does not exist"),
         ("folder --rrf-constant -1", "--rrf-constant must not be negative"),
         ("folder --weights dense=0", "argument --weights: invalid read_weights value: 'dense=0'"),
         ("folder --weights words=1", "argument --weights: invalid read_weights value: 'words=1'"),
