@@ -92,7 +92,7 @@ def interpreter(name: str, folder: Path) -> Path:
     requirements = _REQUIREMENTS / f"{name}.txt"
     wanted = hashlib.sha256(requirements.read_bytes()).hexdigest()
     stamp = folder / name / "installed"
-    python = folder / name / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
+    python = folder / name / "bin/python"
     if not stamp.exists() or stamp.read_text() != wanted:
         _say(f"Installing requirements/{requirements.name} into {folder / name} ...")
         venv.create(folder / name, clear=True)
@@ -129,10 +129,6 @@ class Plan:
     limit: str = ""
     environments: Path = ENVIRONMENTS
     until: float = math.inf
-
-    def rounds_of(self, name: str) -> int:
-        """The turns of an engine."""
-        return max(1, self.rounds // 3) if CATALOGUE[name].slow else self.rounds
 
     def texts_of(self, contender: Contender) -> dict[str, list[str]]:
         """The workloads of an engine."""
@@ -190,7 +186,9 @@ def compare(
             _choose_settings(plan, outcome)
             keep()
     named = {outcome.name: outcome for outcome in outcomes if outcome.settings}
-    for name in turns({name: plan.rounds_of(name) - each.turns for name, each in named.items()}):
+    fewer = max(1, plan.rounds // 3)
+    rounds = {name: fewer if CATALOGUE[name].slow else plan.rounds for name in named}
+    for name in turns({name: rounds[name] - each.turns for name, each in named.items()}):
         if not named[name].failure and time.monotonic() < plan.until:
             _take_turn(plan, named[name])
             keep()

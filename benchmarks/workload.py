@@ -52,15 +52,16 @@ def draw_texts(lengths: Lengths, count: int, seed: int = 0) -> list[str]:
     """`count` texts for the tokenizer of `benchmarks.checkpoints`, where a word is one token."""
     rng = random.Random(seed)
     low, high = math.log(lengths.shortest), math.log(lengths.longest)
-    return [_text(rng, round(math.exp(rng.uniform(low, high)))) for _ in range(count)]
-
-
-def _text(rng: random.Random, tokens: int) -> str:
-    # Two of the tokens are the special ones around the text. The first syllable is taken from the
-    # first third, for which the vocabulary holds every word of three syllables.
+    # The first syllable of a word is taken from the first third, for which the vocabulary holds
+    # every word of three syllables.
     firsts = SYLLABLES[: len(SYLLABLES) // 3]
-    words = (rng.choice(firsts) + "".join(rng.choices(SYLLABLES, k=2)) for _ in range(tokens - 2))
-    return " ".join(words)
+    texts = []
+    for _ in range(count):
+        # Two of the tokens are the special ones around the text.
+        words = round(math.exp(rng.uniform(low, high))) - 2
+        drawn = (rng.choice(firsts) + "".join(rng.choices(SYLLABLES, k=2)) for _ in range(words))
+        texts.append(" ".join(drawn))
+    return texts
 
 
 def turns(rounds: Mapping[Name, int]) -> Iterator[Name]:

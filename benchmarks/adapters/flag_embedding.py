@@ -1,4 +1,4 @@
-"""FlagEmbedding, the reference implementation of bge-m3; on a CPU it computes in float32 only."""
+"""FlagEmbedding, the reference implementation of bge-m3: float32 on a CPU, float16 on a GPU."""
 
 from pathlib import Path
 from typing import Any
@@ -15,18 +15,18 @@ _DEFAULT_BATCH = 256
 class Adapter:
     """It sorts by length itself, pads each batch, and runs the longest batch twice."""
 
-    def __init__(self, folder: Path, _precision: str) -> None:
-        self._model = BGEM3FlagModel(str(folder), use_fp16=False, devices="cpu")
+    def __init__(self, folder: Path, _precision: str, device: str = "cpu") -> None:
+        self._model = BGEM3FlagModel(str(folder), use_fp16=device != "cpu", devices=device)
 
-    def encode(self, texts: list[str], setting: Setting) -> Any:
-        """Dense, sparse and ColBERT vectors, uncut."""
+    def encode(self, texts: list[str], setting: Setting, *, every_kind: bool = True) -> Any:
+        """Dense vectors, and with `every_kind` sparse and ColBERT ones, uncut."""
         return self._model.encode(
             texts,
             batch_size=setting.batch or _DEFAULT_BATCH,
             max_length=8192,
             return_dense=True,
-            return_sparse=True,
-            return_colbert_vecs=True,
+            return_sparse=every_kind,
+            return_colbert_vecs=every_kind,
         )
 
     def vectors(self, answer: Any) -> Vectors:

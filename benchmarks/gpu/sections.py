@@ -30,6 +30,7 @@ import numpy as np
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from benchmarks.adapters import Setting
 from benchmarks.checkpoints import save_two_layers
 from benchmarks.workload import QUERIES, Lengths, draw_texts
 from smart_embedder.api.formats.records import ARROW
@@ -118,9 +119,9 @@ async def own_rate(
 def load_peer(folder: Path, device: str) -> Any:
     """FlagEmbedding on the same files and device; in float16 on a GPU, as is its default."""
     try:
-        from FlagEmbedding import BGEM3FlagModel  # noqa: PLC0415 - seconds, and may be missing
+        from benchmarks.adapters import flag_embedding  # noqa: PLC0415 - seconds, may be missing
 
-        return BGEM3FlagModel(str(folder), use_fp16=device != "cpu", devices=device)
+        return flag_embedding.Adapter(folder, "", device)
     except (ImportError, RuntimeError) as error:
         print(f"FlagEmbedding cannot be compared: {error}", file=sys.stderr)
         return None
@@ -129,14 +130,7 @@ def load_peer(folder: Path, device: str) -> Any:
 def peer_rate(peer: Any, texts: list[str], length: int, *, every_kind: bool) -> float:
     """Tokens a second of texts of `length` tokens, all in one call, as its users make it."""
     began = time.perf_counter()
-    peer.encode(
-        texts,
-        batch_size=max(1, _PEERS_TOKENS // length),
-        max_length=8192,
-        return_dense=True,
-        return_sparse=every_kind,
-        return_colbert_vecs=every_kind,
-    )
+    peer.encode(texts, Setting(max(1, _PEERS_TOKENS // length)), every_kind=every_kind)
     return length * len(texts) / (time.perf_counter() - began)
 
 

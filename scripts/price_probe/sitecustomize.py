@@ -86,12 +86,6 @@ class _Probe:
                 self._longest_look = late
 
 
-def _install(probe: _Probe) -> None:
-    loops: tuple[Any, ...] = (asyncio.BaseEventLoop, uvloop.Loop)
-    for each in loops:
-        each.run_until_complete = _begun(each.run_until_complete, probe)
-
-
 def _begun(run: Callable[..., Any], probe: _Probe) -> Callable[..., Any]:
     def run_until_complete(loop: asyncio.AbstractEventLoop, future: Any) -> Any:
         if threading.current_thread() is threading.main_thread():
@@ -103,4 +97,7 @@ def _begun(run: Callable[..., Any], probe: _Probe) -> Callable[..., Any]:
 
 if "PRICE_PROBE" in os.environ:
     with Path(os.environ["PRICE_PROBE"]).open("r+b") as file:
-        _install(_Probe(mmap.mmap(file.fileno(), SIZE)))
+        probe = _Probe(mmap.mmap(file.fileno(), SIZE))
+    loops: tuple[Any, ...] = (asyncio.BaseEventLoop, uvloop.Loop)
+    for each in loops:
+        each.run_until_complete = _begun(each.run_until_complete, probe)

@@ -79,7 +79,6 @@ class Outcome:
 class _SimulatedModel:
     """What the queue and the batcher look at in a model."""
 
-    name = "simulated"
     max_batch_sequences = None
 
 
@@ -92,19 +91,16 @@ class _Clock:
 
     def __init__(self) -> None:
         self.now = 0.0
-        self._due: list[tuple[float, int, Callable[[], None]]] = []
+        self.due: list[tuple[float, int, Callable[[], None]]] = []
         self._order = count()
 
     def call_at(self, time: float, call: Callable[[], None]) -> None:
-        heapq.heappush(self._due, (time, next(self._order), call))
+        heapq.heappush(self.due, (time, next(self._order), call))
 
     def run(self) -> None:
-        while self._due:
-            self.now, _, call = heapq.heappop(self._due)
+        while self.due:
+            self.now, _, call = heapq.heappop(self.due)
             call()
-
-    def stop(self) -> None:
-        self._due.clear()
 
 
 @dataclass(slots=True, eq=False)
@@ -267,7 +263,7 @@ class Simulation:
         if len(self.queue.jobs) >= self.devices.queue_places:
             self._refused += 1
             if self._refused == _MOST_REFUSED:
-                self.clock.stop()
+                self.clock.due.clear()
             return
         for worker in self._workers:
             worker.disturb(self.devices.interference)

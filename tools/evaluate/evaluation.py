@@ -230,22 +230,21 @@ class Evaluator:
                 rankings[name].add(begin, scores, order_by and order_by(piece).scores)
                 num_bytes[name] += made.num_bytes
             self.on_progress(len(documents))
-        ranked = {name: self._ranked(ranking) for name, ranking in rankings.items()}
+        ranked = {
+            name: {query: of.of_query(row) for row, query in enumerate(self.dataset.queries)}
+            for name, of in rankings.items()
+        }
         for each in by_ranks:
             kinds = [kind for kind in KINDS if kind in each.kinds]
-            ranked[each.name] = self._fused([ranked[kind] for kind in kinds])
+            ranked[each.name] = {
+                query: fuse_ranks([ranked[kind][query] for kind in kinds], self.plan.rrf_constant)[
+                    :MOST_RANKED
+                ]
+                for query in self.dataset.queries
+            }
             num_bytes[each.name] = sum(num_bytes[kind] for kind in kinds)
         names = [each.name for each in asked]
         return {name: ranked[name] for name in names}, {name: num_bytes[name] for name in names}
-
-    def _fused(self, ranked: Sequence[Ranked]) -> Ranked:
-        """The rankings of several kinds by reciprocal rank fusion."""
-        return {
-            query: fuse_ranks([each[query] for each in ranked], self.plan.rrf_constant)[
-                :MOST_RANKED
-            ]
-            for query in self.dataset.queries
-        }
 
     async def _embed_documents(self, texts: list[str]) -> list[TextEmbedding]:
         permits = asyncio.Semaphore(_AT_ONCE)
@@ -260,10 +259,6 @@ class Evaluator:
         self._seconds += time.perf_counter() - began
         self._tokens += sum(each.tokens or 0 for each in answers)
         return [embedding for answer in answers for embedding in answer.embeddings]
-
-    def _ranked(self, ranking: Ranking) -> Ranked:
-        """The indices of each query's documents, the best first."""
-        return {query: ranking.of_query(row) for row, query in enumerate(self.dataset.queries)}
 
     async def _rerank(self, candidates: Ranked) -> tuple[Ranked, list[float], int]:
         """The candidates in the reranker's order, the seconds of each query, and the pairs."""

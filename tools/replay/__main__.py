@@ -71,7 +71,8 @@ class Logged:
             if not told["path"].startswith("/"):  # Behind an address it could be another one.
                 raise LookupError  # noqa: TRY301
             packed = b"".join(map(base64.b64decode, answer["data"]))
-            content = _unpacked(packed, answer["encoding"])
+            zipped = answer["encoding"] != "zstd"
+            content = zlib.decompress(packed, wbits=31) if zipped else zstd.decompress(packed)
             dtype = dtype_of(asked)
             return cls(
                 told["request_id"],
@@ -250,12 +251,6 @@ def _sentence(answer: httpx2.Response) -> str:
         if isinstance(told, dict) and name in told:
             told = told[name]
     return str(told)[:_SHOWN]
-
-
-def _unpacked(content: bytes, encoding: str) -> bytes:
-    if encoding == "zstd":
-        return zstd.decompress(content)
-    return zlib.decompress(content, wbits=31)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ from tools.service import EMBED, RERANK, Service, describe, sums_of
 _MAX_CHARACTERS = 200
 # Two forwards of one text may differ so much in half precision.
 TOLERANCE = 0.02
-NO_RERANKER = "none"
 _NEEDS_RETRY_AFTER = {HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE}
 
 
@@ -118,11 +117,6 @@ class Target(Service):
         closed = self.access in {Access.REFUSED, Access.CLOSED}
         if closed and answer.status_code == HTTPStatus.UNAUTHORIZED:
             raise Skip(self.access)
-
-    def require_reranker(self) -> None:
-        """Raise `Skip` where the service does not rerank."""
-        if self.health["reranker_model"] == NO_RERANKER:
-            raise Skip("RERANKER_MODEL is none")
 
     def _record(self, answer: httpx2.Response) -> None:
         """Record whether it has what every answer must have."""
