@@ -110,7 +110,7 @@ def _parse() -> argparse.Namespace:
         parser.set_defaults(**_FOR_PAGE)
     arguments = parser.parse_args()
     if arguments.folder is None:
-        if not arguments.page:
+        if not (arguments.page and FIGURES.exists()):
             parser.error("a folder is needed for a checkpoint")
         return arguments
     if is_of_use() and not library_path().exists():

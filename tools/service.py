@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 import httpx2
 from prometheus_client.parser import text_string_to_metric_families
+from pydantic import ValidationError
 
 EMBED = "/embeddings/"
 RERANK = "/rerank"
@@ -144,6 +145,12 @@ def sums_of(metrics: str) -> dict[str, float]:
         for sample in family.samples:
             found[sample.name] += sample.value
     return found
+
+
+def first_problem(error: ValidationError) -> str:
+    """The first place that is not as it should be, and why, in one sentence."""
+    problem = error.errors(include_url=False, include_input=False)[0]
+    return f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}"
 
 
 def describe(answer: httpx2.Response) -> str:

@@ -133,9 +133,11 @@ def run(section: Section, seconds: float) -> Outcome:
             printed, errors = process.communicate()
             errors += f"\nended after {seconds:.0f} seconds"
     said = printed + errors
-    # The JSON of the last line; libraries may print before it.
-    lines = printed.strip().splitlines()
-    figures = json.loads(lines[-1]) if lines and section.figures and status == 0 else None
+    figures = None
+    if section.figures and status == 0:
+        # The JSON of the last line that is any: libraries may print, too.
+        found = [line for line in printed.splitlines() if line.startswith(("{", "["))]
+        figures = json.loads(found[-1]) if found else None
     last = "\n".join(said.strip().splitlines()[-_LAST_LINES:])
     return Outcome(section.name, round(time.monotonic() - began, 1), status, figures, last)
 

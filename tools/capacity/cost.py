@@ -1,13 +1,15 @@
 """The load to plan for, and what a request costs: measured times and the model fitted to them."""
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import TypeAdapter, ValidationError
 from scipy.optimize import nnls
+
+from tools.service import first_problem
 
 Lengths = Callable[[np.random.Generator, int], Sequence[int]]
 
@@ -113,17 +115,20 @@ class TimeTable:
 
     def write(self, path: Path) -> None:
         """Write it as JSON, for `read_times` here or on another machine."""
-        path.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
+        path.write_bytes(_TABLES.dump_json(self, indent=1) + b"\n")
+
+
+_TABLES = TypeAdapter(TimeTable)
 
 
 def read_times(path: Path) -> TimeTable:
     """The table in a file; raises `PlanError`."""
     try:
-        told: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        times = [MeasuredTime(**each) for each in told.pop("times")]
-        return TimeTable(**told, times=times)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise PlanError(f"{path} holds no times of this tool: {error!r}") from None
+        return _TABLES.validate_json(path.read_bytes())
+    except OSError as error:
+        raise PlanError(f"{path} holds no times of this tool: {error.strerror}") from None
+    except ValidationError as error:
+        raise PlanError(f"{path} holds no times of this tool: {first_problem(error)}") from None
 
 
 @dataclass(frozen=True, slots=True)

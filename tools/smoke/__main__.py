@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import httpx2
 from pydantic import ValidationError
 
-from tools.service import ServiceError, add_server
+from tools.service import ServiceError, add_server, first_problem
 from tools.smoke.checks import CHECKS
 from tools.smoke.target import CheckFailedError, Skip, Target
 
@@ -68,9 +68,7 @@ def _outcome(each: Callable[[Target], None], target: Target) -> tuple[str, str]:
     except _NO_ANSWER as error:
         return "FAILED", f"expected an answer, saw {type(error).__name__}: {error}"
     except ValidationError as error:
-        problem = error.errors(include_url=False, include_input=False)[0]
-        seen = f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}"
-        return "FAILED", f"expected the contract's shape, saw {seen}"
+        return "FAILED", f"expected the contract's shape, saw {first_problem(error)}"
     except _WRONG_SHAPE as error:
         return "FAILED", f"expected the contract's shape, saw {type(error).__name__}: {error}"
     return "ok", ""

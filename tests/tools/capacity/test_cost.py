@@ -1,7 +1,7 @@
 """Times become a model of cost, and travel as JSON; a load is drawn as it is described."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -61,7 +61,10 @@ def test_no_term_is_below_zero_and_a_table_is_read_as_it_was_written(tmp_path: P
         fit(replace(table, times=[]))
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", json.dumps({"times": [{"texts": 1}]})])
+WRONG = json.dumps(asdict(table_of(CostModel((1.0, 0.0, 0.0, 0.0))))).replace("16", '"a"')
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", json.dumps({"times": [{"texts": 1}]}), WRONG])
 def test_a_file_of_something_else_is_one_sentence(tmp_path: Path, content: str) -> None:
     (tmp_path / "times.json").write_text(content)
     with pytest.raises(PlanError, match=r"times\.json holds no times of this tool"):
