@@ -6,8 +6,6 @@ import json
 import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import redirect_stderr, redirect_stdout
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ import pytest
 from tests.api.conftest import serving
 from tests.support.answering_http import answering
 from tests.support.formats import ARROW, MSGPACK, SAFETENSORS
+from tests.support.printed import run_printed
 from tools.replay.__main__ import lines_of, main
 from tools.replay.numbers import numbers_of
 
@@ -84,9 +83,7 @@ def log(tiny_m3: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def replay(path: Path, url: str) -> tuple[int, str]:
-    with redirect_stdout(StringIO()) as printed, redirect_stderr(StringIO()) as errors:
-        status = main([str(path), "--url", url])
-    return status, printed.getvalue() + errors.getvalue()
+    return run_printed(main, str(path), "--url", url)
 
 
 def counts(output: str) -> dict[str, int]:

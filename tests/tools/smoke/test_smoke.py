@@ -4,14 +4,14 @@ import http.server
 import itertools
 import re
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, redirect_stderr, redirect_stdout
-from io import StringIO
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
 
 from smart_embedder.api.answers import EmbeddingResponse
 from tests.support.answering_http import Handler, answering, serving, url_of
+from tests.support.printed import run_printed
 from tests.support.server import run_server
 from tools.service import Service
 from tools.smoke.__main__ import _outcome, main
@@ -19,9 +19,7 @@ from tools.smoke.target import Target
 
 
 def smoke(url: str, *arguments: str) -> tuple[int, str]:
-    with redirect_stdout(StringIO()) as printed, redirect_stderr(StringIO()) as errors:
-        status = main(["--url", url, *arguments])
-    return status, printed.getvalue() + errors.getvalue()
+    return run_printed(main, "--url", url, *arguments)
 
 
 def counts(output: str) -> tuple[int, int, int]:

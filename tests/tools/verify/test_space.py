@@ -3,8 +3,6 @@
 import re
 import subprocess
 import sys
-from contextlib import redirect_stderr, redirect_stdout
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ import pytest
 
 from smart_embedder.engine.canaries import CANARIES
 from tests.support.answering_http import answering
+from tests.support.printed import run_printed
 from tests.support.server import REPOSITORY, run_server
 from tools.verify.__main__ import main
 
@@ -41,9 +40,7 @@ def native(
 
 
 def verify(path: Path, *arguments: str) -> tuple[int, str]:
-    with redirect_stdout(StringIO()) as printed, redirect_stderr(StringIO()) as errors:
-        status = main(["--space", str(path), *arguments])
-    return status, printed.getvalue() + errors.getvalue()
+    return run_printed(main, "--space", str(path), *arguments)
 
 
 def compared(path: Path, before: dict[str, Any], now: dict[str, Any]) -> tuple[int, str]:
