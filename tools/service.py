@@ -122,17 +122,18 @@ class Service:
         return {"Authorization": f"Bearer {token}"} if token else {}
 
     def _send(self, send: Callable[[], httpx2.Response]) -> httpx2.Response:
-        for _ in range(self._tries):
+        tries = self._tries
+        while True:
             answer = send()
             self._record(answer)
+            tries -= 1
             after = answer.headers.get("retry-after", "")
-            if answer.status_code not in self._later or not after.isdecimal():
-                break
+            if not tries or answer.status_code not in self._later or not after.isdecimal():
+                return answer
             if self._timeout is not None and int(after) > self._timeout:
-                break
+                return answer
             self.waited += int(after)
             time.sleep(int(after))
-        return answer
 
     def _record(self, answer: httpx2.Response) -> None:
         """For who looks at every answer."""

@@ -1,19 +1,14 @@
 """The smoke check passes against a healthy server, and fails against anything else."""
 
-import http.server
-import itertools
 import re
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
 
 from smart_embedder.api.answers import EmbeddingResponse
-from tests.support.answering_http import Handler, answering, serving, url_of
+from tests.support.answering_http import answering
 from tests.support.printed import run_printed
 from tests.support.server import run_server
-from tools.service import Service
 from tools.smoke.__main__ import _outcome, main
 from tools.smoke.target import Target
 
@@ -62,35 +57,10 @@ def test_a_healthy_server_passes_everything(
     assert sorted(skipped(output)) == sorted(left_out)
 
 
-class OverItsRate(Handler):
-    """Refuses every other request, with a Retry-After of one second."""
-
-    count = itertools.count(1)
-
-    def respond(self) -> None:
-        self.answer(429 if next(self.count) % 2 else 413, Retry_After="1")
-        self.close_connection = True
-
-
-@contextmanager
-def answered_by(handler) -> Iterator[str]:
-    with serving(http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)) as server:
-        yield url_of(server)
-
-
 def the_failure(output: str) -> str:
     """The only line of a check that failed."""
     (failed,) = re.findall(r"^FAILED .*$", output, re.MULTILINE)
     return failed
-
-
-def test_where_the_rate_is_small_it_waits_as_long_as_it_is_told(monkeypatch) -> None:
-    slept: list[float] = []
-    monkeypatch.setattr("time.sleep", slept.append)
-    with answered_by(OverItsRate) as url, closing(Service(url, None, 10)) as service:
-        answers = [service.get("/"), service.post("/", {})]
-    assert [answer.status_code for answer in answers] == [413, 413]
-    assert (service.waited, slept) == (2, [1, 1])
 
 
 @pytest.fixture(scope="module")
