@@ -38,7 +38,7 @@ from benchmarks import formats, neighbours, page, start
 from benchmarks.checkpoints import save_bge_m3, save_two_layers
 from benchmarks.comparison import CATALOGUE, ENVIRONMENTS, Outcome, Plan, compare
 from benchmarks.worker import LIMITS
-from benchmarks.workload import WORKLOADS, draw_texts, turns
+from benchmarks.workload import WORKLOADS, draw_texts
 from smart_embedder import __version__
 from smart_embedder.models.ops.build import (
     architecture_here,
@@ -225,15 +225,6 @@ def git(*arguments: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
-def measure_start(folder: Path) -> Any:
-    """Seconds from process to ready and peak MiB of a service, in each format, three times."""
-    found: dict[str, list[tuple[float, int]]] = {precision: [] for precision in page.PRECISIONS}
-    for precision in turns(dict.fromkeys(page.PRECISIONS, 3)):
-        seconds, peak = start.start(REPOSITORY, folder, start.settings_of(folder, precision))
-        found[precision].append((round(seconds, 2), peak))
-    return found
-
-
 def measure_load(_: Path) -> Any:
     """Rows of benchmark.py for a model of two layers, by the number of clients."""
     rows = []
@@ -251,7 +242,9 @@ def measure_load(_: Path) -> Any:
 
 
 PARTS: dict[str, Callable[[Path], Any]] = {
-    "start": measure_start,
+    "start": lambda folder: start.measured(
+        folder, {each: (REPOSITORY, each) for each in page.PRECISIONS}, rounds=3
+    ),
     "neighbours": lambda _: neighbours.table(),
     "formats": lambda _: formats.table(),
     "load": measure_load,

@@ -9,6 +9,7 @@ import argparse
 import statistics
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from benchmarks.workload import turns
@@ -19,20 +20,28 @@ from tools.table import markdown
 _READY = "Server ready to accept requests"
 
 
-def start(tree: Path, folder: Path, settings: dict[str, str]) -> tuple[float, int]:
-    """Seconds until the service in `tree` is ready, and its peak memory in MiB."""
-    began = time.perf_counter()
-    settings = {"PYTHONPATH": str(tree)} | settings
-    with run_server(folder, "app", fresh=True, healthy=False, **settings) as server:
-        server.wait_for_line(_READY)
-        seconds = time.perf_counter() - began
-        return seconds, status_bytes(server.process.pid, "VmHWM") >> 20
-
-
 def settings_of(folder: Path, dtype: str) -> dict[str, str]:
     """Those of a service that has this model alone."""
     models = {"EMBEDDING_MODEL": str(folder), "RERANKER_MODEL": "late-interaction"}
     return models | {"DTYPE": dtype}
+
+
+def measured(
+    folder: Path, cases: Mapping[str, tuple[Path, str]], rounds: int
+) -> dict[str, list[tuple[float, int]]]:
+    """For each case, a checkout and a DTYPE, of each turn: seconds until ready, peak in MiB."""
+    found: dict[str, list[tuple[float, int]]] = {name: [] for name in cases}
+    for name in turns(dict.fromkeys(cases, rounds)):
+        tree, dtype = cases[name]
+        settings = {"PYTHONPATH": str(tree.resolve())} | settings_of(folder, dtype)
+        began = time.perf_counter()
+        with run_server(folder, "app", fresh=True, healthy=False, **settings) as server:
+            server.wait_for_line(_READY)
+            seconds = time.perf_counter() - began
+            peak = status_bytes(server.process.pid, "VmHWM") >> 20
+        found[name].append((round(seconds, 2), peak))
+        print(f"{name}: {seconds:.2f} s", file=sys.stderr)
+    return found
 
 
 def main() -> None:
@@ -44,14 +53,9 @@ def main() -> None:
     add("--rounds", type=int, default=5, help="turns of each checkout (%(default)s)")
     add("--tree", type=Path, action="append", help="a checkout; may be repeated (this one)")
     arguments = parser.parse_args()
-    folder, trees = arguments.folder.resolve(), arguments.tree or [REPOSITORY]
-    settings = settings_of(folder, arguments.dtype)
-    seen: dict[Path, list[tuple[float, int]]] = {tree: [] for tree in trees}
-    for tree in turns(dict.fromkeys(trees, arguments.rounds)):
-        seen[tree].append(start(tree.resolve(), folder, settings))
-        print(f"{tree}: {seen[tree][-1][0]:.2f} s", file=sys.stderr)
+    cases = {str(each): (each, arguments.dtype) for each in arguments.tree or [REPOSITORY]}
     rows = []
-    for tree, runs in seen.items():
+    for tree, runs in measured(arguments.folder.resolve(), cases, arguments.rounds).items():
         seconds, peaks = zip(*runs, strict=True)
         spread = f"{min(seconds):.2f} to {max(seconds):.2f}"
         rows.append((tree, f"{statistics.median(seconds):.2f}", spread, max(peaks)))
