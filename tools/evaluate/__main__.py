@@ -34,12 +34,10 @@ from tools.evaluate.representations import (
     all_representations,
 )
 from tools.evaluate.sources import Made, Source, engine_source, look_at, service_source
-from tools.references.reference import ReferenceMissingError
+from tools.references.reference import PATIENT, ReferenceMissingError
 from tools.service import ServiceError, address
 from tools.table import markdown
 
-# One request may take as long as it needs: nobody waits for the answer.
-_PATIENT = {"gpu_process_timeout": 3600.0, "rerank_gpu_timeout": 3600.0, "request_timeout": 7200.0}
 _TYPES: tuple[InputType, ...] = ("query", "document")
 _SPEEDS = {
     "documents/s": "documents_per_second",
@@ -171,7 +169,7 @@ async def evaluate(source: Source, dataset: Dataset, plan: Plan) -> Evaluation:
 
 async def run(arguments: argparse.Namespace) -> list[Evaluation]:
     """Evaluate what the command line asks for, and report it, whatever becomes of a reference."""
-    dataset, settings = read_dataset(arguments), load_settings().model_copy(update=_PATIENT)
+    dataset, settings = read_dataset(arguments), load_settings().model_copy(update=PATIENT)
     made: AbstractAsyncContextManager[Source] = engine_source(settings)
     if arguments.url is not None:
         models = (arguments.model, arguments.reranker)

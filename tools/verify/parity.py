@@ -48,7 +48,7 @@ from smart_embedder.models.ops.proof import (
 from smart_embedder.settings import FLOAT8, INT8, NO_RERANKER, Settings
 from smart_embedder.settings.sources import load_settings
 from tools.references.choose import References
-from tools.references.reference import EmbeddingReference, ReferenceMissingError
+from tools.references.reference import PATIENT, EmbeddingReference, ReferenceMissingError
 
 # Those of bge-m3 and Qwen3-0.6B.
 _ENCODER_SHAPES = Shapes(1024, 4096, 16, 16, 64, "gelu")
@@ -189,8 +189,7 @@ def comparable(settings: Settings) -> Settings:
     lengths = {name: min(getattr(settings, name), _LONGEST) for name in names}
     lengths["bge_embed_max_length"] = min(settings.embed_max_length, _LONGEST)
     dtype = "float32" if settings.dtype == "auto" else settings.dtype
-    patient = {"rerank_gpu_timeout": 3600.0, "request_timeout": 7200.0}
-    return settings.model_copy(update={"dtype": dtype} | lengths | patient)
+    return settings.model_copy(update={"dtype": dtype} | lengths | PATIENT)
 
 
 def print_table(rows: list[Row]) -> None:

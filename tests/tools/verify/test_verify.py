@@ -86,6 +86,12 @@ async def test_a_model_that_weighs_no_token_agrees(tiny_m3: Path, tmp_path: Path
     assert all(row.agrees for row in rows)
 
 
+def test_nothing_is_cut_off_by_a_limit_of_time_and_texts_are_cut_as_references_can_read_them():
+    settings = verify.comparable(verify.Settings(gpu_process_timeout=1.0, dtype="auto"))
+    assert settings.gpu_process_timeout == settings.rerank_gpu_timeout == 3600
+    assert (settings.dtype, settings.embed_max_length) == ("float32", 2048)
+
+
 def test_a_model_that_is_not_there_is_one_sentence(run_verify) -> None:
     status, output = run_verify(EMBEDDING_MODEL="/no/such/model")
     assert status == 2
