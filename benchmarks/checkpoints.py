@@ -2,8 +2,8 @@
 
     python -m benchmarks.checkpoints NAME FOLDER
 
-`MAKERS` has the names: bge-m3 takes 2.2 GiB, two-layer is its shape, 64 wide and 2 layers deep, and
-qwen-reranker is in bfloat16, the others in float32.
+`MAKERS` has the names: bge-m3 takes 2.2 GiB, as bge-reranker does, and two-layer is bge-m3's shape,
+64 wide and 2 layers deep. Qwen3's are in bfloat16, all others in float32.
 """
 
 import argparse
@@ -16,9 +16,16 @@ from pathlib import Path
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import (
+    Gemma3TextConfig,
+    Gemma3TextModel,
+    ModernBertConfig,
+    ModernBertModel,
+    PreTrainedConfig,
+    PreTrainedModel,
     PreTrainedTokenizerFast,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3Model,
     XLMRobertaConfig,
     XLMRobertaForSequenceClassification,
     XLMRobertaModel,
@@ -45,6 +52,7 @@ _SMALL = Shape(hidden=64, layers=2, heads=4, inner=256)
 VOCABULARY = 250_002
 # What Qwen3-Reranker's template and score need; its own vocabulary is smaller, which costs no time.
 _QWEN_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>"]
+_POOLINGS = ("cls_token", "mean_tokens", "lasttoken")
 _ANSWERS = [AddedToken(word, single_word=True) for word in ("yes", "no")]
 
 
@@ -53,24 +61,75 @@ def save_bge_m3(folder: Path, shape: Shape = _LARGE) -> Path:
     save_tokenizer(folder)
     save_encoder(folder, shape, vocabulary=VOCABULARY)
     save_heads(folder, shape.hidden)
-    # What sentence-transformers reads: how states become a vector, which is normalised.
-    parts = {"Transformer": "", "Pooling": "1_Pooling", "Normalize": "2_Normalize"}
-    modules = [
-        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
-        for i, (kind, path) in enumerate(parts.items())
-    ]
-    pooling = {"word_embedding_dimension": shape.hidden, "pooling_mode_cls_token": True}
-    (folder / "1_Pooling").mkdir(exist_ok=True)
-    (folder / "2_Normalize").mkdir(exist_ok=True)
-    _save_json(folder / "modules.json", modules)
-    _save_json(folder / "1_Pooling/config.json", pooling | {"pooling_mode_mean_tokens": False})
-    _save_json(folder / "sentence_bert_config.json", {"max_seq_length": 8192})
+    save_modules(folder, shape.hidden, "cls_token")
     return folder
 
 
 def save_two_layers(folder: Path) -> Path:
     """A small checkpoint of bge-m3's shape."""
     return save_bge_m3(folder, _SMALL)
+
+
+def save_modules(folder: Path, width: int, pooling: str) -> None:
+    """What sentence-transformers reads: how states become a vector, which is normalised."""
+    parts = {"Transformer": "", "Pooling": "1_Pooling", "Normalize": "2_Normalize"}
+    modules = [
+        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for i, (kind, path) in enumerate(parts.items())
+    ]
+    modes = {f"pooling_mode_{mode}": mode == pooling for mode in _POOLINGS}
+    (folder / "1_Pooling").mkdir(exist_ok=True)
+    (folder / "2_Normalize").mkdir(exist_ok=True)
+    _save_json(folder / "modules.json", modules)
+    _save_json(folder / "1_Pooling" / "config.json", {"word_embedding_dimension": width, **modes})
+    _save_json(folder / "sentence_bert_config.json", {"max_seq_length": 8192})
+
+
+def save_modernbert(folder: Path) -> Path:
+    """A checkpoint of the shape of gte-modernbert-base and modernbert-embed-base, in float32."""
+    config = ModernBertConfig(
+        vocab_size=VOCABULARY, pad_token_id=1, bos_token_id=0, cls_token_id=0, eos_token_id=2,
+        sep_token_id=2,
+    )  # fmt: skip
+    return _save_dense(folder, ModernBertModel, config, "cls_token")
+
+
+def save_embedding_gemma(folder: Path) -> Path:
+    """A checkpoint of EmbeddingGemma's shape, without its projections, in float32."""
+    config = Gemma3TextConfig(
+        vocab_size=VOCABULARY, hidden_size=768, intermediate_size=1152, num_hidden_layers=24,
+        num_attention_heads=3, num_key_value_heads=1, head_dim=256, sliding_window=512,
+        max_position_embeddings=2048, use_bidirectional_attention=True, pad_token_id=1,
+        bos_token_id=0, eos_token_id=2,
+    )  # fmt: skip
+    return _save_dense(folder, Gemma3TextModel, config, "mean_tokens")
+
+
+def save_qwen_embedding(folder: Path) -> Path:
+    """A checkpoint of Qwen3-Embedding-0.6B's shape, in bfloat16."""
+    config = _qwen_config(VOCABULARY)
+    return _save_dense(folder, Qwen3Model, config, "lasttoken", torch.bfloat16)
+
+
+def _save_dense(
+    folder: Path,
+    kind: type[PreTrainedModel],
+    config: PreTrainedConfig,
+    pooling: str,
+    dtype: torch.dtype = torch.float32,
+) -> Path:
+    save_tokenizer(folder)
+    torch.manual_seed(3)
+    kind(config).to(dtype).save_pretrained(folder)
+    save_modules(folder, config.hidden_size, pooling)
+    return folder
+
+
+def save_bge_reranker(folder: Path) -> Path:
+    """A checkpoint of bge-reranker-v2-m3's architecture: a classifier with one logit."""
+    save_tokenizer(folder)
+    save_encoder(folder, _LARGE, vocabulary=VOCABULARY, labels=1)
+    return folder
 
 
 def save_encoder(folder: Path, shape: Shape, *, vocabulary: int, labels: int = 0) -> None:
@@ -106,8 +165,14 @@ def save_qwen_reranker(folder: Path) -> Path:
     tokenizer.add_tokens(_ANSWERS)
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>").save_pretrained(folder)
     torch.manual_seed(2)
-    config = Qwen3Config(
-        vocab_size=tokenizer.get_vocab_size(),
+    config = _qwen_config(tokenizer.get_vocab_size())
+    Qwen3ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    return folder
+
+
+def _qwen_config(vocabulary: int) -> Qwen3Config:
+    return Qwen3Config(
+        vocab_size=vocabulary,
         hidden_size=1024,
         num_hidden_layers=28,
         num_attention_heads=16,
@@ -118,8 +183,6 @@ def save_qwen_reranker(folder: Path) -> Path:
         rope_parameters={"rope_type": "default", "rope_theta": 1_000_000.0},
         tie_word_embeddings=True,
     )
-    Qwen3ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
-    return folder
 
 
 def save_heads(folder: Path, hidden: int) -> None:
@@ -177,7 +240,11 @@ def save_tokenizer(folder: Path) -> None:
 MAKERS: dict[str, Callable[[Path], Path]] = {
     "bge-m3": save_bge_m3,
     "two-layer": save_two_layers,
+    "bge-reranker": save_bge_reranker,
     "qwen-reranker": save_qwen_reranker,
+    "qwen-embedding": save_qwen_embedding,
+    "modernbert": save_modernbert,
+    "embedding-gemma": save_embedding_gemma,
 }
 
 

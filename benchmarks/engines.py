@@ -245,7 +245,9 @@ PARTS: dict[str, Callable[[Path], Any]] = {
     "start": lambda folder: start.measured(
         folder, {each: (REPOSITORY, each) for each in page.PRECISIONS}, rounds=3
     ),
-    "neighbours": lambda _: neighbours.table(),
+    "neighbours": lambda _: neighbours.table(
+        neighbours.measured(None, [REPOSITORY], neighbours.USUAL, rounds=3, seconds=3)
+    ),
     "formats": lambda _: formats.table(),
     "load": measure_load,
 }

@@ -6,6 +6,7 @@ The files of the weights are in the system's cache.
 """
 
 import argparse
+import compileall
 import statistics
 import sys
 import time
@@ -31,6 +32,9 @@ def measured(
 ) -> dict[str, list[tuple[float, int]]]:
     """For each case, a checkout and a DTYPE, of each turn: seconds until ready, peak in MiB."""
     found: dict[str, list[tuple[float, int]]] = {name: [] for name in cases}
+    for tree, _ in cases.values():
+        # A checkout that has not run yet would compile its modules first.
+        compileall.compile_dir(tree / "smart_embedder", quiet=1)
     for name in turns(dict.fromkeys(cases, rounds)):
         tree, dtype = cases[name]
         settings = {"PYTHONPATH": str(tree.resolve())} | settings_of(folder, dtype)

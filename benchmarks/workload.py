@@ -22,6 +22,7 @@ class Lengths:
 MIXED = Lengths(16, 500)
 QUERIES = Lengths(8, 32)
 DOCUMENTS = Lengths(1000, 8000)
+PASSAGES = Lengths(20, 300)
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,13 +31,16 @@ _FLAG_TYPES = ("xlm-roberta", "roberta")
 class References:
     """Those of the models that the settings name; each is loaded when it is first asked for.
 
+    `dtype` is that of a Qwen reranker; all others compute in float32.
+
     Raises `ReferenceMissingError` where its package is not installed, and `StartupError` for a
     model that is not there.
     """
 
-    def __init__(self, settings: Settings, device: str = "cpu") -> None:
+    def __init__(self, settings: Settings, device: str = "cpu", dtype: str = "float32") -> None:
         self._settings = settings
         self._device = device
+        self._dtype = dtype
         self._folders = locate_models(settings)
 
     @property
@@ -92,7 +95,7 @@ class References:
         if is_qwen3(folder) and not is_classifier(folder):
             from tools.references.qwen import QwenReranker  # noqa: PLC0415
 
-            return QwenReranker(folder, settings.qwen_rerank_max_length, device)
+            return QwenReranker(folder, settings.qwen_rerank_max_length, device, self._dtype)
         limit = settings.bge_rerank_max_length
         if is_qwen3(folder):
             limit = settings.qwen_rerank_max_length

@@ -54,10 +54,11 @@ class QwenEmbedding:
 class QwenReranker:
     """The probability of yes, from the logits of the last token."""
 
-    package = PACKAGE
-
-    def __init__(self, folder: Path, max_length: int, device: str = "cpu") -> None:
-        self._tokenizer, self._model = _loaded(AutoModelForCausalLM, folder, device)
+    def __init__(
+        self, folder: Path, max_length: int, device: str = "cpu", dtype: str = "float32"
+    ) -> None:
+        self.package = f"{PACKAGE} {dtype}" if dtype != "float32" else PACKAGE
+        self._tokenizer, self._model = _loaded(AutoModelForCausalLM, folder, device, dtype)
         self._answers = [self._tokenizer.convert_tokens_to_ids(word) for word in ("yes", "no")]
         self._max_length = max_length
 
@@ -99,7 +100,7 @@ def _last(
     return torch.cat(found)[order.argsort()]
 
 
-def _loaded(kind: Any, folder: Path, device: str) -> tuple[Any, Any]:
+def _loaded(kind: Any, folder: Path, device: str, dtype: str = "float32") -> tuple[Any, Any]:
     """The tokenizer and the model."""
-    model = kind.from_pretrained(folder, dtype="float32", attn_implementation="sdpa")
+    model = kind.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa")
     return AutoTokenizer.from_pretrained(folder), model.to(device).eval()
