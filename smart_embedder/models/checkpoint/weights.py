@@ -36,6 +36,8 @@ _STORED_DTYPES = {
     "U8": torch.uint8, "BOOL": torch.bool,
     "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
 }  # fmt: skip
+# Those that transformers gives the tensors of a model with a head.
+_PREFIXES = ("", "bert.", "roberta.", "model.", "distilbert.", "mpnet.")
 _CPU = torch.device("cpu")
 _BYTES_OF_LENGTH = 8
 _LONGEST_HEADER = 100_000_000  # As in safetensors' own library.
@@ -144,9 +146,20 @@ class Weights:
         return self.prefix + name in self.tensors
 
     def before(self, name: str) -> Self:
-        """The same tensors with the prefix that `name` has here; all but a head's have one."""
-        found = (known.removesuffix(name) for known in self.tensors if known.endswith(name))
-        return replace(self, prefix=next(found, self.prefix))
+        """The same tensors with the prefix that `name` has here; all but a head's have one.
+
+        A file may hold other models' tensors, too: a prefix of transformers goes before all others.
+        Raises `StartupError` where several may be meant.
+        """
+        ends = (known for known in self.tensors if f".{known}".endswith(f".{name}"))
+        found = [known.removesuffix(name) for known in ends]
+        found = [each for each in found if each in _PREFIXES] or found
+        if len(found) > 1:
+            raise StartupError(
+                f"the checkpoint in {self.folder} has several tensors {name}, and nothing says "
+                f"which is the model's: {found[0]}{name}, {found[1]}{name}"
+            )
+        return replace(self, prefix=found[0] if found else self.prefix)
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Self:
         """The same tensors, as they are read to a device."""

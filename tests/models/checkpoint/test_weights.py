@@ -253,6 +253,32 @@ def test_behind_its_encoders_name_a_tensor_is_found_or_named(
 
 
 @pytest.mark.parametrize(
+    ("others", "prefix"),
+    [
+        ({"bert.": 1.0}, "bert."),
+        ({"a.": 0.0, "bert.": 1.0, "teacher.bert.": 0.0}, "bert."),
+        ({"a.": 0.0, "": 1.0, "b_": 0.0}, ""),
+        ({"my.wrapper.": 1.0, "my.wrapper.of_": 0.0}, "my.wrapper."),
+        ({"a.": 0.0, "b.": 0.0}, None),
+        ({"": 0.0, "model.": 0.0}, None),
+    ],
+)
+def test_among_the_tensors_of_several_models_its_own_are_found_or_none(
+    others, prefix, tmp_path: Path
+) -> None:
+    name = "embeddings.word_embeddings.weight"
+    tensors = {each + name: torch.full((2, 2), value) for each, value in others.items()}
+    save_file(tensors, tmp_path / "model.safetensors")
+    weights = Weights.read(tmp_path)
+    if prefix is None:
+        with pytest.raises(StartupError, match=f"has several tensors {name}, and nothing says"):
+            weights.before(name)
+    else:
+        below = weights.before(name)
+        assert (below.prefix, below.get(name, 2, 2).min()) == (prefix, 1.0)
+
+
+@pytest.mark.parametrize(
     "index",
     ["", "{}", '{"weight_map": 3}', '{"weight_map": {"a": "gone.safetensors"}}',
      '{"weight_map": {"a": "../model.safetensors"}}'],
