@@ -103,6 +103,9 @@ _LONGEST_TRIAL = 700
 _WIDEST_TRIAL = (_LONGEST_TRIAL - 9) // 2
 # The attributes, of configurations and of attentions, that limit how far a token sees.
 _WINDOWS = ("sliding_window", "attention_chunk_size")
+# Of rotary positions that are others in long texts: from how many tokens on. In the trial a text
+# that is padded beside others is longer, and another is not.
+_LONG_FROM, _TRIAL_LONG_FROM = "original_max_position_embeddings", 16
 # Ids that every vocabulary has.
 _TRIAL_IDS = (5, 100)
 # One of them, to pad with where another padding must not change anything.
@@ -131,7 +134,7 @@ def load_by_transformers(
     tables = (each for each in module.modules() if isinstance(each, nn.Embedding))
     in_tables = sum(table.weight.numel() for table in tables)
     parameters = sum(each.numel() for each in module.parameters()) - in_tables
-    with _narrow_windows(module):
+    with _limits_for_trial(module):
         trial = _Trial(folder, module, target, positions)
         target = trial.choose_layout()
     target = trial.quantize(target, tokenizer) if target.quantized else trial.use_backend(target)
@@ -345,7 +348,7 @@ class ModuleTransformer(Transformer):
 class _Trial:
     """Random texts, on which the layouts of batches are compared with each text by itself.
 
-    The windows of the module's attentions are to be narrow meanwhile.
+    The module's limits are to be low meanwhile (`_limits_for_trial`).
     """
 
     def __init__(self, folder: Path, module: Any, target: Target, positions: _Positions) -> None:
@@ -464,7 +467,7 @@ class _Trial:
         return target.prove(_shapes(self.module), sorted(operations)), parts
 
     def _proof_of_parts(self, target: Target) -> Proof:
-        with _narrow_windows(self.module):
+        with _limits_for_trial(self.module):
             transformer = self.transformer(target)
             proof = self._proof(transformer.layout, transformer.attend)
         return replace(proof, operation=_PARTS, path=_BACKEND)
@@ -515,10 +518,11 @@ def _shapes(module: Any) -> Shapes:
 
 
 @contextmanager
-def _narrow_windows(module: Any) -> Iterator[None]:
-    """Narrow attention windows until some texts of the trial are longer, without long texts.
+def _limits_for_trial(module: Any) -> Iterator[None]:
+    """Lower what makes long texts others than short ones until some texts of the trial are long.
 
-    A window is read where it is used, so that a wide one is computed as a narrow one.
+    Those are attention windows, and the number of tokens from which on rotary positions are others
+    (`longrope`). They are read where they are used, so that a high limit is computed as a low one.
     """
     window = getattr(module.config, "sliding_window", None) or 0
     parts = list(module.modules())
@@ -535,11 +539,28 @@ def _narrow_windows(module: Any) -> Iterator[None]:
     for holder, name, value in before:
         narrowed = value - by if name == "sliding_window" and value - by > 0 else _WIDEST_TRIAL
         setattr(holder, name, narrowed)
+    rotary = [
+        (each, each[_LONG_FROM])
+        for config in {id(each): each for each in configs}.values()
+        for each in _rotary_parameters(config)
+        if each.get("rope_type") == "longrope" and _LONG_FROM in each
+    ]
+    for parameters, _ in rotary:
+        parameters[_LONG_FROM] = _TRIAL_LONG_FROM
     try:
         yield
     finally:
         for holder, name, value in before:
             setattr(holder, name, value)
+        for parameters, value in rotary:
+            parameters[_LONG_FROM] = value
+
+
+def _rotary_parameters(config: Any) -> Iterator[dict[str, Any]]:
+    """Those of every layer, or of every kind of layers."""
+    every = getattr(config, "rope_parameters", None) or {}
+    yield every
+    yield from (each for each in every.values() if isinstance(each, dict))
 
 
 class _LiveBytes(TorchFunctionMode):

@@ -41,6 +41,7 @@ from tests.support.packed_attention import pack_lengths
 from tests.support.wordpiece import change
 
 DENSE = Outputs(dense=True)
+THETA = {"rope_theta": 10_000.0}
 
 
 @pytest.fixture(scope="module")
@@ -102,6 +103,26 @@ def test_a_window_wider_than_the_texts_of_the_trial_is_tried(
     text = " ".join(corpus(80))
     assert 1200 < len(model.tokenize([text])[0].ids) < 3000
     assert_close(embed(model, [text, "music"]), reference_vectors(folder, [text, "music"]))
+
+
+@pytest.mark.parametrize("family", ["eurobert", "modernbert"])
+def test_rotary_positions_that_are_others_in_long_texts_are_those_of_each_text_alone(
+    family, tokenizer, tmp_path, float32_target
+) -> None:
+    folder = save_family(tmp_path / family, family, tokenizer)
+    long = {
+        "rope_type": "longrope", "rope_theta": 10_000.0, "original_max_position_embeddings": 100,
+        "short_factor": [1.0] * 8, "long_factor": [3.0] * 8,
+    }  # fmt: skip
+    by_layer = {"full_attention": long, "sliding_attention": {"rope_type": "default"} | THETA}
+    change(folder / "config.json", rope_parameters=by_layer if family == "modernbert" else long)
+    with capture_logs() as logs:
+        model = load(folder, float32_target)
+    assert {log["used_instead"] for log in logs} == {"one_length"}
+    texts = [" ".join(corpus(9)), *TEXTS]
+    lengths = [len(text.ids) for text in model.tokenize(texts)]
+    assert lengths[0] > 100 > max(lengths[1:])
+    assert_close(embed(model, texts), reference_vectors(folder, texts))
 
 
 @pytest.fixture(scope="module")
