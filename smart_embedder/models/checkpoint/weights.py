@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from smart_embedder.errors import StartupError
+from smart_embedder.models.checkpoint.config import read_optional
 from smart_embedder.models.checkpoint.content import Content, TensorDigest, copy_by_one, noted
 from smart_embedder.models.checkpoint.reading import AT_ONCE, ModelFile, read_file
 
@@ -134,7 +135,11 @@ class Weights:
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """Find all tensors; raise `StartupError` for files that are absent or damaged."""
+        """Find all tensors; raise `StartupError` for files that are absent or damaged.
+
+        Also where transformers would compute with something else than these tensors.
+        """
+        _require_plain(folder)
         try:
             return cls(folder, dict(_find_tensors(folder)))
         except _FILE_ERRORS as error:
@@ -219,6 +224,28 @@ class Weights:
                 "bfloat16"
             )
         return tensor
+
+
+def _require_plain(folder: Path) -> None:
+    """Raise `StartupError` where a folder's weights are not all that its model computes with."""
+    if (folder / "adapter_config.json").is_file():
+        raise StartupError(
+            f"{folder} holds an adapter (adapter_config.json), which is not applied here: merge it "
+            "into the weights, or remove it"
+        )
+    config = read_optional(folder / "config.json")
+    quantization = config.get("quantization_config")
+    if quantization:
+        kind = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
+        raise StartupError(
+            f"{folder} is quantized by {kind!s:.60} (quantization_config in config.json), which is "
+            "not computed here: take one in float32, float16 or bfloat16"
+        )
+    if config.get("transformers_weights"):
+        raise StartupError(
+            f"{folder / 'config.json'} names a file of weights (transformers_weights), which is "
+            f"not read here: call it {_FILES[0]}"
+        )
 
 
 def _find_tensors(folder: Path) -> Iterator[tuple[str, StoredTensor]]:

@@ -76,7 +76,7 @@ class EncoderConfig:
         if model_type not in ENCODER_TYPES:
             known = ", ".join(ENCODER_TYPES)
             raise StartupError(f"{folder} holds a model of type {model_type}; known here: {known}")
-        if config.get("is_decoder"):
+        if config.get("is_decoder") or config.get("is_causal"):
             raise StartupError(f"{folder} holds a decoder; an encoder is needed")
         require_positions(folder, config)
         size = {

@@ -37,11 +37,13 @@ _SIZES = {
 }
 # The first tensor, whose name ends so in every checkpoint.
 TOKENS = "embed_tokens.weight"
+_HEAD = "lm_head.weight"
 # The defaults of transformers' class, for values that the file leaves out.
 _DEFAULT_HEAD_WIDTH = 128
 _DEFAULT_EPSILON = 1e-6
 _DEFAULT_THETA = 10_000.0
 # Options of which only the value of all known models is implemented.
+_LAYER_TYPE = "full_attention"
 _FIXED = {"hidden_act": "silu", "attention_bias": False, "use_sliding_window": False}
 
 
@@ -74,6 +76,9 @@ class DecoderConfig:
             raise StartupError(f"{folder} holds a model of type {model_type}, not a Qwen3 model")
         config.setdefault("head_dim", _DEFAULT_HEAD_WIDTH)
         size = {name: whole_number(folder, config, key) for name, key in _SIZES.items()}
+        kinds = config.get("layer_types") or []
+        if not isinstance(kinds, list) or any(each != _LAYER_TYPE for each in kinds):
+            raise unusable(folder, "layer_types", kinds)
         for key, known in _FIXED.items():
             value = config.get(key, known)
             if value != known:
@@ -98,10 +103,14 @@ class DecoderConfig:
 
 
 def _theta(folder: Path, config: dict[str, Any]) -> float:
-    """Transformers 5 writes it into `rope_parameters`, and versions before it beside them."""
-    key = "rope_parameters" if config.get("rope_parameters") else "rope_scaling"
+    """Transformers 5 writes it into `rope_parameters`, versions before it beside `rope_scaling`.
+
+    Where there are both, only those of the older version count, as in transformers.
+    """
+    key = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
     rotary = config.get(key) or {}
-    if not isinstance(rotary, dict):
+    # Of several, each is for a kind of layers.
+    if not isinstance(rotary, dict) or any(isinstance(each, dict) for each in rotary.values()):
         raise unusable(folder, key, rotary)
     kind = rotary.get("rope_type", rotary.get("type", "default"))
     if kind != "default":
@@ -303,8 +312,11 @@ def make_decoder(weights: Weights, config: DecoderConfig, backend: Backend) -> D
 
 
 def vocabulary_head(weights: Weights, config: DecoderConfig, token: int) -> Tensor:
-    """The weights `[width]` of one token in the language model's head, as in the file."""
+    """The weights `[width]` of one token in the language model's head, as in the file.
+
+    A head that the file has counts also where the configuration says that it is the embedding.
+    """
     shape = config.vocabulary, config.width
-    if config.tied:
+    if config.tied and _HEAD not in weights:
         return weights.before(TOKENS).row(TOKENS, token, *shape)
-    return weights.row("lm_head.weight", token, *shape)
+    return weights.row(_HEAD, token, *shape)

@@ -253,6 +253,34 @@ def test_behind_its_encoders_name_a_tensor_is_found_or_named(
 
 
 @pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        (
+            "adapter_config.json",
+            {},
+            r"holds an adapter \(adapter_config.json\), which is not applied",
+        ),
+        (
+            "config.json",
+            {"quantization_config": {"quant_method": "gptq", "bits": 4}},
+            r"is quantized by gptq \(quantization_config in config.json\)",
+        ),
+        ("config.json", {"quantization_config": "own"}, "is quantized by own"),
+        ("config.json", {"transformers_weights": "b.safetensors"}, r"file of weights \(transform"),
+    ],
+)
+def test_weights_that_are_not_all_that_transformers_computes_with_are_refused(
+    file, content, message, tmp_path: Path
+) -> None:
+    save_whole(tmp_path)
+    (tmp_path / "config.json").write_text('{"quantization_config": null}')
+    assert len(Weights.read(tmp_path).tensors) == len(TENSORS)
+    (tmp_path / file).write_text(json.dumps(content))
+    with pytest.raises(StartupError, match=message):
+        Weights.read(tmp_path)
+
+
+@pytest.mark.parametrize(
     ("others", "prefix"),
     [
         ({"bert.": 1.0}, "bert."),

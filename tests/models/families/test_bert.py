@@ -66,6 +66,7 @@ def test_roberta_counts_from_behind_the_padding_id_and_bert_reads_a_second_segme
         ({"model_type": "gpt2"}, "of type gpt2; known here: xlm-roberta, "),
         ({"model_type": None}, "of type None; known here"),
         ({"is_decoder": True}, "holds a decoder; an encoder is needed"),
+        ({"is_causal": True}, "holds a decoder; an encoder is needed"),
         ({"hidden_act": "tanh"}, "the activation tanh; known here: gelu, gelu_new"),
         ({"hidden_act": ["gelu"]}, "the activation .* known here"),
         ({"hidden_size": 30}, "30 numbers, which 4 heads cannot share"),

@@ -36,16 +36,22 @@ def test_what_is_left_out_is_as_in_transformers(tmp_path: Path) -> None:
     assert ours.parameters == 2 * 32 * (2 * 4 * 128 + 2 * 2 * 128 + 3 * 64)
 
 
+OTHERS = {"rope_theta": 7.0, "rope_type": "default"}
+
+
 @pytest.mark.parametrize(
     "changes",
     [
         {"rope_theta": 1_000_000},
         {"rope_theta": 1_000_000, "rope_scaling": None},
         {"rope_theta": 5, "rope_parameters": {"rope_theta": 1e6, "rope_type": "default"}},
+        {"rope_theta": 1e6, "rope_scaling": {"type": "default"}, "rope_parameters": OTHERS},
+        {"rope_scaling": {"rope_theta": 1e6}, "rope_parameters": OTHERS},
     ],
 )
 def test_the_rotarys_base_is_read_where_any_version_writes_it(changes, tmp_path: Path) -> None:
     assert read(tmp_path, **changes).theta == 1e6
+    assert Qwen3Config.from_pretrained(tmp_path).rope_parameters["rope_theta"] == 1e6
 
 
 @pytest.mark.parametrize(
@@ -57,6 +63,13 @@ def test_the_rotarys_base_is_read_where_any_version_writes_it(changes, tmp_path:
         ({"use_sliding_window": True}, "has use_sliding_window True; known here: False"),
         ({"rope_scaling": {"type": "yarn"}}, "rotary positions of type yarn; known here: default"),
         ({"rope_parameters": {"rope_type": "linear"}}, "positions of type linear"),
+        (
+            {"rope_parameters": OTHERS, "rope_scaling": {"type": "linear", "factor": 2.0}},
+            "positions of type linear",
+        ),
+        ({"rope_parameters": {"full_attention": OTHERS}}, "no usable rope_parameters: {'full"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "no usable layer_types: "),
+        ({"layer_types": 3}, "no usable layer_types: 3"),
         ({"rope_parameters": "none"}, "no usable rope_parameters: none"),
         ({"rope_theta": "high"}, "no usable rope_theta: high"),
         ({"rope_theta": 0}, "no usable rope_theta: 0"),
