@@ -33,11 +33,20 @@ _OLD_FLAGS = (
 )  # fmt: skip
 # Older versions named the file by the family; of several the first one counts.
 _TEXT_FAMILIES = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
-# What is given to tokenizers and configurations of transformers, by its older and newer name.
+# What is given to tokenizers, configurations and models of transformers, by its older and newer
+# name.
 _UNREAD_OPTIONS = (
     "processing_kwargs", "processor_kwargs", "tokenizer_args", "config_kwargs", "config_args",
+    "model_kwargs", "model_args",
 )  # fmt: skip
-_HARMLESS = {"padding_side", "trust_remote_code", "use_fast"}
+# Number formats and kernels are for settings to choose.
+_HARMLESS = {
+    "add_pooling_layer", "attn_implementation", "device_map", "dtype", "low_cpu_mem_usage",
+    "padding_side", "torch_dtype", "trust_remote_code", "use_fast", "use_safetensors",
+}  # fmt: skip
+# What transformers computes for a task: sentence-transformers' name of it, and of its result.
+STATES = ("feature-extraction", "last_hidden_state")
+MASKED_LANGUAGE, CLASSES = ("fill-mask", "logits"), ("sequence-classification", "logits")
 # Of ColBERT models alone.
 _OPTIONS_BY_TYPE = ("query_length", "document_length", "query_expansion")
 POOLING_FOLDER = "1_Pooling"
@@ -234,13 +243,17 @@ class TextOptions:
     lower_case: bool = False
 
     @classmethod
-    def read(cls, folder: Path, *, by_type: bool = False) -> "TextOptions":
+    def read(
+        cls, folder: Path, task: tuple[str, str] = STATES, *, by_type: bool = False
+    ) -> "TextOptions":
         """Read them; those of a folder without such a configuration are its tokenizer's.
 
         With `by_type`, queries and documents have options of their own, which are read elsewhere.
-        Raises `StartupError` for options that would change what is read, and are not known here.
+        Raises `StartupError` for options that would change what is read, and are not known here,
+        and where the texts are for something else than `task`.
         """
         texts = read_text_config(folder)
+        _require_task(folder, texts, *task)
         unread = []
         for name in _UNREAD_OPTIONS:
             options = texts.get(name) or {}
@@ -252,11 +265,6 @@ class TextOptions:
             raise StartupError(
                 f"{folder} has {unread[0]} for its texts, which is not applied to this model"
             )
-        modalities = texts.get("modality_config")
-        if isinstance(modalities, dict | list) and "message" in modalities:
-            raise StartupError(
-                f"{folder} reads texts as messages of a chat template, which is not done here"
-            )
         length = texts.get("max_seq_length")
         if not length:
             length = read_optional(folder / "tokenizer_config.json").get("model_max_length")
@@ -265,6 +273,27 @@ class TextOptions:
             max_length=length if type(length) is int and length > 0 else None,
             lower_case=bool(texts.get("do_lower_case")),
         )
+
+
+def _require_task(folder: Path, texts: dict[str, Any], task: str, result: str) -> None:
+    """Raise `StartupError` where another task, or another result of it, is configured."""
+    modalities = texts.get("modality_config")
+    if isinstance(modalities, dict | list) and "message" in modalities:
+        raise StartupError(
+            f"{folder} reads texts as messages of a chat template, which is not done here"
+        )
+    how = modalities.get("text") if isinstance(modalities, dict) else None
+    how = how if isinstance(how, dict) else {}
+    for found, known in (
+        (texts.get("transformer_task"), task),
+        (how.get("method"), "forward"),
+        (how.get("method_output_name"), result),
+    ):
+        if found is not None and found != known:
+            raise StartupError(
+                f"{folder} makes {found!s:.60} of texts (transformer_task or modality_config), "
+                f"which is not done here: {known} is"
+            )
 
 
 def read_text_config(folder: Path) -> dict[str, Any]:

@@ -38,7 +38,11 @@ from smart_embedder.models.families.load import load_backbone
 from smart_embedder.models.ops.proof import Target
 from smart_embedder.models.tasks.conversion import prove_converter
 from smart_embedder.models.tasks.embedders import HeadsEmbedder, Made, token_vectors
-from smart_embedder.models.tasks.pooling import load_token_projection, steps_of
+from smart_embedder.models.tasks.pooling import (
+    load_token_projection,
+    require_vector,
+    steps_of,
+)
 from smart_embedder.models.text.tokenizer import NO_IDS, TextTokenizer
 
 _LONGEST = 2**31
@@ -102,6 +106,9 @@ def read_colbert_config(folder: Path) -> ColbertConfig:
                 f"{folder / 'modules.json'} does not end in Normalize, and vectors of tokens have "
                 "unit length here"
             )
+        for module in modules:
+            if module.kind == "Normalize":
+                require_vector(module.folder, "token_embeddings")
         return _by_sentence_transformers(folder, mask)
     punctuation = list(string.punctuation)
     if not modules:  # Stanford's.

@@ -201,6 +201,7 @@ class SentenceConfig:
             modules = [Module("Pooling", pooling)]
         poolings: tuple[str, ...] = ()
         steps: list[Step] = []
+        _require_order(folder, [module.kind for module in modules])
         for module in modules:
             match module.kind:
                 case "Transformer":
@@ -210,12 +211,12 @@ class SentenceConfig:
                             f"{module.folder.name}, and not beside it"
                         )
                 case "Pooling":
-                    poolings = poolings or read_poolings(module.folder)
+                    poolings = read_poolings(module.folder)
                 case "Dense":
-                    _require_text_vector(module.folder)
+                    require_vector(module.folder)
                     steps.append(DenseLayer(module.folder))
                 case "Normalize":
-                    _require_text_vector(module.folder)
+                    require_vector(module.folder)
                     steps.append(normalize)
                 case "Dropout":
                     pass
@@ -230,15 +231,25 @@ class SentenceConfig:
         return cls(poolings, tuple(steps), read_prompts(folder), read_default_prompt(folder))
 
 
-def _require_text_vector(folder: Path) -> None:
-    """Raise `StartupError` where a module reads or writes something else than a text's vector."""
+def _require_order(folder: Path, kinds: list[str]) -> None:
+    """Raise `StartupError` unless one transformer is first, and one pooling before all steps."""
+    pooling = "Pooling"
+    behind = [each for each in kinds if each != "Dropout"][1:]
+    several = any(kinds.count(each) > 1 for each in ("Transformer", pooling))
+    if several or "Transformer" in behind or pooling in behind[1:]:
+        raise StartupError(
+            f"{folder / 'modules.json'} has its modules in the order {', '.join(kinds)}; known "
+            f"here: Transformer, {pooling}, and then others"
+        )
+
+
+def require_vector(folder: Path, known: str = _TEXT_VECTOR) -> None:
+    """Raise `StartupError` where a module reads or writes something else than this vector."""
     config = read_optional(folder / "config.json")
     for side in ("input", "output"):
         named = config.get(f"module_{side}_name")
-        if named is not None and named != _TEXT_VECTOR:
-            raise StartupError(
-                f"{folder} works on {named}; known here behind a pooling: {_TEXT_VECTOR}"
-            )
+        if named is not None and named != known:
+            raise StartupError(f"{folder} works on {named}; known here in this place: {known}")
 
 
 def load_token_projection(folder: Path, weights: Weights, width: int) -> tuple[nn.Module, int]:

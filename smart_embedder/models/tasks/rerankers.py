@@ -33,9 +33,11 @@ from smart_embedder.engine.space import SCORE
 from smart_embedder.errors import InferenceError, StartupError
 from smart_embedder.models.batch import SECOND_SEGMENT, End, PackedBatch
 from smart_embedder.models.checkpoint.config import (
+    CLASSES,
     TextOptions,
     number,
     read_config,
+    read_default_prompt,
     read_modules,
     read_optional,
     require_known_modules,
@@ -178,7 +180,8 @@ class CrossEncoder(RerankingModel):
                 f"{folder} has a chat template for its pairs, which is not done here; without it "
                 "they are read one text after the other"
             )
-        texts = TextOptions.read(folder)
+        _require_prompt(folder, "")
+        texts = TextOptions.read(folder, CLASSES)
         backbone, tokenizer = load_backbone(folder, target, max_length, texts, weights=weights)
         super().__init__(name, backbone, tokenizer)
         layers = _layers_of(folder, config, names, weights, backbone.hidden_size)
@@ -280,6 +283,15 @@ class CrossEncoder(RerankingModel):
             own = torch.from_numpy(logits[:, self.ranking_label])
             scores = (own - others.logsumexp(dim=1)).tolist()
         return scores
+
+
+def _require_prompt(folder: Path, *known: str) -> None:
+    """Raise `StartupError` for another prompt that sentence-transformers reads before each pair."""
+    if read_modules(folder) and (prompt := read_default_prompt(folder)) not in known:
+        raise StartupError(
+            f"{folder} has the prompt {prompt!r:.60} for every pair (default_prompt_name), which "
+            "is not done here"
+        )
 
 
 def find_ranking_label(labels: tuple[str, ...]) -> int | None:
@@ -388,6 +400,12 @@ class QwenReranker(RerankingModel):
                 f"{folder} holds a {named[0]}, which is no reranker: known of type qwen3 are "
                 f"{_ARCHITECTURE}, as Qwen3-Reranker, and Qwen3ForSequenceClassification"
             )
+        if f"{_NAMES['qwen3'].logits}.weight" in weights:
+            raise StartupError(
+                f"{folder} holds a classifier by its weights, and config.json names no architecture"
+            )
+        # The task in words that sentence-transformers puts into the template.
+        _require_prompt(folder, "", DEFAULT_INSTRUCTION)
         if "rerank" not in name.lower():
             log.warning(
                 "language_model_reranks",

@@ -15,6 +15,7 @@ from smart_embedder.engine.records import Outputs, SparseVector, TextEmbedding, 
 from smart_embedder.errors import InferenceError, StartupError
 from smart_embedder.models.batch import PackedBatch
 from smart_embedder.models.checkpoint.config import (
+    MASKED_LANGUAGE,
     TextOptions,
     number,
     read_config,
@@ -37,7 +38,7 @@ class _Names:
     """The parameters of a family's head, and where `config.json` says its activation and epsilon.
 
     The weight of `decoder` is left out of a file where it is that of `tokens`, the table that
-    tokens are looked up in. Its bias may be `bias` instead.
+    tokens are looked up in. Its bias may be `bias` instead. Of most families it always has one.
     """
 
     dense: str
@@ -47,6 +48,7 @@ class _Names:
     epsilon: str | None = "layer_norm_eps"
     bias: str = ""
     tokens: str = "embeddings.word_embeddings"
+    has_bias: str | None = None
 
 
 _BERT = "cls.predictions"
@@ -74,6 +76,7 @@ _NAMES = {
         "classifier_activation",
         "norm_eps",
         tokens="embeddings.tok_embeddings",
+        has_bias="decoder_bias",
     ),
 }
 _DEFAULT_EPSILON = 1e-12
@@ -159,7 +162,7 @@ class SpladeEmbedder(EmbeddingModel):
     ) -> None:
         """Load it, with the `SpladePooling` in the folder `pooling`; raises `StartupError`."""
         require_known_modules(folder, "Transformer", "MLMTransformer", "SpladePooling")
-        weights, texts = Weights.read(folder), TextOptions.read(folder)
+        weights, texts = Weights.read(folder), TextOptions.read(folder, MASKED_LANGUAGE)
         backbone, tokenizer = load_backbone(folder, target, max_length, texts, weights=weights)
         self._head = load_masked_language_head(folder, weights, backbone)
         self._splade = SpladePooling.read(pooling, read_vector_limit(folder, "max_active_dims"))
@@ -258,10 +261,13 @@ def load_masked_language_head(
         raise StartupError(f"{folder} lacks the head of a masked language model: {names.dense}")
     device, dtype, backend = backbone.device, backbone.dtype, backbone.backend
     table = f"{names.decoder}.weight"
-    table = table if table in weights else f"{names.tokens}.weight"
+    if table not in weights:
+        if config.get("tie_word_embeddings") is False:
+            raise StartupError(f"the checkpoint in {folder} lacks the tensor {table}")
+        table = f"{names.tokens}.weight"
     decoder, bias = weights.before(table), None
     weight = decoder.get(table, *decoder.tensors[decoder.prefix + table].shape)
-    if config.get("decoder_bias", True):
+    if names.has_bias is None or config.get(names.has_bias, True):
         bias_name = f"{names.decoder}.bias"
         if names.bias in weights and bias_name not in weights:
             bias_name = names.bias

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from smart_embedder.errors import StartupError
 from smart_embedder.models.checkpoint.config import (
+    CLASSES,
     Module,
     SentenceOverrides,
     TextOptions,
@@ -94,7 +95,24 @@ limit = partial(read_vector_limit, name="truncate_dim")
 known = lambda folder: require_known_modules(folder, "A", "C")  # noqa: E731
 by_type = partial(TextOptions.read, by_type=True)
 PROMPTS = {"a": "", "b": "c"}
-HARMLESS = {"tokenizer_args": {"use_fast": True}, "config_args": None, "modality_config": {}}
+HARMLESS = {
+    "tokenizer_args": {"use_fast": True},
+    "model_args": {"torch_dtype": "float16"},
+    "config_args": None,
+    "modality_config": {},
+}
+
+
+of_classes = partial(TextOptions.read, task=CLASSES)
+
+
+def modality(**options: Any) -> dict[str, Any]:
+    return {"modality_config": {"text": {"method": "forward"} | options}}
+
+
+SAVED_CLASSES = modality(method_output_name="logits") | {
+    "transformer_task": "sequence-classification"
+}
 
 
 def modules(*kinds: str, **others: Any) -> list[Any]:
@@ -129,6 +147,8 @@ def modules(*kinds: str, **others: Any) -> list[Any]:
         (limit, OWN, {"truncate_dim": 1}, 1),
         (TextOptions.read, TEXTS, HARMLESS | {"query_length": None}, TextOptions()),
         (by_type, TEXTS, {"query_length": 32}, TextOptions()),
+        (of_classes, TEXTS, SAVED_CLASSES, TextOptions()),
+        (TextOptions.read, TEXTS, modality(method_output_name="last_hidden_state"), TextOptions()),
         (TextOptions.read, OLDER, {"max_seq_length": 7, "do_lower_case": 1}, TextOptions(7, True)),
     ],
 )  # fmt: skip
@@ -181,7 +201,15 @@ OWN_CODE, OUTSIDE = "code of a checkpoint is never run", "names a folder outside
             for each in ("c", ["a"])
         ),
         *((limit, OWN, {"truncate_dim": each}, f"_dim: {each}") for each in (0, True, "3")),
+        *((TextOptions.read, TEXTS, {"transformer_task": each}, f"makes {each} of texts")
+          for each in ("fill-mask", "any-to-any", "3")),
+        (TextOptions.read, TEXTS, modality(method="embed"), "makes embed of texts .*: forward is"),
+        *((TextOptions.read, TEXTS, modality(method_output_name=each), "here: last_hidden_state is")
+          for each in ("pooler_output", "logits", ["hidden_states", 0])),
+        (of_classes, TEXTS, {"transformer_task": "feature-extraction"}, "here: sequence-classific"),
+        (of_classes, TEXTS, modality(method_output_name="last_hidden_state"), "here: logits is"),
         *((TextOptions.read, TEXTS, {name: value}, f"has {name} for its texts") for name, value in (
+            ("model_args", {"num_hidden_layers": 1}), ("model_kwargs", {"dtype": "auto", "a": 1}),
             ("tokenizer_args", {"split": 1}), ("processor_kwargs", {"do_lower_case": False}),
             ("config_kwargs", {"trust_remote_code": True, "own": 1}), ("config_kwargs", 5),
             ("processing_kwargs", {"text": {"max_length": 9}}), ("query_length", 32),

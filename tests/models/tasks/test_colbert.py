@@ -421,6 +421,11 @@ def test_how_texts_are_read_is_configured_in_the_files_of_three_packages(
         ),
         (["Transformer", "Dense", "MultiVectorMask"], {}, "does not end in Normalize"),
         (["Transformer", "Normalize", "Dense", "MultiVectorMask"], {}, "does not end in Normalize"),
+        (
+            MASKED,
+            {"Normalize/config": {"module_input_name": "sentence_embedding"}},
+            "Normalize works on sentence_embedding; known here in this place: token_embeddings",
+        ),
         (MASKED, {"mask": {"keep_only_token_ids": [1]}}, "leaves out other tokens than some of"),
         (MASKED, {"mask": {"skiplist_tasks": ["query", "document"]}}, "leaves out other tokens"),
         (

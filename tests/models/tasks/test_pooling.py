@@ -75,3 +75,30 @@ def test_modules_that_would_not_be_computed_are_refused(tmp_path, kind, message)
     write_module(tmp_path, kind, {})
     with pytest.raises(StartupError, match=message):
         SentenceConfig.read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "known"),
+    [
+        ("Transformer Pooling Normalize Normalize", True),
+        ("Transformer Normalize", True),
+        ("Transformer Dropout Pooling Dropout Normalize", True),
+        # Normalize before a pooling has nothing to scale, and sentence-transformers goes on.
+        ("Transformer Normalize Pooling", False),
+        ("Transformer Pooling Normalize Pooling", False),
+        ("Transformer Transformer Pooling", False),
+        ("Pooling Transformer", False),
+    ],
+)
+def test_modules_in_an_order_that_is_not_computed_are_refused(tmp_path, kinds, known) -> None:
+    entries = []
+    for index, kind in enumerate(kinds.split()):
+        path = "" if kind == "Transformer" else f"{index}_{kind}"
+        write(tmp_path / path / "config.json", {})
+        entries.append({"type": f"sentence_transformers.models.{kind}", "path": path})
+    write(tmp_path / "modules.json", entries)
+    if known:
+        assert len(SentenceConfig.read(tmp_path).steps) == kinds.count("Normalize")
+    else:
+        with pytest.raises(StartupError, match="has its modules in the order .*; known here: T"):
+            SentenceConfig.read(tmp_path)

@@ -257,6 +257,11 @@ def with_a_module(folder: Path) -> None:
         modules.append({"idx": 1, "name": "1", "path": "1_Dense", "type": kind})
 
 
+def with_a_prompt(folder: Path) -> None:
+    prompts = {"prompts": {"query": "search "}, "default_prompt_name": "query"}
+    Reference(str(folder), device="cpu", **prompts).save_pretrained(str(folder))
+
+
 @pytest.mark.parametrize(
     ("family", "spoil", "message"),
     [
@@ -268,6 +273,7 @@ def with_a_module(folder: Path) -> None:
         ("qwen3", lambda f: (f / "chat_template.jinja").touch(), "has a chat template for its"),
         ("qwen3", without_a_head, "an embedding model and not a reranker: it has no classifi"),
         ("bert", with_a_module, "names the module Dense"),
+        ("bert", with_a_prompt, "has the prompt 'search ' for every pair"),
     ],
 )
 def test_what_is_not_computed_is_named(

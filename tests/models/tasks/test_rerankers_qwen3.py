@@ -10,9 +10,10 @@ import structlog
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 from sentence_transformers import CrossEncoder
 from tokenizers import Encoding, Tokenizer
-from transformers import Qwen3Model
+from transformers import Qwen3Config, Qwen3ForSequenceClassification, Qwen3Model
 
 from smart_embedder.engine.records import Outputs, TokenizedPair, TruncationOptions
 from smart_embedder.errors import StartupError
@@ -49,6 +50,21 @@ def test_scores_equal_the_padded_causal_model(
     assert max(ours) <= 1
 
 
+def test_a_head_in_the_file_counts_whatever_is_tied(
+    tiny_qwen: Path, float32_target, tmp_path: Path
+) -> None:
+    copy = copytree(tiny_qwen, tmp_path, dirs_exist_ok=True)
+    weights = load_file(copy / "model.safetensors")
+    torch.manual_seed(0)
+    weights["lm_head.weight"] = torch.randn_like(weights["model.embed_tokens.weight"])
+    save_file(weights, copy / "model.safetensors", metadata={"format": "pt"})
+    reranker, passages = QwenReranker("tiny", copy, LIMIT, 16, float32_target), varied_texts(9)
+    pairs = reranker.tokenize_pairs("search", passages, None)
+    ours = reranker.forward([pair.ids for pair in pairs], Outputs())
+    expected = qwen.QwenReranker(copy, LIMIT).scores("search", passages, DEFAULT_INSTRUCTION)
+    np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-5)
+
+
 def largest_allocation(folder: Path, target: Target) -> int:
     """Bytes of the largest single allocation in one forward of 64 pairs."""
     reranker = QwenReranker("wide", folder, 4096, 64, target)
@@ -70,6 +86,18 @@ def without_a_head(folder: Path) -> None:
     change(folder / "config.json", architectures=["Qwen3ForCausalLM"])
 
 
+def as_a_classifier(folder: Path) -> None:
+    config = Qwen3Config.from_pretrained(folder, num_labels=1)
+    Qwen3ForSequenceClassification(config).save_pretrained(folder)
+    change(folder / "config.json", architectures=None)
+
+
+def with_another_task(folder: Path) -> None:
+    CrossEncoder(str(folder), device="cpu").save_pretrained(str(folder))
+    prompts = {"prompts": {"task": "find the recipe"}, "default_prompt_name": "task"}
+    change(folder / "config_sentence_transformers.json", **prompts)
+
+
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
@@ -80,6 +108,8 @@ def without_a_head(folder: Path) -> None:
             "holds a Qwen3ForTokenClassific, which is no reranker",
         ),
         (without_a_head, "it has no head of a language model"),
+        (as_a_classifier, "holds a classifier by its weights, and config.json names no arch"),
+        (with_another_task, "has the prompt 'find the recipe' for every pair"),
     ],
 )
 def test_what_is_no_reranker_says_why(

@@ -197,6 +197,15 @@ def test_texts_are_cut_and_made_small_as_the_configuration_says(
     np.testing.assert_allclose(actual, reference(folder, texts), rtol=0, atol=1e-5)
 
 
+def test_only_a_family_whose_decoder_may_have_no_bias_is_read_without(
+    folders, load, tmp_path: Path
+) -> None:
+    folder = copytree(folders["bert"], tmp_path / "copy")
+    change(folder / "config.json", decoder_bias=False)
+    expected = reference(folder, TEXTS)
+    np.testing.assert_allclose(weights_of(load(folder), TEXTS), expected, rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize("most", [1, 7, 10_000])
 def test_no_more_weights_are_kept_than_the_configuration_says(
     folders, load, tmp_path: Path, most, slices
@@ -224,6 +233,10 @@ def name_modules(folder: Path, *kinds: str) -> None:
             "the pooling mean of relu; known here: max and sum",
         ),
         (lambda folder: save_model(folder, BertModel), "lacks the head of a masked language model"),
+        (
+            lambda folder: change(folder / "config.json", tie_word_embeddings=False),
+            "lacks the tensor cls.predictions.decoder.weight",
+        ),
     ],
 )
 def test_what_is_not_computed_is_named(folders, load, tmp_path: Path, spoil, message: str) -> None:
