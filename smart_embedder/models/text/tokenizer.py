@@ -13,7 +13,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import structlog
@@ -33,7 +32,8 @@ from smart_embedder.engine.scheduling.admission import normalization_growth, sto
 from smart_embedder.errors import StartupError
 from smart_embedder.models.checkpoint.config import read_config, read_optional
 from smart_embedder.models.checkpoint.reading import read_file
-from smart_embedder.models.text.slices import SLICE_CHARACTERS, RunShortener, Slicer, steps_of
+from smart_embedder.models.text.contradictions import as_transformers_reads, template_ids
+from smart_embedder.models.text.slices import SLICE_CHARACTERS, RunShortener, Slicer
 
 log = structlog.get_logger(__name__)
 
@@ -42,11 +42,6 @@ log = structlog.get_logger(__name__)
 _REMEMBERED_WORDS = 1000
 _END_IDS = 16
 _OFFSETS_AT_ONCE = 4096
-# What `tokenizer_config.json` may say of the text, besides `tokenizer.json`.
-_READING = ("do_lower_case", "strip_accents", "tokenize_chinese_chars", "add_prefix_space")
-# The errors that transformers raises for files of a tokenizer that it cannot use.
-_LOADING_ERRORS = (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError)
-_PREPENDS = {"always": True, "never": False}
 # Tokens that are counted beyond those that are kept: about as long as a forward of bge-m3's 8,192
 # takes on a GPU.
 COUNTED_TOKENS = 65_536
@@ -202,9 +197,13 @@ class TextTokenizer:
             content = read_file(path)
             ahead = _parsed_ahead.pop(content, None)
             parsed = _parse(content) if ahead is None else ahead.result()
-            tokenizer = _as_transformers_reads(parsed, folder)
+            tokenizer = as_transformers_reads(parsed, content, folder)
             _require_embeddings(tokenizer, folder)
+            _require_one_reading(tokenizer, folder)
+            how: tuple[object, ...]
             how = (lower_case, closing, None if tokenizer is parsed else tokenizer.to_str())
+            if tokenizer.encode_special_tokens:
+                how = (*how, "split_special_tokens")
             if lower_case:
                 own, lower = tokenizer.normalizer, normalizers.Lowercase()
                 tokenizer.normalizer = lower if own is None else normalizers.Sequence([lower, own])
@@ -342,75 +341,7 @@ class TextTokenizer:
 
 def template_of(tokenizer: Tokenizer, first: str, second: str | None = None) -> list[TokenIds]:
     """The special tokens before, between and after these plain texts, found by their positions."""
-    rest: list[int] = tokenizer.encode(first, second, add_special_tokens=True).ids
-    template: list[TokenIds] = []
-    for text in (first,) if second is None else (first, second):
-        ids = tokenizer.encode(text, add_special_tokens=False).ids
-        places = range(len(rest) - len(ids) + 1)
-        start = next((each for each in places if rest[each : each + len(ids)] == ids), None)
-        if start is None:
-            raise StartupError(
-                "tokenizer.json changes the text itself where it adds special tokens"
-            )
-        template.append(np.array(rest[:start], np.int64))
-        rest = rest[start + len(ids) :]
-    return [*template, np.array(rest, np.int64)]
-
-
-def _as_transformers_reads(tokenizer: Tokenizer, folder: Path) -> Tokenizer:
-    """The tokenizer of `tokenizer.json`, or transformers' own where that follows another file.
-
-    Which file counts depends on the class of the tokenizer, and on transformers' version.
-    """
-    config = read_optional(folder / "tokenizer_config.json")
-    contradicted = _contradicted(tokenizer, config)
-    if not contradicted:
-        return tokenizer
-    # It takes seconds to import, and hardly any model needs it.
-    from transformers import AutoTokenizer  # noqa: PLC0415
-
-    try:
-        own = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        read: Tokenizer = own.backend_tokenizer
-    except _LOADING_ERRORS as error:
-        raise StartupError(
-            f"tokenizer_config.json in {folder} contradicts its tokenizer.json in "
-            f"{', '.join(contradicted)}, and transformers, which decides what counts, cannot read "
-            "them"
-        ) from error
-    followed = sorted({*contradicted} - {*_contradicted(read, config)})
-    if not followed:
-        return tokenizer
-    log.info(
-        "tokenizer_json_contradicted",
-        members=followed,
-        detail="transformers follows tokenizer_config.json or its defaults, and so are texts read",
-    )
-    return read
-
-
-def _contradicted(tokenizer: Tokenizer, config: dict[str, Any]) -> list[str]:
-    """The members of `tokenizer_config.json`, or their defaults, that the tokenizer does not do."""
-    does: dict[str, bool | None] = {}
-    expected = {name: config[name] for name in _READING if isinstance(config.get(name), bool)}
-    normalizer = tokenizer.normalizer
-    if normalizer is not None:
-        does["do_lower_case"] = normalizer.normalize_str("A") == "a"
-        does["strip_accents"] = normalizer.normalize_str("\u00e9") == "e"
-    for step in steps_of(normalizer, "normalizers"):
-        if step["type"] == "BertNormalizer":
-            does["tokenize_chinese_chars"] = step["handle_chinese_chars"]
-            lower = expected.setdefault("do_lower_case", True)
-            expected = {"strip_accents": lower, "tokenize_chinese_chars": True} | expected
-    for step in steps_of(tokenizer.pre_tokenizer, "pretokenizers"):
-        if step["type"] == "ByteLevel":
-            does["add_prefix_space"] = step["add_prefix_space"]
-            expected.setdefault("add_prefix_space", False)
-        elif step["type"] == "Metaspace":
-            # "first" is neither: it depends on how the text is split before.
-            does["add_prefix_space"] = _PREPENDS.get(step["prepend_scheme"])
-            expected.setdefault("add_prefix_space", True)
-    return [name for name, done in does.items() if expected.get(name, done) != done]
+    return [np.array(ids, np.int64) for ids in template_ids(tokenizer, first, second)]
 
 
 def _require_embeddings(tokenizer: Tokenizer, folder: Path) -> None:
@@ -421,4 +352,21 @@ def _require_embeddings(tokenizer: Tokenizer, folder: Path) -> None:
         raise StartupError(
             f"the tokenizer in {folder} has {tokens} tokens, and the model only {embedded}: "
             "they are not of one model"
+        )
+
+
+def _require_one_reading(tokenizer: Tokenizer, folder: Path) -> None:
+    """Raise `StartupError` for a tokenizer that draws lots, and log which end it would cut."""
+    if getattr(tokenizer.model, "dropout", None):
+        raise StartupError(
+            f"the tokenizer in {folder} reads a text otherwise each time (dropout in "
+            "tokenizer.json): set it to null"
+        )
+    side = read_optional(folder / "tokenizer_config.json").get("truncation_side")
+    if (side or (tokenizer.truncation or {}).get("direction")) == "left":
+        log.warning(
+            "truncation_side_not_followed",
+            model=folder.name,
+            detail="its tokenizer cuts long texts at their beginning (truncation_side); here they "
+            "are cut at their end where a request does not say otherwise",
         )

@@ -16,7 +16,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformers import AutoTokenizer, BertModel, RobertaModel
+from transformers import AutoTokenizer
 
 from smart_embedder.engine.records import Side, TruncationOptions
 from smart_embedder.errors import StartupError
@@ -27,9 +27,8 @@ from smart_embedder.models.text.tokenizer import (
     template_of,
 )
 from tests.models.text.test_slices import ODD, TEXTS, ids_of
-from tests.support.checkpoints import save_byte_level_tokenizer
 from tests.support.texts import varied_texts
-from tests.support.wordpiece import ROBERTA, change, save_model
+from tests.support.wordpiece import change
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=80)
 
@@ -246,79 +245,34 @@ def test_a_model_has_an_embedding_for_every_token_or_more(tiny_m3: Path, tmp_pat
             TextTokenizer.from_folder(tmp_path, 10)
 
 
-# Of which kind a tokenizer is, what tokenizer.json says, and what tokenizer_config.json.
-CONTRADICTIONS = [
-    ("bert", {"lowercase": False}, {"do_lower_case": True}),
-    ("bert", {"lowercase": False}, {}),
-    ("bert", {"lowercase": True}, {"do_lower_case": False}),
-    ("bert", {"strip_accents": False}, {"strip_accents": True}),
-    ("bert", {"handle_chinese_chars": False}, {"tokenize_chinese_chars": True}),
-    ("roberta", {"add_prefix_space": True}, {"add_prefix_space": False}),
-    ("roberta", {"add_prefix_space": True}, {}),
-    ("xlm-roberta", {"prepend_scheme": "never"}, {}),
-    ("xlm-roberta", {"prepend_scheme": "first"}, {"add_prefix_space": False}),
-]
-# Classes that follow tokenizer_config.json, and one that does not.
-CLASSES = {"bert": "BertTokenizer", "roberta": "RobertaTokenizer", "xlm-roberta": None}
-CONTRADICTED = [
-    "Hybrid SEARCH of Émile",
-    "naïve  montaña",
-    "検索世界",
-    " sea",
-    "the Sea",
-    "a\u0301",
-]
-
-
-@pytest.fixture(scope="module")
-def kinds(tmp_path_factory, tiny_reranker: Path) -> dict[str, Path]:
-    """Folders with a tokenizer of each kind, as transformers saves it."""
-    root = tmp_path_factory.mktemp("kinds")
-    roberta = save_model(root / "roberta", RobertaModel, vocab_size=900, **ROBERTA)
-    save_byte_level_tokenizer(roberta, ("yes", "no"), template_adds_end=False)
-    change(roberta / "tokenizer_config.json", tokenizer_class="RobertaTokenizer")
-    AutoTokenizer.from_pretrained(roberta).save_pretrained(roberta)
-    bert = save_model(root / "bert", BertModel)
-    return {"bert": bert, "roberta": roberta, "xlm-roberta": tiny_reranker}
-
-
-@pytest.mark.parametrize("follows", [True, False])
-@pytest.mark.parametrize(("kind", "in_file", "in_config"), CONTRADICTIONS)
-def test_files_that_contradict_each_other_are_read_as_transformers_reads_them(
-    kinds, tmp_path: Path, kind, in_file, in_config, follows
-) -> None:
-    folder = shutil.copytree(kinds[kind], tmp_path / "model")
+def test_a_tokenizer_that_draws_lots_is_refused(kinds, tmp_path: Path) -> None:
+    folder = shutil.copytree(kinds["qwen"], tmp_path / "model")
+    change(folder / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast")
     written = json.loads((folder / "tokenizer.json").read_text())
-    for step in (written["normalizer"], *steps_in(written["pre_tokenizer"])):
-        if step is not None and set(in_file) <= set(step):
-            step.update(in_file)
+    written["model"]["dropout"] = 0.1
     (folder / "tokenizer.json").write_text(json.dumps(written))
-    config = json.loads((folder / "tokenizer_config.json").read_text())
-    kept = {name: each for name, each in config.items() if name not in MEMBERS}
-    kept["tokenizer_class"] = CLASSES[kind] if follows else "PreTrainedTokenizerFast"
-    (folder / "tokenizer_config.json").write_text(json.dumps(kept | in_config))
-    with capture_logs() as logs:
-        ours = TextTokenizer.from_folder(folder, 100)
-    expected = AutoTokenizer.from_pretrained(folder)(CONTRADICTED)["input_ids"]
-    assert [text.ids.tolist() for text in ours.encode(CONTRADICTED)] == expected
-    assert [each["event"] for each in logs] == ["tokenizer_json_contradicted"] * follows
-    from_file = Tokenizer.from_file(str(folder / "tokenizer.json")).encode_batch(CONTRADICTED)
-    assert ([each.ids for each in from_file] != expected) == follows
-
-
-def test_a_contradiction_that_transformers_cannot_read_is_named(kinds, tmp_path: Path) -> None:
-    folder = shutil.copytree(kinds["bert"], tmp_path / "model")
-    other = {"tokenizer_class": "BertJapaneseTokenizer", "do_lower_case": False}
-    change(folder / "tokenizer_config.json", **other)
-    with pytest.raises(StartupError, match="contradicts its tokenizer.json in do_lower_case"):
+    with pytest.raises(StartupError, match="reads a text otherwise each time"):
         TextTokenizer.from_folder(folder, 100)
 
 
-MEMBERS = {"do_lower_case", "strip_accents", "tokenize_chinese_chars", "add_prefix_space"}
-
-
-def steps_in(pre_tokenizer: dict) -> list[dict]:
-    return pre_tokenizer.get("pretokenizers", [pre_tokenizer])
+@pytest.mark.parametrize(
+    ("in_config", "in_file", "logged"),
+    [("left", None, True), (None, "Left", True), ("right", "Left", False), (None, None, False)],
+)
+def test_a_tokenizer_that_cuts_the_other_end_is_told_of(
+    kinds, tmp_path: Path, in_config, in_file, logged
+) -> None:
+    folder = shutil.copytree(kinds["bert"], tmp_path / "model")
+    if in_config is not None:
+        change(folder / "tokenizer_config.json", truncation_side=in_config)
+    if in_file is not None:
+        limits = {"direction": in_file, "max_length": 9, "strategy": "LongestFirst", "stride": 0}
+        change(folder / "tokenizer.json", truncation=limits)
+    with capture_logs() as logs:
+        TextTokenizer.from_folder(folder, 100)
+    assert [each["event"] for each in logs] == ["truncation_side_not_followed"] * logged
+    sides = AutoTokenizer.from_pretrained(folder).truncation_side
+    assert (sides == "left") == logged
 
 
 class GivenUpError(Exception):
