@@ -216,14 +216,23 @@ class Weights:
                 f"the checkpoint in {self.folder} has another shape for the tensor {full_name}: "
                 f"{[*tensor.shape]}, and its configuration says {[*shape]}"
             )
+        self._require_numbers(full_name)
+        return tensor
+
+    def require_numbers(self) -> None:
+        """Raise `StartupError` where the weight of any layer is not in a known dtype."""
+        for full_name in self.tensors:
+            if full_name.endswith(".weight"):
+                self._require_numbers(full_name)
+
+    def _require_numbers(self, full_name: str) -> None:
         # Other dtypes are those of quantized weights, which mean nothing without their scales.
-        if tensor.dtype not in _DTYPES:
+        dtype = self.tensors[full_name].dtype
+        if dtype not in _DTYPES:
             raise StartupError(
                 f"the checkpoint in {self.folder} has the tensor {full_name} in "
-                f"{str(tensor.dtype).removeprefix('torch.')}; take one in float32, float16 or "
-                "bfloat16"
+                f"{str(dtype).removeprefix('torch.')}; take one in float32, float16 or bfloat16"
             )
-        return tensor
 
 
 def _require_plain(folder: Path) -> None:

@@ -224,6 +224,7 @@ def _from_pretrained(folder: Path, target: Target) -> tuple[Any, dict[str, Any]]
     """The module, and what is said of its tensors; raises `StartupError` for impossible sizes."""
     config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     weights = Weights.read(folder)
+    weights.require_numbers()
     for key, value in config.to_dict().items():
         if isinstance(value, float) and not math.isfinite(value):
             raise unusable(folder, key, value)

@@ -249,9 +249,18 @@ def lose_a_tensor(folder: Path) -> None:
         del weights[next(name for name in weights if "q_proj" in name)]
 
 
+def store_bytes(folder: Path) -> None:
+    """As in a quantized checkpoint, whose scales transformers would not ask for."""
+    weights = load_file(folder / "model.safetensors")
+    name = next(name for name in weights if "q_proj" in name)
+    weights[name] = (weights[name] * 100).to(torch.int8)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
+        (store_bytes, r"has the tensor layers\.0\.self_attn\.q_proj\.weight in int8; take one in"),
         (lose_a_tensor, r"lacks the tensor layers\.0\.self_attn\.q_proj"),
         ({"model_type": "brain"}, "holds a model of type brain, which transformers .* does not kn"),
         ({"model_type": "vit", "image_size": 30}, "of type vit, which reads images or sound"),
