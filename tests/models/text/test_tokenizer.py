@@ -256,6 +256,21 @@ def test_a_tokenizer_that_draws_lots_is_refused(kinds, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("kind", "unknown"), [("bert", {"unk_token": "[NONE]"}), ("xlm-roberta", {"unk_id": None})]
+)
+def test_a_tokenizer_without_its_unknown_token_is_refused(
+    kinds, tmp_path: Path, kind, unknown
+) -> None:
+    folder = shutil.copytree(kinds[kind], tmp_path / "model")
+    change(folder / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast")
+    written = json.loads((folder / "tokenizer.json").read_text())
+    written["model"] |= unknown
+    (folder / "tokenizer.json").write_text(json.dumps(written))
+    with pytest.raises(StartupError, match=r"tokenizer\.json cannot be read: .*(?i:unk)"):
+        TextTokenizer.from_folder(folder, 100)
+
+
+@pytest.mark.parametrize(
     ("in_config", "in_file", "logged"),
     [("left", None, True), (None, "Left", True), ("right", "Left", False), (None, None, False)],
 )
