@@ -36,6 +36,9 @@ _CLASSES = {
     "bert": _BERT, "distilbert": _BERT, "roberta": _ROBERTA, "xlm-roberta": _XLM, "qwen2": _QWEN,
     "qwen3": _QWEN,
 }  # fmt: skip
+# Types for which transformers believes whoever names a class that takes the file as it is; for some
+# others, such as Qwen2, it does not. Their families need transformers anyway.
+_BELIEVED = {"bert", "camembert", "qwen3", "roberta", "xlm-roberta"}
 # Where tokens are named: one under a name, several, or all by their ids.
 _NAMED = (
     "bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token",
@@ -50,6 +53,8 @@ _UNKNOWN = re.compile(rb'"unk_id"\s*:\s*(\d+)')
 _BYTES = re.compile(rb'"byte_fallback"\s*:\s*true')
 _XLM_UNKNOWN = 3
 _LONGEST_WORD = 100
+# Characters of which a vocabulary lacks at least one, unless it has all bytes.
+_RARE = "\ua015 \u13a3 \u2603 \U0001f9ff"
 
 
 def as_transformers_reads(tokenizer: Tokenizer, content: bytes, folder: Path) -> Tokenizer:
@@ -68,7 +73,8 @@ def as_transformers_reads(tokenizer: Tokenizer, content: bytes, folder: Path) ->
     try:
         own = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         read: Tokenizer = own.backend_tokenizer
-    except _LOADING_ERRORS as error:
+        require_unknown_words(read)
+    except (*_LOADING_ERRORS, StartupError) as error:
         if not contradicted:  # Then nothing else than the file says how texts are read.
             return tokenizer
         raise StartupError(
@@ -88,6 +94,14 @@ def as_transformers_reads(tokenizer: Tokenizer, content: bytes, folder: Path) ->
         "read",
     )
     return read
+
+
+def require_unknown_words(tokenizer: Tokenizer) -> None:
+    """Raise `StartupError` where a tokenizer cannot read a word that it does not know."""
+    try:
+        tokenizer.encode(_RARE, add_special_tokens=False)
+    except Exception as error:  # The tokenizers library raises bare Exception.
+        raise StartupError(f"the tokenizer cannot read an unknown word: {error}") from error
 
 
 def _contradicted(tokenizer: Tokenizer, config: dict[str, Any]) -> list[str]:
@@ -144,8 +158,11 @@ def _may_be_built_anew(
     """Whether transformers may build something else than this tokenizer for its class."""
     config = read_optional(folder / "config.json")
     kind = named.get("tokenizer_class") or config.get("tokenizer_class")
-    kind = str(kind or _CLASSES.get(str(config.get("model_type")))).removesuffix("Fast")
-    return kind not in _GENERIC and not _is_usual(kind, tokenizer, content, named)
+    model_type = str(config.get("model_type"))
+    kind = str(kind or _CLASSES.get(model_type)).removesuffix("Fast")
+    if kind in _GENERIC:
+        return model_type not in _BELIEVED
+    return not _is_usual(kind, tokenizer, content, named)
 
 
 def _is_usual(kind: str, tokenizer: Tokenizer, content: bytes, named: Mapping[str, Any]) -> bool:

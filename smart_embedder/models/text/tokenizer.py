@@ -32,7 +32,11 @@ from smart_embedder.engine.scheduling.admission import normalization_growth, sto
 from smart_embedder.errors import StartupError
 from smart_embedder.models.checkpoint.config import read_config, read_optional
 from smart_embedder.models.checkpoint.reading import read_file
-from smart_embedder.models.text.contradictions import as_transformers_reads, template_ids
+from smart_embedder.models.text.contradictions import (
+    as_transformers_reads,
+    require_unknown_words,
+    template_ids,
+)
 from smart_embedder.models.text.slices import SLICE_CHARACTERS, RunShortener, Slicer
 
 log = structlog.get_logger(__name__)
@@ -42,8 +46,6 @@ log = structlog.get_logger(__name__)
 _REMEMBERED_WORDS = 1000
 _END_IDS = 16
 _OFFSETS_AT_ONCE = 4096
-# Characters of which a vocabulary lacks at least one, unless it has all bytes.
-_RARE = "\ua015 \u13a3 \u2603 \U0001f9ff"
 # Tokens that are counted beyond those that are kept: about as long as a forward of bge-m3's 8,192
 # takes on a GPU.
 COUNTED_TOKENS = 65_536
@@ -202,8 +204,7 @@ class TextTokenizer:
             tokenizer = as_transformers_reads(parsed, content, folder)
             _require_embeddings(tokenizer, folder)
             _require_one_reading(tokenizer, folder)
-            # Without an unknown token it would raise at such a word of a request.
-            tokenizer.encode(_RARE, add_special_tokens=False)
+            require_unknown_words(tokenizer)
             how: tuple[object, ...]
             how = (lower_case, closing, None if tokenizer is parsed else tokenizer.to_str())
             if tokenizer.encode_special_tokens:
