@@ -181,10 +181,10 @@ def _is_usual(kind: str, tokenizer: Tokenizer, content: bytes, named: Mapping[st
         )
     if kind == _XLM:
         unknown = _UNKNOWN.search(content)
-        is_usual = kinds[0] in ([], ["Precompiled"]) and kinds[1] == [
-            "WhitespaceSplit",
-            "Metaspace",
-        ]
+        # A class leaves out what changes only spaces, at which texts are split anyway.
+        normalizer = [each for each in normalizer if not _changes_spaces(each)]
+        is_usual = [each["type"] for each in normalizer] in ([], ["Precompiled"])
+        is_usual = is_usual and kinds[1] == ["WhitespaceSplit", "Metaspace"]
         is_usual = is_usual and words[1]["replacement"] == "\u2581" and isinstance(model, Unigram)
         is_usual = is_usual and unknown is not None and int(unknown[1]) == _XLM_UNKNOWN
         return (
@@ -205,6 +205,14 @@ def _is_usual(kind: str, tokenizer: Tokenizer, content: bytes, named: Mapping[st
         (words[0]["pattern"], words[0]["behavior"], words[0]["invert"], words[1]["use_regex"])
         == ({"Regex": QWEN_WORDS}, "Isolated", False, False)
     )
+
+
+def _changes_spaces(step: dict[str, Any]) -> bool:
+    """Whether a normalizer's step strips spaces, or makes one of several."""
+    if step["type"] == "Strip":
+        return True
+    several = step["type"] == "Replace" and step["pattern"] == {"Regex": " {2,}"}
+    return several and step["content"] in {" ", "\u2581"}
 
 
 def _named(named: Mapping[str, Any], name: str, default: str) -> Any:

@@ -252,10 +252,9 @@ def lose_a_tensor(folder: Path) -> None:
 
 def store_bytes(folder: Path) -> None:
     """As in a quantized checkpoint, whose scales transformers would not ask for."""
-    weights = load_file(folder / "model.safetensors")
-    name = next(name for name in weights if "q_proj" in name)
-    weights[name] = (weights[name] * 100).to(torch.int8)
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with changed_weights(folder) as weights:
+        name = next(name for name in weights if "q_proj" in name)
+        weights[name] = (weights[name] * 100).to(torch.int8)
 
 
 @pytest.mark.parametrize(

@@ -189,6 +189,24 @@ def test_transformers_is_not_asked_about_usual_files(kinds, kind, tmp_path, monk
         TextTokenizer.from_folder(copy, 100)
 
 
+@pytest.mark.parametrize("instead", [" ", "\u2581"])
+def test_transformers_is_not_asked_about_steps_that_change_only_spaces(
+    kinds, tmp_path: Path, monkeypatch, instead: str
+) -> None:
+    """As files have them that were converted from SentencePiece's; its class leaves them out."""
+    folder = shutil.copytree(kinds["xlm-roberta"], tmp_path / "model")
+    steps = [
+        {"type": "Strip", "strip_left": False, "strip_right": True},
+        {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": instead},
+    ]
+    in_file(normalizer={"type": "Sequence", "normalizers": steps})(folder)
+    texts = ["  the   sea\t\t is   deep  ", *SPECIAL]
+    expected = AutoTokenizer.from_pretrained(folder)(texts)["input_ids"]
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", None)
+    ours = TextTokenizer.from_folder(folder, 100)
+    assert [text.ids.tolist() for text in ours.encode(texts)] == expected
+
+
 @pytest.mark.parametrize(
     ("kind", "config"),
     [
