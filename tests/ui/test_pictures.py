@@ -1,7 +1,8 @@
-"""The pictures of the documentation, compared loosely with what the page looks like now.
+"""Pictures of every view, and those of the documentation, compared loosely with the page of now.
 
-`WRITE_PICTURES=1 python -m pytest tests/ui/test_pictures.py` makes them anew. Fonts differ between
-machines, so only the size and the lightness of large areas are compared.
+`WRITE_PICTURES=1 python -m pytest tests/ui/test_pictures.py` makes these anew, and leaves the
+others in build/pictures, to be looked at. Fonts differ between machines, so only the size and the
+lightness of large areas are compared.
 """
 
 import base64
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.server import REPOSITORY, RunningServer
-from tests.ui.conftest import PHONE, STILL, open_page, wait_for_view
+from tests.ui.conftest import PHONE, STILL, VIEWS, open_page, wait_for_view
 
 pytestmark = pytest.mark.long
 
@@ -19,7 +20,9 @@ DOCS = REPOSITORY / "docs"
 MOST_BYTES = 300_000
 # The mean difference of two areas of the picture, from 0 (the same) to 1 (black and white).
 TOLERANCE = 0.06
-STEPS = 36 if os.environ.get("WRITE_PICTURES") else 1
+WRITES = bool(os.environ.get("WRITE_PICTURES"))
+STEPS = 36 if WRITES else 1
+WIDTHS = (390, 768, 1440)
 WINDOW = {"width": 1280, "height": 800}
 PICTURES = {
     "ui-text.png": ("text", "light", WINDOW),
@@ -77,13 +80,34 @@ def photograph(browser, server: RunningServer, view: str, theme: str, window) ->
 def test_a_picture_shows_the_page(browser, areas_of, ui_server: RunningServer, name: str) -> None:
     file = DOCS / name
     now = photograph(browser, ui_server, *PICTURES[name])
-    if os.environ.get("WRITE_PICTURES"):
+    if WRITES:
         Path(file).write_bytes(now)
     assert file.stat().st_size < MOST_BYTES
     shown, wanted = areas_of(now), areas_of(file.read_bytes())
     assert shown["size"] == wanted["size"]
     pairs = zip(shown["areas"], wanted["areas"], strict=True)
     assert sum(abs(one - other) for one, other in pairs) / len(wanted["areas"]) < TOLERANCE
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("view", VIEWS)
+def test_a_view_is_as_wide_as_its_window_and_in_one_theme_from_top_to_bottom(
+    browser, areas_of, ui_server: RunningServer, view: str, theme: str
+) -> None:
+    folder = REPOSITORY / "build" / "pictures"
+    with open_page(browser, ui_server.url, view, media=STILL | {"color_scheme": theme}) as page:
+        wait_for_view(page, view)
+        for width in WIDTHS:
+            page.set_viewport_size({"width": width, "height": 900})
+            page.evaluate("document.fonts.ready")
+            picture = page.screenshot(full_page=True)
+            if WRITES:
+                folder.mkdir(parents=True, exist_ok=True)
+                (folder / f"{view}-{width}-{theme}.png").write_bytes(picture)
+            shown = areas_of(picture)
+            light = sum(each > 0.5 for each in shown["areas"]) / len(shown["areas"])
+            assert shown["size"][0] == width
+            assert light > 0.9 if theme == "light" else light < 0.1
 
 
 def test_two_views_are_no_likeness(areas_of) -> None:

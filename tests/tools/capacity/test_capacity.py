@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from smart_embedder.engine.scheduling.batcher import Limits
-from tests.support.server import RunningServer
+from tests.support.server import REPOSITORY, RunningServer
 from tools.capacity import __main__ as tool
 from tools.capacity.cost import CostModel, Load, MeasuredTime, TimeTable, read_times, uniform
 from tools.capacity.simulation import Devices, Target, options
@@ -111,7 +111,8 @@ def test_its_own_service_is_measured_with_a_token_and_a_cache_in_force(
     monkeypatch.chdir(tmp_path)
     settings = {"EMBEDDING_MODEL": str(tiny_m3), "RERANKER_MODEL": "none", "DEVICE": "cpu"}
     settings |= {"API_TOKEN": "a-token-of-the-users", "EMBEDDING_CACHE": "memory"}
-    for name, value in (settings | {"PROTECT_METRICS": "true"}).items():
+    settings |= {"PROTECT_METRICS": "true", "PYTHONPATH": str(REPOSITORY)}
+    for name, value in settings.items():
         monkeypatch.setenv(name, value)
     saved, load = tmp_path / "times.json", ("--rate", "0.001", "--tokens", "9", "--kinds", "dense")
     assert run(*load, "--p99-ms", "60000", "--save", saved) == 0
