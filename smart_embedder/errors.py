@@ -1,6 +1,17 @@
 """The errors of the service. Knows nothing of HTTP and imports nothing."""
 
 LONGEST_RETRY_AFTER = 30
+# Characters at either end of a long message of a start.
+_ENDS = 1000
+
+
+def printable(text: str) -> str:
+    """The text with escapes for what could end a line, move a cursor, or turn the writing."""
+    if text.isprintable():
+        return text
+    return "".join(
+        each if each.isprintable() else each.encode("unicode_escape").decode() for each in text
+    )
 
 
 class SmartEmbedderError(Exception):
@@ -23,7 +34,15 @@ class SmartEmbedderError(Exception):
 
 
 class StartupError(SmartEmbedderError, code="startup_failed"):
-    """The service cannot start; the message says why and what to do."""
+    """The service cannot start; the message says why and what to do.
+
+    It may quote the files of a model: it is made printable, and a very long one loses its middle.
+    """
+
+    def __init__(self, message: str) -> None:
+        if len(message) > 2 * _ENDS:
+            message = f"{message[:_ENDS]} ... {message[-_ENDS:]}"
+        super().__init__(printable(message))
 
 
 class EmptyInputError(SmartEmbedderError, code="empty_input"):

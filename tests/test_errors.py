@@ -2,7 +2,12 @@
 
 import pytest
 
-from smart_embedder.errors import InvalidRequestError, SmartEmbedderError, UnavailableError
+from smart_embedder.errors import (
+    InvalidRequestError,
+    SmartEmbedderError,
+    StartupError,
+    UnavailableError,
+)
 
 
 @pytest.mark.parametrize(("known", "told"), [(None, None), (1, 1), (29, 29), (30, 30), (31, 30)])
@@ -27,3 +32,13 @@ def test_codes_are_words_of_one_error_each_unless_they_mean_the_same() -> None:
     codes = [vars(kind)["code"] for kind in kinds if "code" in vars(kind)]
     shared = {code for code in codes if codes.count(code) > 1}
     assert shared == {"inference_failed"}
+
+
+def test_what_a_start_error_quotes_of_files_is_one_line_that_can_be_printed() -> None:
+    quoted = str(StartupError("the tensor a\nb\x1b[2J\u202ec is in half"))
+    assert quoted == "the tensor a\\nb\\x1b[2J\\u202ec is in half"
+    long = str(StartupError(f"the tensor {'x' * 10_000_000} is in half"))
+    assert long.startswith("the tensor xxx")
+    assert long.endswith("xxx is in half")
+    assert " ... " in long
+    assert len(long) < 2010

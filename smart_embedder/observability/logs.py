@@ -9,6 +9,8 @@ import orjson
 import structlog
 from structlog.typing import Processor
 
+from smart_embedder.errors import printable
+
 log = structlog.get_logger(__name__)
 
 _MAX_CHARACTERS = 200
@@ -100,13 +102,5 @@ class SampledLog:
 
 
 def escape_text(text: str, max_characters: int = _MAX_CHARACTERS) -> str:
-    """The start of a client's text, safe for a line of a log or an error message.
-
-    Escapes what could end a line, move a terminal's cursor, or change the direction of writing.
-    """
-    text = text[:max_characters]
-    if text.isprintable():
-        return text
-    return "".join(
-        each if each.isprintable() else each.encode("unicode_escape").decode() for each in text
-    )
+    """The start of a client's text, safe for a line of a log or an error message."""
+    return printable(text[:max_characters])

@@ -23,7 +23,6 @@ from smart_embedder.errors import StartupError
 from smart_embedder.models.checkpoint.config import read_optional
 from smart_embedder.models.checkpoint.content import Content, TensorDigest, copy_by_one, noted
 from smart_embedder.models.checkpoint.reading import AT_ONCE, ModelFile, read_file
-from smart_embedder.observability.logs import escape_text
 
 _FILE_ERRORS = (
     OSError, EOFError, ValueError, LookupError, OverflowError, TypeError, AttributeError,
@@ -43,7 +42,6 @@ _PREFIXES = ("", "bert.", "roberta.", "model.", "distilbert.", "mpnet.")
 _CPU = torch.device("cpu")
 _BYTES_OF_LENGTH = 8
 _LONGEST_HEADER = 100_000_000  # As in safetensors' own library.
-_LONGEST_REASON = 500
 # That read one tensor. More gain little: they share what the memory takes.
 _THREADS = 4
 # Bytes that are read and then rounded: what a core's own cache holds.
@@ -376,5 +374,4 @@ def _parameters(weight: Tensor, bias: Tensor | None) -> dict[str, Tensor]:
 
 
 def _first_line(error: BaseException) -> str:
-    """What an error says, which may quote a damaged file."""
-    return escape_text((str(error) or type(error).__name__).splitlines()[0], _LONGEST_REASON)
+    return (str(error) or type(error).__name__).splitlines()[0]
