@@ -92,14 +92,12 @@ def build_demo_checkpoint(folder: Path) -> Path:
                 f"{folder} holds something other than a demo model: name another folder or empty it"
             )
         folder.parent.mkdir(parents=True, exist_ok=True)
-        staged = folder.with_name(f".{folder.name}-{uuid.uuid4().hex}")
+        staged = _sibling(folder)
         staged.mkdir()
         try:
             _fill(staged, source, recipe)
             _write_config(staged, source, digest)
-            if folder.exists():
-                shutil.rmtree(folder)
-            staged.rename(folder)
+            _put_in_place(staged, folder)
         finally:
             shutil.rmtree(staged, ignore_errors=True)
     except OSError as error:
@@ -115,6 +113,10 @@ def _config(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return config if isinstance(config, dict) else {}
+
+
+def _sibling(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}-{uuid.uuid4().hex}")
 
 
 def _fill(staged: Path, source: Path, recipe: dict[str, Any]) -> None:
@@ -148,3 +150,17 @@ def _write_config(staged: Path, source: Path, digest: str) -> None:
     config = json.loads((source / "config.json").read_text(encoding="utf-8"))
     config |= {"dtype": "float32", DEMO_KEY: _NOTE, RECIPE_KEY: digest}
     (staged / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def _put_in_place(staged: Path, folder: Path) -> None:
+    """Rename `staged` to `folder`; what was there before is moved aside first, then deleted."""
+    old = _sibling(folder)
+    if folder.exists():
+        folder.rename(old)
+    try:
+        staged.rename(folder)
+    except BaseException:
+        if old.exists():
+            old.rename(folder)
+        raise
+    shutil.rmtree(old, ignore_errors=True)

@@ -119,15 +119,23 @@ def test_an_interrupted_build_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_interrupted_replacement_leaves_no_part_of_either(
+def test_an_interrupted_replacement_keeps_the_older_checkpoint(
     own_copy: Path, monkeypatch: pytest.MonkeyPatch
 ):
     (own_copy / "colbert_linear.pt").unlink()
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "rename", lambda *_: sys.exit("interrupted"))
-        with pytest.raises(SystemExit):
-            build_demo_checkpoint(own_copy)
-    assert list(own_copy.parent.iterdir()) == []
+    before = inodes(own_copy)
+    rename = Path.rename
+
+    def interrupt(self: Path, target: Path) -> Path:
+        if target == own_copy and (self / "colbert_linear.pt").exists():
+            raise KeyboardInterrupt
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        build_demo_checkpoint(own_copy)
+    assert inodes(own_copy) == before
+    assert list(own_copy.parent.iterdir()) == [own_copy]
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
