@@ -330,13 +330,16 @@ async def test_a_short_job_that_arrives_runs_within_a_long_forward_and_at_no_cos
 
 
 @in_skipped_time
-async def test_a_forward_that_is_soon_over_is_not_preempted() -> None:
-    async with preemptible(0.0002).running() as device:
+@pytest.mark.parametrize(
+    ("expected_seconds", "batches"), [(0.009, [[200]]), (0.011, [[200], [7]])], ids=str
+)
+async def test_a_forward_that_is_soon_over_is_not_preempted(expected_seconds, batches) -> None:
+    async with preemptible(expected_seconds / 200).running() as device:
         long = device.put(200, client="a")
         await asyncio.sleep(1)
         device.put(7)
         await long.result()
-        assert device.model.batches == [[200]]
+        assert device.model.batches == batches
 
 
 @in_skipped_time
