@@ -124,7 +124,8 @@ class StoredTensor:
 class Weights:
     """The tensors of the checkpoint in `folder`; names in methods do not include `prefix`.
 
-    They are read to `device` and rounded to `dtype`, by default that of the file.
+    They are read to `device` and rounded to `dtype`, by default that of the file, and each once if
+    they are `kept`.
     """
 
     folder: Path
@@ -132,6 +133,7 @@ class Weights:
     prefix: str = ""
     device: torch.device = _CPU
     dtype: torch.dtype | None = None
+    kept: dict[tuple[str, torch.dtype], Tensor] | None = None
 
     @classmethod
     def read(cls, folder: Path) -> Self:
@@ -170,6 +172,10 @@ class Weights:
         """The same tensors, as they are read to a device."""
         return replace(self, device=device, dtype=dtype)
 
+    def keeping(self) -> Self:
+        """The same tensors, which this object keeps once they are read."""
+        return replace(self, kept={})
+
     def unread(self) -> Self:
         """The same tensors on the device `meta`: none is read, only its shape is compared."""
         return replace(self, device=torch.device("meta"))
@@ -184,7 +190,12 @@ class Weights:
         dtype = dtype or self.dtype or stored.dtype
         if self.device.type == "meta":
             return torch.empty(shape, dtype=dtype, device=self.device)
-        return replace(stored, name=name).read(dtype).to(self.device)
+        tensor = None if self.kept is None else self.kept.get((name, dtype))
+        if tensor is None:
+            tensor = replace(stored, name=name).read(dtype).to(self.device)
+            if self.kept is not None:
+                self.kept[name, dtype] = tensor
+        return tensor
 
     def row(self, name: str, index: int, *shape: int) -> Tensor:
         """One row of the tensor of that shape, as in the file; the others are not read."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from smart_embedder.errors import StartupError
@@ -30,9 +30,10 @@ from smart_embedder.models.ops.backend import (
     ACTIVATIONS,
     Backend,
     EncoderParts,
-    LayerCalls,
     LayerNorm,
+    unprepared,
 )
+from smart_embedder.models.ops.native import NativeEncoderLayer
 
 _ROBERTA = ("xlm-roberta", "roberta", "camembert")
 ENCODER_TYPES = (*_ROBERTA, "bert")
@@ -190,34 +191,6 @@ def _read_tables(
     return tokens, types, positions
 
 
-@dataclass(frozen=True, slots=True)
-class EncoderLayerParameters:
-    """One layer's matrices and norms; the projections are those of query, key and value."""
-
-    projections: list[nn.Linear]
-    attended: nn.Linear
-    attention_norm: LayerNorm
-    inner: nn.Linear
-    output: nn.Linear
-    output_norm: LayerNorm
-
-
-def read_layer(weights: Weights, config: EncoderConfig, index: int) -> EncoderLayerParameters:
-    """The layer number `index`, under the names that transformers gives its parameters."""
-    width, inner_width, name = config.width, config.inner_width, f"encoder.layer.{index}"
-    return EncoderLayerParameters(
-        projections=[
-            weights.linear(f"{name}.attention.self.{each}", width, width)
-            for each in ("query", "key", "value")
-        ],
-        attended=weights.linear(f"{name}.attention.output.dense", width, width),
-        attention_norm=_read_norm(weights, config, f"{name}.attention.output"),
-        inner=weights.linear(f"{name}.intermediate.dense", width, inner_width),
-        output=weights.linear(f"{name}.output.dense", inner_width, width),
-        output_norm=_read_norm(weights, config, f"{name}.output"),
-    )
-
-
 def _read_norm(weights: Weights, config: EncoderConfig, name: str) -> LayerNorm:
     # Only on a CPU PyTorch accepts parameters that are more exact than the states.
     dtype = torch.float32 if weights.device.type == "cpu" else None
@@ -234,11 +207,11 @@ def check_parameters(weights: Weights, config: EncoderConfig) -> None:
     Nothing is computed with tensors that have no content: PyTorch would import its compiler for it,
     which takes a second.
     """
-    weights = weights.unread()
+    weights, backend = weights.unread(), unprepared()
     _read_tables(weights, config, None)
     _read_norm(weights, config, "embeddings")
     for index in range(config.layers):
-        read_layer(weights, config, index)
+        read_layer(weights, config, index, backend)
 
 
 # Tokens of a batch whose layers are single calls. In larger ones a layer takes so long that a short
@@ -254,7 +227,7 @@ class EncoderLayer:
     """
 
     parts: EncoderParts
-    calls: LayerCalls | None
+    calls: NativeEncoderLayer | None
 
     @classmethod
     def of(cls, parts: EncoderParts) -> Self:
@@ -295,10 +268,9 @@ def self_attention(projected: Tensor, heads: int, packed: PackedBatch, attend: A
 
 @dataclass(frozen=True, slots=True)
 class Encoder(LayeredTransformer):
-    """The encoder; its states are returned in `dtype`, whatever the layers compute in."""
+    """The encoder."""
 
     embeddings: Embeddings
-    dtype: torch.dtype
 
     def __call__(self, packed: PackedBatch, rows: Tensor | None = None) -> Tensor:
         """Implement `Transformer`."""
@@ -307,22 +279,30 @@ class Encoder(LayeredTransformer):
             preemption_point()
             read = rows if index == len(self.layers) else None
             states = layer(states, packed, self.attend, read)
-        return states.to(self.dtype)
+        return states
 
 
-def make_encoder_layer(
-    read: EncoderLayerParameters, config: EncoderConfig, backend: Backend
+def read_layer(
+    weights: Weights, config: EncoderConfig, index: int, backend: Backend
 ) -> EncoderLayer:
-    """The layer with these parameters."""
+    """The layer number `index`, under the names that transformers gives its parameters."""
+    width, inner_width, name = config.width, config.inner_width, f"encoder.layer.{index}"
+    projections = [
+        weights.linear(f"{name}.attention.self.{each}", width, width)
+        for each in ("query", "key", "value")
+    ]
+    attended = weights.linear(f"{name}.attention.output.dense", width, width)
+    inner = weights.linear(f"{name}.intermediate.dense", width, inner_width)
+    output = weights.linear(f"{name}.output.dense", inner_width, width)
     parts = EncoderParts(
         backend=backend,
         heads=config.heads,
-        to_query_key_value=backend.linear(read.projections),
-        from_attended=backend.linear([read.attended]),
-        attention_norm=read.attention_norm,
-        to_inner=backend.linear([read.inner], config.activation),
-        from_inner=backend.linear([read.output]),
-        output_norm=read.output_norm,
+        to_query_key_value=backend.linear(projections),
+        from_attended=backend.linear([attended]),
+        attention_norm=_read_norm(weights, config, f"{name}.attention.output"),
+        to_inner=backend.linear([inner], config.activation),
+        from_inner=backend.linear([output]),
+        output_norm=_read_norm(weights, config, f"{name}.output"),
     )
     return EncoderLayer.of(parts)
 
@@ -332,8 +312,5 @@ def make_encoder(
 ) -> Encoder:
     """The encoder with the parameters of a checkpoint, in `dtype`."""
     embeddings = read_embeddings(weights, config, backend, dtype)
-    layers = [
-        make_encoder_layer(read_layer(weights, config, index), config, backend)
-        for index in range(config.layers)
-    ]
-    return Encoder(layers, backend.attention, embeddings, dtype)
+    layers = [read_layer(weights, config, index, backend) for index in range(config.layers)]
+    return Encoder(layers, backend.attention, embeddings)

@@ -25,22 +25,15 @@ from torch.nn import functional
 from smart_embedder.engine.records import TokenIds
 from smart_embedder.models.batch import PackedBatch
 from smart_embedder.models.checkpoint.weights import Weights
+from smart_embedder.models.families import bert, qwen3
 from smart_embedder.models.families.backbone import rows_undivided
 from smart_embedder.models.families.bert import (
     Encoder,
     EncoderConfig,
     EncoderLayer,
-    make_encoder_layer,
     read_embeddings,
-    read_layer,
 )
-from smart_embedder.models.families.qwen3 import (
-    Decoder,
-    DecoderConfig,
-    make_layer,
-    read_decoder_layer,
-    read_ends,
-)
+from smart_embedder.models.families.qwen3 import Decoder, DecoderConfig, read_ends
 from smart_embedder.models.ops.backend import (
     Backend,
     Columns,
@@ -49,9 +42,8 @@ from smart_embedder.models.ops.backend import (
     QuantizedWeights,
     RmsNorm,
     RotaryEmbedding,
-    activate,
     adding,
-    torch_backend,
+    unprepared,
 )
 from smart_embedder.models.ops.proof import Target
 from smart_embedder.models.text.tokenizer import TextTokenizer
@@ -173,15 +165,6 @@ class _CalibratedLinear:
         return self.linear(states)
 
 
-def _float32() -> Backend:
-    """For the layers of which each is computed once: weights are not joined."""
-
-    def prepare(layers: Sequence[nn.Linear], activation: str | None = None) -> Linear:
-        return lambda states: activate(torch.cat([each(states) for each in layers], 1), activation)
-
-    return torch_backend().faster("float32", linear=prepare, add_linear=adding(prepare))
-
-
 def least_cosine(states: Tensor, exact: Tensor, packed: PackedBatch) -> float:
     """The least one of vectors of the texts with those of the `exact` states, both `[T, width]`.
 
@@ -258,21 +241,21 @@ def make_quantized_encoder(
     All but the products is in the target's dtype. For the texts that are `compared` the layers are
     computed in float32, too, to log where the vectors differ.
     """
-    backend, dtype, reference = target.backend, target.dtype, _float32()
+    backend, dtype, reference = target.backend, target.dtype, unprepared()
     # In float32, so that the weights of the file are rounded only once.
     weights = weights.to(target.device, torch.float32)
     embeddings, layers = read_embeddings(weights, config, backend, dtype), []
     states, exact = embeddings(calibration), embeddings(compared).float()
     with calibrating(backend, dtype) as in_8_bits:
         for index in range(config.layers):
-            read = read_layer(weights, config, index)
-            layer = make_encoder_layer(read, config, in_8_bits)
+            own = weights.keeping()
+            layer = bert.read_layer(own, config, index, in_8_bits)
             states = layer(states, calibration, backend.attention)
             layers.append(_prepared(layer, backend))
-            in_float32 = make_encoder_layer(read, config, reference)
+            in_float32 = bert.read_layer(own, config, index, reference)
             exact = in_float32(exact, compared, reference.attention)
-            del read, in_float32  # Their weights would be in memory beside the next ones.
-    encoder = Encoder(layers, backend.attention, embeddings, dtype)
+            del own, in_float32  # Their weights would be in memory beside the next ones.
+    encoder = Encoder(layers, backend.attention, embeddings)
     warn_of_rounding(weights.folder.name, encoder(compared), exact, compared)
     return encoder
 
@@ -292,7 +275,7 @@ def make_quantized_decoder(
 
     Beside it the layers are computed in float32, to log where the vectors differ.
     """
-    backend, dtype, reference = target.backend, target.dtype, _float32()
+    backend, dtype, reference = target.backend, target.dtype, unprepared()
     weights = weights.to(target.device, torch.float32)
     table, norm = read_ends(weights, config, dtype)
     positions = calibration.position_ids[0]
@@ -301,10 +284,10 @@ def make_quantized_decoder(
     exact, layers = states.float(), []
     with calibrating(backend, dtype) as in_8_bits:
         for index in range(config.layers):
-            read = read_decoder_layer(weights, config, index)
-            layer = make_layer(read, config, reference)
+            own = weights.keeping()
+            layer = qwen3.read_layer(own, config, index, reference)
             exact = layer(exact, calibration, reference.attention, rotary)
-            layers.append(make_layer(read.with_norms_in(dtype), config, in_8_bits))
+            layers.append(qwen3.read_layer(own, config, index, in_8_bits, dtype))
             states = layers[-1](states, calibration, backend.attention, rotary)
     final_norm = RmsNorm(norm, config.epsilon)
     exact_norm = RmsNorm(norm.float(), config.epsilon)

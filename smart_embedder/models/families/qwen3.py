@@ -3,7 +3,7 @@
 There is no generation here. The tests compare it with transformers' modules.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -23,7 +23,14 @@ from smart_embedder.models.families.backbone import (
     in_row_blocks,
     preemption_point,
 )
-from smart_embedder.models.ops.backend import AddLinear, Backend, Linear, RmsNorm, RotaryEmbedding
+from smart_embedder.models.ops.backend import (
+    AddLinear,
+    Backend,
+    Linear,
+    RmsNorm,
+    RotaryEmbedding,
+    unprepared,
+)
 
 _SIZES = {
     "vocabulary": "vocab_size",
@@ -209,58 +216,46 @@ class Decoder(LayeredTransformer):
         return states.index_select(0, sharing.inverse)
 
 
-@dataclass(frozen=True, slots=True)
-class DecoderLayerParameters:
-    """One layer's matrices and the weights of its norms; those of heads are `[heads, width]`.
+def read_layer(
+    weights: Weights,
+    config: DecoderConfig,
+    index: int,
+    backend: Backend,
+    dtype: torch.dtype | None = None,
+) -> DecoderLayer:
+    """The layer number `index`, under the names that transformers gives its parameters.
 
-    The projections are those of query, key and value, and the first two have norms.
+    Its norms are in `dtype`, by default in that of the `weights`.
     """
-
-    input_norm: Tensor
-    projections: list[nn.Linear]
-    head_norms: list[Tensor]
-    attended: nn.Linear
-    inner_norm: Tensor
-    gate_up: list[nn.Linear]
-    output: nn.Linear
-
-    def with_norms_in(self, dtype: torch.dtype) -> Self:
-        """A copy whose norms are in `dtype`."""
-        return replace(
-            self,
-            input_norm=self.input_norm.to(dtype),
-            head_norms=[each.to(dtype) for each in self.head_norms],
-            inner_norm=self.inner_norm.to(dtype),
-        )
-
-
-def read_decoder_layer(
-    weights: Weights, config: DecoderConfig, index: int
-) -> DecoderLayerParameters:
-    """The layer number `index`, under the names that transformers gives its parameters."""
     width, inner_width, head_width = config.width, config.inner_width, config.head_width
-    heads, key_heads = config.heads, config.key_heads
+    heads, key_heads, epsilon = config.heads, config.key_heads, config.epsilon
 
     def norm(name: str, width: int) -> Tensor:
-        return weights.get(f"layers.{index}.{name}.weight", width)
+        return weights.get(f"layers.{index}.{name}.weight", width, dtype=dtype)
 
     def linear(name: str, in_features: int, out_features: int) -> nn.Linear:
         return weights.linear(f"layers.{index}.{name}", in_features, out_features, bias=False)
 
-    return DecoderLayerParameters(
-        input_norm=norm("input_layernorm", width),
-        projections=[
-            linear(f"self_attn.{each}_proj", width, count * head_width)
-            for each, count in (("q", heads), ("k", key_heads), ("v", key_heads))
-        ],
-        head_norms=[
-            norm(f"self_attn.{each}_norm", head_width).expand(count, -1)
-            for each, count in (("q", heads), ("k", key_heads))
-        ],
-        attended=linear("self_attn.o_proj", heads * head_width, width),
-        inner_norm=norm("post_attention_layernorm", width),
-        gate_up=[linear(f"mlp.{each}_proj", width, inner_width) for each in ("gate", "up")],
-        output=linear("mlp.down_proj", inner_width, width),
+    projections = [
+        linear(f"self_attn.{each}_proj", width, count * head_width)
+        for each, count in (("q", heads), ("k", key_heads), ("v", key_heads))
+    ]
+    of_queries, of_keys = (norm(f"self_attn.{each}_norm", head_width) for each in "qk")
+    # Not by `torch.cat`, see `bert.check_parameters`.
+    head_norms = of_queries.new_empty(heads + key_heads, head_width)
+    head_norms[:heads], head_norms[heads:] = of_queries, of_keys
+    return DecoderLayer(
+        backend=backend,
+        key_heads=key_heads,
+        input_norm=RmsNorm(norm("input_layernorm", width), epsilon),
+        to_query_key_value=backend.linear(projections),
+        head_norm=RmsNorm(head_norms, epsilon),
+        from_attended=backend.add_linear(linear("self_attn.o_proj", heads * head_width, width)),
+        inner_norm=RmsNorm(norm("post_attention_layernorm", width), epsilon),
+        to_gate_up=backend.linear(
+            [linear(f"mlp.{each}_proj", width, inner_width) for each in ("gate", "up")]
+        ),
+        from_inner=backend.add_linear(linear("mlp.down_proj", inner_width, width)),
     )
 
 
@@ -274,36 +269,15 @@ def read_ends(
 
 def check_parameters(weights: Weights, config: DecoderConfig) -> None:
     """As for an encoder (`bert.check_parameters`)."""
-    weights = weights.unread()
+    weights, backend = weights.unread(), unprepared()
     for index in range(config.layers):
-        read_decoder_layer(weights, config, index)
+        read_layer(weights, config, index, backend)
     read_ends(weights, config)
-
-
-def make_layer(
-    read: DecoderLayerParameters, config: DecoderConfig, backend: Backend
-) -> DecoderLayer:
-    """A layer with these parameters."""
-    epsilon = config.epsilon
-    return DecoderLayer(
-        backend=backend,
-        key_heads=config.key_heads,
-        input_norm=RmsNorm(read.input_norm, epsilon),
-        to_query_key_value=backend.linear(read.projections),
-        head_norm=RmsNorm(torch.cat(read.head_norms), epsilon),
-        from_attended=backend.add_linear(read.attended),
-        inner_norm=RmsNorm(read.inner_norm, epsilon),
-        to_gate_up=backend.linear(read.gate_up),
-        from_inner=backend.add_linear(read.output),
-    )
 
 
 def make_decoder(weights: Weights, config: DecoderConfig, backend: Backend) -> Decoder:
     """The decoder with the parameters of a checkpoint, in the dtype of `weights`."""
-    layers = [
-        make_layer(read_decoder_layer(weights, config, index), config, backend)
-        for index in range(config.layers)
-    ]
+    layers = [read_layer(weights, config, index, backend) for index in range(config.layers)]
     embeddings, norm = read_ends(weights, config)
     return Decoder(
         layers, backend.attention, embeddings, RmsNorm(norm, config.epsilon), config.head_width,

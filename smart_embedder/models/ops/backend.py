@@ -8,14 +8,13 @@ of a result depends on the other rows of its batch.
 import platform
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from smart_embedder.models.attention import Attention, eager, matmul, sdpa
-from smart_embedder.models.batch import PackedBatch
 from smart_embedder.models.ops.build import MAX_INT8, MAX_INT8_IN_PAIRS
 
 # The name of the kernels in C.
@@ -164,22 +163,6 @@ class EncoderParts:
     output_norm: LayerNorm
 
 
-class LayerCalls(Protocol):
-    """A layer in one call, or in two, between which another forward may run.
-
-    Results have the bits of the single operations'.
-    """
-
-    def whole(self, states: Tensor, packed: PackedBatch) -> Tensor:
-        """From states `[T, width]` to the next ones."""
-
-    def attention(self, states: Tensor, packed: PackedBatch) -> Tensor:
-        """What `feed_forward` reads beside the states, `[T, width]`."""
-
-    def feed_forward(self, attended: Tensor, states: Tensor) -> Tensor:
-        """The next states; each row by itself."""
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Backend:
     """A table of implementations, and one of them for each operation: a call for each field.
@@ -221,8 +204,8 @@ class Backend:
     # (rows, weights, bias, dtype): the product of rows with weights `[out, width]`, `[T, out]`.
     float8_product: Callable[[Float8Rows, Float8Rows, Tensor | None, torch.dtype], Tensor]
     attention: Attention
-    # Prepares a layer as single calls; None where there are none.
-    encoder_layer: Callable[[EncoderParts], LayerCalls | None]
+    # Prepares a layer as single calls, a `native.NativeEncoderLayer`; None where there are none.
+    encoder_layer: Callable[[EncoderParts], Any]
     table: dict[str, dict[str, Callable[..., Any]]]
     int8_weight_limit: int = MAX_INT8
     kernels: str = ""
@@ -264,6 +247,15 @@ def torch_backend() -> Backend:
     table = {operation: {"torch": each} for operation, each in operators.items()}
     table["attention"] = {"sdpa": sdpa, "eager": eager}
     return Backend(**operators, attention=sdpa, encoder_layer=lambda _: None, table=table)
+
+
+def unprepared() -> Backend:
+    """The same, but that layers are computed as they are, one by one: nothing is made of them."""
+
+    def multiply(layers: Sequence[nn.Linear], activation: str | None = None) -> Linear:
+        return lambda states: activate(torch.cat([each(states) for each in layers], 1), activation)
+
+    return torch_backend().faster("torch", linear=multiply, add_linear=adding(multiply))
 
 
 # The least divisor of a row, as in `torch.nn.functional.normalize`.

@@ -27,7 +27,6 @@ from smart_embedder.models.ops.backend import (
     Columns,
     EncoderParts,
     Int8Gemm,
-    LayerCalls,
     LayerNorm,
     Linear,
     QuantizedLinear,
@@ -143,23 +142,14 @@ def native_backend(library: Library, dtype: torch.dtype) -> Backend:
     """The kernels in front of oneDNN and PyTorch, to which they leave what they do not take."""
     otherwise = onednn_backend(dtype, partial(dequantize_by, library=library))
     kernels = _Kernels(library, dtype, otherwise)
-    backend = otherwise.faster(
-        NATIVE,
-        add_norm=kernels.add_norm,
-        rms_norm=kernels.rms_norm,
-        rotary=kernels.rotary,
-        gate=kernels.gate,
-        quantize_rows=kernels.quantize_rows,
-        attention=kernels.attention,
-    )
+    operations = ("add_norm", "rms_norm", "rotary", "gate", "quantize_rows", "attention")
+    backend = otherwise.faster(NATIVE, **{name: getattr(kernels, name) for name in operations})
     backend = replace(backend, encoder_layer=kernels.encoder_layer)
     amx = cpu_features() if dtype is torch.bfloat16 else set()
     if "amx_tile" not in amx:
+        multiply, int8_gemm = kernels.linear, kernels.int8_gemm
         backend = backend.faster(
-            NATIVE,
-            linear=kernels.linear,
-            add_linear=adding(kernels.linear),
-            int8_gemm=kernels.int8_gemm,
+            NATIVE, linear=multiply, add_linear=adding(multiply), int8_gemm=int8_gemm
         )
     if "amx_bf16" in amx:
         backend = backend.faster("sdpa", attention=sdpa)
@@ -318,7 +308,10 @@ _kept = _KeptMemory()
 
 
 class NativeEncoderLayer:
-    """Implements `LayerCalls`."""
+    """A layer in one call, or in two, between which another forward may run.
+
+    Results have the bits of the single operations'.
+    """
 
     def __init__(self, library: Library, layer: _EncoderLayer, dtype: torch.dtype) -> None:
         self._library, self._layer, self._dtype = library, layer, dtype
@@ -335,15 +328,16 @@ class NativeEncoderLayer:
         )
 
     def whole(self, states: Tensor, packed: PackedBatch) -> Tensor:
-        """Implement `LayerCalls`."""
+        """From states `[T, width]` to the next ones."""
         return self._with_attention("encoder_layer", states, packed)
 
     def attention(self, states: Tensor, packed: PackedBatch) -> Tensor:
-        """Implement `LayerCalls`."""
+        """What `feed_forward` reads beside the states, `[T, width]`."""
         return self._with_attention("encoder_attention", states, packed)
 
     def _with_attention(self, function: str, states: Tensor, packed: PackedBatch) -> Tensor:
-        output, memory = torch.empty_like(states), self._memory_for(states)
+        output = torch.empty_like(states)
+        memory = _kept.address_of(len(states) * self._bytes_of_row)
         self._library.run(
             function,
             ctypes.addressof(self._layer), address(states, self._dtype), output.data_ptr(),
@@ -352,17 +346,15 @@ class NativeEncoderLayer:
         return output
 
     def feed_forward(self, attended: Tensor, states: Tensor) -> Tensor:
-        """Implement `LayerCalls`."""
-        output, memory = torch.empty_like(states), self._memory_for(states)
+        """The next states; each row by itself."""
+        output = torch.empty_like(states)
+        memory = _kept.address_of(len(states) * self._bytes_of_row)
         self._library.run(
             "encoder_feed_forward",
             ctypes.addressof(self._layer), address(attended, self._dtype),
             address(states, self._dtype), output.data_ptr(), memory, len(states),
         )  # fmt: skip
         return output
-
-    def _memory_for(self, states: Tensor) -> int:
-        return _kept.address_of(len(states) * self._bytes_of_row)
 
 
 def _aligned(size: int) -> int:
@@ -499,7 +491,7 @@ class _Kernels:
         weights = replace(weights, values=self._panels(weights.values))
         return NativeInt8Gemm(self._library, weights, depth, dtype, activation)
 
-    def encoder_layer(self, parts: EncoderParts) -> LayerCalls | None:
+    def encoder_layer(self, parts: EncoderParts) -> NativeEncoderLayer | None:
         """Where the kernels compute everything in it."""
         chosen, width = parts.backend, len(parts.output_norm.weight)
         ours = self.add_norm, self.attention, self.quantize_rows

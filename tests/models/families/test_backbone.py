@@ -118,7 +118,7 @@ def test_of_fewer_layers_it_has_the_first_and_tells_how_many_times_as_many_there
     layers: int, times: float
 ) -> None:
     every = [object() for _ in range(layers)]
-    few, found = Encoder(every, None, None, torch.float32).with_fewer_layers()
+    few, found = Encoder(every, None, None).with_fewer_layers()
     assert found == times
     assert few.layers == every[: round(layers / times)]
 
