@@ -9,13 +9,14 @@ import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from smart_embedder.models.attention import PackedAttention
+from smart_embedder.models.checkpoint.weights import linear_of
 from smart_embedder.models.families.backbone import attend_by_heads, in_row_blocks
 from smart_embedder.models.ops.backend import (
     ACTIVATIONS,
@@ -106,10 +107,11 @@ def _layer_norm(source: nn.LayerNorm, backend: Backend) -> nn.Module:
     return _RowsPart(lambda rows: backend.add_norm(rows.clone(), rows, norm))
 
 
-def _gated(layers: "_GatedLayers", backend: Backend) -> nn.Module:
+def _gated(
+    gate_and_up: list[nn.Linear], down: nn.Linear, activation: str, backend: Backend
+) -> nn.Module:
     """In place of a gated feed-forward: `down(activation(gate(x)) up(x))`."""
-    to_both, activation = backend.linear([layers.gate, layers.up]), layers.activation
-    to_output = backend.linear([layers.down])
+    to_both, to_output = backend.linear(gate_and_up), backend.linear([down])
 
     def feed_forward(rows: Tensor) -> Tensor:
         return to_output(backend.gate(to_both(rows), activation))
@@ -134,15 +136,29 @@ class _Rotary(nn.Module):
 
 
 class _SelfAttention(nn.Module):
-    """In place of a self-attention over a packed row; heads may be normalised and rotated."""
+    """In place of a self-attention over a packed row; heads may be normalised and rotated.
 
-    def __init__(self, source: nn.Module, layers: "_AttentionLayers", backend: Backend) -> None:
+    `heads` are the numbers of query, key and value heads, each `width` wide. `norm` is that of the
+    heads that are rotated.
+    """
+
+    def __init__(
+        self,
+        source: nn.Module,
+        projections: list[nn.Linear],
+        output: list[nn.Linear],
+        backend: Backend,
+        *,
+        heads: list[int],
+        width: int,
+        norm: RmsNorm,
+    ) -> None:
         super().__init__()
         self._backend = backend
-        self._width, self._heads = layers.width, layers.heads
-        self._norm = layers.norm
-        self._project = backend.linear(layers.projections)
-        self._to_output = backend.linear([layers.output])
+        self._width, self._heads = width, heads
+        self._norm = norm
+        self._project = backend.linear(projections)
+        self._to_output = backend.linear(output)
         # What `attend_packed` asks a family's attention for, and what that passes on.
         self.config: Any = source.config
         self.is_causal = getattr(source, "is_causal", True)
@@ -176,36 +192,26 @@ class _SelfAttention(nn.Module):
         return projected
 
 
-@dataclass(frozen=True, slots=True)
-class _AttentionLayers:
-    """What a self-attention computes by.
+# What makes a part's replacement.
+Make = Callable[[Backend], nn.Module]
 
-    `heads` are the numbers of query, key and value heads, each `width` wide. `norm` is that of the
-    heads that are rotated.
-    """
 
-    projections: list[nn.Linear]
-    output: nn.Linear
-    heads: list[int]
-    width: int
-    norm: RmsNorm
-
-    @classmethod
-    def of(cls, module: nn.Module, dtype: torch.dtype) -> Self | None:
-        """Those of a module; None if it is no self-attention, or has more than these."""
-        projections = _layers(module, *_PROJECTIONS)
-        output = _layers(module, *_OUTPUTS)
-        width = getattr(module, "head_dim", getattr(module, "attention_head_size", None))
-        if projections is None or output is None or not width or not hasattr(module, "config"):
-            return None
-        out = sum(each.out_features for each in projections)
-        of_keys = projections[1].out_features if len(projections) > 1 else out // 3
-        heads = [out // width - 2 * (of_keys // width), *[of_keys // width] * 2]
-        norms = [getattr(module, name) for name in _HEAD_NORMS if hasattr(module, name)]
-        norm = _norm_of_heads(norms, heads, width, projections[0].weight.new_empty(0, dtype=dtype))
-        if norm is None or not _computes_by(module, *projections, *output, *norms):
-            return None
-        return cls(projections, output[0], heads, width, norm)
+def _attention_of(module: nn.Module, dtype: torch.dtype) -> Make | None:
+    """For a self-attention; None if it is none, or has more than is computed here."""
+    projections = _layers(module, *_PROJECTIONS)
+    output = _layers(module, *_OUTPUTS)
+    width = getattr(module, "head_dim", getattr(module, "attention_head_size", None))
+    if projections is None or output is None or not width or not hasattr(module, "config"):
+        return None
+    out = sum(each.out_features for each in projections)
+    of_keys = projections[1].out_features if len(projections) > 1 else out // 3
+    heads = [out // width - 2 * (of_keys // width), *[of_keys // width] * 2]
+    norms = [getattr(module, name) for name in _HEAD_NORMS if hasattr(module, name)]
+    norm = _norm_of_heads(norms, heads, width, projections[0].weight.new_empty(0, dtype=dtype))
+    if norm is None or not _computes_by(module, *projections, *output, *norms):
+        return None
+    layers = module, projections, output
+    return partial(_SelfAttention, *layers, heads=heads, width=width, norm=norm)
 
 
 def _norm_of_heads(
@@ -227,41 +233,22 @@ def _norm_of_heads(
     return RmsNorm(torch.cat(weights), next(each.epsilon for each in of_heads if each is not None))
 
 
-@dataclass(frozen=True, slots=True)
-class _GatedLayers:
-    """What a gated feed-forward computes by."""
-
-    gate: nn.Linear
-    up: nn.Linear
-    down: nn.Linear
-    activation: str
-
-    @classmethod
-    def of(cls, module: nn.Module) -> Self | None:
-        """Those of a module; None if it is no gated feed-forward, or has more than these."""
-        layers = _layers(module, *_GATED)
-        if layers is None:
-            return None
-        functions = [each for each in module.children() if _activation_of(each)]
-        if len(functions) != 1 or not _computes_by(module, *layers, *functions):
-            return None
-        *first, down = layers
-        if len(first) == 1:
-            first = list(_halves(first[0]))
-        if [each.out_features for each in first] != [down.in_features] * 2:
-            return None
-        return cls(first[0], first[1], down, _activation_of(functions[0]) or "")
-
-
-def _halves(layer: nn.Linear) -> Iterator[nn.Linear]:
-    """Two layers that share the memory of one, with the first and the second half of its output."""
-    biases = [None, None] if layer.bias is None else layer.bias.chunk(2)
-    for weight, bias in zip(layer.weight.chunk(2), biases, strict=True):
-        half = nn.Linear(layer.in_features, len(weight), bias is not None, "meta")
-        half.weight = nn.Parameter(weight, requires_grad=False)
-        if bias is not None:
-            half.bias = nn.Parameter(bias, requires_grad=False)
-        yield half
+def _gated_of(module: nn.Module) -> Make | None:
+    """For a gated feed-forward; None if it is none, or has more than is computed here."""
+    layers = _layers(module, *_GATED)
+    if layers is None:
+        return None
+    functions = [each for each in module.children() if _activation_of(each)]
+    if len(functions) != 1 or not _computes_by(module, *layers, *functions):
+        return None
+    *first, down = layers
+    if len(first) == 1:  # Two layers that share the memory of one.
+        (both,) = first
+        biases = (None, None) if both.bias is None else both.bias.chunk(2)
+        first = list(map(linear_of, both.weight.chunk(2), biases))
+    if [each.out_features for each in first] != [down.in_features] * 2:
+        return None
+    return partial(_gated, first, down, _activation_of(functions[0]) or "")
 
 
 def _layers(module: nn.Module, *choices: tuple[str, ...]) -> list[nn.Linear] | None:
@@ -326,7 +313,7 @@ class Replacement:
 
     parent: nn.Module
     name: str
-    make: Callable[[Backend], nn.Module]
+    make: Make
     operations: tuple[str, ...]
 
 
@@ -336,26 +323,26 @@ def find_parts(module: nn.Module, dtype: torch.dtype, *, packed: bool) -> list[R
     Attention is replaced in a packed layout alone, and only if all of it can be: what heads are
     rotated by is given to it in another form then.
     """
-    attentions: dict[nn.Module, _AttentionLayers] = {}
+    attentions: dict[nn.Module, Make] = {}
     if packed:
-        found = {each: _AttentionLayers.of(each, dtype) for each in module.modules()}
-        attentions = {each: layers for each, layers in found.items() if layers is not None}
+        found = {each: _attention_of(each, dtype) for each in module.modules()}
+        attentions = {each: make for each, make in found.items() if make is not None}
         if not attentions.keys() >= set(_rotating(module)):
             attentions = {}
     return list(_find(module, dtype, attentions))
 
 
 def _find(
-    module: nn.Module, dtype: torch.dtype, attentions: dict[nn.Module, _AttentionLayers]
+    module: nn.Module, dtype: torch.dtype, attentions: dict[nn.Module, Make]
 ) -> Iterator[Replacement]:
     for name, child in module.named_children():
         place = partial(Replacement, module, name)
         if child in attentions:
-            yield place(partial(_SelfAttention, child, attentions[child]), ("linear", "rotary"))
+            yield place(attentions[child], ("linear", "rotary"))
         elif attentions and type(child).__name__.endswith("RotaryEmbedding"):
             yield place(partial(_Rotary, child), ())
-        elif (gated := _GatedLayers.of(child)) is not None:
-            yield place(partial(_gated, gated), ("linear", "gate"))
+        elif (gated := _gated_of(child)) is not None:
+            yield place(gated, ("linear", "gate"))
         elif type(child) is nn.Linear:
             yield place(partial(_product, child), ("linear",))
         elif isinstance(child, nn.LayerNorm) and _is_usual(child):
