@@ -9,9 +9,9 @@ import math
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -129,25 +129,25 @@ def load_by_transformers(
     Its tokenizer is read for the number of positions.
     """
     module = _load_module(folder, target)
-    positions = _Positions.of(module)
-    tokenizer = read_tokenizer(positions.count or _UNLIMITED)
+    count, positions = _positions_of(module)
+    tokenizer = read_tokenizer(count)
     tables = (each for each in module.modules() if isinstance(each, nn.Embedding))
     in_tables = sum(table.weight.numel() for table in tables)
     parameters = sum(each.numel() for each in module.parameters()) - in_tables
     with _limits_for_trial(module):
-        trial = _Trial(folder, module, target, positions)
+        trial = _Trial(folder, module, target, count, positions)
         target = trial.choose_layout()
     target = trial.quantize(target, tokenizer) if target.quantized else trial.use_backend(target)
     transformer = trial.transformer(target)
     if transformer.attend is None:
-        transformer.bytes_of_pair = _bytes_of_pair(trial.module, positions, target.device)
+        transformer.bytes_of_pair = _bytes_of_pair(trial.module, count, target.device)
     backbone = Backbone(
         transformer,
         target,
         hidden_size=int(module.config.hidden_size),
-        max_length=positions.count or _UNLIMITED,
+        max_length=count,
         parameters=parameters,
-        positions=positions.scheme,
+        positions=positions,
         # Without defaults, and what changes no number.
         configuration=sorted(
             (name, repr(value))
@@ -158,23 +158,16 @@ def load_by_transformers(
     return backbone, tokenizer
 
 
-@dataclass(frozen=True, slots=True)
-class _Positions:
-    """The number of positions, None if it is not limited, and how they are counted."""
-
-    count: int | None
-    scheme: PositionScheme
-
-    @classmethod
-    def of(cls, module: Any) -> "_Positions":
-        for name, table in module.named_modules():
-            if isinstance(table, nn.Embedding) and name.endswith("position_embeddings"):
-                padding = table.padding_idx
-                unused = 0 if padding is None else padding + 1
-                return cls(table.num_embeddings - unused, PositionScheme(padding))
-        limit = getattr(module.config, "max_position_embeddings", None)
-        is_limit = isinstance(limit, int) and limit > 0
-        return cls(limit if is_limit else None, PositionScheme())
+def _positions_of(module: Any) -> tuple[int, PositionScheme]:
+    """The number of positions, and how they are counted."""
+    for name, table in module.named_modules():
+        if isinstance(table, nn.Embedding) and name.endswith("position_embeddings"):
+            padding = table.padding_idx
+            unused = 0 if padding is None else padding + 1
+            return table.num_embeddings - unused, PositionScheme(padding)
+    limit: Any = getattr(module.config, "max_position_embeddings", None)
+    is_limit = isinstance(limit, int) and limit > 0
+    return limit if is_limit else _UNLIMITED, PositionScheme()
 
 
 def _load_module(folder: Path, target: Target) -> Any:
@@ -352,18 +345,19 @@ class _Trial:
     The module's limits are to be low meanwhile (`_limits_for_trial`).
     """
 
-    def __init__(self, folder: Path, module: Any, target: Target, positions: _Positions) -> None:
+    def __init__(
+        self, folder: Path, module: Any, target: Target, count: int, positions: PositionScheme
+    ) -> None:
         self._described = f"the model in {folder}, of type {read_config(folder).get('model_type')},"
         self._folder = folder
         self.module = module
         self._target = target
         window = getattr(module.config, "sliding_window", None) or 0
-        longest = positions.count or _LONGEST_TRIAL
         lengths = (*_TRIAL_LENGTHS, min(_LONGEST_TRIAL, 2 * window + 9))
         random = np.random.default_rng(0)
-        texts = [random.integers(*_TRIAL_IDS, min(each, longest)) for each in sorted(lengths)]
+        texts = [random.integers(*_TRIAL_IDS, min(each, count)) for each in sorted(lengths)]
         others = [ids[::-1] if i % 2 == 0 else ids for i, ids in enumerate(texts)]
-        self._pack = partial(pack, device=target.device, positions=positions.scheme)
+        self._pack = partial(pack, device=target.device, positions=positions)
         self._texts = self._pack(texts)
         # The same lengths, and every second text is another: its own tokens backwards.
         self._beside_others = self._pack(others)
@@ -392,7 +386,7 @@ class _Trial:
             packed = target.prove(_shapes(module), (ATTENTION,))
             refused.append(self._proof(PACKED, packed.backend.attention))
             if refused[0].holds:
-                return replace(packed, paths=packed.paths | {_LAYOUT: PACKED})
+                return packed.taking(_LAYOUT, PACKED)
             module.set_attn_implementation(own_attention)
         if target.attention_named:
             raise StartupError(
@@ -402,9 +396,8 @@ class _Trial:
         for layout in (PADDED, ONE_LENGTH, ALONE):
             proof = self._proof(layout)
             if proof.holds:
-                warn_of_refused(refused, layout)
-                paths = {ATTENTION: own_attention or "eager", _LAYOUT: layout}
-                return replace(target, paths=paths, refused=tuple(refused))
+                target = target.taking(ATTENTION, own_attention or "eager")
+                return target.taking(_LAYOUT, layout, refused)
             refused.append(proof)
         raise StartupError(
             f"{self._described} makes other vectors of the same text each time "
@@ -526,42 +519,27 @@ def _limits_for_trial(module: Any) -> Iterator[None]:
     (`longrope`). They are read where they are used, so that a high limit is computed as a low one.
     """
     window = getattr(module.config, "sliding_window", None) or 0
-    parts = list(module.modules())
-    configs = [part.config for part in parts if getattr(part, "config", None) is not None]
-    holders = {id(each): each for each in (*parts, *configs)}
-    before = [
-        (holder, name, value)
-        for holder in holders.values()
-        for name in _WINDOWS
-        if isinstance(value := getattr(holder, name, None), int) and value > _WIDEST_TRIAL
-    ]
     # Some families add one to the configuration's number, in each attention.
     by = max(0, window - _WIDEST_TRIAL)
-    for holder, name, value in before:
-        narrowed = value - by if name == "sliding_window" and value - by > 0 else _WIDEST_TRIAL
-        setattr(holder, name, narrowed)
-    rotary = [
-        (each, each[_LONG_FROM])
-        for config in {id(each): each for each in configs}.values()
-        for each in _rotary_parameters(config)
-        if each.get("rope_type") == "longrope" and _LONG_FROM in each
-    ]
-    for parameters, _ in rotary:
-        parameters[_LONG_FROM] = _TRIAL_LONG_FROM
-    try:
+    parts = list(module.modules())
+    configs = [part.config for part in parts if getattr(part, "config", None) is not None]
+    with ExitStack() as before:
+        for holder in {id(each): each for each in (*parts, *configs)}.values():
+            for name in _WINDOWS:
+                value = getattr(holder, name, None)
+                if isinstance(value, int) and value > _WIDEST_TRIAL:
+                    narrowed = value - by if name == "sliding_window" else 0
+                    before.callback(setattr, holder, name, value)
+                    setattr(holder, name, narrowed if narrowed > 0 else _WIDEST_TRIAL)
+        for config in configs:
+            rotary = getattr(config, "rope_parameters", None) or {}
+            # Those of every layer, or of every kind of layers.
+            for each in (rotary, *rotary.values()):
+                is_long = isinstance(each, dict) and each.get("rope_type") == "longrope"
+                if is_long and _LONG_FROM in each:
+                    before.callback(each.__setitem__, _LONG_FROM, each[_LONG_FROM])
+                    each[_LONG_FROM] = _TRIAL_LONG_FROM
         yield
-    finally:
-        for holder, name, value in before:
-            setattr(holder, name, value)
-        for parameters, value in rotary:
-            parameters[_LONG_FROM] = value
-
-
-def _rotary_parameters(config: Any) -> Iterator[dict[str, Any]]:
-    """Those of every layer, or of every kind of layers."""
-    every = getattr(config, "rope_parameters", None) or {}
-    yield every
-    yield from (each for each in every.values() if isinstance(each, dict))
 
 
 class _LiveBytes(TorchFunctionMode):
@@ -591,15 +569,13 @@ class _LiveBytes(TorchFunctionMode):
 
 
 @torch.inference_mode()
-def _bytes_of_pair(module: Any, positions: _Positions, device: torch.device) -> float:
+def _bytes_of_pair(module: Any, positions: int, device: torch.device) -> float:
     """What the module takes for each pair of tokens of a text while it computes it; 0 if nothing.
 
     After each operation the memory in use is a polynomial of the number of tokens, and texts of
     three lengths say what the factor of its square is.
     """
-    step = _MEASURED_TOKENS
-    if positions.count is not None:
-        step = max(1, min(step, positions.count // 3))
+    step = max(1, min(_MEASURED_TOKENS, positions // 3))
     counts: list[list[int]] = []
     for length in (step, 2 * step, 3 * step):
         with _LiveBytes() as live:

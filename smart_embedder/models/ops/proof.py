@@ -1,7 +1,7 @@
 """The target of a model, and the proof that each operation computes there what it should.
 
 Each path of an operation (a kernel in C, a library's operator, an attention) computes a small batch
-as `CASES` says. The reference is PyTorch in float32 with eager attention on the same device. A path
+as `_Case` says. The reference is PyTorch in float32 with eager attention on the same device. A path
 that raises an error, or differs by more than its dtype explains, is refused, and the next is tried.
 """
 
@@ -21,6 +21,7 @@ from smart_embedder import __version__
 from smart_embedder.engine.model import ModelInfo, RefusedPath
 from smart_embedder.errors import StartupError
 from smart_embedder.models.batch import PackedBatch, pack
+from smart_embedder.models.checkpoint.weights import linear_of
 from smart_embedder.models.ops.backend import (
     ACTIVATIONS,
     NATIVE,
@@ -118,7 +119,7 @@ class Target:
         For products the operations are those of the target's number format. Raises `StartupError`
         if none holds, or if that of an attention that a setting names fails.
         """
-        backend, paths, refused = self.backend, {**self.paths}, [*self.refused]
+        target = self
         if self.float8:
             operations = (*FLOAT8_OPERATIONS, *operations)
         elif self.quantized and "linear" in operations:
@@ -140,18 +141,22 @@ class Target:
                     f"ATTENTION={failed[0].path} does not compute what it should on this device "
                     f"({failed[0].reason}); set ATTENTION to auto"
                 )
-            warn_of_refused(failed, proof.path)
-            refused += failed
-            backend = backend.by(operation, proof.path)
-            paths[operation] = proof.path
-        return replace(self, backend=backend, paths=paths, refused=tuple(refused))
+            target = target.taking(operation, proof.path, failed)
+            target = replace(target, backend=target.backend.by(operation, proof.path))
+        return target
+
+    def taking(self, operation: str, path: str, refused: Sequence[Proof] = ()) -> Self:
+        """A copy that takes this path of an operation, with a warning for each `refused` one."""
+        warn_of_refused(refused, path)
+        paths = {**self.paths, operation: path}
+        return replace(self, paths=paths, refused=(*self.refused, *refused))
 
     @torch.inference_mode()
     def proofs(self, shapes: Shapes, operation: str) -> Iterator[Proof]:
         """The proof of each path of an operation; the last one is that of the plain path."""
 
         def compute(backend: Backend, dtype: torch.dtype) -> list[Tensor]:
-            return list(CASES[operation](backend, _Inputs(self, shapes, dtype)))
+            return list(getattr(_Case(self, shapes, dtype), operation)(backend))
 
         reference = torch_backend().by(ATTENTION, "eager")
         expected = compute(reference, torch.float32)
@@ -231,172 +236,143 @@ _EPSILON = 1e-5
 _THETA = 10_000.0
 
 
-class _Inputs:
-    """Random numbers, the same for every path, rounded as the target's, in `dtype`."""
+class _Case:
+    """A small batch of random numbers, the same for every path, and each operation on it.
+
+    Each generator is called as its operation, and yields what a backend computes. Numbers are
+    rounded as the target's, in `dtype`.
+    """
 
     def __init__(self, target: Target, shapes: Shapes, dtype: torch.dtype) -> None:
-        self.shapes = shapes
-        self.device = target.device
-        self.dtype = dtype
+        self._shapes = shapes
+        self._device = target.device
+        self._dtype = dtype
         self._rounded = target.dtype
-        self.int8_weight_limit = target.backend.int8_weight_limit
+        self._int8_weight_limit = target.backend.int8_weight_limit
         self._drawn = torch.randn(_DRAWN, generator=torch.Generator().manual_seed(0))
         self._next = 0
         texts = [np.zeros(length, np.int64) for length in _LENGTHS]
-        self.packed: PackedBatch = pack(texts, device=target.device, multiple=_MULTIPLE)
-        self.tokens = self.packed.tokens
+        self._packed: PackedBatch = pack(texts, device=target.device, multiple=_MULTIPLE)
+        self._tokens = self._packed.tokens
 
-    def normal(self, *shape: int) -> Tensor:
+    def _normal(self, *shape: int) -> Tensor:
         """Of the standard normal distribution, in the model's number format."""
-        return self.float32(*shape).to(self._rounded).to(self.dtype)
+        return self._float32(*shape).to(self._rounded).to(self._dtype)
 
-    def float32(self, *shape: int) -> Tensor:
+    def _float32(self, *shape: int) -> Tensor:
         """The same, in float32 for every path."""
         count = math.prod(shape)
         times = -(-(self._next + count) // _DRAWN)
         taken = self._drawn.repeat(times)[self._next : self._next + count]
         self._next = (self._next + count) % _DRAWN
-        return taken.view(shape).to(self.device)
+        return taken.view(shape).to(self._device)
 
-    def within(self, limit: int, *shape: int) -> Tensor:
+    def _within(self, limit: int, *shape: int) -> Tensor:
         """The same up to `limit`, which some are, and down to its negative."""
-        return (self.float32(*shape) * limit / 2).clamp_(-limit, limit)
+        return (self._float32(*shape) * limit / 2).clamp_(-limit, limit)
 
-    def linear(self, in_features: int, out_features: int) -> nn.Linear:
+    def _layer(self, in_features: int, out_features: int) -> nn.Linear:
         """A layer whose outputs are about as large as its inputs."""
         out = min(out_features, _MOST_COLUMNS)
-        layer = nn.Linear(in_features, out, self.shapes.bias, "meta")
-        layer.weight = nn.Parameter(self.normal(out, in_features) * in_features**-0.5)
-        if self.shapes.bias:
-            layer.bias = nn.Parameter(self.normal(out))
-        return layer
+        weight = self._normal(out, in_features) * in_features**-0.5
+        return linear_of(weight, self._normal(out) if self._shapes.bias else None)
 
-    def layer_norm(self, width: int) -> LayerNorm:
+    def _layer_norm(self, width: int) -> LayerNorm:
         """On a CPU its parameters are float32 in every number format."""
-        draw = self.float32 if self.device.type == "cpu" else self.normal
+        draw = self._float32 if self._device.type == "cpu" else self._normal
         return LayerNorm(draw(width), draw(width), _EPSILON)
 
+    def linear(self, backend: Backend) -> Iterator[Tensor]:
+        shapes = self._shapes
+        attended = shapes.heads * shapes.head_width
+        sizes = (
+            (shapes.width, attended, 3, None),
+            (attended, shapes.width, 1, None),
+            (shapes.width, shapes.inner_width, 1, shapes.activation),
+            (shapes.inner_width, shapes.width, 1, None),
+        )
+        for depth, out, count, activation in sizes:
+            layers = [self._layer(depth, out) for _ in range(count)]
+            yield backend.linear(layers, activation)(self._normal(self._tokens, depth))
 
-def _linear(backend: Backend, inputs: _Inputs) -> Iterator[Tensor]:
-    shapes, tokens = inputs.shapes, inputs.tokens
-    attended = shapes.heads * shapes.head_width
-    sizes = (
-        (shapes.width, attended, 3, None),
-        (attended, shapes.width, 1, None),
-        (shapes.width, shapes.inner_width, 1, shapes.activation),
-        (shapes.inner_width, shapes.width, 1, None),
-    )
-    for depth, out, count, activation in sizes:
-        layers = [inputs.linear(depth, out) for _ in range(count)]
-        yield backend.linear(layers, activation)(inputs.normal(tokens, depth))
+    def embed(self, backend: Backend) -> Iterator[Tensor]:
+        count, width = self._tokens, self._shapes.width
+        tables = self._normal(count, width), self._normal(count, width)
+        rows = torch.arange(count, device=self._device)
+        yield backend.embed((rows, rows.flip(0)), tables, self._layer_norm(width))
 
+    def add_norm(self, backend: Backend) -> Iterator[Tensor]:
+        shape = self._tokens, self._shapes.width
+        norm = self._layer_norm(self._shapes.width)
+        yield backend.add_norm(self._normal(*shape), self._normal(*shape), norm)
 
-def _embed(backend: Backend, inputs: _Inputs) -> Iterator[Tensor]:
-    count, width = inputs.tokens, inputs.shapes.width
-    tables = inputs.normal(count, width), inputs.normal(count, width)
-    rows = torch.arange(count, device=inputs.device)
-    yield backend.embed((rows, rows.flip(0)), tables, inputs.layer_norm(width))
+    def add_linear(self, backend: Backend) -> Iterator[Tensor]:
+        width, depth = self._shapes.width, self._shapes.inner_width
+        layer = self._layer(depth, width)
+        residual = self._normal(self._tokens, layer.out_features)
+        yield backend.add_linear(layer)(self._normal(self._tokens, depth), residual)
 
+    def unit_rows(self, backend: Backend) -> Iterator[Tensor]:
+        states = self._normal(self._tokens, self._shapes.width)
+        for rows in (None, self._packed.cu_seqlens[:-1].long()):
+            yield from backend.unit_rows(states, torch.float32, rows)
 
-def _add_norm(backend: Backend, inputs: _Inputs) -> Iterator[Tensor]:
-    shape = inputs.tokens, inputs.shapes.width
-    norm = inputs.layer_norm(inputs.shapes.width)
-    yield backend.add_norm(inputs.normal(*shape), inputs.normal(*shape), norm)
+    def rms_norm(self, backend: Backend) -> Iterator[Tensor]:
+        width = self._shapes.width
+        norm = RmsNorm(self._normal(width), _EPSILON)
+        yield backend.rms_norm(self._normal(self._tokens, width), norm)
 
+    def rotary(self, backend: Backend) -> Iterator[Tensor]:
+        shapes = self._shapes
+        rotated = shapes.heads + shapes.key_heads
+        states = self._normal(self._tokens, rotated + shapes.key_heads, shapes.head_width)
+        norm = RmsNorm(self._normal(rotated, shapes.head_width), _EPSILON)
+        positions = self._packed.position_ids[0]
+        backend.rotary(states, norm, RotaryEmbedding.at(positions, shapes.head_width, _THETA))
+        yield states
 
-def _add_linear(backend: Backend, inputs: _Inputs) -> Iterator[Tensor]:
-    width, depth = inputs.shapes.width, inputs.shapes.inner_width
-    layer = inputs.linear(depth, width)
-    residual = inputs.normal(inputs.tokens, layer.out_features)
-    yield backend.add_linear(layer)(inputs.normal(inputs.tokens, depth), residual)
+    def gate(self, backend: Backend) -> Iterator[Tensor]:
+        for activation in filter(None, ACTIVATIONS):
+            states = self._normal(self._tokens, 2 * self._shapes.inner_width)
+            yield backend.gate(states, activation)
 
+    def attention(self, backend: Backend) -> Iterator[Tensor]:
+        shapes, packed = self._shapes, self._packed
+        heads = [shapes.heads, shapes.key_heads, shapes.key_heads]
+        projected = self._normal(packed.tokens, sum(heads), shapes.head_width)
+        query, key, value = torch.split(projected.transpose(0, 1), heads)
+        scale, causal = shapes.head_width**-0.5, shapes.causal
+        attended = backend.attention((query, key, value), packed, scale=scale, causal=causal)
+        yield attended[: packed.real_tokens]
 
-def _unit_rows(backend: Backend, inputs: _Inputs) -> Iterator[Tensor]:
-    states = inputs.normal(inputs.tokens, inputs.shapes.width)
-    indices = inputs.packed.cu_seqlens[:-1].long()
-    for rows in (None, indices):
-        yield from backend.unit_rows(states, torch.float32, rows)
+    def quantize_rows(self, backend: Backend) -> Iterator[Tensor]:
+        for width in (self._shapes.width, self._shapes.inner_width):
+            repeated = torch.arange(0, width, 3, dtype=torch.int32)
+            offsets = self._float32(width + len(repeated)).sigmoid()
+            columns = Columns(self._float32(width).abs(), repeated, offsets)
+            rows = backend.quantize_rows(self._normal(self._tokens, width), columns)
+            yield rows.values * rows.scale + rows.minimum
 
+    def int8_gemm(self, backend: Backend) -> Iterator[Tensor]:
+        shapes, tokens, draw = self._shapes, self._tokens, self._float32
+        for depth, activation in ((shapes.width, shapes.activation), (shapes.inner_width, None)):
+            values = self._within(self._int8_weight_limit, _MOST_COLUMNS, depth).to(torch.int8)
+            scale = draw(_MOST_COLUMNS).abs() / depth
+            weights = QuantizedWeights(values, scale, draw(_MOST_COLUMNS), draw(_MOST_COLUMNS))
+            bytes_of_rows = self._within(MAX_INT8, tokens, depth).add_(128).to(torch.uint8)
+            rows = QuantizedRows(bytes_of_rows, draw(tokens, 1), draw(tokens, 1))
+            for dtype in (torch.float32, self._dtype):
+                yield backend.int8_gemm(weights, dtype, activation)(rows)
 
-def _rms_norm(backend: Backend, inputs: _Inputs) -> Iterator[Tensor]:
-    width = inputs.shapes.width
-    norm = RmsNorm(inputs.normal(width), _EPSILON)
-    yield backend.rms_norm(inputs.normal(inputs.tokens, width), norm)
+    def float8_rows(self, backend: Backend) -> Iterator[Tensor]:
+        shapes = self._shapes
+        for width, activation in ((shapes.width, None), (shapes.inner_width, shapes.activation)):
+            values, scales = backend.float8_rows(self._normal(self._tokens, width), activation)
+            yield values.float() * scales
 
-
-def _rotary(backend: Backend, inputs: _Inputs) -> Iterator[Tensor]:
-    shapes = inputs.shapes
-    rotated = shapes.heads + shapes.key_heads
-    states = inputs.normal(inputs.tokens, rotated + shapes.key_heads, shapes.head_width)
-    norm = RmsNorm(inputs.normal(rotated, shapes.head_width), _EPSILON)
-    positions = inputs.packed.position_ids[0]
-    backend.rotary(states, norm, RotaryEmbedding.at(positions, shapes.head_width, _THETA))
-    yield states
-
-
-def _gate(backend: Backend, inputs: _Inputs) -> Iterator[Tensor]:
-    for activation in filter(None, ACTIVATIONS):
-        states = inputs.normal(inputs.tokens, 2 * inputs.shapes.inner_width)
-        yield backend.gate(states, activation)
-
-
-def _attention(backend: Backend, inputs: _Inputs) -> Iterator[Tensor]:
-    shapes, packed = inputs.shapes, inputs.packed
-    heads = [shapes.heads, shapes.key_heads, shapes.key_heads]
-    projected = inputs.normal(packed.tokens, sum(heads), shapes.head_width)
-    query, key, value = torch.split(projected.transpose(0, 1), heads)
-    scale, causal = shapes.head_width**-0.5, shapes.causal
-    attended = backend.attention((query, key, value), packed, scale=scale, causal=causal)
-    yield attended[: packed.real_tokens]
-
-
-def _quantize_rows(backend: Backend, inputs: _Inputs) -> Iterator[Tensor]:
-    for width in (inputs.shapes.width, inputs.shapes.inner_width):
-        repeated = torch.arange(0, width, 3, dtype=torch.int32)
-        offsets = inputs.float32(width + len(repeated)).sigmoid()
-        columns = Columns(inputs.float32(width).abs(), repeated, offsets)
-        rows = backend.quantize_rows(inputs.normal(inputs.tokens, width), columns)
-        yield rows.values * rows.scale + rows.minimum
-
-
-def _int8_gemm(backend: Backend, inputs: _Inputs) -> Iterator[Tensor]:
-    shapes, tokens, float32 = inputs.shapes, inputs.tokens, inputs.float32
-    for depth, activation in ((shapes.width, shapes.activation), (shapes.inner_width, None)):
-        values = inputs.within(inputs.int8_weight_limit, _MOST_COLUMNS, depth).to(torch.int8)
-        scale = float32(_MOST_COLUMNS).abs() / depth
-        weights = QuantizedWeights(values, scale, float32(_MOST_COLUMNS), float32(_MOST_COLUMNS))
-        bytes_of_rows = inputs.within(MAX_INT8, tokens, depth).add_(128).to(torch.uint8)
-        rows = QuantizedRows(bytes_of_rows, float32(tokens, 1), float32(tokens, 1))
-        for dtype in (torch.float32, inputs.dtype):
-            yield backend.int8_gemm(weights, dtype, activation)(rows)
-
-
-def _float8_rows(backend: Backend, inputs: _Inputs) -> Iterator[Tensor]:
-    shapes = inputs.shapes
-    for width, activation in ((shapes.width, None), (shapes.inner_width, shapes.activation)):
-        values, scales = backend.float8_rows(inputs.normal(inputs.tokens, width), activation)
-        yield values.float() * scales
-
-
-def _float8_product(backend: Backend, inputs: _Inputs) -> Iterator[Tensor]:
-    for depth in (inputs.shapes.width, inputs.shapes.inner_width):
-        layer = inputs.linear(depth, _MOST_COLUMNS)
-        rows, weights = float8_rows(inputs.normal(inputs.tokens, depth)), float8_rows(layer.weight)
-        yield backend.float8_product(rows, weights, layer.bias, inputs.dtype)
-
-
-CASES: dict[str, Callable[[Backend, _Inputs], Iterator[Tensor]]] = {
-    "linear": _linear,
-    "embed": _embed,
-    "add_norm": _add_norm,
-    "add_linear": _add_linear,
-    "unit_rows": _unit_rows,
-    "rms_norm": _rms_norm,
-    "rotary": _rotary,
-    "gate": _gate,
-    ATTENTION: _attention,
-    "quantize_rows": _quantize_rows,
-    "int8_gemm": _int8_gemm,
-    "float8_rows": _float8_rows,
-    "float8_product": _float8_product,
-}
+    def float8_product(self, backend: Backend) -> Iterator[Tensor]:
+        for depth in (self._shapes.width, self._shapes.inner_width):
+            layer = self._layer(depth, _MOST_COLUMNS)
+            rows = float8_rows(self._normal(self._tokens, depth))
+            weights = float8_rows(layer.weight)
+            yield backend.float8_product(rows, weights, layer.bias, self._dtype)

@@ -6,7 +6,6 @@ Pooling is left to it: of Ward's clusters each step depends on the one before.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -16,7 +15,7 @@ from torch.nn import functional
 from smart_embedder.models.batch import Indices, to_device
 from smart_embedder.models.device.transfer import DeviceRows
 from smart_embedder.models.families.backbone import Backbone
-from smart_embedder.models.ops.proof import Proof, try_path, warn_of_refused
+from smart_embedder.models.ops.proof import Proof, try_path
 from smart_embedder.vectors import (
     CELLS,
     HYPERPLANES,
@@ -147,11 +146,8 @@ def prove_converter(backbone: Backbone, width: int) -> Converter | None:
     if backbone.device.type != "cuda":
         return None
     converter, proof = try_converter(backbone.device, width, backbone.wire_dtype)
-    refused = () if proof.holds else (proof,)
-    warn_of_refused(refused, ON_HOST)
-    target = backbone.target
-    paths = target.paths | {CONVERSION: ON_DEVICE if proof.holds else ON_HOST}
-    backbone.target = replace(target, paths=paths, refused=(*target.refused, *refused))
+    path, refused = (ON_DEVICE, []) if proof.holds else (ON_HOST, [proof])
+    backbone.target = backbone.target.taking(CONVERSION, path, refused)
     return converter if proof.holds else None
 
 
