@@ -20,14 +20,7 @@ from smart_embedder.engine.devices.thread import run_preempting_call
 from smart_embedder.engine.records import TokenIds
 from smart_embedder.errors import StartupError
 from smart_embedder.models.attention import Attention, QueryKeyValue, excluding_unattended
-from smart_embedder.models.batch import (
-    End,
-    PackedBatch,
-    PositionScheme,
-    Spans,
-    pack,
-    select_tokens,
-)
+from smart_embedder.models.batch import End, PackedBatch, PositionScheme, pack
 from smart_embedder.models.cuda_graphs import (
     GRAPHS,
     LAUNCH,
@@ -245,11 +238,11 @@ class Backbone:
             sequences,
             device=self.device,
             positions=self._positions,
-            multiple=self._multiple(sum(map(len, sequences))),
+            multiple=self.multiple_of(sum(map(len, sequences))),
             causal=self._transformer.shares_prefixes,
         )
 
-    def _multiple(self, tokens: int) -> int:
+    def multiple_of(self, tokens: int) -> int:
         """The multiple to which this number of tokens is rounded up."""
         multiple = 1
         if self.device.type == "cpu" and self._transformer.rounds_up:
@@ -275,7 +268,7 @@ class Backbone:
                 return graph(packed), packed
         if end is None or not self._leaves_out_rows or packed.tokens < _WORTH_CHOOSING:
             return self._transformer(packed), packed
-        rows, alone = packed.ends(end, self._multiple)
+        rows, alone = packed.ends(end, self.multiple_of)
         return self._transformer(packed, rows), alone
 
     def capture_graphs_in_steps(self) -> Iterator[None]:
@@ -295,12 +288,6 @@ class Backbone:
         self.target = replace(
             target, paths=target.paths | {LAUNCH: launch}, refused=(*target.refused, *refused)
         )
-
-    def select_tokens(
-        self, packed: PackedBatch, selected: Sequence[bool]
-    ) -> tuple[Tensor | None, Spans]:
-        """The tokens of the selected sequences, their number rounded up as for a forward."""
-        return select_tokens(packed, selected, self._multiple)
 
     def leave_out_unattended(self, length: int) -> None:
         """Exclude tokens that are marked as unattended, in sequences of at most `length` tokens.

@@ -41,6 +41,7 @@ from smart_embedder.models.batch import (
     PackedBatch,
     Spans,
     select_sequences,
+    select_tokens,
     to_device,
 )
 from smart_embedder.models.checkpoint.config import read_pooling, read_prompts
@@ -313,7 +314,7 @@ class HeadsEmbedder(EmbeddingModel):
         for kind, head in self._token_heads.items():
             for form, selected in self._by_form(kind, outputs):
                 if selected not in gathered:
-                    tokens, spans = self._backbone.select_tokens(packed, selected)
+                    tokens, spans = select_tokens(packed, selected, self._backbone.multiple_of)
                     states = hidden if tokens is None else hidden.index_select(0, tokens)
                     gathered[selected] = states, spans
                 states, spans = gathered[selected]

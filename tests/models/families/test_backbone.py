@@ -17,7 +17,7 @@ from smart_embedder.engine.devices.thread import DeviceThread
 from smart_embedder.engine.records import Outputs, TokenIds
 from smart_embedder.errors import StartupError
 from smart_embedder.models import cuda_graphs
-from smart_embedder.models.batch import End, PositionScheme
+from smart_embedder.models.batch import End, PositionScheme, select_tokens
 from smart_embedder.models.cuda_graphs import Bucket, GraphedForward
 from smart_embedder.models.families import backbone
 from smart_embedder.models.families.backbone import Backbone
@@ -75,7 +75,8 @@ def test_rows_are_rounded_up_on_a_cpu_where_the_transformer_gains_by_it(tokens, 
     assert (packed.tokens, len(backbone_of().forward(packed))) == (rounded, rounded)
     assert backbone_of(rounds_up=False).pack(sequences).tokens == tokens
     two = [*sequences, np.ones(5, np.int64)]
-    selected, _ = backbone_of().select_tokens(backbone_of().pack(two), [True, False])
+    packed, multiple_of = backbone_of().pack(two), backbone_of().multiple_of
+    selected, _ = select_tokens(packed, [True, False], multiple_of)
     assert len(selected) == rounded
 
 
