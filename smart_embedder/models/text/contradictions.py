@@ -11,10 +11,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import structlog
 from tokenizers import Tokenizer
 from tokenizers.models import BPE, Unigram, WordPiece
 
+from smart_embedder.engine.records import TokenIds
 from smart_embedder.errors import StartupError
 from smart_embedder.models.checkpoint.config import read_optional
 from smart_embedder.models.text.slices import QWEN_WORDS, steps_of
@@ -238,7 +240,8 @@ def _frames(tokenizer: Tokenizer) -> list[list[list[int]]] | None:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     try:
-        return [template_ids(tokenizer, "a"), template_ids(tokenizer, "a", "b")]
+        both = template_of(tokenizer, "a"), template_of(tokenizer, "a", "b")
+        return [[each.tolist() for each in template] for template in both]
     except StartupError:
         return None
     finally:
@@ -248,7 +251,7 @@ def _frames(tokenizer: Tokenizer) -> list[list[list[int]]] | None:
             tokenizer.enable_padding(**padding)
 
 
-def template_ids(tokenizer: Tokenizer, first: str, second: str | None = None) -> list[list[int]]:
+def template_of(tokenizer: Tokenizer, first: str, second: str | None = None) -> list[TokenIds]:
     """The special tokens before, between and after these plain texts, found by their positions."""
     rest: list[int] = tokenizer.encode(first, second, add_special_tokens=True).ids
     template: list[list[int]] = []
@@ -262,7 +265,7 @@ def template_ids(tokenizer: Tokenizer, first: str, second: str | None = None) ->
             )
         template.append(rest[:start])
         rest = rest[start + len(ids) :]
-    return [*template, rest]
+    return [np.array(each, np.int64) for each in (*template, rest)]
 
 
 def _different(ours: Tokenizer, theirs: Tokenizer) -> list[str]:

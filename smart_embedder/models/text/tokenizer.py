@@ -35,7 +35,7 @@ from smart_embedder.models.checkpoint.reading import read_file
 from smart_embedder.models.text.contradictions import (
     as_transformers_reads,
     require_unknown_words,
-    template_ids,
+    template_of,
 )
 from smart_embedder.models.text.slices import SLICE_CHARACTERS, RunShortener, Slicer
 
@@ -342,11 +342,6 @@ class TextTokenizer:
     def token_id(self, token: str) -> int | None:
         """The id of a token, or None where the vocabulary has none."""
         return self._tokenizer.token_to_id(token)
-
-
-def template_of(tokenizer: Tokenizer, first: str, second: str | None = None) -> list[TokenIds]:
-    """The special tokens before, between and after these plain texts, found by their positions."""
-    return [np.array(ids, np.int64) for ids in template_ids(tokenizer, first, second)]
 
 
 def _require_embeddings(tokenizer: Tokenizer, folder: Path) -> None:
