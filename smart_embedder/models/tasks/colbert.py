@@ -259,7 +259,7 @@ class ColbertEmbedder(HeadsEmbedder):
         projection, self.colbert_width = load_token_projection(
             folder, weights, backbone.hidden_size
         )
-        self._steps = steps_of(projection)
+        steps = steps_of(projection)
         layers = backbone.place_head(projection)
         self._token_heads = {"colbert": partial(token_vectors, layers, backbone)}
         self._converter = prove_converter(backbone, self.colbert_width)
@@ -273,17 +273,14 @@ class ColbertEmbedder(HeadsEmbedder):
         self._skipped = np.array([each for each in skipped if each is not None], np.int64)
         if config.expansion is not None and not config.expansion.attended:
             backbone.leave_out_unattended(config.expansion.length)
-        self._config = config
-
-    def _made(self) -> dict[str, Made]:
-        config, fills = self._config, self._filling[:1].tolist()
-        reading = (config.query, config.document, config.expansion, fills, self._skipped.tolist())
-        return {
+        fills, left_out = self._filling[:1].tolist(), self._skipped.tolist()
+        reading = (config.query, config.document, config.expansion, fills, left_out)
+        self._made = {
             "colbert": Made(
                 "token",
                 self.colbert_width,
                 unit_length=True,
-                steps=self._steps,
+                steps=steps,
                 reading=(reading, self._prompts_read),
             )
         }

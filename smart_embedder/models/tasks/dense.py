@@ -92,24 +92,14 @@ class DenseEmbedder(HeadsEmbedder):
         self.normalizes = config.steps[-1:] == (normalize,)
         self.pooling = "+".join(config.poolings)
         self._dense_end = ENDS.get(self.pooling)
-        self._steps = " ".join(
+        steps = " ".join(
             f"dense {steps_of(each)}"
             if isinstance(each, DenseLayer)
             # The function that scales, or a truncation with its width.
             else getattr(each, "__name__", repr(each))
             for each in config.steps
         )
-
-    def _made(self) -> dict[str, Made]:
-        return {
-            "dense": Made(
-                self.pooling,
-                self.dense_width,
-                self.normalizes,
-                steps=self._steps,
-                reading=self._prompts_read,
-            )
-        }
+        self._made = {"dense": Made(self.pooling, width, self.normalizes, steps=steps)}
 
 
 def _of_qwen3(folder: Path, config: SentenceConfig, tokenizer: TextTokenizer) -> SentenceConfig:

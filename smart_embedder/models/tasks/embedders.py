@@ -72,7 +72,7 @@ class Made:
     """How one kind of results is made of states, as a `VectorSpace` tells it.
 
     Names of tensors that are for this kind alone begin with `head`; `steps` is what else is
-    computed. `reading` is what is read beside a text.
+    computed. `reading` is what is read beside a text, by default the prompts of the model.
     """
 
     pooling: str
@@ -84,9 +84,13 @@ class Made:
 
 
 class DeviceModel(ABC, Generic[Result]):
-    """Implements `smart_embedder.engine.model.Model` but for `launch`."""
+    """Implements `smart_embedder.engine.model.Model` but for `launch`.
+
+    Subclasses set in `_made` how each kind of their results is made.
+    """
 
     max_batch_sequences: int | None = None
+    _made: Mapping[str, Made]
 
     def __init__(self, name: str, backbone: Backbone, tokenizer: TextTokenizer) -> None:
         self.name = name
@@ -132,13 +136,13 @@ class DeviceModel(ABC, Generic[Result]):
 
     def identify(self, content: Content) -> None:
         """Set the spaces of its results, by what was read while it was loaded."""
-        made = self._made()
-        heads = tuple(each.head for each in made.values() if each.head)
+        heads = tuple(each.head for each in self._made.values() if each.head)
         # Those of modules behind the transformer lie in folders of their own.
         own = {name for name in content.tensors if "/" in name or name.startswith(heads)}
         weights = content.digest(content.tensors.keys() - own, self._backbone.configuration)
         spaces = {}
-        for kind, each in made.items():
+        for kind, each in self._made.items():
+            reading = each.reading or self._prompts_read
             head = {name for name in own if "/" in name or name.startswith(each.head or "/")}
             spaces[kind] = VectorSpace(
                 kind,
@@ -149,15 +153,16 @@ class DeviceModel(ABC, Generic[Result]):
                 if head or each.steps
                 else NONE,
                 normalisation=UNIT if each.unit_length else RAW,
-                prompts=short(content.digest((), each.reading), 8) if each.reading else NONE,
+                prompts=short(content.digest((), reading), 8) if reading else NONE,
                 truncation=f"{self.max_length}end",
                 dimensions=str(each.dimensions),
             )
         self.spaces = spaces
 
-    @abstractmethod
-    def _made(self) -> dict[str, Made]:
-        """How each kind of its results is made."""
+    @property
+    def _prompts_read(self) -> object:
+        """The prompts, for `Made`; None where there are none."""
+        return None
 
     def compare_canaries(self, folder: Path, at_once: int = len(CANARIES)) -> Iterator[None]:
         """Compare what it makes of `CANARIES` with what is kept in `folder`; sets `drift`.
@@ -256,7 +261,7 @@ class EmbeddingModel(DeviceModel[TextEmbedding]):
 
     @property
     def _prompts_read(self) -> object:
-        """The prompts, for `Made`."""
+        """Implement `DeviceModel`."""
         named = sorted((name, text) for name, text in self.prompts.items() if text)
         return (named, self.default_prompt) if named or self.default_prompt else None
 
@@ -453,19 +458,11 @@ class M3Embedder(HeadsEmbedder):
         without_weight = map(tokenizer.token_id, _WITHOUT_WEIGHT)
         self._without_weight = np.array([i for i in without_weight if i is not None], np.int64)
         self._converter = prove_converter(backbone, self.colbert_width)
-
-    def _made(self) -> dict[str, Made]:
-        reading, words = self._prompts_read, self._tokenizer.vocabulary_size
-        return {
-            "dense": Made(self.pooling, self.dense_width, unit_length=True, reading=reading),
-            "sparse": Made("max", words, head="sparse_linear.", reading=reading),
-            "colbert": Made(
-                "token",
-                self.colbert_width,
-                unit_length=True,
-                head="colbert_linear.",
-                reading=reading,
-            ),
+        words, of_colbert = tokenizer.vocabulary_size, self.colbert_width
+        self._made = {
+            "dense": Made(self.pooling, width, unit_length=True),
+            "sparse": Made("max", words, head="sparse_linear."),
+            "colbert": Made("token", of_colbert, unit_length=True, head="colbert_linear."),
         }
 
 

@@ -7,7 +7,7 @@ Qwen3-Reranker's model card.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -214,13 +214,11 @@ class CrossEncoder(RerankingModel):
         if isinstance(inputs, list):
             segments = "token_type_ids" in inputs
         self._marks_segments = backbone.reads_segments and segments
-
-    def _made(self) -> dict[str, Made]:
         reading = [each.tolist() for each in (self._prefix, self._middle, self._suffix)]
         reading += [self._marks_segments, self._drops_empty]
         pooling = getattr(self._pool, "__name__", "last")
         steps = f"{self.ranking_label} {steps_of(self._layers)}"
-        return {SCORE: Made(pooling, len(self.labels), steps=steps, reading=reading)}
+        self._made = {SCORE: Made(pooling, count, steps=steps, reading=reading)}
 
     def tokenize_pairs(
         self,
@@ -375,6 +373,9 @@ class QwenReranker(RerankingModel):
     """Implements `engine.model.Reranker`; a score is the probability of yes against no."""
 
     _end: End | None = "last"
+    _made: Mapping[str, Made] = {
+        SCORE: Made("last", 1, steps="yes", reading=(PREFIX, SUFFIX, DEFAULT_INSTRUCTION))
+    }
     scores_are_logits = False
     reads_instruction = True
     refusal: str | None = None
@@ -423,9 +424,6 @@ class QwenReranker(RerankingModel):
         self.max_batch_sequences = max_batch_sequences
         head = linear_of(_yes_minus_no(weights, tokenizer)[None], None)
         self._yes_minus_no = backbone.place_head(head, torch.float32)
-
-    def _made(self) -> dict[str, Made]:
-        return {SCORE: Made("last", 1, steps="yes", reading=(PREFIX, SUFFIX, DEFAULT_INSTRUCTION))}
 
     def tokenize_pairs(
         self,

@@ -168,17 +168,11 @@ class SpladeEmbedder(EmbeddingModel):
         self._splade = SpladePooling.read(pooling, read_vector_limit(folder, "max_active_dims"))
         prompts, default = read_prompts(folder), read_default_prompt(folder)
         super().__init__(name, backbone, tokenizer, prompts, default)
-
-    def _made(self) -> dict[str, Made]:
         how = self._splade
-        pooling = f"{'sum' if how.sums else 'max'}_log{how.logarithms}"
-        return {
-            "sparse": Made(
-                pooling if how.most is None else f"{pooling}_{how.most}",
-                self._head.vocabulary,
-                reading=self._prompts_read,
-            )
-        }
+        how_pooled = f"{'sum' if how.sums else 'max'}_log{how.logarithms}"
+        if how.most is not None:
+            how_pooled = f"{how_pooled}_{how.most}"
+        self._made = {"sparse": Made(how_pooled, self._head.vocabulary)}
 
     @torch.inference_mode()
     def launch(
