@@ -177,7 +177,11 @@ class Weights:
         return replace(self, kept={})
 
     def unread(self) -> Self:
-        """The same tensors on the device `meta`: none is read, only its shape is compared."""
+        """The same tensors on the device `meta`: none is read, only its shape is compared.
+
+        Nothing may be computed with such tensors: PyTorch would import its compiler for it, which
+        takes a second.
+        """
         return replace(self, device=torch.device("meta"))
 
     def get(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:

@@ -31,7 +31,6 @@ from smart_embedder.models.ops.backend import (
     Backend,
     EncoderParts,
     LayerNorm,
-    unprepared,
 )
 from smart_embedder.models.ops.native import NativeEncoderLayer
 
@@ -164,22 +163,6 @@ def read_embeddings(
     weights: Weights, config: EncoderConfig, backend: Backend, dtype: torch.dtype
 ) -> Embeddings:
     """The embedding; its tables are in `dtype`, which need not be the other parameters'."""
-    tokens, types, positions = _read_tables(weights, config, dtype)
-    first = None
-    if weights.device.type == "cpu":
-        first = types[0].to(dtype)
-    else:  # Not summed in the order of transformers, which would take one more pass.
-        positions = positions + types[0]
-    if config.reads_segments:
-        positions = torch.cat([positions + (each - types[0]) for each in types])
-    norm = _read_norm(weights, config, "embeddings")
-    return Embeddings(backend, tokens, positions.to(dtype), first, norm)
-
-
-def _read_tables(
-    weights: Weights, config: EncoderConfig, dtype: torch.dtype | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Those of the tokens in `dtype`, and of their types and positions in float32."""
     tokens = weights.get(TOKENS, config.vocabulary, config.width, dtype=dtype)
     types, positions = (
         weights.get(f"embeddings.{name}.weight", count, config.width, dtype=torch.float32)
@@ -188,7 +171,15 @@ def _read_tables(
             ("position_embeddings", config.positions),
         )
     )
-    return tokens, types, positions
+    first, device = None, weights.device.type
+    if device == "cpu":
+        first = types[0].to(dtype)
+    elif device != "meta":  # Not in the order of transformers, which would take one more pass.
+        positions = positions + types[0]
+    if config.reads_segments and device != "meta":
+        positions = torch.cat([positions + (each - types[0]) for each in types])
+    norm = _read_norm(weights, config, "embeddings")
+    return Embeddings(backend, tokens, positions.to(dtype), first, norm)
 
 
 def _read_norm(weights: Weights, config: EncoderConfig, name: str) -> LayerNorm:
@@ -199,19 +190,6 @@ def _read_norm(weights: Weights, config: EncoderConfig, name: str) -> LayerNorm:
         for parameter in ("weight", "bias")
     )
     return LayerNorm(weight, bias, config.epsilon)
-
-
-def check_parameters(weights: Weights, config: EncoderConfig) -> None:
-    """Raise `StartupError` where one is missing or has another shape; none is read.
-
-    Nothing is computed with tensors that have no content: PyTorch would import its compiler for it,
-    which takes a second.
-    """
-    weights, backend = weights.unread(), unprepared()
-    _read_tables(weights, config, None)
-    _read_norm(weights, config, "embeddings")
-    for index in range(config.layers):
-        read_layer(weights, config, index, backend)
 
 
 # Tokens of a batch whose layers are single calls. In larger ones a layer takes so long that a short

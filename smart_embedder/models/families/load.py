@@ -24,7 +24,7 @@ from smart_embedder.models.families.int8 import (
     make_quantized_encoder,
 )
 from smart_embedder.models.families.qwen3 import DecoderConfig, make_decoder
-from smart_embedder.models.ops.backend import Backend, in_float8
+from smart_embedder.models.ops.backend import Backend, in_float8, unprepared
 from smart_embedder.models.ops.cuda import CUDA
 from smart_embedder.models.ops.native import attends, multiplies
 from smart_embedder.models.ops.proof import (
@@ -124,7 +124,7 @@ def load_encoder(
     config = EncoderConfig.read(folder)
     weights = (weights or Weights.read(folder)).before(bert.TOKENS)
     # Before anything is computed with sizes that may be wrong: operations are proven first.
-    bert.check_parameters(weights, config)
+    make_encoder(weights.unread(), config, unprepared(), target.dtype)
     heads, head_width = config.heads, config.width // config.heads
     shapes = Shapes(
         config.width, config.inner_width, heads, heads, head_width, activation=config.activation
@@ -159,7 +159,7 @@ def load_decoder(
     """As `load_encoder`, a decoder of Qwen3's architecture."""
     config = DecoderConfig.read(folder)
     weights = weights.before(qwen3.TOKENS)
-    qwen3.check_parameters(weights, config)
+    make_decoder(weights.unread(), config, unprepared())
     shapes = Shapes(
         config.width, config.inner_width, config.heads, config.key_heads, config.head_width,
         bias=False, causal=True,

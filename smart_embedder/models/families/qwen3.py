@@ -29,7 +29,6 @@ from smart_embedder.models.ops.backend import (
     Linear,
     RmsNorm,
     RotaryEmbedding,
-    unprepared,
 )
 
 _SIZES = {
@@ -241,7 +240,7 @@ def read_layer(
         for each, count in (("q", heads), ("k", key_heads), ("v", key_heads))
     ]
     of_queries, of_keys = (norm(f"self_attn.{each}_norm", head_width) for each in "qk")
-    # Not by `torch.cat`, see `bert.check_parameters`.
+    # Not joined: see `Weights.unread`.
     head_norms = of_queries.new_empty(heads + key_heads, head_width)
     head_norms[:heads], head_norms[heads:] = of_queries, of_keys
     return DecoderLayer(
@@ -265,14 +264,6 @@ def read_ends(
     """The embeddings of tokens and the weight of the last norm."""
     embeddings = weights.get(TOKENS, config.vocabulary, config.width, dtype=dtype)
     return embeddings, weights.get("norm.weight", config.width, dtype=dtype)
-
-
-def check_parameters(weights: Weights, config: DecoderConfig) -> None:
-    """As for an encoder (`bert.check_parameters`)."""
-    weights, backend = weights.unread(), unprepared()
-    for index in range(config.layers):
-        read_layer(weights, config, index, backend)
-    read_ends(weights, config)
 
 
 def make_decoder(weights: Weights, config: DecoderConfig, backend: Backend) -> Decoder:
