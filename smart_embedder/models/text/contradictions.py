@@ -7,7 +7,7 @@ is asked only where it may read otherwise: tokenizers of the usual forms are kno
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -133,25 +133,19 @@ def _contradicted(tokenizer: Tokenizer, config: dict[str, Any]) -> list[str]:
 def _adds_tokens(tokenizer: Tokenizer, named: Mapping[str, Any], folder: Path) -> bool:
     """Whether other files name tokens that `tokenizer.json` does not have, or not so."""
     known = {each.content: each for each in tokenizer.get_added_tokens_decoder().values()}
-    return any(
-        content not in known
-        or any(getattr(known[content], name) != flags.get(name, False) for name in flags)
-        for content, flags in _tokens_in(named, folder)
-    )
-
-
-def _tokens_in(named: Mapping[str, Any], folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The tokens that are named, and the flags that are given for them."""
-    by_id = named.get(_BY_ID)
     found = [named.get(name) for name in _NAMED]
-    for each in (*map(named.get, _SEVERAL), by_id):
+    for each in (*map(named.get, _SEVERAL), named.get(_BY_ID)):
         found += each.values() if isinstance(each, dict) else each if isinstance(each, list) else []
     found += read_optional(folder / "added_tokens.json")
     for token in found:
-        content = token.get("content") if isinstance(token, dict) else token
+        given = token if isinstance(token, dict) else {"content": token}
+        content = given.get("content")
         if isinstance(content, str):
-            given = token if isinstance(token, dict) else {}
-            yield content, {name: given[name] for name in _FLAGS if name in given}
+            flags = {name: given[name] for name in _FLAGS if name in given}
+            own = known.get(content)
+            if own is None or any(getattr(own, name) != flags[name] for name in flags):
+                return True
+    return False
 
 
 def _may_be_built_anew(

@@ -51,7 +51,7 @@ _OFFSETS_AT_ONCE = 4096
 COUNTED_TOKENS = 65_536
 
 
-# At the beginning of a tokenizer's file.
+# Truncation and padding, at the beginning of a tokenizer's file.
 _LIMITS = re.compile(rb'"(?:truncation|padding)"\s*:\s*(?:null|\{(?:[^{}]|\{[^{}]*\})*\})\s*,?\s*')
 _BEGINNING = 4096
 
@@ -81,11 +81,6 @@ def parsed_ahead(paths: Iterable[Path]) -> Iterator[None]:
 
 def _parse(content: bytes) -> Tokenizer:
     return Tokenizer.from_buffer(content)
-
-
-def _without_limits(content: bytes) -> bytes:
-    """A tokenizer's file without truncation and padding, which are not used, but rewritten."""
-    return _LIMITS.sub(b"", content[:_BEGINNING]) + content[_BEGINNING:]
 
 
 @dataclass(slots=True)
@@ -212,7 +207,9 @@ class TextTokenizer:
             if lower_case:
                 own, lower = tokenizer.normalizer, normalizers.Lowercase()
                 tokenizer.normalizer = lower if own is None else normalizers.Sequence([lower, own])
-            digest = xxh3_128_digest(_without_limits(content) + repr(how).encode())
+            # Limits are not used, but rewritten.
+            content = _LIMITS.sub(b"", content[:_BEGINNING]) + content[_BEGINNING:]
+            digest = xxh3_128_digest(content + repr(how).encode())
             return cls(
                 tokenizer,
                 max_length,
