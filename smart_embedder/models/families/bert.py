@@ -26,12 +26,7 @@ from smart_embedder.models.families.backbone import (
     in_row_blocks,
     preemption_point,
 )
-from smart_embedder.models.ops.backend import (
-    ACTIVATIONS,
-    Backend,
-    EncoderParts,
-    LayerNorm,
-)
+from smart_embedder.models.ops.backend import ACTIVATIONS, Backend, EncoderParts, LayerNorm
 from smart_embedder.models.ops.native import NativeEncoderLayer
 
 _ROBERTA = ("xlm-roberta", "roberta", "camembert")

@@ -27,13 +27,7 @@ from smart_embedder.models.families.qwen3 import DecoderConfig, make_decoder
 from smart_embedder.models.ops.backend import Backend, in_float8, unprepared
 from smart_embedder.models.ops.cuda import CUDA
 from smart_embedder.models.ops.native import attends, multiplies
-from smart_embedder.models.ops.proof import (
-    DECODER,
-    ENCODER,
-    GPU_ENCODER,
-    Shapes,
-    Target,
-)
+from smart_embedder.models.ops.proof import DECODER, ENCODER, GPU_ENCODER, Shapes, Target
 from smart_embedder.models.text.tokenizer import TextTokenizer
 
 # Types whose states stay within the range of float16.

@@ -23,13 +23,7 @@ from smart_embedder.models.families.backbone import (
     in_row_blocks,
     preemption_point,
 )
-from smart_embedder.models.ops.backend import (
-    AddLinear,
-    Backend,
-    Linear,
-    RmsNorm,
-    RotaryEmbedding,
-)
+from smart_embedder.models.ops.backend import AddLinear, Backend, Linear, RmsNorm, RotaryEmbedding
 
 _SIZES = {
     "vocabulary": "vocab_size",

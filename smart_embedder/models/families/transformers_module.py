@@ -47,11 +47,7 @@ from smart_embedder.models.checkpoint.config import read_config, unusable
 from smart_embedder.models.checkpoint.weights import StoredTensor, Weights
 from smart_embedder.models.device.choose import memory_usage
 from smart_embedder.models.device.transfer import never_finite
-from smart_embedder.models.families.backbone import (
-    Backbone,
-    Transformer,
-    preemption_point,
-)
+from smart_embedder.models.families.backbone import Backbone, Transformer, preemption_point
 from smart_embedder.models.families.bert import require_positions
 from smart_embedder.models.families.int8 import calibrating, encode_calibration, warn_of_rounding
 from smart_embedder.models.families.module_parts import (

@@ -38,11 +38,7 @@ from smart_embedder.models.families.load import load_backbone
 from smart_embedder.models.ops.proof import Target
 from smart_embedder.models.tasks.conversion import prove_converter
 from smart_embedder.models.tasks.embedders import HeadsEmbedder, Made, token_vectors
-from smart_embedder.models.tasks.pooling import (
-    load_token_projection,
-    require_vector,
-    steps_of,
-)
+from smart_embedder.models.tasks.pooling import load_token_projection, require_vector, steps_of
 from smart_embedder.models.text.tokenizer import NO_IDS, TextTokenizer
 
 _LONGEST = 2**31

@@ -9,7 +9,7 @@ from functools import reduce
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from smart_embedder.engine.records import Outputs, SparseVector, TextEmbedding, TokenIds
 from smart_embedder.errors import InferenceError, StartupError
@@ -89,20 +89,6 @@ _LOGARITHMS = {"relu": 1, "log1p_relu": 2}
 
 
 @dataclass(frozen=True, slots=True)
-class MaskedLanguageHead:
-    """The logit of every token of the `vocabulary`, from the state of a token."""
-
-    to_transformed: Linear
-    norm: nn.LayerNorm
-    to_logits: Linear
-    vocabulary: int
-
-    def __call__(self, states: Tensor) -> Tensor:
-        """`[rows, vocabulary]` of states `[rows, hidden]`, in their dtype."""
-        return self.to_logits(self.norm(self.to_transformed(states)))
-
-
-@dataclass(frozen=True, slots=True)
 class SpladePooling:
     """The weight of each token of the vocabulary: the `max` or the `sum` over a text's tokens.
 
@@ -165,7 +151,7 @@ class SpladeEmbedder(EmbeddingModel):
         require_known_modules(folder, "Transformer", "MLMTransformer", "SpladePooling")
         weights, texts = Weights.read(folder), TextOptions.read(folder, MASKED_LANGUAGE)
         backbone, tokenizer = load_backbone(folder, target, max_length, texts, weights=weights)
-        self._head = load_masked_language_head(folder, weights, backbone)
+        self._head, self._vocabulary = load_masked_language_head(folder, weights, backbone)
         self._splade = SpladePooling.read(pooling, read_vector_limit(folder, "max_active_dims"))
         prompts, default = read_prompts(folder), read_default_prompt(folder)
         super().__init__(name, backbone, tokenizer, prompts, default)
@@ -173,7 +159,7 @@ class SpladeEmbedder(EmbeddingModel):
         how_pooled = f"{'sum' if how.sums else 'max'}_log{how.logarithms}"
         if how.most is not None:
             how_pooled = f"{how_pooled}_{how.most}"
-        self._made = {"sparse": Made(how_pooled, self._head.vocabulary)}
+        self._made = {"sparse": Made(how_pooled, self._vocabulary)}
 
     @torch.inference_mode()
     def launch(
@@ -196,7 +182,7 @@ class SpladeEmbedder(EmbeddingModel):
     ) -> Iterator[tuple[int, Tensor]]:
         """The weights `[vocabulary]` of wanted sequences, as packed, a bounded slice at a time."""
         order = packed.unpack_order
-        rows_at_once = max(1, _MOST_LOGITS // self._head.vocabulary)
+        rows_at_once = max(1, _MOST_LOGITS // self._vocabulary)
         for run in _runs(sorted(wanted, key=lambda index: order[index]), packed, rows_at_once):
             states = hidden[packed.offsets[order[run[0]]] : packed.offsets[order[run[-1]] + 1]]
             if len(run) == 1:
@@ -242,8 +228,12 @@ def _embedding(weights: Tensor) -> TextEmbedding | InferenceError:
 
 def load_masked_language_head(
     folder: Path, weights: Weights, backbone: Backbone
-) -> MaskedLanguageHead:
-    """The head in the model's `folder`; raises `StartupError` where none is known."""
+) -> tuple[Linear, int]:
+    """The head in the model's `folder`; raises `StartupError` where none is known.
+
+    It makes of states `[rows, hidden]` their logits `[rows, vocabulary]`, in their dtype. With it
+    comes the size of the vocabulary.
+    """
     config = read_config(folder)
     kind = config.get("model_type")
     names = _NAMES.get(str(kind))
@@ -279,9 +269,6 @@ def load_masked_language_head(
     to_transformed = backend.linear([dense.to(device, dtype)], str(activation))
     # PyTorch takes parameters that are more exact than the states on a CPU alone.
     exact = torch.float32 if device.type == "cpu" else dtype
-    return MaskedLanguageHead(
-        to_transformed,
-        weights.norm(names.norm, width, epsilon).to(device, exact),
-        backbone.place_head(to_logits),
-        to_logits.out_features,
-    )
+    norm = weights.norm(names.norm, width, epsilon).to(device, exact)
+    placed = backbone.place_head(to_logits)
+    return lambda states: placed(norm(to_transformed(states))), len(weight)

@@ -79,7 +79,7 @@ def as_row(made: TextEmbedding, model: SpladeEmbedder) -> np.ndarray:
     assert (values > 0).all()
     assert (np.diff(indices) > 0).all()
     assert values.dtype == np.float32
-    row = np.zeros(model._head.vocabulary, np.float32)
+    row = np.zeros(model._vocabulary, np.float32)
     row[indices] = values
     return row
 
@@ -141,15 +141,12 @@ def test_sequences_share_slices_of_logits_and_none_is_larger_than_it_may_be(
 ) -> None:
     head, rows = bert._head, []
 
-    class WatchedHead:
-        vocabulary = head.vocabulary
+    def watched_head(states: torch.Tensor) -> torch.Tensor:
+        rows.append(len(states))
+        return head(states)
 
-        def __call__(self, states: torch.Tensor) -> torch.Tensor:
-            rows.append(len(states))
-            return head(states)
-
-    monkeypatch.setattr(splade, "_MOST_LOGITS", (most + 1) * head.vocabulary - 1)
-    monkeypatch.setattr(bert, "_head", WatchedHead())
+    monkeypatch.setattr(splade, "_MOST_LOGITS", (most + 1) * bert._vocabulary - 1)
+    monkeypatch.setattr(bert, "_head", watched_head)
     outputs = [SPARSE if each == "y" else Outputs() for each in wanted]
     bert.launch([each.ids for each in bert.tokenize(texts)], outputs)()
     assert sorted(rows, reverse=True) == sorted(expected, reverse=True)
