@@ -289,6 +289,7 @@ def make_quantized_decoder(
             exact = layer(exact, calibration, reference.attention, rotary)
             layers.append(qwen3.read_layer(own, config, index, in_8_bits, dtype))
             states = layers[-1](states, calibration, backend.attention, rotary)
+            del own, layer
     final_norm = RmsNorm(norm, config.epsilon)
     exact_norm = RmsNorm(norm.float(), config.epsilon)
     warn_of_rounding(weights.folder.name, final_norm(states), exact_norm(exact), calibration)

@@ -86,10 +86,12 @@ class Made:
 class DeviceModel(ABC, Generic[Result]):
     """Implements `smart_embedder.engine.model.Model` but for `launch`.
 
-    Subclasses set in `_made` how each kind of their results is made.
+    Subclasses set in `_made` how each kind of their results is made. Only embedders have prompts.
     """
 
     max_batch_sequences: int | None = None
+    prompts: Mapping[str, str] = {}
+    default_prompt = ""
     _made: Mapping[str, Made]
 
     def __init__(self, name: str, backbone: Backbone, tokenizer: TextTokenizer) -> None:
@@ -162,7 +164,8 @@ class DeviceModel(ABC, Generic[Result]):
     @property
     def _prompts_read(self) -> object:
         """The prompts, for `Made`; None where there are none."""
-        return None
+        named = sorted((name, text) for name, text in self.prompts.items() if text)
+        return (named, self.default_prompt) if named or self.default_prompt else None
 
     def compare_canaries(self, folder: Path, at_once: int = len(CANARIES)) -> Iterator[None]:
         """Compare what it makes of `CANARIES` with what is kept in `folder`; sets `drift`.
@@ -258,12 +261,6 @@ class EmbeddingModel(DeviceModel[TextEmbedding]):
 
     def _canaries_of(self, results: list[TextEmbedding]) -> dict[str, KindCanaries]:
         return canaries_of(results)
-
-    @property
-    def _prompts_read(self) -> object:
-        """Implement `DeviceModel`."""
-        named = sorted((name, text) for name, text in self.prompts.items() if text)
-        return (named, self.default_prompt) if named or self.default_prompt else None
 
     def colbert_tokens(self, ids: TokenIds) -> TokenIds:
         """The token of each ColBERT vector."""
