@@ -281,19 +281,16 @@ class ModuleTransformer(Transformer):
 
         Raises `OutOfMemoryError` for a text whose attention the free memory of a CPU does not hold.
         """
-        states = self._states(packed)
-        return states if rows is None else states.index_select(0, rows)
-
-    def _states(self, packed: PackedBatch) -> Tensor:
         if self.attend is None:
             self._require_memory(packed)
-            return torch.cat(list(self._padded(packed)))
-        states: Tensor = self._module(
-            input_ids=packed.input_ids,
-            position_ids=packed.position_ids,
-            packed_attention=PackedAttention(self.attend, packed),
-        ).last_hidden_state
-        return states[0]
+            states = torch.cat(list(self._padded(packed)))
+        else:
+            states = self._module(
+                input_ids=packed.input_ids,
+                position_ids=packed.position_ids,
+                packed_attention=PackedAttention(self.attend, packed),
+            ).last_hidden_state[0]
+        return states if rows is None else states.index_select(0, rows)
 
     def _padded(self, packed: PackedBatch) -> Iterator[Tensor]:
         """The states of each group of sequences, padded, in packed order."""
