@@ -241,7 +241,7 @@ def self_attention(projected: Tensor, heads: int, packed: PackedBatch, attend: A
 
 @dataclass(frozen=True, slots=True)
 class Encoder(LayeredTransformer):
-    """The encoder."""
+    """The encoder: its layers read what `embeddings` makes of tokens."""
 
     embeddings: Embeddings
 

@@ -224,7 +224,8 @@ def read_layer(
     heads, key_heads, epsilon = config.heads, config.key_heads, config.epsilon
 
     def norm(name: str, width: int) -> Tensor:
-        return weights.get(f"layers.{index}.{name}.weight", width, dtype=dtype)
+        weight = weights.get(f"layers.{index}.{name}.weight", width)
+        return weight if dtype is None else weight.to(dtype)
 
     def linear(name: str, in_features: int, out_features: int) -> nn.Linear:
         return weights.linear(f"layers.{index}.{name}", in_features, out_features, bias=False)
