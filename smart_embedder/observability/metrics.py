@@ -69,52 +69,30 @@ class Metrics:
 
     def __init__(self) -> None:
         self.started_at = time.monotonic()
-        self.registry = CollectorRegistry()
-        self._make_request_metrics()
-        self._make_engine_metrics()
-        self._make_model_metrics()
-        self._make_cache_metrics()
-        self._make_memory_metrics()
-        self.server = Info("embedding_server", "Models and limits", registry=self.registry)
-        build = Info("embedder_build", "Version of the software", registry=self.registry)
-        build.info({"version": __version__})
-        # Memory, CPU time, open files and start time of this process, on Linux.
-        self.process = ProcessCollector(registry=self.registry)
+        self.registry = registry = CollectorRegistry()
+        counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
+        histogram = partial(Histogram, registry=registry, buckets=_SECONDS)
 
-    def _counter(self, name: str, help_text: str, *labels: str) -> Counter:
-        return Counter(name, help_text, labels, registry=self.registry)
-
-    def _gauge(self, name: str, help_text: str, *labels: str) -> Gauge:
-        return Gauge(name, help_text, labels, registry=self.registry)
-
-    def _histogram(
-        self, name: str, help_text: str, buckets: tuple[float, ...], *labels: str
-    ) -> Histogram:
-        return Histogram(name, help_text, labels, buckets=buckets, registry=self.registry)
-
-    def _make_request_metrics(self) -> None:
-        counter, gauge, histogram = self._counter, self._gauge, self._histogram
+        # Requests.
         self.embedding_requests = counter(
-            "embedding_requests_total", "Embedding requests answered", "status", "endpoint"
+            "embedding_requests_total", "Embedding requests answered", ["status", "endpoint"]
         )
         self.embedding_rejected = counter(
-            "embedding_requests_rejected_total", "Embedding requests refused", "reason"
+            "embedding_requests_rejected_total", "Embedding requests refused", ["reason"]
         )
         self.sentences = counter("embedding_sentences_processed_total", "Sentences embedded")
         self.embedding_duration = histogram(
-            "embedding_request_duration_seconds", "Whole embedding request", _SECONDS, "endpoint"
+            "embedding_request_duration_seconds", "Whole embedding request", ["endpoint"]
         )
         self.embedding_active = gauge("embedding_active_requests", "Embedding requests in work")
         self.rerank_requests = counter(
-            "rerank_requests_total", "Rerank requests answered", "status"
+            "rerank_requests_total", "Rerank requests answered", ["status"]
         )
         self.rerank_rejected = counter(
-            "rerank_requests_rejected_total", "Rerank requests refused", "reason"
+            "rerank_requests_rejected_total", "Rerank requests refused", ["reason"]
         )
         self.pairs = counter("rerank_pairs_processed_total", "Query-passage pairs scored")
-        self.rerank_duration = histogram(
-            "rerank_request_duration_seconds", "Whole rerank request", _SECONDS
-        )
+        self.rerank_duration = histogram("rerank_request_duration_seconds", "Whole rerank request")
         self.rerank_active = gauge("rerank_active_requests", "Rerank requests in work")
         self.rate_limit_store_errors = counter(
             "embedder_rate_limit_store_errors_total",
@@ -123,38 +101,28 @@ class Metrics:
         self.loop_blocked = histogram(
             "embedder_event_loop_blocked_seconds",
             "Each time that the event loop did not turn for 10 ms or more",
-            _PAUSES,
+            buckets=_PAUSES,
         )
         self.replay_left_out = counter(
             "embedder_replay_log_left_out_total",
             "Bodies, answers or whole requests that REPLAY_LOG lacks",
-            "reason",
+            ["reason"],
         )
-        for reason in LEFT_OUT:
-            self.replay_left_out.labels(reason)
-        for status in STATUSES:
-            self.rerank_requests.labels(status)
-        for reason in REJECTION_REASONS:
-            self.embedding_rejected.labels(reason)
-            self.rerank_rejected.labels(reason)
 
-    def _make_engine_metrics(self) -> None:
-        counter, gauge, histogram = self._counter, self._gauge, self._histogram
-        self.batch_size = histogram("embedding_batch_size", "Texts in one forward", _TEXTS)
-        self.batch_tokens = histogram("embedder_batch_tokens", "Tokens in one forward", _TOKENS)
+        # The engine.
+        self.batch_size = histogram("embedding_batch_size", "Texts in one forward", buckets=_TEXTS)
+        self.batch_tokens = histogram(
+            "embedder_batch_tokens", "Tokens in one forward", buckets=_TOKENS
+        )
         self.embedding_inference = histogram(
-            "embedding_gpu_inference_duration_seconds", "One embedding forward", _SECONDS
+            "embedding_gpu_inference_duration_seconds", "One embedding forward"
         )
-        self.rerank_inference = histogram(
-            "rerank_inference_duration_seconds", "One rerank forward", _SECONDS
+        self.rerank_inference = histogram("rerank_inference_duration_seconds", "One rerank forward")
+        self.queue_wait = histogram("embedder_queue_wait_seconds", "Wait before the first forward")
+        self.tokenize = histogram("embedder_tokenize_seconds", "Tokenisation of one request")
+        self.tokens = counter(
+            "embedder_tokens_processed_total", "Tokens through a model", ["model"]
         )
-        self.queue_wait = histogram(
-            "embedder_queue_wait_seconds", "Wait before the first forward", _SECONDS
-        )
-        self.tokenize = histogram(
-            "embedder_tokenize_seconds", "Tokenisation of one request", _SECONDS
-        )
-        self.tokens = counter("embedder_tokens_processed_total", "Tokens through a model", "model")
         self.splits = counter(
             "embedder_out_of_memory_splits_total", "Batches split for lack of memory"
         )
@@ -171,41 +139,38 @@ class Metrics:
             "Seconds since a forward last returned, while one takes over twice its limit; else 0",
         )
 
-    def _make_model_metrics(self) -> None:
-        counter, gauge = self._counter, self._gauge
+        # Models.
         self.model_state = gauge(
-            "embedder_model_state", "1 for the state that a model is in, else 0", "model", "state"
+            "embedder_model_state", "1 for the state that a model is in, else 0", ["model", "state"]
         )
         self.drift = gauge(
             "embedder_vector_drift",
             "Distance of a model's canaries from those of the first start in their vector space",
-            "model",
-            "kind",
+            ["model", "kind"],
         )
         self.model_requests = gauge(
-            "embedder_model_requests", "Requests that use a model of MODELS or wait for it", "model"
+            "embedder_model_requests",
+            "Requests that use a model of MODELS or wait for it",
+            ["model"],
         )
         self.model_loads = counter(
-            "embedder_model_loads_total", "Times a model of MODELS was loaded", "model", "result"
+            "embedder_model_loads_total", "Times a model of MODELS was loaded", ["model", "result"]
         )
         self.model_unloads = counter(
-            "embedder_model_unloads_total", "Times a model of MODELS was unloaded", "model"
+            "embedder_model_unloads_total", "Times a model of MODELS was unloaded", ["model"]
         )
         self.model_replacements = counter(
             "embedder_model_replacements_total",
             "Times a model of MODELS was loaded from other files than before",
-            "model",
+            ["model"],
         )
 
-    def _make_cache_metrics(self) -> None:
-        counter, gauge = self._counter, self._gauge
+        # The cache.
         self.embedding_cache_hits = counter(
             "embedder_cache_hits_total",
             "Vectors that were not computed again, one for each text and kind",
-            "source",
+            ["source"],
         )
-        for source in CACHE_SOURCES:
-            self.embedding_cache_hits.labels(source)
         self.embedding_cache_misses = counter(
             "embedder_cache_misses_total",
             "Vectors that the cache did not have, one for each text and kind",
@@ -221,9 +186,7 @@ class Metrics:
             "Times the embedding cache's Redis did not answer, or with no entry of the model's",
         )
 
-    def _make_memory_metrics(self) -> None:
-        """`self.memory` holds the gauges for each kind of memory; the older names first."""
-        gauge = self._gauge
+        # The gauges of each kind of memory; the older names first.
         self.memory = {
             kind: [
                 gauge(f"{older}gpu_memory_{kind}_bytes", f"GPU memory {kind} by this process")
@@ -234,6 +197,21 @@ class Metrics:
             kind: [gauge(f"gpu_memory_{kind}_bytes", f"GPU memory {kind} on the device in use")]
             for kind in ("free", "total")
         }
+
+        for counted, words in (
+            (self.rerank_requests, STATUSES),
+            (self.embedding_rejected, REJECTION_REASONS),
+            (self.rerank_rejected, REJECTION_REASONS),
+            (self.embedding_cache_hits, CACHE_SOURCES),
+            (self.replay_left_out, LEFT_OUT),
+        ):
+            for word in words:  # The series exists at zero from now on.
+                counted.labels(word)
+        self.server = Info("embedding_server", "Models and limits", registry=registry)
+        build = Info("embedder_build", "Version of the software", registry=registry)
+        build.info({"version": __version__})
+        # Memory, CPU time, open files and start time of this process, on Linux.
+        self.process = ProcessCollector(registry=registry)
 
     def embedding_endpoint(self, endpoint: str) -> EndpointMetrics:
         """The metrics of an endpoint that embeds, which begin at zero."""
