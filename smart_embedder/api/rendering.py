@@ -201,6 +201,19 @@ def render_items(items: Iterable[Iterable[bytes]]) -> Iterator[bytes]:
     yield b"]"
 
 
+def render_object(fields: Mapping[str, Any]) -> Iterator[bytes]:
+    """JSON of an object, in which an iterator stands for the chunks of a value's JSON."""
+    mark = b"{"
+    for name, value in fields.items():
+        yield b'%b"%b":' % (mark, name.encode())
+        if isinstance(value, Iterator):
+            yield from value
+        else:
+            yield orjson.dumps(value, option=OPTIONS)
+        mark = b","
+    yield b"}"
+
+
 def render_list(items: Iterable[Any]) -> Iterator[bytes]:
     """JSON of a list, item by item."""
     return render_items((orjson.dumps(item, option=OPTIONS),) for item in items)
@@ -215,9 +228,11 @@ def text_as_json(text: str) -> str | orjson.Fragment:
     return orjson.Fragment(b'"%b"' % b"".join(parts))
 
 
-def base64_of(vector: npt.NDArray[Any]) -> bytes:
-    """JSON of its bytes, little-endian, in base64."""
-    return b'"' + b2a_base64(vector.data, newline=False) + b'"'
+def render_vector(vector: npt.NDArray[Any], as_base64: bool) -> bytes:
+    """JSON of its numbers, or of its bytes, little-endian, in base64."""
+    if as_base64:
+        return b'"' + b2a_base64(vector.data, newline=False) + b'"'
+    return orjson.dumps(vector, option=OPTIONS)
 
 
 def sparse_as_json(sparse: SparseVector | None, *, as_indices: bool) -> dict[Any, Any] | None:
@@ -244,9 +259,7 @@ def render_rerank(
                 item["parts"] = {kind: np.float32(part) for kind, part in parts.items()}
             yield item
 
-    yield b'{"results":'
-    yield from render_list(ranked())
-    yield b"," + orjson.dumps(about | report(result))[1:]
+    return render_object({"results": render_list(ranked())} | about | report(result))
 
 
 def by_falling_score(scores: list[float]) -> list[tuple[int, np.float32]]:

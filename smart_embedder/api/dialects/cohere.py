@@ -6,7 +6,6 @@ from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
-import orjson
 from pydantic import (
     BaseModel,
     BeforeValidator,
@@ -26,11 +25,11 @@ from smart_embedder.api.errors import NO_422
 from smart_embedder.api.handler import Call, embed, rerank
 from smart_embedder.api.openapi import BEARER, Router
 from smart_embedder.api.rendering import (
-    OPTIONS,
-    base64_of,
     by_falling_score,
     render_items,
     render_list,
+    render_object,
+    render_vector,
     text_as_json,
     usage_as_json,
 )
@@ -197,21 +196,18 @@ def _render_ranking(
     model: str,
     request_id: str,
 ) -> Iterator[bytes]:
-    yield orjson.dumps({"id": request_id, "model": model})[:-1] + b',"results":'
-    yield from render_list(_ranked_documents(body, ranked))
+    results = render_list(_ranked_documents(body, ranked))
+    answer: dict[str, Any] = {"id": request_id, "model": model, "results": results}
     if body.is_voyages:
-        yield b',"object":"list","data":'
-        yield from render_list(_ranked_documents(body, ranked, as_voyage=True))
+        answer["object"] = "list"
+        answer["data"] = render_list(_ranked_documents(body, ranked, as_voyage=True))
     search_units = math.ceil(len(body.documents) / _DOCUMENTS_OF_A_UNIT)
-    report = {
-        "meta": {
-            "api_version": {"version": "2"},
-            "billed_units": {"search_units": search_units},
-            "tokens": {"input_tokens": result.tokens},
-        },
-        "usage": usage_as_json(result.tokens),
+    answer["meta"] = {
+        "api_version": {"version": "2"},
+        "billed_units": {"search_units": search_units},
+        "tokens": {"input_tokens": result.tokens},
     }
-    yield b"," + orjson.dumps(report)[1:]
+    return render_object(answer | {"usage": usage_as_json(result.tokens)})
 
 
 def _ranked_documents(
@@ -333,28 +329,24 @@ def _render_embeddings(
 ) -> Iterator[bytes]:
     vectors = [each.dense for each in result.embeddings if each.dense is not None]
     by_type = version != "1" or bool(body.embedding_types)
-    yield orjson.dumps({"id": request_id})[:-1] + b',"embeddings":'
-    if by_type:
-        kinds: list[fields.EmbeddingType] = body.embedding_types or ["float"]
-        for index, kind in enumerate(dict.fromkeys(kinds)):
-            yield (b"," if index else b"{") + b'"%s":' % kind.encode()
-            yield from render_items(_rendered(vectors, kind))
-        yield b"}"
-    else:
-        yield from render_items(_rendered(vectors, "float"))
-    yield b',"texts":'
-    yield from render_list(map(text_as_json, body.texts))
-    rest = {
-        "meta": {
-            "api_version": {"version": version},
-            "billed_units": {"input_tokens": result.tokens},
-        },
-        "response_type": "embeddings_by_type" if by_type else "embeddings_floats",
+    kinds: list[fields.EmbeddingType] = body.embedding_types or ["float"]
+    made: dict[str, Iterator[bytes]] = {
+        kind: render_items(_rendered(vectors, kind)) for kind in kinds
     }
-    yield b"," + orjson.dumps(rest)[1:]
+    return render_object(
+        {
+            "id": request_id,
+            "embeddings": render_object(made) if by_type else made["float"],
+            "texts": render_list(map(text_as_json, body.texts)),
+            "meta": {
+                "api_version": {"version": version},
+                "billed_units": {"input_tokens": result.tokens},
+            },
+            "response_type": "embeddings_by_type" if by_type else "embeddings_floats",
+        }
+    )
 
 
 def _rendered(vectors: list[FloatArray], kind: fields.EmbeddingType) -> Iterator[tuple[bytes]]:
     for vector in vectors:
-        values = quantize(vector, fields.DTYPES[kind]).values
-        yield (base64_of(values) if kind == "base64" else orjson.dumps(values, option=OPTIONS),)
+        yield (render_vector(quantize(vector, fields.DTYPES[kind]).values, kind == "base64"),)

@@ -2,9 +2,7 @@
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
-import orjson
 from pydantic import BaseModel
 from starlette.responses import Response
 
@@ -13,7 +11,7 @@ from smart_embedder.api.context import Endpoint
 from smart_embedder.api.dialects import tei, tei_schemas
 from smart_embedder.api.handler import Call
 from smart_embedder.api.openapi import BEARER, Router
-from smart_embedder.api.rendering import render_list, usage_as_json
+from smart_embedder.api.rendering import render_list, render_object, usage_as_json
 from smart_embedder.engine.records import EmbeddingResult
 
 _TAG = {"name": "embedding-server"}
@@ -61,21 +59,22 @@ async def create_embeddings(body: tei_schemas.EmbedRequest, call: Call) -> Respo
 
 
 def _render(result: EmbeddingResult) -> Iterator[bytes]:
-    yield b'{"data":'
-    yield from render_list(
+    timings = result.timings
+    vectors = (
         {"embedding": embedding.dense, "index": index}
         for index, embedding in enumerate(result.embeddings)
     )
-    timings = result.timings
-    report: dict[str, Any] = {
-        "usage": usage_as_json(result.tokens),
-        "timings": {
-            "tokenization": _duration(timings.tokenize),
-            "queue": _duration(timings.queue),
-            "inference": _duration(timings.inference),
-        },
-    }
-    yield b"," + orjson.dumps(report)[1:]
+    return render_object(
+        {
+            "data": render_list(vectors),
+            "usage": usage_as_json(result.tokens),
+            "timings": {
+                "tokenization": _duration(timings.tokenize),
+                "queue": _duration(timings.queue),
+                "inference": _duration(timings.inference),
+            },
+        }
+    )
 
 
 def _duration(seconds: float) -> str:

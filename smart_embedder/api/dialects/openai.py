@@ -32,8 +32,9 @@ from smart_embedder.api.handler import Call, Service, ServiceDep, embed, embedde
 from smart_embedder.api.openapi import BEARER, Router
 from smart_embedder.api.rendering import (
     OPTIONS,
-    base64_of,
     render_items,
+    render_object,
+    render_vector,
     sparse_as_json,
     truncation_as_json,
     usage_as_json,
@@ -46,7 +47,6 @@ from smart_embedder.vectors import (
     MAX_POOL_FACTOR,
     MuveraSide,
     OutputDtype,
-    QuantizedVectors,
     quantize,
 )
 
@@ -349,44 +349,39 @@ async def create_embeddings(body: OpenAIEmbeddingRequest, call: Call) -> Respons
 def _render(
     result: EmbeddingResult, model: ServedModel, request: EmbedRequest, form: VectorForm
 ) -> Iterator[bytes]:
-    yield b'{"object":"list","data":'
-    yield from render_items(
+    items = (
         _render_embedding(index, vectors_of(embedding, request), form)
         for index, embedding in enumerate(result.embeddings)
     )
-    trailer: dict[str, Any] = {"model": model.name, "usage": usage_as_json(result.tokens)}
+    answer: dict[str, Any] = {"object": "list", "data": render_items(items), "model": model.name}
+    answer["usage"] = usage_as_json(result.tokens)
     if result.truncations:
-        trailer["warnings"] = [truncation_as_json(each, "input") for each in result.truncations]
-    yield b"," + orjson.dumps(trailer)[1:]
+        answer["warnings"] = [truncation_as_json(each, "input") for each in result.truncations]
+    return render_object(answer)
 
 
 def _render_embedding(index: int, vectors: TextVectors, form: VectorForm) -> Iterator[bytes]:
-    yield b'{"object":"embedding","index":%d' % index
+    item: dict[str, Any] = {"object": "embedding", "index": index}
     if (dense := vectors.dense) is not None:
         made = {kind: quantize(dense.values, fields.DTYPES[kind]) for kind in form.types}
-        several = b",".join(
-            b'"%s":%s' % (kind.encode(), _render_vector(each, form.as_base64 or kind == "base64"))
+        several = {
+            kind: orjson.Fragment(render_vector(each.values, form.as_base64 or kind == "base64"))
             for kind, each in made.items()
-        )
-        yield b',"embedding":'
-        yield b"{%s}" % several if made else _render_vector(dense, form.as_base64)
+        }
+        item["embedding"] = several or orjson.Fragment(render_vector(dense.values, form.as_base64))
         # int8 and uint8 of a vector have the same one.
         scales = [each.scales for each in made.values() or [dense] if each.scales is not None]
         if scales:
-            yield b',"scale":' + orjson.dumps(scales[0][()], option=OPTIONS)
+            item["scale"] = scales[0][()]
     if vectors.sparse is not None:
-        yield b',"sparse":'
-        yield orjson.dumps(sparse_as_json(vectors.sparse, as_indices=True), option=OPTIONS)
+        item["sparse"] = sparse_as_json(vectors.sparse, as_indices=True)
+    if vectors.muvera is not None:
+        item["muvera"] = vectors.muvera
+    yield orjson.dumps(item, option=OPTIONS)[:-1]
     if vectors.colbert is not None:
         yield b","
         yield from render_vectors("colbert", vectors.colbert)
-    if vectors.muvera is not None:
-        yield b',"muvera":' + orjson.dumps(vectors.muvera, option=OPTIONS)
     yield b"}"
-
-
-def _render_vector(vector: QuantizedVectors, as_base64: bool) -> bytes:
-    return base64_of(vector.values) if as_base64 else orjson.dumps(vector.values, option=OPTIONS)
 
 
 @router.get_and_head(
