@@ -75,8 +75,7 @@ class BoundedConnection(HttpToolsProtocol):
         lingering = cast("asyncio.Transport", self._lingering)
         super().connection_made(lingering)
         self.flow = self._bounded_flow = BoundedFlowControl(lingering, self._can_read)
-        self._timers = timers = [Timer(self.loop) for _ in range(4)]
-        self._headers_timer, self._body_timer, self._response_timer, self._hangup_timer = timers
+        self._timers: dict[Callable[[], None], TimerHandle] = {}
         self._active_cycle: RequestResponseCycle | None = None
         self._error_response: bytes | None = None
         self._read_buffer = bytearray()
@@ -90,8 +89,8 @@ class BoundedConnection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop every timer, and drop what refers back to this connection."""
-        for timer in self._timers:
-            timer.cancel()
+        for callback in [*self._timers]:
+            self._stop_timer(callback)
         self._lingering.close_without_lingering()
         self._read_buffer.clear()
         self.pipeline.clear()
@@ -140,13 +139,13 @@ class BoundedConnection(HttpToolsProtocol):
         if self.parser.should_upgrade():
             return  # They are parsed again, without the upgrade.
         self._in_head = False
-        self._headers_timer.cancel()
-        self._body_timer.cancel()
+        self._stop_timer(self._headers_overdue)
+        self._stop_timer(self._lingering.close_without_lingering)
         self._bytes_outside_body = 0
         lengths = (int(value) for name, value in self.headers if name == b"content-length")
         self._body_remaining = next(lengths, 0)
         if not self.flow.write_paused:
-            self._response_timer.cancel()
+            self._stop_timer(self._response_overdue)
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -162,7 +161,7 @@ class BoundedConnection(HttpToolsProtocol):
             return
         self._in_message = False
         self._bytes_outside_body = 0
-        self._body_timer.cancel()
+        self._stop_timer(self._lingering.close_without_lingering)
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
@@ -174,7 +173,7 @@ class BoundedConnection(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         if self._in_message and self._is_idle():
-            self._body_timer.start(LINGER_TIMEOUT, self._lingering.close_without_lingering)
+            self._start_timer(LINGER_TIMEOUT, self._lingering.close_without_lingering)
         self._parse_buffer()
         self._send_error_in_turn()
 
@@ -187,7 +186,7 @@ class BoundedConnection(HttpToolsProtocol):
         """The client has read; the time of a stream, which may never end, begins anew."""
         super().resume_writing()
         if self._is_streaming():
-            self._response_timer.cancel()
+            self._stop_timer(self._response_overdue)
 
     def timeout_keep_alive_handler(self) -> None:
         """Close an idle connection, unless a request has arrived meanwhile."""
@@ -248,7 +247,7 @@ class BoundedConnection(HttpToolsProtocol):
             self.flow.resume_reading()
         else:
             self.flow.pause_reading()
-            self._hangup_timer.start(_HANGUP_SECONDS, self._look_for_hangup)
+            self._start_timer(_HANGUP_SECONDS, self._look_for_hangup)
 
     def _parse_further(self) -> None:
         self._waits_for_turn = False
@@ -293,7 +292,7 @@ class BoundedConnection(HttpToolsProtocol):
         if has_hung_up(self.transport.get_extra_info("socket")):
             self._lingering.abort()
         else:
-            self._hangup_timer.start(_HANGUP_SECONDS, self._look_for_hangup)
+            self._start_timer(_HANGUP_SECONDS, self._look_for_hangup)
 
     def _reject(self, status: HTTPStatus, code: str, detail: str) -> None:
         """Parse no further; answer the requests before this one, then send the error and close."""
@@ -335,7 +334,7 @@ class BoundedConnection(HttpToolsProtocol):
                 )
 
     def _start_headers_timer(self) -> None:
-        self._headers_timer.start(HEADERS_TIMEOUT, self._headers_overdue, grace=_GRACE_SECONDS)
+        self._start_timer(HEADERS_TIMEOUT, self._headers_overdue, _GRACE_SECONDS)
 
     def _headers_overdue(self) -> None:
         if self._is_idle():
@@ -349,12 +348,34 @@ class BoundedConnection(HttpToolsProtocol):
 
     def _start_response_timer(self) -> None:
         patience = self.response_timeout * (2 if self._is_streaming() else 1)
-        self._response_timer.start(patience, self._response_overdue)
+        self._start_timer(patience, self._response_overdue)
 
     def _response_overdue(self) -> None:
         if self.transport.get_write_buffer_size():
             self.log.warning("answer_not_taken", seconds=self.response_timeout)
             self._lingering.abort()
+
+    def _start_timer(
+        self, seconds: float, callback: Callable[[], None], grace: float = 0.0
+    ) -> None:
+        """Call `callback` after `seconds`; starting it again while it runs changes nothing.
+
+        A process that was stopped finds its timers overdue before it has read what arrived
+        meanwhile; `grace` seconds of running time let it read first.
+        """
+        if callback not in self._timers:
+            self._timers[callback] = self.loop.call_later(seconds, self._expire, callback, grace)
+
+    def _stop_timer(self, callback: Callable[[], None]) -> None:
+        if callback in self._timers:
+            self._timers.pop(callback).cancel()
+
+    def _expire(self, callback: Callable[[], None], grace: float) -> None:
+        del self._timers[callback]
+        if grace:
+            self._start_timer(grace, callback)
+        else:
+            callback()
 
 
 class ConnectionTurns:
@@ -481,39 +502,6 @@ class BoundedFlowControl(FlowControl):
     def detach(self) -> None:
         """Never resume reading again; drops the reference to the connection."""
         self._can_read = None
-
-
-class Timer:
-    """A timeout that can be cancelled; starting it again while it runs changes nothing.
-
-    It holds its callback only while it runs, so that it adds no reference cycle to a connection.
-    """
-
-    def __init__(self, loop: AbstractEventLoop) -> None:
-        self._loop = loop
-        self._handle: TimerHandle | None = None
-
-    def start(self, seconds: float, callback: Callable[[], None], *, grace: float = 0.0) -> None:
-        """Call `callback` after `seconds`, and `grace` seconds more of running time.
-
-        A process that was stopped finds its timers overdue before it has read what arrived
-        meanwhile; the grace lets it read first.
-        """
-        if self._handle is None:
-            self._handle = self._loop.call_later(seconds, self._expire, callback, grace)
-
-    def cancel(self) -> None:
-        """Do not call back."""
-        if self._handle is not None:
-            self._handle.cancel()
-            self._handle = None
-
-    def _expire(self, callback: Callable[[], None], grace: float) -> None:
-        if grace:
-            self._handle = self._loop.call_later(grace, self._expire, callback, 0.0)
-            return
-        self._handle = None
-        callback()
 
 
 def has_hung_up(connection: Any) -> bool:
