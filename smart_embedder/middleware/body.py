@@ -95,9 +95,8 @@ class _GzippedBody:
         self._receive = receive
         self._max_bytes = max_bytes
         self._turns, self._client = turns, client
-        self._unpacker = zlib.decompressobj(wbits=_GZIP_WINDOW)
-        self._window = _FIRST_WINDOW
-        self._member_size = self._empty_members = 0
+        self._begin_member()
+        self._empty_members = 0
         # What has arrived, and how much of it the unpacker has taken.
         self._packed = b""
         self._taken = 0
@@ -107,6 +106,11 @@ class _GzippedBody:
         # Whether the unpacker may hold more than it has given.
         self._more_inside = False
         self._ended = False
+
+    def _begin_member(self) -> None:
+        self._unpacker = zlib.decompressobj(wbits=_GZIP_WINDOW)
+        self._window = _FIRST_WINDOW
+        self._member_size = 0
 
     async def receive(self) -> Message:
         """The next piece; after the last one, the server's messages."""
@@ -161,11 +165,6 @@ class _GzippedBody:
         self._member_size += len(unpacked)
         self._more_inside = len(unpacked) == most and not self._unpacker.eof
         return unpacked
-
-    def _begin_member(self) -> None:
-        self._unpacker = zlib.decompressobj(wbits=_GZIP_WINDOW)
-        self._window = _FIRST_WINDOW
-        self._member_size = 0
 
     def _end_member(self) -> None:
         """Count it; a body of empty members would take time and never bring anything."""
