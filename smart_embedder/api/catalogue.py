@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum, auto
+from enum import Enum
 
 from smart_embedder.errors import StartupError, UnknownModelError
 from smart_embedder.observability.logs import escape_text
@@ -15,11 +15,14 @@ _EMBED = "embed"
 
 
 class Role(Enum):
-    """What a model is used for: all kinds of vectors, only dense ones, or scores."""
+    """What a model is used for: all kinds of vectors, only dense ones, or scores.
 
-    EMBEDDER = auto()
-    DENSE = auto()
-    RERANKER = auto()
+    The value is its field of `LoadedModels`.
+    """
+
+    EMBEDDER = "embedder"
+    DENSE = "dense"
+    RERANKER = "reranker"
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +102,9 @@ class ModelCatalogue:
             return next((each for each in self._rerankers if not each.further), None)
         return _find(name, self._rerankers, "rerankers")
 
-    def find(self, name: str) -> ServedModel:
-        """The model of that name."""
-        return _find(name, self.models, "models")
+    def find(self, name: str | None) -> ServedModel:
+        """The model of that name, or the one that makes dense vectors by default."""
+        return self._embedders[0] if name is None else _find(name, self.models, "models")
 
     def with_role(self, role: Role) -> ServedModel:
         """The first model with this role; there is always an embedder."""

@@ -300,20 +300,12 @@ async def _tokenize(body: schemas.TokenizeRequest, call: handler.Call) -> Respon
 
 def _model_of(call: handler.Call) -> ServedModel:
     """The model in the request's path, or the one that makes dense vectors."""
-    name = call.request.path_params.get("model")
-    catalogue = call.service.catalogue
-    return catalogue.embedder(None) if name is None else catalogue.find(name)
+    return call.service.catalogue.find(call.request.path_params.get("model"))
 
 
 def _loaded(model: ServedModel, models: LoadedModels) -> Model:
     """The loaded model behind one that is served."""
-    of_role = {
-        Role.EMBEDDER: models.embedder,
-        Role.DENSE: models.dense,
-        Role.RERANKER: models.reranker,
-    }
-    found = of_role[model.role]
-    assert found is not None  # noqa: S101 - what is served is loaded
+    found: Model = getattr(models, model.role.value)
     return found
 
 
@@ -422,7 +414,7 @@ _PING: dict[str, Any] = {"summary": "Can this service answer?", "response_class"
 @router.get_and_head("/info", tags=[_ROOT_TAG], **_INFO)
 async def info(service: handler.ServiceDep) -> Response:
     """The model that makes dense vectors, and the limits of this service."""
-    return _describe_model(service, service.catalogue.embedder(None))
+    return _describe_model(service, service.catalogue.find(None))
 
 
 @router.get_and_head(f"{_BELOW_MODEL}/info", tags=[_MODEL_TAG], **_INFO)

@@ -66,22 +66,19 @@ class _Prompted(_Reading):
         )
 
 
-class EmbedRequest(_Prompted):
-    """Embed texts."""
-
-    example = _EXAMPLE
-
-    inputs: TextsOrText
-    normalize: bool | None = Field(None, description="To unit length, as by default.")
-    dimensions: int | None = Field(None, ge=1, description="Fewer, if the model can.")
-
-
 class EmbedTokensRequest(_Prompted):
     """Embed the tokens of texts."""
 
     example = _EXAMPLE
 
     inputs: TextsOrText
+
+
+class EmbedRequest(EmbedTokensRequest):
+    """Embed texts."""
+
+    normalize: bool | None = Field(None, description="To unit length, as by default.")
+    dimensions: int | None = Field(None, ge=1, description="Fewer, if the model can.")
 
 
 class SimilarityInputs(ForeignRequest):
