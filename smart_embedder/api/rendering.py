@@ -114,6 +114,7 @@ class ChunkedResponse(Response):
             begun = self._begun  # None of which is kept.
             taken = (begun.popleft() for _ in range(len(begun)))
             length = self._begin(compress(chain(taken, self._rest), encoding))
+        self._is_whole = length is not None
         if length is None and request.scope["http_version"] == "1.0":
             chunks = render() if encoding is None else compress(render(), encoding)
             length = sum(map(len, chunks))
@@ -132,9 +133,7 @@ class ChunkedResponse(Response):
             self._begun.append(message)
             size += len(message)
             if size > WHOLE_BYTES:
-                self._is_whole = False
                 return None
-        self._is_whole = True
         return size
 
     async def __call__(self, scope: Scope, _receive: Receive, send: Send) -> None:

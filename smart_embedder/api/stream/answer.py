@@ -58,18 +58,17 @@ class _NoRoomYetError(errors.QueueFullError):
     """The pieces before this one hold too much; it goes on when one of them is sent."""
 
 
+@dataclass(eq=False)
 class PieceMemory:
     """What the pieces of one stream hold together: `max_bytes`, or more if it is the oldest's.
 
-    They are sent in order, so the oldest never waits for the others. `freed` is set when the next
-    piece is sent.
+    They are sent in order, so the oldest, the first of `held`, never waits for the others. `freed`
+    is set when the next piece is sent.
     """
 
-    def __init__(self, max_bytes: int) -> None:
-        self.max_bytes = max_bytes
-        # Of each piece, the oldest first.
-        self.held: dict[Piece, int] = {}
-        self.freed = asyncio.Event()
+    max_bytes: int
+    held: "dict[Piece, int]" = field(default_factory=dict)
+    freed: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +168,7 @@ class PieceSize:
         self.bytes = int(min(max(wanted, self.bytes / 2), self.bytes * 2))
 
 
+@dataclass(frozen=True, slots=True)
 class PieceEmbedder:
     """Embeds pieces of one stream, each with a slot for streams.
 
@@ -177,14 +177,9 @@ class PieceEmbedder:
     of the `spaces` that the answer began with: lines after a model was replaced are refused.
     """
 
-    def __init__(
-        self, service: Service, request: EmbedRequest, spaces: Mapping[str, VectorSpace]
-    ) -> None:
-        self._metrics = service.metrics
-        self._slots = service.stream_slots
-        self._engine = service.engine
-        self._request = request
-        self._spaces = spaces
+    service: Service
+    request: EmbedRequest
+    spaces: Mapping[str, VectorSpace]
 
     async def embed(self, lines: Sequence[Line], piece: Piece) -> None:
         """Put the results of these lines into `piece`.
@@ -199,36 +194,35 @@ class PieceEmbedder:
     async def _add_results(self, piece: Piece, lines: Sequence[Line]) -> None:
         try:
             result = await self._embed_when_possible([line.text for line in lines], piece)
-        except errors.InferenceTimeoutError as error:  # Halves would wait for the same device.
-            piece.results += [LineResult(line, error) for line in lines]
         except errors.SmartEmbedderError as error:
-            if isinstance(error, errors.UnavailableError) and not isinstance(
-                error, errors.OutOfMemoryError
-            ):
+            is_for_all = isinstance(error, errors.UnavailableError)
+            if is_for_all and not isinstance(error, errors.OutOfMemoryError):
                 raise
-            if len(lines) == 1:
-                piece.results.append(LineResult(lines[0], error))
+            # Halves would wait for the device that a timeout was of.
+            if len(lines) == 1 or isinstance(error, errors.InferenceTimeoutError):
+                piece.results += [LineResult(line, error) for line in lines]
                 return
             middle = len(lines) // 2
             await self._add_results(piece, lines[:middle])
             await self._add_results(piece, lines[middle:])
         else:
-            self._metrics.sentences.inc(len(lines))
+            self.service.metrics.sentences.inc(len(lines))
             piece.add(lines, result)
 
     async def _embed_when_possible(self, texts: list[str], piece: Piece) -> EmbeddingResult:
-        request = replace(self._request, texts=texts, answer=piece)
+        engine, slots = self.service.engine, self.service.stream_slots
+        request = replace(self.request, texts=texts, answer=piece)
         while True:
             more_room = piece.memory.freed
             try:
-                await self._slots.acquire(request.client)
+                await slots.acquire(request.client)
                 try:
-                    async with self._engine.lease(request.model) as models:
+                    async with engine.lease(request.model) as models:
                         spaces = models.spaces_of(request)
-                        require_spaces(self._spaces.values(), spaces, "the first lines'")
-                        return await self._engine.embedding.embed(models, request)
+                        require_spaces(self.spaces.values(), spaces, "the first lines'")
+                        return await engine.embedding.embed(models, request)
                 finally:
-                    self._slots.release(request.client)
+                    slots.release(request.client)
             except _NoRoomYetError:
                 await more_room.wait()
             # A model that gave way to another, while the stream lasts, is loaded again.
