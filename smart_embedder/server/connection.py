@@ -289,7 +289,8 @@ class BoundedConnection(HttpToolsProtocol):
         """End a stream whose client has left; the loop does not notice it while reading pauses."""
         if not self.flow.read_paused or not self._is_streaming():
             return
-        if has_hung_up(self.transport.get_extra_info("socket")):
+        # Only Linux has this event.
+        if has_event(self.transport.get_extra_info("socket"), "POLLRDHUP"):
             self._lingering.abort()
         else:
             self._start_timer(_HANGUP_SECONDS, self._look_for_hangup)
@@ -504,15 +505,15 @@ class BoundedFlowControl(FlowControl):
         self._can_read = None
 
 
-def has_hung_up(connection: Any) -> bool:
-    """Whether the other side of a socket has closed, even while it is not being read.
+def has_event(connection: Any, event: str) -> bool:
+    """Whether a socket, or its descriptor, has this event of `select.poll` now; nothing is read.
 
-    False on systems that cannot tell (only Linux has POLLRDHUP).
+    False on systems that cannot tell.
     """
-    if connection is None or not hasattr(select, "POLLRDHUP"):
+    if connection is None or not hasattr(select, event):
         return False
     poll = select.poll()
-    poll.register(connection.fileno(), select.POLLRDHUP)
+    poll.register(connection, getattr(select, event))
     return bool(poll.poll(0))
 
 

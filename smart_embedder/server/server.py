@@ -8,7 +8,6 @@ accepted request has its response; then new connections are kept out and the wai
 import asyncio
 import ctypes
 import os
-import select
 import signal
 import socket
 import struct
@@ -22,7 +21,7 @@ import structlog
 import uvicorn
 
 from smart_embedder.engine.engine import ActiveRequests
-from smart_embedder.server.connection import BoundedConnection
+from smart_embedder.server.connection import BoundedConnection, has_event
 
 log = structlog.get_logger(__name__)
 
@@ -184,11 +183,7 @@ def _refuse_new_connections(listener: int) -> None:
 
 def _has_backlog(listener: int) -> bool:
     """Whether connections wait to be accepted."""
-    if not hasattr(select, "poll"):
-        return False
-    poll = select.poll()
-    poll.register(listener, select.POLLIN)
-    return bool(poll.poll(0))
+    return has_event(listener, "POLLIN")
 
 
 def _drop_syn(listener: socket.socket) -> bool:
