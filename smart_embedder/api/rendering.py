@@ -227,11 +227,9 @@ def text_as_json(text: str) -> str | orjson.Fragment:
     return orjson.Fragment(b'"%b"' % b"".join(parts))
 
 
-def render_vector(vector: npt.NDArray[Any], as_base64: bool) -> bytes:
-    """JSON of its numbers, or of its bytes, little-endian, in base64."""
-    if as_base64:
-        return b'"' + b2a_base64(vector.data, newline=False) + b'"'
-    return orjson.dumps(vector, option=OPTIONS)
+def vector_as_json(vector: npt.NDArray[Any], *, as_base64: bool) -> Any:
+    """For orjson with `OPTIONS`: its numbers, or its bytes, little-endian, in base64."""
+    return b2a_base64(vector.data, newline=False).decode() if as_base64 else vector
 
 
 def sparse_as_json(sparse: SparseVector | None, *, as_indices: bool) -> dict[Any, Any] | None:

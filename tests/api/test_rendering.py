@@ -24,10 +24,10 @@ from smart_embedder.api.rendering import (
     messages_of,
     render_matrix,
     render_rerank,
-    render_vector,
     sparse_as_json,
     text_as_json,
     truncation_as_json,
+    vector_as_json,
 )
 from smart_embedder.engine.records import (
     PartScores,
@@ -201,7 +201,7 @@ def test_sparse_vectors_are_an_object_or_two_lists_and_base64_is_of_the_bytes() 
     assert as_object == b'{"7":0.1,"3":2.5}'
     assert as_lists == b'{"indices":[7,3],"values":[0.1,2.5]}'
     assert sparse_as_json(None, as_indices=True) is None
-    assert render_vector(np.float32([1, -2]), as_base64=True) == b'"AACAPwAAAMA="'
+    assert vector_as_json(np.float32([1, -2]), as_base64=True) == "AACAPwAAAMA="
 
 
 def test_a_rerank_answer_holds_parts_times_usage_and_warnings() -> None:

@@ -26,12 +26,11 @@ from smart_embedder.api.handler import Call, embed, rerank
 from smart_embedder.api.openapi import BEARER, Router
 from smart_embedder.api.rendering import (
     by_falling_score,
-    render_items,
     render_list,
     render_object,
-    render_vector,
     text_as_json,
     usage_as_json,
+    vector_as_json,
 )
 from smart_embedder.api.schemas import ForeignRequest
 from smart_embedder.engine.records import EmbeddingResult, EmbedRequest, FloatArray, RerankResult
@@ -330,9 +329,7 @@ def _render_embeddings(
     vectors = [each.dense for each in result.embeddings if each.dense is not None]
     by_type = version != "1" or bool(body.embedding_types)
     kinds: list[fields.EmbeddingType] = body.embedding_types or ["float"]
-    made: dict[str, Iterator[bytes]] = {
-        kind: render_items(_rendered(vectors, kind)) for kind in kinds
-    }
+    made: dict[str, Iterator[bytes]] = {kind: _rendered(vectors, kind) for kind in kinds}
     return render_object(
         {
             "id": request_id,
@@ -347,6 +344,6 @@ def _render_embeddings(
     )
 
 
-def _rendered(vectors: list[FloatArray], kind: fields.EmbeddingType) -> Iterator[tuple[bytes]]:
-    for vector in vectors:
-        yield (render_vector(quantize(vector, fields.DTYPES[kind]).values, kind == "base64"),)
+def _rendered(vectors: list[FloatArray], kind: fields.EmbeddingType) -> Iterator[bytes]:
+    made = (quantize(vector, fields.DTYPES[kind]).values for vector in vectors)
+    return render_list(vector_as_json(each, as_base64=kind == "base64") for each in made)

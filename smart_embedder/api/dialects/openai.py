@@ -34,10 +34,10 @@ from smart_embedder.api.rendering import (
     OPTIONS,
     render_items,
     render_object,
-    render_vector,
     sparse_as_json,
     truncation_as_json,
     usage_as_json,
+    vector_as_json,
 )
 from smart_embedder.api.schemas import OPENAI_TEXTS, PROMPT_SCHEMA, ForeignRequest
 from smart_embedder.engine.checks import check_rendering
@@ -365,10 +365,10 @@ def _render_embedding(index: int, vectors: TextVectors, form: VectorForm) -> Ite
     if (dense := vectors.dense) is not None:
         made = {kind: quantize(dense.values, fields.DTYPES[kind]) for kind in form.types}
         several = {
-            kind: orjson.Fragment(render_vector(each.values, form.as_base64 or kind == "base64"))
+            kind: vector_as_json(each.values, as_base64=form.as_base64 or kind == "base64")
             for kind, each in made.items()
         }
-        item["embedding"] = several or orjson.Fragment(render_vector(dense.values, form.as_base64))
+        item["embedding"] = several or vector_as_json(dense.values, as_base64=form.as_base64)
         # int8 and uint8 of a vector have the same one.
         scales = [each.scales for each in made.values() or [dense] if each.scales is not None]
         if scales:
