@@ -103,10 +103,8 @@ class Service:
     def status_of(self, model: ServedModel) -> ModelStatus:
         """The state of a model: an embedder and a reranker may have one name."""
         task = "rerank" if model.role is Role.RERANKER else "embed"
-        found = (
-            each for each in self.engine.statuses if (each.name, each.task) == (model.name, task)
-        )
-        return next(found)
+        wanted = model.name, task
+        return next(each for each in self.engine.statuses if (each.name, each.task) == wanted)
 
     @property
     def status(self) -> tuple[str, str | None]:

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from http import HTTPStatus
 from io import FileIO
 from pathlib import Path
@@ -85,7 +86,7 @@ class ReplayLog:
     def _open(self) -> None:
         if self._path.exists() and not stat.S_ISREG(self._path.stat().st_mode):
             raise OSError(0, "it is no file")
-        self._file = FileIO(self._path, "ab", opener=_open_for_owner)
+        self._file = FileIO(self._path, "ab", opener=partial(os.open, mode=0o600))
         self._path.chmod(0o600)
         self._size = self._path.stat().st_size
         if self._size:  # A process that was killed may have left half a line.
@@ -133,10 +134,6 @@ class ReplayLog:
                 self._file.truncate(self._size)
             raise
         self._size = size
-
-
-def _open_for_owner(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
 
 
 @dataclass(slots=True)

@@ -1,7 +1,7 @@
 """OpenAI's embeddings and list of models."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
 from typing import Annotated, Any, ClassVar, Literal
@@ -319,28 +319,23 @@ async def create_embeddings(body: OpenAIEmbeddingRequest, call: Call) -> Respons
     """A dense vector of each text, of unit length. /embeddings takes the same body."""
     of_path = "model" in call.request.path_params
     model = embedder_of(call) if of_path else call.service.catalogue.embedder(body.model)
-    form = body.form
-    task = body.known_task
-    outputs = Outputs(True, bool(body.return_sparse), bool(body.return_colbert))
+    form, task = body.form, body.known_task
+    normalize = fields.value_of(body, "normalize", "normalized", "use_activation")
     request = EmbedRequest(
         body.input,
-        outputs,
+        Outputs(True, bool(body.return_sparse), bool(body.return_colbert)),
+        normalize_dense=normalize is not False,
+        truncation=body.truncation_options,
+        prompt=body.prompt,
+        prompt_name=body.prompt_name,
         input_type=task.input_type,
         preferred_prompts=task.prompts,
+        dimensions=fields.value_of(body, "dimensions", "output_dimension", "dimensionality"),
         output_dtype=form.dtype,
         colbert_pool_factor=body.colbert_pool_factor,
         muvera=body.muvera,
     )
     check_rendering(request)
-    request = replace(
-        request,
-        truncation=body.truncation_options,
-        prompt=body.prompt,
-        prompt_name=body.prompt_name,
-        dimensions=fields.value_of(body, "dimensions", "output_dimension", "dimensionality"),
-        normalize_dense=fields.value_of(body, "normalize", "normalized", "use_activation")
-        is not False,
-    )
     result = await embed(call, request, field="input", model=model, allowed=OPENAI_TEXTS)
     hold_rendering(result.embeddings, request, call.context.answer)
     return await call.render(partial(_render, result, model, request, form))
