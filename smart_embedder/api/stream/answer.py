@@ -392,7 +392,8 @@ class StreamResponse(Response):
         self._results: asyncio.Queue[_Result | None] = asyncio.Queue()
         self._computing: set[asyncio.Task[Piece | errors.SmartEmbedderError]] = set()
         self._sending_since: float | None = None
-        self._counts = {"sentences": 0, "failed": 0, "tokens": 0}
+        # For the log, as far as the stream has come.
+        self._counts: dict[str, int | float] = {"sentences": 0, "failed": 0, "tokens": 0}
         # The rate limit has counted one request, which pays for as many lines as one may have.
         self._paid_lines = call.service.settings.max_sentences_per_request
 
@@ -410,6 +411,7 @@ class StreamResponse(Response):
             patience=settings.request_timeout,
         )
         await body.begin()
+        context.counts = self._counts
         try:
             async with TaskGroup() as group:
                 work = (body.read(), self._make_pieces(body, group), self._stop_at_drain(body))
@@ -421,8 +423,6 @@ class StreamResponse(Response):
         except* errors.ClientGoneError as gone:
             context.error_code = errors.ClientGoneError.code
             del gone
-        finally:
-            context.counts = dict(self._counts)
 
     def _stalled_seconds(self) -> float:
         """Seconds since the client last read some of the answer, while something is being sent."""
@@ -516,9 +516,7 @@ class StreamResponse(Response):
                     break
             if not records:
                 return
-            for message in messages_of(self._compressed(writer.write(records))):
-                if message:
-                    yield message
+            yield from filter(None, messages_of(self._compressed(writer.write(records))))
 
     def _compressed(self, chunks: Iterable[Chunk], *, last: bool = False) -> Iterable[Chunk]:
         if self._compressor is None:
