@@ -34,7 +34,7 @@ from smart_embedder.middleware.access import (
     RefuseWhileDraining,
     RequireTokenAndLimitRate,
 )
-from smart_embedder.middleware.body import LimitBody, UnpackBody
+from smart_embedder.middleware.body import LimitBody
 from smart_embedder.middleware.memory import BODY_SECONDS, LimitMemory
 from smart_embedder.middleware.observe import LogRequests, MeasureRequests, ProvideContext
 from smart_embedder.middleware.replay import LogForReplay, ReplayLog
@@ -216,9 +216,8 @@ def _middleware(service: Service, watch: LoopWatch) -> list[Middleware]:
             burst=settings.rate_limit_burst_size,
             protect_metrics=settings.protect_metrics,
         ),
-        Middleware(LimitBody, max_bytes=settings.max_body_bytes),
-        Middleware(UnpackBody, max_bytes=settings.max_body_bytes, turns=service.turns),
-        # Inside `UnpackBody`, so that it counts what is unpacked.
+        Middleware(LimitBody, max_bytes=settings.max_body_bytes, turns=service.turns),
+        # Inside `LimitBody`, so that it counts what is unpacked.
         Middleware(
             LimitMemory,
             max_bytes=bodies_bytes,

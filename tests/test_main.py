@@ -83,7 +83,7 @@ def test_what_is_held_in_memory_follows_from_the_settings() -> None:
         min(BODY_SECONDS, 10),
         30,
     ]
-    assert limit["LimitBody"]["max_bytes"] == limit["UnpackBody"]["max_bytes"] == 1000
+    assert limit["LimitBody"]["max_bytes"] == 1000
     limit = middleware_of(max_body_bytes=10_000, max_answer_bytes=7000, request_timeout=600)
     assert limit["LimitMemory"]["max_answers_bytes"] == 160_000
     assert limit["LimitMemory"]["body_seconds"] == BODY_SECONDS

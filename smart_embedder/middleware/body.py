@@ -26,46 +26,11 @@ _MOST_EMPTY_MEMBERS = 1000
 
 
 class LimitBody:
-    """Answers 413 as soon as a body is known to be larger than `max_bytes`.
+    """Answers 413 as soon as a body is known to be larger than `max_bytes`, packed or unpacked.
 
-    The body of a stream has no limit; its lines have.
-    """
-
-    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
-        self.app = app
-        self._max_bytes = max_bytes
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Check the announced length, then count what arrives."""
-        if scope["type"] != "http" or is_stream(scope):
-            await self.app(scope, receive, send)
-            return
-        announced = Headers(scope=scope).get("content-length", "")
-        if announced.isdecimal() and int(announced) > self._max_bytes:
-            await error_response(scope, self._error())(scope, receive, send)
-            return
-        context = context_of(scope)
-
-        async def receive_limited() -> Message:
-            message = await receive()
-            if context.bytes_in > self._max_bytes:
-                raise self._error()
-            return message
-
-        await self.app(scope, receive_limited, send)
-
-    def _error(self) -> BodyTooLargeError:
-        return BodyTooLargeError(
-            f"the body is larger than {self._max_bytes} bytes (MAX_BODY_BYTES): send fewer texts"
-        )
-
-
-class UnpackBody:
-    """Unpacks a gzipped body to at most `max_bytes` and removes its Content-Encoding.
-
-    The body of a stream has no limit. Each piece is unpacked when the one before it has been
-    received, so that a small body that unpacks to a large one is counted and refused as a large
-    one.
+    Unpacks a gzipped body and removes its Content-Encoding. Each piece is unpacked when the one
+    before it has been received, so that a small body that unpacks to a large one is counted and
+    refused as a large one. The body of a stream has no limit; its lines have.
     """
 
     def __init__(self, app: ASGIApp, max_bytes: int, turns: LoopTurns) -> None:
@@ -74,15 +39,35 @@ class UnpackBody:
         self._turns = turns
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Unpack the body as it is read, if it says that it is gzipped."""
-        if scope["type"] == "http" and _is_gzipped(Headers(scope=scope)):
-            headers = MutableHeaders(scope=scope)
+        """Check the announced length, then count and unpack what arrives."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        headers, context = MutableHeaders(scope=scope), context_of(scope)
+        max_bytes = math.inf if is_stream(scope) else self._max_bytes
+        announced = headers.get("content-length", "")
+        if announced.isdecimal() and int(announced) > max_bytes:
+            await error_response(scope, _too_large("body", max_bytes))(scope, receive, send)
+            return
+
+        async def receive_limited() -> Message:
+            message = await receive()
+            if context.bytes_in > max_bytes:
+                raise _too_large("body", max_bytes)
+            return message
+
+        read = receive_limited
+        if _is_gzipped(headers):
             del headers["content-encoding"]
             del headers["content-length"]
-            max_bytes = math.inf if is_stream(scope) else self._max_bytes
-            client = context_of(scope).client
-            receive = _GzippedBody(receive, max_bytes, self._turns, client).receive
-        await self.app(scope, receive, send)
+            read = _GzippedBody(receive_limited, max_bytes, self._turns, context.client).receive
+        await self.app(scope, read, send)
+
+
+def _too_large(what: str, max_bytes: float) -> BodyTooLargeError:
+    return BodyTooLargeError(
+        f"the {what} is larger than {max_bytes} bytes (MAX_BODY_BYTES): send fewer texts"
+    )
 
 
 def _is_gzipped(headers: Headers) -> bool:
@@ -95,17 +80,17 @@ class _GzippedBody:
         self._receive = receive
         self._max_bytes = max_bytes
         self._turns, self._client = turns, client
-        self._begin_member()
-        self._empty_members = 0
         # What has arrived, and how much of it the unpacker has taken.
         self._packed = b""
         self._taken = 0
         self._piece = b""
-        self._size = self._packed_size = 0
+        self._size = 0
         self._more_packed = True
         # Whether the unpacker may hold more than it has given.
         self._more_inside = False
         self._ended = False
+        self._empty_members = 0
+        self._begin_member()
 
     def _begin_member(self) -> None:
         self._unpacker = zlib.decompressobj(wbits=_GZIP_WINDOW)
@@ -127,9 +112,6 @@ class _GzippedBody:
                 if message["type"] != "http.request":
                     return message
                 self._packed, self._taken = message.get("body", b""), 0
-                self._packed_size += len(self._packed)
-                if self._packed_size > self._max_bytes:
-                    raise self._too_large()
                 self._more_packed = message.get("more_body", False)
             else:
                 return await self._end()
@@ -150,7 +132,7 @@ class _GzippedBody:
                 self._end_member()
         self._size += len(piece)
         if self._size > self._max_bytes:
-            raise self._too_large()
+            raise _too_large("unpacked body", self._max_bytes)
         return bytes(piece)
 
     def _unpack_window(self, most: int) -> bytes:
@@ -171,12 +153,6 @@ class _GzippedBody:
         self._empty_members = 0 if self._member_size else self._empty_members + 1
         if self._empty_members > _MOST_EMPTY_MEMBERS:
             raise _not_gzip(f"more than {_MOST_EMPTY_MEMBERS} of its members in a row are empty")
-
-    def _too_large(self) -> BodyTooLargeError:
-        return BodyTooLargeError(
-            f"the unpacked body is larger than {self._max_bytes} bytes (MAX_BODY_BYTES): send "
-            "fewer texts"
-        )
 
     async def _end(self) -> Message:
         if self._ended:

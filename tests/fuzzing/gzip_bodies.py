@@ -11,7 +11,7 @@ from smart_embedder.api.context import EMBEDDING_STREAM, NATIVE_EMBEDDINGS, Requ
 from smart_embedder.engine.scheduling.fairness import LoopTurns
 from smart_embedder.errors import BodyTooLargeError, InvalidRequestError
 from smart_embedder.middleware import body as unpack_body
-from smart_embedder.middleware.body import UnpackBody
+from smart_embedder.middleware.body import LimitBody
 from tests.fuzzing.inputs import Target, check_sentence, cut, linear, outcome, read_input, seeds_of
 
 _MOST_BYTES = 1 << 12
@@ -88,6 +88,7 @@ async def _unpack(messages: list[bytes], *, is_stream: bool) -> list[bytes]:
 
     async def receive() -> dict:
         body = left.pop(0)
+        context.bytes_in += len(body)  # As `ProvideContext` does.
         return {"type": "http.request", "body": body, "more_body": bool(left)}
 
     async def read(_scope, receive, _send) -> None:
@@ -101,7 +102,7 @@ async def _unpack(messages: list[bytes], *, is_stream: bool) -> list[bytes]:
     context = RequestContext("id", "/", endpoint, "192.0.2.1")
     headers = [(b"content-encoding", b"gzip")]
     scope = {"type": "http", "state": {"context": context}, "headers": headers}
-    await UnpackBody(read, _MOST_BYTES, LoopTurns())(scope, receive, None)
+    await LimitBody(read, _MOST_BYTES, LoopTurns())(scope, receive, None)
     return pieces
 
 

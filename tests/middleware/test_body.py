@@ -9,7 +9,7 @@ import pytest
 from smart_embedder.engine.scheduling.fairness import LoopTurns
 from smart_embedder.errors import BodyTooLargeError, InvalidRequestError
 from smart_embedder.middleware import body as unpack_body
-from smart_embedder.middleware.body import LimitBody, UnpackBody
+from smart_embedder.middleware.body import LimitBody
 from tests.middleware.exchange import Inner, exchange, part_of
 
 
@@ -29,7 +29,7 @@ async def test_a_body_too_large_is_refused_before_it_is_read_or_at_the_byte_too_
 ) -> None:
     inner = Inner()
     headers = [] if announced is None else [(b"content-length", announced)]
-    request = exchange(LimitBody(inner, 100), *parts, path=path, headers=headers)
+    request = exchange(LimitBody(inner, 100, LoopTurns()), *parts, path=path, headers=headers)
     if outcome is None:
         with pytest.raises(BodyTooLargeError):
             await request
@@ -59,7 +59,7 @@ async def unpack(*messages: bytes) -> list[bytes]:
             pieces.append(message["body"])
             more = message["more_body"]
 
-    app = UnpackBody(read, 1, LoopTurns())
+    app = LimitBody(read, 1, LoopTurns())
     await exchange(app, *messages, path="/embeddings/stream", headers=PACKED)
     assert pieces.pop() == b""
     return pieces
@@ -141,7 +141,7 @@ async def test_a_client_that_leaves_a_packed_body_has_left(more: bool) -> None:
             received.append(await receive())
 
     async def leave(scope, _receive, send) -> None:
-        await UnpackBody(read, 100, LoopTurns())(scope, receive, send)
+        await LimitBody(read, 100, LoopTurns())(scope, receive, send)
 
     await exchange(leave, path="/embeddings/stream", headers=PACKED)
     end = {"type": "http.request", "body": b"", "more_body": False}
@@ -156,9 +156,9 @@ async def test_a_client_that_leaves_a_packed_body_has_left(more: bool) -> None:
 async def test_what_is_packed_counts_like_what_is_unpacked() -> None:
     """Members without content are as large as they are."""
     with pytest.raises(BodyTooLargeError, match="larger than 100 bytes"):
-        await exchange(UnpackBody(Inner(), 100, LoopTurns()), EMPTY * 6, headers=PACKED)
+        await exchange(LimitBody(Inner(), 100, LoopTurns()), EMPTY * 6, headers=PACKED)
     inner = Inner()
-    await exchange(UnpackBody(inner, 100, LoopTurns()), EMPTY * 5, headers=PACKED)
+    await exchange(LimitBody(inner, 100, LoopTurns()), EMPTY * 5, headers=PACKED)
     assert inner.body == b""
 
 
@@ -166,7 +166,7 @@ async def test_what_is_packed_counts_like_what_is_unpacked() -> None:
 async def test_what_is_unpacked_no_longer_says_that_it_is_packed_or_how_long(encoding) -> None:
     inner, packed = Inner(), gzip.compress(b"text")
     headers = [(b"content-encoding", encoding), (b"content-length", b"%d" % len(packed))]
-    await exchange(UnpackBody(inner, 100, LoopTurns()), packed, headers=[*headers, (b"a", b"b")])
+    await exchange(LimitBody(inner, 100, LoopTurns()), packed, headers=[*headers, (b"a", b"b")])
     assert inner.scope["headers"] == [(b"a", b"b")]
     assert inner.body == b"text"
 
@@ -174,7 +174,7 @@ async def test_what_is_unpacked_no_longer_says_that_it_is_packed_or_how_long(enc
 @pytest.mark.parametrize("encoding", [b"br", b"identity", b"gzip, gzip"])
 async def test_what_is_packed_otherwise_is_left_as_it_is(encoding: bytes) -> None:
     inner, headers = Inner(), [(b"content-encoding", encoding)]
-    await exchange(UnpackBody(inner, 100, LoopTurns()), b"text", headers=headers)
+    await exchange(LimitBody(inner, 100, LoopTurns()), b"text", headers=headers)
     assert (inner.scope["headers"], inner.body) == (headers, b"text")
 
 
@@ -186,7 +186,7 @@ async def test_a_body_may_unpack_to_what_a_body_may_hold_and_a_stream_to_anythin
     size: int, path: str, refused: bool
 ) -> None:
     inner, packed = Inner(), gzip.compress(b"a" * size)
-    request = exchange(UnpackBody(inner, 100, LoopTurns()), packed, path=path, headers=PACKED)
+    request = exchange(LimitBody(inner, 100, LoopTurns()), packed, path=path, headers=PACKED)
     if refused:
         with pytest.raises(BodyTooLargeError, match="the unpacked body is larger than 100 bytes"):
             await request
@@ -201,4 +201,4 @@ async def test_a_body_may_unpack_to_what_a_body_may_hold_and_a_stream_to_anythin
 )
 async def test_a_body_that_is_no_gzip_is_refused_with_the_reason(content, reason) -> None:
     with pytest.raises(InvalidRequestError, match=reason):
-        await exchange(UnpackBody(Inner(), 100, LoopTurns()), content, headers=PACKED)
+        await exchange(LimitBody(Inner(), 100, LoopTurns()), content, headers=PACKED)

@@ -16,7 +16,7 @@ from smart_embedder.api.context import context_of
 from smart_embedder.engine.scheduling.fairness import LoopTurns
 from smart_embedder.errors import StartupError
 from smart_embedder.middleware import replay
-from smart_embedder.middleware.body import UnpackBody
+from smart_embedder.middleware.body import LimitBody
 from smart_embedder.middleware.replay import LogForReplay, ReplayLog
 from smart_embedder.observability.metrics import LEFT_OUT, Metrics
 from tests.middleware.exchange import exchange
@@ -132,7 +132,7 @@ async def test_an_answer_that_fails_midway_is_not_written(tmp_path: Path) -> Non
 
 async def test_a_packed_body_is_written_as_it_is_unpacked(tmp_path: Path) -> None:
     log, packed = Log(tmp_path), zlib.compress(BODY, wbits=31)
-    app = UnpackBody(LogForReplay(Answering(), log.log), 1000, LoopTurns())
+    app = LimitBody(LogForReplay(Answering(), log.log), 1000, LoopTurns())
     await exchange(app, packed, headers=[(b"content-encoding", b"gzip")])
     assert [each["body"] for each in log.lines()] == [BODY.decode()]
 
