@@ -227,7 +227,7 @@ def _middleware(service: Service, watch: LoopWatch) -> list[Middleware]:
             stream_seconds=settings.request_timeout,
             turns=service.turns,
         ),
-        Middleware(AnswerWork, paths),
+        Middleware(AnswerWork),
     ]
 
 

@@ -6,7 +6,7 @@ Which dialects there are, and where, each one's router tells.
 import re
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Protocol
 
 from starlette.datastructures import Headers
@@ -167,7 +167,7 @@ class RequestContext:
     """The facts of one request; middleware and endpoints fill in what they learn.
 
     `endpoint` is None for a request that is no POST for work. `dialects` and `operations` are those
-    of the path; if there are several, the body decides, and until it has been read, errors are
+    of its `place`; if there are several, the body decides, and until it has been read, errors are
     answered in the shapes of all dialects. `status` is None until the response begins;
     `error_status` is the native status of an error, whatever the dialect's is. `counts` holds
     numbers for the log line, `stages` the times for the trace. Only a stream has `memory`. `answer`
@@ -184,7 +184,7 @@ class RequestContext:
     client_address: str
     dialects: tuple[Dialect, ...] = (NATIVE,)
     operations: tuple[Operation, ...] = ()
-    is_health_check: bool = False
+    place: Place = field(default_factory=partial(Place, "/"))
     token_name: str | None = None
     error_code: str | None = None
     error_status: int | None = None

@@ -23,8 +23,6 @@ from smart_embedder.access.rate_limit import Buckets
 from smart_embedder.api.body import read_body
 from smart_embedder.api.catalogue import ModelCatalogue, Role, ServedModel
 from smart_embedder.api.context import (
-    Paths,
-    Place,
     RequestContext,
     context_of,
     preference,
@@ -239,19 +237,15 @@ class AnswerWork:
     Its router compares a request with every path, and makes objects for what no operation needs.
     """
 
-    def __init__(self, app: ASGIApp, paths: Paths) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         self.app = app
-        self._paths = paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Respond to a POST for an operation."""
-        place: Place | None = None
-        if working_endpoint(scope) is not None:
-            place, scope["path_params"] = self._paths.find(context_of(scope).route)
-        if place is None or not place.operations:
+        if working_endpoint(scope) is None or not context_of(scope).operations:
             await self.app(scope, receive, send)
             return
-        scope["route"] = place
+        scope["route"] = context_of(scope).place
         request = Request(scope, receive, send)
         try:
             response = await respond(request)

@@ -184,7 +184,7 @@ class RequireTokenAndLimitRate:
     def _is_public(self, context: RequestContext) -> bool:
         """Whether the request needs no token; a request for work always needs one."""
         path = context.route
-        public = path == "/" or context.is_health_check or _is_below(path, self._public)
+        public = path == "/" or context.place.is_health_check or _is_below(path, self._public)
         return public and context.endpoint is None
 
 

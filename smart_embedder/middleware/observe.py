@@ -96,7 +96,7 @@ class ProvideContext:
         bare = path.rstrip("/\n")
         normalized = EMBEDDING_ENDPOINT if f"{bare}/" == EMBEDDING_ENDPOINT else bare or "/"
         scope["root_path"], scope["path"] = prefix, prefix + normalized
-        place, _ = self._paths.find(normalized)
+        place, scope["path_params"] = self._paths.find(normalized)
         # FastAPI would parse both for every endpoint: 64 KiB of a query in 20 ms, and of a cookie's
         # backslashes, whose time grows with the square of their number, in six seconds.
         query, scope["query_string"] = scope.get("query_string", b""), b""
@@ -107,7 +107,7 @@ class ProvideContext:
             endpoint=place.endpoint if scope["method"] == "POST" else None,
             dialects=place.dialects,
             operations=place.operations,
-            is_health_check=place.is_health_check,
+            place=place,
             client_address=network_key(client_address(peer, forwarded_for, self._trusted_proxies))
             if forwarded_for
             else key_of_peer(peer),
