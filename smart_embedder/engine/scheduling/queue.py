@@ -40,14 +40,14 @@ class JobQueue:
         self._consumers: list[QueueConsumer] = []
         self._virtual_time = 0.0
         self._most_tokens = 0
-        self._waiting_tokens = 0
         self._handed_over: deque[Batch] = deque()
         self._closed_for: SmartEmbedderError | None = None
 
     @property
     def waiting_tokens(self) -> int:
         """Tokens that wait for the device."""
-        return self._waiting_tokens + sum(batch.tokens for batch in self._handed_over)
+        waiting = sum(job.waiting_tokens for job in self._jobs)
+        return waiting + sum(batch.tokens for batch in self._handed_over)
 
     @property
     def jobs(self) -> list[Job]:
@@ -97,7 +97,6 @@ class JobQueue:
             flow.virtual_start = max(flow.virtual_start, self._virtual_time)
         flow.jobs += 1
         self._jobs[job] = flow
-        self._waiting_tokens += job.waiting_tokens
         job.virtual_start, job.leave_queue = flow.virtual_time, self._leave
         serving = [each for each in self._consumers if each.serves(job.model)]
         idle = [each for each in serving if each.idle]
@@ -171,7 +170,6 @@ class JobQueue:
         if job.waiting_tokens > limits.max_tokens or stop - job.taken > most:
             return None
         self._most_tokens = max(self._most_tokens, limits.max_tokens)
-        self._waiting_tokens -= job.waiting_tokens
         batch = Batch(job.model, [BatchSlice(job, job.taken, stop)])
         job.take(stop - job.taken, time.perf_counter())
         return batch
@@ -204,28 +202,23 @@ class JobQueue:
         Virtual time is then at least that of the earliest flow that waits, and idle flows that it
         has passed are dropped: a client that worked alone for a while is at no disadvantage later.
         """
-        weights: dict[Flow, float] = {}
-        shares: dict[Flow, float] = {}
-        for job, flow in self._jobs.items():
-            weights[flow] = weights.get(flow, 0.0) + job.weight
-            shares[flow] = max(shares.get(flow, 0.0), job.weight)
+        waiting = _by_flow(self._jobs)
+        shares = {flow: max(job.weight for job in own) for flow, own in waiting.items()}
+        sums = {flow: sum(job.weight for job in own) for flow, own in waiting.items()}
         for each in batch.slices:
             flow = self._jobs[each.job]
             flow.virtual_start += each.tokens / shares[flow]
-            flow.virtual_time += each.tokens / weights[flow]
+            flow.virtual_time += each.tokens / sums[flow]
         self._virtual_time += batch.tokens / sum(shares.values())
         self._most_tokens = max(self._most_tokens, batch.tokens)
-        self._waiting_tokens -= batch.tokens
         now = time.perf_counter()
         for each in batch.slices:
             each.job.take(each.count, now)
-        earliest: dict[Flow, float] = {}
-        for job, flow in self._jobs.items():
-            earliest[flow] = min(earliest.get(flow, job.virtual_start), job.virtual_start)
-        for flow, start in earliest.items():
-            flow.virtual_time = max(flow.virtual_time, start)
-        if earliest:
-            first = min(flow.virtual_start for flow in earliest)
+        left = _by_flow(self._jobs)
+        for flow, own in left.items():
+            flow.virtual_time = max(flow.virtual_time, min(job.virtual_start for job in own))
+        if left:
+            first = min(flow.virtual_start for flow in left)
             self._virtual_time = max(self._virtual_time, first)
         for client, flow in list(self._flows.items()):
             if not flow.jobs and flow.virtual_start <= self._virtual_time:
@@ -234,7 +227,6 @@ class JobQueue:
     def _leave(self, job: Job) -> None:
         flow = self._jobs.pop(job)
         flow.jobs -= 1
-        self._waiting_tokens -= job.waiting_tokens
         if not self._jobs:  # Nobody is ahead of anybody.
             self._flows.clear()
 
