@@ -178,24 +178,18 @@ def assign_models(models: LoadedModels, request: EmbedRequest, prompt: str) -> l
     Only the model that makes dense vectors reads `prompt`; another one reads its own default. Only
     models that tell queries from documents read the input type.
     """
+
+    def task(model: Embedder, outputs: Outputs, prompt: str) -> Task:
+        input_type = request.input_type if model.reads_input_type else None
+        return Task(model, outputs, request.texts, prompt, input_type)
+
     outputs, rest = request.needed, models.embedder
     if models.dense is None:
-        chosen = [(rest, outputs, prompt)]
-    else:
-        of_dense = Outputs(dense=outputs.dense, states=outputs.states)
-        of_rest = replace(outputs, dense=False, states=False)
-        both = (models.dense, of_dense, prompt), (rest, of_rest, rest.default_prompt)
-        chosen = [each for each in both if each[1]]
-    return [
-        Task(
-            model,
-            kinds,
-            request.texts,
-            text_before,
-            request.input_type if model.reads_input_type else None,
-        )
-        for model, kinds, text_before in chosen
-    ]
+        return [task(rest, outputs, prompt)]
+    of_dense = Outputs(dense=outputs.dense, states=outputs.states)
+    of_rest = replace(outputs, dense=False, states=False)
+    both = task(models.dense, of_dense, prompt), task(rest, of_rest, rest.default_prompt)
+    return [each for each in both if each.outputs]
 
 
 def _rows(task: Task, embeddings: Sequence[TextEmbedding]) -> int:

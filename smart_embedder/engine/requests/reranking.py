@@ -15,7 +15,7 @@ from smart_embedder.engine.checks import (
     text_truncations,
 )
 from smart_embedder.engine.devices.thread import run_preempting_call
-from smart_embedder.engine.model import Classifier, Embedder, LoadedModels, Model, Reranker
+from smart_embedder.engine.model import Classifier, Embedder, LoadedModels, Reranker
 from smart_embedder.engine.records import (
     ClassificationRequest,
     ClassificationResult,
@@ -131,7 +131,7 @@ class ScoringPipeline:
                 f"the labels of these {len(sequences)} inputs",
                 "send fewer inputs or shorter ones",
             )
-            job = self._job(model, sequences, Outputs(logits=True), request)
+            job = self._make_job(request)(model, sequences, Outputs(logits=True))
             logits = await self._admission.run(job)
         timings = timings_of(started, tokenized=[stage], jobs=[job])
         return ClassificationResult(model.labels, logits, truncations, tokens, timings)
@@ -147,7 +147,7 @@ class ScoringPipeline:
         tokens += sum([pair.passage_kept for pair in pairs])
         request.answer.need(TOKEN_ID_BYTES * tokens, *_tokens_needed(tokens))
         sequences = [pair.sequence for pair in pairs]
-        job = self._job(model, sequences, Outputs(), request)
+        job = self._make_job(request)(model, sequences, Outputs())
         scores = await self._admission.run(job)
         if request.normalize and model.scores_are_logits:
             scores = sigmoid(scores)
@@ -189,11 +189,11 @@ class ScoringPipeline:
         largest = max(sum(sizes[query] for query in group) for group in groups)
         request.answer.need(TOKEN_ID_BYTES * tokens + largest, *_tokens_needed(tokens))
         parts: dict[int, PartScores] = {}
-        jobs: list[Job] = []
+        jobs, make_job = list[Job](), self._make_job(request)
 
         async def compute(ids: Sequence[TokenSequence], reduce: Reduce | None = None) -> list[Any]:
             spent = sum(job.inference_seconds for job in jobs)
-            job = self._job(model, ids, kinds, request, time_spent=spent, reduce=reduce)
+            job = make_job(model, ids, kinds, time_spent=spent, reduce=reduce)
             results = await self._admission.run(job)
             job.forget()
             jobs.append(job)
@@ -212,26 +212,14 @@ class ScoringPipeline:
         timings = timings_of(started, tokenized=[stage], jobs=jobs)
         return RerankResult(scores, ordered, truncations, tokens, timings)
 
-    def _job(
-        self,
-        model: Model,
-        sequences: Sequence[TokenSequence],
-        outputs: Outputs,
-        request: ScoringRequest,
-        *,
-        time_spent: float = 0.0,
-        reduce: Reduce | None = None,
-    ) -> Job:
-        return Job(
-            model,
-            sequences,
-            outputs,
+    def _make_job(self, request: ScoringRequest) -> "partial[Job]":
+        """A `Job` of this request, of what it is called with."""
+        return partial(
+            Job,
             purpose=Purpose.RERANKING,
             client=request.client,
             weight=weight_of(request.urgency),
             time_limit=self._time_limit,
-            time_spent=time_spent,
-            reduce=reduce,
         )
 
 
