@@ -324,18 +324,18 @@ class EntryLoader:
         self, entry: ModelEntry, folder: Path, placements: Sequence[_Placement]
     ) -> PlacedModels:
         """Load it on each device; those on one memory node share a copy."""
-        copies: dict[tuple[str, int], _OnNode] = {}
+        copies: dict[tuple[str, int], embedders.DeviceModel[Any]] = {}
+        measured: dict[tuple[str, int], Measured] = {}
         kept = self._settings.canaries_folder(folder)
         with reading():
             for each in placements:
                 if each.node not in copies:
-                    load = partial(self._load_on, each, entry, folder)
-                    copies[each.node] = _OnNode(each.run(load), kept)
+                    copies[each.node] = each.run(partial(self._load_on, each, entry, folder))
         trim_heap()
         first = copies[placements[0].node]
         return PlacedModels(
-            tuple(self._placed(each, copies[each.node]) for each in placements),
-            lambda: first.model.info,
+            tuple(self._placed(each, copies[each.node], kept, measured) for each in placements),
+            lambda: first.info,
             config.read_config(folder).get(config.DEMO_KEY),
         )
 
@@ -375,22 +375,26 @@ class EntryLoader:
             cpu_threads=None if share is None else share.threads,
         )
 
-    def _placed(self, placement: _Placement, on_node: "_OnNode") -> PlacedModel:
-        model = on_node.model
+    def _placed(
+        self,
+        placement: _Placement,
+        model: embedders.DeviceModel[Any],
+        canaries: Path,
+        measured: dict[tuple[str, int], Measured],
+    ) -> PlacedModel:
+        """The model on a device; each copy of it is `measured` once, by its node."""
 
         def measure(thoroughly: bool) -> Iterator[Measured | None]:
-            if on_node.measured is None:
-                for _ in model.capture_graphs_in_steps():
-                    yield None
-                at_once = len(CANARIES) if thoroughly else 1
-                yield from model.compare_canaries(on_node.canaries, at_once)
+            if placement.node not in measured:
+                yield from model.capture_graphs_in_steps()
+                yield from model.compare_canaries(canaries, len(CANARIES) if thoroughly else 1)
                 longest_run = math.inf if thoroughly else _LONGEST_RUN
                 for found in probe(model, placement.device, longest_run):
                     if found is None:
                         yield None
                         continue
                     budget = named_or_chosen(found, self._settings.max_batch_tokens)
-                    on_node.measured = Measured(budget.tokens, budget.seconds_per_token)
+                    measured[placement.node] = Measured(budget.tokens, budget.seconds_per_token)
                     log.info(
                         "token_budget",
                         model=model.name,
@@ -398,23 +402,11 @@ class EntryLoader:
                         tokens=budget.tokens,
                         reason=budget.reason,
                     )
-            yield on_node.measured
+            yield measured[placement.node]
 
         free = choose.memory_freer(placement.device)
         device = _described(placement, model.info)
         return PlacedModel(model, device, measure, free, placement.bind_thread)
-
-
-@dataclass(slots=True, eq=False)
-class _OnNode:
-    """The copy of a model that the workers of one memory node share, measured once.
-
-    Its canaries are compared with those in the folder `canaries`.
-    """
-
-    model: embedders.DeviceModel[Any]
-    canaries: Path
-    measured: Measured | None = None
 
 
 def _placements_of(entry: ModelEntry, workers: Sequence[_Placement]) -> Iterator[_Placement]:
