@@ -132,10 +132,8 @@ class ModelPool:
         """
         group = self._groups[name]
         for each in group.members:
-            if each.placed is None and (refusal := each.refusal) is not None:
-                raise refusal
             if each.placed is None:
-                raise ModelNotLoadedError(
+                raise each.refusal or ModelNotLoadedError(
                     f"the model {each.name} is not loaded now: the next request for vectors or "
                     "scores of it loads it"
                 )
