@@ -182,7 +182,10 @@ class SyncEngine:
         with self._stopping:
             if self._thread.is_alive():
                 self._wait_for(self._engine.stop())
-                self._end_loop()
+                self._wait_for(self._finish())
+                self._loop.call_soon_threadsafe(self._loop.stop)
+                self._thread.join()
+                self._loop.close()
 
     def embed(self, texts: Sequence[str], **options: Any) -> Vectors:
         """As `Engine.embed`."""
@@ -202,12 +205,6 @@ class SyncEngine:
         except BaseException:  # Such as Ctrl+C: nobody waits for the result any more.
             future.cancel()
             raise
-
-    def _end_loop(self) -> None:
-        asyncio.run_coroutine_threadsafe(self._finish(), self._loop).result()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
 
     async def _finish(self) -> None:
         """Let what was cancelled end, such as a start, which ends its threads; then the pool's."""

@@ -12,10 +12,9 @@ from pathlib import Path
 from zipfile import BadZipFile
 
 import numpy as np
-import numpy.typing as npt
 import structlog
 
-from smart_embedder.engine.records import FloatArray, SparseVector, TextEmbedding
+from smart_embedder.engine.records import FloatArray, SparseVector, TextEmbedding, TokenIds
 from smart_embedder.engine.space import VectorSpace
 
 log = structlog.get_logger(__name__)
@@ -49,16 +48,14 @@ class KindCanaries:
     """
 
     rows: FloatArray
-    columns: npt.NDArray[np.int64] | None = None
+    columns: TokenIds | None = None
 
     @classmethod
     def of_sparse(cls, vectors: Sequence[SparseVector]) -> "KindCanaries":
         """Of the sparse vector of each canary."""
         columns = np.unique(np.concatenate([each.indices for each in vectors]))
-        rows = np.zeros((len(vectors), len(columns)), np.float32)
-        for row, vector in zip(rows, vectors, strict=True):
-            row[np.searchsorted(columns, vector.indices)] = vector.values
-        return cls(rows, columns)
+        rows = [_spread(each.values, each.indices, columns) for each in vectors]
+        return cls(np.stack(rows), columns)
 
     def distances(self, other: "KindCanaries") -> FloatArray:
         """How much each row differs from the other's: |a - b|^2 / (|a|^2 + |b|^2).
@@ -69,18 +66,20 @@ class KindCanaries:
         first, second, least = self.rows, other.rows, 1e-12
         if self.columns is not None and other.columns is not None:
             columns, least = np.union1d(self.columns, other.columns), _LIGHT
-            first, second = self._spread(columns), other._spread(columns)  # noqa: SLF001 - its own
+            first = _spread(first, self.columns, columns)
+            second = _spread(second, other.columns, columns)
         if first.shape != second.shape:
             return np.full(len(first), 2, np.float32)
         lengths = (first**2).sum(axis=1) + (second**2).sum(axis=1)
         distances: FloatArray = ((first - second) ** 2).sum(axis=1) / np.maximum(lengths, least)
         return distances
 
-    def _spread(self, columns: npt.NDArray[np.int64]) -> FloatArray:
-        rows = np.zeros((len(self.rows), len(columns)), np.float32)
-        if self.columns is not None:
-            rows[:, np.searchsorted(columns, self.columns)] = self.rows
-        return rows
+
+def _spread(numbers: FloatArray, columns: TokenIds, among: TokenIds) -> FloatArray:
+    """`numbers` `[..., columns]` at their places among more columns; zero at all others."""
+    spread = np.zeros((*numbers.shape[:-1], len(among)), np.float32)
+    spread[..., np.searchsorted(among, columns)] = numbers
+    return spread
 
 
 def canaries_of(embeddings: Sequence[TextEmbedding]) -> dict[str, KindCanaries]:

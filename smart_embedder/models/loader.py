@@ -182,7 +182,6 @@ def _make_embedder(
     target: Target,
     overrides: config.SentenceOverrides,
 ) -> embedders.EmbeddingModel:
-    pooling = None
     for module in config.read_modules(folder):
         if module.kind in _SPARSE_ALONE:
             raise StartupError(
@@ -190,11 +189,8 @@ def _make_embedder(
                 "SpladePooling is"
             )
         if module.kind == "SpladePooling":
-            pooling = module.folder
-            break
-    if pooling is not None:
-        overrides.refuse("pooling", "normalize", for_model=f"{name}, a SPLADE model")
-        return SpladeEmbedder(name, folder, max_length, target, pooling=pooling)
+            overrides.refuse("pooling", "normalize", for_model=f"{name}, a SPLADE model")
+            return SpladeEmbedder(name, folder, max_length, target, pooling=module.folder)
     if is_colbert(folder):
         every = ("pooling", "normalize", "query_prompt", "document_prompt")
         overrides.refuse(*every, for_model=f"{name}, a ColBERT model")

@@ -61,17 +61,16 @@ class FairSemaphore:
         if not self._held[client]:
             del self._held[client]
         self._free += 1
-        turns: dict[str, asyncio.Future[None]] = {}
-        for each, waiters in self._waiters.items():
-            for turn in waiters:
-                if not turn.done():
-                    turns[each] = turn
-                    break
-        if turns:
+        waiting = {
+            each: turn
+            for each, turns in self._waiters.items()
+            if (turn := next((turn for turn in turns if not turn.done()), None)) is not None
+        }
+        if waiting:
             # Who holds the fewest; of equals another one than `client`, so that two alternate.
-            chosen = min(turns, key=lambda each: (self.held_by(each), each == client))
+            chosen = min(waiting, key=lambda each: (self.held_by(each), each == client))
             self.try_acquire(chosen)
-            turns[chosen].set_result(None)
+            waiting[chosen].set_result(None)
             # Last in the order, so that clients that hold equally many alternate.
             self._waiters[chosen] = self._waiters.pop(chosen)
 
