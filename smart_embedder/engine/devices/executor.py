@@ -5,7 +5,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -83,6 +83,7 @@ class InFlight:
         return self.expected_seconds - elapsed if elapsed < self.expected_seconds else elapsed / 2
 
 
+@dataclass(eq=False)
 class DeviceExecutor:
     """Runs batches one after the other on one device until it is cancelled or the device fails.
 
@@ -95,34 +96,25 @@ class DeviceExecutor:
     taken so long that it may never return.
     """
 
-    def __init__(
-        self,
-        name: str,
-        queue: JobQueue,
-        launching: DeviceThread,
-        collecting: DeviceThread | None,
-        *,
-        limit: limits.ForwardLimit,
-        metrics: Metrics,
-        free_memory: Callable[[], object],
-        models: dict[Model, limits.Served],
-        batch_wait: float,
-        on_lost: Callable[[], None],
-    ) -> None:
-        self.name = name
-        self.launching = launching
-        self.free_memory = free_memory
-        self.limit = limit
-        self.models = models
-        self.watchdog = limits.DeviceWatchdog(on_lost)
+    name: str
+    queue: JobQueue
+    launching: DeviceThread
+    collecting: DeviceThread | None
+    _: KW_ONLY
+    limit: limits.ForwardLimit
+    metrics: Metrics
+    free_memory: Callable[[], object]
+    models: dict[Model, limits.Served]
+    batch_wait: float
+    on_lost: Callable[[], None]
+
+    def __post_init__(self) -> None:
+        """It serves its part of the queue from now on."""
+        self.watchdog = limits.DeviceWatchdog(self.on_lost)
         self.rate = limits.ServiceRate()
         self.failed = False
-        self.most_batches = 1 if collecting is None else 2
-        self._consumer = queue.consumer(self.serves)
-        self._collecting = collecting
-        self._metrics = metrics
-        self._batch_wait = batch_wait
-        self._on_lost = on_lost
+        self.most_batches = 1 if self.collecting is None else 2
+        self._consumer = self.queue.consumer(self.serves)
         self._slots = asyncio.Semaphore(self.most_batches)
         self._in_flight: set[InFlight] = set()
         self._last_done = asyncio.Event()
@@ -166,12 +158,11 @@ class DeviceExecutor:
 
     async def _serve_once(self, tasks: asyncio.TaskGroup) -> None:
         await self._consumer.wait()
-        if self._batch_wait:
-            await asyncio.sleep(self._batch_wait)
+        if self.batch_wait:
+            await asyncio.sleep(self.batch_wait)
         await self._slots.acquire()
         # As late as possible, so that the batch can hold jobs that arrived meanwhile.
-        queue = self._consumer.queue
-        batch = None if self.failed else queue.take(self._limits_of, self.serves)
+        batch = None if self.failed else self.queue.take(self._limits_of, self.serves)
         if batch is None:
             self._slots.release()
             return
@@ -186,10 +177,10 @@ class DeviceExecutor:
         if batch.handed_over:
             # It has failed another device, and may fail this one: it runs beside no other.
             await in_flight.device_free.wait()
-        if batch.handed_over or (self._collecting is None and seconds <= WORTH_PREEMPTING):
+        if batch.handed_over or (self.collecting is None and seconds <= WORTH_PREEMPTING):
             await self._execute(in_flight)
             return
-        if self._collecting is None:
+        if self.collecting is None:
             self._let_short_jobs_preempt(in_flight, tasks)
         tasks.create_task(self._execute(in_flight))
         await in_flight.launched.wait()
@@ -218,20 +209,20 @@ class DeviceExecutor:
         If that may never return, the job must not wait for it.
         """
         if self.watchdog.stuck_seconds:
-            self._on_lost()
+            self.on_lost()
         elif self._preemption is not None:
             self._preemption.offer([job])
 
     async def close(self, seconds: float) -> None:
         """End its threads; a running forward gets `seconds` to return."""
-        threads = (self.launching, self._collecting)
+        threads = (self.launching, self.collecting)
         await asyncio.gather(*(each.close(seconds) for each in threads if each is not None))
 
     async def _execute(self, in_flight: InFlight) -> None:
         for each in in_flight.batch.slices:
             taken_at, is_first = each.job.first_taken_at, each.start == 0
             if taken_at is not None and is_first and not in_flight.batch.handed_over:
-                self._metrics.queue_wait.observe(taken_at - each.job.enqueued_at)
+                self.metrics.queue_wait.observe(taken_at - each.job.enqueued_at)
         try:
             await self._run_batch(in_flight, in_flight.batch)
         except BaseException:  # It ends the consumer: its callers must not wait for ever.
@@ -287,16 +278,15 @@ class DeviceExecutor:
         if was_serving:
             self.rate = limits.ServiceRate()
             log.error("device_failed", device=self.name, exc_info=error)
-            self._on_lost()
+            self.on_lost()
 
     def _hand_over(self, batch: Batch, error: errors.DeviceFailedError) -> None:
         """Give a batch to another device; it fails with `error` if none has its model."""
-        queue = self._consumer.queue
-        if not queue.is_served(batch.model):
+        if not self.queue.is_served(batch.model):
             batch.fail(error)
             return
         log.warning("batch_handed_over", model=batch.model.name, tokens=batch.tokens)
-        queue.hand_over(batch)
+        self.queue.hand_over(batch)
 
     def _complete(self, in_flight: InFlight, results: list[Any]) -> None:
         batch = in_flight.forward
@@ -312,7 +302,7 @@ class DeviceExecutor:
         elif began > preempted.turn.launched_at > 0:
             preempted.preempted_seconds += seconds
         self.models[batch.model].budget.recover()
-        metrics, counts = self._metrics, Counter[Purpose]()
+        metrics, counts = self.metrics, Counter[Purpose]()
         for each in batch.slices:
             counts[each.job.purpose] += each.count
         metrics.tokens.labels(batch.model.name).inc(batch.tokens)
@@ -331,7 +321,7 @@ class DeviceExecutor:
         if not halves[0].slices:
             batch.fail(error)
             return
-        self._metrics.splits.inc()
+        self.metrics.splits.inc()
         budget = self.models[batch.model].budget
         budget.shrink(batch.tokens)
         left = budget.limits.max_tokens
@@ -374,14 +364,14 @@ class DeviceExecutor:
             turn.launched_at, in_flight.preempted_seconds = now, 0.0
             in_flight.first_launched_at = in_flight.first_launched_at or now
             collect = batch.launch(model)
-            return collect() if self._collecting is None else collect
+            return collect() if self.collecting is None else collect
 
         guarded_launch = partial(guarded, launch, self.free_memory)
         launched = await self.launching.run(guarded_launch, preempts=preempts)
-        if self._collecting is not None:
+        if self.collecting is not None:
             in_flight.launched.set()
             collect = partial(guarded, launched, self.free_memory)
-            launched = await self._collecting.run(collect)
+            launched = await self.collecting.run(collect)
         results: list[Any] = launched
         return results
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import math
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -12,7 +11,6 @@ from smart_embedder.engine.devices import limits
 from smart_embedder.engine.devices.executor import DeviceExecutor, consumer_ended
 from smart_embedder.engine.devices.thread import DeviceThread, ThreadFactory, guarded
 from smart_embedder.engine.model import (
-    DeviceInfo,
     Model,
     PlacedModel,
     PlacedModels,
@@ -70,13 +68,10 @@ class DevicePool:
     async def _add_to_device(
         self, model: Model, placed_model: PlacedModel, *, thoroughly: bool
     ) -> None:
-        device = placed_model.device
-        own = (each for each in self._executors if each.name == device.name)
-        executor = next(own, None)
+        name = placed_model.device.name
+        executor = next((each for each in self._executors if each.name == name), None)
         if executor is None:
-            name = f"device-{len(self._executors)}"
-            thread = self._make_thread(name, placed_model.prepare_thread)
-            executor = self._start_worker(device, thread, placed_model.free_memory)
+            executor = self._start_worker(placed_model)
             thoroughly = True  # Nobody else waits there.
         steps, measured = placed_model.measure(thoroughly), None
         while measured is None:  # One call in the device's thread for each step.
@@ -174,21 +169,19 @@ class DevicePool:
             await asyncio.wait({consumer})
         await asyncio.gather(*(executor.close(seconds) for executor in self._executors))
 
-    def _start_worker(
-        self, device: DeviceInfo, thread: DeviceThread, free_memory: Callable[[], object]
-    ) -> DeviceExecutor:
-        name, on_gpu = device.name, device.gpu_available
+    def _start_worker(self, placed: PlacedModel) -> DeviceExecutor:
+        name, on_gpu = placed.device.name, placed.device.gpu_available
         executor = DeviceExecutor(
             name,
             self._queue,
-            thread,
+            self._make_thread(f"device-{len(self._executors)}", placed.prepare_thread),
             self._make_thread(f"{name}-results", None) if on_gpu else None,
             limit=limits.ForwardLimit(
                 self._settings.gpu_process_timeout,
                 limits.GPU_SECONDS if on_gpu else limits.CPU_SECONDS,
             ),
             metrics=self._metrics,
-            free_memory=free_memory,
+            free_memory=placed.free_memory,
             models={},
             batch_wait=self._settings.batch_wait_ms / 1000,
             on_lost=self._fail_what_has_no_device,
