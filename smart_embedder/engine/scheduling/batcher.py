@@ -213,31 +213,41 @@ def form_batch(jobs: Mapping[Job, Flow], limits_of: LimitsOf) -> Batch:
             client = clients[flow] = _ActiveFlow(flow.virtual_start)
         client.weight = max(client.weight, job.weight)
         client.candidates.append(_candidate(job, order, job.taken, job.virtual_start))
-    turns: list[_Turn] = []
     for client in clients.values():
         heapq.heapify(client.candidates)
-        turns.append(client.turn())
+    turns = [client.turn() for client in clients.values()]
     heapq.heapify(turns)
     model = turns[0].client.candidates[0].job.model
-    filling = _Filling(model, limits_of(model))
+    limits = limits_of(model)
+    most_tokens = tokens_left = limits.max_tokens
+    sequences_left = limits.max_sequences or most_tokens
+    sequences_left = min(sequences_left, model.max_batch_sequences or sequences_left)
+    stops: dict[Job, int] = {}
     # The earliest virtual finish of a client of which all that waits was passed over.
     passed_over = math.inf
-    while turns and filling.tokens_left > 0 and filling.sequences_left > 0:
+    while turns and tokens_left > 0 and sequences_left > 0:
         client = heapq.heappop(turns).client
         candidate = heapq.heappop(client.candidates)
-        room = min(filling.tokens_left, filling.most_tokens - client.lead(candidate, passed_over))
-        if filling.fits(candidate, room):
-            client.advance(candidate, *filling.add(candidate, room))
+        job, start = candidate.job, candidate.start
+        room = min(tokens_left, most_tokens - client.lead(candidate, passed_over))
+        may_join = job.model is model and (
+            job in stops or len(stops) < (limits.max_requests or most_tokens)
+        )
+        if not stops or (may_join and candidate.tokens <= room):
+            at_once = int(min(most_tokens // _ROUNDS, room))
+            after, tokens = candidate.extended(at_once, sequences_left)
+            stops[job] = after
+            sequences_left -= after - start
+            tokens_left -= tokens
+            client.advance(candidate, after, tokens)
         else:
-            would_fit = filling.fits(candidate, filling.tokens_left)
-            client.pass_over(candidate, is_ahead=would_fit)
+            client.pass_over(candidate, is_ahead=may_join and candidate.tokens <= tokens_left)
         if client.candidates:
             heapq.heappush(turns, client.turn())
         elif client.passed_over < math.inf:
             finish = client.virtual_start + QUANTUM_TOKENS / client.weight
             passed_over = min(passed_over, finish)
-    slices = [BatchSlice(job, job.taken, stop) for job, stop in filling.stops.items()]
-    return Batch(model, slices)
+    return Batch(model, [BatchSlice(job, job.taken, stop) for job, stop in stops.items()])
 
 
 class _Candidate(NamedTuple):
@@ -249,6 +259,20 @@ class _Candidate(NamedTuple):
     job: Job
     start: int
     tokens: int
+
+    def extended(self, most: int, sequences: int) -> tuple[int, int]:
+        """The end and the tokens of this sequence and those behind it, as many as a turn holds.
+
+        They have at most so many tokens, and are at most so many `sequences`.
+        """
+        after, tokens = self.start + 1, self.tokens
+        count = max(0, min(most - tokens, sequences - 1))
+        for ids in self.job.sequences[after : after + count]:
+            if tokens + len(ids) > most:
+                break
+            tokens += len(ids)
+            after += 1
+        return after, tokens
 
 
 def _candidate(job: Job, order: int, start: int, virtual_start: float) -> _Candidate:
@@ -312,42 +336,3 @@ class _ActiveFlow:
         if after < len(job.sequences):
             start = chosen.virtual_start + tokens / job.weight
             heapq.heappush(self.candidates, _candidate(job, chosen.order, after, start))
-
-
-class _Filling:
-    """A batch of one model while it is formed; `stops` are the ends of its slices."""
-
-    def __init__(self, model: Model, limits: Limits) -> None:
-        self._model = model
-        self.most_tokens = self.tokens_left = limits.max_tokens
-        self._turn_tokens = limits.max_tokens // _ROUNDS
-        self._max_requests = limits.max_requests or limits.max_tokens
-        most = limits.max_sequences or limits.max_tokens
-        self.sequences_left = min(most, model.max_batch_sequences or most)
-        self.stops: dict[Job, int] = {}
-
-    def fits(self, candidate: _Candidate, room: float) -> bool:
-        """Whether a sequence fits beside the chosen ones; the first always does."""
-        return not self.stops or (
-            candidate.job.model is self._model
-            and candidate.tokens <= room
-            and (candidate.job in self.stops or len(self.stops) < self._max_requests)
-        )
-
-    def add(self, candidate: _Candidate, room: float) -> tuple[int, int]:
-        """Take the job's next sequences, one or as many as a turn holds.
-
-        Returns the index after the last one, and their tokens.
-        """
-        job, after, tokens = candidate.job, candidate.start + 1, candidate.tokens
-        most = int(min(self._turn_tokens, room))
-        count = max(0, min(most - tokens, self.sequences_left - 1))
-        for ids in job.sequences[after : after + count]:
-            if tokens + len(ids) > most:
-                break
-            tokens += len(ids)
-            after += 1
-        self.stops[job] = after
-        self.sequences_left -= after - candidate.start
-        self.tokens_left -= tokens
-        return after, tokens
