@@ -135,11 +135,6 @@ class _Placement:
         """Where workers share one copy."""
         return self.memory, self.share.node if self.share is not None else 0
 
-    @property
-    def bind_thread(self) -> Callable[[], None] | None:
-        """What each thread that computes there calls first."""
-        return None if self.share is None else self.share.bind_thread
-
     def run(self, call: Callable[[], Result]) -> Result:
         """Run `call` on the cores of the share: the system gives a thread its own node's memory."""
         if self.share is None:
@@ -400,9 +395,10 @@ class EntryLoader:
                     )
             yield measured[placement.node]
 
-        free = choose.memory_freer(placement.device)
+        free, share = choose.memory_freer(placement.device), placement.share
+        bind_thread = None if share is None else share.bind_thread
         device = _described(placement, model.info)
-        return PlacedModel(model, device, measure, free, placement.bind_thread)
+        return PlacedModel(model, device, measure, free, bind_thread)
 
 
 def _placements_of(entry: ModelEntry, workers: Sequence[_Placement]) -> Iterator[_Placement]:
