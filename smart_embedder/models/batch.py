@@ -425,21 +425,17 @@ def find_shared_prefixes(sequences: Sequence[TokenIds]) -> tuple[Indices, Indice
     most = np.minimum(lengths[1:], lengths[:-1])
     differ = joined[_ranges(starts[1:], most)] != joined[_ranges(starts[:-1], most)]
     within = np.where(differ, _ranges(np.zeros_like(most), most), np.repeat(most, most))
-    shared = np.concatenate(([0], np.minimum.reduceat(within, _starts(most))))
+    shared = np.minimum.reduceat(within, _starts(most))
     if shared.sum() < _LEAST_SAVED * len(joined):
         return None
-    tokens = _ranges(starts, lengths)
-    computed = _ranges(np.zeros_like(starts), lengths) >= np.repeat(shared, lengths)
-    number = np.cumsum(computed) - 1
+    computed = np.ones(len(joined), bool)
+    computed[_ranges(starts[1:], shared)] = False
+    inverse = np.cumsum(computed) - 1
     # One after the other: what is taken may have been taken by the one before.
-    before = 0
-    for start, count in zip(_starts(lengths).tolist(), shared.tolist(), strict=True):
+    for (before, start), count in zip(pairwise(starts.tolist()), shared.tolist(), strict=True):
         if count:
-            number[start : start + count] = number[before : before + count]
-        before = start
-    inverse = np.empty_like(tokens)
-    inverse[tokens] = number
-    return tokens[computed], inverse
+            inverse[start : start + count] = inverse[before : before + count]
+    return np.flatnonzero(computed), inverse
 
 
 def _starts(lengths: Indices) -> Indices:
