@@ -103,19 +103,6 @@ class Block:
     padding: Padding | None = None
 
 
-def divide_into_blocks(lengths: list[int], device: torch.device) -> Iterator[Block]:
-    """Divide sequences of ascending `lengths` into blocks of equal or, if short, similar length."""
-    start = 0
-    for _, near in groupby(lengths, key=_bucket):
-        block = list(near)
-        stop, padding = start + sum(block), None
-        if block[0] < block[-1]:
-            sizes = np.array(block)
-            padding = Padding.of(start + np.cumsum(sizes) - sizes, sizes, sizes, device)
-        yield Block(start, stop, block[-1], padding)
-        start = stop
-
-
 def _bucket(length: int) -> int:
     """Sequences of one bucket form a block; long ones only with others of the same length."""
     return length if length > _LONGEST_PADDED else -(-length // _BUCKET_WIDTH) - _LONGEST_PADDED
@@ -291,7 +278,16 @@ class PackedBatch:
     @cached_property
     def blocks(self) -> list[Block]:
         """The given sequences in packed order, in blocks of equal or, if short, similar length."""
-        return list(divide_into_blocks(self.lengths[: len(self.unpack_order)], self.device))
+        blocks, start = list[Block](), 0
+        for _, near in groupby(self.lengths[: len(self.unpack_order)], key=_bucket):
+            block = list(near)
+            stop, padding = start + sum(block), None
+            if block[0] < block[-1]:
+                sizes = np.array(block)
+                padding = Padding.of(start + np.cumsum(sizes) - sizes, sizes, sizes, self.device)
+            blocks.append(Block(start, stop, block[-1], padding))
+            start = stop
+        return blocks
 
     def ends(self, end: End, multiple_of: Callable[[int], int]) -> tuple[Tensor, "PackedBatch"]:
         """The first or the last tokens `[R]` of all sequences, and a batch of these tokens alone.
