@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
 from typing import Any, cast, get_args
 
 from smart_embedder import errors
@@ -262,7 +263,7 @@ class PooledModel:
         )
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class ModelGroup:
     """The models that work together for a request; the first fields are as in `LoadedModels`."""
 
@@ -270,34 +271,31 @@ class ModelGroup:
     dense: PooledModel | None = None
     reranker: PooledModel | None = None
     late_interaction: bool = False
-    members: tuple[PooledModel, ...] = field(init=False)
-    _loaded: LoadedModels | None = field(default=None, init=False)
 
-    def __post_init__(self) -> None:
-        """Put together its members."""
+    @cached_property
+    def members(self) -> tuple[PooledModel, ...]:
+        """Those that there are."""
         models = (self.embedder, self.dense, self.reranker)
-        self.members = tuple(model for model in models if model is not None)
+        return tuple(model for model in models if model is not None)
 
-    @property
+    @cached_property
     def loaded(self) -> LoadedModels:
         """What requests work with, while all of them are loaded: until `forget`."""
-        if self._loaded is None:
-            placed, dense, reranker = self.embedder.placed, self.dense, self.reranker
-            assert placed is not None  # noqa: S101 - see above
-            embedders = [self.embedder, dense] if dense else [self.embedder]
-            self._loaded = LoadedModels(
-                cast(Embedder, self.embedder.loaded),
-                tuple(each.device for each in placed.models),
-                min(each.max_batch_tokens for each in embedders),
-                cast(Embedder, dense.loaded) if dense else None,
-                cast(Reranker, reranker.loaded) if reranker else None,
-                self.late_interaction,
-                reranker.max_batch_tokens if reranker else None,
-                tuple(each.info for each in self.members if each.info is not None),
-                placed.demo,
-            )
-        return self._loaded
+        placed, dense, reranker = self.embedder.placed, self.dense, self.reranker
+        assert placed is not None  # noqa: S101 - see above
+        embedders = [self.embedder, dense] if dense else [self.embedder]
+        return LoadedModels(
+            cast(Embedder, self.embedder.loaded),
+            tuple(each.device for each in placed.models),
+            min(each.max_batch_tokens for each in embedders),
+            cast(Embedder, dense.loaded) if dense else None,
+            cast(Reranker, reranker.loaded) if reranker else None,
+            self.late_interaction,
+            reranker.max_batch_tokens if reranker else None,
+            tuple(each.info for each in self.members if each.info is not None),
+            placed.demo,
+        )
 
     def forget(self) -> None:
         """Keep nothing of a model that is to be unloaded."""
-        self._loaded = None
+        vars(self).pop("loaded", None)
