@@ -395,14 +395,19 @@ class JoinedIds:
     The pairs of one query share the first part, which would be copied for each passage otherwise.
     """
 
-    __slots__ = ("_length", "parts")
+    __slots__ = ("_first", "_length", "_second")
 
     def __init__(self, first: TokenIds, second: TokenIds) -> None:
-        self.parts = first, second
+        self._first = first
+        self._second = second
         self._length = len(first) + len(second)
 
     def __len__(self) -> int:
         return self._length
+
+    def join(self) -> TokenIds:
+        """All of them, `[tokens]`."""
+        return np.concatenate((self._first, self._second))
 
 
 TokenSequence = TokenIds | JoinedIds
@@ -410,7 +415,7 @@ TokenSequence = TokenIds | JoinedIds
 
 def join(sequence: TokenSequence) -> TokenIds:
     """The ids of a sequence as one array, `[tokens]`."""
-    return np.concatenate(sequence.parts) if isinstance(sequence, JoinedIds) else sequence
+    return sequence.join() if isinstance(sequence, JoinedIds) else sequence
 
 
 @dataclass(frozen=True, slots=True)
