@@ -332,48 +332,42 @@ class DeviceExecutor:
     async def _compute(self, in_flight: InFlight) -> list[Any]:
         """The results of a forward, which may be above the time limits of its jobs."""
         batch, turn = in_flight.forward, in_flight.turn
-        per_token = self.models[batch.model].seconds_per_token
-        whole = partial(self.limit.of_batch, seconds_per_token=per_token)
+        served, preempts = self.models[batch.model], in_flight.preempts is not None
+        whole = partial(self.limit.of_batch, seconds_per_token=served.seconds_per_token)
         # The limits include neither the wait for the thread nor the forward before this one, which
         # may be of the batch after it if this is a half.
         alarm = limits.OverdueAlarm(lambda: in_flight.forward, turn.began, whole)
-        with self.watchdog.over(self.limit.of_device(batch, per_token)):
+        launch = partial(guarded, partial(self._launch, in_flight, served.runs), self.free_memory)
+        with self.watchdog.over(self.limit.of_device(batch, served.seconds_per_token)):
             try:
-                return await self._on_device(in_flight)
+                launched = await self.launching.run(launch, preempts=preempts)
+                if self.collecting is not None:
+                    in_flight.launched.set()
+                    collect = partial(guarded, launched, self.free_memory)
+                    launched = await self.collecting.run(collect)
             finally:
                 alarm.cancel()
                 turn.returned_at = time.perf_counter()
-
-    async def _on_device(self, in_flight: InFlight) -> list[Any]:
-        model = self.models[in_flight.batch.model].runs
-        preempts = in_flight.preempts is not None
-
-        def launch() -> Any:
-            """Look at the latest moment for whom to compute, and on what: it may have waited.
-
-            Returns the results, or with a second thread what collects them there.
-            """
-            batch = in_flight.forward.unresolved()
-            if self.failed or not batch.slices:
-                raise _NotLaunchedError
-            in_flight.forward = batch
-            turn, now = in_flight.turn, time.perf_counter()
-            if not preempts:
-                last, self._last_turn = self._last_turn, turn
-                turn.before = last if last is not None and not last.ended() else None
-            turn.launched_at, in_flight.preempted_seconds = now, 0.0
-            in_flight.first_launched_at = in_flight.first_launched_at or now
-            collect = batch.launch(model)
-            return collect() if self.collecting is None else collect
-
-        guarded_launch = partial(guarded, launch, self.free_memory)
-        launched = await self.launching.run(guarded_launch, preempts=preempts)
-        if self.collecting is not None:
-            in_flight.launched.set()
-            collect = partial(guarded, launched, self.free_memory)
-            launched = await self.collecting.run(collect)
         results: list[Any] = launched
         return results
+
+    def _launch(self, in_flight: InFlight, model: Model) -> Any:
+        """Look at the latest moment for whom to compute, and on what: it may have waited.
+
+        Returns the results, or with a second thread what collects them there.
+        """
+        batch = in_flight.forward.unresolved()
+        if self.failed or not batch.slices:
+            raise _NotLaunchedError
+        in_flight.forward = batch
+        turn, now = in_flight.turn, time.perf_counter()
+        if in_flight.preempts is None:
+            last, self._last_turn = self._last_turn, turn
+            turn.before = last if last is not None and not last.ended() else None
+        turn.launched_at, in_flight.preempted_seconds = now, 0.0
+        in_flight.first_launched_at = in_flight.first_launched_at or now
+        collect = batch.launch(model)
+        return collect() if self.collecting is None else collect
 
 
 class _NotLaunchedError(Exception):
