@@ -56,34 +56,28 @@ class DevicePool:
         """
         model = placed.models[0].model
         try:
-            for placed_model in placed.models:
-                await self._add_to_device(model, placed_model, thoroughly=thoroughly)
+            for each in placed.models:
+                name = each.device.name
+                executor = next((own for own in self._executors if own.name == name), None)
+                is_free = executor is None  # Nobody else waits there.
+                executor = executor or self._start_worker(each)
+                steps, measured = each.measure(thoroughly or is_free), None
+                while measured is None:  # One call in the device's thread for each step.
+                    step = partial(guarded, partial(next, steps), executor.free_memory)
+                    measured = await executor.launching.run(step)
+                most, settings = measured.max_batch_tokens, self._settings
+                budget = limits.TokenBudget(
+                    most, settings.max_batch_sequences, settings.max_requests_in_batch
+                )
+                executor.models[model] = limits.Served(
+                    each.model, budget, measured.seconds_per_token
+                )
         except BaseException:
             self.remove(model)
             raise
         if is_default:
             self._defaults.append(model)
         return model
-
-    async def _add_to_device(
-        self, model: Model, placed_model: PlacedModel, *, thoroughly: bool
-    ) -> None:
-        name = placed_model.device.name
-        executor = next((each for each in self._executors if each.name == name), None)
-        if executor is None:
-            executor = self._start_worker(placed_model)
-            thoroughly = True  # Nobody else waits there.
-        steps, measured = placed_model.measure(thoroughly), None
-        while measured is None:  # One call in the device's thread for each step.
-            step = partial(guarded, partial(next, steps), executor.free_memory)
-            measured = await executor.launching.run(step)
-        settings = self._settings
-        budget = limits.TokenBudget(
-            measured.max_batch_tokens, settings.max_batch_sequences, settings.max_requests_in_batch
-        )
-        executor.models[model] = limits.Served(
-            placed_model.model, budget, measured.seconds_per_token
-        )
 
     def remove(self, model: Model) -> None:
         """Remove a model, for which no job may wait."""
