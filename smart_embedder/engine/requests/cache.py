@@ -122,19 +122,19 @@ class CachedPipeline(EmbeddingPipeline):
         if self._shared is not None:
             await self._shared.close()
 
-    async def compute(self, tasks: list[Task], request: EmbedRequest) -> list[Task]:
+    async def compute(self, tasks: list[Task], request: EmbedRequest) -> None:
         """Find what was computed before, and compute the rest."""
         try:
-            computed = await self._find_or_compute(tasks, request)
+            await self._find_or_compute(tasks, request)
         except InvalidRequestError:
             # The error counts only the texts that were computed; this one counts all of them.
-            return await super().compute(tasks, request)
+            await super().compute(tasks, request)
+            return
         hold_vectors(tasks, request.answer)
         if not request.truncation.truncate and truncations_of(tasks, request):
-            return await super().compute(tasks, request)
-        return computed
+            await super().compute(tasks, request)
 
-    async def _find_or_compute(self, tasks: list[Task], request: EmbedRequest) -> list[Task]:
+    async def _find_or_compute(self, tasks: list[Task], request: EmbedRequest) -> None:
         def hash_texts() -> list[_Wanted]:
             return [
                 _Wanted(task, text, keys)
@@ -148,8 +148,7 @@ class CachedPipeline(EmbeddingPipeline):
             wanted = hash_texts()
         else:
             wanted = await self._admission.threads.run(hash_texts, texts, request.client)
-        computed: list[Task] = []
-        entries = await self._fill(request, characters, wanted, computed)
+        entries = await self._fill(request, characters, wanted)
         joined = {
             (each.task, each.text): join({kind: entries[key] for kind, key in each.keys.items()})
             for each in wanted
@@ -157,12 +156,9 @@ class CachedPipeline(EmbeddingPipeline):
         for task in tasks:
             task.read = [joined[task, text][0] for text in task.texts]
             task.embeddings = [joined[task, text][1] for text in task.texts]
-        return computed
 
-    async def _fill(
-        self, request: EmbedRequest, characters: int, wanted: list[_Wanted], computed: list[Task]
-    ) -> Entries:
-        """Find or compute every entry; adds the tasks that were `computed` for this request."""
+    async def _fill(self, request: EmbedRequest, characters: int, wanted: list[_Wanted]) -> Entries:
+        """Find or compute every entry."""
         keys = [key for each in wanted for key in each.keys.values()]
         entries = {key: entry for key in keys if (entry := self._entries.get(key)) is not None}
         joined = {
@@ -178,7 +174,7 @@ class CachedPipeline(EmbeddingPipeline):
             for work in shared:
                 await used.enter_async_context(self._used(work))
             if own:
-                begun = self._begin(request, characters, own, computed)
+                begun = self._begin(request, characters, own)
                 await used.enter_async_context(self._used(begun))
                 entries |= await asyncio.shield(begun.work)
             for work in shared:
@@ -186,12 +182,12 @@ class CachedPipeline(EmbeddingPipeline):
                 with suppress(SmartEmbedderError):
                     entries |= await asyncio.shield(work.work)
         # What failed in another request is computed once more, in this one.
-        entries |= await self._compute(request, _without(wanted, entries.keys()), computed)
+        entries |= await self._compute(request, _without(wanted, entries.keys()))
         # So is a text of which two kinds are not of the same tokens: one of them came from Redis.
         doubtful = [
             each for each in wanted if not of_one_text(entries[key] for key in each.keys.values())
         ]
-        return entries | await self._compute_missing(request, doubtful, computed)
+        return entries | await self._compute_missing(request, doubtful)
 
     def _work_to_join(self, key: str, request: EmbedRequest, characters: int) -> _SharedWork | None:
         """The running computation of this entry, if it ends no later than this request's own would.
@@ -210,11 +206,9 @@ class CachedPipeline(EmbeddingPipeline):
         )
         return work if may_join else None
 
-    def _begin(
-        self, request: EmbedRequest, characters: int, wanted: list[_Wanted], computed: list[Task]
-    ) -> _SharedWork:
+    def _begin(self, request: EmbedRequest, characters: int, wanted: list[_Wanted]) -> _SharedWork:
         """Start the computation of entries that others may join."""
-        task = asyncio.create_task(self._compute(request, wanted, computed), name="shared-work")
+        task = asyncio.create_task(self._compute(request, wanted), name="shared-work")
         keys = [key for each in wanted for key in each.keys.values() if key not in self._in_flight]
         work = _SharedWork(request, characters, keys, task)
         self._in_flight |= dict.fromkeys(keys, work)
@@ -245,9 +239,7 @@ class CachedPipeline(EmbeddingPipeline):
             if self._in_flight.get(key) is work:
                 del self._in_flight[key]
 
-    async def _compute(
-        self, request: EmbedRequest, wanted: list[_Wanted], computed: list[Task]
-    ) -> Entries:
+    async def _compute(self, request: EmbedRequest, wanted: list[_Wanted]) -> Entries:
         """Fetch entries that other processes have shared, and compute the rest."""
         found: Entries = {}
         if self._shared is not None and wanted:
@@ -256,11 +248,9 @@ class CachedPipeline(EmbeddingPipeline):
             await self._keep(found)
             self._metrics.embedding_cache_hits.labels("redis").inc(len(found))
         missing = _without(wanted, found.keys())
-        return found | await self._compute_missing(request, missing, computed)
+        return found | await self._compute_missing(request, missing)
 
-    async def _compute_missing(
-        self, request: EmbedRequest, missing: list[_Wanted], computed: list[Task]
-    ) -> Entries:
+    async def _compute_missing(self, request: EmbedRequest, missing: list[_Wanted]) -> Entries:
         """Compute entries, and keep and share them in place of any that there were."""
         if not missing:
             return {}
@@ -269,14 +259,12 @@ class CachedPipeline(EmbeddingPipeline):
         for each in missing:
             groups.setdefault((each.task, tuple(each.keys)), []).append(each)
         tasks = [
-            replace(
-                task,
-                outputs=Outputs.of(kinds),
-                texts=[each.text for each in group],
-            )
+            replace(task, outputs=Outputs.of(kinds), texts=[each.text for each in group])
             for (task, kinds), group in groups.items()
         ]
-        computed += await super().compute(tasks, request)
+        await super().compute(tasks, request)
+        for (whole, _), part in zip(groups, tasks, strict=True):
+            whole.parts.append(part)
         entries = {
             each.keys[kind]: entry
             for group, task in zip(groups.values(), tasks, strict=True)

@@ -42,7 +42,7 @@ class Task:
     The model reads `prompt` before each text. `input_type` is set only for a model that reads
     queries and documents differently. Once the task is done, `read` and `embeddings` are the tokens
     and the vectors of each text. Where they were computed, `stage` is the tokenizer's, and `job`
-    the work of the device.
+    the work of the device; where a part of them was, both are those of `parts`.
     """
 
     model: Embedder
@@ -54,6 +54,7 @@ class Task:
     embeddings: list[TextEmbedding] = field(default_factory=list)
     stage: Stage | None = None
     job: Job | None = None
+    parts: "list[Task]" = field(default_factory=list, init=False)
 
 
 def truncations_of(tasks: list[Task], request: EmbedRequest) -> list[Truncation]:
@@ -105,7 +106,7 @@ class EmbeddingPipeline:
         async with self._admission.accepted.scope():
             started = time.perf_counter()
             tasks = assign_models(models, request, prompt=check_embedding(models, request))
-            computed = await self.compute(tasks, request)
+            await self.compute(tasks, request)
             embeddings = tasks[-1].embeddings
             if len(tasks) > 1:
                 embeddings = [
@@ -131,17 +132,15 @@ class EmbeddingPipeline:
                 # The model of the last task makes sparse and ColBERT vectors.
                 call = partial(_token_strings, tasks[-1], embeddings)
                 strings = await self._admission.threads.run(call, request.texts, request.client)
+            computed = [each for task in tasks for each in (task, *task.parts)]
             stages = [each.stage for each in computed if each.stage is not None]
             jobs = [each.job for each in computed if each.job is not None]
             timings = timings_of(started, tokenized=stages, jobs=jobs)
             truncations = truncations_of(tasks, request)
             return EmbeddingResult(embeddings, truncations, tokens, timings, strings)
 
-    async def compute(self, tasks: list[Task], request: EmbedRequest) -> list[Task]:
-        """Do every task of a request; returns the tasks that were computed for that.
-
-        Raises the errors of `Engine.embed`.
-        """
+    async def compute(self, tasks: list[Task], request: EmbedRequest) -> None:
+        """Do every task of a request; raises the errors of `Engine.embed`."""
         client, weight = request.client, weight_of(request.urgency)
         jobs = []
         async with self._waiting.hold(client):
@@ -169,7 +168,6 @@ class EmbeddingPipeline:
         results = await self._admission.results(*jobs)
         for task, embeddings in zip(tasks, results, strict=True):
             task.embeddings = embeddings
-        return tasks
 
 
 def assign_models(models: LoadedModels, request: EmbedRequest, prompt: str) -> list[Task]:
