@@ -26,6 +26,8 @@ from smart_embedder.errors import SmartEmbedderError
 _MOST_TOKENS = 256
 # Jobs of similar length would gain nothing.
 _TIMES_SHORTER = 8
+# A text of fewer tokens takes as long, because its forward reads all weights, too.
+_LEAST_TOKENS = 12
 # Seconds; a shorter forward is not preempted. A lone text would wait for one of 40 ms whenever
 # requests of many texts end up alone in a batch: nine times as long as on a quiet machine.
 WORTH_PREEMPTING = 0.01
@@ -336,7 +338,7 @@ def _is_short(job: Job, tokens: int, batch: Batch) -> bool:
     """
     if any(each.job.weight > job.weight for each in batch.slices):
         return False
-    clients = batch.client_tokens
+    tokens, clients = max(tokens, _LEAST_TOKENS), batch.client_tokens
     own = max(tokens, clients.get(job.client, 0))
     others = max((share for client, share in clients.items() if client != job.client), default=0)
     return others >= _TIMES_SHORTER * own or any(

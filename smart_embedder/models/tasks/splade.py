@@ -45,11 +45,11 @@ class _Names:
     dense: str
     norm: str
     decoder: str
-    activation: str = ""
-    epsilon: str = "layer_norm_eps"
+    activation: str | None = None
+    epsilon: str | None = "layer_norm_eps"
     bias: str = ""
     tokens: str = "embeddings.word_embeddings"
-    has_bias: str = ""
+    has_bias: str | None = None
 
 
 _BERT = "cls.predictions"
@@ -68,7 +68,7 @@ _NAMES = {
     "camembert": _ROBERTA,
     "mpnet": _ROBERTA,
     "distilbert": _Names(
-        "vocab_transform", "vocab_layer_norm", "vocab_projector", "activation", epsilon=""
+        "vocab_transform", "vocab_layer_norm", "vocab_projector", "activation", epsilon=None
     ),
     "modernbert": _Names(
         "head.dense",
@@ -252,18 +252,20 @@ def load_masked_language_head(
         table = f"{names.tokens}.weight"
     decoder, bias = weights.before(table), None
     weight = decoder.get(table, *decoder.tensors[decoder.prefix + table].shape)
-    if config.get(names.has_bias, True):
+    if names.has_bias is None or config.get(names.has_bias, True):
         bias_name = f"{names.decoder}.bias"
         if names.bias in weights and bias_name not in weights:
             bias_name = names.bias
         bias = weights.get(bias_name, len(weight))
     to_logits = linear_of(weight, bias)
-    epsilon = number(folder, config, names.epsilon, _DEFAULT_EPSILON)
+    epsilon = _DEFAULT_EPSILON
+    if names.epsilon is not None:
+        epsilon = number(folder, config, names.epsilon, _DEFAULT_EPSILON)
     # The table has as many columns as a token's embedding, and the head's states.
     width = to_logits.in_features
     has_bias = f"{names.dense}.bias" in weights
     dense = weights.linear(names.dense, backbone.hidden_size, width, bias=has_bias)
-    activation = config.get(names.activation, "gelu")
+    activation = "gelu" if names.activation is None else config.get(names.activation, "gelu")
     if activation not in ACTIVATIONS:
         raise StartupError(f"{folder} has the activation {activation}, which is not known here")
     to_transformed = backend.linear([dense.to(device, dtype)], str(activation))

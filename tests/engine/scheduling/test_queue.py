@@ -332,6 +332,17 @@ def test_what_is_an_eighth_of_what_another_has_and_no_less_urgent_preempts(case:
     arrived.cancel()
 
 
+@pytest.mark.parametrize(("length", "preempts"), [(95, False), (96, True)])
+def test_the_shortest_job_does_not_preempt_what_reads_the_weights_no_longer(
+    length: int, preempts: bool
+) -> None:
+    """Clients of single words would make those of questions wait for all of them."""
+    queue = queue_of(arrived := job(3))
+    offered, started = preemption(queue, job(length, client="bulk"))
+    offered.offer([arrived])
+    assert bool(started) is preempts
+
+
 @pytest.mark.parametrize(
     ("length", "budget", "preempts"), [(256, 9999, True), (257, 9999, False), (8, 7, False)]
 )
