@@ -463,13 +463,15 @@ def _linear_by_onednn(layers: Sequence[nn.Linear], activation: str | None = None
     if layers[0].weight.dtype is not torch.bfloat16:
         return linear(layers, activation)
     weight, bias = join_layers(layers)
-    operation, algorithm = ACTIVATIONS[activation]
+    # oneDNN's ReLU turns NaN into 0: PyTorch's follows the product instead.
+    fused, separate = (None, "relu") if activation == "relu" else (activation, None)
+    operation, algorithm = ACTIVATIONS[fused]
     packed = torch.ops.mkldnn._reorder_linear_weight(weight, _PACKED_FOR_ROWS)  # noqa: SLF001
     compute = torch.ops.mkldnn._linear_pointwise.default  # noqa: SLF001
 
     def multiply(states: Tensor) -> Tensor:
         product: Tensor = compute(states, packed, bias, operation, [], algorithm)
-        return product
+        return activate(product, separate)
 
     return multiply
 

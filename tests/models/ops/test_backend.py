@@ -144,6 +144,18 @@ def restored(rows: QuantizedRows) -> Tensor:
 
 
 @on_a_cpu
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_nan_stays_nan_through_every_activation(backend: Backend, activation: str | None) -> None:
+    states = random(4, 64)
+    states[1, 3] = math.nan
+    product = backend.linear([random_layer(64, 64)], activation)(states)
+    assert product.isnan().all(1).tolist() == [False, True, False, False]
+    if activation is not None:
+        gated = backend.gate(states.clone(), activation)
+        assert gated.isnan().any(1).tolist() == [False, True, False, False]
+
+
+@on_a_cpu
 @pytest.mark.parametrize("odd", [math.nan, math.inf, -math.inf])
 def test_a_number_that_is_not_finite_stays_in_its_row(backend: Backend, odd: float) -> None:
     states = random(4, 64)

@@ -40,7 +40,7 @@ ALWAYS_INLINE Floats gelu_by_tanh(Floats x) {
 ALWAYS_INLINE Floats activate(int activation, Floats x) {
   switch (activation) {
     case GELU: return gelu(x);
-    case RELU: return max_floats(x, 0.0f);
+    case RELU: return max_floats((Floats){0}, x); /* In this order NaN stays NaN. */
     case SILU: return by_logistic(x, x);
     case GELU_BY_TANH: return gelu_by_tanh(x);
     default: return x;
