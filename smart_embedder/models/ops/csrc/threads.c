@@ -10,7 +10,27 @@
  *
  * A region does not wait for threads that have not come. Those that come enter, take parts of its
  * work and leave; the calling thread closes the region when no part is left, and waits for those
- * inside. So a thread that has no core, or is no more, as after a fork, delays nobody.
+ * inside. So a thread that has no core delays nobody.
+ *
+ * Why this is correct. All atomic operations are sequentially consistent: they have one order.
+ * - No task outlives its region. A member adds itself to `inside` before it checks that `region` is
+ *   still the number that it saw. If the check succeeds, it comes before the closing increment in
+ *   the order, and so does the addition. The caller reads `inside` after it has closed, so it finds
+ *   the member there until the member has returned from the task. A member that comes later fails
+ *   the check, and reads neither `wanted` nor `task` nor `work`. (The numbers repeat after 2^31
+ *   regions; no thread is halted that long between two instructions.)
+ * - A member reads what the caller wrote: `task`, `work` and `wanted` are written before the
+ *   increment that opens the region, read after the check has seen it, and not written again before
+ *   `inside` was 0. The caller reads what a member wrote: it has read the subtraction behind it.
+ * - No member sleeps through a call. It sets `has_sleepers`, then sleeps while `region` is what it
+ *   saw last, which the kernel compares. Either the caller's exchange finds the flag, and wakes all;
+ *   or the increment came before the flag, and the member does not fall asleep. A small region wakes
+ *   nobody and leaves the flag as it is: that costs time, never a result.
+ * - The caller does not sleep for ever. It sets `caller_sleeps`, then sleeps while `inside` is what
+ *   it read, which is not 0. The last member subtracts, then reads the flag: either it finds it and
+ *   wakes the caller, or the subtraction came before the flag, and the caller does not fall asleep.
+ * - The memory stays. Whoever uses a team counts in `references`, and the last one frees it. A child
+ *   process has none of the members, and perhaps their mark in `inside`: it forgets the team.
  */
 #define _GNU_SOURCE
 #include "threads.h"
@@ -178,7 +198,11 @@ static void disband(void *of_team) {
 
 static pthread_key_t team_key;
 static pthread_once_t team_once = PTHREAD_ONCE_INIT;
-static void make_key(void) { pthread_key_create(&team_key, disband); }
+static void forget_team(void) { pthread_setspecific(team_key, NULL); }
+static void make_key(void) {
+  pthread_key_create(&team_key, disband);
+  pthread_atfork(NULL, NULL, forget_team);
+}
 
 /* The calling thread's team with `size` members, or as many as there can be; NULL without any. */
 static Team *team_of(unsigned size) {
