@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from fastapi import FastAPI
+from openapi_spec_validator import OpenAPIV31SpecValidator
 
 from smart_embedder.api.answers import RerankResponse
 from smart_embedder.api.dialects.openai import OpenAIError
@@ -40,6 +41,12 @@ def schemas_in(body: Any) -> Iterator[dict[str, Any]]:
         yield body
     for each in body.values() if isinstance(body, dict) else body if isinstance(body, list) else ():
         yield from schemas_in(each)
+
+
+def test_the_description_is_valid_openapi(app: FastAPI) -> None:
+    """Generators of clients refuse one that is not."""
+    assert app.openapi()["openapi"].startswith("3.1.")
+    assert [error.message for error in OpenAPIV31SpecValidator(app.openapi()).iter_errors()] == []
 
 
 def test_every_body_is_required_and_described_without_references(paths) -> None:

@@ -9,11 +9,11 @@ from dataclasses import replace
 from functools import partial
 from http import HTTPStatus
 from itertools import chain
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import orjson
-from fastapi import Request
+from fastapi import Depends, Path, Request
 from starlette.responses import JSONResponse, Response
 
 from smart_embedder import __version__
@@ -86,9 +86,16 @@ _BYTES_PER_CHARACTER = 4
 _ADVICE = "send fewer texts or shorter ones"
 
 
+async def _declare_model(
+    model: Annotated[str, Path(description="Any name of a model; see /v1/models.")],
+) -> None:
+    """Add the path's parameter to the description of operations that read it from the request."""
+
+
 def _describe(summary: str, schema: type[RequestModel], response: Any, tag: str) -> dict[str, Any]:
     described = router.describe_work(summary, schema, response, (404, 422, 424))
-    return described | {"dependencies": [BEARER], "tags": [tag]}
+    declared = [Depends(_declare_model)] if tag == _MODEL_TAG else []
+    return described | {"dependencies": [BEARER, *declared], "tags": [tag]}
 
 
 def _operation(
