@@ -47,7 +47,7 @@ async def test_no_request_waits_for_routes_or_descriptions_to_be_made(
     monkeypatch.setattr(app, "openapi", make)
     async with client_of(app) as client:
         assert (await client.get("/health")).status_code == 503
-        assert "there are POST /embeddings/" in (await client.get("/nothing")).text
+        assert "POST /embeddings/" in (await client.get("/embedding")).text
         assert (await client.get("/rerank")).headers["Allow"] == "POST"
 
 

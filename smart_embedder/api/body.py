@@ -6,9 +6,11 @@ without a type, or of some other types, without asking the service first.
 The number of JSON values is limited before parsing, because a few megabytes can hold millions of
 values, which take a parser seconds and gigabytes. What is left are long texts, and those of a large
 body are decoded part by part: a parser holds Python's lock, so another thread would not help.
+A byte order mark, which some programs on Windows write, is ignored, as RFC 8259 allows.
 """
 
 import math
+from codecs import BOM_UTF8
 from collections.abc import Generator, Iterator, Sequence
 from email.message import Message
 from functools import lru_cache
@@ -169,7 +171,7 @@ def validate(value: Any, schema: type[Model], *, strict: bool | None = None) -> 
 def parse_json(content: bytes | bytearray, schema: type[RequestModel]) -> Any:
     """The value in some JSON; raises an `InvalidRequestError` that shows an example of `schema`."""
     try:
-        return from_json(content)
+        return from_json(content.removeprefix(BOM_UTF8))
     except ValueError as error:
         raise not_json(str(error), schema, len(content)) from None
 
@@ -214,7 +216,7 @@ def parse_in_steps(content: Content) -> Generator[None, None, Any]:
     strings += from_json(b'["%b"]' % b'","'.join(batch)) if batch else []
     rest += content[position:]
     yield
-    return _with_strings(from_json(rest), strings)
+    return _with_strings(from_json(rest.removeprefix(BOM_UTF8)), strings)
 
 
 def _strings_in(content: Content) -> Iterator[tuple[int, int]]:

@@ -4,6 +4,8 @@ The shape of a response is the dialect's, which brings it itself.
 """
 
 import difflib
+import json
+import math
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any, get_args
@@ -15,6 +17,7 @@ from fastapi.routing import APIRoute, iter_route_contexts
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.routing import Route
 from starlette.types import Scope
 
 from smart_embedder import errors
@@ -60,7 +63,8 @@ _ALLOWED = {
     "bool_type": "send true or false",
     "float_type": "send a number",
     "int_type": "send a whole number",
-    "finite_number": "send a number",
+    "int_from_float": "send a whole number",
+    "finite_number": "send a finite number",
     "string_unicode": "send text in Unicode, without lone surrogates",
 }
 
@@ -133,22 +137,22 @@ async def handle_error(request: Request, error: Exception) -> Response:
 
 async def _handle_http_exception(request: Request, error: Any) -> Response:
     status, detail, headers = error.status_code, error.detail, dict(error.headers or {})
-    # The methods of each path that the API's description names.
-    known: dict[str, list[str]] = {}
-    for route in iter_route_contexts(request.app.routes):
-        if isinstance(route.original_route, APIRoute) and route.include_in_schema:
-            known.setdefault(route.path_format or "", []).extend(sorted(route.methods or ()))
-    path = context_of(request.scope).route
+    path, contexts = context_of(request.scope).route, iter_route_contexts(request.app.routes)
+    routes = [route for route in contexts if isinstance(route.original_route, Route)]
     if status == HTTPStatus.NOT_FOUND:
-        # The paths of one model repeat those at the root.
-        listed = [f"{known[each][0]} {each}" for each in known if not each.startswith("/models/{")]
-        there = ", ".join([*listed, "GET /docs"])
-        detail = f"there is no {escape_text(path)} here; there are {there}"
+        known = {
+            str(route.path_format): " or ".join(route.methods or ())
+            for route in routes
+            if isinstance(route.original_route, APIRoute) and route.include_in_schema
+        }
+        near = difflib.get_close_matches(path.lower(), known, 1)
+        advice = f"did you mean {known[near[0]]} {near[0]}? " if near else ""
+        detail = f"there is no {escape_text(path)} here: {advice}/docs lists every path"
     if status == HTTPStatus.METHOD_NOT_ALLOWED:
-        # The router knows the methods of a path with a name in it.
-        methods = known.get(path) or sorted(headers.get("Allow", "GET, HEAD").split(", "))
-        head = ["HEAD"] if "GET" in methods and "HEAD" not in methods else []
-        headers["Allow"] = allowed = ", ".join([*methods, *head])
+        # The router names those of one route, and a path may have one for each method.
+        matching = [route for route in routes if route.path_regex.match(path)]
+        methods = {method for route in matching for method in route.methods or ()}
+        headers["Allow"] = allowed = ", ".join(sorted(methods or {"GET", "HEAD"}))
         detail = f"{request.method} is not allowed for {escape_text(path)}, but {allowed}"
     code = HTTPStatus(status).name.lower()
     return _response(request.scope, ErrorFacts(_sentence(detail), code, status), headers)
@@ -270,10 +274,10 @@ def _suggest(name: str, model: type[RequestModel]) -> str | None:
 def _describe(value: Any) -> str:
     """The type and size of a value, in JSON's terms."""
     match value:
-        case None:
-            return "null"
-        case bool():
-            return "true" if value else "false"
+        case None | bool():
+            return json.dumps(value)
+        case float() if not math.isfinite(value):
+            return json.dumps(value)  # NaN, Infinity or -Infinity.
         case int() | float():
             return "a number"
         case str():

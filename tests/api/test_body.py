@@ -6,6 +6,7 @@ That its values are those of a real parser: tests/fuzzing.
 import difflib
 import json
 import re
+from codecs import BOM_UTF8
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import nullcontext
@@ -73,6 +74,15 @@ def test_a_body_in_parts_has_the_bytes_that_arrived(chunks, begin, end) -> None:
         assert (len(received), received[:]) == (len(whole), whole)
         assert received[begin:end] == whole[begin:end]
         assert max(map(len, received._parts)) <= 7
+
+
+@pytest.mark.parametrize("size", [1, 300_000])
+def test_a_byte_order_mark_before_json_is_ignored(size: int) -> None:
+    content = BOM_UTF8 + json.dumps({"sentences": ["a" * size]}).encode()
+    value, _ = parse(content, lambda sent: body.parse_large(sent, EmbeddingRequest))
+    assert value == {"sentences": ["a" * size]}
+    with pytest.raises(InvalidRequestError, match="is no JSON"):
+        body.parse_json(BOM_UTF8 + BOM_UTF8 + b"{}", EmbeddingRequest)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from smart_embedder.api.context import (
     RequestContext,
     context_of,
 )
-from smart_embedder.api.dialects.cohere import COHERE
+from smart_embedder.api.dialects.cohere import COHERE, DocumentsRequest
 from smart_embedder.api.dialects.openai import OPENAI, OpenAIEmbeddingRequest
 from smart_embedder.api.dialects.tei import TEI
 from smart_embedder.api.dialects.vllm import VLLM
@@ -64,6 +64,11 @@ def problem(model: type[RequestModel], body: bytes) -> InvalidRequestError:
         (EmbeddingRequest, {"sentences": ["a"], "return_colbret": True}, "there is no field return_colbret here: did you mean return_colbert?"),
         (EmbeddingRequest, {"sentences": ["a"], "zzz": 1}, "there is no field zzz here: there are sentences,"),
         (EmbeddingRequest, {"sentences": ["a"], "return_dense": "yes"}, "the field return_dense is a string of 3 characters: send true or false"),
+        (EmbeddingRequest, b'{"sentences": NaN}', "the field sentences is NaN: send a list of strings"),
+        (RerankBody, b'{"query": "a", "passages": ["b"], "weights": {"dense": NaN}}', "the field weights.dense is NaN: send a finite number"),
+        (RerankBody, b'{"query": "a", "passages": ["b"], "weights": {"dense": -1e999}}', "the field weights.dense is -Infinity: send a finite number"),
+        (DocumentsRequest, b'{"query": "a", "documents": ["b"], "top_n": NaN}', "the field top_n is NaN: send a finite number"),
+        (DocumentsRequest, b'{"query": "a", "documents": ["b"], "top_n": 1.5}', "the field top_n is a number: send a whole number"),
         (EmbeddingRequest, {"sentences": ["a"], "return_dense": 1}, "the field return_dense is a number: send true or false"),
         (RerankBody, {"query": "a", "documents": ["b"]}, "the field passages is missing, and documents is none: call it passages, as in"),
         (RerankBody, {"q": "a", "passages": ["b"]}, "the field query is missing, and q is none: call it query"),
@@ -75,7 +80,8 @@ def problem(model: type[RequestModel], body: bytes) -> InvalidRequestError:
     ],
 )  # fmt: skip
 def test_a_request_is_told_what_to_send(model, body, said: str) -> None:
-    assert str(problem(model, orjson.dumps(body))).startswith(said)
+    sent = body if isinstance(body, bytes) else orjson.dumps(body)
+    assert str(problem(model, sent)).startswith(said)
 
 
 @pytest.mark.parametrize("unknown", [9, 10, 11, 5000])
@@ -154,7 +160,7 @@ def test_the_native_body_lists_problems_where_there_are_any() -> None:
 def test_openais_error_has_a_type_and_the_field(code, status, kind, answered) -> None:
     failed = error(code, status, problems=PROBLEMS)
     about = {"message": "It failed.", "type": kind, "code": code}
-    body = {"error": about | {"param": "input"}, "detail": "It failed.", **about}
+    body = {"error": about | {"param": "input"}, "detail": "It failed."}
     assert answer_in(failed, OPENAI) == (answered, body)
     number = about | {"param": "input", "code": answered}
     assert answer_in(failed, VLLM) == (answered, {"error": number, "object": "error", **number})
@@ -195,7 +201,9 @@ def test_where_dialects_share_a_path_the_first_decides_and_all_can_be_read() -> 
     status, body = answer_in(failed, NATIVE, OPENAI)
     assert status == 422
     assert body["error"]["code"] == body["code"] == "invalid_request"
-    assert (body["request_id"], body["type"]) == ("r", "invalid_request_error")
+    assert (body["request_id"], body["error"]["type"]) == ("r", "invalid_request_error")
+    # Where a native client reads it, and where OpenAI's does.
+    assert orjson.dumps(body).count(b"It failed.") == 2
     assert answer_in(failed, OPENAI, NATIVE)[0] == 400
     assert answer_in(failed, TEI, OPENAI)[1]["error"] == "It failed."
 

@@ -1,6 +1,7 @@
 """Bodies in JSON: what Python's own parser reads, in every dialect."""
 
 import json
+from codecs import BOM_UTF8
 from collections.abc import Iterator
 from typing import Any
 from unittest.mock import patch
@@ -50,6 +51,7 @@ _SPECIAL = [
     b'[[1, 2.5, -3e7, NaN, Infinity], {"a": {"b": null}}, ' + b"9" * 40 + b"]",
     b"[" * 50 + b"]" * 50,
     b'{"a": 1, "a": 2, "": "\\u0000"}',
+    BOM_UTF8 + b'{"sentences": ["a"]}',
 ]
 
 
@@ -61,7 +63,7 @@ def seeds() -> Iterator[bytes]:
 def check(data: bytes) -> None:
     """What is parsed in steps, counted and validated is what the text says."""
     chance, content = read_input(data)
-    value, refused = outcome(lambda: from_json(content), ValueError)
+    value, refused = outcome(lambda: from_json(content.removeprefix(BOM_UTF8)), ValueError)
     # So that some bytes are many parts.
     small_parts = patch.multiple(body, _STEP_BYTES=24, _STEP_STRINGS=3, _PART_BYTES=7)
     with small_parts, linear(content, calls_per_byte=80):
@@ -70,7 +72,7 @@ def check(data: bytes) -> None:
         stepped, refused_in_steps = outcome(lambda: result_of(parse_in_steps(received)), ValueError)
     assert (refused is None) == (refused_in_steps is None), (refused, refused_in_steps)
     plain, refused_by_python = outcome(
-        lambda: json.loads(content.decode()), ValueError, RecursionError
+        lambda: json.loads(content.decode("utf-8-sig")), ValueError, RecursionError
     )
     if refused is None:
         assert refused_by_python is None, refused_by_python

@@ -255,12 +255,9 @@ class OpenAIErrorDetails(BaseModel):
 
 
 class OpenAIError(BaseModel):
-    """OpenAI's shape of an error, with those of other servers on the same path."""
+    """OpenAI's shape of an error, with `detail`, which Voyage's clients read."""
 
     error: OpenAIErrorDetails
-    message: str
-    type: str
-    code: str
     detail: str
 
 
@@ -285,10 +282,8 @@ def error_details(error: ErrorFacts) -> dict[str, Any]:
 
 
 def _error_body(error: ErrorFacts, _request_id: str) -> dict[str, Any]:
-    """OpenAI's `error`, and beside it what text-embeddings-inference and Voyage answer there."""
-    details = error_details(error)
-    beside = {name: details[name] for name in ("message", "type", "code")}
-    return {"error": details} | beside | {"detail": error.message}
+    """OpenAI's `error`, and beside it the sentence where Voyage's clients read it."""
+    return {"error": error_details(error), "detail": error.message}
 
 
 OPENAI = Dialect("OpenAI", _error_body, NO_422)
