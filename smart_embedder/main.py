@@ -161,7 +161,8 @@ def create_app(
     app.state.service = service
     for router in ROUTERS:
         app.include_router(router)
-    install_docs(app)
+    ours = [router for router in ROUTERS if router.dialect is NATIVE]
+    install_docs(app, [tag["name"] for router in ours for tag in router.groups])
     if settings.ui:
         install_ui(app)
     install_openapi(app, service)

@@ -23,7 +23,7 @@ from smart_embedder.settings import Settings
 _LIMITS = """\
 Dense, sparse and ColBERT vectors for hybrid search, on your own hardware.
 
-The limits of this server:
+<details><summary>The limits of this server</summary>
 
 | limit | embeddings | rerank | set by |
 |---|---|---|---|
@@ -41,7 +41,9 @@ of them {settings.rerank_gpu_timeout:g} in forwards | `REQUEST_TIMEOUT`, `RERANK
 | `MAX_QUEUE_SIZE`, `RERANK_MAX_QUEUE` |
 | requests of one client | {settings.rate_limit_burst_size:,} at once and \
 {settings.rate_limit_requests_per_minute:,} a minute | counted together with embeddings \
-| `RATE_LIMIT_BURST_SIZE`, `RATE_LIMIT_REQUESTS_PER_MINUTE` |"""
+| `RATE_LIMIT_BURST_SIZE`, `RATE_LIMIT_REQUESTS_PER_MINUTE` |
+
+</details>"""
 Answer = Callable[[Any, Call], Coroutine[Any, Any, Response]]
 Handler = TypeVar("Handler", bound=Callable[..., Any])
 _WORK_STATUSES = (400, 401, 403, 408, 412, 413, 415, 429, 500, 503, 504)
@@ -90,8 +92,9 @@ class Router(APIRouter):
         self.places: list[Place] = []
 
     def errors(self, *statuses: int) -> dict[int | str, dict[str, Any]]:
-        """The part of an OpenAPI operation that describes its errors."""
-        return {status: {"model": self.error} for status in statuses}
+        """The part of an OpenAPI operation that describes its errors, which all have one form."""
+        named = ", ".join(map(str, sorted(statuses)))
+        return {"default": {"model": self.error, "description": f"An error, of status {named}"}}
 
     def describe_work(
         self,
@@ -106,7 +109,7 @@ class Router(APIRouter):
         `statuses` are its errors beside those of every such route, `media_types` what it answers
         beside JSON.
         """
-        responses = self.errors(*sorted((*_WORK_STATUSES, *statuses)))
+        responses = self.errors(*_WORK_STATUSES, *statuses)
         if content := dict.fromkeys(media_types, _BYTES):
             responses[200] = {"content": content}
         described = schema.model_json_schema(ref_template="{model}")
@@ -234,10 +237,11 @@ def install_openapi(app: FastAPI, service: Service) -> None:
     def describe() -> dict[str, Any]:
         description = fixed()
         limits = _describe_limits(service.settings, service.models)
-        return description | {
+        described = description | {
             "info": description["info"] | {"description": limits},
             "paths": _paths(description["paths"], service.settings),
         }
+        return described if service.settings.asks_for_tokens else _without_locks(described)
 
     def serve(request: Request) -> JSONResponse:
         """In a thread: the first call of `fixed` takes a third of a second."""
@@ -286,6 +290,20 @@ def _binary_size(size: int) -> str:
         size //= 1024
         del units[0]
     return f"{size:,} {units[0]}"
+
+
+def _without_locks(description: dict[str, Any]) -> dict[str, Any]:
+    """The description of a server that asks for no token."""
+    components = {**description["components"]}
+    del components["securitySchemes"]
+    paths = {
+        path: {
+            method: {name: part for name, part in operation.items() if name != "security"}
+            for method, operation in operations.items()
+        }
+        for path, operations in description["paths"].items()
+    }
+    return description | {"components": components, "paths": paths}
 
 
 def _paths(paths: dict[str, Any], settings: Settings) -> dict[str, Any]:

@@ -307,6 +307,11 @@ class Settings(BaseModel):
         return None if store == types.IN_MEMORY else store
 
     @property
+    def asks_for_tokens(self) -> bool:
+        """Whether requests must show a token."""
+        return self.api_token is not None or self.api_tokens_file is not None
+
+    @property
     def caches_embeddings(self) -> bool:
         """Whether vectors are kept."""
         return self.embedding_cache.get_secret_value() != types.OFF

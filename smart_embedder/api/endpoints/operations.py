@@ -38,8 +38,8 @@ _HEALTH: Responses = {status: {"model": HealthResponse} for status in (200, 503)
 _LIVENESS: Responses = {status: {"model": LivenessResponse} for status in (200, 503)}
 
 
-@router.get_and_head("/health", summary="Can this service answer?", responses=_HEALTH)
 @router.get_and_head("/health/ready", summary="The same, for orchestrators", responses=_HEALTH)
+@router.get_and_head("/health", summary="Can this service answer?", responses=_HEALTH)
 async def health(service: ServiceDep) -> Response:
     """200 once the models are warm; 503 with a reason while loading, draining or unhealthy."""
     download = service.downloads.current

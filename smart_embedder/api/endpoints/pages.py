@@ -2,12 +2,14 @@
 
 import gzip
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from http import HTTPStatus
 from importlib.util import find_spec
 from pathlib import Path
 
+import orjson
 from fastapi import FastAPI, Request
 from fastapi.openapi.docs import get_redoc_html, get_swagger_ui_html
 from starlette.exceptions import HTTPException
@@ -18,24 +20,45 @@ from smart_embedder.api.context import context_of, preference, preferred
 
 _STATIC = "static/docs"
 _OPENAPI = "openapi.json"
-# The description, which holds the limits, stands below the operations.
-_STYLE = b"""<style>
-.swagger-ui > div:has(.info) { display: flex; flex-direction: column; }
-.information-container.wrapper, .information-container > section, .swagger-ui .info {
-  display: contents;
+# Swagger UI has a dark theme, but its switch is in a top bar that FastAPI's page leaves out.
+_HEAD = b"""<style>
+:root { color-scheme: light dark; }
+body { margin: 0; }
+.swagger-ui .info { margin: 24px 0; }
+.swagger-ui .scheme-container { margin: 0 0 16px; padding: 12px 0; box-shadow: none; }
+.swagger-ui .info__description { overflow-x: auto; font-size: 14px; }
+.swagger-ui .info__description td { padding: 3px 16px 3px 0 !important; line-height: 1.7; }
+.swagger-ui .response-col_links { display: none !important; }
+@media (max-width: 640px) {
+  .swagger-ui .opblock-tag { flex-wrap: wrap; }
+  .swagger-ui .opblock-tag small { flex: 1 0 100%; order: 1; padding: 4px 0 0; }
+  .swagger-ui table:is(.parameters, .responses-table),
+  .swagger-ui table:is(.parameters, .responses-table) > tbody,
+  .swagger-ui table:is(.parameters, .responses-table) > tbody > tr,
+  .swagger-ui table:is(.parameters, .responses-table) > tbody > tr > td {
+    display: block; width: auto; max-width: none;
+  }
+  .swagger-ui table:is(.parameters, .responses-table) > thead { display: none; }
 }
-.info > * {
-  box-sizing: border-box; width: 100%; max-width: 1460px; margin: 24px auto; padding: 0 20px;
-}
-.info__description { order: 1; overflow-x: auto; }
-.swagger-ui .info__description td { padding: 6px 16px 6px 0; line-height: 2; }
-</style></head>"""
+</style>
+<script>
+const dark = matchMedia("(prefers-color-scheme: dark)");
+const paint = () => document.documentElement.classList.toggle("dark-mode", dark.matches);
+dark.addEventListener("change", paint);
+paint();
+</script>
+</head>"""
+_OPEN_GROUPS = """<script>
+for (const tag of %s) ui.layoutActions.show(["operations-tag", tag], true);
+</script>
+</body>"""
 
 
-def install_docs(app: FastAPI) -> None:
+def install_docs(app: FastAPI, groups: Sequence[str]) -> None:
     """Serve the pages and everything that they load from this process.
 
-    All links are relative, because a proxy may serve them below a path of its own.
+    /docs opens these groups of operations. All links are relative, because a proxy may serve the
+    pages below a path of its own.
     """
     package = find_spec("fastapi_offline")
     if package is None or package.origin is None:
@@ -51,10 +74,11 @@ def install_docs(app: FastAPI) -> None:
             swagger_js_url=f"{up}{_STATIC}/swagger-ui-bundle.js",
             swagger_css_url=f"{up}{_STATIC}/swagger-ui.css",
             swagger_favicon_url=f"{up}{_STATIC}/favicon.png",
-            # Only the groups are open, because there are many operations.
-            swagger_ui_parameters={"docExpansion": "none"},
+            swagger_ui_parameters={"docExpansion": "none", "defaultModelsExpandDepth": 0},
         )
-        return HTMLResponse(bytes(page.body).replace(b"</head>", _STYLE))
+        open_groups = (_OPEN_GROUPS % orjson.dumps(groups).decode()).encode()
+        content = bytes(page.body).replace(b"</head>", _HEAD).replace(b"</body>", open_groups)
+        return HTMLResponse(content)
 
     async def redoc(request: Request) -> HTMLResponse:
         up = context_of(request.scope).way_up
