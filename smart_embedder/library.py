@@ -11,12 +11,13 @@ records. `SyncEngine` is the same where there is no event loop.
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import ValidationError
 
 from smart_embedder.engine import Engine as ServiceEngine
 from smart_embedder.engine.records import (
@@ -31,8 +32,22 @@ from smart_embedder.engine.records import (
 )
 from smart_embedder.models.load import load_models
 from smart_embedder.settings import NO_RERANKER, Settings
+from smart_embedder.settings.sources import explain
 
 Result = TypeVar("Result")
+
+# What an argument of m3serve's engine sets here.
+_OF_M3SERVE: Mapping[str, Callable[[Any], dict[str, Any]]] = {
+    "model_name": lambda name: {"embedding_model": name},
+    # `auto` computes in 16 bits where the device does so fast and exactly enough.
+    "use_fp16": lambda wanted: {"dtype": "auto" if wanted else "float32"},
+    "max_batch_size": lambda requests: {"max_requests_in_batch": requests},
+    "batch_delay": lambda seconds: {"batch_wait_ms": 1000 * seconds},
+    "max_length": lambda tokens: dict.fromkeys(
+        ("bge_embed_max_length", "qwen_embed_max_length"), tokens
+    ),
+    "attn_implementation": lambda name: {"attention": name or "auto"},
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +67,11 @@ class Vectors:
     tokens: int
     truncations: list[Truncation]
 
+    @property
+    def colbert_vecs(self) -> list[FloatArray] | None:
+        """m3serve's name for `colbert`."""
+        return self.colbert
+
 
 class Engine:
     """A model on its devices; use it as `async with`, or between `start` and `stop`.
@@ -59,8 +79,9 @@ class Engine:
     `model` is a hub id or a folder. `dtype` and `device` are as DTYPE and DEVICE in
     docs/configuration.md, and so is every further setting, in small letters, such as
     `max_batch_tokens=16384`. `reranker` is a hub id or a folder, `"late-interaction"` where `model`
-    itself scores passages, or `"none"`. Neither .env nor the environment is read. Raises
-    `ValueError` for a name that is no setting and for a value that is not allowed.
+    itself scores passages, or `"none"`. Neither .env nor the environment is read. The names that
+    m3serve's engine has for them are known, too. Raises `ValueError` for a name that is no setting
+    and for a value that is not allowed.
     """
 
     def __init__(
@@ -68,13 +89,23 @@ class Engine:
         model: str = "BAAI/bge-m3",
         *,
         dtype: str = "auto",
-        device: str = "auto",
+        device: str | None = "auto",
         reranker: str = NO_RERANKER,
         **settings: Any,
     ) -> None:
         chosen = {"embedding_model": model, "reranker_model": reranker}
-        chosen |= {"dtype": dtype, "device": device} | settings
-        self._engine = ServiceEngine(Settings.model_validate(chosen), load_models)
+        chosen |= {"dtype": dtype, "device": device or "auto"} | settings
+        for name in _OF_M3SERVE.keys() & settings.keys():
+            for setting, value in _OF_M3SERVE[name](chosen.pop(name)).items():
+                default = Settings.model_fields[setting].default
+                if chosen.setdefault(setting, default) not in (default, value):
+                    raise ValueError(f"{name} contradicts {setting}: give one of them")
+                chosen[setting] = value
+        try:
+            checked = Settings.model_validate(chosen)
+        except ValidationError as error:
+            raise ValueError(explain(error)) from None
+        self._engine = ServiceEngine(checked, load_models)
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -104,12 +135,16 @@ class Engine:
         colbert: bool = False,
         options: EmbeddingOptions = NO_OPTIONS,
         client: str = "",
+        return_sparse: bool = False,
+        return_colbert: bool = False,
     ) -> Vectors:
         """Embed texts in one forward pass or several, shared with whoever else calls at the time.
 
-        `client` names whom the texts are for: clients share the device fairly. Raises the errors of
+        `client` names whom the texts are for: clients share the device fairly. `return_sparse` and
+        `return_colbert` are m3serve's names for `sparse` and `colbert`. Raises the errors of
         `smart_embedder.engine.Engine.embed`.
         """
+        sparse, colbert = sparse or return_sparse, colbert or return_colbert
         how = {each.name: getattr(options, each.name) for each in fields(EmbeddingOptions)}
         request = EmbedRequest([*texts], Outputs(dense, sparse, colbert), client=client, **how)
         result = await self._engine.embed(request)

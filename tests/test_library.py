@@ -1,5 +1,6 @@
 """`from smart_embedder import Engine`, on a real tiny model."""
 
+import re
 import signal
 import subprocess
 import sys
@@ -143,9 +144,48 @@ def test_a_stopped_engine_says_so(tiny_m3: Path) -> None:
         engine.embed(TEXTS)
 
 
-def test_a_name_that_is_no_setting_is_refused() -> None:
-    with pytest.raises(ValueError, match="max_batch"):
-        Engine("BAAI/bge-m3", max_batch=3)
+def test_a_program_that_was_written_for_m3serve_runs(tiny_m3: Path, sync_engine) -> None:
+    engine = SyncEngine(
+        model_name=str(tiny_m3),
+        device=None,
+        use_fp16=False,
+        torch_compile=False,
+        max_batch_size=256,
+        batch_delay=0.005,
+        tokenizer_threads=4,
+        max_length=8,
+        attn_implementation="sdpa",
+    )
+    with engine:
+        result = engine.embed(["one " * 20, "two"], return_sparse=True, return_colbert=True)
+    settings = engine._engine._engine._settings
+    assert (settings.embedding_model, settings.device) == (str(tiny_m3), "auto")
+    assert (settings.dtype, settings.attention) == ("float32", "sdpa")
+    assert (settings.max_requests_in_batch, settings.batch_wait_ms) == (256, 5)
+    assert [cut.max_tokens for cut in result.truncations] == [8]
+    expected = sync_engine.embed(["two"], sparse=True, colbert=True)
+    np.testing.assert_allclose(result.dense[1], expected.dense[0], atol=1e-5)
+    np.testing.assert_array_equal(result.sparse_indices[1], expected.sparse_indices[0])
+    np.testing.assert_allclose(result.colbert_vecs[1], expected.colbert[0], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"max_batch": 3}, "there is no setting max_batch: the nearest is max_batch_tokens"),
+        ({"trust_remote_code": True}, "there is no setting trust_remote_code: code of a model is"),
+        ({"dtype": "half"}, "DTYPE=half is not allowed: auto, float16, "),
+        ({"attn_implementation": "flash"}, "ATTENTION=flash is not allowed: "),
+        ({"dtype": "float16", "use_fp16": False}, "use_fp16 contradicts dtype: give one of them"),
+        (
+            {"max_batch": 1, "port": -1},
+            "PORT=-1 is not allowed: a number from 0 to 65535; there is no",
+        ),
+    ],
+)
+def test_what_is_no_setting_or_no_value_of_one_is_refused_in_a_sentence(arguments, said) -> None:
+    with pytest.raises(ValueError, match="^" + re.escape(said)):
+        Engine("BAAI/bge-m3", **arguments)
 
 
 def test_the_package_imports_nothing_until_it_is_asked(tmp_path: Path) -> None:

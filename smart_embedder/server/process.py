@@ -22,7 +22,7 @@ from smart_embedder.server.connection import bounded_connection
 from smart_embedder.server.ports import require_port
 from smart_embedder.server.server import Drain, DrainingServer
 from smart_embedder.settings import Settings
-from smart_embedder.settings.sources import load_settings, misspelt_names
+from smart_embedder.settings.sources import load_settings, unknown_names
 
 # Seconds. Longer than clients and proxies keep an idle connection (httpx 5, nginx 60): a request
 # that is sent while the server closes its connection gets no response.
@@ -138,10 +138,10 @@ def _flush(stream: TextIO) -> None:
 def load_settings_and_configure_logs(
     arguments: Sequence[str] = (), server_at: str = "info"
 ) -> Settings:
-    """Read the settings, take over the log, and warn of misspelt names in the environment."""
+    """Read the settings, take over the log, and warn of unknown names in the environment."""
     settings = load_settings(arguments)
     configure_logs(settings.log_format, settings.log_level, server_at=server_at)
-    for name, setting in misspelt_names():
+    for name, setting in unknown_names():
         log.warning("unknown_setting", name=name, nearest=setting)
     return settings
 

@@ -9,7 +9,7 @@ import argparse
 import os
 import tomllib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -19,6 +19,7 @@ from dotenv import dotenv_values
 from pydantic import ValidationError
 
 from smart_embedder.errors import StartupError
+from smart_embedder.settings import other_servers
 from smart_embedder.settings.declaration import (
     Settings,
     allowed,
@@ -117,16 +118,24 @@ def load_settings(arguments: Sequence[str] = ()) -> Settings:
     try:
         return Settings.model_validate(values)
     except ValidationError as error:
-        wrong = error.errors()
+        raise StartupError(explain(error)) from None
+
+
+def explain(error: ValidationError) -> str:
+    """What is wrong with the values of settings, each once."""
     reasons: dict[str, None] = {}
-    for item in wrong:
+    for item in error.errors():
         reason = item["msg"].removeprefix("Value error, ")
-        if item["loc"]:
-            name = str(item["loc"][0])
+        name = str(item["loc"][0]) if item["loc"] else ""
+        if item["type"] == "extra_forbidden":
+            reason = (
+                f"there is no setting {name}: {_advice(name, str.lower, Settings.model_fields)}"
+            )
+        elif name:
             value = shown(name.upper(), str(item["input"]))
             reason = f"{name.upper()}={value} is not allowed: {allowed(name)}"
         reasons[reason] = None
-    raise StartupError("; ".join(reasons))
+    return "; ".join(reasons)
 
 
 def _settings_in(variables: Mapping[str, str | None]) -> dict[str, str]:
@@ -148,13 +157,23 @@ def parse_flags(arguments: Sequence[str]) -> dict[str, str]:
     flag = unknown[0].partition("=")[0]
     if not flag.startswith("-"):
         raise StartupError("flags begin with --, and one of the arguments belongs to none")
-    every = map(_flag, Settings.model_fields)
-    (nearest,) = get_close_matches("--" + flag.lstrip("-"), every, n=1, cutoff=0)
-    raise StartupError(f"there is no flag {flag}: the nearest is {nearest}; --help lists all")
+    found = _advice("--" + flag.lstrip("-"), _flag, map(_flag, Settings.model_fields))
+    raise StartupError(f"there is no flag {flag}: {found}; --help lists all")
 
 
 def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
+
+
+def _advice(name: str, write: Callable[[str], str], known: Iterable[str]) -> str:
+    """What to use in place of `name`, which is none of the `known` names.
+
+    `write` writes the name of a setting as they are written.
+    """
+    if (found := other_servers.advice(name, write)) is not None:
+        return found
+    (nearest,) = get_close_matches(name, known, n=1, cutoff=0)
+    return f"the nearest is {nearest}"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -203,17 +222,23 @@ def _read_dotenv() -> dict[str, str | None]:
     wrong = []
     for name in variables:
         if name.upper() not in _KNOWN:
-            (nearest,) = get_close_matches(name.upper(), sorted(_KNOWN), n=1, cutoff=0)
-            wrong.append(f".env sets {name}, which is no setting: the nearest is {nearest}")
+            found = _advice(name.upper(), str.upper, sorted(_KNOWN))
+            wrong.append(f".env sets {name}, which is no setting: {found}")
     if wrong:
         raise StartupError("; ".join(wrong))
     return variables
 
 
-def misspelt_names(environment: Mapping[str, str] = os.environ) -> Iterator[tuple[str, str]]:
-    """Names in the environment that differ from a setting by a letter or two, each with it."""
+def unknown_names(environment: Mapping[str, str] = os.environ) -> Iterator[tuple[str, str]]:
+    """Names in the environment that look like settings and are none, with what they stand for.
+
+    They are another server's, or differ from a setting by a letter or two.
+    """
     for name in sorted(environment):
         upper = name.upper()
+        if (ours := other_servers.settings_for(upper)) is not None:
+            yield name, ours
+            continue
         near = [setting for setting in _SETTINGS - {upper} if _has_the_letters(upper, setting)]
         if upper not in _KNOWN and (found := get_close_matches(upper, near, cutoff=_ALIKE)):
             yield name, found[0]

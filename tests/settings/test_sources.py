@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from smart_embedder.errors import StartupError
 from smart_embedder.settings import Settings
 from smart_embedder.settings.declaration import meaning, without_markup
-from smart_embedder.settings.sources import COMPOSE_VARIABLES, load_settings, misspelt_names
+from smart_embedder.settings.sources import COMPOSE_VARIABLES, load_settings, unknown_names
 from tests.support.env_example import listed_for_others, listed_settings
 from tests.support.script import run_script
 from tests.support.server import REPOSITORY
@@ -95,6 +95,11 @@ def test_every_wrong_value_is_named_at_once_and_an_empty_one_counts_as_not_set(m
         (["--max-queu-size", "1"], "there is no flag --max-queu-size: the nearest is --max-queue-"),
         (["--max-queue", "1"], "there is no flag --max-queue: the nearest is --max-queue-size"),
         (["--api_token=hush"], "there is no flag --api_token: the nearest is --api-token"),
+        (
+            ["--model-id=a/b"],
+            "there is no flag --model-id: here it is --embedding-model or --reran",
+        ),
+        (["--trust-remote-code"], "there is no flag --trust-remote-code: code of a model is never"),
         (["--port"], "argument --port: expected one argument"),
         (["--device=cpu", "--dtype=float16"], "DTYPE=float16 is for GPUs; on a CPU use"),
         (["--models=none.yaml"], "MODELS=none.yaml cannot be read: "),
@@ -134,6 +139,17 @@ def test_a_name_in_dotenv_that_is_nobodys_stops_the_start_and_names_the_nearest(
     )
 
 
+def test_a_name_of_another_server_in_dotenv_is_told_the_setting(tmp_path) -> None:
+    (tmp_path / ".env").write_text("MAX_CLIENT_BATCH_SIZE=32\nINFINITY_API_KEY=hush\n")
+    with pytest.raises(StartupError) as caught:
+        load_settings()
+    assert str(caught.value) == (
+        ".env sets MAX_CLIENT_BATCH_SIZE, which is no setting: "
+        "here it is MAX_SENTENCES_PER_REQUEST or MAX_RERANK_PASSAGES; "
+        ".env sets INFINITY_API_KEY, which is no setting: here it is API_TOKEN"
+    )
+
+
 def test_dotenv_may_hold_names_for_compose_and_begin_with_a_mark_of_its_encoding(tmp_path) -> None:
     """As editors on Windows write it."""
     lines = [f"{name}={value}\n" for name, value in listed_for_others().items()]
@@ -158,7 +174,7 @@ def test_names_in_the_environment_that_are_nearly_settings_are_found() -> None:
     # Two more letters of five; three others, and one that is missing.
     far += ["DTYPEXY", "LOG_LEVEXYZ"]
     environment = dict.fromkeys([*near, *far, *listed_settings(), *listed_for_others()], "")
-    assert dict(misspelt_names(environment)) == near
+    assert dict(unknown_names(environment)) == near
 
 
 @given(st.sampled_from(sorted(listed_settings())), st.integers(0, 50), st.sampled_from(LETTERS))
@@ -168,7 +184,7 @@ def test_a_letter_too_many_missing_wrong_or_swapped_is_noticed(name, place, lett
     wrong = {before + letter + there + after, before + after, before + letter + after}
     wrong.add(before + after[:1] + there + after[1:])
     for misspelt in wrong - listed_settings().keys():
-        assert list(misspelt_names({misspelt: ""})), misspelt
+        assert list(unknown_names({misspelt: ""})), misspelt
 
 
 # The compose files.
