@@ -183,10 +183,11 @@ def test_html_is_read_as_text_with_headings(tmp_path: Path) -> None:
     (tmp_path / "page.html").write_bytes(PAGE)
     (document,) = read(tmp_path)
     assert document.text == (
-        "# Error E42\n\nThe pump is blocked.\nClean it.\n\n- one\n- two\n\n a  b\n\n"
-        "x = 1\n    y\n\n end"
+        "# Error E42\n\nThe pump is blocked.\nClean it.\n\n- one\n- two\n\na b\n\n"
+        "```\nx = 1\n    y\n```\n\nend"
     )
-    assert (document.metadata, document.is_markdown) == ({"title": "The pump"}, True)
+    assert document.metadata == {"title": "The pump", "headings": ["Error E42"]}
+    assert document.is_markdown
 
 
 @pytest.mark.parametrize(

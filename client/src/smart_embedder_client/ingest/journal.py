@@ -5,7 +5,7 @@ import json
 import sqlite3
 import uuid
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,23 +40,25 @@ class Recipe:
 
 def document_digest(document: Document, recipe: Recipe) -> bytes:
     """16 bytes that change with the document and with every option."""
-    parts = (*_of_document(document, recipe), recipe.splitting, document.text)
+    parts = (*_facts(document, document.metadata, recipe), recipe.splitting, document.text)
+    # Most documents have no anchors, and keep the digests of earlier versions.
+    parts += (document.anchors,) * bool(document.anchors)
     return hashlib.blake2b(_encode(parts), digest_size=_DIGEST_BYTES).digest()
 
 
 def chunk_ids(document: Document, chunks: Sequence[str], recipe: Recipe) -> list[str]:
     """A UUID for each chunk; one that is unchanged in a changed document keeps it."""
-    common = hashlib.sha256(_encode(_of_document(document, recipe))).hexdigest()
     occurrences: Counter[str] = Counter()
     ids = []
-    for chunk in chunks:
+    for chunk, metadata in zip(chunks, document.metadata_of(chunks), strict=True):
+        common = hashlib.sha256(_encode(_facts(document, metadata, recipe))).hexdigest()
         ids.append(str(uuid.uuid5(_NAMESPACE, f"{common} {occurrences[chunk]} {chunk}")))
         occurrences[chunk] += 1
     return ids
 
 
-def _of_document(document: Document, recipe: Recipe) -> tuple[Any, ...]:
-    return (recipe.dataset, recipe.vectors, document.source, document.key, document.metadata)
+def _facts(document: Document, metadata: Mapping[str, Any], recipe: Recipe) -> tuple[Any, ...]:
+    return (recipe.dataset, recipe.vectors, document.source, document.key, metadata)
 
 
 def _encode(parts: tuple[Any, ...]) -> bytes:

@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
@@ -126,8 +126,10 @@ class Ingest:
         chunks = []
         for load in loads:
             missing = [
-                Chunk(id_, text, self._payload(load, text), partial(self._ended, load))
-                for id_, text in zip(load.ids, load.chunks, strict=True)
+                Chunk(id_, text, self._payload(load, text, metadata), partial(self._ended, load))
+                for id_, text, metadata in zip(
+                    load.ids, load.chunks, load.document.metadata_of(load.chunks), strict=True
+                )
                 if id_ not in existing
             ]
             load.missing = len(missing)
@@ -136,9 +138,8 @@ class Ingest:
                 self._finish(load)
         return chunks
 
-    def _payload(self, load: _Load, text: str) -> dict[str, Any]:
-        source, metadata = load.document.source, load.document.metadata
-        payload: dict[str, Any] = {TEXT: text, SOURCE: source}
+    def _payload(self, load: _Load, text: str, metadata: Mapping[str, Any]) -> dict[str, Any]:
+        payload: dict[str, Any] = {TEXT: text, SOURCE: load.document.source}
         payload |= {DATASET: self.options.dataset, MODEL: self.model}
         return payload | ({METADATA: metadata} if metadata else {})
 

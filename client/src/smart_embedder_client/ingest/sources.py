@@ -1,41 +1,20 @@
-"""Files and folders into documents: rows, texts, and HTML as Markdown."""
+"""Files and folders into documents: rows, texts, and the sections of HTML."""
 
-import codecs
 import csv
 import hashlib
 import io
 import json
 import os
-import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from itertools import groupby
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from lxml import etree
+from smart_embedder_client.ingest.html import HtmlError, read_html
+from smart_embedder_client.qdrant.store import ANCHOR, ANCHORS, HEADINGS
 
-_UNSEEN = {"head", "iframe", "noscript", "object", "script", "style", "svg", "template"}
-_HEADINGS = {f"h{level}": f"{'#' * level} " for level in range(1, 7)}
-_BEGINNINGS = _HEADINGS | {"li": "- "}
-_BLOCKS = {
-    *("address", "article", "aside", "blockquote", "body", "caption", "dd", "details", "dialog"),
-    *("div", "dl", "dt", "fieldset", "figcaption", "figure", "footer", "form", "header", "hr"),
-    *("main", "nav", "ol", "p", "pre", "section", "summary", "table", "title", "ul"),
-    *_HEADINGS,
-}
-_LINES = {"br", "li", "option", "tr"}
-_CELLS = {"td", "th"}
-# Where HTML says that a declaration of its encoding must stand.
-_DECLARED_WITHIN = 1024
-_DECLARED = re.compile(
-    rb"""<meta[^>]{0,200}charset\s{0,9}=\s{0,9}["']?\s{0,9}([\w.:-]{1,40})""", re.IGNORECASE
-)
-# Those of web pages, by their names in Python, which has other codecs, too.
-_ENCODINGS = ("big5", "cp", "euc", "gb", "iso8859", "iso2022", "koi8", "mac", "shift_jis", "tis")
-_UTF8 = "utf-8-sig"
 _MARKDOWN = (".md", ".markdown")
 # A text beyond this becomes several documents, each of which is split, stored and noted by itself.
 PART_CHARACTERS = 131_072
@@ -70,7 +49,8 @@ class Document:
         metadata: The other fields of its row.
         size: How many bytes of the input it takes, for the progress bar.
         is_markdown: Whether it is split by its headings.
-        is_part: Whether it goes on where the document before it ends, in a longer text.
+        is_part: Whether it goes on where the document before it ends, in a longer text or a page.
+        anchors: Places in the text that a link can name, and their names, in order.
     """
 
     source: str
@@ -80,79 +60,22 @@ class Document:
     size: int
     is_markdown: bool = False
     is_part: bool = False
+    anchors: tuple[tuple[int, str], ...] = ()
 
-
-def read_html(content: bytes) -> tuple[str, str]:
-    """The title and the text; scripts, styles and comments are left out.
-
-    Raises:
-        SourceError: It has no elements.
-        UnicodeDecodeError: It is neither UTF-8 nor in the encoding that it declares.
-    """
-    # Its own encoding, so that a wrong one is an error and not other letters.
-    text = content.decode(_encoding_of(content))
-    parser = etree.HTMLParser(
-        encoding="utf-8", remove_comments=True, remove_pis=True, huge_tree=True
-    )
-    try:
-        root = etree.fromstring(text.encode(), parser)
-    except etree.LxmlError as error:
-        raise SourceError(f"it is no HTML: {error}") from error
-    # Beyond it nothing was read.
-    fatal = [each.message for each in parser.error_log if each.level == etree.ErrorLevels.FATAL]
-    if fatal:
-        raise SourceError(f"its end is not read: {fatal[0]}")
-    if root is None:
-        return "", ""
-    title = " ".join((root.findtext(".//title") or "").split())
-    return title, _tidied("".join(_pieces(root)))
-
-
-def _encoding_of(content: bytes) -> str:
-    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        return "utf-16"
-    found = _DECLARED.search(content[:_DECLARED_WITHIN])
-    try:
-        name = codecs.lookup(found[1].decode()).name if found else _UTF8
-    except LookupError:
-        return _UTF8
-    return name if name.startswith(_ENCODINGS) else _UTF8
-
-
-def _pieces(root: etree._Element) -> list[str]:
-    """The text in order, with line ends around blocks; without recursion, however deep it is."""
-    pieces: list[str] = []
-    preformatted = 0
-
-    def add(text: str | None) -> None:
-        if text:
-            pieces.append(text if preformatted else re.sub(r"\s+", " ", text))
-
-    walk = etree.iterwalk(root, events=("start", "end"))
-    for event, element in walk:
-        tag = element.tag
-        if tag in _BLOCKS or (tag in _LINES and event == "start"):
-            pieces.append("\n\n" if tag in _BLOCKS else "\n")
-        elif tag in _CELLS:
-            pieces.append(" ")
-        if tag == "pre":
-            preformatted += 1 if event == "start" else -1
-        if event == "end":
-            if element is not root:
-                add(element.tail)
-        elif tag in _UNSEEN:
-            walk.skip_subtree()
-        else:
-            pieces.append(_BEGINNINGS.get(tag, ""))
-            add(element.text)
-    return pieces
-
-
-def _tidied(text: str) -> str:
-    """At most one empty line in a row, and no spaces at the ends of lines."""
-    lines = [line.rstrip() for line in text.split("\n")]
-    groups = groupby(lines, bool)
-    return "\n".join(line for full, group in groups for line in (group if full else ("",))).strip()
+    def metadata_of(self, chunks: Sequence[str]) -> list[Mapping[str, Any]]:
+        """The metadata of each of its chunks: those of the document, and its anchors."""
+        if not self.anchors:
+            return [self.metadata] * len(chunks)
+        start, found = -1, list[Mapping[str, Any]]()
+        for chunk in chunks:
+            # A chunk is a part of the text, and begins behind the beginning of the one before.
+            start = max(self.text.find(chunk, start + 1), start)
+            before = [name for place, name in self.anchors if place <= start]
+            places = [(place - start, name) for place, name in self.anchors]
+            within = [[place, name] for place, name in places if 0 < place < len(chunk)]
+            metadata = {ANCHOR: before[-1]} if before else {}
+            found.append({**self.metadata, **metadata, **({ANCHORS: within} if within else {})})
+        return found
 
 
 @dataclass(slots=True)
@@ -305,11 +228,23 @@ def _read_html(file: Path, source: str, _fields: Fields) -> Iterator[Document]:
     if len(content) > LONGEST_ROW:
         raise SourceError(f"{file} has more than the {LONGEST_ROW} bytes that are read of HTML")
     try:
-        title, text = read_html(content)
-    except SourceError as error:
+        title, sections = read_html(content)
+    except HtmlError as error:
         raise SourceError(f"{file} cannot be read: {error}") from error
-    metadata = {"title": title} if title else {}
-    yield from _parts(io.StringIO(text).read, source, "", metadata, len(content), is_markdown=True)
+    same: Counter[tuple[Any, ...]] = Counter()
+    for number, section in enumerate(sections):
+        metadata: dict[str, Any] = {"title": title} if title else {}
+        metadata |= {HEADINGS: list(section.headings)} if section.headings else {}
+        place = section.headings, section.anchors[:1]
+        # Sections under the same heading are told apart by their order.
+        key = str(same[place] or "")
+        same[place] += 1
+        size, start = len(content) * (number == 0), 0
+        read = io.StringIO(section.text).read
+        for part in _parts(read, source, key, metadata, size, is_markdown=True):
+            anchors = tuple((max(at - start, 0), name) for at, name in section.anchors)
+            yield replace(part, anchors=anchors, is_part=part.is_part or number > 0)
+            start += len(part.text)
 
 
 def _read_jsonl(file: Path, source: str, fields: Fields) -> Iterator[Document]:

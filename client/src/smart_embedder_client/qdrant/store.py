@@ -21,6 +21,9 @@ MULTIVECTOR_NUMBERS = 1_048_576
 DEFAULT_EDGES = 16
 # The keys of a point's payload.
 TEXT, SOURCE, DATASET, MODEL, METADATA = "text", "source", "dataset", "model", "metadata"
+# The keys of its metadata for a part of a page: the path of headings, the anchor at its beginning,
+# and those within it, each behind its place in the text.
+HEADINGS, ANCHOR, ANCHORS = "headings", "anchor", "anchors"
 PAGE = 1_000
 EDGE = "edge:"
 # The key of a collection's metadata under which its `Origin` stands.

@@ -1,0 +1,335 @@
+"""HTML as sections of Markdown: the content of a page without its navigation, with anchors.
+
+Extractors of main content (trafilatura, resiliparse, readability) drop the ids of elements, which
+are the anchors of links, and parts of code and tables. So the content is found by the landmarks of
+HTML and ARIA.
+"""
+
+import codecs
+import io
+import re
+from dataclasses import dataclass
+
+from lxml import etree
+
+_HEADINGS = {f"h{level}": level for level in range(1, 7)}
+_BLOCKS = {
+    *("address", "article", "aside", "blockquote", "body", "caption", "dd", "details", "dialog"),
+    *_HEADINGS,
+    *("div", "dl", "dt", "fieldset", "figcaption", "figure", "form", "header", "hr", "main"),
+    *("ol", "p", "pre", "section", "summary", "table", "ul"),
+}
+_CELLS = {"td", "th"}
+_GAPS = (
+    dict.fromkeys(_BLOCKS, "\n\n")
+    | dict.fromkeys(_CELLS, " ")
+    | {"br": "\n", "li": "\n", "tr": "\n"}
+)
+_ITEM = "- "
+# A table that has these in its cells is there for its layout.
+_LAYOUT = " | ".join(f".//{tag}" for tag in ("table", "pre", "div[2]", *_HEADINGS))
+_DROPPED = {
+    *("button", "footer", "head", "iframe", "nav", "noscript", "object", "script", "select"),
+    *("style", "svg", "template", "textarea"),
+}
+_DROPPED_ROLES = {"banner", "button", "contentinfo", "navigation", "search"}
+# What documentation generators put behind a heading as the link to it.
+_PERMALINKS = {"", "#", "\N{PILCROW SIGN}", "\N{SECTION SIGN}", "\N{LINK SYMBOL}", "\N{ANCHOR}"}
+_PERMALINKS.add("\uf0c1")  # Font Awesome's link, of the Read the Docs theme.
+# Of the text of an aside, and of a list or table.
+_MANY_LINKS, _ALL_LINKS = 0.5, 0.8
+_LISTS = {"dl", "ol", "table", "ul"}
+_NAVIGATION = re.compile(
+    r"nav.*|.*nav(igation)?|breadcrumbs?|footer|menu|side-?bar|toc", re.IGNORECASE
+)
+# Where HTML says that a declaration of its encoding must stand.
+_DECLARED_WITHIN = 1024
+_DECLARED = re.compile(
+    rb"""<meta[^>]{0,200}charset\s{0,9}=\s{0,9}["']?\s{0,9}([\w.:-]{1,40})""", re.IGNORECASE
+)
+# Those of web pages, by their names in Python, which has other codecs, too.
+_ENCODINGS = ("big5", "cp", "euc", "gb", "iso8859", "iso2022", "koi8", "mac", "shift_jis", "tis")
+_UTF8 = "utf-8-sig"
+
+
+class HtmlError(Exception):
+    """It cannot be read as HTML; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """The text from a heading to the next one, in Markdown, with its heading.
+
+    Attributes:
+        headings: The path to it: the titles of the sections around it, and its own.
+        text: Its Markdown. The heading of a section without text stands before its first part.
+        anchors: Places in `text` that a link can name, and their names: the heading, and terms
+            that are defined.
+    """
+
+    headings: tuple[str, ...]
+    text: str
+    anchors: tuple[tuple[int, str], ...]
+
+
+def read_html(content: bytes) -> tuple[str, list[Section]]:
+    """The title of a page, and its sections.
+
+    Raises:
+        HtmlError: It has no elements, or is not read to its end.
+        UnicodeDecodeError: It is neither UTF-8 nor in the encoding that it declares.
+    """
+    # Its own encoding, so that a wrong one is an error and not other letters.
+    text = content.decode(_encoding_of(content))
+    parser = etree.HTMLParser(
+        encoding="utf-8", remove_comments=True, remove_pis=True, huge_tree=True
+    )
+    try:
+        root = etree.fromstring(text.encode(), parser)
+    except etree.LxmlError as error:
+        raise HtmlError(f"it is no HTML: {error}") from error
+    # Beyond it nothing was read.
+    fatal = [line.message for line in parser.error_log if line.level == etree.ErrorLevels.FATAL]
+    if fatal:
+        raise HtmlError(f"its end is not read: {fatal[0]}")
+    if root is None:
+        return "", []
+    title = " ".join((root.findtext(".//title") or "").split())
+    return title, _Walk(root).sections()
+
+
+def _encoding_of(content: bytes) -> str:
+    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return "utf-16"
+    found = _DECLARED.search(content[:_DECLARED_WITHIN])
+    try:
+        name = codecs.lookup(found[1].decode()).name if found else _UTF8
+    except LookupError:
+        return _UTF8
+    return name if name.startswith(_ENCODINGS) else _UTF8
+
+
+def _text_of(element: etree._Element) -> str:
+    return " ".join("".join(element.itertext()).split())
+
+
+def _share_of_links(element: etree._Element) -> float:
+    links = sum(len(_text_of(link)) for link in element.iter("a"))
+    return links / max(len(_text_of(element)), 1)
+
+
+def _is_navigation(element: etree._Element) -> bool:
+    """Whether an element of a page without landmarks looks like it: a list of links, or by name."""
+    if element.tag in _LISTS and _share_of_links(element) > _ALL_LINKS:
+        return True
+    names = (*element.get("class", "").split(), element.get("id", ""))
+    return any(map(_NAVIGATION.fullmatch, names))
+
+
+class _Writer:
+    """Markdown with at most one empty line in a row, so that places in it stay what they are."""
+
+    def __init__(self) -> None:
+        self.text = io.StringIO()
+        self._gap = ""
+        self._is_marked = False
+
+    @property
+    def place(self) -> int:
+        """Where the next text will begin."""
+        return self.text.tell() + len(self._gap)
+
+    def part(self, gap: str) -> None:
+        """Have at least this white space before what is written next."""
+        # A paragraph in an item of a list begins behind the item's mark.
+        is_more = not self._gap or gap.count("\n") > self._gap.count("\n")
+        if self.text.tell() and not self._is_marked and is_more:
+            self._gap = gap
+
+    def begin_item(self) -> None:
+        """Have the mark of an item of a list before what is written next."""
+        if not self._is_marked:
+            self._gap += _ITEM
+            self._is_marked = True
+
+    def end_item(self) -> None:
+        """Write no mark for an item without text."""
+        if self._is_marked:
+            self._gap = self._gap.removesuffix(_ITEM)
+            self._is_marked = False
+
+    def add(self, text: str) -> None:
+        """Write running text, in which white space is one space."""
+        if text[:1].isspace():
+            self.part(" ")
+        if words := " ".join(text.split()):
+            self.write(words)
+            self._gap = " " if text[-1].isspace() else ""
+
+    def write(self, text: str) -> None:
+        """Write a text as it is."""
+        self.text.write(self._gap + text)
+        self._gap, self._is_marked = "", False
+
+
+class _Walk:
+    """One way through the content of a page, without recursion, however deep it is."""
+
+    def __init__(self, root: etree._Element) -> None:
+        # Several articles are a list, whose title stands outside of them.
+        articles = root.xpath("//article")
+        mains = root.xpath("//main | //*[@role='main']") or articles[: len(articles) == 1]
+        self._has_main = bool(mains) and bool(_text_of(mains[0]))
+        self._root = mains[0] if self._has_main else root
+        self._length = len(_text_of(self._root))
+        self._sections: list[Section] = []
+        self._path: list[tuple[int, str]] = []
+        self._writer = _Writer()
+        self._anchors: list[tuple[int, str]] = []
+        # Whether there is text behind the headings.
+        self._has_text = False
+        # The last id since the last text names the heading or the term that follows.
+        self._id: str | None = None
+        self._is_term = False
+        # A heading, code or a cell whose text is collected, and the cells before it in its row.
+        self._open: etree._Element | None = None
+        self._collected: list[str] = []
+        self._row: list[tuple[str, str]] = []
+        self._has_header = False
+        self._layout_tables: list[etree._Element] = []
+
+    def sections(self) -> list[Section]:
+        """All sections that have text."""
+        walk = etree.iterwalk(self._root, events=("start", "end"))
+        for event, element in walk:
+            if event == "start":
+                if self._is_dropped(element):
+                    walk.skip_subtree()
+                else:
+                    self._start(element)
+                    self._add(element.text)
+            else:
+                self._end(element)
+                if element is not self._root:
+                    self._add(element.tail)
+        self._end_section()
+        return self._sections
+
+    def _is_dropped(self, element: etree._Element) -> bool:
+        tag, role = element.tag, element.get("role")
+        if element is self._root:
+            return False
+        link = element.get("href", "") if tag == "a" else ""
+        if link.startswith("#") and _text_of(element) in _PERMALINKS:
+            if self._open is not None or self._is_term:
+                self._id = link[1:] or self._id
+            return True
+        if tag in _DROPPED or role in _DROPPED_ROLES:
+            return True
+        if element.get("hidden") is not None or element.get("aria-hidden") == "true":
+            return True
+        if tag == "aside" or role == "complementary":
+            # In the content it is a note, unless it consists of links.
+            return not self._has_main or _share_of_links(element) > _MANY_LINKS
+        is_other = tag == "form" or (not self._has_main and _is_navigation(element))
+        # Some frameworks put all of a page into a form, and an index is a list of links.
+        return is_other and 2 * len(_text_of(element)) < self._length
+
+    def _start(self, element: etree._Element) -> None:
+        tag = element.tag
+        self._id = element.get("id") or (tag == "a" and element.get("name")) or self._id
+        if self._open is not None:
+            self._collected.append("\n" if tag == "br" else " " if tag in _GAPS else "")
+            return
+        self._writer.part(_GAPS.get(tag, ""))
+        if tag == "li":
+            self._writer.begin_item()
+        elif tag == "dt":
+            self._is_term, self._id = True, element.get("id")
+        elif tag == "table":
+            self._has_header = element.find(".//th") is not None
+            if element.xpath(_LAYOUT):
+                self._layout_tables.append(element)
+        elif tag in _HEADINGS or tag == "pre" or self._is_cell(element):
+            self._open, self._collected = element, []
+
+    def _is_cell(self, element: etree._Element) -> bool:
+        parent = element.getparent()
+        is_in_row = element.tag in _CELLS and parent is not None and parent.tag == "tr"
+        return is_in_row and not self._layout_tables
+
+    def _add(self, text: str | None) -> None:
+        if not text:
+            return
+        if self._open is not None:
+            self._collected.append(text)
+            return
+        if not text.isspace():
+            self._note_text()
+        self._writer.add(text)
+
+    def _note_text(self) -> None:
+        if self._is_term and self._id:
+            self._anchors.append((self._writer.place, self._id))
+        self._has_text, self._is_term, self._id = True, False, None
+
+    def _end(self, element: etree._Element) -> None:
+        tag = element.tag
+        if self._open is None:
+            if tag == "li":
+                self._writer.end_item()
+            elif tag == "tr" and self._row:
+                self._add_row(element)
+            elif self._layout_tables and self._layout_tables[-1] is element:
+                self._layout_tables.pop()
+            self._writer.part(_GAPS.get(tag, ""))
+        elif self._open is element:
+            self._open = None
+            code = "".join(self._collected)
+            text = " ".join(code.split())
+            if tag == "pre":
+                self._add_code(code)
+            elif tag in _CELLS:
+                self._row.append((tag, text))
+            else:
+                self._id = element.get("id") or self._id
+                self._add_heading(_HEADINGS[tag], text)
+
+    def _add_code(self, code: str) -> None:
+        if code.strip():
+            self._note_text()
+            # Longer than those in it.
+            fence = max(("```", *(f"{ticks}`" for ticks in re.findall("`{3,}", code))), key=len)
+            lines = code.rstrip().removeprefix("\n")
+            self._writer.write(f"{fence}\n{lines}\n{fence}")
+            self._writer.part("\n\n")
+
+    def _add_row(self, element: etree._Element) -> None:
+        cells = [text for _, text in self._row]
+        if any(cells):
+            self._note_text()
+            self._writer.write(f"| {' | '.join(cells)} |" if self._has_header else " ".join(cells))
+            if element.getprevious() is None and all(tag == "th" for tag, _ in self._row):
+                self._writer.write(f"\n|{' --- |' * len(cells)}")
+        self._row = []
+
+    def _add_heading(self, level: int, title: str) -> None:
+        if not title:
+            return
+        # A heading without text stands in the section of the one below it.
+        if self._has_text or not (self._path and self._path[-1][0] < level):
+            self._end_section()
+        while self._path and self._path[-1][0] >= level:
+            self._path.pop()
+        self._path.append((level, title))
+        self._writer.write(f"{'#' * level} {title}")
+        self._writer.part("\n\n")
+        if self._id:
+            self._anchors = [(0, self._id)]
+        self._id = None
+
+    def _end_section(self) -> None:
+        if text := self._writer.text.getvalue():
+            headings = tuple(title for _, title in self._path)
+            self._sections.append(Section(headings, text, tuple(self._anchors)))
+        self._writer, self._anchors, self._has_text = _Writer(), [], False

@@ -1,0 +1,159 @@
+"""Pages become sections of their content, with headings and anchors and without navigation."""
+
+from pathlib import Path
+
+import pytest
+from smart_embedder_client.ingest.html import Section, read_html
+from smart_embedder_client.ingest.sources import Fields, Skipped, read_documents
+
+from tests.client.ingest.conftest import Runs
+
+SPHINX = """<!DOCTYPE html><html><head><title>csv &#8212; Python</title></head><body>
+<div class="related" role="navigation"><h3>Navigation</h3><ul><li><a href="i.html">index</a></ul>
+</div><div role="main"><section id="csv"><h1>csv<a class="headerlink" href="#csv">\u00b6</a></h1>
+<p>It   reads <b>files</b>.</p><section id="contents">
+<h2>Contents<a class="headerlink" href="#contents">\u00b6</a></h2>
+<section id="functions"><h3>Functions<a class="headerlink" href="#functions">\u00b6</a></h3>
+<dl><dt id="csv.reader">csv.reader(file)<a class="headerlink" href="#csv.reader">\u00b6</a></dt>
+<dd><p>Reads rows.</p><div class="highlight"><button>Copy</button><pre><span></span># a comment
+for row in reader:
+    <b>print</b>(row)
+
+</pre></div></dd>
+<dt id="csv.writer">csv.writer(file)</dt><dd><p>Writes rows.</p></dd></dl></section></section>
+<section id="options"><h2>Options</h2><table><thead><tr><th>name</th><th>default</th></tr></thead>
+<tr><td><p>delimiter</p></td><td>a comma</td></tr></table>
+<aside class="footnote"><p>[1] Set <a href="#x">newline</a> to an empty text.</p></aside>
+<aside><a href="a.html">Another page</a></aside></section></section></div>
+<div class="sphinxsidebar" role="navigation"><a href="bugs.html">Report a Bug</a></div>
+<footer>Copyright</footer></body></html>"""
+
+
+def test_a_page_becomes_its_sections_without_navigation() -> None:
+    title, sections = read_html(SPHINX.encode())
+    assert title == "csv \u2014 Python"
+    functions = (
+        "## Contents\n\n### Functions\n\ncsv.reader(file)\n\nReads rows.\n\n"
+        "```\n# a comment\nfor row in reader:\n    print(row)\n```\n\n"
+        "csv.writer(file)\n\nWrites rows."
+    )
+    options = (
+        "## Options\n\n| name | default |\n| --- | --- |\n| delimiter | a comma |\n\n"
+        "[1] Set newline to an empty text."
+    )
+    places = [("csv.reader", "csv.reader(file)"), ("csv.writer", "csv.writer(file)")]
+    terms = tuple((functions.index(text), name) for name, text in places)
+    assert sections == [
+        Section(("csv",), "# csv\n\nIt reads files.", ((0, "csv"),)),
+        Section(("csv", "Contents", "Functions"), functions, ((0, "functions"), *terms)),
+        Section(("csv", "Options"), options, ((0, "options"),)),
+    ]
+
+
+WITHOUT_LANDMARKS = """<div class="navheader"><table><tr><th>CREATE TABLE</th></tr><tr><td>
+<a href="p.html">Prev</a> SQL Commands</td></tr></table></div>
+<ul><li><a href="a.html">Assertions</a><li><a href="b.html">Buffer</a></ul>
+<div class="sect1"><div class="titlepage"><a name="create"></a><h2>CREATE TABLE</h2></div>
+<p>It defines a table, which is empty at first and belongs to the user who gives the command.</p>
+<ul><li>See <a href="c.html">ALTER TABLE</a> for changes of a table.</ul></div>"""
+
+
+def test_navigation_without_landmarks_is_known_by_its_names_and_links() -> None:
+    _, (section,) = read_html(WITHOUT_LANDMARKS.encode())
+    assert section.headings == ("CREATE TABLE",)
+    assert section.anchors == ((0, "create"),)
+    assert section.text == (
+        "## CREATE TABLE\n\nIt defines a table, which is empty at first and belongs to the user "
+        "who gives the command.\n\n- See ALTER TABLE for changes of a table."
+    )
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        ("<main></main><p>made by a script", "made by a script"),
+        ("<form><p>a page in a form</p></form>", "a page in a form"),
+        ("<p>a page with a search<form>find</form>", "a page with a search"),
+        ("<article>one</article><article>two</article>", "one\n\ntwo"),
+        ("<header><h1>a blog</h1></header><article>one</article>", "one"),
+        ("<ul><li><a href=a>an</a><li><a href=b>index</a></ul>", "- an\n- index"),
+        ("<ul><li><p>one</p><li><li>two</ul>", "- one\n\n- two"),
+        ("<table><tr><td>no<td>header</table>", "no header"),
+        ("<table><tr><td><pre>a\nb</pre><td>layout</table>", "```\na\nb\n```\n\nlayout"),
+        ("<td>a cell <td>without a row", "a cell without a row"),
+        ("<pre>```\ncode\n```</pre>", "````\n```\ncode\n```\n````"),
+        ("<p>a<br>b <i> c</i>d", "a\nb cd"),
+        ("<h1><a href='#a'>#</a></h1><p>no title", "no title"),
+        ("<p>a note <a href='#n1'>[1]</a>", "a note [1]"),
+        ("<div hidden><table><tr><td>a</table></div>b", "b"),
+    ],
+)
+def test_the_text_of_a_page(body: str, text: str) -> None:
+    _, sections = read_html(body.encode())
+    assert [section.text for section in sections] == [text]
+
+
+@pytest.mark.parametrize(
+    "heading",
+    [
+        '<h2 id="a">T</h2>',
+        '<section id="a"><h2>T<a href="#a">#</a></h2></section>',
+        '<h2>T<span><a class="mark" href="#a" id="a">#</a></span></h2>',
+        '<h2><a class="anchor" aria-hidden="true" href="#a"><svg></svg></a>T</h2>',
+        '<h2 id="a"><a class="header" href="#a">T</a></h2>',
+        '<a name="a"></a><h2>T</h2>',
+    ],
+)
+def test_an_anchor_is_found_however_a_generator_writes_it(heading: str) -> None:
+    page = f'<p id="p">before</p><a href="#top"><img></a>{heading}<p>text'
+    _, (_, section) = read_html(page.encode())
+    assert section == Section(("T",), "## T\n\ntext", ((0, "a"),))
+
+
+def test_chunks_have_the_anchors_of_their_places(tmp_path: Path) -> None:
+    (tmp_path / "csv.html").write_text(SPHINX)
+    first, functions, _ = read_documents(tmp_path, Fields(), Skipped())
+    assert first.metadata_of([first.text]) == [
+        {"title": "csv \u2014 Python", "headings": ["csv"], "anchor": "csv"}
+    ]
+    cut = functions.text.index("Reads rows.")
+    whole, begin, end = functions.metadata_of(
+        [functions.text, functions.text[:cut], functions.text[cut:]]
+    )
+    assert whole["headings"] == ["csv", "Contents", "Functions"]
+    assert (whole["anchor"], begin["anchor"], end["anchor"]) == (
+        "functions",
+        "functions",
+        "csv.reader",
+    )
+    assert [name for _, name in whole["anchors"]] == ["csv.reader", "csv.writer"]
+    ((place, name),) = end["anchors"]
+    assert (functions.text[cut:][place:], name) == (
+        "csv.writer(file)\n\nWrites rows.",
+        "csv.writer",
+    )
+
+
+def test_a_page_is_stored_once_and_anew_where_an_anchor_has_changed(
+    edge_runs: Runs, folder: Path
+) -> None:
+    for file in folder.iterdir():
+        file.unlink()
+    # Sections under the same heading, with the same text and without anchors.
+    same = "<h2>Example</h2><p>search a river</p>" * 2
+    page = folder / "page.html"
+    page.write_text(f"<main>{SPHINX}{same}</main>")
+    first, ids = edge_runs.run(), edge_runs.ids()
+    assert (first.documents, first.uploaded, first.points) == (1, len(ids), len(ids))
+    again = edge_runs.run()
+    assert (again.uploaded, again.points) == (0, first.points)
+    edge_runs.journal.unlink()
+    assert edge_runs.run().uploaded == 0
+    stored = edge_runs.look(lambda store: store.read(ids, with_vectors=False))
+    texts = [point.payload["text"] for point in stored]
+    assert texts.count("## Example\n\nsearch a river") == 2
+    moved = [point.payload["metadata"].get("anchor") for point in stored].count("options")
+    page.write_text(page.read_text().replace('"options"', '"choices"'))
+    changed = edge_runs.run(sync=True)
+    assert (changed.uploaded, changed.removed) == (moved, moved) != (0, 0)
+    assert len(edge_runs.ids()) == len(ids)
