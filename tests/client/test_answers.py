@@ -126,6 +126,14 @@ def test_tokens_are_counted(client) -> None:
         client.count_tokens(["search"], model="another")
 
 
+def test_tokens_have_ids_and_places(client) -> None:
+    text = "search a river"
+    found, empty = client.tokenize([text, ""])
+    ids = dict(zip((text[begin:end] for begin, end in found.spans), found.ids, strict=True))
+    assert [word.strip() for word in ids] == text.split()
+    assert (empty.ids.shape, empty.spans.shape) == ((0,), (0, 2))
+
+
 def test_a_long_list_is_sent_in_parts_and_answered_as_one(client) -> None:
     texts = [f"river {i}" for i in range(1030)] + ["search " * 9000]
     found = client.embed(texts, return_tokens=True, output_dtype="int8")

@@ -64,7 +64,7 @@ def ask(client: Client, path: str, **options: Any) -> Any:
         EMBEDDINGS: lambda: client.embed(TEXTS, **options),
         STREAM: lambda: list(client.embed_stream(TEXTS, on_error="yield", **options)),
         RERANK: lambda: client.rerank("river", TEXTS),
-        TOKENIZE: lambda: client.count_tokens(TEXTS),
+        TOKENIZE: lambda: client.tokenize(TEXTS),
         HEALTH: client.health,
     }[path]()
 
@@ -86,7 +86,9 @@ def check_right(path: str, answer: Any, options: dict[str, Any]) -> None:
         assert np.isfinite(answer.scores).all()
     elif path == TOKENIZE:
         assert len(answer) == len(TEXTS)
-        assert all(count >= 0 for count in answer)
+        for tokens, text in zip(answer, TEXTS, strict=True):
+            assert tokens.spans.shape == (len(tokens.ids), 2)
+            assert ((tokens.spans >= 0) & (tokens.spans <= len(text))).all()
 
 
 def error_or_right(

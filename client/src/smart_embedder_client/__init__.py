@@ -1,6 +1,13 @@
 """A client of Smart Embedder: vectors as numpy arrays, and reranking; for threads and asyncio."""
 
-from smart_embedder_client.answers import Embeddings, Health, Ranking, SparseVector, TokenStrings
+from smart_embedder_client.answers import (
+    Embeddings,
+    Health,
+    Ranking,
+    SparseVector,
+    Tokenized,
+    TokenStrings,
+)
 from smart_embedder_client.async_client import AsyncClient
 from smart_embedder_client.client import Client
 from smart_embedder_client.errors import SmartEmbedderError
@@ -22,4 +29,5 @@ __all__ = [
     "SparseVector",
     "StreamedText",
     "TokenStrings",
+    "Tokenized",
 ]

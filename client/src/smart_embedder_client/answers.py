@@ -37,6 +37,7 @@ _OF_BITS = ("binary", "ubinary")
 _BITS = 8
 _SCALED = ("int8", "uint8")
 FloatArray = npt.NDArray[np.float32]
+IntArray = npt.NDArray[np.int64]
 _CHANGED = "the service has changed its model between two requests for parts of a list"
 _UNKNOWN = (
     "the service does not say that its vectors are in the space that was asked for: it is older "
@@ -160,6 +161,19 @@ class TokenStrings:
 
     sparse: list[str] | None
     colbert: list[str] | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tokenized:
+    """The tokens of one text, without special ones.
+
+    Attributes:
+        ids: `[tokens]`, int64.
+        spans: `[tokens, 2]`, int64: the characters at which each token begins and ends.
+    """
+
+    ids: IntArray
+    spans: IntArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -411,14 +425,26 @@ def _scores(numbers: Sequence[Any]) -> FloatArray:
     return scores.astype(np.float32)
 
 
-def read_counts(response: httpx.Response, texts: Sequence[str]) -> list[int]:
-    """How many tokens each text has; raises `SmartEmbedderError` for any other answer."""
+def read_tokenized(response: httpx.Response, texts: Sequence[str]) -> list[Tokenized]:
+    """The tokens of each text; raises `SmartEmbedderError` for any other answer."""
     check_status(response)
     try:
         told = limits.load_json(response.content, limits.of_tokens(texts))
-        return [len(_list(tokens, len(tokens))) for tokens in _list(told, len(texts))]
+        listed = zip(_list(told, len(texts)), texts, strict=True)
+        return [_tokenized(tokens, text) for tokens, text in listed]
     except MALFORMED as error:
         raise unexpected_answer(response, f"the tokens cannot be read: {error!r}") from error
+
+
+def _tokenized(told: Any, text: str) -> Tokenized:
+    rows = [(token["id"], token["start"], token["stop"]) for token in _list(told, len(told))]
+    if any(type(number) is not int for row in rows for number in row):
+        raise TypeError("tokens without ids or places")
+    table = np.array(rows, np.int64).reshape(-1, 3)
+    spans = table[:, 1:]
+    if rows and not (spans.min() >= 0 and spans.max() <= len(text)):
+        raise ValueError("tokens beyond their text")
+    return Tokenized(table[:, 0], spans)
 
 
 def read_health(response: httpx.Response) -> Health:

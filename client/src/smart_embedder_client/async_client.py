@@ -6,7 +6,7 @@ from typing import Self, Unpack
 import httpx
 
 from smart_embedder_client import calls
-from smart_embedder_client.answers import Embeddings, Health, Ranking
+from smart_embedder_client.answers import Embeddings, Health, Ranking, Tokenized
 from smart_embedder_client.options import EmbedOptions, OnError, RerankOptions
 from smart_embedder_client.records import StreamedText
 from smart_embedder_client.sending import AsyncioHttp, Sender
@@ -80,7 +80,11 @@ class AsyncClient:
 
     async def count_tokens(self, texts: Sequence[str], *, model: str | None = None) -> list[int]:
         """As `Client.count_tokens`."""
-        return await self._sender.send(calls.count_call(texts, model))
+        return [len(tokens.ids) for tokens in await self.tokenize(texts, model=model)]
+
+    async def tokenize(self, texts: Sequence[str], *, model: str | None = None) -> list[Tokenized]:
+        """As `Client.tokenize`."""
+        return await self._sender.send(calls.tokenize_call(texts, model))
 
     async def health(self) -> Health:
         """As `Client.health`."""

@@ -16,10 +16,11 @@ from smart_embedder_client.answers import (
     Embeddings,
     Health,
     Ranking,
-    read_counts,
+    Tokenized,
     read_embeddings,
     read_health,
     read_ranking,
+    read_tokenized,
 )
 from smart_embedder_client.errors import (
     CONNECTION_LOST,
@@ -157,12 +158,12 @@ def rerank_call(
     return Call("POST", "/rerank", most, read, body, headers | _priority(priority))
 
 
-def count_call(texts: Sequence[str], model: str | None) -> Call[list[int]]:
-    """The request for the number of tokens of each text."""
+def tokenize_call(texts: Sequence[str], model: str | None) -> Call[list[Tokenized]]:
+    """The request for the tokens of each text."""
     sent = _texts(texts)
     path = "/tokenize" if model is None else f"/models/{quote(model, errors='replace')}/tokenize"
     body = {"inputs": sent, "add_special_tokens": False}
-    return Call("POST", path, limits.of_tokens(sent), partial(read_counts, texts=sent), body)
+    return Call("POST", path, limits.of_tokens(sent), partial(read_tokenized, texts=sent), body)
 
 
 def health_call() -> Call[Health]:

@@ -6,7 +6,7 @@ from typing import Self, Unpack
 import httpx
 
 from smart_embedder_client import calls
-from smart_embedder_client.answers import Embeddings, Health, Ranking
+from smart_embedder_client.answers import Embeddings, Health, Ranking, Tokenized
 from smart_embedder_client.options import EmbedOptions, OnError, RerankOptions
 from smart_embedder_client.records import StreamedText
 from smart_embedder_client.sending import Sender, ThreadHttp, finished, iterate
@@ -105,7 +105,11 @@ class Client:
 
         Special tokens are left out.
         """
-        return finished(self._sender.send(calls.count_call(texts, model)))
+        return [len(tokens.ids) for tokens in self.tokenize(texts, model=model)]
+
+    def tokenize(self, texts: Sequence[str], *, model: str | None = None) -> list[Tokenized]:
+        """The tokens of each text for a model, the dense one unless named."""
+        return finished(self._sender.send(calls.tokenize_call(texts, model)))
 
     def health(self) -> Health:
         """Whether the service is ready; asked once."""

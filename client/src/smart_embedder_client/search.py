@@ -5,11 +5,10 @@ Dense and sparse vectors, their fusion, then ColBERT or reranking; and the words
 
 import argparse
 import sys
-import textwrap
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -19,10 +18,15 @@ from smart_embedder_client.answers import Embeddings
 from smart_embedder_client.arguments import plain, plain_json
 from smart_embedder_client.client import Client
 from smart_embedder_client.errors import VECTOR_SPACE_UNKNOWN, SmartEmbedderError
+from smart_embedder_client.matches import Question
 from smart_embedder_client.options import EmbedOptions
 from smart_embedder_client.qdrant.store import (
+    ANCHOR,
+    ANCHORS,
     COLBERT,
     DENSE,
+    HEADINGS,
+    METADATA,
     SOURCE,
     SPARSE,
     TEXT,
@@ -43,7 +47,6 @@ Rescore = Literal["colbert", "rerank", "none"]
 FUSED, RERANK = "fused", "rerank"
 STAGES = (DENSE, SPARSE, FUSED, COLBERT, RERANK)
 _NAMES = {"dense": "dense", "sparse": "sparse", "fused": "RRF", "colbert": "ColBERT"}
-_LONGEST_TEXT = 300
 _ABOUT = """\
 Search a collection that `smart-embedder ingest` has made.
 
@@ -62,16 +65,45 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """One passage, with the score of every stage that it has reached."""
+    """One passage, with the score of every stage that it has reached.
+
+    Attributes:
+        match: The part of its text that matches the question best.
+        also: Where the same text was found once more.
+    """
 
     id: str
     payload: Mapping[str, Any]
     scores: Mapping[str, Score] = field(default_factory=dict)
+    match: str = ""
+    also: Sequence[str] = ()
 
     @property
     def text(self) -> str:
         """The passage."""
         return str(self.payload.get(TEXT, ""))
+
+    @property
+    def location(self) -> str:
+        """Its source, with the last anchor before the match."""
+        location = source = str(self.payload.get(SOURCE, self.id))
+        begin, within = self.text.find(self.match), self._metadata(ANCHORS)
+        # Rows may have fields of these names that are something else.
+        for anchor in ([0, self._metadata(ANCHOR)], *(within if isinstance(within, list) else ())):
+            match anchor:
+                case [int(place), str(name)] if place <= max(begin, 0):
+                    location = f"{source}#{name}"
+        return location
+
+    @property
+    def headings(self) -> list[str]:
+        """The titles of the sections that it stands in, the outermost first."""
+        headings = self._metadata(HEADINGS)
+        return list(map(str, headings)) if isinstance(headings, list) else []
+
+    def _metadata(self, name: str) -> Any:
+        metadata = self.payload.get(METADATA)
+        return metadata.get(name) if isinstance(metadata, Mapping) else None
 
 
 def find(
@@ -91,10 +123,13 @@ def find(
     layout = store.layout()
     if layout is None or not layout.kinds & {DENSE, SPARSE}:
         raise QdrantError("there is no such collection with dense or sparse vectors")
-    kinds = layout.kinds & {DENSE, SPARSE, *([COLBERT] if rescore == "colbert" else [])}
+    kinds = layout.kinds & {DENSE, SPARSE, COLBERT}
     with same_space(store.collection):
-        vectors = _embed(client, store, query, kinds, layout.datatype, note=note)
-    stages = store.search(vectors, depths)
+        question = _embed(client, store, query, kinds, layout.datatype, note=note)
+    vectors = question.vectors
+    searched = vectors if rescore == "colbert" else replace(vectors, colbert=None)
+    # More than are shown, of which equal texts are left out.
+    stages = store.search(searched, replace(depths, limit=depths.fused))
     last = stages.get(COLBERT, stages[FUSED])
     if rescore == "rerank" and last:
         ranking = client.rerank(query, [str(hit.payload.get(TEXT, "")) for hit in last])
@@ -105,10 +140,16 @@ def find(
         name: {hit.id: Score(hit.score, rank) for rank, hit in enumerate(hits, 1)}
         for name, hits in stages.items()
     }
-    return [
-        Found(hit.id, hit.payload, {name: of[hit.id] for name, of in ranks.items() if hit.id in of})
-        for hit in last[: depths.limit]
-    ]
+    found: dict[str, Found] = {}
+    for hit in last:
+        scores = {name: of[hit.id] for name, of in ranks.items() if hit.id in of}
+        passage = Found(hit.id, hit.payload, scores)
+        if (first := found.get(passage.text)) is not None:
+            found[passage.text] = replace(first, also=[*first.also, passage.location])
+        elif len(found) < depths.limit:
+            found[passage.text] = passage
+    matches = question.matches(client, store, {passage.id: text for text, passage in found.items()})
+    return [replace(passage, match=matches[passage.id]) for passage in found.values()]
 
 
 def _embed(
@@ -119,7 +160,7 @@ def _embed(
     datatype: Datatype | None,
     *,
     note: Callable[[str], None],
-) -> Vectors:
+) -> Question:
     """The question in vectors of these kinds, in the space and the type of the collection's.
 
     Raises the service's refusal, and `QdrantError` where only the names of models can be compared.
@@ -142,11 +183,12 @@ def _embed(
         who = "the collection" if origin is None else "the service"
         note(f"{who} does not say in which space its vectors are, so names of models are compared")
         check_model(store, answer.dense_model_name)
-    return Vectors(
+    vectors = Vectors(
         None if answer.dense is None else answer.dense[0],
         None if answer.sparse is None else answer.sparse[0],
         None if answer.colbert is None else answer.colbert[0],
     )
+    return Question(vectors, answer.colbert_model_name or answer.sparse_model_name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,6 +268,9 @@ def as_json(query: str, found: Sequence[Found], explained: Sequence[Explanation]
         hit: dict[str, Any] = {
             "id": each.id,
             **each.payload,
+            "location": each.location,
+            "match": each.match,
+            "also": each.also,
             "scores": {name: score.score for name, score in each.scores.items()},
             "ranks": {name: score.rank for name, score in each.scores.items()},
         }
@@ -240,12 +285,19 @@ def as_text(found: Sequence[Found], explained: Sequence[Explanation] | None) -> 
     if not found:
         yield "Nothing was found."
     for place, each in enumerate(found, 1):
-        text = textwrap.shorten(each.text, _LONGEST_TEXT, placeholder=" ...")
-        yield f"{place:2}. {plain(text)}"
+        match = each.match or each.text
+        start = each.text.find(match)
+        before, after = each.text[:start].strip(), each.text[start + len(match) :].strip()
+        shown = f"{'... ' if before else ''}{' '.join(match.split())}{' ...' if after else ''}"
+        yield f"{place:2}. {plain(shown)}"
+        if each.headings:
+            yield f"    {plain(' > '.join(each.headings))}"
         # Each stage with its score and, after `#`, its rank.
         stages = [(name, each.scores[name]) for name in STAGES if name in each.scores]
         told = [f"{_NAMES.get(name, name)} {of.score:.4f} #{of.rank}" for name, of in stages]
-        yield f"    {plain(str(each.payload.get(SOURCE, each.id)))}: {', '.join(told)}"
+        yield f"    {plain(each.location)}: {', '.join(told)}"
+        if each.also:
+            yield f"    the same text: {plain(', '.join(each.also))}"
         if explained is not None:
             yield from _explanation(explained[place - 1])
 

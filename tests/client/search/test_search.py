@@ -2,15 +2,18 @@
 
 import asyncio
 import json
+import re
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
-from smart_embedder_client import Client, cli
+from smart_embedder_client import Client, Tokenized, cli
 from smart_embedder_client.ingest.options import IngestOptions
 from smart_embedder_client.ingest.run import ingest
-from smart_embedder_client.qdrant.store import Depths, Target, open_store
+from smart_embedder_client.matches import best_part
+from smart_embedder_client.qdrant.store import KINDS, Depths, Target, open_store
 from smart_embedder_client.search import (
     BestMatch,
     Explanation,
@@ -109,6 +112,84 @@ def test_an_explanation_adds_up_to_the_scores(search) -> None:
         assert similarity == pytest.approx(hit["scores"]["colbert"], abs=1e-3)
         words = {term["token"].strip("\u2581") for term in terms}
         assert words <= set(QUERY.split()) & set(hit["text"].split()) | {""}
+
+
+@pytest.fixture(scope="module")
+def pages(serve, demo_checkpoint: Path, tmp_path_factory) -> Iterator[list[str]]:
+    """Options for collections of two pages with the same section, with and without ColBERT."""
+    folder = tmp_path_factory.mktemp("pages")
+    filler = [f"The bread of day {i} is baked in the kitchen." for i in range(32)]
+    lines = [*filler[:18], f"{QUERY}.", *filler[18:]]
+    body = f"<h1>Rivers</h1><h2 id='far'>Far</h2><dl><dt id='begin'>begin<dd>{' '.join(lines[:12])}"
+    body += f"<dt id='end'>end<dd>{' '.join(lines[12:])}</dl>"
+    (folder / "texts").mkdir()
+    for name in ("a.html", "b.html"):
+        (folder / "texts" / name).write_text(body)
+    with serve(EMBEDDING_MODEL=str(demo_checkpoint)) as server:
+        for name, kinds in (("all", KINDS), ("dense-sparse", KINDS[:2])):
+            options = IngestOptions(
+                source=folder / "texts", dataset="pages", chunk_tokens=500, kinds=frozenset(kinds)
+            )
+            target = Target(f"edge:{folder / 'edge'}", name)
+            asyncio.run(ingest(options, target, server.url, journal=folder / name))
+        yield ["--url", server.url, "--qdrant", f"edge:{folder / 'edge'}"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--collection", "all"],
+        ["--collection", "all", "--rescore", "none"],
+        ["--collection", "dense-sparse", "--rescore", "none"],
+    ],
+    ids=["colbert", "not ordered by it", "no colbert"],
+)
+def test_a_hit_shows_its_match_with_headings_and_anchor_and_equal_texts_once(
+    pages: list[str], capsys: pytest.CaptureFixture[str], options: list[str]
+) -> None:
+    assert main([QUERY, *pages, *options, "--json"]) == 0
+    (hit,) = json.loads(capsys.readouterr().out)["hits"]
+    assert QUERY in hit["match"]
+    assert hit["match"] in hit["text"]
+    assert len(hit["match"]) <= 300 < len(hit["text"])
+    assert main([QUERY, *pages, *options]) == 0
+    shown, headings, location, also = capsys.readouterr().out.splitlines()
+    assert shown.startswith(" 1. ... ")
+    assert shown.endswith(" ...")
+    assert QUERY in shown
+    assert headings == "    Rivers > Far"
+    # Either of the two, which have the same scores.
+    places = {location.partition("#end: dense ")[0], also.removeprefix("    the same text: ")}
+    assert places in ({"    a.html", "b.html#far"}, {"    b.html", "a.html#far"})
+    assert hit["location"] == f"{hit['source']}#end"
+    assert {hit["source"], *hit["also"]} in ({"a.html", "b.html#far"}, {"b.html", "a.html#far"})
+
+
+def test_the_best_part_is_that_with_the_most_similar_tokens() -> None:
+    """By every window that begins at a word: no other one has a greater sum."""
+    generator = np.random.default_rng(7)
+    text = " ".join(f"word{i}" + "." * (i % 9 == 0) for i in range(200))
+    starts = [match.start() for match in re.finditer(r"\S+", text)]
+    spans = np.array([(start, start + len(text[start:].split(" ")[0])) for start in starts])
+    similarity = np.zeros((3, 200), np.float32)
+    similarity[0, 20] = similarity[1, 125] = similarity[2, 130] = 1.0
+    similarity += generator.random(similarity.shape, np.float32) / 100
+    part = best_part(text, Tokenized(np.arange(200), spans), similarity)
+    assert {"word125", "word130"} <= {word.strip(".") for word in part.split()}
+    assert len(part) <= 300
+    assert best_part(text, Tokenized(np.arange(200), spans), similarity * 0) == text[:300]
+    # Without spaces and sentences, too.
+    spans = np.array([(i, i + 1) for i in range(1_000)])
+    similarity = np.zeros((1, 1_000), np.float32)
+    similarity[0, 700] = 1.0
+    part = best_part("a" * 700 + "b" + "a" * 299, Tokenized(np.arange(1_000), spans), similarity)
+    assert "b" in part
+
+
+def test_rows_with_fields_of_the_same_names_are_shown() -> None:
+    metadata = {"headings": "a", "anchor": 3, "anchors": ["b", [0], {"c": 1}]}
+    found = Found("1", {"text": "a text", "source": "a.jsonl", "metadata": metadata})
+    assert (found.location, found.headings) == ("a.jsonl", [])
 
 
 def test_people_read_the_same(search) -> None:
