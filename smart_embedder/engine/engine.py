@@ -56,6 +56,11 @@ class ActiveRequests:
             if not self._count:
                 self._none_left.set()
 
+    @property
+    def count(self) -> int:
+        """How many requests are in work."""
+        return self._count
+
     async def wait_for_none(self) -> None:
         """Wait until no request is in work."""
         await self._none_left.wait()

@@ -87,7 +87,8 @@ class DrainingServer(uvicorn.Server):
 
     After nine tenths of `timeout` seconds the drain times out, so that every request in work gets
     an error while there is time to send it. The port is closed when every client has read its
-    response, or after a second. A second signal ends the process at once.
+    response, or after a second. A second signal ends the process at once. The log tells when it
+    begins to drain, how many requests are in work then, how many were aborted, and when it stopped.
     """
 
     def __init__(
@@ -97,6 +98,7 @@ class DrainingServer(uvicorn.Server):
         self._drain = drain
         self._timeout = timeout
         self._delay = delay
+        self._aborted = 0
 
     @property
     def url(self) -> str:
@@ -113,21 +115,36 @@ class DrainingServer(uvicorn.Server):
 
     def handle_exit(self, sig: int, _frame: FrameType | None) -> None:
         """Begin to drain; at the second signal exit with the status of that signal."""
+        name = signal.Signals(sig).name
         if self._drain.announced:
-            name = signal.Signals(sig).name
-            # Not the log: the signal may have interrupted it while it was writing.
-            os.write(2, f"second signal ({name}): ended at once\n".encode())
+            # Not the log: the signal may have interrupted it while it was writing. Nor a pipe that
+            # nobody reads.
+            if has_event(2, "POLLOUT"):
+                in_work = f"with {self._drain.count} requests in work"
+                os.write(2, f"second signal ({name}): ended at once, {in_work}\n".encode())
             os._exit(_SIGNAL_STATUS + sig)
         self._drain.announced = True
         loop = asyncio.get_running_loop()
-        if sig == signal.SIGTERM and self._delay:
-            loop.call_soon_threadsafe(loop.call_later, self._delay, self._begin_to_drain)
-        else:
+        delay = self._delay if sig == signal.SIGTERM else 0.0
+        if not delay:
             self._drain.begin()  # Before any other callback of the loop.
-            loop.call_soon_threadsafe(self._begin_to_drain)
+        loop.call_soon_threadsafe(self._announce, name, delay)
 
-    def _begin_to_drain(self) -> None:
+    def _announce(self, signal_name: str, delay: float) -> None:
+        if not delay:
+            self._begin_to_drain(signal_name)
+            return
+        log.info("shutdown_announced", signal=signal_name, drains_in_seconds=delay)
+        asyncio.get_running_loop().call_later(delay, self._begin_to_drain, signal_name)
+
+    def _begin_to_drain(self, signal_name: str) -> None:
         self._drain.begin()
+        log.info(
+            "draining",
+            signal=signal_name,
+            requests_in_work=self._drain.count,
+            most_seconds=self._timeout,
+        )
         self.should_exit = True
         # At once, because `main_loop` looks every tenth of a second, and responses may begin
         # before.
@@ -144,10 +161,17 @@ class DrainingServer(uvicorn.Server):
             ):
                 await self._drain.wait_for_none()
         except TimeoutError:
+            self._aborted = self._drain.count
             self._drain.time_out()
         await self._finish_connections()
         # uvicorn passes it to asyncio, which takes fractions.
         self.config.timeout_graceful_shutdown = self._drain.seconds_left(self._timeout)  # type: ignore[assignment]
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Close what is left, and log the end."""
+        await super().shutdown(sockets)
+        seconds = self._timeout - self._drain.seconds_left(self._timeout)
+        log.info("stopped", requests_aborted=self._aborted, drained_seconds=round(seconds, 3))
 
     def _close_after_responses(self) -> None:
         """Announce with the responses in work that their connections close, and end streams."""

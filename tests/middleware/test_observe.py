@@ -142,28 +142,29 @@ async def test_checks_and_scrapes_are_shown_only_where_their_sender_made_a_mista
     assert (line["event"], line["log_level"], line["status"]) == ("request", level, status)
 
 
-async def test_the_line_holds_what_is_known_and_no_text(monkeypatch) -> None:
+async def test_the_line_begins_with_the_status_and_holds_what_is_known_and_no_text(
+    monkeypatch,
+) -> None:
     times = iter([100.0, 100.2504])
     monkeypatch.setattr(observe.time, "perf_counter", lambda: next(times))
     with capture_logs() as log:
-        context, _ = await exchange(logged(ending(200)), b"secret", path="/rerank")
+        route = SimpleNamespace(path="/rerank")
+        context, _ = await exchange(logged(ending(200)), b"secret", path="/rerank", route=route)
     (line,) = log
-    assert line == {
-        "event": "request",
-        "log_level": "info",
-        "request_id": context.request_id,
-        "method": "POST",
-        "path": "/rerank",
-        "route": None,
-        "client": None,
-        "client_address": "192.0.2.1",
-        "status": 200,
-        "code": None,
-        "bytes_in": 6,
-        "bytes_out": 4,
-        "ms": 250.4,
-        "sentences": 3,
-    }
+    assert list(line.items()) == [
+        ("status", 200),
+        ("method", "POST"),
+        ("route", "/rerank"),
+        ("ms", 250.4),
+        ("client_address", "192.0.2.1"),
+        ("path", "/rerank"),
+        ("bytes_in", 6),
+        ("bytes_out", 4),
+        ("sentences", 3),
+        ("request_id", context.request_id),
+        ("event", "request"),
+        ("log_level", "info"),
+    ]
 
 
 @pytest.mark.parametrize(("begun", "answers"), [(None, [500]), (200, [200])])
@@ -174,7 +175,7 @@ async def test_an_error_that_nobody_foresaw_is_answered_unless_an_answer_has_beg
     assert [each["status"] for each in sent if "status" in each] == answers
     assert [each["event"] for each in log] == ["request_failed", "request"]
     assert log[0]["request_id"] == context.request_id
-    assert log[1]["code"] == (None if begun else "internal_error")
+    assert log[1].get("code") == (None if begun else "internal_error")
     assert b"secret" not in sent[-1]["body"]
 
 

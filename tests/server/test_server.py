@@ -131,17 +131,23 @@ async def test_a_request_in_work_ends_and_then_the_server_does(
 ) -> None:
     service = Service()
     service.seconds, service.streams = seconds, streams
-    async with service.running() as serving:
-        call = await in_work(service)
-        await asyncio.sleep(100 if streams else 0)
-        assert not call.done()
-        began = now()
-        service.server.handle_exit(signal.SIGTERM, None)
-        assert service.drain.begun
-        answer = await call
-        assert b"ok" in answer
-        assert (b"connection: close" in answer) == (not streams)
-        await serving
+    with capture_logs() as log:
+        async with service.running() as serving:
+            call = await in_work(service)
+            await asyncio.sleep(100 if streams else 0)
+            assert not call.done()
+            began = now()
+            service.server.handle_exit(signal.SIGTERM, None)
+            assert service.drain.begun
+            answer = await call
+            assert b"ok" in answer
+            assert (b"connection: close" in answer) == (not streams)
+            await serving
+    _, draining, stopped = log
+    assert (draining["event"], draining["signal"]) == ("draining", "SIGTERM")
+    assert (draining["requests_in_work"], draining["most_seconds"]) == (1, TIMEOUT)
+    assert (stopped["event"], stopped["requests_aborted"]) == ("stopped", len(failed))
+    assert stopped["drained_seconds"] == pytest.approx(now() - began, abs=0.2)
     told = [moment - began for moment in service.failed]
     assert told == [pytest.approx(each, abs=0.2) for each in failed]
     assert ends <= now() - began <= min(ends + 3, TIMEOUT)
@@ -154,8 +160,11 @@ async def test_after_sigterm_it_serves_on_for_the_delay_and_after_an_interrupt_i
     service = Service(delay=10)
     async with service.running() as serving:
         began = now()
-        service.server.handle_exit(signal.SIGTERM, None)
-        await asyncio.sleep(9)
+        with capture_logs() as log:
+            service.server.handle_exit(signal.SIGTERM, None)
+            await asyncio.sleep(9)
+        (line,) = log
+        assert (line["event"], line["drains_in_seconds"]) == ("shutdown_announced", 10)
         assert (service.drain.announced, service.drain.begun) == (True, False)
         service.seconds = 5
         answer = await service.call()
@@ -234,8 +243,9 @@ def test_where_the_kernel_takes_no_filter_the_backlog_is_shortened(monkeypatch) 
                 late.connect(listener.getsockname())
 
 
+@pytest.mark.parametrize("log_is_read", [True, False])
 @in_skipped_time
-async def test_a_second_signal_ends_the_process_with_its_status(monkeypatch) -> None:
+async def test_a_second_signal_ends_the_process_with_its_status(log_is_read, monkeypatch) -> None:
     class Ended(BaseException):
         pass
 
@@ -246,11 +256,13 @@ async def test_a_second_signal_ends_the_process_with_its_status(monkeypatch) -> 
 
     monkeypatch.setattr(os, "write", lambda descriptor, text: said.append((descriptor, text)))
     monkeypatch.setattr(os, "_exit", end)
+    monkeypatch.setattr(module, "has_event", lambda *_: log_is_read)
     service = Service(delay=10)
     service.server.handle_exit(signal.SIGTERM, None)
-    with pytest.raises(Ended, match="130"):
+    with service.drain.track(), pytest.raises(Ended, match="130"):
         service.server.handle_exit(signal.SIGINT, None)
-    assert said == [(2, b"second signal (SIGINT): ended at once\n")]
+    text = b"second signal (SIGINT): ended at once, with 1 requests in work\n"
+    assert said == [(2, text)] * log_is_read
 
 
 @pytest.mark.parametrize(
