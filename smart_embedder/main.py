@@ -40,6 +40,7 @@ from smart_embedder.middleware.observe import LogRequests, MeasureRequests, Prov
 from smart_embedder.middleware.replay import LogForReplay, ReplayLog
 from smart_embedder.models.load import load_models
 from smart_embedder.observability.history import Clients, History
+from smart_embedder.observability.logs import flush_each_line
 from smart_embedder.observability.loop_watch import LoopWatch
 from smart_embedder.observability.metrics import Metrics
 from smart_embedder.server import process
@@ -143,6 +144,8 @@ def create_app(
                 await close()
             service.render_threads.shutdown(wait=False, cancel_futures=True)
             await watch.close()
+            # uvicorn's command ends the process by the signal that it got.
+            flush_each_line()
 
     # This service's own operations come first in /docs.
     routers = sorted(ROUTERS, key=lambda each: each.dialect is not NATIVE)

@@ -21,6 +21,7 @@ from prometheus_client import (
 )
 
 from smart_embedder import __version__
+from smart_embedder.observability.logs import lines_dropped
 
 STATUSES: Final = ("success", "client_error", "error", "timeout")
 # Why a request is refused, by the code of its error.
@@ -108,6 +109,8 @@ class Metrics:
             "Bodies, answers or whole requests that REPLAY_LOG lacks",
             ["reason"],
         )
+
+        registry.register(lines_dropped)
 
         # The engine.
         self.batch_size = histogram("embedding_batch_size", "Texts in one forward", buckets=_TEXTS)

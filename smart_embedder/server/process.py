@@ -17,7 +17,7 @@ from starlette.types import ASGIApp
 
 from smart_embedder.engine.model import LoadedModels, Model
 from smart_embedder.errors import StartupError
-from smart_embedder.observability.logs import configure_logs
+from smart_embedder.observability.logs import configure_logs, print_beside_log
 from smart_embedder.server.connection import bounded_connection
 from smart_embedder.server.ports import require_port
 from smart_embedder.server.server import Drain, DrainingServer
@@ -112,18 +112,18 @@ def _print_example(url: str, settings: Settings) -> None:
         # The variable and not the token: what is printed stays in logs.
         header = '-H "Authorization: Bearer $API_TOKEN" '
         page = f"\nRequests need a token: API_TOKEN in the example.{page}"
-    with suppress(OSError):  # The reader may be gone, or the disk full.
-        print(page + _EXAMPLE.format(url=url, header=header), flush=True)
+    print_beside_log(page + _EXAMPLE.format(url=url, header=header) + "\n")
 
 
 def _exit(status: int) -> None:
     """End the process, without waiting for threads that may never end."""
-    for stream in filter(None, (sys.stdout, sys.stderr)):
-        _flush(stream)
-    if threading.active_count() == 1:
-        sys.exit(status)
-    # Such as a device thread that hangs, or one that still loads a model.
     logging.shutdown()
+    if threading.active_count() == 1:
+        for stream in filter(None, (sys.stdout, sys.stderr)):
+            _flush(stream)
+        sys.exit(status)
+    # Such as a device thread that hangs, one that still loads a model, or the log's, whose reader
+    # stalls.
     os._exit(status)
 
 

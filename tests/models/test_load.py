@@ -58,7 +58,7 @@ import smart_embedder.main
 smart_embedder.main.app
 from smart_embedder.models import load
 load.link_ahead()
-for each in threading.enumerate()[1:]: each.join()
+[each.join() for each in threading.enumerate() if each.name == "link"]
 print(json.dumps('torch' in sys.modules))
 print(json.dumps('libtorch_cpu' in Path('/proc/self/maps').read_text()))
 _, embedder, reranker = sys.argv

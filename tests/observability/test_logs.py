@@ -1,19 +1,33 @@
 """How the log looks and what is left out of it; what clients can write into it, and how often."""
 
+import fcntl
 import json
 import logging
+import os
 import re
 import sys
+import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import structlog
 from structlog.testing import capture_logs
 
 from smart_embedder.observability import logs
-from smart_embedder.observability.logs import SampledLog, configure_logs, escape_text
+from smart_embedder.observability.logs import (
+    LogWriter,
+    SampledLog,
+    configure_logs,
+    escape_text,
+    lines_dropped,
+    print_beside_log,
+)
+from tests.support.script import run_script
+from tests.support.waiting import wait_until
 
 UVICORN = ("uvicorn", "uvicorn.error", "uvicorn.access")
+linux_only = pytest.mark.skipif(sys.platform != "linux", reason="needs pipes of a chosen size")
 LIBRARIES = ("httpx", "httpx2", "urllib3", "asyncio", "uvicorn.access")
 
 
@@ -27,6 +41,9 @@ def logging_as_it_was() -> Iterator[None]:
     for each in loggers.values():  # Another test may have run a server in this process.
         each.setLevel(logging.NOTSET)
     yield
+    for handler in root.handlers:
+        if isinstance(handler, LogWriter):
+            handler.close()
     root.handlers[:], root.level = before, level
     for name, each in loggers.items():
         each.setLevel(levels[name])
@@ -34,17 +51,23 @@ def logging_as_it_was() -> Iterator[None]:
     structlog.configure(**configured)
 
 
-def written(capsys: pytest.CaptureFixture[str]) -> list[dict[str, object]]:
-    return [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+def text_in_log(capfd: pytest.CaptureFixture[str]) -> str:
+    for handler in logging.getLogger().handlers:
+        handler.flush()
+    return capfd.readouterr().err
 
 
-def test_events_and_libraries_lines_are_json_objects_of_one_form(capsys) -> None:
+def written(capfd: pytest.CaptureFixture[str]) -> list[dict[str, object]]:
+    return [json.loads(line) for line in text_in_log(capfd).splitlines()]
+
+
+def test_events_and_libraries_lines_are_json_objects_of_one_form(capfd) -> None:
     configure_logs("json", "info")
     structlog.contextvars.bind_contextvars(request_id="r1")
     structlog.get_logger("app").info("started", port=8000, path=logging)
     logging.getLogger("acme").warning("disk %s", "full")
     structlog.contextvars.clear_contextvars()
-    ours, theirs = written(capsys)
+    ours, theirs = written(capfd)
     assert (ours["event"], ours["level"], ours["port"]) == ("started", "info", 8000)
     assert ours["path"] == str(logging)
     assert (theirs["event"], theirs["level"]) == ("disk full", "warning")
@@ -55,14 +78,14 @@ def test_events_and_libraries_lines_are_json_objects_of_one_form(capsys) -> None
 
 
 @pytest.mark.parametrize("log_format", ["json", "console"])
-def test_a_traceback_is_written_and_no_variable_of_its_frames(log_format: str, capsys) -> None:
+def test_a_traceback_is_written_and_no_variable_of_its_frames(log_format: str, capfd) -> None:
     configure_logs(log_format, "info")
     secret = "hush"
     try:
         _ = [][len(secret)]
     except IndexError:
         structlog.get_logger("app").exception("failed")
-    text = capsys.readouterr().err
+    text = text_in_log(capfd)
     assert "Traceback (most recent call last)" in text
     assert "IndexError: list index out of range" in text
     assert text.count("hush") == text.count('secret = "hush"')
@@ -70,23 +93,23 @@ def test_a_traceback_is_written_and_no_variable_of_its_frames(log_format: str, c
         assert "IndexError: list index out of range" in json.loads(text)["exception"]
 
 
-def test_the_console_gets_lines_without_colours_where_it_is_none(capsys) -> None:
+def test_the_console_gets_lines_without_colours_where_it_is_none(capfd) -> None:
     configure_logs("console", "info")
     structlog.get_logger("app").warning("queue_full", waiting=3)
-    text = capsys.readouterr().err
+    text = text_in_log(capfd)
     assert re.search(r"\[warning *\] queue_full +waiting=3\n$", text)
     assert "\x1b" not in text
 
 
 @pytest.mark.parametrize("level", ["debug", "info", "warning", "error"])
-def test_what_is_below_the_level_is_not_written(level: str, capsys) -> None:
+def test_what_is_below_the_level_is_not_written(level: str, capfd) -> None:
     configure_logs("json", level)
     names = ["debug", "info", "warning", "error"]
     for name in names:
         getattr(structlog.get_logger("app"), name)("ours")
         for logger in ("acme", *LIBRARIES):
             getattr(logging.getLogger(logger), name)(logger)
-    lines = [(line["event"], line["level"]) for line in written(capsys)]
+    lines = [(line["event"], line["level"]) for line in written(capfd)]
     shown = names[names.index(level) :]
     for event in ("ours", "acme", *LIBRARIES):
         # Libraries that tell of every request write warnings alone.
@@ -105,7 +128,7 @@ def test_what_is_below_the_level_is_not_written(level: str, capsys) -> None:
     ],
 )
 def test_the_servers_own_lines_are_at_the_level_that_is_asked_for(
-    level: str, server_at: str | None, lines: list[tuple[str, str]], capsys
+    level: str, server_at: str | None, lines: list[tuple[str, str]], capfd
 ) -> None:
     for name in UVICORN:
         logging.getLogger(name).addHandler(logging.StreamHandler(sys.stderr))
@@ -114,7 +137,122 @@ def test_the_servers_own_lines_are_at_the_level_that_is_asked_for(
     configure_logs("json", level, **({} if server_at is None else {"server_at": server_at}))
     logging.getLogger("uvicorn.error").info("listening")
     logging.getLogger("uvicorn.error").error("failed")
-    assert [(line["event"], line["level"]) for line in written(capsys)] == lines
+    assert [(line["event"], line["level"]) for line in written(capfd)] == lines
+
+
+# A reader of the log that stalls.
+
+
+def dropped() -> int:
+    (family,) = lines_dropped.collect()
+    return int(family.samples[0].value)
+
+
+@pytest.fixture
+def pipe(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[int, int]]:
+    """The log's pipe, of the smallest size, which nobody reads."""
+    reads, writes = os.pipe()
+    fcntl.fcntl(writes, fcntl.F_SETPIPE_SZ, 4096)
+    monkeypatch.setattr(logs, "_STDERR", writes)
+    monkeypatch.setattr(logs, "_MAX_LINES", 5)
+    yield reads, writes
+    os.close(reads)
+    os.close(writes)
+
+
+@linux_only
+def test_lines_that_a_stalled_reader_leaves_no_room_for_are_dropped_and_counted(pipe) -> None:
+    reads, writes = pipe
+    os.write(writes, b" " * 4095 + b"\n")  # It is full from the start.
+    configure_logs("json", "info")
+    (writer,) = logging.getLogger().handlers
+    assert isinstance(writer, LogWriter)
+    log, before = structlog.get_logger("app"), dropped()
+    log.info("before", number=0)
+    wait_until(writer._lines.empty, "the first line was never taken")
+    for number in range(1, 20):  # None of these calls waits for the reader.
+        log.info("before", number=number)
+    assert dropped() - before == 14
+    lines: list[dict[str, Any]] = []
+
+    def read() -> None:
+        with os.fdopen(os.dup(reads)) as stream:
+            stream.readline()
+            while not lines or lines[-1]["event"] != "after":
+                lines.append(json.loads(stream.readline()))
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    wait_until(writer._lines.empty, "the lines were never read")
+    log.info("after")
+    thread.join()
+    assert [line.get("number") for line in lines] == [0, 1, 2, 3, 4, 5, None, None]
+    assert [line["event"] for line in lines[-2:]] == ["log_lines_dropped", "after"]
+    assert lines[-2]["count"] == 14
+
+
+@linux_only
+def test_the_end_of_the_process_waits_once_for_a_stalled_reader(pipe, monkeypatch) -> None:
+    reads, _ = pipe
+    configure_logs("json", "info")
+    (writer,) = logging.getLogger().handlers
+    assert isinstance(writer, LogWriter)
+    structlog.get_logger("app").info("long", text="x" * 5000)
+    waits, wait_for = [], threading.Condition.wait_for
+
+    def wait(self, predicate, timeout) -> bool:
+        waits.append(timeout)
+        return wait_for(self, predicate, timeout and 0.01)
+
+    monkeypatch.setattr(threading.Condition, "wait_for", wait)
+    logs.flush_each_line()
+    structlog.get_logger("app").info("stopped")
+    writer.close()
+    assert waits == [1.0, 0.0, 0.0]
+    while b"stopped" not in os.read(reads, 4096):
+        pass
+
+
+@linux_only
+def test_lines_that_cannot_be_written_are_dropped_and_counted(monkeypatch, capfd) -> None:
+    before = dropped()
+    configure_logs("json", "info")
+    with open("/dev/full", "w") as full, monkeypatch.context() as patched:  # noqa: PTH123
+        patched.setattr(logs, "_STDERR", full.fileno())
+        structlog.get_logger("app").info("lost")
+        assert text_in_log(capfd) == ""
+    structlog.get_logger("app").info("kept")
+    assert [line["event"] for line in written(capfd)] == ["log_lines_dropped", "kept"]
+    assert dropped() == before + 1
+
+
+def test_what_is_printed_beside_the_log_goes_to_stdout(capfd) -> None:
+    configure_logs("console", "info")
+    print_beside_log("Try:\n")
+    for handler in logging.getLogger().handlers:
+        handler.flush()
+    assert capfd.readouterr() == ("Try:\n", "")
+
+
+FORKS = """
+import logging, os, structlog
+from smart_embedder.observability.logs import configure_logs
+configure_logs("json", "info")
+structlog.get_logger().info("parent")
+logging.getLogger().handlers[0].flush()
+child = os.fork()
+structlog.get_logger().info("forked")
+logging.shutdown()
+if child:
+    os.waitpid(child, 0)
+"""
+
+
+@linux_only
+def test_a_forked_process_writes_its_lines_too() -> None:
+    done = run_script(FORKS, PYTHONWARNINGS="ignore::DeprecationWarning")
+    events = [json.loads(line)["event"] for line in done.stderr.splitlines()]
+    assert events == ["parent", "forked", "forked"]
 
 
 def test_a_clients_text_cannot_end_a_line_move_the_cursor_or_turn_the_writing() -> None:

@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -203,22 +202,16 @@ def test_output_that_nobody_takes_is_dropped_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize("tokens", [{}, {"api_token": "secret"}])
 @pytest.mark.parametrize("ui", [False, True])
 def test_the_example_asks_for_a_token_where_one_is_needed_and_tells_none(
-    tokens, ui, capsys
+    tokens, ui, monkeypatch
 ) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(process, "print_beside_log", told.append)
     process._print_example("http://a:1", Settings(ui=ui, **tokens))
-    printed = capsys.readouterr().out
+    (printed,) = told
     assert "curl -s http://a:1/embeddings/" in printed
     assert ("See it: http://a:1/ui" in printed) == ui
     assert ("Bearer $API_TOKEN" in printed) == ("Requests need a token" in printed) == bool(tokens)
     assert "secret" not in printed
-
-
-def test_the_example_is_there_at_once_where_output_is_collected(monkeypatch) -> None:
-    """A log that is no terminal would show it when the service ends."""
-    collected = io.BytesIO()
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(collected))
-    process._print_example("http://a:1", Settings())
-    assert b"curl -s http://a:1/embeddings/" in collected.getvalue()
 
 
 class StartedServer:
