@@ -274,10 +274,22 @@ class HealthResponse(BaseModel):
         list[ServedModelStatus], Field(description="The default models, and then those of MODELS.")
     ]
     demo: Annotated[str | None, Field(description="For a demo model: what it is not for.")]
-    max_input_length: int
-    batch_size: int | None
-    max_requests_in_batch: int | None
-    max_batch_tokens: int | None
+    max_input_length: Annotated[
+        int, Field(description="The most tokens of a text that the embedding model reads.")
+    ]
+    batch_size: Annotated[
+        int | None,
+        Field(
+            description="How many texts of max_input_length tokens share a forward: "
+            "max_batch_tokens // max_input_length, and at least 1. More of shorter texts do."
+        ),
+    ]
+    max_requests_in_batch: Annotated[
+        int | None, Field(description="MAX_REQUESTS_IN_BATCH; null where there is no such limit.")
+    ]
+    max_batch_tokens: Annotated[
+        int | None, Field(description="The most tokens of one forward of the embedding model.")
+    ]
     dtype: str | None
     attention: str | None
 

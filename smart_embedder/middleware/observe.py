@@ -176,11 +176,12 @@ class MeasureRequests:
         self.app = app
         self._clients = clients
         self._abandoned = metrics.abandoned
-        reranking = metrics.rerank_endpoint()
+        shared = {
+            Purpose.RERANKING: metrics.rerank_endpoint(),
+            Purpose.TOKENIZING: metrics.tokenize_endpoint(),
+        }
         self._endpoints = {
-            endpoint.path: reranking
-            if endpoint.purpose is Purpose.RERANKING
-            else metrics.embedding_endpoint(endpoint.path)
+            endpoint.path: shared.get(endpoint.purpose) or metrics.embedding_endpoint(endpoint.path)
             for endpoint in endpoints
         }
 

@@ -95,6 +95,18 @@ class Metrics:
         self.pairs = counter("rerank_pairs_processed_total", "Query-passage pairs scored")
         self.rerank_duration = histogram("rerank_request_duration_seconds", "Whole rerank request")
         self.rerank_active = gauge("rerank_active_requests", "Rerank requests in work")
+        self.tokenize_requests = counter(
+            "embedder_tokenize_requests_total", "Requests to tokenise answered", ["status"]
+        )
+        self.tokenize_rejected = counter(
+            "embedder_tokenize_requests_rejected_total", "Requests to tokenise refused", ["reason"]
+        )
+        self.tokenize_duration = histogram(
+            "embedder_tokenize_request_duration_seconds", "Whole request to tokenise"
+        )
+        self.tokenize_active = gauge(
+            "embedder_tokenize_active_requests", "Requests to tokenise in work"
+        )
         self.rate_limit_store_errors = counter(
             "embedder_rate_limit_store_errors_total",
             "Times the rate limit's store did not answer, or not what it can hold",
@@ -111,8 +123,14 @@ class Metrics:
         )
 
         registry.register(lines_dropped)
+        self._create_engine_metrics()
 
-        # The engine.
+    def _create_engine_metrics(self) -> None:
+        """Create those of the engine and of the process; then the series of all, at zero."""
+        registry = self.registry
+        counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
+        histogram = partial(Histogram, registry=registry, buckets=_SECONDS)
+
         self.batch_size = histogram("embedding_batch_size", "Texts in one forward", buckets=_TEXTS)
         self.batch_tokens = histogram(
             "embedder_batch_tokens", "Tokens in one forward", buckets=_TOKENS
@@ -205,6 +223,8 @@ class Metrics:
             (self.rerank_requests, STATUSES),
             (self.embedding_rejected, REJECTION_REASONS),
             (self.rerank_rejected, REJECTION_REASONS),
+            (self.tokenize_requests, STATUSES),
+            (self.tokenize_rejected, REJECTION_REASONS),
             (self.embedding_cache_hits, CACHE_SOURCES),
             (self.replay_left_out, LEFT_OUT),
         ):
@@ -233,6 +253,16 @@ class Metrics:
             rejected={reason: self.rerank_rejected.labels(reason) for reason in REJECTION_REASONS},
             duration=self.rerank_duration,
             active=self.rerank_active,
+        )
+
+    def tokenize_endpoint(self) -> EndpointMetrics:
+        """The metrics of requests that ask for tokens or texts alone, and for no forward."""
+        requests, rejected = self.tokenize_requests, self.tokenize_rejected
+        return EndpointMetrics(
+            requests={status: requests.labels(status) for status in STATUSES},
+            rejected={reason: rejected.labels(reason) for reason in REJECTION_REASONS},
+            duration=self.tokenize_duration,
+            active=self.tokenize_active,
         )
 
     def watch_memory(self, read: Callable[[str], int]) -> None:

@@ -34,13 +34,16 @@ def samples(metrics: Metrics, name: str) -> dict[tuple[str, ...], float]:
 
 
 def test_every_label_has_a_series_at_zero_from_the_start(metrics) -> None:
-    endpoints = [metrics.rerank_endpoint(), *map(metrics.embedding_endpoint, EMBEDDING_ENDPOINTS)]
+    endpoints = [metrics.rerank_endpoint(), metrics.tokenize_endpoint()]
+    endpoints += map(metrics.embedding_endpoint, EMBEDDING_ENDPOINTS)
     for endpoint in endpoints:
         assert {*endpoint.requests} == {*STATUSES}
         assert {*endpoint.rejected} == {*REJECTION_REASONS}
     for name, labels in {
         "embedding_requests_total": {(s, e) for s in STATUSES for e in EMBEDDING_ENDPOINTS},
         "rerank_requests_total": {(each,) for each in STATUSES},
+        "embedder_tokenize_requests_total": {(each,) for each in STATUSES},
+        "embedder_tokenize_requests_rejected_total": {(each,) for each in REJECTION_REASONS},
         "embedding_requests_rejected_total": {(each,) for each in REJECTION_REASONS},
         "rerank_requests_rejected_total": {(each,) for each in REJECTION_REASONS},
         "embedding_request_duration_seconds_count": {(each,) for each in EMBEDDING_ENDPOINTS},

@@ -267,7 +267,7 @@ async def _answer(
     return response
 
 
-@_operation(Endpoint("/tokenize"), schemas.TokenizeRequest, schemas.Tokens)
+@_operation(Endpoint("/tokenize", Purpose.TOKENIZING), schemas.TokenizeRequest, schemas.Tokens)
 async def _tokenize(body: schemas.TokenizeRequest, call: handler.Call) -> Response:
     """The tokens that the model reads of each text, none of which is cut."""
     check_texts(body.inputs, "inputs", call.service.settings.max_sentences_per_request)
@@ -352,7 +352,9 @@ def _plain(text: str, parts: list[records.TokenSpans]) -> Iterator[list[dict[str
             ]
 
 
-@_operation(Endpoint("/decode"), schemas.DecodeRequest, schemas.Texts, field="ids")
+@_operation(
+    Endpoint("/decode", Purpose.TOKENIZING), schemas.DecodeRequest, schemas.Texts, field="ids"
+)
 async def _decode(body: schemas.DecodeRequest, call: handler.Call) -> Response:
     """The text of each list of the model's own token ids."""
     check_texts(body.ids, "ids", call.service.settings.max_sentences_per_request)

@@ -201,17 +201,17 @@ def totals(metrics: Metrics) -> dict[str, Any]:
 
 
 def describe_server(settings: Settings, models: LoadedModels) -> dict[str, str]:
-    """The labels of embedding_server_info; the lengths in force may be lower than the settings."""
-    dense, reranker = models.dense, models.reranker
-    lengths = {
-        "bge_embed_max_length": models.embedder.max_length,
-        "qwen_embed_max_length": dense.max_length if dense else settings.qwen_embed_max_length,
-        "bge_rerank_max_length": settings.bge_rerank_max_length,
-        "qwen_rerank_max_length": settings.qwen_rerank_max_length,
-    }
-    if reranker is not None:
-        kind = "bge" if reranker.scores_are_logits else "qwen"
-        lengths[f"{kind}_rerank_max_length"] = reranker.max_length
+    """The labels of embedding_server_info: the lengths in force, `none` where no model has one."""
+    kinds = ("bge_embed", "qwen_embed", "bge_rerank", "qwen_rerank")
+    lengths: dict[str, int | str] = dict.fromkeys((f"{kind}_max_length" for kind in kinds), "none")
+    lengths["bge_embed_max_length"] = models.embedder.max_length
+    if models.dense is not None:
+        lengths["qwen_embed_max_length"] = models.dense.max_length
+    if models.late_interaction:
+        lengths["bge_rerank_max_length"] = models.embedder.max_length
+    elif models.reranker is not None:
+        kind = "bge" if models.reranker.scores_are_logits else "qwen"
+        lengths[f"{kind}_rerank_max_length"] = models.reranker.max_length
     return {
         "model": public_name(settings.embedding_model),
         "dense_embedding_model": public_name(settings.dense_model),

@@ -17,6 +17,7 @@ class Purpose(Enum):
 
     EMBEDDING = auto()
     RERANKING = auto()
+    TOKENIZING = auto()
 
 
 class JobState(Enum):

@@ -200,15 +200,18 @@ class Dense(FakeModel):
 @pytest.mark.parametrize(
     ("dense", "reranker", "expected"),
     [
-        (None, None, ("100", "13", "11", "12")),
-        (Dense(), Judge(), ("100", "77", "55", "12")),
-        (None, Logits(), ("100", "13", "11", "55")),
+        (None, None, ("100", "none", "none", "none")),
+        (Dense(), Judge(), ("100", "77", "55", "none")),
+        (None, Logits(), ("100", "none", "none", "55")),
+        (None, "late-interaction", ("100", "none", "100", "none")),
     ],
 )
 def test_the_lengths_of_a_server_are_those_of_its_models(dense, reranker, expected) -> None:
     lengths = {"bge_rerank": 11, "qwen_rerank": 12, "qwen_embed": 13}
     settings = {f"{kind}_max_length": length for kind, length in lengths.items()}
-    models = replace(loaded(FakeModel()), dense=dense, reranker=reranker)
+    late = reranker == "late-interaction"
+    models = replace(loaded(FakeModel()), dense=dense, late_interaction=late)
+    models = models if late else replace(models, reranker=reranker)
     labels = describe_server(Settings(embedding_model="/models/private/mine", **settings), models)
     names = ("bge_embed", "qwen_embed", "bge_rerank", "qwen_rerank")
     assert tuple(labels[f"{each}_max_length"] for each in names) == expected
