@@ -35,7 +35,13 @@ from smart_embedder.middleware.access import (
     RequireTokenAndLimitRate,
 )
 from smart_embedder.middleware.body import LimitBody
-from smart_embedder.middleware.memory import BODY_SECONDS, LimitMemory
+from smart_embedder.middleware.memory import (
+    BODY_SECONDS,
+    BodyMemory,
+    LimitMemory,
+    ResponseMemory,
+    fit_to_memory,
+)
 from smart_embedder.middleware.observe import LogRequests, MeasureRequests, ProvideContext
 from smart_embedder.middleware.replay import LogForReplay, ReplayLog
 from smart_embedder.models.load import load_models
@@ -102,7 +108,8 @@ def create_app(
     """
     service = _create_service(settings, loader, drain or Drain())
     watch = LoopWatch(service.metrics.loop_blocked.observe)
-    middleware = _middleware(service, watch)
+    bodies, responses = _request_memory(settings)
+    middleware = _middleware(service, watch, bodies, responses)
     closing = [
         service.history.close,
         service.buckets.close,
@@ -112,6 +119,10 @@ def create_app(
     async def start(app: FastAPI) -> None:
         await service.engine.start()
         models = service.engine.loaded()
+        if models.device.host_memory_left is not None:
+            left = models.device.host_memory_left()
+            fit_to_memory(bodies, responses, left)
+            process.log_memory(settings, bodies.most_of_one, responses.most_of_one, left)
         service.metrics.server.info(operations.describe_server(settings, models))
         on_ready(models)
         # Not before, as imports of large libraries hold Python's lock for long.
@@ -200,10 +211,18 @@ def _create_service(settings: Settings, loader: Loader | None, drain: Drain) -> 
     )
 
 
-def _middleware(service: Service, watch: LoopWatch) -> list[Middleware]:
+def _request_memory(settings: Settings) -> tuple[BodyMemory, ResponseMemory]:
+    """What the bodies and the answers of all requests may hold."""
+    bodies_bytes = _BODIES_IN_MEMORY * settings.max_body_bytes
+    answers_bytes = max(bodies_bytes, _ANSWERS_IN_MEMORY * settings.max_answer_bytes)
+    return BodyMemory(bodies_bytes), ResponseMemory(answers_bytes)
+
+
+def _middleware(
+    service: Service, watch: LoopWatch, bodies: BodyMemory, responses: ResponseMemory
+) -> list[Middleware]:
     """What every request passes, from the outermost to the innermost."""
     settings = service.settings
-    bodies_bytes = _BODIES_IN_MEMORY * settings.max_body_bytes
     paths = paths_of(ROUTERS)
     own_token = settings.api_token.get_secret_value() if settings.api_token else None
     return [
@@ -224,9 +243,9 @@ def _middleware(service: Service, watch: LoopWatch) -> list[Middleware]:
         # Inside `LimitBody`, so that it counts what is unpacked.
         Middleware(
             LimitMemory,
-            max_bytes=bodies_bytes,
+            bodies=bodies,
+            responses=responses,
             answer_bytes=settings.max_answer_bytes,
-            max_answers_bytes=max(bodies_bytes, _ANSWERS_IN_MEMORY * settings.max_answer_bytes),
             body_seconds=min(BODY_SECONDS, settings.request_timeout / 3),
             stream_seconds=settings.request_timeout,
             turns=service.turns,

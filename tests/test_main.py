@@ -76,16 +76,12 @@ def middleware_of(**settings: Any) -> dict[str, dict[str, Any]]:
 
 def test_what_is_held_in_memory_follows_from_the_settings() -> None:
     limit = middleware_of(max_body_bytes=1000, max_answer_bytes=7000, request_timeout=30)
-    bounds = ("max_bytes", "max_answers_bytes", "body_seconds", "stream_seconds")
-    assert [limit["LimitMemory"][each] for each in bounds] == [
-        16_000,
-        28_000,
-        min(BODY_SECONDS, 10),
-        30,
-    ]
+    memory = limit["LimitMemory"]
+    assert (memory["bodies"].max_bytes, memory["responses"].max_bytes) == (16_000, 28_000)
+    assert (memory["body_seconds"], memory["stream_seconds"]) == (min(BODY_SECONDS, 10), 30)
     assert limit["LimitBody"]["max_bytes"] == 1000
     limit = middleware_of(max_body_bytes=10_000, max_answer_bytes=7000, request_timeout=600)
-    assert limit["LimitMemory"]["max_answers_bytes"] == 160_000
+    assert limit["LimitMemory"]["responses"].max_bytes == 160_000
     assert limit["LimitMemory"]["body_seconds"] == BODY_SECONDS
 
 

@@ -149,6 +149,7 @@ class DeviceInfo:
     """The hardware that the models run on, as /health and /stats show it.
 
     On a GPU, `read_memory` returns bytes by kind: allocated, reserved, free or total.
+    `host_memory_left` returns the bytes that the process may still take beside it.
     """
 
     name: str
@@ -159,6 +160,7 @@ class DeviceInfo:
     device_count: int = 0
     memory_bytes: int | None = None
     read_memory: Callable[[str], int] | None = None
+    host_memory_left: Callable[[], int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

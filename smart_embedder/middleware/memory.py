@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from smart_embedder.api.context import context_of, is_stream
 from smart_embedder.engine.records import BYTES_PER_BODY_BYTE, AnswerMemory
 from smart_embedder.engine.scheduling.fairness import LoopTurns
-from smart_embedder.errors import BodyStalledError, QueueFullError
+from smart_embedder.errors import BodyStalledError, BodyTooLargeError, QueueFullError
 from smart_embedder.observability.logs import SampledLog
 
 BODY_SECONDS = 10.0
@@ -26,6 +26,7 @@ STALLED_SECONDS = 1.0
 # Fewer bytes than this in a second count as no progress where memory is short.
 _PROGRESS_BYTES = 16_384
 _SHARE_OF_FREE = 3
+_BYTES_PER_ANSWER_BYTE = 3
 # After a process was stopped, timers expire before the bytes that arrived meanwhile are read.
 _GRACE_SECONDS = 0.25
 _RETRY_SECONDS = 0.5
@@ -35,7 +36,7 @@ _LARGE_BODY = 1 << 20
 
 @dataclass(eq=False)
 class LimitMemory:
-    """Holds at most about `max_bytes` of request bodies, and `max_answers_bytes` of answers.
+    """Holds about as much of request bodies and of answers as `bodies` and `responses` allow.
 
     A client that holds more than its share gets 503 for large bodies and answers, a stalled body
     gets 408, and a response that is not read is cut off. One answer may hold `answer_bytes`, and
@@ -45,17 +46,15 @@ class LimitMemory:
     """
 
     app: ASGIApp
-    max_bytes: int
+    bodies: "BodyMemory"
+    responses: "ResponseMemory"
     body_seconds: float = BODY_SECONDS
     stream_seconds: float = BODY_SECONDS
     _: KW_ONLY
     answer_bytes: int
-    max_answers_bytes: int
     turns: LoopTurns
 
     def __post_init__(self) -> None:
-        self.bodies = BodyMemory(self.max_bytes)
-        self.responses = ResponseMemory(self.max_answers_bytes)
         self.log = SampledLog()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -99,7 +98,7 @@ class Exchange:
             message = await self._body.receive()
             if size := len(message.get("body", b"")):
                 await self._hold_body(size)
-        except (BodyStalledError, QueueFullError):
+        except (BodyStalledError, BodyTooLargeError, QueueFullError):
             await self._wait_to_end()
             raise
         if message["type"] == "http.disconnect":
@@ -108,6 +107,11 @@ class Exchange:
 
     async def _hold_body(self, size: int) -> None:
         if not self._streams:
+            if self._held_body.size + size > (most := self._limit.bodies.most_of_one):
+                raise BodyTooLargeError(
+                    f"the body has more than {most} bytes, for which the memory that this service "
+                    "may use has no room: send fewer texts, or raise the memory limit"
+                )
             self._limit.bodies.reserve(self._held_body, size)
             self._answer.body_bytes += size
             return
@@ -277,7 +281,8 @@ class HeldAnswer(AnswerMemory):
     @property
     def allowed(self) -> int:
         """The most bytes that the answer may hold."""
-        return self._allowed + BYTES_PER_BODY_BYTE * self.body_bytes
+        allowed = self._allowed + BYTES_PER_BODY_BYTE * self.body_bytes
+        return min(allowed, self._responses.most_of_one)
 
     def need(self, size: int, what: str, advice: str) -> None:
         """Implement `AnswerMemory`."""
@@ -351,6 +356,11 @@ class Memory:
         # In their order: of equals the first one is evicted.
         self._reservations: dict[Reservation, None] = {}
         self._check_scheduled = False
+
+    @property
+    def most_of_one(self) -> int:
+        """The most bytes that one client can hold, while no other one holds any."""
+        return max(self.small, self.max_bytes * _SHARE_OF_FREE // (_SHARE_OF_FREE + 1))
 
     def reserve(self, reservation: Reservation, size: int) -> None:
         """Hold `size` more bytes; evict stalled requests for them, or raise `QueueFullError`."""
@@ -426,13 +436,25 @@ class Memory:
         self._evict_until_it_fits()
 
 
+def fit_to_memory(bodies: Memory, responses: Memory, left: int) -> None:
+    """Lower both limits to what a process with `left` bytes of memory can hold.
+
+    Bodies get a sixth of it, and take up to ten times their bytes while they are read. Answers get
+    a quarter, and take about three times the bytes of their vectors, with the text that these
+    become. A third is for forwards.
+    """
+    bodies.max_bytes = min(bodies.max_bytes, left // (6 * BYTES_PER_BODY_BYTE))
+    responses.max_bytes = min(responses.max_bytes, left // (4 * _BYTES_PER_ANSWER_BYTE))
+
+
 class BodyMemory(Memory):
     """Request bodies that arrive or are worked on."""
 
     small = 65_536
     full = (
         "bodies in work hold {total} bytes, {own} of them from this client; at most {most} are "
-        "held, 16 times MAX_BODY_BYTES, and of one client {share} times what is left free"
+        "held, 16 times MAX_BODY_BYTES or what the memory has room for, and of one client {share} "
+        "times what is left free"
     )
 
 
@@ -442,6 +464,7 @@ class ResponseMemory(Memory):
     small = 1 << 20
     full = (
         "answers in work hold {total} bytes, {own} of them for this client, and this one needs "
-        "{size} more; at most {most} are held, 16 times MAX_BODY_BYTES or 4 times "
-        "MAX_ANSWER_BYTES, and of one client {share} times what is left free"
+        "{size} more; at most {most} are held, 16 times MAX_BODY_BYTES, 4 times "
+        "MAX_ANSWER_BYTES or what the memory has room for, and of one client {share} times what is "
+        "left free"
     )

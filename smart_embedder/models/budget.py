@@ -14,10 +14,17 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from smart_embedder.engine.model import Model
+from smart_embedder.engine.model import Model, human_size
 from smart_embedder.engine.records import Outputs
-from smart_embedder.errors import InferenceError
-from smart_embedder.models.device.choose import empty_cuda_cache, memory_bytes, shortest
+from smart_embedder.errors import InferenceError, StartupError
+from smart_embedder.models.checkpoint.reading import trim_heap
+from smart_embedder.models.device.choose import (
+    empty_cuda_cache,
+    host_memory_left,
+    memory_bytes,
+    peak_growth,
+    shortest,
+)
 from smart_embedder.models.device.transfer import never_finite
 from smart_embedder.models.tasks.embedders import DeviceModel
 
@@ -32,6 +39,9 @@ _WORTH_GOING_ON = 1.03
 # Below this size a busy moment may look like the limit of the throughput.
 _WEIGHTY_SIZE = 1024
 _MEMORY_SHARE = 0.8
+# Of the memory that is left on a CPU: for a forward of several texts, or of one long text. The rest
+# is for requests.
+_HOST_SHARE, _HOST_SHARE_OF_ONE = 1 / 3, 2 / 3
 _MEMORY_TOKENS = 4096
 _SEQUENCE_TOKENS = 256
 # Ids that every vocabulary has.
@@ -42,6 +52,12 @@ _CLOSE_TO_BEST = 0.97
 _SHORT_LENGTH = 512
 _CPU_LEAST = 512
 _GIB = 2**30
+# With more than this left nothing has to be measured.
+_PLENTY = 8 * _GIB
+# What the process takes beside forwards and requests: threads, and modules of first requests.
+_HOST_RESERVE = 2**25
+# Bytes that a forward may take for each token, so that measuring it does not end the process.
+_MOST_OF_A_TOKEN = 2**17
 # (GPU memory above, sequences of full length), largest first; the last is for what has less.
 _LONG_TABLE = ((8 * _GIB, 12), (4 * _GIB, 6), (0, 3))
 _SHORT_TABLE = ((8 * _GIB, 128), (6 * _GIB, 64), (4 * _GIB, 32), (0, 16))
@@ -62,22 +78,31 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True)
 class ChosenBudget:
-    """How many tokens one forward may hold, why, and the seconds that a token takes then."""
+    """How many tokens one forward may hold, why, and the seconds that a token takes then.
+
+    `most` is how many the memory holds, where more would end the process.
+    """
 
     tokens: int
     reason: str
     seconds_per_token: float
+    most: int | None = None
 
 
 def probe(
-    model: DeviceModel[Any], device: torch.device, longest_run: float = math.inf
+    model: DeviceModel[Any],
+    device: torch.device,
+    longest_run: float = math.inf,
+    workers: int = 1,
 ) -> Iterator[ChosenBudget | None]:
     """Measure forwards of growing size and choose the token budget from them.
 
-    Yields None between runs, none of which takes more than `longest_run` seconds.
+    Yields None between runs, none of which takes more than `longest_run` seconds. Each of the
+    `workers` of a CPU may run a forward at the same time.
     """
     is_cuda = device.type == "cuda"
-    most = tokens_that_fit(model, device)
+    fits_host = None if device.type != "cpu" else tokens_that_fit_host(model, workers)
+    most = fits_host or tokens_that_fit(model, device)
     minimum = minimum_tokens(model.max_length, memory_bytes(device))
     yield None
     warm_up(model, _SIZES[0] if is_cuda else _FEW)
@@ -106,7 +131,8 @@ def probe(
     ):
         measured.append(each)
         yield None
-    yield choose_budget(measured, minimum, most, longest if is_cuda else math.inf)
+    chosen = choose_budget(measured, minimum, most, longest if is_cuda else math.inf)
+    yield replace(chosen, most=fits_host)
 
 
 def measure(
@@ -149,6 +175,37 @@ def tokens_that_fit(model: Model, device: torch.device) -> int | None:
         used = max(used, torch.cuda.max_memory_allocated(device) - before)
     free, _ = torch.cuda.mem_get_info(device)
     return int(free * _MEMORY_SHARE * _MEMORY_TOKENS / used)
+
+
+def tokens_that_fit_host(model: DeviceModel[Any], workers: int = 1) -> int | None:
+    """How many tokens of `model` the memory that a CPU has left holds; None for more than enough.
+
+    Raises `StartupError` where one text of the maximum length does not fit: the system would kill
+    the process.
+    """
+    left = (host_memory_left() - _HOST_RESERVE) // workers
+    if left > _PLENTY:
+        return None
+    used = 1.0
+    if left > 0:
+        few, _ = model.with_fewer_layers()  # The layers use the same memory one after the other.
+        _forward(few, _FEW, _ALL_KINDS)
+        trim_heap()  # Or the forward would use what the process has already.
+        tokens = max(_FEW, min(_MEMORY_TOKENS, left // _MOST_OF_A_TOKEN))
+        # In short sequences: families whose attention grows with pairs of tokens refuse long texts.
+        growth = peak_growth(partial(_forward, few, tokens, _ALL_KINDS))
+        if growth is None:
+            return None
+        used = max(used, growth / tokens)
+    missing = int(used * model.max_length / _HOST_SHARE_OF_ONE - left)
+    if missing > 0:
+        raise StartupError(
+            f"{model.name} does not fit the memory: {human_size(max(0, left))} are left for "
+            f"forwards and requests, and with a text of {model.max_length} tokens at least "
+            f"{human_size(missing)} more are needed: raise the memory limit of the machine or "
+            "container, or lower the most tokens of a text (BGE_EMBED_MAX_LENGTH and its like)"
+        )
+    return int(left * _HOST_SHARE / used)
 
 
 def _forward(
@@ -204,7 +261,7 @@ def capped(budget: ChosenBudget, most: int | None) -> ChosenBudget:
 
 
 def named_or_chosen(budget: ChosenBudget, named: int | Literal["auto"]) -> ChosenBudget:
-    """The budget that was chosen, or the one that MAX_BATCH_TOKENS names."""
+    """The budget that was chosen, or the one of MAX_BATCH_TOKENS if the memory holds it."""
     if named == "auto":
         return budget
-    return replace(budget, tokens=named, reason="MAX_BATCH_TOKENS")
+    return capped(replace(budget, tokens=named, reason="MAX_BATCH_TOKENS"), budget.most)

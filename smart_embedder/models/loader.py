@@ -7,7 +7,7 @@ measured, is the engine's affair.
 import gc
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass, fields
 from functools import partial
@@ -29,6 +29,7 @@ from smart_embedder.engine.model import (
     ModelInfo,
     PlacedModel,
     PlacedModels,
+    human_size,
 )
 from smart_embedder.errors import StartupError
 from smart_embedder.models.budget import named_or_chosen, probe
@@ -62,6 +63,8 @@ log = structlog.get_logger(__name__)
 
 # What a model takes beside its weights.
 _OVERHEAD = 1.05
+# Bytes that are taken while models are loaded, beside them: tokenizers, threads, the proof.
+_BESIDE_WEIGHTS = 2**25
 # Seconds of a forward that is measured while the device serves other models.
 _LONGEST_RUN = 0.1
 # Modules that make sparse vectors in ways that are not computed here.
@@ -244,6 +247,7 @@ def _described(placement: _Placement, model: ModelInfo) -> DeviceInfo:
         device_count=torch.cuda.device_count(),
         memory_bytes=choose.memory_bytes(device),
         read_memory=choose.memory_reader(device),
+        host_memory_left=choose.host_memory_left,
     )
 
 
@@ -279,9 +283,10 @@ class EntryLoader:
             log.warning("torch_compile_has_no_effect", reason=reason)
         entries, loaded = self._settings.default_entries, []
         folders = locate_models(self._settings, self._status)
-        for entry, folder in zip(entries, folders, strict=True):
-            if entry is None or folder is None:
-                continue
+        pairs = zip(entries, folders, strict=True)
+        models = [(entry, folder) for entry, folder in pairs if entry and folder]
+        self._require_memory(models)
+        for entry, folder in models:
             loaded.append(self._load(entry, folder, self._workers))
             model = loaded[-1].models[0].model
             if entry is entries.dense and not cast(Embedder, model).kinds.dense:
@@ -295,6 +300,19 @@ class EntryLoader:
         """Find the model's files, and say how much memory they take."""
         folder = locate_model(entry.name, entry.revision, self._settings, self._status)
         placements = list(_placements_of(entry, self._workers))
+        needs = self._needs(entry, folder, placements)
+        load = partial(self._load, entry, folder, placements)
+        # A text that changes when files of the model are replaced; none of them is read.
+        kept = self._settings.canaries_folder(folder)
+        files = sorted(path for path in folder.rglob("*") if path.is_file() and path.parent != kept)
+        states = [(path.relative_to(folder).as_posix(), path.stat()) for path in files]
+        state = repr([(name, state.st_size, state.st_mtime_ns) for name, state in states])
+        return LoadPlan(needs, load, state)
+
+    def _needs(
+        self, entry: ModelEntry, folder: Path, placements: Sequence[_Placement]
+    ) -> dict[str, int]:
+        """The bytes that the weights take of each memory."""
         needs: dict[str, int] = {}
         for each in {placement.node: placement for placement in placements}.values():
             target = self._target_of(entry, folder, each)
@@ -303,13 +321,19 @@ class EntryLoader:
                 size = 1 if is_quantized_by_layers(folder) else torch.float32.itemsize
             bytes_ = int(_OVERHEAD * size * count_parameters(folder))
             needs[each.memory] = needs.get(each.memory, 0) + bytes_
-        load = partial(self._load, entry, folder, placements)
-        # A text that changes when files of the model are replaced; none of them is read.
-        kept = self._settings.canaries_folder(folder)
-        files = sorted(path for path in folder.rglob("*") if path.is_file() and path.parent != kept)
-        states = [(path.relative_to(folder).as_posix(), path.stat()) for path in files]
-        state = repr([(name, state.st_size, state.st_mtime_ns) for name, state in states])
-        return LoadPlan(needs, load, state)
+        return needs
+
+    def _require_memory(self, models: Iterable[tuple[ModelEntry, Path]]) -> None:
+        """Raise `StartupError` where the system would kill the process for loading its models."""
+        needs = (self._needs(entry, folder, self._workers) for entry, folder in models)
+        needed = sum(each.get("cpu", 0) for each in needs) + _BESIDE_WEIGHTS
+        left = choose.host_memory_left()
+        if needed > left:
+            raise StartupError(
+                f"the memory has no room for the models: they take {human_size(needed)}, "
+                f"and {human_size(left)} are left: raise the memory limit of the machine or "
+                f"container by at least {human_size(needed - left)}, or choose smaller models"
+            )
 
     def _load(
         self, entry: ModelEntry, folder: Path, placements: Sequence[_Placement]
@@ -380,7 +404,7 @@ class EntryLoader:
                 yield from model.capture_graphs_in_steps()
                 yield from model.compare_canaries(canaries, len(CANARIES) if thoroughly else 1)
                 longest_run = math.inf if thoroughly else _LONGEST_RUN
-                for found in probe(model, placement.device, longest_run):
+                for found in probe(model, placement.device, longest_run, placement.workers):
                     if found is None:
                         yield None
                         continue

@@ -10,7 +10,12 @@ import pytest
 
 from smart_embedder.api.context import NATIVE_EMBEDDINGS, RequestContext
 from smart_embedder.engine.scheduling.fairness import LoopTurns
-from smart_embedder.errors import BodyStalledError, InvalidRequestError, QueueFullError
+from smart_embedder.errors import (
+    BodyStalledError,
+    BodyTooLargeError,
+    InvalidRequestError,
+    QueueFullError,
+)
 from smart_embedder.middleware.memory import (
     MIN_BYTES_PER_SECOND,
     BodyMemory,
@@ -20,6 +25,7 @@ from smart_embedder.middleware.memory import (
     Reservation,
     ResponseMemory,
     TimedBody,
+    fit_to_memory,
 )
 from tests.middleware.exchange import part_of
 from tests.support.skipped_time import in_skipped_time, now, turns
@@ -143,8 +149,8 @@ async def read_whole(_scope, receive, _send) -> None:
 
 def limited(app, max_bytes: int = HELD, answer_bytes: int = HELD, **options) -> LimitMemory:
     """The middleware with as much room for answers as for bodies."""
-    options |= {"answer_bytes": answer_bytes, "max_answers_bytes": max_bytes}
-    return LimitMemory(app, max_bytes, turns=LoopTurns(), **options)
+    memory = BodyMemory(max_bytes), ResponseMemory(max_bytes)
+    return LimitMemory(app, *memory, answer_bytes=answer_bytes, turns=LoopTurns(), **options)
 
 
 def take(bodies: BodyMemory, count: int, client: str, size: int = MIB) -> None:
@@ -168,6 +174,28 @@ async def test_one_client_cannot_fill_the_memory_and_alone_has_three_quarters() 
     with pytest.raises(QueueFullError):
         take(bodies, 2, "b")
     take(bodies, 1, "c", size=1000)
+
+
+def test_what_requests_hold_is_a_part_of_the_memory_that_is_left() -> None:
+    bodies, responses = BodyMemory(2 * MIB), ResponseMemory(20 * MIB)
+    fit_to_memory(bodies, responses, 240 * MIB)
+    assert (bodies.max_bytes, responses.max_bytes) == (2 * MIB, 20 * MIB)
+    fit_to_memory(bodies, responses, 60 * MIB)
+    assert (bodies.max_bytes, responses.max_bytes) == (MIB, 5 * MIB)
+    assert (bodies.most_of_one, responses.most_of_one) == (3 * MIB // 4, 15 * MIB // 4)
+
+
+async def test_a_body_or_an_answer_that_the_memory_never_has_room_for_is_no_case_for_retries() -> (
+    None
+):
+    limit = limited(read_whole, max_bytes=4 * MIB)
+    await limit(scope(), receiving(2 * MIB, MIB), send)
+    with pytest.raises(BodyTooLargeError, match=f"more than {3 * MIB} bytes, for which the memory"):
+        await limit(scope(), receiving(2 * MIB, MIB, 1), send)
+    answer = HeldAnswer(limit.responses, "a", 16 * MIB)
+    answer.need(3 * MIB, "vectors", "send fewer")
+    with pytest.raises(InvalidRequestError, match=f"this answer may hold {3 * MIB}"):
+        answer.need(3 * MIB + 1, "vectors", "send fewer")
 
 
 async def test_a_request_without_a_body_is_never_refused() -> None:
@@ -448,7 +476,7 @@ async def test_an_answer_is_refused_and_held_through_the_context_of_its_request(
         asked.append(memory.allowed)
         memory.need(memory.allowed, *ADVICE)
         with pytest.raises(QueueFullError):
-            answer_of(limit.responses, "another", HELD).need(14 * MIB, *ADVICE)
+            answer_of(limit.responses, "another", HELD).need(11 * MIB, *ADVICE)
         with pytest.raises(InvalidRequestError):
             memory.need(memory.allowed + 1, *ADVICE)
 

@@ -21,6 +21,7 @@ from smart_embedder.models.budget import (
     named_or_chosen,
     probe,
     tokens_that_fit,
+    tokens_that_fit_host,
     warm_up,
 )
 from smart_embedder.models.device.transfer import not_finite
@@ -160,6 +161,49 @@ def test_memory_is_measured_with_long_texts_too(monkeypatch) -> None:
         mem_get_info=lambda _: (10 * 4096**2, 10 * 4096**2),
     )
     assert tokens_that_fit(model, GPU) == 8 * 4096
+
+
+MIB = 2**20
+
+
+@pytest.mark.parametrize(
+    ("left", "workers", "tokens", "fit"),
+    [
+        # A third of what 32 MiB leave, at 10 KiB for a token.
+        (62 * MIB, 1, 240, 1024),
+        (92 * MIB, 2, 240, 1024),
+        (8 * GIB + 32 * MIB, 1, 4096, (8 * GIB // 3) // 10_240),
+        (8 * GIB + 32 * MIB + 1, 1, None, None),
+        (10_240 * 512 * 3 // 2 + 32 * MIB, 1, 60, 256),
+        (10_240 * 512 * 3 // 2 + 31 * MIB, 1, 52, "a text of 512 tokens at least 1 MB more are"),
+        (33 * MIB, 1, 32, "1 MB are left for forwards and requests"),
+        (32 * MIB, 1, None, "0 MB are left for forwards and requests"),
+    ],
+)
+def test_on_a_cpu_the_memory_that_is_left_limits_a_forward_or_stops_the_start(
+    monkeypatch, left, workers, tokens, fit
+) -> None:
+    model, sizes = Recorder(512), []
+
+    def take(run) -> int:
+        run()
+        sizes.append((model.tokens, max(map(len, model.sequences))))
+        return 10_240 * model.tokens
+
+    monkeypatch.setattr(module, "host_memory_left", lambda: left)
+    monkeypatch.setattr(module, "peak_growth", take)
+    if isinstance(fit, str):
+        with pytest.raises(StartupError, match=f"damaged does not fit the memory.* {fit}"):
+            tokens_that_fit_host(model, workers)
+    else:
+        assert tokens_that_fit_host(model, workers) == fit
+    assert sizes == ([] if tokens is None else [(tokens, min(tokens, 256))])
+
+
+def test_on_a_cpu_a_budget_that_is_named_is_held_to_the_memory_too() -> None:
+    budget = ChosenBudget(512, "measured", 0.5, most=700)
+    assert named_or_chosen(budget, 600).tokens == 600
+    assert named_or_chosen(budget, 8192).tokens == 700
 
 
 SMALLEST = "the smallest within 3 % of the best, 100 tokens/s at "

@@ -89,6 +89,22 @@ def test_a_driver_too_old_for_the_wheel_leaves_the_cpu_to_auto(
     assert TOO_OLD in line
 
 
+@pytest.mark.parametrize(
+    ("body", "answer", "missing"),
+    [(1000, 4000, None), (250, 4000, "3 MB"), (1000, 2000, "1 MB"), (0, 4000, "999 MB")],
+)
+def test_what_a_larger_memory_would_allow_is_said_at_the_start(body, answer, missing) -> None:
+    settings = Settings(max_body_bytes=1000, max_answer_bytes=4000)
+    with capture_logs() as log:
+        process.log_memory(settings, body, answer, left=1_000_000)
+    assert [each["missing"] for each in log] == ([] if missing is None else [missing])
+    if missing is not None:
+        (line,) = log
+        assert (line["event"], line["left"]) == ("memory_short", "1 MB")
+        sizes = (line["largest_body_bytes"], line["largest_answer_bytes"])
+        assert sizes == (body, answer)
+
+
 def test_importing_the_app_does_nothing(tmp_path: Path) -> None:
     """It imports no torch and no client of Redis, reads no environment and starts no thread."""
     script = (

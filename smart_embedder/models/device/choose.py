@@ -7,8 +7,10 @@ import threading
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 import psutil
 import structlog
@@ -27,6 +29,7 @@ capturing = threading.RLock()
 # Memory that the system can reclaim only by swapping, in version 1 of control groups, which has an
 # "shmem" too (of the group without its children), and in version 2.
 _HELD = ({"total_rss", "total_shmem"}, {"anon", "shmem", "kernel"})
+_STATUS, _FORGET_PEAK = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 # In version 1 a larger number stands for no limit.
 _NO_LIMIT = 1 << 60
 # How often `shortest` runs something, at most, and the seconds after which it does not do so again.
@@ -249,7 +252,7 @@ def memory_usage(device: torch.device) -> MemoryUsage:
 
 
 def control_group_usage() -> MemoryUsage | None:
-    """The usage of the control group with the lowest limit, version 1 or 2; None without one."""
+    """The usage of the control group that has least left, version 1 or 2; None without a limit."""
     usages = []
     for group in groups_of("memory"):
         texts = (read_or_empty(group / f"memory.{name}") for name in ("max", "limit_in_bytes"))
@@ -260,7 +263,26 @@ def control_group_usage() -> MemoryUsage | None:
             names = next((names for names in _HELD if names & statistics.keys()), set())
             held = (statistics.get(name, "") for name in names)
             usages.append(MemoryUsage(sum(int(each) for each in held if each.isdecimal()), limit))
-    return min(usages, key=lambda usage: usage.total, default=None)
+    return min(usages, key=lambda usage: usage.total - usage.used, default=None)
+
+
+def host_memory_left() -> int:
+    """Bytes that the process may still take before its machine or control group has no more."""
+    usage = memory_usage(torch.device("cpu"))
+    return max(0, usage.total - usage.used)
+
+
+def peak_growth(run: Callable[[], object]) -> int | None:
+    """Bytes by which the process's memory grows at most while `run` runs; None if not known.
+
+    Where the system does not forget an earlier peak, it is that peak's.
+    """
+    with suppress(OSError):
+        _FORGET_PEAK.write_text("5", "ascii")
+    before = psutil.Process().memory_info().rss
+    run()
+    found = re.search(r"^VmHWM:\s+(\d+) kB", read_or_empty(_STATUS), re.MULTILINE)
+    return None if found is None else max(0, int(found[1]) * 1024 - before)
 
 
 def shortest(run: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> float:

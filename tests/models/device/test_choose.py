@@ -6,11 +6,13 @@ Only PyTorch's own answers are replaced: no machine that runs these tests has so
 import platform
 import queue
 import re
+import sys
 import threading
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import psutil
 import pytest
 import torch
@@ -250,15 +252,14 @@ def in_groups(tmp_path: Path, monkeypatch):
             },
             (406, 1000),
         ),
-        # The lowest limit of a group and of those above.
+        # Of a group and those above, the one that has least left.
         (2, {"service/one": ("1000", "anon 1"), "service": ("500", "anon 300")}, (300, 500)),
+        (2, {"service/one": ("1000", "anon 1"), "service": ("9000", "anon 8900")}, (8900, 9000)),
         (2, {}, None),
         (1, {}, None),
     ],
 )
-def test_the_control_group_with_the_lowest_limit_counts(
-    in_groups, version, groups, expected
-) -> None:
+def test_the_control_group_with_the_least_left_counts(in_groups, version, groups, expected) -> None:
     in_groups(version, groups)
     usage = device.control_group_usage()
     assert (usage and (usage.used, usage.total)) == expected
@@ -274,6 +275,24 @@ def test_a_group_counts_where_its_limit_is_below_what_the_machine_has(
     assert (usage.used == 7, usage.total) == (counts, has + bytes_more * counts)
     assert 0 < usage.used < usage.total
     assert 0 < usage.own < psutil.Process().memory_info().rss + (1 << 28)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux alone tells a peak")
+def test_what_a_run_takes_at_most_is_seen_after_it_has_given_it_back() -> None:
+    size = 1 << 26
+
+    def run() -> None:
+        np.ones(size, np.uint8)
+
+    # The system counts pages of each thread for itself at first.
+    assert 0.9 * size < device.peak_growth(run) < 1.3 * size
+    assert device.peak_growth(lambda: None) < 0.3 * size
+
+
+def test_a_system_that_tells_no_peak_leaves_it_open(monkeypatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(device, "_STATUS", tmp_path / "absent")
+    monkeypatch.setattr(device, "_FORGET_PEAK", tmp_path / "absent" / "too")
+    assert device.peak_growth(lambda: None) is None
 
 
 @pytest.mark.parametrize(
