@@ -181,7 +181,7 @@ class _Steps:
                     ids, offset = await ask(self.old.page, None, offset)
                     is_first = False
                     existing = await ask(new.existing, ids)
-                    self.progress.read(len(existing))
+                    self.progress.skip(len(existing))
                     missing = [each for each in ids if each not in existing]
                     points = await ask(partial(self.old.read, missing, with_vectors=False))
                     await loader.start(self._chunks(points, model, loader), loads)

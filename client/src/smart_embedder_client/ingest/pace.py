@@ -22,6 +22,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 10.0
 _LOST = {UNREACHABLE, CONNECTION_LOST, CLIENT_TIMEOUT}
 _BUSY = {408, 429, 502, 503, 504}
 _TOO_LARGE = "out_of_memory"
+_SECONDS_PER_NOTE = 60
 Result = TypeVar("Result")
 
 
@@ -89,11 +90,16 @@ def is_temporary(error: QdrantBusyError | SmartEmbedderError) -> bool:
 
 
 class Progress:
-    """A bar on a terminal, for so many bytes or chunks; elsewhere nothing but the notes."""
+    """How far a run is, of so many bytes or chunks: a bar on a terminal, elsewhere a line a minute.
 
-    def __init__(self, title: str, unit: str) -> None:
-        self._began = time.monotonic()
-        self._chunks = 0
+    `clock` gives seconds. The time that is left follows from the pace since there was something to
+    do; what an earlier run has done does not count.
+    """
+
+    def __init__(self, title: str, unit: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._began = self._noted = clock()
+        self._total = self._read = self._skipped = self._chunks = 0
         # disable=None is tqdm's way to say: no bar where stderr is no terminal.
         self._bar = tqdm(
             desc=plain(title),
@@ -102,22 +108,45 @@ class Progress:
             disable=None,
             dynamic_ncols=True,
             file=sys.stderr,
+            bar_format="{l_bar}{bar}| {n_fmt}/{total_fmt}{unit} [{elapsed}{postfix}]",
         )
 
     def expect(self, total: int) -> None:
-        """Have the bar end at so many."""
-        self._bar.total = total
+        """Have it end at so many."""
+        self._bar.total = self._total = total
 
     def read(self, size: int) -> None:
         """Count bytes or chunks that are done."""
-        self._bar.update(size)
+        self._read += size
+        self._update(size)
+
+    def skip(self, size: int) -> None:
+        """Count bytes or chunks that an earlier run has done."""
+        self._skipped += size
+        if not self._read:
+            self._began = self._clock()
+        self._update(size)
 
     def store(self, chunks: int) -> None:
         """Count chunks that are stored."""
         self._chunks += chunks
-        seconds = max(time.monotonic() - self._began, 1e-3)
-        rate = f"{self._chunks} chunks, {self._chunks / seconds:.0f} chunks/s"
-        self._bar.set_postfix_str(rate, refresh=False)
+        self._update(0)
+
+    def _update(self, size: int) -> None:
+        self._bar.set_postfix_str(self._pace(), refresh=False)
+        self._bar.update(size)
+        if self._bar.disable and self._clock() - self._noted >= _SECONDS_PER_NOTE:
+            self._noted = self._clock()
+            done = (self._read + self._skipped) / max(self._total, 1)
+            self.note(f"{done:.0%} read, {self._pace()}")
+
+    def _pace(self) -> str:
+        seconds = max(self._clock() - self._began, 1e-3)
+        pace = f"{self._chunks} chunks stored, {self._chunks / seconds:.1f} chunks/s"
+        if not self._read:
+            return pace
+        left = max(self._total - self._read - self._skipped, 0) * seconds / self._read
+        return f"{pace}, {tqdm.format_interval(left)} left"
 
     def tell(self, sentence: str) -> None:
         """Print a line above the bar, where there is one."""

@@ -135,7 +135,8 @@ class Ingest:
             load.missing = len(missing)
             chunks += missing
             if not missing:
-                self._finish(load)
+                self._note(load)
+                self.loader.progress.skip(load.document.size)
         return chunks
 
     def _payload(self, load: _Load, text: str, metadata: Mapping[str, Any]) -> dict[str, Any]:
@@ -154,9 +155,9 @@ class Ingest:
                 first[digest] = document
             else:
                 self.report.repeated += not document.is_part
-                self.loader.progress.read(document.size)
+                self.loader.progress.skip(document.size)
         for digest in self.journal.stored(list(first)):
-            self.loader.progress.read(first.pop(digest).size)
+            self.loader.progress.skip(first.pop(digest).size)
         return first
 
     def _split(self, documents: dict[bytes, Document]) -> list[_Load]:
@@ -172,12 +173,12 @@ class Ingest:
         load.is_refused |= not is_stored
         load.missing -= 1
         if load.missing == 0:
-            self._finish(load)
+            self._note(load)
+            self.loader.progress.read(load.document.size)
 
-    def _finish(self, load: _Load) -> None:
+    def _note(self, load: _Load) -> None:
         if not load.is_refused:
             self.journal.add(load.digest, load.ids)
-        self.loader.progress.read(load.document.size)
 
 
 def default_journal(target: Target, dataset: str) -> Path:
