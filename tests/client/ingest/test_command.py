@@ -54,10 +54,10 @@ def test_files_that_are_not_read_are_told_and_are_an_exit_status(
     edge_runs: Runs, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = edge_runs.options.source
-    for name in ("a.pdf", "b.pdf", "LICENSE"):
+    for name in ("a.png", "b.png", "LICENSE"):
         (folder / name).write_text("a")
     assert main(edge_runs.arguments()) == 0
-    assert "not read: 2 .pdf, 1 without an ending\n" in capsys.readouterr().out
+    assert "not read: 2 .png, 1 without an ending\n" in capsys.readouterr().out
     (folder / "a.txt").write_bytes(b"caf\xe9")
     (folder / "evil\x1b[2J.txt").write_bytes(b"\xff")
     (folder / "lid.txt").unlink()
@@ -71,7 +71,7 @@ def test_files_that_are_not_read_are_told_and_are_an_exit_status(
     assert main(edge_runs.arguments("--json")) == 1
     out = capsys.readouterr().out
     report = json.loads(out)
-    assert report["unread"] == {".pdf": 2, "without an ending": 1}
+    assert report["unread"] == {".png": 2, "without an ending": 1}
     assert [name for name, _ in report["failed"]] == ["a.txt", "evil\x1b[2J.txt"]
     assert "\x1b" not in out
 
@@ -83,10 +83,10 @@ def test_nothing_that_is_read_is_no_success(
     main(edge_runs.arguments())
     capsys.readouterr()
     for file in folder.iterdir():
-        file.rename(file.with_suffix(".pdf"))
+        file.rename(file.with_suffix(".png"))
     assert main(edge_runs.arguments("--sync")) == 1
     out, err = capsys.readouterr()
-    assert ("0 removed" in out, "not read: 3 .pdf" in out) == (True, True)
+    assert ("0 removed" in out, "not read: 3 .png" in out) == (True, True)
     assert err == f"Nothing was read: {folder} has no text.\n"
     assert main(["/no/such/file", *edge_runs.arguments()[1:]]) == 1
     # The same command would do no better.
@@ -128,6 +128,7 @@ def test_a_folder_that_another_process_has_open(runs: Runs) -> None:
         (["--chunk-tokens", "0"], "0 is less than 1"),
         (["--overlap", "-1"], "-1 is less than 0"),
         (["--datatype", "int4"], "invalid choice"),
+        (["--encoding", "hex"], "hex is no encoding that Python knows"),
         (["--url", "localhost:8000"], "the address localhost:8000 does not begin with http://"),
         (["--token", "secret\n"], "the token has a character that no header can have"),
         (["--url", "http://127.0.0.1/v1"], "has /v1, which OpenAI's clients need"),

@@ -53,7 +53,10 @@ def write_csv(path: Path, delimiter: str = ",") -> None:
 
 WRITERS = {
     "rows.jsonl": lambda path: path.write_text("\n".join(map(json.dumps, ROWS)) + "\n\n"),
+    "rows.json": lambda path: path.write_text(json.dumps(ROWS, indent=2) + "\n"),
     "rows.CSV": write_csv,
+    "semicolons.csv": lambda path: write_csv(path, ";"),
+    "tabs.csv": lambda path: write_csv(path, "\t"),
     "rows.tsv": lambda path: write_csv(path, "\t"),
     "rows.parquet": lambda path: pq.write_table(pa.Table.from_pylist(ROWS), path),
 }
@@ -72,6 +75,21 @@ def test_rows_are_read_alike_from_every_format(tmp_path: Path, name: str) -> Non
     with pytest.raises(SourceError, match="no field uid, only text, id, year: --id-field names"):
         read(path, id="uid")
     assert 0 < sum(each.size for each in read(path)) <= input_bytes(path) == path.stat().st_size
+
+
+@pytest.mark.parametrize("block", [1, 2, 5, 64])
+def test_an_array_of_json_is_read_alike_in_pieces_of_any_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int
+) -> None:
+    monkeypatch.setattr(sources, "_BLOCK", block)
+    path = tmp_path / "rows.json"
+    path.write_text(json.dumps(ROWS, indent=1))
+    assert [each.metadata for each in read(path)] == [
+        {"id": "a", "year": "2020"},
+        {"id": "c", "year": "2021"},
+    ]
+    path.write_text("[ ]")
+    assert read(path) == []
 
 
 def test_a_folder_is_read_in_a_fixed_order(tmp_path: Path) -> None:
@@ -155,7 +173,15 @@ def test_a_folder_that_cannot_be_listed_does_not_look_empty(
         ("a.csv", b'text,b\n"a"x,1\n', "begins in line 2, is no CSV: ',' expected after"),
         ("a.parquet", b"no parquet", "is no Parquet"),
         ("a.txt", b"caf\xe9", "is not UTF-8"),
-        ("a.pdf", b"", "is none of the files that can be read: .jsonl"),
+        ("a.json", b'{"text": "a"}', "is no JSON behind element 0: it is no array"),
+        ("a.json", b'[{"text": "a"}, {"text": ]', "behind element 1: Expecting value"),
+        ("a.json", b'[{"text": "a"}, {"text": "b"}', "behind element 2: Expecting value"),
+        ("a.json", b'[{"text": "a"}, 3]', "element 2 is no JSON object"),
+        ("a.json", b'[{"text": "a"}] [', "element 1: there is more than an array"),
+        ("a.json", b"[" * 10**5, "is no JSON behind element 0: maximum recursion depth"),
+        ("a.json", b'[{"text": "a"},' + b" " * 2**20 + b"]", None),
+        ("a.csv", b"body;b\n1;2\n", "no field text, only body, b"),
+        ("a.png", b"", "is none of the files that can be read: .jsonl"),
         (None, b"", "does not exist"),
     ],
 )
@@ -215,6 +241,41 @@ def test_html_is_read_in_its_own_encoding_or_not_at_all(
     assert all(found in reason for reason in reasons)
 
 
+TEXT = "caf\u00e9 \u20ac"
+ROW = json.dumps({"text": TEXT}, ensure_ascii=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "encoding", "found"),
+    [
+        ("a.txt", TEXT.encode("utf-16"), None, TEXT),
+        ("a.txt", b"\xfe\xff" + TEXT.encode("utf-16-be"), "cp1252", TEXT),
+        ("a.txt", TEXT.encode("utf-16-le"), "utf-16-le", TEXT),
+        ("a.jsonl", f"{ROW}\n".encode("utf-16"), None, TEXT),
+        ("a.json", f"[{ROW}]".encode("utf-16"), None, TEXT),
+        ("a.csv", f"id\ttext\r\n1\t{TEXT}\r\n".encode("utf-16"), None, TEXT),
+        ("a.csv", f"id;text\r\n1;{TEXT}\r\n".encode("cp1252"), "cp1252", TEXT),
+        ("a.csv", f"id;text\r\n1;{TEXT}\r\n".encode("cp1252"), None, "is not UTF-8: invalid"),
+        ("a.json", f"[{ROW}]".encode("cp1252"), "cp1252", TEXT),
+        ("a.json", f"[{ROW}]".encode("cp1252"), None, "--encoding names another"),
+        ("a.txt", TEXT.encode(), "cp1252", TEXT),
+        ("a.txt", "\u30ab".encode("iso2022_jp"), "iso2022_jp", "\u30ab"),
+        ("a.txt", b"\x81", "cp1252", "is not CP1252: character maps to"),
+        ("a.txt", b"\xff\xfea", None, "is not UTF-16-LE: truncated data"),
+    ],
+)
+def test_texts_and_rows_are_read_in_their_own_encoding_or_the_one_that_is_told(
+    tmp_path: Path, name: str, content: bytes, encoding: str | None, found: str
+) -> None:
+    """One that is told is never that of a file that is UTF-8, or has a mark."""
+    (tmp_path / name).write_bytes(content)
+    skipped = Skipped()
+    texts = [each.text for each in read_documents(tmp_path, Fields(encoding=encoding), skipped)]
+    reasons = [reason for _, reason in skipped.failed]
+    assert texts == ([] if reasons else [found])
+    assert all(found in reason for reason in reasons)
+
+
 def test_what_is_not_read_is_counted_by_its_ending_and_a_bad_file_is_noted(tmp_path: Path) -> None:
     outside, folder = tmp_path / "outside", tmp_path / "folder"
     for each in (outside, folder, folder / ".git", folder / "below"):
@@ -225,8 +286,9 @@ def test_what_is_not_read_is_counted_by_its_ending_and_a_bad_file_is_noted(tmp_p
     (folder / "circle.txt").symlink_to(folder / "circle.txt")
     (folder / "folder").symlink_to(outside)
     (folder / "again.txt").symlink_to(folder / "below" / "rows.jsonl")
-    for name in ("a.pdf", "b.PDF", "c.docx", "LICENSE", ".hidden.txt", ".git/config", "d.txt"):
+    for name in ("a.png", "b.PNG", "c.xlsx", "LICENSE", ".hidden.txt", ".git/config", "d.txt"):
         (folder / name).write_text("a")
+    (folder / "package.json").write_text('{"name": "a"}')
     (folder / "below" / "rows.jsonl").write_text('{"text": "the river"}')
     (folder / "below" / "rows.csv").write_text("text\nthe mountain\n")
     # Their beginnings are read, and the files behind them.
@@ -242,8 +304,9 @@ def test_what_is_not_read_is_counted_by_its_ending_and_a_bad_file_is_noted(tmp_p
     assert [name for name, _ in skipped.failed] == list(bad)
     assert "line 2 is no JSON" in dict(skipped.failed)["below/a.jsonl"]
     assert skipped.unread == {
-        ".pdf": 2,
-        ".docx": 1,
+        ".png": 2,
+        ".xlsx": 1,
+        ".json without an array": 1,
         "without an ending": 1,
         "hidden": 2,
         "links out of the folder": 1,
@@ -275,11 +338,12 @@ def test_a_long_text_becomes_documents_that_are_cut_between_paragraphs(tmp_path:
     ("name", "begin", "piece"),
     [
         ("a.jsonl", b'{"text": "', b"a" * 2**20),
+        ("a.json", b'[{"text": "', b"a" * 2**20),
         ("a.csv", b"text\n", b"a" * 2**20),
         ("a.csv", b'text\n"', b"a\n" * 2**19),
         ("a.csv", b'text\n"', b'a\n","' * 2**18),
     ],
-    ids=["line", "line of CSV", "field", "fields"],
+    ids=["line", "element", "line of CSV", "field", "fields"],
 )
 def test_a_row_of_gigabytes_is_read_no_further_than_a_row_may_be(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, begin: bytes, piece: bytes

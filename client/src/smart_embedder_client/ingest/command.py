@@ -40,7 +40,7 @@ _AGAIN = "The same command goes on from here."
 _INTERRUPTED = 130
 # What says nothing about texts that are stored already.
 _OF_SOURCES = (
-    *("source", "text_field", "id_field", "chunk_tokens", "overlap", "tokenizer"),
+    *("source", "text_field", "id_field", "encoding", "chunk_tokens", "overlap", "tokenizer"),
     *("long_colbert", "dataset", "sync", "journal", "recheck"),
 )
 _SHOWN_REFUSALS, _SHOWN_FAILURES = 5, 100
@@ -48,7 +48,7 @@ _MIB = 2**20
 _ABOUT = """\
 Split, embed and store texts in a Qdrant collection.
 
-SOURCE is a file of JSONL, CSV, Parquet, text, Markdown or HTML, or a folder of such files. The same
+SOURCE is a file of JSON, CSV, Parquet, text, Markdown or HTML, or a folder of such files. The same
 command goes on after any interruption, and stores nothing twice. With --migrate it is the texts of
 the collection itself that are embedded anew.
 """
@@ -168,7 +168,7 @@ def _ingest_options(parsed: argparse.Namespace) -> IngestOptions:
     told = _load_options(parsed, IngestOptions)
     told["kinds"] = parsed.kinds or frozenset(KINDS)
     told["dataset"] = encodable_name(parsed.dataset or parsed.source.resolve().name)
-    told["fields"] = Fields(parsed.text_field, parsed.id_field)
+    told["fields"] = Fields(parsed.text_field, parsed.id_field, parsed.encoding)
     told["split_for_colbert"] = parsed.long_colbert == "split"
     return IngestOptions(**told)
 
@@ -193,6 +193,14 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     return parsed
 
 
+def _encoding(name: str) -> str:
+    try:
+        "a".encode(name)
+    except (LookupError, UnicodeError) as error:
+        raise argparse.ArgumentTypeError(f"{name} is no encoding that Python knows") from error
+    return name
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="smart-embedder ingest",
@@ -209,6 +217,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--text-field", default="text", metavar="NAME", help=help_)
     help_ = "the field that names a row; without it a row is named by its text"
     add("--id-field", metavar="NAME", help=help_)
+    help_ = "that of texts, CSV and JSON which are not UTF-8 and have no mark, such as cp1252"
+    add("--encoding", type=_encoding, metavar="NAME", help=help_)
     add("--chunk-tokens", **number, default=512, help="the most tokens of a chunk (%(default)s)")
     help_ = "tokens that a chunk repeats of the one before (%(default)s)"
     add("--overlap", type=common.not_negative, default=64, metavar="N", help=help_)

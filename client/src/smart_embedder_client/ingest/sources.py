@@ -1,25 +1,35 @@
 """Files and folders into documents: rows, texts, and the sections of HTML."""
 
+import codecs
 import csv
 import hashlib
 import io
 import json
 import os
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from smart_embedder_client.ingest.html import HtmlError, read_html
 from smart_embedder_client.qdrant.store import ANCHOR, ANCHORS, HEADINGS
 
+_UTF8 = "utf-8-sig"
 _MARKDOWN = (".md", ".markdown")
 # A text beyond this becomes several documents, each of which is split, stored and noted by itself.
 PART_CHARACTERS = 131_072
 # Of a line of JSONL, a row of CSV, a file of HTML; of Parquet, of the rows that are read together.
 LONGEST_ROW = 2**24
+# Of an array of JSON, what is read at a time.
+_BLOCK = 2**18
+_BETWEEN = re.compile(r"[,\s]*")
+_DELIMITERS = (",", ";", "\t")
+_HTML = (".html", ".htm")
+_UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _PARQUET_ROWS, _PARQUET_BYTES = 256, 2**28
 # Qdrant Edge stores 122, and cannot open a collection again that has more. A message of gRPC has at
 # most 100, of which a level takes up to three.
@@ -32,10 +42,14 @@ class SourceError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """Which fields of a row are read: `text`, and `id` if the rows have one."""
+    """Which fields of a row are read: `text`, and `id` if the rows have one.
+
+    `encoding` is that of texts and rows that are not UTF-8.
+    """
 
     text: str = "text"
     id: str | None = None
+    encoding: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +138,7 @@ def read_documents(path: Path, fields: Fields, skipped: Skipped) -> Iterator[Doc
         except SourceError as error:
             skipped.failed.append((source, str(error)))
         except UnicodeDecodeError as error:
-            skipped.failed.append((source, f"{name} is not UTF-8: {error.reason}"))
+            skipped.failed.append((source, f"{name} {_not_decoded(error, file, fields)}"))
         except OSError as error:
             skipped.failed.append((source, f"{name} cannot be read: {error.strerror or error}"))
 
@@ -170,16 +184,61 @@ def _why_not(file: Path, root: Path) -> str | None:
     """Why a file below `root` is not read: its ending, or another reason; None if it is."""
     if file.name.startswith("."):
         return "hidden"
-    if file.suffix.lower() not in _READERS:
-        return encodable_name(file.suffix.lower()) or "without an ending"
+    ending = file.suffix.lower()
+    if ending not in _READERS:
+        return encodable_name(ending) or "without an ending"
+    why_not = None
     try:
         # Not a path through links, which may lead anywhere.
         if not file.resolve(strict=True).is_relative_to(root):
-            return "links out of the folder"
+            why_not = "links out of the folder"
         # No pipe, which would be waited for.
-        return None if file.is_file() else "no files"
+        elif not file.is_file():
+            why_not = "no files"
+        # Settings of programs, for example.
+        elif ending == ".json" and not _begins_array(file):
+            why_not = ".json without an array"
     except (OSError, RuntimeError):  # RuntimeError is of links in a circle.
-        return "links to nothing" if file.is_symlink() else None
+        why_not = "links to nothing" if file.is_symlink() else None
+    return why_not
+
+
+def _begins_array(file: Path) -> bool:
+    with file.open("rb") as content:
+        return content.read(1024).lstrip(b"\xef\xbb\xbf\xff\xfe\0 \t\r\n").startswith(b"[")
+
+
+def _encoding_of_file(file: Path, fields: Fields) -> str:
+    """That of its mark; else UTF-8 if it is that; else the one that is told."""
+    with file.open("rb") as content:
+        if content.read(2) in _UTF16_MARKS:
+            return "utf-16"
+        if fields.encoding is None:
+            return _UTF8
+        content.seek(0)
+        decoder = codecs.getincrementaldecoder("utf-8")()
+        for block in iter(partial(content.read, 2**20), b""):
+            # UTF-16 without a mark and ISO-2022 may look like UTF-8.
+            if b"\0" in block or b"\x1b" in block:
+                return fields.encoding
+            try:
+                decoder.decode(block)
+            except UnicodeDecodeError:
+                return fields.encoding
+    return _UTF8
+
+
+def _open_text(file: Path, fields: Fields) -> io.TextIOWrapper:
+    return file.open(encoding=_encoding_of_file(file, fields), newline="")
+
+
+def _not_decoded(error: UnicodeDecodeError, file: Path, fields: Fields) -> str:
+    # Python calls most encodings of 8 bits "charmap".
+    wrong = str(fields.encoding if error.encoding == "charmap" else error.encoding)
+    told = f"is not {wrong.upper()}: {error.reason}"
+    # HTML declares its encoding.
+    hint = "" if file.suffix.lower() in _HTML else "; --encoding names another, such as cp1252"
+    return told + hint
 
 
 def _parts(
@@ -216,9 +275,9 @@ def _cut(text: str) -> int:
     return len(text)
 
 
-def _read_text(file: Path, source: str, _fields: Fields) -> Iterator[Document]:
+def _read_text(file: Path, source: str, fields: Fields) -> Iterator[Document]:
     is_markdown = file.suffix.lower() in _MARKDOWN
-    with file.open(encoding="utf-8-sig", newline="") as lines:
+    with _open_text(file, fields) as lines:
         yield from _parts(lines.read, source, "", {}, is_markdown=is_markdown)
 
 
@@ -248,23 +307,68 @@ def _read_html(file: Path, source: str, _fields: Fields) -> Iterator[Document]:
 
 
 def _read_jsonl(file: Path, source: str, fields: Fields) -> Iterator[Document]:
-    with file.open("rb") as lines:
+    with _open_text(file, fields) as lines:
         number = 0
         while line := lines.readline(LONGEST_ROW + 1):
             number += 1
+            place = f"{file}, line {number}"
             if len(line) > LONGEST_ROW:
-                raise SourceError(f"{file}, line {number} has more than {LONGEST_ROW} bytes")
+                raise SourceError(f"{place} has more than {LONGEST_ROW} characters")
             if line.strip():
-                place = f"{file}, line {number}"
                 try:
                     row = json.loads(line)
-                except UnicodeDecodeError as error:
-                    raise SourceError(f"{place} is not UTF-8: {error.reason}") from error
                 except (ValueError, RecursionError) as error:
                     raise SourceError(f"{place} is no JSON: {error}") from error
-                if not isinstance(row, dict):
-                    raise SourceError(f"{place} is no JSON object")
-                yield from _of_row(row, len(line), fields, source, f"{place},")
+                yield from _of_json(row, line, fields, source, place)
+
+
+def _read_json(file: Path, source: str, fields: Fields) -> Iterator[Document]:
+    number = 0
+    try:
+        with _open_text(file, fields) as text:
+            for row, written in _elements(text):
+                number += 1
+                yield from _of_json(row, written, fields, source, f"{file}, element {number}")
+    except UnicodeDecodeError:
+        raise
+    except (ValueError, RecursionError) as error:
+        why = getattr(error, "msg", error)
+        raise SourceError(f"{file} is no JSON behind element {number}: {why}") from error
+
+
+def _elements(text: io.TextIOWrapper) -> Iterator[tuple[Any, str]]:
+    """The elements of an array, as values and as they are written, without reading it whole."""
+    decoder, rest, at = json.JSONDecoder(), text.read(_BLOCK).lstrip(), 1
+    if not rest.startswith("["):
+        raise json.JSONDecodeError("it is no array", rest, 0)
+    while True:
+        if between := _BETWEEN.match(rest, at):
+            at = between.end()
+        if rest[at : at + 1] == "]":
+            break
+        try:
+            value, end = decoder.raw_decode(rest, at)
+        except json.JSONDecodeError as error:
+            # Where the text is cut, or where it is wrong.
+            if len(rest) - at > LONGEST_ROW:
+                error.msg += f", or it has more than {LONGEST_ROW} characters"
+                raise
+            more = text.read(max(len(rest) - at, _BLOCK))
+            if not more:
+                raise
+            rest, at = rest[at:] + more, 0
+        else:
+            yield value, rest[at:end]
+            at = end
+    if rest[at + 1 :].strip() or text.read(_BLOCK).strip():
+        raise json.JSONDecodeError("there is more than an array", rest, at)
+
+
+def _of_json(row: Any, written: str, fields: Fields, source: str, place: str) -> Iterator[Document]:
+    if not isinstance(row, dict):
+        raise SourceError(f"{place} is no JSON object")
+    size = len(written.encode(errors="replace"))
+    yield from _of_row(row, size, fields, source, f"{place},")
 
 
 class _RowLines:
@@ -287,10 +391,23 @@ class _RowLines:
         return line
 
 
+def _delimiter(header: str, fields: Fields) -> str:
+    """The one that makes a column of the field that is read; else the one that makes the most."""
+
+    def rank(delimiter: str) -> tuple[bool, int]:
+        names = next(csv.reader([header], delimiter=delimiter), [])
+        return fields.text in names, len(names)
+
+    return max(_DELIMITERS, key=rank)
+
+
 def _read_csv(file: Path, source: str, fields: Fields) -> Iterator[Document]:
     csv.field_size_limit(LONGEST_ROW)
-    delimiter = "\t" if file.suffix.lower() == ".tsv" else ","
-    with file.open(encoding="utf-8-sig", newline="") as text:
+    with _open_text(file, fields) as text:
+        header = text.readline(_BLOCK)
+        text.seek(0)
+        is_tsv = file.suffix.lower() == ".tsv"
+        delimiter = "\t" if is_tsv else _delimiter(header, fields)
         lines = _RowLines(text)
         # Otherwise a quote that is never closed makes one text of the rest of the file.
         rows = csv.DictReader(lines, delimiter=delimiter, strict=True)
@@ -385,10 +502,10 @@ _Reader = Callable[[Path, str, Fields], Iterator[Document]]
 _READERS: Mapping[str, _Reader] = {
     ".jsonl": _read_jsonl,
     ".ndjson": _read_jsonl,
+    ".json": _read_json,
     ".csv": _read_csv,
     ".tsv": _read_csv,
     ".parquet": _read_parquet,
-    ".html": _read_html,
-    ".htm": _read_html,
+    **dict.fromkeys(_HTML, _read_html),
     **dict.fromkeys((".txt", ".text", ".rst", *_MARKDOWN), _read_text),
 }
