@@ -48,9 +48,9 @@ _MIB = 2**20
 _ABOUT = """\
 Split, embed and store texts in a Qdrant collection.
 
-SOURCE is a file of JSON, CSV, Parquet, text, Markdown or HTML, or a folder of such files. The same
-command goes on after any interruption, and stores nothing twice. With --migrate it is the texts of
-the collection itself that are embedded anew.
+SOURCE is a file of JSON, CSV, Parquet, text, Markdown, HTML, PDF, DOCX, ODT, PPTX or RTF, or a
+folder of such files. The same command goes on after any interruption, and stores nothing twice.
+With --migrate it is the texts of the collection itself that are embedded anew.
 """
 
 

@@ -1,4 +1,4 @@
-"""Files and folders into documents: rows, texts, and the sections of HTML."""
+"""Files and folders into documents: rows, texts, sections of HTML, and office documents."""
 
 import codecs
 import csv
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from smart_embedder_client.ingest.html import HtmlError, read_html
+from smart_embedder_client.ingest.office import ENDINGS, OfficeError, read_office
 from smart_embedder_client.qdrant.store import ANCHOR, ANCHORS, HEADINGS
 
 _UTF8 = "utf-8-sig"
@@ -134,7 +135,10 @@ def read_documents(path: Path, fields: Fields, skipped: Skipped) -> Iterator[Doc
         source = encodable_name(file.relative_to(root).as_posix())
         name = encodable_name(str(file))
         try:
-            yield from _READERS[file.suffix.lower()](file, source, fields)
+            if file.suffix.lower() in ENDINGS:
+                yield from _read_office(file, source, skipped)
+            else:
+                yield from _READERS[file.suffix.lower()](file, source, fields)
         except SourceError as error:
             skipped.failed.append((source, str(error)))
         except UnicodeDecodeError as error:
@@ -148,10 +152,10 @@ def _files(path: Path, skipped: Skipped) -> Iterator[Path]:
         yield from _files_below(path, skipped)
     elif not path.exists():
         raise SourceError(f"{path} does not exist")
-    elif path.suffix.lower() in _READERS:
+    elif path.suffix.lower() in (*_READERS, *ENDINGS):
         yield path
     else:
-        known = ", ".join(_READERS)
+        known = ", ".join((*_READERS, *ENDINGS))
         raise SourceError(f"{path} is none of the files that can be read: {known}, or a folder")
 
 
@@ -182,10 +186,11 @@ def _files_below(folder: Path, skipped: Skipped) -> Iterator[Path]:
 
 def _why_not(file: Path, root: Path) -> str | None:
     """Why a file below `root` is not read: its ending, or another reason; None if it is."""
-    if file.name.startswith("."):
+    # Word leaves a file of the second name beside each document that is open.
+    if file.name.startswith((".", "~$")):
         return "hidden"
     ending = file.suffix.lower()
-    if ending not in _READERS:
+    if ending not in (*_READERS, *ENDINGS):
         return encodable_name(ending) or "without an ending"
     why_not = None
     try:
@@ -279,6 +284,27 @@ def _read_text(file: Path, source: str, fields: Fields) -> Iterator[Document]:
     is_markdown = file.suffix.lower() in _MARKDOWN
     with _open_text(file, fields) as lines:
         yield from _parts(lines.read, source, "", {}, is_markdown=is_markdown)
+
+
+def _read_office(file: Path, source: str, skipped: Skipped) -> Iterator[Document]:
+    try:
+        found = read_office(file)
+    except OfficeError as error:
+        raise SourceError(f"{file} {error}") from error
+    bytes_per_character = file.stat().st_size / sum(map(len, found.pages))
+    is_part = False
+    for number, page in enumerate(found.pages, 1):
+        metadata: dict[str, Any] = {"title": found.title} if found.title else {}
+        if file.suffix.lower() == ".pdf":
+            # The anchor as browsers and PDF viewers know it.
+            metadata |= {"page": number, ANCHOR: f"page={number}"}
+        read = io.StringIO(page).read
+        for part in _parts(read, source, str(number), metadata, is_markdown=True):
+            size = int(len(part.text) * bytes_per_character)
+            yield replace(part, size=size, is_part=is_part)
+            is_part = True
+    if empty := found.pages.count(""):
+        skipped.unread["pages without text"] += empty
 
 
 def _read_html(file: Path, source: str, _fields: Fields) -> Iterator[Document]:

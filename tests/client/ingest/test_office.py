@@ -1,0 +1,153 @@
+"""PDF, DOCX, ODT, PPTX and RTF become documents, or one sentence that says why not."""
+
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from smart_embedder_client.ingest import office
+from smart_embedder_client.ingest.sources import (
+    Document,
+    Fields,
+    Skipped,
+    input_bytes,
+    read_documents,
+)
+
+from tests.support.office import (
+    deflated,
+    make_docx,
+    make_odt,
+    make_pdf,
+    make_pptx,
+    paragraph,
+    pdf_of_contents,
+    table,
+)
+
+_MIB = 2**20
+
+
+def read(path: Path) -> tuple[list[Document], Skipped]:
+    skipped = Skipped()
+    return list(read_documents(path, Fields(), skipped)), skipped
+
+
+def test_pdf_is_read_page_by_page_with_words_and_sentences_that_go_on(tmp_path: Path) -> None:
+    first = ["Operating manual", "The pump is blocked, and con-", "tinues to", "stand still."]
+    content = make_pdf([first, [], ["x = a*b # 5 %", "\\344nderung"]], title="The pump")
+    path = tmp_path / "pump.PDF"
+    path.write_bytes(content)
+    (begin, end), skipped = read(tmp_path)
+    assert begin.text == "Operating manual\nThe pump is blocked, and continues to stand still."
+    assert end.text == "x = a*b # 5 % \N{LATIN SMALL LETTER A WITH DIAERESIS}nderung"
+    assert begin.metadata == {"title": "The pump", "page": 1, "anchor": "page=1"}
+    assert (end.metadata["page"], end.metadata["anchor"]) == (3, "page=3")
+    assert (begin.is_part, end.is_part, begin.key != end.key) == (False, True, True)
+    assert 0.99 * len(content) < begin.size + end.size <= input_bytes(tmp_path) == len(content)
+    assert begin.size > end.size
+    assert (skipped.failed, skipped.unread) == ([], {"pages without text": 1})
+
+
+def test_docx_is_read_with_headings_tables_and_its_own_characters(tmp_path: Path) -> None:
+    body = [paragraph("Fehler", style="berschrift1"), paragraph("1. a*b_c [x] &lt;T&gt; C:\\_x")]
+    rows = [["Code", "Meaning"], ["E42", "Pump is blocked"]]
+    inserted = "<w:p><w:ins><w:r><w:t>inserted</w:t></w:r></w:ins></w:p>"
+    field = f"<w:sdt><w:sdtContent>{paragraph('of a form')}</w:sdtContent></w:sdt>"
+    (tmp_path / "manual.docx").write_bytes(make_docx([*body, table(rows), inserted, field]))
+    # Word's own note that the document is open.
+    (tmp_path / "~$manual.docx").write_bytes(b"no document")
+    (document,), skipped = read(tmp_path)
+    assert document.text == (
+        "# Fehler\n\n1. a*b_c [x] <T> C:\\_x\n\n| Code | Meaning |\n| --- | --- |\n"
+        "| E42 | Pump is blocked |\n\ninserted\n\nof a form"
+    )
+    assert (document.metadata, document.is_markdown) == ({}, True)
+    assert (skipped.failed, skipped.unread) == ([], {"hidden": 1})
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "found"),
+    [
+        ("a.odt", make_odt("Error E42", "The pump is blocked."), "# Error E42"),
+        ("a.pptx", make_pptx("Error E42", "The pump is blocked."), "## Error E42"),
+        ("a.rtf", rb"{\rtf1\ansi Error E42\par The pump is blocked.\par}", "Error E42"),
+    ],
+)
+def test_other_documents_are_read_as_markdown(
+    tmp_path: Path, name: str, content: bytes, found: str
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    (document,), _ = read(tmp_path)
+    assert document.text.split("\n\n") == [found, "The pump is blocked."]
+
+
+# No password fits these digests.
+_ENCRYPTED = f"/Encrypt<</Filter/Standard/V 1/R 2/P -4/O<{'11' * 32}>/U<{'22' * 32}>>>/ID[<33><33>]"
+_DRAWN = b"0 0 612 792 re f"
+_PARAGRAPHS = paragraph("The pump is blocked.") * 20_000
+
+
+@pytest.mark.parametrize(
+    ("name", "make", "told"),
+    [
+        ("a.pdf", lambda: make_pdf([["a"]], trailer=_ENCRYPTED), "is encrypted: save it without"),
+        ("a.pdf", lambda: make_pdf([["a"]])[:300], "is damaged, or no PDF"),
+        ("a.pdf", lambda: b"", "is damaged, or no PDF"),
+        ("a.pdf", lambda: pdf_of_contents([_DRAWN]), "has no text: if its pages are pictures, OCR"),
+        ("a.docx", lambda: make_docx([paragraph("a")])[:-60], "cannot be read: malformed document"),
+        ("a.docx", lambda: make_docx([]), "has no text"),
+        ("a.docx", lambda: bytes.fromhex("d0cf11e0a1b11ae1") * 512, "cannot be read: malformed"),
+        ("a.docx", lambda: make_docx(_PARAGRAPHS for _ in range(400)), "resource limit exceeded"),
+    ],
+    ids=["encrypted", "cut", "empty", "scanned", "cut docx", "empty docx", "old doc", "zip bomb"],
+)
+def test_what_cannot_be_read_is_told_in_one_sentence_and_the_next_file_is_read(
+    tmp_path: Path, name: str, make: Callable[[], bytes], told: str
+) -> None:
+    (tmp_path / name).write_bytes(make())
+    (tmp_path / "b.txt").write_text("b")
+    (document,), skipped = read(tmp_path)
+    assert document.text == "b"
+    ((source, reason),) = skipped.failed
+    assert (source, "\n" in reason) == (name, False)
+    assert f"{tmp_path / name} " in reason
+    assert told in reason
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the limit is one of Linux")
+def test_a_pdf_that_fills_the_memory_ends_the_process_that_reads_it_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bomb = deflated([b" " * _MIB] * 1_000)
+    (tmp_path / "bomb.pdf").write_bytes(pdf_of_contents([bomb], filters="/Filter/FlateDecode"))
+    (tmp_path / "ok.pdf").write_bytes(make_pdf([["The pump is blocked."]]))
+    monkeypatch.setattr(office, "_MOST_MEMORY", 256 * _MIB)
+    (document,), skipped = read(tmp_path)
+    assert document.text == "The pump is blocked."
+    ((source, reason),) = skipped.failed
+    assert source == "bomb.pdf"
+    assert "its reader crashed, or needs more than 256 MiB of memory" in reason
+
+
+def test_a_text_without_end_and_a_file_that_takes_too_long_are_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "long.docx").write_bytes(make_docx(paragraph("a" * _MIB) for _ in range(17)))
+    _, skipped = read(tmp_path)
+    assert "has more than the 16777216 characters that are read" in skipped.failed[0][1]
+    monkeypatch.setattr(office, "_MOST_SECONDS", 0)
+    _, skipped = read(tmp_path)
+    assert "is not read within 0 seconds" in skipped.failed[0][1]
+
+
+def test_a_missing_package_is_named_with_the_command_that_installs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    (tmp_path / "a.pdf").write_bytes(make_pdf([["a"]]))
+    documents, skipped = read(tmp_path)
+    needs = 'a.pdf needs a package that is not installed: pip install "smart-embedder-client[office'
+    assert documents == []
+    assert needs in skipped.failed[0][1]
