@@ -92,6 +92,12 @@ COMPOSE_VARIABLES = (
     ComposeVariable(
         "DOMAIN", "localhost", "the name whose certificate the proxy of the profile `https` fetches"
     ),
+    ComposeVariable(
+        "HTTPS_NETWORK",
+        "192.0.2",
+        "the first three numbers of the addresses of that proxy and of the service; a second "
+        "project on one machine needs others",
+    ),
     ComposeVariable("PROMETHEUS_PORT", "9090", "the port of Prometheus on this machine"),
     ComposeVariable("GRAFANA_PORT", "3000", "the port of Grafana on this machine"),
     ComposeVariable("QDRANT_PORT", "6333", "the port of Qdrant's REST API on this machine"),

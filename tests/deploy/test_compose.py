@@ -1,10 +1,11 @@
-"""What docker compose makes of its files, and what the files say by themselves."""
+"""The compose files: their contents, and the configuration that docker compose reads from them."""
 
 import json
 import os
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator
 from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Any
@@ -28,12 +29,16 @@ COMMON = {
     "API_TOKENS_FILE": f"${{API_TOKENS_FILE:+{MOUNTED_TOKENS}}}",
 }
 PROXY = "192.0.2.2"
-FIXED = COMMON | {"DEVICE": "cpu", "TRUSTED_PROXIES": f"${{TRUSTED_PROXIES:-{PROXY}}}"}
+FIXED = COMMON | {
+    "DEVICE": "cpu",
+    "TRUSTED_PROXIES": "${TRUSTED_PROXIES:-${HTTPS_NETWORK:-192.0.2}.2}",
+}
+PROFILES = {"https": ["https"], "monitoring": ["prometheus", "grafana"], "qdrant": ["qdrant"]}
 IMAGE = re.compile(r"([a-z]+/)?[a-z]+:v?\d+\.\d+\.\d+(-[a-z]+)?@sha256:[0-9a-f]{64}")
 
 
 class ComposeLoader(yaml.SafeLoader):
-    """Refuses a key given twice."""
+    """Refuses a key given twice, and reads a list that compose is told to override as a list."""
 
     def mapping(self, node: yaml.MappingNode) -> dict[Any, Any]:
         keys = [key.value for key, _ in node.value]
@@ -41,8 +46,16 @@ class ComposeLoader(yaml.SafeLoader):
         self.flatten_mapping(node)
         return self.construct_mapping(node, deep=True)
 
+    def overriding(self, node: yaml.SequenceNode) -> list[Any]:
+        return self.construct_sequence(node)
+
+    def removed(self, _: yaml.Node) -> None:
+        return None
+
 
 ComposeLoader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, ComposeLoader.mapping)
+ComposeLoader.add_constructor("!override", ComposeLoader.overriding)
+ComposeLoader.add_constructor("!reset", ComposeLoader.removed)
 
 
 def parsed(name: str) -> dict[str, Any]:
@@ -83,29 +96,13 @@ def test_every_container_is_bounded_hardened_and_but_https_open_to_this_machine_
 
 def test_images_of_others_are_pinned_and_optional() -> None:
     services = parsed(CPU)["services"]
-    profiles = {each: services[each].get("profiles") for each in services}
-    assert profiles == {
-        OURS: None,
-        "https": ["https"],
-        "prometheus": ["monitoring"],
-        "grafana": ["monitoring"],
-        "qdrant": ["qdrant"],
+    optional = {
+        name: service["profiles"] for name, service in services.items() if "profiles" in service
     }
+    assert optional == {name: [profile] for profile, names in PROFILES.items() for name in names}
+    assert set(services) - set(optional) == {OURS}
     others = [services[each]["image"] for each in services if each != OURS]
     assert all(IMAGE.fullmatch(image) for image in others), others
-
-
-def test_the_service_trusts_the_address_that_the_proxy_alone_can_have() -> None:
-    project = parsed(CPU)
-    proxy, ours = project["services"]["https"], project["services"][OURS]
-    assert proxy["networks"]["https"] == {"ipv4_address": PROXY}
-    assert proxy["environment"]["SERVICE"] == f"{OURS}:8000"
-    assert "https" in ours["networks"]
-    network = project["networks"]["https"]
-    (pool,) = network["ipam"]["config"]
-    assert network["internal"]
-    assert ip_address(PROXY) in ip_network(pool["subnet"])
-    assert ip_address(PROXY) not in ip_network(pool["ip_range"])
 
 
 def test_grafana_finds_its_dashboard_and_prometheus() -> None:
@@ -149,11 +146,14 @@ needs_compose = pytest.mark.skipif(
 )
 
 
-def configured(*names: str, folder: Path = ROOT, **environment: str) -> dict[str, Any]:
-    """What compose would start, with all profiles, from an environment of nothing but these."""
+def configured(
+    *names: str, folder: Path = ROOT, profile: str = "*", project: str = "", **environment: str
+) -> dict[str, Any]:
+    """The configuration that compose reads with only these variables in the environment."""
     assert COMPOSE is not None
     files = [word for name in names for word in ("-f", str(folder / name))]
-    arguments = [*files, "--profile", "*", "config", "--format", "json"]
+    named = ["-p", project] if project else []
+    arguments = [*files, *named, "--profile", profile, "config", "--format", "json"]
     done = subprocess.run(
         [*COMPOSE, *arguments],
         env={k: v for k, v in os.environ.items() if k in {"PATH", "HOME"}} | environment,
@@ -164,6 +164,7 @@ def configured(*names: str, folder: Path = ROOT, **environment: str) -> dict[str
     assert done.returncode == 0, done.stderr
     assert "is not set" not in done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
+    found.pop("x-hardened", None)  # Shared by services, where it has had its effect.
     return found
 
 
@@ -188,7 +189,6 @@ def test_the_two_files_differ_only_in_the_device(checkout: Path) -> None:
     assert (reserved["driver"], reserved["capabilities"]) == ("nvidia", ["gpu"])
     allocator = [each["environment"].pop("PYTORCH_CUDA_ALLOC_CONF") for each in ours]
     assert allocator == ["expandable_segments:True", None]
-    cpu.pop("x-hardened")
     assert gpu == cpu
 
 
@@ -208,6 +208,81 @@ def test_each_file_stands_alone(checkout: Path, name: str) -> None:
     # The stop grace is above the drain.
     drain = Settings.model_fields["shutdown_timeout"].default
     assert int(ours["stop_grace_period"].removesuffix("s")) > drain
+
+
+@needs_compose
+@pytest.mark.parametrize("names", [(GPU, CPU), (CPU, GPU)])
+def test_given_both_files_the_last_one_decides(checkout: Path, names: tuple[str, str]) -> None:
+    both = configured(*names, folder=checkout)
+    assert both == configured(names[-1], folder=checkout)
+    hardened = [service["security_opt"] for service in both["services"].values()]
+    assert hardened == [["no-new-privileges:true"]] * 5
+    for profile, beside in PROFILES.items():
+        started = configured(*names, folder=checkout, profile=profile)["services"]
+        assert set(started) == {OURS, *beside}
+
+
+@needs_compose
+@pytest.mark.parametrize("name", FILES)
+def test_the_service_trusts_the_address_that_only_the_proxy_can_have(
+    checkout: Path, name: str
+) -> None:
+    for given, proxy_address in (({}, PROXY), ({"HTTPS_NETWORK": "198.51.100"}, "198.51.100.2")):
+        project = configured(name, folder=checkout, **given)
+        proxy, ours = project["services"]["https"], project["services"][OURS]
+        assert proxy["networks"]["https"] == {"ipv4_address": proxy_address}
+        assert proxy["environment"]["SERVICE"] == f"{OURS}:8000"
+        assert ours["environment"]["TRUSTED_PROXIES"] == proxy_address
+        assert "https" in ours["networks"]
+        network = project["networks"]["https"]
+        (pool,) = network["ipam"]["config"]
+        assert network["internal"]
+        assert ip_address(proxy_address) in ip_network(pool["subnet"])
+        assert ip_address(proxy_address) not in ip_network(pool["ip_range"])
+
+
+def names_on_the_host(project: dict[str, Any]) -> Iterator[str]:
+    """Every name, address and port that no other project on the machine may take."""
+    for service in project["services"].values():
+        yield "container " + service["container_name"]
+        yield from ("port " + port["published"] for port in service["ports"])
+    yield "image " + project["services"][OURS]["image"]
+    for volume in project["volumes"].values():
+        yield "volume " + volume["name"]
+    for network in project["networks"].values():
+        yield "network " + network["name"]
+        for pool in network["ipam"].get("config", ()):
+            yield "subnet " + pool["subnet"]
+
+
+@needs_compose
+@pytest.mark.parametrize("name", FILES)
+def test_a_second_project_shares_only_the_models_and_the_ports_of_https(
+    checkout: Path, name: str
+) -> None:
+    ports = {
+        variable: str(port)
+        for port, variable in enumerate(
+            ("PORT", "PROMETHEUS_PORT", "GRAFANA_PORT", "QDRANT_PORT", "QDRANT_GRPC_PORT"), 7000
+        )
+    }
+    first = set(names_on_the_host(configured(name, folder=checkout)))
+    device = name.split(".")[1]
+    for default in (
+        f"container smart-embedder-{device}",
+        "container smart-embedder-grafana",
+        f"image smart-embedder:{device}",
+        "volume smart-embedder-qdrant",
+        "subnet 192.0.2.0/28",
+    ):
+        assert default in first
+    second = configured(
+        name, folder=checkout, project="staging", HTTPS_NETWORK="198.51.100", **ports
+    )
+    assert second["services"][OURS]["container_name"] == f"staging-{device}"
+    shared = first & set(names_on_the_host(second))
+    # Certificates are fetched through 80 and 443 alone.
+    assert shared == {"volume smart-embedder-hf-cache", "port 80", "port 443"}
 
 
 @needs_compose
