@@ -69,6 +69,13 @@ def now() -> float:
     return asyncio.get_running_loop().time()
 
 
+def skip(seconds: float) -> None:
+    """Let time pass in which nothing runs, as while the process is stopped."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, SkippingLoop)
+    loop.skip(seconds)
+
+
 async def turns(count: int = 10) -> None:
     """Let the loop run what is ready, without time passing."""
     for _ in range(count):

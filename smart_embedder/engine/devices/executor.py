@@ -293,7 +293,7 @@ class DeviceExecutor:
         # Seconds that the device worked on this batch alone.
         turn, preempted = in_flight.turn, in_flight.preempts
         began = turn.began() or turn.launched_at
-        seconds = time.perf_counter() - began
+        seconds = time.perf_counter() - began - self.watchdog.stopped_since(began)
         if preempted is None:
             seconds -= in_flight.preempted_seconds
             # Those that preempt are small, and say little of the device's rate.
@@ -336,7 +336,8 @@ class DeviceExecutor:
         whole = partial(self.limit.of_batch, seconds_per_token=served.seconds_per_token)
         # The limits include neither the wait for the thread nor the forward before this one, which
         # may be of the batch after it if this is a half.
-        alarm = limits.OverdueAlarm(lambda: in_flight.forward, turn.began, whole)
+        stopped_since = self.watchdog.stopped_since
+        alarm = limits.OverdueAlarm(lambda: in_flight.forward, turn.began, whole, stopped_since)
         launch = partial(guarded, partial(self._launch, in_flight, served.runs), self.free_memory)
         with self.watchdog.over(self.limit.of_device(batch, served.seconds_per_token)):
             try:

@@ -19,6 +19,9 @@ _SAFETY_FACTOR = 5.0
 _DOUBLED_LENGTH = 2048
 # The clocks of the event loop and of this module may differ by their resolution.
 _CLOCK_TOLERANCE = 0.01
+# Seconds between two looks at a forward, and by which a look must be late to show that the process
+# was stopped meanwhile.
+_STEP = 1.0
 # Seconds: less than what can be waited for.
 _CLOCK_RESOLUTION = 1e-7
 # Forwards that fit, until a token budget that was halved is whole again.
@@ -71,7 +74,9 @@ class ServiceRate:
 class DeviceWatchdog:
     """Measures how long the device has not returned from a forward.
 
-    `on_stuck` is called once no forward has come back for twice as long as one may take.
+    `on_stuck` is called once no forward has come back for twice as long as one may take. A process
+    that is stopped, or whose machine is suspended, computes nothing, and that time does not count:
+    the watchdog looks once a second, and all time before a look that comes much later is left out.
     """
 
     def __init__(self, on_stuck: Callable[[], None]) -> None:
@@ -79,12 +84,16 @@ class DeviceWatchdog:
         self._limits: list[float] = []
         self._since = 0.0
         self._alarm: asyncio.TimerHandle | None = None
+        self._last_look, self._next_look = 0.0, math.inf
+        # From when until when the process was stopped.
+        self._stops: list[tuple[float, float]] = []
 
     @contextmanager
     def over(self, limit: float) -> Iterator[None]:
         """Watch a forward that may take `limit` seconds from the end of the one before it."""
         if not self._limits:
             self._since = time.perf_counter()
+            self._stops.clear()
         self._limits.append(limit)
         self._set_alarm()
         try:
@@ -97,17 +106,39 @@ class DeviceWatchdog:
     @property
     def stuck_seconds(self) -> float:
         """Seconds since a forward returned, if that is more than twice its limit; else 0."""
-        longest = max(self._limits, default=math.inf)
-        away = time.perf_counter() - self._since
-        return away if away > 2 * longest else 0.0
+        away = self._seconds_away()
+        return away if away > 2 * max(self._limits, default=math.inf) else 0.0
+
+    def stopped_since(self, moment: float) -> float:
+        """Seconds for which the process was stopped since then, while a forward was watched."""
+        stops = self._stops + self._stop_until_now()
+        return sum(end - max(start, moment) for start, end in stops if end > moment)
+
+    def _seconds_away(self) -> float:
+        return time.perf_counter() - self._since - self.stopped_since(self._since)
+
+    def _stop_until_now(self) -> list[tuple[float, float]]:
+        now = time.perf_counter()
+        return [(self._last_look, now)] if now - self._next_look > _STEP else []
 
     def _set_alarm(self) -> None:
         if self._alarm is not None:
             self._alarm.cancel()
+        self._stops += self._stop_until_now()
+        self._next_look = math.inf
         if self._limits:
-            left = self._since + 2 * max(self._limits) - time.perf_counter()
-            loop = asyncio.get_running_loop()
-            self._alarm = loop.call_later(max(0.0, left) + _CLOCK_TOLERANCE, self._on_stuck)
+            left = max(0.0, 2 * max(self._limits) - self._seconds_away())
+            step = min(left + _CLOCK_TOLERANCE, _STEP)
+            self._last_look = time.perf_counter()
+            self._next_look = self._last_look + step
+            self._alarm = asyncio.get_running_loop().call_later(step, self._look)
+
+    def _look(self) -> None:
+        if self.stuck_seconds:
+            self._next_look = math.inf
+            self._on_stuck()
+        else:
+            self._set_alarm()
 
 
 class OverdueAlarm:
@@ -115,7 +146,8 @@ class OverdueAlarm:
 
     That time begins at `began()`, which is 0 while the device has not begun. It is looked at only
     when a limit may be over, so the device's thread need not wake the event loop to tell it. The
-    forward itself cannot be stopped and occupies the device until it returns.
+    forward itself cannot be stopped and occupies the device until it returns. `stopped_since` tells
+    for how long the process was stopped, which does not count.
     """
 
     def __init__(
@@ -123,8 +155,10 @@ class OverdueAlarm:
         forward: Callable[[], Batch],
         began: Callable[[], float],
         whole: Callable[[Batch], float],
+        stopped_since: Callable[[float], float],
     ) -> None:
         self._forward, self._began, self._whole = forward, began, whole
+        self._stopped_since = stopped_since
         self._look()
 
     def cancel(self) -> None:
@@ -133,7 +167,7 @@ class OverdueAlarm:
 
     def _look(self) -> None:
         began, batch, left = self._began(), self._forward(), list[float]()
-        elapsed = time.perf_counter() - began if began else 0.0
+        elapsed = time.perf_counter() - began - self._stopped_since(began) if began else 0.0
         whole = self._whole(batch)
         for job in (each.job for each in batch.slices):
             limit = whole
