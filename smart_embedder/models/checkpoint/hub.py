@@ -17,10 +17,19 @@ from functools import partial
 from json import JSONDecodeError
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import httpx2
 import structlog
-from huggingface_hub import HfApi, ModelInfo, get_session, snapshot_download, try_to_load_from_cache
+from huggingface_hub import (
+    HfApi,
+    ModelInfo,
+    constants,
+    get_session,
+    snapshot_download,
+    try_to_load_from_cache,
+)
 from huggingface_hub.errors import (
     GatedRepoError,
     HfHubHTTPError,
@@ -74,7 +83,7 @@ def locate(name: str, hub: Hub) -> Path:
     try:
         return _from_hub(name, hub)
     except LocalEntryNotFoundError as error:
-        raise _not_on_disk(name, hub, reached=hub.offline) from error
+        raise _not_on_disk(name, hub, None if hub.offline else error.__cause__ or error) from error
     except GatedRepoError as error:
         raise StartupError(
             f"the model {name} is gated: accept its terms on the hub, and set HF_TOKEN to a token "
@@ -86,12 +95,12 @@ def locate(name: str, hub: Hub) -> Path:
         raise StartupError(
             f"there is no model {name} on the hub or on disk; a private one needs HF_TOKEN"
         ) from error
-    except (HfHubHTTPError, httpx2.HTTPError, ConnectionError, JSONDecodeError):
+    except (HfHubHTTPError, httpx2.HTTPError, ConnectionError, JSONDecodeError) as error:
         # An earlier download serves as well.
         try:
             return _from_hub(name, replace(hub, offline=True))
-        except LocalEntryNotFoundError as error:
-            raise _not_on_disk(name, hub, reached=False) from error
+        except LocalEntryNotFoundError:
+            raise _not_on_disk(name, hub, error) from error
     except OSError as error:
         raise StartupError(
             f"the model {name} cannot be stored in {hub.cache}: {error}; make it writable, and "
@@ -99,13 +108,30 @@ def locate(name: str, hub: Hub) -> Path:
         ) from error
 
 
-def _not_on_disk(name: str, hub: Hub, *, reached: bool) -> StartupError:
+def _not_on_disk(name: str, hub: Hub, failure: BaseException | None) -> StartupError:
+    """The error of a model that is not here; `failure` is that of the hub, if it was asked."""
     revision = f" --revision {hub.revision}" if hub.revision else ""
     return StartupError(
-        f"{'' if reached else 'the hub cannot be reached. '}The model {name} is not on this "
+        f"{'' if failure is None else _not_reached(failure)}The model {name} is not on this "
         f"machine: fetch it with `hf download {name}{revision}` where the hub can be reached, and "
         f"copy it to {hub.cache} or name its folder in the setting"
     )
+
+
+def _not_reached(failure: BaseException) -> str:
+    """A sentence that names the proxy, without its user and password, and what it answered."""
+    hub, proxies = urlsplit(constants.ENDPOINT), getproxies()
+    proxy = proxies.get(hub.scheme) or proxies.get("all")
+    if not proxy or proxy_bypass(hub.hostname or ""):
+        return "the hub cannot be reached. "
+    if isinstance(failure, HfHubHTTPError):
+        reason = f"{failure.response.status_code} {failure.response.reason_phrase}"
+    elif isinstance(failure, JSONDecodeError):
+        reason = "its answer is not the hub's"
+    else:
+        reason = str(failure).partition("\n")[0] or type(failure).__name__
+    address = proxy.rpartition("@")[2].rpartition("//")[2].rstrip("/")
+    return f"the hub cannot be reached through the proxy {address} ({reason}). "
 
 
 def _from_hub(name: str, hub: Hub) -> Path:

@@ -186,6 +186,46 @@ def test_a_hub_that_cannot_be_reached_is_told_soon(unreachable, fetch, monkeypat
         fetch(address)
 
 
+class RefusingProxy(Handler):
+    def respond(self) -> None:
+        self.answer(407, b"who are you?")
+
+    do_CONNECT = Handler.do_GET  # noqa: N815 - the library's name
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "reason"),
+    [
+        ("https://hub.invalid", "407 Proxy Authentication Required"),
+        ("http://hub.invalid", "407 Proxy Authentication Required"),
+        ("https://hub.invalid", "[Errno 111] Connection refused"),
+    ],
+)
+def test_a_proxy_that_refuses_is_named_without_its_password(
+    endpoint: str, reason: str, fetch, monkeypatch
+) -> None:
+    huggingface_hub.close_session()
+    refusing = ThreadingHTTPServer(("127.0.0.1", 0), RefusingProxy)
+    proxy = closed_port() if "Errno" in reason else serving(refusing)
+    with proxy as found:
+        address = (found if isinstance(found, str) else url_of(found)).removeprefix("http://")
+        for variable in ("HTTPS_PROXY", "HTTP_PROXY"):
+            monkeypatch.setenv(variable, f"http://me:{TOKEN}@{address}/")
+        with pytest.raises(StartupError) as caught:
+            fetch(endpoint)
+    refusing.server_close()
+    said = f"the hub cannot be reached through the proxy {address} ({reason}). The model {MODEL} "
+    assert str(caught.value).startswith(said)
+
+
+def test_a_hub_that_needs_no_proxy_is_told_without_one(fetch, monkeypatch) -> None:
+    huggingface_hub.close_session()
+    monkeypatch.setenv("HTTP_PROXY", "http://proxy.invalid:3128")
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    with closed_port() as address, pytest.raises(StartupError, match=NOT_REACHED):
+        fetch(address)
+
+
 def test_a_model_from_an_earlier_download_is_served_without_the_hub(tmp_path: Path, fetch) -> None:
     with closed_port() as address:
         with pytest.raises(StartupError, match=NOT_REACHED):
