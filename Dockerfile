@@ -76,9 +76,10 @@ ENV PATH=/venv/bin:$PATH \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility
 EXPOSE 8000
 
-# The first start downloads the model; an answer other than 200 raises, so the check fails.
+# The first start downloads the model. Linux takes a connection to 0.0.0.0 or :: to the loopback address
+# of that kind, so that HOST can be asked as it is.
 HEALTHCHECK --interval=30s --timeout=5s --start-period=300s --retries=3 CMD ["python", "-c", \
-    "import os, urllib.request as r; r.build_opener(r.ProxyHandler({})).open('http://127.0.0.1:' + os.environ['PORT'] + '/health', timeout=4)"]
+    "import os, sys, http.client as h; c = h.HTTPConnection(os.environ['HOST'], os.environ['PORT'], timeout=4); c.request('GET', '/health'); sys.exit(c.getresponse().status != 200)"]
 
 # Flags are for the service; a command of the caller's own, such as python -m tools.smoke, takes its
 # place. The shell is replaced, so that Python gets SIGTERM, at which it drains.

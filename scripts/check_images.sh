@@ -163,7 +163,7 @@ run_health_check() {
   mapfile -t check < <(facts '{{range .Docker.Config.Healthcheck.Test}}{{println .}}{{end}}' | grep .)
   [[ ${check[0]} == CMD ]] || fail "the image has no health check in exec form"
   inside --mount --pid --root --setuid 1000 --setgid 1000 \
-    env --chdir=/app PATH=/venv/bin:/usr/bin:/bin PORT=8000 "${check[@]:1}" 2>/dev/null
+    env --chdir=/app PATH=/venv/bin:/usr/bin:/bin HOST=0.0.0.0 PORT=8000 "${check[@]:1}" 2>/dev/null
 }
 
 wait_until_healthy() {

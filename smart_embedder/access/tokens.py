@@ -3,6 +3,8 @@
 import hashlib
 import hmac
 import os
+import stat
+import threading
 import time
 from pathlib import Path
 
@@ -37,7 +39,7 @@ class ApiTokens:
     """The valid tokens and their names.
 
     Each call reads the file again if it has changed. If it cannot be read, the tokens stay as they
-    were, and one warning is logged. No token is ever logged.
+    were, and one warning is logged. No token is ever logged. Several threads may call.
     """
 
     def __init__(self, token: str | None, file: Path | None) -> None:
@@ -48,10 +50,17 @@ class ApiTokens:
         self._version: tuple[int, int, int] | None = None
         self._named: dict[str, bytes] = {}
         self._last_warning: str | None = None
+        self._lock = threading.Lock()
         # Whether a token is asked for at all.
         self.required = bool(self._own) or file is not None
         if file is not None:
-            self._read(file)
+            _warn_if_others_can_open(file, self._read(file))
+
+    @property
+    def unreadable(self) -> bool:
+        """Whether the tokens that were read last are used in place of those of the file."""
+        self._refresh()
+        return self._last_warning is not None
 
     def name_of(self, presented: bytes) -> str | None:
         """The name of this token, or None; compares in constant time."""
@@ -65,23 +74,25 @@ class ApiTokens:
     def _refresh(self) -> None:
         if self._file is None:
             return
-        try:
-            status = self._file.stat()
-            is_recent = time.time_ns() - status.st_mtime_ns <= _CLOCK_TICK_NS
-            if is_recent or _version_of(status) != self._version:
-                self._read(self._file)
-        except OSError as error:
-            self._version = None  # Read it again once it is back, even if it is unchanged.
-            self._warn_once(f"API_TOKENS_FILE={self._file} cannot be read: {error.strerror}")
-        except StartupError as error:
-            self._warn_once(str(error))
+        with self._lock:
+            try:
+                status = self._file.stat()
+                is_recent = time.time_ns() - status.st_mtime_ns <= _CLOCK_TICK_NS
+                if is_recent or _version_of(status) != self._version:
+                    self._read(self._file)
+            except OSError as error:
+                self._version = None  # Read it again once it is back, even if it is unchanged.
+                self._warn_once(f"API_TOKENS_FILE={self._file} cannot be read: {error.strerror}")
+            except StartupError as error:
+                self._warn_once(str(error))
 
-    def _read(self, file: Path) -> None:
+    def _read(self, file: Path) -> os.stat_result:
         """Read the tokens; raise `StartupError` where the file cannot be read or parsed."""
         try:
             with file.open("rb") as opened:
                 # Before the content: a later write is then seen as a change.
-                version = _version_of(os.fstat(opened.fileno()))
+                status = os.fstat(opened.fileno())
+                version = _version_of(status)
                 text = opened.read().decode("utf-8-sig")
         except OSError as error:
             raise StartupError(
@@ -93,6 +104,7 @@ class ApiTokens:
         self._version = version
         self._named = _parse(text, file)
         self._last_warning = None
+        return status
 
     def _warn_once(self, reason: str) -> None:
         """Log a reason once, and not for each request."""
@@ -101,6 +113,17 @@ class ApiTokens:
             log.warning(
                 "tokens_file_unreadable", reason=reason, effect="the tokens read last stay valid"
             )
+
+
+def _warn_if_others_can_open(file: Path, status: os.stat_result) -> None:
+    """Warn of a file that every user of the machine can read or write; Windows has no such mode."""
+    if os.name != "posix" or not status.st_mode & (stat.S_IROTH | stat.S_IWOTH):
+        return
+    advice = f"chmod 600 {file}"
+    if os.geteuid() not in {0, status.st_uid}:  # Else the service could not read it any longer.
+        advice = f"chown {os.geteuid()} {file} && {advice}"
+    mode = f"{stat.S_IMODE(status.st_mode):04o}"
+    log.warning("tokens_file_open_to_others", file=str(file), mode=mode, advice=advice)
 
 
 def _parse(text: str, file: Path) -> dict[str, bytes]:

@@ -1,4 +1,4 @@
-"""Checks that a port can be listened on, before the slow parts of a start.
+"""Checks that a port can be listened on, before the slow parts of a start, and who can reach it.
 
 Imports only the standard library: the launcher uses it too.
 """
@@ -6,6 +6,7 @@ Imports only the standard library: the launcher uses it too.
 import errno
 import os
 import socket
+from ipaddress import ip_address
 
 from smart_embedder.errors import StartupError
 
@@ -30,3 +31,9 @@ def require_port(host: str, port: int) -> None:
         raise StartupError(
             f"HOST={host} PORT={port} cannot be listened on: {error.strerror}"
         ) from error
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only programs of this machine can reach a port of this host name or address."""
+    found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    return all(ip_address(address[0]).is_loopback for *_, address in found)

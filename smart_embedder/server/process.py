@@ -19,7 +19,7 @@ from smart_embedder.engine.model import LoadedModels, Model, human_size
 from smart_embedder.errors import StartupError
 from smart_embedder.observability.logs import configure_logs, print_beside_log
 from smart_embedder.server.connection import bounded_connection
-from smart_embedder.server.ports import require_port
+from smart_embedder.server.ports import is_loopback, require_port
 from smart_embedder.server.server import Drain, DrainingServer
 from smart_embedder.settings import Settings
 from smart_embedder.settings.sources import load_settings, unknown_names
@@ -49,6 +49,13 @@ def run(create_app: CreateApp, arguments: Sequence[str] = ()) -> None:
     try:
         settings = load_settings_and_configure_logs(arguments, server_at="debug")
         require_port(settings.host, settings.port)
+        if not (settings.api_token or settings.api_tokens_file or is_loopback(settings.host)):
+            log.warning(
+                "no_token",
+                host=settings.host,
+                note="everyone who can reach this address can use the service: set API_TOKEN or "
+                "API_TOKENS_FILE, or let only this machine reach it",
+            )
         status = serve(settings, create_app)
     except StartupError as error:
         status = 1

@@ -33,7 +33,7 @@ _POLL_SECONDS = 0.02
 # A handshake that began before new connections were kept out is complete by then.
 _HANDSHAKE_SECONDS = 0.1
 # An address that listens everywhere is shown as one that can be called.
-_LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "127.0.0.1"}  # noqa: S104
+_LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104
 
 # A classic BPF program for the kernel's socket filter: (operation, jump if true, if false, k).
 _LOAD_BYTE, _JUMP_IF_SET, _RETURN = 0x30, 0x45, 0x06

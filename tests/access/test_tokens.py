@@ -136,3 +136,35 @@ def test_a_missing_file_is_told_of_once_until_it_is_back(file: Path) -> None:
         with capture_logs() as logs:
             assert tokens.name_of(b"one") == "alice"
         assert not logs
+
+
+@pytest.mark.skipif(os.name != "posix", reason="Windows has no such mode")
+@pytest.mark.parametrize(
+    ("mode", "warned"), [(0o600, False), (0o640, False), (0o644, True), (0o602, True)]
+)
+def test_a_file_that_every_user_can_open_is_warned_about(
+    file: Path, mode: int, warned: bool
+) -> None:
+    file.chmod(mode)
+    with capture_logs() as logs:
+        ApiTokens(None, file)
+    line = {
+        "event": "tokens_file_open_to_others",
+        "file": str(file),
+        "mode": f"0{mode:o}",
+        "advice": f"chmod 600 {file}",
+        "log_level": "warning",
+    }
+    assert logs == ([line] if warned else [])
+
+
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="only root gives files away")
+def test_the_advice_for_a_file_of_another_user_leaves_it_readable_for_the_service(
+    file: Path, monkeypatch
+) -> None:
+    os.chown(file, 1234, -1)
+    file.chmod(0o644)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with capture_logs() as logs:
+        ApiTokens(None, file)
+    assert [line["advice"] for line in logs] == [f"chown 1000 {file} && chmod 600 {file}"]

@@ -3,12 +3,16 @@
 import json
 import re
 import shutil
+import socket
 import subprocess
+import sys
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from smart_embedder import __version__
+from tests.support.answering_http import Handler, serving
 
 ROOT = Path(__file__).resolve().parents[2]
 FILE = ROOT / "Dockerfile"
@@ -89,7 +93,45 @@ def test_the_service_listens_for_everyone_and_its_check_waits_for_a_first_downlo
     assert lines[service("^EXPOSE ")] == "EXPOSE 8000"
     check = lines[service("^HEALTHCHECK ")]
     assert "--start-period=300s" in check
-    assert "/health'" in json.loads(check.partition(" CMD ")[2])[2]
+
+
+class AnsweringHealth(Handler):
+    """Answers the status that the server was given."""
+
+    def respond(self) -> None:
+        assert self.path == "/health"
+        assert isinstance(self.server, HealthServer)
+        self.answer(self.server.status)
+
+
+class HealthServer(ThreadingHTTPServer):
+    status = 200
+
+    def __init__(self, host: str) -> None:
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        super().__init__((host, 0), AnsweringHealth)
+
+
+@pytest.mark.parametrize(
+    ("host", "listens_on"), [("0.0.0.0", "127.0.0.1"), ("::", "::1"), ("127.0.0.2", "127.0.0.2")]
+)
+def test_the_health_check_asks_the_address_that_the_service_listens_on(
+    host: str, listens_on: str
+) -> None:
+    line = stages()["service"][service("^HEALTHCHECK ")]
+    _, *arguments = json.loads(line.partition(" CMD ")[2])
+    with serving(HealthServer(listens_on)) as server:
+        environment = {
+            "HOST": host,
+            "PORT": str(server.server_port),
+            "http_proxy": "http://proxy.invalid",
+        }
+        for server.status, healthy in ((200, True), (503, False)):
+            done = subprocess.run(
+                [sys.executable, *arguments], env=environment, capture_output=True, check=False
+            )
+            assert (done.returncode == 0) == healthy, done.stderr
+            assert not done.stderr
 
 
 @pytest.mark.parametrize(

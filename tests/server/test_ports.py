@@ -5,7 +5,7 @@ import socket
 import pytest
 
 from smart_embedder.errors import StartupError
-from smart_embedder.server.ports import require_port
+from smart_embedder.server.ports import is_loopback, require_port
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "localhost"])
@@ -44,3 +44,13 @@ def test_a_port_that_is_taken_is_told_of_and_that_of_ipv6_does_not_take_the_one_
 def test_an_address_of_another_machine_is_no_port_that_is_taken(host: str) -> None:
     with pytest.raises(StartupError, match=f"^HOST={host} PORT=80 cannot be listened on: ."):
         require_port(host, 80)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])
+def test_a_loopback_address_is_of_this_machine_alone(host: str) -> None:
+    assert is_loopback(host)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "fe80::1%1"])
+def test_any_other_address_may_be_reached_by_others(host: str) -> None:
+    assert not is_loopback(host)

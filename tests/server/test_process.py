@@ -61,6 +61,24 @@ def test_a_failed_start_ends_with_its_reason_whatever_else_is_logged(tmp_path, m
     assert f"the model folder {tmp_path / 'absent'} does not exist" in last
 
 
+@pytest.mark.parametrize(
+    ("settings", "warned"),
+    [
+        ({"HOST": "0.0.0.0"}, True),
+        ({"HOST": "0.0.0.0", "API_TOKEN": "open"}, False),
+        ({"HOST": "0.0.0.0", "API_TOKENS_FILE": os.devnull}, False),
+        ({"HOST": "127.0.0.1"}, False),
+    ],
+)
+def test_a_start_without_a_token_is_warned_about_where_others_can_reach_it(
+    tmp_path: Path, settings: dict[str, str], warned: bool
+) -> None:
+    absent = str(tmp_path / "absent")
+    _, output = run_to_the_end(tmp_path, EMBEDDING_MODEL=absent, **settings)
+    assert ("no_token" in output) == warned
+    assert ("set API_TOKEN or API_TOKENS_FILE" in output) == warned
+
+
 WITHOUT_HOME = ["unshare", "--user", "--map-user=54321", "--map-group=54321", "env", "-u", "HOME"]
 
 

@@ -7,6 +7,7 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import uvicorn
@@ -266,7 +267,8 @@ async def test_a_second_signal_ends_the_process_with_its_status(log_is_read, mon
 
 
 @pytest.mark.parametrize(
-    ("host", "shown"), [("127.0.0.1", "127.0.0.1"), ("0.0.0.0", "127.0.0.1"), ("::1", "[::1]")]
+    ("host", "shown"),
+    [("127.0.0.1", "127.0.0.1"), ("0.0.0.0", "127.0.0.1"), ("::1", "[::1]"), ("::", "[::1]")],
 )
 @in_skipped_time
 async def test_the_address_that_is_told_can_be_called(host: str, shown: str) -> None:
@@ -275,6 +277,9 @@ async def test_the_address_that_is_told_can_be_called(host: str, shown: str) -> 
         with capture_logs() as log:
             async with service.running():
                 url = service.server.url
+                told = urlsplit(url)
+                with socket.create_connection((told.hostname, told.port)):
+                    pass
                 closing = GET.replace(b"Host", b"Connection: close\r\nHost")
                 assert b"200 OK" in await asyncio.wait_for(service.call(closing), 10)
                 await turns()
