@@ -225,6 +225,8 @@ def _middleware(
     settings = service.settings
     paths = paths_of(ROUTERS)
     own_token = settings.api_token.get_secret_value() if settings.api_token else None
+    tokens = ApiTokens(own_token, settings.api_tokens_file)
+    service.metrics.tokens_file_unreadable.set_function(lambda: float(tokens.unreadable))
     return [
         Middleware(ProvideContext, settings.trusted_proxies or (), paths),
         Middleware(LogRequests, watch),
@@ -233,7 +235,7 @@ def _middleware(
         Middleware(RefuseWhileDraining, drain=service.drain),
         Middleware(
             RequireTokenAndLimitRate,
-            ApiTokens(own_token, settings.api_tokens_file),
+            tokens,
             service.buckets,
             requests_per_minute=settings.rate_limit_requests_per_minute,
             burst=settings.rate_limit_burst_size,

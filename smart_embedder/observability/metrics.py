@@ -4,8 +4,9 @@ Each series exists at zero from the start. Labels hold only fixed words, never a
 client sent. /stats reads the same counters, so the two always agree.
 """
 
+import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -19,9 +20,13 @@ from prometheus_client import (
     ProcessCollector,
     generate_latest,
 )
+from prometheus_client.core import GaugeMetricFamily, Metric
 
 from smart_embedder import __version__
 from smart_embedder.observability.logs import lines_dropped
+
+if sys.platform == "linux":
+    import resource
 
 STATUSES: Final = ("success", "client_error", "error", "timeout")
 # Why a request is refused, by the code of its error.
@@ -63,6 +68,19 @@ class EndpointMetrics:
     rejected: dict[str, Counter]
     duration: Histogram
     active: Gauge
+
+
+class _ProcessCollector(ProcessCollector):
+    """Counts open files at their limit, too, where the library cannot open what it reads."""
+
+    def collect(self) -> Iterable[Metric]:
+        families = [*super().collect()]
+        if sys.platform == "linux" and not any(f.name == "process_open_fds" for f in families):
+            limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+            for name in ("open", "max"):
+                about = f"File descriptors: {name}."
+                families.append(GaugeMetricFamily(f"process_{name}_fds", about, value=limit))
+        return families
 
 
 class Metrics:
@@ -110,6 +128,10 @@ class Metrics:
         self.rate_limit_store_errors = counter(
             "embedder_rate_limit_store_errors_total",
             "Times the rate limit's store did not answer, or not what it can hold",
+        )
+        self.tokens_file_unreadable = gauge(
+            "embedder_tokens_file_unreadable",
+            "1 while API_TOKENS_FILE cannot be read and older tokens count, else 0",
         )
         self.loop_blocked = histogram(
             "embedder_event_loop_blocked_seconds",
@@ -234,7 +256,7 @@ class Metrics:
         build = Info("embedder_build", "Version of the software", registry=registry)
         build.info({"version": __version__})
         # Memory, CPU time, open files and start time of this process, on Linux.
-        self.process = ProcessCollector(registry=registry)
+        self.process = _ProcessCollector(registry=registry)
 
     def embedding_endpoint(self, endpoint: str) -> EndpointMetrics:
         """The metrics of an endpoint that embeds, which begin at zero."""

@@ -185,6 +185,26 @@ async def test_a_browser_is_sent_to_the_page_where_there_is_one(ui: bool) -> Non
             assert paths.get("page") == (f"{prefix}/ui" if ui else None)
 
 
+async def test_a_tokens_file_that_cannot_be_read_shows_in_the_metrics(tmp_path: Path) -> None:
+    """Also while nobody shows a token: the file is read whenever the metrics are."""
+    file = tmp_path / "tokens"
+    file.write_text("alice:one\n")
+    app = create_app(Settings(api_token=None, api_tokens_file=file))
+    async with AsyncClient(transport=ASGITransport(app), base_url="http://service") as client:
+
+        async def shown() -> str:
+            text = (await client.get("/metrics")).text
+            return re.findall(r"^embedder_tokens_file_unreadable (\S+)$", text, re.MULTILINE)[0]
+
+        assert await shown() == "0.0"
+        file.rename(tmp_path / "away")
+        assert await shown() == "1.0"
+        file.write_text("no name and no token\n")
+        assert await shown() == "1.0"
+        (tmp_path / "away").replace(file)
+        assert await shown() == "0.0"
+
+
 class Judge(FakeReranker):
     max_length = 55
 
