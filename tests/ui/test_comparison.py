@@ -95,7 +95,9 @@ def test_each_passage_tells_how_it_has_moved(open_view) -> None:
     gone = [moved for name, moved, _ in first if name not in shared]
     assert gone
     assert all(int(moved.removeprefix("then ")) > 10 for moved in gone)
-    told = f"Of the first 10, {len(shared)} stand in both, {still} at the same place."
+    told = (
+        f"Of the first 10 passages, {len(shared)} are in both rankings, {still} at the same place."
+    )
     expect(page.locator("#compare-summary")).to_contain_text(told)
     # The passage that is chosen here is explained, and the JSON has both rankings.
     page.locator(".column.second .hit").last.click()
@@ -112,7 +114,7 @@ def test_each_passage_tells_how_it_has_moved(open_view) -> None:
 def test_a_comparison_follows_the_query_and_ends_with_its_passages(open_view) -> None:
     page = open_view("search")
     compare(page, format="int8")
-    expect(page.locator("#compare-message")).to_contain_text("These are the vectors above")
+    expect(page.locator("#compare-message")).to_contain_text("This is the model and number format")
     expect(page.locator("#compare-output")).to_be_hidden()
     compare(page, format="float16")
     expect(page.locator("#compare-message")).to_be_hidden()
@@ -155,7 +157,7 @@ def test_what_the_tab_cannot_hold_is_refused(browser, ui_server: RunningServer) 
         compare(page, format="ubinary")
         message = page.locator("#compare-message")
         expect(message).to_contain_text("In bits these passages would take")
-        expect(message).to_contain_text("100 KB are the most: index fewer.")
+        expect(message).to_contain_text("The limit is 100 KB: index fewer passages.")
 
 
 def test_axe_finds_nothing_in_a_comparison_and_it_is_not_wider_than_a_phone(open_view) -> None:

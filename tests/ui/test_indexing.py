@@ -28,10 +28,7 @@ def index(page, text: str) -> None:
 
 
 def test_hundreds_of_passages_are_indexed_and_searched(browser, server: RunningServer) -> None:
-    """With random vectors: a passage is found by its own words.
-
-    They are more than those of which each vector is kept (POOLED_FROM in indexing.js).
-    """
+    """With random vectors: a passage is found by its own words."""
     passages = lines(501).split("\n")
     passages[487] = "The keeper of the lighthouse repairs a violin."
     with open_page(browser, server.url, "search") as page:
@@ -61,7 +58,7 @@ def test_a_full_queue_is_waited_for(browser, ui_server: RunningServer, hold: Pat
             page.click("text=Service")
             expect(page.locator("#chart-queue .figure-number")).to_have_text(str(PLACES))
             expect(page.locator("#chart-refused .figure-note")).not_to_have_text(
-                "none since the start"
+                "none since startup"
             )
         page.click("text=Search")
         expect(page.locator("#index-state")).to_contain_text("40 passages in this tab's memory")
@@ -80,21 +77,41 @@ def test_a_full_queue_is_told_where_nothing_is_tried_again(
         expect(page.locator("#text-message")).to_be_hidden()
 
 
-def test_a_stop_keeps_what_is_indexed_and_searches_it(
+def test_old_results_stay_until_a_new_index_is_complete_or_stopped(
     browser, ui_server: RunningServer, hold: Path
 ) -> None:
     with open_page(browser, ui_server.url, "search") as page:
         wait_for_view(page, "search")
+        state, note = page.locator("#index-state"), page.locator("#search-before")
+        hits = page.locator(".column.dense .hit")
         with full_queue(ui_server, hold, places=PLACES):
             index(page, lines(60))
-            expect(page.locator("#index-state")).to_contain_text("trying again")
+            expect(state).to_contain_text("trying again")
+            expect(note).to_be_visible()
+            expect(hits.first).to_contain_text("Codes that begin with E are faults")
             page.click("#stop-button")
-            expect(page.locator("#index-state")).to_contain_text(
-                "0 of 60 passages in this tab's memory"
-            )
-        index(page, lines(20))
-        expect(page.locator("#index-state")).to_contain_text("20 passages in this tab's memory")
-        expect(page.locator(".column.dense .hit")).to_have_count(10)
+            # Nothing of the new text is indexed.
+            expect(state).to_contain_text("26 passages in this tab's memory")
+            expect(note).to_be_hidden()
+        sent: list[int] = []
+
+        def answer_first(route) -> None:
+            passages = len(route.request.post_data_json["sentences"])
+            if passages > 1:
+                sent.append(passages)
+            if passages == 1 or len(sent) == 1:
+                route.continue_()
+
+        page.route("**/embeddings", answer_first)
+        index(page, lines(60))
+        expect(state).to_contain_text("Indexing: 8 of 60 passages, about")
+        expect(note).to_be_visible()
+        page.fill("#search-query", "My rooms stay cold")
+        expect(hits.first).to_contain_text("radiators")
+        page.click("#stop-button")
+        expect(state).to_contain_text("8 of 60 passages in this tab's memory")
+        expect(hits).to_have_count(8)
+        page.unroute_all()
 
 
 def test_a_request_that_fails_ends_the_others_of_its_index(browser, server: RunningServer) -> None:
@@ -112,11 +129,13 @@ def test_a_request_that_fails_ends_the_others_of_its_index(browser, server: Runn
         expect(page.locator("#index-message")).to_have_text("The model failed.")
         page.wait_for_event("response", lambda answer: answer.url.endswith("/health"))
         assert len(asked) == 2
+        expect(page.locator(".column.dense .hit")).to_have_count(10)
         page.unroute_all()
 
 
-def test_a_text_without_a_passage_is_no_search(open_view) -> None:
+def test_a_text_without_a_passage_replaces_no_other(open_view) -> None:
     page = open_view("search")
     index(page, "  \n ")
-    expect(page.locator("#index-state")).to_contain_text("0 passages")
-    expect(page.locator("#search-output")).to_be_hidden()
+    expect(page.locator("#index-message")).to_have_text("There is no text to index.")
+    expect(page.locator("#index-state")).to_contain_text("26 passages in this tab's memory")
+    expect(page.locator("#search-output")).to_be_visible()

@@ -1,7 +1,11 @@
 """The page's modules by themselves: each is imported by the browser as the page does it."""
 
+import ast
 import json
+import os
 import struct
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -115,6 +119,42 @@ def test_reciprocal_rank_fusion_adds_what_each_ranking_gives(call) -> None:
     # Equal scores have the order of the text.
     assert [hit["chunk"] for hit in found] == [2, 4, 7]
     assert [hit["score"] for hit in found] == pytest.approx([both, both, 1 / 61])
+
+
+def test_a_python_program_searches_with_one_kind_of_vectors_a_model_and_a_token(call) -> None:
+    """The scores are those of the fusion, of one ranking here, as no reranker is named."""
+    passages = ["A boat needs wind.", 'Bread\'s "flour"\\n\n', "The pump hums. \U0001f600"]
+    model = {"model": "smart-embedder-demo"}
+    search = {
+        "query": "Why does the pump make a noise?",
+        "passages": passages,
+        "kinds": ["dense"],
+        "options": {"query": model, "documents": model, "scores": None},
+        "reranked": 20,
+        "shown": 2,
+    }
+    token = "sessionStorage.setItem('smart-embedder-token', 't')"
+    made = f"({token}, ((code) => (sessionStorage.clear(), code))(m.searchProgram(given[0])))"
+    code = call("search/program.js", made, search)
+    program = [sys.executable, "-c", f"{code}\nprint(search(qdrant, QUERY))"]
+    variables = os.environ | {"API_TOKEN": "t"}
+    done = subprocess.run(program, capture_output=True, check=False, text=True, env=variables)
+    assert done.returncode == 0, done.stderr
+    hits = ast.literal_eval(done.stdout.splitlines()[-1])
+    assert [score for score, _ in hits] == pytest.approx([1 / 61, 1 / 62])
+    assert hits[0][1] == passages[2]
+    assert {text for _, text in hits} < set(passages)
+
+
+def test_vectors_are_joined_where_a_tab_could_not_hold_all(call) -> None:
+    options = "m.optionsFor(Array(given[0]).fill('x'.repeat(700)), given[1], 'int8')"
+    model = {"kinds": ["dense", "sparse", "colbert"], "inputTypes": []}
+    few, many = (call("search/indexing.js", options, number, model) for number in (1400, 1500))
+    assert few == {"output_dtype": "int8"}
+    assert many == few | {"colbert_pool_factor": 2}
+    dense = {"kinds": ["dense"], "inputTypes": ["document"]}
+    typed = {"output_dtype": "int8", "input_type": "document"}
+    assert call("search/indexing.js", options, 1500, dense) == typed
 
 
 def test_a_ranking_keeps_the_order_of_the_text_for_equal_scores(call) -> None:
@@ -240,10 +280,10 @@ def test_html_is_read_as_its_text(call, html: str, wanted: str) -> None:
 def test_files_are_read_in_order_until_there_is_enough(call) -> None:
     names = ["c.txt", f"{'n' * 10_000}.md", "b.txt", "README"]
     told, taken = call("search/files.js", READ, [[name, "text"] for name in names], 3)
-    assert told == "Left out of 4 files: 1 behind the last passage that is taken."
+    assert told == "Skipped 1 of 4 files: 1 after the last passage that fits."
     assert [each["title"] for each in taken[:2]] == ["README", "b.txt"]
     told, _ = call("search/files.js", READ, [["x.txt", "nul\0"], ["y.txt", "\ufffe"]], 9)
-    assert told == "Left out of 2 files: 1 not in UTF-8."
+    assert told == "Skipped 1 of 2 files: 1 not in UTF-8."
 
 
 @pytest.mark.parametrize(
@@ -331,7 +371,7 @@ def test_the_numbers_of_a_word_are_those_of_its_tokens(call) -> None:
     )
     words, pieces = found
     assert words["scores"] == pytest.approx(pieces["scores"])
-    assert words["labels"] == ["radi", "radiators", "</s>"]
+    assert words["labels"] == ["radi", "radiators", "special tokens"]
     assert pieces["labels"] == ["radi", "radia", "tors", "</s>"]
     assert words["matrix"] == pytest.approx([0.8, 1, 0.4, 0, 0.8, 1], abs=1e-6)
     of_pieces = [1, 1, 0.6, 0, 0.6, 0.6, 1, 0.8, 0, 0, 0.8, 1]

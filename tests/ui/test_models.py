@@ -18,9 +18,9 @@ pytestmark = pytest.mark.long
 LABELS = ("contradiction", "entailment", "neutral")
 # What each makes, and what the views lack with it.
 ALONE = {
-    "tiny-dense": ("Dense", "no weight to shade a token by", "no match of single tokens"),
-    "tiny-splade": ("Sparse", "no vector of a whole text", "no cosine"),
-    "tiny-colbert": ("ColBERT", "no vector of a whole text", "no word that both share"),
+    "tiny-dense": ("Dense", "no weight for each word", "no matches between words"),
+    "tiny-splade": ("Sparse", "no vector for the whole text", "no dense score"),
+    "tiny-colbert": ("ColBERT", "no vector for the whole text", "no list of shared words"),
 }
 
 
@@ -128,12 +128,14 @@ def test_an_index_is_made_anew_by_the_model_that_is_chosen(
         hold_loading.touch()
         choose(page, "other-m3")
         # The vectors of one model are not searched by another's.
-        expect(page.locator("#search-output")).to_be_hidden()
+        expect(page.locator("#search-before")).to_be_visible()
+        assert headings(page) == ["Dense", "Reranked"]
         expect(page.locator("#model-state")).to_have_text("other-m3 is being loaded.")
         expect(page.locator("#embedder option:checked")).to_contain_text("(being loaded)")
         hold_loading.unlink()
-        page.wait_for_selector("#why .ribbon")
+        expect(page.locator(".column")).to_have_count(5)
         assert headings(page) == ["Dense", "Sparse", "ColBERT", "Fused", "Reranked"]
+        expect(page.locator("#search-before")).to_be_hidden()
         expect(page.locator("#search-lead")).to_contain_text("Each kind of vector")
         with several.client() as client:
             assert client.post("/test/unload/other-m3").status_code == 200
@@ -171,9 +173,9 @@ def test_two_models_are_compared_side_by_side(
         np.testing.assert_allclose([float(each) for each in shown], best, atol=0.001)
         rows = page.locator("#compare-facts tbody tr").all_inner_texts()
         assert [row.split("\t")[0] for row in rows][:3] == [
-            "Dense, bytes a vector",
-            "Sparse, bytes a vector",
-            "26 passages scored in this tab",
+            "Dense, bytes per vector",
+            "Sparse, bytes per vector",
+            "Time to score 26 passages",
         ]
         assert [row.split("\t").index("–") for row in rows[:2]] == [2, 1]
         choose(page, "tiny-splade")

@@ -52,8 +52,19 @@ def test_the_copied_code_makes_the_same_requests(open_view, language: str, tmp_p
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_code_of_a_search_has_query_and_candidates(open_view) -> None:
+def test_the_code_of_a_search_ranks_as_the_page_does(open_view, tmp_path: Path) -> None:
     page = open_view("search")
+    code = copied(page, "Copy as Python")
+    program = [sys.executable, "-W", "error", "-c", code]
+    done = subprocess.run(program, capture_output=True, cwd=tmp_path, check=False, text=True)
+    assert done.returncode == 0, done.stderr
+    assert list(tmp_path.iterdir()) == []
+    passages = page.input_value("#corpus").split("\n\n")
+    shown = []
+    for hit in page.locator(".column.reranked .hit").all():
+        letter, score = (hit.locator(part).inner_text() for part in (".name", ".number"))
+        shown.append(f"{score}  {passages[ord(letter) - ord('A')]}")
+    assert done.stdout.splitlines() == shown
     code = copied(page, "Copy as curl")
     bodies = [json.loads(part.split("\nEND")[0]) for part in code.split("<<'END'\n")[1:]]
     assert bodies[0]["sentences"] == [bodies[1]["query"]] == ["What does error E42 mean?"]
@@ -97,7 +108,7 @@ def test_a_link_of_a_stranger_sends_nothing_and_is_no_markup(
     text = quote("<img src=x onerror=alert(1)><script>alert(2)</script>\n\nAnother.")
     link = f"{view}={text}&query=q&embedder={quote('<b>x')}&constructor=1&__proto__=2"
     with open_page(browser, ui_server.url, link) as page:
-        expect(page.locator("#link-bar")).to_contain_text("to ask <b>x")
+        expect(page.locator("#link-bar")).to_contain_text("for <b>x")
         name = view.partition("?")[0]
         field = {"text": "#texts", "match": "#match-passages", "search": "#corpus"}
         expect(page.locator(field[name])).to_be_visible()
@@ -125,9 +136,9 @@ def test_long_texts_and_files_have_no_link(open_view, tmp_path: Path) -> None:
     page.fill("#texts", "long " * 3000)
     expect(page.locator(".cut-mark")).to_be_visible()
     page.click("#text-output >> text=Copy a link")
-    expect(page.locator("#text-output")).to_contain_text("characters is too long: 8,000 are the")
+    expect(page.locator("#text-output")).to_contain_text("characters long; the limit is 8,000.")
     page.goto(page.url.split("#")[0] + "#text?texts=" + "x" * 9000)
-    expect(page.locator("#link-text")).to_have_text("The link is too long and was not read.")
+    expect(page.locator("#link-text")).to_have_text("The link is too long, so it was not read.")
     (tmp_path / "a.txt").write_text("A file.")
     page.click("#to-search")
     wait_for_view(page, "search")
@@ -136,7 +147,7 @@ def test_long_texts_and_files_have_no_link(open_view, tmp_path: Path) -> None:
     expect(page.locator(".column.dense .hit")).to_have_count(1)
     wait_for_view(page, "search")
     page.click("#search-output >> text=Copy a link")
-    expect(page.locator("#search-output")).to_contain_text("A link cannot hold files")
+    expect(page.locator("#search-output")).to_contain_text("A link cannot contain files")
 
 
 @pytest.mark.parametrize("view", ["text", "match", "search"])

@@ -77,7 +77,8 @@ export async function predict(inputs, model, { signal } = {}) {
   return (await post(`${pathOf(model)}/predict`, { inputs, truncate: true }, {}, signal)).json();
 }
 
-const named = ({ key }) => (key ? { model: key } : {});
+/** The field of a request that names its model, where it is not the default. */
+export const named = ({ key }) => (key ? { model: key } : {});
 const pathOf = ({ tokenizer }) => `models/${encodeURIComponent(tokenizer.split("/").at(-1))}`;
 
 /** /health, whatever its status. */

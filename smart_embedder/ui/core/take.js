@@ -14,7 +14,12 @@ const FIELDS = {
 };
 const MODELS = ["embedder", "reranker"];
 
-const CODE = { curl, Python: python, JavaScript: javascript };
+/** The code for what a view shows, by its language. */
+const CODE = {
+  curl: ({ requests }) => curl(requests),
+  Python: ({ program }) => program(),
+  JavaScript: ({ requests }) => javascript(requests),
+};
 
 /** The buttons below what a view shows. */
 export class TakeBar {
@@ -22,28 +27,29 @@ export class TakeBar {
   #models;
   #shown = null;
   #told = element("p.quiet", { role: "status" });
-  #text = element("textarea", { readonly: true, rows: 8, hidden: true, "aria-label": "To be copied" });
+  #text = element("textarea", { readonly: true, rows: 8, hidden: true, "aria-label": "Copied text" });
 
   constructor(view, models) {
     this.#view = view;
     this.#models = models;
     const buttons = [
       ...Object.keys(CODE).map((name) =>
-        button(`Copy as ${name}`, () => this.#copy(CODE[name](this.#shown.requests))),
+        button(`Copy as ${name}`, () => this.#copy(CODE[name](this.#shown))),
       ),
       button("Copy a link", () => this.#copyLink()),
       button("Save as JSON", () => this.#save()),
     ];
-    const bar = element("div.choices", { role: "group", "aria-label": "Take it away" }, buttons);
-    byId(`${view}-output`).append(element("h2", "Take it away"), bar, this.#told, this.#text);
+    const bar = element("div.choices", { role: "group", "aria-label": "Copy or save" }, buttons);
+    byId(`${view}-output`).append(element("h2", "Copy or save"), bar, this.#told, this.#text);
   }
 
   /**
-   * `requests` are those that made what is shown, `[{path, body}]`, and `result` is what is shown;
-   * `fields` are what a link fills in, or a sentence on why there can be no link.
+   * `requests` are those of which the shown `result` was made, `[{path, body}]`; `fields` are filled in
+   * by a link, or a sentence on why there can be no link. `program()` is the Python code of a view
+   * that does more than these requests.
    */
-  show(requests, result, fields) {
-    this.#shown = { requests, result, fields };
+  show(requests, result, fields, program = () => python(requests)) {
+    this.#shown = { requests, result, fields, program };
     this.#told.textContent = "";
     this.#text.hidden = true;
   }
@@ -57,7 +63,7 @@ export class TakeBar {
     } catch {
       // Which it lets pages do that come by HTTPS or from this machine.
       this.#text.select();
-      this.#told.textContent = "The browser does not let this page copy: take it from the field.";
+      this.#told.textContent = "The browser does not allow this page to copy. Copy the text below.";
     }
   }
 
@@ -68,7 +74,7 @@ export class TakeBar {
     const link = `${location.href.split("#")[0]}#${this.#view}?${given}`;
     const [length, most] = [link.length, MOST_CHARACTERS].map(count);
     const isLong = link.length > MOST_CHARACTERS;
-    const obstacle = isLong && `A link of ${length} characters is too long: ${most} are the most.`;
+    const obstacle = isLong && `The link would be ${length} characters long; the limit is ${most}.`;
     if (typeof fields === "object" && !isLong) return this.#copy(link);
     this.#text.hidden = true;
     this.#told.textContent = obstacle || fields;
@@ -118,23 +124,31 @@ function curl(requests) {
 }
 
 function python(requests) {
-  const token = hasToken() ? `, "Authorization": "Bearer " + os.environ["API_TOKEN"]` : "";
+  const asked = requests.map(
+    ({ path, body }) => `print(json.dumps(ask("${path}", ${pythonLiteral(body)})))`,
+  );
+  return `${pythonImports()}\n\n\n${pythonAsk()}\n\n\n${asked.join("\n")}\n`;
+}
+
+/** A value of JSON as Python writes it: the words of a line that are none of a string differ. */
+export function pythonLiteral(value) {
   const words = { true: "True", false: "False", null: "None" };
-  const literal = (body) =>
-    json(body).replace(/^(\s*"\w+": )(true|false|null)(,?)$/gm, (_, a, word, b) => a + words[word] + b);
-  return `import json
-${token && "import os\n"}from urllib.request import Request, urlopen
+  const line = /^(\s*"\w+": )(true|false|null)(,?)$/gm;
+  return json(value).replace(line, (_, name, word, comma) => name + words[word] + comma);
+}
 
+/** The modules that `pythonAsk` needs. */
+export const pythonImports = () =>
+  `import json\n${hasToken() ? "import os\n" : ""}from urllib.request import Request, urlopen`;
 
-def ask(path, body):
+/** A function that sends a body to a path of the service and returns its answer. */
+export function pythonAsk() {
+  const token = hasToken() ? `, "Authorization": "Bearer " + os.environ["API_TOKEN"]` : "";
+  return `def ask(path, body):
     headers = {"Content-Type": "application/json"${token}}
     request = Request(${JSON.stringify(addressOf(""))} + path, json.dumps(body).encode(), headers)
     with urlopen(request) as answer:
-        return json.load(answer)
-
-
-${requests.map(({ path, body }) => `print(json.dumps(ask("${path}", ${literal(body)})))`).join("\n")}
-`;
+        return json.load(answer)`;
 }
 
 function javascript(requests) {

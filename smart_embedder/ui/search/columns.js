@@ -6,11 +6,11 @@ import { piecesOf, plainTokens } from "../core/tokens.js";
 import { nameOf } from "./passages.js";
 
 export const NAMES = {
-  dense: ["Dense", "meaning"],
-  sparse: ["Sparse", "words"],
-  colbert: ["ColBERT", "words in context"],
-  fused: ["Fused", "rank fusion"],
-  reranked: ["Reranked", "query and passage together"],
+  dense: ["Dense", "by meaning"],
+  sparse: ["Sparse", "by words"],
+  colbert: ["ColBERT", "by words in context"],
+  fused: ["Fused", "rankings combined"],
+  reranked: ["Reranked", "by the reranker"],
 };
 export const ROWS = 10;
 /** Characters of a snippet, and pieces of the text that it shows before the first mark. */
@@ -67,7 +67,7 @@ export class Columns {
 
   #column({ id, kind, hits, reason, name = NAMES[kind][0], meaning = NAMES[kind][1] }, facts) {
     const title = `column-${id}`;
-    const empty = hits === null ? reason || "…" : "No passage has a word of the query.";
+    const empty = hits === null ? reason || "…" : "No passage shares a word with the query.";
     return element(
       "section",
       { class: `column ${id}`, "aria-labelledby": title },

@@ -20,7 +20,8 @@ const WHOLE = "fused";
 const SIDES = ["first", "second"];
 
 export class ComparisonPanel {
-  #indexes;
+  /** The one that is searched above, and the second one. */
+  #indexes = [null, null];
   #models;
   #work;
   #columns;
@@ -31,9 +32,8 @@ export class ComparisonPanel {
   #asked = null;
   #kind = null;
 
-  /** `index` is the one above; `onChoose(chunk)` is called for the passage that the user chooses. */
-  constructor(index, models, onChoose) {
-    this.#indexes = [index, null];
+  /** `onChoose(chunk)` is called for the passage that the user chooses. */
+  constructor(models, onChoose) {
     this.#models = models;
     this.#work = new LatestWork(byId("compare-message"), models.status);
     this.#columns = new Columns(byId("compare-columns"), onChoose);
@@ -46,9 +46,10 @@ export class ComparisonPanel {
     list();
   }
 
-  /** Compares with these passages, which `model` has put into the index, from now on. */
-  search(passages, model) {
+  /** Compares with this index of passages by `model` from now on. */
+  search(index, passages, model) {
     this.#passages = passages;
+    this.#indexes[0] = index;
     this.#sides[0] = { model, format: FORMAT };
     this.#asked = null;
     this.#end();
@@ -67,7 +68,8 @@ export class ComparisonPanel {
   #end() {
     this.#work.stop();
     this.#sides[1] = null;
-    this.#indexes[1]?.clear();
+    this.#indexes[1]?.close();
+    this.#indexes[1] = null;
     byId("compare-output").hidden = true;
     this.#tell("", false);
   }
@@ -87,10 +89,11 @@ export class ComparisonPanel {
       const model = await this.#models.embedder(signal, byId("compare-model").value);
       const format = byId("compare-format").value;
       refuseSame(this.#sides[0], { model, format });
-      this.#indexes[1] ??= new PassageIndex();
-      await this.#indexes[1].clear();
+      this.#indexes[1]?.close();
+      const index = new PassageIndex();
+      this.#indexes[1] = index;
       const texts = this.#passages.map(({ text }) => text);
-      await indexTexts(texts, this.#indexes[1], model, format, {
+      await indexTexts(texts, index, model, format, {
         signal,
         onProgress: (progress) => this.#follow(progress, format),
         onWait: (seconds, error) => this.#tell(waitOf(seconds, error), true),
@@ -108,8 +111,8 @@ export class ComparisonPanel {
       throw new ApiError(
         413,
         "too_large",
-        `In ${numbersIn(format)} these passages would take ${bytes(expected)} of this tab’s memory, ` +
-          `and ${bytes(MOST_BYTES)} are the most: index fewer.`,
+        `In ${numbersIn(format)} these passages would take ${bytes(expected)} of this tab’s memory. ` +
+          `The limit is ${bytes(MOST_BYTES)}: index fewer passages.`,
       );
     this.#tell(`${count(done)} of ${plural(total, "passage")}`, true);
   }
@@ -169,8 +172,8 @@ function refuseSame(first, second) {
       400,
       "same",
       words
-        ? `The weights of ${second.model.label} are float32 in every format: choose another model.`
-        : "These are the vectors above: choose another model, or other numbers.",
+        ? `The sparse weights of ${second.model.label} are float32 in every format. Choose another model.`
+        : "This is the model and number format of the rankings above. Choose another one.",
     );
 }
 
@@ -213,9 +216,9 @@ function summaryOf(rankings, { placeIn: [before, after], shared, still }) {
     .sort(([a], [b]) => b - a);
   const [furthest, chunk] = moves[0] ?? [0];
   const told = furthest
-    ? ` Passage ${lettersOf(chunk)} moves furthest, from place ${before.get(chunk)} to ${after.get(chunk)}.`
+    ? ` Passage ${lettersOf(chunk)} moves most, from place ${before.get(chunk)} to ${after.get(chunk)}.`
     : "";
-  return `Of the first ${shown}, ${shared} stand in both, ${still} at the same place.${told}`;
+  return `Of the first ${plural(shown, "passage")}, ${shared} are in both rankings, ${still} at the same place.${told}`;
 }
 
 /** The best of several forwards for a query, in milliseconds; null where that cannot be told. */
@@ -234,9 +237,9 @@ function factsTable(names, measured, kind, total) {
     return milliseconds(chosen.reduce((sum, each) => sum + each.milliseconds, 0));
   };
   const size = (each) => (side) => side[each] && count(side[each].bytes / side[each].vectors);
-  const rows = kinds.map((each) => [`${NAMES[each][0]}, bytes a vector`, ...cells(size(each))]);
-  rows.push([`${plural(total, "passage")} scored in this tab`, ...cells(scored)]);
+  const rows = kinds.map((each) => [`${NAMES[each][0]}, bytes per vector`, ...cells(size(each))]);
+  rows.push([`Time to score ${plural(total, "passage")}`, ...cells(scored)]);
   if (measured.some(({ forward }) => forward !== null))
-    rows.push(["Forward for the query", ...cells(({ forward }) => forward && milliseconds(forward))]);
+    rows.push(["Time to embed the query", ...cells(({ forward }) => forward && milliseconds(forward))]);
   return table({ class: "compared" }, ["Measured", ...names], rows);
 }

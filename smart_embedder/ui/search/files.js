@@ -14,23 +14,25 @@ const BLOCKS =
   "main,nav,ol,p,pre,section,title,ul";
 const NO_TEXT = "script,style,template,noscript,svg,math,iframe,object";
 
-/** What is said of the files that are left out, by the reason. */
+/** Why files are skipped, in words. */
 const REASONS = {
-  pdf: "as PDF, which this page does not read (save as text first, for example with pdftotext)",
-  type: "of another type than text, Markdown and HTML",
+  pdf: "PDF (convert it to text first, for example with pdftotext)",
+  type: "neither text, Markdown nor HTML",
   hidden: "hidden",
-  large: `above ${bytes(MOST_BYTES)}`,
+  large: `larger than ${bytes(MOST_BYTES)}`,
   encoding: "not in UTF-8",
   empty: "without text",
-  lost: "that could not be read",
-  late: "behind the last passage that is taken",
+  lost: "not readable",
+  late: "after the last passage that fits",
 };
 
-/** What was left out of how many files, in one sentence; empty where nothing was. */
+/** How many files were skipped, and why, in one sentence; empty where none was. */
 function sentenceOf(left, total) {
   const parts = Object.keys(REASONS).filter((reason) => left[reason]);
   const told = parts.map((reason) => `${count(left[reason])} ${REASONS[reason]}`);
-  return told.length ? `Left out of ${plural(total, "file")}: ${told.join("; ")}.` : "";
+  const skipped = parts.reduce((sum, reason) => sum + left[reason], 0);
+  const sentence = `Skipped ${count(skipped)} of ${plural(total, "file")}: ${told.join("; ")}.`;
+  return told.length ? sentence : "";
 }
 
 /**
@@ -68,7 +70,7 @@ const isHidden = (path) => /(^|\/)\./.test(path);
 
 function refuse() {
   const most = count(MOST_FILES);
-  throw new ApiError(413, "too_many", `These are more than ${most} files: choose a smaller folder.`);
+  throw new ApiError(413, "too_many", `There are more than ${most} files. Choose a smaller folder.`);
 }
 
 /** What stands in a folder, which browsers tell some at a time. */

@@ -1,10 +1,12 @@
 /** The upper part of the view Search: texts become an index, with progress and a way to stop. */
 
+import { ApiError } from "../core/api.js";
 import { byId } from "../core/dom.js";
 import { bytes, count, duration, plural } from "../core/format.js";
 import { LatestWork } from "../core/work.js";
 import { chosenFiles, droppedFiles, readFiles } from "./files.js";
 import { indexTexts } from "./indexing.js";
+import { PassageIndex } from "./passage_index.js";
 import { chunkText } from "./passages.js";
 
 const MOST_PASSAGES = 5000;
@@ -12,23 +14,21 @@ const MOST_PASSAGES = 5000;
 export const FORMAT = "int8";
 
 export class IndexPanel {
-  #index;
   #models;
   #onChange;
   #work;
   #stop = null;
-  /** What was indexed last, to be indexed again by another model. */
+  /** The text or files that were given last, to be indexed again by another model. */
   #given = null;
-  /** `{text, title}` of each, and how many there were. */
-  #passages = [];
-  #found = 0;
+  /** Those whose index is searched, and its description; both stay until another index is ready. */
+  #searched = null;
+  #description = "";
 
   /**
-   * `onChange(passages, model, text)` is called with none when the index is emptied, and with all of
-   * them when they are in it, or as many as there are at a stop. `text` is null where files were given.
+   * `onChange(index, passages, model, text)` is called when there is a new index, with all passages or
+   * as many as there are at a stop. `text` is null where files were given.
    */
-  constructor(index, models, onChange) {
-    this.#index = index;
+  constructor(models, onChange) {
     this.#models = models;
     this.#onChange = onChange;
     this.#work = new LatestWork(byId("index-message"), models.status);
@@ -45,15 +45,16 @@ export class IndexPanel {
       this.#read(() => files);
     });
     addEventListener("beforeunload", (event) => {
-      if (this.#given?.isOwn && this.#passages.length) event.preventDefault();
+      const isRunning = !byId("stop-button").hidden;
+      if (this.#searched?.isOwn || (isRunning && this.#given.isOwn)) event.preventDefault();
     });
   }
 
-  /** Indexes a text, in place of what was indexed before; `isOwn` where the user has given it. */
+  /** Indexes a text; `isOwn` where the user has given it. */
   begin(text, isOwn) {
     byId("corpus").value = text;
-    const give = () => {
-      this.#take({ title: "", text });
+    const give = (take) => {
+      take({ title: "", text });
       return "";
     };
     return this.#begin({ isOwn, text, give });
@@ -66,75 +67,87 @@ export class IndexPanel {
 
   #read(list) {
     byId("corpus").value = "";
-    const give = async (signal) => {
+    const give = async (take, signal) => {
       setRunning(true);
-      return readFiles(await list(), (document) => this.#take(document), tell, signal);
+      return readFiles(await list(), take, tell, signal);
     };
     this.#begin({ isOwn: true, text: null, give });
   }
 
-  /** `give(signal)` calls #take for each document, and returns a sentence on what is left out. */
+  /** `give(take, signal)` calls `take` for each document, and returns a sentence on skipped files. */
   #begin(given) {
-    const { isOwn, give } = given;
     this.#given = given;
-    this.#onChange([], null, null);
-    byId("search-samples").hidden = isOwn;
     byId("index-left").textContent = "";
+    byId("search-before").hidden = false;
     return this.#work.run(async (signal) => {
       this.#stop = new AbortController();
-      const either = AbortSignal.any([signal, this.#stop.signal]);
-      [this.#passages, this.#found] = [[], 0];
+      const index = new PassageIndex();
       try {
-        const left = await give(either);
-        signal.throwIfAborted();
-        byId("index-left").textContent = left;
-        await this.#run(signal, either);
+        await this.#replace(index, given, signal);
+        if (!signal.aborted) byId("search-before").hidden = true;
       } finally {
-        if (!signal.aborted) setRunning(false);
+        if (this.#searched?.index !== index) index.close();
+        if (!signal.aborted) {
+          setRunning(false);
+          tell(this.#description);
+        }
       }
-      if (isOwn && this.#passages.length) showResults();
+      if (given.isOwn && this.#searched?.index === index) showResults();
     });
   }
 
-  /** Whether more can be taken after this document. */
-  #take({ title, text }) {
-    const texts = chunkText(text);
-    const room = MOST_PASSAGES - this.#passages.length;
-    this.#found += texts.length;
-    for (const each of texts.slice(0, room)) this.#passages.push({ title, text: each });
-    return texts.length < room;
-  }
-
-  async #run(signal, either) {
-    const texts = this.#passages.map(({ text }) => text);
-    const began = performance.now();
-    let indexed = { done: 0, total: texts.length, bytes: 0 };
-    const show = (progress) => {
-      indexed = progress;
-      const seconds = (performance.now() - began) / 1000;
-      const left = progress.done ? (seconds / progress.done) * (progress.total - progress.done) : 0;
-      showProgress(
-        progress,
-        `${count(progress.done)} of ${count(progress.total)}, about ${duration(left)} left`,
-      );
+  /** Fills the index and has it searched from then on, in place of the one before. */
+  async #replace(index, given, signal) {
+    const stop = this.#stop.signal;
+    const either = AbortSignal.any([signal, stop]);
+    const passages = [];
+    let found = 0;
+    const take = ({ title, text }) => {
+      const texts = chunkText(text);
+      const room = MOST_PASSAGES - passages.length;
+      found += texts.length;
+      for (const passage of texts.slice(0, room)) passages.push({ title, text: passage });
+      return texts.length < room; // Whether there is room for another document.
     };
-    await this.#index.clear();
+    byId("index-left").textContent = await given.give(take, either);
+    if (either.aborted) return;
+    if (!passages.length) throw new ApiError(400, "no_text", "There is no text to index.");
     const model = await this.#models.embedder(signal);
     signal.throwIfAborted();
-    showProgress(indexed, `0 of ${count(texts.length)}`);
-    setRunning(true);
-    try {
-      await indexTexts(texts, this.#index, model, FORMAT, {
-        signal: either,
-        onProgress: show,
-        onWait: (seconds, error) => tell(waitOf(seconds, error)),
-      });
-    } catch (error) {
-      if (signal.aborted || !this.#stop.signal.aborted) throw error;
-    }
-    tellEnd(indexed, this.#found);
-    this.#onChange(this.#passages, model, this.#given.text);
+    const indexed = await fill(index, passages, model, either, stop);
+    signal.throwIfAborted();
+    if (!indexed.done) return;
+    this.#searched = { ...given, index };
+    this.#description = describe(indexed, found);
+    byId("search-samples").hidden = given.isOwn;
+    this.#onChange(index, passages, model, given.text);
   }
+}
+
+/** Adds the vectors of all passages to the index, or of some until a stop; `{done, total, bytes}`. */
+async function fill(index, passages, model, signal, stop) {
+  const began = performance.now();
+  const total = passages.length;
+  let indexed = { done: 0, total, bytes: 0 };
+  showProgress(indexed, `Indexing ${plural(total, "passage")}`);
+  setRunning(true);
+  try {
+    const texts = passages.map(({ text }) => text);
+    await indexTexts(texts, index, model, FORMAT, {
+      signal,
+      onProgress(progress) {
+        indexed = progress;
+        const seconds = (performance.now() - began) / 1000;
+        const left = duration((seconds / indexed.done) * (total - indexed.done));
+        const done = `${count(indexed.done)} of ${plural(total, "passage")}`;
+        showProgress(indexed, `Indexing: ${done}, about ${left} left`);
+      },
+      onWait: (seconds, error) => tell(waitOf(seconds, error)),
+    });
+  } catch (error) {
+    if (!stop.aborted) throw error;
+  }
+  return indexed;
 }
 
 function setRunning(isRunning) {
@@ -161,22 +174,23 @@ function showResults() {
   query.scrollIntoView({ block: "start" });
 }
 
-/** Why is waited for the service, and for how long. */
+/** Why a request is repeated, and when. */
 export function waitOf(seconds, error) {
   const isOfModel = error.isLoading || error.code === "model_not_loaded";
   const known = isOfModel ? error.message.replace(/\.$/, "") : "The service is busy";
-  const why = error.status === 0 ? "The server is away" : known;
+  const why = error.status === 0 ? "The server cannot be reached" : known;
   return `${why}: trying again in ${duration(seconds)}`;
 }
 
-function tellEnd({ done, total, bytes: size }, found) {
+/** What the index holds, of how many passages that were found. */
+function describe({ done, total, bytes: size }, found) {
   const part =
     done < total ? `${count(done)} of ${plural(total, "passage")}` : plural(total, "passage");
   const more =
     found > MOST_PASSAGES
-      ? `; only the first ${count(MOST_PASSAGES)} of ${count(found)} are taken`
+      ? `; only the first ${count(MOST_PASSAGES)} of ${count(found)} are indexed`
       : "";
-  tell(`${part} in this tab's memory, ${bytes(size)}${more}`);
+  return `${part} in this tab's memory, ${bytes(size)}${more}`;
 }
 
 function acceptDrops(zone, read) {

@@ -5,7 +5,7 @@ import { cosine, maxSim, sparseScore } from "../core/vectors.js";
 import { rank } from "./ranking.js";
 
 /** By the number of the passage; a place is empty until its vectors have come. */
-let passages = [];
+const passages = [];
 let bytes = 0;
 
 const SCORES = { dense: cosine, sparse: sparseScore, colbert: maxSim };
@@ -30,11 +30,6 @@ function timed(run) {
 }
 
 const jobs = {
-  clear() {
-    passages = [];
-    bytes = 0;
-  },
-
   /** Adds the answer of /embeddings for the passages from number `first` on. */
   add({ first, buffer }) {
     decodeEmbeddings(buffer).texts.forEach((text, i) => {

@@ -7,25 +7,30 @@ const REQUESTS_AT_ONCE = 2;
 const PASSAGES = { first: 8, fewest: 4, most: 64 };
 const SECONDS = { soon: 0.5, late: 2 };
 const RETRY_SECONDS = 2;
-/** Above so many passages each two similar ColBERT vectors are joined, so that they fit the tab. */
-const POOLED_FROM = 500;
+/**
+ * Texts of more characters have each two similar ColBERT vectors joined, so that they fit the tab. The
+ * service needs half as long again for that.
+ */
+const POOLED_FROM = 1_000_000;
 
-/** How the vectors are asked for: `format` is that of the numbers that are no weights. */
-function optionsFor(total, model, format) {
+/** The options of the requests for the vectors; `format` is the number format of dense and ColBERT vectors. */
+export function optionsFor(texts, model, format) {
   const made = (kind) => model.kinds.includes(kind);
+  const characters = texts.reduce((sum, text) => sum + text.length, 0);
   return {
     ...readAs("document", model),
     ...(made("dense") || made("colbert") ? { output_dtype: format } : {}),
-    ...(made("colbert") && total > POOLED_FROM ? { colbert_pool_factor: 2 } : {}),
+    ...(made("colbert") && characters > POOLED_FROM ? { colbert_pool_factor: 2 } : {}),
   };
 }
 
 /**
- * Indexes `texts` by `model` in a `format` of the service; ends early when `given` is aborted, or a part fails. `onProgress({done, total, bytes})` after
- * each request, `onWait(seconds, error)` before another try of one that was refused for now.
+ * Adds the vectors of `texts` by `model`, in a number format of the service, to the `index`. Ends
+ * early when `given` is aborted or a request fails. Calls `onProgress({done, total, bytes})` after each
+ * request, and `onWait(seconds, error)` before it repeats one that was refused for now.
  */
 export async function indexTexts(texts, index, model, format, { signal: given, onProgress, onWait }) {
-  const options = optionsFor(texts.length, model, format);
+  const options = optionsFor(texts, model, format);
   const failed = new AbortController();
   const signal = AbortSignal.any([given, failed.signal]);
   let next = 0;
@@ -40,7 +45,7 @@ export async function indexTexts(texts, index, model, format, { signal: given, o
       const send = () => timed(embedRaw(part, model, options, { signal, background: true }));
       const { seconds, buffer } = await retry(send, signal, onWait);
       size = sizeAfter(part.length, seconds);
-      signal.throwIfAborted(); // The index may be another text's by now.
+      signal.throwIfAborted(); // The index may be closed by now.
       const { bytes } = await index.add(first, buffer);
       done += part.length;
       onProgress({ done, total: texts.length, bytes });

@@ -13,15 +13,13 @@ export class PassageIndex {
       else reject(new Error(error));
     };
     // Such as a lack of memory.
-    this.#worker.onerror = ({ message }) => {
-      for (const { reject } of this.#waiting.values())
-        reject(new Error(`the index ended: ${message}`));
-      this.#waiting.clear();
-    };
+    this.#worker.onerror = ({ message }) => this.#fail(message);
   }
 
-  clear() {
-    return this.#call("clear", {});
+  /** Frees the memory of the index; nothing can be asked of it afterwards. */
+  close() {
+    this.#worker.terminate();
+    this.#fail("closed");
   }
 
   /** Adds vectors of passages from number `first` on; `{bytes}` is the size of the whole index. */
@@ -37,6 +35,12 @@ export class PassageIndex {
   /** For each of the query's kinds `{bytes, vectors, milliseconds}`: what all passages take, and to score them. */
   measure(query) {
     return this.#call("measure", { query });
+  }
+
+  #fail(reason) {
+    for (const { reject } of this.#waiting.values())
+      reject(new Error(`the index ended: ${reason}`));
+    this.#waiting.clear();
   }
 
   #call(job, details, transfer = []) {

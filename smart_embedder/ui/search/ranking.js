@@ -3,7 +3,7 @@
 /** How many of each ranking are fused, and compared. */
 export const CANDIDATES = 100;
 /** The constant of reciprocal rank fusion, as in the paper and in most engines. */
-const RRF_CONSTANT = 60;
+export const RRF_CONSTANT = 60;
 
 /** The best `limit` of `scores` as `[{chunk, score}]`; equal scores keep the order of the text. */
 export function rank(scores, limit, { positive = false } = {}) {
@@ -27,7 +27,7 @@ export function fuse(rankings, limit) {
     .slice(0, limit);
 }
 
-/** The rankings by all kinds of vectors as one. */
+/** The rankings by all kinds of vectors as one; `searchProgram` writes the same for Qdrant. */
 export function merge(found) {
   const rankings = Object.values(found);
   return rankings.length > 1 ? fuse(rankings, CANDIDATES) : rankings[0];

@@ -3,6 +3,7 @@
 import {
   embed,
   embedRequest,
+  named,
   readAs,
   rerank,
   rerankRequest,
@@ -10,7 +11,7 @@ import {
   withTokens,
 } from "../core/api.js";
 import { byId, element, onPause } from "../core/dom.js";
-import { milliseconds } from "../core/format.js";
+import { milliseconds, plural } from "../core/format.js";
 import { showLead } from "../core/lead.js";
 import { TakeBar } from "../core/take.js";
 import { LatestWork, sentenceFor } from "../core/work.js";
@@ -20,6 +21,7 @@ import { sharedTable } from "../match/tables.js";
 import { Columns, ROWS } from "./columns.js";
 import { ComparisonPanel } from "./comparison.js";
 import { lettersOf, nameOf } from "./passages.js";
+import { searchProgram } from "./program.js";
 import { CANDIDATES, merge } from "./ranking.js";
 import { CORPUS } from "./samples.js";
 
@@ -32,7 +34,7 @@ const LOST = {
 };
 
 export class ResultPanel {
-  #index;
+  #index = null;
   #models;
   /** The passages in the index, and the model that made their vectors. */
   #passages = [];
@@ -47,15 +49,14 @@ export class ResultPanel {
   #comparison;
   #bar;
 
-  constructor(index, models) {
-    this.#index = index;
+  constructor(models) {
     this.#models = models;
     this.#work = new LatestWork(byId("search-message"), models.status);
     this.#detail = new LatestWork(byId("why-message"), models.status);
     this.#columns = new Columns(byId("columns"), (chunk) =>
       this.#detail.run((signal) => this.#explain(chunk, signal)),
     );
-    this.#comparison = new ComparisonPanel(index, models, (chunk) => this.#columns.choose(chunk));
+    this.#comparison = new ComparisonPanel(models, (chunk) => this.#columns.choose(chunk));
     this.#bar = new TakeBar("search", models);
     onPause(byId("search-query"), "input", PAUSE, () => this.again());
     byId("search-samples").onclick = ({ target }) => {
@@ -65,15 +66,18 @@ export class ResultPanel {
     };
   }
 
-  /** Searches these passages, which `model` has put into the index, from now on. */
-  search(passages, model, text) {
+  /** Searches this index of passages by `model` from now on, and closes the one before. */
+  search(index, passages, model, text) {
+    const before = this.#index;
+    this.#index = index;
     this.#passages = passages;
     this.#text = text;
     this.#model = model;
     this.#tokens.clear();
-    this.#comparison.search(passages, model);
+    this.#comparison.search(index, passages, model);
     for (const id of ["columns", "why", "search-times"]) byId(id).replaceChildren();
     this.again();
+    before?.close();
   }
 
   /** Searches once more. */
@@ -112,7 +116,7 @@ export class ResultPanel {
     const reranking = times.lap();
     await this.#show(rankings, signal, reason);
     const result = this.#exported(rankings);
-    this.#bar.show(requests, result, this.#fields(query));
+    this.#bar.show(requests, result, this.#fields(query), () => this.#program(query, model, requests[1]));
     this.#comparison.ask({
       ...{ query, vectors, found },
       factsOf: (chunks, signal) => this.#factsOf(chunks, signal),
@@ -122,7 +126,7 @@ export class ResultPanel {
     if (best) this.#columns.choose(best.chunk);
     byId("search-times").textContent =
       `Query embedded in ${embedding}, all passages scored in ${scoring}` +
-      (rankings.reranked ? `, ${rankings.reranked.length} reranked in ${reranking}` : "");
+      (rankings.reranked ? `, ${plural(rankings.reranked.length, "passage")} reranked in ${reranking}` : "");
   }
 
   /** Fills the column of the reranked; why it cannot be filled, if so. */
@@ -132,9 +136,9 @@ export class ResultPanel {
     const passages = candidates.map((chunk) => this.#passages[chunk].text);
     try {
       const model = await this.#models.reranker(signal);
-      if (!model) return "No reranker is set: RERANKER_MODEL names one.";
+      if (!model) return "No reranker is configured. Set RERANKER_MODEL to use one.";
       if (!model.kinds.includes("scores"))
-        return `${model.label} tells labels, none of which says how relevant a passage is.`;
+        return `${model.label} predicts labels, which do not say how relevant a passage is.`;
       requests.push(rerankRequest(query, passages, model));
       const { results } = await rerank(query, passages, model, { signal });
       rankings.reranked = results.map(({ index, score }) => ({ chunk: candidates[index], score }));
@@ -157,8 +161,25 @@ export class ResultPanel {
 
   /** What a link holds: the query, and the text where it is not the handbook. */
   #fields(query) {
-    if (this.#text === null) return "A link cannot hold files: paste their text to have one.";
+    if (this.#text === null) return "A link cannot contain files. Paste their text to get a link.";
     return this.#text === CORPUS ? { query } : { query, text: this.#text };
+  }
+
+  /** The Python program of this search; `scoring` is the request to the reranker, if any. */
+  #program(query, model, scoring) {
+    const optionsOf = (type) => ({ ...named(model), ...readAs(type, model) });
+    return searchProgram({
+      query,
+      passages: this.#passages.map(({ text }) => text),
+      kinds: model.kinds,
+      options: {
+        query: optionsOf("query"),
+        documents: optionsOf("document"),
+        scores: scoring ? named({ key: scoring.body.model }) : null,
+      },
+      reranked: RERANKED,
+      shown: ROWS,
+    });
   }
 
   async #show(rankings, signal, reason = "") {
@@ -179,7 +200,7 @@ export class ResultPanel {
     return { passages: this.#passages, tokens: this.#tokens, terms };
   }
 
-  /** Which words did it: the passage with all of its vectors, which the index may have joined. */
+  /** Shows which words match: embeds the passage anew, because the index may have joined its vectors. */
   async #explain(chunk, signal) {
     const [text, model] = [this.#passages[chunk].text, this.#model];
     const options = { ...readAs("document", model), ...withTokens(model) };
@@ -188,7 +209,7 @@ export class ResultPanel {
     } = await embed([text], model, options, { signal });
     if (signal.aborted) return;
     const comparison = compare(this.#query, readText(text, this.#tokens.get(chunk), vectors));
-    byId("why-title").textContent = `Which words did it: passage ${nameOf(chunk, this.#passages)}`;
+    byId("why-title").textContent = `Matching words: passage ${nameOf(chunk, this.#passages)}`;
     byId("why").replaceChildren(...explanation(comparison));
   }
 }
@@ -205,7 +226,7 @@ function explanation(comparison) {
           ? null
           : element(
               "p.quiet",
-              "A dense vector stands for the whole text: it does not tell which words did it.",
+              "A dense vector stands for the whole text. It does not show which words match.",
             ),
       );
   if (!shared) return [words];

@@ -1,8 +1,7 @@
-/** The view Search: an index in the browser's memory, and what each kind of vector finds in it. */
+/** The view Search: an index in the browser's memory, and the passages that each kind of vector finds in it. */
 
 import { byId } from "../core/dom.js";
 import { IndexPanel } from "./index_panel.js";
-import { PassageIndex } from "./passage_index.js";
 import { ResultPanel } from "./result_panel.js";
 import { CORPUS, QUERY } from "./samples.js";
 
@@ -15,9 +14,8 @@ export function createSearchView(models) {
   const begin = () => {
     asked = { embedder: models.embedderKey, reranker: models.rerankerKey };
     if (!panel) {
-      const index = new PassageIndex();
-      results = new ResultPanel(index, models);
-      panel = new IndexPanel(index, models, (...changed) => results.search(...changed));
+      results = new ResultPanel(models);
+      panel = new IndexPanel(models, (...changed) => results.search(...changed));
     }
     const corpus = byId("corpus").value || CORPUS;
     byId("search-query").value ||= QUERY;

@@ -13,7 +13,7 @@ from tests.support.server import REPOSITORY
 
 FOLDER = REPOSITORY / "smart_embedder" / "ui"
 FILES = sorted(path.relative_to(FOLDER).as_posix() for path in FOLDER.rglob("*.*"))
-MOST_BYTES = 75_000
+MOST_BYTES = 80_000
 
 
 def test_each_file_has_its_type_and_the_strict_headers_and_all_are_small_as_they_are_sent(client):
