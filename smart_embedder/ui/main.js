@@ -67,8 +67,8 @@ function showPending(name) {
   byId("link-open").hidden = !link?.fields;
   const model = [link?.embedder, link?.reranker].filter(Boolean).join(" and ").slice(0, 200);
   byId("link-text").textContent = link?.isLong
-    ? "The link is too long and was not read."
-    : `A link has filled in this view${model && `, to ask ${model}`}.`;
+    ? "The link is too long, so it was not read."
+    : `A link has filled in this view${model && `, for ${model}`}. Nothing has been sent yet.`;
   if (link?.isLong) delete pending[name];
 }
 

@@ -67,7 +67,7 @@ def test_a_wrong_token_is_told_and_asked_for_again(browser, guarded: RunningServ
             expect(page.locator("#token-error")).to_have_text("")
             enter(page, "a wrong one")
             expect(page.locator("#token-error")).to_have_text(
-                "The server does not know that token."
+                "The server does not accept this token."
             )
             enter(page, TOKEN)
             wait_for_view(page, "text")
@@ -111,8 +111,8 @@ def test_the_page_goes_on_when_the_server_is_back(
         page.goto(f"{address.url}/ui#service")
         expect(page.locator("#totals")).to_contain_text("Up for")
         address.disconnect()
-        expect(page.locator("#service-message")).to_contain_text("The server is away")
-        expect(page.locator("#server-text")).to_contain_text("away")
+        expect(page.locator("#service-message")).to_contain_text("The server cannot be reached")
+        expect(page.locator("#server-text")).to_contain_text("cannot be reached")
         page.click("#to-text")
         page.fill("#texts", "written while the server is away")
         expect(page.locator("#text-message")).to_have_text("The server does not answer.")

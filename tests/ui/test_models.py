@@ -179,7 +179,7 @@ def test_two_models_are_compared_side_by_side(
         ]
         assert [row.split("\t").index("–") for row in rows[:2]] == [2, 1]
         choose(page, "tiny-splade")
-        page.wait_for_selector("#why > *")
+        expect(page.locator(".column.sparse")).to_be_visible()
         page.click("#compare-button")
         expect(page.locator("#compare-message")).to_contain_text("are float32 in every format")
 

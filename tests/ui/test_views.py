@@ -45,8 +45,8 @@ def test_text_follows_what_is_typed_and_takes_several_texts(open_view) -> None:
 
 def test_text_shows_where_the_model_stops_reading(open_view) -> None:
     page = open_view("text")
-    page.click("text=Too long to be read")
-    expect(page.locator(".cut-mark")).to_have_text("512 tokens: the model stops reading here")
+    page.click("text=Too long for the model")
+    expect(page.locator(".cut-mark")).to_have_text("The model stops reading here, after 512 tokens")
     read = page.locator(".token:not(.cut)").count()
     assert read == 512 - 2
     expect(page.locator(".facts")).to_contain_text("cut off")
@@ -144,6 +144,17 @@ def test_match_draws_the_best_match_of_each_query_token(shown) -> None:
     expect(readout).to_contain_text("cold best matches cold")
 
 
+def test_match_folds_special_tokens_until_tokens_are_shown(shown) -> None:
+    page = shown("match")
+    chips, rows = page.locator(".chip"), page.locator("#match-table tbody th")
+    expect(chips.last).to_have_text("?")
+    expect(rows.last).to_have_text("special tokens")
+    page.check("#match-pieces")
+    expect(chips.last).to_have_text("[SEP]")
+    page.uncheck("#match-pieces")
+    expect(chips.last).to_have_text("?")
+
+
 def test_match_tells_every_number_of_the_heat_map_to_the_keyboard(shown) -> None:
     page = shown("match")
     page.locator(".heat").focus()
@@ -220,7 +231,7 @@ def test_search_ranks_as_the_service_itself_does(shown, ui_server: RunningServer
 def test_search_explains_the_passage_that_is_chosen(open_view) -> None:
     page = open_view("search")
     page.locator(".column.dense .hit", has_text="a fault as a letter").click()
-    expect(page.locator("#why-title")).to_have_text("Which words did it: passage E")
+    expect(page.locator("#why-title")).to_have_text("Matching words: passage E")
     expect(page.locator("#why .words")).to_contain_text("The display shows a fault")
     page.locator(".column.dense .hit").first.focus()
     page.keyboard.press("ArrowDown")
@@ -233,7 +244,7 @@ def test_search_offers_queries_and_says_what_to_do_without_one(open_view) -> Non
     page.fill("#search-query", "")
     expect(page.locator("#search-hint")).to_be_visible()
     expect(page.locator("#search-output")).to_be_hidden()
-    expect(page.locator("#search-hint")).to_contain_text("choose a query")
+    expect(page.locator("#search-hint")).to_contain_text("one of the examples")
     page.click("#search-samples >> text=E42-118")
     expect(page.locator(".column.sparse .name").first).to_have_text("H")
     expect(page.locator("#search-hint")).to_be_hidden()
@@ -247,7 +258,7 @@ def test_search_offers_no_queries_of_its_own_for_a_text_of_yours(open_view) -> N
     page.click("#index-button")
     expect(page.locator("#search-samples")).to_be_hidden()
     expect(page.locator("#search-hint")).to_be_visible()
-    assert "choose a query" not in page.inner_text("#search-hint")
+    assert "examples" not in page.inner_text("#search-hint")
 
 
 @pytest.mark.parametrize("width", [390, 768, 1440])
@@ -316,16 +327,18 @@ def test_search_takes_a_folder_that_is_dropped_and_tells_what_it_leaves_out(
     left = page.locator("#index-left")
     expect(left).to_have_text(
         re.compile(
-            "Left out of 10 files: 1 as PDF, .*; 1 of another type .*; 1 hidden; 1 above 10 MB; "
-            "1 not in UTF-8; 1 without text."
+            "Skipped 6 of 10 files: 1 PDF .*; 1 neither text, Markdown nor HTML; 1 hidden; "
+            "1 larger than 10 MB; 1 not in UTF-8; 1 without text."
         )
     )
     expect(page.locator(".column.dense")).to_contain_text("Pumps A pump hums loudly when it is")
     expect(page.locator(".column.dense")).to_contain_text(" · deep/er/page.html")
     expect(page).to_have_title("Search · Smart Embedder")
     drop(page, tmp_path / "paper.pdf")
-    expect(left).to_contain_text("Left out of 1 file: 1 as PDF, which this page does not read")
-    expect(page.locator("#search-output")).to_be_hidden()
+    expect(left).to_contain_text("Skipped 1 of 1 file: 1 PDF (convert it to text first")
+    expect(page.locator("#index-message")).to_have_text("There is no text to index.")
+    expect(page.locator("#index-state")).to_contain_text("6 passages in this tab's memory")
+    expect(page.locator(".column.dense")).to_contain_text("Pumps A pump hums")
 
 
 def test_service_counts_what_happens_and_names_what_runs(open_view, ui_server) -> None:
@@ -453,7 +466,7 @@ def test_axe_finds_nothing(open_view, view: str) -> None:
 
 def test_axe_finds_nothing_where_a_text_is_cut(open_view) -> None:
     page = open_view("text", media=STILL)
-    page.click("text=Too long to be read")
+    page.click("text=Too long for the model")
     expect(page.locator(".cut-mark")).to_be_visible()
     # There are hundreds of tokens, each of which takes axe as long as all else.
     assert findings(page, {"include": [[".cut-mark"], [".token.cut:last-child"]]}) == []

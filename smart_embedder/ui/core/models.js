@@ -175,7 +175,7 @@ function fillSelect(select, offered, chosen) {
 }
 
 function sentenceOf({ label, state, reason, kinds }) {
-  if (state === "unloaded") return "It is loaded when it is asked for.";
+  if (state === "unloaded") return "It is loaded when it is first used.";
   if (state === "loading") return `${label} is being loaded.`;
   if (state === "failed") return reason ?? "";
   return kinds ? `It makes ${namesOf(kinds)} vectors.` : "";
@@ -183,20 +183,22 @@ function sentenceOf({ label, state, reason, kinds }) {
 
 const NAMES = { dense: "dense", sparse: "sparse", colbert: "ColBERT" };
 
-/** Kinds of vectors in words: "dense, sparse and ColBERT". */
+/** Kinds of output in words: "dense, sparse and ColBERT". */
 export function namesOf(kinds) {
-  return new Intl.ListFormat("en-GB").format(kinds.map((kind) => NAMES[kind]));
+  return new Intl.ListFormat("en-GB").format(kinds.map((kind) => NAMES[kind] ?? kind));
 }
 
-/** What a model does not show, in one sentence; empty where it makes all kinds. `lost` says what is lost with each. */
+/**
+ * The kinds of vectors that a model makes, in one sentence with the parts of a view that it lacks
+ * without the others, `lost` by kind; empty where it makes all.
+ */
 export function missingSentence({ makers, kinds }, lost) {
   const missing = Object.keys(lost).filter((kind) => !kinds.includes(kind));
   if (!missing.length) return "";
   const list = new Intl.ListFormat("en-GB");
   const make = makers.length > 1 ? "make" : "makes";
-  const alone = kinds.length > 1 ? "" : " alone";
   return (
-    `${list.format(makers)} ${make} ${namesOf(kinds)} vectors${alone}, so there ` +
+    `${list.format(makers)} ${make} only ${namesOf(kinds)} vectors, so there ` +
     `is ${list.format(missing.map((kind) => lost[kind]))}.`
   );
 }

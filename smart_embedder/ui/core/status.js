@@ -53,7 +53,7 @@ export class ServerStatus extends EventTarget {
   #show() {
     const sentence = {
       [HEALTHY]: this.health?.model,
-      [AWAY]: "The server is away; trying again",
+      [AWAY]: "The server cannot be reached; trying again",
       loading: "The server is loading its models",
       draining: "The server is shutting down",
       unhealthy: "The server is unhealthy",

@@ -14,7 +14,7 @@ export function askForToken(wasWrong) {
 
 function open(wasWrong) {
   const [dialog, input, error] = ["token-dialog", "token", "token-error"].map(byId);
-  error.textContent = wasWrong ? "The server does not know that token." : "";
+  error.textContent = wasWrong ? "The server does not accept this token." : "";
   input.setAttribute("aria-invalid", wasWrong);
   input.value = "";
   return new Promise((resolve) => {

@@ -3,6 +3,9 @@
 import { bare, idsOf, piecesOf, placesOf, plainTokens, wordsOf } from "../core/tokens.js";
 import { bestMatches, cosine, sharedTerms, similarities } from "../core/vectors.js";
 
+/** The name of the special tokens of a text, such as markers and the end, where words are shown. */
+const SPECIAL = "special tokens";
+
 /** A text as the models see it: its tokens and its vectors. */
 export const readText = (text, tokens, vectors) => ({ text, tokens, vectors });
 
@@ -61,9 +64,9 @@ function joinShared(terms, words, plain, passage) {
 
 /**
  * `matrix` has a row for each of `queryLabels` and a column for each of `passageLabels`; `best` is
- * the best column of each row. `places` says for each column which token of the passage it is, the
- * last one of a word. Of words the matrix has their late interaction: the mean, over the tokens of
- * the one, of the best of the other's.
+ * the best column of each row. `queryPlaces` and `places` say for each row and column which token of its
+ * text it is, the last one of a word; null for special tokens. Of words the matrix has their late
+ * interaction: the mean, over the tokens of the one, of the best of the other's.
  */
 function tokensOf(query, passage, isPieces) {
   const [asked, found] = [query.vectors.colbert, passage.vectors.colbert];
@@ -86,29 +89,32 @@ function tokensOf(query, passage, isPieces) {
     score: best.reduce((sum, { value }) => sum + value, 0) / asked.rows,
     queryLabels: rows.map(({ label }) => label),
     passageLabels: columns.map(({ label }) => label),
+    queryPlaces: rows.map(({ place }) => place),
     places: columns.map(({ place }) => place),
+    isPieces,
     pieces: (isPieces ? piecesOf : wordsOf)(passage.text, passage.tokens),
   };
 }
 
 /**
- * What a text's ColBERT vectors stand for: `{label, vectors, place}`. What is no part of the text
- * has its vocabulary's string, but for the end, which has a vector too.
+ * The tokens or words of a text's ColBERT vectors: `{label, vectors, place}`. Special tokens have the
+ * vocabulary's strings among tokens, and are folded into one part behind the words.
  */
 function partsOf({ text, tokens, vectors }, isPieces) {
   const plain = plainTokens(tokens);
-  const end = tokens.at(-1)?.special ? tokens.at(-1).text : null;
   const words = isPieces ? [] : wordsOf(text, tokens);
   const wordOf = new Map(words.flatMap((word) => word.tokens.map((place) => [place, word])));
   const parts = new Map();
   placesOf(vectors.strings.colbert, tokens).forEach((place, vector) => {
     const word = wordOf.get(place);
-    const string = vectors.strings.colbert[vector];
-    const label = word?.text ?? plain[place]?.text ?? (string === end ? "end" : bare(string));
-    const part = parts.get(word ?? vector) ?? { label: label.trim(), vectors: [] };
+    const key = word ?? (isPieces ? vector : SPECIAL);
+    const text = word?.text ?? plain[place]?.text ?? bare(vectors.strings.colbert[vector]);
+    const label = key === SPECIAL ? SPECIAL : text.trim();
+    const part = parts.get(key) ?? { label, vectors: [] };
     part.vectors.push(vector);
     part.place = place;
-    parts.set(word ?? vector, part);
+    parts.set(key, part);
   });
-  return [...parts.values()];
+  const inOrder = [...parts.values()];
+  return isPieces ? inOrder : inOrder.toSorted((a, b) => (a.place === null) - (b.place === null));
 }

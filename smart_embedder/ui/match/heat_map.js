@@ -7,7 +7,7 @@ const CELL = 22;
 const GAP = 2;
 const LABELS = { width: 92, height: 84 };
 const TURN = -Math.PI / 3.2;
-const HINT = "Point at a cell, or use the arrow keys, to see its number.";
+const HINT = "Point at a cell, or use the arrow keys, to see its similarity.";
 
 /** An element with the canvas; its colours follow the theme. */
 export function renderHeatMap(comparison) {
@@ -21,7 +21,7 @@ export function renderHeatMap(comparison) {
       tabindex: "0",
       role: "group",
       "aria-label":
-        "Heat map of query tokens against passage tokens; the arrow keys move, and the numbers are told below",
+        "Heat map of query words against passage words; move with the arrow keys to read the numbers below",
     },
     canvas,
   );

@@ -24,20 +24,22 @@ export function renderRibbon(comparison) {
       label,
     ),
   );
+  const shown = chips.filter((_, row) => isWord(comparison.tokens, row));
   const words = passageWords(comparison);
   const lines = svg("svg", { class: "lines", "aria-hidden": "true" });
   const readout = element("p", { class: "readout", "aria-hidden": "true" }, HINT);
   const query = element(
     "div",
     { class: "chips", role: "group", "aria-label": "The query, word by word" },
-    ...chips,
+    ...shown,
   );
   const passage = element("p", { class: "words" }, ...words.nodes);
   const box = element("div", { class: "ribbon" }, lines, query, passage);
   const figure = element("div", {}, box, readout);
 
   shadeBest(comparison.tokens, words.byColumn);
-  roving(query, chips, (chip, row) => {
+  roving(query, shown, (chip) => {
+    const row = chips.indexOf(chip);
     readout.textContent = chip.getAttribute("aria-label");
     shadeRow(comparison.tokens, words.byColumn, row);
     for (const line of lines.children)
@@ -54,6 +56,9 @@ export function renderRibbon(comparison) {
   return figure;
 }
 
+/** Whether a row is drawn: the special tokens of a query are shown among tokens alone. */
+const isWord = ({ isPieces, queryPlaces }, row) => isPieces || queryPlaces[row] !== null;
+
 function sentenceOf({ queryLabels, passageLabels, best }, row) {
   const { column, value } = best[row];
   const [asked, found] = [queryLabels[row], passageLabels[column]].map(shortened);
@@ -63,7 +68,8 @@ function sentenceOf({ queryLabels, passageLabels, best }, row) {
 const shareOf = (value) => Math.max(0, Math.min(1, (value - FAINT) / (STRONG - FAINT)));
 
 /** The passage as nodes, and the node of each column of the matrix. */
-function passageWords({ tokens: { pieces, places, passageLabels }, shared }) {
+function passageWords({ tokens, shared }) {
+  const { pieces, places, passageLabels, isPieces, best } = tokens;
   const texts = new Set(shared?.map((term) => term.text));
   const columns = new Map(places.map((place, column) => [place, column]));
   const last = Math.max(-1, ...places.map((place) => place ?? -1));
@@ -84,8 +90,9 @@ function passageWords({ tokens: { pieces, places, passageLabels }, shared }) {
   const [before, after] = [[], []];
   places.forEach((place, column) => {
     if (byColumn[column]) return;
-    byColumn[column] = element("span", { class: "word end" }, passageLabels[column]);
-    (column < first ? before : after).push(byColumn[column], " ");
+    byColumn[column] = element("span", { class: "word special" }, passageLabels[column]);
+    const isMatched = best.some((match, row) => match.column === column && isWord(tokens, row));
+    if (isPieces || isMatched) (column < first ? before : after).push(byColumn[column], " ");
   });
   return { nodes: [...before, ...nodes, " ", ...after], byColumn };
 }
@@ -111,6 +118,7 @@ function draw(lines, box, chips, byColumn, best) {
   const frame = box.getBoundingClientRect();
   lines.setAttribute("viewBox", `0 0 ${frame.width} ${frame.height}`);
   const paths = best.map(({ column, value }, row) => {
+    if (!chips[row].isConnected) return null;
     const from = chips[row].getBoundingClientRect();
     // A word may be broken over two lines of text.
     const [to] = byColumn[column].getClientRects();

@@ -9,14 +9,14 @@ export function sharedTable({ shared, scores }) {
     return element(
       "p",
       { class: "quiet" },
-      "They share no word with a weight: only the meaning can match.",
+      "The texts share no word with a weight. Only the meaning can match.",
     );
   }
   const numbers = (...values) => values.map((value) => numberCell(decimal(value)));
   const sum = row(["Sparse score", element("td", { colspan: 2 }), ...numbers(scores.sparse)]);
   return table(
     { class: "shared-terms" },
-    ["Shared", "Query", "Passage", "Adds to the score"],
+    ["Word", "Query", "Passage", "Adds to the score"],
     shared.map(({ text, query, passage, product }) => [shortened(text), ...numbers(query, passage, product)]),
     element("tfoot", {}, sum),
   );
@@ -24,7 +24,7 @@ export function sharedTable({ shared, scores }) {
 
 /** The best match of each part of the query. */
 export function matchTable({ tokens: { queryLabels, passageLabels, best }, scores }) {
-  const mean = row(["ColBERT score, the mean of all tokens", "", numberCell(decimal(scores.colbert))]);
+  const mean = row(["ColBERT score, the mean over all tokens of the query", "", numberCell(decimal(scores.colbert))]);
   return table(
     { class: "best-matches" },
     ["Query", "Best match", "Similarity"],

@@ -18,16 +18,16 @@ const PAUSE = 400;
 const MOST_PASSAGES = 32;
 const SCORES = { dense: "Dense", sparse: "Sparse", colbert: "ColBERT" };
 const HEADLINES = {
-  dense: "Dense cosine",
-  sparse: "Sparse dot product",
-  colbert: "ColBERT, mean of the best",
+  dense: "Dense (cosine)",
+  sparse: "Sparse (dot product)",
+  colbert: "ColBERT (mean of best matches)",
 };
 /** The passages are ordered by the first of these that there is. */
 const ORDER = ["colbert", "dense", "sparse"];
 const LOST = {
-  dense: "no cosine",
-  sparse: "no word that both share",
-  colbert: "no match of single tokens",
+  dense: "no dense score",
+  sparse: "no list of shared words",
+  colbert: "no matches between words",
 };
 
 export function createMatchView(models) {
@@ -116,7 +116,7 @@ function showList(comparisons, order) {
     button.onclick = () => choose(place);
   });
   byId("match-count").textContent =
-    `${plural(comparisons.length, "passage")}, the best ${SCORES[order]} score first`;
+    `${plural(comparisons.length, "passage")}, by ${SCORES[order]} score`;
   byId("match-list").replaceChildren(...buttons.map((button) => element("li", {}, button)));
   choose(0);
 }

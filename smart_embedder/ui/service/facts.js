@@ -2,6 +2,7 @@
 
 import { byId, element, table } from "../core/dom.js";
 import { count } from "../core/format.js";
+import { namesOf } from "../core/models.js";
 
 /** Shows the answer of /health. */
 export function renderFacts(health) {
@@ -11,13 +12,13 @@ export function renderFacts(health) {
     "Embedding model": health.model,
     "Dense vectors": health.dense_embedding_model,
     Reranker: health.reranker_model,
-    Device: gpu.device_info ?? "not known yet",
-    Workers: gpu.configured_devices.join(", "),
-    "Out of service": gpu.failed_devices.join(", "),
+    Hardware: gpu.device_info ?? "not known yet",
+    Devices: gpu.configured_devices.join(", "),
+    "Failed devices": gpu.failed_devices.join(", "),
     "Number format": health.dtype,
-    Attention: health.attention,
-    "Reads of a text": `${count(health.max_input_length)} tokens`,
-    "Tokens in a forward": health.max_batch_tokens && count(health.max_batch_tokens),
+    "Attention kernel": health.attention,
+    "Longest text": `${count(health.max_input_length)} tokens`,
+    "Tokens per batch": health.max_batch_tokens && count(health.max_batch_tokens),
   };
   byId("facts").replaceChildren(
     ...Object.entries(lines)
@@ -38,12 +39,12 @@ export function renderFacts(health) {
 function servedTable(served) {
   return table(
     {},
-    ["Model", "Task", "State", "Makes", "Requests"],
+    ["Model", "Task", "State", "Output", "Requests"],
     served.map(({ name, task, state, reason, makes, requests }) => [
       name,
       task,
       reason ? `${state}: ${reason}` : state,
-      makes ? new Intl.ListFormat("en-GB").format(makes.kinds) : "–",
+      makes ? namesOf(makes.kinds) : "–",
       requests === null ? "–" : count(requests),
     ]),
   );
@@ -59,7 +60,7 @@ function modelTable({ name, dtype, paths, refused, launch }) {
     operation.replaceAll("_", " "),
     path,
   ]);
-  const made = table({}, ["Operation", "Proven path"], rows);
+  const made = table({}, ["Operation", "Implementation"], rows);
   made.prepend(element("caption", {}, title));
   return made;
 }

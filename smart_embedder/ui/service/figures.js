@@ -8,9 +8,9 @@ const seconds = (value) => (value === null ? "–" : milliseconds(value * 1000))
 export const FIGURES = [
   {
     id: "requests",
-    title: "Requests a second",
+    title: "Requests per second",
     format: amount,
-    note: (_, present) => `${count(present.active_requests)} in work now`,
+    note: (_, present) => `${count(present.active_requests)} running now`,
   },
   {
     id: "latency",
@@ -20,42 +20,42 @@ export const FIGURES = [
   },
   {
     id: "tokens",
-    title: "Tokens a second",
+    title: "Tokens per second",
     format: amount,
-    note: (_, present) => `${count(present.tokens)} since the start`,
+    note: (_, present) => `${count(present.tokens)} since startup`,
   },
   {
     id: "queue",
-    title: "Requests waiting",
+    title: "Waiting requests",
     format: count,
-    note: (_, present) => `room for ${count(present.queue_capacity)}`,
+    note: (_, present) => `limit ${count(present.queue_capacity)}`,
   },
   {
     id: "forward_tokens",
-    title: "Tokens in a forward",
+    title: "Tokens per batch",
     format: (value) => (value === null ? "–" : count(value)),
-    note: (_, __, health) => `room for ${count(health?.max_batch_tokens ?? 0)}`,
+    note: (_, __, health) => `limit ${count(health?.max_batch_tokens ?? 0)}`,
   },
   {
     id: "refused",
-    title: "Refused in 10 seconds",
+    title: "Refused, last 10 seconds",
     format: count,
     note: (_, { refused }) =>
       Object.entries(refused)
         .map(([reason, times]) => `${reason.replaceAll("_", " ")} ${count(times)}`)
-        .join(", ") || "none since the start",
+        .join(", ") || "none since startup",
   },
   {
     id: "memory",
-    title: "Memory of the process",
+    title: "Process memory",
     format: (value) => (value === null ? "not known" : bytes(value)),
     note: (_, { gpu_memory: { reserved, total } }) =>
       total ? `GPU: ${bytes(reserved)} of ${bytes(total)}` : "no GPU in use",
   },
   {
     id: "failed",
-    title: "Failed in 10 seconds",
+    title: "Failed, last 10 seconds",
     format: count,
-    note: (_, present) => `${plural(present.abandoned, "client")} left before the answer`,
+    note: (_, present) => `${plural(present.abandoned, "client")} left early`,
   },
 ];

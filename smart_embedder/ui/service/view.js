@@ -59,7 +59,7 @@ class ServiceView {
     byId("service-token").hidden = true;
     byId("totals").textContent =
       `Up for ${stats.uptime} · ${count(stats.total_requests)} requests · ` +
-      `${count(stats.total_sentences)} texts · ${count(stats.total_batches)} forwards · ` +
+      `${count(stats.total_sentences)} texts · ${count(stats.total_batches)} batches · ` +
       `${count(stats.rejected_requests)} refused`;
   }
 
@@ -70,7 +70,7 @@ class ServiceView {
     byId("service-message").hidden = false;
     byId("service-message").textContent =
       error.status === 0
-        ? "The server is away. The charts go on when it is back."
+        ? "The server cannot be reached. The charts continue when it is back."
         : sentenceFor(error);
   }
 
@@ -89,7 +89,7 @@ class ServiceView {
 
   #showState() {
     const { state, health } = this.#status;
-    byId("service-state").textContent = state === "away" ? "away" : (health?.reason ?? state ?? "");
+    byId("service-state").textContent = state === "away" ? "not reachable" : (health?.reason ?? state ?? "");
     if (health) renderFacts(health);
   }
 }

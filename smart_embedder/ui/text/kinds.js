@@ -14,12 +14,12 @@ const SPARSE_BYTES = 8; // A token's id and its weight, which stays float32.
 const KINDS = {
   dense: {
     name: "Dense",
-    meaning: "the meaning, as a whole",
+    meaning: "the meaning as a whole",
     measure: (vectors) => matrixSizes(vectors),
   },
   sparse: {
     name: "Sparse",
-    meaning: "the words that count",
+    meaning: "the words that matter",
     measure(vectors) {
       const weights = vectors.reduce((sum, { indices }) => sum + indices.length, 0);
       const size = weights * SPARSE_BYTES;
@@ -28,7 +28,7 @@ const KINDS = {
   },
   colbert: {
     name: "ColBERT",
-    meaning: "each token in its context",
+    meaning: "one for each token",
     measure: (vectors) => matrixSizes(vectors),
   },
 };
@@ -55,7 +55,7 @@ export function renderKinds(body, { kinds, makers }, texts, times) {
   const total = {
     className: "total",
     name: ALL[kinds.length],
-    meaning: makers.length > 1 ? "from a forward pass of each model" : "from one forward pass",
+    meaning: makers.length > 1 ? "computed by each model" : "computed together",
     shape: "",
     full: sum("full"),
     small: sum("small"),
@@ -80,8 +80,8 @@ function kindRow({ className = "", name, meaning, shape, full, small, time }) {
 export function renderTimings(figure, timings) {
   const stages = [
     ["Tokenise", timings.tokenize],
-    ["Wait", timings.queue],
-    ["Forward", timings.inference],
+    ["Queue", timings.queue],
+    ["Inference", timings.inference],
   ];
   figure.replaceChildren(
     element(

@@ -18,7 +18,7 @@ export function renderText({ text, tokens, vectors, labels, truncation }, place,
   const { sparse, strings } = vectors;
   const parts = (isPieces ? piecesOf : wordsOf)(text, tokens);
   const terms = termsOf(parts, plainTokens(tokens), sparse, strings?.sparse);
-  const noun = isPieces ? "piece" : "word";
+  const noun = isPieces ? "token" : "word";
   const title = `text-result-${place}`;
   return element(
     "article",
@@ -62,7 +62,8 @@ function termsOf(parts, plain, sparse, strings) {
 }
 
 function factsOf(tokens, terms, truncation, noun) {
-  const parts = [`${plural(tokens.length, "token")}, the special ones included`];
+  const plain = plainTokens(tokens).length;
+  const parts = [`${plural(plain, "token")} and ${plural(tokens.length - plain, "special token")}`];
   if (terms) {
     const weighed = [...terms.values()].filter((term) => term.weight > 0);
     const added = weighed.filter((term) => !term.count).length;
@@ -116,8 +117,8 @@ function shadedText(parts, tokens, { terms, truncation, isWeighed, noun }) {
 /** `made` are the texts of its tokens; `heaviest` is null where tokens have no weights. */
 function tokenSpan(text, { weight, count: times }, made, heaviest, cut) {
   const isPlain = heaviest === null;
-  const told = [!isPlain && `weight ${decimal(weight)}`, `counted ${plural(times, "time")}`];
-  if (made.length > 1) told.push(`made of ${shortened(made.join(" · "))}`);
+  const told = [!isPlain && `weight ${decimal(weight)}`, `occurs ${plural(times, "time")}`];
+  if (made.length > 1) told.push(`tokens ${shortened(made.join(" · "))}`);
   const numbers = cut ? "not read" : told.filter(Boolean).join(", ");
   return element(
     "span",
@@ -135,7 +136,7 @@ const cutMark = (truncation) =>
   element(
     "span",
     { class: "cut-mark" },
-    `${count(truncation.max_tokens)} tokens: the model stops reading here`,
+    `The model stops reading here, after ${count(truncation.max_tokens)} tokens`,
   );
 
 /** The heaviest terms, then those that a plain count would put first although they weigh little. */
@@ -158,7 +159,7 @@ function weightTables(terms, noun) {
     element("tbody", { class: className }, ...terms.map((term) => row(cells(term))));
   const heaviest = table(
     { class: "weights" },
-    [noun[0].toUpperCase() + noun.slice(1), "Learned weight", "Plain count"],
+    [noun[0].toUpperCase() + noun.slice(1), "Learned weight", "Count"],
     heavy.map(cells),
     counted.length > 0 && section("rest", counted),
   );

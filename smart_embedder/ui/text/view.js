@@ -19,9 +19,9 @@ const MOST_TEXTS = 16;
 const LONGEST_FORWARD = 500;
 const [LEAST_ROUNDS, MOST_ROUNDS] = [2, 4];
 const LOST = {
-  dense: "no vector of a whole text",
-  sparse: "no weight to shade a token by",
-  colbert: "no vector of each token",
+  dense: "no vector for the whole text",
+  sparse: "no weight for each word",
+  colbert: "no vector for each token",
 };
 
 export function createTextView(models) {
