@@ -21,7 +21,7 @@ MOST_BYTES = 300_000
 # The mean difference of two areas of the picture, from 0 (the same) to 1 (black and white).
 TOLERANCE = 0.06
 WRITES = bool(os.environ.get("WRITE_PICTURES"))
-STEPS = 36 if WRITES else 1
+STEPS = 24 if WRITES else 1
 WIDTHS = (390, 768, 1440)
 WINDOW = {"width": 1280, "height": 800}
 PICTURES = {

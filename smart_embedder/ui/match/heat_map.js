@@ -5,7 +5,7 @@ import { decimal, shortened } from "../core/format.js";
 
 const CELL = 22;
 const GAP = 2;
-const LABELS = { width: 92, height: 84 };
+const LABELS = { width: 100, height: 84 };
 const TURN = -Math.PI / 3.2;
 const HINT = "Point at a cell, or use the arrow keys, to see its similarity.";
 
@@ -123,7 +123,7 @@ function drawLabels(context, { queryLabels, passageLabels }, cell, { ink, quiet,
   const write = (text, isChosen) => {
     context.fillStyle = isChosen ? ink : quiet;
     context.font = `${isChosen ? 600 : 400} 12px ${font}`;
-    context.fillText(text.length > 12 ? `${text.slice(0, 11)}…` : text, 0, 0);
+    context.fillText(text.length > 14 ? `${text.slice(0, 13)}…` : text, 0, 0);
   };
   context.textBaseline = "middle";
   queryLabels.forEach((label, row) => {
