@@ -144,7 +144,6 @@ def test_below_a_path_nothing_outside_it_is_asked_for(browser, below_a_path: str
         wait_for_view(page, "text")
         page.click(".foot a")
         expect(page).to_have_url(f"{below_a_path}/docs")
-        page.click("#operations-tag-operation button")
         page.click("text=Can this service answer?")
         page.click("text=Try it out")
         page.click("button.execute")
