@@ -1,6 +1,8 @@
 """The smoke check passes against a healthy server, and fails against anything else."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,7 +10,7 @@ import pytest
 from smart_embedder.api.answers import EmbeddingResponse
 from tests.support.answering_http import answering
 from tests.support.printed import run_printed
-from tests.support.server import run_server
+from tests.support.server import REPOSITORY, run_server
 from tools.smoke.__main__ import _outcome, main
 from tools.smoke.target import Target
 
@@ -81,6 +83,19 @@ def test_a_server_with_a_token_and_without_a_reranker_passes(closed_server) -> N
         "there was none",
     ]
     assert "hush" not in output
+
+
+def test_the_command_of_version_1_checks_the_server_too(closed_server) -> None:
+    command = [sys.executable, "test_server.py", "--url", closed_server.url]
+    done = [
+        subprocess.run(
+            [*command, "--token", token], cwd=REPOSITORY, check=False, stdout=subprocess.PIPE
+        )
+        for token in ("hush-hush", "another")
+    ]
+    assert [run.returncode for run in done] == [0, 1]
+    passed, tried, _ = counts(done[0].stdout.decode())
+    assert passed == tried
 
 
 @pytest.mark.parametrize(

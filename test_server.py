@@ -1,0 +1,8 @@
+"""The command of version 1, `python test_server.py --url URL --token TOKEN`: now tools.smoke."""
+
+import sys
+
+from tools.smoke.__main__ import main
+
+if __name__ == "__main__":
+    sys.exit(main())
