@@ -106,11 +106,7 @@ def sources(flavour: str) -> tuple[Source, ...]:
         torch = Source(file, "PyTorch", ("--no-deps", "--index-url", PYTORCH_INDEX, pin))
     else:
         torch = locked(f"requirements/torch-{flavour}.lock", "PyTorch")
-    return (
-        torch,
-        locked("requirements/service.lock", "the other packages"),
-        locked("requirements/verify.lock", "what vectors are compared with"),
-    )
+    return torch, locked("requirements/service.lock", "the other packages")
 
 
 def serve(python: Path, flags: Sequence[str] = ()) -> int:

@@ -183,19 +183,28 @@ class Venv:
         self.stamp("kernels").write_text(f"{wanted}\n")
 
     def run(self, failure: str, *arguments: str) -> None:
-        """Run its Python, with what that prints in the log; raise `LaunchError` where it fails."""
-        done = subprocess.run(
-            [self.python, *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            check=False,
-        )
-        with self.log.open("a", encoding="utf-8") as log:
-            log.write(done.stdout)
-        if done.returncode:
-            raise LaunchError(f"{failure} ({last_line(done.stdout)}); {self.log} has the details.")
+        """Run its Python; its output is the step's progress, and goes to the log.
+
+        Raises `LaunchError` where it fails.
+        """
+        lines = []
+        with (
+            self.log.open("a", encoding="utf-8") as log,
+            subprocess.Popen(
+                [self.python, *arguments],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+            ) as program,
+        ):
+            for line in program.stdout or ():
+                log.write(line)
+                lines.append(line)
+                self.progress.detail(line.strip())
+        if program.returncode:
+            said = last_line("".join(lines))
+            raise LaunchError(f"{failure} ({said}); {self.log} has the details.")
 
     def _is_stamped(self, name: str, wanted: str) -> bool:
         stamp = self.stamp(name)

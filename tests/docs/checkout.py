@@ -14,7 +14,7 @@ from tests.support.server import REPOSITORY
 BASH = shutil.which("bash") or "bash"
 _FOLDERS = ("app", "smart_embedder", "tools", "launcher", "examples", "requirements")
 _INSTALLED = {
-    "cpu": tuple(f"requirements/{name}.lock" for name in ("torch-cpu", "service", "verify")),
+    "cpu": tuple(f"requirements/{name}.lock" for name in ("torch-cpu", "service")),
     "demo": ("requirements/demo.txt",),
 }
 _SECONDS = 600

@@ -43,7 +43,7 @@ def test_a_disk_too_small_for_the_packages_or_their_downloads_is_told(
     copy = ["sh", "-c", f'{shutil.which("cp")} -R "$1/." "$2" && shift 2 && exec "$@"', "sh"]
     there = Checkout(disk, checkout.tools)
     said = there.refusal("local cpu", [*small(disk), *copy, str(checkout.folder), str(disk)])
-    assert said == too_small("2.0", disk, "make room there")
+    assert said == too_small("1.5", disk, "make room there")
     said = checkout.refusal("local cpu", small(disk), TMPDIR=str(disk))
     assert said == too_small("0.5", disk, "make room there, or set TMPDIR to a larger disk")
     assert not checkout.file(".venv").exists()

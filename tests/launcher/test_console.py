@@ -75,6 +75,7 @@ def test_one_line_shows_how_far_the_installation_is_and_the_demo_asks_nothing(
     assert ASKED not in "\n".join(demo)
     of_first = ("Making .venv with Python", "Installing PyTorch ... 1 of 1, ")
     of_first += ("Installing the other packages ... 1 of 1, ", "Building the kernels ...")
+    of_first += ("Building the kernels ... 1 of 2 files compiled",)
     of_demo = ("Installing the demo's package ...", "Making the demo's model ...")
     for shown, texts in ((first, of_first), (demo, of_demo)):
         (steps,) = [line for line in shown if "Everything is installed." in line]

@@ -22,21 +22,26 @@ from smart_embedder import __version__
 from smart_embedder.engine.records import EmbeddingOptions, InputType
 from smart_embedder.errors import SmartEmbedderError
 from smart_embedder.settings.sources import load_settings
-from tools.evaluate.dataset import Dataset, DatasetError, read_beir
-from tools.evaluate.evaluation import MOST_RANKED, RRF_CONSTANT, Evaluation, Evaluator, Plan
-from tools.evaluate.quality import Difference, Quality
-from tools.evaluate.representations import (
-    COLBERT,
-    DENSE,
-    EQUAL,
-    KINDS,
-    Representation,
-    all_representations,
-)
-from tools.evaluate.sources import Made, Source, engine_source, look_at, service_source
+from tools.packages import install_command
 from tools.references.reference import PATIENT, ReferenceMissingError
 from tools.service import ServiceError, address
 from tools.table import markdown
+
+try:
+    from tools.evaluate.dataset import Dataset, DatasetError, read_beir
+    from tools.evaluate.evaluation import MOST_RANKED, RRF_CONSTANT, Evaluation, Evaluator, Plan
+    from tools.evaluate.quality import Difference, Quality
+    from tools.evaluate.representations import (
+        COLBERT,
+        DENSE,
+        EQUAL,
+        KINDS,
+        Representation,
+        all_representations,
+    )
+    from tools.evaluate.sources import Made, Source, engine_source, look_at, service_source
+except ModuleNotFoundError as error:
+    sys.exit(f"tools.evaluate needs {error.name}, which '{install_command()}' installs")
 
 _TYPES: tuple[InputType, ...] = ("query", "document")
 _SPEEDS = {

@@ -23,6 +23,7 @@ from smart_embedder.models.tasks.embedders import HEADS
 from smart_embedder.models.tasks.rerankers import is_classifier
 from smart_embedder.settings import LATE_INTERACTION, NO_RERANKER, Settings
 from smart_embedder.settings.types import ModelEntry
+from tools.packages import install_command
 from tools.references.reference import EmbeddingReference, ReferenceMissingError, RerankingReference
 
 _FLAG_TYPES = ("xlm-roberta", "roberta")
@@ -139,5 +140,5 @@ def _installed(package: str) -> Iterator[None]:
         yield
     except ImportError as error:
         raise ReferenceMissingError(
-            f"the reference needs {package}: pip install '.[verify]' ({error})"
+            f"the reference needs {package}, which '{install_command()}' installs ({error})"
         ) from error

@@ -148,7 +148,7 @@ def main(argv: list[str]) -> int:
     needed = arguments.machine or is_of_use(anywhere=arguments.anywhere)
     if library_path(architecture).exists() or not needed:
         return 0
-    print("Building the kernels (a compiler of 100 MB is fetched for it) ...", flush=True)  # noqa: T201
+    print("Fetching a compiler of 100 MB for the kernels", flush=True)  # noqa: T201
     try:
         with TemporaryDirectory(prefix="smart-embedder-kernels-") as temporary:
             folder = Path(temporary)
@@ -210,12 +210,14 @@ class Compiler:
         commands: dict[str, list[str]] = {}
         for source in sorted(FOLDER.glob("*.c")):
             for each in sets[-1:] if source.name == _SHARED_SOURCE else sets:
-                compiled = str(self._folder / f"{source.stem}-{each.name}.o")
+                output = str(self._folder / f"{source.stem}-{each.name}.o")
                 target = [f"-mcpu={each.processor}", f"-DINSTRUCTIONS={each.name}"]
                 flags = [*self.architecture.flags, *target, *_COMPILE, *self.checks]
-                commands[compiled] = [*flags, "-c", str(source), "-o", compiled]
+                commands[output] = [*flags, "-c", str(source), "-o", output]
         with ThreadPoolExecutor(os.cpu_count()) as threads:
-            list(threads.map(lambda each: self.run(*each), commands.values()))
+            compiled = threads.map(lambda flags: self.run(*flags), commands.values())
+            for number, _ in enumerate(compiled, start=1):
+                print(f"{number} of {len(commands)} files compiled", flush=True)  # noqa: T201
         return list(commands)
 
     def run(self, *arguments: str) -> None:

@@ -97,7 +97,11 @@ def test_the_program_fetches_the_compiler_with_its_digest_and_builds_what_is_mis
     (sources / "kernels-older.so").touch()
     for machine in ("x86_64", "aarch64"):
         assert build.main(["--machine", machine]) == 0
-    assert "Building the kernels" in capsys.readouterr().out
+    first, *compiled = capsys.readouterr().out.splitlines()
+    assert first == "Fetching a compiler of 100 MB for the kernels"
+    files = len(compiled)
+    assert compiled == [f"{number} of {files} files compiled" for number in range(1, files + 1)]
+    assert files > len(X86_64.sets)
     assert set(sources.glob("kernels-*")) == {library_path(X86_64), other}
     (fetched, _), *rest = calls(log)
     assert fetched[:3] == ["-m", "pip", "install"]

@@ -3,13 +3,14 @@
 import asyncio
 import json
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from transformers import BertForMaskedLM, BertModel
 
-from tests.support.server import RunningServer, run_server
+from tests.support.server import REPOSITORY, RunningServer, run_server
 from tests.support.wordpiece import save_colbert, save_splade
 from tools import references
 from tools.evaluate import __main__ as tool
@@ -131,7 +132,8 @@ def test_without_a_reference_the_own_figures_are_printed(
     arguments = (few_questions(2), "--reference", "--rerank", "0")
     (ours,) = run(*arguments, EMBEDDING_MODEL=one_kind["sparse"])
     printed = capsys.readouterr()
-    assert "--reference is left out: the reference needs sentence-transformers: pip" in printed.err
+    assert "left out: the reference needs sentence-transformers, which '" in printed.err
+    assert "pip install --no-deps --require-hashes -r requirements/verify.lock'" in printed.err
     assert f"{ndcg(ours)['sparse']:.4f}" in printed.out
 
 
@@ -229,3 +231,14 @@ def test_a_wrong_command_line_is_refused(arguments: str, message: str, capsys) -
     with pytest.raises(SystemExit):
         tool.parse(arguments.split())
     assert f"python -m tools.evaluate: error: {message}" in capsys.readouterr().err
+
+
+def test_without_its_packages_it_names_the_command_that_installs_them() -> None:
+    hidden = "import runpy, sys; sys.modules['pytrec_eval'] = None; "
+    script = hidden + "runpy.run_module('tools.evaluate', run_name='__main__')"
+    command = [sys.executable, "-c", script, "--help"]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    installs = "-m pip install --no-deps --require-hashes -r requirements/verify.lock"
+    needs = "tools.evaluate needs pytrec_eval, which "
+    assert done.stderr == f"{needs}'{sys.executable} {installs}' installs\n"
