@@ -21,7 +21,6 @@ from deploy.ray.outputs import (
     QdrantOutput,
     unfinished_name,
 )
-from smart_embedder import __version__
 from smart_embedder.engine import Engine
 from smart_embedder.engine.records import EmbedRequest, Outputs, TextEmbedding
 from smart_embedder.errors import SmartEmbedderError, UnavailableError
@@ -33,7 +32,7 @@ Result = TypeVar("Result")
 
 # So many that the next ones are tokenised while the device computes.
 _TEXTS_AT_ONCE = 256
-_MODELS = "_models.json"
+_VECTORS = "_vectors.json"
 _IN_WORK = 2
 
 
@@ -68,49 +67,45 @@ class BlockEmbedder:
         self._job = job
         self._output = job.output()
         self._loop = asyncio.new_event_loop()
-        threading.Thread(target=self._loop.run_forever, name="engine-loop", daemon=True).start()
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="engine-loop", daemon=True
+        )
+        self._thread.start()
         self._engine = self._run(_start_engine(job.settings))
-        self._require_the_models_of_the_job()
+        self._require_the_vectors_of_the_job()
         self._places = asyncio.Semaphore(_IN_WORK)
 
-    def _require_the_models_of_the_job(self) -> None:
+    def _require_the_vectors_of_the_job(self) -> None:
         """Raise `InputError` where this worker's vectors would not be those of the others.
 
-        The first worker of the job records what it computes with. Weights may be replaced before a
-        job is resumed, and with DTYPE=auto the number format depends on the processor.
+        The first worker of the job records what it computes. Weights may be replaced before a job
+        is resumed, and with DTYPE=auto the number format depends on the processor.
         """
-        file = Path(self._job.folder, _MODELS)
-        own = orjson.dumps(self._models(), option=orjson.OPT_INDENT_2)
+        file = Path(self._job.folder, _VECTORS)
         unfinished = unfinished_name(file)
-        unfinished.write_bytes(own)
+        unfinished.write_bytes(orjson.dumps(self._vectors(), option=orjson.OPT_INDENT_2))
         with suppress(FileExistsError):
             file.hardlink_to(unfinished)
         unfinished.unlink()
-        first, mine = orjson.loads(file.read_bytes()), orjson.loads(own)
+        first = orjson.loads(file.read_bytes())
         differing = [
-            f"{name} {fact}: {value}, was {first.get(name, {}).get(fact)}"
-            for name, facts in mine.items()
-            for fact, value in facts.items()
-            if first.get(name, {}).get(fact) != value
+            f"{fact}: {value}, was {first.get(fact)}"
+            for fact, value in self._vectors().items()
+            if first.get(fact) != value
         ]
         if differing:
             raise InputError(
-                f"on {platform.node()} the models are not those that the job began with "
-                f"({'; '.join(differing)}): give every machine the same, and the same DTYPE, or "
-                "choose another folder to begin anew"
+                f"on {platform.node()} the vectors are not those that the job began with "
+                f"({'; '.join(differing)}): give every machine the same models and the same DTYPE, "
+                "or choose another folder to begin anew"
             )
 
-    def _models(self) -> dict[str, dict[str, str]]:
-        models = self._engine.loaded()
-        return {
-            name: {
-                "model": model.name,
-                "spaces": " ".join(map(str, model.spaces.values())),
-                "precision": model.precision,
-                "version": __version__,
-            }
-            for name, model in (("embedding", models.embedder), ("dense", models.dense_model))
-        }
+    def _vectors(self) -> dict[str, str]:
+        """The space and the number format of each kind; not the kernels, which machines choose."""
+        models, request = self._engine.loaded(), self._request([])
+        spaces = {f"{kind} space": str(space) for kind, space in models.spaces_of(request).items()}
+        makers = models.made_by(request).items()
+        return spaces | {f"{kind} dtype": models.dtype_of(model) for kind, model in makers}
 
     @property
     def widths(self) -> tuple[int, int]:
@@ -121,11 +116,18 @@ class BlockEmbedder:
     def _run(self, work: Coroutine[Any, Any, Result]) -> Result:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
+    def close(self) -> None:
+        """End the engine and its loop."""
+        if not self._loop.is_closed():
+            self._engine.abort()
+            self._run(self._engine.close())
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+
     def __del__(self) -> None:
         """End the engine with the actor."""
-        self._engine.abort()
-        self._run(self._engine.close())
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        self.close()
 
     def __call__(self, batch: dict[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[np.int64]]:
         """The numbers of rows with vectors and of others, of each of the blocks in `batch`."""
@@ -162,14 +164,16 @@ class BlockEmbedder:
         error = error if made is None else str(made)
         return EmbeddedRow(str(name), text if isinstance(text, str) else None, values, None, error)
 
+    def _request(self, texts: Sequence[str]) -> EmbedRequest:
+        return EmbedRequest(
+            list(texts), self._job.outputs, normalize_dense=True, input_type="document"
+        )
+
     async def _embed(self, texts: Sequence[str]) -> list[TextEmbedding | SmartEmbedderError]:
         """The vectors of each text, or the error that this text has caused."""
-        outputs = self._job.outputs
         try:
             async with self._places:
-                result = await self._engine.embed(
-                    EmbedRequest(list(texts), outputs, normalize_dense=True, input_type="document")
-                )
+                result = await self._engine.embed(self._request(texts))
         except UnavailableError:
             raise  # Not an error of a text: Ray tries the block again elsewhere.
         except SmartEmbedderError as error:

@@ -1,4 +1,7 @@
-"""Skips what needs Ray where its environment is not there: scripts/check_cluster.sh makes it."""
+"""Skips what needs Ray where its environment, made by scripts/check_cluster.sh, is not there.
+
+Where it is, a part that takes a minute runs with the other tests, and all by that script.
+"""
 
 import shutil
 import tempfile

@@ -96,7 +96,8 @@ def run_cluster(folder: Path) -> Iterator[RayCluster]:
         assert process.poll() is None, log.read_text()
         yield cluster
     finally:
-        _end(process)
+        if process.poll() is None:
+            _end(process)
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:

@@ -95,6 +95,7 @@ def write_jsonl(path: Path) -> Path:
     return path
 
 
+@pytest.mark.cluster
 def test_a_job_that_is_killed_twice_and_loses_workers_is_resumed(
     cluster: RayCluster, tiny_m3: Path, tmp_path: Path, embedder: M3Embedder
 ) -> None:
@@ -128,6 +129,7 @@ def test_a_job_that_is_killed_twice_and_loses_workers_is_resumed(
     assert "0 rows embedded" in job.finish(log)
 
 
+@pytest.mark.cluster
 def test_parquet_to_qdrant_is_resumed_with_the_same_points(
     cluster: RayCluster, tiny_m3: Path, tmp_path: Path
 ) -> None:
@@ -164,6 +166,7 @@ def test_a_wrong_line_is_an_error_in_its_place(
     assert errors["in.jsonl:14"].startswith("the line is no JSON: ")
 
 
+@pytest.mark.cluster
 def test_a_model_that_is_not_there_is_told_in_one_sentence(
     cluster: RayCluster, tmp_path: Path
 ) -> None:
@@ -186,7 +189,7 @@ def other_weights(job: EmbedJob, _source: Path, model: Path) -> None:
 
 def another_format(job: EmbedJob, _source: Path, _model: Path) -> None:
     """What a machine has recorded whose processor computes in bfloat16, which auto means there."""
-    record = job.output / "_models.json"
+    record = job.output / "_vectors.json"
     record.write_text(record.read_text().replace("float32", "bfloat16"))
 
 
@@ -194,13 +197,14 @@ def nothing(*_: object) -> None:
     """The settings alone are others."""
 
 
+@pytest.mark.cluster
 @pytest.mark.parametrize(
     ("change", "settings", "told"),
     [
         (another_input, {}, "holds what another job has made (files differ)"),
         (nothing, {"BGE_EMBED_MAX_LENGTH": "7"}, "what another job has made (reading differ)"),
-        (other_weights, {}, "not those that the job began with (embedding weights: "),
-        (another_format, {}, "(embedding dtype: float32, was bfloat16; "),
+        (other_weights, {}, "not those that the job began with (dense space: dense-"),
+        (another_format, {}, "(dense dtype: float32, was bfloat16; sparse dtype: float32, was "),
     ],
 )
 def test_a_job_is_not_resumed_as_another_one(
@@ -214,10 +218,11 @@ def test_a_job_is_not_resumed_as_another_one(
     process = job.start(log, **settings)
     assert process.wait(LIMIT) == 1
     assert told in log.read_text()
-    stopped = "The job has stopped: on " if "embedding" in told else "Nothing was embedded: "
+    stopped = "The job has stopped: on " if "dense" in told else "Nothing was embedded: "
     assert stopped in log.read_text()
 
 
+@pytest.mark.cluster
 def test_texts_are_read_as_documents(cluster: RayCluster, tiny_qwen: Path, tmp_path: Path) -> None:
     vectors = []
     for name, texts, prompt in (

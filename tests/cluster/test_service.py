@@ -52,6 +52,23 @@ class Load:
         return {request for request, status in self.statuses.items() if status != 200}
 
 
+@pytest.mark.cluster
+@needs_redis
+def test_replicas_share_a_rate_limit_through_redis(
+    cluster: RayCluster, tiny_m3: Path, tmp_path: Path
+) -> None:
+    """Before `service` is there: a cluster has the application once."""
+    limits = {"RATE_LIMIT_REQUESTS_PER_MINUTE": "1", "RATE_LIMIT_BURST_SIZE": "6"}
+    with (
+        run_redis(tmp_path) as redis,
+        serving(cluster, tiny_m3, RATE_LIMIT_STORE=redis.url, **limits) as url,
+        httpx2.Client(base_url=url, timeout=LIMIT) as client,
+    ):
+        statuses = [ask(client) for _ in range(30)]
+    assert statuses.count(200) == 6
+    assert statuses.count(429) == 24
+
+
 @pytest.fixture(scope="module")
 def service(cluster: RayCluster, tiny_m3: Path):
     with serving(cluster, tiny_m3) as url:
@@ -95,6 +112,7 @@ def test_two_replicas_serve_the_whole_service(cluster: RayCluster, service: str)
         assert named.json()["request_id"] == "mine"
 
 
+@pytest.mark.cluster
 def test_what_another_replica_accepted_outlives_one_that_is_killed(
     cluster: RayCluster, service: str
 ) -> None:
@@ -114,6 +132,7 @@ def test_what_another_replica_accepted_outlives_one_that_is_killed(
     assert first.pid not in cluster.replicas()
 
 
+@pytest.mark.cluster
 def test_a_replica_that_hangs_is_replaced(cluster: RayCluster, service: str) -> None:
     wait_for_two(cluster)
     hangs = next(iter(cluster.replicas().values()))
@@ -122,6 +141,7 @@ def test_a_replica_that_hangs_is_replaced(cluster: RayCluster, service: str) -> 
     two_that_answer(cluster, service)
 
 
+@pytest.mark.cluster
 def test_replicas_come_and_go_with_the_load_and_no_request_is_lost(
     cluster: RayCluster, service: str
 ) -> None:
@@ -132,18 +152,3 @@ def test_replicas_come_and_go_with_the_load_and_no_request_is_lost(
         trickle.wait_for_more(20)
     assert not trickle.failed
     assert not heavy.failed
-
-
-@needs_redis
-def test_replicas_share_a_rate_limit_through_redis(
-    cluster: RayCluster, tiny_m3: Path, tmp_path: Path
-) -> None:
-    limits = {"RATE_LIMIT_REQUESTS_PER_MINUTE": "1", "RATE_LIMIT_BURST_SIZE": "6"}
-    with (
-        run_redis(tmp_path) as redis,
-        serving(cluster, tiny_m3, RATE_LIMIT_STORE=redis.url, **limits) as url,
-        httpx2.Client(base_url=url, timeout=LIMIT) as client,
-    ):
-        statuses = [ask(client) for _ in range(30)]
-    assert statuses.count(200) == 6
-    assert statuses.count(429) == 24

@@ -1,0 +1,44 @@
+"""Workers of one job on machines that differ: only the same vectors go into one folder."""
+
+from pathlib import Path
+
+import pytest
+
+from deploy.ray.blocks import InputError
+from deploy.ray.worker import BlockEmbedder, Job
+from smart_embedder.engine.records import Outputs
+from smart_embedder.models.ops import native
+from smart_embedder.settings import Settings
+
+
+@pytest.fixture
+def start_worker(tiny_m3: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Start one on a processor whose fastest instructions are the `kernels` of this one."""
+
+    workers = []
+
+    def start(kernels: native.InstructionSet, dtype: str) -> None:
+        monkeypatch.setattr(native, "runnable_here", lambda: [kernels])
+        native.load_library.cache_clear()
+        settings = Settings(
+            embedding_model=str(tiny_m3), reranker_model="none", device="cpu", dtype=dtype
+        )
+        outputs = Outputs(dense=True, sparse=True)
+        workers.append(BlockEmbedder(Job(settings, "text", None, outputs, str(tmp_path))))
+
+    yield start
+    for worker in workers:
+        worker.close()
+    native.load_library.cache_clear()
+
+
+def test_a_job_takes_workers_with_other_kernels_and_refuses_another_number_format(
+    start_worker,
+) -> None:
+    sets = native.runnable_here()
+    if len(sets) < 2:
+        pytest.skip("this processor has one set of instructions that there are kernels for")
+    start_worker(sets[0], "float32")
+    start_worker(sets[-1], "float32")
+    with pytest.raises(InputError, match="dense dtype: bfloat16, was float32"):
+        start_worker(sets[0], "bfloat16")
