@@ -68,12 +68,12 @@ class Reranker(BaseNodePostprocessor):
 def reciprocal_rank_fusion(
     dense: VectorStoreQueryResult, sparse: VectorStoreQueryResult, top_k: int = 20, **_: object
 ) -> VectorStoreQueryResult:
-    """Both rankings count alike, whatever their scores; the store's own fusion compares scores."""
+    """A place by dense vectors counts three times one by sparse ones, whatever their scores."""
     nodes, scores = {}, defaultdict(float)
-    for ranking in (dense.nodes, sparse.nodes):
-        for rank, node in enumerate(ranking or (), start=1):
+    for weight, ranking in ((3, dense), (1, sparse)):
+        for rank, node in enumerate(ranking.nodes or (), start=1):
             nodes[node.node_id] = node
-            scores[node.node_id] += 1 / (60 + rank)
+            scores[node.node_id] += weight / rank
     best = sorted(scores, key=scores.__getitem__, reverse=True)[:top_k]
     return VectorStoreQueryResult(
         nodes=[nodes[each] for each in best], similarities=[scores[each] for each in best], ids=best

@@ -41,7 +41,7 @@ STORE = """
 INSERT INTO manual (id, text, dense, sparse) VALUES (%s, %s, %s, %s)
 ON CONFLICT (id) DO UPDATE SET dense = excluded.dense, sparse = excluded.sparse
 """
-# The best 100 of each kind, fused by reciprocal rank. `<=>` is the cosine distance, `<#>` the
+# The best 100 of each kind, fused by weight / rank. `<=>` is the cosine distance, `<#>` the
 # negative inner product: 0 where the two texts share no token.
 SEARCH = """
 WITH dense AS (
@@ -49,14 +49,14 @@ WITH dense AS (
 ), sparse AS (
     SELECT id, sparse <#> %(sparse)s AS distance FROM manual ORDER BY distance LIMIT 100
 ), ranks AS (
-    SELECT id, row_number() OVER (ORDER BY distance) AS rank FROM dense
+    SELECT id, 3.0 AS weight, row_number() OVER (ORDER BY distance) AS rank FROM dense
     UNION ALL
-    SELECT id, row_number() OVER (ORDER BY distance) FROM sparse WHERE distance < 0
+    SELECT id, 1.0, row_number() OVER (ORDER BY distance) FROM sparse WHERE distance < 0
 )
 SELECT text
 FROM ranks JOIN manual USING (id)
 GROUP BY manual.id
-ORDER BY sum(1.0 / (60 + rank)) DESC
+ORDER BY sum(weight / rank) DESC
 LIMIT 20
 """
 

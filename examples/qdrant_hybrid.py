@@ -82,15 +82,17 @@ def store(qdrant: QdrantClient, service: Client, passages: list[str]) -> None:
 
 
 def search(qdrant: QdrantClient, service: Client, question: str) -> list[models.ScoredPoint]:
-    """The best 100 by dense and by sparse vectors, fused by RRF; the best 20 ranked by ColBERT."""
+    """The best 100 by dense and by sparse vectors, fused by RRF; the best 20 ranked by ColBERT.
+
+    In the fusion a passage gets 3 / place by dense vectors, and 1 / place by sparse ones.
+    """
     vectors = service.embed_query(question, return_colbert=True)
     found = [
         models.Prefetch(query=vectors.dense[0].tolist(), using="dense", limit=100),
         models.Prefetch(query=as_qdrant(vectors.sparse[0]), using="sparse", limit=100),
     ]
-    fused = models.Prefetch(
-        prefetch=found, query=models.FusionQuery(fusion=models.Fusion.RRF), limit=20
-    )
+    rrf = models.RrfQuery(rrf=models.Rrf(k=1, weights=[3, 1]))
+    fused = models.Prefetch(prefetch=found, query=rrf, limit=20)
     return qdrant.query_points(
         COLLECTION, prefetch=fused, query=vectors.colbert[0].tolist(), using="colbert", limit=10
     ).points

@@ -72,10 +72,11 @@ def fused(vectors: Embeddings, question: Embeddings) -> list[int]:
         ]
     )
     scores: dict[int, float] = defaultdict(float)
-    for ranking in (by_meaning, np.where(by_words > 0, by_words, -np.inf)):
+    # A place by meaning counts three times one by words.
+    for weight, ranking in ((3, by_meaning), (1, np.where(by_words > 0, by_words, -np.inf))):
         for rank, index in enumerate(np.argsort(-ranking, kind="stable")[:100], start=1):
             if np.isfinite(ranking[index]):
-                scores[int(index)] += 1 / (60 + rank)
+                scores[int(index)] += weight / rank
     return sorted(scores, key=scores.__getitem__, reverse=True)[:FOUND]
 
 

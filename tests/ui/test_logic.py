@@ -111,14 +111,12 @@ def test_a_type_that_is_not_read_is_an_error(call) -> None:
     assert found == "tensors of type BF16 are not read"
 
 
-def test_reciprocal_rank_fusion_adds_what_each_ranking_gives(call) -> None:
-    rankings = [[4, 2, 9], [2, 4], [7]]
-    hits = [[{"chunk": chunk, "score": 1} for chunk in ranking] for ranking in rankings]
+def test_rank_fusion_counts_a_place_by_dense_vectors_three_times(call) -> None:
+    rankings = {"dense": [4, 2, 9], "sparse": [2, 4, 7], "colbert": [2]}
+    hits = {kind: [{"chunk": i, "score": 1} for i in places] for kind, places in rankings.items()}
     found = call("search/ranking.js", "m.fuse(given[0], 3)", hits)
-    both = 1 / 61 + 1 / 62
-    # Equal scores have the order of the text.
-    assert [hit["chunk"] for hit in found] == [2, 4, 7]
-    assert [hit["score"] for hit in found] == pytest.approx([both, both, 1 / 61])
+    assert [hit["chunk"] for hit in found] == [2, 4, 9]
+    assert [hit["score"] for hit in found] == pytest.approx([3 / 2 + 1 + 3, 3 + 1 / 2, 3 / 3])
 
 
 def test_a_python_program_searches_with_one_kind_of_vectors_a_model_and_a_token(call) -> None:

@@ -36,6 +36,7 @@ try:
         DENSE,
         EQUAL,
         KINDS,
+        RRF_WEIGHTS,
         Representation,
         all_representations,
     )
@@ -87,7 +88,9 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--baseline", metavar="NAME", help="what all are compared with (dense, or the first)")
     help_ = "of the scores in fused, such as dense=1,sparse=0.3,colbert=1 (all alike)"
     add("--weights", type=read_weights, default=EQUAL, help=help_)
-    help_ = "of reciprocal rank fusion; 1 is what Qdrant calls k=2 (%(default)s)"
+    help_ = "of the kinds in rrf (dense=3,sparse=1,colbert=3)"
+    add("--rrf-weights", type=read_weights, default=RRF_WEIGHTS, help=help_)
+    help_ = "of reciprocal rank fusion, added to each rank (%(default)s)"
     add("--rrf-constant", type=int, default=RRF_CONSTANT, metavar="N", help=help_)
     add("--json", type=Path, metavar="FILE", help="write the figures to this file")
     arguments = parser.parse_args(argv)
@@ -132,7 +135,8 @@ def plan_of(arguments: argparse.Namespace, made: Made) -> Plan:
     usual = DENSE if DENSE in only else chosen[0].name
     baseline = arguments.baseline or usual
     _known({baseline, *candidates}, only, "representation that is evaluated")
-    plan = Plan(chosen, arguments.rerank, candidates, baseline, arguments.rrf_constant)
+    fusion = (arguments.rrf_constant, arguments.rrf_weights)
+    plan = Plan(chosen, arguments.rerank, candidates, baseline, *fusion)
     if arguments.input_types or (made.reads_queries_apart and COLBERT in plan.kinds):
         if arguments.query_prompt:
             raise DatasetError(

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from tools.evaluate.quality import (
 )
 from tools.evaluate.representations import (
     KINDS,
+    RRF_WEIGHTS,
     SPARSE,
     Piece,
     Queries,
@@ -35,8 +36,8 @@ from tools.evaluate.sources import Embedded, Source
 Ranked = dict[str, list[int]]
 # recall@100 needs no more, and the page and the client fuse as many.
 MOST_RANKED = 100
-# As in the paper, the page and most databases.
-RRF_CONSTANT = 60
+# As in the page and the client: a document gets weight / rank.
+RRF_CONSTANT = 0
 # Documents of one request, and requests under way: the next is tokenised while one is computed.
 _REQUEST = 32
 _AT_ONCE = 4
@@ -133,6 +134,7 @@ class Plan:
     candidates: Sequence[str]
     baseline: str
     rrf_constant: int = RRF_CONSTANT
+    rrf_weights: Mapping[str, float] = field(default_factory=lambda: RRF_WEIGHTS)
     query_options: EmbeddingOptions = NO_OPTIONS
     document_options: EmbeddingOptions = NO_OPTIONS
 
@@ -237,9 +239,11 @@ class Evaluator:
         for each in by_ranks:
             kinds = [kind for kind in KINDS if kind in each.kinds]
             ranked[each.name] = {
-                query: fuse_ranks([ranked[kind][query] for kind in kinds], self.plan.rrf_constant)[
-                    :MOST_RANKED
-                ]
+                query: fuse_ranks(
+                    {kind: ranked[kind][query] for kind in kinds},
+                    self.plan.rrf_constant,
+                    self.plan.rrf_weights,
+                )[:MOST_RANKED]
                 for query in self.dataset.queries
             }
             num_bytes[each.name] = sum(num_bytes[kind] for kind in kinds)

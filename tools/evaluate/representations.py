@@ -37,6 +37,8 @@ DENSE, SPARSE, COLBERT = "dense", "sparse", "colbert"
 KINDS = (DENSE, SPARSE, COLBERT)
 # What the kinds count in the sum of their scores where nothing else is said.
 EQUAL: Mapping[str, float] = dict.fromkeys(KINDS, 1.0)
+# As in the page and the client.
+RRF_WEIGHTS: Mapping[str, float] = {DENSE: 3.0, SPARSE: 1.0, COLBERT: 3.0}
 _POOL_FACTORS = (2, 3, 4)
 # More than any vocabulary has.
 _TOKEN_IDS = 2**24
@@ -169,15 +171,18 @@ class Representation:
     basic: bool = False
 
 
-def fuse_ranks(rankings: Sequence[Sequence[int]], constant: int) -> list[int]:
+def fuse_ranks(
+    rankings: Mapping[str, Sequence[int]], constant: int, weights: Mapping[str, float]
+) -> list[int]:
     """Reciprocal rank fusion, the best first; of equal sums the earlier document.
 
-    Each ranking adds 1 / (constant + rank) to what it contains; the first rank is 1.
+    The ranking by each kind adds weight / (constant + rank) to what it contains; the first rank is
+    1.
     """
     sums = defaultdict[int, float](float)
-    for ranking in rankings:
+    for kind, ranking in rankings.items():
         for rank, document in enumerate(ranking, 1):
-            sums[document] += 1 / (constant + rank)
+            sums[document] += weights[kind] / (constant + rank)
     return sorted(sums, key=lambda document: (-sums[document], document))
 
 

@@ -1,7 +1,7 @@
 /** The Python program of the view Search, which stores its passages in Qdrant and searches them in the same way. */
 
 import { pythonAsk, pythonImports } from "../core/take.js";
-import { CANDIDATES, RRF_CONSTANT } from "./ranking.js";
+import { CANDIDATES, WEIGHTS } from "./ranking.js";
 
 /** How Qdrant holds vectors of each kind, given as `vectors[kind]` for one text. */
 const STORED = {
@@ -38,6 +38,7 @@ from qdrant_client import QdrantClient, models
 
 COLLECTION = "passages"
 TEXTS_IN_A_REQUEST = 64
+WEIGHTS = ${JSON.stringify(WEIGHTS)}
 
 
 ${pythonAsk()}
@@ -86,8 +87,8 @@ def search(qdrant, query):
         prefetch=[
             models.Prefetch(query=vector, using=kind, limit=${CANDIDATES}) for kind, vector in vectors.items()
         ],
-        # Each ranking adds 1 / (${RRF_CONSTANT} + rank). Qdrant counts ranks from 0.
-        query=models.RrfQuery(rrf=models.Rrf(k=${RRF_CONSTANT + 1})),
+        # Each ranking adds weight / rank.
+        query=models.RrfQuery(rrf=models.Rrf(k=1, weights=[WEIGHTS[kind] for kind in vectors])),
         limit=${options.scores ? reranked : shown},
     ).points
 ${options.scores ? rerankLines(options.scores, shown) : SCORE_LINES}

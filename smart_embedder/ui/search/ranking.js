@@ -2,8 +2,8 @@
 
 /** How many of each ranking are fused, and compared. */
 export const CANDIDATES = 100;
-/** The constant of reciprocal rank fusion, as in the paper and in most engines. */
-export const RRF_CONSTANT = 60;
+/** What a place by each kind of vector counts in the fusion: a poor lexical ranking spoils no good one. */
+export const WEIGHTS = { dense: 3, sparse: 1, colbert: 3 };
 
 /** The best `limit` of `scores` as `[{chunk, score}]`; equal scores keep the order of the text. */
 export function rank(scores, limit, { positive = false } = {}) {
@@ -13,12 +13,12 @@ export function rank(scores, limit, { positive = false } = {}) {
     .slice(0, limit);
 }
 
-/** Reciprocal rank fusion: each ranking adds 1 / (60 + rank) to what it contains. */
-export function fuse(rankings, limit) {
+/** Reciprocal rank fusion: the ranking by each kind adds weight / rank to what it contains. */
+export function fuse(found, limit) {
   const scores = new Map();
-  for (const ranking of rankings) {
+  for (const [kind, ranking] of Object.entries(found)) {
     ranking.forEach(({ chunk }, place) => {
-      scores.set(chunk, (scores.get(chunk) ?? 0) + 1 / (RRF_CONSTANT + place + 1));
+      scores.set(chunk, (scores.get(chunk) ?? 0) + WEIGHTS[kind] / (place + 1));
     });
   }
   return [...scores]
@@ -30,7 +30,7 @@ export function fuse(rankings, limit) {
 /** The rankings by all kinds of vectors as one; `searchProgram` writes the same for Qdrant. */
 export function merge(found) {
   const rankings = Object.values(found);
-  return rankings.length > 1 ? fuse(rankings, CANDIDATES) : rankings[0];
+  return rankings.length > 1 ? fuse(found, CANDIDATES) : rankings[0];
 }
 
 /**

@@ -84,9 +84,8 @@ def test_the_scores_of_each_stage_are_those_of_the_vectors(search, vectors) -> N
         assert hit["scores"]["dense"] == pytest.approx(dense[hit["text"]], abs=1e-4)
         assert hit["ranks"]["colbert"] == place
         assert hit["source"] == "texts.jsonl"
-        # Qdrant's k is 2, and its ranks begin with 0.
-        ranks = [hit["ranks"].get(name) for name in ("dense", "sparse")]
-        fused = sum(1 / (1 + rank) for rank in ranks if rank is not None)
+        weights, ranks = {"dense": 3, "sparse": 1}, hit["ranks"]
+        fused = sum(weight / ranks[kind] for kind, weight in weights.items() if kind in ranks)
         assert hit["scores"]["fused"] == pytest.approx(fused, abs=1e-4)
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tools.evaluate.evaluation import Ranking
 from tools.evaluate.quality import Difference, compare, measure
-from tools.evaluate.representations import fuse_ranks
+from tools.evaluate.representations import EQUAL, RRF_WEIGHTS, fuse_ranks
 
 
 @given(
@@ -58,12 +58,13 @@ def test_the_figures_are_those_of_their_definitions() -> None:
 
 
 def test_reciprocal_ranks_are_fused_as_the_page_does() -> None:
-    # The case of tests/ui/test_logic.py: equal sums have the order of the text.
-    assert fuse_ranks([[4, 2, 9], [2, 4], [7]], 60)[:3] == [2, 4, 7]
-    # With the constant of Qdrant one first place counts more than two fourth ones.
-    # It counts places from 0 and calls it k=2.
-    rankings = [[1, 5, 6, 2], [7, 8, 9, 2]]
-    assert [fuse_ranks(rankings, constant)[0] for constant in (60, 1)] == [2, 1]
+    # The case of tests/ui/test_logic.py.
+    rankings = {"dense": [4, 2, 9], "sparse": [2, 4, 7], "colbert": [2]}
+    assert fuse_ranks(rankings, 0, RRF_WEIGHTS)[:3] == [2, 4, 9]
+    # With a large constant two fourth places count more than a first one; equal sums have the order
+    # of the text.
+    rankings = {"dense": [1, 5, 6, 2], "sparse": [7, 8, 9, 2]}
+    assert [fuse_ranks(rankings, constant, EQUAL)[0] for constant in (60, 1)] == [2, 1]
 
 
 @pytest.mark.parametrize(

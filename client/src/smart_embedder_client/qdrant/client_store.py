@@ -22,6 +22,8 @@ from smart_embedder_client.qdrant.store import (
     DEFAULT_EDGES,
     DENSE,
     PAGE,
+    RRF_CONSTANT,
+    RRF_WEIGHTS,
     SOURCE,
     SPARSE,
     Datatype,
@@ -156,7 +158,8 @@ def to_stages(query: Vectors, depths: Depths) -> dict[str, q.QueryRequest]:
         name: q.Prefetch(query=vector, using=name, limit=depths.candidates)
         for name, vector in named.items()
     }
-    rrf = q.FusionQuery(fusion=q.Fusion.RRF)
+    weights = [RRF_WEIGHTS[name] for name in first]
+    rrf = q.RrfQuery(rrf=q.Rrf(k=RRF_CONSTANT, weights=weights))
     requests = {
         name: q.QueryRequest(query=each.query, using=name, limit=each.limit)
         for name, each in first.items()

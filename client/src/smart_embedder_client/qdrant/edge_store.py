@@ -15,6 +15,8 @@ from smart_embedder_client.qdrant.store import (
     DATASET,
     DEFAULT_EDGES,
     PAGE,
+    RRF_CONSTANT,
+    RRF_WEIGHTS,
     Datatype,
     Depths,
     Hit,
@@ -36,8 +38,6 @@ _CONFIGURATION = "edge_config.json"
 # collection a file that is named for an alias.
 _ORIGIN, _ALIAS = "smart_embedder.json", ".alias"
 _EF_CONSTRUCT, _FULL_SCAN_THRESHOLD = 100, 10_000
-# Qdrant's own default.
-_RRF_K = 2
 _DATATYPES = {
     "float32": edge.VectorStorageDatatype.Float32,
     "float16": edge.VectorStorageDatatype.Float16,
@@ -268,8 +268,9 @@ def _stages(query: Vectors, depths: Depths) -> dict[str, edge.QueryRequest]:
     nearest = {name: edge.Query.Nearest(each, using=name) for name, each in _named(query).items()}
     colbert = nearest.pop(COLBERT, None)
     first = [edge.Prefetch(depths.candidates, each) for each in nearest.values()]
+    weights = [RRF_WEIGHTS[name] for name in nearest]
     # The stubs do not say that it is a Fusion.
-    rrf = cast("edge.Fusion", edge.Fusion.Rrf(k=_RRF_K))
+    rrf = cast("edge.Fusion", edge.Fusion.Rrf(RRF_CONSTANT, weights))
     requests = {
         name: edge.QueryRequest(limit=depths.candidates, query=each)
         for name, each in nearest.items()

@@ -15,6 +15,10 @@ _NO_SPACE = ("no space", "disk is full", "out of disk", "insufficient storage")
 Datatype = Literal["float32", "float16", "uint8"]
 DENSE, SPARSE, COLBERT = KINDS = ("dense", "sparse", "colbert")
 COSINE = "Cosine"
+# Qdrant's reciprocal rank fusion: with the constant 1 a text gets weight / place of each ranking.
+# Dense vectors weigh 3 and sparse ones 1, so that a poor lexical ranking does not spoil a good one.
+RRF_CONSTANT = 1
+RRF_WEIGHTS: Mapping[str, float] = {DENSE: 3.0, SPARSE: 1.0}
 # A multivector has fewer numbers than this.
 MULTIVECTOR_NUMBERS = 1_048_576
 # Edges of a node in Qdrant's HNSW graph, unless a collection says otherwise; 0 is no graph.
