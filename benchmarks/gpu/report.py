@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from smart_embedder.models.device.choose import choose_device, describe_device
-from tools.demo.checkpoint import PACKAGE
+from tools.demo.package import PACKAGE
 from tools.table import markdown
 
 _ROOT = Path(__file__).parents[2]

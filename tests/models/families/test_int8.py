@@ -30,7 +30,6 @@ from tests.support.checkpoints import (
 from tests.support.encoders import save_transformer
 from tests.support.native import ACTIVATIONS
 from tests.support.texts import varied_texts
-from tools.demo.checkpoint import build_demo_checkpoint
 
 pytestmark = pytest.mark.skipif(not cpu_has_int8(), reason="needs an x86 processor with AVX2")
 FAMILIES = ("xlm-roberta", "roberta", "bert")
@@ -81,15 +80,15 @@ def test_states_point_where_those_in_float32_do(
     assert functional.cosine_similarity(actual.float(), exact).min() > 0.99
 
 
-def demo_with_outliers(folder: Path, size: float) -> Path:
+def demo_with_outliers(demo_checkpoint: Path, folder: Path, size: float) -> Path:
     """The demo's real weights, of which four neurons and four channels of values are `size` larger.
 
     What reads them is as much smaller, so that the vectors hardly change.
     """
-    build_demo_checkpoint(folder)
+    shutil.copytree(demo_checkpoint, folder)
     read = {"intermediate.dense": "output.dense", "attention.self.value": "attention.output.dense"}
     with changed_weights(folder) as weights:
-        for layer, (maker, reader) in product(range(6), read.items()):
+        for layer, (maker, reader) in product(range(12), read.items()):
             for name in (f"{maker}.weight", f"{maker}.bias"):
                 weights[f"encoder.layer.{layer}.{name}"][7:11] *= size
             weights[f"encoder.layer.{layer}.{reader}.weight"][:, 7:11] /= size
@@ -101,8 +100,10 @@ def demo_with_outliers(folder: Path, size: float) -> Path:
     [(1.0, {"all": 0.998, "most": 0.9985}), (100.0, {"all": 0.99, "most": 0.998})],
     ids=["as they are", "with outliers"],
 )
-def test_trained_weights_are_exact_with_outliers_and_without(size, least, tmp_path: Path) -> None:
-    folder = demo_with_outliers(tmp_path / "demo", size)
+def test_trained_weights_are_exact_with_outliers_and_without(
+    size, least, demo_checkpoint: Path, tmp_path: Path
+) -> None:
+    folder = demo_with_outliers(demo_checkpoint, tmp_path / "demo", size)
     texts = [text for text in varied_texts(60) if text.strip()]
     exact, ours = (
         embed(M3Embedder("demo", folder, 512, how), texts)

@@ -34,9 +34,9 @@ from tests.support.encoders import (
     save_modules,
     word_tokenizer,
 )
+from tests.support.minilm import minilm_folder
 from tests.support.texts import varied_texts
 from tests.support.wordpiece import change
-from tools.demo.checkpoint import package_folder
 from tools.references import qwen
 
 NORMALIZE = ("Normalize", {}, None)
@@ -55,7 +55,7 @@ def copy(bert: Path, tmp_path: Path) -> Path:
 
 def test_published_weights_make_sentence_transformers_vectors(float32_target) -> None:
     """all-MiniLM-L6-v2, from its package."""
-    folder = package_folder()
+    folder = minilm_folder()
     model = load(folder, float32_target)
     assert (model.max_length, model.normalizes, model.pooling) == (256, True, "mean")
     assert load(folder, float32_target, 12).max_length == 12

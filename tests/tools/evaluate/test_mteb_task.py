@@ -16,7 +16,7 @@ import pyarrow as pa
 from pyarrow import parquet
 from sentence_transformers import SentenceTransformer
 
-from tools.demo.checkpoint import package_folder
+from tests.support.minilm import minilm_folder
 from tools.evaluate import __main__ as tool
 from tools.evaluate.dataset import DatasetError
 from tools.evaluate.mteb_task import read_mteb
@@ -75,7 +75,7 @@ def lines(path: Path) -> list[dict[str, object]]:
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Evaluate all-MiniLM-L6-v2 in a folder without .env."""
     monkeypatch.chdir(tmp_path)
-    settings = {"EMBEDDING_MODEL": package_folder(), "RERANKER_MODEL": "none", "DEVICE": "cpu"}
+    settings = {"EMBEDDING_MODEL": minilm_folder(), "RERANKER_MODEL": "none", "DEVICE": "cpu"}
     for name, value in (settings | {"DTYPE": "float32"}).items():
         monkeypatch.setenv(name, str(value))
 
@@ -92,7 +92,7 @@ def scores_of_mteb(name: str, folder: Path) -> dict[str, float]:
     task = mteb.get_task(name)
     place = {"path": str(folder), "revision": "local"}
     task.metadata = task.metadata.model_copy(update={"dataset": place})
-    model = SentenceTransformer(str(package_folder()), device="cpu", local_files_only=True)
+    model = SentenceTransformer(str(minilm_folder()), device="cpu", local_files_only=True)
     return dict(mteb.evaluate(model, task, cache=None)[0].scores["test"][0])
 
 
