@@ -139,7 +139,7 @@ def test_a_python_program_searches_with_one_kind_of_vectors_a_model_and_a_token(
     done = subprocess.run(program, capture_output=True, check=False, text=True, env=variables)
     assert done.returncode == 0, done.stderr
     hits = ast.literal_eval(done.stdout.splitlines()[-1])
-    assert [score for score, _ in hits] == pytest.approx([1 / 61, 1 / 62])
+    assert [score for score, _ in hits] == pytest.approx([3 / 1, 3 / 2])
     assert hits[0][1] == passages[2]
     assert {text for _, text in hits} < set(passages)
 
