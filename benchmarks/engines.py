@@ -10,7 +10,7 @@ FOLDER holds a checkpoint of bge-m3's shape; where it is missing, one with rando
 there. The peers' packages are installed on the first run, into environments of their own. No engine
 knows the texts before the clock starts, and only one is in memory at any time.
 
-For the page, the start, formats, load and neighbours are measured, too. What was measured is kept
+For the page, the start, load and neighbours are measured, too. What was measured is kept
 in benchmarks/figures.json after each turn, and another run goes on where one stopped, if machine,
 code and texts are still the same; otherwise it begins anew.
 """
@@ -34,7 +34,7 @@ from typing import Any
 import psutil
 from tokenizers import Tokenizer
 
-from benchmarks import formats, neighbours, page, start
+from benchmarks import neighbours, page, start
 from benchmarks.checkpoints import save_bge_m3, save_two_layers
 from benchmarks.comparison import CATALOGUE, ENVIRONMENTS, Outcome, Plan, compare
 from benchmarks.worker import LIMITS
@@ -248,7 +248,6 @@ PARTS: dict[str, Callable[[Path], Any]] = {
     "neighbours": lambda _: neighbours.table(
         neighbours.measured(None, [REPOSITORY], neighbours.USUAL, rounds=3, seconds=3)
     ),
-    "formats": lambda _: formats.table(),
     "load": measure_load,
 }
 

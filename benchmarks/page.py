@@ -172,7 +172,6 @@ TABLES: dict[str, Callable[[Figures], str]] = {
     "ratios": ratios,
     "start": started,
     "neighbours": beside,
-    "formats": lambda figures: markdown(*figures["formats"]),
     "load": load,
 }
 

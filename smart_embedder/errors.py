@@ -105,10 +105,6 @@ class BodyStalledError(SmartEmbedderError, code="request_timeout"):
     """The request body arrives too slowly, or not at all."""
 
 
-class AnswerNotTakenError(SmartEmbedderError, code="answer_not_taken"):
-    """The client of a stream goes on sending and does not read the answer."""
-
-
 class ClientGoneError(SmartEmbedderError, code="client_gone"):
     """The client disconnected before its request was complete or answered."""
 

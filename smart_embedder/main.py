@@ -27,7 +27,7 @@ from smart_embedder.api.handler import AnswerWork, Service
 from smart_embedder.api.openapi import install_openapi, paths_of
 from smart_embedder.engine import Engine
 from smart_embedder.engine.model import DownloadStatus, LoadedModels, Loader
-from smart_embedder.engine.scheduling.fairness import FairSemaphore, LoopTurns
+from smart_embedder.engine.scheduling.fairness import LoopTurns
 from smart_embedder.errors import StartupError
 from smart_embedder.middleware.access import (
     CheckOrigin,
@@ -43,7 +43,6 @@ from smart_embedder.middleware.memory import (
     fit_to_memory,
 )
 from smart_embedder.middleware.observe import LogRequests, MeasureRequests, ProvideContext
-from smart_embedder.middleware.replay import LogForReplay, ReplayLog
 from smart_embedder.models.load import load_models
 from smart_embedder.observability.history import Clients, History
 from smart_embedder.observability.logs import flush_each_line
@@ -205,7 +204,6 @@ def _create_service(settings: Settings, loader: Loader | None, drain: Drain) -> 
         if store is None
         else SharedBuckets(store, rate, burst, on_error=metrics.rate_limit_store_errors.inc),
         render_threads=ThreadPoolExecutor(_RENDER_THREADS, thread_name_prefix="render"),
-        stream_slots=FairSemaphore(max(1, settings.max_queue_size // 2)),
         turns=LoopTurns(),
         max_json_values=max_json_values(settings),
     )
@@ -241,15 +239,13 @@ def _middleware(
             burst=settings.rate_limit_burst_size,
             protect_metrics=settings.protect_metrics,
         ),
-        Middleware(LimitBody, max_bytes=settings.max_body_bytes, turns=service.turns),
-        # Inside `LimitBody`, so that it counts what is unpacked.
+        Middleware(LimitBody, max_bytes=settings.max_body_bytes),
         Middleware(
             LimitMemory,
             bodies=bodies,
             responses=responses,
             answer_bytes=settings.max_answer_bytes,
             body_seconds=min(BODY_SECONDS, settings.request_timeout / 3),
-            stream_seconds=settings.request_timeout,
             turns=service.turns,
         ),
         Middleware(AnswerWork),
@@ -259,14 +255,8 @@ def _middleware(
 def _add_what_settings_ask_for(
     middleware: list[Middleware], service: Service
 ) -> Iterator[Callable[[], Awaitable[None]]]:
-    """Add traces and the log for replay, where they are wanted; what closes them."""
+    """Add traces, where they are wanted; what closes them."""
     settings = service.settings
-    if settings.replay_log is not None:
-        left_out = service.metrics.replay_left_out
-        replay_log = ReplayLog(settings.replay_log, settings.replay_log_bytes, left_out)
-        # Innermost, where bodies are unpacked.
-        middleware.insert(-1, Middleware(LogForReplay, replay_log))
-        yield partial(asyncio.to_thread, replay_log.close)
     if settings.otlp_endpoint is not None:
         # Imports OpenTelemetry's SDK and exporter, only if traces are sent.
         from smart_embedder.middleware.tracing import TraceRequests, Traces  # noqa: PLC0415

@@ -78,19 +78,11 @@ def test_what_is_held_in_memory_follows_from_the_settings() -> None:
     limit = middleware_of(max_body_bytes=1000, max_answer_bytes=7000, request_timeout=30)
     memory = limit["LimitMemory"]
     assert (memory["bodies"].max_bytes, memory["responses"].max_bytes) == (16_000, 28_000)
-    assert (memory["body_seconds"], memory["stream_seconds"]) == (min(BODY_SECONDS, 10), 30)
+    assert memory["body_seconds"] == min(BODY_SECONDS, 10)
     assert limit["LimitBody"]["max_bytes"] == 1000
     limit = middleware_of(max_body_bytes=10_000, max_answer_bytes=7000, request_timeout=600)
     assert limit["LimitMemory"]["responses"].max_bytes == 160_000
     assert limit["LimitMemory"]["body_seconds"] == BODY_SECONDS
-
-
-@pytest.mark.parametrize(("queue", "slots"), [(1, 1), (2, 1), (3, 1), (4, 2)])
-async def test_streams_take_half_of_the_queue_and_at_least_one_place(queue, slots) -> None:
-    free = create_app(Settings(max_queue_size=queue)).state.service.stream_slots
-    while free.try_acquire("a"):
-        pass
-    assert free.held == slots
 
 
 @pytest.mark.parametrize("ui", [True, False])

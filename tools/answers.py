@@ -1,21 +1,17 @@
 """Vectors as answers write them, made into arrays again, as a client does it."""
 
+import json
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from safetensors.numpy import load
 
+from smart_embedder.api.formats.vectors import METADATA_KEY
 from smart_embedder.engine.records import FloatArray, SparseVector, TextEmbedding
 
 SIGNS = ("binary", "ubinary")
-
-
-def array_in_msgpack(record: dict[Any, Any]) -> Any:
-    """An array as msgpack-numpy writes it; any other map as it is."""
-    if b"nd" not in record:
-        return record
-    # PyTorch, which rounds to half precision, warns of arrays that cannot be written.
-    return np.array(np.frombuffer(record[b"data"], record[b"type"]).reshape(record[b"shape"]))
 
 
 def restored(
@@ -38,3 +34,20 @@ def embedding_in(vectors: dict[str, Any]) -> TextEmbedding:
         indices, values = sparse["indices"], sparse["values"]
         sparse = SparseVector(np.asarray(indices, np.int64), np.asarray(values, np.float32))
     return TextEmbedding(array(vectors["dense"]), sparse, array(vectors["colbert"]))
+
+
+def embeddings_in(file: bytes) -> tuple[list[TextEmbedding], dict[str, Any]]:
+    """The vectors of each text in an answer in safetensors, and what it says beside them."""
+    tensors = load(file)
+    length = int.from_bytes(file[:8], "little")
+    told = json.loads(json.loads(file[8 : 8 + length])["__metadata__"][METADATA_KEY])
+    sparse: list[Any] = []
+    if (offsets := tensors.get("sparse_offsets")) is not None:
+        indices, values = tensors["sparse_indices"].astype(np.int64), tensors["sparse_values"]
+        parts = (np.split(numbers, offsets[1:-1]) for numbers in (indices, values))
+        sparse = [SparseVector(*pair) for pair in zip(*parts, strict=True)]
+    colbert: list[Any] = []
+    if (offsets := tensors.get("colbert_offsets")) is not None:
+        colbert = np.split(tensors["colbert"], offsets[1:-1])
+    rows = zip_longest(tensors.get("dense", []), sparse, colbert)
+    return [TextEmbedding(*row) for row in rows], told

@@ -33,7 +33,7 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks.adapters import Setting
 from benchmarks.checkpoints import save_two_layers
 from benchmarks.workload import QUERIES, Lengths, draw_texts
-from smart_embedder.api.formats.records import ARROW
+from smart_embedder.api.formats.binary import SAFETENSORS
 from smart_embedder.engine import Engine
 from smart_embedder.engine.records import EmbedRequest, Outputs
 from smart_embedder.models.load import load_models
@@ -318,7 +318,7 @@ def client(url: str, texts: int, seconds: float) -> int:
             number += 1
 
     async def run() -> None:
-        headers = {"Content-Type": "application/json", "Accept": ARROW}
+        headers = {"Content-Type": "application/json", "Accept": SAFETENSORS}
         async with aiohttp.ClientSession(headers=headers) as session:
             calls = (call_again_and_again(session, first) for first in range(_CONNECTIONS))
             await asyncio.gather(*calls)

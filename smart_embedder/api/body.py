@@ -326,8 +326,7 @@ class JsonValueCounter:
 def _require_json(headers: Headers) -> None:
     """Raise `UnsupportedMediaError` unless the headers declare JSON in UTF-8, not compressed.
 
-    A gzipped body has been unpacked before. A browser's request names its origin; other programs
-    may leave the type out.
+    A browser's request names its origin; other programs may leave the type out.
     """
     values = headers.getlist("content-type")
     is_typed = any(map(str.strip, values))
@@ -356,18 +355,12 @@ def _charset_of(content_type: str) -> str:
     return str(message.get_param("charset", "utf-8"))
 
 
-def content_type_of(headers: Headers) -> str:
-    """The media type of the body, in lower case; empty where there is not exactly one."""
-    values = headers.getlist("content-type")
-    return values[0].partition(";")[0].strip().lower() if len(values) == 1 else ""
-
-
 def check_encoding(headers: Headers) -> None:
-    """Raise `UnsupportedMediaError` for a body that is still compressed."""
+    """Raise `UnsupportedMediaError` for a compressed body."""
     for encoding in ",".join(headers.getlist("content-encoding")).split(","):
         if encoding.strip().lower() not in {"", "identity"}:
             raise UnsupportedMediaError(
-                f"the body's Content-Encoding is {_quote(encoding)}: send it as it is, or in gzip"
+                f"the body's Content-Encoding is {_quote(encoding)}: send it as it is"
             )
 
 

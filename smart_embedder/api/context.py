@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from typing import Any, Protocol
+from typing import Any
 
 from starlette.datastructures import Headers
 from starlette.requests import Request
@@ -64,18 +64,13 @@ NATIVE = Dialect("Smart Embedder", _native_error)
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A POST that asks for work; `path` is its name in metrics and traces.
-
-    An endpoint that `streams` answers while it reads the body, which may never end.
-    """
+    """A POST that asks for work; `path` is its name in metrics and traces."""
 
     path: str
     purpose: Purpose = Purpose.EMBEDDING
-    streams: bool = False
 
 
 NATIVE_EMBEDDINGS = Endpoint(EMBEDDING_ENDPOINT)
-EMBEDDING_STREAM = Endpoint("/embeddings/stream", streams=True)
 RERANK = Endpoint(RERANK_ENDPOINT, Purpose.RERANKING)
 
 
@@ -149,19 +144,6 @@ class Paths:
         return Place(path, (next(below, NATIVE),)), {}
 
 
-class StreamMemory(Protocol):
-    """Counts what a stream holds against the limits for bodies and answers."""
-
-    def release_body(self, size: int) -> None:
-        """Record that `size` bytes of the body are no longer held."""
-
-    def hold_vectors(self, size: int) -> None:
-        """Record that `size` bytes of vectors wait to be sent."""
-
-    def release_vectors(self, size: int) -> None:
-        """Record that `size` bytes of vectors no longer wait."""
-
-
 @dataclass(slots=True)
 class RequestContext:
     """The facts of one request; middleware and endpoints fill in what they learn.
@@ -170,8 +152,8 @@ class RequestContext:
     of its `place`; if there are several, the body decides, and until it has been read, errors are
     answered in the shapes of all dialects. `status` is None until the response begins;
     `error_status` is the native status of an error, whatever the dialect's is. `counts` holds
-    numbers for the log line, `stages` the times for the trace. Only a stream has `memory`. `answer`
-    is asked for room before an answer is made.
+    numbers for the log line, `stages` the times for the trace. `answer` is asked for room before an
+    answer is made.
     `path` is as the client wrote it, `route` without slashes at its end; neither has the `prefix`
     that a proxy removes from paths. `query` is not parsed. `if_vector_space` has the ids of spaces
     that the answer's vectors must be of, and `vector_spaces` those that they are of, by kind, as
@@ -193,7 +175,6 @@ class RequestContext:
     bytes_out: int = 0
     counts: dict[str, int | float] = field(default_factory=dict)
     stages: list[Stage] = field(default_factory=list)
-    memory: StreamMemory = field(init=False, repr=False, compare=False)
     answer: AnswerMemory = field(default_factory=AnswerMemory)
     route: str = "/"
     prefix: str = ""
@@ -233,12 +214,6 @@ def require_operator(request: Request, what: str) -> None:
             f"only the operator {what}: send API_TOKEN, or the token that "
             f"API_TOKENS_FILE names {OPERATOR_NAME}"
         )
-
-
-def is_stream(scope: Scope) -> bool:
-    """Whether it is a stream, whose parts are limited instead of its body."""
-    endpoint = context_of(scope).endpoint
-    return endpoint is not None and endpoint.streams
 
 
 def working_endpoint(scope: Scope) -> Endpoint | None:

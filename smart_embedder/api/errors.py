@@ -21,7 +21,7 @@ from starlette.routing import Route
 from starlette.types import Scope
 
 from smart_embedder import errors
-from smart_embedder.api.context import ErrorFacts, context_of, is_stream
+from smart_embedder.api.context import ErrorFacts, context_of
 from smart_embedder.api.schemas import MAX_PROBLEMS, RequestModel, invalid_body
 from smart_embedder.errors import InvalidRequestError, SmartEmbedderError
 from smart_embedder.observability.logs import escape_text
@@ -35,7 +35,6 @@ STATUS_OF: Mapping[type[SmartEmbedderError], int] = {
     errors.ForeignOriginError: 403,
     errors.UnknownModelError: 404,
     errors.BodyStalledError: 408,
-    errors.AnswerNotTakenError: 408,
     errors.VectorSpaceDiffersError: 412,
     errors.BodyTooLargeError: 413,
     errors.UnsupportedMediaError: 415,
@@ -77,22 +76,14 @@ def status_of(error: SmartEmbedderError) -> int:
     return next(STATUS_OF[kind] for kind in type(error).__mro__ if kind in STATUS_OF)
 
 
-def error_facts(error: SmartEmbedderError) -> dict[str, Any]:
-    """An error as it stands in a record of a stream."""
-    facts = {"status": status_of(error), "code": error.code, "detail": _sentence(str(error))}
-    return facts if error.retry_after is None else facts | {"retry_after": error.retry_after}
-
-
 def error_response(scope: Scope, error: SmartEmbedderError) -> Response:
     """The response for `error`; records its code for logs and metrics."""
     headers = {} if error.retry_after is None else {"Retry-After": str(error.retry_after)}
     if isinstance(error, errors.UnauthorizedError):
         headers["WWW-Authenticate"] = "Bearer"
     if isinstance(error, errors.UnsupportedMediaError):
-        accepted = "application/x-ndjson" if is_stream(scope) else "application/json"
-        headers |= {"Accept": accepted, "Accept-Encoding": "gzip, identity"}
-    # The rest of a stream would be parsed, and may have no end; on closing it is only dropped.
-    if isinstance(error, errors.BodyStalledError) or is_stream(scope):
+        headers |= {"Accept": "application/json", "Accept-Encoding": "identity"}
+    if isinstance(error, errors.BodyStalledError):
         headers["Connection"] = "close"
     problems = error.problems if isinstance(error, errors.InvalidRequestError) else None
     facts = ErrorFacts(_sentence(str(error)), error.code, status_of(error), problems)

@@ -47,7 +47,7 @@ from smart_embedder.engine.records import (
     Stage,
 )
 from smart_embedder.engine.requests.reranking import sigmoid
-from smart_embedder.engine.scheduling.fairness import FairSemaphore, LoopTurns, failing_with
+from smart_embedder.engine.scheduling.fairness import LoopTurns, failing_with
 from smart_embedder.engine.space import parse_spaces, require_spaces
 from smart_embedder.errors import (
     ClientGoneError,
@@ -74,8 +74,7 @@ _LEAST_URGENT = 7
 class Service:
     """The parts of one running service.
 
-    `stream_slots` are the slots of the queue that streams may take; the rest is left to other
-    requests. `turns` are for whatever may hold the event loop for some milliseconds. A body may
+    `turns` are for whatever may hold the event loop for some milliseconds. A body may
     hold `max_json_values`.
     """
 
@@ -89,7 +88,6 @@ class Service:
     drain: Drain
     buckets: Buckets
     render_threads: Executor
-    stream_slots: FairSemaphore
     turns: LoopTurns
     max_json_values: int
 
@@ -281,21 +279,21 @@ async def _end_when_it_leaves(request: Request, scope: asyncio.Timeout) -> None:
     scope.reschedule(0)
 
 
-def urgency_of(request: Request, default: int = DEFAULT_URGENCY) -> int:
+def urgency_of(request: Request) -> int:
     """The urgency in the Priority header; malformed values are ignored, as RFC 9218 demands."""
     priority = preference(request.headers, "priority")
     if not priority:
-        return default
+        return DEFAULT_URGENCY
     try:
         fields = http_sf.parse(priority.encode("latin-1"), tltype="dictionary")
     except http_sf.StructuredFieldError:
-        return default
+        return DEFAULT_URGENCY
     entry = fields.get("u") if isinstance(fields, dict) else None
     value = entry[0] if isinstance(entry, tuple) else None
     # A boolean is an int in Python, and another type in the RFC.
     if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _LEAST_URGENT:
         return value
-    return default
+    return DEFAULT_URGENCY
 
 
 def embedder_of(call: Call, role: Role | None = None) -> ServedModel:

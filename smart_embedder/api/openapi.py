@@ -188,37 +188,6 @@ def paths_of(routers: Sequence[Router]) -> Paths:
     return paths
 
 
-def describe_stream(
-    options: type[RequestModel], line: type[RequestModel], read: list[str], written: list[str]
-) -> dict[str, Any]:
-    """The part of an OpenAPI operation that describes a stream: `options` stand in its query."""
-    fields = options.model_json_schema()["properties"]
-    query = [
-        {
-            "name": name,
-            "in": "query",
-            "required": False,
-            "description": schema.get("description", ""),
-            "schema": schema,
-        }
-        for name, schema in fields.items()
-    ]
-    body = dict.fromkeys(read[1:], _BYTES) | {read[0]: {"schema": line.model_json_schema()}}
-    return {
-        "requestBody": {"required": True, "content": body},
-        "parameters": [
-            _PRIORITY_PARAMETER | {"schema": {"type": "string", "default": "u=7"}},
-            *query,
-        ],
-        "responses": {
-            "200": {
-                "description": "A record for each line",
-                "content": dict.fromkeys(written, _BYTES),
-            }
-        },
-    }
-
-
 def _inline(schema: Any, definitions: dict[str, Any]) -> Any:
     """Replace every reference by what it refers to."""
     if isinstance(schema, list):

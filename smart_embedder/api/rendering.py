@@ -12,19 +12,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
 from dataclasses import asdict
 from functools import partial
-from itertools import chain
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import orjson
-from backports import zstd
-from isal import isal_zlib
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from smart_embedder.api.context import preference, preferred
 from smart_embedder.engine.records import (
     EmbeddingResult,
     RerankResult,
@@ -35,8 +31,7 @@ from smart_embedder.engine.records import (
 
 _FLOATS_PER_CHUNK = _CHARACTERS_PER_PART = 65_536
 _MESSAGE_BYTES = 262_144
-# Up to this size an answer is rendered before it is sent, and has a Content-Length. It is not
-# compressed: most clients accept that without needing it, and it would cost more than it saves.
+# Up to this size an answer is rendered before it is sent, and has a Content-Length.
 WHOLE_BYTES = 4 << 20
 JSON = "application/json"
 # Of bytes: a memoryview has items of one byte.
@@ -47,54 +42,14 @@ _WARNING_CODES = {
     "query": "query_truncated",
     "passages": "passage_truncated",
 }
-# Of each encoding: a new compressor, and how it is flushed after a piece and at the end.
-_COMPRESSORS: Mapping[str, tuple[Callable[[], Any], int, int]] = {
-    "zstd": (
-        partial(zstd.ZstdCompressor, 1),
-        zstd.ZstdCompressor.FLUSH_BLOCK,
-        zstd.ZstdCompressor.FLUSH_FRAME,
-    ),
-    "gzip": (
-        partial(isal_zlib.compressobj, 1, wbits=31),
-        isal_zlib.Z_SYNC_FLUSH,
-        isal_zlib.Z_FINISH,
-    ),
-}
-
-
-def encoding_of(request: Request) -> str | None:
-    """The encoding that the request prefers, if it accepts one of `_COMPRESSORS`."""
-    wanted = preference(request.headers, "accept-encoding")
-    best = preferred(wanted, (*_COMPRESSORS, "identity"))
-    return None if best == "identity" else best
-
-
-class FlushedCompressor:
-    """Compresses an answer piece by piece; each piece can be decompressed when it arrives."""
-
-    def __init__(self, encoding: str) -> None:
-        create, self._flush, self._finish = _COMPRESSORS[encoding]
-        self._compressor = create()
-
-    def compress(self, chunks: Iterable[Chunk], *, last: bool = False) -> Iterator[bytes]:
-        """Compress the chunks of one piece one by one; other threads run meanwhile."""
-        for chunk in chunks:
-            yield self._compressor.compress(chunk)
-        yield self._compressor.flush(self._finish if last else self._flush)
-
-
-def compress(chunks: Iterable[Chunk], encoding: str) -> Iterator[bytes]:
-    """Compress a whole answer."""
-    return FlushedCompressor(encoding).compress(chunks, last=True)
 
 
 class ChunkedResponse(Response):
     """A response sent as the chunks it is rendered in; small ones are joined, large ones split.
 
     The beginning is rendered at once, and the rest on one of `threads` as fast as the client reads.
-    If that is more, JSON is compressed as `request` accepts it. For HTTP/1.0, which has no other
-    way to tell the end of an answer from a broken connection, it is rendered twice, first for its
-    length alone.
+    For HTTP/1.0, which has no other way to tell the end of an answer from a broken connection, it
+    is rendered twice, first for its length alone.
     """
 
     def __init__(
@@ -107,17 +62,9 @@ class ChunkedResponse(Response):
         self._threads = threads
         headers = dict[str, str]()
         length = self._begin(render())
-        is_compressible = length is None and media_type == JSON
-        encoding = encoding_of(request) if is_compressible else None
-        if encoding is not None:
-            headers |= {"Content-Encoding": encoding, "Vary": "Accept-Encoding"}
-            begun = self._begun  # None of which is kept.
-            taken = (begun.popleft() for _ in range(len(begun)))
-            length = self._begin(compress(chain(taken, self._rest), encoding))
         self._is_whole = length is not None
         if length is None and request.scope["http_version"] == "1.0":
-            chunks = render() if encoding is None else compress(render(), encoding)
-            length = sum(map(len, chunks))
+            length = sum(map(len, render()))
         if length is not None:
             headers["Content-Length"] = str(length)
         super().__init__(media_type=media_type, headers=headers)

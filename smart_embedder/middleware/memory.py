@@ -14,7 +14,7 @@ from dataclasses import KW_ONLY, dataclass
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from smart_embedder.api.context import context_of, is_stream
+from smart_embedder.api.context import context_of
 from smart_embedder.engine.records import BYTES_PER_BODY_BYTE, AnswerMemory
 from smart_embedder.engine.scheduling.fairness import LoopTurns
 from smart_embedder.errors import BodyStalledError, BodyTooLargeError, QueueFullError
@@ -29,7 +29,6 @@ _SHARE_OF_FREE = 3
 _BYTES_PER_ANSWER_BYTE = 3
 # After a process was stopped, timers expire before the bytes that arrived meanwhile are read.
 _GRACE_SECONDS = 0.25
-_RETRY_SECONDS = 0.5
 # To give back 32 MiB takes some milliseconds.
 _LARGE_BODY = 1 << 20
 
@@ -41,15 +40,14 @@ class LimitMemory:
     A client that holds more than its share gets 503 for large bodies and answers, a stalled body
     gets 408, and a response that is not read is cut off. One answer may hold `answer_bytes`, and
     more where its body is large. Requests without a body, such as those to /health, are never
-    refused. A body must make progress within each `body_seconds`; the body of a stream may
-    pause for `stream_seconds`. Large bodies whose requests end early are given back in `turns`.
+    refused. A body must make progress within each `body_seconds`. Large bodies whose requests end
+    early are given back in `turns`.
     """
 
     app: ASGIApp
     bodies: "BodyMemory"
     responses: "ResponseMemory"
     body_seconds: float = BODY_SECONDS
-    stream_seconds: float = BODY_SECONDS
     _: KW_ONLY
     answer_bytes: int
     turns: LoopTurns
@@ -70,34 +68,35 @@ class LimitMemory:
 
 
 class Exchange:
-    """One request: it holds its body until its response begins, and its answer until it is sent.
-
-    A stream holds what its reader has not released, and waits where there is no room; its client
-    may pause for `stream_seconds` before it sends more.
-    """
+    """One request: it holds its body until its response begins, and its answer until it is sent."""
 
     def __init__(self, limit: LimitMemory, scope: Scope, receive: Receive, send: Send) -> None:
         self._limit, self._send = limit, send
-        context, self._streams = context_of(scope), is_stream(scope)
+        context = context_of(scope)
         self._client = context.client
         self._held_body = Reservation(context.client)
-        seconds = limit.stream_seconds if self._streams else limit.body_seconds
-        self._body = TimedBody(receive, self._held_body, seconds, may_pause=self._streams)
+        self._body = TimedBody(receive, self._held_body, limit.body_seconds)
         # Only our own connections can be aborted; other servers have limits of their own.
         self._abort: Callable[[], None] | None = scope["state"].get("abort_connection")
-        self._evict_answer = self._cut_off if self._abort else None
         context.answer = self._answer = HeldAnswer(
-            limit.responses, context.client, limit.answer_bytes, self._evict_answer
+            limit.responses,
+            context.client,
+            limit.answer_bytes,
+            self._cut_off if self._abort else None,
         )
-        if self._streams:
-            context.memory = self
 
     async def receive(self) -> Message:
         """Receive a part of the body; raises `QueueFullError` if there is no room for it."""
         try:
             message = await self._body.receive()
             if size := len(message.get("body", b"")):
-                await self._hold_body(size)
+                if self._held_body.size + size > (most := self._limit.bodies.most_of_one):
+                    raise BodyTooLargeError(
+                        f"the body has more than {most} bytes, for which the memory that this "
+                        "service may use has no room: send fewer texts, or raise the memory limit"
+                    )
+                self._limit.bodies.reserve(self._held_body, size)
+                self._answer.body_bytes += size
         except (BodyStalledError, BodyTooLargeError, QueueFullError):
             await self._wait_to_end()
             raise
@@ -105,37 +104,9 @@ class Exchange:
             await self._wait_to_end()
         return message
 
-    async def _hold_body(self, size: int) -> None:
-        if not self._streams:
-            if self._held_body.size + size > (most := self._limit.bodies.most_of_one):
-                raise BodyTooLargeError(
-                    f"the body has more than {most} bytes, for which the memory that this service "
-                    "may use has no room: send fewer texts, or raise the memory limit"
-                )
-            self._limit.bodies.reserve(self._held_body, size)
-            self._answer.body_bytes += size
-            return
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._limit.stream_seconds
-        while True:
-            try:
-                self._limit.bodies.reserve(self._held_body, size)
-                break
-            except QueueFullError:
-                if loop.time() >= deadline:
-                    raise
-            await asyncio.sleep(_RETRY_SECONDS)
-
     async def send(self, message: Message) -> None:
         """Send a part of the response; when it begins, the body is counted with it if at all."""
         answer = self._answer
-        if self._streams:
-            answer.reservation.begin_to_wait(self._evict_answer)
-            try:
-                await self._send(message)
-            finally:
-                answer.reservation.evict = None
-            return
         if message["type"] == "http.response.start":
             self._limit.bodies.release(self._held_body)
             length = Headers(raw=message["headers"]).get("content-length")
@@ -147,20 +118,6 @@ class Exchange:
         """Hold nothing any more."""
         self._limit.bodies.release(self._held_body)
         self._answer.release()
-        self._evict_answer = None  # Ends a reference cycle.
-
-    def release_body(self, size: int) -> None:
-        """Record that `size` bytes of the body are no longer held."""
-        self._limit.bodies.release(self._held_body, size)
-
-    def hold_vectors(self, size: int) -> None:
-        """Record that `size` bytes of vectors wait to be sent."""
-        self._limit.responses.hold(self._answer.reservation, size)
-
-    def release_vectors(self, size: int) -> None:
-        """Record that `size` bytes of vectors no longer wait."""
-        self._limit.responses.release(self._answer.reservation, size)
-        self._answer.reservation.record_progress(size)
 
     async def _wait_to_end(self) -> None:
         """Wait for a turn before a request ends early that has a large body.
@@ -181,16 +138,12 @@ class Exchange:
 class TimedBody:
     """Passes a body on; raises `BodyStalledError` where it arrives too slowly.
 
-    In each `window` of seconds MIN_BYTES_PER_SECOND or the rest of the body must arrive; where it
-    `may_pause`, each part, however small, may take a whole one. While it waits for more, `held` can
-    be evicted, which makes it raise at once.
+    In each `window` of seconds MIN_BYTES_PER_SECOND or the rest of the body must arrive. While it
+    waits for more, `held` can be evicted, which makes it raise at once.
     """
 
-    def __init__(
-        self, receive: Receive, held: "Reservation", window: float, *, may_pause: bool = False
-    ) -> None:
-        self._receive, self._held = receive, held
-        self._window, self._may_pause = window, may_pause
+    def __init__(self, receive: Receive, held: "Reservation", window: float) -> None:
+        self._receive, self._held, self._window = receive, held, window
         self._bytes_in_window = 0
         self._window_end = asyncio.get_running_loop().time() + window
         self._timeout: asyncio.Timeout | None = None
@@ -199,9 +152,6 @@ class TimedBody:
 
     async def receive(self) -> Message:
         """The next message: a part of the body, or what follows it."""
-        if self._may_pause:
-            self._window_end = asyncio.get_running_loop().time() + self._window
-            self._held.begin_to_wait(None)
         if self.complete:
             return await self._receive()
         late = False
@@ -220,7 +170,7 @@ class TimedBody:
             self._held.evict = None
         self._bytes_in_window += len(message.get("body", b""))
         self.complete = not message.get("more_body", False)
-        if late and not self._may_pause:
+        if late:
             if not self.complete and self._bytes_in_window < MIN_BYTES_PER_SECOND * self._window:
                 raise self._error()
             self._bytes_in_window = 0
@@ -246,11 +196,6 @@ class TimedBody:
         if self._is_evicted:
             return BodyStalledError(
                 "the body did not go on for a second while memory was short: send it without pause"
-            )
-        if self._may_pause:
-            return BodyStalledError(
-                f"nothing of the body came for {self._window:g} seconds (REQUEST_TIMEOUT): end the "
-                "stream where there is a longer pause"
             )
         return BodyStalledError(
             f"the body came too slowly: {self._window:g} s must bring the rest of it, "

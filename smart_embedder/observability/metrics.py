@@ -50,8 +50,6 @@ EMBEDDING_ENDPOINT: Final = "/embeddings/"
 RERANK_ENDPOINT: Final = "/rerank"
 # Where a vector was found: in memory, in Redis, or in a computation that was under way.
 CACHE_SOURCES: Final = ("memory", "redis", "in_flight")
-# Why the log of REPLAY_LOG lacks a body, an answer, or a request.
-LEFT_OUT: Final = ("size", "memory", "disk", "token")
 
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
@@ -137,11 +135,6 @@ class Metrics:
             "embedder_event_loop_blocked_seconds",
             "Each time that the event loop did not turn for 10 ms or more",
             buckets=_PAUSES,
-        )
-        self.replay_left_out = counter(
-            "embedder_replay_log_left_out_total",
-            "Bodies, answers or whole requests that REPLAY_LOG lacks",
-            ["reason"],
         )
 
         registry.register(lines_dropped)
@@ -248,7 +241,6 @@ class Metrics:
             (self.tokenize_requests, STATUSES),
             (self.tokenize_rejected, REJECTION_REASONS),
             (self.embedding_cache_hits, CACHE_SOURCES),
-            (self.replay_left_out, LEFT_OUT),
         ):
             for word in words:  # The series exists at zero from now on.
                 counted.labels(word)

@@ -22,7 +22,12 @@ from smart_embedder.server.connection import bounded_connection
 from smart_embedder.server.ports import is_loopback, require_port
 from smart_embedder.server.server import Drain, DrainingServer
 from smart_embedder.settings import Settings
-from smart_embedder.settings.sources import load_settings, unknown_names
+from smart_embedder.settings.sources import (
+    REMOVED,
+    load_settings,
+    removed_setting,
+    unknown_names,
+)
 
 # Seconds. Longer than clients and proxies keep an idle connection (httpx 5, nginx 60): a request
 # that is sent while the server closes its connection gets no response.
@@ -145,9 +150,11 @@ def _flush(stream: TextIO) -> None:
 def load_settings_and_configure_logs(
     arguments: Sequence[str] = (), server_at: str = "info"
 ) -> Settings:
-    """Read the settings, take over the log, and warn of unknown names in the environment."""
+    """Read the settings, take over the log, and warn of unknown and old names of settings."""
     settings = load_settings(arguments)
     configure_logs(settings.log_format, settings.log_level, server_at=server_at)
+    for name in sorted(set(map(str.upper, os.environ)) & REMOVED.keys()):
+        log.warning("removed_setting", reason=removed_setting(name))
     for name, setting in unknown_names():
         log.warning("unknown_setting", name=name, nearest=setting)
     return settings

@@ -60,21 +60,12 @@ class Drain(ActiveRequests):
         self.announced = self.begun = False
         self.time_out: Callable[[], None] = lambda: None
         self._begun_at = 0.0
-        self._woken = asyncio.Event()
 
     def begin(self) -> None:
         """Refuse new requests from now on; safe to call from a signal handler."""
         if not self.begun:
             self._begun_at = time.monotonic()
         self.announced = self.begun = True
-
-    def wake(self) -> None:
-        """Wake those that `wait_for_beginning`; to be called on the event loop."""
-        self._woken.set()
-
-    async def wait_for_beginning(self) -> None:
-        """Return once it has begun; a stream, which may never end by itself, stops then."""
-        await self._woken.wait()
 
     def seconds_left(self, limit: float) -> float:
         """How many of the `limit` seconds since it began are left; not below 0."""
@@ -174,8 +165,7 @@ class DrainingServer(uvicorn.Server):
         log.info("stopped", requests_aborted=self._aborted, drained_seconds=round(seconds, 3))
 
     def _close_after_responses(self) -> None:
-        """Announce with the responses in work that their connections close, and end streams."""
-        self._drain.wake()
+        """Announce with the responses in work that their connections close."""
         for connection in self.server_state.connections:
             if isinstance(connection, BoundedConnection):
                 connection.close_after_response()

@@ -230,13 +230,6 @@ class Settings(BaseModel):
     """the form of the log; `json` is one object a line"""
     log_level: types.LogLevel = "info"
     """the least that is logged; a `GET` is at debug unless it was wrong (4xx)"""
-    replay_log: Path | None = None
-    """a file to which requests that were answered with vectors or scores are written with their
-    texts and their answers, so that `tools.replay` can repeat them; each process needs one of its
-    own. Not set, texts are written nowhere"""
-    replay_log_bytes: types.Bytes = 268_435_456
-    """the most bytes of that file; a full one gets the name with `.1` at its end, in place of an
-    older one"""
 
     otlp_endpoint: types.Collector | None = None
     """an OpenTelemetry collector that speaks OTLP over HTTP, such as `http://localhost:4318`; spans

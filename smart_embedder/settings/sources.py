@@ -107,6 +107,11 @@ COMPOSE_VARIABLES = (
     ComposeVariable("COMPOSE_PROFILES", "", "the same as compose's flag --profile"),
     ComposeVariable("COMPOSE_PROJECT_NAME", "smart-embedder", "the same as compose's flag -p"),
 )
+# Settings of earlier versions, and where each went.
+REMOVED = {
+    "REPLAY_LOG": "requests are not recorded any more: `tools.verify --space` compares two servers",
+    "REPLAY_LOG_BYTES": "requests are not recorded any more",
+}
 _SETTINGS = {name.upper() for name in Settings.model_fields}
 _KNOWN = _SETTINGS | {variable.name for variable in COMPOSE_VARIABLES}
 
@@ -161,6 +166,8 @@ def parse_flags(arguments: Sequence[str]) -> dict[str, str]:
         demo = _DEMO if flags.pop("demo", False) else {}
         return demo | {name: value for name, value in flags.items() if value}
     flag = unknown[0].partition("=")[0]
+    if (name := flag.removeprefix("--").replace("-", "_").upper()) in REMOVED:
+        raise StartupError(f"there is no flag {removed_setting(name)}")
     if not flag.startswith("-"):
         raise StartupError("flags begin with --, and one of the arguments belongs to none")
     found = _advice("--" + flag.lstrip("-"), _flag, map(_flag, Settings.model_fields))
@@ -227,12 +234,19 @@ def _read_dotenv() -> dict[str, str | None]:
         raise StartupError(f"{DOTENV} cannot be read: {error}") from error
     wrong = []
     for name in variables:
-        if name.upper() not in _KNOWN:
+        if name.upper() in REMOVED:
+            wrong.append(f".env sets {removed_setting(name)}")
+        elif name.upper() not in _KNOWN:
             found = _advice(name.upper(), str.upper, sorted(_KNOWN))
             wrong.append(f".env sets {name}, which is no setting: {found}")
     if wrong:
         raise StartupError("; ".join(wrong))
     return variables
+
+
+def removed_setting(name: str) -> str:
+    """The sentence about a setting that is gone."""
+    return f"{name}, which is gone: {REMOVED[name.upper()]}"
 
 
 def unknown_names(environment: Mapping[str, str] = os.environ) -> Iterator[tuple[str, str]]:

@@ -10,10 +10,9 @@ from smart_embedder.api.dialects.openai import OPENAI
 from smart_embedder.api.dialects.tei import TEI
 from smart_embedder.api.dialects.vllm import VLLM
 from smart_embedder.api.endpoints.operations import _wants_html
-from smart_embedder.api.formats.records import media_type_of
+from smart_embedder.api.formats.binary import media_type_of
 from smart_embedder.api.handler import urgency_of
-from smart_embedder.api.rendering import encoding_of
-from tests.support.formats import ARROW, JSON, MSGPACK
+from tests.support.formats import JSON, SAFETENSORS
 from tests.support.paths import PATHS
 
 
@@ -21,7 +20,7 @@ from tests.support.paths import PATHS
     ("path", "endpoint", "dialects"),
     [
         ("/embeddings/", "/embeddings/", (NATIVE, OPENAI)),
-        ("/embeddings/stream", "/embeddings/stream", (NATIVE,)),
+        ("/embeddings/stream", None, (NATIVE,)),
         ("/v1/embeddings", "/v1/embeddings", (OPENAI,)),
         ("/v2/rerank", "/rerank", (NATIVE, COHERE, TEI)),
         ("/v1/score", "/score", (VLLM,)),
@@ -47,7 +46,6 @@ def test_a_path_has_an_endpoint_and_its_dialects(path, endpoint, dialects) -> No
 
 def test_every_endpoint_is_that_of_its_own_path_and_health_checks_are_none() -> None:
     assert all(PATHS.find(each.path)[0].endpoint is each for each in PATHS.endpoints)
-    assert [each.path for each in PATHS.endpoints if each.streams] == ["/embeddings/stream"]
     checks = ("/ping", "/models/own/model/health", "/models/own/ping")
     assert all(PATHS.find(each)[0].is_health_check for each in checks)
     others = ("/models/health", "/models/own/healthy", "/own/health", "/models")
@@ -64,12 +62,12 @@ def request_with(*headers: tuple[str, bytes]) -> Request:
         ("", JSON),
         ("*/*", JSON),
         ("text/html", JSON),
-        ("application/msgpack;q=0.5, */*;q=0.1", MSGPACK),
-        (f"{ARROW}, {MSGPACK};q=0.9", ARROW),
-        (f"{ARROW};q=0, {MSGPACK};q=0.9", MSGPACK),
-        (f"application/json, {ARROW}", JSON),
-        (f"application/json;q=0.1, {ARROW.upper()}", ARROW),
-        ("application/msgpack; q=x;;", JSON),
+        ("application/vnd.safetensors;q=0.5, */*;q=0.1", SAFETENSORS),
+        (f"{SAFETENSORS}, {JSON};q=0.9", SAFETENSORS),
+        (f"{SAFETENSORS};q=0, {JSON};q=0.9", JSON),
+        (f"application/json, {SAFETENSORS}", JSON),
+        (f"application/json;q=0.1, {SAFETENSORS.upper()}", SAFETENSORS),
+        ("application/vnd.safetensors; q=x;;", JSON),
         ("\xe9", JSON),
     ],
 )
@@ -79,8 +77,7 @@ def test_the_format_is_the_one_that_is_wanted_most(header: str, expected: str) -
 
 # Without a limit each of these takes its parser 50 to 100 ms.
 LONG = {
-    "accept": b"text/html, application/msgpack, (" + b"a " * 30_000 + b")",
-    "accept-encoding": b"gzip, (" + b"a " * 30_000 + b")",
+    "accept": b"text/html, application/vnd.safetensors, (" + b"a " * 30_000 + b")",
     "priority": b"u=1, i=(" + b"a " * 30_000 + b")",
 }
 
@@ -88,17 +85,17 @@ LONG = {
 def test_a_header_of_a_usual_length_counts_and_longer_ones_are_not_parsed(monkeypatch) -> None:
     """Whether they stand in one line or in several."""
     padding = b"*/*;q=0.1" + b", a/b;q=0.1" * 70
-    usual = {"accept": b"text/html, " + padding, "accept-encoding": b"zstd", "priority": b"u=1"}
+    usual = {"accept": b"text/html, " + padding, "priority": b"u=1"}
     request = request_with(*usual.items())
     assert len(preference(request.headers, "accept")) > 700
-    read = (_wants_html(request), encoding_of(request), urgency_of(request))
-    assert read == (True, "zstd", 1)
+    read = (_wants_html(request), urgency_of(request))
+    assert read == (True, 1)
     monkeypatch.setattr(http_sf, "parse", None)
     halves = [(name, half) for name, each in LONG.items() for half in (each[:900], each[900:])]
     for lines in (LONG.items(), halves):
         request = request_with(*lines)
-        read = (_wants_html(request), encoding_of(request), urgency_of(request))
-        assert read == (False, None, 3)
+        read = (_wants_html(request), urgency_of(request))
+        assert read == (False, 3)
         assert media_type_of(request) == JSON
 
 

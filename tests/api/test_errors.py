@@ -28,12 +28,11 @@ from smart_embedder.api.dialects.tei import TEI
 from smart_embedder.api.dialects.vllm import VLLM
 from smart_embedder.api.errors import (
     _response,
-    error_facts,
     install_error_handlers,
     unforeseen_error_response,
 )
 from smart_embedder.api.schemas import EmbeddingRequest, RequestModel, RerankBody
-from smart_embedder.errors import InvalidRequestError, QueueFullError
+from smart_embedder.errors import InvalidRequestError
 from smart_embedder.middleware.observe import ProvideContext
 from tests.support.paths import PATHS
 
@@ -244,9 +243,3 @@ async def test_a_lack_of_memory_is_temporary_wherever_it_is_noticed() -> None:
         assert (answer.status_code, told["code"]) == (503, "out_of_memory")
         assert answer.headers["retry-after"] == "30"
         assert told["detail"].startswith("The service has too little memory for this request now;")
-
-
-def test_the_error_of_a_record_tells_when_to_try_again_only_where_that_helps() -> None:
-    full = {"status": 503, "code": "queue_full", "detail": "It is full."}
-    assert error_facts(QueueFullError("it is full.", retry_after=7)) == full | {"retry_after": 7}
-    assert error_facts(QueueFullError("it is full")) == full

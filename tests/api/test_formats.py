@@ -6,12 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pytest
 import torch
 
-from benchmarks.formats import answer_of
-from smart_embedder.api.formats import arrow, binary
+from smart_embedder.api.formats import binary
 from smart_embedder.api.formats import vectors as json_answer
 from smart_embedder.api.formats.vectors import EmbeddingAnswer
 from smart_embedder.engine.records import (
@@ -27,9 +25,7 @@ from smart_embedder.models.tasks import embedders
 from smart_embedder.models.tasks.conversion import Converter
 from tests.api.conftest import answered, metric, serving
 from tests.support.formats import (
-    ARROW,
     JSON,
-    MSGPACK,
     SAFETENSORS,
     Item,
     arrays_of,
@@ -69,8 +65,6 @@ def of_base64(item: Item) -> Item:
 
 
 RENDERERS = {
-    ARROW: arrow.render,
-    MSGPACK: binary.render_msgpack,
     SAFETENSORS: binary.render_safetensors,
     JSON: lambda answer: json_answer.render(answer, sparse_as_indices=True, as_base64=False),
     "base64": lambda answer: json_answer.render(answer, sparse_as_indices=False, as_base64=True),
@@ -81,7 +75,7 @@ RENDERERS = {
     ("kinds", "muvera", "tokens", "strings"),
     [
         (("dense", "sparse", "colbert"), "document", [1, 2, 4], False),
-        # Large ones, and in Arrow more than one batch.
+        # Large ones.
         (("sparse", "colbert"), None, [4100, 7, 70], False),
         (("dense",), None, [1, 2], False),
         (("sparse", "colbert"), None, [3, 1], True),
@@ -113,21 +107,21 @@ def test_every_format_holds_all_that_is_in_an_answer(
 
 def test_the_format_that_is_wanted_most_is_answered_and_an_error_is_json(client) -> None:
     """Which one that is: test_context.py."""
-    for sentences, status, expected in ((["a"], 200, MSGPACK), ([], 400, JSON)):
-        headers = {"Accept": f"{ARROW};q=0, {MSGPACK};q=0.9, */*;q=0.1"}
+    for sentences, status, expected in ((["a"], 200, SAFETENSORS), ([], 400, JSON)):
+        headers = {"Accept": f"application/json;q=0.5, {SAFETENSORS};q=0.9, */*;q=0.1"}
         answer = client.post("/embeddings/", json={"sentences": sentences}, headers=headers)
         assert (answer.status_code, answer.headers["content-type"]) == (status, expected)
 
 
 def test_what_is_made_of_a_text_does_not_depend_on_the_others(client) -> None:
     options = {"output_dtype": "int8", "colbert_pool_factor": 2, "muvera": "document"}
-    headers = {"Accept": MSGPACK}
+    headers = {"Accept": SAFETENSORS}
 
     def last(*sentences: str) -> Item:
         body = {"sentences": sentences} | options
-        return decode(MSGPACK, client.post("/embeddings/", json=body, headers=headers).content)[0][
-            -1
-        ]
+        return decode(SAFETENSORS, client.post("/embeddings/", json=body, headers=headers).content)[
+            0
+        ][-1]
 
     alone = last("hybrid search")
     for beside in (["music"], ["music", "", "search " * 40, *varied_texts(3)]):
@@ -137,20 +131,14 @@ def test_what_is_made_of_a_text_does_not_depend_on_the_others(client) -> None:
         np.testing.assert_allclose(together["muvera"], alone["muvera"], atol=1e-5)
 
 
-def test_a_batch_of_arrow_ends_with_the_text_that_makes_it_a_mebibyte() -> None:
-    answer = answer_to([2000, 2000, 1000, 4096, 7], EmbedRequest([], Outputs(colbert=True)))
-    batches = list(pa.ipc.open_stream(b"".join(arrow.render(answer))))
-    assert [batch["id"].to_pylist() for batch in batches] == [[0, 1, 2], [3], [4]]
-
-
-@pytest.mark.parametrize("render", [arrow.render, binary.render_msgpack, binary.render_safetensors])
-def test_the_pieces_of_an_answer_hold_its_numbers_after_it_is_gone(render) -> None:
-    answer = answer_of(4, 128, "float16")
-    expected = b"".join(render(answer))
-    pieces = list(render(answer))
+def test_the_pieces_of_an_answer_hold_its_numbers_after_it_is_gone() -> None:
+    request = EmbedRequest([], Outputs(dense=True, colbert=True), output_dtype="float16")
+    answer = answer_to([127] * 4, request)
+    expected = b"".join(binary.render_safetensors(answer))
+    pieces = list(binary.render_safetensors(answer))
     del answer
     gc.collect()
-    junk = [np.full((127, 1024), place, np.float16) for place in range(16)]
+    junk = [np.full((127, 64), place, np.float16) for place in range(16)]
     assert b"".join(pieces) == expected
     del junk
 

@@ -94,10 +94,6 @@ async def test_no_endpoint_parses_a_query_that_it_does_not_read_or_cookies(monke
             await client.get(f"{path}?{'a&' * 30_000}", headers=headers)
         for path in ("/embeddings/", "/rerank"):
             await client.post(path, headers=headers, content=b"{}")
-        stream = f"/embeddings/stream?{'a=b&' * 15_000}"
-        answer = await client.post(stream, headers=headers)
-    assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request")
-    assert "more than 100 options" in answer.json()["detail"]
     assert max(map(len, parsed), default=0) == 0
 
 
@@ -261,15 +257,15 @@ async def test_the_work_for_a_client_ends_first_and_then_nobody_listens_on(how, 
 @pytest.mark.parametrize(
     ("header", "urgency"),
     [
-        (None, 5), ("", 5), ("u=0", 0), ("u=7", 7), ("u=8", 5), ("u=-1", 5), ("i, u=2;a=b", 2),
-        ("u", 5), ("u=?1", 5), ("u=1.5", 5), ('u="1"', 5), ("u=(1 2)", 5), ("u=1, u=4", 4),
-        ("i|u=5", 5), ("u=1|u=6", 6), ("u=1;x=2", 1), ("u=", 5), ("U=1", 5), ("u=\xe4", 5),
-        ("x=3", 5), (",", 5),
+        (None, 3), ("", 3), ("u=0", 0), ("u=7", 7), ("u=8", 3), ("u=-1", 3), ("i, u=2;a=b", 2),
+        ("u", 3), ("u=?1", 3), ("u=1.5", 3), ('u="1"', 3), ("u=(1 2)", 3), ("u=1, u=4", 4),
+        ("i|u=5", 5), ("u=1|u=6", 6), ("u=1;x=2", 1), ("u=", 3), ("U=1", 3), ("u=\xe4", 3),
+        ("x=3", 3), (",", 3),
     ],
 )  # fmt: skip
 def test_only_a_whole_urgency_of_rfc_9218_counts(header, urgency) -> None:
     lines = [] if header is None else header.encode("latin-1").split(b"|")
-    assert urgency_of(with_priority(*lines), 5) == urgency
+    assert urgency_of(with_priority(*lines)) == urgency
 
 
 def with_priority(*lines: bytes) -> Request:

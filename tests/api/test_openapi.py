@@ -16,10 +16,7 @@ from smart_embedder.engine.model import LoadedModels
 from smart_embedder.main import create_app
 from smart_embedder.settings import Settings
 from tests.engine.fakes import FakeModel, FakeReranker, loaded
-from tests.support.formats import ARROW, NDJSON
 from tests.support.in_process import served
-
-STREAM = "/embeddings/stream"
 
 
 @pytest.fixture(scope="module")
@@ -66,26 +63,11 @@ def test_every_body_is_required_and_described_without_references(paths) -> None:
     assert (schema["type"], schema["required"]) == ("object", ["query", "passages"])
 
 
-def test_a_stream_has_its_options_in_the_query_and_a_text_in_each_line(paths) -> None:
-    stream = paths[STREAM]["post"]
-    query = {each["name"]: each for each in stream["parameters"] if each["in"] == "query"}
-    assert {"return_dense", "truncate", "model"} <= set(query)
-    assert not {"text", "sentences"} & set(query)
-    assert not any(each["required"] for each in query.values())
-    assert query["truncate"]["description"] == "Cut texts that are too long; false: an error."
-    assert query["truncate"]["schema"]["default"] is True
-    # A stream's priority is the last one by default.
-    for path, default in (("/rerank", "u=3"), (STREAM, "u=7")):
+def test_work_takes_a_priority(paths) -> None:
+    for path in ("/rerank", "/embeddings/"):
         (priority,) = (each for each in paths[path]["post"]["parameters"] if each["in"] == "header")
         assert (priority["name"], priority["required"]) == ("Priority", False)
-        assert priority["schema"] == {"type": "string", "default": default}
-    binary = {"schema": {"type": "string", "format": "binary"}}
-    read, written = stream["requestBody"]["content"], stream["responses"]["200"]["content"]
-    lines = read.pop(NDJSON)["schema"]
-    assert (list(lines["properties"]), lines["required"]) == (["text", "id"], ["text"])
-    assert read == {ARROW: binary}
-    assert {NDJSON, ARROW} <= set(written)
-    assert all(each == binary for each in written.values())
+        assert priority["schema"] == {"type": "string", "default": "u=3"}
 
 
 def test_only_this_services_own_lists_have_the_limits_in_force(paths) -> None:

@@ -1,8 +1,6 @@
 """Vectors and scores as JSON, and answers as messages of bounded size."""
 
 import asyncio
-import gzip
-import random
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
@@ -11,7 +9,6 @@ from typing import Any
 import numpy as np
 import orjson
 import pytest
-from backports import zstd
 from hypothesis import example, given
 from hypothesis import strategies as st
 from starlette.requests import Request
@@ -20,7 +17,6 @@ from smart_embedder.api import rendering
 from smart_embedder.api.rendering import (
     ChunkedResponse,
     by_falling_score,
-    compress,
     messages_of,
     render_matrix,
     render_rerank,
@@ -251,9 +247,3 @@ def test_a_warning_says_which_text_was_cut_where_and_by_how_much(cut, field, poi
         "truncated_tokens": 3,
         "truncation_side": side,
     }
-
-
-def test_chunks_are_compressed_to_one_stream() -> None:
-    chunks = [random.Random(i).randbytes(1000 * i) for i in range(9)]
-    for encoding, unpack in (("gzip", gzip.decompress), ("zstd", zstd.decompress)):
-        assert unpack(b"".join(compress(chunks, encoding))) == b"".join(chunks)

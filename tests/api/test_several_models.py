@@ -1,7 +1,6 @@
 """Models of MODELS in every dialect: each answers as a service does that has it alone."""
 
 import asyncio
-import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -14,7 +13,6 @@ from smart_embedder.models.load import load_models
 from smart_embedder.settings import Settings
 from smart_embedder.settings.sources import read_model_entries
 from tests.api.conftest import answered, metric, serving
-from tests.support.streaming import NDJSON
 
 TEXTS = ["hybrid search", "bread in the kitchen", "music"]
 QUERY = "which bread"
@@ -102,14 +100,7 @@ def test_vectors_of_every_dialect_are_those_of_the_model_alone(client, alone) ->
     cohere = answered(client, "/v2/embed", texts=TEXTS, model=name)
     tei = answered(client, f"/models/{name}/embed", inputs=TEXTS)
     of_openai = [each["embedding"] for each in openai["data"]]
-    options = {"params": named | {"normalize_dense": "true"}, "headers": {"Content-Type": NDJSON}}
-    lines = "\n".join(map(json.dumps, TEXTS))
-    stream = client.post("/embeddings/stream", content=lines, **options).content.splitlines()
-    of_stream = [json.loads(record)["embeddings"] for record in stream]
-    # What it does not make is left out.
-    assert all(each["sparse"] is each["colbert"] is None for each in of_stream)
-    dense_of_stream = [each["dense"] for each in of_stream]
-    for found in (of_openai, cohere["embeddings"]["float"], tei, dense_of_stream):
+    for found in (of_openai, cohere["embeddings"]["float"], tei):
         np.testing.assert_allclose(np.array(found), expected, atol=1e-6)
     tokens = answered(client, f"/models/{name}/tokenize", inputs="bread")
     assert tokens != answered(client, "/tokenize", inputs="bread")

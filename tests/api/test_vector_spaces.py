@@ -1,15 +1,12 @@
 """Every answer tells the spaces of its vectors, and a request may demand them."""
 
-import json
 from pathlib import Path
 from typing import Any
 
-import msgpack
-import pyarrow as pa
 import pytest
 
 from tests.api.conftest import answered, metric, serving
-from tests.support.formats import ARROW, MSGPACK, SAFETENSORS, from_safetensors
+from tests.support.formats import SAFETENSORS, from_safetensors
 
 TEXT = "hybrid search"
 # A path, a body, and the kinds in the answer.
@@ -85,26 +82,12 @@ def test_an_answer_models_and_info_tell_the_space_and_precision_of_each_kind(cli
     assert client.get("/info").json()["vector_space"] == {"dense": known["dense"]}
 
 
-@pytest.mark.parametrize("media_type", [ARROW, MSGPACK, SAFETENSORS])
-@pytest.mark.parametrize("path", ["/embeddings/", "/embeddings/stream"])
-def test_binary_formats_tell_it_in_their_metadata(client, known, path, media_type) -> None:
-    headers = {"content-type": "application/x-ndjson", "accept": media_type}
-    if path == "/embeddings/":
-        answer = client.post(path, json={"sentences": [TEXT]}, headers={"accept": media_type})
-    else:
-        answer = client.post(path, content=json.dumps({"text": TEXT}), headers=headers)
+def test_safetensors_tell_it_in_their_metadata(client, known) -> None:
+    headers = {"accept": SAFETENSORS}
+    answer = client.post("/embeddings/", json={"sentences": [TEXT]}, headers=headers)
     assert answer.status_code == 200, answer.text
     assert spaces_in(answer.headers["vector-space"]) == known
-    # A stream of records in MessagePack has no place for it but the header.
-    if (path, media_type) == ("/embeddings/stream", MSGPACK):
-        return
-    if media_type == MSGPACK:
-        told = msgpack.unpackb(answer.content)
-    elif media_type == ARROW:
-        metadata = pa.ipc.open_stream(answer.content).schema.metadata
-        told = json.loads(metadata[b"smart-embedder"])
-    else:
-        _, told = from_safetensors(answer.content)
+    _, told = from_safetensors(answer.content)
     assert told["vector_space"] == known
 
 
@@ -149,13 +132,3 @@ def test_ids_in_a_header_or_field_are_compared_with_the_kinds_of_the_answer(
         client.post("/embeddings/", json=body | {"if_vector_space": ids}),
     ):
         assert (answer.status_code, answer.json().get("code")) == (status, code), answer.text
-
-
-def test_a_stream_in_another_space_does_not_begin(client) -> None:
-    other, ndjson = "dense-a-b-c-d-e-f-g-h", {"content-type": "application/x-ndjson"}
-    for headers, query in (
-        (ndjson | {"if-vector-space": other}, {}),
-        (ndjson, {"if_vector_space": other}),
-    ):
-        answer = client.post("/embeddings/stream", params=query, content='"a"', headers=headers)
-        assert (answer.status_code, answer.json()["code"]) == (412, "vector_space_differs")

@@ -76,7 +76,6 @@ def figures() -> dict[str, Any]:
         },
         "start": {"int8": [[3, 1000], [1, 1400], [2, 900]]},
         "neighbours": [["beside", "ms", "P50 to quiet"], [["nothing", 2, 1], ["bulk", 3, 1.5]]],
-        "formats": [["what", "ms"], [["one", 2]]],
         "load": [
             {"Scenario": "embed_full", "Conc": n, "Req/s": 5.0, "P50": 1.0, "P99": 2.0}
             for n in (8, 1)

@@ -50,8 +50,10 @@ def async_client(url: str, *, hooks: Any = None, transport: Any = None, **option
     hooks = {name: [_awaitable(hook) for hook in each] for name, each in (hooks or {}).items()}
     with asyncio.Runner() as runner:
         http = httpx.AsyncClient(event_hooks=hooks, transport=transport)
-        yield FromThreads(AsyncClient(url, http=http, **options), runner)
-        runner.run(http.aclose())
+        try:
+            yield FromThreads(AsyncClient(url, http=http, **options), runner)
+        finally:
+            runner.run(http.aclose())
 
 
 def _awaitable(hook):

@@ -214,7 +214,7 @@ def test_no_other_try_without_a_reason(error: SmartEmbedderError) -> None:
     with pytest.raises(SmartEmbedderError) as caught:
         Retries(max_retries=5, max_wait=60).pause_after(error)
     assert caught.value is error
-    # A stream asks only for what has no answer.
+    # A page of a stream is sent again.
     assert Retries(5, 60, resumes=True).pause_after(LOST) > 0
 
 

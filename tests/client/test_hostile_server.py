@@ -24,7 +24,7 @@ ASKED: list[dict[str, Any]] = [
     {"output_dtype": "int8", "return_colbert": True, "muvera": "document"},
 ]
 URL = "http://127.0.0.1:8000"
-OF_VECTORS = EMBEDDINGS, STREAM = "/embeddings/", "/embeddings/stream"
+EMBEDDINGS = "/embeddings/"
 OF_JSON = RERANK, TOKENIZE, HEALTH = "/rerank", "/tokenize", "/health"
 Body = bytes | Iterator[bytes]
 
@@ -62,7 +62,6 @@ def ask(client: Client, path: str, **options: Any) -> Any:
     """The request that belongs to a path."""
     return {
         EMBEDDINGS: lambda: client.embed(TEXTS, **options),
-        STREAM: lambda: list(client.embed_stream(TEXTS, on_error="yield", **options)),
         RERANK: lambda: client.rerank("river", TEXTS),
         TOKENIZE: lambda: client.tokenize(TEXTS),
         HEALTH: client.health,
@@ -77,9 +76,6 @@ def check_right(path: str, answer: Any, options: dict[str, Any]) -> None:
         assert (answer.colbert is not None) == bool(options.get("return_colbert"))
         for sparse in answer.sparse:
             assert len(sparse.as_dict()) == len(sparse.indices) == len(sparse.values)
-    elif path == STREAM:
-        assert [(each.id, each.text) for each in answer] == list(enumerate(TEXTS))
-        assert all(each.dense is not None or each.error is not None for each in answer)
     elif path == RERANK:
         assert sorted(answer.indices.tolist()) == [0, 1, 2]
         assert answer.passages == [TEXTS[i] for i in answer.indices]
@@ -130,20 +126,19 @@ def honest(server) -> dict[tuple[str, int], httpx.Response]:
         sent.append(response)
 
     with httpx.Client(event_hooks={"response": [keep]}) as http, Client(server.url, http=http) as c:
-        for path in (*OF_VECTORS, *OF_JSON):
-            for i, options in enumerate(ASKED if path in OF_VECTORS else [{}]):
+        for path in (EMBEDDINGS, *OF_JSON):
+            for i, options in enumerate(ASKED if path == EMBEDDINGS else [{}]):
                 check_right(path, ask(c, path, **options), options)
                 answers[path, i] = sent[-1]
     return answers
 
 
-@pytest.mark.parametrize("path", OF_VECTORS)
-def test_a_space_that_could_not_be_sent_again_is_no_answer(honest, path: str) -> None:
-    sent = honest[path, 0]
+def test_a_space_that_could_not_be_sent_again_is_no_answer(honest) -> None:
+    sent = honest[EMBEDDINGS, 0]
     headers = {"Content-Type": MEDIA_TYPE, "Vector-Space": "dense-1, spärlich-2".encode("latin-1")}
     client = client_of(answering(sent.content, **headers))
     with pytest.raises(SmartEmbedderError, match="Vector-Space is no list of ids"):
-        ask(client, path)
+        ask(client, EMBEDDINGS)
 
 
 # Numbers and shapes that have broken readers.
@@ -203,7 +198,7 @@ def damaged_file(data: st.DataObject, content: bytes) -> bytes:
 
 @pytest.mark.parametrize(
     ("path", "place"),
-    [(path, i) for path in OF_VECTORS for i in range(len(ASKED))] + [(each, 0) for each in OF_JSON],
+    [(EMBEDDINGS, i) for i in range(len(ASKED))] + [(path, 0) for path in OF_JSON],
 )
 @settings(max_examples=60)
 @given(data=st.data())
@@ -218,10 +213,10 @@ def test_a_damaged_answer_is_right_or_an_error(honest, path: str, place: int, da
             start = data.draw(st.integers(0, len(content)))
             content = content[:start] + data.draw(st.binary(max_size=20)) + content[start:]
         transport = answering(content, content_type=MEDIA_TYPE)
-    error_or_right(transport, path, ASKED[place] if path in OF_VECTORS else {})
+    error_or_right(transport, path, ASKED[place] if path == EMBEDDINGS else {})
 
 
-@pytest.mark.parametrize("path", [*OF_VECTORS, *OF_JSON])
+@pytest.mark.parametrize("path", [EMBEDDINGS, *OF_JSON])
 @settings(max_examples=40)
 @given(
     body=st.binary(max_size=60) | VALUES.map(lambda each: json.dumps(each).encode()),
@@ -287,30 +282,6 @@ def test_a_ranking_of_other_passages_is_an_error(honest, changes, told: str) -> 
         ask(client, RERANK)
 
 
-@pytest.mark.parametrize(
-    ("change", "told"),
-    [
-        (lambda records: records, "more than a record for each text"),
-        (lambda records: records[::-1], "the record 2 in the place of 0"),
-        (lambda records: [records[0], records[0], records[2]], "the record 0 in the place of 1"),
-        (lambda records: [{"id": f"{each['id']}"} for each in records], "the record '0'"),
-        (lambda _: [{}] * 3, "KeyError"),
-        (lambda _: [], "without records"),
-        (lambda _: [{"id": 0, "error": {"detail": 1, "code": [], "status": "x"}}], "tensors"),
-    ],
-)
-def test_records_of_other_texts_are_an_error(honest, change, told: str) -> None:
-    tensors, facts, numbers = opened(honest[STREAM, 0].content)
-    body = file_of(tensors, facts | {"records": change(facts["records"])}, numbers)
-    if told.startswith("more than"):
-        body *= 2
-    with (
-        client_of(answering(body, content_type=MEDIA_TYPE)) as client,
-        pytest.raises(SmartEmbedderError, match=told),
-    ):
-        ask(client, STREAM)
-
-
 class Endless:
     """Pieces without end, which are counted."""
 
@@ -326,15 +297,9 @@ class Endless:
 
 MOST = {
     EMBEDDINGS: limits.of_vectors(TEXTS, {}),
-    STREAM: limits.of_vectors(TEXTS, {}),
     RERANK: limits.of_ranking("river", TEXTS),
     TOKENIZE: limits.of_tokens(TEXTS),
 }
-NO_RECORDS = file_of({}, {"output_dtype": "float32", "records": []})
-ANNOUNCED = file_of(
-    {"dense": {"dtype": "U8", "shape": [10**15], "data_offsets": [0, 10**15]}},
-    {"output_dtype": "float32", "records": [{"id": 0}]},
-)
 
 
 @pytest.mark.parametrize(
@@ -342,9 +307,6 @@ ANNOUNCED = file_of(
     [
         (EMBEDDINGS, bytes(65_536)),
         (EMBEDDINGS, b"\xff\xff\x0f\x00\x00\x00\x00\x00" + b" " * 65_528),
-        (STREAM, NO_RECORDS),
-        (STREAM, ANNOUNCED),
-        (STREAM, b"\xff\xff\xff\x00\x00\x00\x00\x00" + b" " * 65_528),
         *((path, b" " * 65_536) for path in OF_JSON),
     ],
 )
@@ -360,8 +322,7 @@ def test_an_answer_without_end_is_read_no_further_than_an_honest_one(
     ):
         ask(client, path)
     most = MOST.get(path, limits.SMALL) if status == 200 else limits.SMALL
-    # A stream asks a second time for what is refused early.
-    assert body.bytes <= 2 * (most.bytes + 2 * len(piece))
+    assert body.bytes <= most.bytes + 2 * len(piece)
 
 
 def shared_tensors(honest) -> tuple[bytes, dict[str, str], int]:

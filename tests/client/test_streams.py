@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 from smart_embedder_client import Client, SmartEmbedderError, StreamedText
-from smart_embedder_client.streams import OPEN_SECTIONS, SectionMaker
+from smart_embedder_client.sending import OPEN_PAGES
+from smart_embedder_client.streams import PageMaker
 
 from tests.support.relay import Relay
 from tests.support.texts import varied_texts
@@ -124,7 +125,7 @@ def test_texts_are_taken_as_they_are_needed(server) -> None:
         records = client.embed_stream(source())
         for _ in range(50):
             next(records)
-        assert taken <= 50 + OPEN_SECTIONS * 1024
+        assert taken <= 50 + OPEN_PAGES * 1024
         records.close()
     server.wait_for_metric("embedding_active_requests", 0)
 
@@ -139,14 +140,13 @@ def test_a_stream_of_threads_has_nothing_to_do_with_the_event_loop_around_it(ser
         assert len([*asyncio.run(begin(client))]) == len(MANY) - 1
 
 
-def test_a_section_is_as_large_as_its_size_says_which_has_a_limit() -> None:
-    maker = SectionMaker({})
+def test_a_page_is_as_large_as_its_size_says_which_has_a_limit() -> None:
+    maker = PageMaker()
     while not maker.full:
         maker.add("x" * 100)
-    section = maker.take()
-    assert section is not None
-    assert maker.take() is None
-    assert len(section.body.splitlines()) <= maker.pace.size // 100 + 1
+    page = maker.take()
+    assert maker.take() == []
+    assert len(page) <= maker.pace.size // 100 + 1
     for _ in range(20):
         maker.record_end()
     assert maker.pace.size == 524_288

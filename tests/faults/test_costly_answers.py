@@ -22,7 +22,7 @@ CASES = {
     "tokens of ligatures": ("/tokenize", {"inputs": LIGATURES}, {}, 422),
     "states of every token": ("/embed_all", {"inputs": MANY, "truncate": True}, {}, 422),
     "long numbers": ("/embeddings/", {"sentences": SHORT, "muvera": "document"}, {}, 200),
-    "bytes": ("/embeddings/", {"sentences": MANY}, {"Accept": "application/msgpack"}, 422),
+    "bytes": ("/embeddings/", {"sentences": MANY}, {"Accept": "application/vnd.safetensors"}, 422),
     "OpenAI's": ("/v1/embeddings", {"input": MANY, "return_colbert": True}, {}, 400),
     "pooled": ("/embeddings/", {"sentences": [LONG], "colbert_pool_factor": 2}, {}, 422),
     "two long texts": ("/rerank", {"query": LONG, "passages": [LONG]}, {}, 200),

@@ -1,4 +1,4 @@
-"""Two models that do not fit into the memory together are both answered, also under a stream.
+"""Two models that do not fit into the memory together are both answered, also under load.
 
 What fits under no circumstances is refused in one sentence (503 `model_too_large`), and so is a
 model whose files are gone or damaged (503 `model_not_loaded`). Another model's files, in the folder
@@ -8,8 +8,7 @@ of one that was unloaded, are that model from then on.
 import asyncio
 import json
 import shutil
-import threading
-from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 
 import httpx2
@@ -20,10 +19,9 @@ from safetensors.torch import load_file, save
 
 from tests.support.memory import status_bytes
 from tests.support.server import RunningServer, run_server
-from tests.support.streaming import Stream
 
-# So many that half a table is far more than what the allocator keeps of a stream's records and of
-# modules that are imported for the first model.
+# So many that half a table is far more than what the allocator keeps of answers and of modules
+# that are imported for the first model.
 ROWS = 600_000
 WIDTH = 64
 # In float32, as the model is computed; the table is copied from its file, which is in float16.
@@ -139,60 +137,26 @@ async def test_asked_for_at_once_both_answer(limited, expected) -> None:
         np.testing.assert_allclose(dense(answer), expected[name], atol=1e-6)
 
 
-class BusyStream:
-    """Sends lines until it is told to end, so many that there always are some to compute."""
+async def test_one_that_is_in_use_makes_room_and_comes_back(limited, expected) -> None:
+    """Requests for it are in work all the time, and every one is answered."""
+    ended = asyncio.Event()
 
-    def __init__(self, stream: Stream) -> None:
-        self._stream = stream
-        self._unread = threading.Semaphore(40)
-        self._ended = threading.Event()
-        self.records: list[bytes] = []
+    async with limited.server.async_client() as client:
 
-    def end(self) -> None:
-        self._ended.set()
+        async def ask_again_and_again() -> list[np.ndarray]:
+            answers = []
+            while not ended.is_set():
+                answers.append(dense(await limited.ask(client, "one")))
+            return answers
 
-    def send(self) -> int:
-        """Returns how many lines there were."""
-        count = 0
-        while not self._ended.is_set():
-            self._unread.acquire(timeout=0.2)  # A body may not pause for long.
-            self._stream.send_texts(*SENTENCES[:1] * 100)
-            count += 100
-        self._stream.end()
-        return count
-
-    def read(self) -> None:
-        while record := self._stream.response.readline():
-            self.records.append(record)
-            if len(self.records) % 100 == 0:
-                self._unread.release()
-
-    def dense(self, place: int) -> list[float]:
-        return json.loads(self.records[place])["embeddings"]["dense"]
-
-
-def test_one_that_a_stream_uses_makes_room_and_comes_back(limited, expected) -> None:
-    """The stream is in work all the time, and none of its records is lost."""
-
-    async def ask(name: str) -> np.ndarray:
-        async with limited.server.async_client() as client:
-            return dense(await limited.ask(client, name))
-
-    asyncio.run(ask("one"))
-    options = {"model": "one", "return_sparse": "false"}
-    with Stream(limited.server, options) as connection, ThreadPoolExecutor(2) as threads:
-        stream = BusyStream(connection)
-        sending, reading = threads.submit(stream.send), threads.submit(stream.read)
-        try:
-            limited.server.wait_for_more(lambda: len(stream.records), 0)
-            other = asyncio.run(ask("two"))
-        finally:
-            stream.end()
-        reading.result()
-        assert len(stream.records) == sending.result()
-    np.testing.assert_allclose(other, expected["two"], atol=1e-6)
-    vectors = [stream.dense(place) for place in (0, -1)]
-    np.testing.assert_allclose(vectors, [expected["one"][0]] * 2, atol=1e-5)
+        await limited.ask(client, "one")
+        async with asyncio.TaskGroup() as tasks:
+            asking = [tasks.create_task(ask_again_and_again()) for _ in range(4)]
+            other = await limited.ask(client, "two")
+            ended.set()
+    np.testing.assert_allclose(dense(other), expected["two"], atol=1e-6)
+    for answer in chain.from_iterable(task.result() for task in asking):
+        np.testing.assert_allclose(answer, expected["one"], atol=1e-5)
 
 
 async def test_one_that_cannot_fit_is_one_sentence_and_nothing_is_unloaded_for_it(

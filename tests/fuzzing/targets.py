@@ -6,10 +6,7 @@ from tests.fuzzing.inputs import Target
 
 MODULES = {
     "heads": "request_heads",
-    "lines": "stream_lines",
     "bodies": "json_bodies",
-    "arrow": "arrow_streams",
-    "gzip": "gzip_bodies",
     "checkpoints": "safetensors_files",
     "entries": "safetensors_files",
     "answers": "safetensors_files",

@@ -4,10 +4,8 @@ That a parser reads what its reference reads, however its input is cut, is shown
 beside the tests of what it refuses.
 """
 
-import gzip
 import json
 
-import pyarrow as pa
 import pytest
 import torch
 from hypothesis import given
@@ -15,13 +13,10 @@ from hypothesis import strategies as st
 from smart_embedder_client import safetensors as client_format
 
 from smart_embedder.api import body
-from smart_embedder.api.stream import arrow_lines, lines
 from smart_embedder.engine.requests import shared_cache
-from smart_embedder.middleware.body import _GzippedBody
 from smart_embedder.models.checkpoint import weights
 from smart_embedder.server.connection import BoundedConnection
 from tests.fuzzing import request_heads
-from tests.fuzzing.arrow_streams import stream_of
 from tests.fuzzing.inputs import CONTROL, linear
 from tests.fuzzing.targets import MODULES, load
 
@@ -50,28 +45,9 @@ JSON = st.builds(
     st.booleans(),
     st.sampled_from([None, 2]),
 )
-IDS = st.integers(2**63 - 2, 2**63 + 2) | st.sampled_from([0, 1, ""]) | SCALARS | STRINGS
-FIELDS = st.tuples(st.sampled_from(["text", "text", "tex\\u0074", "other"]), STRINGS | SCALARS)
-FIELDS |= st.tuples(st.just("id"), IDS)
-# A name may be there twice.
-OBJECTS = st.lists(FIELDS, max_size=4).map(
-    lambda fields: "{" + ", ".join(f'"{name}":{json.dumps(of)}' for name, of in fields) + "}"
-)
-LINES = JSON.map(lambda text: text.replace(b"\n", b"")) | OBJECTS.map(str.encode)
-LINES |= st.sampled_from([b"", b"  ", b"\r", b"{", b"[1]", b"x" * 601, b'"' + b"y" * 700])
-MEMBERS = (st.binary(max_size=40) | st.just(b"a" * 3000)).map(gzip.compress)
-TABLES = st.builds(
-    lambda texts, rows, kind: stream_of(pa.table({"text": pa.array(texts, kind)}), rows),
-    st.lists(st.none() | st.text(max_size=10), max_size=10),
-    st.integers(1, 5),
-    st.sampled_from([pa.string(), pa.large_string()]),
-)
 # Made from the bottom up, where changes of what a target begins with would rarely be any.
 CONTENTS = {
     "bodies": JSON,
-    "lines": st.lists(LINES, max_size=12).map(b"\n".join),
-    "gzip": st.lists(MEMBERS, max_size=12).map(b"".join),
-    "arrow": TABLES,
 }
 
 
@@ -104,22 +80,9 @@ def test_requests_reach_the_app() -> None:
     assert request_heads._serve([content])[0] == request_heads.read_plainly(content)
 
 
-def begin_a_byte_late(body: _GzippedBody, begin=_GzippedBody._begin_member) -> None:
-    begin(body)
-    body._taken += 1
-
-
-def read_nulls(values: arrow_lines._Values, row: int, get=arrow_lines._Values.get) -> object:
-    values._valid = None
-    return get(values, row)
-
-
 FAULTS = {
     "heads": (BoundedConnection, "on_header", BoundedConnection.__mro__[1].on_header),
-    "lines": (lines, "_is_id", lambda _: True),
     "bodies": (body, "_WITHIN_A_CHARACTER", range(0)),
-    "arrow": (arrow_lines._Values, "get", read_nulls),
-    "gzip": (_GzippedBody, "_begin_member", begin_a_byte_late),
     "checkpoints": (weights, "_STORED_DTYPES", weights._STORED_DTYPES | {"F32": torch.int32}),
     "entries": (shared_cache, "problem_of", lambda *_: None),
     "answers": (client_format, "_BFLOAT16", "none"),

@@ -1,8 +1,6 @@
 """Asks a server every question of the description, and compares each answer with the truth."""
 
 import base64
-import io
-import json
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -11,13 +9,12 @@ from typing import Any
 import httpx2
 import numpy as np
 import orjson
-import pyarrow as pa
 
 from tests.oracle.answers import distances
 from tests.oracle.described import RULES, Question, Schema, questions
 from tests.oracle.rules import Served
 from tests.oracle.truth import RefusedError
-from tests.support.formats import ARROW, READERS, Item, decode
+from tests.support.formats import Item, decode
 
 # Of numbers in float32, as transformers computes them.
 TOLERANCE = 1e-5
@@ -71,31 +68,7 @@ def _send(client: httpx2.Client, question: Question, served: Served) -> httpx2.R
         model = served.m3
     path = question.operation.path.replace("{model}", model.name)
     headers = {"Content-Type": question.reads, "Accept": question.writes}
-    if not question.operation.in_query:
-        return client.post(path, content=orjson.dumps(question.body), headers=headers)
-    options = dict(question.body)
-    content = _lines(question.reads, options.pop("text"))
-    query = {name: _in_query(each) for name, each in options.items() if each is not None}
-    return client.post(path, content=content, params=query, headers=headers)
-
-
-def _in_query(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
-
-
-def _lines(media_type: str, texts: list[str]) -> bytes:
-    if media_type == ARROW:
-        target = io.BytesIO()
-        table = pa.table({"id": [_id(n) for n in range(len(texts))], "text": texts})
-        with pa.ipc.new_stream(target, table.schema) as writer:
-            writer.write_table(table)
-        return target.getvalue()
-    lines = ({"id": _id(number), "text": text} for number, text in enumerate(texts))
-    return b"".join(orjson.dumps(line) + b"\n" for line in lines)
-
-
-def _id(number: int) -> str:
-    return f"line {number}"
+    return client.post(path, content=orjson.dumps(question.body), headers=headers)
 
 
 def _faults(question: Question, expected: Any, response: httpx2.Response) -> Iterator[str]:
@@ -130,8 +103,6 @@ def _place_of(warning: Item) -> tuple[int, str]:
 def _read(question: Question, content: bytes) -> Any:
     """The answer in the form of the expected one."""
     answer = question.operation.answer
-    if answer == "binary":
-        return [_record(each) for each in READERS[question.writes](content)]
     if answer == "EmbeddingResponse|Base64Response":
         items, told = decode(question.writes, content)
         return told | {"data": [{"vectors": _vectors(each)} for each in items]}
@@ -139,16 +110,6 @@ def _read(question: Question, content: bytes) -> Any:
     if answer == "RerankResponse":
         found["warnings"] = [each["target"]["pointer"] for each in found["warnings"]]
     return found
-
-
-def _record(found: Item) -> Item:
-    """A record of a stream, as the rule expects it."""
-    if "error" in found:
-        return {"id": found["id"], "error": True}
-    record: Item = {"id": found["id"], "vectors": _vectors(found)}
-    if found.get("warnings"):
-        record["warnings"] = [each["details"] for each in found["warnings"]]
-    return record
 
 
 def _vectors(item: Item) -> Item:

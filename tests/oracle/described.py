@@ -50,7 +50,6 @@ class Operation:
     reads: tuple[str, ...]
     writes: tuple[str, ...]
     options: dict[str, Schema]
-    in_query: bool
 
     @property
     def path(self) -> str:
@@ -100,7 +99,6 @@ def operations(description: Schema) -> Iterator[Operation]:
                 tuple(body),
                 tuple(answer),
                 options,
-                bool(query),
             )
 
 

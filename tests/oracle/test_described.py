@@ -72,11 +72,6 @@ def add_format(description) -> None:
     answer["content"]["application/cbor"] = {"schema": {"type": "string"}}
 
 
-def add_read_format(description) -> None:
-    body = description["paths"]["/embeddings/stream"]["post"]["requestBody"]
-    body["content"]["text/csv"] = {"schema": {"type": "string"}}
-
-
 @pytest.mark.parametrize(
     ("change", "named"),
     [
@@ -87,7 +82,6 @@ def add_read_format(description) -> None:
         (lambda d: add_parameter(d, "sharpen", "query"), "POST /embed: the option sharpen"),
         (lambda d: add_parameter(d, "Sharpen", "header"), "POST /embed: the option Sharpen"),
         (add_format, "POST /embeddings/: application/cbor"),
-        (add_read_format, "POST /embeddings/stream: text/csv"),
         (lambda d: d["paths"].pop("/ping"), "GET /ping: is not in the description"),
     ],
 )

@@ -37,7 +37,7 @@ from tests.oracle.truth import (
     quantized,
     unit,
 )
-from tests.support.formats import ARROW, JSON, MSGPACK, NDJSON, SAFETENSORS
+from tests.support.formats import JSON, SAFETENSORS
 
 _DTYPES = ("float32", "float16", "bfloat16", "int8", "uint8", "binary", "ubinary")
 _TYPES = ("float", "base64", "int8", "uint8", "binary", "ubinary")
@@ -166,26 +166,6 @@ def _embeddings(served: Served, question: Any) -> Body:
     dtype = body.get("output_dtype", "float32")
     plain = question.writes == JSON and dtype == "float32" and body.get("encoding") != "base64"
     return answer if plain else answer | {"output_dtype": dtype}
-
-
-def _stream(served: Served, question: Any) -> list[Body]:
-    """A record for each line; one that cannot be answered has an error."""
-    body = question.body
-    _check_numbers(body, question.writes == NDJSON)
-    records: list[Body] = []
-    for text in body["text"]:
-        try:
-            (found,) = _own_vectors(served, body, [text], "text")
-        except RefusedError:
-            # An option is refused for the whole stream, and a text in its place.
-            next(iter(_own_vectors(served, body, ["bread"], "text")))
-            records.append({"id": f"line {len(records)}", "error": True})
-            continue
-        record = {"id": f"line {len(records)}", "vectors": found["vectors"]}
-        if found["warnings"]:
-            record["warnings"] = [each["details"] for each in found["warnings"]]
-        records.append(record)
-    return records
 
 
 _OWN_OPTIONS: dict[str, tuple[Any, ...]] = {
@@ -487,16 +467,7 @@ VECTOR_RULES: dict[str, Rule] = {
         _embeddings,
         frozenset({"processing_time_ms", "timings_ms", "message", "vector_space", "precision"}),
         _OWN_TOGETHER,
-        (JSON, ARROW, MSGPACK, SAFETENSORS),
-    ),
-    "binary": Rule(
-        ("text", "id"),
-        ({"text": SHORT}, {"text": LONG}),
-        _OWN_OPTIONS,
-        _stream,
-        frozenset(),
-        _OWN_TOGETHER,
-        (NDJSON, ARROW, MSGPACK, SAFETENSORS),
+        (JSON, SAFETENSORS),
     ),
     "OpenAIEmbeddings": Rule(
         ("input",),

@@ -43,12 +43,11 @@ async def test_the_time_of_a_drain_runs_from_its_beginning_and_begins_once() -> 
 
 
 class Service:
-    """A server, and an app that answers after `seconds`, as a stream until the drain, or never."""
+    """A server, and an app that answers after `seconds`, or never."""
 
     def __init__(self, *, host: str = "127.0.0.1", delay: float = 0.0) -> None:
         self.drain = Drain()
         self.seconds = 0.0
-        self.streams = False
         self.failed: list[float] = []
         self.entered = asyncio.Event()
         self._never = asyncio.Event()
@@ -79,10 +78,8 @@ class Service:
                 await self._never.wait()
             else:
                 await asyncio.sleep(self.seconds)
-            headers = [] if self.streams else [(b"content-length", b"2")]
+            headers = [(b"content-length", b"2")]
             await send({"type": "http.response.start", "status": 200, "headers": headers})
-            if self.streams:
-                await self.drain.wait_for_beginning()
             await send({"type": "http.response.body", "body": b"ok"})
 
     @property
@@ -119,30 +116,28 @@ async def in_work(service: Service) -> "asyncio.Task[bytes]":
 
 
 @pytest.mark.parametrize(
-    ("seconds", "streams", "ends", "failed"),
+    ("seconds", "ends", "failed"),
     [
-        pytest.param(20, False, 20, [], id="is answered"),
-        pytest.param(10_000, False, 27, [27], id="is failed while there is time to say so"),
-        pytest.param(0, True, 0, [], id="is a stream, which ends at once"),
+        pytest.param(20, 20, [], id="is answered"),
+        pytest.param(10_000, 27, [27], id="is failed while there is time to say so"),
     ],
 )
 @in_skipped_time
 async def test_a_request_in_work_ends_and_then_the_server_does(
-    seconds: float, streams: bool, ends: float, failed: list[float]
+    seconds: float, ends: float, failed: list[float]
 ) -> None:
     service = Service()
-    service.seconds, service.streams = seconds, streams
+    service.seconds = seconds
     with capture_logs() as log:
         async with service.running() as serving:
             call = await in_work(service)
-            await asyncio.sleep(100 if streams else 0)
             assert not call.done()
             began = now()
             service.server.handle_exit(signal.SIGTERM, None)
             assert service.drain.begun
             answer = await call
             assert b"ok" in answer
-            assert (b"connection: close" in answer) == (not streams)
+            assert b"connection: close" in answer
             await serving
     _, draining, stopped = log
     assert (draining["event"], draining["signal"]) == ("draining", "SIGTERM")

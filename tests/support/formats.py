@@ -1,21 +1,14 @@
 """Reads an answer with vectors in each of its formats, by the formats' own libraries."""
 
-import io
 from typing import Any
 
-import msgpack
 import numpy as np
 import orjson
-import pyarrow as pa
 import safetensors
 
 from smart_embedder.api.formats.vectors import TextVectors
 
-JSON, NDJSON = "application/json", "application/x-ndjson"
-ARROW, MSGPACK, SAFETENSORS = (
-    *("application/vnd.apache.arrow.stream", "application/msgpack"),
-    "application/vnd.safetensors",
-)
+JSON, SAFETENSORS = "application/json", "application/vnd.safetensors"
 
 Item = dict[str, Any]
 
@@ -49,46 +42,6 @@ def assert_arrays(found: Item, expected: Item) -> None:
             assert found[name] == each
         else:
             np.testing.assert_array_equal(np.asarray(found[name], each.dtype), each, name)
-
-
-def from_arrow(content: bytes) -> tuple[list[Item], Item]:
-    table = pa.ipc.open_stream(content).read_all()
-    table.validate(full=True)
-    assert table["id"].to_pylist() == list(range(len(table)))
-    items: list[Item] = [{} for _ in range(len(table))]
-    for name in table.column_names[1:]:
-        for item, value in zip(items, table[name], strict=True):
-            item[name] = arrow_value(value)
-    return items, orjson.loads(table.schema.metadata[b"smart-embedder"])
-
-
-def arrow_value(value: pa.Scalar) -> Any:
-    if pa.types.is_floating(value.type):
-        return np.float32(value.as_py())
-    inner = value.values
-    if pa.types.is_struct(inner.type):
-        return {
-            "indices": inner.field("index").to_numpy(),
-            "values": inner.field("value").to_numpy(),
-        }
-    if pa.types.is_string(inner.type):
-        return inner.to_pylist()
-    if pa.types.is_fixed_size_list(inner.type):
-        return inner.flatten().to_numpy().reshape(-1, inner.type.list_size)
-    return inner.to_numpy()
-
-
-def _as_array(found: dict[Any, Any]) -> Any:
-    if b"nd" not in found:
-        return found
-    return np.frombuffer(found[b"data"], found[b"type"]).reshape(found[b"shape"])
-
-
-def from_msgpack(content: bytes) -> tuple[list[Item], Item]:
-    answer = msgpack.unpackb(content, object_hook=_as_array, strict_map_key=False)
-    items = answer.pop("data")
-    assert [item["id"] for item in items] == list(range(len(items)))
-    return [with_tokens(item) for item in items], answer
 
 
 def with_tokens(item: Item) -> Item:
@@ -140,64 +93,6 @@ def from_json(content: bytes) -> tuple[list[Item], Item]:
 
 
 DECODERS = {
-    ARROW: from_arrow,
-    MSGPACK: from_msgpack,
     SAFETENSORS: from_safetensors,
-    "application/json": from_json,
-}
-
-
-def records_of_ndjson(content: bytes) -> list[Item]:
-    found = map(orjson.loads, content.splitlines())
-    return [with_tokens({"embeddings": {}} | each) | facts_of(each) for each in found]
-
-
-def facts_of(record: Item) -> Item:
-    return {name: record[name] for name in ("id", "warnings", "error") if name in record}
-
-
-def records_of_msgpack(content: bytes) -> list[Item]:
-    unpacked = msgpack.Unpacker(io.BytesIO(content), object_hook=_as_array, strict_map_key=False)
-    return [with_tokens({"embeddings": {}} | each) | facts_of(each) for each in unpacked]
-
-
-def records_of_arrow(content: bytes) -> list[Item]:
-    table = pa.ipc.open_stream(content).read_all()
-    table.validate(full=True)
-    rows: list[Item] = [{} for _ in range(len(table))]
-    for name in table.column_names:
-        for row, value in zip(rows, table[name], strict=True):
-            if value.is_valid:
-                plain = name in {"id", "warnings", "error"}
-                row[name] = value.as_py() if plain else arrow_value(value)
-    for row in rows:
-        row |= {name: orjson.loads(row[name]) for name in ("warnings", "error") if name in row}
-    return rows
-
-
-def records_of_files(content: bytes) -> list[Item]:
-    """Several files of safetensors, one after the other."""
-    rows: list[Item] = []
-    while content:
-        start = 8 + int.from_bytes(content[:8], "little")
-        header = orjson.loads(content[8:start])
-        header.pop("__metadata__")
-        end = start + max((each["data_offsets"][1] for each in header.values()), default=0)
-        vectors, told = from_safetensors(content[:end])
-        assert {"output_dtype", "model_name"} < set(told)
-        left = iter(vectors)
-        for facts in told["records"]:
-            tokens = {f"{kind}_tokens": each for kind, each in facts.get("tokens", {}).items()}
-            rows.append(facts_of(facts) | ({} if "error" in facts else next(left)) | tokens)
-        assert not list(left)
-        content = content[end:]
-    return rows
-
-
-# Of the records of a stream.
-READERS = {
-    NDJSON: records_of_ndjson,
-    MSGPACK: records_of_msgpack,
-    ARROW: records_of_arrow,
-    SAFETENSORS: records_of_files,
+    JSON: from_json,
 }

@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Protocol
 
-import msgpack
-
-from smart_embedder.api.formats.records import MSGPACK
+from smart_embedder.api.formats.binary import SAFETENSORS
 from smart_embedder.engine import Engine
 from smart_embedder.engine.records import (
     NO_OPTIONS,
@@ -23,7 +21,7 @@ from smart_embedder.engine.records import (
 from smart_embedder.errors import InvalidRequestError
 from smart_embedder.models.load import load_models
 from smart_embedder.settings import NO_RERANKER, Settings
-from tools.answers import array_in_msgpack, embedding_in
+from tools.answers import embeddings_in
 from tools.evaluate.representations import COLBERT, DENSE, KINDS, SPARSE, Kinds
 from tools.service import EMBED, RERANK, Service, ServiceError
 
@@ -160,9 +158,8 @@ class ServiceSource:
         fields = ("prompt", "input_type", "dimensions")
         given = {name: getattr(options, name) for name in fields}
         body |= {name: value for name, value in given.items() if value is not None}
-        answer = await asyncio.to_thread(self._service.work, EMBED, body, MSGPACK)
-        told = msgpack.unpackb(answer.content, object_hook=array_in_msgpack)
-        embeddings = [embedding_in(item["embeddings"]) for item in told["data"]]
+        answer = await asyncio.to_thread(self._service.work, EMBED, body, SAFETENSORS)
+        embeddings, told = embeddings_in(answer.content)
         return Embedded(embeddings, told["usage"]["total_tokens"], answer.elapsed.total_seconds())
 
     async def rerank(self, query: str, passages: list[str]) -> list[float]:

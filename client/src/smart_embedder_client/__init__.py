@@ -12,7 +12,7 @@ from smart_embedder_client.async_client import AsyncClient
 from smart_embedder_client.client import Client
 from smart_embedder_client.errors import SmartEmbedderError
 from smart_embedder_client.options import EmbedOptions, RerankOptions, RerankWeights
-from smart_embedder_client.records import StreamedText
+from smart_embedder_client.streams import StreamedText
 
 __version__ = "2.0.0-dev"
 

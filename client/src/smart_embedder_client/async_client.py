@@ -8,9 +8,8 @@ import httpx
 from smart_embedder_client import calls
 from smart_embedder_client.answers import Embeddings, Health, Ranking, Tokenized
 from smart_embedder_client.options import EmbedOptions, OnError, RerankOptions
-from smart_embedder_client.records import StreamedText
 from smart_embedder_client.sending import AsyncioHttp, Sender
-from smart_embedder_client.streams import Stream, TextOrPair
+from smart_embedder_client.streams import Stream, StreamedText, TextOrPair
 
 
 class AsyncClient:

@@ -54,8 +54,8 @@ class Retries:
 
     A request is sent again after 429 and 503 with a Retry-After, no earlier than that says, and
     after a failure to connect, with pauses that double. After any other error it would fail again,
-    or be computed twice. A request that `resumes` asks only for what has no answer, so it is sent
-    again after a lost connection, too.
+    or be computed twice. A page of a stream `resumes` it: it is sent again after a lost connection,
+    too.
     """
 
     max_retries: int
@@ -181,45 +181,18 @@ class Service:
     max_retries: int
     max_wait: float
 
-    def retries(self, *, resumes: bool = False) -> Retries:
-        """The retries of a new request."""
-        return Retries(self.max_retries, self.max_wait, resumes)
-
     def request(self, call: Call[Any]) -> dict[str, Any]:
         """The arguments of httpx' `build_request`."""
         headers = {} if call.body is None else {"Content-Type": "application/json"}
+        token = {} if self.token is None else {"Authorization": f"Bearer {self.token}"}
+        connect = min(self.timeout, _CONNECT_SECONDS)
         return {
             "method": call.method,
             "url": self.url + call.path,
             "content": None if call.body is None else _as_json(call.body),
+            "headers": {**headers, **call.headers, **_UNCOMPRESSED, **token},
             # No limit of the wait for a connection: many requests at once have not failed.
-            **self._common({**headers, **call.headers}, pool=None),
-        }
-
-    def stream_request(
-        self, body: bytes, options: Mapping[str, Any], priority: int | None, pool: float | None
-    ) -> dict[str, Any]:
-        """The arguments of httpx' `build_request` for lines of a stream.
-
-        `pool` is the most seconds to wait for a free connection.
-        """
-        fields, headers = split_space(options)
-        headers |= {"Content-Type": "application/x-ndjson", "Accept": safetensors.MEDIA_TYPE}
-        return {
-            "method": "POST",
-            "url": self.url + "/embeddings/stream",
-            # None is the service's default.
-            "params": {k: v for k, v in fields.items() if v is not None},
-            "content": body,
-            **self._common({**headers, **_priority(priority)}, pool=pool),
-        }
-
-    def _common(self, headers: dict[str, str], *, pool: float | None) -> dict[str, Any]:
-        token = {} if self.token is None else {"Authorization": f"Bearer {self.token}"}
-        connect = min(self.timeout, _CONNECT_SECONDS)
-        return {
-            "headers": {**headers, **_UNCOMPRESSED, **token},
-            "timeout": httpx.Timeout(self.timeout, connect=connect, pool=pool),
+            "timeout": httpx.Timeout(self.timeout, connect=connect, pool=None),
         }
 
 

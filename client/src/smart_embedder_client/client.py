@@ -8,9 +8,8 @@ import httpx
 from smart_embedder_client import calls
 from smart_embedder_client.answers import Embeddings, Health, Ranking, Tokenized
 from smart_embedder_client.options import EmbedOptions, OnError, RerankOptions
-from smart_embedder_client.records import StreamedText
 from smart_embedder_client.sending import Sender, ThreadHttp, finished, iterate
-from smart_embedder_client.streams import Stream, TextOrPair
+from smart_embedder_client.streams import Stream, StreamedText, TextOrPair
 
 
 class Client:
@@ -81,10 +80,11 @@ class Client:
     ) -> Iterator[StreamedText]:
         """The vectors of any number of `texts`, one after the other, in constant memory.
 
-        A text may be given as a pair of its id and itself. Texts are taken as they are needed. A
-        lost connection, or a service that is restarted, is asked again for what has no answer.
-        `priority` is 7 (background) unless another is asked for. With `on_error` "raise" a text
-        that cannot be embedded ends the stream, with "yield" its record has the `error`.
+        A text may be given as a pair of its id and itself. Texts are taken as they are needed, and
+        sent in pages of about two seconds. A page is sent again after a lost connection or a
+        restart of the service. `priority` is 7 (background) unless another is asked for. With
+        `on_error` "raise" a text that cannot be embedded ends the stream, with "yield" its record
+        has the `error`.
         """
         stream = Stream(self._sender, calls.with_defaults(options), priority, on_error)
         return iterate(stream.run(iter(texts)))

@@ -110,16 +110,6 @@ def json_object(response: httpx.Response) -> dict[str, Any]:
     return told if isinstance(told, dict) else {}
 
 
-def error_in_record(told: dict[str, Any]) -> SmartEmbedderError:
-    """The error in a record of a stream; raises one of `MALFORMED` if it is none."""
-    detail, code, status = told["detail"], told["code"], told["status"]
-    if not (isinstance(detail, str) and isinstance(code, str) and type(status) is int):
-        raise TypeError("an error without a sentence, a code and a status")
-    retry_after = told.get("retry_after")
-    seconds = None if retry_after is None else _seconds(str(float(retry_after)))
-    return SmartEmbedderError(detail, code, status, retry_after=seconds)
-
-
 @contextmanager
 def transport_errors(http: httpx.Client | httpx.AsyncClient, url: str) -> Iterator[None]:
     """Raise the failures of a connection as `SmartEmbedderError`, and those of a closed client."""

@@ -54,33 +54,9 @@ def read(content: bytes, limits: Limits) -> tuple[dict[str, Array], dict[str, An
     return {name: _tensor(data, about) for name, about in header.items()}, metadata
 
 
-def size_of(begin: bytes | bytearray, limits: Limits) -> int | None:
-    """The size of the file that begins with these bytes; None if they are too few to tell.
-
-    Raises one of `MALFORMED` if it has another format, or is larger than it may be.
-    """
-    if len(begin) < _LENGTH_BYTES:
-        return None
-    start = _start_of_data(begin)
-    if start > limits.bytes:
-        raise ValueError(f"a header of {start} bytes")
-    if len(begin) < start:
-        return None
-    _, header = _header(bytes(begin[:start]), limits)
-    header.pop(_METADATA, None)
-    size = start + _data_bytes(header.values())
-    if size > limits.bytes:
-        raise ValueError(f"a file of {size} bytes")
-    return size
-
-
-def _start_of_data(begin: bytes | bytearray) -> int:
-    return _LENGTH_BYTES + int.from_bytes(begin[:_LENGTH_BYTES], "little")
-
-
 def _header(content: bytes, limits: Limits) -> tuple[int, dict[str, Any]]:
     """Where the data begin, and what is said about the tensors."""
-    start = _start_of_data(content)
+    start = _LENGTH_BYTES + int.from_bytes(content[:_LENGTH_BYTES], "little")
     if len(content) < max(start, _LENGTH_BYTES):
         raise ValueError(f"a header of {start} bytes in a file of {len(content)}")
     header = load_json(content[_LENGTH_BYTES:start], limits)

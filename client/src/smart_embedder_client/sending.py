@@ -6,18 +6,31 @@ Over those of threads a coroutine never waits for an event loop: `finished` and 
 import asyncio
 import sys
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Generator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Callable,
+    Coroutine,
+    Generator,
+    Iterable,
+    Mapping,
+    Sequence,
+)
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 import httpx
 
 from smart_embedder_client.answers import Embeddings, join_embeddings
-from smart_embedder_client.calls import Answer, Call, Service, embed_calls
+from smart_embedder_client.calls import Answer, Call, Retries, Service, embed_calls
 from smart_embedder_client.errors import SmartEmbedderError, transport_errors, unexpected_answer
 from smart_embedder_client.limits import SMALL, Limits
 
 Result = TypeVar("Result")
+# While one page of a stream is computed, the others wait in the service.
+OPEN_PAGES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +38,7 @@ class ThreadHttp:
     """What of httpx differs between threads and asyncio; here each method blocks its thread."""
 
     client: httpx.Client
+    threads: ThreadPoolExecutor = field(default_factory=partial(ThreadPoolExecutor, OPEN_PAGES))
 
     async def send(self, request: httpx.Request) -> httpx.Response:
         """The beginning of an answer."""
@@ -42,6 +56,19 @@ class ThreadHttp:
     async def sleep(self, seconds: float) -> None:
         """Wait."""
         time.sleep(seconds)  # noqa: ASYNC251 - no event loop runs it
+
+    def start(self, work: Callable[[], Coroutine[Any, Any, Result]]) -> Future[Result]:
+        """Begin a page of a stream."""
+        return self.threads.submit(lambda: finished(work()))
+
+    async def result(self, page: Future[Result]) -> Result:
+        """Wait for the page."""
+        return page.result()
+
+    async def cancel(self, pages: Iterable[Future[Any]]) -> None:
+        """Drop the pages that have not begun; the others end by themselves."""
+        for page in pages:
+            page.cancel()
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +92,20 @@ class AsyncioHttp:
     async def sleep(self, seconds: float) -> None:
         """Wait."""
         await asyncio.sleep(seconds)
+
+    def start(self, work: Callable[[], Coroutine[Any, Any, Result]]) -> asyncio.Task[Result]:
+        """Begin a page of a stream."""
+        return asyncio.create_task(work())
+
+    async def result(self, page: asyncio.Task[Result]) -> Result:
+        """Wait for the page."""
+        return await page
+
+    async def cancel(self, pages: Iterable[asyncio.Task[Any]]) -> None:
+        """Cancel the pages, which takes their requests out of the service's queue."""
+        for page in pages:
+            page.cancel()
+        await asyncio.gather(*pages, return_exceptions=True)
 
 
 Http = ThreadHttp | AsyncioHttp
@@ -140,18 +181,23 @@ class Sender:
     service: Service
 
     async def embed(
-        self, texts: Sequence[str], options: Mapping[str, Any], priority: int | None
+        self,
+        texts: Sequence[str],
+        options: Mapping[str, Any],
+        priority: int | None,
+        *,
+        resumes: bool = False,
     ) -> Embeddings:
         """The vectors of all texts, which may take several requests."""
         sizes, parts = [], []
         for size, call in embed_calls(texts, options, priority):
-            parts.append(await self.send(call))
+            parts.append(await self.send(call, resumes=resumes))
             sizes.append(size)
         return join_embeddings(parts, sizes)
 
-    async def send(self, call: Call[Answer]) -> Answer:
-        """The answer, with other tries where they make sense."""
-        retries = self.service.retries()
+    async def send(self, call: Call[Answer], *, resumes: bool = False) -> Answer:
+        """The answer, with other tries where they make sense; see `Retries`."""
+        retries = Retries(self.service.max_retries, self.service.max_wait, resumes)
         while True:
             try:
                 return await self.send_once(call)

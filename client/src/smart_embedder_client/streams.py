@@ -1,87 +1,72 @@
-"""Streams of any number of texts.
+"""Streams of any number of texts, sent as pages: requests of about two seconds each.
 
-httpx reads nothing of an answer before the whole request is sent. A stream is therefore divided
-into sections: requests of some seconds each, small enough to be sent at once, of which a lost one
-costs little. A few are with the service at a time: while the answer to one is read, it computes the
-next. Only texts that are sent and not answered are kept in memory.
+A few pages are with the service at a time, so that its device never waits for the client. A page
+that is refused because of a text is tried again in halves, until the text is alone. Only the texts
+and the vectors of these pages are in memory.
 """
 
-import json
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Iterator
-from contextlib import aclosing, suppress
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
-import httpx
-
-from smart_embedder_client import safetensors
-from smart_embedder_client.answers import read_spaces
-from smart_embedder_client.errors import (
-    CONNECTION_LOST,
-    INVALID_INPUT,
-    MALFORMED,
-    SmartEmbedderError,
-    transport_errors,
-    unexpected_answer,
-)
-from smart_embedder_client.limits import SMALL
+from smart_embedder_client.answers import Embeddings, SparseVector, TokenStrings
+from smart_embedder_client.errors import INVALID_INPUT, SmartEmbedderError
 from smart_embedder_client.options import OnError
-from smart_embedder_client.records import RecordReader, StreamedText
-from smart_embedder_client.sending import Sender, chunks_of, read_body
+from smart_embedder_client.safetensors import Array
+from smart_embedder_client.sending import OPEN_PAGES, Sender
 
-# While one is computed, the others wait in the service.
-OPEN_SECTIONS = 3
-# Seconds to wait for a connection for a further section, which can be sent later, too.
-POOL_SECONDS = 1.0
-_SECTION_SECONDS = 2.0
+BULK_PRIORITY = 7
+_PAGE_SECONDS = 2.0
 _LEAST_BYTES, _FIRST_BYTES, _MOST_BYTES = 4096, 16_384, 524_288
 # As many as one request may have.
 _MOST_TEXTS = 1024
+_INVALID_REQUEST = "invalid_request"
+# The errors that one text of a page can cause for all of them.
+_OF_A_TEXT = {
+    INVALID_INPUT,
+    _INVALID_REQUEST,
+    "text_too_long",
+    "empty_input",
+    "body_too_large",
+    "out_of_memory",
+    "inference_failed",
+    "timeout",
+}
 
 Id = int | str
 TextOrPair = str | tuple[Id, str]
 
 
-class Section:
-    """Some texts that are sent as one request, and how many of them are answered."""
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StreamedText:
+    """The vectors of one text of a stream, or its error.
 
-    def __init__(self, texts: list[tuple[Id, str]], options: dict[str, Any]) -> None:
-        self._texts = texts
-        self._options = options
-        self._reader = RecordReader(texts, options)
-        self.answered = 0
+    A kind that was not asked for is None; with an error all kinds are. The types are those of
+    `Embeddings`, and the shapes those of one text in it.
 
-    @property
-    def body(self) -> bytes:
-        """The lines that are not answered yet."""
-        left = self._texts[self.answered :]
-        return b"".join(json.dumps({"text": text}).encode() + b"\n" for _, text in left)
+    Attributes:
+        id: The text's own, or its place among the texts, from 0.
+        text: As it was given.
+        vector_space: For each kind the id of the space of its vectors, as in `Embeddings`.
+        warnings: Whether the text was cut.
+        error: What is wrong with this text.
+    """
 
-    def begin(self, response: httpx.Response) -> None:
-        """Check the beginning of an answer, whose vector space holds for the whole stream."""
-        safetensors.check_media_type(response)
-        spaces = read_spaces(response, self._options)
-        self._options.setdefault("if_vector_space", list(spaces.values()))
-        self._reader = RecordReader(self._texts[self.answered :], self._options, spaces)
-
-    def read(self, response: httpx.Response, chunk: bytes) -> Iterator[StreamedText]:
-        """The records in the next part of an answer.
-
-        Raises `SmartEmbedderError` for anything else, or if the service has ended the stream.
-        """
-        try:
-            for record in self._reader.feed(chunk):
-                self.answered += 1
-                yield record
-        except MALFORMED as error:
-            raise unexpected_answer(response, f"the stream cannot be read: {error!r}") from error
-
-    def end(self) -> None:
-        """Raise `SmartEmbedderError` unless every text has a record."""
-        if self.answered < len(self._texts):
-            raise SmartEmbedderError("the answer ended before all texts had one", CONNECTION_LOST)
+    id: Id
+    text: str
+    dense: Array | None = None
+    dense_scale: float | None = None
+    sparse: SparseVector | None = None
+    colbert: Array | None = None
+    colbert_scale: Array | None = None
+    muvera: Array | None = None
+    tokens: TokenStrings | None = None
+    vector_space: dict[str, str] = field(default_factory=dict)
+    warnings: list[dict[str, Any]] = field(default_factory=list)
+    error: SmartEmbedderError | None = None
 
 
 @dataclass(slots=True)
@@ -98,27 +83,26 @@ class Pace:
     def record(self, size: int, seconds: float) -> None:
         """Adapt to how long so much has taken; little of it tells nothing."""
         if 2 * size >= self.size:
-            factor = min(max(_SECTION_SECONDS / max(seconds, 0.001), 0.5), 2.0)
+            factor = min(max(_PAGE_SECONDS / max(seconds, 0.001), 0.5), 2.0)
             self.size = min(max(int(self.size * factor), self.least), self.most)
 
 
-class SectionMaker:
-    """Collects texts for the next section, whose bytes `pace` tells.
+class PageMaker:
+    """Collects texts for the next page, whose bytes `pace` decides.
 
-    A section is also `full` after a second, so that a slow source does not hold back texts.
+    A page is also `full` after a second, so that a slow source does not hold back texts.
     """
 
-    def __init__(self, options: dict[str, Any]) -> None:
+    def __init__(self) -> None:
         self.pace = Pace(_FIRST_BYTES, _LEAST_BYTES, _MOST_BYTES)
         self._last_end: float | None = None
-        self._options = options
-        self._texts: list[tuple[Id, str]] = []
+        self._page: list[tuple[Id, str]] = []
         self._bytes = 0
         self._count = 0
         self._began = 0.0
 
     def record_end(self) -> None:
-        """Adapt the size when a section is answered."""
+        """Adapt the size when a page is answered."""
         now = time.monotonic()
         if self._last_end is not None:
             self.pace.record(self.pace.size, now - self._last_end)
@@ -128,8 +112,8 @@ class SectionMaker:
         """Add a text, or an id and a text; raises `SmartEmbedderError` for anything else."""
         match given:
             case str():
-                name, text = self._count, given
-            case [name, str(text)]:
+                id_, text = self._count, given
+            case [id_, str(text)]:
                 pass
             case _:
                 raise SmartEmbedderError(
@@ -137,107 +121,105 @@ class SectionMaker:
                     "made of texts, or of pairs of an id and a text",
                     INVALID_INPUT,
                 )
-        if not self._texts:
+        if not self._page:
             self._began = time.monotonic()
         self._count += 1
-        self._texts.append((name, text))
+        self._page.append((id_, text))
         self._bytes += len(text)
 
     @property
     def full(self) -> bool:
-        """Whether the section is to be sent."""
-        return bool(self._texts) and (
+        """Whether the page is to be sent."""
+        return bool(self._page) and (
             self._bytes >= self.pace.size
-            or len(self._texts) >= _MOST_TEXTS
-            or time.monotonic() - self._began > _SECTION_SECONDS / 2
+            or len(self._page) >= _MOST_TEXTS
+            or time.monotonic() - self._began > _PAGE_SECONDS / 2
         )
 
-    def take(self) -> Section | None:
-        """The section; None if it is empty."""
-        texts, self._texts, self._bytes = self._texts, [], 0
-        return Section(texts, self._options) if texts else None
+    def take(self) -> list[tuple[Id, str]]:
+        """The ids and texts of the page, which may be empty."""
+        page, self._page, self._bytes = self._page, [], 0
+        return page
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Stream:
-    """Sends texts in sections and reads their records, in order.
+    """Sends texts in pages and yields their records, in order.
 
-    With `on_error` "raise" a text that cannot be embedded ends it.
+    The first page is alone with the service: its vector space is required of all others. With
+    `on_error` "raise" a text that cannot be embedded ends the stream.
     """
 
     sender: Sender
     options: dict[str, Any]
     priority: int | None
     on_error: OnError
+    _has_answer: bool = field(default=False, init=False)
 
     async def run(
         self, texts: Iterable[TextOrPair] | AsyncIterable[TextOrPair]
     ) -> AsyncGenerator[StreamedText]:
-        """The records; a few sections are with the service at a time."""
-        maker, source = SectionMaker(self.options), _iterate(texts)
-        waiting: deque[tuple[Section, httpx.Response | None]] = deque()
+        """The records; a few pages are with the service at a time."""
+        maker, source, http = PageMaker(), _iterate(texts), self.sender.http
+        pages: deque[Any] = deque()
         try:
             while True:
-                while len(waiting) < OPEN_SECTIONS and (section := await _next(maker, source)):
-                    response = None
-                    # What cannot be sent early is sent again when its turn comes.
-                    with suppress(SmartEmbedderError):
-                        response = await self._open(section, POOL_SECONDS)
-                    waiting.append((section, response))
-                if not waiting:
+                most = OPEN_PAGES if self._has_answer else 1
+                while len(pages) < most and (page := await _next(maker, source)):
+                    pages.append(http.start(partial(self._embed, page)))
+                if not pages:
                     return
-                async with aclosing(self._records(*waiting.popleft())) as records:
-                    async for record in records:
-                        if record.error is not None and self.on_error == "raise":
-                            raise record.error
-                        yield record
+                for record in await http.result(pages.popleft()):
+                    if record.error is not None and self.on_error == "raise":
+                        raise record.error
+                    yield record
                 maker.record_end()
         finally:
-            for _, response in waiting:
-                if response is not None:
-                    await self.sender.http.end(response)
+            await http.cancel(pages)
 
-    async def _open(self, section: Section, pool: float | None = None) -> httpx.Response:
-        http, service = self.sender.http, self.sender.service
-        asked = service.stream_request(section.body, self.options, self.priority, pool)
-        request = http.client.build_request(**asked)
-        with transport_errors(http.client, service.url):
-            response = await http.send(request)
-            try:
-                is_stream = response.status_code == httpx.codes.OK
-                whole = response if is_stream else await read_body(http, response, SMALL)
-                section.begin(whole)
-            except BaseException:
-                await http.end(response)
+    async def _embed(self, page: Sequence[tuple[Id, str]]) -> list[StreamedText]:
+        """The records of a page, in halves where a text of it may be the reason of an error."""
+        try:
+            found = await self.sender.embed(
+                [text for _, text in page],
+                self.options,
+                BULK_PRIORITY if self.priority is None else self.priority,
+                resumes=True,
+            )
+        except SmartEmbedderError as error:
+            if error.code not in _OF_A_TEXT:
                 raise
-        return response
+            if len(page) > 1:
+                middle = len(page) // 2
+                return await self._embed(page[:middle]) + await self._embed(page[middle:])
+            if error.code == _INVALID_REQUEST and not self._has_answer:
+                raise  # Not the text is invalid, but the options of the stream.
+            ((id_, text),) = page
+            return [StreamedText(id=id_, text=text, error=error)]
+        if not self._has_answer:
+            self.options.setdefault("if_vector_space", list(found.vector_space.values()))
+            self._has_answer = True
+        return [
+            StreamedText(id=id_, text=text, **_vectors_of(found, place))
+            for place, (id_, text) in enumerate(page)
+        ]
 
-    async def _records(
-        self, section: Section, response: httpx.Response | None
-    ) -> AsyncGenerator[StreamedText]:
-        """The records of one section, which is sent again if its answer ends too early."""
-        http, service = self.sender.http, self.sender.service
-        retries = service.retries(resumes=True)
-        while True:
-            before = section.answered
-            try:
-                response = response or await self._open(section)
-                with transport_errors(http.client, service.url):
-                    async for chunk in chunks_of(http, response):
-                        for record in section.read(response, chunk):
-                            yield record
-                section.end()
-            except SmartEmbedderError as error:
-                if section.answered > before:
-                    retries = service.retries(resumes=True)
-                pause = retries.pause_after(error)
-            else:
-                return
-            finally:
-                if response is not None:
-                    await http.end(response)
-            response = None
-            await http.sleep(pause)
+
+def _vectors_of(found: Embeddings, place: int) -> dict[str, Any]:
+    """The vectors of the text in this place, copied: a view would keep those of the whole page."""
+    kinds = ("dense", "dense_scale", "sparse", "colbert", "colbert_scale", "muvera", "tokens")
+    fields: dict[str, Any] = {
+        kind: vectors[place] for kind in kinds if (vectors := getattr(found, kind)) is not None
+    }
+    for kind, vectors in fields.items():
+        if isinstance(vectors, SparseVector):
+            fields[kind] = SparseVector(vectors.indices.copy(), vectors.values.copy())
+        elif kind == "dense_scale":
+            fields[kind] = float(vectors)
+        elif kind != "tokens":
+            fields[kind] = vectors.copy()
+    warnings = [warning for warning in found.warnings if warning["target"]["index"] == place]
+    return fields | {"vector_space": found.vector_space, "warnings": warnings}
 
 
 async def _iterate(
@@ -251,7 +233,7 @@ async def _iterate(
             yield given
 
 
-async def _next(maker: SectionMaker, source: AsyncIterator[TextOrPair]) -> Section | None:
+async def _next(maker: PageMaker, source: AsyncIterator[TextOrPair]) -> list[tuple[Id, str]]:
     async for given in source:
         maker.add(given)
         if maker.full:

@@ -1,29 +1,21 @@
-"""This service's own embeddings, streams of them, and reranking."""
+"""This service's own embeddings and reranking."""
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
-from urllib.parse import parse_qsl
 
-from fastapi import Request
 from starlette.responses import Response
 
 from smart_embedder.api import schemas
 from smart_embedder.api.answers import Base64Response, EmbeddingResponse, RerankResponse
-from smart_embedder.api.body import check_encoding, content_type_of, validate
-from smart_embedder.api.context import EMBEDDING_STREAM, NATIVE_EMBEDDINGS, RERANK, context_of
-from smart_embedder.api.formats import records, vectors
-from smart_embedder.api.formats.records import ARROW, BINARY, NDJSON, WRITERS, media_type_of
-from smart_embedder.api.handler import Call, ServiceDep, compute, scores, urgency_of
-from smart_embedder.api.openapi import BEARER, Router, describe_stream
-from smart_embedder.api.rendering import Chunk, encoding_of, render_rerank
+from smart_embedder.api.context import NATIVE_EMBEDDINGS, RERANK
+from smart_embedder.api.formats import vectors
+from smart_embedder.api.formats.binary import SAFETENSORS, media_type_of, render_safetensors
+from smart_embedder.api.handler import Call, compute, scores
+from smart_embedder.api.openapi import BEARER, Router
+from smart_embedder.api.rendering import Chunk, render_rerank
 from smart_embedder.api.schemas import EmbeddingFields, EmbeddingRequest, RerankBody
-from smart_embedder.api.stream import answer as stream_answer
-from smart_embedder.api.stream.arrow_lines import ArrowReader
-from smart_embedder.api.stream.lines import NdjsonReader, StreamLine
-from smart_embedder.engine.checks import check_embedding, check_rendering
+from smart_embedder.engine.checks import check_rendering
 from smart_embedder.engine.model import LoadedModels
 from smart_embedder.engine.records import (
     EmbedRequest,
@@ -32,21 +24,10 @@ from smart_embedder.engine.records import (
     RerankRequest,
     TruncationOptions,
 )
-from smart_embedder.engine.requests.embedding import vector_bytes
 from smart_embedder.engine.space import VECTORS
-from smart_embedder.errors import InvalidRequestError, UnsupportedMediaError
+from smart_embedder.errors import InvalidRequestError
 from smart_embedder.settings.types import public_name
 
-BULK_URGENCY = 7
-_MAX_LINES = 512
-_MAX_OPTIONS = 100
-_READERS: Mapping[str, Callable[[int], stream_answer.LineReader]] = {
-    NDJSON: NdjsonReader,
-    ARROW: ArrowReader,
-    "application/ndjson": NdjsonReader,
-    "application/jsonl": NdjsonReader,
-    "application/x-jsonlines": NdjsonReader,
-}
 _GROUPS = (
     {"name": "embeddings", "description": "This service's own: all kinds of vectors at once."},
     {"name": "rerank", "description": "This service's own."},
@@ -66,7 +47,7 @@ router = Router(groups=_GROUPS, dependencies=[BEARER])
         EmbeddingRequest,
         EmbeddingResponse | Base64Response,
         (404, 422),
-        media_types=BINARY,
+        media_types=(SAFETENSORS,),
     ),
 )
 async def create_embeddings(body: EmbeddingRequest, call: Call) -> Response:
@@ -82,7 +63,7 @@ async def create_embeddings(body: EmbeddingRequest, call: Call) -> Response:
     request = native_request(body, body.sentences, models, media_type)
     call.context.if_vector_space = body.if_vector_space or call.context.if_vector_space
     result = await compute(call, request, model)
-    at_once = media_type == records.SAFETENSORS
+    at_once = media_type == SAFETENSORS
     vectors.hold_rendering(result.embeddings, request, call.context.answer, at_once=at_once)
     answer = vectors.EmbeddingAnswer(request, result, made_by(models, request))
     render: Callable[[], Iterable[Chunk]] = partial(
@@ -91,8 +72,8 @@ async def create_embeddings(body: EmbeddingRequest, call: Call) -> Response:
         sparse_as_indices=body.sparse_as_indices,
         as_base64=body.encoding == "base64",
     )
-    if media_type in BINARY:
-        render = partial(BINARY[media_type], answer)
+    if media_type == SAFETENSORS:
+        render = partial(render_safetensors, answer)
     return await call.render(render, media_type)
 
 
@@ -132,11 +113,11 @@ def native_request(
         muvera=fields.muvera,
     )
     check_rendering(request)
-    as_base64, is_binary = fields.encoding == "base64", media_type in BINARY
+    as_base64, is_binary = fields.encoding == "base64", media_type == SAFETENSORS
     if not (is_binary or as_base64) and fields.output_dtype in {"float16", "bfloat16"}:
         raise InvalidRequestError(
             f"the option output_dtype is {fields.output_dtype}, which JSON has no numbers for: set "
-            f"encoding to base64, or ask for {', '.join(BINARY)} in Accept"
+            f"encoding to base64, or ask for {SAFETENSORS} in Accept"
         )
     if is_binary and as_base64:
         raise InvalidRequestError(
@@ -165,80 +146,6 @@ def origin(models: LoadedModels, request: EmbedRequest | RerankRequest) -> dict[
         "vector_space": {kind: str(spaces[kind]) if kind in spaces else None for kind in kinds},
         "precision": {kind: makers[kind].precision if kind in makers else None for kind in kinds},
     }
-
-
-@router.work(
-    EMBEDDING_STREAM.path,
-    EMBEDDING_STREAM,
-    tags=["embeddings"],
-    summary="Embed a stream of texts",
-    response_class=Response,
-    responses=router.errors(400, 401, 403, 404, 408, 412, 413, 415, 422, 429, 500, 503),
-    openapi_extra=describe_stream(EmbeddingFields, StreamLine, [NDJSON, ARROW], [*WRITERS]),
-)
-async def stream_embeddings(request: Request, service: ServiceDep) -> Response:
-    """A record for each line, in order and as soon as it is ready.
-
-    The body may be as long as it likes: it is read as fast as its vectors are computed and taken.
-    A bad line is answered with an error in its place, and the rest goes on.
-    """
-    fields = _options(context_of(request.scope).query)
-    check_encoding(request.headers)
-    read_type = content_type_of(request.headers)
-    if read_type not in _READERS:
-        raise UnsupportedMediaError(
-            f"a stream is read as {NDJSON} or {ARROW}: send one of them as Content-Type"
-        )
-    lines = _READERS[read_type](service.settings.max_body_bytes)
-    media_type = media_type_of(request, tuple(WRITERS))
-    name = service.catalogue.embedder(fields.model).name if fields.model else None
-    # Only while the stream is set up: each piece leases the model by itself.
-    async with service.engine.lease(name) as models:
-        embedding = native_request(fields, [], models, media_type)
-    check_embedding(models, embedding)
-    call, urgency = Call(request, service), urgency_of(request, BULK_URGENCY)
-    client = call.context.client
-    embedding = replace(embedding, urgency=urgency, client=client, model=name)
-    call.context.if_vector_space = fields.if_vector_space or call.context.if_vector_space
-    call.require_spaces(models, embedding)
-    of_token = vector_bytes(models.embedder, replace(embedding.needed, dense=False), [1])
-    tokens = call.context.answer.allowed // stream_answer.PIECES // of_token
-    # Nothing below keeps the models, which may be unloaded between two pieces.
-    options = records.RecordOptions(
-        embedding,
-        made_by(models, embedding),
-        (fields.dimensions or models.dense_model.dense_width, models.embedder.colbert_width),
-        sparse_as_indices=fields.sparse_as_indices,
-        as_base64=fields.encoding == "base64",
-    )
-    return stream_answer.StreamResponse(
-        call,
-        lines,
-        stream_answer.PieceEmbedder(service, embedding, models.spaces_of(embedding)),
-        embedding,
-        lambda: WRITERS[media_type](replace(options, integer_ids=lines.integer_ids)),
-        max_lines=min(_MAX_LINES, service.settings.max_sentences_per_request),
-        size=stream_answer.PieceSize(max(1, min(models.max_batch_tokens, tokens))),
-        media_type=media_type,
-        encoding=encoding_of(request) if media_type == NDJSON else None,
-    )
-
-
-def _options(query: bytes) -> EmbeddingFields:
-    """The options in the query; raises `InvalidRequestError`, as for a body."""
-    try:
-        items = parse_qsl(query.decode("latin-1"), True, max_num_fields=_MAX_OPTIONS)
-    except ValueError:
-        raise InvalidRequestError(
-            f"the query holds more than {_MAX_OPTIONS} options, and there are "
-            f"{len(EmbeddingFields.model_fields)}: send each once"
-        ) from None
-    counts = Counter(name for name, _ in items)
-    twice = next((name for name in EmbeddingFields.model_fields if counts[name] > 1), None)
-    if twice is not None:
-        raise InvalidRequestError(f"the option {twice} is given more than once: send it once")
-    # In a query, numbers and booleans are strings.
-    return validate(dict(items), EmbeddingFields, strict=False)
 
 
 @router.operation(

@@ -10,7 +10,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from tests.api.conftest import answered, serving
-from tests.support.formats import ARROW, JSON
+from tests.support.formats import JSON, SAFETENSORS
 
 KINDS = ("dense", "sparse", "colbert")
 NO_KIND = {f"return_{kind}": False for kind in KINDS}
@@ -183,7 +183,7 @@ def test_tokens_stand_beside_weights_and_rows(client, tiny_m3) -> None:
         ({"truncate": False, "truncation_side": "left"}, "no effect without truncate"),
         ({"task": "search"}, "There is no field task here: did you mean prompt?"),
         ({"output_dtype": "float16"}, "JSON has no numbers for"),
-        ({"output_dtype": "bfloat16"}, f"or ask for {ARROW}, "),
+        ({"output_dtype": "bfloat16"}, f"or ask for {SAFETENSORS} in Accept"),
         ({"colbert_pool_factor": 2, "input_type": "query"}, "these are queries"),
         ({"colbert_pool_factor": 2, "return_tokens": True}, "exclude each other"),
         (NO_KIND, "Nothing is asked for"),
@@ -198,7 +198,7 @@ def test_an_option_that_cannot_be_followed_is_422_and_says_so(client, options, m
 
 def test_base64_is_of_json_alone(client) -> None:
     body = {"sentences": ["a"], "encoding": "base64"}
-    response = client.post("/embeddings/", json=body, headers={"Accept": ARROW})
+    response = client.post("/embeddings/", json=body, headers={"Accept": SAFETENSORS})
     assert (response.status_code, response.json()["code"]) == (422, "invalid_request")
     assert "The option encoding is for JSON" in response.json()["detail"]
 
@@ -208,7 +208,7 @@ def test_base64_is_of_json_alone(client) -> None:
     [
         (JSON, {"output_dtype": "int8"}),
         (JSON, {"output_dtype": "float16", "encoding": "base64"}),
-        (ARROW, {"output_dtype": "float16"}),
+        (SAFETENSORS, {"output_dtype": "float16"}),
         (JSON, {"colbert_pool_factor": 2}),
         (JSON, NO_KIND | {"muvera": "query"}),
         (JSON, {"truncate": False, "truncation_side": "right"}),

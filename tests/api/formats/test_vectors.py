@@ -3,13 +3,11 @@
 from dataclasses import replace
 from typing import Any
 
-import msgpack
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smart_embedder.api.formats.binary import pack
 from smart_embedder.api.formats.vectors import EmbeddingAnswer, hold_rendering, vectors_of
 from smart_embedder.api.handler import LARGE_ANSWER_BYTES
 from smart_embedder.engine.records import (
@@ -145,11 +143,3 @@ def test_an_answer_has_its_texts_in_order_and_tells_who_made_it() -> None:
     assert [len(row.colbert.values) for row in answer.vectors()] == [1, 2]
     assert [row.tokens for row in answer.vectors()] == strings
     assert {"model_name": "d", "output_dtype": "int8"}.items() <= answer.report().items()
-
-
-@pytest.mark.parametrize("size", [0, 1, 127, 128, 255, 256, 65_535, 65_536])
-def test_an_array_in_msgpack_is_what_a_packer_writes_of_its_bytes(size: int) -> None:
-    values = np.arange(size).astype(np.uint8)
-    about = {b"nd": True, b"type": "|u1", b"kind": b"", b"shape": [size]}
-    packed = b"".join(pack(msgpack.Packer(), {"it": [1], "array": values}))
-    assert packed == msgpack.packb({"it": [1], "array": about | {b"data": values.tobytes()}})

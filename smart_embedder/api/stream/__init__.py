@@ -1,1 +1,0 @@
-"""Streams: a request whose body and answer may be of any length."""

@@ -1,1 +1,0 @@
-"""Repeats logged requests."""
