@@ -1,1 +1,0 @@
-"""How many devices and replicas a load needs: measure, simulate, tell."""
