@@ -27,7 +27,6 @@ from smart_embedder.api.handler import AnswerWork, Service
 from smart_embedder.api.openapi import install_openapi, paths_of
 from smart_embedder.engine import Engine
 from smart_embedder.engine.model import DownloadStatus, LoadedModels, Loader
-from smart_embedder.engine.scheduling.fairness import LoopTurns
 from smart_embedder.errors import StartupError
 from smart_embedder.middleware.access import (
     CheckOrigin,
@@ -204,7 +203,7 @@ def _create_service(settings: Settings, loader: Loader | None, drain: Drain) -> 
         if store is None
         else SharedBuckets(store, rate, burst, on_error=metrics.rate_limit_store_errors.inc),
         render_threads=ThreadPoolExecutor(_RENDER_THREADS, thread_name_prefix="render"),
-        turns=LoopTurns(),
+        body_lock=asyncio.Lock(),
         max_json_values=max_json_values(settings),
     )
 
@@ -246,7 +245,6 @@ def _middleware(
             responses=responses,
             answer_bytes=settings.max_answer_bytes,
             body_seconds=min(BODY_SECONDS, settings.request_timeout / 3),
-            turns=service.turns,
         ),
         Middleware(AnswerWork),
     ]

@@ -4,14 +4,15 @@ It must be declared as JSON, because a web page of another origin can make a bro
 without a type, or of some other types, without asking the service first.
 
 The number of JSON values is limited before parsing, because a few megabytes can hold millions of
-values, which take a parser seconds and gigabytes. What is left are long texts, and those of a large
-body are decoded part by part: a parser holds Python's lock, so another thread would not help.
-A byte order mark, which some programs on Windows write, is ignored, as RFC 8259 allows.
+values, which take a parser seconds and gigabytes. Large bodies are parsed one at a time, and the
+event loop runs everything else between two of them. A byte order mark, which some programs on
+Windows write, is ignored, as RFC 8259 allows.
 """
 
+import asyncio
 import math
 from codecs import BOM_UTF8
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Sequence
 from email.message import Message
 from functools import lru_cache
 from typing import Any, TypeVar
@@ -25,7 +26,6 @@ from starlette.requests import ClientDisconnect
 from smart_embedder.api.context import NATIVE, Operation, RequestContext, context_of, preference
 from smart_embedder.api.errors import as_invalid_request, not_json
 from smart_embedder.api.schemas import OPENAI_TEXTS, RequestModel, invalid_body
-from smart_embedder.engine.scheduling.fairness import LoopTurns
 from smart_embedder.errors import ClientGoneError, InvalidRequestError, UnsupportedMediaError
 from smart_embedder.observability.logs import escape_text
 from smart_embedder.settings import Settings
@@ -37,13 +37,6 @@ _VALUES_PER_OBJECT = 3
 _MAX_QUOTED = 60
 # Parsing fewer bytes takes less than a millisecond, whatever is in them.
 _LARGE_BODY = 16_384
-# Parsing more takes several: a millisecond for a MiB of ASCII, and three where there are escapes.
-_HUGE_BODY = 262_144
-_STEP_BYTES = 65_536
-_PART_BYTES = 1 << 20
-_STEP_STRINGS = 1000
-# Bytes of UTF-8; a character has at most three of them.
-_WITHIN_A_CHARACTER = range(0x80, 0xC0)
 # Names, numbers, brackets and indentation: a valid body has much fewer for each value.
 _MAX_BYTES_PER_VALUE = 64
 TEXTS_ADVICE = (
@@ -61,60 +54,27 @@ def max_json_values(settings: Settings) -> int:
     return _VALUES_BESIDES_TEXTS + max(_VALUES_PER_TEXT * texts, _VALUES_PER_OBJECT * OPENAI_TEXTS)
 
 
-class ReceivedBody:
-    """The bytes of a body, in parts of a MiB.
-
-    In one piece, which grows, the allocator would copy all of it now and then: 32 MiB in 20 ms.
-    """
-
-    def __init__(self) -> None:
-        self._parts = [bytearray()]
-
-    def __len__(self) -> int:
-        return (len(self._parts) - 1) * _PART_BYTES + len(self._parts[-1])
-
-    def append(self, chunk: bytes) -> None:
-        """Add what has arrived."""
-        left = memoryview(chunk)
-        while left:
-            if len(self._parts[-1]) == _PART_BYTES:
-                self._parts.append(bytearray())
-            room = _PART_BYTES - len(self._parts[-1])
-            self._parts[-1] += left[:room]
-            left = left[room:]
-
-    def __getitem__(self, where: slice) -> bytes:
-        """A copy of these bytes."""
-        begin, end, _ = where.indices(len(self))
-        found = []
-        for number in range(begin // _PART_BYTES, -(-end // _PART_BYTES)):
-            start = number * _PART_BYTES
-            found.append(self._parts[number][max(0, begin - start) : end - start])
-        return b"".join(found)
-
-
-Content = bytes | bytearray | ReceivedBody
 Model = TypeVar("Model", bound=RequestModel)
 
 
 async def read_body(
-    request: Request, max_values: int, turns: LoopTurns
+    request: Request, max_values: int, lock: asyncio.Lock
 ) -> tuple[Operation, RequestModel]:
     """Read the body and validate it for the one of its path's operations that it asks for.
 
     Both are returned, and the operation is recorded in the request's context. A body of more than
-    `max_values` values is refused before it is read whole, and a large one is parsed in its turn.
-    Raises `UnsupportedMediaError`, `InvalidRequestError` or `ClientGoneError`, which never
-    quote the client's texts.
+    `max_values` values is refused before it is read whole; of large ones only the holder of `lock`
+    is parsed. Raises `UnsupportedMediaError`, `InvalidRequestError` or `ClientGoneError`, which
+    never quote the client's texts.
     """
     _require_json(request.headers)
-    context, body = context_of(request.scope), ReceivedBody()
+    context, chunks = context_of(request.scope), list[bytes]()
     first = context.operations[0]
     counter = JsonValueCounter(max_values, _MAX_BYTES_PER_VALUE * max_values)
     try:
         async for chunk in request.stream():
             counter.feed(chunk)
-            body.append(chunk)
+            chunks.append(chunk)
     except ClientDisconnect:
         raise ClientGoneError("the client left before its request was complete") from None
     except InvalidRequestError as error:
@@ -122,15 +82,13 @@ async def read_body(
             raise
         # Lists of token ids are the usual reason.
         raise InvalidRequestError(f"{error}; {TEXTS_ADVICE}", error.problems) from None
+    body = b"".join(chunks)
     if len(body) < _LARGE_BODY:
-        return _validate_one(parse_json(body[:], first.schema), context)
-
-    def steps() -> Generator[None, None, tuple[Operation, RequestModel]]:
-        value = yield from parse_large(body, first.schema)
-        yield
-        return _validate_one(value, context)
-
-    return await turns.run(context.client, steps())
+        return _validate_one(parse_json(body, first.schema), context)
+    async with lock:
+        # Everything else runs once before the next large body.
+        await asyncio.sleep(0)
+        return _validate_one(parse_json(body, first.schema), context)
 
 
 def _validate_one(value: Any, context: RequestContext) -> tuple[Operation, RequestModel]:
@@ -168,117 +126,12 @@ def validate(value: Any, schema: type[Model], *, strict: bool | None = None) -> 
         raise as_invalid_request(error, schema) from None
 
 
-def parse_json(content: bytes | bytearray, schema: type[RequestModel]) -> Any:
+def parse_json(content: bytes, schema: type[RequestModel]) -> Any:
     """The value in some JSON; raises an `InvalidRequestError` that shows an example of `schema`."""
     try:
         return from_json(content.removeprefix(BOM_UTF8))
     except ValueError as error:
         raise not_json(str(error), schema, len(content)) from None
-
-
-def parse_large(content: Content, schema: type[RequestModel]) -> Generator[None, None, Any]:
-    """As `parse_json`, in steps of some milliseconds however large the content is."""
-    if len(content) < _HUGE_BODY:
-        return parse_json(content[:], schema)
-    try:
-        return (yield from parse_in_steps(content))
-    except ValueError as error:
-        # Where it is is counted within what was parsed last, and not within the whole.
-        reason = str(error).partition(" at line ")[0]
-        raise not_json(reason, schema, len(content)) from None
-
-
-def parse_in_steps(content: Content) -> Generator[None, None, Any]:
-    """The value in some JSON, in steps of a few milliseconds; raises `ValueError`.
-
-    Strings are decoded by themselves, in batches of short ones and parts of long ones. The rest, in
-    which each string is replaced by its number, is as small as its values are few.
-    """
-    rest, strings, batch = bytearray(), list[str](), list[bytes]()
-    position = waiting = 0
-    for begin, end in _strings_in(content):
-        if begin < 0:  # Another part was searched.
-            yield
-            continue
-        rest += content[position : begin - 1]
-        rest += b'"%d"' % (len(strings) + len(batch))
-        position = end + 1
-        is_long = end - begin > _STEP_BYTES
-        if not is_long:
-            batch.append(bytes(content[begin:end]))
-            waiting += end - begin
-        if waiting > _STEP_BYTES or len(batch) >= _STEP_STRINGS or (batch and is_long):
-            strings += from_json(b'["%b"]' % b'","'.join(batch))
-            batch, waiting = [], 0
-            yield
-        if is_long:
-            strings.append((yield from _decode_in_steps(content, begin, end)))
-    strings += from_json(b'["%b"]' % b'","'.join(batch)) if batch else []
-    rest += content[position:]
-    yield
-    return _with_strings(from_json(rest.removeprefix(BOM_UTF8)), strings)
-
-
-def _strings_in(content: Content) -> Iterator[tuple[int, int]]:
-    """Where each string begins and ends, without its quotation marks; (-1, -1) after each part."""
-    begin, is_escaped = -1, False
-    for start in range(0, len(content), _STEP_BYTES):
-        part = bytes(content[start : start + _STEP_BYTES])
-        if is_escaped:
-            part = b"_" + part[1:]
-        # Of the same length, without quotation marks that end no string.
-        part = part.replace(b"\\\\", b"__").replace(b'\\"', b"__")
-        is_escaped = part.endswith(b"\\")
-        found = part.find(b'"')
-        while found >= 0:
-            if begin < 0:
-                begin = start + found + 1
-            else:
-                yield begin, start + found
-                begin = -1
-            found = part.find(b'"', found + 1)
-        yield -1, -1
-    if begin >= 0:
-        raise ValueError("EOF while parsing a string")
-
-
-def _decode_in_steps(content: Content, begin: int, end: int) -> Generator[None, None, str]:
-    """A long string, decoded in parts that end between two characters; raises `ValueError`."""
-    decoded: list[str] = []
-    while begin < end:
-        # With the byte that follows the part, which may be within a character.
-        part = bytes(content[begin : min(end, begin + _STEP_BYTES + 1)])
-        cuts = [len(part)]
-        if len(part) > _STEP_BYTES:
-            cut = _STEP_BYTES
-            for _ in range(3):
-                cut -= part[cut] in _WITHIN_A_CHARACTER
-            # Within an escape, perhaps the second one of a surrogate pair, or of a backslash.
-            escape = part.rfind(b"\\", cut - 11, cut)
-            cuts = [cut] if escape < 0 else [escape, escape - 1, escape - 6, escape - 7]
-        for cut in cuts:
-            try:
-                decoded.append(from_json(b'"%b"' % part[:cut]))
-                break
-            except ValueError as error:
-                reason = error
-        else:
-            raise reason
-        begin += cut
-        yield
-    return "".join(decoded)
-
-
-def _with_strings(value: Any, strings: list[str]) -> Any:
-    """The value with its strings in place of their numbers."""
-    match value:
-        case str():
-            return strings[int(value)]
-        case list():
-            return [_with_strings(item, strings) for item in value]
-        case dict():
-            return {strings[int(k)]: _with_strings(item, strings) for k, item in value.items()}
-    return value
 
 
 class JsonValueCounter:

@@ -47,7 +47,7 @@ from smart_embedder.engine.records import (
     Stage,
 )
 from smart_embedder.engine.requests.reranking import sigmoid
-from smart_embedder.engine.scheduling.fairness import LoopTurns, failing_with
+from smart_embedder.engine.scheduling.fairness import failing_with
 from smart_embedder.engine.space import parse_spaces, require_spaces
 from smart_embedder.errors import (
     ClientGoneError,
@@ -74,8 +74,7 @@ _LEAST_URGENT = 7
 class Service:
     """The parts of one running service.
 
-    `turns` are for whatever may hold the event loop for some milliseconds. A body may
-    hold `max_json_values`.
+    Large bodies are parsed one at a time, behind `body_lock`. A body may hold `max_json_values`.
     """
 
     settings: Settings
@@ -88,7 +87,7 @@ class Service:
     drain: Drain
     buckets: Buckets
     render_threads: Executor
-    turns: LoopTurns
+    body_lock: asyncio.Lock
     max_json_values: int
 
     @property
@@ -223,7 +222,7 @@ async def respond(request: Request) -> Response:
     """
     service: Service = request.app.state.service
     async with time_limit(service.settings.request_timeout) as timeout:
-        asked, body = await read_body(request, service.max_json_values, service.turns)
+        asked, body = await read_body(request, service.max_json_values, service.body_lock)
         async with AsyncExitStack() as leases:
             call = Call(request, service, leases, deadline=timeout.when())
             return await cancel_on_disconnect(request, asked.answer(body, call))

@@ -16,7 +16,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from smart_embedder.api.context import context_of
 from smart_embedder.engine.records import BYTES_PER_BODY_BYTE, AnswerMemory
-from smart_embedder.engine.scheduling.fairness import LoopTurns
 from smart_embedder.errors import BodyStalledError, BodyTooLargeError, QueueFullError
 from smart_embedder.observability.logs import SampledLog
 
@@ -29,8 +28,6 @@ _SHARE_OF_FREE = 3
 _BYTES_PER_ANSWER_BYTE = 3
 # After a process was stopped, timers expire before the bytes that arrived meanwhile are read.
 _GRACE_SECONDS = 0.25
-# To give back 32 MiB takes some milliseconds.
-_LARGE_BODY = 1 << 20
 
 
 @dataclass(eq=False)
@@ -40,8 +37,7 @@ class LimitMemory:
     A client that holds more than its share gets 503 for large bodies and answers, a stalled body
     gets 408, and a response that is not read is cut off. One answer may hold `answer_bytes`, and
     more where its body is large. Requests without a body, such as those to /health, are never
-    refused. A body must make progress within each `body_seconds`. Large bodies whose requests end
-    early are given back in `turns`.
+    refused. A body must make progress within each `body_seconds`.
     """
 
     app: ASGIApp
@@ -50,7 +46,6 @@ class LimitMemory:
     body_seconds: float = BODY_SECONDS
     _: KW_ONLY
     answer_bytes: int
-    turns: LoopTurns
 
     def __post_init__(self) -> None:
         self.log = SampledLog()
@@ -73,7 +68,6 @@ class Exchange:
     def __init__(self, limit: LimitMemory, scope: Scope, receive: Receive, send: Send) -> None:
         self._limit, self._send = limit, send
         context = context_of(scope)
-        self._client = context.client
         self._held_body = Reservation(context.client)
         self._body = TimedBody(receive, self._held_body, limit.body_seconds)
         # Only our own connections can be aborted; other servers have limits of their own.
@@ -87,21 +81,15 @@ class Exchange:
 
     async def receive(self) -> Message:
         """Receive a part of the body; raises `QueueFullError` if there is no room for it."""
-        try:
-            message = await self._body.receive()
-            if size := len(message.get("body", b"")):
-                if self._held_body.size + size > (most := self._limit.bodies.most_of_one):
-                    raise BodyTooLargeError(
-                        f"the body has more than {most} bytes, for which the memory that this "
-                        "service may use has no room: send fewer texts, or raise the memory limit"
-                    )
-                self._limit.bodies.reserve(self._held_body, size)
-                self._answer.body_bytes += size
-        except (BodyStalledError, BodyTooLargeError, QueueFullError):
-            await self._wait_to_end()
-            raise
-        if message["type"] == "http.disconnect":
-            await self._wait_to_end()
+        message = await self._body.receive()
+        if size := len(message.get("body", b"")):
+            if self._held_body.size + size > (most := self._limit.bodies.most_of_one):
+                raise BodyTooLargeError(
+                    f"the body has more than {most} bytes, for which the memory that this service "
+                    "may use has no room: send fewer texts, or raise the memory limit"
+                )
+            self._limit.bodies.reserve(self._held_body, size)
+            self._answer.body_bytes += size
         return message
 
     async def send(self, message: Message) -> None:
@@ -118,16 +106,6 @@ class Exchange:
         """Hold nothing any more."""
         self._limit.bodies.release(self._held_body)
         self._answer.release()
-
-    async def _wait_to_end(self) -> None:
-        """Wait for a turn before a request ends early that has a large body.
-
-        Otherwise a client that ends many at the same moment holds the event loop: giving back
-        384 MiB takes 30 milliseconds.
-        """
-        if self._answer.body_bytes >= _LARGE_BODY:
-            async with self._limit.turns.turn(self._client):
-                pass
 
     def _cut_off(self) -> None:
         self._limit.log.warning("answer_not_taken", reason="unread answers fill the memory")

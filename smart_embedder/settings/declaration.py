@@ -192,7 +192,7 @@ class Settings(BaseModel):
     """texts of one request (422); OpenAI's paths take at least 2,048"""
     max_rerank_passages: types.Count = 1024
     """passages of one request (422)"""
-    max_body_bytes: types.Bytes = 33_554_432
+    max_body_bytes: types.Bytes = 16_777_216
     """bytes of one body (413, before it is read whole)"""
     max_answer_bytes: types.Bytes = 37_748_736
     """bytes that one answer may hold while it is made and read, beside 10 for each byte of the body

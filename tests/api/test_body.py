@@ -1,21 +1,20 @@
-"""A body is read in steps of bounded work as the one form that it is of, or refused with advice.
+"""A body is read as the one form that it is of, or refused with advice.
 
 That its values are those of a real parser: tests/fuzzing.
 """
 
+import asyncio
 import difflib
 import json
 import re
 from codecs import BOM_UTF8
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any
 
 import pytest
 from fastapi import Request
-from hypothesis import given
-from hypothesis import strategies as st
 from pydantic import ValidationError
 from pydantic_core import from_json
 from starlette.datastructures import Headers
@@ -31,7 +30,6 @@ from smart_embedder.api.dialects.openai import OpenAIEmbeddingRequest
 from smart_embedder.api.dialects.tei_schemas import DecodeRequest
 from smart_embedder.api.endpoints import native
 from smart_embedder.api.schemas import EmbeddingRequest, RequestModel, RerankBody
-from smart_embedder.engine.scheduling.fairness import LoopTurns
 from smart_embedder.errors import ClientGoneError, InvalidRequestError, UnsupportedMediaError
 from smart_embedder.settings import Settings
 
@@ -46,76 +44,11 @@ def test_quotation_marks_count_without_commas_too(before, marks, is_too_many) ->
         counter.feed(b'"' * marks)
 
 
-Parser = Callable[[body.ReceivedBody], Generator[None, None, Any]]
-
-
-def parse(content: bytes, parser: Parser = body.parse_in_steps) -> tuple[Any, int]:
-    """What is parsed in steps, and how many steps it takes."""
-    received = body.ReceivedBody()
-    received.append(content)
-    steps, count = parser(received), 1
-    while True:
-        try:
-            next(steps)
-        except StopIteration as parsed:
-            return parsed.value, count
-        count += 1
-
-
-@given(chunks=st.lists(st.binary(max_size=20)), begin=st.integers(0, 80), end=st.integers(0, 80))
-def test_a_body_in_parts_has_the_bytes_that_arrived(chunks, begin, end) -> None:
-    """In one piece, it would be copied now and then as it grows."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(body, "_PART_BYTES", 7)
-        received, whole = body.ReceivedBody(), b"".join(chunks)
-        for each in chunks:
-            received.append(each)
-        assert (len(received), received[:]) == (len(whole), whole)
-        assert received[begin:end] == whole[begin:end]
-        assert max(map(len, received._parts)) <= 7
-
-
-@pytest.mark.parametrize("size", [1, 300_000])
-def test_a_byte_order_mark_before_json_is_ignored(size: int) -> None:
-    content = BOM_UTF8 + json.dumps({"sentences": ["a" * size]}).encode()
-    value, _ = parse(content, lambda sent: body.parse_large(sent, EmbeddingRequest))
-    assert value == {"sentences": ["a" * size]}
+def test_a_byte_order_mark_before_json_is_ignored() -> None:
+    value = body.parse_json(BOM_UTF8 + b'{"sentences": ["a"]}', EmbeddingRequest)
+    assert value == {"sentences": ["a"]}
     with pytest.raises(InvalidRequestError, match="is no JSON"):
         body.parse_json(BOM_UTF8 + BOM_UTF8 + b"{}", EmbeddingRequest)
-
-
-@pytest.mark.parametrize(
-    "text", [b"\x80", b"\xf0", b"\xed\xa0\x80", b"\\u", b"\\ud83d", b"\\ude00", b"\\x", b"\n"]
-)
-def test_a_long_text_that_is_none_is_refused(text: bytes) -> None:
-    for begin in range(8):
-        with pytest.raises(ValueError, match="at line"):
-            parse(b'["' + b"a" * begin + text * 100_000 + b'"]')
-
-
-@pytest.mark.parametrize(
-    ("text", "times"),
-    [
-        *((each, 1_000_000 // len(each.encode())) for each in ("a ", "\ufdfa", "x\U0001f600")),
-        *(
-            (each, 150_000)
-            for each in ("\\u0041", "\\ud83d\\ude00", "a\\ud83d\\ude00", "\\\\", '\\"')
-        ),
-        ('", "', 20_000),
-    ],
-)
-def test_long_texts_and_many_are_parsed_in_steps_of_bounded_work(text, times, monkeypatch) -> None:
-    """Whatever is in them, none of the steps parses much more than its part."""
-    sizes = []
-    monkeypatch.setattr(body, "from_json", lambda part: sizes.append(len(part)) or from_json(part))
-    content = ('{"sentences": ["%s", "a"]}' % (text * times)).encode()
-    content += b" " * (300_000 - len(content))
-    value, steps = parse(content, lambda sent: body.parse_large(sent, EmbeddingRequest))
-    assert value == from_json(content)
-    # The rest of the last one holds a number for each text, which is parsed in no time.
-    assert max(sizes[:-1]) < 70_000
-    assert sum(sizes[:-1]) < 3 * len(content)
-    assert steps > len(content) // 70_000
 
 
 ASKED = ("id", "/embeddings/", NATIVE_EMBEDDINGS, "192.0.2.1")
@@ -189,6 +122,7 @@ async def read(
     most: int = 1000,
     headers: Sequence[tuple[bytes, bytes]] = ((b"content-type", b"application/json"),),
     leaves: bool = False,
+    lock: asyncio.Lock | None = None,
 ) -> tuple[Any, RequestContext]:
     """The form and the request that are read, and the request's context."""
     left = list(parts)
@@ -201,7 +135,25 @@ async def read(
         return {"type": "http.request", "body": part, "more_body": bool(left) or leaves}
 
     scope = {"type": "http", "state": {"context": context}, "headers": list(headers)}
-    return await body.read_body(Request(scope, receive), most, LoopTurns()), context
+    return await body.read_body(Request(scope, receive), most, lock or asyncio.Lock()), context
+
+
+async def test_large_bodies_are_parsed_one_at_a_time_and_everything_else_runs_between(
+    monkeypatch,
+) -> None:
+    order, lock = list[str](), asyncio.Lock()
+    monkeypatch.setattr(body, "from_json", lambda text: order.append("parse") or from_json(text))
+    large = json.dumps({"sentences": ["a" * 20_000]}).encode()
+
+    async def others() -> None:
+        while order.count("parse") < 3:
+            order.append("other")
+            await asyncio.sleep(0)
+
+    running = asyncio.create_task(others())
+    await asyncio.gather(*(read(large, lock=lock) for _ in range(3)))
+    await running
+    assert "parse parse" not in " ".join(order)
 
 
 async def refusal(*parts: bytes, **options: Any) -> str:

@@ -8,7 +8,7 @@ import random
 import sys
 import tracemalloc
 import zlib
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -54,28 +54,6 @@ def cut(content: bytes, chance: random.Random) -> list[bytes]:
         pieces.append(content[:length])
         content = content[length:]
     return pieces
-
-
-def result_of(steps: Generator[Any, Any, Any]) -> Any:
-    """What comes of the steps that are left."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            return end.value
-
-
-def lines_of(
-    reader: Any, pieces: Iterable[bytes], most_lines: int = 2, most_bytes: int = 1000
-) -> Iterator[Any]:
-    """The lines of a body that arrives in these pieces, taken a few at a time."""
-    for piece in pieces:
-        reader.feed(piece)
-        yield from result_of(reader.take(most_lines, most_bytes))
-    reader.end()
-    while reader.ready:
-        yield from result_of(reader.take(most_lines, most_bytes))
-    assert reader.buffered == 0
 
 
 def check_sentence(error: Exception) -> None:

@@ -4,16 +4,12 @@ import json
 from codecs import BOM_UTF8
 from collections.abc import Iterator
 from typing import Any
-from unittest.mock import patch
 
 from pydantic_core import from_json
 
 import smart_embedder.main  # noqa: F401 - every dialect has its requests
-from smart_embedder.api import body
 from smart_embedder.api.body import (
     JsonValueCounter,
-    ReceivedBody,
-    parse_in_steps,
     parse_json,
     validate,
 )
@@ -27,7 +23,6 @@ from tests.fuzzing.inputs import (
     linear,
     outcome,
     read_input,
-    result_of,
     seeds_of,
 )
 
@@ -61,22 +56,15 @@ def seeds() -> Iterator[bytes]:
 
 
 def check(data: bytes) -> None:
-    """What is parsed in steps, counted and validated is what the text says."""
+    """What is parsed, counted and validated is what the text says."""
     chance, content = read_input(data)
     value, refused = outcome(lambda: from_json(content.removeprefix(BOM_UTF8)), ValueError)
-    # So that some bytes are many parts.
-    small_parts = patch.multiple(body, _STEP_BYTES=24, _STEP_STRINGS=3, _PART_BYTES=7)
-    with small_parts, linear(content, calls_per_byte=80):
-        received = ReceivedBody()
-        received.append(content)
-        stepped, refused_in_steps = outcome(lambda: result_of(parse_in_steps(received)), ValueError)
-    assert (refused is None) == (refused_in_steps is None), (refused, refused_in_steps)
     plain, refused_by_python = outcome(
         lambda: json.loads(content.decode("utf-8-sig")), ValueError, RecursionError
     )
     if refused is None:
         assert refused_by_python is None, refused_by_python
-        assert repr(value) == repr(stepped) == repr(plain)
+        assert repr(value) == repr(plain)
         _check_count(content, cut(content, chance))
     elif refused_by_python is None:
         assert _has_what_pydantic_refuses(plain, content), refused

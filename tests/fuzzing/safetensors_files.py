@@ -12,12 +12,12 @@ import numpy as np
 import safetensors.torch
 import torch
 from safetensors import SafetensorError
+from smart_embedder.engine.requests.shared_cache import CachedVectors, join
 from smart_embedder_client import limits
 from smart_embedder_client import safetensors as client_format
 from smart_embedder_client.errors import MALFORMED
 
 from smart_embedder.engine.requests import shared_cache
-from smart_embedder.engine.requests.shared_cache import CachedVectors, join
 from smart_embedder.errors import StartupError
 from smart_embedder.models.checkpoint.weights import Weights, count_parameters
 from tests.fuzzing.inputs import Target, check_sentence, linear, outcome, read_input, seeds_of

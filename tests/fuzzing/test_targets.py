@@ -10,9 +10,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from smart_embedder.api.body import JsonValueCounter
 from smart_embedder_client import safetensors as client_format
 
-from smart_embedder.api import body
 from smart_embedder.engine.requests import shared_cache
 from smart_embedder.models.checkpoint import weights
 from smart_embedder.server.connection import BoundedConnection
@@ -82,7 +82,7 @@ def test_requests_reach_the_app() -> None:
 
 FAULTS = {
     "heads": (BoundedConnection, "on_header", BoundedConnection.__mro__[1].on_header),
-    "bodies": (body, "_WITHIN_A_CHARACTER", range(0)),
+    "bodies": (JsonValueCounter, "feed", lambda *_: None),
     "checkpoints": (weights, "_STORED_DTYPES", weights._STORED_DTYPES | {"F32": torch.int32}),
     "entries": (shared_cache, "problem_of", lambda *_: None),
     "answers": (client_format, "_BFLOAT16", "none"),

@@ -3,13 +3,11 @@
 import asyncio
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
-from functools import partial
 from typing import Any
 
 import pytest
 
 from smart_embedder.api.context import NATIVE_EMBEDDINGS, RequestContext
-from smart_embedder.engine.scheduling.fairness import LoopTurns
 from smart_embedder.errors import (
     BodyStalledError,
     BodyTooLargeError,
@@ -150,7 +148,7 @@ async def read_whole(_scope, receive, _send) -> None:
 def limited(app, max_bytes: int = HELD, answer_bytes: int = HELD, **options) -> LimitMemory:
     """The middleware with as much room for answers as for bodies."""
     memory = BodyMemory(max_bytes), ResponseMemory(max_bytes)
-    return LimitMemory(app, *memory, answer_bytes=answer_bytes, turns=LoopTurns(), **options)
+    return LimitMemory(app, *memory, answer_bytes=answer_bytes, **options)
 
 
 def take(bodies: BodyMemory, count: int, client: str, size: int = MIB) -> None:
@@ -225,45 +223,6 @@ async def test_a_body_that_does_not_come_is_refused_after_its_window() -> None:
     limit = limited(read_whole, body_seconds=0.05)
     with pytest.raises(BodyStalledError, match="too slowly"):
         await limit(scope(), receiving(10, complete=False), send)
-
-
-@pytest.mark.parametrize("leaves", [False, True], ids=["stalls", "leaves"])
-async def test_of_large_bodies_that_end_at_once_the_loop_gives_back_one_in_a_turn(leaves) -> None:
-    """A client that leaves with twelve of 32 MiB would hold it for thirty milliseconds."""
-    begin_to_end, ends = asyncio.Event(), []
-
-    async def receive_of(part: dict):
-        if part:
-            return part
-        await begin_to_end.wait()
-        return {"type": "http.disconnect"}
-
-    async def read(_scope, receive, _send) -> None:
-        try:
-            while (await receive())["type"] != "http.disconnect":
-                pass
-        finally:
-            ends.append(turn)
-
-    def upload(size: int) -> asyncio.Task:
-        parts = [part_of({"body": b"x" * size, "more_body": True})]
-        receive = partial(lambda left: receive_of(left.pop() if left else {}), parts)
-        return asyncio.create_task(limit(scope(), receive, send))
-
-    limit = limited(read, max_bytes=64 * MIB)
-    turn = 0
-    uploads = [upload(2 * MIB) for _ in range(5)]
-    await asyncio.sleep(0)
-    if leaves:
-        begin_to_end.set()
-    else:
-        for each in [*limit.bodies._reservations]:
-            each.evict()
-    while not all(each.done() for each in uploads):
-        turn += 1
-        await asyncio.sleep(0)
-    assert len({*ends}) == len(uploads), ends
-    assert all(isinstance(each.exception(), BodyStalledError) != leaves for each in uploads)
 
 
 class Reader(Reservation):

@@ -31,7 +31,7 @@ DEFAULTS = {
     "batch_wait_ms": 0, "tokenizer_threads": "auto", "torch_compile": False,
     "max_queue_size": 200, "rerank_max_queue": 32, "request_timeout": 90, "rerank_gpu_timeout": 60,
     "gpu_process_timeout": None, "shutdown_timeout": 30, "max_sentences_per_request": 1024,
-    "max_rerank_passages": 1024, "max_body_bytes": 33_554_432,
+    "max_rerank_passages": 1024, "max_body_bytes": 16_777_216,
     "api_token": None, "api_tokens_file": None, "protect_metrics": False,
     "rate_limit_requests_per_minute": 3600, "rate_limit_burst_size": 120,
     "rate_limit_store": SecretStr("memory"), "shared_rate_limit_store": None,

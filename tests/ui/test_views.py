@@ -377,7 +377,7 @@ def test_the_api_folds_its_limits_above_its_operations(browser, ui_server: Runni
     limits, operations = page.locator(".info__description"), page.locator(".opblock-tag").last
     assert limits.bounding_box()["y"] < operations.bounding_box()["y"]
     expect(limits.locator("details")).not_to_have_attribute("open", "")
-    expect(limits).to_contain_text("32 MiB")
+    expect(limits).to_contain_text("16 MiB")
     expect(limits).to_contain_text("1,024; at least 2,048")
     assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
     page.close()

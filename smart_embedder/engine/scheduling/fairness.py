@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Generator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
@@ -73,39 +73,6 @@ class FairSemaphore:
             waiting[chosen].set_result(None)
             # Last in the order, so that clients that hold equally many alternate.
             self._waiters[chosen] = self._waiters.pop(chosen)
-
-
-class LoopTurns:
-    """Turns for work that holds the event loop for some milliseconds, fair between clients.
-
-    Between two turns everything else that waits runs once, so that a hundred such requests hold up
-    the others for as long as one does.
-    """
-
-    def __init__(self) -> None:
-        self._permit = FairSemaphore(1)
-
-    async def run(self, client: str, steps: Generator[None, None, Result]) -> Result:
-        """Run `steps` to its end, each step in a turn of its own, and return its result."""
-        while True:
-            async with self.turn(client):
-                try:
-                    next(steps)
-                except StopIteration as end:
-                    result: Result = end.value
-                    return result
-
-    @asynccontextmanager
-    async def turn(self, client: str) -> AsyncIterator[None]:
-        """The next turn of `client`; the block must not wait for anything."""
-        await self._permit.acquire(client)
-        try:
-            yield
-        finally:
-            try:
-                await asyncio.sleep(0)
-            finally:
-                self._permit.release(client)
 
 
 @asynccontextmanager

@@ -1,7 +1,6 @@
 """Permits, divided fairly between the clients that want them."""
 
 import asyncio
-from collections.abc import Generator
 
 import pytest
 from hypothesis import given
@@ -10,7 +9,6 @@ from hypothesis import strategies as st
 from smart_embedder.engine.scheduling.fairness import (
     ConcurrencyLimit,
     FairSemaphore,
-    LoopTurns,
     failing_with,
 )
 from smart_embedder.errors import QueueFullError
@@ -180,34 +178,6 @@ async def test_clients_that_hold_equally_many_alternate() -> None:
     assert order == list("ababab")
 
 
-async def test_work_in_turns_lets_everybody_else_run_between_its_steps() -> None:
-    turns_of, order = LoopTurns(), list[str]()
-
-    def steps(name: str, count: int) -> Generator[None, None, str]:
-        for _ in range(count):
-            order.append(name)
-            yield
-        return name
-
-    async def others() -> None:
-        for _ in range(20):
-            order.append(".")
-            await asyncio.sleep(0)
-
-    running = asyncio.create_task(others())
-    names = await asyncio.gather(
-        turns_of.run("x", steps("a", 3)),
-        turns_of.run("x", steps("b", 3)),
-        turns_of.run("y", steps("c", 3)),
-    )
-    await running
-    assert names == ["a", "b", "c"]
-    told = "".join(order)
-    assert all(pair not in told for pair in ("ab", "aa", "bb", "ba", "ac", "ca", "cc", "bc", "cb"))
-    # Clients alternate: that one has two requests gives it no more turns.
-    assert "".join(told.split("."))[:4].count("c") == 2
-
-
 @pytest.mark.parametrize(
     ("ends", "is_cancelled", "expected"),
     [
@@ -239,25 +209,3 @@ async def test_a_block_that_is_ended_raises_its_error_unless_more_is_ended(
     with pytest.raises(expected):
         await task
     assert task.cancelling() == int(is_cancelled)
-
-
-async def test_a_step_that_fails_or_is_cancelled_gives_its_turn_back() -> None:
-    turns_of = LoopTurns()
-
-    def fails() -> Generator[None, None, None]:
-        yield
-        raise ZeroDivisionError
-
-    def endless() -> Generator[None, None, None]:
-        while True:
-            yield
-
-    with pytest.raises(ZeroDivisionError):
-        await turns_of.run("a", fails())
-    cancelled = asyncio.create_task(turns_of.run("a", endless()))
-    await turns()
-    cancelled.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await cancelled
-    async with turns_of.turn("b"):
-        pass
