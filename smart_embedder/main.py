@@ -45,8 +45,7 @@ from smart_embedder.middleware.observe import LogRequests, MeasureRequests, Prov
 from smart_embedder.models.load import load_models
 from smart_embedder.observability.history import Clients, History
 from smart_embedder.observability.logs import flush_each_line
-from smart_embedder.observability.loop_watch import LoopWatch
-from smart_embedder.observability.metrics import Metrics
+from smart_embedder.observability.metrics import Metrics, measure_lateness
 from smart_embedder.server import process
 from smart_embedder.server.server import Drain
 from smart_embedder.settings import Settings
@@ -105,9 +104,8 @@ def create_app(
     left to do that only the start does.
     """
     service = _create_service(settings, loader, drain or Drain())
-    watch = LoopWatch(service.metrics.loop_blocked.observe)
     bodies, responses = _request_memory(settings)
-    middleware = _middleware(service, watch, bodies, responses)
+    middleware = _middleware(service, bodies, responses)
     closing = [
         service.history.close,
         service.buckets.close,
@@ -123,8 +121,6 @@ def create_app(
             process.log_memory(settings, bodies.most_of_one, responses.most_of_one, left)
         service.metrics.server.info(operations.describe_server(settings, models))
         on_ready(models)
-        # Not before, as imports of large libraries hold Python's lock for long.
-        watch.start()
         # A third of a second of Python, for which the first /docs would wait. It would take that
         # time from the start, which is mostly imports.
         await asyncio.to_thread(app.openapi)
@@ -140,19 +136,20 @@ def create_app(
         service.history.start()
         # In the background, so that the port answers while the models are being loaded.
         starting = asyncio.create_task(start(app), name="start")
+        lateness = asyncio.create_task(measure_lateness(service.metrics.lateness), name="lateness")
         starting.add_done_callback(report_failure)
         try:
             yield
         finally:
-            starting.cancel()
-            await asyncio.wait({starting})
+            for task in (starting, lateness):
+                task.cancel()
+            await asyncio.wait({starting, lateness})
             # The drain is over: no client waits for the work that is left on the device.
             service.engine.abort()
             await service.engine.close()
             for close in closing:
                 await close()
             service.render_threads.shutdown(wait=False, cancel_futures=True)
-            await watch.close()
             # uvicorn's command ends the process by the signal that it got.
             flush_each_line()
 
@@ -216,7 +213,7 @@ def _request_memory(settings: Settings) -> tuple[BodyMemory, ResponseMemory]:
 
 
 def _middleware(
-    service: Service, watch: LoopWatch, bodies: BodyMemory, responses: ResponseMemory
+    service: Service, bodies: BodyMemory, responses: ResponseMemory
 ) -> list[Middleware]:
     """What every request passes, from the outermost to the innermost."""
     settings = service.settings
@@ -226,7 +223,7 @@ def _middleware(
     service.metrics.tokens_file_unreadable.set_function(lambda: float(tokens.unreadable))
     return [
         Middleware(ProvideContext, settings.trusted_proxies or (), paths),
-        Middleware(LogRequests, watch),
+        Middleware(LogRequests),
         Middleware(MeasureRequests, service.metrics, service.clients, paths.endpoints),
         Middleware(CheckOrigin, allowed=settings.cors_origins or ()),
         Middleware(RefuseWhileDraining, drain=service.drain),

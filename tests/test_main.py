@@ -130,8 +130,8 @@ async def test_the_end_closes_what_the_start_has_opened() -> None:
         service.render_threads.submit(int)
 
 
-async def test_code_that_holds_the_loop_is_counted_closely_after_a_request() -> None:
-    counted = "embedder_event_loop_blocked_seconds_sum"
+async def test_the_lateness_of_the_event_loop_is_observed() -> None:
+    counted = "embedder_event_loop_lateness_seconds_sum"
     async with running() as app, client_of(app) as client:
         assert (await client.get("/health")).status_code == 200
         metrics = app.state.service.metrics
@@ -139,9 +139,8 @@ async def test_code_that_holds_the_loop_is_counted_closely_after_a_request() -> 
         until = time.monotonic() + 0.4
         while time.monotonic() < until:
             pass
-        while metrics.value(counted) == before:  # noqa: ASYNC110 - turns, not time
+        while metrics.value(counted) - before < 0.2:  # noqa: ASYNC110 - turns, not time
             await asyncio.sleep(0)
-        assert metrics.value(counted) - before > 0.3
 
 
 async def test_an_end_before_the_models_are_loaded_ends_the_start() -> None:

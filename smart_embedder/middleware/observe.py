@@ -27,7 +27,6 @@ from smart_embedder.engine.scheduling.job import Purpose
 from smart_embedder.errors import ClientGoneError
 from smart_embedder.observability.history import Clients
 from smart_embedder.observability.logs import escape_text
-from smart_embedder.observability.loop_watch import LoopWatch
 from smart_embedder.observability.metrics import (
     EMBEDDING_ENDPOINT,
     REASON_OF,
@@ -119,7 +118,7 @@ class ProvideContext:
 
 
 class LogRequests:
-    """Logs the end of each request, and lets the event loop be watched closely until then.
+    """Logs the end of each request.
 
     The line begins with status, method, route and milliseconds. The name of the client's token, its
     address (of IPv6 the /64), path and sizes follow, and, where work was done, how much and how
@@ -127,9 +126,8 @@ class LogRequests:
     strings.
     """
 
-    def __init__(self, app: ASGIApp, watch: LoopWatch) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         self.app = app
-        self._watch = watch
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the request, and log how it ended."""
@@ -139,8 +137,7 @@ class LogRequests:
         context = context_of(scope)
         started = time.perf_counter()
         try:
-            with self._watch.in_work():
-                await self.app(scope, receive, send)
+            await self.app(scope, receive, send)
         except Exception as error:  # The last resort: the client must get a response.
             log.exception("request_failed", request_id=context.request_id)
             if context.status is None:

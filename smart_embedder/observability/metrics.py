@@ -4,6 +4,7 @@ Each series exists at zero from the start. Labels hold only fixed words, never a
 client sent. /stats reads the same counters, so the two always agree.
 """
 
+import asyncio
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -53,6 +54,7 @@ CACHE_SOURCES: Final = ("memory", "redis", "in_flight")
 
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+_LATENESS_INTERVAL = 0.1
 _PAUSES = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 _TEXTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 _TOKENS = (16, 64, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072, 262144)
@@ -131,9 +133,9 @@ class Metrics:
             "embedder_tokens_file_unreadable",
             "1 while API_TOKENS_FILE cannot be read and older tokens count, else 0",
         )
-        self.loop_blocked = histogram(
-            "embedder_event_loop_blocked_seconds",
-            "Each time that the event loop did not turn for 10 ms or more",
+        self.lateness = histogram(
+            "embedder_event_loop_lateness_seconds",
+            "How late a timer of the event loop is that is due ten times a second",
             buckets=_PAUSES,
         )
 
@@ -319,3 +321,12 @@ class Metrics:
     def render(self) -> bytes:
         """All series in Prometheus' text format."""
         return generate_latest(self.registry)
+
+
+async def measure_lateness(lateness: Histogram) -> None:
+    """Observe how late the event loop is, until cancelled: while it is held, everybody waits."""
+    loop = asyncio.get_running_loop()
+    while True:
+        due = loop.time() + _LATENESS_INTERVAL
+        await asyncio.sleep(_LATENESS_INTERVAL)
+        lateness.observe(max(0.0, loop.time() - due))

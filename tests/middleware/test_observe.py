@@ -1,8 +1,6 @@
 """What is known of a request before anything else looks at it, and what is told at its end."""
 
-from contextlib import nullcontext
 from ipaddress import ip_network
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -116,7 +114,7 @@ def ending(status: int | None, error: Exception | None = None) -> Any:
 
 
 def logged(app: Any) -> LogRequests:
-    return LogRequests(app, SimpleNamespace(in_work=nullcontext))  # type: ignore[arg-type]
+    return LogRequests(app)
 
 
 @pytest.mark.parametrize(
