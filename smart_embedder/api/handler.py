@@ -36,7 +36,6 @@ from smart_embedder.engine.model import DownloadStatus, LoadedModels
 from smart_embedder.engine.model_pool import SHARE_FOR_LOADING
 from smart_embedder.engine.pooled_model import ModelStatus
 from smart_embedder.engine.records import (
-    DEFAULT_URGENCY,
     ClassificationRequest,
     ClassificationResult,
     EmbeddingResult,
@@ -67,7 +66,7 @@ WorkResult = TypeVar("WorkResult", EmbeddingResult, RerankResult, Classification
 
 # Rendering what holds so many bytes takes three milliseconds: JSON is three times as long.
 LARGE_ANSWER_BYTES = 32_768
-_LEAST_URGENT = 7
+_DEFAULT_URGENCY, _LEAST_URGENT = 3, 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,14 +160,14 @@ class Call:
         counter: Counter,
         **counts: int,
     ) -> WorkResult:
-        """The result of `work`, done for this client and with the urgency of this call.
+        """The result of `work`, done for this client and in the class of this call.
 
         Records `counts`, tokens and stages for log and trace; `counter` counts them, too.
         """
         models, context = await self.lease(model), self.context
         request = replace(
             request,
-            urgency=urgency_of(self.request),
+            is_bulk=is_bulk(self.request),
             client=context.client,
             model=model.name if model else None,
             answer=context.answer,
@@ -278,21 +277,24 @@ async def _end_when_it_leaves(request: Request, scope: asyncio.Timeout) -> None:
     scope.reschedule(0)
 
 
-def urgency_of(request: Request) -> int:
-    """The urgency in the Priority header; malformed values are ignored, as RFC 9218 demands."""
+def is_bulk(request: Request) -> bool:
+    """Whether the Priority header asks for less than the default urgency, u=3.
+
+    Malformed values are ignored, as RFC 9218 demands.
+    """
     priority = preference(request.headers, "priority")
     if not priority:
-        return DEFAULT_URGENCY
+        return False
     try:
         fields = http_sf.parse(priority.encode("latin-1"), tltype="dictionary")
     except http_sf.StructuredFieldError:
-        return DEFAULT_URGENCY
+        return False
     entry = fields.get("u") if isinstance(fields, dict) else None
     value = entry[0] if isinstance(entry, tuple) else None
     # A boolean is an int in Python, and another type in the RFC.
-    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _LEAST_URGENT:
-        return value
-    return DEFAULT_URGENCY
+    if not isinstance(value, int) or isinstance(value, bool):
+        return False
+    return _DEFAULT_URGENCY < value <= _LEAST_URGENT
 
 
 def embedder_of(call: Call, role: Role | None = None) -> ServedModel:

@@ -16,7 +16,6 @@ from smart_embedder.api.context import NATIVE, Dialect, Endpoint, Operation, Pat
 from smart_embedder.api.handler import Call, Service, respond
 from smart_embedder.api.schemas import OPENAI_TEXTS, RequestModel
 from smart_embedder.engine.model import LoadedModels
-from smart_embedder.engine.records import DEFAULT_URGENCY
 from smart_embedder.observability.metrics import EMBEDDING_ENDPOINT, RERANK_ENDPOINT
 from smart_embedder.settings import Settings
 
@@ -65,10 +64,10 @@ _PRIORITY_PARAMETER: Final[dict[str, Any]] = {
     "in": "header",
     "required": False,
     "description": (
-        "RFC 9218 urgency, u=0 (first) to u=7 (background). Each step doubles the request's share "
-        "of the device while others wait; nobody is starved."
+        "RFC 9218 urgency: u=0 to u=3 is interactive, u=4 to u=7 is bulk, which gets a fifth of "
+        "the device while interactive requests wait."
     ),
-    "schema": {"type": "string", "default": f"u={DEFAULT_URGENCY}"},
+    "schema": {"type": "string", "default": "u=3"},
 }
 
 

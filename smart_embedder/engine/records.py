@@ -23,7 +23,6 @@ FloatArray = npt.NDArray[np.float32]
 TokenIds = npt.NDArray[np.int64]
 
 # RFC 9218's.
-DEFAULT_URGENCY = 3
 # What an answer may hold for each byte of its request's body. The texts themselves and what reading
 # them takes may hold as much again.
 BYTES_PER_BODY_BYTE = 10
@@ -188,9 +187,9 @@ class EmbedRequest(EmbeddingOptions):
       dense and ColBERT vectors, `colbert_pool_factor` reduces the number of ColBERT vectors by
       about that factor, and `muvera` adds one vector that represents all ColBERT vectors of a text
       before pooling and quantization.
-    - `urgency` is that of RFC 9218, 0 to 7; each step towards 0 doubles the request's share of the
-      device. `client` names whom the request is for: places in the queue and the device are shared
-      fairly between clients. `model` is as in `Engine.lease`. `answer` is asked for room as soon as
+    - While interactive requests wait, those that are `is_bulk` get a fifth of the device. `client`
+      names whom the request is for: places in the queue and the device are shared fairly between
+      clients. `model` is as in `Engine.lease`. `answer` is asked for room as soon as
       it is known what the vectors will hold.
     """
 
@@ -200,7 +199,7 @@ class EmbedRequest(EmbeddingOptions):
     output_dtype: OutputDtype = "float32"
     colbert_pool_factor: int | None = None
     muvera: MuveraSide | None = None
-    urgency: int = DEFAULT_URGENCY
+    is_bulk: bool = False
     client: str = ""
     model: str | None = None
     answer: AnswerMemory = UNLIMITED
@@ -222,7 +221,7 @@ class ScoringRequest:
     """The options of every request for scores; all but `truncation` are as in `EmbedRequest`."""
 
     truncation: TruncationOptions = CUT_AT_END
-    urgency: int = DEFAULT_URGENCY
+    is_bulk: bool = False
     client: str = ""
     model: str | None = None
     answer: AnswerMemory = UNLIMITED

@@ -11,7 +11,7 @@ from smart_embedder.api.dialects.tei import TEI
 from smart_embedder.api.dialects.vllm import VLLM
 from smart_embedder.api.endpoints.operations import _wants_html
 from smart_embedder.api.formats.binary import media_type_of
-from smart_embedder.api.handler import urgency_of
+from smart_embedder.api.handler import is_bulk
 from tests.support.formats import JSON, SAFETENSORS
 from tests.support.paths import PATHS
 
@@ -78,24 +78,24 @@ def test_the_format_is_the_one_that_is_wanted_most(header: str, expected: str) -
 # Without a limit each of these takes its parser 50 to 100 ms.
 LONG = {
     "accept": b"text/html, application/vnd.safetensors, (" + b"a " * 30_000 + b")",
-    "priority": b"u=1, i=(" + b"a " * 30_000 + b")",
+    "priority": b"u=5, i=(" + b"a " * 30_000 + b")",
 }
 
 
 def test_a_header_of_a_usual_length_counts_and_longer_ones_are_not_parsed(monkeypatch) -> None:
     """Whether they stand in one line or in several."""
     padding = b"*/*;q=0.1" + b", a/b;q=0.1" * 70
-    usual = {"accept": b"text/html, " + padding, "priority": b"u=1"}
+    usual = {"accept": b"text/html, " + padding, "priority": b"u=5"}
     request = request_with(*usual.items())
     assert len(preference(request.headers, "accept")) > 700
-    read = (_wants_html(request), urgency_of(request))
-    assert read == (True, 1)
+    read = (_wants_html(request), is_bulk(request))
+    assert read == (True, True)
     monkeypatch.setattr(http_sf, "parse", None)
     halves = [(name, half) for name, each in LONG.items() for half in (each[:900], each[900:])]
     for lines in (LONG.items(), halves):
         request = request_with(*lines)
-        read = (_wants_html(request), urgency_of(request))
-        assert read == (False, 3)
+        read = (_wants_html(request), is_bulk(request))
+        assert read == (False, False)
         assert media_type_of(request) == JSON
 
 

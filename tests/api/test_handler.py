@@ -27,8 +27,8 @@ from smart_embedder.api.handler import (
     cancel_on_disconnect,
     embed,
     embedder_of,
+    is_bulk,
     time_limit,
-    urgency_of,
 )
 from smart_embedder.api.openapi import BEARER, Router
 from smart_embedder.api.schemas import ForeignRequest
@@ -117,13 +117,13 @@ class Client:
 async def test_what_work_took_is_noted_for_the_log_and_the_trace() -> None:
     client = Client()
     context = RequestContext("an id", "/", None, "192.0.2.1")
-    client.request.scope.update(scope_of(context, (b"priority", b"u=2")))
+    client.request.scope.update(scope_of(context, (b"priority", b"u=6")))
     stages = (Stage("queue", 1.0, 2.0), Stage("forward", 2.0, 3.0))
     result = RerankResult([], [], [], 7, Timings(0.001, 0.02, 0.3, 4.0, stages))
 
     async def work(models: LoadedModels, asked: RerankRequest) -> RerankResult:
         assert models is held
-        assert (asked.client, asked.model, asked.urgency) == ("address:192.0.2.1", None, 2)
+        assert (asked.client, asked.model, asked.is_bulk) == ("address:192.0.2.1", None, True)
         assert asked.answer is context.answer
         return result
 
@@ -255,17 +255,18 @@ async def test_the_work_for_a_client_ends_first_and_then_nobody_listens_on(how, 
 
 
 @pytest.mark.parametrize(
-    ("header", "urgency"),
+    ("header", "bulk"),
     [
-        (None, 3), ("", 3), ("u=0", 0), ("u=7", 7), ("u=8", 3), ("u=-1", 3), ("i, u=2;a=b", 2),
-        ("u", 3), ("u=?1", 3), ("u=1.5", 3), ('u="1"', 3), ("u=(1 2)", 3), ("u=1, u=4", 4),
-        ("i|u=5", 5), ("u=1|u=6", 6), ("u=1;x=2", 1), ("u=", 3), ("U=1", 3), ("u=\xe4", 3),
-        ("x=3", 3), (",", 3),
+        (None, False), ("", False), ("u=0", False), ("u=3", False), ("u=4", True), ("u=7", True),
+        ("u=8", False), ("u=-1", False), ("i, u=6;a=b", True), ("u", False), ("u=?1", False),
+        ("u=4.5", False), ('u="5"', False), ("u=(5 6)", False), ("u=1, u=4", True),
+        ("i|u=5", True), ("u=6|u=1", False), ("u=5;x=2", True), ("u=", False), ("U=5", False),
+        ("u=\xe4", False), ("x=5", False), (",", False),
     ],
 )  # fmt: skip
-def test_only_a_whole_urgency_of_rfc_9218_counts(header, urgency) -> None:
+def test_a_priority_is_bulk_by_a_whole_urgency_of_rfc_9218_above_3(header, bulk) -> None:
     lines = [] if header is None else header.encode("latin-1").split(b"|")
-    assert urgency_of(with_priority(*lines)) == urgency
+    assert is_bulk(with_priority(*lines)) is bulk
 
 
 def with_priority(*lines: bytes) -> Request:
@@ -274,7 +275,7 @@ def with_priority(*lines: bytes) -> Request:
 
 @given(st.lists(st.binary(max_size=30), max_size=3))
 def test_no_header_can_do_harm(lines) -> None:
-    assert 0 <= urgency_of(with_priority(*lines)) <= 7
+    assert is_bulk(with_priority(*lines)) in {True, False}
 
 
 class OllamaRequest(ForeignRequest):

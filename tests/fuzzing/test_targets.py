@@ -10,9 +10,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from smart_embedder.api.body import JsonValueCounter
 from smart_embedder_client import safetensors as client_format
 
+from smart_embedder.api.body import JsonValueCounter
 from smart_embedder.engine.requests import shared_cache
 from smart_embedder.models.checkpoint import weights
 from smart_embedder.server.connection import BoundedConnection

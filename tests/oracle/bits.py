@@ -1,7 +1,7 @@
 """Does a text have the same bits alone and among any others?
 
 Each of some texts is embedded, and scored as a passage, alone. Then they come again and again in
-requests of random size, kinds and urgency that run at once, and every byte is compared.
+requests of random size, kinds and class that run at once, and every byte is compared.
 """
 
 import asyncio
@@ -71,16 +71,16 @@ class Bits:
         """Ask, one request after the other, until so many answers were compared."""
         while self.answers < answers:
             chosen = self.rng.choices(range(len(self.texts)), k=self.rng.randint(1, _MOST_TEXTS))
-            texts, urgency = [self.texts[each] for each in chosen], self.rng.randint(0, 7)
+            texts, bulk = [self.texts[each] for each in chosen], self.rng.random() < 0.5
             client = f"client {self.rng.randint(0, 3)}"
             if self.scores and not self.rng.randrange(_SCORES):
-                ranking = RerankRequest(QUERY, texts, urgency=urgency, client=client)
+                ranking = RerankRequest(QUERY, texts, is_bulk=bulk, client=client)
                 ranked = await self.engine.rerank(ranking)
                 for each, score in zip(chosen, ranked.scores, strict=True):
                     self._compare("score", score == self.scores[each])
                 continue
             wanted = self.rng.choice([self.kinds, Outputs.of([self._kind()])])
-            request = EmbedRequest(texts, wanted, urgency=urgency, client=client)
+            request = EmbedRequest(texts, wanted, is_bulk=bulk, client=client)
             result = await self.engine.embed(request)
             for each, vectors in zip(chosen, result.embeddings, strict=True):
                 for kind, found in bytes_of(vectors).items():

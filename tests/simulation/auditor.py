@@ -7,7 +7,7 @@ and every moment at which time is about to pass, when all that could be done has
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -16,15 +16,16 @@ from smart_embedder.engine import Engine
 from smart_embedder.engine.devices.executor import DeviceExecutor
 from smart_embedder.engine.devices.limits import CPU_SECONDS, GPU_SECONDS
 from smart_embedder.engine.model import Model
-from smart_embedder.engine.records import DEFAULT_URGENCY, JoinedIds, TokenSequence, join
-from smart_embedder.engine.requests.cache import CachedPipeline
+from smart_embedder.engine.records import JoinedIds, TokenSequence, join
 from smart_embedder.engine.scheduling.batcher import (
-    QUANTUM_TOKENS,
+    BULK_WEIGHT,
+    INTERACTIVE_WEIGHT,
     Batch,
     LimitsOf,
 )
 from smart_embedder.engine.scheduling.fairness import ConcurrencyLimit
 from smart_embedder.engine.scheduling.job import Job, JobState, Purpose
+from smart_embedder.engine.scheduling.queue import JobQueue
 from smart_embedder.errors import InferenceTimeoutError
 from smart_embedder.middleware.memory import ResponseMemory
 from smart_embedder.observability.metrics import Metrics
@@ -35,9 +36,9 @@ from tests.simulation.virtual_time import VirtualLoop
 LAWS: Final = {
     "once": "a job has one outcome, and a request one end within REQUEST_TIMEOUT",
     "own": "a request gets the results of its own texts by its own models, or an error of its own",
+    "class share": "while both classes wait, bulk gets a fifth, but for a forward each",
     "share": "of two clients that wait, neither gets more than its share, but for a forward each",
     "job share": "nor does one of two requests of a client, but for a forward each",
-    "urgency": "of two new requests of a client the more urgent one is first",
     "work": "no device rests while a request waits for it",
     "lost": "a sequence that was taken is on a device, or its request has its outcome",
     "order": "sequences are taken in order, once, and only of requests that wait",
@@ -46,13 +47,13 @@ LAWS: Final = {
     "leavers": "no forward begins for a request that has its outcome, be it the first or a half",
     "deadline": "a forward above its limit fails its requests at that moment, and none before",
     "failed device": "a device that has failed gets no forward, and a crash none on another device",
-    "place": "a client's only request is refused for lack of places only where each client has one",
+    "place": "a client's only request is refused for lack of places only where none is free",
     "retry": "Retry-After is between 1 and 30 seconds",
-    "time": "virtual times never fall",
-    "preemption": "what preempts a forward is short, no less urgent, and takes no longer than it",
+    "time": "clocks never fall while something waits",
+    "preemption": "what preempts a forward is short, of no lower class, and takes no longer",
     "lease": "a model that a request has is not unloaded, and no job is computed without its model",
     "memory": "models are in no more memory than MODEL_MEMORY_THRESHOLD allows",
-    "zero": "where nobody asks for anything, nothing is held: places, tasks, leases, counts, flows",
+    "zero": "where nobody asks for anything, nothing is held: places, tasks, leases, clients",
     "again": "after a fault, and when nothing goes wrong any more, every model serves",
     "drain": "what was accepted before SIGTERM is answered, and the drain ends in time",
     "metrics": "every request is counted once, by its outcome; tokens and loads as they were",
@@ -90,7 +91,7 @@ class RequestBook:
     client: str
     purpose: Purpose
     began: float
-    urgency: int
+    is_bulk: bool
     is_only: bool = True
     ended: bool = False
     jobs: list["JobBook"] = field(default_factory=list)
@@ -143,16 +144,13 @@ class Auditor:
         self._sequences: dict[int, tuple[JobBook, int]] = {}
         self._takes = 0
         self._quiets = 0
-        self._excess: dict[tuple[str, str], float] = {}
-        self._job_excess: dict[tuple[Job, Job], float] = {}
-        self._least_weights: dict[str, float] = {}
-        self._lightest_jobs: dict[str, float] = {}
+        self._excess: dict[tuple[Hashable, Hashable], float] = {}
         self._failing: dict[FakeDevice, list[Forward]] = {}
         self._memory: dict[tuple[FakeDevice, Model], _Memory] = {}
         self._leased: Counter[int] = Counter()
         self._preempting: dict[DeviceExecutor, list[Batch]] = {}
         self._returned: list[Forward] = []
-        self._most_held: dict[ConcurrencyLimit, int] = {}
+        self._free: dict[ConcurrencyLimit, int] = {}
 
     # How it sees the engine.
 
@@ -181,7 +179,7 @@ class Auditor:
         queue.take = watched_take  # type: ignore[method-assign]
         devices.remove = watched_remove  # type: ignore[method-assign]
         for limit in (engine.embedding._waiting, engine.scoring._limit):
-            self._most_held[limit] = 0
+            self._free[limit] = 0
             limit._seconds_to_place = self._watched_refusal(limit)
         self._loop.on_quiet = self._quiet
         self._loop.set_exception_handler(self._unhandled)
@@ -202,9 +200,9 @@ class Auditor:
         def refused() -> int:
             owner = OWNER.get()
             # At this moment a place may have become free after the time to wait for it was over.
-            most = min(_most_held(limit), self._most_held[limit])
-            if owner and owner.is_only and not limit.held_by(owner.client) and most > 1:
-                self.fail("place", f"{owner.client} has no place, and another client has {most}")
+            free = min(limit._free, self._free[limit])
+            if owner and owner.is_only and not limit.held_by(owner.client) and free:
+                self.fail("place", f"{owner.client} is refused, and {free} places are free")
             return seconds_to_place()
 
         return refused
@@ -225,14 +223,17 @@ class Auditor:
         self._unresolved.add(job)
         if owner is not None:
             owner.jobs.append(book)
-            if job.weight != 2.0 ** (DEFAULT_URGENCY - owner.urgency):
-                self.fail("urgency", f"weight {job.weight} for urgency {owner.urgency}")
+            if job.is_bulk != owner.is_bulk:
+                self.fail("class share", f"bulk is {job.is_bulk}, not {owner.is_bulk}")
         for index, sequence in enumerate(job.sequences):
             self._sequences[id(_ids(sequence))] = book, index
-        if not any(each.client == job.client for each in self._queue._jobs):
-            self._excess = {
-                pair: each for pair, each in self._excess.items() if job.client not in pair
-            }
+        waiting = set[Hashable]()
+        for other in self._queue._jobs:
+            waiting.update(_keys(other))
+        begins = set(_keys(job)) - waiting
+        self._excess = {
+            pair: tokens for pair, tokens in self._excess.items() if not begins & {*pair}
+        }
         job._resolved = _Outcome(lambda: self._resolved(book))
 
     def _resolved(self, book: JobBook) -> None:
@@ -294,15 +295,8 @@ class Auditor:
         among: Iterable[Job] | None,
     ) -> Batch | None:
         queue = self._queue
-        before = queue._virtual_time
-        weights: dict[str, float] = {}
-        served: dict[str, list[Job]] = {}
-        for job in queue._jobs:
-            client = job.client
-            if job.weight > weights.get(client, 0.0):
-                weights[client] = job.weight
-            if serves(job.model):
-                served.setdefault(client, []).append(job)
+        root, before = queue._root, _clocks(queue)
+        served = [job for job in queue._jobs if serves(job.model)]
         chosen = None if among is None else list(among)
         handed_over = len(queue._handed_over)
         batch = take(limits_of, serves, chosen)
@@ -314,8 +308,10 @@ class Auditor:
             self._preempting[executor] = []
         else:
             self._check_preemption(batch, executor)
-        if queue._virtual_time < before:
-            self.fail("time", f"the queue's virtual time falls from {before}")
+        if queue._root is root and any(
+            now < then for now, then in zip(_clocks(queue), before, strict=True)
+        ):
+            self.fail("time", f"clocks fall from {before} to {_clocks(queue)}")
         # One that waited for a device as it failed is handed over, too, and is nobody's suspect.
         if len(queue._handed_over) < handed_over and all(
             each.stop <= self._jobs[each.job].taken for each in batch.slices
@@ -324,18 +320,16 @@ class Auditor:
             return batch
         self._check_order(batch)
         self._check_budget(batch, limits_of, preempts=chosen is not None)
-        self._check_shares(batch, weights, served, preempts=chosen is not None)
-        if chosen is None:
-            self._check_urgency(batch, served, limits_of)
+        self._check_shares(batch, served, preempts=chosen is not None)
         return batch
 
     def _check_preemption(self, batch: Batch, executor: DeviceExecutor) -> None:
-        """What preempts a forward has had less time than that takes, and is no less urgent."""
+        """What preempts a forward has had less time than that takes, and is of no lower class."""
         preempting = self._preempting[executor]
         outer = next(each for each in executor._in_flight if each.preempts is None)
-        most = max(each.job.weight for each in outer.batch.slices)
-        if min(each.job.weight for each in batch.slices) < most:
-            self.fail("preemption", "a job preempts a more urgent one")
+        is_bulk = all(part.job.is_bulk for part in outer.batch.slices)
+        if not is_bulk and any(part.job.is_bulk for part in batch.slices):
+            self.fail("preemption", "a bulk job preempts an interactive one")
         forwards = {
             forward
             for before in preempting
@@ -360,8 +354,7 @@ class Auditor:
                 self.fail("order", f"{each.start} to {each.stop} are taken after {book.taken}")
             if book.resolved_at is not None:
                 self.fail("leavers", "sequences of a resolved job are taken")
-            is_shared = self._settings.caches_embeddings and each.job.purpose is Purpose.EMBEDDING
-            if book.owner is not None and book.owner.ended and not is_shared:
+            if book.owner is not None and book.owner.ended:
                 self.fail("leavers", "sequences are taken of a request that is over")
             if each.job.model is not batch.model:
                 self.fail("own", "a batch holds the jobs of two models")
@@ -378,99 +371,42 @@ class Auditor:
         if preempts and tokens > _MOST_PREEMPTING_TOKENS:
             self.fail("preemption", f"{tokens} tokens preempt a forward")
 
-    def _check_shares(
-        self,
-        batch: Batch,
-        weights: dict[str, float],
-        served: dict[str, list[Job]],
-        *,
-        preempts: bool,
-    ) -> None:
-        """Weighted fair queueing: over any time in which two clients wait for one device.
+    def _check_shares(self, batch: Batch, served: list[Job], *, preempts: bool) -> None:
+        """Fair sharing in each group: over any time in which two nodes wait for one device.
 
-        Of two that wait, the one whose turn it is, or that has the rest of a forward, is then ahead
-        by what a forward holds, divided by its own weight, and by a turn of `QUANTUM_TOKENS` of the
-        other, at most. When that time begins, the other may be ahead by a forward, too, and by the
-        longest turn of anybody, which is what `JobQueue` leaves to whoever comes. So what one is
-        given, divided by its weight, exceeds that of the other by at most the sum; of weights that
-        change, the least count. What preempts a forward has a promise of its own, and counts only
-        for its client.
+        One is ahead of the other by a forward at most as that time begins, since leads are limited,
+        and by its own last forward as it ends. So the tokens that one is given, divided by its
+        weight, exceed those of the other by the sum at most. What preempts a forward, or is served
+        by a device for which the other does not wait, has no promise, and counts only for its node.
         """
-        most, excess, least = self.most_tokens, self._excess, self._least_weights
-        still = {job.client for job in self._queue._jobs}
-        for client, weight in weights.items():
-            least[client] = min(least.get(client, weight), weight)
-        longest_turn = QUANTUM_TOKENS / min(least.values())
-        for client, tokens in batch.client_tokens.items():
-            gain = tokens / weights[client]
-            for other in served:
-                if other == client:
-                    continue
-                pair, reverse = (other, client), (client, other)
-                excess[reverse] = max(0.0, excess.get(reverse, 0.0) - gain)
-                if preempts or other not in still:  # A forward with all that it had is no loss.
-                    continue
-                excess[pair] = now = excess.get(pair, 0.0) + gain
-                bound = most * (1 / least[client] + 1 / least[other])
-                bound += QUANTUM_TOKENS / least[other] + longest_turn
-                if now > bound + _ROUNDING:
-                    self.fail(
-                        "share",
-                        f"{client} got {now:.0f} weighted tokens more than {other}, which waits, "
-                        f"above {bound:.0f}",
-                    )
-        if not preempts:
-            self._check_job_shares(batch, served)
+        still = {key for job in self._queue._jobs for key in _keys(job)}
+        gains: Counter[Hashable] = Counter()
+        for part in batch.slices:
+            gains.update(dict.fromkeys(_keys(part.job), part.tokens))
+        groups: dict[Hashable, set[Hashable]] = {}
+        for job in served:
+            for key in _keys(job):
+                groups.setdefault(_group(key), set()).add(key)
+        for key, tokens in gains.items():
+            gain, group = tokens / _weight(key), groups[_group(key)]
+            for pair in [pair for pair in self._excess if pair[0] == key]:
+                self._excess[pair] = max(0.0, self._excess[pair] - gain)
+            if isinstance(key, Job) and len(group) > _MOST_WATCHED_JOBS:
+                # What is not counted now is missing later, too.
+                for pair in [pair for pair in self._excess if key in pair]:
+                    del self._excess[pair]
+            elif not preempts:  # A forward with all that another had is no loss for that one.
+                self._count_excess(key, gain, (group & still) - {key})
 
-    def _check_job_shares(self, batch: Batch, served: dict[str, list[Job]]) -> None:
-        excess = self._job_excess
-        for each in batch.slices:
-            job = each.job
-            others = served.get(job.client, [])
-            if len(others) > _MOST_WATCHED_JOBS:  # What is not counted now is missing later, too.
-                for pair in [pair for pair in excess if pair[0].client == job.client]:
-                    del excess[pair]
-                continue
-            gain = each.tokens / job.weight
-            lightest = min(self._lightest_jobs.get(job.client, 8.0), *(o.weight for o in others))
-            self._lightest_jobs[job.client] = lightest
-            for other in others:
-                if other is job:
-                    continue
-                reverse = (job, other)
-                excess[reverse] = max(0.0, excess.get(reverse, 0.0) - gain)
-                if not other.waiting:
-                    continue
-                excess[other, job] = now = excess.get((other, job), 0.0) + gain
-                bound = self.most_tokens * (1 / job.weight + 1 / other.weight)
-                bound += QUANTUM_TOKENS * (1 / other.weight + 1 / lightest)
-                if now > bound + _ROUNDING:
-                    self.fail("job share", f"{now:.0f} weighted tokens above {bound:.0f}")
-
-    def _check_urgency(
-        self, batch: Batch, served: dict[str, list[Job]], limits_of: LimitsOf
-    ) -> None:
-        """Among jobs of one client and model of which nothing was taken, the earlier one first."""
-        left = limits_of(batch.model).max_tokens - batch.tokens
-        limits = self._settings.max_batch_sequences or self._settings.max_requests_in_batch
-        if limits is not None:
-            return
-        for each in batch.slices:
-            if each.start:
-                continue
-            entered = self._jobs[each.job].takes_at_entry
-            turn = min(len(each.job.sequences[0]), QUANTUM_TOKENS) / each.job.weight
-            for other in served[each.job.client]:
-                first = len(other.sequences[0])
-                if (
-                    other.weight > each.job.weight
-                    and other.model is each.job.model
-                    and not self._jobs[other].taken
-                    and self._jobs[other].takes_at_entry <= entered
-                    and first <= left + each.tokens
-                    and min(first, QUANTUM_TOKENS) / other.weight < turn
-                ):
-                    self.fail("urgency", "a less urgent request is taken first")
+    def _count_excess(self, key: Hashable, gain: float, others: set[Hashable]) -> None:
+        """Count what a node got beside others of its group, which still wait."""
+        bound = self.most_tokens * (1 + 1 / _weight(key))
+        for other in others:
+            excess = self._excess[other, key] = self._excess.get((other, key), 0.0) + gain
+            if excess > bound + _ROUNDING:
+                law = "share" if isinstance(key, tuple) else "class share"
+                law = "job share" if isinstance(key, Job) else law
+                self.fail(law, f"{excess:.0f} weighted tokens of {key} above {bound:.0f}")
 
     # Forwards.
 
@@ -568,7 +504,7 @@ class Auditor:
         queue = self._queue
         waits = queue._jobs or queue._handed_over
         rests = True
-        self._most_held = {limit: _most_held(limit) for limit in self._most_held}
+        self._free = {limit: limit._free for limit in self._free}
         self._quiets += 1
         if self._quiets % 16 == 0:
             self._check_lost()
@@ -624,7 +560,7 @@ class Auditor:
             "jobs in the queue": len(queue._jobs),
             "batches handed over": len(queue._handed_over),
             "waiting tokens": queue.waiting_tokens,
-            "flows": len(queue._flows),
+            "clients": len(queue._clients),
             "requests": engine._requests._count,
             "unresolved jobs": len(self._unresolved),
             "bytes of answers": responses._total,
@@ -633,8 +569,6 @@ class Auditor:
             "places of rerankers": engine.scoring._limit.held,
             "tokenizer threads": engine._tokenizer_threads._usual._permits.held,
         }
-        if isinstance(engine.embedding, CachedPipeline):
-            held["shared works"] = len(engine.embedding._in_flight)
         for executor in self._devices._executors:
             held[f"batches on {executor.name}"] = len(executor._in_flight)
             held[f"limits on {executor.name}"] = len(executor.watchdog._limits)
@@ -660,9 +594,29 @@ class Auditor:
         )
 
 
-def _most_held(limit: ConcurrencyLimit) -> int:
-    """The places of the client that has most."""
-    return max(limit._held.values(), default=0)
+def _keys(job: Job) -> tuple[Hashable, ...]:
+    """The nodes on the way to a job: its class, its client in that class, and itself."""
+    return job.is_bulk, (job.is_bulk, job.client), job
+
+
+def _group(key: Hashable) -> Hashable:
+    """The group that a node is in."""
+    match key:
+        case bool():
+            return "classes"
+        case (bool() as is_bulk, str()):
+            return "clients", is_bulk
+        case Job():
+            return "jobs", key.is_bulk, key.client
+    raise TypeError(key)
+
+
+def _weight(key: Hashable) -> int:
+    return (BULK_WEIGHT if key else INTERACTIVE_WEIGHT) if isinstance(key, bool) else 1
+
+
+def _clocks(queue: JobQueue) -> tuple[float, ...]:
+    return queue._root.clock, *(node.clock for node in queue._classes.values())
 
 
 def _ids(sequence: TokenSequence) -> Any:

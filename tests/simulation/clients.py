@@ -56,7 +56,6 @@ from tests.simulation.virtual_time import Moments, VirtualLoop
 
 _ANSWER_BYTES = 2**20
 # Of the pieces of a stream, as in the service.
-_PIECES = 4
 
 
 def _served(model: str | None) -> ServedModel | None:
@@ -97,8 +96,7 @@ class Client:
 
     world: World
     name: str
-    urgency: int
-    mixed_urgency: bool = False
+    bulk_share: float
 
     async def embed(
         self,
@@ -157,40 +155,8 @@ class Client:
 
         return await self._request(Purpose.RERANKING, work, leaves_after)
 
-    async def stream(self, pieces: list[list[str]], model: str | None) -> str:
-        """Send pieces of a stream, of which some are in work at once, within one lease."""
-        engine = self.world.engine
-
-        async def work(call: Call) -> None:
-            leased = await call.lease(_served(model))
-            slots = asyncio.Semaphore(_PIECES)
-            book = OWNER.get()
-            assert book is not None
-            book.is_only = False
-
-            async def piece(texts: list[str]) -> None:
-                async with slots:
-                    request = EmbedRequest(
-                        texts, urgency=call_urgency(), client=call.context.client
-                    )
-                    asked = engine.embedding.embed(leased, request)
-                    try:
-                        result = await asked
-                    except SmartEmbedderError as error:
-                        self._check_error(error)
-                        return
-                    self._check_vectors(texts, Outputs(dense=True), result, leased)
-
-            async with self._uses(leased), asyncio.TaskGroup() as group:
-                for texts in pieces:
-                    group.create_task(piece(texts))
-
-        return await self._request(Purpose.EMBEDDING, work)
-
-    def _urgency(self) -> int:
-        if self.mixed_urgency and self.world.random.random() < 0.3:
-            return max(0, self.urgency - 2)
-        return self.urgency
+    def _is_bulk(self) -> bool:
+        return self.world.random.random() < self.bulk_share
 
     @asynccontextmanager
     async def _uses(self, leased: LoadedModels) -> AsyncIterator[None]:
@@ -220,7 +186,7 @@ class Client:
         world.requests += 1
         endpoint = NATIVE_EMBEDDINGS if purpose is Purpose.EMBEDDING else RERANK
         context = RequestContext(str(world.requests), endpoint.path, endpoint, self.name)
-        book = RequestBook(world.requests, context.client, purpose, loop.now, self._urgency())
+        book = RequestBook(world.requests, context.client, purpose, loop.now, self._is_bulk())
         OWNER.set(book)
         cut_off = asyncio.Event()
         answer = HeldAnswer(world.responses, self.name, answer_bytes, cut_off.set)
@@ -228,7 +194,7 @@ class Client:
         leaves = None if leaves_after is None else world.moments.rounded(leaves_after)
         turns = world.random.randint(0, 12) if world.moments.are_common else 0
         gone = _Departure(loop, leaves, turns)
-        headers = Headers({"priority": f"u={book.urgency}"})
+        headers = Headers({"priority": "u=7"} if book.is_bulk else {})
         told = SimpleNamespace(scope=_scope(context), headers=headers, receive=gone.receive)
         request = cast(Any, told)
         service = cast(Service, SimpleNamespace(settings=settings, engine=world.engine))
@@ -322,12 +288,6 @@ class Client:
                 self.world.auditor.fail("own", f"the vectors of text {text[:9]} are {got}")
         if result.tokens != tokens:
             self.world.auditor.fail("own", f"{result.tokens} tokens, not {tokens}")
-
-
-def call_urgency() -> int:
-    book = OWNER.get()
-    assert book is not None
-    return book.urgency
 
 
 def expected_scores(models: LoadedModels, query: str, passages: list[str]) -> list[float]:

@@ -10,7 +10,6 @@ from random import Random
 from typing import Any
 
 import structlog
-from pydantic import SecretStr
 
 from smart_embedder.engine import Engine
 from smart_embedder.engine.model import DefaultModels
@@ -188,8 +187,7 @@ class Scenario:
             max_batch_sequences=draw.choice([None, None, 8, 64]),
             max_requests_in_batch=draw.choice([None, None, None, 3]),
             tokenizer_threads=draw.choice([1, 2, 4]),
-            embedding_cache=SecretStr(draw.choice(["off", "memory", "memory"])),
-            embedding_cache_bytes=draw.choice([2**14, 2**20]),
+            embedding_cache_bytes=draw.choice([0, 2**14, 2**20]),
             reranker_model=draw.choice(["reranker", "reranker", "late-interaction", "none"]),
             embedding_model="embedder",
             models=tuple(self.entries) or None,
@@ -275,12 +273,11 @@ class Scenario:
             self._short,
             self._slow,
             self._reranks,
-            self._streams,
             self._commands,
         ]
         for number in range(draw.randint(2, 8)):
-            urgency = draw.choice([3, 3, 3, 1, 5, 7])
-            client = Client(self.world, f"client-{number}", urgency, draw.random() < 0.4)
+            bulk_share = draw.choice([0.0, 0.0, 0.0, 0.3, 1.0])
+            client = Client(self.world, f"client-{number}", bulk_share)
             kind = self._bulk if self.is_contest else draw.choice(kinds)
             running.append(kind(client))
         return running
@@ -393,13 +390,6 @@ class Scenario:
             return client.rerank(query, passages, model=model, leaves_after=leaves_after)
 
         await self._connections(1, 6, ask, 1.0)
-
-    async def _streams(self, client: Client) -> None:
-        """A stream after the other."""
-        while not self._is_over:
-            pieces = [self._some_texts(16) for _ in range(self.random.randint(2, 20))]
-            await client.stream(pieces, self._some_model("embed"))
-            await self._think(5.0)
 
     async def _commands(self, client: Client) -> None:
         """The operator, who loads and unloads models; memory that other programs take."""

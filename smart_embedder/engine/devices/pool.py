@@ -15,7 +15,7 @@ from smart_embedder.engine.model import (
     PlacedModel,
     PlacedModels,
 )
-from smart_embedder.engine.scheduling.job import JobState, Purpose
+from smart_embedder.engine.scheduling.job import Purpose
 from smart_embedder.engine.scheduling.queue import JobQueue
 from smart_embedder.errors import UnhealthyError
 from smart_embedder.observability.metrics import Metrics
@@ -131,29 +131,12 @@ class DevicePool:
     def seconds_to_place(self, purpose: Purpose) -> int:
         """Seconds until a request of this purpose leaves its place, about; at least 1.
 
-        One that embeds leaves it when a device has taken the last of its sequences, one that
-        reranks when it has its scores. The forward that runs is included.
+        They are those of the forward that runs, and of the tokens that are taken before.
         """
-        executors = [each for each in self._executors if not each.failed]
-        seconds = min((each.seconds_left for each in executors), default=0.0)
-        if purpose is Purpose.RERANKING:
-            batches = [batch for each in executors for batch in each.batches]
-            running = [part.job for batch in batches for part in batch.slices]
-            # One that has no sequences beyond the forward that runs.
-            if any(job.purpose is purpose and job.state is JobState.TAKEN for job in running):
-                return max(1, math.ceil(seconds))
-        rate = sum(each.tokens_per_second for each in executors)
-        found = self._queue.next_to_leave(purpose)
-        if found is not None and rate:
-            job, tokens = found
-            last = len(job.sequences[-1])
-            if purpose is Purpose.RERANKING:
-                tokens += last
-            else:  # As many as fit the forward of the last are taken with it.
-                served = (each.models.get(job.model) for each in self._executors)
-                most = max((each.budget.limits.max_tokens for each in served if each), default=0)
-                tokens -= max(0, most - last)
-            seconds += max(0, tokens) / rate
+        executors = [executor for executor in self._executors if not executor.failed]
+        seconds = min((executor.seconds_left for executor in executors), default=0.0)
+        if rate := sum(executor.tokens_per_second for executor in executors):
+            seconds += self._queue.tokens_before_place(purpose) / rate
         return max(1, math.ceil(seconds))
 
     async def close(self, seconds: float) -> None:

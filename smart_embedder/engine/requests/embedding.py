@@ -22,7 +22,6 @@ from smart_embedder.engine.records import (
     Truncation,
 )
 from smart_embedder.engine.scheduling.admission import Admission, timings_of
-from smart_embedder.engine.scheduling.batcher import weight_of
 from smart_embedder.engine.scheduling.fairness import ConcurrencyLimit
 from smart_embedder.engine.scheduling.job import Job
 from smart_embedder.errors import EmptyInputError
@@ -141,7 +140,7 @@ class EmbeddingPipeline:
 
     async def compute(self, tasks: list[Task], request: EmbedRequest) -> None:
         """Do every task of a request; raises the errors of `Engine.embed`."""
-        client, weight = request.client, weight_of(request.urgency)
+        client = request.client
         jobs = []
         async with self._waiting.hold(client):
             for task in tasks:
@@ -162,7 +161,9 @@ class EmbeddingPipeline:
             hold_vectors(tasks, request.answer)
             for task in tasks:
                 sequences = [text.ids for text in task.read]
-                task.job = Job(task.model, sequences, task.outputs, client=client, weight=weight)
+                task.job = Job(
+                    task.model, sequences, task.outputs, client=client, is_bulk=request.is_bulk
+                )
                 jobs.append(task.job)
             await self._admission.submit(*jobs)
         results = await self._admission.results(*jobs)

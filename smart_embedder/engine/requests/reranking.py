@@ -31,7 +31,6 @@ from smart_embedder.engine.records import (
 )
 from smart_embedder.engine.requests.embedding import TOKEN_ID_BYTES, vector_bytes
 from smart_embedder.engine.scheduling.admission import Admission, timings_of
-from smart_embedder.engine.scheduling.batcher import weight_of
 from smart_embedder.engine.scheduling.fairness import ConcurrencyLimit
 from smart_embedder.engine.scheduling.job import Job, Purpose
 from smart_embedder.errors import EmptyInputError, InvalidRequestError, RerankerDisabledError
@@ -218,7 +217,7 @@ class ScoringPipeline:
             Job,
             purpose=Purpose.RERANKING,
             client=request.client,
-            weight=weight_of(request.urgency),
+            is_bulk=request.is_bulk,
             time_limit=self._time_limit,
         )
 

@@ -1,27 +1,12 @@
 """Choosing the next batch: a pure function of the waiting jobs and the limits of one forward.
 
-The policy is weighted fair queueing in two levels, with the sequence as its unit: the device is
-shared between the clients that have work, and each client's share between its jobs.
+Jobs wait in a tree of class (interactive weighs 4, bulk 1), client and job, and all levels share
+one rule. Each node counts the tokens that it was served, divided by its weight. The next sequence
+is that of the least class, its least client, its least job (ties: interactive, then arrival).
 
-- A client is a flow with a virtual start and the weight of its weightiest job. Each sequence that
-  is taken advances the virtual start by its tokens divided by that weight.
-- The flow whose next sequence has the smallest virtual finish is next. At most `QUANTUM_TOKENS` of
-  a sequence count, so that a long text is not held back for its length. The same rule chooses among
-  the jobs of a flow, with each job's own virtual start and weight.
-- What does not fit the rest of a forward is passed over, and those after it may use that rest as
-  long as they are then ahead of it by no more than a forward holds. Without this bound a background
-  load of short texts would have the rest of every forward beside long ones, whatever its weight.
-  What a new job may not have for that reason, no less urgent one of its client has, though it would
-  be ahead by fewer tokens.
-- A new flow starts at the virtual time, which each batch advances by its tokens divided by the
-  weights of the flows that waited.
-
-It follows that the more urgent of two new jobs is first; that a short request overtakes a long one
-that has had its share; that many short requests leave a long one its share; that no client gains by
-splitting its work into many requests; and, as every weight is above zero, that no job waits for
-ever.
-
-Urgency is that of RFC 9218, 0 (most urgent) to 7; each step doubles a job's share.
+The first sequence of a batch is taken whatever its length and fixes the model. A sequence that does
+not fit the rest is passed over; those behind it use the rest and are charged for it, as long as
+they are ahead of it by no more than the largest forward. `JobQueue` keeps the counts.
 """
 
 import heapq
@@ -38,7 +23,7 @@ from smart_embedder.engine import records
 from smart_embedder.engine.model import Model
 from smart_embedder.engine.scheduling.job import Job
 
-QUANTUM_TOKENS = 32
+INTERACTIVE_WEIGHT, BULK_WEIGHT = 4, 1
 # The event loop waits meanwhile: thousands of short sequences are taken in about so many steps.
 _ROUNDS = 64
 
@@ -181,158 +166,149 @@ LimitsOf = Callable[[Model], Limits]
 
 
 @dataclass(slots=True, eq=False)
-class Flow:
-    """The state of one client in fair queueing, in virtual time.
+class Node:
+    """A class, a client or a job, or the root, in the tree of what waits.
 
-    `virtual_time` is the virtual start of the next job that it sends; `jobs` is how many wait.
-    `least_weight` is the least that it has had.
+    `served` are the tokens that it was served, divided by its weight. `clock` is the count at which
+    a child begins that did not wait before. `jobs` are how many jobs wait below it, and
+    `waiting_weight` is that of its children that wait. Of equals the one with the lower `order` is
+    first.
     """
 
-    virtual_start: float = 0.0
-    virtual_time: float = 0.0
+    order: int
+    weight: int = 1
+    served: float = 0.0
+    clock: float = 0.0
     jobs: int = 0
-    least_weight: float = math.inf
+    waiting_weight: int = 0
 
 
-def weight_of(urgency: int) -> float:
-    """The weight of a job of this urgency; 1 for the default urgency."""
-    return float(2.0 ** (records.DEFAULT_URGENCY - urgency))
+class Path(NamedTuple):
+    """Where a job waits."""
+
+    root: Node
+    class_: Node
+    client: Node
+    job: Node
 
 
-def form_batch(jobs: Mapping[Job, Flow], limits_of: LimitsOf) -> Batch:
+def form_batch(jobs: Mapping[Job, Path], limits_of: LimitsOf, most_lead: float) -> Batch:
     """The next batch from `jobs`, of which at least one must be waiting; changes nothing.
 
-    `jobs` are in order of arrival, which decides between equals. The first sequence chosen is
-    taken whatever its length and fixes the model, whose limits count; later ones must fit what is
-    left, and leave those that were passed over their share.
+    A node may be ahead of one that was passed over by at most `most_lead`.
     """
-    clients: dict[Flow, _ActiveFlow] = {}
-    for order, (job, flow) in enumerate(jobs.items()):
-        client = clients.get(flow)
-        if client is None:
-            client = clients[flow] = _ActiveFlow(flow.virtual_start)
-        client.weight = max(client.weight, job.weight)
-        client.candidates.append(_candidate(job, order, job.taken, job.virtual_start))
-    for client in clients.values():
-        heapq.heapify(client.candidates)
-    turns = [client.turn() for client in clients.values()]
-    heapq.heapify(turns)
-    model = turns[0].client.candidates[0].job.model
+    classes = _branches(jobs)
+    root = _Branch(Node(0), 0.0)
+    model = min(classes).branch.first().job.model
     limits = limits_of(model)
     most_tokens = tokens_left = limits.max_tokens
     sequences_left = limits.max_sequences or most_tokens
     sequences_left = min(sequences_left, model.max_batch_sequences or sequences_left)
     stops: dict[Job, int] = {}
-    # The earliest virtual finish of a client of which all that waits was passed over.
-    passed_over = math.inf
-    while turns and tokens_left > 0 and sequences_left > 0:
-        client = heapq.heappop(turns).client
-        candidate = heapq.heappop(client.candidates)
-        job, start = candidate.job, candidate.start
-        room = min(tokens_left, most_tokens - client.lead(candidate, passed_over))
+    while classes and tokens_left > 0 and sequences_left > 0:
+        class_ = heapq.heappop(classes).branch
+        client = heapq.heappop(class_.waiting).branch
+        served, order, job = heapq.heappop(client.jobs)
+        start = stops.get(job, job.taken)
         may_join = job.model is model and (
             job in stops or len(stops) < (limits.max_requests or most_tokens)
         )
-        if not stops or (may_join and candidate.tokens <= room):
-            at_once = int(min(most_tokens // _ROUNDS, room))
-            after, tokens = candidate.extended(at_once, sequences_left)
-            stops[job] = after
-            sequences_left -= after - start
+        leads = client.most - served, class_.most - client.served
+        room = min(tokens_left, *leads, (root.most - class_.served) * class_.node.weight)
+        if not stops or (may_join and len(job.sequences[start]) <= room):
+            step = int(min(most_tokens // _ROUNDS, room))
+            stop, tokens = _run(job, start, step, sequences_left)
+            stops[job] = stop
             tokens_left -= tokens
-            client.advance(candidate, after, tokens)
+            sequences_left -= stop - start
+            client.served += tokens
+            class_.served += tokens / class_.node.weight
+            if stop < len(job.sequences):
+                heapq.heappush(client.jobs, _Waiting(served + tokens, order, job))
         else:
-            client.pass_over(candidate, is_ahead=may_join and candidate.tokens <= tokens_left)
-        if client.candidates:
-            heapq.heappush(turns, client.turn())
-        elif client.passed_over < math.inf:
-            finish = client.virtual_start + QUANTUM_TOKENS / client.weight
-            passed_over = min(passed_over, finish)
+            client.pass_over(served, most_lead)
+        if client.jobs:
+            heapq.heappush(class_.waiting, client.entry())
+        elif client.most < math.inf:
+            class_.pass_over(client.served, most_lead)
+        if class_.waiting:
+            heapq.heappush(classes, class_.entry())
+        elif class_.most < math.inf:
+            root.pass_over(class_.served, most_lead)
     return Batch(model, [BatchSlice(job, job.taken, stop) for job, stop in stops.items()])
 
 
-class _Candidate(NamedTuple):
-    """A job's next sequence; the smallest of one client goes first. `order` is unique."""
+class _Waiting(NamedTuple):
+    """A job while a batch is formed; the smallest goes first, and `order` is unique."""
 
-    virtual_finish: float
+    served: float
     order: int
-    virtual_start: float
     job: Job
-    start: int
-    tokens: int
-
-    def extended(self, most: int, sequences: int) -> tuple[int, int]:
-        """The end and the tokens of this sequence and those behind it, as many as a turn holds.
-
-        They have at most so many tokens, and are at most so many `sequences`.
-        """
-        after, tokens = self.start + 1, self.tokens
-        count = max(0, min(most - tokens, sequences - 1))
-        for ids in self.job.sequences[after : after + count]:
-            if tokens + len(ids) > most:
-                break
-            tokens += len(ids)
-            after += 1
-        return after, tokens
 
 
-def _candidate(job: Job, order: int, start: int, virtual_start: float) -> _Candidate:
-    tokens = len(job.sequences[start])
-    finish = virtual_start + min(tokens, QUANTUM_TOKENS) / job.weight
-    return _Candidate(finish, order, virtual_start, job, start, tokens)
+class _Entry(NamedTuple):
+    """A class or a client in the heap of its group."""
 
-
-class _Turn(NamedTuple):
-    """A client's next sequence; the smallest goes first."""
-
-    virtual_finish: float
+    served: float
     order: int
-    client: "_ActiveFlow"
+    branch: "_Branch"
 
 
 @dataclass(slots=True)
-class _ActiveFlow:
-    """A client while a batch is formed; `candidates` is a heap.
+class _Branch:
+    """A group while a batch is formed; `waiting` and `jobs` are heaps of its children.
 
-    `passed_over` is the earliest virtual finish that one of its jobs that were passed over may
-    have. `refused_weight` is the greatest weight of its new jobs that were refused the rest as they
-    are too far ahead.
+    `most` is the count that a child may reach beside those that were passed over.
     """
 
-    virtual_start: float
-    weight: float = 0.0
-    candidates: list[_Candidate] = field(default_factory=list)
-    passed_over: float = math.inf
-    refused_weight: float = 0.0
+    node: Node
+    served: float
+    most: float = math.inf
+    waiting: list[_Entry] = field(default_factory=list)
+    jobs: list[_Waiting] = field(default_factory=list)
 
-    def turn(self) -> _Turn:
-        """The turn of its first candidate."""
-        best = self.candidates[0]
-        finish = self.virtual_start + min(best.tokens, QUANTUM_TOKENS) / self.weight
-        return _Turn(finish, best.order, self)
+    def entry(self) -> _Entry:
+        """It in the heap of its group."""
+        return _Entry(self.served, self.node.order, self)
 
-    def lead(self, candidate: _Candidate, passed_over: float) -> float:
-        """The tokens that it, or its job, has had beyond those that were passed over.
+    def pass_over(self, served: float, most_lead: float) -> None:
+        """Leave out a child of this count."""
+        self.most = min(self.most, served + most_lead)
 
-        `passed_over` is the earliest virtual finish of other clients.
-        """
-        weight = candidate.job.weight
-        if weight < self.refused_weight:
-            return math.inf
-        of_job = (candidate.virtual_start - self.passed_over) * weight
-        return max((self.virtual_start - passed_over) * self.weight, of_job)
+    def first(self) -> _Waiting:
+        """The job whose sequence is next."""
+        return self.jobs[0] if self.jobs else self.waiting[0].branch.first()
 
-    def pass_over(self, candidate: _Candidate, *, is_ahead: bool) -> None:
-        """Leave a candidate out, for its length or its model, or as it `is_ahead` of others."""
-        weight = candidate.job.weight
-        finish = candidate.virtual_start + QUANTUM_TOKENS / weight
-        self.passed_over = min(self.passed_over, finish)
-        if is_ahead and not candidate.start:
-            self.refused_weight = max(self.refused_weight, weight)
 
-    def advance(self, chosen: _Candidate, after: int, tokens: int) -> None:
-        """Advance by the tokens that were taken; the job's next sequence is at `after`."""
-        self.virtual_start += tokens / self.weight
-        job = chosen.job
-        if after < len(job.sequences):
-            start = chosen.virtual_start + tokens / job.weight
-            heapq.heappush(self.candidates, _candidate(job, chosen.order, after, start))
+def _branches(jobs: Mapping[Job, Path]) -> list[_Entry]:
+    """The heap of the classes in which these jobs wait."""
+    branches: dict[Node, _Branch] = {}
+    classes: list[_Entry] = []
+    for job, path in jobs.items():
+        if path.class_ not in branches:
+            branches[path.class_] = class_ = _Branch(path.class_, path.class_.served)
+            classes.append(class_.entry())
+        if path.client not in branches:
+            branches[path.client] = client = _Branch(path.client, path.client.served)
+            branches[path.class_].waiting.append(client.entry())
+        branches[path.client].jobs.append(_Waiting(path.job.served, path.job.order, job))
+    for branch in branches.values():
+        heapq.heapify(branch.waiting)
+        heapq.heapify(branch.jobs)
+    heapq.heapify(classes)
+    return classes
+
+
+def _run(job: Job, start: int, most_tokens: int, most_sequences: int) -> tuple[int, int]:
+    """The end and the tokens of the sequence at `start` and those behind it, as many as a step has.
+
+    The first counts whatever its length.
+    """
+    stop, tokens = start + 1, len(job.sequences[start])
+    count = max(0, min(most_tokens - tokens, most_sequences - 1))
+    for ids in job.sequences[stop : stop + count]:
+        if tokens + len(ids) > most_tokens:
+            break
+        tokens += len(ids)
+        stop += 1
+    return stop, tokens

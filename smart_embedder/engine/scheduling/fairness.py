@@ -9,13 +9,19 @@ from typing import TypeVar
 from smart_embedder.errors import QueueFullError
 
 Result = TypeVar("Result")
+# A client may hold at most this many times what is free, and always one: a newcomer finds room.
+_TIMES_FREE = 3
 
 
 class FairSemaphore:
-    """`capacity` permits; a freed one goes to the waiting client that holds the fewest."""
+    """`capacity` permits; a freed one goes to the waiting client that holds the fewest.
 
-    def __init__(self, capacity: int) -> None:
+    With `times_free` a client may hold at most that many times what is free, and always one.
+    """
+
+    def __init__(self, capacity: int, times_free: int | None = None) -> None:
         self._capacity = capacity
+        self._times_free = times_free
         self._free = capacity
         self._held: dict[str, int] = {}
         self._waiters: dict[str, deque[asyncio.Future[None]]] = {}
@@ -29,9 +35,16 @@ class FairSemaphore:
         """How many permits one client holds."""
         return self._held.get(client, 0)
 
+    def may_acquire(self, client: str) -> bool:
+        """Whether this client may have a permit."""
+        held = self.held_by(client)
+        if not self._free or not held or self._times_free is None:
+            return self._free > 0
+        return held + 1 <= self._times_free * (self._free - 1)
+
     def try_acquire(self, client: str) -> bool:
-        """Take a permit if one is free."""
-        if not self._free:
+        """Take a permit if the client may have one."""
+        if not self.may_acquire(client):
             return False
         self._free -= 1
         self._held[client] = self._held.get(client, 0) + 1
@@ -62,13 +75,14 @@ class FairSemaphore:
             del self._held[client]
         self._free += 1
         waiting = {
-            each: turn
-            for each, turns in self._waiters.items()
+            name: turn
+            for name, turns in self._waiters.items()
             if (turn := next((turn for turn in turns if not turn.done()), None)) is not None
+            and self.may_acquire(name)
         }
         if waiting:
             # Who holds the fewest; of equals another one than `client`, so that two alternate.
-            chosen = min(waiting, key=lambda each: (self.held_by(each), each == client))
+            chosen = min(waiting, key=lambda name: (self.held_by(name), name == client))
             self.try_acquire(chosen)
             waiting[chosen].set_result(None)
             # Last in the order, so that clients that hold equally many alternate.
@@ -93,57 +107,29 @@ async def failing_with(
 
 
 class ConcurrencyLimit(FairSemaphore):
-    """At most `capacity` requests at once.
+    """At most `capacity` requests at once, of one client at most three times what is free.
 
-    Where no permit is free, a client that holds fewer than another one takes over the permit of
-    that client's newest request, which is then refused. Otherwise it waits for `acquire_timeout`
-    seconds at most, and is refused. `seconds_to_place` gives the Retry-After of a refusal, the
-    seconds until a permit is free, and `full` its message.
+    A request that may have no permit waits for `acquire_timeout` seconds at most, and is refused
+    with `full` as the message. `seconds_to_place` gives the Retry-After of a refusal.
     """
 
     def __init__(
         self, capacity: int, acquire_timeout: float, full: str, seconds_to_place: Callable[[], int]
     ) -> None:
-        super().__init__(capacity)
+        super().__init__(capacity, _TIMES_FREE)
         self._acquire_timeout = acquire_timeout
         self._full = full
         self._seconds_to_place = seconds_to_place
-        self._scopes: dict[asyncio.Timeout, str] = {}  # The oldest first.
 
     @asynccontextmanager
     async def hold(self, client: str) -> AsyncIterator[None]:
-        """Hold a permit; raise `QueueFullError` if none is free in time or it is taken over."""
-        await self._enter(client)
-        async with failing_with(self._error) as scope:
-            self._scopes[scope] = client
-            try:
-                yield
-            finally:
-                if self._scopes.pop(scope, None) is not None:
-                    self.release(client)
-
-    async def _enter(self, client: str) -> None:
-        if self.try_acquire(client) or self._take_over(client):
-            return
-        # Who was handed a permit at this moment holds it, but can lose it only once it has run.
-        await asyncio.sleep(0)
-        if self.try_acquire(client) or self._take_over(client):
-            return
+        """Hold a permit; raise `QueueFullError` if there is none in time."""
         async with failing_with(self._error, self._acquire_timeout):
             await self.acquire(client)
-
-    def _take_over(self, client: str) -> bool:
-        """Take the newest permit of the client that holds most, unless it would then hold fewer."""
-        clients = dict.fromkeys(self._scopes.values())
-        largest = max(clients, key=self.held_by, default=client)
-        if self.held_by(client) + 1 >= self.held_by(largest):
-            return False
-        scope = next(each for each, of in reversed(self._scopes.items()) if of == largest)
-        del self._scopes[scope]
-        scope.reschedule(0)
-        self._held[largest] -= 1
-        self._held[client] = self.held_by(client) + 1
-        return True
+        try:
+            yield
+        finally:
+            self.release(client)
 
     def _error(self) -> QueueFullError:
         return QueueFullError(self._full, retry_after=self._seconds_to_place())

@@ -34,16 +34,14 @@ class JobState(Enum):
 class Job:
     """The sequences of one request for one model, on their way through the device.
 
-    The device takes them in order, in one or more batches, and makes `outputs` of each. `weight` is
-    the job's share of the device beside the other jobs of its client. `time_limit` is the most
-    seconds of its forwards together, of which `time_spent` have passed; None limits each forward by
-    itself. `reduce` is called off the event loop with the index of each sequence and its result,
-    and returns what is kept as its result.
+    The device takes them in order, in one or more batches, and makes `outputs` of each. The job is
+    interactive, or `is_bulk`. `time_limit` is the most seconds of its forwards together, of which
+    `time_spent` have passed; None limits each forward by itself. `reduce` is called off the event
+    loop with the index of each sequence and its result, and returns what is kept as its result.
 
     The rest changes on its way. The device has `taken` so many sequences, and `waiting_tokens` are
     those of the others. `inference_seconds` are those of the forwards that held a part of it. The
-    queue that it enters keeps its `virtual_start` (see `batcher`), and sets `leave_queue`, which is
-    called once, when no sequence waits any longer.
+    queue that it enters sets `leave_queue`, which is called once, when no sequence waits.
 
     Each transition is a method that changes state, outcome and place in the queue together: a
     resolved job is in no queue, and is resolved once. All methods must be called in the event
@@ -56,14 +54,13 @@ class Job:
     _: KW_ONLY
     purpose: Purpose = Purpose.EMBEDDING
     client: str = ""
-    weight: float = 1.0
+    is_bulk: bool = False
     time_limit: float | None = None
     time_spent: float = 0.0
     reduce: Callable[[int, Any], Any] | None = None
     state: JobState = field(init=False, default=JobState.WAITING)
     taken: int = field(init=False, default=0)
     waiting_tokens: int = field(init=False)
-    virtual_start: float = field(init=False, default=0.0)
     leave_queue: "Callable[[Job], None] | None" = field(init=False, default=None)
     enqueued_at: float = field(init=False)
     first_taken_at: float | None = field(init=False, default=None)
@@ -92,9 +89,7 @@ class Job:
 
     def take(self, count: int, now: float) -> None:
         """Mark its next `count` sequences as taken by the device."""
-        tokens = sum(map(len, self.sequences[self.taken : self.taken + count]))
-        self.virtual_start += tokens / self.weight
-        self.waiting_tokens -= tokens
+        self.waiting_tokens -= sum(map(len, self.sequences[self.taken : self.taken + count]))
         self.taken += count
         if self.first_taken_at is None:
             self.first_taken_at = now

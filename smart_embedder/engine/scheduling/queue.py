@@ -1,22 +1,32 @@
-"""The jobs that wait for the device, fair between clients and between each client's jobs.
+"""The jobs that wait for the device, fair between classes, clients and jobs.
 
-The batcher chooses among them. On a CPU, short jobs may preempt a long forward between its layers.
+The batcher chooses among them by the counts that the queue keeps. A group's clock advances by the
+tokens served in it, divided by the weights that wait there, and is never below its least node; a
+node that begins to wait starts at the clock, or at its own count if that is greater. Before each
+batch no waiting node counts more than the largest forward above the least of its group. When
+nothing waits, all is forgotten.
+
+On a CPU, short jobs may preempt a long forward between its layers.
 """
 
 import asyncio
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from itertools import count, pairwise
 
 from smart_embedder.engine.model import Model
 from smart_embedder.engine.scheduling.batcher import (
-    QUANTUM_TOKENS,
+    BULK_WEIGHT,
+    INTERACTIVE_WEIGHT,
     Batch,
     BatchSlice,
-    Flow,
     Limits,
     LimitsOf,
+    Node,
+    Path,
     form_batch,
 )
 from smart_embedder.engine.scheduling.job import Job, Purpose
@@ -37,13 +47,19 @@ class JobQueue:
     """Jobs that wait for the device. To be used from the event loop's thread only."""
 
     def __init__(self) -> None:
-        self._jobs: dict[Job, Flow] = {}
-        self._flows: dict[str, Flow] = {}
+        self._jobs: dict[Job, Path] = {}
         self._consumers: list[QueueConsumer] = []
-        self._virtual_time = 0.0
-        self._most_tokens = 0
         self._handed_over: deque[Batch] = deque()
         self._closed_for: SmartEmbedderError | None = None
+        self._largest_forward = 0
+        self._arrivals = count()
+        self._forget()
+
+    def _forget(self) -> None:
+        """Begin all counts anew: nobody is ahead of anybody."""
+        self._root = Node(0)
+        self._classes = {False: Node(0, INTERACTIVE_WEIGHT), True: Node(1, BULK_WEIGHT)}
+        self._clients: dict[tuple[bool, str], Node] = {}
 
     @property
     def waiting_tokens(self) -> int:
@@ -56,28 +72,13 @@ class JobQueue:
         """The jobs that wait, in order of arrival."""
         return list(self._jobs)
 
-    def next_to_leave(self, purpose: Purpose) -> "tuple[Job, int] | None":
-        """The job of this purpose whose last sequence is taken first, about, if one waits.
+    def tokens_before_place(self, purpose: Purpose) -> int:
+        """About how many tokens are taken before the first job of this purpose leaves.
 
-        With it, how many tokens are taken before that. As the device is shared equally, first
-        between clients, each other client and each other job of its own has taken about as many
-        tokens by then as the job itself, or all that it has.
+        It is the job with the fewest; meanwhile each other job is served as much.
         """
-        flows = _by_flow(self._jobs)
-        first: tuple[int, Job, Flow] | None = None
-        for flow, jobs in flows.items():
-            of_purpose = (job for job in jobs if job.purpose is purpose)
-            nearest = min(of_purpose, key=_tokens_before_last, default=None)
-            if nearest is not None:
-                tokens = sum(min(job.waiting_tokens, _tokens_before_last(nearest)) for job in jobs)
-                if first is None or tokens < first[0]:
-                    first = tokens, nearest, flow
-        if first is None:
-            return None
-        tokens, nearest, own = first
-        others = (jobs for flow, jobs in flows.items() if flow is not own)
-        shares = (min(tokens, sum(job.waiting_tokens for job in jobs)) for jobs in others)
-        return nearest, tokens + sum(shares)
+        waiting = [job.waiting_tokens for job in self._jobs if job.purpose is purpose]
+        return min(min(waiting) * len(self._jobs), self.waiting_tokens) if waiting else 0
 
     def consumer(self, serves: Callable[[Model], bool]) -> "QueueConsumer":
         """A view for a device that serves these models."""
@@ -94,12 +95,14 @@ class JobQueue:
         if self._closed_for is not None:
             job.fail(self._closed_for)
             return
-        flow = self._flows.setdefault(job.client, Flow(self._virtual_time))
-        if not flow.jobs:
-            flow.virtual_start = max(flow.virtual_start, self._virtual_time)
-        flow.jobs += 1
-        self._jobs[job] = flow
-        job.virtual_start, job.leave_queue = flow.virtual_time, self._leave
+        client = self._clients.setdefault((job.is_bulk, job.client), Node(next(self._arrivals)))
+        path = Path(self._root, self._classes[job.is_bulk], client, Node(next(self._arrivals)))
+        for parent, node in pairwise(path):
+            if not node.jobs:
+                node.served = max(node.served, parent.clock)
+                parent.waiting_weight += node.weight
+            node.jobs += 1
+        self._jobs[job], job.leave_queue = path, self._leave
         serving = [each for each in self._consumers if each.serves(job.model)]
         idle = [each for each in serving if each.idle]
         for consumer in idle or serving:
@@ -160,8 +163,8 @@ class JobQueue:
             return None
         if len(self._jobs) == 1 and (batch := self._whole(next(iter(jobs)), limits_of)) is not None:
             return batch
-        self._bound_leads(jobs, limits_of)
-        batch = form_batch(jobs, limits_of)
+        self._limit_leads(jobs, limits_of)
+        batch = form_batch(jobs, limits_of, self._largest_forward)
         self._take_out(batch)
         return batch
 
@@ -171,77 +174,54 @@ class JobQueue:
         most = min(limits.max_sequences or stop, job.model.max_batch_sequences or stop)
         if job.waiting_tokens > limits.max_tokens or stop - job.taken > most:
             return None
-        self._most_tokens = max(self._most_tokens, limits.max_tokens)
         batch = Batch(job.model, [BatchSlice(job, job.taken, stop)])
         job.take(stop - job.taken, time.perf_counter())
         return batch
 
-    def _bound_leads(self, jobs: Mapping[Job, Flow], limits_of: LimitsOf) -> None:
-        """Let no flow, and no job of a flow, be ahead of the last one by more than a forward.
+    def _limit_leads(self, jobs: Mapping[Job, Path], limits_of: LimitsOf) -> None:
+        """Let no node count more than the largest forward above the least of its group.
 
-        What is given to one while others wait for the same device never is. Otherwise, what a
-        client was given by another device, or as it preempted a forward, would be held against it
-        for as long as that took. The least weight that a flow has had counts, as its lead is of
-        that time, and for the last one the longest turn, as whoever comes may be more urgent.
+        Otherwise the work that another device does for a client, or that preempts a forward, would
+        be held against the client for as long as it took.
         """
-        of_flow = _by_flow(jobs)
-        for flow, own in of_flow.items():
-            flow.least_weight = min(flow.least_weight, max(job.weight for job in own))
         limits = (limits_of(model).max_tokens for model in {job.model for job in jobs})
-        most = self._most_tokens = max(self._most_tokens, *limits)
-        last_flow = min(flow.virtual_start for flow in of_flow)
-        last_flow += QUANTUM_TOKENS / min(flow.least_weight for flow in of_flow)
-        for flow, own in of_flow.items():
-            flow.virtual_start = min(flow.virtual_start, last_flow + most / flow.least_weight)
-            last_job = min(job.virtual_start for job in own)
-            last_job += QUANTUM_TOKENS / min(job.weight for job in own)
-            for job in own:
-                job.virtual_start = min(job.virtual_start, last_job + most / job.weight)
+        self._largest_forward = max(self._largest_forward, *limits)
+        groups: dict[Node, set[Node]] = {}
+        for path in jobs.values():
+            for parent, node in pairwise(path):
+                groups.setdefault(parent, set()).add(node)
+        for nodes in groups.values():
+            most = min(node.served for node in nodes) + self._largest_forward
+            for node in nodes:
+                node.served = min(node.served, most)
 
     def _take_out(self, batch: Batch) -> None:
-        """Take its sequences; advance by its tokens divided by the weights that share the device.
-
-        Virtual time is then at least that of the earliest flow that waits, and idle flows that it
-        has passed are dropped: a client that worked alone for a while is at no disadvantage later.
-        """
-        waiting = _by_flow(self._jobs)
-        shares = {flow: max(job.weight for job in own) for flow, own in waiting.items()}
-        sums = {flow: sum(job.weight for job in own) for flow, own in waiting.items()}
-        for each in batch.slices:
-            flow = self._jobs[each.job]
-            flow.virtual_start += each.tokens / shares[flow]
-            flow.virtual_time += each.tokens / sums[flow]
-        self._virtual_time += batch.tokens / sum(shares.values())
-        self._most_tokens = max(self._most_tokens, batch.tokens)
+        """Take its sequences, and charge each node on their paths."""
+        self._largest_forward = max(self._largest_forward, batch.tokens)
+        for part in batch.slices:
+            for parent, node in pairwise(self._jobs[part.job]):
+                node.served += part.tokens / node.weight
+                parent.clock += part.tokens / parent.waiting_weight
         now = time.perf_counter()
-        for each in batch.slices:
-            each.job.take(each.count, now)
-        left = _by_flow(self._jobs)
-        for flow, own in left.items():
-            flow.virtual_time = max(flow.virtual_time, min(job.virtual_start for job in own))
-        if left:
-            first = min(flow.virtual_start for flow in left)
-            self._virtual_time = max(self._virtual_time, first)
-        for client, flow in list(self._flows.items()):
-            if not flow.jobs and flow.virtual_start <= self._virtual_time:
-                del self._flows[client]
+        for part in batch.slices:
+            part.job.take(part.count, now)
+        least: dict[Node, float] = {}
+        for path in self._jobs.values():
+            for parent, node in pairwise(path):
+                least[parent] = min(least.get(parent, math.inf), node.served)
+        for parent, served in least.items():
+            parent.clock = max(parent.clock, served)
+        for (is_bulk, name), client in list(self._clients.items()):
+            if not client.jobs and client.served <= self._classes[is_bulk].clock:
+                del self._clients[is_bulk, name]
 
     def _leave(self, job: Job) -> None:
-        flow = self._jobs.pop(job)
-        flow.jobs -= 1
-        if not self._jobs:  # Nobody is ahead of anybody.
-            self._flows.clear()
-
-
-def _by_flow(jobs: Mapping[Job, Flow]) -> dict[Flow, list[Job]]:
-    of_flow: dict[Flow, list[Job]] = {}
-    for job, flow in jobs.items():
-        of_flow.setdefault(flow, []).append(job)
-    return of_flow
-
-
-def _tokens_before_last(job: Job) -> int:
-    return job.waiting_tokens - len(job.sequences[-1])
+        for parent, node in pairwise(self._jobs.pop(job)):
+            node.jobs -= 1
+            if not node.jobs:
+                parent.waiting_weight -= node.weight
+        if not self._jobs:
+            self._forget()
 
 
 class QueueConsumer:
@@ -334,9 +314,9 @@ class Preemption:
 def _is_short(job: Job, tokens: int, batch: Batch) -> bool:
     """Whether `batch` has far more tokens of another client, or of another job of this client.
 
-    False if a job in `batch` is more urgent.
+    False for a bulk job where a job in `batch` is interactive.
     """
-    if any(each.job.weight > job.weight for each in batch.slices):
+    if job.is_bulk and not all(part.job.is_bulk for part in batch.slices):
         return False
     tokens, clients = max(tokens, _LEAST_TOKENS), batch.client_tokens
     own = max(tokens, clients.get(job.client, 0))

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from smart_embedder.engine.requests.shared_cache import CachedVectors
 
 from smart_embedder.engine.records import (
     CUT_AT_END,
@@ -26,7 +27,6 @@ from smart_embedder.engine.requests.cache import (
     keys_of,
 )
 from smart_embedder.engine.requests.embedding import Task
-from smart_embedder.engine.requests.shared_cache import CachedVectors
 from smart_embedder.engine.space import VectorSpace
 from smart_embedder.errors import DrainingError, InferenceError, TextTooLongError
 from smart_embedder.observability.metrics import Metrics

@@ -166,14 +166,14 @@ async def test_a_prompt_counts_for_each_text_when_its_cost_is_estimated(monkeypa
     assert seen == [(["a", "b", "p: ", "p: "], "me")]
 
 
-async def test_the_client_and_the_urgency_of_a_request_are_those_of_its_job() -> None:
+async def test_the_client_and_the_class_of_a_request_are_those_of_its_job() -> None:
     made = FakeModel()
     async with engine_for(made, reranker=FakeReranker()) as engine:
         async with busy(engine, made):
-            embedded = engine.embed(EmbedRequest(["a"], urgency=1, client="me"))
-            scored = engine.rerank(RerankRequest("q", ["b"], urgency=5, client="you"))
+            embedded = engine.embed(EmbedRequest(["a"], client="me"))
+            scored = engine.rerank(RerankRequest("q", ["b"], is_bulk=True, client="you"))
             tasks = [asyncio.create_task(each) for each in (embedded, scored)]
             await queued(engine, tokens=1 + 2)
-            jobs = {each.client: (each.weight, each.purpose) for each in engine._queue.jobs}
+            jobs = {each.client: (each.is_bulk, each.purpose) for each in engine._queue.jobs}
         await asyncio.gather(*tasks)
-    assert jobs == {"me": (4.0, Purpose.EMBEDDING), "you": (0.25, Purpose.RERANKING)}
+    assert jobs == {"me": (False, Purpose.EMBEDDING), "you": (True, Purpose.RERANKING)}

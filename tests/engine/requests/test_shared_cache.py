@@ -11,6 +11,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from redis import Redis
+from smart_embedder.engine.requests.shared_cache import (
+    MOST_ENTRY_BYTES,
+    CachedVectors,
+    join,
+    of_one_text,
+    split,
+)
 from structlog.testing import capture_logs
 
 from smart_embedder.engine.records import (
@@ -21,13 +28,6 @@ from smart_embedder.engine.records import (
     TokenizedText,
 )
 from smart_embedder.engine.requests import shared_cache
-from smart_embedder.engine.requests.shared_cache import (
-    MOST_ENTRY_BYTES,
-    CachedVectors,
-    join,
-    of_one_text,
-    split,
-)
 from smart_embedder.errors import InvalidRequestError
 from smart_embedder.observability.metrics import Metrics
 from tests.engine.engines import engine_for

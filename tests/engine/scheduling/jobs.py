@@ -3,7 +3,7 @@
 import numpy as np
 
 from smart_embedder.engine.records import Outputs
-from smart_embedder.engine.scheduling.batcher import Batch, BatchSlice, Limits, weight_of
+from smart_embedder.engine.scheduling.batcher import Batch, BatchSlice, Limits
 from smart_embedder.engine.scheduling.job import Job
 from smart_embedder.engine.scheduling.queue import JobQueue
 from tests.engine.fakes import FakeModel
@@ -15,15 +15,12 @@ DENSE = Outputs(dense=True)
 def job(
     *lengths: int,
     model: FakeModel = MODEL,
-    urgency: int = 3,
-    virtual_start: float = 0.0,
+    bulk: bool = False,
     outputs: Outputs = DENSE,
     **options,
 ) -> Job:
     sequences = [np.zeros(length, np.int64) for length in lengths]
-    made = Job(model, sequences, outputs, weight=weight_of(urgency), **options)
-    made.virtual_start = virtual_start
-    return made
+    return Job(model, sequences, outputs, is_bulk=bulk, **options)
 
 
 def batch_of(*slices: Job | tuple[Job, int, int]) -> Batch:

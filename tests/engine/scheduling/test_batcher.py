@@ -9,10 +9,12 @@ from hypothesis import strategies as st
 
 from smart_embedder.engine.records import Outputs, TextEmbedding
 from smart_embedder.engine.scheduling.batcher import (
-    QUANTUM_TOKENS,
+    BULK_WEIGHT,
+    INTERACTIVE_WEIGHT,
     Batch,
-    Flow,
     Limits,
+    Node,
+    Path,
     form_batch,
 )
 from smart_embedder.engine.scheduling.job import Job
@@ -23,9 +25,27 @@ from tests.engine.scheduling.jobs import MODEL, OTHER, batch_of, job
 LENGTHS = st.lists(st.integers(1, 30), min_size=1, max_size=8)
 
 
-def choose(jobs: list[Job], limits: Limits) -> Batch:
+ROOT = Node(0)
+CLASSES = {False: Node(0, INTERACTIVE_WEIGHT), True: Node(1, BULK_WEIGHT)}
+
+
+def served(*counts: float) -> list[Node]:
+    """Nodes of clients or jobs, in order of arrival, that were served so many tokens."""
+    return [Node(order, served=count) for order, count in enumerate(counts)]
+
+
+def paths(jobs: list[Job], counts: list[Node] | None = None) -> dict[Job, Path]:
+    """Where jobs of one client wait, in order of arrival."""
+    clients, nodes = {False: Node(0), True: Node(1)}, counts or served(*[0.0] * len(jobs))
+    return {
+        job: Path(ROOT, CLASSES[job.is_bulk], clients[job.is_bulk], node)
+        for job, node in zip(jobs, nodes, strict=True)
+    }
+
+
+def choose(jobs: list[Job], limits: Limits, counts: list[Node] | None = None) -> Batch:
     """The batch that `form_batch` makes of jobs of one client."""
-    return form_batch(dict.fromkeys(jobs, Flow()), lambda _: limits)
+    return form_batch(paths(jobs, counts), lambda _: limits, most_lead=1000)
 
 
 def taken(batch: Batch, jobs: list[Job]) -> list[tuple[int, int, int]]:
@@ -33,86 +53,67 @@ def taken(batch: Batch, jobs: list[Job]) -> list[tuple[int, int, int]]:
 
 
 CHOICES = {
-    "everything that fits": ([job(2, 3), job(4)], 9, [(0, 0, 2), (1, 0, 1)]),
-    "a part of what is larger than the budget": ([job(4, 4, 4)], 9, [(0, 0, 2)]),
-    "alone what is longer than the budget": (
-        [job(50), job(1, virtual_start=32.0)],
-        9,
-        [(0, 0, 1)],
+    "everything that fits": ([job(2, 3), job(4)], [0, 0], 9, [(0, 0, 2), (1, 0, 1)]),
+    "a part of what is larger than the budget": ([job(4, 4, 4)], [0], 9, [(0, 0, 2)]),
+    "alone what is longer than the budget": ([job(50), job(1)], [0, 32], 9, [(0, 0, 1)]),
+    "who was served less": ([job(9), job(9), job(9)], [13, 11, 12], 9, [(1, 0, 1)]),
+    "a long one whatever its length": ([job(8192), job(5)], [11, 12], 9, [(0, 0, 1)]),
+    "two long ones evenly": (
+        [job(*[2] * 10), job(*[2] * 10)],
+        [0, 0],
+        8,
+        [(0, 0, 2), (1, 0, 2)],
     ),
-    "a short one with a long one that came first": (
-        [job(*[3] * 10), job(2)],
-        9,
-        [(1, 0, 1), (0, 0, 2)],
-    ),
-    "who has had less before a long one": (
-        [job(8192), job(20, virtual_start=13.0), job(20, virtual_start=11.0)],
-        9,
-        [(2, 0, 1)],
-    ),
-    "a long one no later than a sentence would be": (
-        [job(8192), job(20, virtual_start=13.0)],
-        9,
-        [(0, 0, 1)],
-    ),
-    "two long ones evenly": ([job(*[2] * 10), job(*[2] * 10)], 8, [(0, 0, 2), (1, 0, 2)]),
     "smaller ones in place of what does not fit": (
-        [job(5), job(8), job(3, virtual_start=6.0)],
+        [job(5), job(8), job(3)],
+        [0, 0, 6],
         9,
         [(0, 0, 1), (2, 0, 1)],
     ),
     "the model of whoever is next": (
-        [job(2, virtual_start=5.0), job(2, model=OTHER), job(2, virtual_start=5.0)],
+        [job(2), job(2, model=OTHER), job(2)],
+        [5, 0, 5],
         9,
         [(1, 0, 1)],
     ),
-    "the more urgent of equal newcomers": (
-        [job(4, urgency=7), job(4), job(4, urgency=0)],
-        12,
-        [(2, 0, 1), (1, 0, 1), (0, 0, 1)],
+    "an interactive one before bulk that came first": (
+        [job(4, bulk=True), job(4)],
+        [0, 0],
+        8,
+        [(1, 0, 1), (0, 0, 1)],
     ),
 }
 
 
 @pytest.mark.parametrize("case", CHOICES)
 def test_a_batch_holds(case: str) -> None:
-    jobs, budget, expected = CHOICES[case]
-    batch = choose(jobs, Limits(budget))
+    jobs, counts, budget, expected = CHOICES[case]
+    nodes = served(*counts)
+    batch = choose(jobs, Limits(budget), nodes)
     assert taken(batch, jobs) == expected
     assert batch.model is jobs[expected[0][0]].model
-    assert taken(choose(jobs, Limits(budget)), jobs) == expected, "it changes no job"
+    assert taken(choose(jobs, Limits(budget), nodes), jobs) == expected, "it changes nothing"
+
+
+def test_the_client_that_was_served_less_is_first_however_many_jobs_the_other_has() -> None:
+    alice, bob = served(100, 50)
+    jobs = [*(job(4) for _ in range(9)), job(4)]
+    clients = [alice] * 9 + [bob]
+    waiting = {
+        each: Path(ROOT, CLASSES[False], client, Node(order))
+        for order, (each, client) in enumerate(zip(jobs, clients, strict=True))
+    }
+    assert form_batch(waiting, lambda _: Limits(4), 4).slices[0].job is jobs[-1]
 
 
 @pytest.mark.parametrize(("lead", "is_taken"), [(53, True), (54, True), (55, False)])
-@pytest.mark.parametrize("of_one_client", [True, False])
 def test_beside_one_that_was_passed_over_nobody_is_ahead_by_more_than_a_forward(
-    lead: int, is_taken: bool, of_one_client: bool
+    lead: int, is_taken: bool
 ) -> None:
     """The rest of a forward of 64 tokens, in which 100 do not fit, is no gift."""
-    virtual_start = float(QUANTUM_TOKENS + lead)
-    first, _, short = jobs = [job(40), job(100), job(10)]
-    if of_one_client:
-        flows = [Flow()] * 3
-        jobs[2] = short = job(10, virtual_start=virtual_start)
-    else:
-        flows = [Flow(), Flow(), Flow(virtual_start)]
-    batch = form_batch(dict(zip(jobs, flows, strict=True)), lambda _: Limits(64))
-    assert [part.job for part in batch.slices] == [first, *([short] if is_taken else [])]
-
-
-def test_a_rest_that_an_urgent_newcomer_may_not_have_is_not_for_one_that_is_less_urgent() -> None:
-    """Both are ahead of the long text that is passed over, the urgent one by more of its tokens."""
-    first, long = job(60), job(50, virtual_start=1.0, urgency=5)
-    urgent, other = job(5, virtual_start=300.0), job(5, virtual_start=300.0, urgency=5)
-    for jobs, expected in (
-        ([first, long, other], [(0, 0, 1), (2, 0, 1)]),
-        ([first, long, other, urgent], [(0, 0, 1)]),
-    ):
-        assert taken(choose(jobs, Limits(100)), jobs) == expected
-    after = job(5, 5, virtual_start=300.0)
-    after.take(1, 0.0)
-    jobs = [first, long, after, other]
-    assert taken(choose(jobs, Limits(100)), jobs) == [(0, 0, 1), (3, 0, 1)], "it has had its turn"
+    jobs = [job(40), job(100), job(10)]
+    batch = form_batch(paths(jobs, served(0, 0, lead)), lambda _: Limits(64), 64)
+    assert [part.job for part in batch.slices] == [jobs[0], *([jobs[2]] if is_taken else [])]
 
 
 def test_a_batch_may_be_limited_in_requests_and_in_sequences_also_by_its_model() -> None:
@@ -174,7 +175,7 @@ class Watched(list):
 def test_thousands_of_short_sequences_are_taken_in_few_steps() -> None:
     sequences = Watched([np.zeros(1, np.int64)] * 6400)
     many = Job(MODEL, sequences, Outputs(dense=True))
-    form_batch({many: Flow()}, lambda _: Limits(6400))
+    form_batch(paths([many]), lambda _: Limits(6400), 6400)
     assert sequences.looks <= 3 * 64
 
 
@@ -187,7 +188,7 @@ def test_the_limits_are_those_of_the_model_of_the_batch(order, tokens, sequences
         models["c"]: Limits(99),
     }
     jobs = [job(*[1] * 8, model=models[name]) for name in order]
-    batch = form_batch(dict.fromkeys(jobs, Flow()), limits.__getitem__)
+    batch = form_batch(paths(jobs), limits.__getitem__, 99)
     assert batch.model is models[order[0]]
     assert batch.tokens == {"a": tokens, "b": sequences, "c": 8}[order[0]]
 

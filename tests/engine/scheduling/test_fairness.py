@@ -45,39 +45,28 @@ async def holders(limit: ConcurrencyLimit, clients: str) -> list[Holder]:
     return made
 
 
-async def test_when_it_is_full_the_newest_request_of_the_largest_holder_gives_way() -> None:
+@pytest.mark.parametrize(("capacity", "most"), [(1, 1), (2, 1), (4, 3), (32, 24), (200, 150)])
+async def test_a_client_holds_at_most_three_times_what_is_free_and_a_newcomer_finds_room(
+    capacity: int, most: int
+) -> None:
+    limit = FairSemaphore(capacity, times_free=3)
+    while limit.try_acquire("a"):
+        pass
+    assert limit.held_by("a") == most
+    assert limit.try_acquire("b") == (capacity > 1)
+
+
+async def test_a_client_that_may_have_no_more_waits_until_there_is_room_again() -> None:
     limit = limit_of(4, acquire_timeout=30)
-    alices = await holders(limit, "aaaa")
-    waiting = [Holder(limit, "a") for _ in range(9)]
-    await asyncio.sleep(0)
-    bob = Holder(limit, "b")
-    await bob.inside.wait()
-    assert not any(each.inside.is_set() for each in waiting)
-    for each in waiting:
-        each.task.cancel()
-    with pytest.raises(QueueFullError):
-        await alices[-1].task
-    assert [each.task.done() for each in alices] == [False, False, False, True]
-    assert (limit.held, limit.held_by("a"), limit.held_by("b")) == (4, 3, 1)
-    for each in (*alices[:-1], bob):
-        await each.let_go()
-    assert limit.held == 0
-
-
-async def test_who_comes_as_all_permits_are_handed_to_one_client_has_one_of_them() -> None:
-    """At that moment its requests hold them, and none has run yet."""
-    limit = limit_of(2, acquire_timeout=30)
-    held = await holders(limit, "xy")
-    alices = [Holder(limit, "a") for _ in range(2)]
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    for each in held:
-        each._gate.set()
-    bob = Holder(limit, "b")
-    with pytest.raises(QueueFullError):
-        await alices[-1].task
-    await bob.inside.wait()
-    for each in (alices[0], bob):
+    alices = await holders(limit, "aaa")
+    waiting = Holder(limit, "a")
+    (bob,) = await holders(limit, "b")
+    await bob.let_go()
+    await turns()
+    assert not waiting.inside.is_set(), "the last place is for somebody else"
+    await alices[0].let_go()
+    await waiting.inside.wait()
+    for each in (*alices[1:], waiting):
         await each.let_go()
     assert limit.held == 0
 

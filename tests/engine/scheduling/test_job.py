@@ -92,11 +92,11 @@ class Lifetimes(RuleBasedStateMachine):
         kind=st.sampled_from(KINDS),
         model=st.sampled_from([MODEL, OTHER]),
         client=st.sampled_from("ab"),
-        weight=st.sampled_from([0.25, 1.0, 4.0]),
+        bulk=st.booleans(),
     )
-    def arrive(self, lengths, kind, model, client, weight) -> None:
+    def arrive(self, lengths, kind, model, client, bulk) -> None:
         sequences = [np.full(length, len(self.jobs)) for length in lengths]
-        made = Job(model, sequences, kind, client=client, weight=weight)
+        made = Job(model, sequences, kind, client=client, is_bulk=bulk)
         self.jobs.append(made)
         self.queue.put(made)
 

@@ -31,11 +31,11 @@ def jobs_of(batch: Batch) -> list[Job]:
 # Shares of jobs over time.
 
 
-@given(st.lists(st.tuples(LENGTHS, st.integers(0, 7)), min_size=1, max_size=6), st.integers(1, 60))
-def test_every_sequence_is_taken_exactly_once_and_in_order_whatever_its_urgency(
+@given(st.lists(st.tuples(LENGTHS, st.booleans()), min_size=1, max_size=6), st.integers(1, 60))
+def test_every_sequence_is_taken_exactly_once_and_in_order_whatever_its_class(
     requests, budget
 ) -> None:
-    jobs = [job(*lengths, urgency=urgency) for lengths, urgency in requests]
+    jobs = [job(*lengths, bulk=bulk) for lengths, bulk in requests]
     queue, places = queue_of(*jobs), {each: list[int]() for each in jobs}
     while (batch := queue.take(lambda _: Limits(budget))) is not None:
         for part in batch.slices:
@@ -51,22 +51,34 @@ def test_a_newcomer_is_served_in_the_next_batch_under_a_bulk_load() -> None:
     assert newcomer in jobs_of(take(queue))
 
 
-def test_an_urgent_newcomer_overtakes_those_who_still_wait() -> None:
-    queue = queue_of(*(job(20) for _ in range(100)))
-    take(queue, 200)
-    queue.put(urgent := job(20, urgency=0))
-    assert jobs_of(take(queue, 200))[0] is urgent
-
-
-@pytest.mark.parametrize("clients", ["aaaa", "abcd"])
-def test_each_step_of_urgency_doubles_the_share_of_the_device(clients: str) -> None:
-    urgencies = zip(clients, (2, 3, 4, 7), strict=True)
-    jobs = [job(*[4] * 4000, urgency=urgency, client=client) for client, urgency in urgencies]
+def test_bulk_gets_a_fifth_of_the_device_while_interactive_work_waits() -> None:
+    jobs = [job(*[4] * 4000), job(*[4] * 4000, bulk=True)]
     queue = queue_of(*jobs)
     for _ in range(400):
         take(queue)
-    shares = [each.taken / 1600 for each in jobs]
-    assert shares == pytest.approx([32 / 57, 16 / 57, 8 / 57, 1 / 57], abs=0.005)
+    assert [each.taken / 1600 for each in jobs] == pytest.approx([0.8, 0.2], abs=0.005)
+
+
+def test_a_long_bulk_text_is_taken_though_short_ones_fit_beside_interactive_work() -> None:
+    queue = queue_of(long := job(100, bulk=True))
+    for number in range(100):
+        queue.put(job(5 + 3 * (number % 4)))
+        queue.put(job(4, bulk=True, client="b"))
+        queue.put(job(4, bulk=True))
+        take(queue)
+        if not long.waiting:
+            break
+    assert not long.waiting
+
+
+def test_a_long_job_beside_its_own_clients_short_ones_gets_its_share() -> None:
+    queue = queue_of(long := job(*[16] * 100))
+    for _ in range(100):
+        while len(queue.jobs) < 20:
+            queue.put(job(2))
+        take(queue)
+    # A twentieth of the tokens, as each of the others.
+    assert long.taken in {4, 5}
 
 
 # Shares of clients over time.
@@ -121,22 +133,30 @@ def test_clients_that_always_have_work_get_equal_shares_however_they_send_it(
     assert max(taken.values()) - min(taken.values()) <= budget + length
 
 
+def test_work_that_another_device_did_for_a_client_is_forgiven_up_to_a_forward() -> None:
+    """Without the bound Alice would wait until Bob has caught up."""
+    queue = JobQueue()
+    for _ in range(100):
+        queue.put(job(100, client="alice", model=OTHER))
+        take(queue, 100, serves=serves(OTHER))
+        queue.put(job(1, client="bob", model=MODEL))
+    queue.put(own := job(50, client="alice", model=MODEL))
+    queue.put(job(*[50] * 100, client="carol", model=MODEL))
+    for _ in range(6):
+        take(queue, 100, serves=serves(MODEL))
+    assert not own.waiting
+
+
 def test_who_waits_for_nothing_is_forgotten_and_who_waits_is_not() -> None:
     queue = queue_of(*(job(4, client=str(number)) for number in range(50)))
     queue.put(job(*[4] * 500, client="stays"))
     for _ in range(100):
         take(queue)
-    assert queue._flows.keys() == {"stays"}
-    queue = JobQueue()
-    for number in range(50):  # Of whom none meets another.
-        queue.put(job(4, client=str(number)))
-        take(queue)
-    assert len(queue._flows) <= 1
+    assert queue._clients.keys() == {(False, "stays")}
     queue = queue_of(leaving := job(4, client="alice"))
     leaving.cancel()
-    queue.put(job(*[4] * 10, client="alice"))
-    take(queue, 100)
-    assert not queue._flows, "nobody waits"
+    assert not queue._clients
+    assert queue._root.clock == 0, "nobody waits"
 
 
 # Who waits, and how much.
@@ -156,38 +176,22 @@ def test_tokens_that_wait_are_counted_in_and_out() -> None:
     assert queue.jobs == []
 
 
-CASES = {
-    "nobody": ([], None),
-    "one": ([job(5, 6, 7)], (0, 11)),
-    "of the other purpose": ([job(5, purpose=Purpose.RERANKING)], None),
-    "the shorter": ([job(*[5] * 9), job(5, 5)], (1, 10)),
-    "beside one that is done before": ([job(5, 5, 5, 5), job(3)], (1, 0)),
-    "another client has less": ([job(5, 5, 5, client="a"), job(4, client="b")], (1, 0)),
-    "another client has more": ([job(5, 5, 5, client="a"), job(*[5] * 9, client="b")], (0, 20)),
-    "others of its client": (
-        [job(5, 5, 5, client="a"), job(3, purpose=Purpose.RERANKING, client="a")],
-        (0, 13),
-    ),
-    "many of its client and one of another": (
-        [*(job(*[5] * 9, client="a") for _ in range(3)), job(5, 5, 5, client="b")],
-        (3, 20),
-    ),
-    "other purposes share the device": (
-        [job(5, 5, 5, client="a"), job(*[5] * 9, client="b", purpose=Purpose.RERANKING)],
-        (0, 20),
-    ),
-}
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_whose_last_sequence_is_taken_first_and_what_is_taken_before(case: str) -> None:
-    """Clients share the device equally until then, and so do the jobs of each."""
-    jobs, expected = CASES[case]
-    copies = [
-        job(*map(len, each.sequences), client=each.client, purpose=each.purpose) for each in jobs
-    ]
-    found = queue_of(*copies).next_to_leave(Purpose.EMBEDDING)
-    assert (found and (copies.index(found[0]), found[1])) == expected
+@pytest.mark.parametrize(
+    ("jobs", "tokens"),
+    [
+        ([], 0),
+        ([job(5, 6, 7)], 18),
+        ([job(5, purpose=Purpose.RERANKING)], 0),
+        ([job(*[5] * 9), job(5, 5)], 20),
+        ([job(5, 5, 5), job(3, purpose=Purpose.RERANKING)], 18),
+        ([job(9, purpose=Purpose.RERANKING), job(4, client="a"), job(4, client="b")], 12),
+    ],
+)
+def test_before_the_shortest_job_leaves_each_other_job_is_served_as_much(jobs, tokens) -> None:
+    queue = queue_of(*jobs)
+    assert queue.tokens_before_place(Purpose.EMBEDDING) == tokens
+    for each in jobs:
+        each.cancel()
 
 
 # Devices.
@@ -316,14 +320,13 @@ ARRIVALS = {
     "a short one of another client": (job(5, 7), True),
     "one of another model": (job(12, model=OTHER), True),
     "one of like length": (job(13), False),
-    "a less urgent one": (job(12, urgency=4), False),
-    "a more urgent one": (job(12, urgency=2), True),
+    "bulk beside interactive": (job(12, bulk=True), False),
     "one of whose client the forward has as much": (job(3, client="same"), False),
 }
 
 
 @pytest.mark.parametrize("case", ARRIVALS)
-def test_what_is_an_eighth_of_what_another_has_and_no_less_urgent_preempts(case: str) -> None:
+def test_what_is_an_eighth_of_what_another_has_and_of_no_lower_class_preempts(case: str) -> None:
     arrived, preempts = ARRIVALS[case]
     queue = queue_of(arrived)
     offered, started = preemption(queue, job(96, client="bulk"), job(20, client="same"))
