@@ -28,8 +28,6 @@ echo "== ruff";        ruff check .; ruff format --check .
 echo "== shellcheck";  shellcheck start_server.sh run_tests.sh .ci/run scripts/*.sh
 echo "== import layers"; lint-imports --no-logo
 missing_programs() {
-  command -v redis-server > /dev/null \
-    || echo "redis-server is not installed: the tests of RATE_LIMIT_STORE=redis://... are skipped."
   command -v promtool > /dev/null \
     || echo "prometheus is not installed: the tests of the dashboard and the alerts are skipped."
   [[ -x /usr/sbin/nginx ]] || command -v nginx > /dev/null \

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs the tests of the kernels with AddressSanitizer and UndefinedBehaviorSanitizer, and fuzzes the
-# parsers of what clients, Redis and model hubs send with coverage feedback. Any report ends it.
+# parsers of what clients and model hubs send with coverage feedback. Any report ends it.
 #
 #   scripts/check_sanitizers.sh [--seconds N] [FOLDER]
 #

@@ -14,7 +14,7 @@ from fastapi.telemetry import TelemetryConfig
 from starlette.middleware import Middleware
 
 from smart_embedder import __version__
-from smart_embedder.access.rate_limit import MemoryBuckets, SharedBuckets
+from smart_embedder.access.rate_limit import TokenBuckets
 from smart_embedder.access.tokens import ApiTokens
 from smart_embedder.api.body import max_json_values
 from smart_embedder.api.catalogue import ModelCatalogue
@@ -108,7 +108,6 @@ def create_app(
     middleware = _middleware(service, bodies, responses)
     closing = [
         service.history.close,
-        service.buckets.close,
         *_add_what_settings_ask_for(middleware, service),
     ]
 
@@ -185,8 +184,6 @@ def _create_service(settings: Settings, loader: Loader | None, drain: Drain) -> 
     metrics, downloads = Metrics(), DownloadStatus()
     engine = Engine(settings, loader or partial(load_models, status=downloads), metrics)
     drain.time_out = engine.abort
-    rate, burst = settings.rate_limit_requests_per_minute, settings.rate_limit_burst_size
-    store = settings.shared_rate_limit_store
     return Service(
         settings=settings,
         catalogue=ModelCatalogue(settings),
@@ -196,9 +193,9 @@ def _create_service(settings: Settings, loader: Loader | None, drain: Drain) -> 
         engine=engine,
         downloads=downloads,
         drain=drain,
-        buckets=MemoryBuckets(rate, burst)
-        if store is None
-        else SharedBuckets(store, rate, burst, on_error=metrics.rate_limit_store_errors.inc),
+        buckets=TokenBuckets(
+            settings.rate_limit_requests_per_minute, settings.rate_limit_burst_size
+        ),
         render_threads=ThreadPoolExecutor(_RENDER_THREADS, thread_name_prefix="render"),
         body_lock=asyncio.Lock(),
         max_json_values=max_json_values(settings),

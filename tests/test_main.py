@@ -18,7 +18,6 @@ from fastapi import FastAPI
 
 from smart_embedder import main
 from smart_embedder.__main__ import main as command
-from smart_embedder.access.rate_limit import MemoryBuckets, SharedBuckets
 from smart_embedder.engine.model import DefaultModels
 from smart_embedder.errors import StartupError
 from smart_embedder.main import create_app
@@ -91,23 +90,14 @@ async def test_what_is_switched_off_is_not_there(ui: bool) -> None:
     async with client_of(app) as client:
         assert (await client.get("/ui")).status_code == (200 if ui else 404)
     assert "TraceRequests" not in middleware_of()
-    assert isinstance(app.state.service.buckets, MemoryBuckets)
 
 
-async def test_the_rate_limit_is_that_of_the_settings_and_may_be_shared() -> None:
+async def test_the_rate_limit_is_that_of_the_settings() -> None:
     limit = {"rate_limit_requests_per_minute": 1, "rate_limit_burst_size": 2, "api_token": None}
     app = create_app(Settings(**limit))
     async with client_of(app) as client:
         answers = [await client.post("/rerank", json={}) for _ in range(3)]
     assert [each.status_code for each in answers] == [422, 422, 429]
-    nowhere = "redis://127.0.0.1:1/0"
-    service = create_app(Settings(**limit, rate_limit_store=nowhere)).state.service
-    assert isinstance(service.buckets, SharedBuckets)
-    waits = [await service.buckets.take("a") for _ in range(3)]
-    assert waits[:2] == [0, 0], "each process has its own while the shared ones are gone"
-    assert waits[2] > 0
-    assert service.metrics.value("embedder_rate_limit_store_errors_total") >= 1
-    await service.buckets.close()
 
 
 @asynccontextmanager

@@ -19,7 +19,7 @@ from prometheus_client import Counter
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from smart_embedder.access.rate_limit import Buckets
+from smart_embedder.access.rate_limit import TokenBuckets
 from smart_embedder.api.body import read_body
 from smart_embedder.api.catalogue import ModelCatalogue, Role, ServedModel
 from smart_embedder.api.context import (
@@ -84,7 +84,7 @@ class Service:
     engine: Engine
     downloads: DownloadStatus
     drain: Drain
-    buckets: Buckets
+    buckets: TokenBuckets
     render_threads: Executor
     body_lock: asyncio.Lock
     max_json_values: int

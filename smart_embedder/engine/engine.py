@@ -109,10 +109,10 @@ class Engine:
             Purpose.RERANKING,
         )
         self.embedding = EmbeddingPipeline(admission, waiting)
-        self._cache: CachedPipeline | None = None
-        if settings.caches_embeddings:
-            self._cache = CachedPipeline(admission, waiting, settings, self._metrics)
-            self.embedding = self._cache
+        if settings.embedding_cache_bytes:
+            self.embedding = CachedPipeline(
+                admission, waiting, settings.embedding_cache_bytes, self._metrics
+            )
         self.scoring = ScoringPipeline(admission, scored, settings.rerank_gpu_timeout)
         self._requests = ActiveRequests()
         self.is_ready = self.closing = self._aborted = False
@@ -194,8 +194,6 @@ class Engine:
         await self._models.close(seconds)
         await self._devices.close(seconds)
         self._tokenizer_threads.close()
-        if self._cache is not None:
-            await self._cache.close()
 
     def abort(self) -> None:
         """Fail every accepted request: each waiting caller gets a `DrainingError`."""

@@ -15,7 +15,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from smart_embedder import errors
-from smart_embedder.access.rate_limit import Buckets
+from smart_embedder.access.rate_limit import TokenBuckets
 from smart_embedder.access.tokens import DEFAULT_NAME, ApiTokens
 from smart_embedder.api.context import RequestContext, context_of, working_endpoint
 from smart_embedder.api.errors import error_response
@@ -133,7 +133,7 @@ class RequireTokenAndLimitRate:
         self,
         app: ASGIApp,
         tokens: ApiTokens,
-        buckets: Buckets,
+        buckets: TokenBuckets,
         *,
         requests_per_minute: int,
         burst: int,
@@ -161,15 +161,15 @@ class RequireTokenAndLimitRate:
                 if context.token_name is None:
                     error = errors.UnauthorizedError(f"{fault}: {_HOW}")
             if error is not None:
-                wait = await self._buckets.take(context.client)
-                wait = max(wait, await self._buckets.take(failures))
+                wait = self._buckets.take(context.client)
+                wait = max(wait, self._buckets.take(failures))
             elif context.endpoint is not None:
-                wait = await self._buckets.take(context.client)
+                wait = self._buckets.take(context.client)
             elif not is_public and (
                 context.token_name == DEFAULT_NAME or not _is_below(context.route, _OPERATION)
             ):
                 # The answer would only tell a guessing client that the token is correct.
-                wait = await self._buckets.peek(failures)
+                wait = self._buckets.peek(failures)
             if wait:
                 seconds = math.ceil(wait)
                 error = errors.RateLimitedError(

@@ -49,8 +49,6 @@ REJECTION_REASONS: Final = tuple(dict.fromkeys(REASON_OF.values()))
 KINDS: Final = ("dense", "sparse", "colbert", "score")
 EMBEDDING_ENDPOINT: Final = "/embeddings/"
 RERANK_ENDPOINT: Final = "/rerank"
-# Where a vector was found: in memory, in Redis, or in a computation that was under way.
-CACHE_SOURCES: Final = ("memory", "redis", "in_flight")
 
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
@@ -124,10 +122,6 @@ class Metrics:
         )
         self.tokenize_active = gauge(
             "embedder_tokenize_active_requests", "Requests to tokenise in work"
-        )
-        self.rate_limit_store_errors = counter(
-            "embedder_rate_limit_store_errors_total",
-            "Times the rate limit's store did not answer, or not what it can hold",
         )
         self.tokens_file_unreadable = gauge(
             "embedder_tokens_file_unreadable",
@@ -206,22 +200,17 @@ class Metrics:
         # The cache.
         self.embedding_cache_hits = counter(
             "embedder_cache_hits_total",
-            "Vectors that were not computed again, one for each text and kind",
-            ["source"],
+            "Texts whose vectors were in the cache, counted for each model",
         )
         self.embedding_cache_misses = counter(
             "embedder_cache_misses_total",
-            "Vectors that the cache did not have, one for each text and kind",
+            "Texts whose vectors were not in the cache, counted for each model",
         )
         self.embedding_cache_bytes = gauge(
             "embedder_cache_bytes", "Memory that the embedding cache takes in this process"
         )
         self.embedding_cache_entries = gauge(
-            "embedder_cache_entries", "Entries of the embedding cache, one for each text and kind"
-        )
-        self.embedding_cache_store_errors = counter(
-            "embedder_cache_store_errors_total",
-            "Times the embedding cache's Redis did not answer, or with no entry of the model's",
+            "embedder_cache_entries", "Entries of the embedding cache, one for each text and model"
         )
 
         # The gauges of each kind of memory; the older names first.
@@ -242,7 +231,6 @@ class Metrics:
             (self.rerank_rejected, REJECTION_REASONS),
             (self.tokenize_requests, STATUSES),
             (self.tokenize_rejected, REJECTION_REASONS),
-            (self.embedding_cache_hits, CACHE_SOURCES),
         ):
             for word in words:  # The series exists at zero from now on.
                 counted.labels(word)

@@ -22,7 +22,7 @@ SECTIONS = {
     "device": "Hardware",
     "bge_embed_max_length": "Lengths, in tokens",
     "max_batch_tokens": "Batching",
-    "embedding_cache": "Cache",
+    "embedding_cache_bytes": "Cache",
     "max_queue_size": "Limits",
     "api_token": "Access",
     "rate_limit_burst_size": "Rate limit",
@@ -162,13 +162,9 @@ class Settings(BaseModel):
     """the most pairs in one forward of Qwen3-Reranker: more take less time and more memory. The
     launcher sets it by the memory where it is not set"""
 
-    embedding_cache: types.Cache = SecretStr(types.OFF)
-    """where vectors are kept, so that a text is not computed twice: `off`; `memory`, each process
-    for itself; or in addition a Redis that several processes share,
-    `redis://user:password@host:6379/0` or `rediss://host`"""
-    embedding_cache_bytes: types.Bytes = 268_435_456
-    """the most bytes of vectors that a process keeps in memory; the least recently used are dropped
-    first"""
+    embedding_cache_bytes: types.CacheBytes = 0
+    """the most bytes of vectors that a process keeps in memory, so that a text that comes again is
+    not computed again; the least recently used are dropped first. 0 keeps none"""
 
     max_queue_size: types.Requests = 200
     """embedding requests that may wait; more are refused after half a second (503)"""
@@ -218,9 +214,6 @@ class Settings(BaseModel):
     rate_limit_requests_per_minute: types.Count = 3600
     """`POST` requests a minute that one client may send after its burst; more are refused (429,
     with `Retry-After`)"""
-    rate_limit_store: types.Store = SecretStr(types.IN_MEMORY)
-    """where requests are counted: `memory`, each process for itself, or a Redis that several share,
-    `redis://user:password@host:6379/0` or `rediss://host`"""
     trusted_proxies: types.Proxies | None = None
     """addresses and networks of proxies, separated by commas, that may name a client in
     `X-Forwarded-For`; not set, the header is ignored and a client is whoever holds the
@@ -294,26 +287,9 @@ class Settings(BaseModel):
         return self.reranker_model
 
     @property
-    def shared_rate_limit_store(self) -> str | None:
-        """The address of the Redis that replicas share; None where each counts for itself."""
-        store = self.rate_limit_store.get_secret_value()
-        return None if store == types.IN_MEMORY else store
-
-    @property
     def asks_for_tokens(self) -> bool:
         """Whether requests must show a token."""
         return self.api_token is not None or self.api_tokens_file is not None
-
-    @property
-    def caches_embeddings(self) -> bool:
-        """Whether vectors are kept."""
-        return self.embedding_cache.get_secret_value() != types.OFF
-
-    @property
-    def shared_embedding_cache(self) -> str | None:
-        """The address of the Redis that processes share vectors through; None without one."""
-        store = self.embedding_cache.get_secret_value()
-        return None if store in {types.OFF, types.IN_MEMORY} else store
 
     def canaries_folder(self, model: Path) -> Path:
         """Where the canaries of the model in that folder are kept."""
@@ -359,8 +335,6 @@ def sections() -> dict[str, list[str]]:
 def default(name: str) -> str:
     """The default as a user would write it; empty if there is none."""
     value = Settings.model_fields[name].default
-    if isinstance(value, SecretStr):
-        return value.get_secret_value()
     if isinstance(value, bool):
         return str(value).lower()
     return "" if value is None else str(value)

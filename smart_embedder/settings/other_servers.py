@@ -41,7 +41,7 @@ _INFINITY: Mapping[str, tuple[str, ...] | str] = {
     "trust_remote_code": "code of a model is never run",
     "engine": "there is one engine",
     "model_warmup": "models are always warmed",
-    "vector_disk_cache": ("embedding_cache",),
+    "vector_disk_cache": "vectors are kept in memory alone; see EMBEDDING_CACHE_BYTES",
     "lengths_via_tokenize": "lengths are always counted in tokens",
     "embedding_dtype": "a request chooses by output_dtype",
     "pooling_method": ("pooling",),

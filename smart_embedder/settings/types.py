@@ -8,12 +8,10 @@ from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 from urllib.parse import SplitResult, urlsplit
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 LATE_INTERACTION = "late-interaction"
 NO_RERANKER = "none"
-IN_MEMORY = "memory"
-OFF = "off"
 INT8 = "int8"
 FLOAT8 = "float8"
 # A name may be a web address by mistake, with a user's password or a key in it.
@@ -72,33 +70,6 @@ def _as_origin(text: str) -> str:
     return f"{parts.scheme}://{parts.netloc.removesuffix(f':{default}')}"
 
 
-def _as_cache(secret: SecretStr) -> SecretStr:
-    """`off`, or what `_as_store` takes."""
-    return SecretStr(OFF) if _text(secret).lower() == OFF else _as_store(secret)
-
-
-def _as_store(secret: SecretStr) -> SecretStr:
-    """`memory`, or redis[s]://[user:password@]host[:port][/number]."""
-    text = _text(secret)
-    if text.lower() == IN_MEMORY:
-        return SecretStr(IN_MEMORY)
-    parts = _parts(text)
-    number = parts.path.removeprefix("/")
-    if (
-        parts.scheme not in {"redis", "rediss"}
-        or not parts.hostname
-        or not (number.isdecimal() or not number)
-        or parts.query
-        or parts.fragment
-    ):
-        raise ValueError("no Redis address")
-    return SecretStr(text)
-
-
-def _text(secret: SecretStr) -> str:
-    return secret.get_secret_value().strip()
-
-
 def _as_http_address(text: str) -> str:
     """http[s]://host[:port][/path], with no user in it."""
     text = text.strip()
@@ -123,6 +94,7 @@ Pairs = Annotated[int, _AtLeast1, Allowed("a number of pairs, at least 1")]
 Requests = Annotated[int, _AtLeast1, Allowed("a number of requests, at least 1")]
 Sequences = Annotated[int, _AtLeast1, Allowed("a number of texts or pairs, at least 1")]
 Bytes = Annotated[int, _AtLeast1, Allowed("a number of bytes, at least 1")]
+CacheBytes = Annotated[int, Field(ge=0), Allowed("a number of bytes, or 0 for no cache")]
 AutoTokens = Annotated[Auto | Tokens, Allowed("auto, or a number of tokens, at least 1")]
 AutoCount = Annotated[Auto | Count, Allowed("auto, or a number, at least 1")]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False), Allowed("seconds above 0")]
@@ -184,17 +156,6 @@ Attention = Annotated[
 ]
 LogFormat = Annotated[Literal["console", "json"], _AnyCase]
 LogLevel = Annotated[Literal["debug", "info", "warning", "error"], _AnyCase]
-# Secret because a Redis address may hold a password.
-Store = Annotated[
-    SecretStr,
-    AfterValidator(_as_store),
-    Allowed("memory, or an address such as redis://user:password@host:6379/0 or rediss://"),
-]
-Cache = Annotated[
-    SecretStr,
-    AfterValidator(_as_cache),
-    Allowed("off, memory, or an address such as redis://user:password@host:6379/0 or rediss://"),
-]
 Proxies = Annotated[
     tuple[IPv4Network | IPv6Network, ...],
     _CommaSeparated,

@@ -174,7 +174,7 @@ def test_answers_show_neither_where_vectors_were_converted_nor_a_cache(
         "prove_converter",
         lambda _, width: by_device.append(width) or Converter(torch.device("cpu"), width),
     )
-    with serving(**settings, embedding_cache="memory") as client:
+    with serving(**settings, embedding_cache_bytes=2**28) as client:
         computed = list(map(ask, VARIANTS))
         tokens = metric(client, "embedder_tokens_processed_total", model="tiny-m3")
         found = list(map(ask, VARIANTS))

@@ -123,14 +123,14 @@ def ask(client: httpx2.Client, request: str = "one") -> int:
 
 
 @contextmanager
-def serving(cluster: RayCluster, model: Path, **settings: str) -> Iterator[str]:
+def serving(cluster: RayCluster, model: Path) -> Iterator[str]:
     """Start it with smaller numbers; its address."""
     config = yaml.safe_load((REPOSITORY / "deploy" / "ray" / "service.yaml").read_text())
     port = config["http_options"]["port"] = cluster.http_port
     (application,) = config["applications"]
     own = {"EMBEDDING_MODEL": str(model), "RERANKER_MODEL": "none", "DEVICE": "cpu"}
     limits = {"RATE_LIMIT_REQUESTS_PER_MINUTE": "1000000", "RATE_LIMIT_BURST_SIZE": "1000000"}
-    application["runtime_env"]["env_vars"] |= own | limits | settings
+    application["runtime_env"]["env_vars"] |= own | limits
     (deployment,) = application["deployments"]
     deployment["ray_actor_options"] = {"num_cpus": 1}
     deployment["autoscaling_config"] |= {

@@ -11,7 +11,6 @@ import httpx2
 import pytest
 
 from tests.cluster.ray_cluster import LIMIT, RayCluster, ask, serving
-from tests.support.redis_server import needs_redis, run_redis
 from tests.support.waiting import running, wait_until
 
 # Several waits of up to LIMIT each.
@@ -50,23 +49,6 @@ class Load:
     @property
     def failed(self) -> set[str]:
         return {request for request, status in self.statuses.items() if status != 200}
-
-
-@pytest.mark.cluster
-@needs_redis
-def test_replicas_share_a_rate_limit_through_redis(
-    cluster: RayCluster, tiny_m3: Path, tmp_path: Path
-) -> None:
-    """Before `service` is there: a cluster has the application once."""
-    limits = {"RATE_LIMIT_REQUESTS_PER_MINUTE": "1", "RATE_LIMIT_BURST_SIZE": "6"}
-    with (
-        run_redis(tmp_path) as redis,
-        serving(cluster, tiny_m3, RATE_LIMIT_STORE=redis.url, **limits) as url,
-        httpx2.Client(base_url=url, timeout=LIMIT) as client,
-    ):
-        statuses = [ask(client) for _ in range(30)]
-    assert statuses.count(200) == 6
-    assert statuses.count(429) == 24
 
 
 @pytest.fixture(scope="module")

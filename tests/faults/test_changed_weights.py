@@ -1,7 +1,6 @@
 """The files of two models are written over and cut short while the service runs.
 
-Sent 16, answered 16, wrong 0: what is loaded is a copy. A service that finds these vectors in the
-Redis they share gets the right ones.
+Sent 16, answered 16, wrong 0: what is loaded is a copy.
 """
 
 import os
@@ -10,10 +9,7 @@ from pathlib import Path
 
 import httpx2
 
-from tests.support.redis_server import needs_redis, run_redis
 from tests.support.server import RunningServer, run_server
-
-pytestmark = needs_redis
 
 TEXTS = [f"a text, number {number}" for number in range(8)]
 
@@ -41,33 +37,20 @@ def test_nobody_notices(tiny_m3: Path, tiny_qwen: Path, tmp_path: Path) -> None:
     for name, folder in names.items():
         shutil.copytree(sources[name], folder)
     (tmp_path / "models.yaml").write_text(f"- name: {names['other']}\n  load: start\n")
-    with run_redis(tmp_path) as redis:
-        settings = {
-            "EMBEDDING_MODEL": str(names[None]),
-            "MODELS": "models.yaml",
-            "EMBEDDING_CACHE": "off",
+    settings = {"EMBEDDING_MODEL": str(names[None]), "MODELS": "models.yaml"}
+    with run_server(tmp_path, **settings) as server, server.client() as client:
+        expected = {
+            (name, text): embed(server, client, text, name) for name in names for text in TEXTS
         }
-        with run_server(tmp_path, **settings) as server, server.client() as client:
-            expected = {
-                (name, text): embed(server, client, text, name) for name in names for text in TEXTS
-            }
-        shared = settings | {"EMBEDDING_CACHE": redis.url}
-        with run_server(tmp_path, **shared) as server, server.client() as client:
-            maps = Path(f"/proc/{server.process.pid}/maps").read_text("utf-8")
-            assert not [line for line in maps.splitlines() if str(tmp_path) in line]
-            changes = [write_over, cut]
-            for number, text in enumerate(TEXTS):
-                if number % 4 == 0:
-                    change = changes.pop(0)
-                    for folder in names.values():
-                        change(folder / "model.safetensors")
-                for name in names:
-                    assert embed(server, client, text, name) == expected[name, text]
-            assert client.get("/health").status_code == 200
-            assert server.stop() == 0
-        for name, folder in names.items():
-            shutil.copytree(sources[name], folder, dirs_exist_ok=True)
-        with run_server(tmp_path, **shared) as server, server.client() as client:
-            for (name, text), vectors in expected.items():
-                assert embed(server, client, text, name) == vectors
-            assert server.metric('embedder_cache_hits_total{source="redis"}') > 0
+        maps = Path(f"/proc/{server.process.pid}/maps").read_text("utf-8")
+        assert not [line for line in maps.splitlines() if str(tmp_path) in line]
+        changes = [write_over, cut]
+        for number, text in enumerate(TEXTS):
+            if number % 4 == 0:
+                change = changes.pop(0)
+                for folder in names.values():
+                    change(folder / "model.safetensors")
+            for name in names:
+                assert embed(server, client, text, name) == expected[name, text]
+        assert client.get("/health").status_code == 200
+        assert server.stop() == 0

@@ -1,33 +1,22 @@
-"""Files of safetensors: checkpoints, entries of the cache, and answers that the client reads."""
+"""Files of safetensors: checkpoints, and answers that the client reads."""
 
 import json
-import math
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import SimpleNamespace
 
 import numpy as np
 import safetensors.torch
 import torch
 from safetensors import SafetensorError
-from smart_embedder.engine.requests.shared_cache import CachedVectors, join
 from smart_embedder_client import limits
 from smart_embedder_client import safetensors as client_format
 from smart_embedder_client.errors import MALFORMED
 
-from smart_embedder.engine.requests import shared_cache
 from smart_embedder.errors import StartupError
 from smart_embedder.models.checkpoint.weights import Weights, count_parameters
 from tests.fuzzing.inputs import Target, check_sentence, linear, outcome, read_input, seeds_of
 
-_ENTRY_KINDS = ("dense", "sparse", "colbert", "states")
-_WIDTH = 4
-_MODEL = SimpleNamespace(
-    dense_width=_WIDTH, colbert_width=_WIDTH, states_width=_WIDTH, normalizes=True,
-    colbert_tokens=lambda ids: range(len(ids) - 1),
-)  # fmt: skip
 _TEXTS = [(7, "the river"), ("b", "")]
 _OPTIONS = {"return_colbert": True}
 
@@ -114,60 +103,6 @@ def _has_unknown_type(content: bytes) -> bool:
     return any(each["dtype"] not in known for name, each in header.items() if name[:2] != "__")
 
 
-def _entries() -> Iterator[tuple[str, CachedVectors]]:
-    ids = np.array([5, 6, 7], np.int32)
-    unit = np.array([0.6, 0.0, 0.8, 0.0], np.float32)
-    arrays = {
-        "dense": {"dense": unit},
-        "sparse": {"indices": np.array([3, 9]), "values": np.array([0.5, 0.25], np.float32)},
-        "colbert": {"colbert": np.stack([unit, -unit])},
-        "states": {"states": np.stack([unit, unit * 2, unit * 3])},
-    }
-    for kind in _ENTRY_KINDS:
-        yield kind, CachedVectors(ids, 3, True, arrays[kind])
-
-
-def entry_seeds() -> Iterator[bytes]:
-    """An entry of each kind, for itself and for the others."""
-    for number, own in enumerate(_ENTRY_KINDS):
-        for kind, entry in _entries():
-            yield bytes([number, 0]) + shared_cache._encode(entry)
-            if kind == own:
-                zeros = {name: array * 0 for name, array in entry.arrays.items()}
-                yield bytes([number, 0]) + shared_cache._encode(replace(entry, arrays=zeros))
-
-
-def check_entry(data: bytes) -> None:
-    """What the cache believes has the numbers that the package reads, and can be vectors."""
-    kind, content = _ENTRY_KINDS[(data[:1] or b"\0")[0] % len(_ENTRY_KINDS)], data[2:]
-    with linear(content, calls_per_byte=60):
-        entry = shared_cache._decode(content, kind, _MODEL)
-    if isinstance(entry, str):
-        check_sentence(ValueError(entry))
-        return
-    expected = {name: tensor.tolist() for name, tensor in read_plainly(content).items()}
-    assert expected.pop("ids") == entry.ids.tolist()
-    assert expected.pop("length") == [entry.original_tokens, int(entry.exact)] or entry.exact
-    assert expected == {name: array.tolist() for name, array in entry.arrays.items()}
-    text, _ = join({kind: entry})
-    assert text.original_tokens >= len(text.ids)
-    assert all(token >= 0 for token in entry.ids.tolist())
-    rows = next(iter(expected.values()))
-    if kind == "sparse":
-        indices, values = entry.arrays["indices"].tolist(), entry.arrays["values"].tolist()
-        assert len(indices) == len(values)
-        assert indices == sorted(set(indices))
-        assert all(0 < value < math.inf for value in values)
-        return
-    rows = [rows] if kind == "dense" else rows
-    assert len(rows) == {"dense": 1, "colbert": len(text.ids) - 1, "states": len(text.ids)}[kind]
-    for row in rows:
-        assert len(row) == _WIDTH
-        assert all(map(math.isfinite, row))
-        assert any(row)
-        assert kind == "states" or abs(math.hypot(*row) - 1) < 0.011
-
-
 def answer_seeds() -> Iterator[bytes]:
     """Answers as the service makes them, of whole lists."""
     told = {"output_dtype": "float32"}
@@ -214,6 +149,5 @@ def _check_array(array: np.ndarray, tensor: torch.Tensor) -> None:
 
 TARGETS = {
     "checkpoints": Target(checkpoint_seeds, check_checkpoint),
-    "entries": Target(entry_seeds, check_entry),
     "answers": Target(answer_seeds, check_answer),
 }

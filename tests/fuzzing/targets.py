@@ -8,7 +8,6 @@ MODULES = {
     "heads": "request_heads",
     "bodies": "json_bodies",
     "checkpoints": "safetensors_files",
-    "entries": "safetensors_files",
     "answers": "safetensors_files",
 }
 

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from smart_embedder_client import safetensors as client_format
 
 from smart_embedder.api.body import JsonValueCounter
-from smart_embedder.engine.requests import shared_cache
 from smart_embedder.models.checkpoint import weights
 from smart_embedder.server.connection import BoundedConnection
 from tests.fuzzing import request_heads
@@ -84,7 +83,6 @@ FAULTS = {
     "heads": (BoundedConnection, "on_header", BoundedConnection.__mro__[1].on_header),
     "bodies": (JsonValueCounter, "feed", lambda *_: None),
     "checkpoints": (weights, "_STORED_DTYPES", weights._STORED_DTYPES | {"F32": torch.int32}),
-    "entries": (shared_cache, "problem_of", lambda *_: None),
     "answers": (client_format, "_BFLOAT16", "none"),
 }
 

@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 import pytest
 
-from smart_embedder.access.rate_limit import MemoryBuckets
+from smart_embedder.access.rate_limit import TokenBuckets
 from smart_embedder.access.tokens import ApiTokens
 from smart_embedder.middleware.access import (
     CheckOrigin,
@@ -198,7 +198,7 @@ class App:
         self.checked = RequireTokenAndLimitRate(
             self.inner,
             tokens or ApiTokens(None, None),
-            MemoryBuckets(1, burst),
+            TokenBuckets(1, burst),
             requests_per_minute=1,
             burst=burst,
             protect_metrics=protect_metrics,

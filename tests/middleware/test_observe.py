@@ -1,6 +1,7 @@
 """What is known of a request before anything else looks at it, and what is told at its end."""
 
 from ipaddress import ip_network
+from types import SimpleNamespace
 from typing import Any
 
 import pytest

@@ -323,7 +323,7 @@ print(*sys.modules)
 def test_without_an_endpoint_nothing_is_sent_and_no_tracing_library_imported() -> None:
     """Whatever OpenTelemetry's own variables say.
 
-    Two libraries import parts of it on their own: FastAPI its API, and redis its SDK for metrics.
+    FastAPI imports its API.
     """
     told = {"FASTAPI_OTEL_AUTO_CONFIGURE": "true", "OTEL_BSP_SCHEDULE_DELAY": "1"}
     with run_collector() as collector:

@@ -88,7 +88,6 @@ def configurations(checkpoints: Checkpoints) -> dict[str, Configuration]:
             # So small that most of what it keeps is soon dropped.
             {
                 "DEVICE": "cpu:0,cpu:1",
-                "EMBEDDING_CACHE": "memory",
                 "EMBEDDING_CACHE_BYTES": "400000",
             },
         ),

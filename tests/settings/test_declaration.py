@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-from pydantic import SecretStr
 
 from smart_embedder.errors import StartupError
 from smart_embedder.settings import Settings
@@ -34,9 +33,7 @@ DEFAULTS = {
     "max_rerank_passages": 1024, "max_body_bytes": 16_777_216,
     "api_token": None, "api_tokens_file": None, "protect_metrics": False,
     "rate_limit_requests_per_minute": 3600, "rate_limit_burst_size": 120,
-    "rate_limit_store": SecretStr("memory"), "shared_rate_limit_store": None,
-    "embedding_cache": SecretStr("off"), "embedding_cache_bytes": 268_435_456,
-    "caches_embeddings": False, "shared_embedding_cache": None,
+    "embedding_cache_bytes": 0,
     "trusted_proxies": None, "cors_origins": None,
     "log_format": "console", "log_level": "info",
     "otlp_endpoint": None, "otel_service_name": "smart-embedder",
@@ -109,8 +106,6 @@ def test_values_that_go_together_are_taken(values) -> None:
         ({"device": "cuda:1, cuda:0,cuda:1"}, "devices", ["cuda:1", "cuda:0"]),
         ({"device": "CPU"}, "devices", ["cpu"]),
         ({"device": "cpu:0, CPU:1"}, "devices", ["cpu:0", "cpu:1"]),
-        ({"embedding_cache": "memory"}, "shared_embedding_cache", None),
-        ({"rate_limit_store": "memory"}, "shared_rate_limit_store", None),
         ({"hf_home": "~/models"}, "hub_cache", Path("/home/me/models/hub")),
     ],
 )
@@ -145,8 +140,8 @@ def test_what_is_allowed_is_told_by_the_type(name: str, text: str) -> None:
 
 
 def test_a_default_is_written_as_in_dotenv() -> None:
-    names = ("torch_compile", "rate_limit_store", "api_token", "max_queue_size")
-    assert [default(name) for name in names] == ["false", "memory", "", "200"]
+    names = ("torch_compile", "reranker_model", "api_token", "max_queue_size")
+    assert [default(name) for name in names] == ["false", "BAAI/bge-reranker-v2-m3", "", "200"]
     values = {name: default(name) for name in Settings.model_fields if default(name)}
     assert Settings.model_validate(values) == Settings()
 
@@ -181,7 +176,6 @@ def test_sections_hold_their_settings_in_the_order_of_the_declaration() -> None:
         ("PORT", "eighty", True),
         ("API_TOKEN", "x", False),
         ("HTTPS_PROXY", "http://proxy:3128", False),
-        ("EMBEDDING_CACHE", "of", False),
         ("EMBEDDING_MODEL", "user:key@hub/m3", False),
         ("EMBEDDING_MODEL", "own/m3?x", True),
         ("EMBEDDING_MODEL", "https://hub.example/m3", False),

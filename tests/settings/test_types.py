@@ -21,7 +21,7 @@ WRONG = {
     ),
     "-1": (
         *("PORT", "BATCH_WAIT_MS", "SHUTDOWN_DELAY", "MAX_INPUT_LENGTH", "RATE_LIMIT_BURST_SIZE"),
-        "RERANK_MAX_QUEUE",
+        *("RERANK_MAX_QUEUE", "EMBEDDING_CACHE_BYTES"),
     ),
     "inf": ("SHUTDOWN_DELAY", "REQUEST_TIMEOUT"),
     "many": (
@@ -47,10 +47,11 @@ WRONG_ONES = {
     "OTLP_ENDPOINT": ["collector:4318", "http://", "http://collector:port", "grpc://a:4317"],
 }
 
+ZERO_OR_MORE = ("PORT", "BATCH_WAIT_MS", "SHUTDOWN_DELAY", "EMBEDDING_CACHE_BYTES")
 AT_LEAST_1 = (
     *("MODEL_MEMORY_THRESHOLD", "MAX_INPUT_LENGTH", "MAX_BATCH_TOKENS", "MAX_REQUESTS_IN_BATCH"),
     *("MAX_BATCH_SEQUENCES", "TOKENIZER_THREADS", "QWEN_RERANK_BATCH_SIZE", "MAX_QUEUE_SIZE"),
-    *("EMBEDDING_CACHE_BYTES", "MAX_SENTENCES_PER_REQUEST", "MAX_BODY_BYTES"),
+    *("MAX_SENTENCES_PER_REQUEST", "MAX_BODY_BYTES"),
 )
 
 
@@ -74,7 +75,7 @@ def test_a_wrong_value_names_the_variable_the_value_and_what_is_allowed(
 @pytest.mark.parametrize(
     ("name", "value", "kept"),
     [
-        *((name, "0", 0) for name in ("PORT", "BATCH_WAIT_MS", "SHUTDOWN_DELAY")),
+        *((name, "0", 0) for name in ZERO_OR_MORE),
         *((name, "1", 1) for name in AT_LEAST_1),
         ("PORT", "65535", 65_535),
         ("BATCH_WAIT_MS", "1000", 1000),
@@ -115,8 +116,6 @@ def test_a_value_is_taken_up_to_its_limits_and_kept_as_it_is_meant(
         ("QUERY_PROMPT", "a" * 4097, "QUERY_PROMPT=aaa.* is not allowed: a text of at most 4,096"),
         # Of several the wrong one is named.
         ("TRUSTED_PROXIES", "10.0.0.1,any", "TRUSTED_PROXIES=any is not allowed: addresses and"),
-        ("RATE_LIMIT_STORE", "disk", r"RATE_LIMIT_STORE=\*+ is not allowed: memory, or an address"),
-        ("EMBEDDING_CACHE", "disk", r"EMBEDDING_CACHE=\*+ is not allowed: off, memory, or an ad"),
         *(
             ("CORS_ORIGINS", f"https://a.example,{wrong}", r"CORS_ORIGINS=\S+ is not .*: origins")
             for wrong in (
@@ -140,41 +139,8 @@ def test_aliases_are_a_dictionary_in_a_program() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "shared"),
-    [
-        ("EMBEDDING_CACHE", "Off", None),
-        ("EMBEDDING_CACHE", " memory", None),
-        *(
-            (name, address, address)
-            for name in ("EMBEDDING_CACHE", "RATE_LIMIT_STORE")
-            for address in (
-                *("redis://localhost", "redis://:secret@10.0.0.1:6380/2"),
-                "rediss://u:secret@[::1]:6379/",
-            )
-        ),
-    ],
-)
-def test_a_store_is_in_memory_or_in_a_redis_whose_address_is_never_shown(
-    monkeypatch, name: str, value: str, shared: str | None
-) -> None:
-    monkeypatch.setenv(name, value)
-    settings = load_settings()
-    assert getattr(settings, f"shared_{name.lower()}") == shared
-    assert settings.caches_embeddings == (name == "EMBEDDING_CACHE" and value != "Off")
-    assert value not in repr(settings) or shared is None
-
-
-@pytest.mark.parametrize(
     ("names", "value"),
     [
-        *(
-            (["RATE_LIMIT_STORE", "EMBEDDING_CACHE"], address)
-            for address in (
-                *("disk", "redis://", "http://:hush@localhost", "redis://:h#hush@localhost"),
-                *("redis://:hush@localhost:port", "redis://:hush@localhost/name"),
-                "redis://localhost?password=hush",
-            )
-        ),
         *(
             (["OTLP_ENDPOINT"], address)
             for address in (
@@ -186,7 +152,7 @@ def test_a_store_is_in_memory_or_in_a_redis_whose_address_is_never_shown(
         (["EMBEDDING_MODEL"], "user:hush@hub.example/m3"),
         (["DENSE_EMBEDDING_MODEL"], "https://hub.example/m3?token=hush"),
         (["RERANKER_MODEL"], "https://hub.example/hush/m3"),
-        (["PORT"], "redis://:hush@localhost"),
+        (["PORT"], "http://:hush@localhost"),
     ],
 )
 def test_a_password_or_key_in_an_address_is_refused_and_never_shown(

@@ -40,8 +40,8 @@ class Task:
 
     The model reads `prompt` before each text. `input_type` is set only for a model that reads
     queries and documents differently. Once the task is done, `read` and `embeddings` are the tokens
-    and the vectors of each text. Where they were computed, `stage` is the tokenizer's, and `job`
-    the work of the device; where a part of them was, both are those of `parts`.
+    and the vectors of each text, `stage` is the tokenizer's time and `job` the work of the device,
+    both None where a cache had all of it.
     """
 
     model: Embedder
@@ -53,7 +53,6 @@ class Task:
     embeddings: list[TextEmbedding] = field(default_factory=list)
     stage: Stage | None = None
     job: Job | None = None
-    parts: "list[Task]" = field(default_factory=list, init=False)
 
 
 def truncations_of(tasks: list[Task], request: EmbedRequest) -> list[Truncation]:
@@ -131,9 +130,8 @@ class EmbeddingPipeline:
                 # The model of the last task makes sparse and ColBERT vectors.
                 call = partial(_token_strings, tasks[-1], embeddings)
                 strings = await self._admission.threads.run(call, request.texts, request.client)
-            computed = [each for task in tasks for each in (task, *task.parts)]
-            stages = [each.stage for each in computed if each.stage is not None]
-            jobs = [each.job for each in computed if each.job is not None]
+            stages = [task.stage for task in tasks if task.stage is not None]
+            jobs = [task.job for task in tasks if task.job is not None]
             timings = timings_of(started, tokenized=stages, jobs=jobs)
             truncations = truncations_of(tasks, request)
             return EmbeddingResult(embeddings, truncations, tokens, timings, strings)

@@ -35,10 +35,8 @@ COUNTERS = {
     "rerank_pairs_processed_total": [],
     "embedder_out_of_memory_splits_total": [],
     "embedder_abandoned_requests_total": [],
-    "embedder_rate_limit_store_errors_total": [],
-    "embedder_cache_hits_total": ["source"],
+    "embedder_cache_hits_total": [],
     "embedder_cache_misses_total": [],
-    "embedder_cache_store_errors_total": [],
 }
 HISTOGRAMS = {
     "embedding_request_duration_seconds": ["endpoint"],

@@ -1,4 +1,4 @@
-"""The embedding cache: what is computed, found and kept, and who waits for whom."""
+"""The embedding cache: what is computed, found and kept, and under which key."""
 
 import asyncio
 from dataclasses import replace
@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from smart_embedder.engine.requests.shared_cache import CachedVectors
 
 from smart_embedder.engine.records import (
     CUT_AT_END,
@@ -16,28 +15,22 @@ from smart_embedder.engine.records import (
     Outputs,
     SparseVector,
     TextEmbedding,
+    TokenizedText,
     TruncationOptions,
 )
 from smart_embedder.engine.requests import cache as vector_cache
-from smart_embedder.engine.requests.cache import (
-    _MUCH_MORE,
-    _SHORT_CHARACTERS,
-    CachedPipeline,
-    _SharedWork,
-    keys_of,
-)
+from smart_embedder.engine.requests.cache import CachedPipeline, Entry, keys_of
 from smart_embedder.engine.requests.embedding import Task
 from smart_embedder.engine.space import VectorSpace
-from smart_embedder.errors import DrainingError, InferenceError, TextTooLongError
+from smart_embedder.errors import InferenceError, TextTooLongError
 from smart_embedder.observability.metrics import Metrics
-from smart_embedder.settings import Settings
-from tests.engine.engines import busy, engine_for, queued, waiting
+from tests.engine.engines import busy, engine_for, waiting
 from tests.engine.fakes import ALL, FakeModel
 
-KINDS = 3
 UNCUT = {"truncation": TruncationOptions(truncate=False)}
 FROM_LEFT = {"truncation": TruncationOptions(side="left")}
 LONG = "b" * 90 + "a" * 60
+DENSE, SPARSE = Outputs(dense=True), Outputs(sparse=True)
 
 
 def asked(texts: list[str], outputs: Outputs = ALL, **fields: Any) -> EmbedRequest:
@@ -70,7 +63,7 @@ def _weights(ids: np.ndarray) -> SparseVector:
 
 
 def cached_engine(model: KindsModel, metrics: Metrics | None = None, **settings):
-    return engine_for(model, metrics, embedding_cache="memory", **settings)
+    return engine_for(model, metrics, embedding_cache_bytes=2**28, **settings)
 
 
 def facts(result) -> tuple:
@@ -87,22 +80,20 @@ def facts(result) -> tuple:
     return vectors, result.truncations, result.tokens
 
 
-def hits(metrics: Metrics, source: str = "memory") -> float:
-    return metrics.value("embedder_cache_hits_total", source=source)
-
-
 async def test_a_text_is_computed_once_and_found_afterwards() -> None:
     model, metrics = KindsModel(), Metrics()
     async with cached_engine(model, metrics) as engine:
-        first = await engine.embed(asked(["ab", "abc"]))
+        first = await engine.embed(asked(["ab", "abc", "ab"]))
         second = await engine.embed(asked(["abc", "ab"]))
-    assert model.batches == [[2, 3]]
-    assert facts(second)[0] == facts(first)[0][::-1]
-    assert second.tokens == first.tokens == 5
-    assert hits(metrics) == metrics.value("embedder_cache_misses_total") == 2 * KINDS
-    assert second.timings.tokenize == second.timings.inference == 0
-    with pytest.raises(ValueError, match="read-only"):
-        second.embeddings[0].dense[0] = 1
+        third = await engine.embed(asked(["d", "ab"]))
+    assert model.batches == [[2, 3], [1]]
+    assert facts(second)[0] == facts(first)[0][1:]
+    assert facts(third)[0][1] == facts(first)[0][0]
+    assert second.tokens == 5
+    assert second.timings.tokenize == second.timings.inference == 0 < third.timings.inference
+    assert metrics.value("embedder_cache_hits_total") == 3
+    assert metrics.value("embedder_cache_misses_total") == 3
+    assert metrics.value("embedder_cache_entries") == 3
 
 
 async def test_nothing_is_kept_unless_the_setting_says_so() -> None:
@@ -113,63 +104,41 @@ async def test_nothing_is_kept_unless_the_setting_says_so() -> None:
     assert model.batches == [[1], [1]]
 
 
-async def test_a_text_that_several_requests_need_at_once_is_computed_once() -> None:
-    model, metrics = KindsModel(), Metrics()
-    async with cached_engine(model, metrics) as engine:
-        async with busy(engine, model):
-            same = [asyncio.create_task(engine.embed(asked(["ab", "c", "ab"]))) for _ in range(10)]
-            await queued(engine, tokens=3)
-            # They wait for one that has a place in the queue, and take none themselves.
-            assert metrics.value("embedding_queue_size") == 1
-            other = asyncio.create_task(engine.embed(asked(["ddd", "c"])))
-            await queued(engine, tokens=6)
-        results = await asyncio.gather(*same)
-        assert hits(metrics, "in_flight") == 9 * 2 * KINDS + KINDS
-        assert {str(facts(result)) for result in results} == {str(facts(results[0]))}
-        assert facts(await other) == facts(await engine.embed(asked(["ddd", "c"])))
-        assert not engine._cache._in_flight, "what is done is forgotten"
-    assert model.batches == [[4], [2, 1, 3]]
-
-
-@pytest.mark.parametrize("comes_again", [0, 2])
-@pytest.mark.parametrize("stay", [0, 1])
-async def test_who_leaves_takes_nothing_from_those_who_wait_for_the_same(
-    stay: int, comes_again: int
-) -> None:
-    """When all have left their work leaves the queue, and who comes then computes by itself."""
-    model, metrics = KindsModel(), Metrics()
-    async with cached_engine(model, metrics) as engine:
-        async with busy(engine, model):
-            leave = [asyncio.create_task(engine.embed(asked(["ab"]))) for _ in range(3)]
-            stays = [asyncio.create_task(engine.embed(asked(["ab"]))) for _ in range(stay)]
-            await queued(engine, tokens=2)
-            for each in leave:
-                each.cancel()
-            stays += [asyncio.create_task(engine.embed(asked(["ab"]))) for _ in range(comes_again)]
-            await asyncio.wait(leave)
-            assert all(each.cancelled() for each in leave)
-            await queued(engine, tokens=2 if stays else 0)
-            assert metrics.value("embedding_queue_size") == bool(stays)
-        assert [each.tokens for each in await asyncio.gather(*stays)] == [2] * len(stays)
-        await engine.embed(asked(["ab"]))
-    assert model.batches == [[4], [2]]
-
-
-async def test_a_failure_is_that_of_one_request_and_is_not_kept() -> None:
+async def test_a_text_is_found_if_its_entry_has_all_kinds_that_are_asked_for() -> None:
     model = KindsModel()
     async with cached_engine(model) as engine:
-        model.failures = [None, ValueError("broken"), None]
-        async with busy(engine, model):
-            fails, waits = (asyncio.create_task(engine.embed(asked(["ab"]))) for _ in range(2))
-            await queued(engine, tokens=2)
+        await engine.embed(asked(["ab"], DENSE))
+        await engine.embed(asked(["ab"], SPARSE))
+        both = await engine.embed(asked(["ab"], Outputs(dense=True, sparse=True)))
+        assert model.batches == [[2], [2]], "its entry has both kinds now"
+        everything = await engine.embed(asked(["ab"]))
+        (found,) = (await engine.embed(asked(["ab"], SPARSE))).embeddings
+    assert model.batches == [[2], [2], [2]]
+    assert both.embeddings[0].colbert is None
+    assert (found.dense, found.colbert) == (None, None)
+    async with engine_for(KindsModel()) as lonely:
+        assert facts(await lonely.embed(asked(["ab"]))) == facts(everything)
+
+
+async def test_each_model_of_a_request_has_entries_of_its_own() -> None:
+    model, dense = KindsModel(), KindsModel()
+    async with cached_engine(model, dense=dense) as engine:
+        first = await engine.embed(asked(["ab"]))
+        assert facts(await engine.embed(asked(["ab"]))) == facts(first)
+    assert model.batches == dense.batches == [[2]]
+
+
+async def test_a_failure_is_not_kept() -> None:
+    model = KindsModel()
+    async with cached_engine(model) as engine:
+        model.failures = [ValueError("broken"), None]
         with pytest.raises(InferenceError):
-            await fails
-        assert (await waits).tokens == 2
+            await engine.embed(asked(["ab"]))
         await engine.embed(asked(["ab"]))
-    assert model.batches == [[4], [2], [2]]
+    assert model.batches == [[2], [2]]
 
 
-async def test_what_is_found_waits_for_no_place_in_the_queue() -> None:
+async def test_a_text_that_is_found_waits_for_no_place_in_the_queue() -> None:
     model, metrics = KindsModel(), Metrics()
     async with cached_engine(model, metrics, max_queue_size=1) as engine:
         await engine.embed(asked(["known"]))
@@ -198,9 +167,7 @@ OPTIONS = st.sampled_from([{}, UNCUT, FROM_LEFT])
 
 @settings(max_examples=30)
 @given(st.lists(st.lists(st.tuples(TEXTS, OPTIONS), min_size=1, max_size=4), max_size=4))
-async def test_whatever_is_asked_at_once_and_before_each_answer_is_that_of_a_lonely_request(
-    waves,
-) -> None:
+async def test_answers_and_errors_are_those_of_an_engine_without_a_cache(waves) -> None:
     async def outcome(engine, texts, options):
         try:
             return facts(await engine.embed(asked(texts, **options)))
@@ -222,82 +189,39 @@ async def test_vectors_of_another_model_of_the_same_name_are_other_entries() -> 
     assert model.batches == [[2], [2]]
 
 
-async def test_requests_that_wait_for_each_other_are_answered_in_a_drain_and_no_later_one() -> None:
-    model = KindsModel()
-    engine = cached_engine(model)
-    await engine.start()
-    async with busy(engine, model):
-        same = [asyncio.create_task(engine.embed(asked(["ab"]))) for _ in range(3)]
-        await queued(engine, tokens=2)
-        closing = asyncio.create_task(engine.close())
-        await asyncio.sleep(0)
-        with pytest.raises(DrainingError):
-            await engine.embed(asked(["ab"]))
-    first, *others = await asyncio.gather(*same)
-    await closing
-    assert [facts(each) for each in others] == [facts(first)] * 2
+def test_an_entry_is_a_read_only_copy_with_the_same_bits() -> None:
+    batch = np.float32([[0.1, 0.2], [1, 0]])
+    weights = SparseVector(np.array([1, 9]), np.float32([0.3, 2]))
+    made = TextEmbedding(batch[0], weights, batch[1:], batch)
+    kept = Entry(TokenizedText(np.array([3, 1, 2]), 5, exact=False), made).copied()
+    expected = [array.tobytes() for array in made.arrays if array is not None]
+    batch[:] = weights.values[:] = 0
+    arrays = [array for array in kept.vectors.arrays if array is not None]
+    assert [array.tobytes() for array in arrays] == expected
+    for array in (*arrays, kept.read.ids):
+        with pytest.raises(ValueError, match="read-only"):
+            array[0] = 7
+    assert (kept.read.ids.tolist(), kept.read.original_tokens, kept.read.exact) == (
+        [3, 1, 2],
+        5,
+        False,
+    )
+    assert kept.nbytes == sum(map(len, expected)) + 24 + 1200
 
 
-class Waiting:
-    """Places of which only the number of each client's requests is asked."""
-
-    def __init__(self, **requests: int) -> None:
-        self._requests = requests
-
-    def held_by(self, client: str) -> int:
-        return self._requests.get(client, 0)
+def cache_of(size: int, metrics: Metrics | None = None) -> CachedPipeline:
+    return CachedPipeline(None, None, size, metrics or Metrics())  # type: ignore[arg-type]
 
 
-def request_of(characters: int, *, urgency: int = 3, client: str = "a") -> tuple[EmbedRequest, int]:
-    return EmbedRequest([], urgency=urgency, client=client), characters
-
-
-@pytest.mark.parametrize(
-    ("own", "other", "waiting", "joins"),
-    [
-        (request_of(10), request_of(10), 1, True),
-        # Up to a few sentences, or several times as much, end at about the same time.
-        (request_of(10), request_of(_SHORT_CHARACTERS), 1, True),
-        (request_of(10), request_of(_SHORT_CHARACTERS + 1), 1, False),
-        (request_of(10_000), request_of(_MUCH_MORE * 10_000), 1, True),
-        (request_of(10_000), request_of(_MUCH_MORE * 10_000 + 1), 1, False),
-        (request_of(10, urgency=3), request_of(10, urgency=2), 1, True),
-        (request_of(10, urgency=2), request_of(10, urgency=3), 1, False),
-        # Among many requests of another client, its turn may come late.
-        (request_of(10), request_of(10, client="b"), 1, True),
-        (request_of(10), request_of(10, client="b"), 2, False),
-        (request_of(10), request_of(10), 2, True),
-    ],
-)
-async def test_work_is_joined_where_it_ends_no_later_than_its_own_would(
-    own, other, waiting, joins
-) -> None:
-    forwards = cache_of(6000, Waiting(a=waiting, b=waiting))
-    never = asyncio.create_task(asyncio.Event().wait())
-    work = _SharedWork(*other, ["key"], never)
-    forwards._in_flight["key"] = work
-    assert (forwards._work_to_join("key", *own) is work) == joins
-    assert forwards._work_to_join("another", *own) is None
-    async with forwards._used(work):
-        pass
-    assert never.cancelled()
-    assert forwards._work_to_join("key", *own) is None
-
-
-def cache_of(size: int, waiting: Any = None, metrics: Metrics | None = None) -> CachedPipeline:
-    settings = Settings(embedding_cache="memory", embedding_cache_bytes=size)
-    return CachedPipeline(None, waiting, settings, metrics or Metrics())  # type: ignore[arg-type]
-
-
-def entry(nbytes: int = 2000) -> CachedVectors:
+def entry(nbytes: int = 2000) -> Entry:
     """One that takes so many bytes."""
-    ids = np.zeros(0, np.int32)
-    return CachedVectors(ids, 0, True, {"dense": np.zeros(nbytes - 1200, np.int8)})
+    vectors = TextEmbedding(np.zeros(nbytes - 1200, np.int8))
+    return Entry(TokenizedText(np.zeros(0, np.int64), 0), vectors)
 
 
-async def test_the_least_recently_used_is_dropped_first_and_the_size_is_told() -> None:
+async def test_the_least_recently_used_is_dropped_first() -> None:
     metrics = Metrics()
-    cache = cache_of(6000, metrics=metrics)
+    cache = cache_of(6000, metrics)
     await cache._keep({key: entry() for key in "abc"})
     assert metrics.value("embedder_cache_entries") == 3
     assert metrics.value("embedder_cache_bytes") == 6000
@@ -305,29 +229,26 @@ async def test_the_least_recently_used_is_dropped_first_and_the_size_is_told() -
     await cache._keep({"d": entry()})
     assert {*cache._entries} == {"a", "c", "d"}
     assert metrics.value("embedder_cache_bytes") == 6000
-    await cache.close()
 
 
-@pytest.mark.parametrize("large", [1, 10**9])
-async def test_of_many_at_once_copies_are_kept_of_those_for_which_there_is_room_together(
+@pytest.mark.parametrize("large", [1, 10**9], ids=["in a thread", "at once"])
+async def test_of_a_request_as_many_entries_are_kept_as_there_is_room_for(
     large: int, monkeypatch
 ) -> None:
     monkeypatch.setattr(vector_cache, "_LARGE_BYTES", large)
-    cache, given = cache_of(6000), entry(3000)
+    cache = cache_of(6000)
     await cache._keep({"old": entry()})
-    await cache._keep({"a": given, "huge": entry(6001), "b": entry(3000), "c": entry()})
+    await cache._keep({"a": entry(3000), "huge": entry(6001), "b": entry(3000), "c": entry()})
     assert {*cache._entries} == {"a", "b"}
-    given.arrays["dense"][0] = 7
-    assert cache._entries["a"].arrays["dense"][0] == 0
 
 
-def test_all_that_vectors_depend_on_is_in_their_key() -> None:
+def test_everything_that_vectors_depend_on_is_in_their_key() -> None:
     model, other, joined, coarser = FakeModel(), FakeModel(), FakeModel(), FakeModel()
     for each, weights in {model: "m", other: "n", joined: "mp", coarser: "m"}.items():
         each.spaces = {"dense": VectorSpace("dense", weights, *7 * ["same"])}
     coarser.precision = "int8"
     texts = ["a", "b", "", "\\ud800", "a"]
-    task = Task(model, Outputs(dense=True, sparse=True), texts, "p")
+    task = Task(model, ALL, texts, "p")
     found = [
         keys_of(task, CUT_AT_END),
         keys_of(replace(task, prompt="q"), CUT_AT_END),
@@ -339,8 +260,6 @@ def test_all_that_vectors_depend_on_is_in_their_key() -> None:
         keys_of(task, TruncationOptions(max_tokens=7)),
     ]
     assert [[*each] for each in found] == [texts[:4]] * len(found)
-    distinct = {key for keys in found for of_text in keys.values() for key in of_text.values()}
-    assert len(distinct) == len(found) * 4 * 2
-    assert found[0]["a"]["dense"].endswith(":dense")
+    assert len({key for keys in found for key in keys.values()}) == len(found) * 4
     # Whether a text may be cut changes no vector of one that is.
     assert keys_of(task, TruncationOptions(truncate=False)) == found[0]
