@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from operator import itemgetter
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -16,36 +16,21 @@ FloatArray = npt.NDArray[np.float32]
 OutputDtype = Literal["float32", "float16", "bfloat16", "int8", "uint8", "binary", "ubinary"]
 MuveraSide = Literal["query", "document"]
 OUTPUT_DTYPES: tuple[OutputDtype, ...] = get_args(OutputDtype)
-# Of these each vector has a scale.
-SCALED = frozenset(("int8", "uint8"))
 # More than any text has tokens.
 MAX_POOL_FACTOR = 1_000_000
-LEAST = 1e-12
-MAX_INT8 = 127
+_LEAST = 1e-12
+_MAX_INT8 = 127
 _UINT8_SHIFT = 128
 # PyTorch divides more numbers than this among threads, which would take cores from the forward.
 _PIECE = 32_768
-HYPERPLANES = 5
-PROJECTED = 16
-REPETITIONS = 20
+_HYPERPLANES = 5
+_PROJECTED = 16
+_REPETITIONS = 20
 _SEED = 42
-CELLS = 2**HYPERPLANES
+_CELLS = 2**_HYPERPLANES
 # Multiplied at a time, as float64.
 _ROWS = 512
-MUVERA_WIDTH = REPETITIONS * CELLS * PROJECTED
-
-
-class ColbertForm(NamedTuple):
-    """What an answer holds of a text's ColBERT vectors.
-
-    They are in the number format `dtype`; None leaves them out. `muvera` adds their encoding.
-    """
-
-    dtype: OutputDtype | None = "float32"
-    muvera: MuveraSide | None = None
-
-
-PLAIN = ColbertForm()
+MUVERA_WIDTH = _REPETITIONS * _CELLS * _PROJECTED
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +65,11 @@ def quantize(vectors: FloatArray, dtype: OutputDtype) -> QuantizedVectors:
             bits = _rounded(vectors, dtype)
             values = bits.view(np.float16) if dtype == "float16" else bits
         case "int8" | "uint8":
-            largest = np.maximum(np.abs(vectors).max(axis=-1, keepdims=True), LEAST)
-            values = np.rint(vectors * (MAX_INT8 / largest)).astype(np.int8)
+            largest = np.maximum(np.abs(vectors).max(axis=-1, keepdims=True), _LEAST)
+            values = np.rint(vectors * (_MAX_INT8 / largest)).astype(np.int8)
             if dtype == "uint8":  # Two's complement: modulo 256.
                 values = values.view(np.uint8) + np.uint8(_UINT8_SHIFT)
-            scales = np.asarray(largest[..., 0] / MAX_INT8, np.float32)
+            scales = np.asarray(largest[..., 0] / _MAX_INT8, np.float32)
         case "binary" | "ubinary":
             values = np.packbits(vectors > 0, axis=-1)
             if dtype == "binary":
@@ -132,7 +117,7 @@ def pool(vectors: FloatArray, factor: int) -> FloatArray:
     _, starts = np.unique(firsts[order], return_index=True)
     sums = np.add.reduceat(vectors[order], starts, axis=0)
     # The length of a sum does not matter: it is scaled to unit length.
-    pooled: FloatArray = sums / np.maximum(np.linalg.norm(sums, axis=-1, keepdims=True), LEAST)
+    pooled: FloatArray = sums / np.maximum(np.linalg.norm(sums, axis=-1, keepdims=True), _LEAST)
     return pooled
 
 
@@ -206,17 +191,17 @@ class Muvera:
 
     def __init__(self, width: int) -> None:
         random = np.random.default_rng(_SEED)
-        planes = [random.normal(size=(width, HYPERPLANES)) for _ in range(REPETITIONS)]
-        signs = random.choice([-1, 1], size=(REPETITIONS, width, PROJECTED))
+        planes = [random.normal(size=(width, _HYPERPLANES)) for _ in range(_REPETITIONS)]
+        signs = random.choice([-1, 1], size=(_REPETITIONS, width, _PROJECTED))
         # Side by side, so that all repetitions are one product. Narrow vectors are not projected.
-        self.planes = np.concatenate(planes, axis=1)
-        self.projections = (
-            np.concatenate(list(signs), axis=1) / np.sqrt(PROJECTED)
-            if width > PROJECTED
-            else np.tile(np.eye(width, PROJECTED), REPETITIONS)
+        self._planes = np.concatenate(planes, axis=1)
+        self._projections = (
+            np.concatenate(list(signs), axis=1) / np.sqrt(_PROJECTED)
+            if width > _PROJECTED
+            else np.tile(np.eye(width, _PROJECTED), _REPETITIONS)
         )
-        cells = np.arange(CELLS)
-        self.distances = np.bitwise_count(cells[:, None] ^ cells)
+        cells = np.arange(_CELLS)
+        self._distances = np.bitwise_count(cells[:, None] ^ cells)
 
     def encode(self, vectors: FloatArray, side: MuveraSide) -> FloatArray:
         """`[10240]` of ColBERT vectors `[tokens, width]`; all zeros where there are none.
@@ -225,25 +210,25 @@ class Muvera:
         into hold the first vector of the nearest cell.
         """
         tokens = len(vectors)
-        encoding = np.zeros((REPETITIONS, CELLS, PROJECTED))
+        encoding = np.zeros((_REPETITIONS, _CELLS, _PROJECTED))
         # The cell of each vector, and what it adds to that cell.
-        cells = np.empty((tokens, REPETITIONS), dtype=np.int64)
-        projected = np.empty((tokens, REPETITIONS, PROJECTED))
+        cells = np.empty((tokens, _REPETITIONS), dtype=np.int64)
+        projected = np.empty((tokens, _REPETITIONS, _PROJECTED))
         for start in range(0, tokens, _ROWS):
             rows = slice(start, start + _ROWS)
             part = vectors[rows]
-            above = (part @ self.planes > 0).reshape(-1, REPETITIONS, HYPERPLANES)
-            cells[rows] = above @ (1 << np.arange(HYPERPLANES))
-            projected[rows] = (part @ self.projections).reshape(-1, REPETITIONS, PROJECTED)
-        for repetition in range(REPETITIONS if tokens else 0):
+            above = (part @ self._planes > 0).reshape(-1, _REPETITIONS, _HYPERPLANES)
+            cells[rows] = above @ (1 << np.arange(_HYPERPLANES))
+            projected[rows] = (part @ self._projections).reshape(-1, _REPETITIONS, _PROJECTED)
+        for repetition in range(_REPETITIONS if tokens else 0):
             cell, added = cells[:, repetition], projected[:, repetition]
-            sums = (cell == np.arange(CELLS)[:, None]) @ added
+            sums = (cell == np.arange(_CELLS)[:, None]) @ added
             if side == "document":
                 occupied, first = np.unique(cell, return_index=True)
-                counts = np.bincount(cell, minlength=CELLS)
+                counts = np.bincount(cell, minlength=_CELLS)
                 empty = counts == 0
                 sums /= np.maximum(counts, 1)[:, None]
-                nearest = self.distances[empty][:, occupied].argmin(axis=1)
+                nearest = self._distances[empty][:, occupied].argmin(axis=1)
                 sums[empty] = added[first[nearest]]
             encoding[repetition] = sums
         return encoding.reshape(-1).astype(np.float32)

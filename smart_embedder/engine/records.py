@@ -9,13 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from smart_embedder.errors import InvalidRequestError
-from smart_embedder.vectors import (
-    PLAIN,
-    ColbertForm,
-    MuveraSide,
-    OutputDtype,
-    QuantizedVectors,
-)
+from smart_embedder.vectors import MuveraSide, OutputDtype
 
 Side = Literal["left", "right"]
 InputType = Literal["query", "document"]
@@ -77,8 +71,7 @@ CUT_AT_END = TruncationOptions()
 class Outputs:
     """The outputs that are wanted of a model: kinds of vectors, or all logits of a classifier.
 
-    `states` are the last hidden states of all tokens. `form` is what the answer holds of ColBERT
-    vectors, into which a device may convert them before they are copied.
+    `states` are the last hidden states of all tokens.
     """
 
     dense: bool = False
@@ -86,13 +79,11 @@ class Outputs:
     colbert: bool = False
     states: bool = False
     logits: bool = False
-    form: ColbertForm = PLAIN
 
     @classmethod
     def of(cls, kinds: Iterable[str]) -> "Outputs":
         """The outputs of these names."""
-        wanted: dict[str, Any] = dict.fromkeys(kinds, True)
-        return cls(**wanted)
+        return cls(**dict.fromkeys(kinds, True))
 
     def __bool__(self) -> bool:
         return self.dense or self.sparse or self.colbert or self.states
@@ -207,13 +198,7 @@ class EmbedRequest(EmbeddingOptions):
     @property
     def needed(self) -> Outputs:
         """The kinds of vectors that must be computed."""
-        wanted = self.outputs
-        if not (wanted.colbert or self.muvera):
-            return wanted
-        # Vectors are pooled on the host, and only then quantized.
-        dtype = self.output_dtype if self.colbert_pool_factor is None else "float32"
-        form = ColbertForm(dtype if wanted.colbert else None, self.muvera)
-        return replace(wanted, colbert=True, form=form)
+        return replace(self.outputs, colbert=True) if self.muvera else self.outputs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -323,30 +308,24 @@ class TextEmbedding:
     """The vectors of one text; a kind not asked for is None.
 
     All are float32: `dense` is `[width]`, `colbert` `[tokens - 1, colbert width]`, `states`
-    `[tokens, width]`. Where the device has converted ColBERT vectors, `quantized` are those in
-    another number format, in place of `colbert`, and `muvera` is their encoding.
+    `[tokens, width]`.
     """
 
     dense: FloatArray | None = None
     sparse: SparseVector | None = None
     colbert: FloatArray | None = None
     states: FloatArray | None = None
-    quantized: QuantizedVectors | None = None
-    muvera: FloatArray | None = None
 
     @property
     def arrays(self) -> tuple[Any, ...]:
         """All arrays that it holds, or None, in the order in which `in_own_memory` takes them."""
-        sparse, made = self.sparse, self.quantized
+        sparse = self.sparse
         return (
             self.dense,
             sparse and sparse.indices,
             sparse and sparse.values,
             self.colbert,
             self.states,
-            made and made.values,
-            made and made.scales,
-            self.muvera,
         )
 
     @property
@@ -367,12 +346,8 @@ def in_own_memory(results: Sequence[TextEmbedding]) -> list[TextEmbedding]:
             before.sparse and SparseVector(indices, weights),
             colbert,
             states,
-            before.quantized and QuantizedVectors(before.quantized.dtype, values, scales),
-            muvera,
         )
-        for before, dense, indices, weights, colbert, states, values, scales, muvera in zip(
-            results, *blocks, strict=True
-        )
+        for before, dense, indices, weights, colbert, states in zip(results, *blocks, strict=True)
     ]
 
 

@@ -1,7 +1,5 @@
 """The records of a request: sizes, copies, and sequences in two parts; a download in words."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -14,7 +12,6 @@ from smart_embedder.engine.records import (
     in_own_memory,
     join,
 )
-from smart_embedder.vectors import QuantizedVectors
 
 IDS = np.arange(5)
 
@@ -25,18 +22,14 @@ def test_embeddings_know_their_size_and_copies_share_no_memory_with_a_batch() ->
     whole = TextEmbedding(batch[:8], sparse, batch[8:20].reshape(3, 4), batch[20:].reshape(4, 10))
     assert whole.nbytes == 8 * 4 + 3 * (8 + 4) + 12 * 4 + 40 * 4
     assert TextEmbedding(sparse=sparse).nbytes == 36
-    made = QuantizedVectors("int8", batch[:6].view(np.int8).reshape(3, 8), batch[:3])
-    others = [whole, TextEmbedding(dense=batch[4:9]), TextEmbedding(quantized=made)]
-    copy, shorter, quantized = in_own_memory(others)
+    copy, shorter = in_own_memory([whole, TextEmbedding(dense=batch[4:9])])
     pairs = [(copy.dense, whole.dense), (copy.colbert, whole.colbert), (copy.states, whole.states)]
     pairs += [(copy.sparse.indices, sparse.indices), (copy.sparse.values, sparse.values)]
-    pairs += [(shorter.dense, batch[4:9]), (quantized.quantized.values, made.values)]
-    pairs += [(quantized.quantized.scales, made.scales)]
+    pairs += [(shorter.dense, batch[4:9])]
     for ours, theirs in pairs:
         np.testing.assert_array_equal(ours, theirs)
         assert not np.shares_memory(ours, theirs)
-    assert quantized.quantized.dtype == "int8"
-    assert replace(quantized, quantized=None) == TextEmbedding()
+    assert shorter == TextEmbedding(dense=shorter.dense)
     assert in_own_memory([]) == []
     assert TextEmbedding().nbytes == 0
 

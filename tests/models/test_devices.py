@@ -20,7 +20,6 @@ from smart_embedder.models.loader import load_embedder, load_reranker
 from smart_embedder.models.ops.choose import choose_backend
 from smart_embedder.models.ops.cuda import load_kernels
 from smart_embedder.models.ops.proof import Target
-from smart_embedder.models.tasks.conversion import try_converter
 
 pytestmark = pytest.mark.device
 DEVICES = ["cpu"]
@@ -105,15 +104,6 @@ def test_results_are_those_of_a_cpu_in_float32_and_of_lonely_texts(
         for mine, ids, kinds in zip(results, batch, cycle(KINDS), strict=False):
             (other,) = exact.forward([ids], kinds)
             check(mine, other)
-
-
-@pytest.mark.parametrize("device", [each for each in DEVICES if each != "mps"])
-@pytest.mark.parametrize("width", [128, 1024])
-def test_colbert_vectors_are_converted_there_as_on_the_host(device: str, width: int) -> None:
-    where = torch.device(device)
-    ensure_allocates(where)
-    _, proof = try_converter(where, width, torch.float16)
-    assert proof.holds, proof
 
 
 @pytest.mark.parametrize("device", [each for each in DEVICES if has_float8(torch.device(each))])

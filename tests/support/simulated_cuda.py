@@ -27,14 +27,7 @@ from smart_embedder.models.families import load
 from smart_embedder.models.ops import choose, proof
 from tests.support.cuda_checks import CudaMisuseError, check_arguments, launches_nothing
 from tests.support.fake_device import crosses, fake_tensors, is_made_of_others, leaves
-from tests.support.simulated_streams import (
-    Arrival,
-    Event,
-    Graph,
-    Stream,
-    arrived_as,
-    missing_as,
-)
+from tests.support.simulated_streams import ARRIVED, Arrival, Event, Graph, Stream
 
 MEMORY = 80 * 2**30
 
@@ -197,7 +190,7 @@ class SimulatedCuda(TorchDispatchMode):
 
     def _to_host(self, source: Tensor, target: Tensor, *, waits: bool) -> Tensor:
         with _disable_current_modes():
-            target.fill_(arrived_as(target.dtype) if waits else missing_as(target.dtype))
+            target.fill_(ARRIVED if waits else torch.nan)
         if waits:
             return target
         if source.dtype is not target.dtype or source.shape != target.shape:

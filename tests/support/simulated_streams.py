@@ -15,16 +15,6 @@ if TYPE_CHECKING:
 ARRIVED = 0.5
 
 
-def arrived_as(dtype: torch.dtype) -> float:
-    """What a number is once it was copied."""
-    return ARRIVED if dtype.is_floating_point else 1
-
-
-def missing_as(dtype: torch.dtype) -> float:
-    """What it is before."""
-    return torch.nan if dtype.is_floating_point else 0
-
-
 class Stream:
     """Remembers how far it has come, and how far it has waited for others."""
 
@@ -74,7 +64,7 @@ class Arrival:
             raise self.device.error_at_collection
         # Made in another thread's inference mode.
         with torch.inference_mode():
-            self.target.fill_(arrived_as(self.target.dtype))
+            self.target.fill_(ARRIVED)
         self.done = True
 
     def overlaps(self, other: Tensor) -> bool:

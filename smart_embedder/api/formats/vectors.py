@@ -92,19 +92,17 @@ def vectors_of(
     tokens: records.TokenStrings | None = None,
 ) -> TextVectors:
     """Post-process the vectors of one text."""
-    dense, colbert = embedding.dense, embedding.colbert
-    # The device may have converted them.
-    quantized, muvera = embedding.quantized, embedding.muvera
-    if colbert is not None and request.muvera is not None and muvera is None:
+    dense, colbert, muvera = embedding.dense, embedding.colbert, None
+    if colbert is not None and request.muvera is not None:
         muvera = muvera_of(colbert.shape[1]).encode(colbert, request.muvera)
-    if colbert is not None and request.outputs.colbert:
-        if request.colbert_pool_factor is not None:
-            colbert = pool(colbert, request.colbert_pool_factor)
-        quantized = quantize(colbert, request.output_dtype)
+    if not request.outputs.colbert:
+        colbert = None
+    if colbert is not None and request.colbert_pool_factor is not None:
+        colbert = pool(colbert, request.colbert_pool_factor)
     return TextVectors(
         dense=None if dense is None else quantize(dense, request.output_dtype),
         sparse=embedding.sparse,
-        colbert=quantized,
+        colbert=None if colbert is None else quantize(colbert, request.output_dtype),
         muvera=muvera,
         tokens=tokens,
     )

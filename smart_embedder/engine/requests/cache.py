@@ -32,7 +32,6 @@ from smart_embedder.engine.scheduling.admission import Admission
 from smart_embedder.engine.scheduling.fairness import ConcurrencyLimit
 from smart_embedder.errors import InvalidRequestError
 from smart_embedder.observability.metrics import Metrics
-from smart_embedder.vectors import PLAIN
 
 # To copy them takes a millisecond; more are copied off the event loop.
 _LARGE_BYTES = 2**22
@@ -145,9 +144,7 @@ class CachedPipeline(EmbeddingPipeline):
             kept = self._entries.get(key)
             if kept is not None and (entry := kept.only(task.outputs)) is not None:
                 found[text] = entry
-        # Entries have plain vectors, in whatever form this task makes them.
-        outputs = replace(task.outputs, form=PLAIN)
-        missing = replace(task, texts=[text for text in keys if text not in found], outputs=outputs)
+        missing = replace(task, texts=[text for text in keys if text not in found])
         return _Lookup(task, keys, found, missing)
 
     async def _complete(self, lookup: _Lookup) -> None:

@@ -122,7 +122,7 @@ class EmbeddingPipeline:
             tokens = sum([len(text.ids) for task in tasks for text in task.read])
             size = TOKEN_ID_BYTES * tokens + sum([each.nbytes for each in embeddings])
             if request.return_tokens:
-                size += _STRING_BYTES * _rows(tasks[-1], embeddings)
+                size += _STRING_BYTES * sum(map(_rows, embeddings))
             what = f"the vectors of these {len(embeddings)} texts"
             request.answer.need(size, what, "send fewer texts")
             strings = None
@@ -189,12 +189,10 @@ def assign_models(models: LoadedModels, request: EmbedRequest, prompt: str) -> l
     return [each for each in both if each.outputs]
 
 
-def _rows(task: Task, embeddings: Sequence[TextEmbedding]) -> int:
-    """How many numbers and vectors that the model of `task` has made a token stands behind."""
-    rows = sum([0 if each.sparse is None else len(each.sparse.indices) for each in embeddings])
-    if task.outputs.colbert:
-        rows += sum([len(task.model.colbert_tokens(text.ids)) for text in task.read])
-    return rows
+def _rows(embedding: TextEmbedding) -> int:
+    """The number of its weights and vectors that belong to a token."""
+    weights = 0 if embedding.sparse is None else len(embedding.sparse.indices)
+    return weights + (0 if embedding.colbert is None else len(embedding.colbert))
 
 
 def _with_dimensions(
@@ -211,8 +209,10 @@ def _with_dimensions(
 
 def _token_strings(task: Task, embeddings: Sequence[TextEmbedding]) -> list[TokenStrings]:
     """The strings behind the vectors that the model of `task` has made."""
-    by_token = task.outputs.colbert
-    behind = [task.model.colbert_tokens(text.ids) if by_token else None for text in task.read]
+    behind = [
+        None if made.colbert is None else task.model.colbert_tokens(text.ids)
+        for text, made in zip(task.read, embeddings, strict=True)
+    ]
     weighted = [None if made.sparse is None else made.sparse.indices for made in embeddings]
     # Each token is looked up once: the strings of equal tokens are one object.
     ids = np.unique(np.concatenate([each for each in (*behind, *weighted) if each is not None]))

@@ -6,7 +6,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,14 +27,10 @@ _SHORT_FORWARD = 1024
 
 @dataclass(frozen=True, slots=True)
 class DeviceRows:
-    """`values` `[rows, ...]` on the device; `check` `[rows]` is finite if its whole row is.
-
-    On the host the values are float32, or with `as_they_are` what they are on the device.
-    """
+    """`values` `[rows, ...]` on the device; `check` `[rows]` is finite if its whole row is."""
 
     values: Tensor
     check: Tensor
-    as_they_are: bool = False
 
     @classmethod
     def of(cls, values: Tensor) -> "DeviceRows":
@@ -45,10 +40,9 @@ class DeviceRows:
 
 @dataclass(frozen=True, slots=True)
 class HostRows:
-    """`DeviceRows` on the host, bfloat16 as uint16; `finite` `[rows]` says if a whole row is."""
+    """`values` `[rows, ...]` float32 on the host; `finite` `[rows]` says if a whole row is."""
 
-    values: npt.NDArray[Any]
-    check: FloatArray
+    values: FloatArray
     finite: npt.NDArray[np.bool_]
 
 
@@ -72,24 +66,15 @@ def start_copies(results: Sequence[DeviceRows], tokens: int) -> Callable[[], lis
     """
     if results[0].values.device.type == "cuda":
         return _start_copies_from_cuda(results, soon=tokens <= _SHORT_FORWARD)
-    arrived = [_on_host(rows, rows.values.cpu(), rows.check.cpu()) for rows in results]
+    arrived = [_on_host(rows.values.cpu(), rows.check.cpu()) for rows in results]
     return lambda: arrived
 
 
-def _on_host(rows: DeviceRows, values: Tensor, check: Tensor, *, copy: bool = False) -> HostRows:
-    """What `rows` are, of which these are the copies; they are copied once more to `copy`."""
-    if rows.as_they_are and values.dtype is torch.bfloat16:
-        values = values.view(torch.uint16)
-    dtype = values.dtype if rows.as_they_are else torch.float32
-    numbers = _array_of(check, torch.float32, copy=copy)
-    return HostRows(_array_of(values, dtype, copy=copy), numbers, np.isfinite(numbers))
-
-
-def _array_of(tensor: Tensor, dtype: torch.dtype, *, copy: bool) -> npt.NDArray[Any]:
-    """Its numbers in `dtype`, in memory of their own to `copy`."""
-    if tensor.dtype is dtype and not copy:
-        return tensor.numpy()
-    return empty_in_large_pages(tensor.shape, dtype).copy_(tensor).numpy()
+def _on_host(values: Tensor, check: Tensor, *, copy: bool = False) -> HostRows:
+    """The rows, which are on the host already; with `copy` in memory of their own."""
+    if copy or values.dtype is not torch.float32:
+        values = empty_in_large_pages(values.shape, torch.float32).copy_(values)
+    return HostRows(values.numpy(), np.isfinite(check.float().numpy()))
 
 
 def _start_copies_from_cuda(
@@ -124,8 +109,8 @@ def _start_copies_from_cuda(
 
     def collect() -> list[HostRows]:
         copied.synchronize()
-        pairs = zip(results, copies[::2], copies[1::2], strict=True)
-        arrived = [_on_host(*each, copy=True) for each in pairs]
+        pairs = zip(copies[::2], copies[1::2], strict=True)
+        arrived = [_on_host(values, check, copy=True) for values, check in pairs]
         free.append(buffer)
         return arrived
 

@@ -36,7 +36,6 @@ from smart_embedder.models.checkpoint.config import (
 from smart_embedder.models.checkpoint.weights import Weights
 from smart_embedder.models.families.load import load_backbone
 from smart_embedder.models.ops.proof import Target
-from smart_embedder.models.tasks.conversion import prove_converter
 from smart_embedder.models.tasks.embedders import HeadsEmbedder, Made, token_vectors
 from smart_embedder.models.tasks.pooling import load_token_projection, require_vector, steps_of
 from smart_embedder.models.text.tokenizer import NO_IDS, TextTokenizer
@@ -258,7 +257,6 @@ class ColbertEmbedder(HeadsEmbedder):
         steps = steps_of(projection)
         layers = backbone.place_head(projection)
         self._token_heads = {"colbert": partial(token_vectors, layers, backbone)}
-        self._converter = prove_converter(backbone, self.colbert_width)
         self._query = TextReader(config.query, tokenizer)
         self._document = TextReader(config.document, tokenizer)
         self._filling = _filling(config.expansion, folder, tokenizer)

@@ -5,11 +5,10 @@ kind of bge-m3, dense vectors, lexical weights and ColBERT vectors.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import repeat
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
@@ -53,10 +52,8 @@ from smart_embedder.models.families.int8 import encode_calibration
 from smart_embedder.models.families.load import load_encoder, load_tokenizer
 from smart_embedder.models.ops.backend import Backend
 from smart_embedder.models.ops.proof import Target
-from smart_embedder.models.tasks.conversion import Converter, prove_converter
 from smart_embedder.models.tasks.pooling import ENDS, mean
 from smart_embedder.models.text.tokenizer import NO_IDS, TextTokenizer
-from smart_embedder.vectors import PLAIN, SCALED, ColbertForm, OutputDtype, QuantizedVectors
 
 log = structlog.get_logger(__name__)
 
@@ -272,29 +269,18 @@ class EmbeddingModel(DeviceModel[TextEmbedding]):
         return slice(1, None)
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """Rows of a kind that are copied to the host, and which of them belong to each sequence."""
-
-    kind: str
-    spans: Spans
-    dtype: OutputDtype = "float32"
-
-
 class HeadsEmbedder(EmbeddingModel):
     """Implements `DeviceModel.launch`: each head reads the texts that request its kind.
 
     The names of heads are those of `Outputs`; a kind without a head is left out. Subclasses set the
     heads. Dense vectors are made of the state of one token of each text, `_dense_end`, or of
-    several. Tokens in `_without_weight` have no lexical weight. A `_converter` makes of ColBERT
-    vectors what each text's answer has of them; without one that is left to the host.
+    several. Tokens in `_without_weight` have no lexical weight.
     """
 
     _dense_head: SequenceHead | None = None
     _dense_end: End | None = None
     _token_heads: Mapping[str, TokenHead]
     _without_weight = NO_IDS
-    _converter: Converter | None = None
 
     @torch.inference_mode()
     def launch(
@@ -304,92 +290,66 @@ class HeadsEmbedder(EmbeddingModel):
         every = any(each.sparse or each.colbert or each.states for each in outputs)
         packed = self._backbone.pack(sequences)
         hidden, read = self._backbone.forward_of(packed, None if every else self._dense_end)
-        parts: list[_Part] = []
-        copied: list[DeviceRows] = []
+        # The rows of each kind on the device, and which of them belong to each sequence.
+        rows: dict[str, DeviceRows] = {}
+        spans: dict[str, Spans] = {}
         wanted = [each.dense for each in outputs]
         if self._dense_head is not None and any(wanted):
-            chosen, spans = select_sequences(read, wanted)
-            parts.append(_Part("dense", spans))
-            copied.append(self._dense_head(hidden, read, chosen))
+            chosen, spans["dense"] = select_sequences(read, wanted)
+            rows["dense"] = self._dense_head(hidden, read, chosen)
         # The states of the same tokens are gathered only once.
         gathered: dict[tuple[bool, ...], tuple[Tensor, Spans]] = {}
         for kind, head in self._token_heads.items():
-            for form, selected in self._by_form(kind, outputs):
-                if selected not in gathered:
-                    tokens, spans = select_tokens(packed, selected, self._backbone.multiple_of)
-                    states = hidden if tokens is None else hidden.index_select(0, tokens)
-                    gathered[selected] = states, spans
-                states, spans = gathered[selected]
-                rows, converter = head(states), self._converter
-                if form.muvera is not None and converter is not None:
-                    texts = [
-                        np.arange(span.start, span.stop)[self._with_vector(ids)]
-                        for ids, span in zip(sequences, spans, strict=True)
-                        if span is not None
-                    ]
-                    parts.append(_Part("muvera", select_sequences(packed, selected)[1]))
-                    copied.append(converter.encode(rows, texts, form.muvera))
-                if form.dtype is not None:
-                    parts.append(_Part(kind, spans, form.dtype))
-                    copied.append(converter.quantize(rows, form.dtype) if converter else rows)
-        if not parts:
-            return lambda: [TextEmbedding()] * len(sequences)
-        return partial(self._collect, start_copies(copied, packed.tokens), sequences, parts)
-
-    def _by_form(
-        self, kind: str, outputs: Sequence[Outputs]
-    ) -> Iterator[tuple[ColbertForm, tuple[bool, ...]]]:
-        """The forms in which sequences want a kind on the host, and which want it so."""
-        if kind != "colbert" or self._converter is None:
             selected = tuple([getattr(each, kind) for each in outputs])
-            if any(selected):
-                yield PLAIN, selected
-            return
-        wanted = [each.form if each.colbert else None for each in outputs]
-        for form in dict.fromkeys(wanted):
-            if form is not None:
-                yield form, tuple([each == form for each in wanted])
+            if not any(selected):
+                continue
+            if selected not in gathered:
+                tokens, token_spans = select_tokens(packed, selected, self._backbone.multiple_of)
+                states = hidden if tokens is None else hidden.index_select(0, tokens)
+                gathered[selected] = states, token_spans
+            states, spans[kind] = gathered[selected]
+            rows[kind] = head(states)
+        if not rows:
+            return lambda: [TextEmbedding()] * len(sequences)
+        copies = start_copies([*rows.values()], packed.tokens)
+        return partial(self._collect, copies, sequences, spans)
 
     def _collect(
-        self, copies: Callable[[], list[HostRows]], sequences: list[TokenIds], parts: list[_Part]
+        self,
+        copies: Callable[[], list[HostRows]],
+        sequences: list[TokenIds],
+        spans: Mapping[str, Spans],
     ) -> list[TextEmbedding | InferenceError]:
-        """The results; `parts` are those of the copies."""
+        """The results; `spans` has the kinds in the order of the copies."""
         found: list[dict[str, Any]] = [{} for _ in sequences]
         failed: set[int] = set()
-        for part, host in zip(parts, copies(), strict=True):
-            own = {index: span for index, span in enumerate(part.spans) if span is not None}
+        for (kind, all_spans), host in zip(spans.items(), copies(), strict=True):
+            asking = {index: span for index, span in enumerate(all_spans) if span is not None}
             if not host.finite.all():
-                failed |= {index for index, span in own.items() if not host.finite[span].all()}
-            name = part.kind if part.dtype == "float32" else "quantized"
-            asking = [sequences[index] for index in own]
-            vectors = self._vectors_of(part, host, asking, [*own.values()])
-            for index, each in zip(own, vectors, strict=True):
-                found[index][name] = each
+                failed |= {index for index, span in asking.items() if not host.finite[span].all()}
+            texts = [sequences[index] for index in asking]
+            rows = [host.values[span] for span in asking.values()]
+            for index, vectors in zip(asking, self._vectors_of(kind, texts, rows), strict=True):
+                found[index][kind] = vectors
         return [
-            not_finite() if index in failed else TextEmbedding(**each)
-            for index, each in enumerate(found)
+            not_finite() if index in failed else TextEmbedding(**kinds)
+            for index, kinds in enumerate(found)
         ]
 
     def _vectors_of(
-        self, part: _Part, host: HostRows, sequences: list[TokenIds], spans: list[slice]
-    ) -> Iterable[Any]:
-        """What `TextEmbedding` holds of each of the sequences, whose rows are at `spans`."""
-        match part.kind:
-            case "dense" | "muvera":
-                return [host.values[span.start] for span in spans]
-            case "states":
-                return [host.values[span] for span in spans]
+        self, kind: str, sequences: list[TokenIds], rows: list[FloatArray]
+    ) -> Sequence[Any]:
+        """The vectors of this kind that `TextEmbedding` holds, from the rows of each sequence."""
+        match kind:
+            case "dense":
+                return [row[0] for row in rows]
             case "sparse":
-                weights = [host.values[span] for span in spans]
-                return sparse_vectors(sequences, weights, self._without_weight)
-        kept = [self._with_vector(ids) for ids in sequences]
-        vectors = [host.values[span][own] for span, own in zip(spans, kept, strict=True)]
-        if part.dtype == "float32":
-            return vectors
-        scales: Iterable[FloatArray | None] = repeat(None)
-        if part.dtype in SCALED:
-            scales = [host.check[span][own] for span, own in zip(spans, kept, strict=True)]
-        return map(partial(QuantizedVectors, part.dtype), vectors, scales)
+                return sparse_vectors(sequences, rows, self._without_weight)
+            case "colbert":
+                return [
+                    row[self._with_vector(ids)] for row, ids in zip(rows, sequences, strict=True)
+                ]
+        return rows
 
 
 def token_vectors(head: nn.Module, backbone: Backbone, states: Tensor) -> DeviceRows:
@@ -454,7 +414,6 @@ class M3Embedder(HeadsEmbedder):
         }
         without_weight = map(tokenizer.token_id, _WITHOUT_WEIGHT)
         self._without_weight = np.array([i for i in without_weight if i is not None], np.int64)
-        self._converter = prove_converter(backbone, self.colbert_width)
         words, of_colbert = tokenizer.vocabulary_size, self.colbert_width
         self._made = {
             "dense": Made(self.pooling, width, unit_length=True),

@@ -20,7 +20,7 @@ from smart_embedder.engine.records import (
     Timings,
     TokenStrings,
 )
-from smart_embedder.vectors import ColbertForm, quantize
+from smart_embedder.vectors import quantize
 
 ALL = Outputs(dense=True, sparse=True, colbert=True)
 DTYPES = ["float32", "float16", "bfloat16", "int8", "uint8", "binary", "ubinary"]
@@ -97,26 +97,13 @@ def test_only_what_is_made_is_held(options, embedding, held) -> None:
 DENSE = Outputs(dense=True)
 
 
-@pytest.mark.parametrize(
-    ("outputs", "fields", "form"),
-    [
-        (ALL, {}, ColbertForm("float32")),
-        (ALL, {"output_dtype": "int8"}, ColbertForm("int8")),
-        (ALL, {"output_dtype": "int8", "muvera": "document"}, ColbertForm("int8", "document")),
-        # Only the host makes fewer vectors, of numbers that are not rounded yet.
-        (ALL, {"output_dtype": "int8", "colbert_pool_factor": 2}, ColbertForm("float32")),
-        # MUVERA needs vectors that the answer may leave out.
-        (DENSE, {"muvera": "query"}, ColbertForm(None, "query")),
-        (DENSE, {}, None),
-    ],
-)
-def test_a_device_is_told_what_an_answer_has_of_colbert_vectors(outputs, fields, form) -> None:
-    request = asked(outputs, **fields)
-    expected = replace(outputs, colbert=True, form=form) if form else outputs
-    assert request.needed == expected
-    if outputs is DENSE:
-        made = vectors_of(embedding_of(5), request)
-        assert (made.colbert, made.muvera is None) == (None, form is None)
+def test_muvera_needs_colbert_vectors_that_the_answer_may_leave_out() -> None:
+    request = asked(DENSE, muvera="query")
+    assert request.needed == replace(DENSE, colbert=True)
+    assert (asked(DENSE).needed, asked(ALL).needed) == (DENSE, ALL)
+    made = vectors_of(embedding_of(5), request)
+    assert made.colbert is None
+    assert made.muvera is not None
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -20,7 +20,6 @@ from smart_embedder.models.loader import load_embedder
 from smart_embedder.models.ops import choose
 from smart_embedder.models.tasks.embedders import M3Embedder
 from smart_embedder.models.tasks.rerankers import QwenReranker
-from smart_embedder.vectors import MUVERA_WIDTH, ColbertForm
 from tests.models.tasks.devices import (
     CUDA,
     EVERY,
@@ -163,41 +162,6 @@ def test_products_in_float8_wait_for_nothing(
     assert not any(isinstance(each, Exception) for each in results)
     # Four products in each of two layers, and each rounds its rows in one launch.
     assert launches["_scaled_mm"] == launches["float8_rows"] == 2 * 4
-
-
-# Of each form the bytes of a text of 100 tokens, beside the number for each of them.
-FORMS = {
-    ColbertForm("float16"): 100 * 2 * 64,
-    ColbertForm("bfloat16"): 100 * 2 * 64,
-    ColbertForm("int8"): 100 * 64,
-    ColbertForm("uint8"): 100 * 64,
-    ColbertForm("ubinary"): 100 * 8,
-    ColbertForm("binary", "document"): 100 * 8 + 4 * MUVERA_WIDTH + 4,
-    ColbertForm("float32", "document"): 100 * 2 * 64 + 4 * MUVERA_WIDTH + 4,
-    ColbertForm(None, "query"): 4 * MUVERA_WIDTH + 4 - 400,
-}
-
-
-def test_token_vectors_are_converted_before_they_travel(cuda: SimulatedCuda, tiny_m3: Path) -> None:
-    """Of a text alone, and of texts of one batch each in its way."""
-    model, ids = load_m3(tiny_m3), np.full(100, 5, np.int64)
-    assert model.info.paths["convert_vectors"] == "device"
-    for forms in (*([each] for each in FORMS), [*FORMS, ColbertForm()]):
-        before = cuda.bytes_to_host
-        with cuda.forward():
-            outputs = [Outputs(colbert=True, form=form) for form in forms]
-            collect = model.launch([ids] * len(forms), outputs)
-        if len(forms) == 1:
-            assert cuda.bytes_to_host - before == FORMS[forms[0]] + 400, forms
-        for made, form in zip(collect(), forms, strict=True):
-            assert isinstance(made, TextEmbedding)
-            assert (made.colbert is None) == (form.dtype != "float32")
-            assert (made.quantized is None) == (form.dtype in {None, "float32"})
-            assert (made.muvera is None) == (form.muvera is None)
-            if made.quantized is not None:
-                assert made.quantized.dtype == form.dtype
-                assert len(made.quantized.values) == 99
-                assert made.quantized.values.all()
 
 
 def test_after_an_error_the_next_forward_runs(cuda: SimulatedCuda, tiny_m3: Path) -> None:
