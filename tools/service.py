@@ -2,15 +2,12 @@
 
 import argparse
 import time
-from collections import defaultdict
 from collections.abc import Callable, Collection
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import urlsplit
 
 import httpx2
-from prometheus_client.parser import text_string_to_metric_families
-from pydantic import ValidationError
 
 EMBED = "/embeddings/"
 RERANK = "/rerank"
@@ -56,7 +53,6 @@ class Service:
     ) -> None:
         self.url = url
         self.token = token
-        self.waited = 0
         self.health: dict[str, Any] = {}
         self._timeout = timeout
         self._later = later
@@ -73,18 +69,14 @@ class Service:
         if isinstance(health, dict) and {"status", "version", "model"} <= health.keys():
             self.health = health
 
-    def identify(self) -> None:
-        """Read /health; raise `ServiceError` where it is not the one of this service."""
+    def require_ready(self) -> None:
+        """Raise `ServiceError` where no healthy service answers; /health is read, too."""
         try:
             self.read_health()
         except httpx2.HTTPError as error:
             raise ServiceError(f"cannot reach {self.url}: {error}") from None
         if not self.health:
             raise ServiceError(f"what answers at {self.url} is no Smart Embedder: see its /health")
-
-    def require_ready(self) -> None:
-        """Raise `ServiceError` where it does no work now; /health is read, too."""
-        self.identify()
         if self.health["status"] != "healthy":
             reason = self.health.get("reason")
             raise ServiceError(f"the service at {self.url} is not ready: {reason}")
@@ -125,33 +117,13 @@ class Service:
         tries = self._tries
         while True:
             answer = send()
-            self._record(answer)
             tries -= 1
             after = answer.headers.get("retry-after", "")
             if not tries or answer.status_code not in self._later or not after.isdecimal():
                 return answer
             if self._timeout is not None and int(after) > self._timeout:
                 return answer
-            self.waited += int(after)
             time.sleep(int(after))
-
-    def _record(self, answer: httpx2.Response) -> None:
-        """For who looks at every answer."""
-
-
-def sums_of(metrics: str) -> dict[str, float]:
-    """The sum of every series of /metrics by its name."""
-    found: dict[str, float] = defaultdict(float)
-    for family in text_string_to_metric_families(metrics):
-        for sample in family.samples:
-            found[sample.name] += sample.value
-    return found
-
-
-def first_problem(error: ValidationError) -> str:
-    """The first place that is not as it should be, and why, in one sentence."""
-    problem = error.errors(include_url=False, include_input=False)[0]
-    return f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}"
 
 
 def describe(answer: httpx2.Response) -> str:

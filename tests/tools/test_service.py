@@ -46,7 +46,7 @@ def test_it_waits_as_long_as_it_is_told(how, statuses, waits, monkeypatch) -> No
     with over_its_rate() as url, closing(Service(url, None, **how)) as service:
         answers = [service.get("/"), service.post("/", {})]
     assert [answer.status_code for answer in answers] == statuses
-    assert (service.waited, slept) == (sum(waits), waits)
+    assert slept == waits
 
 
 @pytest.mark.parametrize(

@@ -1,1 +1,1 @@
-"""A walk through the whole contract against a running server; see `tools.smoke.__main__`."""
+"""Checks of a running server; see `tools.smoke.__main__`."""
