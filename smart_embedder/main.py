@@ -19,7 +19,7 @@ from smart_embedder.access.tokens import ApiTokens
 from smart_embedder.api.body import max_json_values
 from smart_embedder.api.catalogue import ModelCatalogue
 from smart_embedder.api.context import NATIVE
-from smart_embedder.api.dialects import cohere, embedding_server, openai, tei, vllm
+from smart_embedder.api.dialects import cohere, embedding_server, openai, tei
 from smart_embedder.api.endpoints import native, operations
 from smart_embedder.api.endpoints.pages import install_docs, install_ui
 from smart_embedder.api.errors import install_error_handlers
@@ -56,7 +56,6 @@ ROUTERS = (
     cohere.rerank_router,
     openai.router,
     cohere.router,
-    vllm.router,
     tei.router,
     embedding_server.router,
     operations.router,

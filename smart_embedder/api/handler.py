@@ -36,13 +36,10 @@ from smart_embedder.engine.model import DownloadStatus, LoadedModels
 from smart_embedder.engine.model_pool import SHARE_FOR_LOADING
 from smart_embedder.engine.pooled_model import ModelStatus
 from smart_embedder.engine.records import (
-    ClassificationRequest,
-    ClassificationResult,
     EmbeddingResult,
     EmbedRequest,
     RerankRequest,
     RerankResult,
-    ScoringRequest,
     Stage,
 )
 from smart_embedder.engine.requests.reranking import sigmoid
@@ -61,8 +58,8 @@ from smart_embedder.server.server import Drain
 from smart_embedder.settings import Settings
 
 Result = TypeVar("Result")
-WorkRequest = TypeVar("WorkRequest", EmbedRequest, RerankRequest, ClassificationRequest)
-WorkResult = TypeVar("WorkResult", EmbeddingResult, RerankResult, ClassificationResult)
+WorkRequest = TypeVar("WorkRequest", EmbedRequest, RerankRequest)
+WorkResult = TypeVar("WorkResult", EmbeddingResult, RerankResult)
 
 # Rendering what holds so many bytes takes three milliseconds: JSON is three times as long.
 LARGE_ANSWER_BYTES = 32_768
@@ -185,7 +182,7 @@ class Call:
         context.stages.extend(result.timings.stages)
         return result
 
-    def require_spaces(self, models: LoadedModels, request: EmbedRequest | ScoringRequest) -> None:
+    def require_spaces(self, models: LoadedModels, request: EmbedRequest | RerankRequest) -> None:
         """Note the spaces and precisions of what the models make.
 
         Raises `VectorSpaceDiffersError` where the client has vectors of others.

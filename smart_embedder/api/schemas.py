@@ -238,11 +238,9 @@ def check_texts(
         )
 
 
-def check_passages(
-    query: str | Sequence[str], passages: Sequence[object], field: str, settings: Settings
-) -> None:
+def check_passages(query: str, passages: Sequence[object], field: str, settings: Settings) -> None:
     """The same for passages; raises `EmptyInputError` for a blank query, too."""
-    if not all(map(str.strip, [query] if isinstance(query, str) else query)):
+    if not query.strip():
         raise EmptyInputError("the query is blank: send what the passages are to be judged by")
     check_texts(passages, field, settings.max_rerank_passages, "MAX_RERANK_PASSAGES")
 

@@ -30,7 +30,6 @@ _KINDS = {
     "dense": "dense vectors",
     "sparse": "sparse vectors",
     "colbert": "ColBERT vectors",
-    "states": "vectors of tokens",
 }
 # Texts that an error names.
 _MOST_NAMED = 10
@@ -127,7 +126,7 @@ def _find_prompt(models: LoadedModels, outputs: Outputs, request: EmbedRequest) 
         given = " and ".join(option for option, is_given in options.items() if is_given)
         raise InvalidRequestError(f"the options {given} exclude each other: send one")
     is_named = prompt is not None or name is not None
-    if is_named and models.dense is not None and not (outputs.dense or outputs.states):
+    if is_named and models.dense is not None and not outputs.dense:
         raise InvalidRequestError(
             f"the option {'prompt_name' if prompt is None else 'prompt'} has no effect without "
             f"dense vectors: it is for {model.name}, which makes these alone"
@@ -151,12 +150,10 @@ def _find_prompt(models: LoadedModels, outputs: Outputs, request: EmbedRequest) 
 
 
 def check_reranking(request: RerankRequest) -> None:
-    """Raise `EmptyInputError` or `InvalidRequestError` where there is nothing to score."""
+    """Raise `EmptyInputError` where there is nothing to score."""
     if not request.passages:
         raise EmptyInputError("there are no passages to score")
-    if not isinstance(request.query, str) and len(request.query) != len(request.passages):
-        raise InvalidRequestError("there must be one query, or one for each passage")
-    if not all(map(str.strip, request.passages_by_query)):
+    if not request.query.strip():
         raise EmptyInputError("the query is blank")
 
 

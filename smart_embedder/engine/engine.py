@@ -12,8 +12,6 @@ from smart_embedder.engine.model import LoadedModels, Loader
 from smart_embedder.engine.model_pool import ModelPool
 from smart_embedder.engine.pooled_model import ModelStatus
 from smart_embedder.engine.records import (
-    ClassificationRequest,
-    ClassificationResult,
     EmbeddingResult,
     EmbedRequest,
     RerankRequest,
@@ -70,11 +68,11 @@ class Engine:
     """Owns the models, the queue and the device threads.
 
     `start` loads the models. Until it returns, when the engine `is_ready`, and while it is
-    `closing`, since `close` was called, `lease` refuses with an `UnavailableError`. `embed`,
-    `rerank` and `classify` lease the models of their request; who has a lease gives its models to
-    `embedding` and `scoring`, because a second lease within it would wait where the model has to be
-    evicted. Usable in-process as an async context manager. `make_thread` makes the threads of the
-    devices and of the loader.
+    `closing`, since `close` was called, `lease` refuses with an `UnavailableError`. `embed` and
+    `rerank` lease the models of their request; who has a lease gives its models to `embedding` and
+    `scoring`, because a second lease within it would wait where the model has to be evicted. Usable
+    in-process as an async context manager. `make_thread` makes the threads of the devices and of
+    the loader.
     """
 
     def __init__(
@@ -228,24 +226,14 @@ class Engine:
             return await self._tokenizer_threads.run(partial(call, models), texts, client)
 
     async def rerank(self, request: RerankRequest) -> RerankResult:
-        """Score each passage for its query; the scores are in the order of the passages.
+        """Score each passage for the query; the scores are in the order of the passages.
 
-        Raises `EmptyInputError` for a blank query or without passages, `InvalidRequestError` where
-        there is neither one query nor one for each passage, `RerankerDisabledError` where
-        RERANKER_MODEL is none, `InferenceTimeoutError` where the forwards take longer than
+        Raises `EmptyInputError` for a blank query or without passages, `RerankerDisabledError`
+        where RERANKER_MODEL is none, `InferenceTimeoutError` where the forwards take longer than
         RERANK_GPU_TIMEOUT, and the other errors of `embed`.
         """
         async with self.lease(request.model) as models:
             return await self.scoring.rerank(models, request)
-
-    async def classify(self, request: ClassificationRequest) -> ClassificationResult:
-        """The logits of each input's labels, from a reranker that is a classifier.
-
-        Raises `EmptyInputError` without inputs, `InvalidRequestError` where the reranker is no
-        classifier, and the other errors of `rerank`.
-        """
-        async with self.lease(request.model) as models:
-            return await self.scoring.classify(models, request)
 
     @asynccontextmanager
     async def lease(

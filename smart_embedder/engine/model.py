@@ -6,14 +6,14 @@ lie.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from smart_embedder.engine.records import (
     CUT_AT_END,
     EmbedRequest,
     InputType,
     Outputs,
-    ScoringRequest,
+    RerankRequest,
     SpecialToken,
     TokenIds,
     TokenizedPair,
@@ -66,15 +66,12 @@ class Model(Protocol):
     def token_spans(self, text: str) -> Iterator[TokenSpans]:
         """The tokens of a whole text, slice by slice; safe to call from several threads."""
 
-    def decode(self, ids: list[int], *, skip_special_tokens: bool) -> str:
-        """The text of these tokens; ids outside the vocabulary are left out."""
-
 
 class Embedder(Model, Protocol):
     """A model whose results are `TextEmbedding`s, with None for kinds not asked for or not made.
 
-    - `kinds` are those that it makes. A dense vector has `dense_width` numbers, a hidden state
-      `states_width`, and each ColBERT vector `colbert_width`, 0 where it makes none.
+    - `kinds` are those that it makes. A dense vector has `dense_width` numbers, and each ColBERT
+      vector `colbert_width`, 0 where it makes none.
     - `pooling` is how hidden states become a dense vector, such as `cls` or `mean`. With
       `normalizes` that always has unit length. `min_dimensions` are the fewest that the model was
       trained for; None if it was trained for all only.
@@ -85,7 +82,6 @@ class Embedder(Model, Protocol):
 
     kinds: Outputs
     dense_width: int
-    states_width: int
     colbert_width: int
     pooling: str
     normalizes: bool
@@ -114,13 +110,11 @@ class Reranker(Model, Protocol):
     """A model whose results are scores.
 
     With `reads_instruction` it reads an instruction; with `scores_are_logits` the sigmoid of a
-    score is a probability. `refusal` says why it cannot score passages, if it cannot: a classifier
-    may have no label for that.
+    score is a probability.
     """
 
     reads_instruction: bool
     scores_are_logits: bool
-    refusal: str | None
 
     def tokenize_pairs(
         self,
@@ -130,18 +124,6 @@ class Reranker(Model, Protocol):
         truncation: TruncationOptions = CUT_AT_END,
     ) -> list[TokenizedPair]:
         """Token ids of the query with each passage; safe to call from several threads."""
-
-
-@runtime_checkable
-class Classifier(Model, Protocol):
-    """A model whose results are logits `[labels]` float32 where `Outputs.logits` asks for them."""
-
-    labels: tuple[str, ...]
-
-    def tokenize_input(
-        self, text: str, other: str | None, truncation: TruncationOptions = CUT_AT_END
-    ) -> TokenizedText:
-        """Token ids of a text alone, or of two together; safe to call from several threads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,14 +299,14 @@ class LoadedModels:
     def kinds(self) -> Outputs:
         """The kinds of vectors that the models make together."""
         dense, rest = self.dense_model.kinds, self.embedder.kinds
-        return Outputs(dense.dense, rest.sparse, rest.colbert, dense.states)
+        return Outputs(dense.dense, rest.sparse, rest.colbert)
 
     def dtype_of(self, model: Model) -> str:
         """The number format of one of these models."""
         own = (info.dtype for info in self.infos if info.name == model.name)
         return next(own, self.device.dtype)
 
-    def made_by(self, request: EmbedRequest | ScoringRequest) -> dict[str, Model]:
+    def made_by(self, request: EmbedRequest | RerankRequest) -> dict[str, Model]:
         """The model behind each kind in the answer, be it of vectors or of scores."""
         if not isinstance(request, EmbedRequest):
             if not self.late_interaction:
@@ -336,7 +318,7 @@ class LoadedModels:
             if getattr(request.needed, kind)
         }
 
-    def spaces_of(self, request: EmbedRequest | ScoringRequest) -> dict[str, VectorSpace]:
+    def spaces_of(self, request: EmbedRequest | RerankRequest) -> dict[str, VectorSpace]:
         """The space of each kind in the answer."""
         return {
             kind: space.of(request)

@@ -23,6 +23,7 @@ from smart_embedder.engine.model import (
     Reranker,
 )
 from smart_embedder.engine.records import InputType
+from smart_embedder.engine.space import VECTORS
 from smart_embedder.settings.types import ModelEntry
 
 # Seconds until a model that could not be loaded is tried again.
@@ -52,8 +53,8 @@ class ModelState(Enum):
 class ModelAbilities:
     """What a model makes of texts.
 
-    `kinds` are those of `dense`, `sparse` and `colbert` that it makes, or of a reranker's `scores`
-    and `labels`. `input_types` change how it reads a text; `max_length` are its most tokens.
+    `kinds` are those of `dense`, `sparse` and `colbert` that it makes, or a reranker's `scores`.
+    `input_types` change how it reads a text; `max_length` are its most tokens.
     """
 
     kinds: tuple[str, ...]
@@ -95,15 +96,12 @@ class ModelStatus:
 
 def abilities_of(model: Model, task: str) -> ModelAbilities:
     """Those of a model whose task is to embed or to rerank."""
-    types: tuple[str, ...] = ()
-    if task == "embed":
-        embedder = cast(Embedder, model)
-        kinds = [kind for kind in ("dense", "sparse", "colbert") if getattr(embedder.kinds, kind)]
-        types = tuple(each for each in get_args(InputType) if has_prompt_for(embedder, each))
-    else:
-        kinds = [] if cast(Reranker, model).refusal else ["scores"]
-        kinds += ["labels"] if len(getattr(model, "labels", ())) > 1 else []
-    return ModelAbilities(tuple(kinds), types, model.max_length)
+    if task != "embed":
+        return ModelAbilities(("scores",), (), model.max_length)
+    embedder = cast(Embedder, model)
+    kinds = tuple(kind for kind in VECTORS if getattr(embedder.kinds, kind))
+    types = tuple(each for each in get_args(InputType) if has_prompt_for(embedder, each))
+    return ModelAbilities(kinds, types, model.max_length)
 
 
 @dataclass(slots=True, eq=False)

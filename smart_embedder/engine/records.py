@@ -69,16 +69,11 @@ CUT_AT_END = TruncationOptions()
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """The outputs that are wanted of a model: kinds of vectors, or all logits of a classifier.
-
-    `states` are the last hidden states of all tokens.
-    """
+    """The kinds of vectors that are wanted of a model; a reranker makes none."""
 
     dense: bool = False
     sparse: bool = False
     colbert: bool = False
-    states: bool = False
-    logits: bool = False
 
     @classmethod
     def of(cls, kinds: Iterable[str]) -> "Outputs":
@@ -86,7 +81,7 @@ class Outputs:
         return cls(**dict.fromkeys(kinds, True))
 
     def __bool__(self) -> bool:
-        return self.dense or self.sparse or self.colbert or self.states
+        return self.dense or self.sparse or self.colbert
 
 
 DENSE = Outputs(dense=True)
@@ -172,8 +167,7 @@ NO_OPTIONS = EmbeddingOptions()
 class EmbedRequest(EmbeddingOptions):
     """Texts, what is wanted of them, and for whom.
 
-    - `outputs` are the kinds of vectors in the answer; `states` are made by the model that makes
-      dense vectors.
+    - `outputs` are the kinds of vectors in the answer.
     - What becomes of vectors when the answer is rendered: `output_dtype` is the number format of
       dense and ColBERT vectors, `colbert_pool_factor` reduces the number of ColBERT vectors by
       about that factor, and `muvera` adds one vector that represents all ColBERT vectors of a text
@@ -201,17 +195,6 @@ class EmbedRequest(EmbeddingOptions):
         return replace(self.outputs, colbert=True) if self.muvera else self.outputs
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScoringRequest:
-    """The options of every request for scores; all but `truncation` are as in `EmbedRequest`."""
-
-    truncation: TruncationOptions = CUT_AT_END
-    is_bulk: bool = False
-    client: str = ""
-    model: str | None = None
-    answer: AnswerMemory = UNLIMITED
-
-
 @dataclass(frozen=True, slots=True)
 class FusionWeights:
     """How much each score counts; equal by default, as in FlagEmbedding."""
@@ -237,45 +220,29 @@ class FusionWeights:
 
 
 @dataclass(frozen=True, slots=True)
-class RerankRequest(ScoringRequest):
-    """A query and the passages to score for it; `query` may be a list of one for each passage.
+class RerankRequest:
+    """A query and the passages to score for it.
 
     `normalize` turns logits into probabilities. `instruction` is for rerankers that read one, and
-    `weights` for late interaction. `truncation` applies to passages.
+    `weights` for late interaction. `truncation` applies to passages. `is_bulk`, `client`, `model`
+    and `answer` are as in `EmbedRequest`.
     """
 
-    query: str | list[str]
+    query: str
     passages: list[str]
     normalize: bool = False
     instruction: str | None = None
     weights: FusionWeights = field(default_factory=FusionWeights)
-
-    @property
-    def passages_by_query(self) -> dict[str, list[int]]:
-        """The indices of each distinct query's passages, so that each query is tokenised once."""
-        if isinstance(self.query, str):
-            return {self.query: [*range(len(self.passages))]}
-        indices: dict[str, list[int]] = {}
-        for index, query in enumerate(self.query):
-            indices.setdefault(query, []).append(index)
-        return indices
+    truncation: TruncationOptions = CUT_AT_END
+    is_bulk: bool = False
+    client: str = ""
+    model: str | None = None
+    answer: AnswerMemory = UNLIMITED
 
     @property
     def texts(self) -> list[str]:
-        """Each distinct query, and every passage."""
-        return [*self.passages_by_query, *self.passages]
-
-
-@dataclass(frozen=True, slots=True)
-class ClassificationRequest(ScoringRequest):
-    """Texts to classify, each alone or with a second one."""
-
-    inputs: list[tuple[str, str | None]]
-
-    @property
-    def texts(self) -> list[str]:
-        """Every text."""
-        return [text for pair in self.inputs for text in pair if text is not None]
+        """The query, and every passage."""
+        return [self.query, *self.passages]
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,26 +274,18 @@ class SparseVector:
 class TextEmbedding:
     """The vectors of one text; a kind not asked for is None.
 
-    All are float32: `dense` is `[width]`, `colbert` `[tokens - 1, colbert width]`, `states`
-    `[tokens, width]`.
+    All are float32: `dense` is `[width]`, `colbert` `[tokens - 1, colbert width]`.
     """
 
     dense: FloatArray | None = None
     sparse: SparseVector | None = None
     colbert: FloatArray | None = None
-    states: FloatArray | None = None
 
     @property
     def arrays(self) -> tuple[Any, ...]:
         """All arrays that it holds, or None, in the order in which `in_own_memory` takes them."""
         sparse = self.sparse
-        return (
-            self.dense,
-            sparse and sparse.indices,
-            sparse and sparse.values,
-            self.colbert,
-            self.states,
-        )
+        return (self.dense, sparse and sparse.indices, sparse and sparse.values, self.colbert)
 
     @property
     def nbytes(self) -> int:
@@ -341,13 +300,8 @@ def in_own_memory(results: Sequence[TextEmbedding]) -> list[TextEmbedding]:
     """
     blocks = map(_in_one_block, zip(*(each.arrays for each in results), strict=True))
     return [
-        TextEmbedding(
-            dense,
-            before.sparse and SparseVector(indices, weights),
-            colbert,
-            states,
-        )
-        for before, dense, indices, weights, colbert, states in zip(results, *blocks, strict=True)
+        TextEmbedding(dense, before.sparse and SparseVector(indices, weights), colbert)
+        for before, dense, indices, weights, colbert in zip(results, *blocks, strict=True)
     ]
 
 
@@ -417,8 +371,8 @@ class TokenizedPair:
 class Truncation:
     """A text of the request had `original_tokens`; `model` read only `max_tokens` of them.
 
-    `field` is `sentences`, `query`, `passages` or `inputs`; `index` is the place in a list, 0 for a
-    query. The text was cut from `side`. Where not `exact`, `original_tokens` is a lower bound.
+    `field` is `sentences`, `query` or `passages`; `index` is the place in a list, 0 for a query.
+    The text was cut from `side`. Where not `exact`, `original_tokens` is a lower bound.
     """
 
     field: str
@@ -504,17 +458,6 @@ class RerankResult:
 
     scores: list[float]
     parts: list[PartScores] | None
-    truncations: list[Truncation]
-    tokens: int
-    timings: Timings
-
-
-@dataclass(frozen=True, slots=True)
-class ClassificationResult:
-    """What `Engine.classify` returns: `logits` `[labels]` of each input, in the order given."""
-
-    labels: tuple[str, ...]
-    logits: list[FloatArray]
     truncations: list[Truncation]
     tokens: int
     timings: Timings

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import astuple, dataclass, fields, replace
 from typing import Self
 
-from smart_embedder.engine.records import EmbedRequest, ScoringRequest, TruncationOptions
+from smart_embedder.engine.records import EmbedRequest, RerankRequest, TruncationOptions
 from smart_embedder.errors import InvalidRequestError, VectorSpaceDiffersError
 
 # Of scores, which have one, too; the others are kinds of vectors.
@@ -78,7 +78,7 @@ class VectorSpace:
             limit = f"{options.max_tokens}of{limit}"
         return replace(self, truncation=limit + _ENDS[options.side])
 
-    def of(self, request: EmbedRequest | ScoringRequest) -> Self:
+    def of(self, request: EmbedRequest | RerankRequest) -> Self:
         """The space of the vectors in the answer to a request.
 
         A prompt that it names is no part of it: queries and documents, with prompts of their own,

@@ -27,7 +27,6 @@ from smart_embedder.api.context import NATIVE_EMBEDDINGS, RequestContext
 from smart_embedder.api.dialects import openai
 from smart_embedder.api.dialects.cohere import CohereEmbedRequest, DocumentsRequest
 from smart_embedder.api.dialects.openai import OpenAIEmbeddingRequest
-from smart_embedder.api.dialects.tei_schemas import DecodeRequest
 from smart_embedder.api.endpoints import native
 from smart_embedder.api.schemas import EmbeddingRequest, RequestModel, RerankBody
 from smart_embedder.errors import ClientGoneError, InvalidRequestError, UnsupportedMediaError
@@ -91,7 +90,6 @@ NAMES = {f"return_{i:05}": 0 for i in range(8000)}
         (CohereEmbedRequest, {"texts": ["a"], "embedding_types": ["x"] * 8000}),
         (OpenAIEmbeddingRequest, {"input": ["a"], "embedding_type": ["x"] * 8000}),
         (DocumentsRequest, {"query": "a", "documents": ["b"], "rank_fields": [1] * 8000}),
-        (DecodeRequest, {"ids": [[1], *["x"] * 8000]}),
     ],
     ids=lambda case: case.__name__ if isinstance(case, type) else "",
 )

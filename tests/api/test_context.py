@@ -8,7 +8,6 @@ from smart_embedder.api.context import NATIVE, preference, preferences
 from smart_embedder.api.dialects.cohere import COHERE
 from smart_embedder.api.dialects.openai import OPENAI
 from smart_embedder.api.dialects.tei import TEI
-from smart_embedder.api.dialects.vllm import VLLM
 from smart_embedder.api.endpoints.operations import _wants_html
 from smart_embedder.api.formats.binary import media_type_of
 from smart_embedder.api.handler import is_bulk
@@ -23,7 +22,7 @@ from tests.support.paths import PATHS
         ("/embeddings/stream", None, (NATIVE,)),
         ("/v1/embeddings", "/v1/embeddings", (OPENAI,)),
         ("/v2/rerank", "/rerank", (NATIVE, COHERE, TEI)),
-        ("/v1/score", "/score", (VLLM,)),
+        ("/v1/score", None, (OPENAI,)),
         ("/v1/embed", "/v2/embed", (COHERE,)),
         ("/api/v1/embed", "/api/v1/embed", (TEI,)),
         ("/", "/embed", (NATIVE, TEI)),

@@ -25,7 +25,6 @@ from smart_embedder.api.context import (
 from smart_embedder.api.dialects.cohere import COHERE, DocumentsRequest
 from smart_embedder.api.dialects.openai import OPENAI, OpenAIEmbeddingRequest
 from smart_embedder.api.dialects.tei import TEI
-from smart_embedder.api.dialects.vllm import VLLM
 from smart_embedder.api.errors import (
     _response,
     install_error_handlers,
@@ -161,8 +160,6 @@ def test_openais_error_has_a_type_and_the_field(code, status, kind, answered) ->
     about = {"message": "It failed.", "type": kind, "code": code}
     body = {"error": about | {"param": "input"}, "detail": "It failed."}
     assert answer_in(failed, OPENAI) == (answered, body)
-    number = about | {"param": "input", "code": answered}
-    assert answer_in(failed, VLLM) == (answered, {"error": number, "object": "error", **number})
     assert answer_in(failed, COHERE)[0] == answered
 
 

@@ -13,9 +13,8 @@ from tests.support.server import run_server
 WORKING = ["/embeddings/", "/rerank"]
 # Other APIs read what their clients send, also where it is not what the description says, and know
 # fields that they refuse.
-FOREIGN = ["/v1/embeddings", "/v1/rerank", "/v2/rerank", "/score", "/v1/score"]
-TEI = ["/embed", "/embed_all", "/embed_sparse", "/similarity", "/tokenize", "/decode"]
-TEI += ["/predict"]
+FOREIGN = ["/v1/embeddings", "/v1/rerank", "/v2/rerank"]
+TEI = ["/embed", "/embed_sparse", "/tokenize"]
 FOREIGN += ["/", *TEI, "/v1/embed", "/v2/embed", "/api/v1/embed"]
 OF_A_MODEL = [f"/models/{{model}}{path}" for path in ("", *TEI, "/rerank")]
 READING = ["/", "/health", "/health/ready", "/health/live", "/stats", "/metrics"]

@@ -121,11 +121,9 @@ def test_scores_of_every_dialect_are_those_of_the_model_alone(client, alone) -> 
     assert_scores(answer["results"], "score", expected)
     cohere = answered(client, "/v2/rerank", query=QUERY, documents=TEXTS, model="judge")
     assert_scores(cohere["results"], "relevance_score", probabilities)
-    vllm = answered(client, "/score", text_1=QUERY, text_2=TEXTS, model="judge")
-    assert_scores(vllm["data"], "score", probabilities)
     tei = answered(client, "/models/judge/rerank", query=QUERY, texts=TEXTS)
     assert_scores(tei, "score", probabilities)
-    assert answer["model_name"] == cohere["model"] == vllm["model"]
+    assert answer["model_name"] == cohere["model"]
     assert answer["model_name"] != answered(client, "/rerank", **native)["model_name"]
 
 

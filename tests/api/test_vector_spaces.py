@@ -19,8 +19,6 @@ WORK: list[tuple[str, dict[str, Any], list[str]]] = [
     ("/v2/rerank", {"query": TEXT, "documents": [TEXT]}, ["dense", "sparse", "colbert"]),
     ("/embed", {"inputs": TEXT}, ["dense"]),
     ("/embed_sparse", {"inputs": TEXT}, ["sparse"]),
-    ("/score", {"text_1": TEXT, "text_2": [TEXT]}, ["dense", "sparse", "colbert"]),
-    ("/similarity", {"inputs": {"source_sentence": TEXT, "sentences": [TEXT]}}, ["dense"]),
     ("/api/v1/embed", {"inputs": TEXT}, ["dense"]),
 ]
 

@@ -189,7 +189,6 @@ def test_no_part_of_a_list_needs_more_memory_than_an_answer_may_hold(
 
 class _BgeM3:
     dense_width = colbert_width = 1024
-    states_width = 0
 
 
 def test_a_model_that_reads_queries_as_any_text_gives_them_the_same_vectors(client) -> None:

@@ -82,7 +82,6 @@ CLIENTS = {
     "langchain-cohere": OF_COHERE,
     "LlamaIndex, Cohere": replace(OF_COHERE, impatient=IN_PYTHON),
     "huggingface_hub": OF_THE_HUB,
-    "huggingface_hub, similarity": OF_THE_HUB,
     "langchain-huggingface": OF_THE_HUB,
     "LlamaIndex, TEI": Client(
         None,

@@ -53,9 +53,6 @@ def assert_right(
         expected = np.concatenate([vectors_of(client, each) for each in batches])
         vectors = np.stack([vector_of(each) for each in found["vectors"]])
         assert vectors.tobytes() == expected.tobytes()
-    elif "similarities" in found:
-        unit = vectors_of(client, texts)
-        np.testing.assert_allclose(found["similarities"], unit @ unit[0], rtol=0, atol=1e-6)
     else:
         assert "scores" in found, found
         assert_same_scores(found["scores"], scores_of(client, texts[0], texts))

@@ -1,7 +1,7 @@
 """Runs examples of docs/other-clients.md in the clients' own environment: one for each line read.
 
 A line is `{"code": ..., "texts": [...]}`. The line that answers it holds what the example left in
-`vectors`, `similarities` or `scores`, or the error that its user would see.
+`vectors` or `scores`, or the error that its user would see.
 """
 
 import contextlib
@@ -18,8 +18,6 @@ def run(code: str, texts: list) -> dict:
         return {"error": type(error).__name__, "message": str(error)[:1000]}
     if "vectors" in found:
         return {"vectors": [as_json(vector) for vector in found["vectors"]]}
-    if "similarities" in found:
-        return {"similarities": [float(score) for score in found["similarities"]]}
     return {"scores": [[text, float(score)] for text, score in found["scores"]]}
 
 

@@ -131,7 +131,6 @@ class FakeReranker(HeldDevice):
 
     scores_are_logits = True
     reads_instruction = False
-    refusal: str | None = None
     offset = 0.0
 
     def tokenize_pairs(

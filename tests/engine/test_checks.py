@@ -101,7 +101,7 @@ def test_what_is_made_of_vectors_must_have_an_effect(outputs, asked, message) ->
 async def test_a_kind_that_is_not_made_is_refused_and_the_models_are_named() -> None:
     rest, dense = FakeModel(), FakeModel()
     rest.name, rest.kinds = "fake-sparse", SPARSE
-    dense.name, dense.kinds = "fake-dense", Outputs(dense=True, states=True)
+    dense.name, dense.kinds = "fake-dense", Outputs(dense=True)
     async with engine_for(rest, dense=dense) as engine:
         with pytest.raises(KindNotMadeError) as caught:
             await engine.embed(EmbedRequest(["ab"], ALL))
@@ -111,7 +111,7 @@ async def test_a_kind_that_is_not_made_is_refused_and_the_models_are_named() -> 
             await engine.embed(EmbedRequest(["ab"], Outputs()))
     assert str(caught.value) == (
         "ColBERT vectors are not made here: fake-dense and fake-sparse make dense vectors, sparse "
-        "vectors, vectors of tokens"
+        "vectors"
     )
 
 

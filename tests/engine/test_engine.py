@@ -13,7 +13,7 @@ from smart_embedder.engine import Engine
 from smart_embedder.engine.model import DefaultModels, Measured, ModelInfo
 from smart_embedder.engine.pooled_model import ModelState
 from smart_embedder.engine.records import EmbedRequest
-from smart_embedder.engine.requests.reranking import ClassificationRequest, RerankRequest
+from smart_embedder.engine.requests.reranking import RerankRequest
 from smart_embedder.errors import (
     DrainingError,
     EmptyInputError,
@@ -33,8 +33,6 @@ async def test_no_texts_is_an_error() -> None:
     async with engine_for(FakeModel()) as engine:
         with pytest.raises(EmptyInputError):
             await engine.embed(EmbedRequest([]))
-        with pytest.raises(EmptyInputError):
-            await engine.classify(ClassificationRequest(inputs=[]))
 
 
 @pytest.mark.parametrize(

@@ -28,12 +28,12 @@ def test_of_a_small_memory_a_tenth_is_the_systems() -> None:
 def test_dense_vectors_come_from_their_own_model_and_the_rest_from_the_embedder() -> None:
     embedder, dense, reranker = FakeModel(), FakeModel(), FakeReranker()
     embedder.kinds = Outputs(dense=True, sparse=True)
-    dense.kinds = Outputs(dense=True, colbert=True, states=True)
+    dense.kinds = Outputs(dense=True, colbert=True)
     alone = loaded(embedder)
     assert (alone.dense_model, alone.kinds) == (embedder, Outputs(dense=True, sparse=True))
     both = replace(alone, dense=dense, reranker=reranker)
     assert both.dense_model is dense
-    assert both.kinds == Outputs(dense=True, sparse=True, states=True)
+    assert both.kinds == Outputs(dense=True, sparse=True)
 
 
 def test_the_format_of_a_model_is_its_own_or_that_of_its_device() -> None:

@@ -18,7 +18,7 @@ from tests.engine.fakes import FakeModel, FakeReranker, loaded, placed
 
 def test_an_embedder_makes_its_kinds_and_reads_the_types_that_change_something() -> None:
     model = FakeModel()
-    model.kinds = Outputs(dense=True, colbert=True, states=True)
+    model.kinds = Outputs(dense=True, colbert=True)
     made = abilities_of(model, "embed")
     assert (made.kinds, made.input_types, made.max_length) == (("dense", "colbert"), (), 100)
     model.prompts = MappingProxyType({"passage": "p: "})
@@ -27,14 +27,9 @@ def test_an_embedder_makes_its_kinds_and_reads_the_types_that_change_something()
     assert abilities_of(model, "embed").input_types == ("query", "document")
 
 
-def test_a_reranker_makes_scores_and_labels_where_it_has_several() -> None:
-    reranker = FakeReranker()
-    assert abilities_of(reranker, "rerank").kinds == ("scores",)
-    reranker.labels = ("one",)
-    assert abilities_of(reranker, "rerank").kinds == ("scores",)
-    reranker.labels = ("one", "two")
-    reranker.refusal = "no label for that"
-    assert abilities_of(reranker, "rerank").kinds == ("labels",)
+def test_a_reranker_makes_scores() -> None:
+    made = abilities_of(FakeReranker(), "rerank")
+    assert (made.kinds, made.input_types) == (("scores",), ())
 
 
 def test_a_default_model_is_loading_until_it_is_there_or_has_failed() -> None:

@@ -30,7 +30,6 @@ EMBEDS = [
 RERANKS = [
     ("/rerank", {"query": "a", "documents": ["a"]}),
     ("/rerank", {"query": "a", "texts": ["a"]}),
-    ("/score", {"text_1": "a", "text_2": "a"}),
 ]
 PORT_CLOSED = (ConnectionRefusedError, ConnectionResetError)
 
@@ -64,7 +63,7 @@ async def refused(client: httpx2.AsyncClient, asked: list[tuple[str, dict]], why
 async def test_what_was_accepted_is_answered_and_in_each_dialect_all_others_may_try_again(
     faulty_server, open_gate
 ) -> None:
-    """Sent 66: answered 51, refused 15 (6 queue_full, 9 draining), lost 0; exit status 0."""
+    """Sent 65: answered 51, refused 14 (6 queue_full, 8 draining), lost 0; exit status 0."""
     rejected = "embedding_requests_rejected_total"
     with faulty_server(FAULTS="1:hold", MAX_QUEUE_SIZE=str(WAITING)) as server:
         accepted = Tally()
@@ -77,7 +76,7 @@ async def test_what_was_accepted_is_answered_and_in_each_dialect_all_others_may_
             await asyncio.to_thread(server.wait_for_status, "/health", 503)
             assert (await client.get("/health")).json()["status"] == "draining"
             assert (await client.get("/health/live")).status_code == 200
-            assert await refused(client, EMBEDS + RERANKS, "shutting down") == [503] * 9
+            assert await refused(client, EMBEDS + RERANKS, "shutting down") == [503] * 8
             assert server.metric(f'{rejected}{{reason="draining"}}') == len(EMBEDS)
             open_gate()
             await asyncio.gather(*requests)

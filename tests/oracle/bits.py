@@ -6,7 +6,7 @@ requests of random size, kinds and class that run at once, and every byte is com
 
 import asyncio
 import random
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from smart_embedder.engine import Engine
 from smart_embedder.engine.records import EmbedRequest, Outputs, RerankRequest, TextEmbedding
@@ -54,8 +54,7 @@ class Bits:
         rng = random.Random(3)
         drawn = (draw_text(rng, log_uniform(rng, words)) for _ in range(distinct))
         texts = list(dict.fromkeys(drawn))
-        kinds = replace(models.kinds, states=False)
-        found = cls(engine, models.embedder.precision, kinds, texts)
+        found = cls(engine, models.embedder.precision, models.kinds, texts)
         for text in texts:
             result = await engine.embed(EmbedRequest([text], found.kinds))
             found.alone.append(bytes_of(result.embeddings[0]))

@@ -1,4 +1,4 @@
-"""The rules of the truth for scores: reranking in every dialect, and labels."""
+"""The rules of the truth for scores: reranking in every dialect."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,7 +28,6 @@ from tests.oracle.truth import (
     QwenReranker,
     Reading,
     RefusedError,
-    Vectors,
     fused,
     sigmoid,
 )
@@ -46,17 +45,17 @@ class Scored:
 
 
 def _score(
-    served: Served, pairs: list[tuple[str, str]], how: Reading, body: Body, *, raw: bool
+    served: Served, query: str, passages: list[str], how: Reading, body: Body, *, raw: bool
 ) -> Scored:
-    """Of each pair: the model's own score, or with `raw` false a probability."""
+    """Of each passage: the model's own score, or with `raw` false a probability."""
     found, instruction = Scored(), body.get("instruction")
     if instruction is not None and not isinstance(served.reranker, QwenReranker):
         raise RefusedError
     if body.get("weights") is not None and served.reranker is not None:
         raise RefusedError
     if served.reranker is None:
-        return _late(served, pairs, how, body, raw=raw)
-    for index, (query, passage) in enumerate(pairs):
+        return _late(served, query, passages, how, body, raw=raw)
+    for index, passage in enumerate(passages):
         logit, ids = served.reranker.logit(query, passage, how, instruction)
         is_raw = raw and isinstance(served.reranker, BgeReranker)
         found.scores.append(logit if is_raw else sigmoid(logit))
@@ -67,22 +66,18 @@ def _score(
 
 
 def _late(
-    served: Served, pairs: list[tuple[str, str]], how: Reading, body: Body, *, raw: bool
+    served: Served, query: str, passages: list[str], how: Reading, body: Body, *, raw: bool
 ) -> Scored:
-    found = Scored()
+    asked = served.m3.vectors(query, Reading(truncate=how.truncate))
+    found = Scored(tokens=len(asked.ids.read))
     weights = dict.fromkeys(("dense", "sparse", "colbert"), 1.0) | (body.get("weights") or {})
     if not any(weights.values()):
         raise RefusedError
-    asked: dict[str, Vectors] = {}
-    for index, (query, passage) in enumerate(pairs):
-        one = served.m3.vectors(query, Reading(truncate=how.truncate))
+    for index, passage in enumerate(passages):
         other = served.m3.vectors(passage, how)
-        score, parts = fused(one, other, weights)
+        score, parts = fused(asked, other, weights)
         found.scores.append(score if raw else sigmoid(score))
         found.parts.append({kind: np.asarray(part) for kind, part in parts.items()})
-        if query not in asked:
-            asked[query] = one
-            found.tokens += len(one.ids.read)
         found.tokens += len(other.ids.read)
         if other.ids.original > other.ids.limit:
             found.cut.append(index)
@@ -98,10 +93,9 @@ def _native_rerank(served: Served, question: Any) -> Body:
     if body.get("if_vector_space"):
         raise RefusedError
     how = reading(body)
-    pairs = [(body["query"], passage) for passage in body["passages"]]
     # A sigmoid is only for the logits of cross-encoders.
     raw = not body.get("normalize") or served.reranker is None
-    found = _score(served, pairs, how, body, raw=raw)
+    found = _score(served, body["query"], body["passages"], how, body, raw=raw)
     results = []
     for index in _order(found):
         result: Body = {"index": index, "passage": body["passages"][index]}
@@ -125,7 +119,7 @@ def _documents(served: Served, question: Any) -> Body:
     how = reading(body)
     raw = first(body, "use_activation", "activation") is False
     query = texts_of(body["query"])[0]
-    found = _score(served, [(query, text) for text in texts], how, body, raw=raw)
+    found = _score(served, query, texts, how, body, raw=raw)
     order = _order(found)[: first(body, "top_n", "top_k") or None]
     results: list[Body] = [
         {"index": index, "relevance_score": np.asarray(found.scores[index])} for index in order
@@ -155,8 +149,8 @@ def _documents(served: Served, question: Any) -> Body:
 def _ranks(served: Served, question: Any) -> list[Body]:
     body = question.body
     how = reading(body, cut=False)
-    pairs = [(body["query"], text) for text in body["texts"]]
-    found = _score(served, pairs, how, body, raw=bool(body.get("raw_scores")))
+    raw = bool(body.get("raw_scores"))
+    found = _score(served, body["query"], body["texts"], how, body, raw=raw)
     return [
         {"index": index, "score": np.asarray(found.scores[index])}
         | ({"text": body["texts"][index]} if body.get("return_text") else {})
@@ -164,44 +158,6 @@ def _ranks(served: Served, question: Any) -> list[Body]:
     ]
 
 
-def _vllm_scores(served: Served, question: Any) -> Body:
-    body = question.body
-    left, right = texts_of(body["text_1"]), texts_of(body["text_2"])
-    left = left * len(right) if len(left) == 1 else left
-    raw = first(body, "use_activation", "activation") is False
-    found = _score(served, list(zip(left, right, strict=True)), reading(body), body, raw=raw)
-    data = [
-        {"index": index, "object": "score", "score": np.asarray(score)}
-        for index, score in enumerate(found.scores)
-    ]
-    answer = {"object": "list", "data": data, "usage": usage(found.tokens)}
-    return answer | {"model": served.ranking_model.name}
-
-
-def _predictions(served: Served, question: Any) -> Any:
-    body = question.body
-    if not isinstance(served.reranker, BgeReranker):
-        raise RefusedError
-    how, inputs = reading(body, cut=False), body["inputs"]
-    single = isinstance(inputs, str) or isinstance(inputs[0], str)
-    pairs = [[inputs]] if isinstance(inputs, str) else [inputs] if single else inputs
-    answer = []
-    for text, *other in pairs:
-        logit, _ = served.reranker.logit(text, other[0] if other else None, how, None)
-        score = np.asarray(logit if body.get("raw_scores") else sigmoid(logit))
-        answer.append([{"score": score, "label": "LABEL_0"}])
-    return answer[0] if single else answer
-
-
-_SCORE_OPTIONS: dict[str, tuple[Any, ...]] = {
-    "use_activation": BOTH,
-    "activation": BOTH,
-    "instruction": (INSTRUCTION,),
-    "truncate": CUTS,
-    "truncation_side": SIDES,
-    "max_tokens_per_doc": (1, 3, 100),
-    "model": (),
-}
 SCORE_RULES: dict[str, Rule] = {
     "RerankResponse": Rule(
         ("query", "passages"),
@@ -224,8 +180,14 @@ SCORE_RULES: dict[str, Rule] = {
             *({"query": QUERY, "documents": texts} for texts in (SHORT, LONG)),
             {"query": {"text": QUERY}, "documents": [{"text": each} for each in SHORT]},
         ),
-        _SCORE_OPTIONS
-        | {
+        {
+            "use_activation": BOTH,
+            "activation": BOTH,
+            "instruction": (INSTRUCTION,),
+            "truncate": CUTS,
+            "truncation_side": SIDES,
+            "max_tokens_per_doc": (1, 3, 100),
+            "model": (),
             "top_n": (0, 1, 2),
             "top_k": (0, 1, 2),
             "return_documents": BOTH,
@@ -251,31 +213,6 @@ SCORE_RULES: dict[str, Rule] = {
             "return_text": BOTH,
         },
         _ranks,
-        together=TEI_TOGETHER,
-        of_reranker=True,
-    ),
-    "ScoreResponse": Rule(
-        ("text_1", "text_2"),
-        (
-            {"text_1": QUERY, "text_2": SHORT},
-            {"text_1": QUERY, "text_2": LONG},
-            {"text_1": ["sea", "sea", QUERY], "text_2": SHORT},
-            {"text_1": QUERY, "text_2": "bread"},
-        ),
-        _SCORE_OPTIONS,
-        _vllm_scores,
-        frozenset({"id", "created"}),
-    ),
-    "Predictions": Rule(
-        ("inputs",),
-        (
-            {"inputs": "river"},
-            {"inputs": ["river", "bread"]},
-            {"inputs": [["river", "bread"], ["memory"]]},
-            {"inputs": [["bread", LONG[0]], [LONG[0]]]},
-        ),
-        {"truncate": BOTH, "truncation_direction": SIDES, "raw_scores": BOTH},
-        _predictions,
         together=TEI_TOGETHER,
         of_reranker=True,
     ),

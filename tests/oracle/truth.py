@@ -98,12 +98,11 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class Vectors:
-    """Those of one text; `states` are the last layer's, of each token."""
+    """Those of one text."""
 
     ids: Ids
     dense: Numbers
     raw: Numbers
-    states: Numbers
     sparse: dict[int, float] = field(default_factory=dict)
     colbert: Numbers = field(default_factory=lambda: np.empty((0, 0)))
     colbert_ids: tuple[int, ...] = ()
@@ -144,7 +143,6 @@ class M3(Checkpoint):
             ids,
             unit(states[0].numpy()),
             unit(states[0].numpy()),
-            states.numpy(),
             sparse,
             unit(self._head("colbert", states[1:]).numpy()),
             tuple(ids.read[1:]),
@@ -169,7 +167,7 @@ class Qwen(Checkpoint):
     def _vectors(self, text: str, how: Reading) -> Vectors:
         ids = self.read(text, (self.begin, self.end), how)
         states = self.output(ids.read).last_hidden_state[0].numpy()
-        return Vectors(ids, unit(states[-1]), states[-1], states)
+        return Vectors(ids, unit(states[-1]), states[-1])
 
 
 class BgeReranker(Checkpoint):
@@ -178,15 +176,9 @@ class BgeReranker(Checkpoint):
     def __init__(self, folder: Path, limit: int) -> None:
         super().__init__(folder, AutoModelForSequenceClassification, limit)
 
-    def logit(
-        self, query: str, passage: str | None, how: Reading, _: str | None
-    ) -> tuple[float, Ids]:
+    def logit(self, query: str, passage: str, how: Reading, _: str | None) -> tuple[float, Ids]:
         """Its logit, and the tokens of the pair."""
-        asked = self.plain(query)
-        if passage is None:
-            ids = self.cut(asked, ([0], [2]), how)
-        else:
-            ids = self.cut(self.plain(passage), ([0, *asked, 2, 2], [2]), how)
+        ids = self.cut(self.plain(passage), ([0, *self.plain(query), 2, 2], [2]), how)
         return self.output(ids.read).logits[0, 0].item(), ids
 
 
@@ -198,7 +190,7 @@ class QwenReranker(Checkpoint):
         self._answers = [self.id_of(word) for word in ("yes", "no")]
 
     def logit(
-        self, query: str, passage: str | None, how: Reading, instruction: str | None
+        self, query: str, passage: str, how: Reading, instruction: str | None
     ) -> tuple[float, Ids]:
         """The logarithm of the odds of yes, and the tokens of the prompt."""
         task = DEFAULT_INSTRUCTION if instruction is None else instruction

@@ -396,12 +396,6 @@ def _embedding_server(served: Served, question: Any) -> Body:
     return {"data": data, "usage": usage(tokens)}
 
 
-def _tei_states(served: Served, question: Any) -> list[Any]:
-    how = _tei_reading(served, question.body)
-    model = served.dense_model
-    return [model.vectors(text, how).states for text in texts_of(question.body["inputs"])]
-
-
 def _tei_sparse(served: Served, question: Any) -> list[Any]:
     body = question.body
     how = reading(body, served.prompt(body.get("prompt_name"), served.m3), cut=False)
@@ -409,14 +403,6 @@ def _tei_sparse(served: Served, question: Any) -> list[Any]:
         [{"index": token, "value": np.asarray(weight)} for token, weight in sorted(sparse.items())]
         for sparse in (served.m3.vectors(text, how).sparse for text in texts_of(body["inputs"]))
     ]
-
-
-def _similarities(served: Served, question: Any) -> Any:
-    inputs, parameters = question.body["inputs"], question.body.get("parameters") or {}
-    how = _tei_reading(served, parameters)
-    texts = (inputs["source_sentence"], *inputs["sentences"])
-    source, *others = (_dense(served, text, how, normalize=True, width=None) for text in texts)
-    return np.array([source @ each for each in others])
 
 
 _TEI_OPTIONS: dict[str, tuple[Any, ...]] = {
@@ -448,14 +434,6 @@ def _tokens(served: Served, question: Any) -> list[Any]:
 def _special(model: M3 | Qwen, ids: list[int]) -> list[Body]:
     nowhere = {"special": True, "start": None, "stop": None}
     return [{"id": each, "text": model.tokenizer.id_to_token(each)} | nowhere for each in ids]
-
-
-def _decoded(served: Served, question: Any) -> list[str]:
-    skip = question.body.get("skip_special_tokens") is not False
-    ids = question.body["ids"]
-    lists = ids if isinstance(ids[0], list) else [ids]
-    tokenizer = served.dense_model.tokenizer
-    return [tokenizer.decode(each, skip_special_tokens=skip) for each in lists]
 
 
 _INPUTS: tuple[Body, ...] = ({"inputs": SHORT}, {"inputs": LONG}, {"inputs": SHORT[0]})
@@ -513,26 +491,11 @@ VECTOR_RULES: dict[str, Rule] = {
         frozenset({"timings"}),
         TEI_TOGETHER,
     ),
-    "TokenVectors": Rule(("inputs",), _INPUTS, _TEI_OPTIONS, _tei_states, together=TEI_TOGETHER),
     "SparseVectors": Rule(("inputs",), _INPUTS, _TEI_OPTIONS, _tei_sparse, together=TEI_TOGETHER),
-    "Similarities": Rule(
-        ("inputs",),
-        tuple(
-            {"inputs": {"source_sentence": "river", "sentences": texts}} for texts in (SHORT, LONG)
-        ),
-        {f"parameters.{name}": values for name, values in _TEI_OPTIONS.items()},
-        _similarities,
-    ),
     "Tokens": Rule(
         ("inputs",),
         _INPUTS,
         {"add_special_tokens": BOTH, "prompt_name": ("query", "unknown")},
         _tokens,
-    ),
-    "Texts": Rule(
-        ("ids",),
-        ({"ids": [[0, 49, 7, 2], [5, 6]]}, {"ids": [49, 7]}),
-        {"skip_special_tokens": BOTH},
-        _decoded,
     ),
 }

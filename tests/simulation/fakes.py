@@ -217,9 +217,6 @@ class FakeModel(PlainModel):
     def token_spans(self, text: str) -> Iterator[Any]:
         raise NotImplementedError
 
-    def decode(self, ids: list[int], *, skip_special_tokens: bool) -> str:
-        raise NotImplementedError
-
 
 def text_of(number: int, tokens: int) -> str:
     return str(number).ljust(tokens, "x")
@@ -234,7 +231,6 @@ class FakeEmbedder(PlainEmbedder, FakeModel):
 
     kinds = Outputs(dense=True, sparse=True, colbert=True)
     colbert_width = 1
-    states_width = 0
     normalizes = False
 
     def tokenize(
@@ -295,7 +291,6 @@ class FakeReranker(FakeModel):
 
     reads_instruction = False
     scores_are_logits = False
-    refusal: str | None = None
 
     def tokenize_pairs(
         self,

@@ -32,9 +32,9 @@ class PlainModel:
 class PlainEmbedder:
     """What every embedder tells of itself besides."""
 
-    kinds = Outputs(dense=True, sparse=True, colbert=True, states=True)
+    kinds = Outputs(dense=True, sparse=True, colbert=True)
     colbert_width = 0
-    dense_width = states_width = 4
+    dense_width = 4
     normalizes = True
     min_dimensions: int | None = None
     pooling = "mean"

@@ -1,4 +1,4 @@
-"""Models that make one kind of vectors, classifiers, and several models to choose from."""
+"""Models that make one kind of vectors, and several models to choose from."""
 
 import re
 from pathlib import Path
@@ -184,23 +184,11 @@ def test_two_models_are_compared_side_by_side(
         expect(page.locator("#compare-message")).to_contain_text("are float32 in every format")
 
 
-def test_a_classifier_ranks_and_tells_its_labels(browser, several: RunningServer) -> None:
+def test_a_reranker_of_several_labels_fills_its_column(browser, several: RunningServer) -> None:
     several.wait_until_healthy()
-    with open_page(browser, several.url, "match", media=STILL) as page:
-        page.wait_for_selector("#match-scores dt")
-        expect(page.locator("#match-labels-part")).to_be_visible()
-        rows = page.locator("#match-labels tbody tr")
-        query, passage = page.input_value("#match-query"), page.locator(".passage-text").first
-        with several.client() as client:
-            body = {"inputs": [[query, passage.inner_text()]], "truncate": True}
-            (wanted,) = client.post("/models/tiny-nli/predict", json=body).json()
-        assert rows.all_inner_texts() == [
-            f"{each['label']}\t{each['score']:.3f}" for each in wanted
-        ]
-        page.click("#to-search")
+    with open_page(browser, several.url, "search", media=STILL) as page:
+        page.wait_for_selector("#why > *")
         expect(page.locator(".column.reranked .hit").first).to_be_visible()
-        page.click("#to-text")
-        expect(page.locator(".text-result .labels tbody tr")).to_have_count(len(LABELS))
         assert findings(page) == []
 
 

@@ -10,7 +10,7 @@ import asyncio
 import itertools
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -144,7 +144,7 @@ async def compare(settings: Settings) -> list[Row]:
     """One row for each output of the configured models: this engine's beside its reference's."""
     async with Engine(settings, load_models) as engine:
         async with engine.lease() as models:
-            made = replace(models.kinds, states=False)
+            made = models.kinds
         for info in models.infos:
             paths = ", ".join(f"{operation} by {path}" for operation, path in info.paths.items())
             print(f"{info.name} in {info.dtype}: {paths}.")

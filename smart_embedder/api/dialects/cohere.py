@@ -33,7 +33,13 @@ from smart_embedder.api.rendering import (
     vector_as_json,
 )
 from smart_embedder.api.schemas import ForeignRequest
-from smart_embedder.engine.records import EmbeddingResult, EmbedRequest, FloatArray, RerankResult
+from smart_embedder.engine.records import (
+    EmbeddingResult,
+    EmbedRequest,
+    FloatArray,
+    RerankRequest,
+    RerankResult,
+)
 from smart_embedder.errors import InvalidRequestError
 from smart_embedder.vectors import quantize
 
@@ -50,7 +56,7 @@ Documents = Annotated[
 ]
 
 
-class DocumentsRequest(fields.ScoresRequest):
+class DocumentsRequest(ForeignRequest):
     """A query and documents, each a string or an object with `text`."""
 
     example: ClassVar[Mapping[str, JsonValue]] = {
@@ -65,9 +71,13 @@ class DocumentsRequest(fields.ScoresRequest):
         Field(json_schema_extra={"minLength": 1, "pattern": r"\S"}),
     ]
     documents: Documents
+    model: str | None = Field(None, description="Any name of the reranker.")
+    instruction: str | None = Field(None, description="The task, for Qwen3-Reranker: an extension.")
     top_n: int | None = Field(None, ge=0, description="The best so many; 0 and null are all.")
     top_k: int | None = Field(None, ge=0, description="Voyage's name for it.")
     return_documents: bool | None = Field(None, description="Whether the answer repeats the texts.")
+    truncate: fields.Truncate = None
+    truncation_side: fields.TruncationSide = None
     truncation: fields.Truncation = None
     rank_fields: Annotated[
         list[str] | None, FailFast(), Field(description="Only `text` is read of a document.")
@@ -76,6 +86,17 @@ class DocumentsRequest(fields.ScoresRequest):
         None, ge=1, description="The most tokens of a document that are read."
     )
     max_doc_length: int | None = Field(None, ge=1, description="Jina's name for it.")
+    use_activation: bool | None = Field(
+        None, description="vLLM's: false gives the model's raw scores."
+    )
+    activation: bool | None = Field(None, description="Its older name.")
+    # vLLM's.
+    truncate_prompt_tokens: Annotated[fields.Refused, fields.unless(-1)] = None
+    max_tokens_per_query: Annotated[fields.Refused, fields.unless()] = None
+    add_special_tokens: Annotated[fields.Refused, fields.unless(True)] = None
+    padding: Annotated[fields.Refused, fields.unless("do_not_pad")] = None
+    chat_template: Annotated[fields.Refused, fields.unless()] = None
+    chat_template_kwargs: Annotated[fields.Refused, fields.unless()] = None
     # Cohere's: a document is not split here.
     max_chunks_per_doc: Annotated[fields.Refused, fields.unless()] = None
     # Jina's.
@@ -149,7 +170,7 @@ def _error_body(error: ErrorFacts, request_id: str) -> dict[str, Any]:
 
 
 COHERE = Dialect("Cohere, Jina, vLLM", _error_body, NO_422)
-_TAG = {"name": COHERE.name, "description": "Reranking, scores, and Cohere's vectors."}
+_TAG = {"name": COHERE.name, "description": "Reranking, and Cohere's vectors."}
 
 rerank_router = Router(COHERE, CohereError, tags=[_TAG["name"]], dependencies=[BEARER])
 
@@ -180,7 +201,13 @@ async def rerank_documents(body: DocumentsRequest, call: Call) -> Response:
     longest = fields.value_of(body, "max_tokens_per_doc", "max_doc_length")
     truncation = fields.truncation_of(how, body.truncation_side, longest)
     most = fields.value_of(body, "top_n", "top_k")
-    request = body.request(body.query, body.documents, truncation)
+    request = RerankRequest(
+        body.query,
+        body.documents,
+        normalize=fields.value_of(body, "use_activation", "activation") is not False,
+        instruction=body.instruction,
+        truncation=truncation,
+    )
     result = await rerank(call, request, model, "documents")
     name = "" if model is None else model.name
     ranked = by_falling_score(result.scores)[: most or None]

@@ -9,8 +9,8 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, FailFast, Field
 from pydantic_core import PydanticCustomError
 
 from smart_embedder.api.body import TEXTS_ADVICE
-from smart_embedder.api.schemas import ForeignRequest, check_truncation
-from smart_embedder.engine.records import InputType, RerankRequest, Side, TruncationOptions
+from smart_embedder.api.schemas import check_truncation
+from smart_embedder.engine.records import InputType, Side, TruncationOptions
 from smart_embedder.errors import InvalidRequestError
 from smart_embedder.vectors import OutputDtype
 
@@ -198,36 +198,3 @@ TextsOrObjects = Annotated[
     BeforeValidator(lambda value: _as_texts(_of_objects(value))),
     WithJsonSchema(_TEXTS_OR_OBJECTS),
 ]
-
-
-class ScoresRequest(ForeignRequest):
-    """How texts are scored, in what vLLM, Cohere and others ask for with a query."""
-
-    model: str | None = Field(None, description="Any name of the reranker.")
-    instruction: str | None = Field(None, description="The task, for Qwen3-Reranker: an extension.")
-    use_activation: bool | None = Field(
-        None, description="vLLM's: false gives the model's raw scores."
-    )
-    activation: bool | None = Field(None, description="Its older name.")
-    truncate: Truncate = None
-    truncation_side: TruncationSide = None
-    # vLLM's.
-    truncate_prompt_tokens: Annotated[Refused, unless(-1)] = None
-    max_tokens_per_query: Annotated[Refused, unless()] = None
-    add_special_tokens: Annotated[Refused, unless(True)] = None
-    padding: Annotated[Refused, unless("do_not_pad")] = None
-    chat_template: Annotated[Refused, unless()] = None
-    chat_template_kwargs: Annotated[Refused, unless()] = None
-
-    def request(
-        self, query: str | list[str], passages: list[str], truncation: TruncationOptions
-    ) -> RerankRequest:
-        """What is asked of the engine; raises `InvalidRequestError` for fields that differ."""
-        normalize = value_of(self, "use_activation", "activation") is not False
-        return RerankRequest(
-            query,
-            passages,
-            normalize=normalize,
-            instruction=self.instruction,
-            truncation=truncation,
-        )

@@ -11,7 +11,6 @@ from http import HTTPStatus
 from itertools import chain
 from typing import Annotated, Any
 
-import numpy as np
 import orjson
 from fastapi import Depends, Path, Request
 from starlette.responses import JSONResponse, Response
@@ -23,19 +22,15 @@ from smart_embedder.api.context import RERANK, Dialect, Endpoint, ErrorFacts, Op
 from smart_embedder.api.dialects import tei_schemas as schemas
 from smart_embedder.api.openapi import BEARER, Answer, Router
 from smart_embedder.api.rendering import (
-    OPTIONS,
     by_falling_score,
     render_items,
     render_list,
-    render_matrix,
     text_as_json,
 )
-from smart_embedder.api.schemas import ForeignRequest, RequestModel, check_passages, check_texts
+from smart_embedder.api.schemas import ForeignRequest, RequestModel, check_texts
 from smart_embedder.engine import records
 from smart_embedder.engine.model import LoadedModels, Model
-from smart_embedder.engine.records import ClassificationRequest, RerankRequest
-from smart_embedder.engine.requests.reranking import sigmoid
-from smart_embedder.engine.scheduling.admission import stop_if_given_up
+from smart_embedder.engine.records import RerankRequest
 from smart_embedder.engine.scheduling.job import Purpose
 from smart_embedder.errors import InvalidRequestError
 
@@ -81,9 +76,6 @@ router = Router(TEI, schemas.TeiError, _TAGS, below=("/models/",))
 _TOKENS_PER_CHUNK = 4096
 # Of the answer, about: numbers of four digits and a word.
 _BYTES_PER_TOKEN = 64
-# Of a string with other letters than ASCII's in memory.
-_BYTES_PER_CHARACTER = 4
-_ADVICE = "send fewer texts or shorter ones"
 
 
 async def _declare_model(
@@ -163,19 +155,8 @@ async def embed_dense(body: schemas.EmbedRequest, call: handler.Call) -> records
     return await handler.embed(call, request, field="inputs", model=handler.embedder_of(call))
 
 
-@_operation(Endpoint("/embed_all"), schemas.EmbedTokensRequest, schemas.TokenVectors)
-async def _embed_all(body: schemas.EmbedTokensRequest, call: handler.Call) -> Response:
-    """The last hidden state of every token, those of special tokens included."""
-    request = body.request(body.inputs, records.Outputs(states=True))
-    result = await handler.embed(call, request, field="inputs", model=handler.embedder_of(call))
-    states = [each.states for each in result.embeddings]
-    return await _answer(
-        call, body.inputs, result, lambda: render_items(map(render_matrix, states))
-    )
-
-
-@_operation(Endpoint("/embed_sparse"), schemas.EmbedTokensRequest, schemas.SparseVectors)
-async def _embed_sparse(body: schemas.EmbedTokensRequest, call: handler.Call) -> Response:
+@_operation(Endpoint("/embed_sparse"), schemas.EmbedSparseRequest, schemas.SparseVectors)
+async def _embed_sparse(body: schemas.EmbedSparseRequest, call: handler.Call) -> Response:
     """The lexical weights of each text, which only models of bge-m3's kind make."""
     request = body.request(body.inputs, records.Outputs(sparse=True))
     model = handler.embedder_of(call, Role.EMBEDDER)
@@ -188,21 +169,6 @@ async def _embed_sparse(body: schemas.EmbedTokensRequest, call: handler.Call) ->
             yield [{"index": index, "value": value} for index, value in pairs]
 
     return await _answer(call, body.inputs, result, lambda: render_list(weights()))
-
-
-@_operation(Endpoint("/similarity"), schemas.SimilarityRequest, schemas.Similarities)
-async def _similarity(body: schemas.SimilarityRequest, call: handler.Call) -> Response:
-    """The cosine of each sentence's dense vector with that of the source sentence."""
-    sentences = body.inputs.sentences
-    texts = [body.inputs.source_sentence, *sentences] if sentences else []
-    request = (body.parameters or schemas.SimilarityParameters()).request(texts)
-    result = await handler.embed(call, request, field="inputs", model=handler.embedder_of(call))
-
-    def render() -> list[bytes]:
-        vectors = np.array([each.dense for each in result.embeddings], dtype=np.float32)
-        return [orjson.dumps(vectors[1:] @ vectors[0], option=OPTIONS)]
-
-    return await _answer(call, texts, result, render)
 
 
 @_operation(
@@ -243,7 +209,7 @@ def _reranker_of(call: handler.Call) -> ServedModel | None:
 async def _answer(
     call: handler.Call,
     texts: list[str],
-    result: records.EmbeddingResult | records.RerankResult | records.ClassificationResult,
+    result: records.EmbeddingResult | records.RerankResult,
     render: Callable[[], Iterable[bytes]],
 ) -> Response:
     """The response with TEI's headers: what was computed, and the milliseconds of each stage."""
@@ -274,7 +240,11 @@ async def _tokenize(body: schemas.TokenizeRequest, call: handler.Call) -> Respon
     model, answer = _model_of(call), call.context.answer
 
     def needed(tokens: int) -> tuple[int, str, str]:
-        return _BYTES_PER_TOKEN * tokens, f"{tokens} tokens of these texts", _ADVICE
+        return (
+            _BYTES_PER_TOKEN * tokens,
+            f"{tokens} tokens of these texts",
+            "send fewer texts or shorter ones",
+        )
 
     def split(models: LoadedModels) -> tuple[Model, list[str], list[list[records.TokenSpans]], int]:
         tokenizer = _loaded(model, models)
@@ -352,65 +322,6 @@ def _plain(text: str, parts: list[records.TokenSpans]) -> Iterator[list[dict[str
             ]
 
 
-@_operation(
-    Endpoint("/decode", Purpose.TOKENIZING), schemas.DecodeRequest, schemas.Texts, field="ids"
-)
-async def _decode(body: schemas.DecodeRequest, call: handler.Call) -> Response:
-    """The text of each list of the model's own token ids."""
-    check_texts(body.ids, "ids", call.service.settings.max_sentences_per_request)
-    model, skip = _model_of(call), body.skip_special_tokens is not False
-    answer = call.context.answer
-
-    def decode(models: LoadedModels) -> tuple[list[str], int]:
-        tokenizer = _loaded(model, models)
-        texts: list[str] = []
-        size = 0
-        for ids in body.ids:
-            stop_if_given_up()
-            texts.append(tokenizer.decode(ids, skip_special_tokens=skip))
-            size += _BYTES_PER_CHARACTER * len(texts[-1])
-            answer.check(size, f"{len(texts)} of these texts", _ADVICE)
-        return texts, size
-
-    texts, size = await call.service.engine.run_tokenizer(
-        decode, [], client=call.context.client, model=model.name
-    )
-    answer.need(size, "these texts", _ADVICE)
-    return await call.render(partial(render_list, texts))
-
-
-@_operation(Endpoint("/predict", Purpose.RERANKING), schemas.PredictRequest, schemas.Predictions)
-async def _predict(body: schemas.PredictRequest, call: handler.Call) -> Response:
-    """The labels of each text, or pair of texts, by falling probability."""
-    pairs = body.pairs
-    check_passages([], pairs, "inputs", call.service.settings)
-    request = ClassificationRequest(pairs, truncation=body.truncation)
-    result = await call.run(
-        call.service.engine.scoring.classify,
-        request,
-        _reranker_of(call),
-        call.service.metrics.pairs,
-        passages=len(pairs),
-    )
-
-    def predictions() -> Iterator[list[dict[str, Any]]]:
-        for logits in result.logits:
-            if body.raw_scores:
-                scores = logits.tolist()
-            elif len(logits) == 1:
-                scores = sigmoid(logits.tolist())
-            else:  # Softmax.
-                powers = np.exp(logits - logits.max())
-                scores = (powers / powers.sum()).tolist()
-            ranked = by_falling_score(scores)
-            yield [{"score": score, "label": result.labels[label]} for label, score in ranked]
-
-    def render() -> Iterator[bytes]:
-        return render_list(next(predictions()) if body.is_single else predictions())
-
-    return await _answer(call, request.texts, result, render)
-
-
 _INFO: dict[str, Any] = {
     "summary": "What is served",
     "response_model": schemas.Info,
@@ -463,8 +374,7 @@ def _describe_model(service: handler.Service, model: ServedModel) -> Response:
         labels = getattr(loaded, "labels", ("LABEL_0",))
         named = {str(index): label for index, label in enumerate(labels)}
         ids = {label: index for index, label in enumerate(labels)}
-        kind = "reranker" if len(labels) == 1 else "classifier"
-        model_type = {kind: {"id2label": named, "label2id": ids}}
+        model_type = {"reranker": {"id2label": named, "label2id": ids}}
     else:
         embedder = models.embedder if model.role is Role.EMBEDDER else models.dense_model
         model_type = {"embedding": {"pooling": embedder.pooling}}

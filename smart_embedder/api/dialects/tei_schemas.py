@@ -3,25 +3,13 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    FailFast,
-    Field,
-    JsonValue,
-    RootModel,
-    WithJsonSchema,
-)
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel, FailFast, Field, JsonValue, RootModel
 
-from smart_embedder.api.dialects.fields import AnyCase, Refused, TextsOrText, unless
+from smart_embedder.api.dialects.fields import AnyCase, TextsOrText
 from smart_embedder.api.schemas import ForeignRequest
 from smart_embedder.engine import records
 from smart_embedder.engine.records import DENSE, Outputs, TruncationOptions
 
-# Of a part of a body, which the description shows within its whole.
-_WITHOUT_EXAMPLE = ConfigDict(json_schema_extra=None)
 _EXAMPLE: dict[str, JsonValue] = {"inputs": ["What is hybrid search?"]}
 _Direction = Annotated[
     Literal["left", "right"] | None,
@@ -31,7 +19,6 @@ _Direction = Annotated[
 _PromptName = Annotated[
     str | None, Field(description="A prompt of the model's sentence-transformers configuration.")
 ]
-_TokenId = Annotated[int, Field(ge=0, lt=2**32)]
 
 
 class _Reading(ForeignRequest):
@@ -50,9 +37,12 @@ class _Reading(ForeignRequest):
         return TruncationOptions(bool(self.truncate), self.truncation_direction or "right")
 
 
-class _Prompted(_Reading):
-    """How texts to embed are read."""
+class EmbedSparseRequest(_Reading):
+    """Embed texts as sparse vectors."""
 
+    example = _EXAMPLE
+
+    inputs: TextsOrText
     prompt_name: _PromptName = None
 
     def request(self, texts: list[str], outputs: Outputs = DENSE) -> records.EmbedRequest:
@@ -66,50 +56,11 @@ class _Prompted(_Reading):
         )
 
 
-class EmbedTokensRequest(_Prompted):
-    """Embed the tokens of texts."""
-
-    example = _EXAMPLE
-
-    inputs: TextsOrText
-
-
-class EmbedRequest(EmbedTokensRequest):
+class EmbedRequest(EmbedSparseRequest):
     """Embed texts."""
 
     normalize: bool | None = Field(None, description="To unit length, as by default.")
     dimensions: int | None = Field(None, ge=1, description="Fewer, if the model can.")
-
-
-class SimilarityInputs(ForeignRequest):
-    """A sentence, and those that it is compared with."""
-
-    example: ClassVar[Mapping[str, JsonValue]] = {"source_sentence": "a", "sentences": ["b"]}
-    model_config = _WITHOUT_EXAMPLE
-
-    source_sentence: str
-    sentences: Annotated[list[str], FailFast()]
-
-
-class SimilarityParameters(_Prompted):
-    """How the sentences are read."""
-
-    example: ClassVar[Mapping[str, JsonValue]] = {"truncate": True}
-    model_config = _WITHOUT_EXAMPLE
-
-
-class SimilarityRequest(ForeignRequest):
-    """Compare sentences."""
-
-    example: ClassVar[Mapping[str, JsonValue]] = {
-        "inputs": {
-            "source_sentence": "What is hybrid search?",
-            "sentences": ["A recipe for bread.", "It joins two rankings."],
-        }
-    }
-
-    inputs: SimilarityInputs
-    parameters: SimilarityParameters | None = None
 
 
 class RerankTextsRequest(_Reading):
@@ -126,55 +77,6 @@ class RerankTextsRequest(_Reading):
     return_text: bool | None = Field(None, description="Repeat the texts.")
 
 
-def _is_input(value: Any) -> bool:
-    """Whether it is a list of one text or two."""
-    return (
-        isinstance(value, list)
-        and 1 <= len(value) <= 2  # noqa: PLR2004
-        and all(isinstance(each, str) for each in value)
-    )
-
-
-def _require_inputs(value: Any) -> Any:
-    many = isinstance(value, list) and all(map(_is_input, value))
-    if not (many or isinstance(value, str) or _is_input(value)):
-        raise PydanticCustomError(
-            "inputs", "send a text, a pair of texts, or a list of lists of one text or two"
-        )
-    return value
-
-
-_PAIR_SCHEMA = {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": 2}
-_INPUTS = {
-    "anyOf": [{"type": "string"}, _PAIR_SCHEMA, {"type": "array", "items": _PAIR_SCHEMA}],
-    "description": "A text, a pair of texts, or a list of lists of one text or two.",
-}
-
-
-class PredictRequest(_Reading):
-    """Classify texts, or pairs of them."""
-
-    example: ClassVar[Mapping[str, JsonValue]] = {"inputs": ["It rains.", "The ground is wet."]}
-
-    inputs: Annotated[Any, BeforeValidator(_require_inputs), WithJsonSchema(_INPUTS)]
-    raw_scores: bool | None = Field(None, description="The model's logits.")
-    # Those of Hugging Face's client, which TEI does not have: raw_scores is the one that it does.
-    parameters: Annotated[Refused, unless()] = None
-
-    @property
-    def is_single(self) -> bool:
-        """Whether one text or one pair was sent, and not a list of them."""
-        return isinstance(self.inputs, str) or _is_input(self.inputs)
-
-    @property
-    def pairs(self) -> list[tuple[str, str | None]]:
-        """Every text, with the one that it is classified together with."""
-        if isinstance(self.inputs, str):
-            return [(self.inputs, None)]
-        lists = [self.inputs] if self.is_single else self.inputs
-        return [(first, *second) if second else (first, None) for first, *second in lists]
-
-
 class TokenizeRequest(ForeignRequest):
     """Tokenise texts."""
 
@@ -185,30 +87,8 @@ class TokenizeRequest(ForeignRequest):
     prompt_name: _PromptName = None
 
 
-def _as_lists(value: Any) -> Any:
-    """A list of lists for one list of ids."""
-    if isinstance(value, list) and value and not isinstance(value[0], list):
-        return [value]
-    return value
-
-
-class DecodeRequest(ForeignRequest):
-    """Turn token ids into texts."""
-
-    example: ClassVar[Mapping[str, JsonValue]] = {"ids": [101, 2054]}
-
-    ids: Annotated[
-        list[Annotated[list[_TokenId], FailFast()]], FailFast(), BeforeValidator(_as_lists)
-    ]
-    skip_special_tokens: bool | None = None
-
-
 class Vectors(RootModel[list[list[float]]]):
     """One vector for each text."""
-
-
-class TokenVectors(RootModel[list[list[list[float]]]]):
-    """One vector for each token of each text."""
 
 
 class SparseValue(BaseModel):
@@ -220,10 +100,6 @@ class SparseValue(BaseModel):
 
 class SparseVectors(RootModel[list[list[SparseValue]]]):
     """The weights of each text."""
-
-
-class Similarities(RootModel[list[float]]):
-    """The cosine of each sentence with the source."""
 
 
 class Rank(BaseModel):
@@ -238,17 +114,6 @@ class Ranks(RootModel[list[Rank]]):
     """The texts by falling score."""
 
 
-class Prediction(BaseModel):
-    """One label and its score."""
-
-    score: float
-    label: str
-
-
-class Predictions(RootModel[list[Prediction] | list[list[Prediction]]]):
-    """The labels by falling score; a list of them for each of several inputs."""
-
-
 class Token(BaseModel):
     """One token, and the characters of the text that it stands for."""
 
@@ -261,10 +126,6 @@ class Token(BaseModel):
 
 class Tokens(RootModel[list[list[Token]]]):
     """The tokens of each text."""
-
-
-class Texts(RootModel[list[str]]):
-    """One text for each list of ids."""
 
 
 class Info(BaseModel):

@@ -30,6 +30,7 @@ from smart_embedder.engine.requests.embedding import (
 )
 from smart_embedder.engine.scheduling.admission import Admission
 from smart_embedder.engine.scheduling.fairness import ConcurrencyLimit
+from smart_embedder.engine.space import VECTORS
 from smart_embedder.errors import InvalidRequestError
 from smart_embedder.observability.metrics import Metrics
 
@@ -39,7 +40,6 @@ _LARGE_BYTES = 2**22
 _LARGE_CHARACTERS = 100_000
 # Python's objects around the arrays of an entry, and its place in the cache.
 _OVERHEAD_BYTES = 1200
-_KINDS = ("dense", "sparse", "colbert", "states")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Entry:
 
     def only(self, outputs: Outputs) -> "Entry | None":
         """The entry with these kinds of vectors alone; None if it lacks one of them."""
-        kinds = {kind: getattr(self.vectors, kind) for kind in _KINDS if getattr(outputs, kind)}
+        kinds = {kind: getattr(self.vectors, kind) for kind in VECTORS if getattr(outputs, kind)}
         if any(vectors is None for vectors in kinds.values()):
             return None
         return Entry(self.read, TextEmbedding(**kinds))
@@ -64,7 +64,7 @@ class Entry:
     def with_kinds_of(self, older: "Entry") -> "Entry":
         """The entry with the kinds of vectors that only the older one has."""
         kinds = {}
-        for kind in _KINDS:
+        for kind in VECTORS:
             vectors = getattr(self.vectors, kind)
             kinds[kind] = getattr(older.vectors, kind) if vectors is None else vectors
         return Entry(self.read, TextEmbedding(**kinds))

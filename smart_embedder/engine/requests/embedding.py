@@ -71,7 +71,7 @@ def hold_vectors(tasks: list[Task], answer: AnswerMemory) -> None:
         size += vector_bytes(task.model, task.outputs, lengths)
         tokens += sum(lengths)
     what, advice = f"{len(tasks[-1].texts)} texts", "send fewer texts"
-    if any(task.outputs.colbert or task.outputs.states for task in tasks):
+    if any(task.outputs.colbert for task in tasks):
         what = f"{tokens} tokens"
         advice = "send fewer texts or shorter ones, or ask for no vector of each token"
     answer.need(size, f"the vectors of these {what}", advice)
@@ -86,7 +86,6 @@ def vector_bytes(model: Embedder, outputs: Outputs, lengths: list[int]) -> int:
     tokens = sum(lengths)
     of_token = TOKEN_ID_BYTES + outputs.sparse * _WEIGHT_BYTES
     of_token += _FLOAT_BYTES * outputs.colbert * model.colbert_width
-    of_token += _FLOAT_BYTES * outputs.states * model.states_width
     return tokens * of_token + len(lengths) * outputs.dense * model.dense_width * _FLOAT_BYTES
 
 
@@ -108,7 +107,7 @@ class EmbeddingPipeline:
             embeddings = tasks[-1].embeddings
             if len(tasks) > 1:
                 embeddings = [
-                    replace(rest, dense=dense.dense, states=dense.states)
+                    replace(rest, dense=dense.dense)
                     for dense, rest in zip(tasks[0].embeddings, embeddings, strict=True)
                 ]
             shorter = request.dimensions not in {None, models.dense_model.dense_width}
@@ -183,8 +182,7 @@ def assign_models(models: LoadedModels, request: EmbedRequest, prompt: str) -> l
     outputs, rest = request.needed, models.embedder
     if models.dense is None:
         return [task(rest, outputs, prompt)]
-    of_dense = Outputs(dense=outputs.dense, states=outputs.states)
-    of_rest = replace(outputs, dense=False, states=False)
+    of_dense, of_rest = Outputs(dense=outputs.dense), replace(outputs, dense=False)
     both = task(models.dense, of_dense, prompt), task(rest, of_rest, rest.default_prompt)
     return [each for each in both if each.outputs]
 

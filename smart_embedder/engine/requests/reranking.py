@@ -1,10 +1,7 @@
-"""Requests for scores: reranking by a reranker or by late interaction, and classification."""
+"""Reranking, by a reranker or by late interaction."""
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -15,33 +12,23 @@ from smart_embedder.engine.checks import (
     text_truncations,
 )
 from smart_embedder.engine.devices.thread import run_preempting_call
-from smart_embedder.engine.model import Classifier, Embedder, LoadedModels, Reranker
+from smart_embedder.engine.model import Embedder, LoadedModels, Reranker
 from smart_embedder.engine.records import (
-    ClassificationRequest,
-    ClassificationResult,
     FloatArray,
     Outputs,
     PartScores,
     RerankRequest,
     RerankResult,
-    ScoringRequest,
     TextEmbedding,
-    TokenizedPair,
-    TokenSequence,
 )
 from smart_embedder.engine.requests.embedding import TOKEN_ID_BYTES, vector_bytes
 from smart_embedder.engine.scheduling.admission import Admission, timings_of
 from smart_embedder.engine.scheduling.fairness import ConcurrencyLimit
 from smart_embedder.engine.scheduling.job import Job, Purpose
-from smart_embedder.errors import EmptyInputError, InvalidRequestError, RerankerDisabledError
+from smart_embedder.errors import InvalidRequestError, RerankerDisabledError
 
 # 4 MiB of them.
 _MOST_PRODUCTS = 1 << 20
-# The vectors of a group of queries hold at most this fraction of what an answer may hold.
-_LEAST_GROUPS = 4
-_LOGIT_BYTES = 4
-
-Reduce = Callable[[int, Any], Any]
 
 
 def score(query: TextEmbedding, passage: TextEmbedding) -> PartScores:
@@ -92,58 +79,21 @@ class ScoringPipeline:
             if models.reranker is None:
                 # No Retry-After: only another setting changes this.
                 raise RerankerDisabledError("reranking is switched off: RERANKER_MODEL is none")
-            if models.reranker.refusal is not None:
-                raise RerankerDisabledError(models.reranker.refusal)
             return await self._rerank(models.reranker, request)
-
-    async def classify(
-        self, models: LoadedModels, request: ClassificationRequest
-    ) -> ClassificationResult:
-        """The logits of every input; see `Engine.classify`."""
-        if not request.inputs:
-            raise EmptyInputError("there are no texts to classify")
-        model = models.reranker
-        if model is None:
-            raise RerankerDisabledError(
-                "there is no model with labels here: RERANKER_MODEL names a cross-encoder"
-            )
-        if not isinstance(model, Classifier):
-            raise InvalidRequestError(
-                f"{model.name} has no labels: only a cross-encoder as RERANKER_MODEL has"
-            )
-        async with self._admission.accepted.scope(), self._limit.hold(request.client):
-            started = time.perf_counter()
-            texts, stage = await self._admission.tokenize(
-                model,
-                lambda: [
-                    model.tokenize_input(*each, request.truncation) for each in request.inputs
-                ],
-                request.texts,
-                request.client,
-            )
-            truncations = text_truncations(model, texts, "inputs", request.truncation.side)
-            check_truncations(truncations, request.truncation)
-            sequences = [text.ids for text in texts]
-            tokens = sum(map(len, sequences))
-            request.answer.need(
-                TOKEN_ID_BYTES * tokens + _LOGIT_BYTES * len(model.labels) * len(sequences),
-                f"the labels of these {len(sequences)} inputs",
-                "send fewer inputs or shorter ones",
-            )
-            job = self._make_job(request)(model, sequences, Outputs(logits=True))
-            logits = await self._admission.run(job)
-        timings = timings_of(started, tokenized=[stage], jobs=[job])
-        return ClassificationResult(model.labels, logits, truncations, tokens, timings)
 
     async def _rerank(self, model: Reranker, request: RerankRequest) -> RerankResult:
         started = time.perf_counter()
-        by_query = request.passages_by_query
-        call = partial(_tokenize_pairs, model, request)
+        call = partial(
+            model.tokenize_pairs,
+            request.query,
+            request.passages,
+            request.instruction,
+            request.truncation,
+        )
         pairs, stage = await self._admission.tokenize(model, call, request.texts, request.client)
         truncations = pair_truncations(model, pairs, request.truncation.side)
         check_truncations(truncations, request.truncation)
-        tokens = sum([pairs[passages[0]].query_kept for passages in by_query.values()])
-        tokens += sum([pair.passage_kept for pair in pairs])
+        tokens = pairs[0].query_kept + sum([pair.passage_kept for pair in pairs])
         request.answer.need(TOKEN_ID_BYTES * tokens, *_tokens_needed(tokens))
         sequences = [pair.sequence for pair in pairs]
         job = self._make_job(request)(model, sequences, Outputs())
@@ -154,22 +104,18 @@ class ScoringPipeline:
         return RerankResult(scores, None, truncations, sum(map(len, sequences)), timings)
 
     async def _rerank_by_vectors(self, model: Embedder, request: RerankRequest) -> RerankResult:
-        """Embed the queries, then score each passage in the device thread.
-
-        Queries whose vectors would hold much of what they may are taken in several groups.
-        """
+        """Embed the query, then score each passage in the device thread."""
         started = time.perf_counter()
-        kinds, weights = replace(model.kinds, states=False), request.weights
+        kinds, weights = model.kinds, request.weights
         by_kind = {"dense": weights.dense, "sparse": weights.sparse, "colbert": weights.colbert}
         if not any(weight and getattr(kinds, kind) for kind, weight in by_kind.items()):
             raise InvalidRequestError(
                 "one of the weights must be above 0 of the kinds of vectors that the model makes"
             )
-        by_query = list(request.passages_by_query.values())
-        (queries, passages), stage = await self._admission.tokenize(
+        ((query,), passages), stage = await self._admission.tokenize(
             model,
             lambda: (
-                model.tokenize([*request.passages_by_query], input_type="query"),
+                model.tokenize([request.query], input_type="query"),
                 model.tokenize(
                     request.passages, truncation=request.truncation, input_type="document"
                 ),
@@ -178,40 +124,30 @@ class ScoringPipeline:
             request.client,
         )
         truncations = [
-            *text_truncations(model, queries, "query", "right"),
+            *text_truncations(model, [query], "query", "right"),
             *text_truncations(model, passages, "passages", request.truncation.side),
         ]
         check_truncations(truncations, request.truncation)
-        sizes = [vector_bytes(model, kinds, [len(text.ids)]) for text in queries]
-        tokens = sum(len(text.ids) for text in (*queries, *passages))
-        groups = _groups(sizes, request.answer.allowed // _LEAST_GROUPS)
-        largest = max(sum(sizes[query] for query in group) for group in groups)
-        request.answer.need(TOKEN_ID_BYTES * tokens + largest, *_tokens_needed(tokens))
-        parts: dict[int, PartScores] = {}
-        jobs, make_job = list[Job](), self._make_job(request)
-
-        async def compute(ids: Sequence[TokenSequence], reduce: Reduce | None = None) -> list[Any]:
-            spent = sum(job.inference_seconds for job in jobs)
-            job = make_job(model, ids, kinds, time_spent=spent, reduce=reduce)
-            results = await self._admission.run(job)
-            job.forget()
-            jobs.append(job)
-            return results
-
-        for group in groups:
-            pairs = [(passage, query) for query in group for passage in by_query[query]]
-            vectors = await compute([queries[query].ids for query in group])
-            embedded = dict(zip(group, vectors, strict=True))
+        tokens = sum(len(text.ids) for text in (query, *passages))
+        size = TOKEN_ID_BYTES * tokens + vector_bytes(model, kinds, [len(query.ids)])
+        request.answer.need(size, *_tokens_needed(tokens))
+        make_job = self._make_job(request)
+        of_query = make_job(model, [query.ids], kinds)
+        (embedded,) = await self._admission.run(of_query)
+        of_passages = make_job(
+            model,
+            [text.ids for text in passages],
+            kinds,
+            time_spent=of_query.inference_seconds,
             # There, a passage's token vectors are freed with its batch.
-            score_each = partial(_score_for, [embedded[query] for _, query in pairs])
-            found = await compute([passages[passage].ids for passage, _ in pairs], score_each)
-            parts |= zip([passage for passage, _ in pairs], found, strict=True)
-        ordered = [parts[index] for index in range(len(passages))]
-        scores = [weights.fuse(part) for part in ordered]
-        timings = timings_of(started, tokenized=[stage], jobs=jobs)
-        return RerankResult(scores, ordered, truncations, tokens, timings)
+            reduce=partial(score, embedded),
+        )
+        parts = await self._admission.run(of_passages)
+        scores = [weights.fuse(part) for part in parts]
+        timings = timings_of(started, tokenized=[stage], jobs=[of_query, of_passages])
+        return RerankResult(scores, parts, truncations, tokens, timings)
 
-    def _make_job(self, request: ScoringRequest) -> "partial[Job]":
+    def _make_job(self, request: RerankRequest) -> "partial[Job]":
         """A `Job` of this request, of what it is called with."""
         return partial(
             Job,
@@ -222,36 +158,9 @@ class ScoringPipeline:
         )
 
 
-def _score_for(queries: list[TextEmbedding], index: int, passage: TextEmbedding) -> PartScores:
-    return score(queries[index], passage)
-
-
-def _groups(sizes: list[int], most: int) -> list[list[int]]:
-    """The indices of `sizes` in groups of together at most `most`; a larger one is alone."""
-    groups: list[list[int]] = []
-    left = 0
-    for index, size in enumerate(sizes):
-        if size > left or not groups:
-            groups.append([])
-            left = most
-        groups[-1].append(index)
-        left -= size
-    return groups
-
-
 def _tokens_needed(tokens: int) -> tuple[str, str]:
     """What needs memory in a request of so many tokens, and what to do about it."""
     return f"these {tokens} tokens", "send fewer texts or shorter ones"
-
-
-def _tokenize_pairs(model: Reranker, request: RerankRequest) -> list[TokenizedPair]:
-    """Tokenise each passage with its query, in the order of the passages."""
-    pairs: dict[int, TokenizedPair] = {}
-    for query, indices in request.passages_by_query.items():
-        passages = [request.passages[index] for index in indices]
-        tokenized = model.tokenize_pairs(query, passages, request.instruction, request.truncation)
-        pairs |= zip(indices, tokenized, strict=True)
-    return [pairs[index] for index in range(len(request.passages))]
 
 
 def sigmoid(logits: list[float]) -> list[float]:

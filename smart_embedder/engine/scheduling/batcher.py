@@ -132,8 +132,7 @@ class Batch:
             start += each.count
             if reduce is not None:
                 own = [
-                    result if isinstance(result, Exception) else reduce(index, result)
-                    for index, result in enumerate(own, each.start)
+                    result if isinstance(result, Exception) else reduce(result) for result in own
                 ]
             kept += own if len(self.slices) == 1 else _without_others(own)
         return kept

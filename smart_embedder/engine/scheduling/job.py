@@ -37,7 +37,7 @@ class Job:
     The device takes them in order, in one or more batches, and makes `outputs` of each. The job is
     interactive, or `is_bulk`. `time_limit` is the most seconds of its forwards together, of which
     `time_spent` have passed; None limits each forward by itself. `reduce` is called off the event
-    loop with the index of each sequence and its result, and returns what is kept as its result.
+    loop with each result, and returns what is kept in its place.
 
     The rest changes on its way. The device has `taken` so many sequences, and `waiting_tokens` are
     those of the others. `inference_seconds` are those of the forwards that held a part of it. The
@@ -57,7 +57,7 @@ class Job:
     is_bulk: bool = False
     time_limit: float | None = None
     time_spent: float = 0.0
-    reduce: Callable[[int, Any], Any] | None = None
+    reduce: Callable[[Any], Any] | None = None
     state: JobState = field(init=False, default=JobState.WAITING)
     taken: int = field(init=False, default=0)
     waiting_tokens: int = field(init=False)
@@ -130,10 +130,6 @@ class Job:
         """Cancel it, unless it is resolved."""
         if not self.resolved:
             self._end_wait(JobState.CANCELLED)
-
-    def forget(self) -> None:
-        """Let go of its results and its `reduce`, when it is resolved; its times are left."""
-        self._results, self.reduce = [], None
 
     async def dequeued(self) -> None:
         """Return when no sequence of it is queued; raises the error that it failed with."""

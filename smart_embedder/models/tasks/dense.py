@@ -21,7 +21,7 @@ from smart_embedder.models.checkpoint.config import (
 from smart_embedder.models.device.transfer import DeviceRows
 from smart_embedder.models.families.load import is_qwen3, load_backbone
 from smart_embedder.models.ops.proof import Target
-from smart_embedder.models.tasks.embedders import HeadsEmbedder, Made, token_states
+from smart_embedder.models.tasks.embedders import HeadsEmbedder, Made
 from smart_embedder.models.tasks.pooling import (
     ENDS,
     DenseLayer,
@@ -49,7 +49,7 @@ _QWEN_PROMPTS = {"query": f"Instruct: {DEFAULT_INSTRUCTION}\nQuery:", "document"
 class DenseEmbedder(HeadsEmbedder):
     """Implements `smart_embedder.engine.model.Embedder` for dense vectors alone."""
 
-    kinds = Outputs(dense=True, states=True)
+    kinds = Outputs(dense=True)
 
     def __init__(
         self,
@@ -88,7 +88,6 @@ class DenseEmbedder(HeadsEmbedder):
                 width = min(width, step.width)
         self.dense_width = width
         self._dense_head = partial(pooled_vectors, config.poolings, config.steps)
-        self._token_heads = {"states": token_states}
         self.normalizes = config.steps[-1:] == (normalize,)
         self.pooling = "+".join(config.poolings)
         self._dense_end = ENDS.get(self.pooling)

@@ -96,7 +96,6 @@ class DeviceModel(ABC, Generic[Result]):
         self.max_length = tokenizer.max_length
         self.special_tokens = tokenizer.special_tokens
         self.token_spans = tokenizer.spans
-        self.decode = tokenizer.decode
         self.spaces: Mapping[str, VectorSpace] = {}
         self.drift: dict[str, float] = {}
         self._told_of: Target | None = None
@@ -238,7 +237,7 @@ class EmbeddingModel(DeviceModel[TextEmbedding]):
         super().__init__(name, backbone, tokenizer)
         self.prompts = prompts
         self.default_prompt = default_prompt
-        self.dense_width = self.states_width = backbone.hidden_size
+        self.dense_width = backbone.hidden_size
         self.token_strings = tokenizer.token_strings
 
     def tokenize(
@@ -254,7 +253,7 @@ class EmbeddingModel(DeviceModel[TextEmbedding]):
 
     def _read_canaries(self) -> tuple[list[TokenIds], Outputs]:
         read = self.tokenize([*CANARIES], self.default_prompt)
-        return [text.ids for text in read], replace(self.kinds, states=False)
+        return [text.ids for text in read], self.kinds
 
     def _canaries_of(self, results: list[TextEmbedding]) -> dict[str, KindCanaries]:
         return canaries_of(results)
@@ -279,7 +278,7 @@ class HeadsEmbedder(EmbeddingModel):
 
     _dense_head: SequenceHead | None = None
     _dense_end: End | None = None
-    _token_heads: Mapping[str, TokenHead]
+    _token_heads: Mapping[str, TokenHead] = {}
     _without_weight = NO_IDS
 
     @torch.inference_mode()
@@ -287,7 +286,7 @@ class HeadsEmbedder(EmbeddingModel):
         self, sequences: list[TokenIds], outputs: Sequence[Outputs]
     ) -> Callable[[], list[TextEmbedding | InferenceError]]:
         """Implement `DeviceModel`."""
-        every = any(each.sparse or each.colbert or each.states for each in outputs)
+        every = any(each.sparse or each.colbert for each in outputs)
         packed = self._backbone.pack(sequences)
         hidden, read = self._backbone.forward_of(packed, None if every else self._dense_end)
         # The rows of each kind on the device, and which of them belong to each sequence.
@@ -345,21 +344,12 @@ class HeadsEmbedder(EmbeddingModel):
                 return [row[0] for row in rows]
             case "sparse":
                 return sparse_vectors(sequences, rows, self._without_weight)
-            case "colbert":
-                return [
-                    row[self._with_vector(ids)] for row, ids in zip(rows, sequences, strict=True)
-                ]
-        return rows
+        return [row[self._with_vector(ids)] for row, ids in zip(rows, sequences, strict=True)]
 
 
 def token_vectors(head: nn.Module, backbone: Backbone, states: Tensor) -> DeviceRows:
     """`[R, colbert width]`, each of unit length, from states `[R, hidden]`."""
     return DeviceRows(*backbone.backend.unit_rows(head(states), backbone.wire_dtype))
-
-
-def token_states(states: Tensor) -> DeviceRows:
-    """`[R, hidden]` float32: the states themselves."""
-    return DeviceRows.of(states.float())
 
 
 def sparse_vectors(
@@ -392,7 +382,7 @@ _WITHOUT_WEIGHT = ("<s>", "</s>", "<pad>", "<unk>", "[CLS]", "[SEP]", "[PAD]", "
 class M3Embedder(HeadsEmbedder):
     """Implements `smart_embedder.engine.model.Embedder` for checkpoints of bge-m3's shape."""
 
-    kinds = Outputs(dense=True, sparse=True, colbert=True, states=True)
+    kinds = Outputs(dense=True, sparse=True, colbert=True)
     normalizes = True
 
     def __init__(self, name: str, folder: Path, max_length: int, target: Target) -> None:
@@ -410,7 +400,6 @@ class M3Embedder(HeadsEmbedder):
         self._token_heads = {
             "sparse": partial(token_weights, sparse_head),
             "colbert": partial(token_vectors, colbert_head, backbone),
-            "states": token_states,
         }
         without_weight = map(tokenizer.token_id, _WITHOUT_WEIGHT)
         self._without_weight = np.array([i for i in without_weight if i is not None], np.int64)

@@ -1,9 +1,9 @@
 """Rerankers: a query and a passage are read together.
 
-A `CrossEncoder` is a classifier with one logit or several. Its pairs have the layout of the
-tokenizer's own template, and are cut as by FlagEmbedding's `FlagReranker`. A `QwenReranker` is a
-causal decoder that answers whether a passage suits a query, with the prompt and the score of
-Qwen3-Reranker's model card.
+A `CrossEncoder` is a classifier with one logit, or with several labels of which one means relevant.
+Its pairs have the layout of the tokenizer's own template, and are cut as by FlagEmbedding's
+`FlagReranker`. A `QwenReranker` is a causal decoder that answers whether a passage suits a query,
+with the prompt and the score of Qwen3-Reranker's model card.
 """
 
 from abc import abstractmethod
@@ -26,7 +26,6 @@ from smart_embedder.engine.records import (
     Outputs,
     TokenIds,
     TokenizedPair,
-    TokenizedText,
     TruncationOptions,
 )
 from smart_embedder.engine.space import SCORE
@@ -98,7 +97,7 @@ _SEGMENT_TOKENIZERS = {"BertTokenizer", "ElectraTokenizer", "MobileBertTokenizer
 _FLAG_TYPES = ("xlm-roberta", "roberta")
 
 
-class RerankingModel(DeviceModel[float | FloatArray]):
+class RerankingModel(DeviceModel[float]):
     """Implements `DeviceModel.launch` by the logits of sequences and the scores that they mean.
 
     `_end` is the only token of a sequence that the logits are made of, if there is one.
@@ -129,35 +128,34 @@ class RerankingModel(DeviceModel[float | FloatArray]):
         pairs = self.tokenize_pairs(CANARIES[0], [*CANARIES], None)
         return [pair.ids for pair in pairs], Outputs()
 
-    def _canaries_of(self, results: list[float | FloatArray]) -> dict[str, KindCanaries]:
+    def _canaries_of(self, results: list[float]) -> dict[str, KindCanaries]:
         return {SCORE: KindCanaries(np.array([results], np.float32))}
 
     @torch.inference_mode()
     def launch(
         self, sequences: list[TokenIds], outputs: Sequence[Outputs]
-    ) -> Callable[[], list[float | FloatArray | InferenceError]]:
-        """Implement `DeviceModel`: the score of each sequence, or its logits if asked for."""
+    ) -> Callable[[], list[float | InferenceError]]:
+        """Implement `DeviceModel`: the score of each sequence."""
+        del outputs
         packed = self._backbone.pack(sequences)
         logits = self._logits(*self._backbone.forward_of(packed, self._end))
         copies = start_copies([DeviceRows.of(logits)], packed.tokens)
 
-        def collect() -> list[float | FloatArray | InferenceError]:
+        def collect() -> list[float | InferenceError]:
             (rows,) = copies()
             scores = self._scores(rows.values)
-            results: list[float | FloatArray | InferenceError] = []
-            for wanted, row in zip(outputs, packed.unpack_order, strict=True):
-                result = rows.values[row] if wanted.logits else scores[row]
-                results.append(result if rows.finite[row] else not_finite())
-            return results
+            return [
+                scores[row] if rows.finite[row] else not_finite() for row in packed.unpack_order
+            ]
 
         return collect
 
 
 class CrossEncoder(RerankingModel):
-    """Implements `smart_embedder.engine.model.Reranker` and `Classifier`.
+    """Implements `smart_embedder.engine.model.Reranker`.
 
-    A score is the raw logit, or of several labels the log odds of `ranking_label`, whose sigmoid is
-    its probability.
+    A score is the raw logit, or of several labels the log odds of the one that means relevant,
+    whose sigmoid is its probability.
     """
 
     scores_are_logits = True
@@ -181,9 +179,21 @@ class CrossEncoder(RerankingModel):
                 "they are read one text after the other"
             )
         _require_prompt(folder, "")
+        # Those that have no name are called as transformers calls them.
+        known: Any = config.get("id2label")
+        known = known if isinstance(known, dict) else {}
+        count = weights.tensors[f"{names.logits}.weight"].shape[0]
+        self.labels = tuple(str(known.get(str(each), f"LABEL_{each}")) for each in range(count))
+        ranking_label = find_ranking_label(self.labels)
+        if ranking_label is None:
+            raise StartupError(
+                f"{folder} cannot rerank: none of its labels, {', '.join(self.labels)}, says that "
+                "a passage answers a query"
+            )
         texts = TextOptions.read(folder, CLASSES)
         backbone, tokenizer = load_backbone(folder, target, max_length, texts, weights=weights)
         super().__init__(name, backbone, tokenizer)
+        self._ranking_label = ranking_label
         layers = _layers_of(folder, config, names, weights, backbone.hidden_size)
         self._layers = backbone.place_head(nn.Sequential(*layers))
         self._pool: Pool = first
@@ -192,18 +202,6 @@ class CrossEncoder(RerankingModel):
         elif names.reads == "configured":  # By one of these, or transformers had not loaded it.
             self._pool = _POOLINGS[config.get("classifier_pooling", "cls")]
         self._end = "first" if self._pool is first else None
-        # Those that have no name are called as transformers calls them.
-        known: Any = config.get("id2label")
-        known = known if isinstance(known, dict) else {}
-        count = weights.tensors[f"{names.logits}.weight"].shape[0]
-        self.labels = tuple(str(known.get(str(each), f"LABEL_{each}")) for each in range(count))
-        self.ranking_label = find_ranking_label(self.labels)
-        self.refusal: str | None = None
-        if self.ranking_label is None:
-            self.refusal = (
-                f"{name} cannot rerank: none of its labels, {', '.join(self.labels)}, says that a "
-                "passage answers a query; /predict tells their probabilities"
-            )
         self._prefix, self._middle, self._suffix = tokenizer.pair_template()
         # Of a query with an empty passage FlagReranker reads the query alone.
         self._drops_empty = config.get("model_type") in _FLAG_TYPES and count == 1
@@ -217,7 +215,7 @@ class CrossEncoder(RerankingModel):
         reading = [each.tolist() for each in (self._prefix, self._middle, self._suffix)]
         reading += [self._marks_segments, self._drops_empty]
         pooling = getattr(self._pool, "__name__", "last")
-        steps = f"{self.ranking_label} {steps_of(self._layers)}"
+        steps = f"{self._ranking_label} {steps_of(self._layers)}"
         self._made = {SCORE: Made(pooling, count, steps=steps, reading=reading)}
 
     def tokenize_pairs(
@@ -256,31 +254,17 @@ class CrossEncoder(RerankingModel):
             )
         return pairs
 
-    def tokenize_input(
-        self, text: str, other: str | None, truncation: TruncationOptions = CUT_AT_END
-    ) -> TokenizedText:
-        """Token ids of a text alone, or of a pair, cut as a query and a passage are."""
-        if other is None:
-            return self._tokenizer.encode([text], truncation=truncation)[0]
-        (pair,) = self.tokenize_pairs(text, [other], None, truncation)
-        cut = pair.query_tokens - pair.query_kept + pair.passage_tokens - pair.passage_kept
-        exact = pair.query_exact and pair.passage_exact
-        return TokenizedText(pair.ids, len(pair.sequence) + cut, exact)
-
     def _logits(self, hidden: Tensor, packed: PackedBatch) -> Tensor:
         pooled = self._pool(hidden, packed).to(hidden.dtype)
         return self._layers(pooled).float()  # type: ignore[no-any-return]
 
     def _scores(self, logits: FloatArray) -> list[float]:
-        scores: list[float] = [0.0] * len(logits)
-        if len(self.labels) == 1:
-            scores = logits[:, 0].tolist()
-        elif self.ranking_label is not None:
+        own = torch.from_numpy(logits[:, self._ranking_label])
+        if len(self.labels) > 1:
             # PyTorch's, because numpy warns of numbers that are not finite.
-            others = torch.from_numpy(np.delete(logits, self.ranking_label, axis=1))
-            own = torch.from_numpy(logits[:, self.ranking_label])
-            scores = (own - others.logsumexp(dim=1)).tolist()
-        return scores
+            others = torch.from_numpy(np.delete(logits, self._ranking_label, axis=1))
+            own = own - others.logsumexp(dim=1)
+        return own.tolist()
 
 
 def _require_prompt(folder: Path, *known: str) -> None:
@@ -378,7 +362,6 @@ class QwenReranker(RerankingModel):
     }
     scores_are_logits = False
     reads_instruction = True
-    refusal: str | None = None
 
     def __init__(
         self, name: str, folder: Path, max_length: int, max_batch_sequences: int, target: Target

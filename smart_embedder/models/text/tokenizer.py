@@ -323,11 +323,6 @@ class TextTokenizer:
         )
         return before, after
 
-    def decode(self, ids: list[int], *, skip_special_tokens: bool) -> str:
-        """The text of these tokens; ids outside the vocabulary are left out."""
-        (text,) = self._tokenizer.decode_batch([ids], skip_special_tokens=skip_special_tokens)
-        return str(text)
-
     def pair_template(self) -> list[TokenIds]:
         """The special tokens before, between and after two texts that are read together."""
         return template_of(self._tokenizer, "a", "b")

@@ -72,11 +72,6 @@ export async function rerank(query, passages, model, { signal } = {}) {
   return (await post(path, body, {}, signal)).json();
 }
 
-/** The labels of each text, or pair of texts, by falling probability: `[{label, score}]`. */
-export async function predict(inputs, model, { signal } = {}) {
-  return (await post(`${pathOf(model)}/predict`, { inputs, truncate: true }, {}, signal)).json();
-}
-
 /** The field of a request that names its model, where it is not the default. */
 export const named = ({ key }) => (key ? { model: key } : {});
 const pathOf = ({ tokenizer }) => `models/${encodeURIComponent(tokenizer.split("/").at(-1))}`;

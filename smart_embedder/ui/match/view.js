@@ -3,7 +3,6 @@
 import { embed, embedRequest, readAs, tokenize, withTokens } from "../core/api.js";
 import { byId, element, onPause } from "../core/dom.js";
 import { decimal, plural } from "../core/format.js";
-import { labelsOf, labelTable } from "../core/labels.js";
 import { showLead } from "../core/lead.js";
 import { TakeBar } from "../core/take.js";
 import { splitTexts } from "../core/texts.js";
@@ -41,17 +40,16 @@ export function createMatchView(models) {
   onPause(query, "input", PAUSE, run);
   onPause(passages, "input", PAUSE, run);
   const show = () => {
-    const keys = [models.embedderKey, models.rerankerKey].join("\n");
-    if (asked === keys) return;
+    if (asked === models.embedderKey) return;
     if (asked === null) {
       query.value ||= QUERY;
       passages.value ||= PASSAGES;
     }
-    asked = keys;
+    asked = models.embedderKey;
     run();
   };
   const open = () => {
-    asked = [models.embedderKey, models.rerankerKey].join("\n");
+    asked = models.embedderKey;
     run();
   };
   return { show, choose: show, open };
@@ -66,15 +64,10 @@ async function match(query, value, models, bar, signal) {
     ...readAs(type, model),
     ...withTokens(model),
   }));
-  const [asked, found, [queryTokens, ...tokens], labels] = await Promise.all([
+  const [asked, found, [queryTokens, ...tokens]] = await Promise.all([
     embed([query], model, asQuery, { signal }),
     embed(texts, model, asDocument, { signal }),
     tokenize([query, ...texts], model, { signal }),
-    labelsOf(
-      texts.map((text) => [query, text]),
-      models,
-      signal,
-    ),
   ]);
   if (signal.aborted) return;
   const [order] = ORDER.filter((kind) => model.kinds.includes(kind));
@@ -82,17 +75,15 @@ async function match(query, value, models, bar, signal) {
   const comparisons = texts
     .map((text, i) => ({
       ...compare(read, readText(text, tokens[i], found.texts[i])),
-      labels: labels?.[i],
     }))
     .sort((a, b) => b.scores[order] - a.scores[order]);
   showLead("match", model, LOST);
   bar.show(
     [embedRequest([query], model, asQuery), embedRequest(texts, model, asDocument)],
-    comparisons.map(({ passage, scores, shared, labels }) => ({
+    comparisons.map(({ passage, scores, shared }) => ({
       passage: passage.text,
       scores,
       shared,
-      labels,
     })),
     { query, passages: value },
   );
@@ -150,7 +141,7 @@ function showDetail(joined) {
   const pieces = byId("match-pieces");
   pieces.onchange = () => showDetail(joined);
   const comparison = pieces.checked ? { ...joined, ...compare(joined.query, joined.passage, true) } : joined;
-  const { scores, shared, tokens, labels } = comparison;
+  const { scores, shared, tokens } = comparison;
   byId("match-scores").replaceChildren(
     ...Object.keys(scores).flatMap((kind) => [
       element("dt", {}, HEADLINES[kind]),
@@ -161,7 +152,6 @@ function showDetail(joined) {
   fillPart("match-heat", tokens && renderHeatMap(tokens));
   fillPart("match-table", tokens && matchTable(comparison));
   fillPart("match-shared", shared && sharedTable(comparison));
-  fillPart("match-labels", labels && labelTable(labels));
 }
 
 /** Fills a part of the view, or hides it with its heading where there is nothing for it. */

@@ -137,8 +137,6 @@ export class ResultPanel {
     try {
       const model = await this.#models.reranker(signal);
       if (!model) return "No reranker is configured. Set RERANKER_MODEL to use one.";
-      if (!model.kinds.includes("scores"))
-        return `${model.label} predicts labels, which do not say how relevant a passage is.`;
       requests.push(rerankRequest(query, passages, model));
       const { results } = await rerank(query, passages, model, { signal });
       rankings.reranked = results.map(({ index, score }) => ({ chunk: candidates[index], score }));

@@ -2,7 +2,6 @@
 
 import { element, roving, row, table } from "../core/dom.js";
 import { count, decimal, plural, shortened } from "../core/format.js";
-import { labelTable } from "../core/labels.js";
 import { bare, idsOf, piecesOf, plainTokens, wordsOf } from "../core/tokens.js";
 
 const HEAVIEST = 8;
@@ -14,7 +13,7 @@ const HINT = "Point at a word, or use the arrow keys, to see its numbers.";
  * The element for text number `place`, in words or in their pieces; without sparse vectors nothing
  * has a weight.
  */
-export function renderText({ text, tokens, vectors, labels, truncation }, place, isPieces) {
+export function renderText({ text, tokens, vectors, truncation }, place, isPieces) {
   const { sparse, strings } = vectors;
   const parts = (isPieces ? piecesOf : wordsOf)(text, tokens);
   const terms = termsOf(parts, plainTokens(tokens), sparse, strings?.sparse);
@@ -27,7 +26,6 @@ export function renderText({ text, tokens, vectors, labels, truncation }, place,
     element("p", { class: "facts" }, factsOf(tokens, sparse && terms, truncation, noun)),
     ...shadedText(parts, tokens, { terms, truncation, isWeighed: sparse !== null, noun }),
     ...(sparse ? weightTables(terms, noun) : []),
-    labels && labelTable(labels),
   );
 }
 

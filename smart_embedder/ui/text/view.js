@@ -3,7 +3,6 @@
 import { embed, embedRequest, tokenize, withTokens } from "../core/api.js";
 import { byId, onPause } from "../core/dom.js";
 import { plural } from "../core/format.js";
-import { labelsOf } from "../core/labels.js";
 import { showLead } from "../core/lead.js";
 import { TakeBar } from "../core/take.js";
 import { splitTexts } from "../core/texts.js";
@@ -43,14 +42,13 @@ export function createTextView(models) {
       });
   }
   const show = () => {
-    const keys = [models.embedderKey, models.rerankerKey].join("\n");
-    if (asked === keys) return;
+    if (asked === models.embedderKey) return;
     if (asked === null) input.value ||= SAMPLES.manual;
-    asked = keys;
+    asked = models.embedderKey;
     run();
   };
   const open = () => {
-    asked = [models.embedderKey, models.rerankerKey].join("\n");
+    asked = models.embedderKey;
     run();
   };
   return { show, choose: show, open };
@@ -62,14 +60,9 @@ async function analyse(value, models, bar, signal) {
   byId("text-output").hidden = !texts.length;
   if (!texts.length) return;
   const model = await models.embedder(signal);
-  const [embeddings, tokens, labels] = await Promise.all([
+  const [embeddings, tokens] = await Promise.all([
     embed(texts, model, withTokens(model), { signal }),
     tokenize(texts, model, { signal }),
-    labelsOf(
-      texts.map((text) => [text]),
-      models,
-      signal,
-    ),
   ]);
   if (signal.aborted) return;
   showLead("text", model, LOST);
@@ -79,7 +72,6 @@ async function analyse(value, models, bar, signal) {
     text,
     tokens: tokens[i],
     vectors: embeddings.texts[i],
-    labels: labels?.[i],
     truncation: truncationOf(embeddings.report, i, model),
   }));
   bar.show([embedRequest(texts, model, withTokens(model))], results, { texts: value });

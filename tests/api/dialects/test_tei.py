@@ -2,7 +2,6 @@
 
 import re
 
-import numpy as np
 import pytest
 
 from tests.api.conftest import answered as post
@@ -52,25 +51,6 @@ def test_sparse_vectors_are_pairs_of_index_and_value(client) -> None:
         assert [each["value"] for each in weights] == expected["sparse"]["values"]
 
 
-@pytest.mark.parametrize(("model", "pooled"), [("tiny-m3", 0), ("tiny-qwen", -1)])
-def test_embed_all_gives_the_state_of_every_token(full, model, pooled) -> None:
-    states = post(full, f"/models/{model}/embed_all", inputs=TEXTS)
-    tokens = post(full, f"/models/{model}/tokenize", inputs=TEXTS)
-    assert [len(each) for each in states] == [len(each) for each in tokens]
-    vectors = post(full, f"/models/{model}/embed", inputs=TEXTS)
-    for own, vector in zip(states, vectors, strict=True):
-        unit = np.array(own[pooled]) / np.linalg.norm(own[pooled])
-        np.testing.assert_allclose(unit, vector, rtol=0, atol=1e-6)
-
-
-def test_similarity_is_the_cosine_with_the_source(client) -> None:
-    source, *others = dense(client, ["hybrid search", *TEXTS])
-    cosines = pytest.approx([np.dot(source, each) for each in others], abs=1e-6)
-    inputs = {"source_sentence": "hybrid search", "sentences": TEXTS}
-    for parameters in (None, {"truncate": True}):
-        assert post(client, "/similarity", inputs=inputs, parameters=parameters) == cosines
-
-
 @pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/models/tiny-reranker/rerank"])
 @pytest.mark.parametrize("raw", [False, True])
 def test_ranks_are_the_native_scores_as_probabilities_or_raw(full, path, raw) -> None:
@@ -81,7 +61,7 @@ def test_ranks_are_the_native_scores_as_probabilities_or_raw(full, path, raw) ->
     assert [each["text"] for each in told] == [TEXTS[each["index"]] for each in ours]
 
 
-@pytest.mark.parametrize("path", ["/embed", "/embed_sparse", "/embed_all"])
+@pytest.mark.parametrize("path", ["/embed", "/embed_sparse"])
 def test_a_text_that_is_too_long_is_an_error_unless_it_may_be_cut(full, path) -> None:
     path = f"/models/tiny-m3{path}"
     body = {"inputs": ["bread " + LONG + "kitchen"]}
@@ -106,11 +86,11 @@ def test_options_are_the_native_ones_and_what_cannot_be_had_is_an_error(client, 
     options = {"prompt_name": "query", "dimensions": 32}
     assert post(full, "/embed", inputs=TEXTS, **options) == dense(full, TEXTS, **options)
     tokens = post(full, "/tokenize", inputs=TEXTS, prompt_name="query")
-    states = post(full, "/embed_all", inputs=TEXTS, prompt_name="query")
-    assert list(map(len, states)) == list(map(len, tokens))
+    answer = full.post("/embed", json={"inputs": TEXTS, "prompt_name": "query"})
+    assert int(answer.headers["x-compute-tokens"]) == sum(map(len, tokens))
 
 
-def test_tokens_are_those_that_are_counted_and_are_decoded_to_their_text(full) -> None:
+def test_tokens_are_those_that_are_counted(full) -> None:
     for model in ("tiny-m3", "tiny-qwen", "tiny-reranker"):
         path = f"/models/{model}"
         tokens = post(full, f"{path}/tokenize", inputs=TEXTS)
@@ -121,15 +101,6 @@ def test_tokens_are_those_that_are_counted_and_are_decoded_to_their_text(full) -
         if model != "tiny-reranker":
             answer = full.post(f"{path}/embed", json={"inputs": TEXTS})
             assert int(answer.headers["x-compute-tokens"]) == sum(map(len, tokens))
-        texts = ["hybrid search", "bread"]
-        tokens = post(full, f"{path}/tokenize", inputs=texts)
-        ids = [[each["id"] for each in own] for own in tokens]
-        assert post(full, f"{path}/decode", ids=ids) == texts
-        assert post(full, f"{path}/decode", ids=ids[0]) == texts[:1]
-        whole = post(full, f"{path}/decode", ids=ids[0], skip_special_tokens=False)
-        assert whole[0] != texts[0]
-    for ids in ([2**32 - 1], [[]]):
-        assert post(full, "/decode", ids=ids) == [""]
 
 
 def test_only_what_the_answer_holds_limits_a_text_that_is_tokenised(client) -> None:
@@ -147,13 +118,8 @@ def test_only_what_the_answer_holds_limits_a_text_that_is_tokenised(client) -> N
         ("/embed", {"inputs": []}, 400, "Empty"),
         ("/embed", {"inputs": ["a"] * 41}, 422, "Validation"),
         ("/embed", {"inputs": "a", "truncation_direction": "up"}, 422, "Validation"),
-        ("/embed_all", {"inputs": [[1]]}, 422, "Validation"),
-        ("/similarity", {"inputs": "a"}, 422, "Validation"),
-        ("/similarity", {"inputs": {"source_sentence": "a", "sentences": []}}, 400, "Empty"),
+        ("/embed_sparse", {"inputs": [[1]]}, 422, "Validation"),
         ("/tokenize", {"inputs": "a", "prompt_name": "no"}, 422, "Validation"),
-        ("/decode", {"ids": []}, 400, "Empty"),
-        ("/decode", {"ids": [-1]}, 422, "Validation"),
-        ("/decode", {"ids": [2**32]}, 422, "Validation"),
         ("/rerank", {"query": " ", "texts": ["a"]}, 400, "Empty"),
         ("/models/nobody/embed", {"inputs": "a"}, 404, "Validation"),
         ("/models/tiny-reranker/embed", {"inputs": "a"}, 422, "Validation"),
@@ -177,7 +143,7 @@ def test_health_is_public_and_the_rest_is_refused_in_its_shape(full) -> None:
             assert (answer.status_code, answer.content) == (200, b"")
     for path in ("/info", "/models/tiny-m3/info", "/models/health/info"):
         assert_error(full.get(path, headers=NO_TOKEN), 401, "Unauthorized")
-    for path in ("/embed", "/models/tiny-m3/embed", "/decode", "/models/ping"):
+    for path in ("/embed", "/models/tiny-m3/embed", "/tokenize", "/models/ping"):
         assert_error(full.post(path, headers=NO_TOKEN), 401, "Unauthorized")
     refused = full.post("/", json={"inputs": "a"}, headers=NO_TOKEN)
     assert (refused.status_code, refused.json()["error_type"]) == (401, "Unauthorized")

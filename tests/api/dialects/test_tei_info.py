@@ -52,8 +52,8 @@ class Judge(FakeReranker):
     max_length = 55
 
 
-class Classifier(Judge):
-    labels = ("good", "bad")
+class OfTwoLabels(Judge):
+    labels = ("no", "yes")
 
 
 def models(judge: FakeReranker) -> Any:
@@ -110,11 +110,11 @@ async def test_each_model_is_described_by_what_is_loaded_for_its_role() -> None:
     assert judge["model_type"] == {"reranker": one}
 
 
-async def test_a_reranker_with_several_labels_is_a_classifier() -> None:
-    async with served(models(Classifier()), **NAMES) as (_, client):
+async def test_a_reranker_tells_its_labels() -> None:
+    async with served(models(OfTwoLabels()), **NAMES) as (_, client):
         judge = await told(client, "/models/own/judge/info")
-    labels = {"id2label": {"0": "good", "1": "bad"}, "label2id": {"good": 0, "bad": 1}}
-    assert judge["model_type"] == {"classifier": labels}
+    labels = {"id2label": {"0": "no", "1": "yes"}, "label2id": {"no": 0, "yes": 1}}
+    assert judge["model_type"] == {"reranker": labels}
     assert judge["tokenization_workers"] == os.cpu_count()
 
 

@@ -25,15 +25,12 @@ from smart_embedder.errors import InvalidRequestError
 from tests.engine.engines import busy, engine_for, queued
 from tests.engine.fakes import ALL, FakeM3, FakeModel, FakeQwen, FakeReranker, loaded
 
-EVERY = Outputs(dense=True, sparse=True, colbert=True, states=True)
-
 
 @pytest.mark.parametrize(
     ("wanted", "own", "left"),
     [
-        (EVERY, Outputs(dense=True, states=True), Outputs(sparse=True, colbert=True)),
+        (ALL, Outputs(dense=True), Outputs(sparse=True, colbert=True)),
         (Outputs(dense=True), Outputs(dense=True), None),
-        (Outputs(states=True), Outputs(states=True), None),
         (Outputs(sparse=True), None, Outputs(sparse=True)),
         (Outputs(dense=True, colbert=True), Outputs(dense=True), Outputs(colbert=True)),
     ],
@@ -109,7 +106,7 @@ async def test_a_request_over_two_models_is_answered_and_counted_as_one() -> Non
 
 def model() -> FakeModel:
     made = FakeModel()
-    made.dense_width, made.colbert_width, made.states_width = 100, 10, 1000
+    made.dense_width, made.colbert_width = 100, 10
     return made
 
 
@@ -120,8 +117,7 @@ def model() -> FakeModel:
         (Outputs(dense=True), 5 * 8 + 2 * 400),
         (Outputs(sparse=True), 5 * (8 + 12)),
         (Outputs(colbert=True), 5 * (8 + 40)),
-        (Outputs(states=True), 5 * (8 + 4000)),
-        (EVERY, 5 * (8 + 12 + 40 + 4000) + 2 * 400),
+        (ALL, 5 * (8 + 12 + 40) + 2 * 400),
     ],
 )
 def test_each_kind_of_vectors_counts_for_each_token_or_text(outputs, nbytes) -> None:

@@ -1,20 +1,14 @@
-"""Reranking and classification through the engine: scores, sharing, limits, and what is told."""
+"""Reranking through the engine: scores, sharing, limits, and what is told."""
 
 import asyncio
-import gc
-import weakref
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from FlagEmbedding import BGEM3FlagModel
-from hypothesis import given
-from hypothesis import strategies as st
 
 from smart_embedder.engine.records import (
-    CUT_AT_END,
     AnswerMemory,
-    ClassificationRequest,
     EmbedRequest,
     FusionWeights,
     Outputs,
@@ -22,17 +16,14 @@ from smart_embedder.engine.records import (
     RerankRequest,
     SparseVector,
     TextEmbedding,
-    TokenizedText,
-    TruncationOptions,
 )
 from smart_embedder.engine.requests import reranking
-from smart_embedder.engine.requests.reranking import _groups, score
+from smart_embedder.engine.requests.reranking import score
 from smart_embedder.errors import (
     EmptyInputError,
     InferenceTimeoutError,
     InvalidRequestError,
     RerankerDisabledError,
-    TextTooLongError,
 )
 from smart_embedder.observability.metrics import Metrics
 from tests.engine.engines import busy, engine_for, engine_on_cpu, let_go, queued
@@ -52,10 +43,9 @@ class EchoingModel(FakeModel):
 async def test_scores_of_one_forward_come_back_in_the_order_of_the_passages() -> None:
     reranker = FakeReranker()
     async with engine_for(reranker=reranker) as engine:
-        for query in ("q", ["q", "r", "q", "s"]):
-            result = await engine.rerank(RerankRequest(query, ["ccc", "a", "bb", ""]))
-            assert (result.scores, result.parts) == ([3, 1, 2, 0], None)
-    assert reranker.batches == [[4, 2, 3, 1]] * 2
+        result = await engine.rerank(RerankRequest("q", ["ccc", "a", "bb", ""]))
+    assert (result.scores, result.parts) == ([3, 1, 2, 0], None)
+    assert reranker.batches == [[4, 2, 3, 1]]
 
 
 async def test_normalising_is_a_float32_sigmoid_that_never_overflows_and_is_of_logits_alone() -> (
@@ -74,12 +64,9 @@ async def test_normalising_is_a_float32_sigmoid_that_never_overflows_and_is_of_l
 
 
 async def test_without_a_model_that_can_score_it_says_why() -> None:
-    refusing = FakeReranker()
-    refusing.refusal = "it has three labels"
-    for reranker, why in ((None, "RERANKER_MODEL is none"), (refusing, "it has three labels")):
-        async with engine_for(reranker=reranker) as engine:
-            with pytest.raises(RerankerDisabledError, match=why):
-                await engine.rerank(RerankRequest("q", ["a"]))
+    async with engine_for() as engine:
+        with pytest.raises(RerankerDisabledError, match="RERANKER_MODEL is none"):
+            await engine.rerank(RerankRequest("q", ["a"]))
 
 
 async def test_late_interaction_has_one_time_limit_for_all_its_forwards() -> None:
@@ -114,80 +101,14 @@ async def test_late_interaction_counts_as_reranking_also_beside_embeddings() -> 
     assert metrics.value("embedding_batch_size_sum") == 3
 
 
-@pytest.mark.long
-async def test_many_queries_are_taken_in_groups_whose_vectors_are_let_go() -> None:
-    made: list[weakref.ref[np.ndarray]] = []
-    alive: list[int] = []
-
-    class Wide(EchoingModel):
-        colbert_width = 250
-
-        def results(self, sequences: list[np.ndarray]) -> list[TextEmbedding]:
-            gc.collect()
-            alive.append(sum(each() is not None for each in made))
-            results = super().results(sequences)
-            made.extend(weakref.ref(each.colbert) for each in results)
-            return results
-
-    request = RerankRequest([f"{n}" * 4 for n in range(8)], ["a", "b"] * 4)
-    async with engine_for(Wide(), late_interaction=True) as engine:
-        expected = (await engine.rerank(request)).scores
-        made.clear()
-        alive.clear()
-        # Room for two queries of 4 tokens and 1,000 bytes for each.
-        limited = replace(request, answer=AnswerMemory(4 * 9000))
-        assert (await engine.rerank(limited)).scores == expected
-        assert max(alive) <= 4
-        with pytest.raises(InvalidRequestError, match="send fewer texts or shorter ones"):
-            await engine.rerank(replace(request, answer=AnswerMemory(4000)))
-
-
-@given(st.lists(st.integers(0, 20), max_size=12), st.integers(1, 30))
-def test_groups_of_queries_hold_what_they_may_and_none_could_take_the_next(sizes, most) -> None:
-    groups = _groups(sizes, most)
-    assert [index for group in groups for index in group] == list(range(len(sizes)))
-    held = [sum(sizes[index] for index in group) for group in groups]
-    assert all(size <= most or len(group) == 1 for size, group in zip(held, groups, strict=True))
-    following = [sizes[group[0]] for group in groups[1:]]
-    assert all(size + after > most for size, after in zip(held, following, strict=False))
-
-
-@pytest.mark.parametrize("interacting", [False, True])
-async def test_a_query_for_each_passage_scores_them_as_alone(interacting: bool) -> None:
-    """Each distinct query is tokenised and computed once, and counts its tokens once."""
-    passages, queries = ["\x05aa", "\x07", "\x0bc", "\x0dddd"], ["\x02", "\x03y", "\x02", "\x11zz"]
-    model = EchoingModel()
-    reranker = None if interacting else FakeReranker()
-    async with engine_for(model, reranker=reranker, late_interaction=interacting) as engine:
-        together = await engine.rerank(RerankRequest(queries, passages))
-        batches = model.batches[:2]
-        alone = [
-            (await engine.rerank(RerankRequest(query, [passage]))).scores[0]
-            for query, passage in zip(queries, passages, strict=True)
-        ]
-    assert together.scores == alone
-    assert together.tokens == (16 if interacting else 14)
-    assert batches == ([[1, 2, 3], [3, 2, 1, 4]] if interacting else [])
-
-
 @pytest.mark.parametrize(
-    ("queries", "passages", "error", "message"),
-    [
-        (["q"], ["a", "b"], InvalidRequestError, "one for each passage"),
-        (["q", "r", "s"], ["a", "b"], InvalidRequestError, "one for each passage"),
-        ([], ["a", "b"], InvalidRequestError, "one for each passage"),
-        (["q", " "], ["a", "b"], EmptyInputError, "the query is blank"),
-        ([], [], EmptyInputError, "no passages"),
-        ("q", [], EmptyInputError, "no passages"),
-        (" \n", ["a"], EmptyInputError, "the query is blank"),
-    ],
+    ("query", "passages", "message"),
+    [("q", [], "no passages"), (" \n", ["a"], "the query is blank")],
 )
-async def test_there_is_one_query_or_one_for_each_passage_and_none_is_blank(
-    queries, passages, error, message
-) -> None:
+async def test_there_are_passages_and_the_query_is_not_blank(query, passages, message) -> None:
     async with engine_for(reranker=FakeReranker()) as engine:
-        with pytest.raises(error, match=message):
-            await engine.rerank(RerankRequest(queries, passages))
+        with pytest.raises(EmptyInputError, match=message):
+            await engine.rerank(RerankRequest(query, passages))
 
 
 async def test_scores_are_computed_only_where_their_tokens_may_be_held() -> None:
@@ -196,65 +117,6 @@ async def test_scores_are_computed_only_where_their_tokens_may_be_held() -> None
         await engine.rerank(RerankRequest("q", ["aaa", "bb"], answer=held))
         with pytest.raises(InvalidRequestError, match="these 7 tokens need 56 bytes"):
             await engine.rerank(RerankRequest("q", ["aaa", "bbb"], answer=held))
-
-
-class FakeClassifier(FakeReranker):
-    """Of a text, its length and that of the second one; reads ten characters of both."""
-
-    labels = ("first", "second")
-    special_tokens = ([], [])
-
-    def token_spans(self, text: str):
-        raise NotImplementedError
-
-    def decode(self, ids: list[int], *, skip_special_tokens: bool) -> str:
-        raise NotImplementedError
-
-    def tokenize_input(
-        self, text: str, other: str | None, truncation: TruncationOptions = CUT_AT_END
-    ) -> TokenizedText:
-        whole = np.array([1] * len(text) + [2] * len(other or ""), np.int64)
-        kept = whole[:10] if truncation.side == "right" else whole[-10:]
-        return TokenizedText(kept, len(whole))
-
-    def results(self, sequences: list[np.ndarray]) -> list[np.ndarray]:
-        return [np.float32([(ids == 1).sum(), (ids == 2).sum()]) for ids in sequences]
-
-
-async def classify(*inputs: tuple[str, str | None], reranker=None, **options):
-    async with engine_for(reranker=reranker or FakeClassifier(), max_batch_tokens=100) as engine:
-        return await engine.classify(ClassificationRequest(inputs=[*inputs], **options))
-
-
-async def test_each_input_has_its_logits_in_the_order_given_and_counts_what_they_hold() -> None:
-    reranker, size = FakeClassifier(), 8 * 6 + 4 * 2 * 2
-    inputs = [("aaa", None), ("b", "cc")]
-    result = await classify(*inputs, reranker=reranker, answer=AnswerMemory(size))
-    assert [each.tolist() for each in result.logits] == [[3, 0], [1, 2]]
-    assert result.labels == ("first", "second")
-    assert (result.tokens, result.truncations) == (6, [])
-    assert reranker.outputs == [[Outputs(logits=True)] * 2]
-    assert result.timings.total >= result.timings.tokenize > 0
-    with pytest.raises(InvalidRequestError, match="the labels of these 2 inputs need 64 bytes"):
-        await classify(*inputs, answer=AnswerMemory(size - 1))
-
-
-async def test_what_was_cut_is_reported_or_refused() -> None:
-    inputs = [("a", None), ("b" * 8, "c" * 8)]
-    result = await classify(*inputs, truncation=TruncationOptions(side="left"))
-    (cut,) = result.truncations
-    assert (cut.field, cut.index, cut.max_tokens, cut.original_tokens) == ("inputs", 1, 10, 16)
-    assert (cut.side, result.logits[1].tolist()) == ("left", [2, 8])
-    with pytest.raises(TextTooLongError, match="the text at index 1 has 16 tokens"):
-        await classify(*inputs, truncation=TruncationOptions(truncate=False))
-
-
-async def test_a_model_without_labels_is_named_and_so_is_a_missing_one() -> None:
-    with pytest.raises(InvalidRequestError, match="fake has no labels"):
-        await classify(("a", None), reranker=FakeReranker())
-    async with engine_for() as engine:
-        with pytest.raises(RerankerDisabledError, match="there is no model with labels here"):
-            await engine.classify(ClassificationRequest(inputs=[("a", None)]))
 
 
 @pytest.fixture(scope="module")
@@ -335,7 +197,7 @@ def test_each_kind_that_both_have_gives_its_score() -> None:
 )
 async def test_one_of_the_kinds_that_are_made_must_have_a_weight(weights, fits: bool) -> None:
     model = FakeM3()
-    model.kinds = Outputs(sparse=True, colbert=True, states=True)
+    model.kinds = Outputs(sparse=True, colbert=True)
     request = RerankRequest("qu", ["ab"], weights=FusionWeights(*weights))
     async with engine_for(model, late_interaction=True) as engine:
         if fits:

@@ -53,11 +53,8 @@ async def test_its_caller_is_told_how_it_ended_and_the_cause_stays_inside() -> N
     assert raised.value.retry_after == 30
 
 
-async def test_when_it_was_taken_first_and_its_results_came_is_known_after_they_are_forgotten(
-    monkeypatch,
-) -> None:
+async def test_it_knows_when_it_was_taken_first_and_its_results_came(monkeypatch) -> None:
     made = job(1, 1)
-    made.reduce = lambda _index, result: result
     for moment in (3.0, 4.0):
         made.take(1, moment)
     for moment, start in ((5.0, 1), (8.0, 0)):
@@ -65,11 +62,8 @@ async def test_when_it_was_taken_first_and_its_results_came_is_known_after_they_
         assert not made.resolved
         made.complete(start, ["a"], 2.0)
     assert made.state is JobState.COMPLETED
-    assert (made.last_completed_at, made.inference_seconds) == (8, 4)
+    assert (made.first_taken_at, made.last_completed_at, made.inference_seconds) == (3, 8, 4)
     assert await made.result() == ["a", "a"]
-    made.forget()
-    assert await made.result() == []
-    assert (made.reduce, made.first_taken_at, made.last_completed_at) == (None, 3, 8)
 
 
 def complete(batch: Batch) -> None:

@@ -19,6 +19,7 @@ from smart_embedder.errors import StartupError
 from smart_embedder.models import cuda_graphs
 from smart_embedder.models.batch import End, PositionScheme, select_tokens
 from smart_embedder.models.cuda_graphs import Bucket, GraphedForward
+from smart_embedder.models.device.transfer import DeviceRows
 from smart_embedder.models.families import backbone
 from smart_embedder.models.families.backbone import Backbone
 from smart_embedder.models.families.bert import Encoder
@@ -36,7 +37,7 @@ from tests.support.cuda_checks import CudaMisuseError
 from tests.support.encoders import save_family, word_tokenizer
 from tests.support.simulated_cuda import SimulatedCuda, simulated_cuda
 
-EVERY = Outputs(dense=True, sparse=True, colbert=True, states=True)
+EVERY = Outputs(dense=True, sparse=True, colbert=True)
 BUCKETS = (Bucket(32, 4, 32), Bucket(64, 8, 64))
 # Beside the graph: the copies of ids, positions and lengths, with what fills these up, and those of
 # states and heads.
@@ -296,6 +297,7 @@ def test_two_batches_under_way_do_not_touch_each_others_results(
         return
     # Results that lie where the graph writes would be noticed.
     monkeypatch.setattr(torch.Tensor, "clone", lambda self: self)
+    monkeypatch.setattr(model, "_token_heads", {"sparse": DeviceRows.of})
     model.launch(sequences(5), [EVERY])
     with pytest.raises(CudaMisuseError, match="a copy still reads"):
         model.launch(sequences(9), [EVERY])

@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import Qwen3Model
 
-from smart_embedder.engine.records import EmbedRequest, Outputs
+from smart_embedder.engine.records import EmbedRequest
 from smart_embedder.errors import StartupError
 from smart_embedder.models.checkpoint.config import SentenceOverrides
 from smart_embedder.models.loader import load_embedder
@@ -262,26 +262,18 @@ def test_dense_vectors_equal_the_last_token_states_of_transformers(
     np.testing.assert_allclose(embed(embedder, texts), theirs, rtol=0, atol=1e-5)
 
 
-def test_a_text_beside_others_gets_the_states_that_it_asks_for_and_gets_alone(
+def test_a_text_beside_others_gets_the_vector_that_it_gets_alone(
     embedder: DenseEmbedder, tiny_qwen: Path
 ) -> None:
     """Beginnings that texts share are computed once."""
     texts = [f"search hybrid vector {text}" for text in varied_texts(30)]
     ids = [text.ids for text in embedder.tokenize(texts)]
-    kinds = [Outputs(states=True), Outputs(dense=True), Outputs(dense=True, states=True)]
-    asked = [kinds[index % 3] for index in range(len(ids))]
-    together = embedder.launch(ids, asked)()
+    together = embedder.forward(ids, embedder.kinds)
     model = Qwen3Model.from_pretrained(tiny_qwen, dtype=torch.float32)
-    for own, outputs, embedding in zip(ids, asked, together, strict=True):
+    for own, embedding in zip(ids, together, strict=True):
         with torch.no_grad():
-            theirs = model(torch.tensor([own.tolist()])).last_hidden_state[0].numpy()
-        for made, asked_for, expected in (
-            (embedding.states, outputs.states, theirs),
-            (embedding.dense, outputs.dense, theirs[-1]),
-        ):
-            assert (made is not None) == asked_for
-            if asked_for:
-                np.testing.assert_allclose(made, expected, rtol=0, atol=1e-4)
+            theirs = model(torch.tensor([own.tolist()])).last_hidden_state[0, -1].numpy()
+        np.testing.assert_allclose(embedding.dense, theirs, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("words", [18, 19, 20, 60])

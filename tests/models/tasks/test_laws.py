@@ -25,7 +25,7 @@ from tests.support.encoders import save_family, word_tokenizer
 from tests.support.texts import varied_texts
 from tests.support.wordpiece import ROBERTA, save_colbert, save_model, save_splade
 
-KINDS = ("dense", "sparse", "colbert", "states")
+KINDS = ("dense", "sparse", "colbert")
 LABELS = {"id2label": {0: "contradiction", 1: "entailment", 2: "neutral"}}
 # How the checkpoint of each is made in a folder, with the folder of a tokenizer; or a fixture.
 MODELS: dict[str, str | Callable[[Path, Path], Path]] = {
@@ -64,13 +64,13 @@ def model(folder: Path, float32_target: Target) -> Any:
 def ids_of(model: Any, texts: list[str]) -> list[TokenIds]:
     if hasattr(model, "kinds"):
         return [each.ids for each in model.tokenize(texts)]
-    return [model.tokenize_input("search", text).ids for text in texts]
+    return [pair.ids for pair in model.tokenize_pairs("search", texts, None)]
 
 
 def wishes(model: Any) -> list[Outputs]:
     """Whatever may be asked of it; who makes no dense vectors may be asked for none of its own."""
     if not hasattr(model, "kinds"):
-        return [Outputs(), Outputs(logits=True)]
+        return [Outputs()]
     made = [kind for kind in KINDS if getattr(model.kinds, kind)]
     chosen = product((True, False), repeat=len(made))
     found = [Outputs(**dict(zip(made, each, strict=True))) for each in chosen]
@@ -80,7 +80,7 @@ def wishes(model: Any) -> list[Outputs]:
 def arrays(result: Any) -> dict[str, np.ndarray]:
     if not isinstance(result, TextEmbedding):
         return {"score": np.asarray(result)}
-    found = {kind: getattr(result, kind) for kind in ("dense", "colbert", "states")}
+    found = {kind: getattr(result, kind) for kind in ("dense", "colbert")}
     if result.sparse is not None:
         found["sparse"] = np.zeros(4096, np.float32)
         found["sparse"][result.sparse.indices] = result.sparse.values
@@ -91,9 +91,7 @@ def assert_same(one: Any, other: Any) -> None:
     left, right = arrays(one), arrays(other)
     assert left.keys() == right.keys()
     for kind, each in left.items():
-        # Hidden states have no unit length: their numbers are ten times as large.
-        close = 1e-4 if kind == "states" else 1e-5
-        np.testing.assert_allclose(each, right[kind], rtol=0, atol=close)
+        np.testing.assert_allclose(each, right[kind], rtol=0, atol=1e-5)
 
 
 def test_neighbours_change_nothing_and_each_text_gets_what_it_asks_for(model: Any) -> None:
@@ -107,7 +105,7 @@ def test_neighbours_change_nothing_and_each_text_gets_what_it_asks_for(model: An
         if isinstance(result, TextEmbedding):
             assert {*arrays(result)} == {kind for kind in KINDS if getattr(wanted[place], kind)}
         else:
-            assert np.shape(result) == ((3,) if wanted[place].logits else ())
+            assert np.shape(result) == ()
 
 
 def test_a_number_that_is_not_finite_costs_no_other_text_anything(

@@ -12,7 +12,7 @@ from FlagEmbedding import FlagReranker
 from sentence_transformers import CrossEncoder as Reference
 from transformers import BertForSequenceClassification
 
-from smart_embedder.engine.records import Outputs, TruncationOptions
+from smart_embedder.engine.records import Outputs
 from smart_embedder.errors import StartupError
 from smart_embedder.models.loader import load_reranker
 from smart_embedder.models.ops.proof import Target
@@ -112,7 +112,6 @@ PASSAGES = [
     *["vector", "memory, rank!", "[SEP] query [MASK]", "rank " * 40, "unknown жизнь", "  "],
     *["search " * length for length in (3, 17, 64)],
 ]
-LOGITS = Outputs(logits=True)
 
 
 @pytest.fixture(scope="module")
@@ -120,6 +119,7 @@ def folders(tmp_path_factory, tiny_reranker: Path) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("classifiers")
     like_bge = {"tokenizer_of": tiny_reranker, **ROBERTA}
     nli = {"id2label": {0: "contradiction", 1: "Entailment", 2: "neutral"}}
+    four = {"id2label": {0: "off", 1: "partly", 2: "relevant", 3: "exact"}}
     mean = {"classifier_pooling": "mean", "classifier_activation": "silu"}
 
     def save(kind: str, **changes: object) -> Path:
@@ -134,9 +134,9 @@ def folders(tmp_path_factory, tiny_reranker: Path) -> dict[str, Path]:
     tokenizer = made["bert, without segments"] / "tokenizer_config.json"
     change(tokenizer, model_input_names=["input_ids", "attention_mask"])
     made["roberta, two labels"] = save("Roberta", num_labels=2, **like_bge)
-    made["xlm-roberta, four labels"] = save("XLMRoberta", num_labels=4, **like_bge)
+    made["xlm-roberta, four labels"] = save("XLMRoberta", **four, **like_bge)
     made["modernbert"] = save("ModernBert", num_labels=1, **MODERNBERT)
-    made["modernbert, the mean"] = save("ModernBert", num_labels=3, **mean, **MODERNBERT)
+    made["modernbert, the mean"] = save("ModernBert", **nli, **mean, **MODERNBERT)
     made["distilbert"] = save("DistilBert", num_labels=2)
     made["qwen3"] = save("Qwen3", num_labels=1, **GROUPED)
     # With Qwen's tokenizer, whose end of a text is its padding, too.
@@ -146,6 +146,15 @@ def folders(tmp_path_factory, tiny_reranker: Path) -> dict[str, Path]:
     return made
 
 
+# Of those with several labels, the place of the one that means relevant.
+RANKING = {
+    "bert, three labels": 1,
+    "roberta, two labels": 1,
+    "xlm-roberta, four labels": 2,
+    "modernbert, the mean": 1,
+    "distilbert": 1,
+    "qwen3, texts that end in padding": 1,
+}
 FAMILIES = ["bert", "bert, three labels", "roberta, two labels", "xlm-roberta, four labels"]
 FAMILIES += ["modernbert", "modernbert, the mean", "distilbert"]
 FAMILIES += ["bert, without segments", "qwen3", "qwen3, texts that end in padding"]
@@ -156,33 +165,23 @@ def nli(folders, float32_target) -> CrossEncoder:
     return CrossEncoder("nli", folders["bert, three labels"], LIMIT, float32_target)
 
 
-def logits_of(model: CrossEncoder, passages: list[str]) -> np.ndarray:
-    pairs = [model.tokenize_input(QUERY, passage) for passage in passages]
-    return np.array(model.forward([pair.ids for pair in pairs], LOGITS))
+def scores_of(model: CrossEncoder, passages: list[str]) -> list[float]:
+    pairs = model.tokenize_pairs(QUERY, passages, None)
+    return model.forward([pair.ids for pair in pairs], Outputs())
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_logits_of_pairs_and_of_texts_alone_are_those_of_sentence_transformers(
+def test_scores_are_made_of_the_logits_of_sentence_transformers(
     folders, family, float32_target
 ) -> None:
     ours = CrossEncoder("tiny", folders[family], LIMIT, float32_target)
     theirs = Reference(str(folders[family]), device="cpu", activation_fn=torch.nn.Identity())
-    expected = theirs.predict([(QUERY, passage) for passage in PASSAGES])
-    actual = logits_of(ours, PASSAGES).reshape(expected.shape)
-    np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-5)
-    inputs = theirs.tokenizer(PASSAGES, padding=True, truncation=True, return_tensors="pt")
-    with torch.inference_mode():
-        expected = theirs.model(**inputs).logits
-    ids = [ours.tokenize_input(passage, None).ids for passage in PASSAGES]
-    np.testing.assert_allclose(ours.forward(ids, LOGITS), expected, rtol=0, atol=1e-5)
-
-
-def test_a_score_is_the_logit_of_the_probability_that_a_label_has(nli: CrossEncoder) -> None:
-    pairs = [pair.ids for pair in nli.tokenize_pairs(QUERY, PASSAGES, None)]
-    logits = torch.tensor(np.array(nli.forward(pairs, LOGITS)))
-    assert nli.labels[nli.ranking_label] == "Entailment"
-    scores = torch.tensor(nli.forward(pairs, Outputs()))
-    torch.testing.assert_close(scores.sigmoid(), logits.softmax(dim=1)[:, 1], rtol=0, atol=1e-6)
+    scores, expected = scores_of(ours, PASSAGES), theirs.predict([(QUERY, p) for p in PASSAGES])
+    if len(ours.labels) == 1:
+        np.testing.assert_allclose(scores, expected, rtol=0, atol=1e-5)
+    else:
+        chances = torch.tensor(expected).softmax(dim=1)[:, RANKING[family]]
+        torch.testing.assert_close(torch.tensor(scores).sigmoid(), chances, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -201,18 +200,9 @@ def test_the_label_that_ranks_is_told_by_its_name(labels: str, ranking: int | No
     assert find_ranking_label(tuple(labels.split())) == ranking
 
 
-def test_labels_of_which_none_ranks_are_named(folders, float32_target) -> None:
-    four = CrossEncoder("four", folders["xlm-roberta, four labels"], LIMIT, float32_target)
-    assert four.ranking_label is None
-    assert "LABEL_0, LABEL_1, LABEL_2, LABEL_3" in four.refusal
-
-
 def test_a_pair_is_cut_to_the_limit_and_its_tokens_are_counted(nli: CrossEncoder) -> None:
-    long = "rank " * 500
-    pair = nli.tokenize_input(QUERY, long)
-    assert (len(pair.ids), pair.original_tokens) == (LIMIT, 500 + 2 + 3)
-    alone = nli.tokenize_input(long, None, TruncationOptions(side="left"))
-    assert (len(alone.ids), alone.original_tokens) == (LIMIT, 502)
+    (pair,) = nli.tokenize_pairs(QUERY, ["rank " * 500], None)
+    assert (len(pair.ids), pair.query_tokens, pair.passage_tokens) == (LIMIT, 2, 500)
 
 
 def test_pairs_are_cut_and_made_small_as_the_configuration_says(
@@ -229,16 +219,16 @@ def test_pairs_are_cut_and_made_small_as_the_configuration_says(
     assert ours.max_length == theirs.max_seq_length == 40
     passages = [*PASSAGES, "Memory, RANK!"]
     expected = theirs.predict([(QUERY, passage) for passage in passages])
-    np.testing.assert_allclose(logits_of(ours, passages)[:, 0], expected, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(scores_of(ours, passages), expected, rtol=0, atol=1e-5)
 
 
 def test_a_pair_without_a_token_is_read_too(folders, float32_target) -> None:
     folder = folders["qwen3, texts that end in padding"]
     model = load_reranker("q", folder, LIMIT, float32_target, max_qwen_pairs=16)
     assert isinstance(model, CrossEncoder)
-    pair = model.tokenize_input("", "")
+    (pair,) = model.tokenize_pairs("", [""], None)
     assert pair.ids.tolist() == [0]
-    assert len(model.forward([pair.ids], LOGITS)[0]) == 2
+    assert len(model.forward([pair.ids], Outputs())) == 1
 
 
 def without_a_head(folder: Path) -> None:
@@ -268,6 +258,11 @@ def with_a_prompt(folder: Path) -> None:
         ("modernbert", {"classifier_activation": "glow"}, "_activation glow, which transformers"),
         # transformers itself refuses it.
         ("modernbert", {"classifier_pooling": "max"}, "'classifier_pooling' expected one of"),
+        (
+            "bert, three labels",
+            {"id2label": {0: "good", 1: "bad"}},
+            "cannot rerank: none of its labels, good, bad, LABEL_2, says that a passage answers",
+        ),
         ("bert", {"model_type": "t5"}, "known here, being of type t5: use a cross-encoder"),
         ("qwen3", with_a_template, "has a chat template for its pairs"),
         ("qwen3", lambda f: (f / "chat_template.jinja").touch(), "has a chat template for its"),

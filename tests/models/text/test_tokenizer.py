@@ -140,9 +140,6 @@ def test_its_vocabulary_and_its_special_tokens_are_told(tiny_m3: Path) -> None:
     assert [(each.id, each.string) for each in (*before, *after)] == [(0, "<s>"), (2, "</s>")]
     assert (tokenizer.token_id("</s>"), tokenizer.token_id("<no such>")) == (2, None)
     assert tokenizer.token_strings(np.array([0, 2, 10**6])) == ["<s>", "</s>", ""]
-    ids = tokenizer.encode(["search"])[0].ids.tolist()
-    assert tokenizer.decode(ids, skip_special_tokens=True) == "search"
-    assert tokenizer.decode([*ids, 10**6], skip_special_tokens=False) == "<s> search</s>"
 
 
 @pytest.mark.parametrize("direction", ["left", "right", None])
@@ -323,18 +320,17 @@ class HoldsTheLock:
         self._tokenizer = tokenizer
 
     def __getattr__(self, name: str):
-        assert name not in {"encode", "decode", "post_process"}, "the event loop would wait for it"
+        assert name not in {"encode", "post_process"}, "the event loop would wait for it"
         return getattr(self._tokenizer, name)
 
 
-def test_other_threads_run_while_a_text_is_tokenised_or_put_together(tiny_m3: Path) -> None:
+def test_other_threads_run_while_a_text_is_tokenised(tiny_m3: Path) -> None:
     tokenizer = TextTokenizer.from_folder(tiny_m3, 8, slice_characters=200)
     tokenizer._tokenizer = HoldsTheLock(tokenizer._tokenizer)
     text = "hybrid search " * 100
     (left,) = tokenizer.encode([text], "query: ", TruncationOptions(side="left"))
     assert left.truncated
-    ids = [each for part in tokenizer.spans(text) for each in part.ids.tolist()]
-    assert tokenizer.decode(ids, skip_special_tokens=True) == text.strip()
+    assert sum(len(part.ids) for part in tokenizer.spans(text)) == left.original_tokens - 4
 
 
 VOCABULARY = {"[CLS]": 0, "[SEP]": 1, "[END]": 2, "a": 3, "b": 4, "[UNK]": 5}
