@@ -144,7 +144,6 @@ def run_bits(options: argparse.Namespace, scratch: Path) -> bool:
             reranker_model=str(reranker),
             dtype=options.dtype,
             device="cpu",
-            state_dir=scratch / "canaries",
         )
 
         async def compare(settings: Settings = settings) -> Bits:
@@ -154,7 +153,7 @@ def run_bits(options: argparse.Namespace, scratch: Path) -> bool:
                 return await Bits.measure(engine, options.distinct, options.words, options.answers)
 
         began, found = time.monotonic(), asyncio.run(compare())
-        named, seconds = f"{embedding.name}, {found.precision}", time.monotonic() - began
+        named, seconds = f"{embedding.name}, {options.dtype}", time.monotonic() - began
         print(f"{named:79}{found.answers:10}{sum(found.differing.values()):11}{seconds:9.0f}")
         if found.differing:
             print(f"  {found.differing}")

@@ -146,8 +146,7 @@ class EmbeddingReport(BaseModel, Generic[Sentence]):
     dense_model_name: str
     sparse_model_name: str
     colbert_model_name: str
-    vector_space: Annotated[VectorKinds, Field(description="What the numbers depend on.")]
-    precision: Annotated[VectorKinds, Field(description="How exactly they were computed.")]
+    vector_space: Annotated[VectorKinds, Field(description="The id of each kind's space.")]
     processing_time_ms: float
     warnings: list[TruncationWarning]
     usage: Usage
@@ -191,7 +190,6 @@ class RerankResponse(BaseModel):
         dict[str, str],
         Field(description="Of `score`; by late interaction, of each kind of vectors."),
     ]
-    precision: dict[str, str]
     processing_time_ms: float
     warnings: list[TruncationWarning]
     usage: Usage

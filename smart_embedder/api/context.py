@@ -156,8 +156,7 @@ class RequestContext:
     answer is made.
     `path` is as the client wrote it, `route` without slashes at its end; neither has the `prefix`
     that a proxy removes from paths. `query` is not parsed. `if_vector_space` has the ids of spaces
-    that the answer's vectors must be of, and `vector_spaces` those that they are of, by kind, as
-    `precisions` are how exactly they were computed.
+    that the answer's vectors must be of, and `vector_spaces` those that they are of, by kind.
     """
 
     request_id: str
@@ -181,7 +180,6 @@ class RequestContext:
     query: bytes = b""
     if_vector_space: str = ""
     vector_spaces: dict[str, str] = field(default_factory=dict)
-    precisions: dict[str, str] = field(default_factory=dict)
 
     @property
     def way_up(self) -> str:

@@ -44,7 +44,7 @@ from smart_embedder.engine.records import (
 )
 from smart_embedder.engine.requests.reranking import sigmoid
 from smart_embedder.engine.scheduling.fairness import failing_with
-from smart_embedder.engine.space import parse_spaces, require_spaces
+from smart_embedder.engine.space import require_spaces
 from smart_embedder.errors import (
     ClientGoneError,
     InferenceTimeoutError,
@@ -183,16 +183,14 @@ class Call:
         return result
 
     def require_spaces(self, models: LoadedModels, request: EmbedRequest | RerankRequest) -> None:
-        """Note the spaces and precisions of what the models make.
+        """Note the ids of the spaces of what the models make.
 
         Raises `VectorSpaceDiffersError` where the client has vectors of others.
         """
         spaces, context = models.spaces_of(request), self.context
         if context.if_vector_space:
-            require_spaces(parse_spaces(context.if_vector_space), spaces)
-        context.vector_spaces |= {kind: str(space) for kind, space in spaces.items()}
-        makers = models.made_by(request)
-        context.precisions |= {kind: makers[kind].precision for kind in spaces}
+            require_spaces(context.if_vector_space, spaces)
+        context.vector_spaces |= spaces
 
     async def render(
         self, render: Callable[[], Iterable[Chunk]], media_type: str = JSON

@@ -46,10 +46,6 @@ class Model(Protocol):
     spaces: Mapping[str, VectorSpace]
 
     @property
-    def precision(self) -> str:
-        """How exactly it computes: number format, implementations, and versions of these."""
-
-    @property
     def reproducible(self) -> bool:
         """Whether a text's results are the same to the last bit, whatever is beside it."""
 
@@ -158,18 +154,17 @@ class RefusedPath:
 class ModelInfo:
     """How a model is computed: its number format, and the implementation of each operation.
 
-    `precision`, `reproducible` and `vector_space`, whose ids are by kind, are as in `Model`.
-    `drift` is how far the vectors of each kind are from those of the first start in their space.
+    `kernels` names the instructions and the sources of the kernels in C, None where no operation
+    is one of theirs. `reproducible` is as in `Model`; `vector_space` has an id for each kind.
     """
 
     name: str
     dtype: str
     paths: dict[str, str]
     refused: tuple[RefusedPath, ...] = ()
-    precision: str = ""
+    kernels: str | None = None
     reproducible: bool = False
     vector_space: dict[str, str] = field(default_factory=dict)
-    drift: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,10 +313,10 @@ class LoadedModels:
             if getattr(request.needed, kind)
         }
 
-    def spaces_of(self, request: EmbedRequest | RerankRequest) -> dict[str, VectorSpace]:
-        """The space of each kind in the answer."""
+    def spaces_of(self, request: EmbedRequest | RerankRequest) -> dict[str, str]:
+        """The id of the space of each kind in the answer."""
         return {
-            kind: space.of(request)
+            kind: str(space.of(request))
             for kind, model in self.made_by(request).items()
             if (space := model.spaces.get(kind)) is not None
         }

@@ -350,7 +350,6 @@ class ModelPool:
                 f"{model.name} does not fit the memory of its device: {told}"
             ) from error
         model.succeed(placed, min(self._devices.token_budgets(served).values()))
-        self._metrics.note_drift(model.name, placed.describe().drift)
 
     async def _make_room(self, model: PooledModel) -> None:
         """Unload idle models until there is room for this one; wait for those that are busy.

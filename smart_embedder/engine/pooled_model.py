@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
-from typing import Any, cast, get_args
+from typing import cast, get_args
 
 from smart_embedder import errors
 from smart_embedder.engine.checks import has_prompt_for
@@ -84,14 +84,6 @@ class ModelStatus:
     info: ModelInfo | None = None
     makes: ModelAbilities | None = None
     token_budgets: Mapping[str, int] = field(default_factory=dict)
-
-    @property
-    def origin(self) -> dict[str, Any]:
-        """The space and the precision of each kind that it makes; None while it is not loaded."""
-        if self.info is None:
-            return {"vector_space": None, "precision": None}
-        spaces = self.info.vector_space
-        return {"vector_space": spaces, "precision": dict.fromkeys(spaces, self.info.precision)}
 
 
 def abilities_of(model: Model, task: str) -> ModelAbilities:

@@ -1,12 +1,12 @@
-"""The space of vectors: an id of all that their numbers depend on, which explains itself.
+"""The space of vectors: everything that their numbers depend on, and a short id of it.
 
 Vectors of one id can be compared with each other; those of two cannot, or not without a loss. The
-id is the same wherever, whenever and in whatever precision a model is computed.
+id is the same wherever, whenever and in whatever number format a model is computed.
 """
 
-import re
-from collections.abc import Iterable, Mapping
-from dataclasses import astuple, dataclass, fields, replace
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Self
 
 from smart_embedder.engine.records import EmbedRequest, RerankRequest, TruncationOptions
@@ -17,15 +17,15 @@ SCORE = "score"
 VECTORS = ("dense", "sparse", "colbert")
 _KINDS = (*VECTORS, SCORE)
 UNIT, RAW, NONE = "unit", "raw", "none"
-_PART = re.compile(r"[a-z0-9_+.]{1,64}")
 _ENDS = {"right": "end", "left": "start"}
+_DIGITS = 12
 # Longer than any list of ids that a client has a use for.
 _MOST_CHARACTERS = 2048
 
 
 @dataclass(frozen=True, slots=True)
 class VectorSpace:
-    """What vectors, or scores, of one kind depend on; each part is a word or a digest.
+    """The facts that vectors, or scores, of one kind depend on; each is a word or a digest.
 
     - `weights` are those of the transformer, with what its configuration says of them; `projection`
       is what follows, from states to vectors. Both are of the numbers, and not of files.
@@ -45,29 +45,13 @@ class VectorSpace:
     dimensions: str
 
     def __str__(self) -> str:
+        """The id: the kind, and 12 hexadecimal digits of a hash of all facts."""
         # Not `astuple`, which takes fifty times as long.
-        return (
+        facts = (
             f"{self.kind}-{self.weights}-{self.tokenizer}-{self.pooling}-{self.projection}-"
             f"{self.normalisation}-{self.prompts}-{self.truncation}-{self.dimensions}"
         )
-
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """The space of an id; raises `InvalidRequestError` where it is none."""
-        parts = text.strip().split("-")
-        is_id = len(parts) == len(fields(cls)) and all(map(_PART.fullmatch, parts))
-        if not is_id or parts[0] not in _KINDS:
-            raise InvalidRequestError(
-                "If-Vector-Space, or if_vector_space, holds what is no id of a vector space: send "
-                "those of an answer's Vector-Space, separated by commas"
-            )
-        return cls(*parts)
-
-    def differences(self, other: Self) -> str:
-        """What the other one had: `pooling: cls, was mean; dimensions: 512, was 1024`."""
-        names = (each.name for each in fields(self))
-        pairs = zip(names, astuple(self), astuple(other), strict=True)
-        return "; ".join(f"{name}: {own}, was {was}" for name, own, was in pairs if own != was)
+        return f"{self.kind}-{hashlib.sha256(facts.encode()).hexdigest()[:_DIGITS]}"
 
     def truncated(self, options: TruncationOptions) -> Self:
         """The space of texts that are cut in this way."""
@@ -94,39 +78,41 @@ class VectorSpace:
         return space
 
 
-def parse_spaces(text: str) -> list[VectorSpace]:
-    """The spaces of ids that are separated by commas; raises `InvalidRequestError`."""
-    if len(text) > _MOST_CHARACTERS:
+def require_spaces(wanted: str, spaces: Mapping[str, str]) -> None:
+    """Raise `VectorSpaceDiffersError` unless the ids of an answer, by kind, are the wanted ones.
+
+    Commas separate the wanted ids. An id of a kind that the answer lacks is ignored; where no id
+    is left, or one is of no kind, it raises `InvalidRequestError`.
+    """
+    if len(wanted) > _MOST_CHARACTERS:
         raise InvalidRequestError(
-            f"If-Vector-Space, or if_vector_space, has {len(text)} characters: send at most "
+            f"If-Vector-Space, or if_vector_space, has {len(wanted)} characters: send at most "
             f"{_MOST_CHARACTERS}"
         )
-    return [VectorSpace.parse(each) for each in text.split(",")]
-
-
-def require_spaces(
-    wanted: Iterable[VectorSpace],
-    spaces: Mapping[str, VectorSpace],
-    those: str = "those that If-Vector-Space names",
-) -> None:
-    """Raise `VectorSpaceDiffersError` unless each of the `spaces`, by kind, is the wanted one.
-
-    Wanted ones of kinds that an answer has not are left out, unless it has none of them. `those`
-    are the vectors whose spaces are wanted.
-    """
-    wanted = list(wanted)
-    compared = [(spaces[each.kind], each) for each in wanted if each.kind in spaces]
-    if wanted and not compared:
+    ids = [part.strip() for part in wanted.split(",")]
+    kinds = [id_.partition("-")[0] for id_ in ids]
+    for id_, kind in zip(ids, kinds, strict=True):
+        if kind not in _KINDS:
+            raise InvalidRequestError(
+                f"If-Vector-Space, or if_vector_space, holds {id_!r}, which is no id of a vector "
+                "space: send those of an answer's Vector-Space, separated by commas"
+            )
+    compared = [(id_, spaces[kind]) for id_, kind in zip(ids, kinds, strict=True) if kind in spaces]
+    if not compared:
         raise InvalidRequestError(
-            f"If-Vector-Space names spaces of {', '.join(each.kind for each in wanted)}, and this "
-            f"answer has {', '.join(spaces) or 'no vectors of a known space'}: leave it out"
+            f"If-Vector-Space names spaces of {', '.join(kinds)}, and this answer has "
+            f"{', '.join(spaces) or 'no vectors of a known space'}: leave it out"
         )
-    differing = [(own, was) for own, was in compared if own != was]
+    differing = [(id_, here) for id_, here in compared if id_ != here]
+    if any(id_.count("-") > 1 for id_, _ in differing):
+        raise VectorSpaceDiffersError(
+            "If-Vector-Space names a long id of an earlier version, and ids are short now: "
+            + "; ".join(f"{here} here, wanted {id_}" for id_, here in differing)
+            + ". If your vectors are of the same model and settings, keep the short id in its "
+            "place; otherwise embed your texts anew"
+        )
     if differing:
         raise VectorSpaceDiffersError(
-            f"the vectors here are of another space than {those}: "
-            + "; ".join(
-                f"{own.kind}: {own.differences(was)} (here {own}, wanted {was})"
-                for own, was in differing
-            )
+            "the vectors here are of another space than those that If-Vector-Space names: "
+            + "; ".join(f"{here} here, wanted {id_}" for id_, here in differing)
         )

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple, TypeVar, cast
 import structlog
 import torch
 
-from smart_embedder.engine.canaries import CANARIES
 from smart_embedder.engine.model import (
     DefaultModels,
     DeviceInfo,
@@ -303,8 +302,7 @@ class EntryLoader:
         needs = self._needs(entry, folder, placements)
         load = partial(self._load, entry, folder, placements)
         # A text that changes when files of the model are replaced; none of them is read.
-        kept = self._settings.canaries_folder(folder)
-        files = sorted(path for path in folder.rglob("*") if path.is_file() and path.parent != kept)
+        files = sorted(path for path in folder.rglob("*") if path.is_file())
         states = [(path.relative_to(folder).as_posix(), path.stat()) for path in files]
         state = repr([(name, state.st_size, state.st_mtime_ns) for name, state in states])
         return LoadPlan(needs, load, state)
@@ -341,7 +339,6 @@ class EntryLoader:
         """Load it on each device; those on one memory node share a copy."""
         copies: dict[tuple[str, int], embedders.DeviceModel[Any]] = {}
         measured: dict[tuple[str, int], Measured] = {}
-        kept = self._settings.canaries_folder(folder)
         with reading():
             for each in placements:
                 if each.node not in copies:
@@ -349,7 +346,7 @@ class EntryLoader:
         trim_heap()
         first = copies[placements[0].node]
         return PlacedModels(
-            tuple(self._placed(each, copies[each.node], kept, measured) for each in placements),
+            tuple(self._placed(each, copies[each.node], measured) for each in placements),
             lambda: first.info,
             config.read_config(folder).get(config.DEMO_KEY),
         )
@@ -394,7 +391,6 @@ class EntryLoader:
         self,
         placement: _Placement,
         model: embedders.DeviceModel[Any],
-        canaries: Path,
         measured: dict[tuple[str, int], Measured],
     ) -> PlacedModel:
         """The model on a device; each copy of it is `measured` once, by its node."""
@@ -402,7 +398,6 @@ class EntryLoader:
         def measure(thoroughly: bool) -> Iterator[Measured | None]:
             if placement.node not in measured:
                 yield from model.capture_graphs_in_steps()
-                yield from model.compare_canaries(canaries, len(CANARIES) if thoroughly else 1)
                 longest_run = math.inf if thoroughly else _LONGEST_RUN
                 for found in probe(model, placement.device, longest_run, placement.workers):
                     if found is None:

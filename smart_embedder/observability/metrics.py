@@ -7,7 +7,7 @@ client sent. /stats reads the same counters, so the two always agree.
 import asyncio
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -45,8 +45,6 @@ REASON_OF: Final = {
     "foreign_origin": "origin",
 }
 REJECTION_REASONS: Final = tuple(dict.fromkeys(REASON_OF.values()))
-# Of vectors, and of what rerankers make.
-KINDS: Final = ("dense", "sparse", "colbert", "score")
 EMBEDDING_ENDPOINT: Final = "/embeddings/"
 RERANK_ENDPOINT: Final = "/rerank"
 
@@ -175,11 +173,6 @@ class Metrics:
         self.model_state = gauge(
             "embedder_model_state", "1 for the state that a model is in, else 0", ["model", "state"]
         )
-        self.drift = gauge(
-            "embedder_vector_drift",
-            "Distance of a model's canaries from those of the first start in their vector space",
-            ["model", "kind"],
-        )
         self.model_requests = gauge(
             "embedder_model_requests",
             "Requests that use a model of MODELS or wait for it",
@@ -281,13 +274,6 @@ class Metrics:
         for state in states:
             is_in = partial(lambda state: float(read() == state), state)
             self.model_state.labels(name, state).set_function(is_in)
-        for kind in KINDS:
-            self.drift.labels(name, kind)
-
-    def note_drift(self, model: str, drift: Mapping[str, float]) -> None:
-        """Show how far a model's canaries of each kind were from the first ones at its loading."""
-        for kind, distance in drift.items():
-            self.drift.labels(model, kind).set(distance)
 
     def watch_further_model(self, name: str, requests: Callable[[], int]) -> None:
         """Create the series of a model of MODELS; its gauge reads `requests` when it is scraped."""

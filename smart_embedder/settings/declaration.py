@@ -109,10 +109,6 @@ class Settings(BaseModel):
     no_proxy: str | None = None
     """hosts, separated by commas, that are asked without a proxy"""
 
-    state_dir: Path | None = None
-    """the folder in which each model's vectors of a few short texts are kept, to be compared at
-    every start; not set, a folder `.smart-embedder` beside the model's files"""
-
     device: types.DeviceNames = "auto"
     """`cuda`, `mps`, `cpu`, or several workers behind one queue: one on each GPU, `cuda:0,cuda:1`,
     or sharing the cores, `cpu:0,cpu:1`. `auto` is the first of cuda, mps and cpu that can be
@@ -290,10 +286,6 @@ class Settings(BaseModel):
     def asks_for_tokens(self) -> bool:
         """Whether requests must show a token."""
         return self.api_token is not None or self.api_tokens_file is not None
-
-    def canaries_folder(self, model: Path) -> Path:
-        """Where the canaries of the model in that folder are kept."""
-        return self.state_dir.expanduser() if self.state_dir else model / ".smart-embedder"
 
     @property
     def embed_max_length(self) -> int:

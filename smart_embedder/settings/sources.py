@@ -113,6 +113,7 @@ REMOVED = {
     "RATE_LIMIT_STORE": "each process counts by itself; a gateway can limit several together",
     "REPLAY_LOG": "requests are not recorded any more: `tools.verify --space` compares two servers",
     "REPLAY_LOG_BYTES": "requests are not recorded any more",
+    "STATE_DIR": "a start compares no vectors: `tools.verify --space` does, as a job or in CI",
 }
 _SETTINGS = {name.upper() for name in Settings.model_fields}
 _KNOWN = _SETTINGS | {variable.name for variable in COMPOSE_VARIABLES}

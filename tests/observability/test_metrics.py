@@ -76,8 +76,6 @@ def test_a_model_is_in_one_state_and_has_its_series(metrics) -> None:
     for index, name in enumerate("ab"):
         in_which = partial(states.__getitem__, index)
         metrics.watch_model(name, ("loading", "loaded", "failed"), in_which)
-    metrics.note_drift("a", {"dense": 0.5, "sparse": 0.0})
-    metrics.note_drift("b", {"score": 2.0})
     metrics.watch_further_model("b", lambda: 3)
     found = samples(metrics, "embedder_model_state")
     assert {labels for labels, value in found.items() if value} == {
@@ -85,12 +83,6 @@ def test_a_model_is_in_one_state_and_has_its_series(metrics) -> None:
         ("b", "loaded"),
     }
     assert len(found) == 6
-    drifted = samples(metrics, "embedder_vector_drift")
-    assert len(drifted) == 8
-    assert {labels for labels, value in drifted.items() if value} == {
-        ("a", "dense"),
-        ("b", "score"),
-    }
     states[0] = "failed"
     assert metrics.value("embedder_model_state", model="a", state="failed") == 1
     assert metrics.value("embedder_model_state", model="a", state="loading") == 0

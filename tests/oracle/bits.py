@@ -38,7 +38,6 @@ class Bits:
     """The bytes of each text alone, and what was compared with them."""
 
     engine: Engine
-    precision: str
     kinds: Outputs
     texts: list[str]
     alone: list[dict[str, bytes]] = field(default_factory=list)
@@ -54,7 +53,7 @@ class Bits:
         rng = random.Random(3)
         drawn = (draw_text(rng, log_uniform(rng, words)) for _ in range(distinct))
         texts = list(dict.fromkeys(drawn))
-        found = cls(engine, models.embedder.precision, models.kinds, texts)
+        found = cls(engine, models.kinds, texts)
         for text in texts:
             result = await engine.embed(EmbedRequest([text], found.kinds))
             found.alone.append(bytes_of(result.embeddings[0]))

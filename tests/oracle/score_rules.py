@@ -172,7 +172,7 @@ SCORE_RULES: dict[str, Rule] = {
             "model": (),
         },
         _native_rerank,
-        frozenset({"processing_time_ms", "timings_ms", "vector_space", "precision"}),
+        frozenset({"processing_time_ms", "timings_ms", "vector_space"}),
     ),
     "DocumentsResponse": Rule(
         ("query", "documents"),

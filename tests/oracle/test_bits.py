@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from smart_embedder.engine import Engine
+from smart_embedder.engine.model import ModelInfo
 from smart_embedder.models.ops import native
 from smart_embedder.settings import LATE_INTERACTION
 from tests.engine.engines import engine_on_cpu
@@ -14,18 +15,19 @@ from tests.oracle.bits import Bits
 from tests.support.encoders import dense, save_family, save_modules, word_tokenizer
 
 
-def engine_of(embedder: Path, reranker: Path | str, state: Path, dtype: str = "float32") -> Engine:
-    own = {"dtype": dtype, "max_batch_tokens": 1024, "state_dir": state}
+def engine_of(embedder: Path, reranker: Path | str, dtype: str = "float32") -> Engine:
+    own = {"dtype": dtype, "max_batch_tokens": 1024}
     return engine_on_cpu(embedder, reranker_model=str(reranker), **own)
 
 
-async def assert_same_bits(*chosen: Any) -> str:
-    """Returns the precision in which it was computed."""
+async def assert_same_bits(*chosen: Any) -> ModelInfo:
+    """Returns how it was computed."""
     async with engine_of(*chosen) as engine:
         assert all(each.info.reproducible for each in engine.statuses)
+        info = engine.statuses[0].info
         found = await Bits.measure(engine, distinct=40, words=60, answers=1000)
     assert (found.differing, found.answers >= 1000) == ({}, True)
-    return found.precision
+    return info
 
 
 @pytest.fixture
@@ -53,10 +55,11 @@ def limited(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     indirect=["limited"],
 )
 async def test_no_bit_depends_on_what_is_computed_beside_it(
-    limited: str, dtype: str, tiny_m3: Path, tiny_reranker: Path, tmp_path: Path
+    limited: str, dtype: str, tiny_m3: Path, tiny_reranker: Path
 ) -> None:
-    precision = await assert_same_bits(tiny_m3, tiny_reranker, tmp_path, dtype)
-    assert precision.startswith(f"{dtype}/native+torch/{limited}.")
+    info = await assert_same_bits(tiny_m3, tiny_reranker, dtype)
+    assert (info.dtype, {*info.paths.values()}) == (dtype, {"native", "torch"})
+    assert info.kernels.startswith(f"{limited}.")
 
 
 async def test_nor_does_one_of_an_encoder_whose_layers_fill_no_whole_panels(tmp_path: Path) -> None:
@@ -65,15 +68,15 @@ async def test_nor_does_one_of_an_encoder_whose_layers_fill_no_whole_panels(tmp_
     folder.mkdir()
     save_family(folder, "bert", word_tokenizer())
     save_modules(folder, further=[dense(48, "Tanh"), ("Normalize", {}, None)])
-    await assert_same_bits(folder, LATE_INTERACTION, tmp_path)
+    await assert_same_bits(folder, LATE_INTERACTION)
 
 
-async def test_nor_does_one_of_a_decoder(tiny_qwen: Path, tmp_path: Path) -> None:
-    await assert_same_bits(tiny_qwen, tiny_qwen, tmp_path)
+async def test_nor_does_one_of_a_decoder(tiny_qwen: Path) -> None:
+    await assert_same_bits(tiny_qwen, tiny_qwen)
 
 
-async def test_a_bit_that_differs_is_found(tiny_m3: Path, tiny_reranker: Path, tmp_path) -> None:
-    async with engine_of(tiny_m3, tiny_reranker, tmp_path) as engine:
+async def test_a_bit_that_differs_is_found(tiny_m3: Path, tiny_reranker: Path) -> None:
+    async with engine_of(tiny_m3, tiny_reranker) as engine:
         found = await Bits.measure(engine, distinct=40, words=60, answers=0)
         found.alone[0]["dense"] = b"other"
         found.scores[1] += 1e-7

@@ -443,7 +443,7 @@ VECTOR_RULES: dict[str, Rule] = {
         ({"sentences": SHORT}, {"sentences": LONG}),
         _OWN_OPTIONS,
         _embeddings,
-        frozenset({"processing_time_ms", "timings_ms", "message", "vector_space", "precision"}),
+        frozenset({"processing_time_ms", "timings_ms", "message", "vector_space"}),
         _OWN_TOGETHER,
         (JSON, SAFETENSORS),
     ),

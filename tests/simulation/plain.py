@@ -24,7 +24,6 @@ class PlainModel:
     name = "fake"
     max_length = 100
     max_batch_sequences: int | None = None
-    precision = "float32"
     reproducible = True
     spaces: Mapping[str, VectorSpace] = MappingProxyType({})
 

@@ -1,7 +1,7 @@
 """Whether vectors of two servers may be mixed: what both make of the canaries, side by side.
 
-What a server makes is kept as JSON: `texts`, and in `kinds` for each kind `vector_space` and
-`precision`, null where the server does not tell them, and `rows`, one for each text, as
+What a server makes is kept as JSON: `texts`, and in `kinds` for each kind `vector_space`, `dtype`
+and `kernels`, null where the server does not tell them, and `rows`, one for each text, as
 `KindCanaries` has them: of sparse vectors with their `columns`, of ColBERT vectors the mean.
 """
 
@@ -17,12 +17,11 @@ from typing import Any
 import httpx2
 import numpy as np
 
-from smart_embedder.engine.canaries import CANARIES, KindCanaries, canaries_of, tolerance_of
-from smart_embedder.engine.space import VECTORS, VectorSpace
-from smart_embedder.errors import InvalidRequestError
+from smart_embedder.engine.space import VECTORS
 from smart_embedder.observability.logs import escape_text
 from tools.answers import embedding_in
 from tools.service import EMBED, Service, describe
+from tools.verify.canaries import CANARIES, KindCanaries, canaries_of, tolerance_of
 
 # Characters of what a server says.
 _SHOWN = 500
@@ -37,11 +36,12 @@ class CannotCompareError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """The vectors that a server made of the canaries, and what it tells of them."""
+    """The vectors that a server made of the canaries, their space, and how it computes them."""
 
     canaries: KindCanaries
     space: str | None = None
-    precision: str | None = None
+    dtype: str | None = None
+    kernels: str | None = None
 
 
 def check_space(path: Path, options: argparse.Namespace) -> int:
@@ -79,7 +79,7 @@ def compare(before: Kind, now: Kind) -> tuple[bool, list[str]]:
     if scaled:
         old, new = _unit(old), _unit(new)
     distances = new.distances(old)
-    worst, tolerance = float(distances.max()), tolerance_of(before.precision, now.precision)
+    worst, tolerance = float(distances.max()), tolerance_of(before.dtype, now.dtype)
     agree = worst <= tolerance
     sentences = list(_of_spaces(before.space, now.space, agree=agree))
     if scaled:
@@ -91,9 +91,12 @@ def compare(before: Kind, now: Kind) -> tuple[bool, list[str]]:
         f"distance {worst:.1e} at most, {np.median(distances):.1e} in the middle, where rounding "
         f"explains {tolerance:.0e}"
     )
-    if before.precision != now.precision:
-        told = [each or "not told" for each in (now.precision, before.precision)]
-        sentences.append("precision: {}, was {}".format(*told))
+    for fact, new_value, old_value in (
+        ("number format", now.dtype, before.dtype),
+        ("kernels", now.kernels, before.kernels),
+    ):
+        if new_value != old_value:
+            sentences.append(f"{fact}: {new_value or 'not told'}, was {old_value or 'not told'}")
     same = before.space == now.space or None in {before.space, now.space}
     return agree and same and not scaled, sentences
 
@@ -106,19 +109,11 @@ def _of_spaces(before: str | None, now: str | None, *, agree: bool) -> Iterator[
             "long texts are cut these short ones show nothing"
         )
     elif before != now:
-        yield f"they are of another space: {what_differs(now, before)}"
+        yield f"they are of another space: {now}, was {before}"
     elif agree:
         yield "they are of the same space"
     else:
         yield "both servers tell the same space, but the numbers differ"
-
-
-def what_differs(now: str, before: str) -> str:
-    """The parts of two ids that differ: `pooling: cls, was mean`."""
-    try:
-        return VectorSpace.parse(now).differences(VectorSpace.parse(before))
-    except InvalidRequestError:  # Of another version.
-        return f"{now}, was {before}"
 
 
 def _unit(canaries: KindCanaries) -> KindCanaries:
@@ -151,12 +146,18 @@ def _native(service: Service, model: str | None) -> dict[str, Kind]:
     body = {"sentences": CANARIES, "sparse_as_indices": True, **named}
     told = _answer(service, EMBED, body)
     found = canaries_of([embedding_in(each["embeddings"]) for each in told["data"]])
-    # Versions before 2.0 do not tell them.
-    spaces, precisions = (told.get(name) or {} for name in ("vector_space", "precision"))
-    return {
-        kind: Kind(each, _text(spaces.get(kind)), _text(precisions.get(kind)))
-        for kind, each in found.items()
-    }
+    # Versions before 2.0 do not tell it.
+    spaces = told.get("vector_space") or {}
+    # Again: a model of MODELS may have been loaded for this request.
+    service.read_health()
+    models = {model["name"]: model["info"] for model in service.health.get("served_models", ())}
+    kinds = {}
+    for kind, each in found.items():
+        info = models.get(told.get(f"{kind}_model_name")) or {}
+        paths = [*sorted({*info.get("paths", {}).values()}), *filter(None, [info.get("kernels")])]
+        facts = spaces.get(kind), info.get("dtype"), " ".join(paths) or None
+        kinds[kind] = Kind(each, *map(_text, facts))
+    return kinds
 
 
 def _text(told: Any) -> str | None:
@@ -194,7 +195,8 @@ def _write(path: Path, kinds: dict[str, Kind]) -> None:
     kept = {
         kind: {
             "vector_space": each.space,
-            "precision": each.precision,
+            "dtype": each.dtype,
+            "kernels": each.kernels,
             "rows": each.canaries.rows.tolist(),
         }
         | ({} if each.canaries.columns is None else {"columns": each.canaries.columns.tolist()})
@@ -232,4 +234,5 @@ def _kept(told: dict[str, Any]) -> Kind:
         rows.size // len(CANARIES) if columns is None else len(columns),
     ):
         raise ValueError
-    return Kind(KindCanaries(rows, columns), told["vector_space"], told["precision"])
+    facts = (told[name] for name in ("vector_space", "dtype", "kernels"))
+    return Kind(KindCanaries(rows, columns), *facts)

@@ -235,7 +235,6 @@ class OpenAIModel(BaseModel):
         dict[str, str] | None,
         Field(description="The id of each kind, while it is loaded: an extension."),
     ]
-    precision: Annotated[dict[str, str] | None, Field(description="The same: an extension.")]
 
 
 class OpenAIModels(BaseModel):
@@ -440,5 +439,5 @@ def _describe(name: str, model: ServedModel, service: Service) -> dict[str, Json
         "task": status.task,
         "state": status.state.value,
         "token_budgets": dict(status.token_budgets),
-        **status.origin,
+        "vector_space": None if status.info is None else dict(status.info.vector_space),
     }

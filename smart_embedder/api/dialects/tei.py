@@ -394,6 +394,5 @@ def _describe_model(service: handler.Service, model: ServedModel) -> Response:
             "tokenization_workers": (os.cpu_count() or 1) if threads == "auto" else threads,
             "version": __version__,
             "vector_space": {kind: str(space) for kind, space in loaded.spaces.items()},
-            "precision": dict.fromkeys(loaded.spaces, loaded.precision),
         }
     )

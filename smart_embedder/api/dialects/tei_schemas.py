@@ -143,7 +143,6 @@ class Info(BaseModel):
     max_client_batch_size: int
     auto_truncate: bool
     vector_space: Annotated[dict[str, str], Field(description="An extension.")]
-    precision: Annotated[dict[str, str], Field(description="An extension.")]
     tokenization_workers: int
     version: str
 

@@ -1,6 +1,6 @@
 """This service's own embeddings and reranking."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -65,7 +65,7 @@ async def create_embeddings(body: EmbeddingRequest, call: Call) -> Response:
     result = await compute(call, request, model)
     at_once = media_type == SAFETENSORS
     vectors.hold_rendering(result.embeddings, request, call.context.answer, at_once=at_once)
-    answer = vectors.EmbeddingAnswer(request, result, made_by(models, request))
+    answer = vectors.EmbeddingAnswer(request, result, made_by(models, call.context.vector_spaces))
     render: Callable[[], Iterable[Chunk]] = partial(
         vectors.render,
         answer,
@@ -126,7 +126,7 @@ def native_request(
     return request
 
 
-def made_by(models: LoadedModels, request: EmbedRequest) -> dict[str, Any]:
+def made_by(models: LoadedModels, spaces: Mapping[str, str]) -> dict[str, Any]:
     """The fields of an answer that tell the model and the space of each kind of vectors."""
     dense, own = models.dense_model.name, models.embedder.name
     return {
@@ -134,17 +134,7 @@ def made_by(models: LoadedModels, request: EmbedRequest) -> dict[str, Any]:
         "dense_model_name": dense,
         "sparse_model_name": own,
         "colbert_model_name": own,
-        **origin(models, request),
-    }
-
-
-def origin(models: LoadedModels, request: EmbedRequest | RerankRequest) -> dict[str, Any]:
-    """The space, and the precision, of each kind in an answer."""
-    spaces, makers = models.spaces_of(request), models.made_by(request)
-    kinds = VECTORS if isinstance(request, EmbedRequest) else tuple(spaces)
-    return {
-        "vector_space": {kind: str(spaces[kind]) if kind in spaces else None for kind in kinds},
-        "precision": {kind: makers[kind].precision if kind in makers else None for kind in kinds},
+        "vector_space": {kind: spaces.get(kind) for kind in VECTORS},
     }
 
 
@@ -181,5 +171,5 @@ async def rerank(body: RerankBody, call: Call) -> Response:
     call.context.if_vector_space = body.if_vector_space or call.context.if_vector_space
     result = await scores(call, request, model)
     name = public_name(service.settings.reranker_name) if model is None else model.name
-    about = {"model_name": name} | origin(models, request)
+    about = {"model_name": name, "vector_space": call.context.vector_spaces}
     return await call.render(partial(render_rerank, passages, result, about))

@@ -181,7 +181,7 @@ def keys_of(task: Task, truncation: TruncationOptions) -> dict[str, bytes]:
     spaces = [str(model.spaces[kind]) for kind in sorted(model.spaces)]
     begun = hashlib.blake2b(digest_size=32, person=b"smart-embedder")
     # `repr` quotes strings, so that no two tuples have one representation.
-    begun.update(repr((model.name, model.precision, spaces, *how)).encode() + b"\0")
+    begun.update(repr((model.name, spaces, *how)).encode() + b"\0")
     keys = {}
     for text in dict.fromkeys(task.texts):
         digest = begun.copy()

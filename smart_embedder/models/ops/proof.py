@@ -17,7 +17,6 @@ import structlog
 import torch
 from torch import Tensor, nn
 
-from smart_embedder import __version__
 from smart_embedder.engine.model import ModelInfo, RefusedPath
 from smart_embedder.errors import StartupError
 from smart_embedder.models.batch import PackedBatch, pack
@@ -171,18 +170,12 @@ class Target:
         """The description of a model that runs so."""
         named = FLOAT8 if self.float8 else str(self.dtype).removeprefix("torch.")
         dtype = INT8 if self.quantized else named
-        # What lies between the kernels changes with the version of all.
-        versions = [f"torch{torch.__version__}", __version__]
-        if NATIVE in self.paths.values():
-            versions.insert(0, self.backend.kernels)
-        if self.device.type != "cpu":
-            versions.insert(0, self.device.type)
         return ModelInfo(
             name=name,
             dtype=dtype,
             paths=self.paths,
             refused=tuple(RefusedPath(p.operation, p.path, p.reason) for p in self.refused),
-            precision="/".join([dtype, "+".join(sorted({*self.paths.values()})), *versions]),
+            kernels=self.backend.kernels if NATIVE in self.paths.values() else None,
         )
 
 

@@ -14,11 +14,9 @@ from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-import structlog
 import torch
 from torch import Tensor, nn
 
-from smart_embedder.engine.canaries import CANARIES, KindCanaries, canaries_of, drift
 from smart_embedder.engine.model import ModelInfo
 from smart_embedder.engine.records import (
     CUT_AT_END,
@@ -54,8 +52,6 @@ from smart_embedder.models.ops.backend import Backend
 from smart_embedder.models.ops.proof import Target
 from smart_embedder.models.tasks.pooling import ENDS, mean
 from smart_embedder.models.text.tokenizer import NO_IDS, TextTokenizer
-
-log = structlog.get_logger(__name__)
 
 Result = TypeVar("Result")
 # From the states `[R, hidden]` of the tokens that are read to `[R, ...]`.
@@ -97,9 +93,6 @@ class DeviceModel(ABC, Generic[Result]):
         self.special_tokens = tokenizer.special_tokens
         self.token_spans = tokenizer.spans
         self.spaces: Mapping[str, VectorSpace] = {}
-        self.drift: dict[str, float] = {}
-        self._told_of: Target | None = None
-        self._precision = ""
         self._backbone = backbone
         self._tokenizer = tokenizer
 
@@ -110,17 +103,7 @@ class DeviceModel(ABC, Generic[Result]):
             self._backbone.target.describe(self.name),
             reproducible=self.reproducible,
             vector_space={kind: str(space) for kind, space in self.spaces.items()},
-            drift=self.drift,
         )
-
-    @property
-    def precision(self) -> str:
-        """Implement `smart_embedder.engine.model.Model`."""
-        # It changes once, when graphs are captured, and stands in every answer.
-        target = self._backbone.target
-        if self._told_of is not target:
-            self._told_of, self._precision = target, target.describe(self.name).precision
-        return self._precision
 
     @property
     def reproducible(self) -> bool:
@@ -162,33 +145,6 @@ class DeviceModel(ABC, Generic[Result]):
         """The prompts, for `Made`; None where there are none."""
         named = sorted((name, text) for name, text in self.prompts.items() if text)
         return (named, self.default_prompt) if named or self.default_prompt else None
-
-    def compare_canaries(self, folder: Path, at_once: int = len(CANARIES)) -> Iterator[None]:
-        """Compare what it makes of `CANARIES` with what is kept in `folder`; sets `drift`.
-
-        Yields after each forward of so many of them, where the device may do other work.
-        """
-        sequences, outputs = self._read_canaries()
-        results: list[Result] = []
-        for start in range(0, len(sequences), at_once):
-            for each in self.forward(sequences[start : start + at_once], outputs):
-                if isinstance(each, InferenceError):
-                    log.warning("canaries_not_compared", model=self.name, reason=str(each))
-                    return
-                results.append(each)
-            yield
-        self.drift = {
-            kind: drift(folder, self.name, self.spaces[kind], self.precision, made)
-            for kind, made in self._canaries_of(results).items()
-        }
-
-    @abstractmethod
-    def _read_canaries(self) -> tuple[list[TokenIds], Outputs]:
-        """The tokens of `CANARIES`, and what is made of them."""
-
-    @abstractmethod
-    def _canaries_of(self, results: list[Result]) -> dict[str, KindCanaries]:
-        """These results of them, by kind."""
 
     def capture_graphs(self) -> None:
         """Launch small batches as CUDA graphs from now on, where those can be used."""
@@ -250,13 +206,6 @@ class EmbeddingModel(DeviceModel[TextEmbedding]):
         """Token ids of each text behind `prompt`, cut to `max_length`; special tokens stay."""
         del input_type  # Most models read queries and documents alike, or have a prompt for each.
         return self._tokenizer.encode(texts, prompt, truncation)
-
-    def _read_canaries(self) -> tuple[list[TokenIds], Outputs]:
-        read = self.tokenize([*CANARIES], self.default_prompt)
-        return [text.ids for text in read], self.kinds
-
-    def _canaries_of(self, results: list[TextEmbedding]) -> dict[str, KindCanaries]:
-        return canaries_of(results)
 
     def colbert_tokens(self, ids: TokenIds) -> TokenIds:
         """The token of each ColBERT vector."""

@@ -18,7 +18,6 @@ import structlog
 import torch
 from torch import Tensor, nn
 
-from smart_embedder.engine.canaries import CANARIES, KindCanaries
 from smart_embedder.engine.records import (
     CUT_AT_END,
     FloatArray,
@@ -122,14 +121,6 @@ class RerankingModel(DeviceModel[float]):
     @abstractmethod
     def _scores(self, logits: FloatArray) -> list[float]:
         """The score of each row of logits."""
-
-    def _read_canaries(self) -> tuple[list[TokenIds], Outputs]:
-        """All of them as passages for the first one."""
-        pairs = self.tokenize_pairs(CANARIES[0], [*CANARIES], None)
-        return [pair.ids for pair in pairs], Outputs()
-
-    def _canaries_of(self, results: list[float]) -> dict[str, KindCanaries]:
-        return {SCORE: KindCanaries(np.array([results], np.float32))}
 
     @torch.inference_mode()
     def launch(

@@ -101,7 +101,6 @@ async def test_each_model_is_described_by_what_is_loaded_for_its_role() -> None:
         "auto_truncate": False,
         "tokenization_workers": 3,
         "vector_space": {},
-        "precision": {},
     }
     assert (embedder["model_id"], embedder["model_sha"]) == ("own/bge", None)
     assert embedder["model_type"] == {"embedding": {"pooling": "mean"}}

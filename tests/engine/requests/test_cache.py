@@ -243,10 +243,9 @@ async def test_of_a_request_as_many_entries_are_kept_as_there_is_room_for(
 
 
 def test_everything_that_vectors_depend_on_is_in_their_key() -> None:
-    model, other, joined, coarser = FakeModel(), FakeModel(), FakeModel(), FakeModel()
-    for each, weights in {model: "m", other: "n", joined: "mp", coarser: "m"}.items():
+    model, other, joined = FakeModel(), FakeModel(), FakeModel()
+    for each, weights in {model: "m", other: "n", joined: "mp"}.items():
         each.spaces = {"dense": VectorSpace("dense", weights, *7 * ["same"])}
-    coarser.precision = "int8"
     texts = ["a", "b", "", "\\ud800", "a"]
     task = Task(model, ALL, texts, "p")
     found = [
@@ -255,7 +254,6 @@ def test_everything_that_vectors_depend_on_is_in_their_key() -> None:
         keys_of(replace(task, input_type="query"), CUT_AT_END),
         keys_of(replace(task, model=other), CUT_AT_END),
         keys_of(replace(task, model=joined, prompt=""), CUT_AT_END),
-        keys_of(replace(task, model=coarser), CUT_AT_END),
         keys_of(task, TruncationOptions(side="left")),
         keys_of(task, TruncationOptions(max_tokens=7)),
     ]

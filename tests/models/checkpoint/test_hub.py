@@ -357,7 +357,7 @@ def model(tiny_m3: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model whose largest file comes in three steps."""
     folder = tmp_path_factory.mktemp("hub") / "m3"
     # Without what servers keep beside its files, which is on no hub.
-    shutil.copytree(tiny_m3, folder, ignore=shutil.ignore_patterns(".smart-embedder"))
+    shutil.copytree(tiny_m3, folder)
     with (folder / "extra.pt").open("wb") as file:
         file.truncate(LARGE)
     return folder

@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from smart_embedder.engine.canaries import CANARIES
 from tests.support.answering_http import answering
 from tests.support.printed import run_printed
 from tests.support.server import REPOSITORY, run_server
 from tools.verify.__main__ import main
+from tools.verify.canaries import CANARIES
 
 ROWS = np.random.default_rng(3).normal(size=(len(CANARIES), 64)).astype(np.float32)
 ROWS /= np.linalg.norm(ROWS, axis=1, keepdims=True)
-SPACE = "dense-w-t-cls-none-unit-none-512end-64"
+SPACE = "dense-0123456789ab"
 HEALTH = {"status": "healthy", "version": "2.0.0", "model": "m"}
 MODELS = {"data": [{"id": "m"}]}
 
@@ -28,15 +28,16 @@ def openai(rows: Any, models: Any = MODELS) -> dict[str, Any]:
 
 
 def native(
-    rows: Any, space: str = SPACE, precision: str = "float32/a", sparse: Any = None
+    rows: Any, space: str = SPACE, dtype: str = "float32", sparse: Any = None
 ) -> dict[str, Any]:
     data = [
         {"embeddings": {"dense": row, "sparse": sparse, "colbert": None}}
         for row in np.asarray(rows).tolist()
     ]
-    told = {kind: {"dense": each} for kind, each in
-            (("vector_space", space), ("precision", precision))}  # fmt: skip
-    return {"/health": HEALTH, "/embeddings/": {"data": data, **told}}
+    info = {"dtype": dtype, "paths": {"linear": "native", "embed": "torch"}, "kernels": "avx2.1"}
+    health = {**HEALTH, "served_models": [{"name": "m", "info": info}, {"name": "n", "info": None}]}
+    told = {"dense_model_name": "m", "vector_space": {"dense": space}}
+    return {"/health": health, "/embeddings/": {"data": data, **told}}
 
 
 def verify(path: Path, *arguments: str) -> tuple[int, str]:
@@ -70,12 +71,12 @@ SPARSE = {"indices": [3, 7], "values": [0.5, 0.25]}
         (native(ROWS), native(FAR), 1, "tell the same space, but the numbers differ; distance 9"),
         (
             native(ROWS),
-            native(ROWS, SPACE.replace("cls", "mean")),
+            native(ROWS, "dense-ba9876543210"),
             1,
-            "MAY NOT be mixed: they are of another space: pooling: mean, was cls; distance 0",
+            f"MAY NOT be mixed: they are of another space: dense-ba9876543210, was {SPACE}; dist",
         ),
-        (native(ROWS), native(NEAR, precision="int8/b"), 0, "precision: int8/b, was float32/a"),
-        (native(ROWS), native(ROWS, "one-of-later"), 1, f"space: one-of-later, was {SPACE}"),
+        (native(ROWS), native(NEAR, dtype="int8"), 0, "number format: int8, was float32"),
+        (openai(ROWS), native(NEAR), 0, "kernels: native torch avx2.1, was not told"),
         (native(ROWS), native(ROWS[:, :32]), 1, "they have 32 dimensions, and had 64"),
         (native(ROWS), openai(NEAR), 0, "may be mixed: by their numbers they agree; whether"),
         (openai(ROWS), native(NEAR), 0, "may be mixed: by their numbers they agree; whether"),

@@ -1,26 +1,18 @@
-"""Canaries: short texts whose vectors are kept, and compared with those of every later start.
+"""Canaries: short texts whose vectors are kept, and compared with those of another server.
 
-The same space makes the same vectors, but for the rounding of its precision. Where it does not, an
-update, a kernel, a driver or a damaged file has changed what a model computes.
+The same space makes the same vectors, but for the rounding of its number format. Where it does not,
+an update, a kernel, a driver or a damaged file has changed what a model computes.
 """
 
-import os
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
-from zipfile import BadZipFile
 
 import numpy as np
-import structlog
 
 from smart_embedder.engine.records import FloatArray, SparseVector, TextEmbedding, TokenIds
-from smart_embedder.engine.space import VectorSpace
 
-log = structlog.get_logger(__name__)
-
-# In many scripts, with numbers, code and marks. What was kept of others is not compared: they never
-# change.
+# In many scripts, with numbers, code and marks. They never change: a file with vectors of other
+# texts is not compared.
 CANARIES = (
     "Hybrid search joins meaning and exact words.",
     "Öltank schließt bei 7,5 bar",
@@ -44,7 +36,7 @@ class KindCanaries:
     """What one model made of the canaries: `rows` are one vector of each, of one kind.
 
     Sparse vectors are rows of their own `columns`, the tokens that have a weight in any of them. Of
-    ColBERT vectors the row is their mean; scores are one row.
+    ColBERT vectors the row is their mean.
     """
 
     rows: FloatArray
@@ -99,63 +91,7 @@ def canaries_of(embeddings: Sequence[TextEmbedding]) -> dict[str, KindCanaries]:
     return found
 
 
-def drift(
-    folder: Path, name: str, space: VectorSpace, precision: str, canaries: KindCanaries
-) -> float:
-    """The distance to what the first start in this space has kept in `folder`; logs too large ones.
-
-    Where nothing is kept it is 0, and these are.
-    """
-    path = folder / f"{space}.npz"
-    try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as kept:
-            texts, before = kept["texts"].tolist(), str(kept["precision"])
-            first = KindCanaries(kept["rows"], kept.get("columns"))
-    except FileNotFoundError:
-        texts = []
-    except (OSError, EOFError, ValueError, KeyError, BadZipFile) as error:
-        log.warning("canaries_not_read", path=str(path), reason=str(error))
-        texts = []
-    if texts != [*CANARIES]:
-        _keep(path, precision, canaries)
-        return 0.0
-    distance = float(canaries.distances(first).max())
-    if distance > tolerance_of(before, precision):
-        log.warning(
-            "vector_space_drifted",
-            model=name,
-            kind=space.kind,
-            distance=round(distance, 6),
-            precision=precision,
-            precision_before=before,
-            detail="the same model makes other vectors than it did: those that you have may not be "
-            f"comparable with new ones. If they are to be, remove {path}",
-        )
-    return distance
-
-
-def tolerance_of(*precisions: str | None) -> float:
-    """The distance that the coarsest of these explains; None, not known, counts as bfloat16."""
+def tolerance_of(*dtypes: str | None) -> float:
+    """The distance that the coarsest format explains; None, not known, counts as bfloat16."""
     unknown = TOLERANCES["bfloat16"]
-    return max(TOLERANCES.get((each or "").partition("/")[0], unknown) for each in precisions)
-
-
-def _keep(path: Path, precision: str, canaries: KindCanaries) -> None:
-    columns = {} if canaries.columns is None else {"columns": canaries.columns}
-    temporary = path.with_suffix(f".{os.getpid()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb") as file:
-            np.savez(
-                file,
-                allow_pickle=False,
-                texts=np.array(CANARIES),
-                precision=np.array(precision),
-                rows=canaries.rows,
-                **columns,
-            )
-        temporary.replace(path)
-    except OSError as error:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        log.info("canaries_not_kept", path=str(path), reason=str(error), setting="STATE_DIR")
+    return max(TOLERANCES.get(dtype or "", unknown) for dtype in dtypes)
