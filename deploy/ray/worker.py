@@ -103,7 +103,7 @@ class BlockEmbedder:
     def _vectors(self) -> dict[str, str]:
         """The space and the number format of each kind; not the kernels, which machines choose."""
         models, request = self._engine.loaded(), self._request([])
-        spaces = {f"{kind} space": str(space) for kind, space in models.spaces_of(request).items()}
+        spaces = {f"{kind} space": space for kind, space in models.spaces_of(request).items()}
         makers = models.made_by(request).items()
         return spaces | {f"{kind} dtype": models.dtype_of(model) for kind, model in makers}
 

@@ -108,7 +108,7 @@ def test_a_stream_has_one_space_also_where_the_model_is_replaced_under_it(
         assert next(records).vector_space == direct.embed(["river"]).vector_space
         relay.disconnect()
         relay.connect_to(other_server.url)
-        with pytest.raises(SmartEmbedderError, match="weights: .* .412 vector_space_differs"):
+        with pytest.raises(SmartEmbedderError, match="here, wanted .* .412 vector_space_differs"):
             list(records)
 
 

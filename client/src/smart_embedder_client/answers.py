@@ -186,7 +186,6 @@ class Report:
     Attributes:
         vector_space: For each kind the id of the space of its vectors: those of one id may be
             compared. Empty of an older service.
-        precision: For each kind the numbers and kernels that it was computed with.
     """
 
     model_name: str
@@ -195,7 +194,6 @@ class Report:
     warnings: list[dict[str, Any]]
     request_id: str | None
     vector_space: dict[str, str] = field(default_factory=dict)
-    precision: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -459,10 +457,8 @@ def read_health(response: httpx.Response) -> Health:
 def _report(
     response: httpx.Response, told: Mapping[str, Any], texts: int, options: Mapping[str, Any]
 ) -> dict[str, Any]:
-    precision = told.get("precision") or {}
     return {
         "vector_space": read_spaces(response, options),
-        "precision": _strings(precision, *(k for k, v in precision.items() if v is not None)),
         **_strings(told, "model_name"),
         "usage": _numbers(told["usage"], int),
         "timings_ms": _numbers(told["timings_ms"], int, float),

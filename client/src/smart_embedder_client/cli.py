@@ -7,6 +7,7 @@ from importlib import import_module, metadata
 _COMMANDS = "smart_embedder.commands"
 _USAGE = """\
 usage: smart-embedder ingest SOURCE --collection NAME [options]
+       smart-embedder ingest --from-collection NAME --collection NEW [options]
        smart-embedder search QUERY --collection NAME [options]
        smart-embedder check COLLECTION [options]
 

@@ -1,7 +1,6 @@
 """The one exception, for refusals of the service and for requests that were not answered."""
 
 import math
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -62,14 +61,6 @@ class SmartEmbedderError(Exception):
         if self.request_id is not None:
             facts.append(f"request {self.request_id}")
         return f"{self.detail} ({', '.join(facts)})"
-
-
-def what_differs(error: SmartEmbedderError) -> str | None:
-    """What `vector_space_differs` says of the spaces, without their ids; None of other errors."""
-    if error.code != VECTOR_SPACE_DIFFERS:
-        return None
-    differences = re.sub(r" \(here [^()]*\)", "", error.detail).rstrip(".")
-    return differences.partition(" names: ")[2] or differences
 
 
 def check_status(response: httpx.Response) -> None:

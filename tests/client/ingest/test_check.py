@@ -1,19 +1,15 @@
-"""`smart-embedder check`: how many texts have other vectors now, and that none has by chance."""
+"""`smart-embedder check`: the ids of a collection's spaces beside those of the service."""
 
 import json
-from pathlib import Path
+from dataclasses import replace
 
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from hypothesis.extra.numpy import arrays
+from smart_embedder_client import Client
 from smart_embedder_client.ingest.check import main
-from smart_embedder_client.ingest.drift import TOLERANCES, _cosine
-from smart_embedder_client.qdrant.store import Point, Store, Vectors
+from smart_embedder_client.qdrant.store import Store
 
 from tests.client.ingest.conftest import Runs
-from tests.support.server import RunningServer, run_server
+from tests.support.server import RunningServer
 
 KINDS = ["dense", "sparse", "colbert"]
 
@@ -34,90 +30,59 @@ def check(edge_runs: Runs, capsys: pytest.CaptureFixture[str]):
     return run
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"datatype": "float16"}, {"datatype": "uint8"}, {"colbert_pool_factor": 2}]
-)
-def test_the_same_texts_have_the_same_vectors_however_they_are_stored(
-    edge_runs: Runs, server: RunningServer, other_server: RunningServer, check, options
+def spaces_of(server: RunningServer) -> dict[str, str]:
+    with Client(server.url) as client:
+        return client.embed(["river"], return_colbert=True).vector_space
+
+
+def test_the_ids_of_each_kind_are_compared(
+    edge_runs: Runs, server: RunningServer, other_server: RunningServer, check
 ) -> None:
-    points = edge_runs.run(**options).points
-    found = json.loads(check(server, "--json"))
-    assert (found["points"], found["difference"]) == (points, None)
-    assert list(found["drift"]) == list(found["vector_space"]) == KINDS
-    for each in found["drift"].values():
-        assert (each["texts"], each["drifted"]) == (points, 0)
-        assert each["worst"] >= 1 - each["tolerance"] >= 1 - max(TOLERANCES.values())
-    other = json.loads(check(other_server, "--json", status=1))
-    assert "weights" in other["difference"]
-    assert {each["drifted"] for each in other["drift"].values()} == {points}
+    edge_runs.run()
+    own, other = spaces_of(server), spaces_of(other_server)
+    assert check(server).splitlines() == [f"{kind}: the same space, {own[kind]}" for kind in KINDS]
+    name = edge_runs.target.collection
+    assert check(other_server, status=1).splitlines() == [
+        *(f"{kind}: another space, {other[kind]} of the service, {own[kind]} stored"
+          for kind in KINDS),
+        f"To embed the texts anew: smart-embedder ingest --from-collection {name} --collection NEW",
+    ]  # fmt: skip
+    assert json.loads(check(server, "--json")) == {
+        "collection": name, "stored": own, "served": own, "same": True,
+    }  # fmt: skip
+    told = json.loads(check(other_server, "--json", status=1))
+    assert (told["stored"], told["served"], told["same"]) == (own, other, False)
 
 
-def test_each_text_with_other_vectors_is_counted(
+def test_only_the_kinds_of_the_collection_are_compared(
     edge_runs: Runs, server: RunningServer, check
 ) -> None:
-    points = edge_runs.run().points
-    ids = edge_runs.ids()[:2]
-    stored = edge_runs.look(lambda store: store.read(ids, with_vectors=True))
-
-    def turn(store: Store, point: Point, kinds: set[str]) -> None:
-        dense, colbert = (-v if k in kinds else v for k, v in ours(point.vectors))
-        vectors = Vectors(dense, point.vectors.sparse, colbert)
-        store.upsert([Point(point.id, vectors, point.payload)])
-
-    def ours(vectors: Vectors):
-        return [("dense", vectors.dense), ("colbert", vectors.colbert)]
-
-    edge_runs.look(lambda store: turn(store, stored[0], {"dense"}))
-    edge_runs.look(lambda store: turn(store, stored[1], {"dense", "colbert"}))
-    lines = check(server, status=1).splitlines()
-    assert [line.partition(" texts")[0] for line in lines[:3]] == [
-        f"dense: 2 of {points}",
-        f"sparse: 0 of {points}",
-        f"colbert: 1 of {points}",
-    ]
-    assert "(cosine 1.0000 at the median, -1.0000 at worst)" in lines[0]
-    name = edge_runs.target.collection
-    assert lines[3].endswith(f"smart-embedder ingest --migrate --collection {name}")
-    assert f"dense: 0 of {points}" in check(server, "--tolerance", "2.1")
-    few = json.loads(check(server, "--json", "--sample", "1", "--tolerance", "3"))
-    assert few["drift"]["dense"]["texts"] == 1
-
-
-def test_another_space_with_the_same_vectors_is_told_and_is_no_drift(
-    edge_runs: Runs, tiny_m3: Path, older_server: str, tmp_path: Path, check
-) -> None:
-    """As where only longer texts would be cut."""
-    edge_runs.run()
-    settings = {"EMBEDDING_MODEL": str(tiny_m3), "BGE_EMBED_MAX_LENGTH": "1024"}
-    with run_server(tmp_path, **settings) as shorter:
-        told = check(shorter).splitlines()
-    parts = [f"{kind}: truncation: 1024end, was 2048end" for kind in sorted(KINDS)]
-    assert told[0] == f"The service's vectors are of another space: {'; '.join(parts)}"
-    assert [line.split()[1] for line in told[1:]] == ["0", "0", "0"]
-    # An older one is compared all the same.
-    assert check(older_server).splitlines()[0].startswith("dense: 0 of ")
+    edge_runs.run(kinds=frozenset({"sparse"}))
+    assert check(server) == f"sparse: the same space, {spaces_of(server)['sparse']}\n"
 
 
 def test_what_cannot_be_compared_is_another_status(
-    edge_runs: Runs, server: RunningServer, closed_port: str, check, monkeypatch
+    edge_runs: Runs, server: RunningServer, older_server: str, closed_port: str, check, monkeypatch
 ) -> None:
     assert "there is no collection" in check(server, status=2)
-    edge_runs.run(kinds=frozenset({"sparse"}))
-    edge_runs.look(lambda store: store.delete(store.page(None, None)[0]))
-    assert "has a text and vectors" in check(server, status=2)
+    edge_runs.run()
+    assert "as it is older" in check(older_server, status=2)
+    origin = edge_runs.look(lambda store: store.origin())
+
+    def note(spaces: dict[str, str]) -> None:
+        def note_in(store: Store) -> None:
+            store.note_origin(replace(origin, vector_space=spaces))
+
+        edge_runs.look(note_in)
+
+    note(origin.vector_space | {"dense": "dense-w-t-cls-none-unit-none-512end-384"})
+    name = edge_runs.target.collection
+    assert check(server, status=2) == (
+        f"the collection {name} has long ids of an earlier version, which cannot be compared: "
+        f"smart-embedder ingest --from-collection {name} --collection NEW embeds its texts anew\n"
+    )
+    note({})
+    assert "does not say in which space its vectors are" in check(server, status=2)
+    note(origin.vector_space)
     monkeypatch.setattr("smart_embedder_client.ingest.check._PATIENCE", 0.1)
     assert "no connection to" in check(closed_port, status=2)
-
-
-NUMBERS = st.floats(-10, 10, width=32)
-ROWS = arrays(np.float32, st.tuples(st.integers(1, 5), st.integers(2, 9)), elements=NUMBERS)
-
-
-@given(ROWS, st.floats(0.125, 8), st.floats(-4, 4))
-def test_a_cosine_knows_no_length_and_without_a_shift_none_of_these(rows, scale, shift) -> None:
-    rows += np.arange(rows.shape[1], dtype=np.float32) * 50
-    assert _cosine(rows, rows * scale, is_shifted=False) == pytest.approx(1, abs=1e-5)
-    assert _cosine(rows, rows * scale + shift, is_shifted=True) == pytest.approx(1, abs=1e-5)
-    assert _cosine(rows, -rows, is_shifted=True) == pytest.approx(-1, abs=1e-5)
-    assert _cosine(rows, rows[:, :-1], is_shifted=False) == 0
-    assert _cosine(rows, None, is_shifted=False) == 0

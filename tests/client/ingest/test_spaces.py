@@ -1,14 +1,15 @@
 """A collection says in which space its vectors are, and no run mixes in those of another one."""
 
 import json
+import re
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from qdrant_client import QdrantClient, models
 from smart_embedder_client import Client
-from smart_embedder_client.ingest.options import IngestError
-from smart_embedder_client.qdrant.edge_store import EdgeStore
 from smart_embedder_client.qdrant.store import (
     ORIGIN_KEY,
     Depths,
@@ -44,7 +45,6 @@ def test_a_collection_says_where_its_vectors_come_from(runs: Runs, server: Runni
     origin = runs.look(lambda store: store.origin())
     assert origin.vector_space == spaces_of(server)
     assert set(origin.vector_space) == set(KINDS)
-    assert (origin.is_complete, origin.migrated_from) == (True, None)
 
     def everything(store: Store) -> tuple[int, int, int]:
         query = Vectors(dense=np.ones(64, np.float32))
@@ -71,8 +71,8 @@ def test_vectors_of_another_space_are_refused_before_anything_changes(
         assert told.startswith(
             f"the service's vectors are of another space than those of the collection {name} ("
         )
-        assert "; dense: weights: " in told
-        assert told.endswith(f": smart-embedder ingest --migrate --collection {name}")
+        assert re.search(r"; dense-[0-9a-f]{12} here, wanted dense-[0-9a-f]{12}", told)
+        assert told.endswith(f": smart-embedder ingest --from-collection {name} --collection NEW")
         assert "\n" not in told
         (folder / "lid.txt").write_text("A new text about the river.")
     assert sorted(runs.ids()) == sorted(before)
@@ -107,20 +107,26 @@ def test_a_service_that_is_changed_under_a_run_stops_it(
 def test_a_run_stays_with_its_collection_when_the_alias_is_moved(
     http_runs: Runs, qdrant: QdrantServer, folder: Path
 ) -> None:
-    """As by a migration that ends meanwhile, to vectors of another space."""
+    """To vectors of another space."""
     points, name = http_runs.run().points, http_runs.target.collection
-    http_runs.look(lambda store: store.move_alias(f"{name}-alias"))
+
+    def move_alias(collection: str) -> None:
+        alias = models.CreateAlias(collection_name=collection, alias_name=f"{name}-alias")
+        with closing(QdrantClient(http_runs.target.address, check_compatibility=False)) as client:
+            client.update_collection_aliases([models.CreateAliasOperation(create_alias=alias)])
+
+    move_alias(name)
     aliased = replace(http_runs, target=replace(http_runs.target, collection=f"{name}-alias"))
     (folder / "more.txt").write_text("more about the river")
 
-    def migrate(store: Store) -> None:
+    def make_another(store: Store) -> None:
         store.beside(f"{name}-new").create(store.layout(), None)
-        store.beside(f"{name}-new").move_alias(f"{name}-alias")
 
     qdrant.fail(status=503)
     with aliased.started() as process:
         qdrant.wait_for(name, lambda state: state["faults"] >= 1)
-        http_runs.look(migrate)
+        http_runs.look(make_another)
+        move_alias(f"{name}-new")
         qdrant.fail()
         _, notes = process.communicate(timeout=120)
     assert process.returncode == 0, notes
@@ -128,55 +134,51 @@ def test_a_run_stays_with_its_collection_when_the_alias_is_moved(
     assert aliased.look(lambda store: store.count(None)) == 0
 
 
-def test_a_collection_of_an_earlier_version_is_adopted_if_its_texts_have_the_same_vectors(
-    edge_runs: Runs, other_server: RunningServer, capsys: pytest.CaptureFixture[str]
+def test_of_a_collection_that_does_not_say_its_space_the_names_of_models_are_compared(
+    edge_runs: Runs, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    edge_runs.run(colbert_pool_factor=2)
-    origin = edge_runs.look(lambda store: store.origin())
+    """As of an earlier version, or with a Qdrant before 1.16, which keeps no metadata."""
+    points = edge_runs.run().points
     forget_origin(edge_runs)
-    with pytest.raises(IngestError, match="does not say in which space .*dense: .* --migrate"):
-        replace(edge_runs, url=other_server.url).run()
-    assert edge_runs.look(lambda store: store.origin()) is None
     capsys.readouterr()
-    edge_runs.run(colbert_pool_factor=2)
-    assert "embedded anew have the same" in capsys.readouterr().err
-    assert edge_runs.look(lambda store: store.origin()) == origin
+    assert edge_runs.run(recheck=True).points == points
+    assert capsys.readouterr().err == (
+        "the collection does not say in which space its vectors are: nothing but the model's name "
+        "is compared\n"
+    )
+    assert edge_runs.look(lambda store: store.origin()) is None
+
+    ids = edge_runs.ids()
+
+    def rename(store: Store) -> None:
+        found = store.read(ids, with_vectors=True)
+        store.upsert([replace(each, payload={**each.payload, "model": "other"}) for each in found])
+
+    edge_runs.look(rename)
+    with pytest.raises(OtherSpaceError, match="has vectors of other, and the service makes"):
+        edge_runs.run()
 
 
-def test_a_kind_that_is_added_later_is_noted_and_another_precision_is_told(
-    edge_runs: Runs, server: RunningServer, capsys: pytest.CaptureFixture[str]
+def test_an_empty_collection_of_somebody_else_says_its_space_from_the_first_run_on(
+    edge_runs: Runs, server: RunningServer
 ) -> None:
+    """As one that was made with settings of its own, such as quantization."""
+    edge_runs.run()
+    layout = edge_runs.look(lambda store: store.layout())
+    name = f"{edge_runs.target.collection}-own"
+    mine = replace(edge_runs, target=replace(edge_runs.target, collection=name))
+    mine.look(lambda store: store.create(layout, None))
+    mine.run()
+    assert mine.look(lambda store: store.origin()).vector_space == spaces_of(server)
+
+
+def test_a_kind_that_is_added_later_is_noted(edge_runs: Runs, server: RunningServer) -> None:
     edge_runs.run()
     origin = edge_runs.look(lambda store: store.origin())
-    partly = replace(
-        origin,
-        vector_space={"dense": origin.vector_space["dense"]},
-        precision={"dense": "int8/native"},
-    )
+    partly = replace(origin, vector_space={"dense": origin.vector_space["dense"]})
     edge_runs.look(lambda store: store.note_origin(partly))
     edge_runs.run()
     assert edge_runs.look(lambda store: store.origin()).vector_space == spaces_of(server)
-    told = capsys.readouterr().err
-    assert "dense vectors were made in int8 before, and in float32 now" in told
-    assert "sparse vectors were made" not in told
-
-
-def test_a_qdrant_that_keeps_no_metadata_is_compared_at_every_run(
-    edge_runs: Runs,
-    other_server: RunningServer,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """As one before 1.16 does, which can no longer be had."""
-    monkeypatch.setattr(EdgeStore, "note_origin", lambda _store, _origin: None)
-    edge_runs.run()
-    edge_runs.run()
-    assert (
-        "compared at each run, because Qdrant keeps no metadata before 1.16"
-        in capsys.readouterr().err
-    )
-    with pytest.raises(IngestError, match="nothing shows that it is the service's"):
-        replace(edge_runs, url=other_server.url).run()
 
 
 def test_an_older_service_is_told_once_and_goes_on(

@@ -246,8 +246,8 @@ def test_a_question_in_another_space_is_refused(
         assert main([*where, "--url", other_server.url, *options]) == 1
         out, told = capsys.readouterr()
         assert told.startswith("the service's vectors are of another space than those of ")
-        assert told.endswith("smart-embedder ingest --migrate --collection texts\n")
-        assert ("weights: " in told, told.count("\n"), out) == (True, 1, "")
+        assert told.endswith("smart-embedder ingest --from-collection texts --collection NEW\n")
+        assert (" here, wanted " in told, told.count("\n"), out) == (True, 1, "")
     assert main([*where, "--url", older_server]) == 0
     assert capsys.readouterr().err == (
         "the service does not say in which space its vectors are, so names of models are compared\n"

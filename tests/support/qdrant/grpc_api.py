@@ -51,28 +51,11 @@ class Collections(q_grpc.CollectionsServicer):
         self._engine.update(request.collection_name, graphs, metadata)
         return q_grpc.CollectionOperationResponse(result=True)
 
-    def Delete(self, request: Any, context: Any) -> Any:  # noqa: N802
-        with self._engine.turn:
-            self._engine.client.delete_collection(request.collection_name)
-        return q_grpc.CollectionOperationResponse(result=True)
-
-    def List(self, request: Any, context: Any) -> Any:  # noqa: N802
-        found = self._engine.client.get_collections().collections
-        named = [q_grpc.CollectionDescription(name=each.name) for each in found]
-        return q_grpc.ListCollectionsResponse(collections=named)
-
     def ListAliases(self, request: Any, context: Any) -> Any:  # noqa: N802
         found = self._engine.client.get_aliases().aliases
         return q_grpc.ListAliasesResponse(
             aliases=[RestToGrpc.convert_alias_description(each) for each in found]
         )
-
-    def UpdateAliases(self, request: Any, context: Any) -> Any:  # noqa: N802
-        with self._engine.turn:
-            self._engine.client.update_collection_aliases(
-                [GrpcToRest.convert_alias_operations(each) for each in request.actions]
-            )
-        return q_grpc.CollectionOperationResponse(result=True)
 
 
 class Points(q_grpc.PointsServicer):

@@ -43,8 +43,6 @@ class HTTP:
             ("GET", one): lambda name, _: self.engine.describe(name),
             ("PUT", one): self.create,
             ("PATCH", one): self.update,
-            ("DELETE", one): lambda name, _: client.delete_collection(name),
-            ("GET", "/collections"): lambda *_: client.get_collections(),
             ("GET", "/aliases"): lambda *_: client.get_aliases(),
             ("POST", "/collections/aliases"): self.change_aliases,
             ("PUT", f"{one}/index"): lambda *_: _DONE,

@@ -1,30 +1,26 @@
-"""`smart-embedder check`: whether the service still makes the vectors that a collection has."""
+"""`smart-embedder check`: whether the vectors of a collection are of the service's space."""
 
 import argparse
 import asyncio
 import sys
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass
 
 from smart_embedder_client import arguments as common
 from smart_embedder_client.arguments import plain, plain_json
 from smart_embedder_client.async_client import AsyncClient
-from smart_embedder_client.errors import SmartEmbedderError, what_differs
+from smart_embedder_client.errors import SmartEmbedderError
 from smart_embedder_client.ingest.collection import ask_service
-from smart_embedder_client.ingest.drift import Comparison, Drift
 from smart_embedder_client.ingest.options import IngestError
-from smart_embedder_client.ingest.pace import Patience, Progress
-from smart_embedder_client.qdrant.store import KINDS, Origin, QdrantError, Target, open_store
+from smart_embedder_client.ingest.pace import Patience
+from smart_embedder_client.qdrant.store import KINDS, QdrantError, Target, open_store
 
 _PATIENCE = 60.0
 _ABOUT = """\
-Embed some texts of a collection anew, and compare the vectors with those that it has.
+Compare the ids of vector spaces that a collection has noted with those of the service.
 
-The exit status is 0 if they are the same, 1 if a text has other vectors, and 2 if they could not be
-compared.
+The exit status is 0 if they are equal, 1 if one differs, and 2 if they could not be compared.
 """
 
 
@@ -34,100 +30,84 @@ class Result:
 
     Attributes:
         collection: Its name.
-        points: How many it has.
-        noted: In which spaces it says that its vectors are; None if it does not say.
-        difference: What the service says of its own space, if that is another one.
-        drifts: How far the vectors are apart, for each kind.
+        stored: The id of the space of each kind of vectors that the collection has.
+        served: The same of the vectors that the service makes.
     """
 
     collection: str
-    points: int
-    noted: Origin | None
-    difference: str | None
-    drifts: Mapping[str, Drift]
+    stored: Mapping[str, str]
+    served: Mapping[str, str]
+
+    @property
+    def is_same(self) -> bool:
+        """Whether the service's vectors may be compared with those of the collection."""
+        return self.stored == self.served
 
 
-async def check(
-    target: Target, url: str, token: str | None, sample: int, tolerance: float | None = None
-) -> Result:
-    """Compare so many points of a collection.
+async def check(target: Target, url: str, token: str | None) -> Result:
+    """Compare the ids of a collection.
 
     Raises `IngestError`, `QdrantError` or `SmartEmbedderError` if they cannot be compared.
     """
+    name = target.collection
     async with AsyncClient(url, token=token, max_retries=0) as client:
-        opened = await asyncio.to_thread(open_store, target)
-        with closing(opened) as store, Progress(target.collection, "chunks") as progress:
-            patience = Patience(_PATIENCE, progress.note)
-            layout = await patience.ask(store.layout)
-            kinds = frozenset(KINDS) & (layout.kinds if layout else frozenset())
-            if layout is None or not kinds:
-                raise QdrantError(f"there is no collection {target.collection} with such vectors")
-            noted, difference = await patience.ask(store.origin), None
-            try:
-                served = await ask_service(client, patience, kinds, noted)
-            except SmartEmbedderError as error:
-                difference = what_differs(error)
-                if difference is None:
-                    raise
-                served = await ask_service(client, patience, kinds)
-            precisions = [each.precision if each else {} for each in (noted, served.origin)]
-            points = await patience.ask(store.count, None)
-            progress.expect(min(sample, points))
-            comparison = Comparison(
-                client,
-                store,
-                patience,
-                layout.datatype or "float32",
-                precisions,
-                tolerance,
-                progress.read,
-            )
-            drifts = await comparison.run(kinds, sample)
-    if not drifts:
-        raise QdrantError(f"no point of the collection {target.collection} has a text and vectors")
-    return Result(target.collection, points, noted, difference, drifts)
+        with closing(await asyncio.to_thread(open_store, target)) as store:
+            patience = Patience(_PATIENCE, _note)
+            if await patience.ask(store.layout) is None:
+                raise QdrantError(f"there is no collection {name}")
+            noted = await patience.ask(store.origin)
+            stored = {} if noted is None else noted.vector_space
+            kinds = frozenset(KINDS) & stored.keys()
+            if not kinds:
+                raise QdrantError(
+                    f"the collection {name} does not say in which space its vectors are"
+                )
+            if any(id_.count("-") > 1 for id_ in stored.values()):
+                raise QdrantError(
+                    f"the collection {name} has long ids of an earlier version, which cannot be "
+                    f"compared: smart-embedder ingest --from-collection {name} --collection NEW "
+                    "embeds its texts anew"
+                )
+            served = (await ask_service(client, patience, kinds)).origin
+    if served is None:
+        raise IngestError("the service does not say in which space its vectors are, as it is older")
+    return Result(
+        name, {kind: stored[kind] for kind in KINDS if kind in kinds}, served.vector_space
+    )
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run it; the exit status is 1 if a text has other vectors, 2 if they were not compared."""
+    """Run it; the exit status is 1 if an id differs, 2 if they were not compared."""
     parsed = _parser().parse_args(arguments)
-    warnings.filterwarnings("ignore", category=UserWarning, module="smart_embedder_client")
-    target = common.read_target(parsed)
     try:
-        result = asyncio.run(
-            check(target, parsed.url, parsed.token, parsed.sample, parsed.tolerance)
-        )
+        result = asyncio.run(check(common.read_target(parsed), parsed.url, parsed.token))
     except (IngestError, QdrantError, SmartEmbedderError) as error:
-        sys.stderr.write(f"{plain(str(error))}\n")
+        _note(str(error))
         return 2
     if parsed.json:
-        sys.stdout.write(f"{plain_json(_as_json(result))}\n")
+        sys.stdout.write(f"{plain_json(asdict(result) | {'same': result.is_same})}\n")
     else:
         sys.stdout.writelines(f"{plain(line)}\n" for line in _told(result))
-    return int(any(drift.drifted for drift in result.drifts.values()))
+    return 0 if result.is_same else 1
 
 
-def _as_json(result: Result) -> dict[str, Any]:
-    return {
-        "collection": result.collection,
-        "points": result.points,
-        "vector_space": result.noted and result.noted.vector_space,
-        "difference": result.difference,
-        "drift": {kind: drift.as_dict() for kind, drift in result.drifts.items()},
-    }
+def _note(sentence: str) -> None:
+    sys.stderr.write(f"{plain(sentence)}\n")
 
 
 def _told(result: Result) -> Iterator[str]:
     """It in a few sentences."""
-    if result.noted is None:
-        yield "The collection does not say in which space its vectors are."
-    elif result.difference is not None:
-        yield f"The service's vectors are of another space: {result.difference}"
-    for kind, drift in result.drifts.items():
-        yield f"{kind}: {drift}"
-    if any(drift.drifted for drift in result.drifts.values()):
-        name = result.collection
-        yield f"To embed all texts anew: smart-embedder ingest --migrate --collection {name}"
+    for kind, stored in result.stored.items():
+        served = result.served.get(kind)
+        if served == stored:
+            yield f"{kind}: the same space, {stored}"
+        else:
+            yield f"{kind}: another space, {served or 'none'} of the service, {stored} stored"
+    if not result.is_same:
+        yield (
+            "To embed the texts anew: smart-embedder ingest "
+            f"--from-collection {result.collection} --collection NEW"
+        )
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -137,14 +117,6 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("collection", metavar="COLLECTION", help="its name, or an alias of it")
-    number: dict[str, Any] = {"type": common.positive, "metavar": "N"}
-    help_ = "how many points are compared (%(default)s)"
-    parser.add_argument("--sample", **number, default=100, help=help_)
-    help_ = (
-        "how far below 1 a cosine may be (by the numbers that vectors are computed and stored in: "
-        "0.0002 for float32, 0.005 for bfloat16, 0.01 for int8)"
-    )
-    parser.add_argument("--tolerance", type=float, metavar="X", help=help_)
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     common.add_common(parser, with_collection=False)
     return parser

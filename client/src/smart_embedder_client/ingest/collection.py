@@ -7,7 +7,6 @@ from functools import partial
 from smart_embedder_client.answers import Embeddings
 from smart_embedder_client.async_client import AsyncClient
 from smart_embedder_client.errors import VECTOR_SPACE_UNKNOWN, SmartEmbedderError
-from smart_embedder_client.ingest.drift import Comparison, number_type
 from smart_embedder_client.ingest.embedding import VectorOptions
 from smart_embedder_client.ingest.journal import Journal
 from smart_embedder_client.ingest.options import IngestError, IngestOptions, LoadOptions
@@ -27,9 +26,7 @@ from smart_embedder_client.qdrant.store import (
 )
 
 _WORD = "width"
-# Texts of a collection that are embedded anew before it is adopted.
-_SAMPLE = 32
-_NO_METADATA = "and are compared at each run, because Qdrant keeps no metadata before 1.16"
+_NAMES_ALONE = "the {}: nothing but the model's name is compared"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +79,7 @@ async def ask_service(
         max_tokens=max_tokens,
         # The tokens of bge-m3, of which ColBERT's vectors are.
         token_model=None if models[0] == models[2] else models[2],
-        origin=Origin(answer.vector_space, answer.precision, models)
-        if answer.vector_space
-        else None,
+        origin=Origin(answer.vector_space, models) if answer.vector_space else None,
     )
 
 
@@ -92,96 +87,66 @@ async def ask_service(
 class Collection:
     """A store whose collection fits the vectors of a run, which has made it if `is_new`.
 
-    `datatype` is that of its dense and ColBERT vectors.
+    `datatype` is that of its dense and ColBERT vectors; `origin` is where the vectors of the run
+    come from, None if the service does not say.
     """
 
     store: Store
     patience: Patience
     layout: Layout
     datatype: Datatype
+    origin: Origin | None
     is_new: bool
 
     @classmethod
     async def prepare(
-        cls, store: Store, patience: Patience, options: LoadOptions, served: Served
+        cls,
+        store: Store,
+        patience: Patience,
+        options: LoadOptions,
+        served: Served,
+        *,
+        noted: Origin | None,
+        note: Callable[[str], None],
     ) -> "Collection":
-        """Make the collection, or check the one that exists.
+        """Make the collection, or check the one that exists, which has `noted` its origin.
 
-        Raises `IngestError` if its vectors have other sizes or types.
+        `note` is told where only the names of models can be compared. Raises `IngestError` if its
+        vectors have other sizes or types, and `OtherSpaceError` if they are of another model.
         """
         found = await patience.ask(store.layout)
         datatype = options.datatype or (found and found.datatype) or "float32"
         wanted = make_layout(
             served.dense, served.colbert, sparse=SPARSE in options.kinds, datatype=datatype
         )
+        if served.origin is None:
+            note(_NAMES_ALONE.format("service does not say in which space its vectors are"))
         if found is None:
             await patience.ask(store.create, wanted, served.origin)
-            return cls(store, patience, wanted, datatype, is_new=True)
+            return cls(store, patience, wanted, datatype, served.origin, is_new=True)
         if problems := list(differences(wanted, found)):
             raise IngestError(
                 f"the collection {store.collection} does not fit the service's vectors: "
                 f"{'; '.join(problems)}"
             )
-        return cls(store, patience, found, datatype, is_new=False)
-
-    async def settle_origin(
-        self, client: AsyncClient, noted: Origin | None, served: Served, note: Callable[[str], None]
-    ) -> Origin | None:
-        """Have the collection say where its vectors come from, unless it says so; None if unknown.
-
-        Where an earlier version has filled it, a sample of its texts is embedded anew. Raises
-        `IngestError` or `OtherSpaceError` if it has other vectors, or is of another model.
-        """
-        if not self.is_new and (noted is None or served.origin is None):
-            await self.patience.ask(check_model, self.store, served.name)
+        origin = served.origin
         if served.origin is None:
-            note(
-                "the service does not say in which space its vectors are, as it is older: nothing "
-                "but the model's name is compared with the collection"
-            )
-            return None
-        if self.is_new:
-            return served.origin
-        known = noted or Origin({}, models=served.models)
-        unknown = served.origin.vector_space.keys() - known.vector_space.keys()
-        if unknown:
-            await self._compare(client, frozenset(unknown), known, served.origin)
-            known = replace(
-                known,
-                vector_space={**served.origin.vector_space, **known.vector_space},
-                precision={**served.origin.precision, **known.precision},
-            )
-            await self.patience.ask(self.store.note_origin, known)
-            is_kept = await self.patience.ask(self.store.origin) is not None
-            note(
-                "the collection did not say in which space its vectors are: texts of it that were "
-                "embedded anew have the same, "
-                + ("and it says so now" if is_kept else _NO_METADATA)
-            )
-        for kind, precision in served.origin.precision.items():
-            before, now = number_type(known.precision.get(kind, precision)), number_type(precision)
-            if before != now:
-                note(f"{kind} vectors were made in {before} before, and in {now} now")
-        return known
+            await patience.ask(check_model, store, served.name)
+        elif noted is None and await patience.ask(store.count, None) > 0:
+            await patience.ask(check_model, store, served.name)
+            note(_NAMES_ALONE.format("collection does not say in which space its vectors are"))
+        else:
+            origin = noted or served.origin
+            # Before a vector is stored, its space is noted: there are none of the other kinds yet.
+            spaces = {**served.origin.vector_space, **origin.vector_space}
+            origin = replace(origin, vector_space=spaces)
+            if origin != noted:
+                await patience.ask(store.note_origin, origin)
+        return cls(store, patience, found, datatype, origin, is_new=False)
 
-    async def _compare(
-        self, client: AsyncClient, kinds: frozenset[str], known: Origin, served: Origin
-    ) -> None:
-        """Raise `IngestError` if texts of the collection have other vectors now."""
-        precisions = (known.precision, served.precision)
-        comparison = Comparison(client, self.store, self.patience, self.datatype, precisions)
-        drifts = await comparison.run(kinds, _SAMPLE)
-        told = [f"{kind}: {drift}" for kind, drift in drifts.items() if drift.drifted]
-        has_points = await self.patience.ask(self.store.count, None) > 0
-        if has_points and not (drifts or known.vector_space):
-            told = ["none of its points has a text"]
-        if told:
-            name = self.store.collection
-            raise IngestError(
-                f"the collection {name} does not say in which space its vectors are, and nothing "
-                f"shows that it is the service's ({'; '.join(told)}): ask a service with the same "
-                "model and settings, or embed it anew with --migrate"
-            )
+    def ids_of(self, kinds: frozenset[str]) -> list[str]:
+        """The ids of the spaces that vectors of these kinds must be of."""
+        return [] if self.origin is None else self.origin.ids_of(kinds)
 
     async def existing(self, ids: list[str]) -> set[str]:
         """Those of the points that it has."""

@@ -13,17 +13,9 @@ from typing import Any, get_args
 from smart_embedder_client import arguments as common
 from smart_embedder_client.arguments import plain, plain_json
 from smart_embedder_client.errors import SmartEmbedderError
+from smart_embedder_client.ingest.from_collection import ingest_collection
 from smart_embedder_client.ingest.journal import JournalError
-from smart_embedder_client.ingest.migrate import migrate
-from smart_embedder_client.ingest.options import (
-    IngestError,
-    IngestOptions,
-    LoadOptions,
-    MigrateOptions,
-    Migration,
-    Report,
-    Stored,
-)
+from smart_embedder_client.ingest.options import IngestError, IngestOptions, LoadOptions, Report
 from smart_embedder_client.ingest.pace import is_temporary
 from smart_embedder_client.ingest.run import ingest
 from smart_embedder_client.ingest.sources import Fields, SourceError, encodable_name
@@ -38,8 +30,8 @@ from smart_embedder_client.qdrant.store import (
 _STOPS = (IngestError, JournalError, QdrantError, SmartEmbedderError, SourceError)
 _AGAIN = "The same command goes on from here."
 _INTERRUPTED = 130
-# What says nothing about texts that are stored already.
-_OF_SOURCES = (
+# Options of files, which say nothing about chunks that are stored already.
+_OF_FILES = (
     *("source", "text_field", "id_field", "encoding", "chunk_tokens", "overlap", "tokenizer"),
     *("long_colbert", "dataset", "sync", "journal", "recheck"),
 )
@@ -50,7 +42,7 @@ Split, embed and store texts in a Qdrant collection.
 
 SOURCE is a file of JSON, CSV, Parquet, text, Markdown, HTML, PDF, DOCX, ODT, PPTX or RTF, or a
 folder of such files. The same command goes on after any interruption, and stores nothing twice.
-With --migrate it is the texts of the collection itself that are embedded anew.
+With --from-collection the texts are those of another collection of the same Qdrant.
 """
 
 
@@ -63,9 +55,9 @@ def main(arguments: Sequence[str]) -> int:
         try:
             target = common.read_target(parsed)
             where = (target, parsed.url, parsed.token)
-            report: Report | Migration
-            if parsed.migrate:
-                report = runner.run(migrate(_migrate_options(parsed), *where))
+            if parsed.from_collection is not None:
+                options = LoadOptions(**_load_options(parsed, LoadOptions))
+                report = runner.run(ingest_collection(options, parsed.from_collection, *where))
             else:
                 report = runner.run(ingest(_ingest_options(parsed), *where, parsed.journal))
         except _STOPS as error:
@@ -80,12 +72,11 @@ def main(arguments: Sequence[str]) -> int:
             os._exit(_INTERRUPTED)
     if parsed.json:
         sys.stdout.write(f"{plain_json(asdict(report))}\n")
-    elif isinstance(report, Migration):
-        sys.stdout.writelines(f"{plain(line)}\n" for line in _told_migration(report))
     else:
         sys.stdout.writelines(f"{plain(line)}\n" for line in _told(report, sync=parsed.sync))
-    if isinstance(report, Report) and not report.documents:
-        sys.stderr.write(f"Nothing was read: {plain(str(parsed.source))} has no text.\n")
+    if not report.documents:
+        source = str(parsed.source or parsed.from_collection)
+        sys.stderr.write(f"Nothing was read: {plain(source)} has no text.\n")
     return 0 if report.is_complete else 1
 
 
@@ -101,11 +92,16 @@ def _told(report: Report, *, sync: bool) -> Iterator[str]:
     there = report.points - report.uploaded - len(report.refused)
     read = f"{report.points} chunks of {report.documents} documents in {report.seconds:.0f} s"
     yield f"{read}: {report.uploaded} stored, {there} there already, {report.removed} removed"
-    yield from _told_changes(report)
+    if report.pooled:
+        yield f"{report.pooled} chunks had too many ColBERT vectors, which were pooled"
+    if report.truncated:
+        yield f"{report.truncated} chunks were longer than the model reads, and were cut"
     if report.stale:
         why = "nothing is removed before all is read" if sync else "--sync removes them"
         yield f"{report.stale} points are of what is gone or has changed: {why}"
-    yield from _told_refusals(report)
+    yield from (f"{source}: {reason}" for source, reason in report.refused[:_SHOWN_REFUSALS])
+    if report.refused:
+        yield f"{len(report.refused)} chunks were refused; the same command tries them again"
     if report.unread:
         counts = sorted(report.unread.items(), key=lambda each: (-each[1], each[0]))
         yield f"not read: {', '.join(f'{count} {ending}' for ending, count in counts)}"
@@ -116,57 +112,14 @@ def _told(report: Report, *, sync: bool) -> Iterator[str]:
         yield f"  and {len(report.failed) - _SHOWN_FAILURES} more, which --json names"
 
 
-def _told_changes(report: Stored) -> Iterator[str]:
-    if report.pooled:
-        yield f"{report.pooled} chunks had too many ColBERT vectors, which were pooled"
-    if report.truncated:
-        yield f"{report.truncated} chunks were longer than the model reads, and were cut"
-
-
-def _told_refusals(report: Stored) -> Iterator[str]:
-    yield from (f"{source}: {reason}" for source, reason in report.refused[:_SHOWN_REFUSALS])
-    if report.refused:
-        yield f"{len(report.refused)} chunks were refused; the same command tries them again"
-
-
-def _told_migration(done: Migration) -> Iterator[str]:
-    name, old, new = done.name, done.old, done.new
-    if old == new:
-        yield f"{name} has the service's vectors already: nothing is to be migrated"
-        return
-    yield (
-        f"{done.points} chunks of {old} are in {new}, {done.uploaded} of them stored in "
-        f"{done.seconds:.0f} s"
-    )
-    yield from _told_changes(done)
-    yield from _told_refusals(done)
-    if done.refused:
-        yield f"{name} stays as it is until {new} is complete"
-    elif not done.is_moved:
-        yield (
-            f"{name} is a collection, and no alias can have its name while it exists: search "
-            f"{new}, or run the same command with --drop-old, which removes {name} and makes its "
-            f"name an alias of {new}"
-        )
-    else:
-        kept = "is removed" if done.is_dropped else "is kept (--drop-old removes it)"
-        yield f"{name} is an alias of {new} now; {old} {kept}"
-
-
 def _load_options(parsed: argparse.Namespace, kind: type[LoadOptions]) -> dict[str, Any]:
     names = [each.name for each in fields(kind)]
     told: dict[str, Any] = {name: getattr(parsed, name, None) for name in names}
     return told | {"batch_bytes": parsed.batch_mib * _MIB}
 
 
-def _migrate_options(parsed: argparse.Namespace) -> MigrateOptions:
-    told = _load_options(parsed, MigrateOptions)
-    return MigrateOptions(**told | {"kinds": parsed.kinds or frozenset()})
-
-
 def _ingest_options(parsed: argparse.Namespace) -> IngestOptions:
     told = _load_options(parsed, IngestOptions)
-    told["kinds"] = parsed.kinds or frozenset(KINDS)
     told["dataset"] = encodable_name(parsed.dataset or parsed.source.resolve().name)
     told["fields"] = Fields(parsed.text_field, parsed.id_field, parsed.encoding)
     told["split_for_colbert"] = parsed.long_colbert == "split"
@@ -177,18 +130,16 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     """The options; ends the process if they do not belong together."""
     parser = _parser()
     parsed = parser.parse_args(arguments)
-    if not parsed.migrate:
+    if parsed.from_collection is None:
         if parsed.source is None:
-            parser.error("the following arguments are required: SOURCE")
-        if parsed.drop_old:
-            parser.error("--drop-old is for --migrate")
+            parser.error("the following arguments are required: SOURCE, or --from-collection")
         return parsed
-    of_sources = [name for name in _OF_SOURCES if getattr(parsed, name) != parser.get_default(name)]
-    if of_sources:
-        option = of_sources[0].upper() if of_sources[0] == "source" else f"--{of_sources[0]}"
+    of_files = [name for name in _OF_FILES if getattr(parsed, name) != parser.get_default(name)]
+    if of_files:
+        option = of_files[0].upper() if of_files[0] == "source" else f"--{of_files[0]}"
         parser.error(
-            "--migrate embeds the texts anew that the collection has, whatever their source: "
-            f"leave out {option.replace('_', '-')}"
+            "--from-collection takes the chunks that the collection has: leave out "
+            f"{option.replace('_', '-')}"
         )
     return parsed
 
@@ -209,6 +160,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     help_ = "a file or a folder"
     parser.add_argument("source", type=Path, nargs="?", metavar="SOURCE", help=help_)
+    help_ = "in place of SOURCE: embed the texts that this collection of the same Qdrant has"
+    parser.add_argument("--from-collection", metavar="NAME", help=help_)
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     common.add_common(parser)
     number: dict[str, Any] = {"type": common.positive, "metavar": "N"}
@@ -225,8 +178,8 @@ def _parser() -> argparse.ArgumentParser:
     help_ = "the model's tokenizer.json; without it the service counts tokens"
     add("--tokenizer", type=Path, metavar="FILE", help=help_)
     add = parser.add_argument_group("vectors").add_argument
-    help_ = f"the kinds of vectors ({','.join(KINDS)}; with --migrate those of the collection)"
-    add("--kinds", type=common.kinds, metavar="LIST", help=help_)
+    help_ = f"the kinds of vectors ({','.join(KINDS)})"
+    add("--kinds", type=common.kinds, default=frozenset(KINDS), metavar="LIST", help=help_)
     help_ = "the type of dense and ColBERT vectors in the collection (float32)"
     add("--datatype", choices=get_args(Datatype), help=help_)
     help_ = "how many similar ColBERT vectors become one"
@@ -253,12 +206,4 @@ def _parser() -> argparse.ArgumentParser:
     add("--journal", type=Path, metavar="FILE", help="the file that notes what is stored")
     help_ = "ask Qdrant for every point, whatever the journal says"
     add("--recheck", action="store_true", help=help_)
-    add = parser.add_argument_group("other vectors").add_argument
-    help_ = (
-        "embed the texts of the collection anew into a new one beside it, for a service with "
-        "another model or other settings; without SOURCE"
-    )
-    add("--migrate", action="store_true", help=help_)
-    help_ = "remove the old collection when the new one is complete"
-    add("--drop-old", action="store_true", help=help_)
     return parser

@@ -9,7 +9,7 @@ from typing import Any
 
 from smart_embedder_client.ingest.collection import Collection
 from smart_embedder_client.ingest.embedding import Embedder, Refusal
-from smart_embedder_client.ingest.options import IngestError, LoadOptions, Stored
+from smart_embedder_client.ingest.options import IngestError, LoadOptions, Report
 from smart_embedder_client.ingest.pace import Patience, Progress, batches
 from smart_embedder_client.qdrant.store import (
     METADATA,
@@ -56,7 +56,7 @@ class Loader:
     embedder: Embedder
     patience: Patience
     progress: Progress
-    report: Stored
+    report: Report
     _requests: asyncio.Semaphore = field(init=False)
     _streams: asyncio.Semaphore = field(init=False)
     _request: Pace = field(init=False)

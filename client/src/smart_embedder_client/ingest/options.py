@@ -47,25 +47,24 @@ class IngestOptions(LoadOptions):
     recheck: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MigrateOptions(LoadOptions):
-    """One migration; without `kinds` these are those of the old collection."""
-
-    kinds: frozenset[str] = frozenset()
-    drop_old: bool = False
-
-
 @dataclass(slots=True, kw_only=True)
-class Stored:
-    """What a load stored.
+class Report:
+    """What a run did.
 
     Attributes:
-        points: How many its sources, or its collection, have.
+        points: How many its sources have.
         uploaded: How many of them were stored by this run.
         pooled: Chunks whose ColBERT vectors were too many for a point.
         truncated: Chunks that were longer than the model reads.
         refused: What is not in the collection, and why.
         seconds: How long it took.
+        documents: How many were read, of a collection its points; those that are stored already
+            count.
+        repeated: Documents that say the same as another one of the same source.
+        removed: Points of sources that are gone or have changed.
+        stale: The same, where they were left alone.
+        failed: Files and folders that could not be read, or not to their end, and why.
+        unread: How many files were left out, by their ending or another reason.
     """
 
     points: int = 0
@@ -74,21 +73,6 @@ class Stored:
     truncated: int = 0
     refused: list[tuple[str, str]] = field(default_factory=list)
     seconds: float = 0.0
-
-
-@dataclass(slots=True, kw_only=True)
-class Report(Stored):
-    """What a run did.
-
-    Attributes:
-        documents: How many were read; those that are stored already count.
-        repeated: Documents that say the same as another one of the same source.
-        removed: Points of sources that are gone or have changed.
-        stale: The same, where they were left alone.
-        failed: Files and folders that could not be read, or not to their end, and why.
-        unread: How many files were left out, by their ending or another reason.
-    """
-
     documents: int = 0
     repeated: int = 0
     removed: int = 0
@@ -100,27 +84,3 @@ class Report(Stored):
     def is_complete(self) -> bool:
         """Whether something was read, and all of it is stored."""
         return self.documents > 0 and not self.refused and not self.failed
-
-
-@dataclass(slots=True, kw_only=True)
-class Migration(Stored):
-    """What a migration did.
-
-    Attributes:
-        name: What was migrated: a collection, or an alias of one.
-        old: The collection that it was.
-        new: The collection with the service's vectors.
-        is_moved: Whether `name` is an alias of the new collection now.
-        is_dropped: Whether the old collection is gone.
-    """
-
-    name: str
-    old: str
-    new: str
-    is_moved: bool = False
-    is_dropped: bool = False
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether the new collection has everything."""
-        return not self.refused

@@ -222,16 +222,16 @@ async def ingest(
             _check_length(options, served)
             _check_path(notes, options)
             name = target.collection
-            collection = await Collection.prepare(store, patience, options, served)
-            origin = await collection.settle_origin(client, noted, served, progress.note)
+            collection = await Collection.prepare(
+                store, patience, options, served, noted=noted, note=progress.note
+            )
             # The journal is trusted unless the collection has less than that says.
             if options.recheck or await patience.ask(store.count, options.dataset) < notes.points:
                 notes.forget()
             progress.tell(f"{options.source} goes into {name} by {store.transport}")
             limit = _chunk_limit(options, collection, progress)
             kinds, factor = options.kinds, options.colbert_pool_factor
-            spaces = [] if origin is None else origin.ids_of(kinds)
-            vectors = VectorOptions(kinds, collection.datatype, factor, spaces)
+            vectors = VectorOptions(kinds, collection.datatype, factor, collection.ids_of(kinds))
             # Ids stay the same where the models are the same under other names.
             models = (noted and noted.models) or served.models
             made = (*models, sorted(kinds), collection.datatype, factor)

@@ -238,29 +238,11 @@ class ClientStore:
                 return None
             return _read_layout(self._client.get_collection(self.collection).config.params)
 
-    def resolve(self) -> bool:
-        own_name = self._aliases().get(self.collection)
-        self.collection = own_name or self.collection
-        return own_name is not None
-
-    def _aliases(self) -> dict[str, str]:
-        """The collections of all aliases."""
+    def resolve(self) -> None:
         with self._asking():
-            found = self._client.get_aliases().aliases
-        return {each.alias_name: each.collection_name for each in found}
-
-    def move_alias(self, alias: str) -> None:
-        changes: list[q.AliasOperations] = []
-        if alias in self._aliases():
-            changes.append(q.DeleteAliasOperation(delete_alias=q.DeleteAlias(alias_name=alias)))
-        made = q.CreateAlias(collection_name=self.collection, alias_name=alias)
-        changes.append(q.CreateAliasOperation(create_alias=made))
-        with self._asking():
-            self._client.update_collection_aliases(changes)
-
-    def drop(self) -> None:
-        with self._asking():
-            self._client.delete_collection(self.collection)
+            aliases = self._client.get_aliases().aliases
+        named = {alias.alias_name: alias.collection_name for alias in aliases}
+        self.collection = named.get(self.collection, self.collection)
 
     def origin(self) -> Origin | None:
         with self._asking():
@@ -341,10 +323,6 @@ class ClientStore:
     def count(self, dataset: str | None) -> int:
         with self._asking():
             return self._client.count(self.collection, _of_dataset(dataset), exact=True).count
-
-    def names(self) -> list[str]:
-        with self._asking():
-            return [each.name for each in self._client.get_collections().collections]
 
     def page(self, dataset: str | None, offset: Any) -> tuple[list[str], Any]:
         with self._asking():

@@ -1,7 +1,6 @@
 """Qdrant Edge: Qdrant's own engine in this process, with a folder for each collection."""
 
 import json
-import shutil
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -34,9 +33,8 @@ from smart_embedder_client.qdrant.store import (
 )
 
 _CONFIGURATION = "edge_config.json"
-# What Qdrant Edge has no place for: beside its own files the origin, and beside the folder of a
-# collection a file that is named for an alias.
-_ORIGIN, _ALIAS = "smart_embedder.json", ".alias"
+# The origin, for which Qdrant Edge has no place.
+_ORIGIN = "smart_embedder.json"
 _EF_CONSTRUCT, _FULL_SCAN_THRESHOLD = 100, 10_000
 _DATATYPES = {
     "float32": edge.VectorStorageDatatype.Float32,
@@ -55,8 +53,7 @@ class EdgeStore:
     def __init__(self, root: str | Path, collection: str) -> None:
         self._root = Path(root)
         self.collection = collection
-        alias = self._alias_file(collection)
-        self._folder = self._root / (alias.read_text("utf-8") if alias.exists() else collection)
+        self._folder = self._root / collection
         self._turn = threading.Lock()
         self._shard: edge.EdgeShard | None = None
         if (self._folder / _CONFIGURATION).exists():
@@ -66,16 +63,8 @@ class EdgeStore:
     def beside(self, collection: str) -> Self:
         return type(self)(self._root, collection)
 
-    def resolve(self) -> bool:
-        is_alias = self.collection != self._folder.name
-        self.collection = self._folder.name
-        return is_alias
-
-    def _alias_file(self, alias: str) -> Path:
-        return self._root / f"{alias}{_ALIAS}"
-
-    def move_alias(self, alias: str) -> None:
-        _write(self._alias_file(alias), self.collection)
+    def resolve(self) -> None:
+        """Do nothing: Qdrant Edge has no aliases."""
 
     @property
     def _open_shard(self) -> edge.EdgeShard:
@@ -118,17 +107,6 @@ class EdgeStore:
             self._shard = edge.EdgeShard.create(str(self._folder), configuration)
             self._shard.update(edge.UpdateOperation.create_field_index(DATASET, keyword))
 
-    def drop(self) -> None:
-        self.close()
-        self._shard = None
-        # Under another name a half of it is no collection. The folder is never that of an alias.
-        folder, removed = self._root / self.collection, self._root / f".{self.collection}.removed"
-        with self._asking():
-            shutil.rmtree(removed, ignore_errors=True)
-            if folder.exists():
-                folder.rename(removed)
-                shutil.rmtree(removed)
-
     def origin(self) -> Origin | None:
         if self._shard is None:
             return None
@@ -138,7 +116,10 @@ class EdgeStore:
             return None
 
     def note_origin(self, origin: Origin) -> None:
-        _write(self._folder / _ORIGIN, json.dumps(origin.metadata))
+        """Write the file, of which there is never a part alone."""
+        unfinished = self._folder / f".{_ORIGIN}.unfinished"
+        unfinished.write_text(json.dumps(origin.metadata), "utf-8")
+        unfinished.replace(self._folder / _ORIGIN)
 
     def start_indexing(self) -> None:
         """Make the HNSW graph of what is not in one yet."""
@@ -175,9 +156,6 @@ class EdgeStore:
     def count(self, dataset: str | None) -> int:
         with self._asking():
             return self._open_shard.count(edge.CountRequest(filter=_of_dataset(dataset)))
-
-    def names(self) -> list[str]:
-        return sorted(file.parent.name for file in self._root.glob(f"[!.]*/{_CONFIGURATION}"))
 
     def page(self, dataset: str | None, offset: Any) -> tuple[list[str], Any]:
         request = edge.ScrollRequest(
@@ -244,13 +222,6 @@ def _params(space: VectorConfig) -> edge.EdgeVectorParams:
 
 def _named(vectors: Vectors) -> dict[str, Any]:
     return named_vectors(vectors, edge.SparseVector)
-
-
-def _write(file: Path, text: str) -> None:
-    """Write a file, of which there is never a part alone."""
-    unfinished = file.with_name(f".{file.name}.unfinished")
-    unfinished.write_text(text, "utf-8")
-    unfinished.replace(file)
 
 
 def _read_point(found: edge.Record | edge.ScoredPoint) -> Point:

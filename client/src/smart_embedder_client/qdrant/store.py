@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol, Self
 import numpy as np
 
 from smart_embedder_client.answers import SparseVector
-from smart_embedder_client.errors import SmartEmbedderError, what_differs
+from smart_embedder_client.errors import VECTOR_SPACE_DIFFERS, SmartEmbedderError
 from smart_embedder_client.safetensors import Array
 
 _NO_SPACE = ("no space", "disk is full", "out of disk", "insufficient storage")
@@ -63,24 +63,24 @@ class OtherSpaceError(QdrantError):
 
 
 @contextmanager
-def same_space(collection: str, advice: str | None = None) -> Iterator[None]:
+def same_space(collection: str) -> Iterator[None]:
     """Raise the service's refusal to make vectors for a collection as `OtherSpaceError`."""
     try:
         yield
     except SmartEmbedderError as error:
-        difference = what_differs(error)
-        if difference is None:
+        if error.code != VECTOR_SPACE_DIFFERS:
             raise
-        advice = advice or _ADVICE.format(collection)
+        detail = error.detail.rstrip(".")
+        difference = detail.partition(" names: ")[2] or detail
         raise OtherSpaceError(
             f"the service's vectors are of another space than those of the collection {collection} "
-            f"({difference}): {advice}"
+            f"({difference}): {_ADVICE.format(collection)}"
         ) from error
 
 
 _ADVICE = (
-    "ask a service with the same model and settings, or embed the collection anew: "
-    "smart-embedder ingest --migrate --collection {}"
+    "ask a service with the same model and settings, or embed the texts anew: "
+    "smart-embedder ingest --from-collection {} --collection NEW"
 )
 
 
@@ -166,17 +166,11 @@ class Origin:
 
     Attributes:
         vector_space: For each kind the id of the space that its vectors are in.
-        precision: For each kind what its first vectors were computed with.
         models: The names of models that the ids of points follow from.
-        migrated_from: The collection whose texts were embedded anew for this one.
-        is_complete: Whether all of them are.
     """
 
     vector_space: Mapping[str, str]
-    precision: Mapping[str, str] = field(default_factory=dict)
     models: Sequence[str] = ()
-    migrated_from: str | None = None
-    is_complete: bool = True
 
     def ids_of(self, kinds: Collection[str]) -> list[str]:
         """The ids of the spaces of these kinds."""
@@ -198,7 +192,7 @@ class Origin:
             return None
         if not isinstance(told, Mapping) or not isinstance(told.get("vector_space"), Mapping):
             raise QdrantError(f"the collection's metadata under {ORIGIN_KEY} are not understood")
-        # What a later version says beside these is left out.
+        # Facts of another version are left out.
         names = {each.name for each in fields(cls)} & told.keys()
         return cls(**{name: told[name] for name in names})
 
@@ -263,23 +257,17 @@ class Store(Protocol):
     def beside(self, collection: str) -> Self:
         """Another collection of the same Qdrant, which need not exist."""
 
-    def resolve(self) -> bool:
-        """From now on mean the collection itself, if `collection` is an alias; whether it is.
+    def resolve(self) -> None:
+        """From now on mean the collection itself, if `collection` is an alias.
 
         An alias may be moved to vectors of another space while points are stored.
         """
-
-    def move_alias(self, alias: str) -> None:
-        """Make `alias` one of this collection, and of no other, in one step."""
 
     def layout(self) -> Layout | None:
         """The vectors of the collection; None if it does not exist."""
 
     def create(self, layout: Layout, origin: Origin | None) -> None:
         """Make the collection; its HNSW graph is not made before `start_indexing`."""
-
-    def drop(self) -> None:
-        """Remove the collection, if it exists; `collection` is its name."""
 
     def origin(self) -> Origin | None:
         """Where its vectors come from; None if it does not say or does not exist."""
@@ -307,9 +295,6 @@ class Store(Protocol):
 
     def count(self, dataset: str | None) -> int:
         """How many points a data set has, or all together."""
-
-    def names(self) -> list[str]:
-        """Of all collections of this Qdrant."""
 
     def page(self, dataset: str | None, offset: Any) -> tuple[list[str], Any]:
         """Ids of the points of a data set, or of all, and where those after them begin.

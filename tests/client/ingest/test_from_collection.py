@@ -1,0 +1,190 @@
+"""`ingest --from-collection`: every text has the new vectors, and a kill loses nothing."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from smart_embedder_client import Client
+from smart_embedder_client.ingest.command import main
+from smart_embedder_client.ingest.from_collection import ingest_collection
+from smart_embedder_client.ingest.options import IngestError, LoadOptions, Report
+from smart_embedder_client.qdrant.store import OtherSpaceError
+
+from tests.client.ingest.conftest import Runs
+from tests.support.server import REPOSITORY, RunningServer
+
+# A process that kills itself before, or after, the nth upload.
+KILL = """
+import os, signal, sys
+from smart_embedder_client.ingest.command import main
+from smart_embedder_client.qdrant.edge_store import EdgeStore
+
+count, when, *arguments = sys.argv[1:]
+kept, left = EdgeStore.upsert, int(count)
+
+def upsert(store, points):
+    global left
+    left -= 1
+    if left == 0 and when == "before":
+        os.kill(os.getpid(), signal.SIGKILL)
+    kept(store, points)
+    if left == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+EdgeStore.upsert = upsert
+sys.exit(main(arguments))
+"""
+
+
+def new_of(runs: Runs, url: str) -> Runs:
+    """Runs into a new collection of the same Qdrant, with another service."""
+    target = replace(runs.target, collection=f"{runs.target.collection}-new")
+    return replace(runs, url=url, target=target)
+
+
+def copied(runs: Runs, new: Runs, **options: Any) -> Report:
+    asked = LoadOptions(patience=60.0, **options)
+    return asyncio.run(ingest_collection(asked, runs.target.collection, new.target, new.url))
+
+
+def arguments(runs: Runs, new: Runs, *more: str) -> list[str]:
+    where = ["--qdrant", new.target.address, "--collection", new.target.collection]
+    source = ["--from-collection", runs.target.collection]
+    return [*source, "--url", new.url, *where, "--no-grpc", *more]
+
+
+def payloads(runs: Runs) -> dict[str, dict[str, Any]]:
+    ids = runs.ids()
+    points = runs.look(lambda store: store.read(ids, with_vectors=False))
+    return {each.id: dict(each.payload) for each in points}
+
+
+def check_vectors(new: Runs, expected: dict[str, dict[str, Any]]) -> None:
+    """Whether a collection has these payloads by their ids, and the vectors of its service."""
+    points = new.look(lambda store: store.read(list(expected), with_vectors=True))
+    assert new.look(lambda store: store.count(None)) == len(expected)
+    assert {each.id: dict(each.payload) for each in points} == expected
+    texts = [each.payload["text"] for each in points]
+    with Client(new.url) as client:
+        made = client.embed_documents(texts, return_colbert=True)
+    for i, each in enumerate(points):
+        np.testing.assert_allclose(each.vectors.dense, made.dense[i], atol=1e-5)
+        np.testing.assert_allclose(each.vectors.colbert, made.colbert[i], atol=1e-5)
+        found, wanted = each.vectors.sparse.as_dict(), made.sparse[i].as_dict()
+        assert found == pytest.approx(wanted, abs=1e-5)
+    assert new.look(lambda store: store.origin()).vector_space == made.vector_space
+
+
+def test_a_new_collection_has_the_points_of_the_old_one_with_other_vectors(
+    runs: Runs, other_server: RunningServer
+) -> None:
+    points = runs.run().points
+    before, new = payloads(runs), new_of(runs, other_server.url)
+    found = copied(runs, new)
+    assert (found.uploaded, found.points, found.is_complete) == (points, points, True)
+    check_vectors(new, before)
+    assert payloads(runs) == before
+    again = copied(runs, new)
+    assert (again.uploaded, again.points) == (0, points)
+    # An ingest of the files finds its points.
+    new.journal.unlink()
+    assert new.run().uploaded == 0
+
+
+def test_a_kill_loses_nothing(
+    edge_runs: Runs, other_server: RunningServer, folder: Path, capsys
+) -> None:
+    """Each run goes on from where the one before it was killed."""
+    rows = [json.dumps({"text": f"row {i} of the river " * 5, "row": i}) for i in range(30)]
+    (folder / "rows.jsonl").write_text("\n".join(rows))
+    edge_runs.run()
+    before, new = payloads(edge_runs), new_of(edge_runs, other_server.url)
+    asked = arguments(edge_runs, new, "--streams", "1", "--requests", "1")
+    for kill in (["1", "before"], ["2", "after"]):
+        killed = subprocess.run(
+            [sys.executable, "-c", KILL, *kill, *asked],
+            env={**os.environ, "PYTHONPATH": str(REPOSITORY / "client" / "src")},
+            timeout=120,
+            check=False,
+        )
+        assert killed.returncode == -signal.SIGKILL, kill
+    capsys.readouterr()
+    assert main(asked) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(f"{len(before)} chunks of {len(before)} documents in ")
+    check_vectors(new, before)
+
+
+def test_what_is_stored_meanwhile_is_found_by_the_next_run(
+    edge_runs: Runs, other_server: RunningServer, folder: Path
+) -> None:
+    edge_runs.run()
+    new = new_of(edge_runs, other_server.url)
+    copied(edge_runs, new)
+    (folder / "more.txt").write_text("Another text about winter.")
+    edge_runs.run()
+    assert copied(edge_runs, new).uploaded == 1
+    check_vectors(new, payloads(edge_runs))
+
+
+def test_vectors_may_get_another_type_and_fewer_kinds_in_the_same_space(
+    edge_runs: Runs, server: RunningServer
+) -> None:
+    points = edge_runs.run().points
+    new = new_of(edge_runs, server.url)
+    copied(edge_runs, new, datatype="float16", kinds=frozenset({"dense"}))
+    layout = new.look(lambda store: store.layout())
+    assert (layout.kinds, layout.datatype) == ({"dense"}, "float16")
+    assert len(new.ids()) == points
+
+
+def test_a_point_without_a_text_is_named(
+    edge_runs: Runs, other_server: RunningServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    points = edge_runs.run(kinds=frozenset({"sparse"})).points
+    (id_, *_) = edge_runs.ids()
+    (first,) = edge_runs.look(lambda store: store.read([id_], with_vectors=True))
+    bare = replace(first, payload={"dataset": "texts", "source": "by hand"})
+    edge_runs.look(lambda store: store.upsert([bare]))
+    new = new_of(edge_runs, other_server.url)
+    assert main(arguments(edge_runs, new)) == 1
+    assert "by hand: it has no text that could be embedded\n" in capsys.readouterr().out
+    assert new.look(lambda store: store.count(None)) == points - 1
+
+
+def test_a_collection_of_another_space_is_no_target(
+    edge_runs: Runs, server: RunningServer, other_server: RunningServer
+) -> None:
+    edge_runs.run()
+    new = new_of(edge_runs, server.url)
+    copied(edge_runs, new)
+    with pytest.raises(OtherSpaceError, match="than those of the collection .*-new"):
+        copied(edge_runs, replace(new, url=other_server.url))
+    with pytest.raises(IngestError, match="cannot be its own source"):
+        copied(edge_runs, edge_runs)
+    nowhere = replace(edge_runs, target=replace(edge_runs.target, collection="nowhere"))
+    with pytest.raises(IngestError, match="there is no collection nowhere"):
+        copied(nowhere, new)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ([], "the following arguments are required: SOURCE, or --from-collection"),
+        (["texts", "--from-collection", "old"], "that the collection has: leave out SOURCE"),
+        (["--from-collection", "old", "--chunk-tokens", "9"], "has: leave out --chunk-tokens"),
+        (["--from-collection", "old", "--sync"], "has: leave out --sync"),
+    ],
+)
+def test_options_that_do_not_belong_together(options: list[str], told: str, capsys) -> None:
+    with pytest.raises(SystemExit):
+        main(["--collection", "texts", *options])
+    assert told in capsys.readouterr().err
