@@ -43,7 +43,6 @@ from smart_embedder.middleware.memory import (
 )
 from smart_embedder.middleware.observe import LogRequests, MeasureRequests, ProvideContext
 from smart_embedder.models.load import load_models
-from smart_embedder.observability.history import Clients, History
 from smart_embedder.observability.logs import flush_each_line
 from smart_embedder.observability.metrics import Metrics, measure_lateness
 from smart_embedder.server import process
@@ -105,10 +104,7 @@ def create_app(
     service = _create_service(settings, loader, drain or Drain())
     bodies, responses = _request_memory(settings)
     middleware = _middleware(service, bodies, responses)
-    closing = [
-        service.history.close,
-        *_add_what_settings_ask_for(middleware, service),
-    ]
+    closing = [*_add_what_settings_ask_for(middleware, service)]
 
     async def start(app: FastAPI) -> None:
         await service.engine.start()
@@ -131,7 +127,6 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        service.history.start()
         # In the background, so that the port answers while the models are being loaded.
         starting = asyncio.create_task(start(app), name="start")
         lateness = asyncio.create_task(measure_lateness(service.metrics.lateness), name="lateness")
@@ -187,8 +182,6 @@ def _create_service(settings: Settings, loader: Loader | None, drain: Drain) -> 
         settings=settings,
         catalogue=ModelCatalogue(settings),
         metrics=metrics,
-        history=History(metrics),
-        clients=Clients(),
         engine=engine,
         downloads=downloads,
         drain=drain,
@@ -220,7 +213,7 @@ def _middleware(
     return [
         Middleware(ProvideContext, settings.trusted_proxies or (), paths),
         Middleware(LogRequests),
-        Middleware(MeasureRequests, service.metrics, service.clients, paths.endpoints),
+        Middleware(MeasureRequests, service.metrics, paths.endpoints),
         Middleware(CheckOrigin, allowed=settings.cors_origins or ()),
         Middleware(RefuseWhileDraining, drain=service.drain),
         Middleware(

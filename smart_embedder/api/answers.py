@@ -317,18 +317,3 @@ class StatsResponse(BaseModel):
     total_batches: int
     rejected_requests: int
     hardware: Gpu
-
-
-class HistoryResponse(BaseModel):
-    """Figures of the last fifteen minutes, the oldest first, and what is known of the present."""
-
-    recent: list[dict[str, float | None]]
-    present: dict[str, Any]
-
-
-class ClientResponse(BaseModel):
-    """The requests of a client since it came, and how many were refused; null names all others."""
-
-    client: str | None
-    requests: int
-    refused: int

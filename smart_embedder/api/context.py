@@ -10,16 +10,14 @@ from functools import lru_cache, partial
 from typing import Any
 
 from starlette.datastructures import Headers
-from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import compile_path
 from starlette.types import Scope
 
-from smart_embedder.access.tokens import DEFAULT_NAME, OPERATOR_NAME
+from smart_embedder.access.tokens import DEFAULT_NAME
 from smart_embedder.api.schemas import RequestModel
 from smart_embedder.engine.records import AnswerMemory, Stage
 from smart_embedder.engine.scheduling.job import Purpose
-from smart_embedder.errors import NotOperatorError
 from smart_embedder.observability.metrics import EMBEDDING_ENDPOINT, RERANK_ENDPOINT
 
 # Of a header with preferences, and of its items.
@@ -203,15 +201,6 @@ def context_of(scope: Scope) -> RequestContext:
     """The context of an HTTP request."""
     context: RequestContext = scope["state"]["context"]
     return context
-
-
-def require_operator(request: Request, what: str) -> None:
-    """Refuse what only the operator does: without a token anybody could, with names any client."""
-    if context_of(request.scope).token_name not in {DEFAULT_NAME, OPERATOR_NAME}:
-        raise NotOperatorError(
-            f"only the operator {what}: send API_TOKEN, or the token that "
-            f"API_TOKENS_FILE names {OPERATOR_NAME}"
-        )
 
 
 def working_endpoint(scope: Scope) -> Endpoint | None:

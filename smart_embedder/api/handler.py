@@ -52,7 +52,6 @@ from smart_embedder.errors import (
     SmartEmbedderError,
     TextTooLongError,
 )
-from smart_embedder.observability.history import Clients, History
 from smart_embedder.observability.metrics import Metrics
 from smart_embedder.server.server import Drain
 from smart_embedder.settings import Settings
@@ -76,8 +75,6 @@ class Service:
     settings: Settings
     catalogue: ModelCatalogue
     metrics: Metrics
-    history: History
-    clients: Clients
     engine: Engine
     downloads: DownloadStatus
     drain: Drain

@@ -284,6 +284,6 @@ def _paths(paths: dict[str, Any], settings: Settings) -> dict[str, Any]:
         paths[path] = {"post": copy.deepcopy(paths[path]["post"])}
         schema = paths[path]["post"]["requestBody"]["content"]["application/json"]["schema"]
         schema["properties"][field]["maxItems"] = max_items
-    for path in ("/stats", "/stats/history", "/metrics") if settings.protect_metrics else ():
+    for path in ("/stats", "/metrics") if settings.protect_metrics else ():
         paths[path] = {"get": paths[path]["get"] | {"security": [{_BEARER_NAME: []}]}}
     return paths

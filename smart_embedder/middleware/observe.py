@@ -25,7 +25,6 @@ from smart_embedder.api.context import Endpoint, Paths, RequestContext, context_
 from smart_embedder.api.errors import unforeseen_error_response
 from smart_embedder.engine.scheduling.job import Purpose
 from smart_embedder.errors import ClientGoneError
-from smart_embedder.observability.history import Clients
 from smart_embedder.observability.logs import escape_text
 from smart_embedder.observability.metrics import (
     EMBEDDING_ENDPOINT,
@@ -165,13 +164,10 @@ class LogRequests:
 
 
 class MeasureRequests:
-    """Updates the request metrics: outcome, duration, how many are in work, and whose they are."""
+    """Updates the request metrics: outcome, duration, and how many are in work."""
 
-    def __init__(
-        self, app: ASGIApp, metrics: Metrics, clients: Clients, endpoints: Sequence[Endpoint]
-    ) -> None:
+    def __init__(self, app: ASGIApp, metrics: Metrics, endpoints: Sequence[Endpoint]) -> None:
         self.app = app
-        self._clients = clients
         self._abandoned = metrics.abandoned
         shared = {
             Purpose.RERANKING: metrics.rerank_endpoint(),
@@ -201,7 +197,6 @@ class MeasureRequests:
     def _count(self, endpoint: EndpointMetrics, context: RequestContext, seconds: float) -> None:
         """Count a request once: as refused, as abandoned, or by its outcome."""
         code = context.error_code
-        self._clients.count(context.client, refused=code in REASON_OF)
         if code in REASON_OF:
             endpoint.rejected[REASON_OF[code]].inc()
         elif code == ClientGoneError.code:

@@ -231,7 +231,7 @@ class Metrics:
         build = Info("embedder_build", "Version of the software", registry=registry)
         build.info({"version": __version__})
         # Memory, CPU time, open files and start time of this process, on Linux.
-        self.process = _ProcessCollector(registry=registry)
+        _ProcessCollector(registry=registry)
 
     def embedding_endpoint(self, endpoint: str) -> EndpointMetrics:
         """The metrics of an endpoint that embeds, which begin at zero."""

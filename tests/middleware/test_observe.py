@@ -14,7 +14,6 @@ from smart_embedder.api.endpoints.operations import totals
 from smart_embedder.api.errors import error_response
 from smart_embedder.middleware import observe
 from smart_embedder.middleware.observe import LogRequests, MeasureRequests, ProvideContext
-from smart_embedder.observability.history import Clients
 from smart_embedder.observability.metrics import REJECTION_REASONS, Metrics
 from tests.middleware.exchange import Inner, exchange, header
 from tests.support.paths import PATHS
@@ -190,7 +189,7 @@ async def test_what_is_no_http_passes_untouched_and_is_not_logged() -> None:
     async def inner(*call: Any) -> None:
         seen.append(call)
 
-    app = MeasureRequests(inner, Metrics(), Clients(), PATHS.endpoints)
+    app = MeasureRequests(inner, Metrics(), PATHS.endpoints)
     call = ({"type": "lifespan"}, object(), object())
     with capture_logs() as log:
         await ProvideContext(logged(app), [], PATHS)(*call)  # type: ignore[arg-type]
@@ -231,7 +230,7 @@ async def ask(metrics: Metrics, path: str, error: type[errors.SmartEmbedderError
     async def refuse(scope, receive, send) -> None:
         await error_response(scope, error("no"))(scope, receive, send)
 
-    await exchange(MeasureRequests(refuse, metrics, Clients(), PATHS.endpoints), path=path)
+    await exchange(MeasureRequests(refuse, metrics, PATHS.endpoints), path=path)
 
 
 def moved(metrics: Metrics) -> dict[str, float]:

@@ -25,8 +25,6 @@ WITHOUT_TRUTH = {
     "GET /health/live": "the state of the process",
     "GET /health/ready": "the state of the process",
     "GET /stats": "counters of the process",
-    "GET /stats/history": "figures of the process",
-    "GET /clients": "who asked the process",
     "GET /metrics": "counters of the process",
     "GET /ping": "the state of the process",
     "GET /models/{model}/health": "the state of the process",

@@ -47,7 +47,6 @@ from smart_embedder.errors import (
 )
 from smart_embedder.middleware.memory import HeldAnswer, ResponseMemory
 from smart_embedder.middleware.observe import MeasureRequests, _outcome
-from smart_embedder.observability.history import Clients
 from smart_embedder.observability.metrics import REASON_OF, Metrics
 from smart_embedder.settings import Settings
 from tests.simulation.auditor import OWNER, Auditor, RequestBook
@@ -84,7 +83,7 @@ class World:
 
     def __post_init__(self) -> None:
         endpoints = NATIVE_EMBEDDINGS, RERANK
-        self.measured = MeasureRequests(_answer, self.metrics, Clients(), endpoints)
+        self.measured = MeasureRequests(_answer, self.metrics, endpoints)
 
     def count(self, what: str) -> None:
         self.tally[what] = self.tally.get(what, 0) + 1

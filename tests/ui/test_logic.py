@@ -413,3 +413,77 @@ def test_vectors_are_laid_to_tokens(
 )
 def test_sizes_are_written_for_people(call, number: float, text: str) -> None:
     assert call("core/format.js", "m.bytes(given[0])", number) == text
+
+
+# The charts of the view Service.
+
+FAILED = 'embedding_requests_total{status="error",endpoint="/embeddings/"}'
+ANSWERED = 'embedding_requests_total{status="success",endpoint="/embeddings/"}'
+BUCKET = "embedding_request_duration_seconds_bucket"
+
+
+def exposition(step: int) -> str:
+    """The metrics after some seconds, in each of which two requests succeed and one fails."""
+    durations = {"0.1": 0, "0.25": 3 * step, "+Inf": 3 * step}
+    counts = {
+        ANSWERED: 2 * step,
+        FAILED: step,
+        'rerank_requests_rejected_total{reason="auth"}': step,
+        'embedder_tokens_processed_total{model="a \\"b\\""}': 100 * step,
+        "embedder_batch_tokens_sum": 100 * step,
+        "embedder_batch_tokens_count": step,
+        "embedding_queue_size": 4,
+        "process_resident_memory_bytes": 4e8,
+    }
+    counts |= {f'{BUCKET}{{endpoint="/embeddings/",le="{le}"}}': n for le, n in durations.items()}
+    return "# HELP ...\n" + "".join(f"{name} {float(value)}\n" for name, value in counts.items())
+
+
+def points_of(call, readings: list[tuple[int, int]]) -> list[dict[str, float | None]]:
+    """The points of readings of the metrics: seconds of the clock, and of uptime."""
+    given = [[exposition(uptime), {"uptime_seconds": uptime}, at * 1000] for at, uptime in readings]
+    code = "((h) => (given[0].forEach((each) => h.add(...each)), h.points))(new m.History())"
+    return call("service/history.js", code, given)
+
+
+def test_figures_are_of_the_ten_seconds_before_them(call) -> None:
+    first, second, third = points_of(call, [(100, 0), (106, 6), (112, 6), (118, 12)])
+    assert (first["at"], first["requests"], first["failed"], first["refused"]) == (106_000, 3, 1, 1)
+    assert (first["tokens"], first["forward_tokens"]) == (100, 100)
+    assert 0.2 < first["latency"] < 0.25
+    assert (first["queue"], first["memory"]) == (4, 4e8)
+    nothing = {"requests": 0, "failed": 0, "tokens": 0, "latency": None, "forward_tokens": None}
+    assert second == second | nothing
+    assert third["requests"] == 3
+
+
+def test_a_pause_and_a_new_process_have_no_figures(call) -> None:
+    paused = points_of(call, [(0, 0), (3, 3), (60, 60), (63, 63)])
+    assert [point["at"] for point in paused] == [3000, 63_000]
+    restarted = points_of(call, [(0, 50), (3, 53), (6, 2), (9, 5)])
+    assert [(point["at"], point["requests"]) for point in restarted] == [(3000, 3), (9000, 3)]
+
+
+def test_fifteen_minutes_of_points_are_kept(call) -> None:
+    slow = points_of(call, [(5 * step, step) for step in range(400)])
+    assert [point["at"] for point in slow] == [1_095_000 + 5000 * step for step in range(181)]
+    fast = points_of(call, [(step, step) for step in range(400)])
+    assert len(fast) == 300
+    slept = points_of(call, [(0, 0), (3, 3), (3600, 3600), (3603, 3603)])
+    assert [point["at"] for point in slept] == [3_603_000]
+
+
+@pytest.mark.parametrize(
+    ("counts", "wanted"),
+    [
+        ({}, None),
+        ({"0.1": 0, "+Inf": 0}, None),
+        ({"0.1": 0, "1.0": 4, "+Inf": 4}, 0.55),
+        ({"0.1": 2, "1.0": 4, "+Inf": 4}, 0.1),
+        ({"0.1": 0, "1.0": 0, "+Inf": 4}, 1.0),
+    ],
+)
+def test_a_quantile_is_interpolated_as_prometheus_does_it(call, counts, wanted) -> None:
+    text = "\n".join(f'h_bucket{{le="{limit}"}} {count}' for limit, count in counts.items())
+    code = "new m.Interval(new m.Reading('', 0), new m.Reading(given[0], 1)).quantile(['h'], 0.5)"
+    assert call("service/metrics.js", code, text) == wanted

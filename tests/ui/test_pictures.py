@@ -46,12 +46,12 @@ AREAS = """async (encoded) => {
 
 
 def work_for(server: RunningServer, page) -> None:
-    """Requests between the figures that the service adds, of minutes where a picture is made."""
+    """Requests between the points of the charts, of a minute where a picture is made."""
     with server.client() as client:
         for step in range(STEPS):
             texts = ["How full is a batch, and how long does a request take?"] * (1 + step * 7 % 11)
             client.post("/embeddings", json={"sentences": texts, "return_colbert": False})
-            page.wait_for_event("response", lambda answer: "history" in answer.url)
+            page.wait_for_event("response", lambda answer: answer.url.endswith("/metrics"))
 
 
 @pytest.fixture(scope="module")

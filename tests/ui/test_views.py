@@ -359,15 +359,54 @@ def test_service_counts_what_happens_and_names_what_runs(open_view, ui_server) -
     )
 
 
-def test_service_shows_the_last_minutes_on_arrival_and_its_clients_to_the_operator(
-    browser, ui_server: RunningServer
-) -> None:
-    """Nobody had the page open; without a token nobody is the operator."""
-    with open_page(browser, ui_server.url, "service") as page:
-        line = page.locator("#chart-memory polyline").last
-        expect(line).to_have_attribute("points", re.compile(r"(\S+ ){2}\S+"))
-        page.click("#clients-button")
-        expect(page.locator("#clients")).to_contain_text("Only the operator sees other clients")
+def test_a_chart_has_times_and_a_scale_and_is_read_by_pointer_and_keys(open_view) -> None:
+    page = open_view("service")
+    chart = page.locator("#chart-memory")
+    drawing, note = chart.locator("svg"), chart.locator(".figure-note")
+    three = re.compile(r"^\S+ \S+ \S+")
+    expect(chart.locator("polyline")).to_have_attribute("points", three)
+    scale, times = ["0", r"\d+ MB", r"\d+ [MG]B"], [r"\d\d:\d\d:\d\d"] * 3
+    expect(chart.locator("text")).to_have_text([re.compile(f"^{each}$") for each in scale + times])
+    expect(page.locator("#chart-queue text").nth(3)).to_have_text("requests")
+    first, last, _ = chart.locator("text").all_text_contents()[3:]
+    assert page.locator("#charts-since").text_content().startswith(f"Since {first}: ")
+
+    size = drawing.bounding_box()
+    drawing.hover(position={"x": size["width"] - 10, "y": 60})
+    expect(chart.locator(".mark")).to_have_count(1)
+    expect(note).to_have_text(re.compile(r"^\d\d:\d\d:\d\d: [\d.,]+ MB$"))
+    assert note.text_content().split(": ")[0] >= last
+    page.mouse.move(0, 0)
+    expect(note).to_have_text("no GPU in use")
+
+    drawing.press("Home")
+    expect(note).to_contain_text(f"{first}: ")
+    drawing.press("ArrowRight")
+    expect(note).not_to_contain_text(f"{first}: ")
+    expect(drawing).to_have_attribute("aria-valuenow", "1")
+    expect(drawing).to_have_attribute("aria-valuetext", note.text_content())
+    drawing.press("ArrowLeft")
+    expect(note).to_contain_text(f"{first}: ")
+    drawing.press("Escape")
+    expect(note).to_have_text("no GPU in use")
+
+
+def test_nothing_is_drawn_before_there_are_two_points(browser, ui_server: RunningServer) -> None:
+    with open_page(browser, ui_server.url, "service", own_clock=True) as page:
+        page.clock.install()
+        page.reload()
+        wait_for_view(page, "service")
+        numbers, drawn = page.locator(".figure-number"), page.locator(".chart svg > *")
+        expect(page.locator("#totals")).to_contain_text("requests")
+        expect(numbers).to_have_text(["…"] * 8)
+        with page.expect_response("**/metrics"):
+            page.clock.run_for(4000)
+        expect(page.locator("#chart-queue .figure-number")).to_have_text("0")
+        assert drawn.count() == 0
+        expect(page.locator("#charts-since")).to_have_text("The charts begin in a few seconds.")
+        with page.expect_response("**/metrics"):
+            page.clock.run_for(4000)
+        expect(page.locator("#chart-queue polyline")).to_have_count(1)
 
 
 def test_the_api_folds_its_limits_above_its_operations(browser, ui_server: RunningServer) -> None:
@@ -402,7 +441,7 @@ def test_polling_pauses_while_the_tab_is_hidden(browser, ui_server: RunningServe
         page.evaluate(f"{hidden % 'true'} document.dispatchEvent(new Event('visibilitychange'))")
         page.clock.run_for(60_000)
         while_hidden = list(asked)
-        with page.expect_request("**/stats/history"):
+        with page.expect_request("**/metrics"):
             page.evaluate(
                 f"{hidden % 'false'} document.dispatchEvent(new Event('visibilitychange'))"
             )

@@ -11,6 +11,7 @@ from fastapi import Request
 from pydantic import BaseModel, Field, JsonValue
 from starlette.responses import JSONResponse, Response
 
+from smart_embedder.access.tokens import DEFAULT_NAME, OPERATOR_NAME
 from smart_embedder.api.answers import SparseIndices, TruncationWarning, Usage
 from smart_embedder.api.catalogue import ServedModel
 from smart_embedder.api.context import (
@@ -18,7 +19,7 @@ from smart_embedder.api.context import (
     Dialect,
     Endpoint,
     ErrorFacts,
-    require_operator,
+    context_of,
 )
 from smart_embedder.api.dialects import fields
 from smart_embedder.api.errors import NO_422
@@ -42,7 +43,7 @@ from smart_embedder.api.rendering import (
 from smart_embedder.api.schemas import OPENAI_TEXTS, PROMPT_SCHEMA, ForeignRequest
 from smart_embedder.engine.checks import check_rendering
 from smart_embedder.engine.records import EmbeddingResult, EmbedRequest, Outputs, TruncationOptions
-from smart_embedder.errors import InvalidRequestError, UnknownModelError
+from smart_embedder.errors import InvalidRequestError, NotOperatorError, UnknownModelError
 from smart_embedder.vectors import (
     MAX_POOL_FACTOR,
     MuveraSide,
@@ -422,7 +423,11 @@ async def unload_model(model: str, request: Request, service: ServiceDep) -> Res
 
 def _commanded(name: str, request: Request, service: Service) -> str:
     """The engine's name of a model that the operator may load and unload by command."""
-    require_operator(request, "loads and unloads models")
+    if context_of(request.scope).token_name not in {DEFAULT_NAME, OPERATOR_NAME}:
+        raise NotOperatorError(
+            "only the operator loads and unloads models: send API_TOKEN, or the token that "
+            f"API_TOKENS_FILE names {OPERATOR_NAME}"
+        )
     model = service.catalogue.find(name)
     if not model.further:
         raise UnknownModelError(f"the model {model.name} is a default model, and always loaded")

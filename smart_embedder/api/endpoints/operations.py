@@ -12,17 +12,15 @@ from starlette.responses import JSONResponse, PlainTextResponse, RedirectRespons
 
 from smart_embedder import __version__
 from smart_embedder.api.answers import (
-    ClientResponse,
     HealthResponse,
-    HistoryResponse,
     IndexResponse,
     LivenessResponse,
     StatsResponse,
 )
-from smart_embedder.api.context import context_of, preference, preferences, require_operator
+from smart_embedder.api.context import context_of, preference, preferences
 from smart_embedder.api.endpoints.pages import UI_PATH
 from smart_embedder.api.handler import Service, ServiceDep
-from smart_embedder.api.openapi import BEARER, Router
+from smart_embedder.api.openapi import Router
 from smart_embedder.engine.model import LoadedModels
 from smart_embedder.observability.metrics import EMBEDDING_ENDPOINT, RERANK_ENDPOINT, Metrics
 from smart_embedder.settings import Settings
@@ -145,31 +143,6 @@ async def stats(service: ServiceDep) -> Response:
     """Totals since the start; they are read from the Prometheus counters."""
     hardware = describe_gpu(service)
     return JSONResponse(totals(service.metrics) | {"hardware": hardware})
-
-
-@router.get_and_head(
-    "/stats/history",
-    summary="The last fifteen minutes",
-    response_model=HistoryResponse,
-    responses=router.errors(401),
-)
-async def history(service: ServiceDep) -> Response:
-    """Figures of this process, one every five seconds, each of the ten seconds before it."""
-    kept = service.history
-    return JSONResponse({"recent": kept.recent(time.monotonic()), "present": kept.present()})
-
-
-@router.get_and_head(
-    "/clients",
-    summary="Who asks for work",
-    response_model=list[ClientResponse],
-    dependencies=[BEARER],
-    responses=router.errors(401, 403),
-)
-async def clients(request: Request, service: ServiceDep) -> Response:
-    """The clients with the most requests to this process; for the operator's token."""
-    require_operator(request, "sees other clients")
-    return JSONResponse(service.clients.busiest())
 
 
 @router.get_and_head(

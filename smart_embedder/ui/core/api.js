@@ -79,8 +79,7 @@ const pathOf = ({ tokenizer }) => `models/${encodeURIComponent(tokenizer.split("
 /** /health, whatever its status. */
 export const getHealth = async (signal) => (await send("health", { signal })).json();
 export const getStats = async (signal) => (await get("stats", signal)).json();
-export const getHistory = async (signal) => (await get("stats/history", signal)).json();
-export const getClients = async (signal) => (await get("clients", signal)).json();
+export const getMetrics = async (signal) => (await get("metrics", signal)).text();
 
 async function get(path, signal) {
   return checked(await send(path, { signal }));

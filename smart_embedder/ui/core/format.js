@@ -33,6 +33,10 @@ export function duration(seconds) {
 /** A rate or an amount with few digits: 0.42, 12.3, 1,234. */
 export const amount = (number) => (number >= 100 ? whole.format(number) : short.format(number));
 
+const clock = new Intl.DateTimeFormat(LOCALE, { timeStyle: "medium", hourCycle: "h23" });
+/** The time of day of a moment in milliseconds: 14:02:10. */
+export const time = (at) => clock.format(at);
+
 /** A text of at most 60 characters or so. */
 export const shortened = (text) =>
   text.length > 60 ? `${Array.from(text.slice(0, 60)).slice(0, -1).join("")}…` : text;

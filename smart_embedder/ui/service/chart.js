@@ -1,76 +1,195 @@
-/** A small line chart of the last fifteen minutes. */
+/** A line chart with a time axis and a scale; the pointer or the arrow keys read its points. */
 
 import { element, svg } from "../core/dom.js";
+import { time } from "../core/format.js";
+import { WINDOW } from "./history.js";
 
-const WIDTH = 240;
-const HEIGHT = 56;
-const SECONDS = 900;
-/** Between two figures, above which the line is broken: there was no server. */
-const GAP = 15;
+const HEIGHT = 138;
+/** Around the plot: the scale stands at its left, the unit above it and the times below it. */
+const MARGIN = { left: 50, right: 8, top: 20, bottom: 20 };
+const BOTTOM = HEIGHT - MARGIN.bottom;
+/** A plot that is narrower has no time in its middle. */
+const WIDE = 190;
+const STEPS = [1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10];
 
 export class Chart {
   #figure;
+  #points = [];
+  /** The point that the pointer or the keys have chosen. */
+  #chosen = null;
+  #note = "";
+  #width = 0;
 
   /** `figure` is one of FIGURES. */
   constructor(figure) {
     this.#figure = figure;
     this.number = element("span", { class: "figure-number" }, "…");
     this.note = element("span", { class: "figure-note" });
-    this.drawing = svg("svg", {
-      viewBox: `0 0 ${WIDTH} ${HEIGHT}`,
-      preserveAspectRatio: "none",
-      role: "img",
-      "aria-label": figure.title,
-    });
+    this.drawing = svg("svg", { role: "img", "aria-label": figure.title });
     this.node = element(
       "figure",
       { class: "chart", id: `chart-${figure.id}` },
-      element(
-        "figcaption",
-        {},
-        element("span", { class: "figure-title" }, figure.title),
-        this.number,
-      ),
+      element("figcaption", element("span.figure-title", figure.title), this.number),
       this.drawing,
       this.note,
     );
+    this.drawing.onpointerdown = this.drawing.onpointermove = (event) => this.#point(event);
+    this.drawing.onpointerleave = this.drawing.onblur = () => this.#choose(null);
+    this.drawing.onkeydown = (event) => this.#press(event);
+    new ResizeObserver(([{ contentRect }]) => {
+      this.#width = contentRect.width;
+      this.#draw();
+    }).observe(this.drawing);
   }
 
-  /** Draws all `recent` figures, the oldest first; the number and its note are the last one's. */
-  show(recent, present, health) {
-    const { id, title, format, note } = this.#figure;
-    const last = recent.at(-1);
-    const known = recent.filter((figures) => figures[id] !== null);
-    const highest = Math.max(...known.map((figures) => figures[id]), 0);
-    const x = ({ age }) => WIDTH * (1 - age / SECONDS);
-    const y = (figures) => HEIGHT - 2 - (figures[id] / (highest || 1)) * (HEIGHT - 6);
-    const runs = runsOf(known);
-    const points = (run) => run.map((figures) => `${x(figures)},${y(figures)}`).join(" ");
-    const lines = runs.map((run) => svg("polyline", { class: "line", points: points(run) }));
-    const areas = runs.map((run) =>
-      svg("polygon", {
-        class: "area",
-        points: `${x(run[0])},${HEIGHT} ${points(run)} ${x(run.at(-1))},${HEIGHT}`,
-      }),
+  /** Draws the points of a `History`; the number and its note are the last one's. */
+  show({ points, interval }, health) {
+    const { id, note } = this.#figure;
+    this.#points = points;
+    if (points.length) this.number.textContent = this.#format(points.at(-1)[id]);
+    this.#note = interval ? note(interval, health) : "";
+    if (!points.includes(this.#chosen)) this.#chosen = null;
+    this.#draw();
+  }
+
+  #format(value) {
+    return value === null ? "–" : this.#figure.format(value);
+  }
+
+  /** "14:02:10: 12 requests/s", of a point. */
+  #describe(point) {
+    const value = point[this.#figure.id];
+    const unit = value === null ? "" : (this.#figure.unit ?? "");
+    return `${time(point.at)}: ${this.#format(value)} ${unit}`.trim();
+  }
+
+  #choose(point) {
+    this.#chosen = point;
+    this.#draw();
+  }
+
+  #point({ offsetX }) {
+    if (this.#points.length < 2) return;
+    const distance = (point) => Math.abs(this.#x(point.at) - offsetX);
+    this.#choose(this.#points.reduce((a, b) => (distance(b) < distance(a) ? b : a)));
+  }
+
+  #press(event) {
+    const last = this.#points.length - 1;
+    if (last < 1) return;
+    const place = this.#chosen ? this.#points.indexOf(this.#chosen) : last + 1;
+    const next = {
+      ArrowLeft: place - 1,
+      ArrowDown: place - 1,
+      ArrowRight: place + 1,
+      ArrowUp: place + 1,
+      Home: 0,
+      End: last,
+    }[event.key];
+    if (event.key === "Escape") this.#choose(null);
+    if (next === undefined) return;
+    event.preventDefault();
+    this.#choose(this.#points[Math.max(0, Math.min(last, next))]);
+  }
+
+  #x(at) {
+    const [first, last] = [this.#points[0].at, this.#points.at(-1).at];
+    const width = this.#width - MARGIN.left - MARGIN.right;
+    return MARGIN.left + (width * (at - first)) / (last - first);
+  }
+
+  #draw() {
+    this.note.textContent = this.#chosen ? this.#describe(this.#chosen) : this.#note;
+    if (this.#points.length < 2 || !this.#width) {
+      this.drawing.replaceChildren();
+      return;
+    }
+    const { id, title } = this.#figure;
+    const known = this.#points.filter((point) => point[id] !== null);
+    const highest = Math.max(...known.map((point) => point[id]), 0);
+    const top = 2 * this.#stepFor(highest / 2);
+    const y = (value) => BOTTOM - (value / top) * (BOTTOM - MARGIN.top);
+    this.drawing.setAttribute("viewBox", `0 0 ${this.#width} ${HEIGHT}`);
+    this.drawing.replaceChildren(
+      ...this.#scale(top, y),
+      ...this.#times(),
+      ...this.#lines(known, y),
+      ...this.#mark(y),
     );
-    this.number.textContent = format(last[id]);
-    this.note.textContent = note(last, present, health);
-    this.drawing.replaceChildren(...areas, ...lines);
-    this.drawing.setAttribute(
-      "aria-label",
-      known.length
-        ? `${title}: now ${format(last[id])}, highest ${format(highest)}`
-        : `${title}: nothing measured yet`,
+    const last = this.#points.at(-1);
+    const shown = this.#chosen ?? last;
+    const attributes = {
+      role: "slider",
+      tabindex: 0,
+      "aria-label": `${title}: now ${this.#format(last[id])}, highest ${this.#format(highest)}`,
+      "aria-valuemin": 0,
+      "aria-valuemax": this.#points.length - 1,
+      "aria-valuenow": this.#points.indexOf(shown),
+      "aria-valuetext": this.#describe(shown),
+    };
+    for (const [name, value] of Object.entries(attributes)) this.drawing.setAttribute(name, value);
+  }
+
+  /** The least round number that is not below `value`. */
+  #stepFor(value) {
+    if (this.#figure.isWhole && value <= 1) return 1;
+    if (value <= 0) return 1;
+    const power = 10 ** Math.floor(Math.log10(value));
+    const step = power * STEPS.find((each) => each * power >= value);
+    return this.#figure.isWhole ? Math.ceil(step) : step;
+  }
+
+  #scale(top, y) {
+    const { format, unit } = this.#figure;
+    const right = this.#width - MARGIN.right;
+    const marks = [0, top / 2, top].flatMap((value) => [
+      svg("line", { class: "grid", x1: MARGIN.left, x2: right, y1: y(value), y2: y(value) }),
+      svg("text", { x: MARGIN.left - 6, y: y(value) + 4, "text-anchor": "end" }, value ? format(value) : "0"),
+    ]);
+    return unit ? [...marks, svg("text", { x: 0, y: 10 }, unit)] : marks;
+  }
+
+  #times() {
+    const [first, last] = [this.#points[0].at, this.#points.at(-1).at];
+    const marks = [
+      [first, "start"],
+      [last, "end"],
+    ];
+    if (this.#width - MARGIN.left > WIDE) marks.push([(first + last) / 2, "middle"]);
+    return marks.map(([at, anchor]) =>
+      svg("text", { x: this.#x(at), y: HEIGHT - 4, "text-anchor": anchor }, time(at)),
     );
+  }
+
+  /** A line with its area for the points of each run; a run of one point is a dot. */
+  #lines(known, y) {
+    const { id } = this.#figure;
+    return runsOf(known).flatMap((run) => {
+      const [first, last] = [this.#x(run[0].at), this.#x(run.at(-1).at)];
+      if (run.length === 1) return [svg("circle", { class: "dot", cx: first, cy: y(run[0][id]), r: 2 })];
+      const points = run.map((point) => `${this.#x(point.at)},${y(point[id])}`).join(" ");
+      return [
+        svg("polygon", { class: "area", points: `${first},${BOTTOM} ${points} ${last},${BOTTOM}` }),
+        svg("polyline", { class: "line", points }),
+      ];
+    });
+  }
+
+  /** Where the chosen point is. */
+  #mark(y) {
+    if (!this.#chosen) return [];
+    const [x, value] = [this.#x(this.#chosen.at), this.#chosen[this.#figure.id]];
+    const line = svg("line", { class: "mark", x1: x, x2: x, y1: MARGIN.top, y2: BOTTOM });
+    return value === null ? [line] : [line, svg("circle", { class: "dot", cx: x, cy: y(value), r: 4 })];
   }
 }
 
-/** The figures that follow each other without a gap. */
-function runsOf(known) {
+/** The points that follow each other without a pause. */
+function runsOf(points) {
   const runs = [];
-  known.forEach((figures, place) => {
-    if (place && known[place - 1].age - figures.age < GAP) runs.at(-1).push(figures);
-    else runs.push([figures]);
+  points.forEach((point, place) => {
+    if (place && point.at - points[place - 1].at <= WINDOW) runs.at(-1).push(point);
+    else runs.push([point]);
   });
   return runs;
 }

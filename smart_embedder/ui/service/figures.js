@@ -1,61 +1,99 @@
-/** What the charts show of the figures that the service keeps, each of ten seconds. */
+/** What each chart draws, and how it is read from the metrics of the last seconds. */
 
 import { amount, bytes, count, milliseconds, plural } from "../core/format.js";
 
-const seconds = (value) => (value === null ? "–" : milliseconds(value * 1000));
+const REQUESTS = ["embedding_requests_total", "rerank_requests_total"];
+const REFUSED = ["embedding_requests_rejected_total", "rerank_requests_rejected_total"];
+const DURATIONS = ["embedding_request_duration_seconds", "rerank_request_duration_seconds"];
+const TOKENS = ["embedder_tokens_processed_total"];
 
-/** What a chart draws is the figure `id`; `note(figures, present, health)` says more about now. */
+const isFailed = ({ status }) => status === "error" || status === "timeout";
+const seconds = (value) => milliseconds(value * 1000);
+
+/**
+ * `read(interval)` is the figure, null where there is none; `note(interval, health)` says more
+ * about now. `unit` stands at the scale where `format` does not write it; `isWhole` is of numbers
+ * that have no fractions.
+ */
 export const FIGURES = [
   {
     id: "requests",
     title: "Requests per second",
+    unit: "requests/s",
     format: amount,
-    note: (_, present) => `${count(present.active_requests)} running now`,
+    read: (interval) => interval.rate(REQUESTS),
+    note: ({ now }) =>
+      `${count(now.sum(["embedding_active_requests", "rerank_active_requests"]))} running now`,
   },
   {
     id: "latency",
     title: "Latency, 95th percentile",
     format: seconds,
-    note: ({ median }) => `median ${seconds(median)}, last 10 seconds`,
+    read: (interval) => interval.quantile(DURATIONS, 0.95),
+    note: (interval) => {
+      const median = interval.quantile(DURATIONS, 0.5);
+      return median === null ? "no requests" : `median ${seconds(median)}`;
+    },
   },
   {
     id: "tokens",
     title: "Tokens per second",
+    unit: "tokens/s",
     format: amount,
-    note: (_, present) => `${count(present.tokens)} since startup`,
+    read: (interval) => interval.rate(TOKENS),
+    note: ({ now }) => `${count(now.sum(TOKENS))} since startup`,
   },
   {
     id: "queue",
     title: "Waiting requests",
+    unit: "requests",
     format: count,
-    note: (_, present) => `limit ${count(present.queue_capacity)}`,
+    isWhole: true,
+    read: ({ now }) => now.sum(["embedding_queue_size"]),
+    note: ({ now }) => `limit ${count(now.sum(["embedder_embedding_queue_capacity"]))}`,
   },
   {
     id: "forward_tokens",
     title: "Tokens per batch",
-    format: (value) => (value === null ? "–" : count(value)),
-    note: (_, __, health) => `limit ${count(health?.max_batch_tokens ?? 0)}`,
+    unit: "tokens",
+    format: count,
+    isWhole: true,
+    read: (interval) => {
+      const batches = interval.growth(["embedder_batch_tokens_count"]);
+      return batches ? interval.growth(["embedder_batch_tokens_sum"]) / batches : null;
+    },
+    note: (_, health) => `limit ${count(health?.max_batch_tokens ?? 0)}`,
   },
   {
     id: "refused",
-    title: "Refused, last 10 seconds",
-    format: count,
-    note: (_, { refused }) =>
-      Object.entries(refused)
+    title: "Refused per second",
+    unit: "requests/s",
+    format: amount,
+    read: (interval) => interval.rate(REFUSED),
+    note: ({ now }) =>
+      now
+        .sumsBy("reason", REFUSED)
         .map(([reason, times]) => `${reason.replaceAll("_", " ")} ${count(times)}`)
         .join(", ") || "none since startup",
   },
   {
     id: "memory",
     title: "Process memory",
-    format: (value) => (value === null ? "not known" : bytes(value)),
-    note: (_, { gpu_memory: { reserved, total } }) =>
-      total ? `GPU: ${bytes(reserved)} of ${bytes(total)}` : "no GPU in use",
+    format: bytes,
+    read: ({ now }) => now.sum(["process_resident_memory_bytes"]) || null,
+    note: ({ now }) => {
+      const total = now.sum(["gpu_memory_total_bytes"]);
+      const reserved = now.sum(["gpu_memory_reserved_bytes"]);
+      return total ? `GPU: ${bytes(reserved)} of ${bytes(total)}` : "no GPU in use";
+    },
   },
   {
     id: "failed",
-    title: "Failed, last 10 seconds",
-    format: count,
-    note: (_, present) => `${plural(present.abandoned, "client")} left early`,
+    title: "Failed per second",
+    unit: "requests/s",
+    format: amount,
+    read: (interval) => interval.rate(REQUESTS, isFailed),
+    note: ({ now }) =>
+      `${plural(now.sum(["embedder_abandoned_requests_total"]), "client")} left early`,
   },
 ];

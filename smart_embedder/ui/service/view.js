@@ -1,16 +1,16 @@
-/** The view Service: what the server does now, and what it is. */
+/** The view Service: what the server does while the view is shown, and what it is. */
 
-import { getClients, getHistory, getStats } from "../core/api.js";
-import { byId, numberCell, table } from "../core/dom.js";
-import { count, shortened } from "../core/format.js";
+import { getMetrics, getStats } from "../core/api.js";
+import { byId } from "../core/dom.js";
+import { count, time } from "../core/format.js";
 import { repeat } from "../core/poll.js";
 import { sentenceFor } from "../core/work.js";
 import { Chart } from "./chart.js";
 import { renderFacts } from "./facts.js";
 import { FIGURES } from "./figures.js";
+import { History, KEPT_MINUTES } from "./history.js";
 
-/** The service adds a figure in each. */
-const SECONDS = 5;
+const SECONDS = 3;
 
 export function createServiceView(status) {
   const view = new ServiceView(status);
@@ -28,6 +28,7 @@ export function createServiceView(status) {
 class ServiceView {
   #status;
   #charts = FIGURES.map((figure) => new Chart(figure));
+  #history = new History();
   #refused = false;
 
   constructor(status) {
@@ -37,7 +38,6 @@ class ServiceView {
       this.#refused = false;
       this.refresh();
     };
-    byId("clients-button").onclick = () => this.#showClients();
     status.addEventListener("change", () => this.#showState());
   }
 
@@ -46,15 +46,20 @@ class ServiceView {
     this.#showState();
     if (this.#refused) return;
     try {
-      this.#show(...(await Promise.all([getStats(), getHistory()])));
+      this.#show(...(await Promise.all([getStats(), getMetrics()])));
     } catch (error) {
       this.#fail(error);
     }
   }
 
-  #show(stats, { recent, present }) {
-    if (recent.length)
-      for (const chart of this.#charts) chart.show(recent, present, this.#status.health);
+  #show(stats, metrics) {
+    this.#history.add(metrics, stats, Date.now());
+    for (const chart of this.#charts) chart.show(this.#history, this.#status.health);
+    const { points } = this.#history;
+    if (points.length > 1)
+      byId("charts-since").textContent =
+        `Since ${time(points[0].at)}: one point every ${SECONDS} seconds while this view is open, ` +
+        `for at most ${KEPT_MINUTES} minutes.`;
     byId("service-message").hidden = true;
     byId("service-token").hidden = true;
     byId("totals").textContent =
@@ -72,19 +77,6 @@ class ServiceView {
       error.status === 0
         ? "The server cannot be reached. The charts continue when it is back."
         : sentenceFor(error);
-  }
-
-  async #showClients() {
-    const shown = byId("clients");
-    try {
-      const rows = (await getClients()).map(({ client, requests, refused }) => [
-        client === null ? "all others" : shortened(client.replace(/^address:/, "")),
-        ...[requests, refused].map((number) => numberCell(count(number))),
-      ]);
-      shown.replaceChildren(table({ class: "clients" }, ["Client", "Requests", "Refused"], rows));
-    } catch (error) {
-      shown.textContent = sentenceFor(error);
-    }
   }
 
   #showState() {

@@ -17,12 +17,10 @@ from smart_embedder.api.endpoints.operations import describe_server
 from smart_embedder.main import create_app
 from smart_embedder.middleware.observe import MeasureRequests
 from smart_embedder.models.ops.choose import choose_backend
-from smart_embedder.observability.history import Clients
 from smart_embedder.observability.metrics import Metrics
 from smart_embedder.settings import Settings
 from tests.api.conftest import serving
 from tests.engine.fakes import FakeModel, FakeReranker, loaded
-from tests.support.in_process import served
 from tests.support.paths import EMBEDDING_ENDPOINTS, PATHS
 from tests.support.server import run_server
 
@@ -75,7 +73,7 @@ def series(text: str) -> dict[str, list[tuple[dict[str, str], float]]]:
 
 def test_every_series_of_the_contract_exists_at_zero_from_the_start() -> None:
     metrics = Metrics()
-    MeasureRequests(None, metrics, Clients(), PATHS.endpoints)  # type: ignore[arg-type]
+    MeasureRequests(None, metrics, PATHS.endpoints)  # type: ignore[arg-type]
     found = series(metrics.render().decode())
     for name, labels in COUNTERS.items():
         assert found[name], name
@@ -277,23 +275,3 @@ def test_the_port_answers_while_the_model_is_loading(tiny_m3: Path, tmp_path: Pa
     assert str(tiny_m3.parent) not in server.log
     assert "server process" not in server.log  # uvicorn's own lines are at debug
     assert f"curl -s {server.url}/embeddings/" in server.log
-
-
-async def test_clients_are_shown_to_the_operator_and_figures_to_who_reads_stats() -> None:
-    settings = {"api_token": "secret", "protect_metrics": True}
-    async with served(loaded(FakeModel()), **settings) as (service, client):
-        operator = {"Authorization": "Bearer secret"}
-        for path in ("/stats/history", "/clients"):
-            assert (await client.get(path)).status_code == 401
-            assert (await client.get(path, headers=operator)).status_code == 200
-        await client.post("/embeddings", json={"sentences": ["a"]})
-        (mine,) = (await client.get("/clients", headers=operator)).json()
-        assert (mine["requests"], mine["refused"]) == (1, 1)
-        service.history.take(0)
-        shown = (await client.get("/stats/history", headers=operator)).json()
-        assert shown["present"]["refused"] == {"auth": 1}
-        assert mine["client"] not in str(shown)
-    async with served(loaded(FakeModel())) as (_, client):
-        assert (await client.get("/stats/history")).status_code == 200
-        refused = await client.get("/clients")
-        assert (refused.status_code, refused.json()["code"]) == (403, "not_operator")
