@@ -3,7 +3,7 @@
 import asyncio
 import sys
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
@@ -104,7 +104,7 @@ def create_app(
     service = _create_service(settings, loader, drain or Drain())
     bodies, responses = _request_memory(settings)
     middleware = _middleware(service, bodies, responses)
-    closing = [*_add_what_settings_ask_for(middleware, service)]
+    close_traces = _add_traces(middleware, settings)
 
     async def start(app: FastAPI) -> None:
         await service.engine.start()
@@ -140,8 +140,7 @@ def create_app(
             # The drain is over: no client waits for the work that is left on the device.
             service.engine.abort()
             await service.engine.close()
-            for close in closing:
-                await close()
+            await asyncio.to_thread(close_traces)
             service.render_threads.shutdown(wait=False, cancel_futures=True)
             # uvicorn's command ends the process by the signal that it got.
             flush_each_line()
@@ -236,16 +235,14 @@ def _middleware(
     ]
 
 
-def _add_what_settings_ask_for(
-    middleware: list[Middleware], service: Service
-) -> Iterator[Callable[[], Awaitable[None]]]:
-    """Add traces, where they are wanted; what closes them."""
-    settings = service.settings
-    if settings.otlp_endpoint is not None:
-        # Imports OpenTelemetry's SDK and exporter, only if traces are sent.
-        from smart_embedder.middleware.tracing import TraceRequests, Traces  # noqa: PLC0415
+def _add_traces(middleware: list[Middleware], settings: Settings) -> Callable[[], None]:
+    """Trace requests where OTLP_ENDPOINT is set; the function returned sends the last spans."""
+    if settings.otlp_endpoint is None:
+        return lambda: None
+    # Imports OpenTelemetry's SDK and exporter.
+    from smart_embedder.middleware.tracing import TraceRequests, Traces  # noqa: PLC0415
 
-        traces = Traces(settings.otlp_endpoint, settings.otel_service_name)
-        # What is outside of it has made the request's context and its line.
-        middleware.insert(2, Middleware(TraceRequests, traces.tracer))
-        yield partial(asyncio.to_thread, traces.close)
+    traces = Traces(settings.otlp_endpoint, settings.otel_service_name)
+    # What is outside of it has made the request's context and its line.
+    middleware.insert(2, Middleware(TraceRequests, traces.tracer))
+    return traces.close

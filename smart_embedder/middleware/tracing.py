@@ -1,7 +1,7 @@
 """Traces of requests, sent to an OTLP receiver over HTTP; imported only if OTLP_ENDPOINT is set."""
 
 import logging
-import math
+import threading
 import time
 from collections.abc import Sequence
 from http import HTTPStatus
@@ -11,9 +11,9 @@ import structlog
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import SERVICE_NAME, SERVICE_VERSION, Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON, ParentBased
-from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer, set_span_in_context
+from opentelemetry.trace import Span, SpanKind, StatusCode, Tracer, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -23,14 +23,10 @@ from smart_embedder.api.context import RequestContext, context_of, preference, w
 
 log = structlog.get_logger(__name__)
 
-_W3C_HEADERS = ("traceparent", "tracestate")
-_COUNTS = {"sentences", "passages", "tokens"}
 _PATH = "/v1/traces"
+_EXPORT_SECONDS = 2
+_COUNTS = {"sentences", "passages", "tokens"}
 _NANOSECONDS = 1_000_000_000
-_BATCH_TIMEOUT_SECONDS = 2
-_BATCH_INTERVAL_MS = 1000
-_MAX_QUEUED_SPANS = 8192
-_MAX_BATCH_SPANS = 512
 
 _W3C = TraceContextTextMapPropagator()
 
@@ -39,7 +35,8 @@ class TraceRequests:
     """Continues the client's W3C trace context, or begins one, and returns it in the response.
 
     A span holds route, status, request id, counts and times; never a text, a vector or a token.
-    Health checks and scrapes are not traced.
+    OpenTelemetry's own ASGI instrumentation would also record messages of exceptions, which may
+    quote texts, and headers. Health checks and scrapes are not traced.
     """
 
     def __init__(self, app: ASGIApp, tracer: Tracer) -> None:
@@ -53,9 +50,14 @@ class TraceRequests:
             await self.app(scope, receive, send)
             return
         headers, context = Headers(scope=scope), context_of(scope)
-        sent = {name: preference(headers, name) for name in _W3C_HEADERS}
-        parent = _W3C.extract({name: value for name, value in sent.items() if value})
-        span = self._tracer.start_span(f"POST {endpoint.path}", parent, SpanKind.SERVER)
+        parent = _W3C.extract({name: preference(headers, name) for name in _W3C.fields})
+        attributes = {
+            "http.request.method": "POST",
+            "http.route": endpoint.path,
+            "smart_embedder.request_id": context.request_id,
+        }
+        name = f"POST {endpoint.path}"
+        span = self._tracer.start_span(name, parent, SpanKind.SERVER, attributes)
         # Empty where OTEL_SDK_DISABLED is set.
         returned: dict[str, str] = {}
         _W3C.inject(returned, set_span_in_context(span))
@@ -68,31 +70,26 @@ class TraceRequests:
         try:
             await self.app(scope, receive, send_with_traceparent)
         finally:
-            self._end(span, context, endpoint.path)
+            self._end(span, context)
 
-    def _end(self, span: Span, context: RequestContext, route: str) -> None:
+    def _end(self, span: Span, context: RequestContext) -> None:
         """End the span now, with a child for each stage, made from its recorded times."""
         # The time of day at which perf_counter was 0.
-        clock = time.time_ns() - int(time.perf_counter() * _NANOSECONDS)
-        parent = set_span_in_context(span)
+        clock = time.time_ns() - time.perf_counter_ns()
         for stage in context.stages:
-            begin = clock + int(stage.began * _NANOSECONDS)
-            child = self._tracer.start_span(stage.name, parent, start_time=begin)
-            facts = {"model": stage.model, "device_s": stage.device_seconds}
-            for name, value in facts.items():
-                if value is not None:
-                    child.set_attribute(f"smart_embedder.{name}", value)
+            began = clock + int(stage.began * _NANOSECONDS)
+            child = self._tracer.start_span(stage.name, set_span_in_context(span), start_time=began)
+            if stage.model is not None:
+                child.set_attribute("smart_embedder.model", stage.model)
+            if stage.device_seconds is not None:
+                child.set_attribute("smart_embedder.device_s", stage.device_seconds)
             child.end(clock + int(stage.ended * _NANOSECONDS))
         status = context.status or HTTPStatus.INTERNAL_SERVER_ERROR
-        counts = {name: context.counts[name] for name in _COUNTS & context.counts.keys()}
-        own = {"request_id": context.request_id} | counts
-        span.set_attributes(
-            {f"smart_embedder.{name}": value for name, value in own.items()}
-            | {"http.request.method": "POST", "http.route": route}
-            | {"http.response.status_code": status}
-        )
+        span.set_attribute("http.response.status_code", status)
+        counts = _COUNTS & context.counts.keys()
+        span.set_attributes({f"smart_embedder.{name}": context.counts[name] for name in counts})
         if (context.error_status or status) >= HTTPStatus.INTERNAL_SERVER_ERROR:
-            span.set_status(Status(StatusCode.ERROR, context.error_code or "internal_error"))
+            span.set_status(StatusCode.ERROR, context.error_code or "internal_error")
         span.end()
 
 
@@ -100,64 +97,46 @@ class Traces:
     """Sends the spans of every request that the client's trace context does not leave unsampled."""
 
     def __init__(self, endpoint: str, service_name: str) -> None:
-        # They log every failed try; `QuietExporter` logs the first.
-        logging.getLogger("opentelemetry.exporter").setLevel(logging.CRITICAL)
-        url, parts = endpoint.rstrip("/"), urlsplit(endpoint)
-        self._exporter = QuietExporter(
-            OTLPSpanExporter(url.removesuffix(_PATH) + _PATH, timeout=_BATCH_TIMEOUT_SECONDS),
-            f"{parts.scheme}://{parts.netloc}",  # The path may hold a key.
-        )
-        processor = BatchSpanProcessor(
-            self._exporter,
-            max_queue_size=_MAX_QUEUED_SPANS,
-            max_export_batch_size=_MAX_BATCH_SPANS,
-            schedule_delay_millis=_BATCH_INTERVAL_MS,
-        )
+        self._exporter = Exporter(endpoint)
         self._provider = TracerProvider(
             sampler=ParentBased(ALWAYS_ON),
             resource=Resource.create({SERVICE_NAME: service_name, SERVICE_VERSION: __version__}),
             shutdown_on_exit=False,
         )
-        self._provider.add_span_processor(processor)
+        self._provider.add_span_processor(
+            BatchSpanProcessor(self._exporter, max_queue_size=8192, schedule_delay_millis=1000)
+        )
         self.tracer = self._provider.get_tracer("app", __version__)
 
     def close(self) -> None:
         """Send the remaining spans, for a few seconds at most; blocks."""
-        self._exporter.limit_time()
+        timer = threading.Timer(_EXPORT_SECONDS, self._exporter.shutdown)
+        timer.start()
         self._provider.shutdown()
+        timer.cancel()
 
 
-class QuietExporter(SpanExporter):
+class Exporter(OTLPSpanExporter):
     """Logs once that spans are lost, and once that they are delivered again.
 
-    What cannot be delivered is dropped: traces must not delay a request.
+    Spans that cannot be delivered are dropped: traces must not delay a request.
     """
 
-    def __init__(self, exporter: SpanExporter, receiver: str) -> None:
-        self._exporter = exporter
-        self._receiver = receiver
+    def __init__(self, endpoint: str) -> None:
+        # It logs every failed try, with the path, which may hold a key.
+        logging.getLogger("opentelemetry.exporter").setLevel(logging.CRITICAL)
+        url, parts = endpoint.rstrip("/"), urlsplit(endpoint)
+        super().__init__(url.removesuffix(_PATH) + _PATH, timeout=_EXPORT_SECONDS)
+        self._receiver = f"{parts.scheme}://{parts.netloc}"
         self._failing = False
-        self._give_up_at = math.inf
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         """Send one batch."""
-        if time.monotonic() > self._give_up_at:
-            return SpanExportResult.FAILURE
-        result = self._exporter.export(spans)
+        result = super().export(spans)
         failed = result is not SpanExportResult.SUCCESS
         if failed and not self._failing:
             log.warning("traces_not_delivered", receiver=self._receiver)
         elif self._failing and not failed:
             log.info("traces_delivered_again", receiver=self._receiver)
         self._failing = failed
-        if failed and self._give_up_at < math.inf:
-            self._give_up_at = 0.0
         return result
-
-    def limit_time(self) -> None:
-        """Stop at the next failure, or after a few seconds; called before the process ends."""
-        self._give_up_at = 0.0 if self._failing else time.monotonic() + _BATCH_TIMEOUT_SECONDS
-
-    def shutdown(self) -> None:
-        """End the connections."""
-        self._exporter.shutdown()
