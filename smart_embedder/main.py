@@ -34,13 +34,7 @@ from smart_embedder.middleware.access import (
     RequireTokenAndLimitRate,
 )
 from smart_embedder.middleware.body import LimitBody
-from smart_embedder.middleware.memory import (
-    BODY_SECONDS,
-    BodyMemory,
-    LimitMemory,
-    ResponseMemory,
-    fit_to_memory,
-)
+from smart_embedder.middleware.memory import BODY_SECONDS, LimitMemory, MemoryBudget
 from smart_embedder.middleware.observe import LogRequests, MeasureRequests, ProvideContext
 from smart_embedder.models.load import load_models
 from smart_embedder.observability.logs import flush_each_line
@@ -60,8 +54,6 @@ ROUTERS = (
     operations.router,
 )
 _RENDER_THREADS = 2
-_BODIES_IN_MEMORY = 16
-_ANSWERS_IN_MEMORY = 4
 # FastAPI's own telemetry ignores the settings, and sends the messages of errors.
 _NO_TELEMETRY: TelemetryConfig = {
     "auto_configure": False,
@@ -102,8 +94,8 @@ def create_app(
     left to do that only the start does.
     """
     service = _create_service(settings, loader, drain or Drain())
-    bodies, responses = _request_memory(settings)
-    middleware = _middleware(service, bodies, responses)
+    budget = MemoryBudget.of(settings.max_body_bytes)
+    middleware = _middleware(service, budget)
     close_traces = _add_traces(middleware, settings)
 
     async def start(app: FastAPI) -> None:
@@ -111,8 +103,8 @@ def create_app(
         models = service.engine.loaded()
         if models.device.host_memory_left is not None:
             left = models.device.host_memory_left()
-            fit_to_memory(bodies, responses, left)
-            process.log_memory(settings, bodies.most_of_one, responses.most_of_one, left)
+            budget.fit(left)
+            process.log_memory(settings, budget.bodies.most_of_one, budget.most_of_one, left)
         service.metrics.server.info(operations.describe_server(settings, models))
         on_ready(models)
         # A third of a second of Python, for which the first /docs would wait. It would take that
@@ -193,16 +185,7 @@ def _create_service(settings: Settings, loader: Loader | None, drain: Drain) -> 
     )
 
 
-def _request_memory(settings: Settings) -> tuple[BodyMemory, ResponseMemory]:
-    """What the bodies and the answers of all requests may hold."""
-    bodies_bytes = _BODIES_IN_MEMORY * settings.max_body_bytes
-    answers_bytes = max(bodies_bytes, _ANSWERS_IN_MEMORY * settings.max_answer_bytes)
-    return BodyMemory(bodies_bytes), ResponseMemory(answers_bytes)
-
-
-def _middleware(
-    service: Service, bodies: BodyMemory, responses: ResponseMemory
-) -> list[Middleware]:
+def _middleware(service: Service, budget: MemoryBudget) -> list[Middleware]:
     """What every request passes, from the outermost to the innermost."""
     settings = service.settings
     paths = paths_of(ROUTERS)
@@ -226,9 +209,7 @@ def _middleware(
         Middleware(LimitBody, max_bytes=settings.max_body_bytes),
         Middleware(
             LimitMemory,
-            bodies=bodies,
-            responses=responses,
-            answer_bytes=settings.max_answer_bytes,
+            budget=budget,
             body_seconds=min(BODY_SECONDS, settings.request_timeout / 3),
         ),
         Middleware(AnswerWork),

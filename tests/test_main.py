@@ -74,14 +74,12 @@ def middleware_of(**settings: Any) -> dict[str, dict[str, Any]]:
 
 
 def test_what_is_held_in_memory_follows_from_the_settings() -> None:
-    limit = middleware_of(max_body_bytes=1000, max_answer_bytes=7000, request_timeout=30)
+    limit = middleware_of(max_body_bytes=1 << 25, request_timeout=30)
     memory = limit["LimitMemory"]
-    assert (memory["bodies"].max_bytes, memory["responses"].max_bytes) == (16_000, 28_000)
+    assert memory["budget"].max_bytes == 32 << 25
     assert memory["body_seconds"] == min(BODY_SECONDS, 10)
-    assert limit["LimitBody"]["max_bytes"] == 1000
-    limit = middleware_of(max_body_bytes=10_000, max_answer_bytes=7000, request_timeout=600)
-    assert limit["LimitMemory"]["responses"].max_bytes == 160_000
-    assert limit["LimitMemory"]["body_seconds"] == BODY_SECONDS
+    assert limit["LimitBody"]["max_bytes"] == 1 << 25
+    assert middleware_of(request_timeout=600)["LimitMemory"]["body_seconds"] == BODY_SECONDS
 
 
 @pytest.mark.parametrize("ui", [True, False])

@@ -17,8 +17,9 @@ FloatArray = npt.NDArray[np.float32]
 TokenIds = npt.NDArray[np.int64]
 
 # RFC 9218's.
-# What an answer may hold for each byte of its request's body. The texts themselves and what reading
-# them takes may hold as much again.
+# What an answer may hold, beside so much for each byte of its request's body. The texts themselves
+# and what reading them takes may hold as much again.
+ANSWER_BYTES = 36 << 20
 BYTES_PER_BODY_BYTE = 10
 
 
@@ -115,7 +116,8 @@ class AnswerMemory:
         if size > self.allowed:
             raise InvalidRequestError(
                 f"{what} need {size} bytes, and this answer may hold {self.allowed} "
-                f"(MAX_ANSWER_BYTES, and {BYTES_PER_BODY_BYTE} for each byte of the body): {advice}"
+                f"({ANSWER_BYTES}, and {BYTES_PER_BODY_BYTE} for each byte of the body, as far as "
+                f"the memory has room): {advice}"
             )
 
     def need(self, size: int, what: str, advice: str) -> None:

@@ -16,6 +16,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from smart_embedder.engine.model import LoadedModels, Model, human_size
+from smart_embedder.engine.records import ANSWER_BYTES
 from smart_embedder.errors import StartupError
 from smart_embedder.observability.logs import configure_logs, print_beside_log
 from smart_embedder.server.connection import bounded_connection
@@ -194,18 +195,18 @@ def log_ready(models: LoadedModels, url: str | None = None) -> None:
 
 
 def log_memory(settings: Settings, body: int, answer: int, left: int) -> None:
-    """Warn where the largest `body` or `answer` that fits is smaller than the settings allow.
+    """Warn where the largest `body` or `answer` that fits is smaller than the limits allow.
 
     Both are parts of the bytes of memory that are `left`, so the bytes that are missing follow.
     """
-    wanted = max(settings.max_body_bytes / max(1, body), settings.max_answer_bytes / max(1, answer))
+    wanted = max(settings.max_body_bytes / max(1, body), ANSWER_BYTES / max(1, answer))
     if wanted > 1:
         log.warning(
             "memory_short",
             left=human_size(left),
             missing=human_size(int(left * (wanted - 1))),
             largest_body_bytes=min(body, settings.max_body_bytes),
-            largest_answer_bytes=min(answer, settings.max_answer_bytes),
+            largest_answer_bytes=min(answer, ANSWER_BYTES),
         )
 
 

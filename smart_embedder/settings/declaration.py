@@ -186,10 +186,6 @@ class Settings(BaseModel):
     """passages of one request (422)"""
     max_body_bytes: types.Bytes = 16_777_216
     """bytes of one body (413, before it is read whole)"""
-    max_answer_bytes: types.Bytes = 37_748_736
-    """bytes that one answer may hold while it is made and read, beside 10 for each byte of the body
-    (422, before it is made); four such answers, and at least 16 times MAX_BODY_BYTES, are held at
-    once"""
 
     api_token: SecretStr | None = None
     """the token that requests must show as `Authorization: Bearer <token>`; with neither this nor

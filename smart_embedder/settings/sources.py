@@ -110,6 +110,7 @@ COMPOSE_VARIABLES = (
 # Settings of earlier versions, and where each went.
 REMOVED = {
     "EMBEDDING_CACHE": "EMBEDDING_CACHE_BYTES above 0 switches the cache on, one for each process",
+    "MAX_ANSWER_BYTES": "an answer may hold 36 MiB, and 10 bytes for each byte of its body",
     "RATE_LIMIT_STORE": "each process counts by itself; a gateway can limit several together",
     "REPLAY_LOG": "requests are not recorded any more: `tools.verify --space` compares two servers",
     "REPLAY_LOG_BYTES": "requests are not recorded any more",

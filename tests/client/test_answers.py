@@ -15,9 +15,14 @@ from transformers import BertModel
 
 from smart_embedder.api import schemas
 from smart_embedder.api.formats.vectors import hold_rendering
-from smart_embedder.engine.records import AnswerMemory, EmbedRequest, Outputs, TextEmbedding
+from smart_embedder.engine.records import (
+    ANSWER_BYTES,
+    AnswerMemory,
+    EmbedRequest,
+    Outputs,
+    TextEmbedding,
+)
 from smart_embedder.engine.requests.embedding import vector_bytes
-from smart_embedder.settings import Settings
 from tests.support.server import run_server
 from tests.support.texts import varied_texts
 from tests.support.wordpiece import save_colbert
@@ -170,7 +175,6 @@ def test_no_part_of_a_list_needs_more_memory_than_an_answer_may_hold(
     texts, more, with_colbert: bool
 ) -> None:
     wanted = EmbedRequest([], Outputs(True, True, with_colbert), **more)
-    most = Settings.model_fields["max_answer_bytes"].default
     for _, call in embed_calls(texts, {"return_colbert": with_colbert} | more, None):
         # A token for each three bytes is a lot, and BGE-M3 is as wide as any usual model.
         lengths = [len(text) // 3 for text in call.body["sentences"]]
@@ -184,7 +188,7 @@ def test_no_part_of_a_list_needs_more_memory_than_an_answer_may_hold(
         ]
         memory = AnswerMemory()
         hold_rendering(embeddings, wanted, memory, at_once=True)
-        assert size + memory.held <= most
+        assert size + memory.held <= ANSWER_BYTES
 
 
 class _BgeM3:

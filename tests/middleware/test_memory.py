@@ -1,13 +1,13 @@
-"""How slowly a body may come; the limit hits the client that causes it."""
+"""What requests may hold of the memory, and how slowly a body may come."""
 
 import asyncio
-from collections.abc import Callable, Iterable
-from contextlib import nullcontext
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 
 from smart_embedder.api.context import NATIVE_EMBEDDINGS, RequestContext
+from smart_embedder.engine.records import ANSWER_BYTES
 from smart_embedder.errors import (
     BodyStalledError,
     BodyTooLargeError,
@@ -16,27 +16,201 @@ from smart_embedder.errors import (
 )
 from smart_embedder.middleware.memory import (
     MIN_BYTES_PER_SECOND,
-    BodyMemory,
-    Exchange,
-    HeldAnswer,
+    HeldMemory,
     LimitMemory,
-    Reservation,
-    ResponseMemory,
+    MemoryBudget,
     TimedBody,
-    fit_to_memory,
 )
 from tests.middleware.exchange import part_of
-from tests.support.skipped_time import in_skipped_time, now, turns
+from tests.support.skipped_time import in_skipped_time, now
 
 MIB = 1 << 20
-HELD = 16 * MIB
-PATIENCE = 90.0
+BUDGET = 64 * MIB
+ADVICE = "the vectors", "send fewer texts"
 WINDOW = 10.0
 ENOUGH = int(MIN_BYTES_PER_SECOND * WINDOW)
 Parts = Iterable[tuple[float, int]]
 
 
-def arriving(parts: Parts, *, whole: bool = False) -> Any:
+# The budget.
+
+
+def held(budget: MemoryBudget, client: str = "a", *, body: int = 0, answer: int = 0) -> HeldMemory:
+    """A request that holds a body, and then what its texts and its answer need."""
+    request = HeldMemory(budget, client)
+    if body:
+        request.add_body(body)
+    if answer:
+        request.need(answer, *ADVICE)
+    return request
+
+
+def test_bodies_hold_half_of_the_budget_and_answers_all_of_it() -> None:
+    budget = MemoryBudget(BUDGET)
+    for client in "abcdefgh":
+        while True:
+            try:
+                held(budget, client, body=MIB)
+            except QueueFullError:
+                break
+    assert budget.held == budget.bodies.held == BUDGET // 2
+    held(budget, "a", answer=16 * MIB)
+    assert (budget.held, budget.bodies.held) == (3 * BUDGET // 4, BUDGET // 2)
+
+
+def test_a_client_holds_three_times_what_is_free_so_that_a_newcomer_finds_room() -> None:
+    budget = MemoryBudget(BUDGET)
+    requests = [held(budget, "a", answer=MIB) for _ in range(48)]
+    with pytest.raises(QueueFullError, match="three times|3 times what is free") as refused:
+        held(budget, "a", answer=MIB)
+    assert refused.value.retry_after == 1
+    for _ in range(12):
+        held(budget, "b", answer=MIB)
+    with pytest.raises(QueueFullError):
+        held(budget, "b", answer=MIB)
+    for client in "cdef":
+        held(budget, client, answer=MIB)
+    with pytest.raises(QueueFullError):
+        held(budget, "g", answer=1)
+    requests[0].release()
+    held(budget, "g", answer=MIB)
+
+
+def test_a_request_swaps_its_body_for_what_its_texts_and_its_answer_need() -> None:
+    budget = MemoryBudget(BUDGET)
+    request = held(budget, body=10 * MIB)
+    assert (budget.held, budget.bodies.held) == (10 * MIB, 10 * MIB)
+    request.need(20 * MIB, *ADVICE)
+    assert (budget.held, budget.bodies.held) == (30 * MIB, 0)
+    for size in (5, 25):
+        request.need(size * MIB, *ADVICE)
+    assert budget.held == 35 * MIB, "the most of what it ever needed"
+    request.release()
+    request.release()
+    assert (budget.held, budget.bodies.held) == (0, 0)
+
+
+def test_a_request_that_finds_no_room_for_its_answer_is_refused_and_frees_its_body() -> None:
+    budget = MemoryBudget(BUDGET)
+    others = held(budget, "b", answer=30 * MIB)
+    request = held(budget, body=4 * MIB)
+    with pytest.raises(QueueFullError):
+        request.need(26 * MIB, *ADVICE)
+    request.release()
+    assert budget.held == 30 * MIB
+    others.release()
+    held(budget, body=4 * MIB).need(26 * MIB, *ADVICE)
+
+
+def test_what_a_client_holds_already_is_never_refused_again() -> None:
+    budget = MemoryBudget(BUDGET)
+    request = held(budget, answer=40 * MIB // 2)
+    held(budget, "b", answer=30 * MIB)
+    request.need(20 * MIB, *ADVICE)
+
+
+def test_an_answer_may_hold_more_where_its_body_is_large() -> None:
+    budget = MemoryBudget(1 << 30)
+    request = held(budget, answer=ANSWER_BYTES)
+    with pytest.raises(InvalidRequestError, match="need 37748737 bytes, and this answer may hold"):
+        request.need(ANSWER_BYTES + 1, *ADVICE)
+    request.add_body(MIB)
+    request.need(ANSWER_BYTES + 10 * MIB, *ADVICE)
+    with pytest.raises(InvalidRequestError):
+        request.need_more(1, *ADVICE)
+
+
+def test_what_never_fits_a_small_memory_is_no_case_for_retries() -> None:
+    budget = MemoryBudget(16 * MIB)
+    with pytest.raises(BodyTooLargeError, match=f"more than {6 * MIB} bytes"):
+        held(budget, body=6 * MIB + 1)
+    request = held(budget, body=4 * MIB)
+    with pytest.raises(InvalidRequestError, match=f"may hold {8 * MIB}"):
+        request.need(8 * MIB + 1, *ADVICE)
+    request.need(8 * MIB, *ADVICE)
+
+
+def test_the_budget_follows_from_the_largest_body_and_the_memory_that_is_left() -> None:
+    assert MemoryBudget.of(1000).max_bytes == 512 * MIB
+    budget = MemoryBudget.of(32 * MIB)
+    assert (budget.max_bytes, budget.bodies.max_bytes) == (1024 * MIB, 512 * MIB)
+    budget.fit(1 << 40)
+    assert budget.max_bytes == 1024 * MIB
+    budget.fit(160 * MIB)
+    assert (budget.max_bytes, budget.bodies.max_bytes) == (10 * MIB, 5 * MIB)
+
+
+def test_nothing_is_kept_of_a_client_that_holds_nothing() -> None:
+    budget = MemoryBudget(BUDGET)
+    for number in range(3):
+        request = held(budget, f"client {number}", body=100, answer=100)
+        if number:
+            request.release()
+    assert [*budget._by_client] == ["client 0"]
+    assert not budget.bodies._by_client
+
+
+# A request.
+
+
+def scope() -> dict[str, Any]:
+    context = RequestContext("id", NATIVE_EMBEDDINGS.path, NATIVE_EMBEDDINGS, "192.0.2.1")
+    return {"type": "http", "state": {"context": context}}
+
+
+async def send(_message) -> None:
+    """A client that reads everything."""
+
+
+def receiving(*sizes: int):
+    """A body of parts of these sizes."""
+    left = list(sizes)
+
+    async def receive():
+        size = left.pop(0)
+        return part_of({"body": b"x" * size, "more_body": bool(left)})
+
+    return receive
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_request_holds_its_body_and_its_answer_to_its_end(fails: bool) -> None:
+    seen = []
+
+    async def app(scope, receive, send) -> None:
+        while (await receive()).get("more_body"):
+            pass
+        answer = scope["state"]["context"].answer
+        seen.append(budget.bodies.held)
+        answer.need(5 * MIB, *ADVICE)
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        seen.append(budget.held)
+        if fails:
+            raise RuntimeError
+
+    budget = MemoryBudget(BUDGET)
+    try:
+        await LimitMemory(app, budget)(scope(), receiving(2 * MIB, MIB), send)
+    except RuntimeError:
+        assert fails
+    assert seen == [3 * MIB, 8 * MIB]
+    assert budget.held == 0
+
+
+async def test_a_request_without_a_body_is_never_refused() -> None:
+    async def app(_scope, receive, _send) -> None:
+        await receive()
+
+    limit = LimitMemory(app, MemoryBudget(0))
+    await limit(scope(), receiving(0), send)
+    with pytest.raises(BodyTooLargeError):
+        await limit(scope(), receiving(1), send)
+
+
+# How slowly a body may come.
+
+
+def body_of(parts: Parts, *, whole: bool = False) -> TimedBody:
     """A body whose parts come after so many seconds each; then nothing, or what follows it."""
     left = list(parts)
     inbox = asyncio.Queue[dict[str, Any]]()
@@ -48,16 +222,7 @@ def arriving(parts: Parts, *, whole: bool = False) -> Any:
             inbox.put_nowait({"type": "http.request", "body": b"x" * size, "more_body": more})
 
     inbox.arriving = asyncio.create_task(arrive())  # type: ignore[attr-defined]
-    return inbox.get
-
-
-def body_of(parts: Parts, *, whole: bool = False) -> TimedBody:
-    return TimedBody(arriving(parts, whole=whole), Reservation("a client"), WINDOW)
-
-
-async def read_on(body: TimedBody) -> None:
-    while True:
-        await body.receive()
+    return TimedBody(inbox.get, WINDOW)
 
 
 @pytest.mark.parametrize(
@@ -75,18 +240,21 @@ async def read_on(body: TimedBody) -> None:
 @in_skipped_time
 async def test_each_window_must_bring_its_bytes_or_the_body_is_refused(parts, seconds) -> None:
     began, body = now(), body_of(parts)
+
+    async def read() -> None:
+        while True:
+            await body.receive()
+
     with pytest.raises(BodyStalledError, match="10 s must bring the rest of it, or 1024 bytes"):
-        await read_on(body)
+        await read()
     assert now() - began == pytest.approx(seconds, abs=1)
 
 
 @in_skipped_time
 async def test_the_rest_of_a_body_is_enough_however_small_and_what_follows_has_all_time() -> None:
     body = body_of([(9.9, 1), (0.2, 1)], whole=True)
-    await body.receive()
-    assert not body.complete
-    assert (await body.receive())["body"] == b"x"
-    assert body.complete
+    for _ in range(2):
+        assert (await body.receive())["body"] == b"x"
     follows = asyncio.create_task(body.receive())
     await asyncio.sleep(1000)
     assert not follows.done()
@@ -100,357 +268,3 @@ async def test_what_has_arrived_while_the_process_was_stopped_is_read() -> None:
     body = body_of([(WINDOW + 0.3, ENOUGH)])
     with pytest.raises(BodyStalledError):
         await body.receive()
-
-
-@in_skipped_time
-async def test_where_memory_is_short_its_time_is_over_at_once() -> None:
-    body, began = body_of([]), now()
-    receives = asyncio.create_task(body.receive())
-    await turns()
-    body._held.evict()
-    with pytest.raises(BodyStalledError, match="while memory was short"):
-        await receives
-    assert now() - began < 0.3
-    with pytest.raises(BodyStalledError, match="while memory was short"):
-        await body.receive()
-
-
-# What all requests hold.
-
-
-def scope(client: str = "192.0.2.1", abort: Callable[[], None] | None = None) -> dict:
-    context = RequestContext("id", "/embeddings/", NATIVE_EMBEDDINGS, client)
-    return {"type": "http", "state": {"context": context, "abort_connection": abort}}
-
-
-async def send(_message) -> None:
-    """A client that reads everything."""
-
-
-def receiving(*sizes: int, complete: bool = True):
-    """A body of parts of these sizes; an incomplete one then stalls."""
-    left = list(sizes)
-
-    async def receive():
-        if not left:
-            await asyncio.get_running_loop().create_future()
-        size = left.pop(0)
-        return part_of({"body": b"x" * size, "more_body": bool(left) or not complete})
-
-    return receive
-
-
-async def read_whole(_scope, receive, _send) -> None:
-    while (await receive()).get("more_body"):
-        pass
-
-
-def limited(app, max_bytes: int = HELD, answer_bytes: int = HELD, **options) -> LimitMemory:
-    """The middleware with as much room for answers as for bodies."""
-    memory = BodyMemory(max_bytes), ResponseMemory(max_bytes)
-    return LimitMemory(app, *memory, answer_bytes=answer_bytes, **options)
-
-
-def take(bodies: BodyMemory, count: int, client: str, size: int = MIB) -> None:
-    """Hold `count` bodies of one client in work."""
-    for _ in range(count):
-        bodies.reserve(Reservation(client), size)
-
-
-@in_skipped_time
-async def test_one_client_cannot_fill_the_memory_and_alone_has_three_quarters() -> None:
-    """In one large body or in many."""
-    bodies = BodyMemory(HELD)
-    with pytest.raises(QueueFullError, match="hold 0 bytes, 0 of them from this client"):
-        take(bodies, 1, "a", size=12 * MIB + 1)
-    take(bodies, 12, "a")
-    with pytest.raises(QueueFullError, match="16 times MAX_BODY_BYTES") as refused:
-        take(bodies, 1, "a")
-    assert refused.value.retry_after == 1
-    take(bodies, 10, "a", size=1000)
-    take(bodies, 2, "b")
-    with pytest.raises(QueueFullError):
-        take(bodies, 2, "b")
-    take(bodies, 1, "c", size=1000)
-
-
-def test_what_requests_hold_is_a_part_of_the_memory_that_is_left() -> None:
-    bodies, responses = BodyMemory(2 * MIB), ResponseMemory(20 * MIB)
-    fit_to_memory(bodies, responses, 240 * MIB)
-    assert (bodies.max_bytes, responses.max_bytes) == (2 * MIB, 20 * MIB)
-    fit_to_memory(bodies, responses, 60 * MIB)
-    assert (bodies.max_bytes, responses.max_bytes) == (MIB, 5 * MIB)
-    assert (bodies.most_of_one, responses.most_of_one) == (3 * MIB // 4, 15 * MIB // 4)
-
-
-async def test_a_body_or_an_answer_that_the_memory_never_has_room_for_is_no_case_for_retries() -> (
-    None
-):
-    limit = limited(read_whole, max_bytes=4 * MIB)
-    await limit(scope(), receiving(2 * MIB, MIB), send)
-    with pytest.raises(BodyTooLargeError, match=f"more than {3 * MIB} bytes, for which the memory"):
-        await limit(scope(), receiving(2 * MIB, MIB, 1), send)
-    answer = HeldAnswer(limit.responses, "a", 16 * MIB)
-    answer.need(3 * MIB, "vectors", "send fewer")
-    with pytest.raises(InvalidRequestError, match=f"this answer may hold {3 * MIB}"):
-        answer.need(3 * MIB + 1, "vectors", "send fewer")
-
-
-async def test_a_request_without_a_body_is_never_refused() -> None:
-    limit = limited(read_whole, 0)
-    await limit(scope(), receiving(0), send)
-    with pytest.raises(QueueFullError):
-        await limit(scope(), receiving(1), send)
-
-
-@pytest.mark.parametrize("fails", [False, True])
-async def test_a_body_counts_until_its_answer_begins_or_it_fails(fails: bool) -> None:
-    async def answer(scope, receive, send) -> None:
-        await read_whole(scope, receive, send)
-        limit.app = read_whole
-        if fails:
-            raise RuntimeError
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        await limit(scope, receiving(10 * MIB), send)
-
-    limit = limited(answer)
-    with pytest.raises(RuntimeError) if fails else nullcontext():
-        await limit(scope(), receiving(10 * MIB), send)
-    await limit(scope(), receiving(10 * MIB), send)
-
-
-async def test_a_body_that_does_not_come_is_refused_after_its_window() -> None:
-    limit = limited(read_whole, body_seconds=0.05)
-    with pytest.raises(BodyStalledError, match="too slowly"):
-        await limit(scope(), receiving(10, complete=False), send)
-
-
-class Reader(Reservation):
-    """A response, and whether it was evicted."""
-
-    def __init__(self, client: str) -> None:
-        self.evicted = False
-        super().__init__(client, self._evict)
-
-    def _evict(self) -> None:
-        self.evicted = True
-
-
-@pytest.mark.parametrize("read", [0, 100], ids=["unread", "in a trickle"])
-@in_skipped_time
-async def test_of_two_responses_that_are_too_many_the_one_that_is_not_read_is_evicted(
-    read: int,
-) -> None:
-    responses = ResponseMemory(HELD)
-    idle, reading = Reader("a"), Reader("b")
-    for each in (idle, reading):
-        responses.hold(each, 14 * MIB)
-    for _ in range(2):
-        assert not idle.evicted, "its client has a second to begin"
-        await asyncio.sleep(0.5)
-        for each, size in ((idle, read), (reading, 300_000)):
-            if size:
-                responses.release(each, size)
-                each.record_progress(size)
-    assert (idle.evicted, reading.evicted) == (True, False)
-
-
-@pytest.mark.parametrize(
-    ("held", "more", "is_refused", "evicted"),
-    [
-        pytest.param([("a", 14)], ("b", 1), False, "", id="there is room"),
-        pytest.param([("a", 14)], ("b", 3), False, "a", id="there is none"),
-        pytest.param([("a", 4), *[("b", 4)] * 3], ("c", 1), False, "b", id="who holds most"),
-        pytest.param([("a", 6), ("b", 1)], ("a", 6), False, "a", id="who is over its own share"),
-        pytest.param([("a", 1)], ("b", 15), True, "", id="over its share alone"),
-        pytest.param([("a", 1)], ("b", 15.1), True, "a", id="over its share and all"),
-        pytest.param([("in work", 14)], ("b", 2.1), True, "", id="never one in work"),
-    ],
-)
-@in_skipped_time
-async def test_whoever_has_made_no_progress_for_a_second_is_evicted_where_there_is_no_room(
-    held, more, is_refused: bool, evicted: str
-) -> None:
-    bodies = BodyMemory(HELD)
-    readers = [Reader(client) for client, _ in held]
-    for reader, (client, size) in zip(readers, held, strict=True):
-        bodies.hold(reader, size * MIB)
-        if client == "in work":
-            reader.evict = None
-    await asyncio.sleep(60)
-    with pytest.raises(QueueFullError) if is_refused else nullcontext():
-        bodies.reserve(Reservation(more[0]), int(more[1] * MIB))
-    assert [each.client for each in readers if each.evicted] == [*evicted]
-
-
-ADVICE = ("the vectors", "send fewer texts")
-
-
-def answer_of(responses: ResponseMemory, client: str, allowed: int = 4 * MIB) -> HeldAnswer:
-    return HeldAnswer(responses, client, allowed)
-
-
-@in_skipped_time
-async def test_an_answer_may_hold_more_where_its_body_is_large() -> None:
-    answer = answer_of(ResponseMemory(HELD), "a", MIB)
-    answer.need(MIB, *ADVICE)
-    with pytest.raises(InvalidRequestError, match="need 1048577 bytes, and this answer may hold"):
-        answer.need(MIB + 1, *ADVICE)
-    answer.body_bytes = 100_000
-    answer.need(2 * MIB - 100_000, *ADVICE)
-    with pytest.raises(InvalidRequestError, match="MAX_ANSWER_BYTES"):
-        answer.need_more(200_000, *ADVICE)
-
-
-@in_skipped_time
-async def test_an_answer_to_come_is_refused_where_others_leave_no_room() -> None:
-    responses = ResponseMemory(HELD)
-    for _ in range(3):
-        answer_of(responses, "a").need(4 * MIB, *ADVICE)
-    with pytest.raises(QueueFullError, match="answers in work hold") as refused:
-        answer_of(responses, "a").need(4 * MIB, *ADVICE)
-    assert refused.value.retry_after == 1
-    answer_of(responses, "b").need(3 * MIB, *ADVICE)
-    answer_of(responses, "a").need(MIB, *ADVICE)
-
-
-@in_skipped_time
-async def test_what_others_need_of_its_work_after_its_end_is_not_held_for_it() -> None:
-    """Work that several requests share goes on when the one that began it has left."""
-    responses = ResponseMemory(HELD)
-    answer = answer_of(responses, "a")
-    answer.need(MIB, *ADVICE)
-    answer.release()
-    answer.need(2 * MIB, *ADVICE)
-    assert responses._total == 0
-    with pytest.raises(InvalidRequestError):
-        answer.need(5 * MIB, *ADVICE)
-
-
-@pytest.mark.parametrize(
-    ("length", "sent", "others"),
-    [
-        pytest.param(None, 30 * MIB, 4 * MIB, id="held whole until its end"),
-        pytest.param(10 * MIB, 9 * MIB, 11 * MIB, id="rendered whole, and freed as it is sent"),
-    ],
-)
-@in_skipped_time
-async def test_an_answer_is_held_once_however_often_it_is_needed_and_its_end_frees_it(
-    length: int | None, sent: int, others: int
-) -> None:
-    responses = ResponseMemory(HELD)
-    answer, other = answer_of(responses, "a", 12 * MIB), answer_of(responses, "b", HELD)
-    for size in (6, 12, 9):
-        answer.need(size * MIB, *ADVICE)
-    answer.begin(length)
-    answer.sent(sent)
-    with pytest.raises(QueueFullError) if length is None else nullcontext():
-        other.need(others, *ADVICE)
-    answer.release()
-    other.need(others, *ADVICE)
-
-
-@in_skipped_time
-async def test_an_answer_is_evicted_only_while_it_waits_unread() -> None:
-    """One that took long to make has its time, too."""
-    responses, evicted = ResponseMemory(HELD), []
-    answers = [
-        HeldAnswer(responses, name, 12 * MIB, lambda name=name: evicted.append(name))
-        for name in "ab"
-    ]
-    for answer in answers:
-        answer.need(6 * MIB, *ADVICE)
-    for begun in (False, True):
-        await asyncio.sleep(60)
-        for answer in answers * begun:
-            answer.begin(None)
-        with pytest.raises(QueueFullError):
-            answer_of(responses, "c", HELD).need(6 * MIB, *ADVICE)
-    for _ in range(3):
-        await asyncio.sleep(0.9)
-        answers[0].sent(16_384)
-    answer_of(responses, "c", HELD).need(6 * MIB, *ADVICE)
-    assert evicted == ["b"]
-
-
-@in_skipped_time
-async def test_an_upload_that_goes_on_is_not_evicted_and_one_that_stalls_is() -> None:
-    bodies, uploads = BodyMemory(HELD), [Reader("a"), Reader("b")]
-    for each in uploads:
-        bodies.reserve(each, 6 * MIB)
-    for _ in range(3):
-        await asyncio.sleep(0.9)
-        bodies.reserve(uploads[0], 16_384)
-        bodies.reserve(uploads[1], 16)
-    bodies.reserve(Reservation("c"), 6 * MIB)
-    assert [each.evicted for each in uploads] == [False, True]
-
-
-@in_skipped_time
-async def test_answers_that_are_too_many_are_looked_at_once_a_second_until_they_fit(
-    monkeypatch,
-) -> None:
-    loop, timers = asyncio.get_running_loop(), list[float]()
-    call_later = loop.call_later
-
-    def counted(seconds: float, *call: Any, **options: Any) -> Any:
-        timers.append(seconds)
-        return call_later(seconds, *call, **options)
-
-    monkeypatch.setattr(loop, "call_later", counted)
-    responses = ResponseMemory(HELD)
-    readers = [Reader(name) for name in "abcd"]
-    for each in readers:
-        responses.hold(each, 6 * MIB)
-    assert timers == [1.0]
-    await asyncio.sleep(1.1)
-    assert [each.evicted for each in readers].count(True) == 2
-    await asyncio.sleep(60)
-    assert timers == [1.0, 1.1, 60], "of which the last two are this test's own"
-    responses.hold(Reader("e"), 17 * MIB)
-    assert timers[3:] == [1.0], "from now on it is looked at again"
-
-
-@pytest.mark.parametrize("can_abort", [False, True])
-async def test_a_request_in_work_is_cut_off_where_the_server_has_a_way_to(can_abort: bool) -> None:
-    limit, aborted = limited(read_whole), list[bool]()
-    abort = (lambda: aborted.append(True)) if can_abort else None
-    exchange = Exchange(limit, scope(abort=abort), receiving(10), send)
-    await exchange.receive()
-    await exchange.send({"type": "http.response.start", "headers": []})
-    evict = exchange._answer.reservation.evict
-    assert (evict is not None) == can_abort
-    if evict is not None:
-        evict()
-    assert aborted == [True] * can_abort
-    exchange.release()
-
-
-async def test_an_answer_is_refused_and_held_through_the_context_of_its_request() -> None:
-    asked = []
-
-    async def answer(scope, receive, _send) -> None:
-        await read_whole(scope, receive, _send)
-        memory = scope["state"]["context"].answer
-        asked.append(memory.allowed)
-        memory.need(memory.allowed, *ADVICE)
-        with pytest.raises(QueueFullError):
-            answer_of(limit.responses, "another", HELD).need(11 * MIB, *ADVICE)
-        with pytest.raises(InvalidRequestError):
-            memory.need(memory.allowed + 1, *ADVICE)
-
-    limit = limited(answer, answer_bytes=4 * MIB)
-    await limit(scope(), receiving(1000), send)
-    assert asked == [4 * MIB + 10 * 1000]
-    answer_of(limit.responses, "another", HELD).need(12 * MIB, *ADVICE)
-
-
-@in_skipped_time
-async def test_nothing_is_kept_of_a_client_that_holds_nothing() -> None:
-    bodies = BodyMemory(HELD)
-    held = [Reservation(f"client {i}") for i in range(3)]
-    for each in held:
-        bodies.reserve(each, 100)
-    bodies.release(held[0], 100)
-    bodies.release(held[1])
-    assert list(bodies._by_client) == ["client 2"]

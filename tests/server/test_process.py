@@ -16,6 +16,7 @@ import torch
 import uvicorn
 from structlog.testing import capture_logs
 
+from smart_embedder.engine.records import ANSWER_BYTES
 from smart_embedder.errors import StartupError
 from smart_embedder.server import process
 from smart_embedder.server.process import log_failure, log_ready, stop_uvicorn
@@ -109,10 +110,15 @@ def test_a_driver_too_old_for_the_wheel_leaves_the_cpu_to_auto(
 
 @pytest.mark.parametrize(
     ("body", "answer", "missing"),
-    [(1000, 4000, None), (250, 4000, "3 MB"), (1000, 2000, "1 MB"), (0, 4000, "999 MB")],
+    [
+        (1000, ANSWER_BYTES, None),
+        (250, ANSWER_BYTES, "3 MB"),
+        (1000, ANSWER_BYTES // 2, "1 MB"),
+        (0, ANSWER_BYTES, "999 MB"),
+    ],
 )
 def test_what_a_larger_memory_would_allow_is_said_at_the_start(body, answer, missing) -> None:
-    settings = Settings(max_body_bytes=1000, max_answer_bytes=4000)
+    settings = Settings(max_body_bytes=1000)
     with capture_logs() as log:
         process.log_memory(settings, body, answer, left=1_000_000)
     assert [each["missing"] for each in log] == ([] if missing is None else [missing])

@@ -27,7 +27,7 @@ from smart_embedder.engine.scheduling.fairness import ConcurrencyLimit
 from smart_embedder.engine.scheduling.job import Job, JobState, Purpose
 from smart_embedder.engine.scheduling.queue import JobQueue
 from smart_embedder.errors import InferenceTimeoutError
-from smart_embedder.middleware.memory import ResponseMemory
+from smart_embedder.middleware.memory import MemoryBudget
 from smart_embedder.observability.metrics import Metrics
 from smart_embedder.settings import Settings
 from tests.simulation.fakes import MOST_TOKENS, FakeDevice, Forward
@@ -552,7 +552,7 @@ class Auditor:
         if counted != expected:
             self.fail("metrics", f"{counted} tokens are counted, and {expected} were computed")
 
-    def check_zero(self, responses: ResponseMemory) -> None:
+    def check_zero(self, budget: MemoryBudget) -> None:
         """Hold that nothing is held, when nobody has asked for anything for a while."""
         engine, queue = self._engine, self._queue
         assert engine is not None
@@ -563,8 +563,9 @@ class Auditor:
             "clients": len(queue._clients),
             "requests": engine._requests._count,
             "unresolved jobs": len(self._unresolved),
-            "bytes of answers": responses._total,
-            "answers": len(responses._reservations),
+            "bytes": budget.held,
+            "bytes of bodies": budget.bodies.held,
+            "clients that hold bytes": len(budget._by_client),
             "places": int(engine._metrics.value("embedding_queue_size")),
             "places of rerankers": engine.scoring._limit.held,
             "tokenizer threads": engine._tokenizer_threads._usual._permits.held,

@@ -6,7 +6,6 @@ the engine.
 """
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -45,7 +44,7 @@ from smart_embedder.errors import (
     QueueFullError,
     SmartEmbedderError,
 )
-from smart_embedder.middleware.memory import HeldAnswer, ResponseMemory
+from smart_embedder.middleware.memory import HeldMemory, MemoryBudget
 from smart_embedder.middleware.observe import MeasureRequests, _outcome
 from smart_embedder.observability.metrics import REASON_OF, Metrics
 from smart_embedder.settings import Settings
@@ -53,7 +52,7 @@ from tests.simulation.auditor import OWNER, Auditor, RequestBook
 from tests.simulation.fakes import FakeEmbedder, FakeModel, number_of, score_of
 from tests.simulation.virtual_time import Moments, VirtualLoop
 
-_ANSWER_BYTES = 2**20
+_ANSWER_BYTES, _BODY_BYTES = 2**20, 2**14
 # Of the pieces of a stream, as in the service.
 
 
@@ -71,7 +70,7 @@ class World:
     engine: Engine
     metrics: Metrics
     auditor: Auditor
-    responses: ResponseMemory
+    budget: MemoryBudget
     texts: list[str]
     names: list[str]
     moments: Moments
@@ -187,8 +186,7 @@ class Client:
         context = RequestContext(str(world.requests), endpoint.path, endpoint, self.name)
         book = RequestBook(world.requests, context.client, purpose, loop.now, self._is_bulk())
         OWNER.set(book)
-        cut_off = asyncio.Event()
-        answer = HeldAnswer(world.responses, self.name, answer_bytes, cut_off.set)
+        answer = HeldMemory(world.budget, self.name, answer_bytes)
         context.answer = answer
         leaves = None if leaves_after is None else world.moments.rounded(leaves_after)
         turns = world.random.randint(0, 12) if world.moments.are_common else 0
@@ -206,6 +204,7 @@ class Client:
         async def answered() -> None:
             nonlocal outcome
             try:
+                answer.add_body(_BODY_BYTES)
                 async with AsyncExitStack() as leases:
                     deadline = loop.time() + settings.request_timeout
                     call = Call(request, service, leases, deadline=deadline)
@@ -223,9 +222,7 @@ class Client:
                 world.auditor.fail("once", f"a request takes {loop.now - book.began:.3f} s")
             self._count(book, context, outcome)
             if outcome == "success" and reads_for:
-                answer.begin(answer_bytes // 2)
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(cut_off.wait(), reads_for)
+                await asyncio.sleep(reads_for)
         finally:
             book.ended = True
             own.discard(book)

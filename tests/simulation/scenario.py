@@ -15,7 +15,7 @@ from smart_embedder.engine import Engine
 from smart_embedder.engine.model import DefaultModels
 from smart_embedder.engine.records import Outputs
 from smart_embedder.errors import SmartEmbedderError
-from smart_embedder.middleware.memory import ResponseMemory
+from smart_embedder.middleware.memory import MemoryBudget
 from smart_embedder.observability.metrics import Metrics
 from smart_embedder.settings import Settings
 from smart_embedder.settings.types import ModelEntry
@@ -105,7 +105,7 @@ class Scenario:
             self.engine,
             self.metrics,
             self.auditor,
-            ResponseMemory(self.random.choice([2**22, 2**26])),
+            MemoryBudget(self.random.choice([2**22, 2**26])),
             self._texts(),
             [entry.public_name for entry in self.entries],
             self.moments,
@@ -412,7 +412,7 @@ class Scenario:
         await asyncio.sleep(200.0)
         if any(each.watchdog.stuck_seconds for each in self.engine._devices._executors):
             return
-        self.auditor.check_zero(self.world.responses)
+        self.auditor.check_zero(self.world.budget)
         self.auditor.check_tokens(self.metrics)
 
     async def _probe(self) -> None:

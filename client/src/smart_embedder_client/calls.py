@@ -40,8 +40,8 @@ _PORTS = range(65_536)
 _CONNECT_SECONDS = 5.0
 # The service takes as many texts in one request; their bytes bound the time of one.
 _MOST_TEXTS, _MOST_BYTES = 1024, 524_288
-# Where a vector of each token is made, its answer may hold no more (MAX_ANSWER_BYTES): a byte of
-# text then makes some thousand, and MUVERA adds 40 KiB for each text.
+# Where a vector of each token is made, an answer may hold no more than 36 MiB: a byte of text then
+# makes some thousand bytes, and MUVERA adds 40 KiB for each text.
 _MOST_TOKEN_VECTOR_BYTES, _MOST_MUVERA_TEXTS = 16_384, 64
 # Compression hardly makes vectors smaller, and a compressed answer hides its size.
 _UNCOMPRESSED = {"Accept-Encoding": "identity"}
