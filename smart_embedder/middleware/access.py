@@ -4,15 +4,13 @@ The order is that of the checks, each of which refuses a request before its body
 buckets are `smart_embedder.access`; what is asked for is of no concern here.
 """
 
-import asyncio
 import math
 from collections.abc import Collection, Sequence
-from contextlib import suppress
 from urllib.parse import urlsplit
 
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware.cors import CORSMiddleware
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from smart_embedder import errors
 from smart_embedder.access.rate_limit import TokenBuckets
@@ -29,7 +27,6 @@ _PUBLIC = ("/health", "/ui", "/docs", "/redoc", "/openapi.json", "/static/docs")
 _OPERATION = ("/stats", "/metrics")
 _HOW = "send Authorization: Bearer <token>, with a token of API_TOKEN or API_TOKENS_FILE"
 _RETRY_AFTER = 5
-_BODY_SECONDS = 2.0
 
 
 class CheckOrigin:
@@ -93,7 +90,10 @@ def _is_own(origin: str, host: str) -> bool:
 
 
 class RefuseWhileDraining:
-    """Answers 503 to requests for work once the drain has begun; health and metrics go on."""
+    """Answers 503 to requests for work once the drain has begun; health and metrics go on.
+
+    Every response that begins from then on announces that its connection closes.
+    """
 
     def __init__(self, app: ASGIApp, drain: Drain) -> None:
         self.app = app
@@ -101,21 +101,23 @@ class RefuseWhileDraining:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Refuse the request, or track it to its end."""
-        if working_endpoint(scope) is None:
+        if scope["type"] != "http":
             await self.app(scope, receive, send)
+            return
+
+        async def send_last(message: Message) -> None:
+            if message["type"] == "http.response.start" and self._drain.begun:
+                MutableHeaders(scope=message)["Connection"] = "close"
+            await send(message)
+
+        if working_endpoint(scope) is None:
+            await self.app(scope, receive, send_last)
         elif self._drain.begun:
-            # For a limited time: many clients send their body before they read a response; one that
-            # expects 100 Continue sends it only after that.
-            if "expect" not in Headers(scope=scope):
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(_BODY_SECONDS):
-                        while (await receive()).get("more_body", False):
-                            pass
             error = errors.DrainingError("the service is shutting down", retry_after=_RETRY_AFTER)
-            await error_response(scope, error)(scope, receive, send)
+            await error_response(scope, error)(scope, receive, send_last)
         else:
             with self._drain.track():
-                await self.app(scope, receive, send)
+                await self.app(scope, receive, send_last)
 
 
 class RequireTokenAndLimitRate:

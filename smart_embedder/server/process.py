@@ -97,7 +97,7 @@ def serve(settings: Settings, create_app: CreateApp) -> int:
         app,
         host=settings.host,
         port=settings.port,
-        http=bounded_connection(settings.request_timeout, lambda: drain.begun),
+        http=bounded_connection(settings.request_timeout),
         ws="none",
         timeout_keep_alive=IDLE_TIMEOUT,
         log_config=None,

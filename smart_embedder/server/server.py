@@ -8,6 +8,7 @@ accepted request has its response; then new connections are kept out and the wai
 import asyncio
 import ctypes
 import os
+import select
 import signal
 import socket
 import struct
@@ -16,17 +17,20 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
+from typing import Any
 
 import structlog
 import uvicorn
 
 from smart_embedder.engine.engine import ActiveRequests
-from smart_embedder.server.connection import BoundedConnection, has_event
+from smart_embedder.server.connection import BoundedConnection
 
 log = structlog.get_logger(__name__)
 
 _SHARE_FOR_RESPONSES = 0.9
 _SIGNAL_STATUS = 128
+# uvicorn looks ten times a second.
+_TICKS_PER_SECOND = 10
 # How long connections may last when every request has its response, and how often they are polled.
 _LINGER_SECONDS = 1.0
 _POLL_SECONDS = 0.02
@@ -137,15 +141,19 @@ class DrainingServer(uvicorn.Server):
             most_seconds=self._timeout,
         )
         self.should_exit = True
-        # At once, because `main_loop` looks every tenth of a second, and responses may begin
-        # before.
-        self._close_after_responses()
+
+    async def on_tick(self, counter: int) -> bool:
+        """Let each connection count the seconds for which its client keeps it waiting."""
+        if counter % _TICKS_PER_SECOND == 0:
+            for connection in [*self.server_state.connections]:
+                if isinstance(connection, BoundedConnection):
+                    connection.tick()
+        return await super().on_tick(counter)
 
     async def main_loop(self) -> None:
         """Serve until a signal arrives and every accepted request has its response."""
         await super().main_loop()
         self._drain.begin()
-        self._close_after_responses()
         try:
             async with asyncio.timeout(
                 self._drain.seconds_left(self._timeout * _SHARE_FOR_RESPONSES)
@@ -164,12 +172,6 @@ class DrainingServer(uvicorn.Server):
         seconds = self._timeout - self._drain.seconds_left(self._timeout)
         log.info("stopped", requests_aborted=self._aborted, drained_seconds=round(seconds, 3))
 
-    def _close_after_responses(self) -> None:
-        """Announce with the responses in work that their connections close."""
-        for connection in self.server_state.connections:
-            if isinstance(connection, BoundedConnection):
-                connection.close_after_response()
-
     async def _finish_connections(self) -> None:
         """Keep new connections out, and wait until each client has read its response."""
         listeners = [each.fileno() for server in self.servers for each in server.sockets]
@@ -182,6 +184,18 @@ class DrainingServer(uvicorn.Server):
                 # uvicorn has no event for the end of a connection.
                 while self.server_state.connections or any(map(_has_backlog, listeners)):  # noqa: ASYNC110
                     await asyncio.sleep(_POLL_SECONDS)
+
+
+def has_event(connection: Any, event: str) -> bool:
+    """Whether a socket, or its descriptor, has this event of `select.poll` now; nothing is read.
+
+    False on systems that cannot tell.
+    """
+    if not hasattr(select, event):
+        return False
+    poll = select.poll()
+    poll.register(connection, getattr(select, event))
+    return bool(poll.poll(0))
 
 
 def _refuse_new_connections(listener: int) -> None:

@@ -56,7 +56,7 @@ class Service:
             self._app,
             host=host,
             port=0,
-            http=bounded_connection(90, lambda: self.drain.begun),
+            http=bounded_connection(90),
             interface="asgi3",
             proxy_headers=False,
             lifespan="off",
@@ -79,6 +79,8 @@ class Service:
             else:
                 await asyncio.sleep(self.seconds)
             headers = [(b"content-length", b"2")]
+            if self.drain.begun:  # As `RefuseWhileDraining` does.
+                headers.append((b"connection", b"close"))
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             await send({"type": "http.response.body", "body": b"ok"})
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import re
-import socket
 from collections.abc import Callable
 from typing import Any
 
@@ -10,34 +9,21 @@ import orjson
 import uvicorn
 from uvicorn.server import ServerState
 
-from smart_embedder.server.connection import (
-    BoundedConnection,
-    bounded_connection,
-)
-from smart_embedder.server.server import Drain
-from tests.support.skipped_time import now, turns
+from smart_embedder.server.connection import BoundedConnection, bounded_connection
+from tests.support.skipped_time import turns
 
 RESPONSE_TIMEOUT = 30.0
-
-
-def pair() -> tuple[socket.socket, socket.socket]:
-    """Over TCP: only there a system tells that the other side is gone."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        near = socket.create_connection(listener.getsockname())
-        far, _ = listener.accept()
-        return near, far
 
 
 class Wire(asyncio.Transport):
     """The transport of a client that reads `unread` bytes less than were written."""
 
-    def __init__(self, connection: socket.socket | None = None) -> None:
-        super().__init__({"peername": ("192.0.2.1", 7), "socket": connection})
-        self.written, self.writes = b"", 0
+    def __init__(self) -> None:
+        super().__init__({"peername": ("192.0.2.1", 7)})
+        self.written = b""
         self.unread = 0
         self.ended: str | None = None
         self.sent_eof = False
-        self.is_ending, self.has_ended = asyncio.Event(), asyncio.Event()
         self.reading = True
         self.on_close: Callable[[], None] = lambda: None
 
@@ -45,11 +31,9 @@ class Wire(asyncio.Transport):
         assert not self.sent_eof, "nothing may be written after the end"
         assert self.ended is None, "nothing may be written to what is closed"
         self.written += bytes(data)
-        self.writes += 1
 
     def write_eof(self) -> None:
         self.sent_eof = True
-        self.is_ending.set()
 
     def pause_reading(self) -> None:
         self.reading = False
@@ -72,7 +56,6 @@ class Wire(asyncio.Transport):
     def _end(self, how: str) -> None:
         if self.ended is None:
             self.ended = how
-            self.has_ended.set()
             asyncio.get_running_loop().call_soon(self.on_close)
 
 
@@ -120,24 +103,22 @@ class Client:
 
     def __init__(
         self,
-        connection: socket.socket | None = None,
         *,
         held: bool = False,
         reads: bool = True,
         streams: bool = False,
     ) -> None:
         self.app = App(held=held, reads=reads, streams=streams)
-        self.drain, self.wire = Drain(), Wire(connection)
+        self.wire = Wire()
         config = uvicorn.Config(
             self.app, lifespan="off", log_config=None, access_log=False, timeout_keep_alive=75
         )
         config.load()
         self.state = ServerState()
-        protocol = bounded_connection(RESPONSE_TIMEOUT, lambda: self.drain.begun)
+        protocol = bounded_connection(RESPONSE_TIMEOUT)
         self.protocol: BoundedConnection = protocol(config, self.state, {})
         self.wire.on_close = lambda: self.protocol.connection_lost(None)
         self.protocol.connection_made(self.wire)
-        self.began = now()
 
     async def send(self, data: bytes) -> None:
         self.protocol.data_received(data)
@@ -154,10 +135,12 @@ class Client:
         self.app.go.set()
         await turns(100)
 
-    async def ended(self) -> tuple[str, float]:
-        """How the connection ended, and after how many seconds."""
-        await self.wire.has_ended.wait()
-        return str(self.wire.ended), now() - self.began
+    async def wait(self, seconds: int) -> None:
+        """Let the server look at the connection once a second, until it ends."""
+        for _ in range(seconds):
+            if self.wire.ended is None:
+                self.protocol.tick()
+                await turns()
 
     @property
     def statuses(self) -> list[int]:

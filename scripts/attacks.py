@@ -1,0 +1,47 @@
+"""What does a neighbour see of an attack, and how much memory does it take?
+
+    python -m scripts.attacks --only "64 bodies"
+
+Starts the service with a tiny model and the default limits, and shows of each attack the statuses,
+the longest /health meanwhile and the memory at the peak. The tests run the same attacks.
+"""
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.faults.attacks import LONG, attacks, observe
+from tests.support.checkpoints import save_m3
+from tests.support.server import run_server
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the attacks whose name holds `--only`, and print a row of each."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default="", help="a part of the attacks' names")
+    only = parser.parse_args(arguments).only
+    print(f"{'Attack':30} {'/health ms':>10} {'Peak MiB':>9} {'Allowed':>8}  Statuses")
+    failed = False
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        model = str(save_m3(folder / "m3"))
+        with run_server(folder, EMBEDDING_MODEL=model) as server:
+            with server.client() as client:
+                client.post("/embeddings/", json={"sentences": [LONG]}).raise_for_status()
+            for attack in attacks():
+                if only not in attack.name:
+                    continue
+                seen = observe(server, attack)
+                failed |= not attack.allows(seen)
+                mark = "" if attack.allows(seen) else "  not as expected"
+                print(
+                    f"{attack.name:30} {seen.longest_health * 1000:10.0f} {seen.grown >> 20:9} "
+                    f"{attack.most_memory >> 20:8}  {dict(seen.outcomes)}{mark}",
+                    flush=True,
+                )
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

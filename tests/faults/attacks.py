@@ -1,0 +1,284 @@
+"""Attacks on one server with the default limits, and what a neighbour and the memory see of each.
+
+An outcome is the status of an answer, or 0 where the connection ended without one.
+"""
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.faults.raw import address_of, connect, head, is_closed, read_answers, read_status
+from tests.support.memory import forget_peak, status_bytes
+from tests.support.server import RunningServer
+
+MIB = 1 << 20
+BODY_BYTES = 16 * MIB
+# What a request may cost beside 20 times its body.
+BESIDE = 50 * MIB
+LIVE = b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
+H2C = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: a\r\n"
+WORDS = "search vector weight dense token "
+# 9,000 tokens, of which models read 8,192.
+LONG = WORDS * 1800
+MANY = [f"{number} {WORDS * 90}" for number in range(500)]
+SHORT = [f"{number}" for number in range(1024)]
+SMALL = json.dumps({"sentences": ["search"], "return_colbert": False}).encode()
+# Its answer holds 7 MB of vectors and is 18 MB of JSON.
+LARGE = json.dumps({"sentences": ["search vector " * 50] * 256}).encode()
+Outcomes = Counter[int]
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What came of an attack.
+
+    `grown` are the bytes that the server took for it at its peak, and `longest_health` the seconds
+    that a neighbour waited for /health at most.
+    """
+
+    outcomes: Outcomes
+    grown: int
+    longest_health: float
+
+
+@dataclass(frozen=True)
+class Attack:
+    """An attack, the outcomes that it may have, and how much memory the server may take for it.
+
+    Where `counts` is set the outcomes are exactly these.
+    """
+
+    name: str
+    run: Callable[[RunningServer], Outcomes]
+    statuses: frozenset[int]
+    most_memory: int
+    counts: Outcomes | None = None
+
+    def allows(self, seen: Observation) -> bool:
+        """Whether outcomes and memory are as they should be."""
+        as_counted = self.counts is None or seen.outcomes == self.counts
+        as_told = seen.outcomes.keys() <= self.statuses
+        return as_counted and as_told and seen.grown <= self.most_memory
+
+
+def observe(server: RunningServer, attack: Attack) -> Observation:
+    """Attack the server; fails where /health is not 200 all the while, or at the end."""
+    pid = server.process.pid
+    before = status_bytes(pid, "VmRSS")
+    forget_peak(pid)
+    host, port = address_of(server)
+    watch = [sys.executable, "-S", str(Path(__file__).with_name("health_watch.py"))]
+    with subprocess.Popen(
+        [*watch, host, str(port)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as watcher:
+        assert watcher.stdin is not None
+        assert watcher.stdout is not None
+        assert watcher.stdout.readline() == "watching\n"
+        outcomes = attack.run(server)
+        watcher.stdin.close()
+        longest = float(watcher.stdout.read())
+    return Observation(outcomes, status_bytes(pid, "VmHWM") - before, longest)
+
+
+def slow_headers(server: RunningServer) -> Outcomes:
+    """Connections that never complete their headers are closed."""
+    beginnings = [b"POST /embeddings/ HTTP/1.1\r\nHost: localh"] * 30 + [b"", b"\r\n"] * 10
+    with ExitStack() as stack:
+        raws = [stack.enter_context(connect(server)) for _ in beginnings]
+        for raw, beginning in zip(raws, beginnings, strict=True):
+            raw.sendall(beginning)
+        return Counter(read_status(raw) for raw in raws)
+
+
+def slow_bodies(server: RunningServer) -> Outcomes:
+    """Bodies that stop before their last byte are told so."""
+    body = padded(MIB)
+    with ExitStack() as stack:
+        raws = [stack.enter_context(connect(server)) for _ in range(50)]
+        for raw in raws:
+            raw.sendall(head(len(body)) + body[:-1])
+        return Counter(read_status(raw) for raw in raws)
+
+
+def leave_in_body(server: RunningServer) -> Outcomes:
+    """Clients leave in the middle of their body."""
+    for number in range(50):
+        with connect(server) as raw:
+            raw.sendall(head(len(SMALL)) + SMALL[: number % len(SMALL)])
+    return Counter()
+
+
+def idle_connections(server: RunningServer) -> Outcomes:
+    """Kept connections that ask for nothing any more."""
+    outcomes = Outcomes()
+    with ExitStack() as stack:
+        for _ in range(200):
+            raw = stack.enter_context(connect(server))
+            raw.sendall(LIVE)
+            outcomes[read_status(raw)] += 1
+        with connect(server) as raw:
+            raw.sendall(head(len(SMALL)) + SMALL)
+            outcomes[read_status(raw)] += 1
+    return outcomes
+
+
+def many_large_bodies(server: RunningServer) -> Outcomes:
+    """As many as fit are read, the rest gets 503."""
+    body = padded(BODY_BYTES)
+
+    def send(_: int) -> int:
+        with connect(server) as raw:
+            raw.sendall(head(len(body)) + body)
+            return read_status(raw)
+
+    with ThreadPoolExecutor(64) as threads:
+        return Counter(threads.map(send, range(64)))
+
+
+def unread_answers(server: RunningServer) -> Outcomes:
+    """Large answers that nobody reads; when the readers have left, there is room again."""
+    with ExitStack() as stack, ThreadPoolExecutor(100) as threads:
+        raws = [stack.enter_context(connect(server, receive_buffer=4096)) for _ in range(100)]
+
+        def ask(raw: Any) -> int:
+            raw.sendall(head(len(LARGE)) + LARGE)
+            return int(raw.recv(12).split()[1])
+
+        return Counter(threads.map(ask, raws))
+
+
+def sent_ahead(server: RunningServer) -> Outcomes:
+    """More requests on a connection, without waiting for answers, than anybody sends."""
+    outcomes = Outcomes()
+    with connect(server) as raw:
+        with suppress(ConnectionError):
+            raw.sendall(LIVE * 5000)
+        for status, _ in read_answers(raw):
+            outcomes[status] += 1
+    outcomes[200] = min(outcomes[200], 1)
+    return outcomes
+
+
+def no_http(server: RunningServer) -> Outcomes:
+    """Something else than HTTP, such as TLS."""
+    outcomes = Outcomes()
+    for _ in range(300):
+        with connect(server) as raw:
+            raw.sendall(b"\x16\x03\x01 this is not HTTP\r\n\r\n")
+            outcomes[read_status(raw)] += 1
+    return outcomes
+
+
+def huge_header(server: RunningServer) -> Outcomes:
+    """A header of a megabyte."""
+    with connect(server) as raw:
+        raw.sendall(LIVE[:-2] + b"X-Long: " + b"x" * MIB + b"\r\n\r\n")
+        status = read_status(raw)
+        assert is_closed(raw)
+        return Counter([status])
+
+
+def endless_trailer(server: RunningServer) -> Outcomes:
+    """A trailer, after the body, that does not end."""
+    with connect(server) as raw:
+        chunked = b"POST /rerank HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+        with suppress(ConnectionError):
+            raw.sendall(chunked + b"0\r\nX-Long: " + b"x" * 64 * MIB)
+        return Counter([read_status(raw)])
+
+
+def h2c_upgrade(server: RunningServer) -> Outcomes:
+    """An offer to speak HTTP/2, as Java's client makes it, with a body."""
+    outcomes = Outcomes()
+    for _ in range(50):
+        with connect(server) as raw:
+            request = head(len(SMALL)).replace(b"\r\n", b"\r\n" + H2C, 1) + SMALL
+            raw.sendall(request)
+            outcomes[read_status(raw)] += 1
+    return outcomes
+
+
+def padded(size: int) -> bytes:
+    """A body of this size with an unknown field: it is read whole, and refused."""
+    beginning, end = b'{"sentences":["search"],"padding":"', b'"}'
+    return beginning + b" " * (size - len(beginning) - len(end)) + end
+
+
+def posting(
+    body: Callable[[], bytes], path: str = "/embeddings/", **headers: str
+) -> Callable[[RunningServer], Outcomes]:
+    """One request, whose answer is read."""
+
+    def post(server: RunningServer) -> Outcomes:
+        told = {"Content-Type": "application/json"} | headers
+        with (
+            server.client() as client,
+            client.stream("POST", path, content=body(), headers=told) as answer,
+        ):
+            for _ in answer.iter_raw():
+                pass
+        return Counter([answer.status_code])
+
+    return post
+
+
+def _json(value: dict[str, Any]) -> Callable[[], bytes]:
+    return lambda: json.dumps(value, ensure_ascii=False).encode()
+
+
+_SAFETENSORS = {"Accept": "application/vnd.safetensors"}
+_N = BODY_BYTES - 100
+# Each of these stopped the event loop for 0.3 to 196 seconds when it was parsed first.
+_COUNTLESS: dict[str, Callable[[], bytes]] = {
+    "millions of ints": lambda: b'{"sentences":[' + b"1," * (_N // 2) + b"1]}",
+    "millions of empty texts": lambda: b'{"sentences":[' + b'"",' * (_N // 3) + b'""]}',
+    "millions of empty lists": lambda: b'{"sentences":[' + b"[]," * (_N // 3) + b"[]]}",
+    "deep nesting": lambda: b'{"sentences":' + b"[" * _N,
+    "deep nesting of objects": lambda: b'{"sentences":' + b'{"a":' * (_N // 5),
+    "unknown fields": lambda: b"{" + b",".join(b'"k%07d":1' % i for i in range(_N // 13)) + b"}",
+    "one field again and again": lambda: b"{" + b'"normalize":true,' * (_N // 17) + b'"a":1}',
+    "quotation marks": lambda: b'"' * _N,
+    "a number of many digits": lambda: b'{"sentences":' + b"1" * _N + b"}",
+}
+_COSTLY: dict[str, tuple[str, dict[str, Any], dict[str, str], int]] = {
+    "tokens of ligatures": ("/tokenize", {"inputs": "ﷺ" * 150_000}, {}, 422),
+    "ColBERT as bytes": ("/embeddings/", {"sentences": MANY}, _SAFETENSORS, 422),
+    "ColBERT as JSON": ("/embeddings/", {"sentences": MANY}, {}, 422),
+    "ColBERT in base64": ("/embeddings/", {"sentences": MANY, "encoding": "base64"}, {}, 422),
+    "ColBERT of OpenAI": ("/v1/embeddings", {"input": MANY, "return_colbert": True}, {}, 400),
+    "muvera": ("/embeddings/", {"sentences": SHORT, "muvera": "document"}, {}, 200),
+    "pooled ColBERT": ("/embeddings/", {"sentences": [LONG], "colbert_pool_factor": 2}, {}, 422),
+    "two long texts": ("/rerank", {"query": LONG, "passages": [LONG]}, {}, 200),
+}
+
+
+def attacks() -> Iterator[Attack]:
+    """All of them."""
+
+    def alone(name: str, run: Any, counts: dict[int, int], memory: int = BESIDE) -> Attack:
+        return Attack(name, run, frozenset(counts), memory, Counter(counts))
+
+    yield alone("slow headers", slow_headers, {0: 50})
+    yield alone("slow bodies", slow_bodies, {408: 50}, 150 * MIB)
+    yield alone("clients that leave in a body", leave_in_body, {})
+    yield alone("idle connections", idle_connections, {200: 201})
+    yield Attack("64 bodies of 16 MiB", many_large_bodies, frozenset({422, 503}), 768 * MIB)
+    yield Attack("100 unread answers", unread_answers, frozenset({200, 503}), 768 * MIB)
+    yield alone("requests sent ahead", sent_ahead, {200: 1})
+    yield alone("no HTTP", no_http, {400: 300})
+    yield alone("a huge header", huge_header, {431: 1})
+    yield alone("an endless trailer", endless_trailer, {431: 1})
+    yield alone("upgrade to h2c", h2c_upgrade, {200: 50})
+    for name, body in _COUNTLESS.items():
+        yield alone(name, posting(body), {422: 1}, 3 * BODY_BYTES + BESIDE)
+    for name, (path, value, headers, status) in _COSTLY.items():
+        body = _json(value)
+        memory = 20 * len(body()) + BESIDE
+        yield alone(name, posting(body, path, **headers), {status: 1}, memory)

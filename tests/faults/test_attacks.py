@@ -1,0 +1,34 @@
+"""Attacks on one process: who attacks gets its status, and takes no more memory than is allowed.
+
+`python -m scripts.attacks` shows the same attacks, with the time that a neighbour waits.
+"""
+
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from tests.faults.attacks import LONG, Attack, attacks, observe
+from tests.faults.tally import EMBED
+from tests.support.server import RunningServer
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
+
+@pytest.fixture(scope="module")
+def server(serve) -> Iterator[RunningServer]:
+    """One with the default limits, which has seen a text of full length."""
+    with serve() as running:
+        with running.client() as client:
+            for body in (EMBED[1], {"sentences": [LONG]}):
+                assert client.post("/embeddings/", json=body).status_code == 200
+        yield running
+
+
+@pytest.mark.parametrize("attack", [*attacks()], ids=lambda attack: attack.name)
+def test_attack(server: RunningServer, attack: Attack) -> None:
+    seen = observe(server, attack)
+    assert attack.allows(seen), seen
+    with server.client() as client:
+        assert client.post(EMBED[0], json=EMBED[1]).status_code == 200
+    assert "Traceback" not in server.log
