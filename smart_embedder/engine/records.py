@@ -16,7 +16,6 @@ InputType = Literal["query", "document"]
 FloatArray = npt.NDArray[np.float32]
 TokenIds = npt.NDArray[np.int64]
 
-# RFC 9218's.
 # What an answer may hold, beside so much for each byte of its request's body. The texts themselves
 # and what reading them takes may hold as much again.
 ANSWER_BYTES = 36 << 20
