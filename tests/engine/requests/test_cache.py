@@ -192,7 +192,7 @@ async def test_vectors_of_another_model_of_the_same_name_are_other_entries() -> 
 def test_an_entry_is_a_read_only_copy_with_the_same_bits() -> None:
     batch = np.float32([[0.1, 0.2], [1, 0]])
     weights = SparseVector(np.array([1, 9]), np.float32([0.3, 2]))
-    made = TextEmbedding(batch[0], weights, batch[1:], batch)
+    made = TextEmbedding(batch[0], weights, batch[1:])
     kept = Entry(TokenizedText(np.array([3, 1, 2]), 5, exact=False), made).copied()
     expected = [array.tobytes() for array in made.arrays if array is not None]
     batch[:] = weights.values[:] = 0
