@@ -12,7 +12,7 @@ const LOADERS = {
   text: async () => (await import("./text/view.js")).createTextView(models),
   match: async () => (await import("./match/view.js")).createMatchView(models),
   search: async () => (await import("./search/view.js")).createSearchView(models),
-  service: async () => (await import("./service/view.js")).createServiceView(status),
+  service: async () => new (await import("./service/view.js")).ServiceView(status),
 };
 const loading = {};
 let shown = null;

@@ -8,9 +8,8 @@ const HEIGHT = 138;
 /** Around the plot: the scale stands at its left, the unit above it and the times below it. */
 const MARGIN = { left: 50, right: 8, top: 20, bottom: 20 };
 const BOTTOM = HEIGHT - MARGIN.bottom;
-/** A plot that is narrower has no time in its middle. */
-const WIDE = 190;
-const STEPS = [1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10];
+const ROUND = [1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10];
+const STEPS = { ArrowLeft: -1, ArrowDown: -1, ArrowRight: 1, ArrowUp: 1, Home: -Infinity, End: Infinity };
 
 export class Chart {
   #figure;
@@ -59,7 +58,7 @@ export class Chart {
   /** "14:02:10: 12 requests/s", of a point. */
   #describe(point) {
     const value = point[this.#figure.id];
-    const unit = value === null ? "" : (this.#figure.unit ?? "");
+    const unit = value === null ? "" : this.#figure.unit;
     return `${time(point.at)}: ${this.#format(value)} ${unit}`.trim();
   }
 
@@ -75,21 +74,12 @@ export class Chart {
   }
 
   #press(event) {
+    const step = STEPS[event.key];
     const last = this.#points.length - 1;
-    if (last < 1) return;
-    const place = this.#chosen ? this.#points.indexOf(this.#chosen) : last + 1;
-    const next = {
-      ArrowLeft: place - 1,
-      ArrowDown: place - 1,
-      ArrowRight: place + 1,
-      ArrowUp: place + 1,
-      Home: 0,
-      End: last,
-    }[event.key];
-    if (event.key === "Escape") this.#choose(null);
-    if (next === undefined) return;
+    if (!step || last < 1) return;
     event.preventDefault();
-    this.#choose(this.#points[Math.max(0, Math.min(last, next))]);
+    const place = this.#chosen ? this.#points.indexOf(this.#chosen) : last + 1;
+    this.#choose(this.#points[Math.max(0, Math.min(last, place + step))]);
   }
 
   #x(at) {
@@ -105,22 +95,22 @@ export class Chart {
       return;
     }
     const { id, title } = this.#figure;
+    const last = this.#points.at(-1);
     const known = this.#points.filter((point) => point[id] !== null);
     const highest = Math.max(...known.map((point) => point[id]), 0);
-    const top = 2 * this.#stepFor(highest / 2);
+    const top = 2 * this.#roundUp(highest / 2);
     const y = (value) => BOTTOM - (value / top) * (BOTTOM - MARGIN.top);
-    this.drawing.setAttribute("viewBox", `0 0 ${this.#width} ${HEIGHT}`);
     this.drawing.replaceChildren(
       ...this.#scale(top, y),
       ...this.#times(),
       ...this.#lines(known, y),
       ...this.#mark(y),
     );
-    const last = this.#points.at(-1);
     const shown = this.#chosen ?? last;
     const attributes = {
       role: "slider",
       tabindex: 0,
+      viewBox: `0 0 ${this.#width} ${HEIGHT}`,
       "aria-label": `${title}: now ${this.#format(last[id])}, highest ${this.#format(highest)}`,
       "aria-valuemin": 0,
       "aria-valuemax": this.#points.length - 1,
@@ -131,56 +121,54 @@ export class Chart {
   }
 
   /** The least round number that is not below `value`. */
-  #stepFor(value) {
-    if (this.#figure.isWhole && value <= 1) return 1;
-    if (value <= 0) return 1;
+  #roundUp(value) {
+    if (!value) return 1;
     const power = 10 ** Math.floor(Math.log10(value));
-    const step = power * STEPS.find((each) => each * power >= value);
-    return this.#figure.isWhole ? Math.ceil(step) : step;
+    const round = power * ROUND.find((number) => number * power >= value);
+    return this.#figure.isWhole ? Math.ceil(round) : round;
   }
 
   #scale(top, y) {
     const { format, unit } = this.#figure;
     const right = this.#width - MARGIN.right;
     const marks = [0, top / 2, top].flatMap((value) => [
-      svg("line", { class: "grid", x1: MARGIN.left, x2: right, y1: y(value), y2: y(value) }),
+      svg("line", { x1: MARGIN.left, x2: right, y1: y(value), y2: y(value) }),
       svg("text", { x: MARGIN.left - 6, y: y(value) + 4, "text-anchor": "end" }, value ? format(value) : "0"),
     ]);
-    return unit ? [...marks, svg("text", { x: 0, y: 10 }, unit)] : marks;
+    return [...marks, svg("text", { x: 0, y: 10 }, unit)];
   }
 
   #times() {
     const [first, last] = [this.#points[0].at, this.#points.at(-1).at];
     const marks = [
       [first, "start"],
+      [(first + last) / 2, "middle"],
       [last, "end"],
     ];
-    if (this.#width - MARGIN.left > WIDE) marks.push([(first + last) / 2, "middle"]);
     return marks.map(([at, anchor]) =>
       svg("text", { x: this.#x(at), y: HEIGHT - 4, "text-anchor": anchor }, time(at)),
     );
   }
 
-  /** A line with its area for the points of each run; a run of one point is a dot. */
+  /** A line for the points of each run; a run of one point is a dot. */
   #lines(known, y) {
-    const { id } = this.#figure;
-    return runsOf(known).flatMap((run) => {
-      const [first, last] = [this.#x(run[0].at), this.#x(run.at(-1).at)];
-      if (run.length === 1) return [svg("circle", { class: "dot", cx: first, cy: y(run[0][id]), r: 2 })];
-      const points = run.map((point) => `${this.#x(point.at)},${y(point[id])}`).join(" ");
-      return [
-        svg("polygon", { class: "area", points: `${first},${BOTTOM} ${points} ${last},${BOTTOM}` }),
-        svg("polyline", { class: "line", points }),
-      ];
+    return runsOf(known).map((run) => {
+      if (run.length === 1) return this.#dot(run[0], y, 2);
+      const points = run.map((point) => `${this.#x(point.at)},${y(point[this.#figure.id])}`);
+      return svg("polyline", { points: points.join(" ") });
     });
   }
 
   /** Where the chosen point is. */
   #mark(y) {
     if (!this.#chosen) return [];
-    const [x, value] = [this.#x(this.#chosen.at), this.#chosen[this.#figure.id]];
+    const x = this.#x(this.#chosen.at);
     const line = svg("line", { class: "mark", x1: x, x2: x, y1: MARGIN.top, y2: BOTTOM });
-    return value === null ? [line] : [line, svg("circle", { class: "dot", cx: x, cy: y(value), r: 4 })];
+    return this.#chosen[this.#figure.id] === null ? [line] : [line, this.#dot(this.#chosen, y, 4)];
+  }
+
+  #dot(point, y, r) {
+    return svg("circle", { cx: this.#x(point.at), cy: y(point[this.#figure.id]), r });
   }
 }
 

@@ -12,7 +12,7 @@ const seconds = (value) => milliseconds(value * 1000);
 
 /**
  * `read(interval)` is the figure, null where there is none; `note(interval, health)` says more
- * about now. `unit` stands at the scale where `format` does not write it; `isWhole` is of numbers
+ * about now. `unit` stands at the scale, empty where `format` writes it; `isWhole` is of numbers
  * that have no fractions.
  */
 export const FIGURES = [
@@ -28,6 +28,7 @@ export const FIGURES = [
   {
     id: "latency",
     title: "Latency, 95th percentile",
+    unit: "",
     format: seconds,
     read: (interval) => interval.quantile(DURATIONS, 0.95),
     note: (interval) => {
@@ -57,7 +58,6 @@ export const FIGURES = [
     title: "Tokens per batch",
     unit: "tokens",
     format: count,
-    isWhole: true,
     read: (interval) => {
       const batches = interval.growth(["embedder_batch_tokens_count"]);
       return batches ? interval.growth(["embedder_batch_tokens_sum"]) / batches : null;
@@ -79,6 +79,7 @@ export const FIGURES = [
   {
     id: "memory",
     title: "Process memory",
+    unit: "",
     format: bytes,
     read: ({ now }) => now.sum(["process_resident_memory_bytes"]) || null,
     note: ({ now }) => {

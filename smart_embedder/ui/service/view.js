@@ -12,54 +12,50 @@ import { History, KEPT_MINUTES } from "./history.js";
 
 const SECONDS = 3;
 
-export function createServiceView(status) {
-  const view = new ServiceView(status);
-  let stop = null;
-  return {
-    show() {
-      stop = repeat(SECONDS, () => view.refresh());
-    },
-    hide() {
-      stop?.();
-    },
-  };
-}
-
-class ServiceView {
+export class ServiceView {
   #status;
   #charts = FIGURES.map((figure) => new Chart(figure));
   #history = new History();
   #refused = false;
+  #stop = null;
 
   constructor(status) {
     this.#status = status;
     byId("charts").replaceChildren(...this.#charts.map((chart) => chart.node));
     byId("service-token").onclick = () => {
       this.#refused = false;
-      this.refresh();
+      this.#refresh();
     };
     status.addEventListener("change", () => this.#showState());
   }
 
-  async refresh() {
+  show() {
+    this.#stop = repeat(SECONDS, () => this.#refresh());
+  }
+
+  hide() {
+    this.#stop?.();
+  }
+
+  async #refresh() {
     await this.#status.refresh();
     this.#showState();
     if (this.#refused) return;
     try {
-      this.#show(...(await Promise.all([getStats(), getMetrics()])));
+      this.#draw(...(await Promise.all([getStats(), getMetrics()])));
     } catch (error) {
       this.#fail(error);
     }
   }
 
-  #show(stats, metrics) {
+  #draw(stats, metrics) {
     this.#history.add(metrics, stats, Date.now());
     for (const chart of this.#charts) chart.show(this.#history, this.#status.health);
     const { points } = this.#history;
     if (points.length > 1)
       byId("charts-since").textContent =
-        `Since ${time(points[0].at)}: one point every ${SECONDS} seconds while this view is open, ` +
-        `for at most ${KEPT_MINUTES} minutes.`;
+        `Since ${time(points[0].at)}, every ${SECONDS} seconds while this view is open; ` +
+        `at most ${KEPT_MINUTES} minutes.`;
     byId("service-message").hidden = true;
     byId("service-token").hidden = true;
     byId("totals").textContent =
