@@ -188,12 +188,15 @@ async def test_a_line_tells_all_numbers_and_no_text(tmp_path: Path) -> None:
     assert embed["ms"] >= embed["inference_ms"] > 0
     assert (rerank["client"], rerank["passages"]) == ("alice", 3)
     assert (invalid["status"], invalid["code"]) == (422, "invalid_request")
-    assert (refused["status"], refused["client"], refused["bytes_in"]) == (401, None, 0)
+    assert (refused["status"], refused["bytes_in"]) == (401, 0)
+    assert "client" not in refused
     # Who guesses tokens, too.
     assert {event["client_address"] for event in requests} == {"127.0.0.1"}
-    assert (unknown["status"], unknown["route"]) == (404, None)
+    assert unknown["status"] == 404
+    assert "route" not in unknown
     assert unknown["path"] == r"/nowhere\n\x1b[2J/" + "x" * 186
     assert (wrong_method["method"], wrong_method["status"]) == ("GET", 405)
     assert wrong_method["code"] == "method_not_allowed"
-    assert (too_large["status"], too_large["route"]) == (413, None)
+    assert too_large["status"] == 413
+    assert "route" not in too_large
     assert [event["path"] for event in requests[:4]] == ["/embeddings/", "/rerank"] * 2

@@ -15,7 +15,8 @@ from tests.faults.raw import address_of, head
 from tests.faults.tally import EMBED, GOOD, Tally
 from tests.support.server import RunningServer
 
-WAITING, CLIENTS = 50, 64
+# One client gets three quarters of 67 places.
+WAITING, PLACES, CLIENTS = 50, 67, 64
 SMALL, LARGE = (
     json.dumps(GOOD | {"sentences": ["search" + " " * spaces]}).encode() for spaces in (0, 300_000)
 )
@@ -65,7 +66,7 @@ async def test_what_was_accepted_is_answered_and_in_each_dialect_all_others_may_
 ) -> None:
     """Sent 65: answered 51, refused 14 (6 queue_full, 8 draining), lost 0; exit status 0."""
     rejected = "embedding_requests_rejected_total"
-    with faulty_server(FAULTS="1:hold", MAX_QUEUE_SIZE=str(WAITING)) as server:
+    with faulty_server(FAULTS="1:hold", MAX_QUEUE_SIZE=str(PLACES)) as server:
         accepted = Tally()
         async with server.async_client() as client:
             requests = await accept(server, client, accepted)

@@ -131,12 +131,16 @@ class DevicePool:
     def seconds_to_place(self, purpose: Purpose) -> int:
         """Seconds until a request of this purpose leaves its place, about; at least 1.
 
-        They are those of the forward that runs, and of the tokens that are taken before.
+        They are those of the forward that runs, and of the tokens that are taken before. One that
+        embeds leaves its place when its last forward begins, one that reranks when that has ended.
         """
         executors = [executor for executor in self._executors if not executor.failed]
         seconds = min((executor.seconds_left for executor in executors), default=0.0)
         if rate := sum(executor.tokens_per_second for executor in executors):
-            seconds += self._queue.tokens_before_place(purpose) / rate
+            placed = [model for executor in executors for model in executor.models.values()]
+            largest = max((model.budget.limits.max_tokens for model in placed), default=0)
+            last = largest if purpose is Purpose.EMBEDDING else 0
+            seconds += self._queue.tokens_before_place(purpose, last) / rate
         return max(1, math.ceil(seconds))
 
     async def close(self, seconds: float) -> None:

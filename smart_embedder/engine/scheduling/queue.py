@@ -72,13 +72,14 @@ class JobQueue:
         """The jobs that wait, in order of arrival."""
         return list(self._jobs)
 
-    def tokens_before_place(self, purpose: Purpose) -> int:
-        """About how many tokens are taken before the first job of this purpose leaves.
+    def tokens_before_place(self, purpose: Purpose, last: int = 0) -> int:
+        """About how many tokens are taken until the first job of this purpose has `last` tokens.
 
         It is the job with the fewest; meanwhile each other job is served as much.
         """
         waiting = [job.waiting_tokens for job in self._jobs if job.purpose is purpose]
-        return min(min(waiting) * len(self._jobs), self.waiting_tokens) if waiting else 0
+        own = max(0, min(waiting, default=0) - last)
+        return min(own * len(self._jobs), self.waiting_tokens)
 
     def consumer(self, serves: Callable[[Model], bool]) -> "QueueConsumer":
         """A view for a device that serves these models."""
