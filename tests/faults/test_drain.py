@@ -15,7 +15,7 @@ from tests.faults.raw import address_of, head
 from tests.faults.tally import EMBED, GOOD, Tally
 from tests.support.server import RunningServer
 
-# One client gets three quarters of 67 places.
+# Three quarters of the places, the most that one client may hold.
 WAITING, PLACES, CLIENTS = 50, 67, 64
 SMALL, LARGE = (
     json.dumps(GOOD | {"sentences": ["search" + " " * spaces]}).encode() for spaces in (0, 300_000)
