@@ -82,13 +82,12 @@ async def read_body(
             raise
         # Lists of token ids are the usual reason.
         raise InvalidRequestError(f"{error}; {TEXTS_ADVICE}", error.problems) from None
-    body = b"".join(chunks)
-    if len(body) < _LARGE_BODY:
-        return _validate_one(parse_json(body, first.schema), context)
+    if sum(map(len, chunks)) < _LARGE_BODY:
+        return _validate_one(parse_json(b"".join(chunks), first.schema), context)
     async with lock:
-        # Everything else runs once before the next large body.
+        # Everything else runs once before the next large body is joined and parsed.
         await asyncio.sleep(0)
-        return _validate_one(parse_json(body, first.schema), context)
+        return _validate_one(parse_json(b"".join(chunks), first.schema), context)
 
 
 def _validate_one(value: Any, context: RequestContext) -> tuple[Operation, RequestModel]:
