@@ -209,7 +209,9 @@ async def test_what_is_no_json_is_refused_with_its_size_and_an_example() -> None
     assert (await refusal(b"")).startswith("the body is empty: send {")
     large = b'["' + b"\\n" * 200_000
     told = await refusal(large)
-    assert f"the body of {len(large)} bytes is no JSON (EOF while parsing a string at line 1" in told
+    assert (
+        f"the body of {len(large)} bytes is no JSON (EOF while parsing a string at line 1" in told
+    )
 
 
 async def test_too_many_values_are_refused_before_the_body_is_whole_and_other_apis_are_advised():

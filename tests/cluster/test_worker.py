@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from deploy.ray import worker
 from deploy.ray.blocks import InputError
 from deploy.ray.worker import BlockEmbedder, Job
 from smart_embedder.engine.records import Outputs
@@ -16,6 +17,8 @@ def start_worker(tiny_m3: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     """Start one on a processor whose fastest instructions are the `kernels` of this one."""
 
     workers = []
+    # Loggers that are used meanwhile would keep what it configures, for all tests of this process.
+    monkeypatch.setattr(worker, "configure_logs", lambda *_: None)
 
     def start(kernels: native.InstructionSet, dtype: str) -> None:
         monkeypatch.setattr(native, "runnable_here", lambda: [kernels])
@@ -27,8 +30,8 @@ def start_worker(tiny_m3: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         workers.append(BlockEmbedder(Job(settings, "text", None, outputs, str(tmp_path))))
 
     yield start
-    for worker in workers:
-        worker.close()
+    for started in workers:
+        started.close()
     native.load_library.cache_clear()
 
 

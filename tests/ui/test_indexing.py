@@ -11,7 +11,8 @@ from tests.ui.conftest import open_page, wait_for_view
 
 pytestmark = pytest.mark.long
 
-PLACES = 4
+# One client gets three quarters of four.
+PLACES = 3
 MUCH_PATIENCE = 400_000
 
 
@@ -88,7 +89,7 @@ def test_old_results_stay_until_a_new_index_is_complete_or_stopped(
             index(page, lines(60))
             expect(state).to_contain_text("trying again")
             expect(note).to_be_visible()
-            expect(hits.first).to_contain_text("Codes that begin with E are faults")
+            expect(hits.first).to_contain_text("Error E42: the circulation pump")
             page.click("#stop-button")
             # Nothing of the new text is indexed.
             expect(state).to_contain_text("26 passages in this tab's memory")

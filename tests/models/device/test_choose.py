@@ -284,8 +284,10 @@ def test_what_a_run_takes_at_most_is_seen_after_it_has_given_it_back() -> None:
     def run() -> None:
         np.ones(size, np.uint8)
 
-    # The system counts pages of each thread for itself at first.
-    assert 0.9 * size < device.peak_growth(run) < 1.3 * size
+    # The system counts pages of each thread for itself at first, and what another thread gives back
+    # meanwhile hides as much.
+    grown = max(device.peak_growth(run) for _ in range(5))
+    assert 0.9 * size < grown < 1.3 * size
     assert device.peak_growth(lambda: None) < 0.3 * size
 
 
