@@ -1,24 +1,36 @@
 @echo off
-rem Starts Smart Embedder in a virtual environment of its own (local) or in a container (docker).
-rem Only finds a Python and hands over to launcher\, which start_server.sh shares.
+rem Starts Smart Embedder in a container (docker), or in a virtual environment of its own (local), for
+rem which it only finds a Python and hands over to launcher\.
 rem Programs are called: one that is itself a batch file, as pyenv's python is, would not come back.
 setlocal EnableExtensions DisableDelayedExpansion
-cd /d "%~dp0"
+rem A folder of another machine gets a letter until the end.
+pushd "%~dp0"
 call :main %*
 set "STATUS=%ERRORLEVEL%"
+popd
 if %STATUS% equ 0 exit /b 0
 rem A window that Explorer has opened for this file would close, and nobody could read the message.
 if not defined CMDCMDLINE exit /b %STATUS%
 set "CALLED=%CMDCMDLINE:"=%"
 call set "REST=%%CALLED:%~f0=%%"
-if not "%REST%"=="%CALLED%" pause
+if "%REST%"=="%CALLED%" exit /b %STATUS%
+rem It fails where the input is no console, and then nobody could press a key.
+call timeout /t 0 >nul 2>&1
+if %ERRORLEVEL% equ 0 pause
 exit /b %STATUS%
 
 :main
+set "FLAVOUR="
+call :read_flavour %*
+if defined FLAVOUR goto start_container
+rem Packages of another environment, which the server would import before its own.
+set "PYTHONPATH="
+set "PYTHONHOME="
+set "PYTHONSAFEPATH="
 set "FOUND="
 if defined PYTHON goto named_python
 for %%V in ("py -3.13" "py -3.12" "py -3.11" python3 python .venv\Scripts\python.exe) do call :try_python %%~V
-if not defined FOUND goto no_python
+if not defined FOUND goto python_missing
 
 :hand_over
 %FOUND% -m launcher %*
@@ -36,58 +48,60 @@ call %* -c "import sys; sys.exit(sys.version_info < (3, 11))" >nul 2>&1
 if %ERRORLEVEL% equ 0 set FOUND=%*
 exit /b 0
 
-rem What launcher\ does for docker, where there is no Python.
-:no_python
+rem FLAVOUR becomes cpu, gpu or auto where the arguments ask for a container.
+:read_flavour
 if /i "%~1"=="docker" shift
-set "FLAVOUR="
 if "%~1"=="" set "FLAVOUR=auto"
 for %%W in (cpu gpu auto) do if /i "%~1"=="%%W" set "FLAVOUR=%%W"
 if not "%~2"=="" set "FLAVOUR="
-if not defined FLAVOUR goto python_missing
+exit /b 0
+
+:start_container
 call docker --version >nul 2>&1
-if %ERRORLEVEL% neq 0 goto both_missing
+if %ERRORLEVEL% neq 0 goto docker_missing
 call docker compose version >nul 2>&1
 if %ERRORLEVEL% neq 0 goto compose_missing
 call docker info >nul 2>&1
 if %ERRORLEVEL% neq 0 goto daemon_missing
-if not "%FLAVOUR%"=="auto" goto start_container
+rem What compose passes to the service, from the environment or .env: VALUE_DEVICE and so on.
+set "NAMES=DEVICE DENSE_EMBEDDING_MODEL RERANKER_MODEL QWEN_RERANK_BATCH_SIZE QWEN_RERANK_MAX_LENGTH"
+for %%N in (%NAMES%) do set "VALUE_%%N="
+for /f "tokens=1,2" %%A in ('docker compose -f docker-compose.gpu.yml config') do (
+  for %%N in (%NAMES%) do if "%%A"=="%%N:" if not "%%~B"=="null" set "VALUE_%%N=%%~B"
+)
+set "KIND=%VALUE_DEVICE:~0,4%"
+if not "%FLAVOUR%"=="gpu" goto is_it_auto
+if /i not "%KIND%"=="cuda" call :choose DEVICE cuda
+goto ask_models
+:is_it_auto
+if not "%FLAVOUR%"=="auto" goto ask_models
 set "FLAVOUR=cpu"
+if /i "%KIND%"=="cuda" set "FLAVOUR=gpu"
+if /i not "%VALUE_DEVICE%"=="auto" goto ask_models
 call nvidia-smi >nul 2>&1
 if %ERRORLEVEL% equ 0 set "FLAVOUR=gpu"
-:start_container
+:ask_models
 rem It fails where the input is no console, and then nothing is asked.
 call timeout /t 0 >nul 2>&1
 if %ERRORLEVEL% neq 0 goto asked
 call :ask_model DENSE_EMBEDDING_MODEL "Dense model" dense.txt "" Qwen/Qwen3-Embedding-0.6B
 call :ask_model RERANKER_MODEL Reranker reranker.txt BAAI/bge-reranker-v2-m3 Qwen/Qwen3-Reranker-0.6B
 :asked
-call :tune_reranker
-call :value_of MEMORY_LIMIT
-if not defined VALUE set "VALUE=16g"
-set "MEMORY=%VALUE%"
-call :value_of PIDS_LIMIT
-if not defined VALUE set "VALUE=2048"
-echo Limits of the container: MEMORY_LIMIT=%MEMORY%, PIDS_LIMIT=%VALUE%.
+if defined VALUE_RERANKER_MODEL call :tune_reranker
 call docker compose -f docker-compose.%FLAVOUR%.yml up --build -d
 if %ERRORLEVEL% neq 0 goto docker_failed
-echo Smart Embedder is starting. Logs: docker compose -f "%CD%\docker-compose.%FLAVOUR%.yml" logs -f
+echo Smart Embedder is starting. Logs: docker compose -f "%~dp0docker-compose.%FLAVOUR%.yml" logs -f
 exit /b 0
 
-rem VALUE becomes what the environment or .env sets a variable to.
-:value_of
-set "VALUE="
-call set "VALUE=%%%~1%%"
-if defined VALUE exit /b 0
-if not exist .env exit /b 0
-for /f "usebackq eol=# tokens=1* delims==" %%A in (".env") do (
-  for %%N in ("%~1" "%~1 " "export %~1" "export %~1 ") do if /i "%%A"==%%N set "VALUE=%%B"
-)
+rem Sets a variable for compose, and prints it.
+:choose
+set "%~1=%~2"
+echo Set for this start: %~1=%~2.
 exit /b 0
 
-rem Asks for a model that is not set, in the words of launcher\console.py; for no answer it is BGE.
+rem Asks for a model that is not set, as launcher\console.py does; for no answer it is BGE.
 :ask_model
-call :value_of %~1
-if defined VALUE exit /b 0
+if defined VALUE_%~1 exit /b 0
 type launcher\%~3
 :ask_again
 set "ANSWER="
@@ -102,13 +116,12 @@ if not "%~4"=="" set "%~1=%~4"
 exit /b 0
 :answered_qwen
 set "%~1=%~5"
+set "VALUE_%~1=%~5"
 exit /b 0
 
 rem Sets what launcher\gpu.py sets for a Qwen reranker, by the memory of the smallest GPU in MiB.
 :tune_reranker
-call :value_of RERANKER_MODEL
-if not defined VALUE exit /b 0
-if /i "%VALUE:qwen=%"=="%VALUE%" exit /b 0
+if /i "%VALUE_RERANKER_MODEL:qwen=%"=="%VALUE_RERANKER_MODEL%" exit /b 0
 set "BATCH=1"
 set "LENGTH=2048"
 if "%FLAVOUR%"=="cpu" goto set_limits
@@ -121,10 +134,8 @@ if %SMALLEST% leq 8192 set "BATCH=8"
 if %SMALLEST% leq 6144 set "BATCH=4"
 if %SMALLEST% leq 6144 set "LENGTH=4096"
 :set_limits
-set "CHOSEN="
-call :set_limit QWEN_RERANK_BATCH_SIZE %BATCH%
-call :set_limit QWEN_RERANK_MAX_LENGTH %LENGTH%
-if defined CHOSEN echo Set for this start: %CHOSEN:~2%.
+if not defined VALUE_QWEN_RERANK_BATCH_SIZE call :choose QWEN_RERANK_BATCH_SIZE %BATCH%
+if not defined VALUE_QWEN_RERANK_MAX_LENGTH call :choose QWEN_RERANK_MAX_LENGTH %LENGTH%
 exit /b 0
 
 :compare
@@ -133,19 +144,12 @@ if not defined SMALLEST set "SMALLEST=%~1"
 if %~1 lss %SMALLEST% set "SMALLEST=%~1"
 exit /b 0
 
-:set_limit
-call :value_of %~1
-if defined VALUE exit /b 0
-set "%~1=%~2"
-set "CHOSEN=%CHOSEN%, %~1=%~2"
-exit /b 0
-
 :python_missing
 >&2 echo start_server: Python 3.11 or newer was not found: install it, or set PYTHON to its path.
 exit /b 1
 
-:both_missing
->&2 echo start_server: neither Python 3.11 or newer nor docker was found: install one of them.
+:docker_missing
+>&2 echo start_server: docker was not found: install Docker, or use 'start_server.bat local'.
 exit /b 1
 
 :compose_missing

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Starts Smart Embedder in a virtual environment of its own (local) or in a container (docker).
-# Only finds a Python and hands over to launcher/, which start_server.bat shares.
+# Starts Smart Embedder in a container (docker), or in a virtual environment of its own (local), for
+# which it only finds a Python and hands over to launcher/.
 # Written for bash 3.2 and later, so that it also runs on macOS as it comes.
 set -euo pipefail
 shopt -s nocasematch
@@ -14,33 +14,35 @@ python_works() {
   "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1
 }
 
-find_python() {
+start_local() {
   local candidate
+  # Packages of another environment, which the server would import before its own.
+  unset PYTHONPATH PYTHONHOME PYTHONSAFEPATH
   if [[ -n ${PYTHON:-} ]]; then
     python_works "$PYTHON" || fail "PYTHON=$PYTHON is not a working Python 3.11 or newer."
-    printf '%s\n' "$PYTHON"
-    return
+    exec "$PYTHON" -m launcher "$@"
   fi
   for candidate in python3.13 python3.12 python3.11 python3 python .venv/bin/python; do
-    if python_works "$candidate"; then
-      printf '%s\n' "$candidate"
-      return
-    fi
+    if python_works "$candidate"; then exec "$candidate" -m launcher "$@"; fi
   done
+  fail "Python 3.11 or newer was not found: install it, or name one with PYTHON=/path/to/python."
 }
 
-# The value of a variable, as the environment or .env sets it.
+# A value that compose passes to the service, from the environment or .env; nothing if it is not set.
 value_of() {
-  local line value=${!1:-} assignment="^[[:space:]]*(export[[:space:]]+)?$1[[:space:]]*=[[:space:]]*(.*)\$"
-  if [[ -z $value && -f .env ]]; then
-    while IFS= read -r line || [[ -n $line ]]; do
-      if [[ $line =~ $assignment ]]; then value=${BASH_REMATCH[2]%%#*}; fi
-    done < .env
+  local pattern="[[:space:]]$1: \"?([^\"[:space:]]+)"
+  if [[ $config =~ $pattern && ${BASH_REMATCH[1]} != null ]]; then
+    printf '%s' "${BASH_REMATCH[1]}"
   fi
-  printf '%s' "${value//[[:space:]]/}"
 }
 
-# Asks for a model that is not set, in the words of launcher/console.py; for no answer it is BGE.
+# Sets a variable for compose, and prints it.
+choose() {
+  export "$1=$2"
+  echo "Set for this start: $1=$2."
+}
+
+# Asks for a model that is not set, as launcher/console.py does; for no answer it is BGE.
 ask_model() {
   local variable=$1 subject=$2 text=$3 bge=$4 qwen=$5 answer
   [[ -z $(value_of "$variable") ]] || return 0
@@ -58,9 +60,8 @@ ask_model() {
 
 # Sets what launcher/gpu.py sets for a Qwen reranker, by the memory of the smallest GPU in MiB.
 tune_reranker() {
-  local memory smallest='' batch=16 length=8192 chosen=''
-  [[ $(value_of RERANKER_MODEL) == *qwen* ]] || return 0
-  if [[ $1 == cpu ]]; then
+  local memory smallest='' batch=16 length=8192
+  if [[ $1 == *cpu* ]]; then
     batch=1 length=2048
   else
     while read -r memory; do
@@ -70,48 +71,75 @@ tune_reranker() {
     [[ -n $smallest ]] || return 0
     if ((smallest <= 6144)); then batch=4 length=4096; elif ((smallest <= 8192)); then batch=8; fi
   fi
-  if [[ -z $(value_of QWEN_RERANK_BATCH_SIZE) ]]; then
-    export QWEN_RERANK_BATCH_SIZE=$batch
-    chosen="QWEN_RERANK_BATCH_SIZE=$batch"
-  fi
-  if [[ -z $(value_of QWEN_RERANK_MAX_LENGTH) ]]; then
-    export QWEN_RERANK_MAX_LENGTH=$length
-    chosen="${chosen:+$chosen, }QWEN_RERANK_MAX_LENGTH=$length"
-  fi
-  [[ -z $chosen ]] || echo "Set for this start: $chosen."
+  [[ -n $(value_of QWEN_RERANK_BATCH_SIZE) ]] || choose QWEN_RERANK_BATCH_SIZE "$batch"
+  [[ -n $(value_of QWEN_RERANK_MAX_LENGTH) ]] || choose QWEN_RERANK_MAX_LENGTH "$length"
 }
 
-# What launcher/docker.py does, where there is no Python.
-start_container() {
-  local file=docker-compose.cpu.yml flavour memory threads
-  [[ $* =~ ^(docker)?\ ?(cpu|gpu|auto)?$ ]] ||
-    fail "Python 3.11 or newer was not found: install it, or name one with PYTHON=/path/to/python."
+# Ends with one sentence where Docker cannot be used; sets `daemon` to what it tells of itself.
+require_docker() {
+  local version number='^v?([0-9]+)\.([0-9]+)\.([0-9]+)'
   command -v docker >/dev/null ||
-    fail "neither Python 3.11 or newer nor docker was found: install one of them."
-  docker compose version >/dev/null 2>&1 ||
+    fail "docker was not found: install Docker, or use 'start_server.sh local'."
+  version=$(docker compose version --short 2>/dev/null) ||
     fail "'docker compose' was not found: install Docker's compose plugin, 2.24.4 or newer."
-  docker info >/dev/null 2>&1 ||
+  if [[ $version =~ $number ]] &&
+    ((BASH_REMATCH[1] * 1000000 + BASH_REMATCH[2] * 1000 + BASH_REMATCH[3] < 2024004)); then
+    fail "docker compose ${version#v} is too old: install 2.24.4 or newer."
+  fi
+  daemon=$(docker info --format '{{json .}}' 2>/dev/null) ||
     fail "the Docker daemon does not answer, or you may not use it: 'docker info' says why."
-  if [[ $* == *gpu ]] || { [[ $* != *cpu ]] && nvidia-smi >/dev/null 2>&1; }; then
+}
+
+# Ends with one sentence for what can be told before minutes are spent on building.
+require_container() {
+  local file=$1 port
+  port=$(value_of published)
+  if [[ $daemon == *"\"Name\":\"$HOSTNAME\""* ]]; then # Not a daemon of another machine.
+    if [[ $file == *gpu* && $daemon != *nvidia* ]] &&
+      ! command -v nvidia-container-runtime-hook nvidia-ctk >/dev/null; then
+      fail "docker gpu needs the NVIDIA Container Toolkit, and Docker does not have it: install" \
+        "nvidia-container-toolkit and restart Docker, or use 'start_server.sh docker cpu'."
+    fi
+  elif [[ $daemon != *'"Name":"docker-desktop"'* ]]; then
+    return 0
+  fi
+  # Compose replaces a container of ours that has the port.
+  if [[ $(docker compose -f "$file" port embedder 8000 2>/dev/null) != *":$port" ]] &&
+    (: <"/dev/tcp/127.0.0.1/$port") 2>/dev/null; then
+    fail "port $port of 127.0.0.1 is taken: end what listens there, or set another PORT."
+  fi
+}
+
+start_container() {
+  local flavour=$1 daemon config file device address
+  require_docker
+  # The file for GPUs is the one that passes DEVICE on.
+  config=$(docker compose -f docker-compose.gpu.yml config) ||
+    fail "docker compose cannot read its files or .env; its message above says why."
+  config=${config#*environment:}
+  device=$(value_of DEVICE)
+  file=docker-compose.cpu.yml
+  if [[ $flavour == gpu || $flavour == auto && $device == cuda* ]] ||
+    { [[ $flavour == auto && $device == auto ]] && nvidia-smi >/dev/null 2>&1; }; then
     file=docker-compose.gpu.yml
   fi
+  require_container "$file"
   if [[ -t 0 && -t 1 ]]; then
     ask_model DENSE_EMBEDDING_MODEL "Dense model" dense.txt "" Qwen/Qwen3-Embedding-0.6B
     ask_model RERANKER_MODEL Reranker reranker.txt BAAI/bge-reranker-v2-m3 Qwen/Qwen3-Reranker-0.6B
   fi
-  flavour=${file#docker-compose.}
-  tune_reranker "${flavour%.yml}"
-  memory=$(value_of MEMORY_LIMIT) threads=$(value_of PIDS_LIMIT)
-  echo "Limits of the container: MEMORY_LIMIT=${memory:-16g}, PIDS_LIMIT=${threads:-2048}."
+  [[ $flavour != gpu || $device == cuda* ]] || choose DEVICE cuda
+  [[ ${RERANKER_MODEL:-$(value_of RERANKER_MODEL)} != *qwen* ]] || tune_reranker "$file"
   docker compose -f "$file" up --build -d ||
     fail "docker compose could not start the service; its message above says why."
-  echo "Smart Embedder is starting. Logs: docker compose -f \"$PWD/$file\" logs -f"
+  address=$(docker compose -f "$file" port embedder 8000) || address=127.0.0.1:$(value_of published)
+  echo "Smart Embedder is starting; it is ready when http://$address/health says \"healthy\"."
+  echo "Logs: docker compose -f \"$PWD/$file\" logs -f"
 }
 
 CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")"
-python=$(find_python)
-if [[ -z $python ]]; then
-  start_container "$@"
+if [[ $* =~ ^(docker )?(cpu|gpu|auto)$ || $* =~ ^(docker)?$ ]]; then
+  start_container "${BASH_REMATCH[2]:-auto}"
 else
-  exec "$python" -m launcher "$@"
+  start_local "$@"
 fi

@@ -1,5 +1,7 @@
-"""What start_server.sh and start_server.bat share: from their arguments to a running server.
+"""`start_server local`: from the arguments to a running server on this machine.
 
-It runs before anything is installed, so it knows only the standard library, and of `smart_embedder`
-only what does the same.
+`python -m launcher` needs only the standard library. It makes `.venv` with the two packages of
+requirements/launcher.lock and goes on there as `python -m launcher.local`, which reads .env as the
+app does, installs what is missing and becomes the server. Containers are started by start_server.sh
+and start_server.bat alone.
 """

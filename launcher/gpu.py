@@ -1,31 +1,23 @@
-"""This machine's NVIDIA GPUs: whether they can be used, and what follows from them.
+"""The device: which one the argument and DEVICE ask for, and what follows for the settings.
 
-Whether torch can use them is asked of the driver's own library: nvidia-smi may be missing from
-PATH, and it does not know CUDA's compatibility libraries, with which an older driver is new enough.
+NVIDIA's driver library tells whether torch can use a GPU: nvidia-smi may be missing from PATH, and
+does not know CUDA's compatibility libraries, with which an older driver is new enough.
 """
 
 import ctypes
+import os
 import subprocess
 from collections.abc import Mapping
-from dataclasses import dataclass
 
-from launcher.choices import Request
 from launcher.console import WINDOWS, say
 
 LIBRARY = "nvcuda.dll" if WINDOWS else "libcuda.so.1"
 CUDA_VERSION = 13_000  # As the driver counts: the version that the pinned torch is built for.
 OLDEST_DRIVER = 580
-MIB_PER_GB = 1024
-# The kinds of device that the arguments allow; the first is what DEVICE is set to otherwise.
-DEVICES = {
-    ("cpu", "local"): ("cpu",),
-    ("cpu", "docker"): ("cpu",),
-    ("gpu", "local"): ("cuda", "mps"),
-    ("gpu", "docker"): ("cuda",),
-}
+# The most pairs in one forward of a Qwen reranker, and the tokens of a pair, on a CPU.
+CPU_LIMITS = (1, 2048)
 # PyTorch reads it from the environment alone.
 ALLOCATOR, ALLOCATOR_OPTIONS = "PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"
-QUERY = ("nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits")
 
 
 def gpu_problem() -> str | None:
@@ -39,8 +31,9 @@ def gpu_problem() -> str | None:
     version = _ask_driver(driver, "cuDriverGetVersion")
     if 0 < version < CUDA_VERSION:
         return (
-            f"the NVIDIA driver is too old: it knows CUDA up to {_dotted(version)}, and local gpu "
-            f"needs {_dotted(CUDA_VERSION)}: install driver {OLDEST_DRIVER} or newer"
+            "the NVIDIA driver is too old: it knows CUDA up to "
+            f"{version // 1000}.{version % 1000 // 10}, and local gpu needs "
+            f"{CUDA_VERSION // 1000}.0: install driver {OLDEST_DRIVER} or newer"
         )
     if driver.cuInit(0) or not _ask_driver(driver, "cuDeviceGetCount"):
         return (
@@ -56,85 +49,28 @@ def _ask_driver(driver: ctypes.CDLL, question: str) -> int:
     return 0 if driver[question](ctypes.byref(answer)) else answer.value
 
 
-def _dotted(version: int) -> str:
-    return f"{version // 1000}.{version % 1000 // 10}"
-
-
-@dataclass(frozen=True, slots=True)
-class RerankLimits:
-    """The most pairs in one forward of the Qwen reranker, and the tokens of one pair."""
-
-    batch_size: int
-    max_length: int
-
-
-CPU_LIMITS = RerankLimits(1, 2048)
-
-
-def gpu_limits(memory_mib: int) -> RerankLimits:
-    """Return what a GPU with this much memory can bear."""
-    if memory_mib <= 6 * MIB_PER_GB:
-        return RerankLimits(4, 4096)
-    if memory_mib <= 8 * MIB_PER_GB:
-        return RerankLimits(8, 8192)
-    return RerankLimits(16, 8192)
-
-
-def smallest_memory(report: str) -> int | None:
-    """Return the fewest MiB in nvidia-smi's report; None where it names none, as with [N/A]."""
-    return min(
-        (int(line) for line in report.splitlines() if line.strip().isdecimal()), default=None
-    )
-
-
-def tune_reranker(settings: Mapping[str, str], flavour: str) -> dict[str, str]:
-    """Return the limits of a Qwen reranker that are not set and that this machine calls for.
-
-    Where a GPU does not tell its memory, the app's own defaults stay.
-    """
-    if "qwen" not in settings.get("RERANKER_MODEL", "").lower():
-        return {}
-    memory = None if flavour == "cpu" else smallest_memory(_output(QUERY) or "")
-    if flavour != "cpu" and memory is None:
-        return {}
-    limits = CPU_LIMITS if memory is None else gpu_limits(memory)
-    tuned = {
-        "QWEN_RERANK_BATCH_SIZE": str(limits.batch_size),
-        "QWEN_RERANK_MAX_LENGTH": str(limits.max_length),
-    }
-    return {name: value for name, value in tuned.items() if name not in settings}
-
-
-def choose_flavour(request: Request, settings: Mapping[str, str]) -> str:
-    """Resolve `auto`: what DEVICE asks for, or gpu if nvidia-smi works, else cpu.
-
-    A GPU that torch could not use on this machine is told, and passed over.
-    """
-    if request.flavour != "auto":
-        return request.flavour
+def choose_flavour(argument: str, settings: Mapping[str, str]) -> str:
+    """Return cpu or gpu; for auto what DEVICE asks for, else gpu if nvidia-smi works."""
+    if argument != "auto":
+        return argument
     if kind := device_kind(settings):
         return "gpu" if kind == "cuda" else "cpu"
-    if _output(("nvidia-smi",)) is None:
+    if not nvidia_smi():
         return "cpu"
-    if request.mode == "local" and (problem := gpu_problem()):
+    if problem := gpu_problem():
         say(f"The GPU is not used: {problem}.")
         return "cpu"
     return "gpu"
 
 
-def device_variables(settings: Mapping[str, str], request: Request, flavour: str) -> dict[str, str]:
-    """Return the variables of the device: the argument decides, whatever DEVICE says.
-
-    DEVICE stays where it names such a device more closely, as cuda:1 and cpu:0,cpu:1 do, and where
-    the argument is auto, which follows it.
-    """
+def device_variables(argument: str, flavour: str, settings: Mapping[str, str]) -> dict[str, str]:
+    """Return DEVICE, unless it is set to a device that the argument allows, and the allocator."""
     variables: dict[str, str] = {}
-    if flavour == "gpu":
+    if flavour == "gpu" and not os.environ.get(ALLOCATOR):
         variables[ALLOCATOR] = settings.get(ALLOCATOR, ALLOCATOR_OPTIONS)
-    default, *others = DEVICES[flavour, request.mode]
-    fits = request.flavour == "auto" or device_kind(settings) in {default, *others}
-    if "DEVICE" not in settings or not fits:
-        variables["DEVICE"] = default
+    allowed = ("cuda", "mps") if flavour == "gpu" else ("cpu",)
+    if "DEVICE" not in settings or (argument != "auto" and device_kind(settings) not in allowed):
+        variables["DEVICE"] = allowed[0]
     return variables
 
 
@@ -144,15 +80,36 @@ def device_kind(settings: Mapping[str, str]) -> str:
     return "" if kind == "auto" else kind
 
 
-def _output(command: tuple[str, ...]) -> str | None:
+def gpu_limits(memory_mib: int) -> tuple[int, int]:
+    """Return the limits of a Qwen reranker on a GPU, as `CPU_LIMITS`."""
+    if memory_mib <= 6 * 1024:
+        return (4, 4096)
+    return (8 if memory_mib <= 8 * 1024 else 16, 8192)
+
+
+def tune_reranker(flavour: str, settings: Mapping[str, str]) -> dict[str, str]:
+    """Return the limits of a Qwen reranker that are not set; the smallest GPU decides.
+
+    Where no GPU tells its memory, as with [N/A], the app's defaults stay.
+    """
+    if "qwen" not in settings.get("RERANKER_MODEL", "").lower():
+        return {}
+    limits = CPU_LIMITS
+    if flavour == "gpu":
+        report = nvidia_smi("--query-gpu=memory.total", "--format=csv,noheader,nounits")
+        memories = [int(word) for word in report.split() if word.isdecimal()]
+        if not memories:
+            return {}
+        limits = gpu_limits(min(memories))
+    names = ("QWEN_RERANK_BATCH_SIZE", "QWEN_RERANK_MAX_LENGTH")
+    tuned = dict(zip(names, map(str, limits), strict=True))
+    return {name: limit for name, limit in tuned.items() if name not in settings}
+
+
+def nvidia_smi(*arguments: str) -> str:
+    """Return what nvidia-smi says; nothing where it fails or is missing."""
     try:
-        return subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            check=True,
-        ).stdout
+        command = ["nvidia-smi", *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError):
-        return None
+        return ""

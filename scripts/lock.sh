@@ -10,6 +10,7 @@
 #   torch-cpu.lock  from PyTorch's index of CPU builds: torch alone
 #   torch-gpu.lock  from the default index: torch with CUDA, and CUDA's libraries
 #   service.lock    from the default index: everything else of the service, on any device
+#   launcher.lock   from service.lock: what the launcher needs before it installs the rest
 #   verify.lock     from the default index: what tools.verify and tools.evaluate need besides
 #   dev.lock        from the default index: what run_tests.sh needs besides
 #   docs.lock       from the default index: what scripts/build_docs.sh needs
@@ -38,6 +39,9 @@ awk -v torch="$work/torch.body" -v rest="$work/rest.body" "$of_cuda" "$work/all"
 cat "$work/torch.body" >> "$work/torch"
 cat "$work/rest.body" >> "$work/rest"
 
+{ head_of "requirements/service.lock"; awk '/^[a-z0-9]/ { wanted = /^(packaging|python-dotenv)==/ }
+  wanted' "$work/rest"; } > "$work/launcher"
+
 cat requirements/verify.lock "$work/rest" "$work/torch" > "$work/verify" 2>/dev/null || true
 compile requirements/verify.txt --constraints "$work/rest" --constraints "$work/torch" \
   "$@" --output-file "$work/verify"
@@ -58,6 +62,7 @@ compile requirements/docs.txt "$@" --output-file "$work/docs"
 cp "$work/docs.whole" requirements/docs.lock
 cp "$work/torch" requirements/torch-gpu.lock
 cp "$work/rest" requirements/service.lock
+cp "$work/launcher" requirements/launcher.lock
 cp "$work/verify.whole" requirements/verify.lock
 cp "$work/dev.whole" requirements/dev.lock
 python3 scripts/lock_torch.py

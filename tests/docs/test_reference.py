@@ -10,7 +10,6 @@ from launcher.gpu import (
     CPU_LIMITS,
     CUDA_VERSION,
     OLDEST_DRIVER,
-    RerankLimits,
     gpu_limits,
 )
 from scripts.metrics_docs import PAGE as METRICS
@@ -55,8 +54,9 @@ def test_the_table_of_metrics_is_what_the_registry_says() -> None:
 
 
 @pytest.mark.parametrize("limits", [*map(gpu_limits, (6 << 10, 8 << 10, 24 << 10)), CPU_LIMITS])
-def test_what_the_launcher_sets_by_the_memory_is_listed(limits: RerankLimits) -> None:
-    assert f"| {limits.batch_size} | {limits.max_length} |" in CONFIGURATION
+def test_what_the_launcher_sets_by_the_memory_is_listed(limits: tuple[int, int]) -> None:
+    batch, length = limits
+    assert f"| {batch} | {length} |" in CONFIGURATION
 
 
 def test_the_weights_on_a_gpu_are_computed_from_the_models_parameters() -> None:

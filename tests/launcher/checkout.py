@@ -8,6 +8,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Sequence
+from importlib.metadata import distribution
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -24,13 +25,19 @@ print(json.dumps({name: os.environ[name] for name in names if name in os.environ
                  | {"tiny": tiny.version, "prefix": sys.prefix, "folder": os.getcwd(),
                     "pid": str(os.getpid()), "FLAGS": " ".join(sys.argv[1:])}))
 """
-BUILD = """
-import os, sys
-print("1 of 2 files compiled", flush=True)
-print("no compiler", flush=True)
-if "BUILD_WAITS_FOR" in os.environ:
-    open(os.environ["BUILD_WAITS_FOR"]).read()
-sys.exit(int(os.environ.get("BUILD_FAILS", "0")))
+LIBRARY = "kernels.so"
+BUILD = f"""
+import os, pathlib, sys
+def is_of_use(): return True
+def library_path(): return pathlib.Path({LIBRARY!r})
+if __name__ == "__main__":
+    print("1 of 2 files compiled", flush=True)
+    print("no compiler", flush=True)
+    if "BUILD_WAITS_FOR" in os.environ:
+        open(os.environ["BUILD_WAITS_FOR"]).read()
+    if "BUILD_FAILS" in os.environ:
+        sys.exit(1)
+    library_path().touch()
 """
 
 # Of a container: the arguments, the status of nvidia-smi where it is there, and the device.
@@ -41,16 +48,16 @@ FLAVOURS = [
     ("docker CPU", 0, "cpu"),
     ("gpu", None, "gpu"),
 ]
-# Without a Python: the arguments, the command of docker that fails where there is one, and the
-# beginning of the one sentence.
+# Where neither Python nor more of docker is there: the arguments, the command of docker that fails
+# where there is one, and the beginning of the one sentence.
 _NO_PYTHON = "Python 3.11 or newer was not found: install it, or "
-_NEITHER = "neither Python 3.11 or newer nor docker was found: install one of them."
+_NO_DOCKER = "docker was not found: install Docker, or use 'start_server."
 _NO_COMPOSE = "'docker compose' was not found: install Docker's compose plugin, 2.24.4 or newer."
 _NO_DAEMON = "the Docker daemon does not answer, or you may not use it: 'docker info' says why."
 WITHOUT_PYTHON = [
     *((line, "nothing", _NO_PYTHON) for line in ("local", "local cpu", "bogus", "cpu local")),
     *((line, "nothing", _NO_PYTHON) for line in ("docker tpu", "docker cpu --demo")),
-    *((line, None, _NEITHER) for line in ("", "docker", "Docker GPU", "CPU")),
+    *((line, None, _NO_DOCKER) for line in ("", "docker", "Docker GPU", "CPU")),
     ("", "compose version", _NO_COMPOSE),
     ("", "info", _NO_DAEMON),
 ]
@@ -61,8 +68,15 @@ MEMORIES = [
     (("24576",), "16 8192"),
     (("[N/A]",), ""),
 ]
-# Nothing of our own environment, and no network for pip.
-BARE = {"HOME": "/", "PIP_NO_INDEX": "1", "PYTHON": sys.executable, "PORT": "0"}
+WHEELS = "wheels"
+# Nothing of our own environment, and no network for pip, which finds its packages in the checkout.
+BARE = {
+    "HOME": "/",
+    "PIP_NO_INDEX": "1",
+    "PIP_FIND_LINKS": WHEELS,
+    "PYTHON": sys.executable,
+    "PORT": "0",
+}
 # In a checkout where a start has been made: what that showed on a terminal of 80 columns.
 SHOWN = "shown"
 
@@ -113,6 +127,13 @@ class Checkout:
     def refusal(self, line: str = "", prefix: Sequence[str] = (), **variables: str) -> str:
         """The one sentence of a start that is refused."""
         return sentence_of(self.start(line, prefix, **variables))
+
+    def prepared_python(self, module: str) -> str:
+        """A Python that runs a module of this text before anything else, to be named by PYTHON."""
+        (self.tools / "sitecustomize.py").write_text(module)
+        assigned = f'PYTHONPATH="{self.tools}"'
+        add_program(self.tools, "prepared-python", f'{assigned} exec {sys.executable} "$@"')
+        return str(self.tools / "prepared-python")
 
     def told(self, line: str, **variables: str) -> dict[str, str]:
         """What the started app printed."""
@@ -174,42 +195,75 @@ def add_program(folder: Path, name: str, text: str) -> None:
     program.chmod(0o755)
 
 
-def docker(compose: str = "2.24.4", published: str = "127.0.0.1:9000", **facts: object) -> str:
-    """A docker that knows no image yet, and tells what compose would be started with.
+def docker(
+    compose: str = "2.24.4", published: str = "127.0.0.1:9000", port: str = "0", **facts: object
+) -> str:
+    """A docker that tells what compose would be started with; `facts` is what its daemon tells.
 
-    `facts` is what its daemon tells of itself.
+    In its configuration are the variables of the environment, as the real one shows them.
     """
     passed = ("DENSE_EMBEDDING_MODEL", "RERANKER_MODEL")
     tuned = ("QWEN_RERANK_BATCH_SIZE", "QWEN_RERANK_MAX_LENGTH")
-    values = " ".join(f"${{{name}-unset}}" for name in passed + tuned)
+    values = " ".join(f"${{{name}-unset}}" for name in ("DEVICE", *passed, *tuned))
+    configured = "\n".join(f"      {name}: ${{{name}:-null}}" for name in passed + tuned)
+    config = f"""services:
+  embedder:
+    build:
+      args:
+        DEVICE: gpu
+    environment:
+      DEVICE: ${{DEVICE:-auto}}
+{configured}
+    ports:
+      - published: {port}
+"""
     return f"""case "$1 $4" in
 "compose port") echo {published} ;;
+"compose config") echo "{config}" ;;
 "compose ") echo {compose} ;;
 "compose up") echo "ran $* | {values}" ;;
-"info "*) echo '{json.dumps(facts)}' ;;
-"image "*) exit 1 ;;
+"info ") echo '{json.dumps(facts, separators=(",", ":"))}' ;;
 esac"""
 
 
-def write_wheel(folder: Path, version: str, name: str = "tiny") -> Path:
-    """Write the smallest package that pip installs, so that the tests need no network."""
-    wheel = folder / f"{name}-{version}-py3-none-any.whl"
-    info = f"{name}-{version}.dist-info"
+def write_wheel(folder: Path, version: str, name: str = "tiny") -> str:
+    """Write the smallest package that pip installs, and return its line of a lock file."""
+    module = name.replace("-", "_")
+    info = f"{module}-{version}.dist-info"
+    return _write_wheel(
+        folder,
+        name,
+        version,
+        {
+            f"{module}.py": f"version = {version!r}\n".encode(),
+            f"{info}/METADATA": (
+                f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}".encode()
+            ),
+            f"{info}/WHEEL": b"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+            f"{info}/RECORD": b"",
+        },
+    )
+
+
+def write_installed(folder: Path, name: str) -> str:
+    """Write a wheel of an installed package, and return its line of a lock file."""
+    package = distribution(name)
+    files = {
+        str(file): Path(str(file.locate())).read_bytes()
+        for file in package.files or ()
+        if file.suffix != ".pyc" and file.name != "INSTALLER" and ".." not in file.parts
+    }
+    return _write_wheel(folder, name, package.version, files)
+
+
+def _write_wheel(folder: Path, name: str, version: str, files: dict[str, bytes]) -> str:
+    wheel = folder / f"{name.replace('-', '_')}-{version}-py3-none-any.whl"
+    folder.mkdir(exist_ok=True)
     with zipfile.ZipFile(wheel, "w") as archive:
-        archive.writestr(f"{name}.py", f"version = {version!r}\n")
-        archive.writestr(
-            f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}"
-        )
-        archive.writestr(
-            f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-        )
-        archive.writestr(f"{info}/RECORD", "")
-    return wheel
-
-
-def locked(wheel: Path) -> str:
-    """Return the line of a lock file for a wheel."""
-    return f"{wheel} --hash=sha256:{hashlib.sha256(wheel.read_bytes()).hexdigest()}\n"
+        for path, content in files.items():
+            archive.writestr(path, content)
+    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    return f"{name}=={version.partition('+')[0]} \\\n    --hash=sha256:{digest}\n"
 
 
 def make_checkout(folder: Path) -> None:
@@ -224,16 +278,20 @@ def make_checkout(folder: Path) -> None:
         "import pathlib, sys\npathlib.Path(sys.argv[1]).mkdir(exist_ok=True)\n"
     )
     # What the launcher asks of the real app.
-    for name in ("__init__.py", "errors.py", "server/__init__.py", "server/ports.py"):
+    modules = ("__init__", "errors", "server/__init__", "server/ports", "models/__init__")
+    for name in (*(f"{module}.py" for module in modules), "models/ops/__init__.py"):
         shutil.copy(ROOT / "smart_embedder" / name, folder / "smart_embedder" / name)
-    pinned = locked(write_wheel(folder, "1.0"))
-    torch = locked(write_wheel(folder, "2.0", "torch"))
-    (folder / "requirements").mkdir()
-    for flavour in ("cpu", "gpu"):
-        (folder / f"requirements-{flavour}.txt").write_text("torch==2.0\ntiny==1.0\n")
-        (folder / f"requirements/torch-{flavour}.lock").write_text(torch)
-    for name in ("service.lock", "demo.txt"):
-        (folder / "requirements" / name).write_text(pinned)
+    requirements = folder / "requirements"
+    requirements.mkdir()
+    needed = ("python-dotenv", "packaging")
+    (requirements / "launcher.lock").write_text(
+        "".join(write_installed(folder / WHEELS, name) for name in needed)
+    )
+    for flavour, version in (("cpu", "2.0+cpu"), ("gpu", "2.0")):  # pip would take the same one.
+        torch = write_wheel(folder / flavour, version, "torch")
+        (requirements / f"torch-{flavour}.lock").write_text(f"--find-links {flavour}\n{torch}")
+    (requirements / "service.lock").write_text(write_wheel(folder / WHEELS, "1.0"))
+    (requirements / "demo.txt").write_text(write_wheel(folder / WHEELS, "1.0", "tiny-demo"))
     shutil.copytree(
         ROOT / "launcher", folder / "launcher", ignore=shutil.ignore_patterns("__pycache__")
     )

@@ -19,9 +19,20 @@ FOLDERS = os.pathsep.join((os.environ["PATH"], "/usr/lib/wine"))
 BATCH_FILE = ROOT / "start_server.bat"
 PYTHON = ('if "%~1"=="-c" exit /b 0', "echo ran {name} %*", "exit /b 7")
 OLD_PYTHON = ("exit /b 1",)
+CONFIG = tuple(
+    f'if "%~4"=="config" echo       {name}: {value}'
+    for name, value in (
+        ("DEVICE", "gpu"),  # An argument of the build.
+        ("DEVICE", "%DEVICE%"),
+        ("DENSE_EMBEDDING_MODEL", "%DENSE_EMBEDDING_MODEL%"),
+        ("RERANKER_MODEL", "%RERANKER_MODEL%"),
+        ("QWEN_RERANK_BATCH_SIZE", "null"),
+    )
+)
 DOCKER = (
     'if "%~1"=="{fails}" exit /b 1',
     'if "%~1 %~2"=="{fails}" exit /b 1',
+    *CONFIG,
     'if "%~4"=="up" echo ran docker %*',
     'if "%~4"=="up" exit /b {up}',
     "exit /b 0",
@@ -97,7 +108,7 @@ class Checkout:
         programs = {"WINEPATH": windows_path(self.programs)}
         return subprocess.run(
             [find("wine64", "wine"), "cmd", "/c", f".\\{BATCH_FILE.name}", *line.split()],
-            env=environment_of(self.wine) | programs | variables,
+            env=environment_of(self.wine) | programs | {"DEVICE": "auto"} | variables,
             cwd=self.folder,
             input=answers,
             capture_output=True,
@@ -127,6 +138,11 @@ def test_a_window_that_explorer_opened_stays_until_its_error_is_read(
     checkout = Checkout(wine, tmp_path, "a checkout")
     path = windows_path(checkout.folder / BATCH_FILE.name)
     explorer = {"CMDCMDLINE": f'C:\\windows\\cmd.exe /c ""{path}" "'}
+    # Where the input is no console, nobody could press a key.
+    failed = checkout.start("local cpu", answers="x", **explorer)
+    assert failed.returncode == 1
+    assert "Press any key" not in failed.stdout
+    checkout.add("timeout", ("exit /b 0",))  # As Windows' ends at a console.
     failed = checkout.start("local cpu", answers="x", **explorer)
     assert failed.returncode == 1
     assert NO_PYTHON in failed.stderr
@@ -139,7 +155,7 @@ def test_a_window_that_explorer_opened_stays_until_its_error_is_read(
     assert sentence_of(by_a_program) == NO_PYTHON
 
 
-@pytest.mark.parametrize("line", ["", "local", "LOCAL Cpu --demo", "docker gpu", "auto", "bogus x"])
+@pytest.mark.parametrize("line", ["local", "LOCAL Cpu --demo", "docker gpu --demo", "bogus x"])
 def test_the_launcher_gets_the_arguments_and_passes_on_its_exit_code(
     checkout: Checkout, line: str
 ) -> None:
@@ -151,14 +167,22 @@ def test_the_launcher_gets_the_arguments_and_passes_on_its_exit_code(
 
 def test_the_first_python_that_works_is_taken(checkout: Checkout) -> None:
     checkout.add_python("python")
-    assert "ran python -m" in checkout.start().stdout
+    assert "ran python -m" in checkout.start("local").stdout
     checkout.add_python("python3")
-    assert "ran python3 -m" in checkout.start().stdout
+    assert "ran python3 -m" in checkout.start("local").stdout
     checkout.add("py", ('if not "%~1"=="-3.12" exit /b 103', "shift", *PYTHON))
     assert "-3.12 -m launcher local" in checkout.start("local").stdout
     for name in ("py", "python3"):
         checkout.add(name, OLD_PYTHON)
-    assert "ran python -m" in checkout.start().stdout
+    assert "ran python -m" in checkout.start("local").stdout
+
+
+def test_the_environment_of_another_python_is_left_out(checkout: Checkout) -> None:
+    names = ("PYTHONPATH", "PYTHONHOME", "PYTHONSAFEPATH")
+    values = "".join(f"[%{name}%]" for name in names)
+    checkout.add("python", (PYTHON[0], f"echo {values}"))
+    shown = checkout.start("local", **dict.fromkeys(names, "mine")).stdout
+    assert shown.strip() == "[][][]"
 
 
 def test_the_python_of_an_earlier_start_is_enough(checkout: Checkout) -> None:
@@ -193,7 +217,7 @@ def test_without_a_python_one_sentence_says_what_is_needed(
 
 
 @pytest.mark.parametrize(("line", "nvidia_smi", "flavour"), FLAVOURS)
-def test_without_a_python_docker_starts_the_compose_file_of_the_device(
+def test_docker_starts_the_compose_file_of_the_device(
     checkout: Checkout, line: str, nvidia_smi: int | None, flavour: str
 ) -> None:
     checkout.add_docker()
@@ -202,8 +226,8 @@ def test_without_a_python_docker_starts_the_compose_file_of_the_device(
     result = checkout.start(line)
     assert (result.returncode, result.stderr) == (0, "")
     file = f"docker-compose.{flavour}.yml"
-    limits, ran, logs = (text.strip() for text in result.stdout.splitlines())
-    assert limits == "Limits of the container: MEMORY_LIMIT=16g, PIDS_LIMIT=2048."
+    *chosen, ran, logs = (text.strip() for text in result.stdout.splitlines())
+    assert chosen == ["Set for this start: DEVICE=cuda."] * (line == "gpu")
     assert ran.lower() == f"ran docker compose -f {file} up --build -d"
     path = windows_path(checkout.folder / file)
     assert logs == f'Smart Embedder is starting. Logs: docker compose -f "{path}" logs -f'
@@ -211,6 +235,7 @@ def test_without_a_python_docker_starts_the_compose_file_of_the_device(
 
 _TUNED = "%QWEN_RERANK_BATCH_SIZE% %QWEN_RERANK_MAX_LENGTH%"
 TOLD = (
+    *CONFIG,
     f'if "%~4"=="up" echo told %DENSE_EMBEDDING_MODEL% %RERANKER_MODEL% {_TUNED}',
     "exit /b 0",
 )
@@ -232,7 +257,7 @@ def told(result: "subprocess.CompletedProcess[str]") -> list[str]:
         ("", {}, ["BAAI/bge-reranker-v2-m3"]),
     ],
 )
-def test_without_a_python_it_asks_at_a_console(
+def test_it_asks_at_a_console(
     checkout: Checkout, answers: str, variables: dict[str, str], expected: list[str]
 ) -> None:
     """What stands in for Windows' timeout ends well, as that does at a console.
@@ -245,22 +270,24 @@ def test_without_a_python_it_asks_at_a_console(
     assert told(asked) == expected
     assert asked.stdout.count("BGE or QWEN [BGE]: ") == 2 - len(variables)
     assert re.search(r"(?m)^  QWEN  Qwen/\S+, 1.2 GB", asked.stdout)
-    limits = "QWEN_RERANK_BATCH_SIZE=1, QWEN_RERANK_MAX_LENGTH=2048"
-    assert (f"Set for this start: {limits}." in asked.stdout) == ("2048" in expected)
+    for limit in ("QWEN_RERANK_BATCH_SIZE=1", "QWEN_RERANK_MAX_LENGTH=2048"):
+        assert (f"Set for this start: {limit}." in asked.stdout) == ("2048" in expected)
 
 
-def test_without_a_python_it_does_not_ask_for_what_is_set(checkout: Checkout) -> None:
+def test_it_does_not_ask_for_what_compose_reads_and_auto_follows_the_device(
+    checkout: Checkout,
+) -> None:
     checkout.add("docker", TOLD)
     checkout.add("timeout", ("exit /b 0",))
-    (checkout.folder / ".env").write_text("# a comment\nexport reranker_model=my/model\nA=B=C\n")
-    result = checkout.start("docker cpu", DENSE_EMBEDDING_MODEL="mine", MEMORY_LIMIT="3g")
-    assert told(result) == ["mine"]
+    variables = {"DENSE_EMBEDDING_MODEL": "mine", "RERANKER_MODEL": "my/model"}
+    result = checkout.start("docker", DEVICE="cuda:1", **variables)
+    assert told(result) == ["mine", "my/model"]
     assert "BGE or QWEN" not in result.stdout
-    assert "MEMORY_LIMIT=3g, PIDS_LIMIT=2048." in result.stdout
+    assert "docker-compose.gpu.yml" in result.stdout
 
 
 @pytest.mark.parametrize(("report", "tuned"), MEMORIES)
-def test_without_a_python_the_memory_of_the_gpu_sets_the_limits(
+def test_the_memory_of_the_gpu_sets_the_limits(
     checkout: Checkout, report: tuple[str, ...], tuned: str
 ) -> None:
     checkout.add("docker", TOLD)

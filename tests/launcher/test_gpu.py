@@ -1,20 +1,12 @@
 """The device, GPUs that cannot be used, and what follows from those that can."""
 
 import ctypes
+import shutil
 from pathlib import Path
 
 import pytest
 
-from launcher import venv
-from launcher.choices import Request
-from launcher.gpu import (
-    LIBRARY,
-    RerankLimits,
-    choose_flavour,
-    device_variables,
-    gpu_limits,
-    smallest_memory,
-)
+from launcher.gpu import LIBRARY, choose_flavour, device_variables, tune_reranker
 from tests.launcher.checkout import QWEN, Checkout, add_program
 from tests.support.nvidia_driver import install_driver
 
@@ -39,38 +31,44 @@ def test_the_argument_decides_on_the_device_and_auto_follows_the_setting(
     tools: Path, monkeypatch, argument: str, setting: str | None, device: str
 ) -> None:
     if device == "CPU":
-        add_program(tools, "nvidia-smi", "exit 0")
+        add_program(tools, "nvidia-smi", "echo GPU 0")
     monkeypatch.setenv("PATH", str(tools))
-    request = Request("local", argument, demo=False)
     settings = {} if setting is None else {"DEVICE": setting}
-    flavour = choose_flavour(request, settings)
-    assert (settings | device_variables(settings, request, flavour))["DEVICE"] == device
+    flavour = choose_flavour(argument, settings)
+    assert (settings | device_variables(argument, flavour, settings))["DEVICE"] == device
 
 
 @pytest.mark.parametrize(
     ("report", "limits"),
     [
-        ("4096\n", RerankLimits(4, 4096)),
-        ("6144\n", RerankLimits(4, 4096)),
-        ("6145\n", RerankLimits(8, 8192)),
-        ("8192\n", RerankLimits(8, 8192)),
-        ("8193\n", RerankLimits(16, 8192)),
+        ("4096", (4, 4096)),
+        ("6144", (4, 4096)),
+        ("6145", (8, 8192)),
+        ("8192", (8, 8192)),
+        ("8193", (16, 8192)),
         # The smallest counts.
-        ("24576\r\n6144\r\n", RerankLimits(4, 4096)),
-        ("[N/A]\n", None),
+        ("24576 6144", (4, 4096)),
+        ("[N/A]", None),
         ("", None),
     ],
 )
-def test_gpu_memory_sets_the_limits_of_the_qwen_reranker(report: str, limits) -> None:
-    memory = smallest_memory(report)
-    assert (memory and gpu_limits(memory)) == limits
+def test_gpu_memory_sets_the_limits_of_the_qwen_reranker(
+    tools: Path, monkeypatch, report: str, limits: tuple[int, int] | None
+) -> None:
+    add_program(tools, "nvidia-smi", f"for memory in {report}; do echo $memory; done")
+    monkeypatch.setenv("PATH", str(tools))
+    batch, length = limits or ("", "")
+    tuned = tune_reranker("gpu", QWEN)
+    assert tuned.get("QWEN_RERANK_BATCH_SIZE", "") == str(batch)
+    assert tuned.get("QWEN_RERANK_MAX_LENGTH", "") == str(length)
+    assert tune_reranker("gpu", QWEN | tuned) == {}
 
 
-def test_without_a_driver_it_says_so(checkout: Checkout) -> None:
+def test_without_a_driver_it_says_so(started: Checkout) -> None:
     try:
         ctypes.CDLL(LIBRARY)
     except OSError:
-        assert checkout.refusal("local gpu") == (
+        assert started.refusal("local gpu") == (
             "local gpu needs an NVIDIA GPU, and its driver (libcuda.so.1) was not found: install "
             "it, or use 'start_server.sh local cpu'."
         )
@@ -98,7 +96,7 @@ def test_a_driver_that_torch_could_not_use_is_told_before_anything_is_fetched_or
     said = started.refusal("local gpu", **variables)
     assert said == f"{problem}: {remedy}, or use 'start_server.sh local cpu'."
     assert not started.file(".venv-gpu").exists()
-    add_program(started.tools, "nvidia-smi", "exit 0")
+    add_program(started.tools, "nvidia-smi", "echo GPU 0")
     result = started.start("local auto", **variables)
     assert result.stdout.startswith(f"The GPU is not used: {problem}: ")
     assert '"DEVICE": "cpu"' in result.stdout
@@ -108,9 +106,7 @@ def test_with_a_driver_and_a_gpu_the_app_is_started_on_it(
     tmp_path: Path, started: Checkout
 ) -> None:
     """What .env sets of the allocator, and of the reranker's limits, stays."""
-    stamp = venv.Venv(started.file(".venv")).stamp
-    # As if its first start had been on a GPU; in this checkout both install the same.
-    stamp("cpu").rename(stamp("gpu"))
+    shutil.rmtree(started.file(".venv"))
     driver = install_driver(tmp_path, 13_010, gpus=2)
     found = started.told("local gpu", DEVICE="cpu", **driver)
     assert (found["DEVICE"], found["prefix"]) == ("cuda", str(started.file(".venv")))

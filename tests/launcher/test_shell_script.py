@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.launcher.checkout import ROOT, SCRIPT, WITHOUT_PYTHON, Checkout, add_program, docker
+from launcher.__main__ import main
+from tests.launcher.checkout import ROOT, SCRIPT, WITHOUT_PYTHON, Checkout, add_program
 
 
 @pytest.mark.parametrize(("line", "fails", "sentence"), WITHOUT_PYTHON)
@@ -36,25 +37,26 @@ def test_the_launcher_needs_nothing_installed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dotenv", "tuned"),
-    [
-        ("RERANKER_MODEL=Qwen/Qwen3-Reranker-0.6B\n", "1 2048"),
-        ("RERANKER_MODEL=/models/my-QWEN3\n", "1 2048"),
-        ("RERANKER_MODEL=qwen\nQWEN_RERANK_BATCH_SIZE=3\nQWEN_RERANK_MAX_LENGTH=9", "unset unset"),
-        ("RERANKER_MODEL=BAAI/bge-reranker-v2-m3\n", "unset unset"),
-        ("export reranker_model = 'my/QWEN'  # mine\nQWEN_RERANK_BATCH_SIZE=3", "unset 2048"),
-        ("# RERANKER_MODEL=Qwen/Qwen3-Reranker-0.6B\n", "unset unset"),
-    ],
+    ("line", "status"), [("-h", 0), ("local --help", 0), ("bogus", 1), ("docker --demo", 1)]
 )
-def test_without_a_python_env_files_are_read_as_with_one(
-    checkout: Checkout, dotenv: str, tuned: str
+def test_usage_is_printed_for_help_and_for_what_is_no_request(
+    checkout: Checkout, line: str, status: int
 ) -> None:
-    """Compose reads the file again, so what stands there is not passed on."""
-    checkout.file(".env").write_text(dotenv)
-    add_program(checkout.tools, "docker", docker())
-    for python in (sys.executable, ""):
-        shown = checkout.start("docker cpu", PYTHON=python).stdout
-        assert shown.count(f"-d | unset unset {tuned}\n") == 1, shown
+    result = checkout.start(line)
+    assert result.returncode == status
+    printed, empty = (result.stderr, result.stdout)[:: 1 if status else -1]
+    assert printed.startswith("Usage: start_server.sh [local|docker] [cpu|gpu|auto] [--demo]")
+    assert empty == ""
+
+
+@pytest.mark.parametrize(
+    "line", ["--help", "local tpu", "cpu local", "local docker", "cpu gpu", "local cpu gpu"]
+)
+def test_arguments_in_another_order_or_number_are_none(
+    capsys: pytest.CaptureFixture[str], line: str
+) -> None:
+    assert main(line.split()) == (0 if line == "--help" else 1)
+    assert "Usage: " in "".join(capsys.readouterr())
 
 
 def test_shellcheck_has_nothing_to_say() -> None:
