@@ -128,7 +128,7 @@ def find(
         question = _embed(client, store, query, kinds, layout.datatype, note=note)
     vectors = question.vectors
     searched = vectors if rescore == "colbert" else replace(vectors, colbert=None)
-    # More than are shown, of which equal texts are left out.
+    # More than are shown, because equal texts are left out afterwards.
     stages = store.search(searched, replace(depths, limit=depths.fused))
     last = stages.get(COLBERT, stages[FUSED])
     if rescore == "rerank" and last:

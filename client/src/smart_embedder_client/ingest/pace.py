@@ -90,7 +90,7 @@ def is_temporary(error: QdrantBusyError | SmartEmbedderError) -> bool:
 
 
 class Progress:
-    """How far a run is, of so many bytes or chunks: a bar on a terminal, elsewhere a line a minute.
+    """Shows how far a run is: a bar on a terminal, elsewhere a line a minute.
 
     `clock` gives seconds. The time that is left follows from the pace since there was something to
     do; what an earlier run has done does not count.
@@ -112,7 +112,7 @@ class Progress:
         )
 
     def expect(self, total: int) -> None:
-        """Have it end at so many."""
+        """Set the number at which it ends."""
         self._bar.total = self._total = total
 
     def read(self, size: int) -> None:

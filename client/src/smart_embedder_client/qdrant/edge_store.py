@@ -116,7 +116,7 @@ class EdgeStore:
             return None
 
     def note_origin(self, origin: Origin) -> None:
-        """Write the file, of which there is never a part alone."""
+        """Write the file at once: readers never see a part of it."""
         unfinished = self._folder / f".{_ORIGIN}.unfinished"
         unfinished.write_text(json.dumps(origin.metadata), "utf-8")
         unfinished.replace(self._folder / _ORIGIN)
