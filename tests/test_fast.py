@@ -9,10 +9,9 @@ from tests.support.fast import TESTS, left_out
     ("file", "is_left_out"),
     [
         ("launcher/test_venv.py", True),  # by its own imports: processes
-        ("faults/test_device.py", True),  # by a fixture of its folder: a server
+        ("faults/test_device.py", True),  # by a fixture of the plugin: a server
         ("client/test_answers.py", True),  # by imports of what it imports
         ("ui/test_views.py", True),  # a browser
-        ("tools/demo/test_retrieval.py", True),  # by a fixture of the plugin
         ("models/test_devices.py", True),  # by a fixture that it asks for by its name
         ("vectors/test_vectors.py", False),
         ("engine/scheduling/test_batcher.py", False),

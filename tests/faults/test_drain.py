@@ -2,14 +2,10 @@
 
 import asyncio
 import json
-import shutil
-import signal
-import subprocess
 from collections import Counter
+from pathlib import Path
 
 import httpx2
-import psutil
-import pytest
 
 from tests.faults.raw import address_of, head
 from tests.faults.tally import EMBED, GOOD, Tally
@@ -62,11 +58,13 @@ async def refused(client: httpx2.AsyncClient, asked: list[tuple[str, dict]], why
 
 
 async def test_what_was_accepted_is_answered_and_in_each_dialect_all_others_may_try_again(
-    faulty_server, open_gate
+    serve, tmp_path: Path
 ) -> None:
     """Sent 65: answered 51, refused 14 (6 queue_full, 8 draining), lost 0; exit status 0."""
-    rejected = "embedding_requests_rejected_total"
-    with faulty_server(FAULTS="1:hold", MAX_QUEUE_SIZE=str(PLACES)) as server:
+    rejected, hold = "embedding_requests_rejected_total", tmp_path / "hold"
+    settings = {"HOLD": str(hold), "MAX_QUEUE_SIZE": str(PLACES)}
+    with serve("tests.faults.faulty_server", **settings) as server:
+        hold.touch()
         accepted = Tally()
         async with server.async_client() as client:
             requests = await accept(server, client, accepted)
@@ -79,36 +77,10 @@ async def test_what_was_accepted_is_answered_and_in_each_dialect_all_others_may_
             assert (await client.get("/health/live")).status_code == 200
             assert await refused(client, EMBEDS + RERANKS, "shutting down") == [503] * 8
             assert server.metric(f'{rejected}{{reason="draining"}}') == len(EMBEDS)
-            open_gate()
+            hold.unlink()
             await asyncio.gather(*requests)
         assert await asyncio.to_thread(server.process.wait, 60) == 0
         assert (accepted.answered, accepted.lost) == (WAITING + 1, 0)
-
-
-async def test_what_takes_too_long_is_told_so_before_the_end(faulty_server) -> None:
-    """Sent 51: refused 51 (draining, after nine tenths of SHUTDOWN_TIMEOUT), lost 0; status 0."""
-    with faulty_server(FAULTS="1:hold", SHUTDOWN_TIMEOUT="1") as server:
-        tally = Tally()
-        async with server.async_client() as client:
-            requests = await accept(server, client, tally)
-            server.process.terminate()
-            await asyncio.gather(*requests)
-        assert await asyncio.to_thread(server.process.wait, 60) == 0
-        assert (tally.refused, tally.lost) == (WAITING + 1, 0)
-        assert tally.codes == {"draining": WAITING + 1}
-
-
-async def test_with_a_delay_balancers_are_told_first_and_a_second_signal_ends_it(serve) -> None:
-    with serve(SHUTDOWN_DELAY="3600") as server:
-        tally = Tally()
-        async with server.async_client() as client:
-            server.process.terminate()
-            await asyncio.to_thread(server.wait_for_status, "/health/ready", 503)
-            assert (await client.get("/health")).json()["status"] == "draining"
-            assert (await client.get("/health/live")).status_code == 200
-            assert await tally.post(client, *EMBED) == 200
-        server.process.send_signal(signal.SIGINT)
-        assert await asyncio.to_thread(server.process.wait, 60) == 128 + signal.SIGINT
 
 
 async def call_until_refused(
@@ -161,18 +133,3 @@ async def test_whoever_was_let_in_amid_clients_that_never_stop_calling_is_answer
     assert outcomes["lost"] == 0, outcomes
     assert outcomes["ConnectionResetError"] <= 2, outcomes
     assert outcomes.keys() <= {"200", "503", "lost", *(each.__name__ for each in PORT_CLOSED)}
-
-
-def test_as_pid_1_it_drains_too(serve) -> None:
-    """As in a container: a process with number 1 gets no signal that it has no handler for."""
-    namespace = ["unshare", "--pid", "--fork", "--kill-child"]
-    if not works([*namespace, "true"]):
-        pytest.skip("this machine lets nobody make a process namespace")
-    with serve(prefix=namespace) as server:
-        (first,) = psutil.Process(server.process.pid).children()
-        first.terminate()
-        assert server.process.wait(30) == 0
-
-
-def works(command: list[str]) -> bool:
-    return bool(shutil.which(command[0])) and not subprocess.run(command, check=False).returncode

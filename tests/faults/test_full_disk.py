@@ -1,6 +1,6 @@
 """Nowhere to write the log: every line fails, and the service answers and ends all the same.
 
-Sent 40: 30 answered, 10 refused (422), 0 lost. Healthy before and after.
+How the log drops lines is in tests/observability/test_logs.py.
 """
 
 import signal
@@ -26,18 +26,17 @@ def is_healthy(client: httpx2.Client, process) -> bool:
 
 
 @pytest.mark.skipif(not FULL.exists(), reason="this system has no /dev/full")
-@pytest.mark.parametrize("log_format", ["console", "json"])
-def test_a_full_disk_silences_the_log_and_nothing_else(tiny_m3, tmp_path, log_format) -> None:
+def test_a_full_disk_silences_the_log_and_nothing_else(tiny_m3: Path, tmp_path: Path) -> None:
     port = str(free_port())
-    settings = {"EMBEDDING_MODEL": str(tiny_m3), "LOG_FORMAT": log_format, "PORT": port}
+    settings = {"EMBEDDING_MODEL": str(tiny_m3), "PORT": port}
     with FULL.open("w") as full:
         process = start_process(tmp_path, output=full, **settings)
     try:
         with httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
             wait_until(lambda: is_healthy(client, process), "not healthy in time")
-            statuses = [client.post("/embeddings/", json=GOOD).status_code for _ in range(15)]
+            statuses = [client.post("/embeddings/", json=GOOD).status_code for _ in range(5)]
             refused = [client.post("/embeddings/", json={}).status_code for _ in range(5)]
-            assert (statuses, refused) == ([200] * 15, [422] * 5)
+            assert (statuses, refused) == ([200] * 5, [422] * 5)
             assert client.get("/health").status_code == 200
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0

@@ -12,7 +12,7 @@ def test_a_start_that_the_memory_has_no_room_for_ends_with_one_sentence(
     limit = tmp_path / "limit"
     limit.write_text(str(2**20))
     settings = {"EMBEDDING_MODEL": str(tiny_m3), "LIMIT": str(limit), "PORT": "0"}
-    process = start_process(tmp_path, "tests.faults.limited_server", fresh=True, **settings)
+    process = start_process(tmp_path, "tests.faults.limited_server", **settings)
     assert process.stdout is not None
     with process.stdout as stream:
         last = stream.read().splitlines()[-1]
@@ -24,7 +24,7 @@ def test_a_small_memory_is_said_and_what_fits_it_is_answered(tiny_m3: Path, tmp_
     limit = tmp_path / "limit"
     limit.write_text(str(10**9))
     settings = {"EMBEDDING_MODEL": str(tiny_m3), "LIMIT": str(limit)}
-    with run_server(tmp_path, "tests.faults.limited_server", fresh=True, **settings) as server:
+    with run_server(tmp_path, "tests.faults.limited_server", **settings) as server:
         (line,) = [line for line in server.lines if "memory_short" in line]
         assert "missing=" in line
         with server.client() as client:
