@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 import uvicorn
 from structlog.testing import capture_logs
 
@@ -23,7 +22,6 @@ from smart_embedder.server.process import log_failure, log_ready, stop_uvicorn
 from smart_embedder.settings import Settings
 from tests.engine.fakes import FakeModel, FakeReranker, loaded
 from tests.support.bad_start import run_to_the_end
-from tests.support.nvidia_driver import install_driver
 from tests.support.script import run_script
 from tests.support.server import run_server
 
@@ -41,7 +39,7 @@ def test_a_wrong_setting_stops_the_start_before_the_port_opens(
     tmp_path: Path, module: str, arguments: Sequence[str], said: str
 ) -> None:
     status, output = run_to_the_end(
-        tmp_path, module=module, arguments=arguments, fresh=True, API_TOKENS_FILE="/absent"
+        tmp_path, module=module, arguments=arguments, API_TOKENS_FILE="/absent"
     )
     assert (status, output.count("\n")) == (1, 1)
     assert output.startswith(f"Smart Embedder cannot start: {said}")
@@ -51,33 +49,12 @@ def test_a_wrong_setting_stops_the_start_before_the_port_opens(
 def test_a_failed_start_ends_with_its_reason_whatever_else_is_logged(tmp_path, module) -> None:
     model = {"EMBEDDING_MODEL": str(tmp_path / "absent"), "LOG_LEVEL": "debug"}
     arguments = UVICORN if module == "uvicorn" else ()
-    fresh = module == "smart_embedder"  # The end of an interpreter shows it once.
-    status, output = run_to_the_end(
-        tmp_path, module=module, arguments=arguments, fresh=fresh, **model
-    )
+    status, output = run_to_the_end(tmp_path, module=module, arguments=arguments, **model)
     assert status == 1
     assert "Finished server process" in output
     last = output.splitlines()[-1]
     assert "start_failed" in last
     assert f"the model folder {tmp_path / 'absent'} does not exist" in last
-
-
-@pytest.mark.parametrize(
-    ("settings", "warned"),
-    [
-        ({"HOST": "0.0.0.0"}, True),
-        ({"HOST": "0.0.0.0", "API_TOKEN": "open"}, False),
-        ({"HOST": "0.0.0.0", "API_TOKENS_FILE": os.devnull}, False),
-        ({"HOST": "127.0.0.1"}, False),
-    ],
-)
-def test_a_start_without_a_token_is_warned_about_where_others_can_reach_it(
-    tmp_path: Path, settings: dict[str, str], warned: bool
-) -> None:
-    absent = str(tmp_path / "absent")
-    _, output = run_to_the_end(tmp_path, EMBEDDING_MODEL=absent, **settings)
-    assert ("no_token" in output) == warned
-    assert ("set API_TOKEN or API_TOKENS_FILE" in output) == warned
 
 
 WITHOUT_HOME = ["unshare", "--user", "--map-user=54321", "--map-group=54321", "env", "-u", "HOME"]
@@ -90,22 +67,6 @@ def test_a_local_model_is_served_without_a_home_folder(tmp_path: Path, tiny_m3: 
         pytest.skip(f"no other user may be had here: {tried.stderr.decode().strip()}")
     with run_server(tmp_path, prefix=WITHOUT_HOME, EMBEDDING_MODEL=str(tiny_m3)) as server:
         assert server.stop() == 0
-
-
-TOO_OLD = "The NVIDIA driver on your system is too old (found version 12040)"
-
-
-def test_a_driver_too_old_for_the_wheel_leaves_the_cpu_to_auto(
-    tmp_path: Path, tiny_m3: Path
-) -> None:
-    if torch.version.cuda is None:
-        pytest.skip("this PyTorch is the build for CPUs, which asks no driver")
-    settings = {"EMBEDDING_MODEL": str(tiny_m3), "DEVICE": "auto"}
-    with run_server(tmp_path, **settings, **install_driver(tmp_path, 12_040)) as server:
-        pass
-    (line,) = [line for line in server.lines if "[warning " in line]
-    assert "no_gpu_used" in line
-    assert TOO_OLD in line
 
 
 @pytest.mark.parametrize(
@@ -139,32 +100,9 @@ def test_importing_the_app_does_nothing(tmp_path: Path) -> None:
         "assert 'app' not in vars(sys.modules['smart_embedder.main'])\n"
         "assert 'torch' not in sys.modules\n"
         "assert threading.active_count() == 1\n"
-        "import smart_embedder.models.loader\n"
-        "assert 'transformers' not in sys.modules\n"
     )
     done = run_script(script, PORT="not a port")
     assert done.returncode == 0, done.stderr
-
-
-TELL_FULL_COLLECTIONS = """
-import atexit
-import gc
-from smart_embedder.__main__ import main
-
-def tell(phase, info):
-    if phase == "stop" and info["generation"] == 2:
-        print("a full collection", flush=True)
-
-gc.callbacks.append(tell)
-atexit.register(gc.callbacks.remove, tell)
-main()
-"""
-
-
-def test_no_import_of_the_service_is_held_up_by_full_collections(tmp_path: Path) -> None:
-    done = run_script(TELL_FULL_COLLECTIONS, folder=tmp_path, PORT="no port")
-    assert "Smart Embedder cannot start: PORT" in done.stderr
-    assert not done.stdout
 
 
 # In process.
@@ -217,6 +155,28 @@ def test_the_status_of_the_process_is_that_of_its_start(
     printed = capsys.readouterr().err
     assert printed == ("Smart Embedder cannot start: no\n" if status and outcome != 1 else "")
     assert callable(signal.getsignal(signal.SIGTERM)), "process 1 of a container would ignore it"
+
+
+@pytest.mark.parametrize(
+    ("settings", "warned"),
+    [
+        ({"host": "0.0.0.0"}, True),
+        ({"host": "0.0.0.0", "api_token": "open"}, False),
+        ({"host": "0.0.0.0", "api_tokens_file": os.devnull}, False),
+        ({"host": "127.0.0.1"}, False),
+    ],
+)
+def test_a_start_without_a_token_is_warned_about_where_others_can_reach_it(
+    settings, warned: bool, monkeypatch, ends, kept_signals
+) -> None:
+    monkeypatch.setattr(process, "serve", lambda *_: 0)
+    monkeypatch.setattr(process, "load_settings", lambda _: Settings(**settings))
+    for name in ("configure_logs", "require_port", "collect_rarely"):
+        monkeypatch.setattr(process, name, lambda *_, **__: None)
+    with capture_logs() as log, pytest.raises(Ended):
+        process.run(None)
+    assert [each["event"] for each in log] == ["no_token"] * warned
+    assert all("set API_TOKEN or API_TOKENS_FILE" in each["note"] for each in log)
 
 
 @pytest.mark.parametrize(("threads", "status"), [(1, "3"), (2, "-4")])

@@ -138,7 +138,9 @@ def start_process(
     `fresh` starts an interpreter of its own, where a copy of one that has imported would do.
     """
     inherited = {k: v for k, v in os.environ.items() if k in {"PATH", "HOME", "LANG", "TMPDIR"}}
+    # Without a locale, an interpreter would set LC_CTYPE, and a copy of one would not.
     settings = {"PORT": "0", "DEVICE": "cpu", "DTYPE": "float32", "HF_HUB_OFFLINE": "1"}
+    settings |= {"LC_CTYPE": "C.UTF-8"}
     settings["RERANKER_MODEL"] = "late-interaction"
     # All of a test's requests come from one address.
     settings |= {"RATE_LIMIT_REQUESTS_PER_MINUTE": "1000000", "RATE_LIMIT_BURST_SIZE": "1000000"}
