@@ -6,4 +6,4 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 scripts/test_environment.sh .venv-tests
 scripts/pinned_environment.sh .venv-references requirements/torch-cpu.lock requirements/references.txt
-HF_HUB_OFFLINE=1 .venv-tests/bin/python -m pytest -q tests/vectors
+HF_HUB_OFFLINE=1 .venv-tests/bin/python -m pytest -q tests/oracle/test_references.py

@@ -53,7 +53,6 @@ from tests.simulation.fakes import FakeEmbedder, FakeModel, number_of, score_of
 from tests.simulation.virtual_time import Moments, VirtualLoop
 
 _ANSWER_BYTES, _BODY_BYTES = 2**20, 2**14
-# Of the pieces of a stream, as in the service.
 
 
 def _served(model: str | None) -> ServedModel | None:

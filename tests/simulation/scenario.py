@@ -419,7 +419,7 @@ class Scenario:
         """Every model has to serve again."""
         if self.engine.failure is not None or self.engine.failed_devices:
             return
-        probe = Client(self.world, "probe", 3)
+        probe = Client(self.world, "probe", bulk_share=0.0)
         text = [text_of(_FIRST_TEXT, 4)]
         asked: list[tuple[str, str | None]] = [("embed", None)]
         if self.settings.reranker_model != "none":

@@ -1,9 +1,10 @@
-"""Pooled and encoded vectors as PyLate and FastEmbed make them, recorded by `record_references`."""
+"""Pooled and encoded vectors as PyLate and FastEmbed make them, by tests/oracle/references.json."""
 
 import json
 import tracemalloc
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from smart_embedder.vectors import (
     pooling_bytes,
 )
 
-REFERENCES = Path(__file__).with_name("references.json")
+RECORDED = Path(__file__).parents[1] / "oracle" / "references.json"
 # Every so many numbers of an encoding are recorded, so that each repetition is met.
 STEP = 97
 SHAPES = [(1, 16), (5, 48), (70, 48), (12, 1024)]
@@ -36,12 +37,14 @@ def vectors_of(tokens: int, width: int) -> np.ndarray:
     return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
 
 
-RECORDED = json.loads(REFERENCES.read_text("utf-8"))
+@pytest.fixture(scope="module")
+def recorded() -> dict[str, Any]:
+    return json.loads(RECORDED.read_text("utf-8"))
 
 
 @pytest.mark.parametrize("factor", FACTORS)
-def test_pooled_vectors_are_pylates_of_unit_length(factor) -> None:
-    expected = np.array(RECORDED["pooled"][str(factor)], np.float32)
+def test_pooled_vectors_are_pylates_of_unit_length(recorded, factor) -> None:
+    expected = np.array(recorded["pooled"][str(factor)], np.float32)
     pooled = pool(vectors_of(70, 48), factor)
     assert pooled.shape == expected.shape
     nearest = pooled @ expected.T  # PyLate's stand in the order of its labels.
@@ -116,10 +119,10 @@ def test_points_in_one_place_are_divided_too() -> None:
 
 @pytest.mark.parametrize("side", ["query", "document"])
 @pytest.mark.parametrize(("tokens", "width"), SHAPES)
-def test_encodings_equal_fastembeds(tokens, width, side) -> None:
+def test_encodings_equal_fastembeds(recorded, tokens, width, side) -> None:
     encoding = muvera_of(width).encode(vectors_of(tokens, width), side)
     assert (encoding.shape, encoding.dtype) == ((MUVERA_WIDTH,), np.float32)
-    expected = RECORDED["muvera"][f"{tokens}x{width}"][side]
+    expected = recorded["muvera"][f"{tokens}x{width}"][side]
     np.testing.assert_allclose(encoding[::STEP], expected, rtol=0, atol=1e-5)
 
 

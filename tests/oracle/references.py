@@ -1,9 +1,13 @@
 """FastEmbed's MUVERA, PyLate's pooling and models, which an environment of their own runs.
 
 Neither installs beside the service: FastEmbed wants an older huggingface-hub, PyLate older versions
-of transformers and sentence-transformers. scripts/check_references.sh makes that environment.
+of transformers and sentence-transformers. scripts/check_references.sh makes that environment. Some
+of their results are in references.json, for where it is not; with it this records them anew:
+
+    python -m tests.oracle.references
 """
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +16,7 @@ import numpy as np
 
 from tests.support.answering_process import AnsweringProcess, answering_process
 from tests.support.server import REPOSITORY
+from tests.vectors.test_vectors import FACTORS, RECORDED, SHAPES, STEP, vectors_of
 
 ENVIRONMENT = REPOSITORY / ".venv-references"
 MISSING = "scripts/check_references.sh makes the references' environment"
@@ -47,3 +52,21 @@ def run_references() -> Iterator[References]:
     script = Path(__file__).with_name("run_references.py")
     with answering_process([str(ENVIRONMENT / "bin" / "python"), str(script)]) as process:
         yield References(process)
+
+
+def record() -> None:
+    muvera, pooled = {}, {}
+    with run_references() as references:
+        for tokens, width in SHAPES:
+            vectors = vectors_of(tokens, width)
+            muvera[f"{tokens}x{width}"] = {
+                side: references.muvera(vectors, side)[::STEP].round(7).tolist()
+                for side in ("query", "document")
+            }
+        for factor in FACTORS:
+            pooled[str(factor)] = references.pool(vectors_of(70, 48), factor).round(7).tolist()
+    RECORDED.write_text(json.dumps({"muvera": muvera, "pooled": pooled}))
+
+
+if __name__ == "__main__":
+    record()

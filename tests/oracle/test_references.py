@@ -1,5 +1,6 @@
 """Vectors beside FastEmbed and PyLate themselves: over wide inputs, and of whole ColBERT models."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -7,7 +8,6 @@ import pytest
 import torch
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from hypothesis.extra import numpy as arrays
 from transformers import BertModel, MistralModel, Qwen3Model, XLMRobertaModel
 
 from smart_embedder.engine.records import Outputs
@@ -15,8 +15,8 @@ from smart_embedder.models.loader import load_embedder
 from smart_embedder.models.ops.choose import choose_backend
 from smart_embedder.models.ops.proof import Target
 from smart_embedder.vectors import MUVERA_WIDTH, muvera_of, pool
+from tests.oracle.references import ENVIRONMENT, MISSING, References, run_references
 from tests.support.wordpiece import ROBERTA, save_colbert
-from tests.vectors.test_vectors import vectors_of
 
 pytestmark = pytest.mark.timeout(600)  # Hundreds of examples each.
 
@@ -24,6 +24,15 @@ WIDE = settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
 SIDES = st.sampled_from(["query", "document"])
 # FastEmbed takes no vectors of less than 16 numbers, and does not project those of 16.
 WIDTHS = st.sampled_from([16, 17, 48, 128])
+
+
+@pytest.fixture(scope="module")
+def references() -> Iterator[References]:
+    """The packages themselves."""
+    if not ENVIRONMENT.is_dir():
+        pytest.skip(MISSING)
+    with run_references() as running:
+        yield running
 
 
 @st.composite
@@ -47,24 +56,6 @@ def test_encodings_are_fastembeds(references, vectors, side) -> None:
 
 
 @WIDE
-@given(
-    vectors=WIDTHS.flatmap(
-        lambda width: arrays.arrays(
-            np.float32,
-            st.tuples(st.integers(1, 12), st.just(width)),
-            elements=st.sampled_from([0, 1, -1, 0.5, -0.25, 1e-3]),
-        )
-    ),
-    side=SIDES,
-)
-def test_encodings_are_fastembeds_where_numbers_are_zero_and_vectors_are_equal(
-    references, vectors, side
-) -> None:
-    ours = muvera_of(vectors.shape[1]).encode(vectors, side)
-    np.testing.assert_allclose(ours, references.muvera(vectors, side), rtol=1e-6, atol=1e-5)
-
-
-@WIDE
 @given(vectors=unit_vectors(), factor=st.integers(2, 40), seed=st.integers(0, 2**32))
 def test_pooled_vectors_are_pylates(references, vectors, factor, seed) -> None:
     expected = references.pool(vectors, factor)
@@ -73,22 +64,6 @@ def test_pooled_vectors_are_pylates(references, vectors, factor, seed) -> None:
     # Where the last digit decides which clusters are joined, two libraries may differ.
     assume(shaken.shape == expected.shape and np.allclose(shaken, expected, atol=1e-4))
     assert_same_vectors(pool(vectors, factor), expected)
-
-
-def test_a_long_text_is_pooled_and_encoded_as_a_short_one(references) -> None:
-    vectors = vectors_of(700, 256)
-    assert_same_vectors(pool(vectors, 2), references.pool(vectors, 2))
-    encoding = muvera_of(256).encode(vectors, "document")
-    np.testing.assert_allclose(encoding, references.muvera(vectors, "document"), atol=1e-5)
-
-
-@given(tokens=st.integers(2, 40), factor=st.integers(2, 40))
-def test_of_equal_vectors_pylate_leaves_fewer(references, tokens, factor) -> None:
-    equal = np.tile(np.float32([0, 1, 0, 0]), (tokens, 1))
-    expected = references.pool(equal, factor)
-    ours = pool(equal, factor)
-    assert 1 <= len(expected) <= len(ours) == max(tokens // factor, 1)
-    np.testing.assert_allclose(ours, np.broadcast_to(expected[:1], ours.shape), atol=1e-6)
 
 
 def assert_same_vectors(ours: np.ndarray, expected: np.ndarray) -> None:
