@@ -101,7 +101,7 @@ class FakeModel(PlainEmbedder, HeldDevice):
 
 
 class FakeM3(FakeModel):
-    """Makes all kinds: a token's weight is its character, and so is its row."""
+    """Makes the kinds that are asked for: a token's weight is its character, and so is its row."""
 
     name = "fake-m3"
     colbert_width = 1
@@ -109,11 +109,15 @@ class FakeM3(FakeModel):
     def results(self, sequences: list[np.ndarray]) -> list[TextEmbedding]:
         return [
             TextEmbedding(
-                dense=np.float32([ids.sum(), *ids[:3]]) / np.float32(1 + ids.sum()),
-                sparse=SparseVector(np.unique(ids), np.unique(ids).astype(np.float32)),
-                colbert=ids[1:, None].astype(np.float32),
+                np.float32([ids.sum(), *ids[:3]]) / np.float32(1 + ids.sum())
+                if wanted.dense
+                else None,
+                SparseVector(np.unique(ids), np.unique(ids).astype(np.float32))
+                if wanted.sparse
+                else None,
+                ids[1:, None].astype(np.float32) if wanted.colbert else None,
             )
-            for ids in sequences
+            for ids, wanted in zip(sequences, self.outputs[-1], strict=True)
         ]
 
 

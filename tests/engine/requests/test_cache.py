@@ -25,7 +25,7 @@ from smart_embedder.engine.space import VectorSpace
 from smart_embedder.errors import InferenceError, TextTooLongError
 from smart_embedder.observability.metrics import Metrics
 from tests.engine.engines import busy, engine_for, waiting
-from tests.engine.fakes import ALL, FakeModel
+from tests.engine.fakes import ALL, FakeM3, FakeModel
 
 UNCUT = {"truncation": TruncationOptions(truncate=False)}
 FROM_LEFT = {"truncation": TruncationOptions(side="left")}
@@ -37,32 +37,7 @@ def asked(texts: list[str], outputs: Outputs = ALL, **fields: Any) -> EmbedReque
     return EmbedRequest(texts, outputs, **fields)
 
 
-class KindsModel(FakeModel):
-    """Makes every kind, and only what is asked for."""
-
-    colbert_width = 2
-    dense_width = 1
-    normalizes = False
-
-    def results(self, sequences: list[np.ndarray]) -> list[TextEmbedding]:
-        return [
-            TextEmbedding(
-                dense=np.float32([1 + ids.sum()]) if wanted.dense else None,
-                sparse=_weights(ids) if wanted.sparse else None,
-                colbert=np.float32([(np.cos(i), np.sin(i)) for i in ids[1:]]).reshape(-1, 2)
-                if wanted.colbert
-                else None,
-            )
-            for ids, wanted in zip(sequences, self.outputs[-1], strict=True)
-        ]
-
-
-def _weights(ids: np.ndarray) -> SparseVector:
-    indices, counts = np.unique(ids, return_counts=True)
-    return SparseVector(indices, counts.astype(np.float32))
-
-
-def cached_engine(model: KindsModel, metrics: Metrics | None = None, **settings):
+def cached_engine(model: FakeM3, metrics: Metrics | None = None, **settings):
     return engine_for(model, metrics, embedding_cache_bytes=2**28, **settings)
 
 
@@ -81,7 +56,7 @@ def facts(result) -> tuple:
 
 
 async def test_a_text_is_computed_once_and_found_afterwards() -> None:
-    model, metrics = KindsModel(), Metrics()
+    model, metrics = FakeM3(), Metrics()
     async with cached_engine(model, metrics) as engine:
         first = await engine.embed(asked(["ab", "abc", "ab"]))
         second = await engine.embed(asked(["abc", "ab"]))
@@ -97,7 +72,7 @@ async def test_a_text_is_computed_once_and_found_afterwards() -> None:
 
 
 async def test_nothing_is_kept_unless_the_setting_says_so() -> None:
-    model = KindsModel()
+    model = FakeM3()
     async with engine_for(model) as engine:
         for _ in range(2):
             await engine.embed(asked(["a"]))
@@ -105,7 +80,7 @@ async def test_nothing_is_kept_unless_the_setting_says_so() -> None:
 
 
 async def test_a_text_is_found_if_its_entry_has_all_kinds_that_are_asked_for() -> None:
-    model = KindsModel()
+    model = FakeM3()
     async with cached_engine(model) as engine:
         await engine.embed(asked(["ab"], DENSE))
         await engine.embed(asked(["ab"], SPARSE))
@@ -116,12 +91,12 @@ async def test_a_text_is_found_if_its_entry_has_all_kinds_that_are_asked_for() -
     assert model.batches == [[2], [2], [2]]
     assert both.embeddings[0].colbert is None
     assert (found.dense, found.colbert) == (None, None)
-    async with engine_for(KindsModel()) as lonely:
+    async with engine_for(FakeM3()) as lonely:
         assert facts(await lonely.embed(asked(["ab"]))) == facts(everything)
 
 
 async def test_each_model_of_a_request_has_entries_of_its_own() -> None:
-    model, dense = KindsModel(), KindsModel()
+    model, dense = FakeM3(), FakeM3()
     async with cached_engine(model, dense=dense) as engine:
         first = await engine.embed(asked(["ab"]))
         assert facts(await engine.embed(asked(["ab"]))) == facts(first)
@@ -129,7 +104,7 @@ async def test_each_model_of_a_request_has_entries_of_its_own() -> None:
 
 
 async def test_a_failure_is_not_kept() -> None:
-    model = KindsModel()
+    model = FakeM3()
     async with cached_engine(model) as engine:
         model.failures = [ValueError("broken"), None]
         with pytest.raises(InferenceError):
@@ -139,7 +114,7 @@ async def test_a_failure_is_not_kept() -> None:
 
 
 async def test_a_text_that_is_found_waits_for_no_place_in_the_queue() -> None:
-    model, metrics = KindsModel(), Metrics()
+    model, metrics = FakeM3(), Metrics()
     async with cached_engine(model, metrics, max_queue_size=1) as engine:
         await engine.embed(asked(["known"]))
         async with busy(engine, model):
@@ -155,7 +130,7 @@ async def test_a_text_that_is_found_waits_for_no_place_in_the_queue() -> None:
     ids=["half a surrogate pair", "a large body"],
 )
 async def test_texts_of_any_kind_and_size_are_found(texts: list[str]) -> None:
-    model = KindsModel()
+    model = FakeM3()
     async with cached_engine(model) as engine:
         assert facts(await engine.embed(asked(texts))) == facts(await engine.embed(asked(texts)))
     assert sum(map(len, model.batches)) == len(texts)
@@ -174,14 +149,14 @@ async def test_answers_and_errors_are_those_of_an_engine_without_a_cache(waves) 
         except TextTooLongError as error:
             return str(error), error.problems
 
-    async with engine_for(KindsModel()) as lonely, cached_engine(KindsModel()) as engine:
+    async with engine_for(FakeM3()) as lonely, cached_engine(FakeM3()) as engine:
         for wave in waves:
             found = await asyncio.gather(*(outcome(engine, *each) for each in wave))
             assert found == [await outcome(lonely, *each) for each in wave]
 
 
 async def test_vectors_of_another_model_of_the_same_name_are_other_entries() -> None:
-    model = KindsModel()
+    model = FakeM3()
     async with cached_engine(model) as engine:
         await engine.embed(asked(["ab"]))
         model.spaces = {"dense": VectorSpace("dense", *8 * ["other"])}

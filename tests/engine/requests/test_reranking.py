@@ -27,17 +27,8 @@ from smart_embedder.errors import (
 )
 from smart_embedder.observability.metrics import Metrics
 from tests.engine.engines import busy, engine_for, engine_on_cpu, let_go, queued
-from tests.engine.fakes import ALL, FakeM3, FakeModel, FakeReranker
+from tests.engine.fakes import ALL, FakeM3, FakeReranker
 from tests.support.texts import varied_texts
-
-
-class EchoingModel(FakeModel):
-    """Its dense and ColBERT vectors are the first character's number."""
-
-    def results(self, sequences: list[np.ndarray]) -> list[TextEmbedding]:
-        sparse = SparseVector(np.zeros(1, np.int64), np.zeros(1, np.float32))
-        vectors = [np.float32(ids[:1]) for ids in sequences]
-        return [TextEmbedding(vector, sparse, vector[None]) for vector in vectors]
 
 
 async def test_scores_of_one_forward_come_back_in_the_order_of_the_passages() -> None:
@@ -70,7 +61,7 @@ async def test_without_a_model_that_can_score_it_says_why() -> None:
 
 
 async def test_late_interaction_has_one_time_limit_for_all_its_forwards() -> None:
-    model = EchoingModel()
+    model = FakeM3()
     async with engine_for(model, late_interaction=True, rerank_gpu_timeout=0.4) as engine:
         model.held = True
         request = asyncio.create_task(engine.rerank(RerankRequest("q", ["a", "b"])))
@@ -86,15 +77,15 @@ async def test_late_interaction_has_one_time_limit_for_all_its_forwards() -> Non
 
 
 async def test_late_interaction_counts_as_reranking_also_beside_embeddings() -> None:
-    model, metrics = EchoingModel(), Metrics()
+    model, metrics = FakeM3(), Metrics()
     async with engine_for(model, metrics, late_interaction=True) as engine:
-        await engine.rerank(RerankRequest("q", ["a", "b"]))
+        await engine.rerank(RerankRequest("qu", ["ab", "bc"]))
         assert metrics.value("rerank_inference_duration_seconds_count") == 2
         assert metrics.value("embedding_batch_size_count") == 0
         async with busy(engine, model):
-            reranked = asyncio.create_task(engine.rerank(RerankRequest("q", ["a"])))
+            reranked = asyncio.create_task(engine.rerank(RerankRequest("qu", ["ab"])))
             embedded = asyncio.create_task(engine.embed(EmbedRequest(["b", "c"])))
-            await queued(engine, tokens=3)
+            await queued(engine, tokens=4)
         await asyncio.gather(reranked, embedded)
     assert model.outputs[-2] == [ALL, *[Outputs(dense=True)] * 2]
     assert metrics.value("rerank_inference_duration_seconds_count") == 4
