@@ -14,4 +14,4 @@ scripts/pinned_environment.sh "$environment" requirements/cluster.txt
 packages='import sysconfig; print(sysconfig.get_path("purelib"))'
 .venv-tests/bin/python -c "$packages" > "$("$environment/bin/python" -c "$packages")/service.pth"
 [[ ${1:-} != --install ]] || exit 0
-HF_HUB_OFFLINE=1 .venv-tests/bin/python -m pytest -q -m "" tests/cluster "$@"
+HF_HUB_OFFLINE=1 .venv-tests/bin/python -m pytest -q -m "" tests/deploy/ray "$@"

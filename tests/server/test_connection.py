@@ -1,5 +1,7 @@
 """The limits of one connection: how long, how much, and in which order; on a transport in hand."""
 
+import asyncio
+
 import pytest
 from structlog.testing import capture_logs
 
@@ -24,7 +26,7 @@ POST = b"POST /%d HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n"
 async def test_headers_have_ten_seconds(began: bytes) -> None:
     client = Client()
     await client.send(began)
-    await client.wait(HEADERS_TIMEOUT)
+    await client.wait(10)
     assert client.wire.ended is None
     await client.wait(1)
     assert client.wire.ended == "closed"
@@ -56,6 +58,18 @@ async def test_a_kept_connection_may_idle_and_then_has_the_time_of_headers() -> 
     assert client.wire.ended is None
     await client.wait(1)
     assert client.wire.ended == "closed"
+
+
+@in_skipped_time
+async def test_a_kept_connection_stays_while_its_next_request_is_in_work() -> None:
+    client = Client()
+    await client.send(GET % 1)
+    client.app.go.clear()
+    await client.send(GET % 2)
+    await asyncio.sleep(1000)
+    assert client.wire.ended is None
+    await client.go()
+    assert client.statuses == [200, 200]
 
 
 @in_skipped_time
@@ -193,6 +207,7 @@ async def test_what_is_no_http_is_told_so_and_the_rest_is_dropped() -> None:
 async def test_what_is_no_http_behind_a_request_in_work_ends_the_connection_after_it() -> None:
     client = Client(held=True)
     await client.send(GET % 1 + GET % 2 + b"what?\r\n\r\n" + GET % 3)
+    await client.send(b"what?\r\n\r\n")
     assert client.statuses == []
     await client.go()
     assert (client.app.paths, client.statuses) == (["/1", "/2"], [200, 200])

@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from tests.cluster.ray_cluster import LIMIT, RayCluster, ask, serving
+from tests.deploy.ray.ray_cluster import LIMIT, RayCluster, ask, serving
 from tests.support.waiting import running, wait_until
 
 # Several waits of up to LIMIT each.

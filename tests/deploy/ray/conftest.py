@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.ray_cluster import BIN, run_cluster
+from tests.deploy.ray.ray_cluster import BIN, run_cluster
 
 
 @pytest.fixture(scope="session")

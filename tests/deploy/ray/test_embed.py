@@ -17,7 +17,7 @@ from smart_embedder.engine.records import Outputs
 from smart_embedder.models.ops.choose import choose_backend
 from smart_embedder.models.ops.proof import Target
 from smart_embedder.models.tasks.embedders import M3Embedder
-from tests.cluster.ray_cluster import BIN, LIMIT, RayCluster, environment
+from tests.deploy.ray.ray_cluster import BIN, LIMIT, RayCluster, environment
 from tests.support.checkpoints import save_m3
 from tests.support.qdrant.process import run_qdrant
 from tests.support.server import REPOSITORY
