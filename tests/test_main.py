@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import fastapi.routing
 import httpx2
 import pytest
 from fastapi import FastAPI
+from structlog.testing import capture_logs
 
 from smart_embedder import main
 from smart_embedder.__main__ import main as command
@@ -66,6 +68,19 @@ async def test_what_only_documentation_needs_is_made_when_the_service_is_ready()
     async with app.router.lifespan_context(app):
         await settled.wait()
     assert done == [("ready", False), ("settled", True)]
+
+
+async def test_a_small_memory_is_said_and_what_never_fits_it_is_413() -> None:
+    device = replace(MODELS.device, host_memory_left=lambda: 1_000_000)
+    models, ready = replace(MODELS, devices=(device,)), asyncio.Event()
+    chosen = settings_of(models, api_token=None)
+    app = create_app(chosen, loader=loading(models), on_ready=lambda _: ready.set())
+    with capture_logs() as log:
+        async with app.router.lifespan_context(app), client_of(app) as client:
+            await ready.wait()
+            large = await client.post("/embeddings/", json={"sentences": ["a" * 900_000]})
+    assert large.status_code == 413
+    assert "memory_short" in [each["event"] for each in log]
 
 
 def middleware_of(**settings: Any) -> dict[str, dict[str, Any]]:

@@ -17,6 +17,7 @@ from smart_embedder.engine import Engine
 from smart_embedder.engine.model import Measured, MemoryUsage, PlacedModel
 from smart_embedder.engine.records import EmbedRequest, Outputs
 from smart_embedder.errors import StartupError
+from smart_embedder.models.device import choose
 from smart_embedder.models.device.cpu import available_threads
 from smart_embedder.models.load import load_models
 from smart_embedder.models.loader import EntryLoader
@@ -116,6 +117,12 @@ def test_what_a_model_needs_is_told_from_its_files(tiny_m3: Path) -> None:
     assert 0.9 < plan.needs["cpu"] / size < 1.2
     half = loader.plan(ModelEntry(name=str(tiny_m3), dtype="bfloat16"))
     assert half.needs["cpu"] == pytest.approx(plan.needs["cpu"] / 2, abs=1)
+
+
+def test_models_that_the_memory_has_no_room_for_stop_the_start(tiny_m3: Path, monkeypatch) -> None:
+    monkeypatch.setattr(choose, "host_memory_left", lambda: 2**20)
+    with pytest.raises(StartupError, match="no room for the models: .* and 1 MB are left"):
+        load_models(settings(tiny_m3))
 
 
 def test_what_an_entry_names_is_for_its_own_model_alone(tiny_qwen: Path) -> None:
