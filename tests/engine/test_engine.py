@@ -36,12 +36,13 @@ async def test_no_texts_is_an_error() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds_per_token", "least", "most"), [(0.001, 1, 1), (3.0, 2, 12), (1000.0, 30, 30)]
+    ("seconds_per_token", "least", "most"), [(0.001, 1, 1), (3.0, 2, 13), (1000.0, 30, 30)]
 )
 async def test_a_refused_caller_is_told_when_to_come_back_which_is_not_later_than_clients_do(
-    seconds_per_token, least, most
+    seconds_per_token, least, most, monkeypatch
 ) -> None:
     """A place is free when one that waits is taken, or when one that is scored has its scores."""
+    monkeypatch.setattr("smart_embedder.engine.engine._ACQUIRE_TIMEOUT", 0.01)
     model, reranker = FakeModel(), FakeReranker()
     settings = {"max_queue_size": 1, "rerank_max_queue": 1, "seconds_per_token": seconds_per_token}
     async with engine_for(model, reranker=reranker, **settings) as engine:

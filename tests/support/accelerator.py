@@ -13,7 +13,3 @@ def accelerator_error(code: int | None, message: str = "") -> Exception:
 
 def broken_memory() -> Exception:
     return accelerator_error(214, "uncorrectable ECC error encountered")
-
-
-def illegal_access() -> Exception:
-    return accelerator_error(700, "an illegal memory access was encountered")

@@ -3,12 +3,9 @@
 import asyncio
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
-from smart_embedder.engine.devices.thread import run_preempting_call
-from smart_embedder.engine.records import EmbedRequest, TextEmbedding
 from smart_embedder.engine.scheduling.job import Purpose
 from smart_embedder.errors import (
     DeviceCrashedError,
@@ -18,40 +15,9 @@ from smart_embedder.errors import (
     OutOfMemoryError,
 )
 from tests.engine.devices.virtual_device import VirtualDevice, numbers
-from tests.engine.engines import engine_for, entered
 from tests.engine.fakes import FakeModel
 from tests.support.accelerator import accelerator_error
 from tests.support.skipped_time import in_skipped_time, now, turns
-
-
-class PartedModel(FakeModel):
-    """Its forward has two parts that wait at the gate; between them a short one may run."""
-
-    def finish(self, sequences: list[np.ndarray]) -> list[TextEmbedding]:
-        super().finish(sequences)
-        run_preempting_call()
-        return super().finish(sequences)
-
-
-async def test_a_short_request_is_answered_between_two_parts_of_a_long_forward() -> None:
-    model = PartedModel()
-    model.held = True
-    async with engine_for(model, max_batch_tokens=200, seconds_per_token=1.0) as engine:
-        (executor,) = engine._devices._executors
-        long = asyncio.create_task(engine.embed(EmbedRequest(["l" * 96])))
-        await entered(model)
-        short = asyncio.create_task(engine.embed(EmbedRequest(["s" * 12], client="other")))
-        while not executor.launching._preempting:  # noqa: ASYNC110 - turns, not time
-            await asyncio.sleep(0)
-        model.gate.release(3)  # The long one's first part, and both of the short one's.
-        assert (await short).embeddings[0].dense[0] == 12 * ord("s")
-        assert not long.done()
-        model.gate.release()
-        assert (await long).embeddings[0].dense[0] == 96 * ord("l")
-    assert model.batches == [[96], [12]]
-
-
-# In virtual time.
 
 
 @in_skipped_time

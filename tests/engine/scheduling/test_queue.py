@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from smart_embedder.engine.scheduling.batcher import Batch, Limits
@@ -110,6 +110,7 @@ def test_what_a_client_did_where_there_was_room_for_all_is_not_held_against_it()
     assert not own.waiting
 
 
+@settings(max_examples=40)
 @given(
     length=st.integers(1, 30),
     sizes=st.lists(st.integers(1, 9), min_size=2, max_size=4),
