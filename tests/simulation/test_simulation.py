@@ -4,14 +4,10 @@ import pytest
 
 from tests.simulation.scenario import run
 
-# Of the seeds 0 to 39 and 90 to 119 the shortest runs: two of them find each planted fault that two
-# of all find, and two have each outcome of a request, each number of devices and of models, each
-# kind of reranker, a cache and none, a drain and none.
-SEEDS = (
-    *(6, 9, 10, 14, 16, 17, 19, 21, 23, 24, 29),
-    *(32, 34, 39, 92, 93, 95, 101, 110, 112, 118, 119),
-)
-# Of callbacks of the event loop; 113,000 in all.
+# Of the 40 seeds from 91900 on, a number drawn at random: few that together find each planted fault
+# that any of them finds (34 of 46), twice where two do, and have each outcome of a request.
+SEEDS = [91900 + number for number in (3, 10, 12, 15, 16, 17, 20, 21, 22, 28, 29, 38)]
+# Of callbacks of the event loop; 66,000 in all.
 MOST_STEPS_OF_A_SEED = 6_000
 
 
@@ -23,5 +19,5 @@ def test_no_law_is_broken(seed: int) -> None:
 
 
 def test_a_seed_repeats_a_run() -> None:
-    for seed in (5, 8):
+    for seed in SEEDS[:2]:
         assert run(seed, 4000) == run(seed, 4000)
