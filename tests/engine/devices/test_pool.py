@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
+from structlog.testing import capture_logs
 
 from smart_embedder.engine import Engine
 from smart_embedder.engine.devices.pool import DevicePool
@@ -126,8 +127,10 @@ async def test_both_batches_that_a_failed_gpu_had_in_flight_go_to_another_device
         await asyncio.gather(*map(entered, models))
         gpu.gate.release(2)
         let_go(other)
-        results = await asyncio.gather(*requests, return_exceptions=True)
+        with capture_logs() as log:
+            results = await asyncio.gather(*requests, return_exceptions=True)
         assert engine.failed_devices == ["device-1"]
+    assert [each["event"] for each in log].count("device_failed") == 1
     if has_other:
         assert letters(*results) == "abc"
     else:
@@ -195,6 +198,19 @@ async def test_a_place_is_free_when_the_last_of_a_request_is_taken() -> None:
         assert pool.seconds_to_place(Purpose.EMBEDDING) == 6
         pool.queue.put(job(30, client="c", model=model, purpose=Purpose.RERANKING))
         assert pool.seconds_to_place(Purpose.RERANKING) == 10, "30 of each client, and a second"
+
+
+@in_skipped_time
+async def test_a_batch_waits_for_others_as_many_milliseconds_as_the_setting_says() -> None:
+    model = FakeModel()
+    async with VirtualPool(batch_wait_ms=50).started(on("cpu", model)) as pool:
+        jobs = [job(length, model=model) for length in (2, 3, 4)]
+        for each in jobs:
+            pool.queue.put(each)
+            await asyncio.sleep(0.04)
+        for each in jobs:
+            await each.result()
+    assert model.batches == [[2, 3], [4]]
 
 
 @in_skipped_time
