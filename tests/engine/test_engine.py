@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from structlog.testing import capture_logs
 
 from smart_embedder.engine import Engine
 from smart_embedder.engine.model import DefaultModels, Measured, ModelInfo
@@ -69,9 +70,11 @@ async def test_a_fault_in_the_consumer_itself_is_a_failure_and_not_a_silence(mon
     await engine.start()
     monkeypatch.setattr("smart_embedder.engine.scheduling.queue.JobQueue.take", broken)
     # Who waits for it is told, and so is whoever comes later.
-    for _ in range(2):
-        with pytest.raises(UnhealthyError, match="consumer has ended"):
-            await engine.embed(EmbedRequest(["a"]))
+    with capture_logs() as log:
+        for _ in range(2):
+            with pytest.raises(UnhealthyError, match="consumer has ended"):
+                await engine.embed(EmbedRequest(["a"]))
+    assert [each["event"] for each in log] == ["consumer_ended"]
     assert engine.failure is not None
     await engine.close()
 

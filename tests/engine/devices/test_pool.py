@@ -259,8 +259,13 @@ async def test_a_further_model_is_measured_and_served_on_its_device_until_it_is_
         assert pool.token_budgets(model) == {"cpu": 20}
         assert pool.token_budgets(default) == {"cpu": 10}
         pool.queue.put(asked := job(2, 2, 2, 2, model=model))
+        assert (pool.is_using(model), pool.is_using(default)) == (True, False), "it waits"
         await asked.result()
-        assert [len(batch) for batch in model.batches] == [3, 1]
+        pool.queue.put(last := job(2, model=model))
+        await turns()
+        assert (pool.is_using(model), pool.is_using(default)) == (True, False), "it computes"
+        await last.result()
+        assert [len(batch) for batch in model.batches] == [3, 1, 1]
         pool.remove(model)
         assert not pool.serves(model)
         assert pool.token_budgets(model) == {}
