@@ -15,7 +15,7 @@ def connect(server: RunningServer, *, receive_buffer: int | None = None) -> sock
     raw = socket.socket()
     if receive_buffer is not None:
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
-    raw.settimeout(60)
+    raw.settimeout(120)  # Longer than REQUEST_TIMEOUT.
     raw.connect(address_of(server))
     return raw
 
