@@ -76,8 +76,9 @@ async def test_each_request_fails_when_its_own_time_is_over_and_the_rest_is_wait
     alarm = OverdueAlarm(lambda: batch, lambda: began[0], lambda _: 2.0, lambda _: 0.0)
     # The wait for the device does not count.
     await asyncio.sleep(20)
-    began[0] = now()
     jobs, failed = [part.job for part in batch.slices], []
+    assert not any(each.resolved for each in jobs)
+    began[0] = now()
     for _ in range(3):
         await asyncio.sleep(1.01)
         failed.append([each.resolved for each in jobs])
