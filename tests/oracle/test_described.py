@@ -57,13 +57,8 @@ def add_value(description) -> None:
     body_of(description, "/embeddings/")["output_dtype"]["enum"].append("int4")
 
 
-def add_nested_option(description) -> None:
-    weights = body_of(description, "/rerank")["weights"]["anyOf"][0]["properties"]
-    weights["lexical"] = {"type": "number"}
-
-
-def add_parameter(description, name: str, place: str) -> None:
-    parameter = {"name": name, "in": place, "schema": {"type": "boolean"}}
+def add_parameter(description) -> None:
+    parameter = {"name": "sharpen", "in": "query", "schema": {"type": "boolean"}}
     description["paths"]["/embed"]["post"]["parameters"].append(parameter)
 
 
@@ -78,9 +73,7 @@ def add_format(description) -> None:
         (add_route, "POST /summarize: no rule for the answer 'Summary'"),
         (add_option, "POST /v1/embeddings: the option sharpen"),
         (add_value, "POST /embeddings/: the value 'int4' of the option output_dtype"),
-        (add_nested_option, "POST /rerank: the option weights.lexical"),
-        (lambda d: add_parameter(d, "sharpen", "query"), "POST /embed: the option sharpen"),
-        (lambda d: add_parameter(d, "Sharpen", "header"), "POST /embed: the option Sharpen"),
+        (add_parameter, "POST /embed: the option sharpen"),
         (add_format, "POST /embeddings/: application/cbor"),
         (lambda d: d["paths"].pop("/ping"), "GET /ping: is not in the description"),
     ],
