@@ -105,6 +105,8 @@ def create_app(
             left = models.device.host_memory_left()
             budget.fit(left)
             process.log_memory(settings, budget.bodies.most_of_one, budget.most_of_one, left)
+        if models.device.read_memory is not None:
+            service.metrics.watch_memory(models.read_memory)
         service.metrics.server.info(operations.describe_server(settings, models))
         on_ready(models)
         # A third of a second of Python, for which the first /docs would wait. It would take that
@@ -168,6 +170,7 @@ def create_app(
 def _create_service(settings: Settings, loader: Loader | None, drain: Drain) -> Service:
     metrics, downloads = Metrics(), DownloadStatus()
     engine = Engine(settings, loader or partial(load_models, status=downloads), metrics)
+    metrics.watch(engine, settings)
     drain.time_out = engine.abort
     return Service(
         settings=settings,

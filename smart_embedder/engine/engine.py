@@ -8,6 +8,7 @@ from typing import Self, TypeVar
 
 from smart_embedder.engine.devices.pool import DevicePool, error_of
 from smart_embedder.engine.devices.thread import DeviceThread, ThreadFactory
+from smart_embedder.engine.metrics import EngineMetrics
 from smart_embedder.engine.model import LoadedModels, Loader
 from smart_embedder.engine.model_pool import ModelPool
 from smart_embedder.engine.pooled_model import ModelStatus
@@ -25,7 +26,6 @@ from smart_embedder.engine.scheduling.fairness import ConcurrencyLimit
 from smart_embedder.engine.scheduling.job import Purpose
 from smart_embedder.engine.scheduling.queue import JobQueue
 from smart_embedder.errors import DrainingError, LoadingError, UnhealthyError
-from smart_embedder.observability.metrics import Metrics
 from smart_embedder.settings import Settings
 
 Result = TypeVar("Result")
@@ -79,11 +79,11 @@ class Engine:
         self,
         settings: Settings,
         loader: Loader,
-        metrics: Metrics | None = None,
+        metrics: EngineMetrics | None = None,
         make_thread: ThreadFactory = DeviceThread,
     ) -> None:
         self._settings = settings
-        self._metrics = metrics or Metrics()
+        self._metrics = metrics or EngineMetrics()
         self._queue = JobQueue()
         self._devices = DevicePool(settings, self._queue, self._metrics, make_thread)
         self._accepted = Abortable()
@@ -106,19 +106,16 @@ class Engine:
             "rerank requests are in work (RERANK_MAX_QUEUE)",
             Purpose.RERANKING,
         )
+        size = settings.embedding_cache_bytes
+        self.cache = CachedPipeline(admission, waiting, size, self._metrics) if size else None
         self.embedding = EmbeddingPipeline(admission, waiting)
-        if settings.embedding_cache_bytes:
-            self.embedding = CachedPipeline(
-                admission, waiting, settings.embedding_cache_bytes, self._metrics
-            )
+        if self.cache is not None:
+            self.embedding = self.cache
         self.scoring = ScoringPipeline(admission, scored, settings.rerank_gpu_timeout)
         self._requests = ActiveRequests()
         self.is_ready = self.closing = self._aborted = False
         self._starting: asyncio.Task[None] | None = None
-        self._metrics.queue_size.set_function(lambda: waiting.held)
-        self._metrics.queue_capacity.set(settings.max_queue_size)
-        self._metrics.rerank_capacity.set(settings.rerank_max_queue)
-        self._metrics.stuck_seconds.set_function(lambda: self._devices.stuck_seconds)
+        self._waiting = waiting
 
     def _limit(self, capacity: int, what: str, purpose: Purpose) -> ConcurrencyLimit:
         full = f"the queue is full: {capacity} {what}"
@@ -131,6 +128,16 @@ class Engine:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+    @property
+    def waiting(self) -> int:
+        """How many embedding requests wait."""
+        return self._waiting.held
+
+    @property
+    def stuck_seconds(self) -> float:
+        """Seconds since a forward last returned, while one takes over twice its limit; else 0."""
+        return self._devices.stuck_seconds
 
     def loaded(self, model: str | None = None) -> LoadedModels:
         """What a lease of `model` would yield at once.
@@ -168,9 +175,6 @@ class Engine:
         self._starting = asyncio.create_task(self._models.start(), name="load-models")
         await self._starting
         self.is_ready = True
-        models = self.loaded()
-        if models.device.read_memory is not None:
-            self._metrics.watch_memory(models.read_memory)
 
     async def close(self) -> None:
         """Refuse new requests, serve the accepted ones, and end the threads; end a start, too.

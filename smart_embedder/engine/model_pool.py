@@ -14,12 +14,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from operator import attrgetter, itemgetter
+from operator import itemgetter
 
 import structlog
 
 from smart_embedder.engine.devices.pool import DevicePool, device_of_model_failed
 from smart_embedder.engine.devices.thread import DeviceThread, ThreadFactory
+from smart_embedder.engine.metrics import EngineMetrics
 from smart_embedder.engine.model import (
     LoadedModels,
     Loader,
@@ -27,7 +28,7 @@ from smart_embedder.engine.model import (
     PlacedModels,
     human_size,
 )
-from smart_embedder.engine.pooled_model import ModelGroup, ModelState, ModelStatus, PooledModel
+from smart_embedder.engine.pooled_model import ModelGroup, ModelStatus, PooledModel
 from smart_embedder.engine.scheduling.admission import Abortable
 from smart_embedder.engine.scheduling.fairness import failing_with
 from smart_embedder.errors import (
@@ -40,7 +41,6 @@ from smart_embedder.errors import (
     StartupError,
     UnavailableError,
 )
-from smart_embedder.observability.metrics import Metrics
 from smart_embedder.settings import LATE_INTERACTION, Settings
 
 log = structlog.get_logger(__name__)
@@ -68,7 +68,7 @@ class ModelPool:
         settings: Settings,
         loader: Loader,
         devices: DevicePool,
-        metrics: Metrics,
+        metrics: EngineMetrics,
         accepted: Abortable,
         *,
         make_thread: ThreadFactory = DeviceThread,
@@ -94,11 +94,7 @@ class ModelPool:
         # EMBEDDING_MODEL, named, makes the dense vectors, too.
         self._groups[embedder.name] = replace(self._defaults, dense=None)
         self._models = {entry.public_name: PooledModel(entry) for entry in settings.models or ()}
-        for each in (*self._defaults.members, *self._models.values()):
-            states = [state.value for state in ModelState]
-            metrics.watch_model(each.name, states, partial(attrgetter("state.value"), each))
         for name, model in self._models.items():
-            metrics.watch_further_model(name, partial(getattr, model, "leases"))
             self._groups[name] = (
                 ModelGroup(model)
                 if model.entry.task == "embed"
@@ -296,7 +292,7 @@ class ModelPool:
             model.loading = None
         seconds, size = model.load_seconds or 0.0, model.nbytes
         self._bytes_per_second = size / max(seconds, 1e-3) or _USUAL_RATE
-        self._metrics.model_loads.labels(model.name, "success").inc()
+        self._metrics.loaded(model.name, ok=True)
         log.info("model_loaded", model=model.name, seconds=round(seconds, 2), bytes=size)
         return None
 
@@ -311,7 +307,7 @@ class ModelPool:
             reason = str(error) if own else f"{type(error).__name__}: {error}"
             traceback = {} if own else {"exc_info": error}
             log.error("model_load_failed", model=model.name, reason=reason, **traceback)
-            self._metrics.model_loads.labels(model.name, "failure").inc()
+            self._metrics.loaded(model.name, ok=False)
             model.fail(error if isinstance(error, ModelTooLargeError) else None)
         return model.refusal
 
@@ -334,7 +330,7 @@ class ModelPool:
                 model=model.name,
                 effect="its vectors may differ from those that it made before",
             )
-            self._metrics.model_replacements.labels(model.name).inc()
+            self._metrics.replaced(model.name)
         await self._serve(model, placed)
 
     async def _serve(self, model: PooledModel, placed: PlacedModels) -> None:
@@ -469,7 +465,7 @@ class ModelPool:
         self._devices.remove(loaded)
         del loaded  # What is unreferenced can be given back.
         await self._free_memory()
-        self._metrics.model_unloads.labels(model.name).inc()
+        self._metrics.unloaded(model.name)
         log.info("model_unloaded", model=model.name)
 
     async def _free_memory(self) -> None:

@@ -24,7 +24,11 @@ from prometheus_client import (
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from smart_embedder import __version__
+from smart_embedder.engine import Engine
+from smart_embedder.engine.metrics import EngineMetrics
+from smart_embedder.engine.pooled_model import ModelState
 from smart_embedder.observability.logs import lines_dropped
+from smart_embedder.settings import Settings
 
 if sys.platform == "linux":
     import resource
@@ -79,7 +83,7 @@ class _ProcessCollector(ProcessCollector):
         return families
 
 
-class Metrics:
+class Metrics(EngineMetrics):
     """The metrics of one service; build one for each app."""
 
     def __init__(self) -> None:
@@ -262,11 +266,59 @@ class Metrics:
             active=self.tokenize_active,
         )
 
-    def watch_memory(self, read: Callable[[str], int]) -> None:
-        """Let the memory gauges read bytes of each kind whenever they are scraped."""
-        for kind, gauges in self.memory.items():
-            for each in gauges:
-                each.set_function(partial(read, kind))
+    def tokenized(self, seconds: float) -> None:
+        """Observe the tokenisation of one request."""
+        self.tokenize.observe(seconds)
+
+    def waited(self, seconds: float) -> None:
+        """Observe how long a job waited for its first forward."""
+        self.queue_wait.observe(seconds)
+
+    def computed(self, model: str, *, texts: int, pairs: int, tokens: int, seconds: float) -> None:
+        """Count one forward, for embedding, for reranking or for both."""
+        self.tokens.labels(model).inc(tokens)
+        self.batch_tokens.observe(tokens)
+        if texts:
+            self.batch_size.observe(texts)
+            self.embedding_inference.observe(seconds)
+        if pairs:
+            self.rerank_inference.observe(seconds)
+
+    def split(self) -> None:
+        """Count a batch that did not fit into memory."""
+        self.splits.inc()
+
+    def cached(self, hits: int, misses: int) -> None:
+        """Count the texts of a request by whether the cache had their vectors."""
+        self.embedding_cache_hits.inc(hits)
+        self.embedding_cache_misses.inc(misses)
+
+    def loaded(self, model: str, *, ok: bool) -> None:
+        """Count a loading."""
+        self.model_loads.labels(model, "success" if ok else "failure").inc()
+
+    def replaced(self, model: str) -> None:
+        """Count a loading from other files than before."""
+        self.model_replacements.labels(model).inc()
+
+    def unloaded(self, model: str) -> None:
+        """Count an unloading."""
+        self.model_unloads.labels(model).inc()
+
+    def watch(self, engine: Engine, settings: Settings) -> None:
+        """Let the gauges read the engine when they are scraped; create the models' series."""
+        self.queue_capacity.set(settings.max_queue_size)
+        self.rerank_capacity.set(settings.rerank_max_queue)
+        self.queue_size.set_function(lambda: engine.waiting)
+        self.stuck_seconds.set_function(lambda: engine.stuck_seconds)
+        if (cache := engine.cache) is not None:
+            self.embedding_cache_bytes.set_function(lambda: cache.nbytes)
+            self.embedding_cache_entries.set_function(lambda: cache.count)
+        states = [state.value for state in ModelState]
+        for place, model in enumerate(engine.statuses):
+            self.watch_model(model.name, states, partial(_state_of, engine, place))
+            if model.requests is not None:  # One of MODELS.
+                self.watch_further_model(model.name, partial(_requests_of, engine, place))
 
     def watch_model(self, name: str, states: Sequence[str], read: Callable[[], str]) -> None:
         """Create the series of a model; the gauges of its states call `read` when scraped."""
@@ -283,6 +335,12 @@ class Metrics:
         self.model_unloads.labels(name)
         self.model_replacements.labels(name)
 
+    def watch_memory(self, read: Callable[[str], int]) -> None:
+        """Let the memory gauges read bytes of each kind whenever they are scraped."""
+        for kind, gauges in self.memory.items():
+            for each in gauges:
+                each.set_function(partial(read, kind))
+
     def value(self, name: str, **labels: str) -> float:
         """The present value of one series; 0 for one that does not exist."""
         return self.registry.get_sample_value(name, labels) or 0.0
@@ -295,6 +353,14 @@ class Metrics:
     def render(self) -> bytes:
         """All series in Prometheus' text format."""
         return generate_latest(self.registry)
+
+
+def _state_of(engine: Engine, place: int) -> str:
+    return engine.statuses[place].state.value
+
+
+def _requests_of(engine: Engine, place: int) -> int:
+    return engine.statuses[place].requests or 0
 
 
 async def measure_lateness(lateness: Histogram) -> None:

@@ -70,9 +70,9 @@ async def busy(engine: Engine, model: FakeModel) -> AsyncIterator[None]:
         await held
 
 
-async def waiting(metrics: Metrics, count: int) -> None:
+async def waiting(engine: Engine, count: int) -> None:
     """Let the loop run until `count` requests wait."""
-    while metrics.value("embedding_queue_size") != count:  # noqa: ASYNC110 - turns, not time
+    while engine.waiting != count:  # noqa: ASYNC110 - turns, not time
         await asyncio.sleep(0)
 
 

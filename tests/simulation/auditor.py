@@ -566,7 +566,7 @@ class Auditor:
             "bytes": budget.held,
             "bytes of bodies": budget.bodies.held,
             "clients that hold bytes": len(budget._by_client),
-            "places": int(engine._metrics.value("embedding_queue_size")),
+            "places": engine.waiting,
             "places of rerankers": engine.scoring._limit.held,
             "tokenizer threads": engine._tokenizer_threads._usual._permits.held,
         }

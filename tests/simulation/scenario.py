@@ -97,6 +97,7 @@ class Scenario:
             self.metrics,
             lambda name, _: VirtualThread(self.loop, self.effects, name),
         )
+        self.metrics.watch(self.engine, self.settings)
         self.auditor.attach(self.engine)
         self.world = World(
             self.loop,

@@ -14,6 +14,7 @@ import structlog
 from smart_embedder import errors
 from smart_embedder.engine.devices import limits
 from smart_embedder.engine.devices.thread import DeviceThread, guarded
+from smart_embedder.engine.metrics import EngineMetrics
 from smart_embedder.engine.model import Model
 from smart_embedder.engine.scheduling.batcher import Batch, Limits
 from smart_embedder.engine.scheduling.job import Job, Purpose
@@ -23,7 +24,6 @@ from smart_embedder.engine.scheduling.queue import (
     Preemption,
     split_short,
 )
-from smart_embedder.observability.metrics import Metrics
 
 log = structlog.get_logger(__name__)
 
@@ -102,7 +102,7 @@ class DeviceExecutor:
     collecting: DeviceThread | None
     _: KW_ONLY
     limit: limits.ForwardLimit
-    metrics: Metrics
+    metrics: EngineMetrics
     free_memory: Callable[[], object]
     models: dict[Model, limits.Served]
     batch_wait: float
@@ -222,7 +222,7 @@ class DeviceExecutor:
         for each in in_flight.batch.slices:
             taken_at, is_first = each.job.first_taken_at, each.start == 0
             if taken_at is not None and is_first and not in_flight.batch.handed_over:
-                self.metrics.queue_wait.observe(taken_at - each.job.enqueued_at)
+                self.metrics.waited(taken_at - each.job.enqueued_at)
         try:
             await self._run_batch(in_flight, in_flight.batch)
         except BaseException:  # It ends the consumer: its callers must not wait for ever.
@@ -302,16 +302,16 @@ class DeviceExecutor:
         elif began > preempted.turn.launched_at > 0:
             preempted.preempted_seconds += seconds
         self.models[batch.model].budget.recover()
-        metrics, counts = self.metrics, Counter[Purpose]()
+        counts = Counter[Purpose]()
         for each in batch.slices:
             counts[each.job.purpose] += each.count
-        metrics.tokens.labels(batch.model.name).inc(batch.tokens)
-        metrics.batch_tokens.observe(batch.tokens)
-        if counts[Purpose.EMBEDDING]:
-            metrics.batch_size.observe(counts[Purpose.EMBEDDING])
-            metrics.embedding_inference.observe(seconds)
-        if counts[Purpose.RERANKING]:
-            metrics.rerank_inference.observe(seconds)
+        self.metrics.computed(
+            batch.model.name,
+            texts=counts[Purpose.EMBEDDING],
+            pairs=counts[Purpose.RERANKING],
+            tokens=batch.tokens,
+            seconds=seconds,
+        )
         batch.complete(results, seconds)
 
     async def _run_in_halves(self, in_flight: InFlight, error: errors.OutOfMemoryError) -> None:
@@ -321,7 +321,7 @@ class DeviceExecutor:
         if not halves[0].slices:
             batch.fail(error)
             return
-        self.metrics.splits.inc()
+        self.metrics.split()
         budget = self.models[batch.model].budget
         budget.shrink(batch.tokens)
         left = budget.limits.max_tokens

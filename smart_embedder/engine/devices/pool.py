@@ -10,6 +10,7 @@ import structlog
 from smart_embedder.engine.devices import limits
 from smart_embedder.engine.devices.executor import DeviceExecutor, consumer_ended
 from smart_embedder.engine.devices.thread import DeviceThread, ThreadFactory, guarded
+from smart_embedder.engine.metrics import EngineMetrics
 from smart_embedder.engine.model import (
     Model,
     PlacedModel,
@@ -18,7 +19,6 @@ from smart_embedder.engine.model import (
 from smart_embedder.engine.scheduling.job import Purpose
 from smart_embedder.engine.scheduling.queue import JobQueue
 from smart_embedder.errors import UnhealthyError
-from smart_embedder.observability.metrics import Metrics
 from smart_embedder.settings import Settings
 
 log = structlog.get_logger(__name__)
@@ -34,7 +34,7 @@ class DevicePool:
         self,
         settings: Settings,
         queue: JobQueue,
-        metrics: Metrics,
+        metrics: EngineMetrics,
         make_thread: ThreadFactory = DeviceThread,
     ) -> None:
         self._settings = settings

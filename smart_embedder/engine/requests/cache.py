@@ -14,6 +14,7 @@ from operator import attrgetter
 from cachetools import LRUCache
 
 from smart_embedder.engine.checks import check_truncations
+from smart_embedder.engine.metrics import EngineMetrics
 from smart_embedder.engine.records import (
     EmbedRequest,
     Outputs,
@@ -32,7 +33,6 @@ from smart_embedder.engine.scheduling.admission import Admission
 from smart_embedder.engine.scheduling.fairness import ConcurrencyLimit
 from smart_embedder.engine.space import VECTORS
 from smart_embedder.errors import InvalidRequestError
-from smart_embedder.observability.metrics import Metrics
 
 # To copy them takes a millisecond; more are copied off the event loop.
 _LARGE_BYTES = 2**22
@@ -100,21 +100,35 @@ class CachedPipeline(EmbeddingPipeline):
     """
 
     def __init__(
-        self, admission: Admission, waiting: ConcurrencyLimit, max_bytes: int, metrics: Metrics
+        self,
+        admission: Admission,
+        waiting: ConcurrencyLimit,
+        max_bytes: int,
+        metrics: EngineMetrics,
     ) -> None:
         super().__init__(admission, waiting)
         self._metrics = metrics
         self._entries: LRUCache[bytes, Entry] = LRUCache(max_bytes, attrgetter("nbytes"))
-        metrics.embedding_cache_bytes.set_function(lambda: self._entries.currsize)
-        metrics.embedding_cache_entries.set_function(lambda: len(self._entries))
+
+    @property
+    def nbytes(self) -> int:
+        """The memory that the entries take."""
+        return int(self._entries.currsize)
+
+    @property
+    def count(self) -> int:
+        """The number of entries, one for each text and model."""
+        return len(self._entries)
 
     async def compute(self, tasks: list[Task], request: EmbedRequest) -> None:
         """Find the texts that were computed before, and compute the rest."""
         keys = await self._hash_texts(tasks, request)
         lookups = [self._look_up(*pair) for pair in zip(tasks, keys, strict=True)]
-        self._metrics.embedding_cache_hits.inc(sum(len(lookup.found) for lookup in lookups))
         missing = [lookup.missing for lookup in lookups if lookup.missing.texts]
-        self._metrics.embedding_cache_misses.inc(sum(len(task.texts) for task in missing))
+        self._metrics.cached(
+            hits=sum(len(lookup.found) for lookup in lookups),
+            misses=sum(len(task.texts) for task in missing),
+        )
         if missing:
             try:
                 await super().compute(missing, request)

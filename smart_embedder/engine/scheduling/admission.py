@@ -15,13 +15,13 @@ from contextvars import ContextVar, copy_context
 from functools import partial
 from typing import Any, TypeVar
 
+from smart_embedder.engine.metrics import EngineMetrics
 from smart_embedder.engine.model import Model
 from smart_embedder.engine.records import Stage, Timings
 from smart_embedder.engine.scheduling.fairness import FairSemaphore, failing_with
 from smart_embedder.engine.scheduling.job import Job
 from smart_embedder.engine.scheduling.queue import JobQueue
 from smart_embedder.errors import DrainingError
-from smart_embedder.observability.metrics import Metrics
 
 Result = TypeVar("Result")
 
@@ -181,7 +181,11 @@ class Admission:
     """
 
     def __init__(
-        self, queue: JobQueue, threads: TokenizerThreads, accepted: Abortable, metrics: Metrics
+        self,
+        queue: JobQueue,
+        threads: TokenizerThreads,
+        accepted: Abortable,
+        metrics: EngineMetrics,
     ) -> None:
         self.threads = threads
         self.accepted = accepted
@@ -198,7 +202,7 @@ class Admission:
         started = time.perf_counter()
         result = await self.threads.run(call, texts, client)
         ended = time.perf_counter()
-        self._metrics.tokenize.observe(ended - started)
+        self._metrics.tokenized(ended - started)
         return result, Stage("tokenize", started, ended, model.name)
 
     async def submit(self, *jobs: Job) -> None:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from smart_embedder.engine.metrics import EngineMetrics
 from smart_embedder.engine.records import (
     CUT_AT_END,
     EmbedRequest,
@@ -68,7 +69,7 @@ async def test_a_text_is_computed_once_and_found_afterwards() -> None:
     assert second.timings.tokenize == second.timings.inference == 0 < third.timings.inference
     assert metrics.value("embedder_cache_hits_total") == 3
     assert metrics.value("embedder_cache_misses_total") == 3
-    assert metrics.value("embedder_cache_entries") == 3
+    assert engine.cache.count == 3
 
 
 async def test_nothing_is_kept_unless_the_setting_says_so() -> None:
@@ -114,12 +115,12 @@ async def test_a_failure_is_not_kept() -> None:
 
 
 async def test_a_text_that_is_found_waits_for_no_place_in_the_queue() -> None:
-    model, metrics = FakeM3(), Metrics()
-    async with cached_engine(model, metrics, max_queue_size=1) as engine:
+    model = FakeM3()
+    async with cached_engine(model, max_queue_size=1) as engine:
         await engine.embed(asked(["known"]))
         async with busy(engine, model):
             waits = asyncio.create_task(engine.embed(asked(["waits"])))
-            await waiting(metrics, 1)
+            await waiting(engine, 1)
             assert (await engine.embed(asked(["known"]))).tokens == 5
         await waits
 
@@ -184,8 +185,8 @@ def test_an_entry_is_a_read_only_copy_with_the_same_bits() -> None:
     assert kept.nbytes == sum(map(len, expected)) + 24 + 1200
 
 
-def cache_of(size: int, metrics: Metrics | None = None) -> CachedPipeline:
-    return CachedPipeline(None, None, size, metrics or Metrics())  # type: ignore[arg-type]
+def cache_of(size: int) -> CachedPipeline:
+    return CachedPipeline(None, None, size, EngineMetrics())  # type: ignore[arg-type]
 
 
 def entry(nbytes: int = 2000) -> Entry:
@@ -195,15 +196,13 @@ def entry(nbytes: int = 2000) -> Entry:
 
 
 async def test_the_least_recently_used_is_dropped_first() -> None:
-    metrics = Metrics()
-    cache = cache_of(6000, metrics)
+    cache = cache_of(6000)
     await cache._keep({key: entry() for key in "abc"})
-    assert metrics.value("embedder_cache_entries") == 3
-    assert metrics.value("embedder_cache_bytes") == 6000
+    assert (cache.count, cache.nbytes) == (3, 6000)
     assert cache._entries.get("a") is not None
     await cache._keep({"d": entry()})
     assert {*cache._entries} == {"a", "c", "d"}
-    assert metrics.value("embedder_cache_bytes") == 6000
+    assert cache.nbytes == 6000
 
 
 @pytest.mark.parametrize("large", [1, 10**9], ids=["in a thread", "at once"])
