@@ -209,16 +209,6 @@ class FusionWeights:
         if not all(np.isfinite(weights)) or min(weights) < 0 or not any(weights):
             raise InvalidRequestError("weights must be at least 0, and one of them above 0")
 
-    def fuse(self, scores: "PartScores") -> float:
-        """The weighted mean of the scores that are not None."""
-        parts = (
-            (self.dense, scores.dense),
-            (self.sparse, scores.sparse),
-            (self.colbert, scores.colbert),
-        )
-        counted = [(weight, part) for weight, part in parts if part is not None]
-        return sum(weight * part for weight, part in counted) / sum(weight for weight, _ in counted)
-
 
 @dataclass(frozen=True, slots=True)
 class RerankRequest:

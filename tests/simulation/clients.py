@@ -33,7 +33,7 @@ from smart_embedder.engine.records import (
     TextEmbedding,
     TruncationOptions,
 )
-from smart_embedder.engine.requests.reranking import score
+from smart_embedder.engine.requests.reranking import fuse, score
 from smart_embedder.engine.scheduling.job import Purpose
 from smart_embedder.errors import (
     LONGEST_RETRY_AFTER,
@@ -295,7 +295,7 @@ def expected_scores(models: LoadedModels, query: str, passages: list[str]) -> li
         return model.vectors(number_of(text), min(len(text), model.max_length), model.kinds)
 
     first = vectors(query)
-    return [FusionWeights().fuse(score(first, vectors(each))) for each in passages]
+    return [fuse(FusionWeights(), score(first, vectors(each))) for each in passages]
 
 
 def _equal(got: TextEmbedding, expected: TextEmbedding) -> bool:

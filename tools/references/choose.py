@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 
 from smart_embedder.engine.records import EmbeddingOptions, FusionWeights
-from smart_embedder.engine.requests.reranking import score
+from smart_embedder.engine.requests.reranking import fuse, score
 from smart_embedder.models.checkpoint.config import (
     has_modules,
     read_config,
@@ -124,7 +124,7 @@ class LateInteraction:
         (asked,) = self._embedder.embed([query], EmbeddingOptions(prompt="", input_type="query"))
         found = self._embedder.embed(passages, EmbeddingOptions(prompt="", input_type="document"))
         weights = FusionWeights()
-        return [weights.fuse(score(asked, passage)) for passage in found]
+        return [fuse(weights, score(asked, passage)) for passage in found]
 
 
 def _m3_limit(limit: int, folder: Path) -> int:

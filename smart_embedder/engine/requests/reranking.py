@@ -15,6 +15,7 @@ from smart_embedder.engine.devices.thread import run_preempting_call
 from smart_embedder.engine.model import Embedder, LoadedModels, Reranker
 from smart_embedder.engine.records import (
     FloatArray,
+    FusionWeights,
     Outputs,
     PartScores,
     RerankRequest,
@@ -60,6 +61,17 @@ def _colbert_score(query: FloatArray, passage: FloatArray) -> float:
         # Along the first axis NumPy takes the maximum of whole rows at once.
         best.append((passage @ query[start : start + rows].T).max(axis=0))
     return float(np.concatenate(best).mean())
+
+
+def fuse(weights: FusionWeights, scores: PartScores) -> float:
+    """The weighted mean of the scores that are not None."""
+    parts = (
+        (weights.dense, scores.dense),
+        (weights.sparse, scores.sparse),
+        (weights.colbert, scores.colbert),
+    )
+    counted = [(weight, part) for weight, part in parts if part is not None]
+    return sum(weight * part for weight, part in counted) / sum(weight for weight, _ in counted)
 
 
 class ScoringPipeline:
@@ -143,7 +155,7 @@ class ScoringPipeline:
             reduce=partial(score, embedded),
         )
         parts = await self._admission.run(of_passages)
-        scores = [weights.fuse(part) for part in parts]
+        scores = [fuse(weights, part) for part in parts]
         timings = timings_of(started, tokenized=[stage], jobs=[of_query, of_passages])
         return RerankResult(scores, parts, truncations, tokens, timings)
 

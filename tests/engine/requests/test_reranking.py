@@ -18,7 +18,7 @@ from smart_embedder.engine.records import (
     TextEmbedding,
 )
 from smart_embedder.engine.requests import reranking
-from smart_embedder.engine.requests.reranking import score
+from smart_embedder.engine.requests.reranking import fuse, score
 from smart_embedder.errors import (
     EmptyInputError,
     InferenceTimeoutError,
@@ -147,7 +147,7 @@ def test_weights_that_give_no_mean_are_refused(weights) -> None:
     [((0.8, 0.4, 0.2), 2.6 / 8), ((0.8, None, 0.2), 1.8 / 6), ((None, 0.4, None), 0.4)],
 )
 def test_the_fused_score_is_the_weighted_mean_of_the_kinds_that_are_made(parts, mean) -> None:
-    assert FusionWeights(1, 2, 5).fuse(PartScores(*parts)) == pytest.approx(mean)
+    assert fuse(FusionWeights(1, 2, 5), PartScores(*parts)) == pytest.approx(mean)
 
 
 @pytest.mark.parametrize(("most", "times"), [(1, 70), (1000, 7), (1 << 20, 1)])
