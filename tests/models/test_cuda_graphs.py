@@ -177,6 +177,16 @@ def test_a_faulty_graph_is_refused_with_one_warning(backbone, fault, reason) -> 
     assert logs == []
 
 
+def test_after_a_capture_that_fails_its_memory_may_be_used_again(backbone, monkeypatch) -> None:
+    told, names = [], ["_cuda_endAllocateToPool", "_cuda_releasePool"]
+    for name in names:
+        monkeypatch.setattr(
+            torch._C, name, lambda *given, name=name: told.append((name, *given)), raising=False
+        )
+    capture(backbone, OutOfMemory)
+    assert told == [(name, None, (0, 1)) for name in names]
+
+
 def test_no_thread_empties_the_allocators_cache_during_a_capture(backbone) -> None:
     """It would get an error from PyTorch, and so would the requests of its device."""
     acquired: list[bool] = []

@@ -6,13 +6,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from tests.support.cuda_checks import CudaMisuseError
-
 if TYPE_CHECKING:
     from tests.support.simulated_cuda import SimulatedCuda
 
 # What a copy to the host holds once it has happened.
 ARRIVED = 0.5
+
+
+class CudaMisuseError(AssertionError):
+    """What would go wrong, or slowly, on a real device."""
 
 
 class Stream:
@@ -54,14 +56,11 @@ class Event:
 class Arrival:
     """A copy to pinned memory that may not have happened yet."""
 
-    def __init__(self, target: Tensor, device: "SimulatedCuda") -> None:
+    def __init__(self, target: Tensor) -> None:
         self.target = target
-        self.device = device
         self.done = False
 
     def arrive(self) -> None:
-        if self.device.error_at_collection is not None:
-            raise self.device.error_at_collection
         # Made in another thread's inference mode.
         with torch.inference_mode():
             self.target.fill_(ARRIVED)
@@ -80,7 +79,6 @@ class Graph:
     def __init__(self, device: "SimulatedCuda") -> None:
         self._device = device
         self.captured: list[tuple[list[Tensor], list[Tensor]]] = []
-        self.fails_at_end = False
 
     def capture_begin(self, pool: Any, capture_error_mode: str) -> None:
         if self._device.current is self._device.main:
@@ -91,9 +89,6 @@ class Graph:
 
     def capture_end(self) -> None:
         self._device.capturing = None
-        self._device.captures += 1
-        if self._device.fails_at_capture_end:
-            raise RuntimeError("CUDA error: operation failed due to a previous error in a capture")
 
     def replay(self) -> None:
         self._device._note(

@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from structlog.testing import capture_logs
 
 from smart_embedder.engine.devices.thread import DeviceThread
 from smart_embedder.engine.records import Outputs, TokenIds
@@ -23,19 +22,15 @@ from smart_embedder.models.device.transfer import DeviceRows
 from smart_embedder.models.families import backbone
 from smart_embedder.models.families.backbone import Backbone
 from smart_embedder.models.families.bert import Encoder
-from smart_embedder.models.loader import EntryLoader
 from smart_embedder.models.ops.backend import torch_backend
+from smart_embedder.models.ops.choose import choose_backend
 from smart_embedder.models.ops.proof import Target
 from smart_embedder.models.tasks.dense import DenseEmbedder
 from smart_embedder.models.tasks.embedders import EmbeddingModel, M3Embedder
 from smart_embedder.models.tasks.pooling import first, last
-from smart_embedder.models.tasks.rerankers import QwenReranker
-from smart_embedder.settings import Settings
-from smart_embedder.settings.types import ModelEntry
-from tests.models.tasks.devices import CUDA, target
-from tests.support.cuda_checks import CudaMisuseError
 from tests.support.encoders import save_family, word_tokenizer
 from tests.support.simulated_cuda import SimulatedCuda, simulated_cuda
+from tests.support.simulated_streams import CudaMisuseError
 
 EVERY = Outputs(dense=True, sparse=True, colbert=True)
 BUCKETS = (Bucket(32, 4, 32), Bucket(64, 8, 64))
@@ -125,15 +120,16 @@ def test_of_fewer_layers_it_has_the_first_and_tells_how_many_times_as_many_there
     assert few.layers == every[: round(layers / times)]
 
 
-@pytest.fixture(params=["encoder", "decoder", "modernbert", "t5"])
+@pytest.fixture(scope="module", params=["encoder", "decoder", "modernbert", "t5"])
 def model(
-    request, embedder: M3Embedder, tiny_qwen: Path, float32_target: Target, tmp_path: Path
+    request, embedder: M3Embedder, tiny_qwen: Path, float32_target: Target, tmp_path_factory
 ) -> EmbeddingModel:
     if request.param == "encoder":
         return embedder
     folder = tiny_qwen
     if request.param != "decoder":
-        folder = save_family(tmp_path / request.param, request.param, word_tokenizer())
+        folder = tmp_path_factory.mktemp("backbone") / request.param
+        save_family(folder, request.param, word_tokenizer())
     return DenseEmbedder("tiny", folder, 32_768, float32_target)
 
 
@@ -243,12 +239,9 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimulatedCuda]:
         yield device
 
 
-def load_m3(folder: Path, dtype: torch.dtype = torch.float16) -> M3Embedder:
-    return M3Embedder("m3", folder, 8192, target(CUDA, dtype))
-
-
 def load_with_graphs(folder: Path, dtype: torch.dtype = torch.float16) -> M3Embedder:
-    model = load_m3(folder, dtype)
+    device = torch.device("cuda:0")
+    model = M3Embedder("m3", folder, 8192, Target(device, dtype, choose_backend(device, dtype)))
     model.capture_graphs()
     return model
 
@@ -272,16 +265,6 @@ def test_a_small_batch_is_one_launch_and_a_large_one_as_many_as_before(
         assert len(collect()) == len(lengths)
 
 
-def test_pairs_that_begin_alike_are_one_launch_too(cuda: SimulatedCuda, tiny_qwen: Path) -> None:
-    model: QwenReranker = QwenReranker("qwen", tiny_qwen, 512, 16, target(CUDA, torch.bfloat16))
-    model.capture_graphs()
-    with cuda.forward() as launches:
-        collect = model.launch(sequences(20, 20, 20), [EVERY] * 3)
-    assert launches["graph"] == 1
-    assert launches["_flash_attention_forward"] == 0
-    assert len(collect()) == 3
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 def test_two_batches_under_way_do_not_touch_each_others_results(
     cuda: SimulatedCuda, tiny_m3: Path, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
@@ -301,87 +284,3 @@ def test_two_batches_under_way_do_not_touch_each_others_results(
     model.launch(sequences(5), [EVERY])
     with pytest.raises(CudaMisuseError, match="a copy still reads"):
         model.launch(sequences(9), [EVERY])
-
-
-def test_without_memory_for_a_graph_all_is_launched_plainly(
-    cuda: SimulatedCuda, tiny_m3: Path
-) -> None:
-    model = load_m3(tiny_m3)
-    cuda.out_of_memory_at_capture = True
-    with capture_logs() as logs:
-        model.capture_graphs()
-    assert [line["event"] for line in logs] == ["path_refused"]
-    assert model.info.paths["launch"] == "eager"
-    assert [(each.operation, each.path) for each in model.info.refused] == [("launch", "graphs")]
-    check_plain(cuda, model)
-
-
-def test_after_a_capture_that_cuda_ended_the_device_works_and_its_memory_is_reused(
-    cuda: SimulatedCuda, tiny_m3: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model, told = load_m3(tiny_m3), []
-    names = ["_cuda_endAllocateToPool", "_cuda_releasePool"]
-    for name in names:
-        monkeypatch.setattr(torch._C, name, lambda *given, name=name: told.append((name, *given)))
-    cuda.fails_at_capture_end = True
-    model.capture_graphs()
-    assert told == [(name, 0, (0, 1)) for name in names]
-    assert model.info.refused[0].reason == "raises RuntimeError"
-    check_plain(cuda, model)
-
-
-def check_plain(cuda: SimulatedCuda, model: M3Embedder) -> None:
-    assert cuda.current is cuda.main
-    with cuda.forward() as launches:
-        collect = model.launch(sequences(5, 9), [EVERY] * 2)
-    assert launches["graph"] == 0
-    assert len(collect()) == 2
-
-
-def test_the_budget_is_measured_beside_the_memory_of_every_models_graphs(
-    cuda: SimulatedCuda, tiny_m3: Path, tiny_reranker: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    captures_before = []
-
-    def free_memory(*_: object) -> tuple[int, int]:
-        captures_before.append(cuda.captures)
-        return 2**20, 2**30
-
-    monkeypatch.setattr(torch.cuda, "mem_get_info", free_memory)
-    settings = Settings(
-        embedding_model=str(tiny_m3), reranker_model=str(tiny_reranker), device="cuda:0"
-    )
-    models = EntryLoader(settings).load_defaults()
-    for each in models.models:
-        for _ in each.models[0].measure(True):
-            pass
-        assert each.describe().paths["launch"] == "graphs"
-    assert set(captures_before) == {2 * len(BUCKETS)}
-
-
-def test_a_model_that_is_loaded_later_has_graphs_and_others_are_launched_meanwhile(
-    cuda: SimulatedCuda, tiny_m3: Path, tiny_reranker: Path
-) -> None:
-    serving = load_with_graphs(tiny_m3)
-    settings = Settings(
-        embedding_model=str(tiny_m3), reranker_model="none", device="cuda:0", dtype="float16"
-    )
-    entry = ModelEntry(name=str(tiny_reranker), task="rerank")
-    placed = EntryLoader(settings).plan(entry).load()
-    (placed_model,) = placed.models
-    steps = placed_model.measure(False)
-    measured = None
-    served = 0
-    while measured is None:
-        measured = next(steps)
-        with cuda.forward() as launches:
-            collect = serving.launch(sequences(5, 9), [EVERY] * 2)
-        assert launches["graph"] == 1
-        assert len(collect()) == 2
-        served += 1
-    assert served > 3 * len(BUCKETS)
-    assert placed.describe().paths["launch"] == "graphs"
-    with cuda.forward() as launches:
-        collect_scores = placed_model.model.launch(sequences(7), [Outputs()])
-    assert launches["graph"] == 1
-    assert len(collect_scores()) == 1

@@ -7,17 +7,16 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch.nn import functional
 from transformers import AutoModel
 
 from smart_embedder.errors import StartupError
-from smart_embedder.models.device.choose import cpu_has_int8
 from smart_embedder.models.ops.native import load_library
 from smart_embedder.models.ops.proof import Target
 from tests.models.families.states import load, random_sequences, states_of, target
 from tests.support.checkpoints import changed_weights
 from tests.support.encoders import OWN_FAMILIES, save_transformer
+from tests.support.wordpiece import change
 
 MAPS = Path("/proc/self/maps")
 LENGTHS = (5, 17, 5, 1, 44, 17, 3, 68, 100)
@@ -38,33 +37,26 @@ def padded_states(folder: Path, sequences: list[np.ndarray]) -> torch.Tensor:
 
 ENCODER, DECODER = "xlm-roberta", "qwen3"
 FORWARDS = [
-    *((family, {}, LENGTHS, each) for family in OWN_FAMILIES for each in ("sdpa", "eager")),
+    *((family, {}, LENGTHS, "sdpa") for family in OWN_FAMILIES),
     *(
         (ENCODER, {"hidden_act": activation}, LENGTHS, "sdpa")
-        for activation in ("gelu_new", "gelu_pytorch_tanh", "relu", "silu")
+        for activation in ("gelu_new", "relu")
     ),
     *(
         (ENCODER, sizes, LENGTHS, "sdpa")
-        for sizes in (
-            {"hidden_size": 24, "num_attention_heads": 3},
-            {"hidden_size": 90, "num_attention_heads": 2},
-            {"hidden_size": 1024, "num_attention_heads": 16, "num_hidden_layers": 1},
-        )
+        for sizes in ({"hidden_size": 90, "num_attention_heads": 2},)
     ),
     *(
         (family, {"hidden_size": 32, "num_hidden_layers": 2}, lengths, "sdpa")
         for family in (ENCODER, DECODER)
-        for lengths in ((1,), (1500,), (513, 2), (7,) * 40)
+        for lengths in ((1,), (1500,))
     ),
     *(
         (DECODER, changes, LENGTHS, "sdpa")
         for changes in (
-            {"num_key_value_heads": 4},
             {"num_key_value_heads": 1, "head_dim": 6},
-            {"hidden_size": 36, "head_dim": 32, "intermediate_size": 50},
             {"num_hidden_layers": 1, "rms_norm_eps": 0.1},
             {"rope_parameters": {"rope_type": "default", "rope_theta": 100.0}},
-            {"hidden_size": 512, "num_attention_heads": 16, "head_dim": 128},
             {"kind": "ForCausalLM"},  # With a vocabulary's head.
         )
     ),
@@ -84,9 +76,7 @@ def test_float32_states_are_those_of_transformers(
 @pytest.mark.parametrize(
     ("family", "changes", "least"),
     [
-        *((family, {"hidden_size": 256}, 0.9995) for family in OWN_FAMILIES if family != DECODER),
-        (DECODER, {"hidden_size": 32, "intermediate_size": 64}, 0.999),
-        (DECODER, {"hidden_size": 128}, 0.999),
+        (ENCODER, {"hidden_size": 256}, 0.9995),
         (DECODER, {"hidden_size": 32, "intermediate_size": 50}, 0.999),
     ],
 )
@@ -124,24 +114,13 @@ def test_what_is_shared_has_the_states_of_each_text_alone(attention: str, tmp_pa
 
 
 @pytest.mark.skipif(not MAPS.exists(), reason="the system does not tell what is mapped")
-@pytest.mark.parametrize("save_as", ["safetensors", "bin"])
-@pytest.mark.parametrize(
-    "how",
-    [target(), target(torch.bfloat16), target(torch.bfloat16, quantized=True)],
-    ids=["float32", "bfloat16", "int8"],
-)
+@pytest.mark.parametrize("how", [target(), target(torch.bfloat16)], ids=["float32", "bfloat16"])
 @torch.inference_mode()
 def test_its_files_are_left_and_may_be_written_over(
-    how: Target, save_as: str, tiny_m3: Path, tmp_path: Path
+    how: Target, tiny_m3: Path, tmp_path: Path
 ) -> None:
-    if how.quantized and not cpu_has_int8():
-        pytest.skip("needs an x86 processor with AVX2")
     folder = shutil.copytree(tiny_m3, tmp_path / "model")
     path = folder / "model.safetensors"
-    if save_as == "bin":
-        torch.save(load_file(path), folder / "pytorch_model.bin")
-        path.unlink()
-        path = folder / "pytorch_model.bin"
     backbone = load(folder, how)
     packed = backbone.pack(random_sequences(LENGTHS))
     before = backbone.forward(packed)
@@ -175,3 +154,13 @@ def test_a_missing_tensor_and_one_of_another_shape_are_never_made_up(
                 weights[name] = tensor
         with pytest.raises(StartupError, match=f"{sentence} the tensor {name}"):
             load(tmp_path, target())
+
+
+@pytest.mark.parametrize("family", ["bert", "qwen3"])
+@pytest.mark.parametrize("name", ["hidden_size", "num_hidden_layers", "vocab_size"])
+def test_sizes_that_the_weights_have_not_stop_the_start(family, name, tmp_path: Path) -> None:
+    folder = save_transformer(tmp_path, family)
+    change(folder / "config.json", **{name: 10**9})
+    with pytest.raises(StartupError) as caught:
+        load(folder, target())
+    assert "\n" not in str(caught.value)

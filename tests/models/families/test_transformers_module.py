@@ -235,16 +235,6 @@ def test_a_named_attention_stops_a_family_that_cannot_have_it(t5: Path, float32_
         load(t5, replace(float32_target, attention_named=True))
 
 
-def test_a_padded_model_whose_masks_are_mapped_over_the_batch_is_loaded(
-    tmp_path: Path, float32_target: Target, tokenizer
-) -> None:
-    folder = save_family(tmp_path / "gemma", "embedding-gemma", tokenizer)
-    change(folder / "config.json", is_causal=False)
-    model = load(folder, float32_target)
-    assert model.info.paths["batch"] == "padded"
-    assert_close(embed(model, TEXTS), reference_vectors(folder, TEXTS))
-
-
 def lose_a_tensor(folder: Path) -> None:
     with changed_weights(folder) as weights:
         del weights[next(name for name in weights if "q_proj" in name)]

@@ -106,37 +106,6 @@ def test_gelu_is_that_of_the_normal_distribution(dtype: torch.dtype) -> None:
 
 
 @emulated
-@torch.inference_mode()
-def test_rows_in_float8_are_those_of_gelu_where_a_product_has_it() -> None:
-    torch.manual_seed(0)
-    states = torch.randn(5, 264).bfloat16()
-    values, scales = fused(torch.bfloat16).float8_rows(states, "gelu")
-    expected, exact = torch_backend().float8_rows(states, "gelu")
-    torch.testing.assert_close(scales, exact, rtol=1e-5, atol=0)
-    steps = values.view(torch.uint8).int() - expected.view(torch.uint8).int()
-    assert steps.abs().max() <= 1
-    assert (steps != 0).float().mean() < 1e-3
-    relu, _ = fused(torch.bfloat16).float8_rows(states.clone(), "relu")
-    assert relu.float().min() == 0
-
-
-@emulated
-@pytest.mark.parametrize("dtype", DTYPES)
-@torch.inference_mode()
-def test_embeddings_of_tokens_and_positions_of_which_only_unknown_ones_are_nan(dtype) -> None:
-    torch.manual_seed(2)
-    tables = torch.randn(11, 1024).to(dtype), torch.randn(7, 1024).to(dtype)
-    weight, bias = (torch.randn(1024).to(dtype) for _ in range(2))
-    places = torch.tensor([10, 11, 3, -1, 0, 0]), torch.tensor([6, 0, 7, 0, -1, 0])
-    actual = fused(dtype).embed(places, tables, LayerNorm(weight, bias, 1e-5))
-    exact = LayerNorm(weight.float(), bias.float(), 1e-5)
-    known = tuple(each[[0, -1]] for each in places)
-    expected = torch_backend().embed(known, tuple(each.float() for each in tables), exact)
-    close(actual[[0, -1]], expected, dtype)
-    assert actual[1:-1].isnan().all()
-
-
-@emulated
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("queries", "keys"), [(16, 8), (32, 8)])
 @torch.inference_mode()
@@ -155,23 +124,6 @@ def test_heads_of_qwen3_are_normalised_and_rotated(
     kernels = fused_backend(EmulatedKernels(dtype), dtype, without)
     kernels.rotary(actual, RmsNorm(weight, 1e-6), embedding)
     close(actual, expected, dtype)
-
-
-@emulated
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("wire", [torch.float16, torch.float32])
-@pytest.mark.parametrize("places", [None, torch.tensor([4, 0, 0])])
-@torch.inference_mode()
-def test_rows_of_unit_length_in_the_format_of_the_wire(dtype, wire, places) -> None:
-    torch.manual_seed(1)
-    states = torch.randn(5, 1024).to(dtype)
-    states[0] = 0
-    states[4, 7] = torch.inf
-    actual, lengths = fused(dtype).unit_rows(states, wire, places)
-    expected, exact = torch_backend().unit_rows(states.float(), wire, places)
-    assert actual.dtype is wire
-    torch.testing.assert_close(actual, expected, equal_nan=True)
-    torch.testing.assert_close(lengths, exact)
 
 
 # Their source has one form below 8.0, one below 8.9 and one from there on.

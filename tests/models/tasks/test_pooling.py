@@ -11,8 +11,10 @@ import torch
 from safetensors.torch import save_file
 
 from smart_embedder.errors import StartupError
+from smart_embedder.models.tasks import pooling
 from smart_embedder.models.tasks.pooling import SentenceConfig
 from tests.models.checkpoint.test_config import PACKAGE, write
+from tests.support.packed_attention import pack_lengths
 
 SIZES = {"in_features": 8, "out_features": 4}
 
@@ -102,3 +104,11 @@ def test_modules_in_an_order_that_is_not_computed_are_refused(tmp_path, kinds, k
     else:
         with pytest.raises(StartupError, match="has its modules in the order .*; known here: T"):
             SentenceConfig.read(tmp_path)
+
+
+@pytest.mark.parametrize("how", ["mean", "max", "sum"])
+def test_where_no_operator_reduces_segments_texts_are_pooled_one_by_one(how: str) -> None:
+    torch.manual_seed(0)
+    packed, hidden = pack_lengths([3, 1, 7]), torch.randn(11, 8).half()
+    expected = pooling._reduced(hidden, packed, how)
+    torch.testing.assert_close(pooling.one_by_one(hidden, packed, how), expected)
