@@ -9,11 +9,12 @@ import os
 import shutil
 import struct
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import SimpleNamespace
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -42,8 +43,6 @@ _OPTIONS = ["-std=gnu17", "-O2", "-ffreestanding", f"-I{FOLDER}", f"-DKERNELS={_
 # As in arm_emulator.c.
 _WHOLE, _FLOATS = 24, 2
 _CALL = struct.Struct(f"<q{_WHOLE}q{_WHOLE}q{_FLOATS}f")
-# Bytes of a number of each of the kernels' formats.
-_BYTES = (4, 2, 1)
 
 
 def built_program() -> Path:
@@ -107,119 +106,48 @@ class EmulatedLibrary:
         typed = list(zip(_ARGUMENTS[name], arguments, strict=True))
         floats = [value for kind, value in typed if kind is ctypes.c_float]
         whole = [(kind, value or 0) for kind, value in typed if kind is not ctypes.c_float]
-        sizes = iter(_sizes(name, arguments))
-        memory = {
-            place: next(sizes) * bool(value)
+        sent = {
+            place: ctypes.string_at(value, self._size(value, arguments) if value else 0)
             for place, (kind, value) in enumerate(whole)
             if kind is ctypes.c_void_p
         }
-        addresses = [value for _, value in whole]
-        self._send(name, addresses, memory, floats)
-        for place, size in memory.items():
-            self._receive(addresses[place], size)
-
-    def _send(
-        self, name: str, whole: list[int], memory: dict[int, int], floats: list[float]
-    ) -> None:
-        """`memory` has the bytes at those whole numbers that are addresses."""
-        values = [*whole, torch.get_num_threads(), *[0] * _WHOLE][:_WHOLE]
-        bytes_at = [memory.get(place, -1) for place in range(_WHOLE)]
+        values = [*[value for _, value in whole], torch.get_num_threads(), *[0] * _WHOLE][:_WHOLE]
+        sizes = [len(sent[place]) if place in sent else -1 for place in range(_WHOLE)]
         kernel = _NAMES.index(f"{name}_{self.instructions.name}")
-        header = _CALL.pack(kernel, *values, *bytes_at, *[*floats, 0.0, 0.0][:_FLOATS])
-        parts = (ctypes.string_at(whole[place], size) for place, size in memory.items())
-        self._process.stdin.write(b"".join([header, *parts]))
+        header = _CALL.pack(kernel, *values, *sizes, *[*floats, 0.0, 0.0][:_FLOATS])
+        self._process.stdin.write(b"".join([header, *sent.values()]))
         self._process.stdin.flush()
+        for place, before in sent.items():
+            received = self._process.stdout.read(len(before))
+            if len(received) < len(before):
+                raise RuntimeError(f"the kernel was killed: {self._process.wait()}")
+            # What is read only, as weights in a mapped file, is never written.
+            if received != before:
+                ctypes.memmove(values[place], received, len(received))
 
-    def _receive(self, address: int, size: int) -> None:
-        received = self._process.stdout.read(size)
-        if len(received) < size:
-            raise RuntimeError(f"the kernel was killed: {self._process.wait()}")
-        # What is read only, as weights in a mapped file, is never written.
-        if received != ctypes.string_at(address, size):
-            ctypes.memmove(address, received, size)
-
-
-def _of_attention(call: SimpleNamespace) -> tuple[int, ...]:
-    last = call.offsets + 8 * call.sequences
-    tokens = ctypes.c_int64.from_address(last).value
-
-    def span(token: int, head: int, heads: int) -> int:
-        return call.size * ((tokens - 1) * token + (heads - 1) * head + call.width)
-
-    keys = span(call.key_token, call.key_head, call.heads // call.group)
-    query = span(call.query_token, call.query_head, call.heads)
-    output = span(call.output_token, call.output_head, call.heads)
-    return query, keys, keys, output, 8 * (call.sequences + 1)
+    def _size(self, address: int, arguments: Sequence[float | None]) -> int:
+        """Bytes to the end of the tensor's memory; the offsets of attention are of no tensor."""
+        sequences = int(arguments[12] or 0) if len(arguments) > 12 else 0
+        return _ends.get(address, address + 8 * (sequences + 1)) - address
 
 
-def _of_gemm(call: SimpleNamespace) -> tuple[int, ...]:
-    left, right = call.size * call.rows * call.depth, call.size * call.columns * call.depth
-    output = _BYTES[call.output_kind] * ((call.rows - 1) * call.stride + call.columns)
-    return left, right, *[4 * call.rows] * 2, *[4 * call.columns] * 3, output
+# Where the memory ends that each address, which was asked for last, lies in.
+_ends: dict[int, int] = {}
+_data_ptr = torch.Tensor.data_ptr
 
 
-def _of_rotary(call: SimpleNamespace) -> tuple[int, ...]:
-    heads = call.heads * call.width
-    states, embedding = (call.rows - 1) * call.stride + heads, 4 * call.rows * call.width // 2
-    return call.size * states, call.size * heads, embedding, embedding
+def _noted_data_ptr(tensor: torch.Tensor) -> int:
+    storage, address = tensor.untyped_storage(), _data_ptr(tensor)
+    _ends[address] = storage.data_ptr() + storage.nbytes()
+    return address
 
 
-_ATTENTION = (
-    "query key value output kind query_token query_head key_token key_head output_token "
-    "output_head offsets sequences heads group width scale before after"
-)
-_GEMM = (
-    "left right row_scale minimum scale sums bias output kind output_kind rows depth columns "
-    "stride activation"
-)
-# Each kernel's arguments, and the bytes at its addresses. `size` is that of a number of its `kind`,
-# and `matrix` the product of `rows` and `width`.
-_CALLS: dict[str, tuple[str, Callable[[SimpleNamespace], tuple[int, ...]]]] = {
-    "attention": (
-        _ATTENTION,
-        _of_attention,
-    ),
-    "gemm": (
-        _GEMM,
-        _of_gemm,
-    ),
-    "add_norm": (
-        "states residual kind weight bias epsilon rows width",
-        lambda call: (*[call.size * call.matrix] * 2, *[4 * call.width] * 2),
-    ),
-    "rms_norm": (
-        "states weight output kind epsilon rows width",
-        lambda call: (call.size * call.matrix, call.size * call.width, call.size * call.matrix),
-    ),
-    "rotary": (
-        "states weight kind cosines sines epsilon rows stride heads width",
-        _of_rotary,
-    ),
-    "gate": (
-        "states output kind rows width activation",
-        lambda call: (2 * call.size * call.matrix, call.size * call.matrix),
-    ),
-    "quantize_rows": (
-        "states kind factors offsets repeated values scale minimum rows width repeats",
-        lambda call: (
-            call.size * call.matrix, 4 * call.width, 4 * (call.width + call.repeats),
-            4 * call.repeats, call.matrix + call.rows * call.repeats, *[4 * call.rows] * 2,
-        ),
-    ),
-    "dequantize": (
-        "product row_scale minimum sums bias output output_kind rows width activation",
-        lambda call: (
-            4 * call.matrix, *[4 * call.rows] * 2, *[4 * call.width] * 2,
-            _BYTES[call.output_kind] * call.matrix,
-        ),
-    ),
-}  # fmt: skip
-
-
-def _sizes(name: str, arguments: Sequence[float | None]) -> tuple[int, ...]:
-    """Bytes of the memory at each address of a call."""
-    names, sizes = _CALLS[name]
-    call = SimpleNamespace(**dict(zip(names.split(), arguments, strict=True)))
-    call.size = _BYTES[getattr(call, "kind", 0)]
-    call.matrix = getattr(call, "rows", 0) * getattr(call, "width", 0)
-    return sizes(call)
+@contextmanager
+def emulated_library(program: Path, instructions: InstructionSet) -> Iterator[EmulatedLibrary]:
+    """Within, the addresses that tensors tell are noted, for the emulator's copies."""
+    emulated = EmulatedLibrary(program, instructions)
+    try:
+        with patch.object(torch.Tensor, "data_ptr", _noted_data_ptr):
+            yield emulated
+    finally:
+        emulated.close()

@@ -47,7 +47,7 @@ def close(actual: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> N
 
 @emulated
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("width", [8, 264, 1024, 8192])
+@pytest.mark.parametrize("width", [8, 8192])
 @torch.inference_mode()
 def test_rows_of_every_width_and_format(dtype: torch.dtype, width: int) -> None:
     torch.manual_seed(width)
@@ -66,7 +66,7 @@ def test_rows_of_every_width_and_format(dtype: torch.dtype, width: int) -> None:
 
 @emulated
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("width", [8, 264, 4096])
+@pytest.mark.parametrize("width", [8, 4096])
 @torch.inference_mode()
 def test_rows_in_float8_have_the_bits_that_pytorch_gives_them(dtype, width) -> None:
     torch.manual_seed(width)
@@ -107,15 +107,11 @@ def test_gelu_is_that_of_the_normal_distribution(dtype: torch.dtype) -> None:
 
 @emulated
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("queries", "keys"), [(16, 8), (32, 8)])
 @torch.inference_mode()
-def test_heads_of_qwen3_are_normalised_and_rotated(
-    dtype: torch.dtype, queries: int, keys: int
-) -> None:
-    """Of its small model, and of its large ones, which have more heads than a block has warps."""
+def test_more_heads_than_a_block_has_warps_are_normalised_and_rotated(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
-    rotated = queries + keys
-    states = torch.randn(5, rotated + keys, 128).to(dtype)
+    rotated, others = 32 + 8, 8
+    states = torch.randn(5, rotated + others, 128).to(dtype)
     weight = torch.randn(rotated, 128).to(dtype)
     embedding = RotaryEmbedding.at(torch.arange(5) * 999, 128, 1e6)
     expected, actual = states.float(), states.clone()
@@ -130,8 +126,9 @@ def test_heads_of_qwen3_are_normalised_and_rotated(
 @pytest.mark.parametrize(
     ("capability", "dtype"),
     [
-        *product([(7, 5), (8, 6), (12, 0)], DTYPES),
-        *product([(8, 0), (8, 9), (9, 0), (10, 0)], DTYPES[:1]),
+        ((7, 5), torch.float16),
+        ((8, 6), torch.bfloat16),
+        *product([(12, 0)], DTYPES),
     ],
 )
 def test_they_compile_for_every_gpu(capability: tuple[int, int], dtype: torch.dtype) -> None:

@@ -26,8 +26,8 @@ from tests.support.native import ACTIVATIONS, LIBRARIES, needs_kernels
 
 pytestmark = needs_kernels
 SHAPES = {
-    "rows": st.integers(0, 40) | st.sampled_from([766, 768, 769, 1000]),
-    "depth": st.integers(1, 12).map(lambda n: 16 * n) | st.sampled_from([1024, 1040, 2064, 4096]),
+    "rows": st.integers(0, 40) | st.sampled_from([768, 769]),
+    "depth": st.integers(1, 12).map(lambda n: 16 * n) | st.sampled_from([1040, 2064]),
     "activation": st.sampled_from(list(ACTIVATIONS)),
 }
 # How far a result may be rounded.
@@ -58,7 +58,7 @@ def random_layer(out: int, depth: int, dtype: torch.dtype, *, bias: bool = True)
     outs=st.lists(st.sampled_from([7, 64, 128, 192]), min_size=1, max_size=3),
     bias=st.booleans(),
 )
-@settings(max_examples=25)
+@settings(max_examples=15)
 @torch.inference_mode()
 def test_products_are_exact_to_their_last_digits(
     backend, dtype, rows, depth, outs, bias, activation
@@ -72,7 +72,7 @@ def test_products_are_exact_to_their_last_digits(
 
 
 @given(**SHAPES, out=st.sampled_from([7, 64, 80, 128, 192, 256]))
-@settings(max_examples=25)
+@settings(max_examples=15)
 def test_bytes_are_summed_up_exactly(backend, dtype, rows, depth, out, activation) -> None:
     """With numbers of columns, too, that are left to oneDNN, whose sums are as exact."""
     limit = backend.int8_weight_limit

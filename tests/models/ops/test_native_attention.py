@@ -78,7 +78,7 @@ def check(
     window=st.none() | st.integers(1, 150),
     dtype=st.sampled_from(DTYPES),
 )
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_it_follows_the_definition(
     lengths, heads, width, scale, group, causal, window, dtype
 ) -> None:
@@ -86,8 +86,8 @@ def test_it_follows_the_definition(
 
 
 # Where blocks of keys end: 512 or, in float32 or of wide heads, fewer; and where windows do.
-ENDS = [([3, length], 2, 64, None) for length in (255, 257, 511, 512, 513, 528, 1025)]
-ENDS += [([1100], 1, width, window) for width in (64, 256) for window in (1, 65, 257, 512, 700)]
+ENDS = [([3, length], 2, 64, None) for length in (257, 512, 513, 1025)]
+ENDS += [([1100], 1, width, window) for width in (64, 256) for window in (1, 257, 700)]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

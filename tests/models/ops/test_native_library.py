@@ -3,6 +3,7 @@
 import ctypes
 import platform
 import re
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
@@ -75,3 +76,26 @@ def test_the_formats_are_those_of_the_c_files() -> None:
     order = [each.split("=")[0].strip().lower() for each in names.split(",") if each.strip()]
     types = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.uint8}
     assert {types[name]: place for place, name in enumerate(order)} == library.FORMATS
+
+
+# Bits of the auxiliary vector as processors have them: Cortex-A72, Neoverse N1 and V1.
+HWCAPS = {"a72": (0x8FB, 0), "n1": (0x119FFB, 0), "v1": (0xECFFFFFB, 0x7F87_7FFF)}
+
+
+@pytest.mark.parametrize(
+    ("processor", "machine", "names"),
+    [
+        ("v1", "aarch64", ["neon_matrix", "neon_dot"]),
+        ("n1", "aarch64", ["neon_dot"]),
+        ("a72", "aarch64", []),
+        ("v1", "arm64", []),
+    ],
+)
+def test_what_linux_says_of_the_processor_decides(monkeypatch, processor, machine, names) -> None:
+    def getauxval(kind: int) -> int:
+        return HWCAPS[processor][kind == 26]
+
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: SimpleNamespace(getauxval=getauxval))
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"bf16": True, "dot": True})
+    assert [each.name for each in library.runnable_here()] == names

@@ -4,7 +4,7 @@ import json
 import string
 from dataclasses import astuple
 from pathlib import Path
-from shutil import copytree, rmtree
+from shutil import copytree
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,6 @@ from tokenizers import Tokenizer
 from transformers import (
     AutoTokenizer,
     BertModel,
-    MistralModel,
     ModernBertModel,
     MPNetModel,
     Qwen3Model,
@@ -24,23 +23,18 @@ from transformers import (
 )
 
 from smart_embedder.engine.records import (
-    EmbedRequest,
-    FusionWeights,
     Outputs,
-    RerankRequest,
     TextEmbedding,
     TruncationOptions,
 )
-from smart_embedder.errors import InvalidRequestError, StartupError
+from smart_embedder.errors import StartupError
 from smart_embedder.models.tasks.colbert import (
     ColbertEmbedder,
     is_colbert,
     read_colbert_config,
     special_token,
 )
-from smart_embedder.models.tasks.embedders import M3Embedder
-from tests.engine.engines import engine_for, engine_on_cpu
-from tests.support.checkpoints import changed_json, changed_weights
+from tests.support.checkpoints import changed_weights
 from tests.support.wordpiece import (
     MODERNBERT,
     MPNET,
@@ -48,7 +42,6 @@ from tests.support.wordpiece import (
     change,
     keep_capital_letters,
     save_colbert,
-    save_dense,
 )
 
 COLBERT = Outputs(colbert=True)
@@ -57,12 +50,6 @@ TEXTS = [
     *["search sea " * length for length in (1, 5, 9, 30)],
 ]
 GROUPED = {"num_key_value_heads": 2, "head_dim": 16, "pad_token_id": 0}
-# Decoders by the service's own loop, and by transformers' modules with a window.
-CAUSAL = {
-    "qwen3": (Qwen3Model, GROUPED),
-    "qwen3, attended": (Qwen3Model, GROUPED | {"attend_to_expansion_tokens": True}),
-    "mistral": (MistralModel, GROUPED | {"sliding_window": 32}),
-}
 EXPANSIONS = {
     "unattended": {},
     "attended": {"attend_to_expansion_tokens": True},
@@ -74,7 +61,8 @@ EXPANSIONS = {
 def folders(tmp_path_factory, tiny_reranker: Path) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("colbert")
     markers = {"query_prefix": "▁search", "document_prefix": "▁rank"}
-    models = {name: (BertModel, changes) for name, changes in EXPANSIONS.items()} | CAUSAL
+    models = {name: (BertModel, changes) for name, changes in EXPANSIONS.items()}
+    models["qwen3"] = Qwen3Model, GROUPED
     models["xlm-roberta"] = XLMRobertaModel, ROBERTA | markers | {"tokenizer_of": tiny_reranker}
     models["modernbert"] = ModernBertModel, MODERNBERT
     models["mpnet"] = MPNetModel, MPNET
@@ -107,7 +95,7 @@ def assert_like_theirs(model: ColbertEmbedder, folder: Path, texts: list[str] = 
         assert_vectors(model.forward(ids_of(model, texts, input_type), COLBERT), expected)
 
 
-@pytest.mark.parametrize("name", [*EXPANSIONS, "modernbert", "mpnet", *CAUSAL])
+@pytest.mark.parametrize("name", [*EXPANSIONS, "modernbert", "mpnet", "qwen3"])
 def test_queries_and_documents_of_one_batch_are_those_of_sentence_transformers(
     folders, load, name
 ) -> None:
@@ -160,41 +148,6 @@ def test_texts_are_cut_to_the_lengths_of_their_type(model: ColbertEmbedder) -> N
     assert model.token_strings(model.colbert_tokens(left.ids))[:3] == ["[CLS]", "[unused1]", "rank"]
     (short,) = model.tokenize(["sea"], input_type="query")
     assert (len(short.ids), short.original_tokens, short.truncated) == (24, 24, False)
-
-
-async def test_late_interaction_reads_the_query_as_one_and_passages_as_documents(folders) -> None:
-    theirs = reference(folders["unattended"], TEXTS)
-    folder = folders["unattended"]
-    async with engine_on_cpu(folder, reranker_model="late-interaction") as engine:
-        result = await engine.rerank(RerankRequest(TEXTS[0], TEXTS))
-        with pytest.raises(InvalidRequestError, match="one of the weights"):
-            await engine.rerank(RerankRequest("a", ["b"], weights=FusionWeights(colbert=0)))
-    query = theirs["query"][0]
-    expected = [(query @ document.T).max(1).mean() for document in theirs["document"]]
-    np.testing.assert_allclose(result.scores, expected, rtol=0, atol=1e-5)
-    assert all((part.dense, part.sparse) == (None, None) for part in result.parts)
-
-
-async def test_the_type_of_texts_is_for_colbert_beside_a_dense_model(
-    model: ColbertEmbedder, embedder: M3Embedder, folders
-) -> None:
-    expected = reference(folders["unattended"], TEXTS)
-    both = Outputs(dense=True, colbert=True)
-    async with engine_for(model, dense=embedder, max_batch_tokens=150) as engine:
-        for input_type, vectors in expected.items():
-            request = EmbedRequest(TEXTS, both, input_type=input_type)
-            made = (await engine.embed(request)).embeddings
-            assert_vectors(made, vectors)
-            assert all(each.dense is not None for each in made)
-        plain = (await engine.embed(EmbedRequest(TEXTS, COLBERT))).embeddings
-        assert_vectors(plain, expected["document"])
-        (alone,) = (await engine.embed(EmbedRequest(["a"], input_type="query"))).embeddings
-        assert (alone.colbert, alone.dense is not None) == (None, True)
-
-
-def test_the_format_of_sentence_transformers_is_read_too(folders, load, tmp_path: Path) -> None:
-    MultiVectorEncoder(str(folders["unattended"]), device="cpu").save_pretrained(str(tmp_path))
-    assert_like_theirs(load(tmp_path), tmp_path)
 
 
 def test_texts_are_read_in_lower_case_where_the_configuration_says_so(
@@ -260,20 +213,6 @@ def test_stanfords_checkpoints_are_read_too(folders, load, tmp_path: Path) -> No
     metadata |= {"doc_maxlen": 50, "mask_punctuation": True, "attend_to_mask_tokens": False}
     (folder / "artifact.metadata").write_text(json.dumps(metadata))
     assert_like_theirs(load(folder), folder)
-
-
-def test_several_projections_follow_each_other(folders, load, tmp_path: Path) -> None:
-    folder = copytree(folders["unattended"], tmp_path / "copy")
-    rmtree(folder / "1_Dense")
-    save_dense(folder / "1_Dense", 64, 48)
-    save_dense(folder / "2_Dense", 48, 48)
-    tanh = "torch.nn.modules.activation.Tanh"
-    change(folder / "2_Dense" / "config.json", activation_function=tanh, use_residual=True)
-    with changed_json(folder / "modules.json") as modules:
-        modules.append(modules[1] | {"idx": 2, "name": "2", "path": "2_Dense"})
-    model = load(folder)
-    assert model.colbert_width == 48
-    assert_like_theirs(model, folder)
 
 
 OWN = "config_sentence_transformers.json"
@@ -436,7 +375,7 @@ def test_how_texts_are_read_is_configured_in_the_files_of_three_packages(
         *(
             (PYLATE, {"config_sentence_transformers": {name: value}}, f"no usable {name}: {value}")
             for name in ("query_length", "document_length")
-            for value in (0, -1, 2**31, 1.5, "32", True)
+            for value in (0, "32")
         ),
         ([], {"metadata": {"query_maxlen": 0}}, "no usable query_maxlen: 0"),
         ([], {"metadata": {"doc_maxlen": 0}}, "no usable doc_maxlen: 0"),

@@ -1,6 +1,5 @@
 """Cross-encoders against FlagEmbedding and sentence-transformers, and what is no reranker."""
 
-import random
 from pathlib import Path
 from shutil import copytree
 
@@ -8,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from FlagEmbedding import FlagReranker
 from sentence_transformers import CrossEncoder as Reference
 from transformers import BertForSequenceClassification
 
@@ -20,7 +18,6 @@ from smart_embedder.models.tasks.rerankers import CrossEncoder, find_ranking_lab
 from tests.support.checkpoints import (
     changed_json,
     changed_weights,
-    plain_corpus,
     save_byte_level_tokenizer,
 )
 from tests.support.texts import ODD_TEXTS
@@ -38,41 +35,6 @@ BGE_LIMIT = 64
 @pytest.fixture(scope="module")
 def ours(tiny_reranker: Path, float32_target: Target) -> CrossEncoder:
     return CrossEncoder("tiny", tiny_reranker, BGE_LIMIT, float32_target)
-
-
-@pytest.fixture(scope="module")
-def theirs(tiny_reranker: Path) -> FlagReranker:
-    return FlagReranker(str(tiny_reranker), use_fp16=False, devices="cpu", max_length=BGE_LIMIT)
-
-
-def groups() -> dict[str, list[str]]:
-    """Queries and their passages: short, long, empty and in ten scripts.
-
-    Where transformers 5 runs, FlagEmbedding turns token ids back into text and tokenises again,
-    which changes unknown characters and cut words. These texts are of words that are one token.
-    """
-    rng = random.Random(3)
-    sentences = plain_corpus(100, seed=3)
-    passages = [" ".join(rng.choices(sentences, k=rng.choice([1, 1, 2, 5, 12]))) for _ in range(40)]
-    long_query = " ".join(rng.choices(sentences, k=20))
-    return {
-        "hybrid search": [*passages, ""],
-        long_query: [*passages[:20], "", "short"],
-        "検索 言葉 жизнь": [*passages[:30], " "],
-        "مرحبا بحث": passages[:10],
-        "שלום חיפוש": passages[10:20],
-    }
-
-
-def test_equals_flagreranker(ours: CrossEncoder, theirs: FlagReranker) -> None:
-    pairs = 0
-    for query, passages in groups().items():
-        tokenized = ours.tokenize_pairs(query, passages, None)
-        scores = ours.forward([pair.ids for pair in tokenized], Outputs())
-        expected = theirs.compute_score([(query, passage) for passage in passages], batch_size=8)
-        np.testing.assert_allclose(scores, expected, rtol=0, atol=1e-4)
-        pairs += len(passages)
-    assert pairs >= 100
 
 
 def test_any_pair_has_the_layout_of_the_model_at_the_level_of_token_ids(ours) -> None:
@@ -160,11 +122,6 @@ FAMILIES += ["modernbert", "modernbert, the mean", "distilbert"]
 FAMILIES += ["bert, without segments", "qwen3", "qwen3, texts that end in padding"]
 
 
-@pytest.fixture(scope="module")
-def nli(folders, float32_target) -> CrossEncoder:
-    return CrossEncoder("nli", folders["bert, three labels"], LIMIT, float32_target)
-
-
 def scores_of(model: CrossEncoder, passages: list[str]) -> list[float]:
     pairs = model.tokenize_pairs(QUERY, passages, None)
     return model.forward([pair.ids for pair in pairs], Outputs())
@@ -198,11 +155,6 @@ def test_scores_are_made_of_the_logits_of_sentence_transformers(
 )
 def test_the_label_that_ranks_is_told_by_its_name(labels: str, ranking: int | None) -> None:
     assert find_ranking_label(tuple(labels.split())) == ranking
-
-
-def test_a_pair_is_cut_to_the_limit_and_its_tokens_are_counted(nli: CrossEncoder) -> None:
-    (pair,) = nli.tokenize_pairs(QUERY, ["rank " * 500], None)
-    assert (len(pair.ids), pair.query_tokens, pair.passage_tokens) == (LIMIT, 2, 500)
 
 
 def test_pairs_are_cut_and_made_small_as_the_configuration_says(

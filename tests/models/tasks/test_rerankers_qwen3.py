@@ -36,11 +36,11 @@ def reranker(tiny_qwen: Path, float32_target: Target) -> QwenReranker:
 
 
 @pytest.mark.parametrize("instruction", [None, "Find the recipe"])
-@pytest.mark.parametrize("query", ["hybrid search", "検索 の言葉 " * 3, "search " * 200])
+@pytest.mark.parametrize("query", ["検索 の言葉 " * 3, "search " * 200])
 def test_scores_equal_the_padded_causal_model(
     reranker: QwenReranker, tiny_qwen: Path, query: str, instruction: str | None
 ) -> None:
-    passages = ["", *varied_texts(45)[4:], " ".join(["vector"] * 300)]
+    passages = ["", *varied_texts(14)[4:], " ".join(["vector"] * 300)]
     pairs = reranker.tokenize_pairs(query, passages, instruction)
     ours = reranker.forward([pair.ids for pair in pairs], Outputs())
     theirs = qwen.QwenReranker(tiny_qwen, LIMIT)

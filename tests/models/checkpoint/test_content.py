@@ -3,14 +3,13 @@
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from transformers import BertConfig, BertModel
 
 from smart_embedder.engine.space import VectorSpace
@@ -19,7 +18,6 @@ from smart_embedder.models.checkpoint.content import Content, TensorDigest, shor
 from smart_embedder.models.families.bert import EncoderConfig
 from smart_embedder.models.loader import load_embedder, load_reranker
 from smart_embedder.models.ops.backend import torch_backend
-from smart_embedder.models.ops.choose import choose_backend
 from smart_embedder.models.ops.proof import Target
 from tests.support.checkpoints import changed_json, changed_weights
 from tests.support.encoders import (
@@ -33,8 +31,6 @@ from tests.support.wordpiece import change as change_members
 
 WEIGHTS = "model.safetensors"
 CPU = torch.device("cpu")
-BFLOAT16 = Target(CPU, torch.bfloat16, choose_backend(CPU, torch.bfloat16))
-INT8 = replace(BFLOAT16, quantized=True)
 PROMPTS = {"prompts": {"query": "Query: ", "document": ""}}
 
 Change = Callable[[Path], Any]
@@ -213,7 +209,6 @@ def test_each_mistake_with_an_encoder_is_told_by_its_reason(
     [
         ({"max_length": 16}, "truncation"),
         ({"overrides": SentenceOverrides(pooling="cls")}, "pooling"),
-        ({"overrides": SentenceOverrides(normalize=False)}, "projection, normalisation"),
         ({"overrides": SentenceOverrides(query_prompt="search: ")}, "prompts"),
     ],
 )
@@ -252,21 +247,6 @@ def limit_tokenizer(folder: Path) -> None:
     path.write_text(content.replace('"truncation": null,\n  "padding": null,', limits), "utf-8")
 
 
-def as_pytorch_file(folder: Path, **options: Any) -> None:
-    torch.save(load_file(folder / WEIGHTS), folder / "pytorch_model.bin", **options)
-    (folder / WEIGHTS).unlink()
-
-
-def in_shards(folder: Path) -> None:
-    tensors = load_file(folder / WEIGHTS)
-    names = sorted(tensors, reverse=True)
-    places = {name: f"model-{index % 2}.safetensors" for index, name in enumerate(names)}
-    for file in set(places.values()):
-        save_file({name: tensors[name] for name in names if places[name] == file}, folder / file)
-    (folder / f"{WEIGHTS}.index.json").write_text(json.dumps({"weight_map": places}))
-    (folder / WEIGHTS).unlink()
-
-
 def behind_a_prefix(folder: Path) -> None:
     is_bert = json.loads((folder / "config.json").read_text())["model_type"] == "bert"
     change_tensors(rename=("bert." if is_bert else "model.").__add__)(folder)
@@ -287,9 +267,6 @@ HARMLESS: dict[str, Change] = {
         "config.json", transformers_version="4.30.0", _name_or_path="/home", torch_dtype="float32"
     ),
     "limits in the tokenizer": limit_tokenizer,
-    "PyTorch's file": as_pytorch_file,
-    "PyTorch's file before 1.6": partial(as_pytorch_file, _use_new_zipfile_serialization=False),
-    "shards": in_shards,
     "a prefix of names": behind_a_prefix,
     "a wider format": change_tensors(torch.Tensor.double),
     "links": link_to_it,
@@ -312,14 +289,6 @@ def test_numbers_that_fit_half_precision_are_the_same_stored_in_it(
     change_tensors(lambda each: each.bfloat16().float())(widened)
     found = [spaces(folder, float32_target) for folder in (halved, widened)]
     assert found[0] == found[1] != unchanged_m3
-
-
-def test_the_number_format_changes_no_id(encoder: Path, float32_target: Target) -> None:
-    models = [
-        load_embedder("model", encoder, 99, each) for each in (float32_target, BFLOAT16, INT8)
-    ]
-    assert len({str(each.spaces["dense"]) for each in models}) == 1
-    assert [each.info.dtype for each in models] == ["float32", "bfloat16", "int8"]
 
 
 @pytest.mark.parametrize("kind", ["m3", "dense", "reranker"])
@@ -375,7 +344,6 @@ def test_a_module_may_be_named_by_an_absolute_path_where_the_model_is_not(
         # The kernels multiply rows of so many sixteen numbers.
         ({"hidden_size": 64, "intermediate_size": 100, "num_attention_heads": 4}, False),
         ({"hidden_size": 72, "intermediate_size": 96, "num_attention_heads": 3}, False),
-        ({"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 8}, False),
     ],
 )
 def test_where_kernels_leave_shapes_to_libraries_no_bits_are_promised(
