@@ -13,7 +13,6 @@ import torch
 from transformers import BertConfig, BertModel
 
 from smart_embedder.engine.space import VectorSpace
-from smart_embedder.models.checkpoint.config import SentenceOverrides
 from smart_embedder.models.checkpoint.content import Content, TensorDigest, short
 from smart_embedder.models.families.bert import EncoderConfig
 from smart_embedder.models.loader import load_embedder, load_reranker
@@ -204,20 +203,6 @@ def test_each_mistake_with_an_encoder_is_told_by_its_reason(
     assert differences(unchanged, spaces(copy, float32_target)) == {"dense": expected}
 
 
-@pytest.mark.parametrize(
-    ("changed", "expected"),
-    [
-        ({"max_length": 16}, "truncation"),
-        ({"overrides": SentenceOverrides(pooling="cls")}, "pooling"),
-        ({"overrides": SentenceOverrides(query_prompt="search: ")}, "prompts"),
-    ],
-)
-def test_what_settings_change_is_told(
-    changed: dict[str, Any], expected: str, encoder: Path, unchanged: Spaces, float32_target
-) -> None:
-    assert differences(unchanged, spaces(encoder, float32_target, **changed)) == {"dense": expected}
-
-
 def test_a_decoder_tells_its_rotary_base_and_a_reranker_its_head(
     tiny_qwen: Path, tiny_reranker: Path, tmp_path: Path, float32_target: Target
 ) -> None:
@@ -233,18 +218,6 @@ def test_a_decoder_tells_its_rotary_base_and_a_reranker_its_head(
     change_tensors(lambda each: each * 2, within="out_proj")(other)
     found = load("model", tiny_reranker).spaces, load("model", other).spaces
     assert differences(*map(dict, found)) == {"score": "weights"}
-
-
-def limit_tokenizer(folder: Path) -> None:
-    """As sentence-transformers saves it."""
-    path = folder / "tokenizer.json"
-    cut = {"direction": "Right", "max_length": 9, "strategy": "LongestFirst", "stride": 0}
-    pad = {"direction": "Right", "pad_id": 0, "pad_type_id": 0, "pad_token": "[PAD]"}
-    pad |= {"strategy": {"Fixed": 16}, "pad_to_multiple_of": None}
-    limits = f'"truncation": {json.dumps(cut)},\n  "padding": {json.dumps(pad)},'
-    content = path.read_text("utf-8")
-    assert '"truncation": null,\n  "padding": null,' in content
-    path.write_text(content.replace('"truncation": null,\n  "padding": null,', limits), "utf-8")
 
 
 def behind_a_prefix(folder: Path) -> None:
@@ -266,7 +239,6 @@ HARMLESS: dict[str, Change] = {
     "another version's configuration": change_json(
         "config.json", transformers_version="4.30.0", _name_or_path="/home", torch_dtype="float32"
     ),
-    "limits in the tokenizer": limit_tokenizer,
     "a prefix of names": behind_a_prefix,
     "a wider format": change_tensors(torch.Tensor.double),
     "links": link_to_it,
@@ -279,16 +251,6 @@ def test_what_changes_no_number_changes_no_id(
 ) -> None:
     HARMLESS[change](copy := shutil.copytree(encoder, tmp_path / "copy"))
     assert differences(unchanged, spaces(copy, float32_target)) == {}
-
-
-def test_numbers_that_fit_half_precision_are_the_same_stored_in_it(
-    tiny_m3: Path, unchanged_m3: Spaces, tmp_path: Path, float32_target: Target
-) -> None:
-    halved, widened = (shutil.copytree(tiny_m3, tmp_path / name) for name in ("half", "wide"))
-    change_tensors(torch.Tensor.bfloat16)(halved)
-    change_tensors(lambda each: each.bfloat16().float())(widened)
-    found = [spaces(folder, float32_target) for folder in (halved, widened)]
-    assert found[0] == found[1] != unchanged_m3
 
 
 @pytest.mark.parametrize("kind", ["m3", "dense", "reranker"])

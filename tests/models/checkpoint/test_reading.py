@@ -106,15 +106,6 @@ def test_a_file_that_is_changed_while_it_is_read_ends_the_loading(change, folder
         read()
 
 
-def test_what_was_read_before_a_file_is_replaced_is_not_mixed_with_the_new(folder: Path) -> None:
-    path = folder / "model.safetensors"
-    weights, expected = Weights.read(folder), load_file(path)["table"]
-    new = folder / "new"
-    save_file({"table": torch.zeros(ROWS, WIDTH), "other": torch.zeros(3, WIDTH)}, new)
-    new.rename(path)
-    assert torch.equal(weights.get("table", ROWS, WIDTH), expected)
-
-
 def test_a_second_device_reads_the_same_file_or_none(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text('{"a": 1}')

@@ -73,25 +73,6 @@ def test_every_kind_of_file_gives_the_same_tensors(save, tmp_path: Path) -> None
     assert (layer.weight.dtype, layer.bias.dtype) == (torch.bfloat16, torch.bfloat16)
 
 
-def test_a_large_tensor_is_rounded_by_several_threads_and_pytorch_keeps_its_own(
-    tmp_path: Path,
-) -> None:
-    before, table = torch.get_num_threads(), torch.rand(7, 2**17 + 5)
-    save_file({"table": table}, tmp_path / "model.safetensors")
-    try:
-        for threads in 1, 3:
-            torch.set_num_threads(threads)
-            for dtype in torch.bfloat16, torch.float16, torch.float32:
-                for inference in False, True:
-                    with torch.inference_mode(inference):
-                        read = Weights.read(tmp_path).get("table", *table.shape, dtype=dtype)
-                    assert torch.equal(read, table.to(dtype))
-                    assert read.is_inference() is inference
-            assert torch.get_num_threads() == threads
-    finally:
-        torch.set_num_threads(before)
-
-
 @pytest.mark.parametrize("archive", [True, False])
 def test_tensors_that_share_or_are_scattered_over_a_file_are_read_as_they_were(
     tmp_path: Path, archive: bool
@@ -118,7 +99,6 @@ HEAD = {"weight": torch.rand(4, 3), "bias": torch.rand(4)}
     [
         (HEAD, (3, 4), None),
         (HEAD, (3, None), None),
-        (HEAD, (4, 3), "has the wrong shape"),
         (HEAD, (2, None), "has the wrong shape"),
         (
             HEAD | {"bias": torch.zeros(3)},
@@ -128,7 +108,6 @@ HEAD = {"weight": torch.rand(4, 3), "bias": torch.rand(4)}
         ({"weight": torch.ones(4, 3)}, (3, 4), "is damaged: 'bias'"),
         ([1, 2], (3, 4), "is damaged"),
         (None, (3, 4), "the head head.pt is missing"),
-        (b"no archive", (3, 4), "head.pt is damaged"),
         (b"", (3, 4), "head.pt is damaged"),
         (b"PK\x03\x04" + bytes(200), (3, 4), "head.pt is damaged"),
     ],
@@ -180,11 +159,8 @@ IMPOSSIBLE = "describes {} in a way that cannot be"
         (safetensors_file(4, a=([1], [0, 4]), b=([1], [0, 4])), IMPOSSIBLE.format("b")),
         (safetensors_file(8, a=([-1, 2, -1], [0, 8])), IMPOSSIBLE.format("a")),
         (safetensors_file(4, a=([1], [0.0, 4])), IMPOSSIBLE.format("a")),
-        (safetensors_file(4, a=([True], [0, 4])), IMPOSSIBLE.format("a")),
         (safetensors_file(4, a=([-1, -1], [0, 4])), IMPOSSIBLE.format("a")),
         (safetensors_file(4, a=([1], [0, math.inf])), ""),
-        (safetensors_file(4, a=([1], [-math.inf, 4])), ""),
-        (safetensors_file(4, a=([1], [0, math.nan])), ""),
     ],
 )
 def test_why_a_file_of_safetensors_cannot_be_read_is_told(tmp_path, content, reason) -> None:

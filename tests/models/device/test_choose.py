@@ -296,12 +296,6 @@ def test_what_a_run_takes_at_most_is_seen_after_it_has_given_it_back() -> None:
     assert idle < 0.3 * (1 << 26)
 
 
-def test_a_system_that_tells_no_peak_leaves_it_open(monkeypatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(device, "_STATUS", tmp_path / "absent")
-    monkeypatch.setattr(device, "_FORGET_PEAK", tmp_path / "absent" / "too")
-    assert device.peak_growth(lambda: None) is None
-
-
 @pytest.mark.parametrize(
     ("seconds", "runs", "shortest_of_them"),
     [([0.1, 0.02, 0.05], 3, 0.02), ([0.05, 0.2, 0.01], 2, 0.05), ([0.2, 0.1], 1, 0.2)],

@@ -86,18 +86,6 @@ def test_bytes_are_summed_up_exactly(backend, dtype, rows, depth, out, activatio
     torch.testing.assert_close(actual.double(), ACTIVATIONS[activation](exact), **CLOSE[dtype])
 
 
-def test_the_largest_values_do_not_overflow(backend) -> None:
-    ones, zeros = torch.ones(64), torch.zeros(64)
-    rows = QuantizedRows(
-        torch.full((7, 4096), 255, dtype=torch.uint8), torch.ones(7, 1), torch.zeros(7, 1)
-    )
-    for limit in (backend.int8_weight_limit, -backend.int8_weight_limit):
-        values = torch.full((64, 4096), limit, dtype=torch.int8)
-        weights = QuantizedWeights(values, ones, zeros, zeros)
-        actual = backend.int8_gemm(weights, torch.float32)(rows)
-        assert torch.equal(actual, torch.full((7, 64), float(limit * 255 * 4096)))
-
-
 @torch.inference_mode()
 def test_gelu_follows_its_definition_everywhere(backend, dtype) -> None:
     # One channel passes each number on, the bias of which is 0.

@@ -52,15 +52,6 @@ def test_equals_flagembedding_on_texts_of_every_kind(
     assert_equals_reference(embedder, reference, varied_texts(50))
 
 
-def test_texts_are_cut_at_the_length_limit(embedder: M3Embedder) -> None:
-    # "search" is one token, so with its two special tokens a text is words + 2 long.
-    texts = [" ".join(["search"] * words) for words in (8190, 8191, 8192, 20_000)]
-    whole, *cut = embedder.tokenize(texts)
-    assert [each.original_tokens for each in (whole, *cut)] == [8192, 8193, 8194, 20_002]
-    assert len(whole.ids) == 8192
-    assert all(np.array_equal(each.ids, whole.ids) for each in cut)
-
-
 def test_vectors_stay_when_others_follow(embedder: M3Embedder) -> None:
     texts = varied_texts(24)
     ours = embed(embedder, texts)
