@@ -57,8 +57,6 @@ class SimulatedCuda(TorchDispatchMode):
         self._pinned: dict[int, Tensor] = {}
         self._not_recorded: dict[int, tuple[Stream, int]] = {}
         self._under_way: list[Arrival] = []
-        # Copies that read memory of the device.
-        self._reading: dict[int, Arrival] = {}
         # So that no storage has the address of one that is gone.
         self._storages: dict[int, StorageWeakRef] = {}
         self.capturing: Graph | None = None
@@ -149,8 +147,6 @@ class SimulatedCuda(TorchDispatchMode):
     def _write(self, tensor: Tensor) -> None:
         key = _storage(tensor)
         self._storages[key] = StorageWeakRef(tensor.untyped_storage())
-        if (copy := self._reading.get(key)) and not copy.done:
-            raise CudaMisuseError("memory is written to that a copy still reads")
         self._written[key] = self.current, self.current.time
 
     def _read(self, tensor: Tensor) -> None:
@@ -206,7 +202,6 @@ class SimulatedCuda(TorchDispatchMode):
         arrival = Arrival(target)
         self.current.copies.append(arrival)
         self._under_way.append(arrival)
-        self._reading[_storage(source)] = arrival
         return target
 
     def _on_the_host(self, func, args, kwargs) -> Any:

@@ -18,7 +18,6 @@ from smart_embedder.errors import StartupError
 from smart_embedder.models import cuda_graphs
 from smart_embedder.models.batch import End, PositionScheme, select_tokens
 from smart_embedder.models.cuda_graphs import Bucket, GraphedForward
-from smart_embedder.models.device.transfer import DeviceRows
 from smart_embedder.models.families import backbone
 from smart_embedder.models.families.backbone import Backbone
 from smart_embedder.models.families.bert import Encoder
@@ -30,7 +29,6 @@ from smart_embedder.models.tasks.embedders import EmbeddingModel, M3Embedder
 from smart_embedder.models.tasks.pooling import first, last
 from tests.support.encoders import save_family, word_tokenizer
 from tests.support.simulated_cuda import SimulatedCuda, simulated_cuda
-from tests.support.simulated_streams import CudaMisuseError
 
 EVERY = Outputs(dense=True, sparse=True, colbert=True)
 BUCKETS = (Bucket(32, 4, 32), Bucket(64, 8, 64))
@@ -263,24 +261,3 @@ def test_a_small_batch_is_one_launch_and_a_large_one_as_many_as_before(
         assert launches["_flash_attention_forward"] == (0 if small else 2)
         assert launches.total() == WITH_GRAPH + 1 or not small
         assert len(collect()) == len(lengths)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
-def test_two_batches_under_way_do_not_touch_each_others_results(
-    cuda: SimulatedCuda, tiny_m3: Path, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = load_with_graphs(tiny_m3, dtype)
-    for _ in range(3):
-        with cuda.forward() as launches:
-            first = model.launch(sequences(5, 9), [EVERY] * 2)
-            second = model.launch(sequences(30), [EVERY])
-        assert launches["graph"] == 2
-        assert (len(second()), len(first())) == (1, 2)
-    if dtype is torch.float16:  # The host's copy is of other numbers than the graph writes.
-        return
-    # Results that lie where the graph writes would be noticed.
-    monkeypatch.setattr(torch.Tensor, "clone", lambda self: self)
-    monkeypatch.setattr(model, "_token_heads", {"sparse": DeviceRows.of})
-    model.launch(sequences(5), [EVERY])
-    with pytest.raises(CudaMisuseError, match="a copy still reads"):
-        model.launch(sequences(9), [EVERY])

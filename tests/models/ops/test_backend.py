@@ -1,14 +1,15 @@
-"""PyTorch's operations against their definitions, and what holds for every backend of a CPU."""
+"""What holds for every backend of a CPU.
+
+That PyTorch's operations are those of the models is shown in families/test_load.
+"""
 
 import math
-from functools import partial
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch.nn import functional
 
 from smart_embedder.models.ops.backend import (
     Backend,
@@ -16,7 +17,6 @@ from smart_embedder.models.ops.backend import (
     LayerNorm,
     QuantizedRows,
     RmsNorm,
-    RotaryEmbedding,
     onednn_backend,
     torch_backend,
 )
@@ -49,55 +49,6 @@ def random_layer(width: int, out: int, dtype: torch.dtype = torch.bfloat16) -> n
 
 def random_layer_norm(width: int) -> LayerNorm:
     return LayerNorm(*torch.unbind(random(2, width, dtype=torch.float32)), 1e-5)
-
-
-def exact_rms_norm(states: Tensor, norm: RmsNorm) -> Tensor:
-    states = states.double()
-    size = (states.square().mean(-1, keepdim=True) + norm.epsilon).sqrt()
-    return states / size * norm.weight.double()
-
-
-@given(
-    positions=st.lists(st.integers(0, 40_000), min_size=1, max_size=30),
-    heads=st.integers(1, 5),
-    others=st.integers(0, 3),
-    half=st.integers(1, 70),
-    size=st.sampled_from([1e-3, 1, 50]),
-)
-@settings(max_examples=40)
-def test_norms_rotations_and_gates_follow_their_definitions(
-    positions, heads, others, half, size
-) -> None:
-    exactly = partial(random, dtype=torch.float32)
-    count, width = len(positions), 2 * half
-    states, residual = exactly(count, width) * size, exactly(count + 1, width)[1:] * size
-    total, norm = states.double() + residual.double(), random_layer_norm(width)
-    mean, variance = total.mean(1, keepdim=True), total.var(1, keepdim=True, correction=0)
-    expected = (total - mean) / (variance + norm.epsilon).sqrt() * norm.weight + norm.bias
-    summed = PLAIN.add_norm(states.clone(), residual, norm)
-    torch.testing.assert_close(summed.double(), expected, rtol=1e-4, atol=1e-4)
-
-    root = RmsNorm(exactly(width), 1e-6)
-    expected = exact_rms_norm(states, root).float()
-    torch.testing.assert_close(PLAIN.rms_norm(states, root), expected, rtol=1e-4, atol=1e-5)
-
-    gate, through = states.double().chunk(2, -1)
-    expected = (functional.silu(gate) * through).float()
-    torch.testing.assert_close(PLAIN.gate(states.clone(), "silu"), expected, rtol=1e-4, atol=1e-5)
-
-    projected, of_heads = (
-        exactly(count, heads + others, width),
-        RmsNorm(exactly(heads, width), 1e-6),
-    )
-    rotated, at = projected.clone(), torch.tensor(positions)
-    PLAIN.rotary(rotated, of_heads, RotaryEmbedding.at(at, width, 1e6))
-    angles = at[:, None] * 1e6 ** -(torch.arange(half).double() / half)
-    first, second = exact_rms_norm(projected[:, :heads], of_heads).chunk(2, -1)
-    turned = torch.complex(first, second) * torch.polar(torch.ones_like(angles), angles)[:, None]
-    expected = torch.cat([turned.real, turned.imag], -1)
-    # An angle of 40,000 in float32 is known to 0.002.
-    torch.testing.assert_close(rotated[:, :heads].double(), expected, rtol=0.02, atol=0.05)
-    assert torch.equal(rotated[:, heads:], projected[:, heads:])
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)

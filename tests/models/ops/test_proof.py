@@ -31,8 +31,8 @@ from tests.support.emulated_kernels import CAN_EMULATE, EmulatedKernels
 from tests.support.native import LIBRARIES
 
 CPU = torch.device("cpu")
-M3 = Shapes(1024, 4096, 16, 16, 64, "gelu")
-QWEN = Shapes(1024, 3072, 16, 8, 128, bias=False, causal=True)
+M3 = Shapes(256, 1024, 4, 4, 64, "gelu")
+QWEN = Shapes(256, 768, 4, 2, 128, bias=False, causal=True)
 ODD = Shapes(33, 70, 3, 3, 11, "relu")
 
 

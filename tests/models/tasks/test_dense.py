@@ -30,7 +30,6 @@ from tests.support.encoders import (
     save_modules,
     word_tokenizer,
 )
-from tests.support.minilm import minilm_folder
 from tests.support.texts import varied_texts
 from tests.support.wordpiece import change
 
@@ -46,16 +45,6 @@ def bert(tmp_path_factory) -> Path:
 @pytest.fixture
 def copy(bert: Path, tmp_path: Path) -> Path:
     return shutil.copytree(bert, tmp_path / "copy")
-
-
-def test_published_weights_make_sentence_transformers_vectors(float32_target) -> None:
-    """all-MiniLM-L6-v2, from its package."""
-    folder = minilm_folder()
-    model = load(folder, float32_target)
-    assert (model.max_length, model.normalizes, model.pooling) == (256, True, "mean")
-    assert load(folder, float32_target, 12).max_length == 12
-    texts = [*TEXTS, "What is hybrid search? " * 70]
-    assert_close(embed(model, texts), reference(folder).encode(texts))
 
 
 def residual(out_features: int) -> tuple:

@@ -18,12 +18,10 @@ from transformers import (
     XLMRobertaForMaskedLM,
 )
 
-from smart_embedder.engine.records import EmbedRequest, Outputs, TextEmbedding
+from smart_embedder.engine.records import Outputs, TextEmbedding
 from smart_embedder.errors import StartupError
 from smart_embedder.models.tasks import splade
-from smart_embedder.models.tasks.embedders import M3Embedder
 from smart_embedder.models.tasks.splade import SpladeEmbedder
-from tests.engine.engines import engine_for
 from tests.support.wordpiece import (
     MODERNBERT,
     MPNET,
@@ -126,7 +124,6 @@ def copy_with_pooling(source: Path, target: Path, **pooling: str) -> Path:
     ("texts", "wanted", "most", "expected"),
     [
         (["sea"] * 4, "yyyy", 12, [12]),  # Of three tokens each.
-        (["sea"] * 4, "yyyy", 6, [6, 6]),
         (["sea"] * 4, "yyyy", 8, [6, 6]),
         (["sea"] * 4, "yyyy", 5, [3] * 4),
         (["sea"] * 4, "yyyn", 100, [9]),
@@ -152,30 +149,19 @@ def test_sequences_share_slices_of_logits_and_none_is_larger_than_it_may_be(
     assert sorted(rows, reverse=True) == sorted(expected, reverse=True)
 
 
-async def test_its_default_prompt_is_read_alone_and_beside_a_dense_model(
-    folders, load, tmp_path: Path, embedder: M3Embedder
+def test_a_prompt_is_read_before_a_text_and_one_is_the_default(
+    folders, load, tmp_path: Path
 ) -> None:
     folder = copy_with_pooling(folders["bert"], tmp_path)
     prompts = {"query": "Query ", "doc": "rank sea "}
     change(folder / "config_sentence_transformers.json", prompts=prompts, default_prompt_name="doc")
     model, theirs = load(folder), SparseEncoder(str(folder), device="cpu")
-    expected, of_queries = (
-        theirs.encode(TEXTS, prompt_name=name).to_dense().numpy() for name in (None, "query")
-    )
-    assert not np.allclose(expected, reference(folders["bert"], TEXTS), atol=1e-5)
-    ids = [each.ids for each in embedder.tokenize(TEXTS)]
-    unprompted = embedder.forward(ids, Outputs(dense=True))
-    for dense, requests in (
-        (None, [(SPARSE, {}, expected), (SPARSE, {"prompt_name": "query"}, of_queries)]),
-        (embedder, [(SPARSE, {}, expected), (BOTH, {}, expected)]),
-    ):
-        async with engine_for(model, dense=dense, max_batch_tokens=10_000) as engine:
-            for outputs, options, weights in requests:
-                made = (await engine.embed(EmbedRequest(TEXTS, outputs, **options))).embeddings
-                rows = [as_row(each, model) for each in made]
-                np.testing.assert_allclose(rows, weights, rtol=0, atol=1e-5)
-    for each, dense in zip(made, unprompted, strict=True):
-        np.testing.assert_allclose(each.dense, dense.dense, rtol=0, atol=1e-5)
+    assert (dict(model.prompts), model.default_prompt) == (prompts, prompts["doc"])
+    for name, prompt in prompts.items():
+        ids = [each.ids for each in model.tokenize(TEXTS, prompt)]
+        actual = [as_row(each, model) for each in model.forward(ids, SPARSE)]
+        expected = theirs.encode(TEXTS, prompt_name=name).to_dense().numpy()
+        np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-5)
 
 
 def test_texts_are_cut_and_made_small_as_the_configuration_says(
