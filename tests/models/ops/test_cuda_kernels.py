@@ -122,6 +122,40 @@ def test_more_heads_than_a_block_has_warps_are_normalised_and_rotated(dtype: tor
     close(actual, expected, dtype)
 
 
+@emulated
+@torch.inference_mode()
+def test_unknown_tokens_and_positions_are_nan_and_no_other() -> None:
+    tables, norm = torch.randn(18, 1024).split([11, 7]), LayerNorm(*torch.randn(2, 1024), 1e-5)
+    places = torch.tensor([10, 11, 3, -1, 0, 0]), torch.tensor([6, 0, 7, 0, -1, 0])
+    actual = fused(torch.float32).embed(places, tables, norm)
+    known = tuple(each[[0, -1]] for each in places)
+    close(actual[[0, -1]], torch_backend().embed(known, tables, norm), torch.float32)
+    assert actual[1:-1].isnan().all()
+
+
+@emulated
+@pytest.mark.parametrize("wire", [torch.float16, torch.float32])
+@torch.inference_mode()
+def test_rows_are_of_unit_length_but_for_those_of_none_or_infinite_length(wire) -> None:
+    states, places = torch.randn(5, 1024), torch.tensor([4, 0, 2])
+    states[0], states[4, 7] = 0, torch.inf
+    actual, lengths = fused(torch.float32).unit_rows(states, wire, places)
+    expected, exact = torch_backend().unit_rows(states, wire, places)
+    torch.testing.assert_close((actual, lengths), (expected, exact), equal_nan=True)
+
+
+@emulated
+@torch.inference_mode()
+def test_rows_in_float8_are_those_of_gelu_where_a_product_has_it() -> None:
+    states = torch.randn(5, 264, generator=torch.Generator().manual_seed(0)).bfloat16()
+    values, scales = fused(torch.bfloat16).float8_rows(states, "gelu")
+    expected, exact = torch_backend().float8_rows(states, "gelu")
+    torch.testing.assert_close(scales, exact, rtol=1e-5, atol=0)
+    steps = values.view(torch.uint8).int() - expected.view(torch.uint8).int()
+    assert steps.abs().max() <= 1
+    assert (steps != 0).float().mean() < 1e-3
+
+
 # Their source has one form below 8.0, one below 8.9 and one from there on.
 @pytest.mark.parametrize(
     ("capability", "dtype"),
