@@ -36,18 +36,3 @@ def run_to_the_end(
             process.wait(LIMIT)
         output.seek(0)
         return status, output.read()
-
-
-def failing_start(
-    folder: Path, model: Path, sentence: str, prefix: Sequence[str] = (), **environment: str
-) -> str:
-    """Expect status 1 and one line at least of warning, the last, with a sentence; return it."""
-    status, output = run_to_the_end(folder, prefix, EMBEDDING_MODEL=str(model), **environment)
-    assert status == 1, output
-    assert "Traceback" not in output
-    lines = [line for line in output.splitlines() if "[info " not in line]
-    assert len(lines) == 1, output
-    (line,) = lines
-    assert sentence in line
-    assert output.endswith(f"{line}\n"), output
-    return line

@@ -1,4 +1,4 @@
-"""Disks that are small, full or read-only, and files of others, made for real.
+"""Disks that are read-only, and files of others, made for real.
 
 Each returns the beginning of a command: what follows it runs under that condition, and it alone.
 """
@@ -12,23 +12,22 @@ import pytest
 
 NOBODY = 65534
 _READ_ONLY = 'mount --bind "$1" "$1" && mount -o remount,bind,ro "$1"'
-_SMALL = 'mount -t tmpfs -o size=4m tmpfs "$1"'
-_FULL = f'{_SMALL} && {{ head -c 5M /dev/zero >"$1/full" 2>/dev/null || true; }}'
 
 
 def read_only(folder: Path) -> list[str]:
-    """Mount a folder over itself, read-only."""
-    return _mounted(folder, _READ_ONLY)
+    """Mount a folder over itself, read-only.
 
-
-def small(folder: Path) -> list[str]:
-    """Mount an empty disk of 4 MiB over a folder."""
-    return _mounted(folder, _SMALL)
-
-
-def full(folder: Path) -> list[str]:
-    """Mount a disk over a folder that holds one file and has no room for another."""
-    return _mounted(folder, _FULL)
+    That is in a namespace of the command's own, which needs no superuser and ends with it.
+    """
+    unshare = shutil.which("unshare")
+    if unshare is None:
+        pytest.skip("a file system of a test's own needs unshare, of util-linux")
+    script = f'{_READ_ONLY} && shift && exec "$@"'
+    command = [unshare, "--user", "--map-root-user", "--mount", "sh", "-c", script, "sh"]
+    tried = subprocess.run([*command, str(folder), "true"], capture_output=True, check=False)
+    if tried.returncode:
+        pytest.skip(f"no file system may be mounted here: {tried.stderr.decode().strip()}")
+    return [*command, str(folder)]
 
 
 def give_up_rights(path: Path) -> list[str]:
@@ -38,16 +37,3 @@ def give_up_rights(path: Path) -> list[str]:
         pytest.skip("only the superuser can give files away, and setpriv his rights over them")
     os.chown(path, NOBODY, NOBODY)
     return [setpriv, "--bounding-set=-dac_override,-dac_read_search,-fowner,-chown"]
-
-
-def _mounted(folder: Path, mount: str) -> list[str]:
-    """Mount in a namespace of the command's own, which needs no superuser and ends with it."""
-    unshare = shutil.which("unshare")
-    if unshare is None:
-        pytest.skip("a file system of a test's own needs unshare, of util-linux")
-    script = f'{mount} && shift && exec "$@"'
-    command = [unshare, "--user", "--map-root-user", "--mount", "sh", "-c", script, "sh"]
-    tried = subprocess.run([*command, str(folder), "true"], capture_output=True, check=False)
-    if tried.returncode:
-        pytest.skip(f"no file system may be mounted here: {tried.stderr.decode().strip()}")
-    return [*command, str(folder)]
