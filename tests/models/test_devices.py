@@ -221,5 +221,6 @@ def test_on_cuda_a_forward_of_as_many_layers_as_bge_m3_has_is_at_most_200_launch
         with cuda.forward() as launches:
             look = collected(model, sequences)
     look()
+    assert {"embed", "unit_rows"} <= model.info.paths.keys()
     assert (launches["add_norm"], launches["embed"]) == (48, 1)
     assert 192 < launches.total() <= 200

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers import Tokenizer
 from transformers import BertConfig, BertModel
 
 from smart_embedder.engine.space import VectorSpace
@@ -204,6 +205,13 @@ def test_a_decoder_tells_its_rotary_base_and_a_reranker_its_head(
     assert differences(*map(dict, found)) == {"score": "weights"}
 
 
+def limit_tokenizer(folder: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.enable_truncation(9)
+    tokenizer.enable_padding(length=16)
+    tokenizer.save(str(folder / "tokenizer.json"))
+
+
 def behind_a_prefix(folder: Path) -> None:
     is_bert = json.loads((folder / "config.json").read_text())["model_type"] == "bert"
     change_tensors(rename=("bert." if is_bert else "model.").__add__)(folder)
@@ -223,6 +231,7 @@ HARMLESS: dict[str, Change] = {
     "another version's configuration": change_json(
         "config.json", transformers_version="4.30.0", _name_or_path="/home", torch_dtype="float32"
     ),
+    "limits in the tokenizer": limit_tokenizer,
     "a prefix of names": behind_a_prefix,
     "a wider format": change_tensors(torch.Tensor.double),
     "links": link_to_it,
