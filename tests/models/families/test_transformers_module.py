@@ -157,7 +157,7 @@ async def test_a_text_whose_attention_does_not_fit_the_memory_is_refused_and_no_
     long = " ".join(corpus(1200))
     async with engine_on_cpu(t5) as engine:
         alone = (await engine.embed(EmbedRequest(["music"]))).embeddings[0].dense
-        free = MemoryUsage(used=0, total=2**30)
+        free = MemoryUsage(used=2**30, total=2**31)
         monkeypatch.setattr(transformers_module, "memory_usage", lambda _: free)
         short, refused = await asyncio.gather(
             engine.embed(EmbedRequest(["music"])),
