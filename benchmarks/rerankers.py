@@ -19,7 +19,7 @@ from benchmarks.workload import PASSAGES, QUERIES, draw_texts, turns
 from smart_embedder.engine import Engine
 from smart_embedder.engine.records import RerankRequest
 from smart_embedder.models.load import load_models
-from smart_embedder.settings import Settings
+from smart_embedder.settings.engine import EngineSettings
 from tools.references.choose import References
 from tools.table import markdown
 
@@ -35,7 +35,7 @@ def main() -> None:
     add("--dtype", default="float32", choices=["float32", "bfloat16"], help="as DTYPE")
     add("--rounds", type=int, default=3, help="turns of each case (%(default)s)")
     arguments = parser.parse_args()
-    settings = Settings(
+    settings = EngineSettings(
         embedding_model=str(arguments.embedder),
         reranker_model=str(arguments.reranker),
         device="cpu",

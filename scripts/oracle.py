@@ -32,7 +32,7 @@ from benchmarks.adapters.smart_embedder import hide_instructions
 from smart_embedder.engine import Engine
 from smart_embedder.models.device.choose import cpu_has_int8
 from smart_embedder.models.load import load_models
-from smart_embedder.settings import LATE_INTERACTION, Settings
+from smart_embedder.settings.engine import LATE_INTERACTION, EngineSettings
 from tests.oracle.answers import TOLERANCES, Comparison
 from tests.oracle.asking import ask_everything
 from tests.oracle.bits import Bits
@@ -139,14 +139,14 @@ def run_bits(options: argparse.Namespace, scratch: Path) -> bool:
     held = True
     print(f"{'Models':79}   Answers  Differing  Seconds")
     for embedding, reranker in pairs:
-        settings = Settings(
+        settings = EngineSettings(
             embedding_model=str(embedding),
             reranker_model=str(reranker),
             dtype=options.dtype,
             device="cpu",
         )
 
-        async def compare(settings: Settings = settings) -> Bits:
+        async def compare(settings: EngineSettings = settings) -> Bits:
             async with Engine(settings, load_models) as engine:
                 if not all(each.info and each.info.reproducible for each in engine.statuses):
                     raise SystemExit(f"{settings.embedding_model} is not reproducible here")

@@ -6,7 +6,7 @@ from importlib import metadata
 
 from smart_embedder.models.load import link_ahead
 from smart_embedder.server.process import collect_rarely
-from smart_embedder.settings.sources import parse_flags
+from smart_embedder.settings.service import parse_flags
 
 # The entry points of commands: the client's package adds its own.
 _COMMANDS = "smart_embedder.commands"

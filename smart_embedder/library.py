@@ -11,6 +11,7 @@ records. `SyncEngine` is the same where there is no event loop.
 
 import asyncio
 import threading
+import warnings
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Self, TypeVar
@@ -31,8 +32,7 @@ from smart_embedder.engine.records import (
     Truncation,
 )
 from smart_embedder.models.load import load_models
-from smart_embedder.settings import NO_RERANKER, Settings
-from smart_embedder.settings.sources import explain
+from smart_embedder.settings.engine import NO_RERANKER, EngineSettings, explain
 
 Result = TypeVar("Result")
 
@@ -77,11 +77,11 @@ class Engine:
     """A model on its devices; use it as `async with`, or between `start` and `stop`.
 
     `model` is a hub id or a folder. `dtype` and `device` are as DTYPE and DEVICE in
-    docs/configuration.md, and so is every further setting, in small letters, such as
-    `max_batch_tokens=16384`. `reranker` is a hub id or a folder, `"late-interaction"` where `model`
-    itself scores passages, or `"none"`. Neither .env nor the environment is read. The names that
-    m3serve's engine has for them are known, too. Raises `ValueError` for a name that is no setting
-    and for a value that is not allowed.
+    docs/configuration.md, and so is every further setting of models, hardware, lengths, batches,
+    cache and queue, in small letters, such as `max_batch_tokens=16384`. `reranker` is a hub id or a
+    folder, `"late-interaction"` where `model` itself scores passages, or `"none"`. Neither .env nor
+    the environment is read. The names that m3serve's engine has for them are known, too. Raises
+    `ValueError` for a name that is no setting and for a value that is not allowed.
     """
 
     def __init__(
@@ -95,14 +95,17 @@ class Engine:
     ) -> None:
         chosen = {"embedding_model": model, "reranker_model": reranker}
         chosen |= {"dtype": dtype, "device": device or "auto"} | settings
+        if chosen.pop("torch_compile", False):
+            message = "torch_compile has no effect: the engine has kernels of its own"
+            warnings.warn(message, stacklevel=2)
         for name in _OF_M3SERVE.keys() & settings.keys():
             for setting, value in _OF_M3SERVE[name](chosen.pop(name)).items():
-                default = Settings.model_fields[setting].default
+                default = EngineSettings.model_fields[setting].default
                 if chosen.setdefault(setting, default) not in (default, value):
                     raise ValueError(f"{name} contradicts {setting}: give one of them")
                 chosen[setting] = value
         try:
-            checked = Settings.model_validate(chosen)
+            checked = EngineSettings.model_validate(chosen)
         except ValidationError as error:
             raise ValueError(explain(error)) from None
         self._engine = ServiceEngine(checked, load_models)

@@ -41,7 +41,7 @@ from smart_embedder.observability.logs import flush_each_line
 from smart_embedder.observability.metrics import Metrics, measure_lateness
 from smart_embedder.server import process
 from smart_embedder.server.server import Drain
-from smart_embedder.settings import Settings
+from smart_embedder.settings.service import Settings
 
 # The order of the paths in the description.
 ROUTERS = (
@@ -169,7 +169,13 @@ def create_app(
 
 def _create_service(settings: Settings, loader: Loader | None, drain: Drain) -> Service:
     metrics, downloads = Metrics(), DownloadStatus()
-    engine = Engine(settings, loader or partial(load_models, status=downloads), metrics)
+    engine = Engine(
+        settings,
+        loader or partial(load_models, status=downloads),
+        metrics,
+        request_timeout=settings.request_timeout,
+        shutdown_timeout=settings.shutdown_timeout,
+    )
     metrics.watch(engine, settings)
     drain.time_out = engine.abort
     return Service(
@@ -226,7 +232,7 @@ def _add_traces(middleware: list[Middleware], settings: Settings) -> Callable[[]
     # Imports OpenTelemetry's SDK and exporter.
     from smart_embedder.middleware.tracing import TraceRequests, Traces  # noqa: PLC0415
 
-    traces = Traces(settings.otlp_endpoint, settings.otel_service_name)
+    traces = Traces(settings.otlp_endpoint)
     # What is outside of it has made the request's context and its line.
     middleware.insert(2, Middleware(TraceRequests, traces.tracer))
     return traces.close

@@ -24,7 +24,7 @@ from smart_embedder.engine.records import (
 )
 from smart_embedder.errors import StartupError, TextTooLongError
 from smart_embedder.models.load import load_models
-from smart_embedder.settings import Settings
+from smart_embedder.settings.engine import EngineSettings
 from tests.engine.fakes import ALL
 
 TEXTS = ["a short text", "hybrid search with sparse and dense vectors", "one"]
@@ -39,7 +39,7 @@ def sync_engine(tiny_m3: Path) -> Iterator[SyncEngine]:
 
 
 async def test_arrays_are_the_vectors_of_the_services_engine(tiny_m3: Path) -> None:
-    settings = Settings(
+    settings = EngineSettings(
         embedding_model=str(tiny_m3),
         reranker_model="late-interaction",
         dtype="float32",
@@ -99,7 +99,7 @@ def test_a_failed_start_names_its_reason_and_leaves_no_thread(tmp_path: Path) ->
 def test_ctrl_c_in_the_start_ends_what_loads(
     tiny_m3: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(settings: Settings) -> DefaultModels:
+    def interrupted(settings: EngineSettings) -> DefaultModels:
         signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
         return load_models(settings)
 
@@ -116,7 +116,7 @@ def test_stopping_ends_a_start_in_another_thread(
 ) -> None:
     entered = threading.Event()
 
-    def watched(settings: Settings) -> DefaultModels:
+    def watched(settings: EngineSettings) -> DefaultModels:
         entered.set()
         return load_models(settings)
 
@@ -144,7 +144,16 @@ def test_a_stopped_engine_says_so(tiny_m3: Path) -> None:
         engine.embed(TEXTS)
 
 
-def test_a_program_that_was_written_for_m3serve_runs(tiny_m3: Path, sync_engine) -> None:
+def test_a_program_that_was_written_for_m3serve_runs(
+    tiny_m3: Path, sync_engine, monkeypatch
+) -> None:
+    given = []
+
+    def make(settings, loader):
+        given.append(settings)
+        return ServiceEngine(settings, loader)
+
+    monkeypatch.setattr(library, "ServiceEngine", make)
     engine = SyncEngine(
         model_name=str(tiny_m3),
         device=None,
@@ -158,7 +167,7 @@ def test_a_program_that_was_written_for_m3serve_runs(tiny_m3: Path, sync_engine)
     )
     with engine:
         result = engine.embed(["one " * 20, "two"], return_sparse=True, return_colbert=True)
-    settings = engine._engine._engine._settings
+    (settings,) = given
     assert (settings.embedding_model, settings.device) == (str(tiny_m3), "auto")
     assert (settings.dtype, settings.attention) == ("float32", "sdpa")
     assert (settings.max_requests_in_batch, settings.batch_wait_ms) == (256, 5)
@@ -174,18 +183,24 @@ def test_a_program_that_was_written_for_m3serve_runs(tiny_m3: Path, sync_engine)
     [
         ({"max_batch": 3}, "there is no setting max_batch: the nearest is max_batch_tokens"),
         ({"trust_remote_code": True}, "there is no setting trust_remote_code: code of a model is"),
+        ({"hf_token": "a"}, "there is no setting hf_token: it is the variable HF_TOKEN, in the"),
         ({"dtype": "half"}, "DTYPE=half is not allowed: auto, float16, "),
         ({"attn_implementation": "flash"}, "ATTENTION=flash is not allowed: "),
         ({"dtype": "float16", "use_fp16": False}, "use_fp16 contradicts dtype: give one of them"),
         (
-            {"max_batch": 1, "port": -1},
-            "PORT=-1 is not allowed: a number from 0 to 65535; there is no",
+            {"max_batch": 1, "max_queue_size": 0},
+            "MAX_QUEUE_SIZE=0 is not allowed: a number of requests, at least 1; there is no",
         ),
     ],
 )
 def test_what_is_no_setting_or_no_value_of_one_is_refused_in_a_sentence(arguments, said) -> None:
     with pytest.raises(ValueError, match="^" + re.escape(said)):
         Engine("BAAI/bge-m3", **arguments)
+
+
+def test_torch_compile_is_a_warning() -> None:
+    with pytest.warns(UserWarning, match="torch_compile has no effect"):
+        Engine(torch_compile=True)
 
 
 def test_the_package_imports_nothing_until_it_is_asked(tmp_path: Path) -> None:

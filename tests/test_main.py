@@ -25,7 +25,7 @@ from smart_embedder.errors import StartupError
 from smart_embedder.main import create_app
 from smart_embedder.middleware.memory import BODY_SECONDS
 from smart_embedder.server import process
-from smart_embedder.settings import Settings
+from smart_embedder.settings.service import Settings
 from tests.engine.fakes import FakeModel, loaded, loading, settings_of
 
 MODELS = loaded(FakeModel())

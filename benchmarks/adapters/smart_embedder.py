@@ -10,7 +10,7 @@ from benchmarks.adapters import Setting, Vectors
 from smart_embedder.engine import Engine
 from smart_embedder.engine.records import EmbeddingResult, EmbedRequest, Outputs
 from smart_embedder.models.load import limit_spins, load_models
-from smart_embedder.settings import Settings
+from smart_embedder.settings.engine import EngineSettings
 
 PACKAGE = "smart-embedder"
 _ALL = Outputs(dense=True, sparse=True, colbert=True)
@@ -40,7 +40,7 @@ class Adapter:
         limit_spins()
         hide_instructions()
         models = {"embedding_model": str(folder), "reranker_model": "none"}
-        settings = Settings.model_validate(models | {"device": "cpu", "dtype": precision})
+        settings = EngineSettings.model_validate(models | {"device": "cpu", "dtype": precision})
         self._runner = asyncio.Runner()
         self._engine = Engine(settings, load_models)
         self._runner.run(self._engine.start())

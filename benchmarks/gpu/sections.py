@@ -38,7 +38,7 @@ from smart_embedder.engine import Engine
 from smart_embedder.engine.records import EmbedRequest, Outputs
 from smart_embedder.models.load import load_models
 from smart_embedder.observability.metrics import Metrics
-from smart_embedder.settings import NO_RERANKER, Settings
+from smart_embedder.settings.engine import NO_RERANKER, EngineSettings
 from smart_embedder.vectors import OutputDtype
 from tests.support.server import REPOSITORY, run_server
 
@@ -190,12 +190,11 @@ async def engines(
     folder: Path, device: str, *, quick: bool, dtype: str = "auto", alone: bool = False
 ) -> Figures:
     """The start, a lone query, and the rates of both, or of this engine `alone` at one length."""
-    settings = Settings(
+    settings = EngineSettings(
         embedding_model=str(folder),
         reranker_model="none",
         device=device,
         dtype=dtype,
-        request_timeout=600,
     )
     lengths: Sequence[int] = _QUICK_LENGTHS if quick else _LENGTHS
     if alone:
@@ -275,7 +274,7 @@ def kernels(folder: Path, device: str, *, quick: bool, of_reranker: bool = False
         reranker = str(folder)
         embedder = save_two_layers(folder.with_name("two-layer"))
     models = load_models(
-        Settings(embedding_model=str(embedder), reranker_model=reranker, device=device)
+        EngineSettings(embedding_model=str(embedder), reranker_model=reranker, device=device)
     )
     placed = models.models[-1].models[0]
     model, on = placed.model, placed.device

@@ -24,7 +24,7 @@ from deploy.ray.blocks import Block, Input, InputError, find_input, list_blocks
 from deploy.ray.worker import BlockEmbedder, Job
 from smart_embedder.engine.records import Outputs
 from smart_embedder.errors import StartupError
-from smart_embedder.settings.sources import load_settings
+from smart_embedder.settings.service import load_settings
 
 _MANIFEST = "_job.json"
 _OUR_ERROR = re.compile(r"(?m)^(?:smart_embedder|deploy)[.\w]*\.\w+Error: (.+)$")

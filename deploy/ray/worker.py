@@ -26,7 +26,7 @@ from smart_embedder.engine.records import EmbedRequest, Outputs, TextEmbedding
 from smart_embedder.errors import SmartEmbedderError, UnavailableError
 from smart_embedder.models.load import load_models
 from smart_embedder.observability.logs import configure_logs
-from smart_embedder.settings import Settings
+from smart_embedder.settings.service import Settings
 
 Result = TypeVar("Result")
 

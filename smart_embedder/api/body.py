@@ -28,7 +28,7 @@ from smart_embedder.api.errors import as_invalid_request, not_json
 from smart_embedder.api.schemas import OPENAI_TEXTS, RequestModel, invalid_body
 from smart_embedder.errors import ClientGoneError, InvalidRequestError, UnsupportedMediaError
 from smart_embedder.observability.logs import escape_text
-from smart_embedder.settings import Settings
+from smart_embedder.settings.service import Settings
 
 _VALUES_BESIDES_TEXTS = 1024
 _VALUES_PER_TEXT = 16

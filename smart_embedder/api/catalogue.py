@@ -7,7 +7,8 @@ from enum import Enum
 
 from smart_embedder.errors import StartupError, UnknownModelError
 from smart_embedder.observability.logs import escape_text
-from smart_embedder.settings import LATE_INTERACTION, Settings
+from smart_embedder.settings.engine import LATE_INTERACTION
+from smart_embedder.settings.service import Settings
 
 _MAX_QUOTED = 100
 # Some clients list only models whose name has this in it.

@@ -54,7 +54,7 @@ from smart_embedder.errors import (
 )
 from smart_embedder.observability.metrics import Metrics
 from smart_embedder.server.server import Drain
-from smart_embedder.settings import Settings
+from smart_embedder.settings.service import Settings
 
 Result = TypeVar("Result")
 WorkRequest = TypeVar("WorkRequest", EmbedRequest, RerankRequest)

@@ -17,7 +17,7 @@ from smart_embedder.api.handler import Call, Service, respond
 from smart_embedder.api.schemas import OPENAI_TEXTS, RequestModel
 from smart_embedder.engine.model import LoadedModels
 from smart_embedder.observability.metrics import EMBEDDING_ENDPOINT, RERANK_ENDPOINT
-from smart_embedder.settings import Settings
+from smart_embedder.settings.service import Settings
 
 _LIMITS = """\
 Dense, sparse and ColBERT vectors for hybrid search, on your own hardware.

@@ -8,8 +8,8 @@ from pydantic import BaseModel, ConfigDict, FailFast, Field, JsonValue, model_va
 from smart_embedder.engine.model import LoadedModels
 from smart_embedder.engine.records import InputType, Side
 from smart_embedder.errors import EmptyInputError, InvalidRequestError
-from smart_embedder.settings import Settings
-from smart_embedder.settings.types import MAX_PROMPT_CHARACTERS
+from smart_embedder.settings.engine import MAX_PROMPT_CHARACTERS
+from smart_embedder.settings.service import Settings
 from smart_embedder.vectors import MAX_POOL_FACTOR, MuveraSide, OutputDtype
 
 EMBEDDING_REQUEST: dict[str, JsonValue] = {

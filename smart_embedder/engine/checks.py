@@ -18,7 +18,7 @@ from smart_embedder.errors import (
     KindNotMadeError,
     TextTooLongError,
 )
-from smart_embedder.settings.types import MAX_PROMPT_CHARACTERS
+from smart_embedder.settings.engine import MAX_PROMPT_CHARACTERS
 
 # What sentence-transformers' encode_query and encode_document look for, in this order.
 _PROMPT_NAMES: dict[InputType | None, tuple[str, ...]] = {

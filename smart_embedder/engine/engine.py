@@ -26,7 +26,7 @@ from smart_embedder.engine.scheduling.fairness import ConcurrencyLimit
 from smart_embedder.engine.scheduling.job import Purpose
 from smart_embedder.engine.scheduling.queue import JobQueue
 from smart_embedder.errors import DrainingError, LoadingError, UnhealthyError
-from smart_embedder.settings import Settings
+from smart_embedder.settings.engine import EngineSettings
 
 Result = TypeVar("Result")
 
@@ -72,17 +72,21 @@ class Engine:
     `rerank` lease the models of their request; who has a lease gives its models to `embedding` and
     `scoring`, because a second lease within it would wait where the model has to be evicted. Usable
     in-process as an async context manager. `make_thread` makes the threads of the devices and of
-    the loader.
+    the loader. The loading of a model may take most of `request_timeout`, and `close` waits for
+    accepted requests for `shutdown_timeout`, both in seconds.
     """
 
     def __init__(
         self,
-        settings: Settings,
+        settings: EngineSettings,
         loader: Loader,
         metrics: EngineMetrics | None = None,
         make_thread: ThreadFactory = DeviceThread,
+        *,
+        request_timeout: float = 90,
+        shutdown_timeout: float = 30,
     ) -> None:
-        self._settings = settings
+        self._shutdown_timeout = shutdown_timeout
         self._metrics = metrics or EngineMetrics()
         self._queue = JobQueue()
         self._devices = DevicePool(settings, self._queue, self._metrics, make_thread)
@@ -93,6 +97,7 @@ class Engine:
             self._devices,
             self._metrics,
             self._accepted,
+            request_timeout=request_timeout,
             make_thread=make_thread,
         )
         threads = settings.tokenizer_threads
@@ -180,19 +185,19 @@ class Engine:
         """Refuse new requests, serve the accepted ones, and end the threads; end a start, too.
 
         Requests that are not served within SHUTDOWN_TIMEOUT are aborted. A forward that is still
-        running then gets SHUTDOWN_TIMEOUT to return, or no time after `abort`.
+        running then gets that long again to return, or no time after `abort`.
         """
         self.closing = True
         if self._starting is not None:  # Or it would start threads after those here have ended.
             self._starting.cancel()
             await asyncio.wait({self._starting})
         try:
-            async with asyncio.timeout(self._settings.shutdown_timeout):
+            async with asyncio.timeout(self._shutdown_timeout):
                 await self._requests.wait_for_none()
         except TimeoutError:
             self.abort()
             await self._requests.wait_for_none()
-        seconds = 0 if self._aborted else self._settings.shutdown_timeout
+        seconds = 0 if self._aborted else self._shutdown_timeout
         await self._models.close(seconds)
         await self._devices.close(seconds)
         self._tokenizer_threads.close()

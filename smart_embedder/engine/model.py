@@ -22,8 +22,7 @@ from smart_embedder.engine.records import (
     TruncationOptions,
 )
 from smart_embedder.engine.space import SCORE, VECTORS, VectorSpace
-from smart_embedder.settings import Settings
-from smart_embedder.settings.types import ModelEntry
+from smart_embedder.settings.engine import EngineSettings, ModelEntry
 
 # The kernel and its services, or the context of a process on a GPU.
 _OF_SYSTEM = 2**30
@@ -257,7 +256,7 @@ class DefaultModels:
     loader: ModelLoader
 
 
-Loader = Callable[[Settings], DefaultModels]
+Loader = Callable[[EngineSettings], DefaultModels]
 
 
 @dataclass(frozen=True, slots=True)

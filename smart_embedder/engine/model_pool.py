@@ -41,7 +41,7 @@ from smart_embedder.errors import (
     StartupError,
     UnavailableError,
 )
-from smart_embedder.settings import LATE_INTERACTION, Settings
+from smart_embedder.settings.engine import LATE_INTERACTION, EngineSettings
 
 log = structlog.get_logger(__name__)
 
@@ -65,17 +65,18 @@ class ModelPool:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: EngineSettings,
         loader: Loader,
         devices: DevicePool,
         metrics: EngineMetrics,
         accepted: Abortable,
         *,
+        request_timeout: float,
         make_thread: ThreadFactory = DeviceThread,
     ) -> None:
         self._load_defaults = partial(loader, settings)
         self._threshold = settings.model_memory_threshold
-        self._request_timeout = settings.request_timeout
+        self._request_timeout = request_timeout
         self._devices = devices
         self._metrics = metrics
         self._accepted = accepted

@@ -24,7 +24,7 @@ from smart_embedder.engine.model import (
 )
 from smart_embedder.engine.records import InputType
 from smart_embedder.engine.space import VECTORS
-from smart_embedder.settings.types import ModelEntry
+from smart_embedder.settings.engine import ModelEntry
 
 # Seconds until a model that could not be loaded is tried again.
 _PAUSE_AFTER_FAILURE = 30.0

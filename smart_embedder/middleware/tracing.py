@@ -1,6 +1,7 @@
 """Traces of requests, sent to an OTLP receiver over HTTP; imported only if OTLP_ENDPOINT is set."""
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Sequence
@@ -96,7 +97,8 @@ class TraceRequests:
 class Traces:
     """Sends the spans of every request that the client's trace context does not leave unsampled."""
 
-    def __init__(self, endpoint: str, service_name: str) -> None:
+    def __init__(self, endpoint: str) -> None:
+        service_name = os.environ.get("OTEL_SERVICE_NAME") or "smart-embedder"
         self._exporter = Exporter(endpoint)
         self._provider = TracerProvider(
             sampler=ParentBased(ALWAYS_ON),

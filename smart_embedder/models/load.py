@@ -11,11 +11,9 @@ import threading
 from importlib.util import find_spec
 from pathlib import Path
 
-from pydantic import SecretStr
-
 from smart_embedder.engine.model import DefaultModels, DownloadStatus
 from smart_embedder.models.checkpoint.reading import model_folders, read_ahead
-from smart_embedder.settings import Settings
+from smart_embedder.settings.engine import EngineSettings
 
 # How often a thread of PyTorch's pool polls for work before it sleeps: about 80 microseconds,
 # longer than the time between two operators. GNU OpenMP's default, 300,000, means milliseconds in
@@ -44,12 +42,12 @@ def link_ahead() -> None:
     threading.Thread(target=link, args=(os.fsencode(library), os.RTLD_NOW), name="link").start()
 
 
-def load_models(settings: Settings, status: DownloadStatus | None = None) -> DefaultModels:
+def load_models(settings: EngineSettings, status: DownloadStatus | None = None) -> DefaultModels:
     """Load the models that have settings of their own.
 
     `status` shows a running download. Raises `StartupError` if a model cannot be loaded.
     """
-    _prepare_libraries(settings)
+    _prepare_libraries()
     sys.setswitchinterval(min(_SWITCH_INTERVAL, sys.getswitchinterval()))
     # The weights come from the disk, and tokenizers are parsed, while Python imports PyTorch.
     folders = list(model_folders(settings))
@@ -62,15 +60,12 @@ def load_models(settings: Settings, status: DownloadStatus | None = None) -> Def
         return EntryLoader(settings, status).load_defaults()
 
 
-def _prepare_libraries(settings: Settings) -> None:
-    """Set the variables that PyTorch and the hub's library read, which may stand in .env alone."""
+def _prepare_libraries() -> None:
+    """Set the variables that PyTorch and the hub's library read."""
     os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
-    for name in ("hf_token", "hf_endpoint", "https_proxy", "http_proxy", "no_proxy"):
-        if value := getattr(settings, name):
-            secret = isinstance(value, SecretStr)
-            os.environ[name.upper()] = value.get_secret_value() if secret else value
-    if "PYTORCH_ALLOC_CONF" not in os.environ:  # PyTorch's newer name of the variable.
-        os.environ["PYTORCH_CUDA_ALLOC_CONF"] = settings.pytorch_cuda_alloc_conf
+    # The second is PyTorch's newer name of the variable.
+    if not any(map(os.environ.get, ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"))):
+        os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
     limit_spins()
 
 

@@ -55,8 +55,7 @@ from smart_embedder.models.tasks.colbert import ColbertEmbedder, is_colbert
 from smart_embedder.models.tasks.dense import DenseEmbedder
 from smart_embedder.models.tasks.rerankers import CrossEncoder, QwenReranker, is_classifier
 from smart_embedder.models.tasks.splade import SpladeEmbedder
-from smart_embedder.settings import FLOAT8, INT8, Settings
-from smart_embedder.settings.types import ModelEntry, public_name
+from smart_embedder.settings.engine import FLOAT8, INT8, EngineSettings, ModelEntry, public_name
 
 log = structlog.get_logger(__name__)
 
@@ -80,7 +79,7 @@ class ModelFolders(NamedTuple):
     reranker: Path | None
 
 
-def locate_models(settings: Settings, status: DownloadStatus | None = None) -> ModelFolders:
+def locate_models(settings: EngineSettings, status: DownloadStatus | None = None) -> ModelFolders:
     """Find the default models, each in its own revision; download those that are not there."""
     status = status or DownloadStatus()
     embedder, dense, reranker = settings.default_entries
@@ -99,7 +98,7 @@ def locate_models(settings: Settings, status: DownloadStatus | None = None) -> M
 
 
 def locate_model(
-    name: str, revision: str | None, settings: Settings, status: DownloadStatus
+    name: str, revision: str | None, settings: EngineSettings, status: DownloadStatus
 ) -> Path:
     """Find a model by its name in a setting; download it if it is not on the disk."""
     # Unlike pathlib's, this one does not raise where there is no home folder.
@@ -144,7 +143,7 @@ class _Placement:
         return self.share.run(partial(copy_context().run, call))
 
 
-def _workers(settings: Settings) -> Iterator[_Placement]:
+def _workers(settings: EngineSettings) -> Iterator[_Placement]:
     """Those that DEVICE names."""
     if settings.device.startswith("cpu:") and len(settings.devices) > 1:
         cpu = torch.device("cpu")
@@ -253,7 +252,7 @@ def _described(placement: _Placement, model: ModelInfo) -> DeviceInfo:
 class EntryLoader:
     """Implements `smart_embedder.engine.model.ModelLoader`; `status` shows a download."""
 
-    def __init__(self, settings: Settings, status: DownloadStatus | None = None) -> None:
+    def __init__(self, settings: EngineSettings, status: DownloadStatus | None = None) -> None:
         self._settings = settings
         self._status = status or DownloadStatus()
         self._workers = list(_workers(settings))
@@ -277,9 +276,6 @@ class EntryLoader:
 
     def load_defaults(self) -> DefaultModels:
         """Load the models that have settings of their own; raises `StartupError`."""
-        if self._settings.torch_compile:
-            reason = "kernels of the service took its place"
-            log.warning("torch_compile_has_no_effect", reason=reason)
         entries, loaded = self._settings.default_entries, []
         folders = locate_models(self._settings, self._status)
         pairs = zip(entries, folders, strict=True)

@@ -28,7 +28,7 @@ from smart_embedder.engine import Engine
 from smart_embedder.engine.metrics import EngineMetrics
 from smart_embedder.engine.pooled_model import ModelState
 from smart_embedder.observability.logs import lines_dropped
-from smart_embedder.settings import Settings
+from smart_embedder.settings.engine import EngineSettings
 
 if sys.platform == "linux":
     import resource
@@ -305,7 +305,7 @@ class Metrics(EngineMetrics):
         """Count an unloading."""
         self.model_unloads.labels(model).inc()
 
-    def watch(self, engine: Engine, settings: Settings) -> None:
+    def watch(self, engine: Engine, settings: EngineSettings) -> None:
         """Let the gauges read the engine when they are scraped; create the models' series."""
         self.queue_capacity.set(settings.max_queue_size)
         self.rerank_capacity.set(settings.rerank_max_queue)

@@ -22,9 +22,9 @@ from smart_embedder.observability.logs import configure_logs, print_beside_log
 from smart_embedder.server.connection import bounded_connection
 from smart_embedder.server.ports import is_loopback, require_port
 from smart_embedder.server.server import Drain, DrainingServer
-from smart_embedder.settings import Settings
-from smart_embedder.settings.sources import (
+from smart_embedder.settings.service import (
     REMOVED,
+    Settings,
     load_settings,
     removed_setting,
     unknown_names,

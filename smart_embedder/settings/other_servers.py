@@ -1,13 +1,11 @@
-"""Names that other servers give to their settings, so that who comes from one is told ours.
+"""Names that other servers give to their settings, so that their users are told ours.
 
 They are flags and environment variables of text-embeddings-inference 1.9, which embedding-server
 shares, of infinity 0.0.78, of SIE 0.10, and some of vLLM. Names that mean the same here are left
 out.
 """
 
-from collections.abc import Callable, Mapping
-
-from smart_embedder.settings.declaration import Settings
+from collections.abc import Callable, Container, Mapping
 
 # The settings that do it here, the likeliest first; or why there is none.
 _TEI: Mapping[str, tuple[str, ...] | str] = {
@@ -82,25 +80,25 @@ _PREFIXES = ("infinity_", "sie_")
 _OF_THE_SYSTEM = {"HOSTNAME"}
 
 
-def _find(name: str) -> tuple[str, ...] | str | None:
+def _find(name: str, settings: Container[str]) -> tuple[str, ...] | str | None:
     name = bare = name.lower().lstrip("-").replace("-", "_")
     for prefix in _PREFIXES:
         bare = bare.removeprefix(prefix)
-    return (bare,) if bare != name and bare in Settings.model_fields else NAMES.get(bare)
+    return (bare,) if bare != name and bare in settings else NAMES.get(bare)
 
 
-def advice(name: str, write: Callable[[str], str]) -> str | None:
-    """What to use in place of another server's `name`; None where no server has that name.
+def advice(name: str, write: Callable[[str], str], settings: Container[str]) -> str | None:
+    """Return what to use in place of another server's `name`; None where no server has that name.
 
-    `write` writes the name of a setting as the user would.
+    `settings` are the names of ours; `write` writes one as the user would.
     """
-    found = _find(name)
+    found = _find(name, settings)
     return f"here it is {' or '.join(map(write, found))}" if isinstance(found, tuple) else found
 
 
-def settings_for(variable: str) -> str | None:
-    """The settings in place of another server's environment variable; None for other variables."""
+def settings_for(variable: str, settings: Container[str]) -> str | None:
+    """Return the settings in place of another server's variable; None for other variables."""
     name = variable.lower()
     read = name.startswith(_PREFIXES) or name in _TEI or name in _VLLM
-    found = _find(name) if read and variable not in _OF_THE_SYSTEM else None
+    found = _find(name, settings) if read and variable not in _OF_THE_SYSTEM else None
     return " or ".join(map(str.upper, found)) if isinstance(found, tuple) else None

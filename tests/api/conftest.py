@@ -11,7 +11,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from smart_embedder.main import create_app
-from smart_embedder.settings import Settings
+from smart_embedder.settings.service import Settings
 
 _START_LIMIT = 120.0
 

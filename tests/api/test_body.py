@@ -30,7 +30,7 @@ from smart_embedder.api.dialects.openai import OpenAIEmbeddingRequest
 from smart_embedder.api.endpoints import native
 from smart_embedder.api.schemas import EmbeddingRequest, RequestModel, RerankBody
 from smart_embedder.errors import ClientGoneError, InvalidRequestError, UnsupportedMediaError
-from smart_embedder.settings import Settings
+from smart_embedder.settings.service import Settings
 
 
 @pytest.mark.parametrize("before", [b"", b'"'])

@@ -4,8 +4,8 @@ import pytest
 
 from smart_embedder.api.catalogue import ModelCatalogue, Role
 from smart_embedder.errors import StartupError, UnknownModelError
-from smart_embedder.settings import Settings
-from smart_embedder.settings.types import ModelEntry
+from smart_embedder.settings.engine import ModelEntry
+from smart_embedder.settings.service import Settings
 
 BGE, QWEN = "BAAI/bge-m3", "Qwen/Qwen3-Embedding-0.6B"
 RERANKER = "BAAI/bge-reranker-v2-m3"

@@ -11,7 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from smart_embedder.main import create_app
-from smart_embedder.settings import Settings
+from smart_embedder.settings.service import Settings
 from tests.engine.fakes import FakeModel, FakeReranker, loaded
 from tests.support.in_process import served
 

@@ -48,7 +48,7 @@ from smart_embedder.errors import (
     UnavailableError,
 )
 from smart_embedder.main import create_app
-from smart_embedder.settings import Settings
+from smart_embedder.settings.service import Settings
 from tests.engine.fakes import FakeModel, FakeReranker, loaded
 from tests.engine.further_models import FakeLoader, entries
 from tests.support.in_process import served

@@ -14,7 +14,7 @@ from smart_embedder.api.openapi import Router, _describe_limits
 from smart_embedder.api.schemas import RerankBody
 from smart_embedder.engine.model import LoadedModels
 from smart_embedder.main import create_app
-from smart_embedder.settings import Settings
+from smart_embedder.settings.service import Settings
 from tests.engine.fakes import FakeModel, FakeReranker, loaded
 from tests.support.in_process import served
 

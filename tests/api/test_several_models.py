@@ -10,8 +10,8 @@ import pytest
 from smart_embedder.engine import Engine
 from smart_embedder.engine.records import EmbedRequest, RerankRequest
 from smart_embedder.models.load import load_models
-from smart_embedder.settings import Settings
-from smart_embedder.settings.sources import read_model_entries
+from smart_embedder.settings.models_file import read_model_entries
+from smart_embedder.settings.service import Settings
 from tests.api.conftest import answered, metric, serving
 
 TEXTS = ["hybrid search", "bread in the kitchen", "music"]

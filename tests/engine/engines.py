@@ -11,7 +11,7 @@ from smart_embedder.engine import Engine
 from smart_embedder.engine.records import EmbedRequest
 from smart_embedder.models.load import load_models
 from smart_embedder.observability.metrics import Metrics
-from smart_embedder.settings import Settings
+from smart_embedder.settings.engine import EngineSettings
 from tests.engine.fakes import FakeModel, FakeReranker, HeldDevice, loaded, loading, settings_of
 
 
@@ -24,6 +24,7 @@ def engine_for(
     late_interaction: bool = False,
     max_batch_tokens: int = 10,
     seconds_per_token: float = 0.0,
+    shutdown_timeout: float = 30,
     **settings: Any,
 ) -> Engine:
     models = replace(
@@ -31,13 +32,18 @@ def engine_for(
         dense=dense,
         late_interaction=late_interaction,
     )
-    return Engine(settings_of(models, **settings), loading(models, seconds_per_token), metrics)
+    return Engine(
+        settings_of(models, **settings),
+        loading(models, seconds_per_token),
+        metrics,
+        shutdown_timeout=shutdown_timeout,
+    )
 
 
 def engine_on_cpu(folder: Path, **settings: Any) -> Engine:
     """Of the real model in a folder, in float32; without a reranker where none is named."""
     own: dict[str, Any] = {"reranker_model": "none", "device": "cpu", "dtype": "float32"}
-    return Engine(Settings(embedding_model=str(folder), **own | settings), load_models)
+    return Engine(EngineSettings(embedding_model=str(folder), **own | settings), load_models)
 
 
 async def entered(model: HeldDevice) -> None:

@@ -28,7 +28,7 @@ from smart_embedder.engine.records import (
     TokenizedText,
     TruncationOptions,
 )
-from smart_embedder.settings import Settings
+from smart_embedder.settings.service import Settings
 from tests.simulation.plain import PlainEmbedder, PlainModel
 
 ALL = Outputs(dense=True, sparse=True, colbert=True)

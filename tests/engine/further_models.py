@@ -15,7 +15,7 @@ from smart_embedder.engine.model import LoadPlan, MemoryUsage, PlacedModels
 from smart_embedder.engine.pooled_model import ModelState, ModelStatus
 from smart_embedder.engine.records import EmbedRequest
 from smart_embedder.observability.metrics import Metrics
-from smart_embedder.settings.types import ModelEntry
+from smart_embedder.settings.engine import ModelEntry
 from tests.engine.fakes import FakeModel, FakeReranker, loaded, loading, placed, settings_of
 
 GIGABYTE = 10**9
@@ -91,12 +91,20 @@ def engine_with(
     *entries: ModelEntry,
     model: FakeModel | None = None,
     metrics: Metrics | None = None,
+    request_timeout: float = 90,
+    shutdown_timeout: float = 30,
     **settings: Any,
 ) -> Engine:
     """An engine whose default model is `model`, with these further ones."""
     models = loaded(model or FakeModel(), 100)
     chosen = settings_of(models, models=entries, **{"model_memory_threshold": 1.0} | settings)
-    return Engine(chosen, loading(models, loader=loader), metrics)
+    return Engine(
+        chosen,
+        loading(models, loader=loader),
+        metrics,
+        request_timeout=request_timeout,
+        shutdown_timeout=shutdown_timeout,
+    )
 
 
 def entries(*names: str, **fields: Any) -> list[ModelEntry]:

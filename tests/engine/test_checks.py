@@ -24,7 +24,7 @@ from smart_embedder.engine.records import (
     TruncationOptions,
 )
 from smart_embedder.errors import InvalidRequestError, KindNotMadeError, TextTooLongError
-from smart_embedder.settings.types import MAX_PROMPT_CHARACTERS
+from smart_embedder.settings.engine import MAX_PROMPT_CHARACTERS
 from tests.engine.engines import engine_for, hold, let_go, queued
 from tests.engine.fakes import ALL, FakeM3, FakeModel, FakeQwen, FakeReranker
 

@@ -25,7 +25,7 @@ from smart_embedder.errors import (
     StartupError,
     UnhealthyError,
 )
-from smart_embedder.settings import Settings
+from smart_embedder.settings.engine import EngineSettings
 from tests.engine.engines import engine_for, entered, hold, let_go, queued
 from tests.engine.fakes import ALL, FakeModel, FakeReranker, loaded, loading, settings_of
 
@@ -100,10 +100,10 @@ async def test_a_failure_of_both_models_is_one_error_and_nothing_is_left_behind(
 
 
 async def test_before_the_start_it_refuses_and_a_failed_start_is_remembered() -> None:
-    def broken(_: Settings):
+    def broken(_: EngineSettings):
         raise StartupError("no such model in /home/me/models")
 
-    engine = Engine(Settings(), loader=broken)
+    engine = Engine(EngineSettings(), loader=broken)
     with pytest.raises(LoadingError):
         await engine.embed(EmbedRequest(["a"]))
     with pytest.raises(StartupError, match="no such model"):
@@ -122,7 +122,7 @@ async def test_closing_ends_a_start_that_is_under_way() -> None:
     entered, gate = asyncio.Event(), threading.Event()
     loop = asyncio.get_running_loop()
 
-    def held(settings: Settings) -> DefaultModels:
+    def held(settings: EngineSettings) -> DefaultModels:
         loop.call_soon_threadsafe(entered.set)
         gate.wait()
         return loading(models)(settings)
@@ -160,7 +160,7 @@ async def test_the_default_models_are_shown_once_each_with_what_they_do() -> Non
         ]
         assert all(each.pinned for each in engine.statuses)
     for name in ("none", "late-interaction"):
-        alone = Engine(Settings(reranker_model=name, **names), loading(models))
+        alone = Engine(EngineSettings(reranker_model=name, **names), loading(models))
         assert [each.name for each in alone.statuses] == ["a/one"]
 
 
@@ -169,7 +169,7 @@ async def test_a_first_forward_that_fails_fails_the_start_and_leaves_no_thread(e
     embedder, reranker = FakeModel(), FakeReranker()
     models = loaded(embedder, reranker=reranker)
 
-    def with_broken_reranker(settings: Settings) -> DefaultModels:
+    def with_broken_reranker(settings: EngineSettings) -> DefaultModels:
         made = loading(models)(settings)
         first, last = made.models
         copy = replace(last.models[0], measure=lambda _: out_of_memory())

@@ -301,9 +301,7 @@ async def test_a_model_is_unloaded_by_command_after_the_requests_that_use_it() -
 @pytest.mark.parametrize("stopped", [False, True])
 async def test_a_command_that_would_wait_too_long_or_is_aborted_is_refused(stopped) -> None:
     loader = FakeLoader()
-    async with engine_with(
-        loader, *entries("one"), request_timeout=0.2, rerank_gpu_timeout=0.1
-    ) as engine:
+    async with engine_with(loader, *entries("one"), request_timeout=0.2) as engine:
         running = await busy(engine, loader, "one")
         unloading = asyncio.create_task(engine.unload("one"))
         await asyncio.sleep(0)

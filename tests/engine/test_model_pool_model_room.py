@@ -11,8 +11,7 @@ from smart_embedder.engine.model_pool import PAUSE, ModelPool
 from smart_embedder.engine.scheduling.admission import Abortable
 from smart_embedder.errors import LoadingError, MemoryTakenError, ModelTooLargeError
 from smart_embedder.observability.metrics import Metrics
-from smart_embedder.settings import Settings
-from smart_embedder.settings.types import ModelEntry
+from smart_embedder.settings.engine import EngineSettings, ModelEntry
 from tests.engine.devices.virtual_device import VirtualThread
 from tests.engine.fakes import NO_MORE, FakeModel, loaded, placed
 from tests.support.skipped_time import in_skipped_time, now, turns
@@ -39,10 +38,15 @@ class Machine:
         self.of_others = self.garbage = 0
         names = ("one", "two", "three", "new")
         entries = [ModelEntry(name=name, pinned=pinned.get(name, False)) for name in names]
-        settings = Settings(
-            models=entries, model_memory_threshold=threshold, request_timeout=4 * LONGEST_TURN
+        settings = EngineSettings(models=entries, model_memory_threshold=threshold)
+        pool: Any = ModelPool(
+            settings,
+            lambda _: NO_MORE,
+            self,  # type: ignore[arg-type]
+            Metrics(),
+            Abortable(),
+            request_timeout=4 * LONGEST_TURN,
         )
-        pool: Any = ModelPool(settings, lambda _: NO_MORE, self, Metrics(), Abortable())  # type: ignore[arg-type]
         pool._loader, pool._thread = self, VirtualThread()
         self.pool, self.models = pool, pool._models
         for model in self.models.values():

@@ -12,7 +12,7 @@ from smart_embedder.engine.pooled_model import (
 )
 from smart_embedder.engine.records import Outputs
 from smart_embedder.errors import MemoryTakenError, ModelNotLoadedError, ModelTooLargeError
-from smart_embedder.settings.types import ModelEntry
+from smart_embedder.settings.engine import ModelEntry
 from tests.engine.fakes import FakeModel, FakeReranker, loaded, placed
 
 

@@ -13,7 +13,7 @@ from smart_embedder.engine.model import DefaultModels, PlacedModels
 from smart_embedder.main import create_app
 from smart_embedder.models.load import load_models
 from smart_embedder.server.process import run
-from smart_embedder.settings import Settings
+from smart_embedder.settings.service import Settings
 from tests.support.accelerator import broken_memory
 from tests.support.waiting import wait_until
 

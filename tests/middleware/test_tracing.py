@@ -1,6 +1,7 @@
 """Traces of the whole service, as an OTLP receiver gets them."""
 
 import asyncio
+import os
 import socket
 import time
 from collections.abc import AsyncIterator
@@ -8,6 +9,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from http.server import ThreadingHTTPServer
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from httpx2 import ASGITransport, AsyncClient
@@ -36,9 +38,10 @@ STAGES = ["tokenize", "queue", "forward", "render"]
 async def traced(endpoint: str, model: FakeModel | None = None) -> AsyncIterator[AsyncClient]:
     """A client of a service that sends all spans until the block ends."""
     ready, models = asyncio.Event(), replace(loaded(model or FakeModel()), late_interaction=True)
-    told = {"otlp_endpoint": endpoint, "otel_service_name": "search", "api_token": "hush-hush"}
+    told = {"otlp_endpoint": endpoint, "api_token": "hush-hush"}
     settings, load = settings_of(models, **told), loading(models)
-    app = create_app(settings, loader=load, on_ready=lambda _: ready.set())
+    with patch.dict(os.environ, OTEL_SERVICE_NAME="search"):
+        app = create_app(settings, loader=load, on_ready=lambda _: ready.set())
     client = AsyncClient(transport=ASGITransport(app), base_url="http://service")
     client.headers["Authorization"] = "Bearer hush-hush"
     async with app.router.lifespan_context(app), client:
@@ -172,7 +175,7 @@ def test_a_receiver_that_never_answers_does_not_hold_up_the_end(monkeypatch) -> 
     monkeypatch.setattr(tracing, "_EXPORT_SECONDS", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent, capture_logs() as log:
         silent.setblocking(False)
-        traces = Traces(f"http://127.0.0.1:{silent.getsockname()[1]}", "search")
+        traces = Traces(f"http://127.0.0.1:{silent.getsockname()[1]}")
         for _ in range(8000):
             traces.tracer.start_span("a").end()
         traces.close()

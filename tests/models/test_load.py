@@ -11,7 +11,7 @@ import pytest
 import smart_embedder
 from smart_embedder.models import load as loading
 from smart_embedder.models import loader
-from smart_embedder.settings import Settings
+from smart_embedder.settings.engine import EngineSettings
 
 
 @pytest.fixture(autouse=True)
@@ -20,21 +20,21 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("already", "changes", "name", "value"),
+    ("already", "name", "value"),
     [
-        ({}, {}, "PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"),
-        ({}, {"pytorch_cuda_alloc_conf": "x:64"}, "PYTORCH_CUDA_ALLOC_CONF", "x:64"),
+        ({}, "PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"),
+        ({"PYTORCH_CUDA_ALLOC_CONF": "x:64"}, "PYTORCH_CUDA_ALLOC_CONF", "x:64"),
         # PyTorch's own newer name wins.
-        ({"PYTORCH_ALLOC_CONF": "backend:native"}, {}, "PYTORCH_CUDA_ALLOC_CONF", None),
+        ({"PYTORCH_ALLOC_CONF": "backend:native"}, "PYTORCH_CUDA_ALLOC_CONF", None),
         # Threads sleep soon unless the user says how they wait.
-        ({}, {}, "GOMP_SPINCOUNT", "2000"),
-        ({"GOMP_SPINCOUNT": "7"}, {}, "GOMP_SPINCOUNT", "7"),
-        ({"OMP_WAIT_POLICY": "ACTIVE"}, {}, "GOMP_SPINCOUNT", None),
+        ({}, "GOMP_SPINCOUNT", "2000"),
+        ({"GOMP_SPINCOUNT": "7"}, "GOMP_SPINCOUNT", "7"),
+        ({"OMP_WAIT_POLICY": "ACTIVE"}, "GOMP_SPINCOUNT", None),
     ],
 )
-def test_libraries_are_told_what_settings_and_users_say(already, changes, name, value) -> None:
+def test_libraries_are_told_what_users_say(already, name, value) -> None:
     os.environ.update(already)
-    loading._prepare_libraries(Settings(**changes))
+    loading._prepare_libraries()
     assert os.environ.get(name) == value
 
 
@@ -45,7 +45,7 @@ def test_a_thread_that_computes_soon_gets_the_interpreter(monkeypatch: pytest.Mo
     try:
         for interval, expected in (0.005, 1e-4), (2e-5, 2e-5):
             sys.setswitchinterval(interval)
-            loading.load_models(Settings())
+            loading.load_models(EngineSettings())
             assert sys.getswitchinterval() == pytest.approx(expected)
     finally:
         sys.setswitchinterval(before)
@@ -62,7 +62,8 @@ load.link_ahead()
 print(json.dumps('torch' in sys.modules))
 print(json.dumps('libtorch_cpu' in Path('/proc/self/maps').read_text()))
 _, embedder, reranker = sys.argv
-load.load_models(load.Settings(embedding_model=embedder, reranker_model=reranker, device='cpu'))
+settings = load.EngineSettings(embedding_model=embedder, reranker_model=reranker, device='cpu')
+load.load_models(settings)
 import torch
 print(json.dumps((Path(torch.__file__).parent / 'lib/libtorch_cuda.so').exists()))
 print(json.dumps([name for name in ('torch._dynamo', 'huggingface_hub') if name in sys.modules]))

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from structlog.testing import capture_logs
 
 from smart_embedder.engine import Engine
 from smart_embedder.engine.model import Measured, PlacedModel
@@ -21,8 +20,7 @@ from smart_embedder.models.device import choose
 from smart_embedder.models.device.cpu import available_threads
 from smart_embedder.models.load import load_models
 from smart_embedder.models.loader import EntryLoader
-from smart_embedder.settings import Settings
-from smart_embedder.settings.types import ModelEntry
+from smart_embedder.settings.engine import EngineSettings, ModelEntry
 from tests.support.checkpoints import plain_corpus
 
 SECOND_NODE = Path("/sys/devices/system/node/node1").exists()
@@ -32,9 +30,9 @@ LENGTHS = [" ".join(plain_corpus(lines=5))[: 20 * length] for length in range(1,
 needs_two_cores = pytest.mark.skipif(available_threads() < 2, reason="one core cannot be shared")
 
 
-def settings(folder: Path, *entries: ModelEntry, **changes: Any) -> Settings:
+def settings(folder: Path, *entries: ModelEntry, **changes: Any) -> EngineSettings:
     defaults = {"reranker_model": "none", "device": "cpu", "dtype": "float32", "models": entries}
-    return Settings(embedding_model=str(folder), **defaults | changes)
+    return EngineSettings(embedding_model=str(folder), **defaults | changes)
 
 
 def placed(folder: Path, changes: dict[str, Any], **entry: Any) -> list[PlacedModel]:
@@ -100,12 +98,6 @@ def test_a_model_is_on_every_worker_or_on_those_that_it_names(
 def test_a_worker_that_there_is_none_of_is_told_with_its_line(tiny_m3: Path) -> None:
     with pytest.raises(StartupError, match=r"models.yaml, line 1: device=cpu:7 is none of DEVICE"):
         placed(tiny_m3, {"device": "cpu:0,cpu:1"}, device="cpu:7", location="models.yaml, line 1")
-
-
-def test_a_setting_without_effect_is_a_warning(tiny_m3: Path) -> None:
-    with capture_logs() as logs:
-        EntryLoader(settings(tiny_m3, torch_compile=True)).load_defaults()
-    assert "torch_compile_has_no_effect" in [line["event"] for line in logs]
 
 
 def test_what_a_model_needs_is_told_from_its_files(tiny_m3: Path) -> None:

@@ -11,7 +11,7 @@ from smart_embedder.observability.metrics import (
     STATUSES,
     Metrics,
 )
-from smart_embedder.settings import Settings
+from smart_embedder.settings.engine import EngineSettings
 from tests.engine.fakes import FakeModel, loaded, loading
 
 EMBEDDING_ENDPOINTS = ("/embeddings/", "/v1/embeddings")
@@ -95,7 +95,7 @@ def test_a_model_is_in_one_state_and_has_its_series(metrics) -> None:
 
 
 def test_an_engine_tells_how_many_requests_may_wait(metrics) -> None:
-    settings = Settings(max_queue_size=7, rerank_max_queue=8)
+    settings = EngineSettings(max_queue_size=7, rerank_max_queue=8)
     metrics.watch(Engine(settings, loading(loaded(FakeModel())), metrics), settings)
     assert metrics.value("embedder_embedding_queue_capacity") == 7
     assert metrics.value("embedder_rerank_queue_capacity") == 8

@@ -9,7 +9,7 @@ import pytest
 from smart_embedder.engine import Engine
 from smart_embedder.engine.model import ModelInfo
 from smart_embedder.models.ops import native
-from smart_embedder.settings import LATE_INTERACTION
+from smart_embedder.settings.engine import LATE_INTERACTION
 from tests.engine.engines import engine_on_cpu
 from tests.oracle.bits import Bits
 from tests.support.encoders import dense, save_family, save_modules, word_tokenizer

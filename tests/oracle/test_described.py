@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from smart_embedder.main import create_app
-from smart_embedder.settings import Settings
+from smart_embedder.settings.service import Settings
 from tests.oracle.asking import ask_everything
 from tests.oracle.described import WITHOUT_TRUTH, operations, questions, without_rule
 from tests.oracle.rules import Served

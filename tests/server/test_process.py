@@ -19,7 +19,7 @@ from smart_embedder.engine.records import ANSWER_BYTES
 from smart_embedder.errors import StartupError
 from smart_embedder.server import process
 from smart_embedder.server.process import log_failure, log_ready, stop_uvicorn
-from smart_embedder.settings import Settings
+from smart_embedder.settings.service import Settings
 from tests.engine.fakes import FakeModel, FakeReranker, loaded
 from tests.support.bad_start import run_to_the_end
 from tests.support.script import run_script
@@ -95,7 +95,7 @@ def test_importing_the_app_does_nothing(tmp_path: Path) -> None:
     script = (
         "import sys, threading\n"
         "import smart_embedder.server.process, smart_embedder.engine\n"
-        "import smart_embedder.settings.declaration\n"
+        "import smart_embedder.settings.service\n"
         "from smart_embedder.main import create_app\n"
         "assert 'app' not in vars(sys.modules['smart_embedder.main'])\n"
         "assert 'torch' not in sys.modules\n"

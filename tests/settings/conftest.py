@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from smart_embedder.settings import Settings
+from smart_embedder.settings.service import Settings
 
 
 @pytest.fixture(autouse=True)

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smart_embedder.errors import StartupError
-from smart_embedder.settings.sources import read_model_entries
-from smart_embedder.settings.types import ModelEntry
+from smart_embedder.settings.engine import ModelEntry
+from smart_embedder.settings.models_file import read_model_entries
 
 
 def read(folder: Path, text: str) -> tuple[ModelEntry, ...]:

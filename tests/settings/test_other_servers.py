@@ -1,21 +1,22 @@
 """The names that other servers have for settings: each leads to a setting of ours, or says why not.
 
-What is said at the start: test_sources.py.
+What is said at the start: test_service.py.
 """
 
 from itertools import chain
 
 import pytest
 
-from smart_embedder.settings import Settings
+from smart_embedder.settings.engine import LIBRARY_VARIABLES
 from smart_embedder.settings.other_servers import NAMES, advice
-from smart_embedder.settings.sources import unknown_names
+from smart_embedder.settings.service import Settings, unknown_names
 
 
 def test_each_name_leads_to_settings_and_is_none_itself() -> None:
     assert not NAMES.keys() & Settings.model_fields.keys()
+    libraries = {name.lower() for name in LIBRARY_VARIABLES}
     settings = [found for found in NAMES.values() if isinstance(found, tuple)]
-    assert {*chain.from_iterable(settings)} <= Settings.model_fields.keys()
+    assert {*chain.from_iterable(settings)} <= Settings.model_fields.keys() | libraries
 
 
 @pytest.mark.parametrize(
@@ -40,7 +41,7 @@ def test_each_name_leads_to_settings_and_is_none_itself() -> None:
     ],
 )
 def test_a_name_of_another_server_is_known(name: str, said: str | None) -> None:
-    assert advice(name, str.lower) == said
+    assert advice(name, str.lower, Settings.model_fields) == said
 
 
 def test_a_variable_of_another_server_in_the_environment_is_warned_about() -> None:

@@ -29,7 +29,7 @@ from smart_embedder.engine.scheduling.queue import JobQueue
 from smart_embedder.errors import InferenceTimeoutError
 from smart_embedder.middleware.memory import MemoryBudget
 from smart_embedder.observability.metrics import Metrics
-from smart_embedder.settings import Settings
+from smart_embedder.settings.service import Settings
 from tests.simulation.fakes import MOST_TOKENS, FakeDevice, Forward
 from tests.simulation.virtual_time import VirtualLoop
 

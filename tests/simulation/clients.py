@@ -47,7 +47,7 @@ from smart_embedder.errors import (
 from smart_embedder.middleware.memory import HeldMemory, MemoryBudget
 from smart_embedder.middleware.observe import MeasureRequests, _outcome
 from smart_embedder.observability.metrics import REASON_OF, Metrics
-from smart_embedder.settings import Settings
+from smart_embedder.settings.service import Settings
 from tests.simulation.auditor import OWNER, Auditor, RequestBook
 from tests.simulation.fakes import FakeEmbedder, FakeModel, number_of, score_of
 from tests.simulation.virtual_time import Moments, VirtualLoop

@@ -38,8 +38,7 @@ from smart_embedder.engine.records import (
 )
 from smart_embedder.engine.scheduling.admission import stop_if_given_up
 from smart_embedder.errors import InferenceError, StartupError
-from smart_embedder.settings import Settings
-from smart_embedder.settings.types import ModelEntry
+from smart_embedder.settings.engine import EngineSettings, ModelEntry
 from tests.simulation.plain import AcceleratorError, PlainEmbedder, PlainModel
 from tests.simulation.virtual_time import Effect, Moments
 
@@ -400,7 +399,7 @@ class FakeLoader:
 
 
 def default_models(
-    settings: Settings, devices: list[FakeDevice], budget: int, loader: FakeLoader
+    settings: EngineSettings, devices: list[FakeDevice], budget: int, loader: FakeLoader
 ) -> DefaultModels:
     """The default models on every device: an embedder, and a reranker unless it is switched off."""
 

@@ -17,8 +17,8 @@ from smart_embedder.engine.records import Outputs
 from smart_embedder.errors import SmartEmbedderError
 from smart_embedder.middleware.memory import MemoryBudget
 from smart_embedder.observability.metrics import Metrics
-from smart_embedder.settings import Settings
-from smart_embedder.settings.types import ModelEntry
+from smart_embedder.settings.engine import EngineSettings, ModelEntry
+from smart_embedder.settings.service import Settings
 from tests.simulation.auditor import Auditor, LawBrokenError
 from tests.simulation.clients import Client, World
 from tests.simulation.fakes import (
@@ -96,6 +96,8 @@ class Scenario:
             self._load_defaults,
             self.metrics,
             lambda name, _: VirtualThread(self.loop, self.effects, name),
+            request_timeout=self.settings.request_timeout,
+            shutdown_timeout=self.settings.shutdown_timeout,
         )
         self.metrics.watch(self.engine, self.settings)
         self.auditor.attach(self.engine)
@@ -226,7 +228,7 @@ class Scenario:
         memory = FakeMemory(gigabytes * GIGABYTE)
         return FakeLoader(memory, self.devices, sizes, budgets)
 
-    def _load_defaults(self, settings: Settings) -> DefaultModels:
+    def _load_defaults(self, settings: EngineSettings) -> DefaultModels:
         return default_models(settings, self.devices, self.budget, self.loader)
 
     def _texts(self) -> list[str]:

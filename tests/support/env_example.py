@@ -1,8 +1,7 @@
 """What .env.example lists, which a test holds to be made of the declarations."""
 
-from smart_embedder.settings import Settings
-from smart_embedder.settings.declaration import default
-from smart_embedder.settings.sources import COMPOSE_VARIABLES
+from scripts.settings_docs import COMPOSE_VARIABLES, LIBRARY_VARIABLES
+from smart_embedder.settings.service import Settings, default
 
 
 def listed_settings() -> dict[str, str]:
@@ -11,5 +10,7 @@ def listed_settings() -> dict[str, str]:
 
 
 def listed_for_others() -> dict[str, str]:
-    """The default of every variable that the service does not read."""
-    return {variable.name: variable.default for variable in COMPOSE_VARIABLES}
+    """The default of every variable that is no setting."""
+    return {
+        variable.name: variable.default for variable in (*COMPOSE_VARIABLES, *LIBRARY_VARIABLES)
+    }

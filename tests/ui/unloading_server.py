@@ -16,8 +16,8 @@ from smart_embedder.engine.model import DefaultModels, LoadPlan, ModelLoader
 from smart_embedder.main import create_app
 from smart_embedder.models.load import load_models
 from smart_embedder.server.process import run
-from smart_embedder.settings import Settings
-from smart_embedder.settings.types import ModelEntry
+from smart_embedder.settings.engine import ModelEntry
+from smart_embedder.settings.service import Settings
 from tests.support.waiting import wait_until
 
 

@@ -21,7 +21,7 @@ from tqdm import tqdm
 from smart_embedder import __version__
 from smart_embedder.engine.records import EmbeddingOptions, InputType
 from smart_embedder.errors import SmartEmbedderError
-from smart_embedder.settings.sources import load_settings
+from smart_embedder.settings.service import load_settings
 from tools.packages import install_command
 from tools.references.reference import PATIENT, ReferenceMissingError
 from tools.service import ServiceError, address

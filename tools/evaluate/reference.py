@@ -7,7 +7,7 @@ import numpy as np
 
 from smart_embedder.engine.records import NO_OPTIONS, EmbeddingOptions
 from smart_embedder.models.device.choose import choose_device
-from smart_embedder.settings import Settings
+from smart_embedder.settings.engine import EngineSettings
 from tools.evaluate.representations import Kinds
 from tools.evaluate.sources import Embedded
 from tools.references.choose import References
@@ -18,7 +18,7 @@ class ReferenceSource:
 
     name = "the reference"
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: EngineSettings) -> None:
         self._references = References(settings, str(choose_device(settings.devices[0])))
         self.reranks = self._references.reranks
 

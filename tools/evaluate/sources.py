@@ -20,7 +20,7 @@ from smart_embedder.engine.records import (
 )
 from smart_embedder.errors import InvalidRequestError
 from smart_embedder.models.load import load_models
-from smart_embedder.settings import NO_RERANKER, Settings
+from smart_embedder.settings.engine import NO_RERANKER, EngineSettings
 from tools.answers import embeddings_in
 from tools.evaluate.representations import COLBERT, DENSE, KINDS, SPARSE, Kinds
 from tools.service import EMBED, RERANK, Service, ServiceError
@@ -99,7 +99,7 @@ class EngineSource:
 
     name = "this engine"
 
-    def __init__(self, engine: Engine, settings: Settings) -> None:
+    def __init__(self, engine: Engine, settings: EngineSettings) -> None:
         self._engine = engine
         self.reranks = settings.reranker_model != NO_RERANKER
 
@@ -132,7 +132,7 @@ class EngineSource:
 
 
 @asynccontextmanager
-async def engine_source(settings: Settings) -> AsyncIterator[EngineSource]:
+async def engine_source(settings: EngineSettings) -> AsyncIterator[EngineSource]:
     """The engine with its models loaded; raises `StartupError` where they cannot be."""
     async with Engine(settings, load_models) as engine:
         yield EngineSource(engine, settings)

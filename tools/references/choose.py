@@ -21,8 +21,7 @@ from smart_embedder.models.loader import locate_models, overrides_in
 from smart_embedder.models.tasks.colbert import is_colbert
 from smart_embedder.models.tasks.embedders import HEADS
 from smart_embedder.models.tasks.rerankers import is_classifier
-from smart_embedder.settings import LATE_INTERACTION, NO_RERANKER, Settings
-from smart_embedder.settings.types import ModelEntry
+from smart_embedder.settings.engine import LATE_INTERACTION, NO_RERANKER, EngineSettings, ModelEntry
 from tools.packages import install_command
 from tools.references.reference import EmbeddingReference, ReferenceMissingError, RerankingReference
 
@@ -38,7 +37,9 @@ class References:
     model that is not there.
     """
 
-    def __init__(self, settings: Settings, device: str = "cpu", dtype: str = "float32") -> None:
+    def __init__(
+        self, settings: EngineSettings, device: str = "cpu", dtype: str = "float32"
+    ) -> None:
         self._settings = settings
         self._device = device
         self._dtype = dtype

@@ -8,7 +8,7 @@ from smart_embedder.engine.records import NO_OPTIONS, EmbeddingOptions, TextEmbe
 # Texts of one padded forward, where a package's own default would need gigabytes.
 BATCH = 8
 # Settings for who compares: one request may take as long as it needs, nobody waits for the answer.
-PATIENT = {"gpu_process_timeout": 3600.0, "rerank_gpu_timeout": 3600.0, "request_timeout": 7200.0}
+PATIENT = {"gpu_process_timeout": 3600.0, "rerank_gpu_timeout": 3600.0}
 # As sentence-transformers looks for them.
 _PROMPT_NAMES = {"query": ("query",), "document": ("document", "passage", "corpus"), None: ()}
 

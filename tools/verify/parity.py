@@ -45,8 +45,8 @@ from smart_embedder.models.ops.proof import (
     Shapes,
     Target,
 )
-from smart_embedder.settings import FLOAT8, INT8, NO_RERANKER, Settings
-from smart_embedder.settings.sources import load_settings
+from smart_embedder.settings.engine import FLOAT8, INT8, NO_RERANKER, EngineSettings
+from smart_embedder.settings.service import load_settings
 from tools.references.choose import References
 from tools.references.reference import PATIENT, EmbeddingReference, ReferenceMissingError
 
@@ -140,7 +140,7 @@ class Row:
         return self.difference <= self.tolerance
 
 
-async def compare(settings: Settings) -> list[Row]:
+async def compare(settings: EngineSettings) -> list[Row]:
     """One row for each output of the configured models: this engine's beside its reference's."""
     async with Engine(settings, load_models) as engine:
         async with engine.lease() as models:
@@ -183,7 +183,7 @@ def rows_of(
             yield Row(kind, reference.package, len(both), largest, tolerance)
 
 
-def comparable(settings: Settings) -> Settings:
+def comparable(settings: EngineSettings) -> EngineSettings:
     """The settings with lengths that the padding references can run, and a definite dtype."""
     names = ("qwen_embed_max_length", "bge_rerank_max_length", "qwen_rerank_max_length")
     lengths = {name: min(getattr(settings, name), _LONGEST) for name in names}

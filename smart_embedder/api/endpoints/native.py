@@ -26,7 +26,7 @@ from smart_embedder.engine.records import (
 )
 from smart_embedder.engine.space import VECTORS
 from smart_embedder.errors import InvalidRequestError
-from smart_embedder.settings.types import public_name
+from smart_embedder.settings.engine import public_name
 
 _GROUPS = (
     {"name": "embeddings", "description": "This service's own: all kinds of vectors at once."},

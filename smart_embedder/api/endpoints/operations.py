@@ -23,8 +23,8 @@ from smart_embedder.api.handler import Service, ServiceDep
 from smart_embedder.api.openapi import Router
 from smart_embedder.engine.model import LoadedModels
 from smart_embedder.observability.metrics import EMBEDDING_ENDPOINT, RERANK_ENDPOINT, Metrics
-from smart_embedder.settings import Settings
-from smart_embedder.settings.types import public_name
+from smart_embedder.settings.engine import public_name
+from smart_embedder.settings.service import Settings
 
 _TAG = {"name": "operation", "description": "How the service is, and what it has done."}
 

@@ -19,7 +19,7 @@ from smart_embedder.engine.model import (
 from smart_embedder.engine.scheduling.job import Purpose
 from smart_embedder.engine.scheduling.queue import JobQueue
 from smart_embedder.errors import UnhealthyError
-from smart_embedder.settings import Settings
+from smart_embedder.settings.engine import EngineSettings
 
 log = structlog.get_logger(__name__)
 
@@ -32,7 +32,7 @@ class DevicePool:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: EngineSettings,
         queue: JobQueue,
         metrics: EngineMetrics,
         make_thread: ThreadFactory = DeviceThread,

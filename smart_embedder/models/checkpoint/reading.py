@@ -17,7 +17,7 @@ from mmap import mmap
 from pathlib import Path
 
 from smart_embedder.errors import StartupError
-from smart_embedder.settings import Settings
+from smart_embedder.settings.engine import EngineSettings
 
 # Bytes that are read at once: a larger number is no faster, and these are rounded in the cache.
 AT_ONCE = 2**22
@@ -123,7 +123,7 @@ def read_file(path: Path) -> bytes:
     return file.read(0, file.size)
 
 
-def model_folders(settings: Settings) -> Iterator[Path]:
+def model_folders(settings: EngineSettings) -> Iterator[Path]:
     """The folders of the models that lie on the disk, each once, in the order of their loading."""
     for name in dict.fromkeys(
         (settings.embedding_model, settings.dense_model, settings.reranker_model)

@@ -19,7 +19,7 @@ import torch
 from smart_embedder.engine.model import MemoryUsage
 from smart_embedder.errors import StartupError
 from smart_embedder.models.device.cpu import available_threads, groups_of, read_or_empty
-from smart_embedder.settings import FLOAT8, INT8
+from smart_embedder.settings.engine import FLOAT8, INT8
 
 log = structlog.get_logger(__name__)
 

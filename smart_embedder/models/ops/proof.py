@@ -35,7 +35,7 @@ from smart_embedder.models.ops.backend import (
     torch_backend,
 )
 from smart_embedder.models.ops.build import MAX_INT8
-from smart_embedder.settings import FLOAT8, INT8
+from smart_embedder.settings.engine import FLOAT8, INT8
 
 log = structlog.get_logger(__name__)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from smart_embedder.settings.sources import read_model_entries
+from smart_embedder.settings.models_file import read_model_entries
 from tests.api.conftest import answered, metric, serving
 
 OPERATOR = {"Authorization": "Bearer the-operators-token"}

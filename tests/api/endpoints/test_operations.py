@@ -18,7 +18,7 @@ from smart_embedder.main import create_app
 from smart_embedder.middleware.observe import MeasureRequests
 from smart_embedder.models.ops.choose import choose_backend
 from smart_embedder.observability.metrics import Metrics
-from smart_embedder.settings import Settings
+from smart_embedder.settings.service import Settings
 from tests.api.conftest import serving
 from tests.engine.fakes import FakeModel, FakeReranker, loaded
 from tests.support.paths import EMBEDDING_ENDPOINTS, PATHS

@@ -9,7 +9,7 @@ from deploy.ray.blocks import InputError
 from deploy.ray.worker import BlockEmbedder, Job
 from smart_embedder.engine.records import Outputs
 from smart_embedder.models.ops import native
-from smart_embedder.settings import Settings
+from smart_embedder.settings.service import Settings
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from smart_embedder.errors import (
     UnhealthyError,
 )
 from smart_embedder.observability.metrics import Metrics
-from smart_embedder.settings import Settings
+from smart_embedder.settings.engine import EngineSettings
 from tests.engine.devices.virtual_device import VirtualThread
 from tests.engine.engines import entered, let_go
 from tests.engine.fakes import NO_MORE, FakeModel, loaded, placed
@@ -44,7 +44,9 @@ async def engine_of(*models: FakeModel, **settings: float) -> AsyncIterator[Engi
         model.held = True
     names = " ".join(f"device-{number}" for number, _ in enumerate(models, 1))
     default = DefaultModels((on(names, *models),), NO_MORE)
-    async with Engine(Settings(reranker_model="none", **settings), lambda _: default) as engine:
+    async with Engine(
+        EngineSettings(reranker_model="none", **settings), lambda _: default
+    ) as engine:
         yield engine
 
 
@@ -162,7 +164,7 @@ class VirtualPool(DevicePool):
     def __init__(self, seconds: float = 1.0, **settings: object) -> None:
         self.queue, self.seconds = JobQueue(), seconds
         self.threads: dict[str, VirtualThread] = {}
-        super().__init__(Settings(**settings), self.queue, Metrics(), self._make)
+        super().__init__(EngineSettings(**settings), self.queue, Metrics(), self._make)
 
     def _make(self, name: str, prepare: object) -> VirtualThread:
         self.threads[name] = VirtualThread()

@@ -25,7 +25,7 @@ from smart_embedder.errors import StartupError
 from smart_embedder.models.checkpoint import hub
 from smart_embedder.models.checkpoint.hub import Hub, follow_download, locate
 from smart_embedder.models.loader import locate_model, locate_models
-from smart_embedder.settings import Settings
+from smart_embedder.settings.engine import EngineSettings
 from tests.support.answering_http import Handler, serving, url_of
 from tests.support.hub import MODEL, run_hub
 from tests.support.server import run_server
@@ -76,7 +76,7 @@ def test_a_folder_is_a_model_whatever_its_name(tmp_path: Path, monkeypatch) -> N
     monkeypatch.setenv("HOME", str(tmp_path))
     expected = {name: Path(name) for name in ("own/m3", "own", str(tmp_path), "./own")}
     for name, folder in (expected | {"~/own": tmp_path / "own"}).items():
-        assert locate_model(name, None, Settings(), DownloadStatus()) == folder
+        assert locate_model(name, None, EngineSettings(), DownloadStatus()) == folder
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_each_model_has_a_revision_of_its_own(tmp_path: Path) -> None:
             cached_model(tmp_path / "hub", commit * 40, name=f"a/{each}")
     for left_out in (None, *revisions):
         named = {name: each * 40 for name, each in revisions.items() if name != left_out}
-        settings = Settings(hf_home=tmp_path, hf_hub_offline=True, **models, **named)
+        settings = EngineSettings(hf_home=tmp_path, hf_hub_offline=True, **models, **named)
         found = [folder.name for folder in locate_models(settings)]
         assert found == [named.get(name, "f" * 40) for name in revisions]
 
@@ -122,7 +122,7 @@ def test_a_revision_that_has_no_effect_is_a_warning(tmp_path: Path) -> None:
     revisions = {"model_revision": "v1", "dense_model_revision": "v2"}
     more = {"reranker_model": "none", "reranker_model_revision": "v3"}
     with capture_logs() as logs:
-        locate_models(Settings(embedding_model=str(tmp_path / "m3"), **revisions, **more))
+        locate_models(EngineSettings(embedding_model=str(tmp_path / "m3"), **revisions, **more))
     assert [(line["event"], line["model"], line["revision"]) for line in logs] == [
         ("revision_not_used", "m3", "v1"),
         ("revision_not_used", "m3", "v2"),

@@ -28,7 +28,7 @@ from smart_embedder.models.checkpoint.reading import (
     reading,
 )
 from smart_embedder.models.checkpoint.weights import Weights
-from smart_embedder.settings import Settings
+from smart_embedder.settings.engine import EngineSettings
 
 # So large that it is read in three parts.
 ROWS, WIDTH = AT_ONCE // 2, 5
@@ -161,7 +161,7 @@ def test_folders_and_snapshots_of_the_hub_are_read(tmp_path: Path) -> None:
         write_cold(tmp_path / "hub/models--a--reranker/snapshots/1f/model-00001.safetensors"),
     ]
     other = write_cold(tmp_path / "hub/models--a--reranker/snapshots/1f/onnx/model.onnx")
-    settings = Settings(
+    settings = EngineSettings(
         embedding_model=str(tmp_path / "folder"),
         reranker_model="a/reranker",
         hf_home=tmp_path,
@@ -173,5 +173,7 @@ def test_folders_and_snapshots_of_the_hub_are_read(tmp_path: Path) -> None:
 
 def test_what_cannot_be_read_is_left_to_the_loading(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").mkdir()
-    settings = Settings(embedding_model=str(tmp_path), reranker_model="none", hf_home=tmp_path)
+    settings = EngineSettings(
+        embedding_model=str(tmp_path), reranker_model="none", hf_home=tmp_path
+    )
     read_ahead(model_folders(settings)).join()

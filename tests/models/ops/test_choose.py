@@ -15,7 +15,7 @@ from smart_embedder.models.attention import FLASH_MODULES, takes_window
 from smart_embedder.models.ops import choose
 from smart_embedder.models.ops.build import X86_64
 from smart_embedder.models.ops.choose import choose_backend
-from smart_embedder.settings import Settings
+from smart_embedder.settings.engine import EngineSettings
 
 LIBRARY = SimpleNamespace(instructions=X86_64.sets[0])
 CPU, CUDA, MPS = (torch.device(name) for name in ("cpu", "cuda", "mps"))
@@ -131,6 +131,6 @@ def test_on_nvidia_gpus_sums_of_products_are_not_rounded_on_the_way(monkeypatch)
 
 
 def test_every_name_that_health_can_show_may_be_set() -> None:
-    names = set(get_args(Settings.model_fields["attention"].annotation))
+    names = set(get_args(EngineSettings.model_fields["attention"].annotation))
     shown = {"varlen", *FLASH_MODULES, "native", "matmul", "sdpa", "eager"}
     assert names == shown | {"auto"}

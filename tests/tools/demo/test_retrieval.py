@@ -15,7 +15,7 @@ from smart_embedder.engine import Engine
 from smart_embedder.engine.records import EmbedRequest, Outputs
 from smart_embedder.models.device.choose import cpu_has_int8
 from smart_embedder.models.load import load_models
-from smart_embedder.settings import Settings
+from smart_embedder.settings.engine import EngineSettings
 from tools.evaluate import __main__ as tool
 from tools.evaluate.dataset import read_beir
 from tools.evaluate.representations import Piece, Queries
@@ -85,7 +85,9 @@ ACROSS = [
 async def test_a_german_question_finds_the_french_and_the_japanese_passage(
     demo_checkpoint: Path,
 ) -> None:
-    settings = Settings(embedding_model=str(demo_checkpoint), reranker_model="none", device="cpu")
+    settings = EngineSettings(
+        embedding_model=str(demo_checkpoint), reranker_model="none", device="cpu"
+    )
     texts = [text for column in zip(*ACROSS, strict=True) for text in column]
     async with Engine(settings, load_models) as engine:
         answer = await engine.embed(EmbedRequest(texts, Outputs(dense=True)))
@@ -101,7 +103,7 @@ async def test_sparse_scores_are_of_the_size_that_dense_ones_differ_by(
 ) -> None:
     read = read_beir(QUESTIONS, "test")
     texts = [each.text for each in read.corpus.read(range(40))]
-    settings = Settings(
+    settings = EngineSettings(
         embedding_model=str(demo_checkpoint), reranker_model="none", device="cpu", dtype="float32"
     )
     request = EmbedRequest([*read.queries.values()][:40] + texts, Outputs(dense=True, sparse=True))

@@ -40,7 +40,7 @@ def test_all_models_agree_with_their_references(tiny_m3, tiny_reranker, run_veri
 
 async def rows_of(**settings: str) -> list[verify.Row]:
     """What it compares, without the paths of operations, which take seconds."""
-    return await verify.compare(verify.comparable(verify.Settings(device="cpu", **settings)))
+    return await verify.compare(verify.comparable(verify.EngineSettings(device="cpu", **settings)))
 
 
 async def test_qwen_models_agree_with_theirs(tiny_m3: Path, tiny_qwen: Path) -> None:
@@ -87,7 +87,7 @@ async def test_a_model_that_weighs_no_token_agrees(tiny_m3: Path, tmp_path: Path
 
 
 def test_nothing_is_cut_off_by_a_limit_of_time_and_texts_are_cut_as_references_can_read_them():
-    settings = verify.comparable(verify.Settings(gpu_process_timeout=1.0, dtype="auto"))
+    settings = verify.comparable(verify.EngineSettings(gpu_process_timeout=1.0, dtype="auto"))
     assert settings.gpu_process_timeout == settings.rerank_gpu_timeout == 3600
     assert (settings.dtype, settings.embed_max_length) == ("float32", 2048)
 

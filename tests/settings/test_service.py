@@ -1,5 +1,6 @@
 """Where settings come from: flags, the environment and .env, where no name may be nobody's."""
 
+import os
 import re
 import string
 from pathlib import Path
@@ -8,10 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scripts.settings_docs import COMPOSE_VARIABLES, LIBRARY_VARIABLES
 from smart_embedder.errors import StartupError
-from smart_embedder.settings import Settings
-from smart_embedder.settings.declaration import meaning, without_markup
-from smart_embedder.settings.sources import COMPOSE_VARIABLES, load_settings, unknown_names
+from smart_embedder.settings import engine, service
+from smart_embedder.settings.service import (
+    Settings,
+    default,
+    load_settings,
+    meaning,
+    sections,
+    unknown_names,
+    without_markup,
+)
 from tests.support.env_example import listed_for_others, listed_settings
 from tests.support.script import run_script
 from tests.support.server import REPOSITORY
@@ -49,19 +58,19 @@ def test_demo_is_its_own_model_for_everything_and_no_hub_whatever_is_set_elsewhe
 
 
 def test_every_setting_is_a_flag() -> None:
-    for name, default in listed_settings().items():
+    for name, value in listed_settings().items():
         flag = "--" + name.lower().replace("_", "-")
-        assert load_settings([flag, default]) == Settings()
+        assert load_settings([flag, value]) == Settings()
 
 
 def test_a_flag_for_yes_or_no_needs_no_value_and_an_empty_one_counts_as_not_set(
     monkeypatch,
 ) -> None:
-    monkeypatch.setenv("OTEL_SERVICE_NAME", "mine")
-    arguments = ["--torch-compile", "--protect-metrics", "false", "--otel-service-name", ""]
+    monkeypatch.setenv("LOG_FORMAT", "json")
+    arguments = ["--reproducible", "--protect-metrics", "false", "--log-format", ""]
     settings = load_settings(arguments)
-    assert (settings.torch_compile, settings.protect_metrics) == (True, False)
-    assert settings.otel_service_name == "mine"
+    assert (settings.reproducible, settings.protect_metrics) == (True, False)
+    assert settings.log_format == "json"
 
 
 def test_the_file_of_models_is_read_with_the_settings(tmp_path: Path) -> None:
@@ -71,20 +80,13 @@ def test_the_file_of_models_is_read_with_the_settings(tmp_path: Path) -> None:
     assert [each.name for each in models] == ["own/one", "own/two"]
 
 
-def test_settings_of_a_program_come_from_it_alone(monkeypatch, tmp_path: Path) -> None:
-    (tmp_path / ".env").write_text("PORT=9000\nDTYPE=float64\n")
-    monkeypatch.setenv("MAX_QUEUE_SIZE", "none")
-    settings = Settings(device="cpu")
-    assert (settings.device, settings.port, settings.max_queue_size) == ("cpu", 8000, 200)
-
-
 def test_every_wrong_value_is_named_at_once_and_an_empty_one_counts_as_not_set(monkeypatch) -> None:
     monkeypatch.setenv("DTYPE", "")
     monkeypatch.setenv("MAX_BATCH_TOKENS", "")
     assert load_settings() == Settings()
     monkeypatch.setenv("PORT", "x")
     monkeypatch.setenv("DTYPE", "y")
-    with pytest.raises(StartupError, match=r"PORT=x .*; DTYPE=y "):
+    with pytest.raises(StartupError, match=r"DTYPE=y .*; PORT=x "):
         load_settings()
 
 
@@ -103,6 +105,9 @@ def test_every_wrong_value_is_named_at_once_and_an_empty_one_counts_as_not_set(m
         (["--port"], "argument --port: expected one argument"),
         (["--device=cpu", "--dtype=float16"], "DTYPE=float16 is for GPUs; on a CPU use"),
         (["--models=none.yaml"], "MODELS=none.yaml cannot be read: "),
+        (["--torch-compile"], "there is no flag TORCH_COMPILE, which is gone: it had no effect"),
+        (["--hf-token=hush"], "there is no flag --hf-token: it is the variable HF_TOKEN, in the"),
+        (["--hf-api-token=hush"], "there is no flag --hf-api-token: here it is the variable HF_T"),
         (["hush"], "flags begin with --, and one of the arguments belongs to none"),
     ],
 )
@@ -160,6 +165,35 @@ def test_dotenv_may_hold_names_for_compose_and_begin_with_a_mark_of_its_encoding
         load_settings()
 
 
+def test_variables_of_libraries_are_passed_on_from_dotenv_unless_the_environment_has_them(
+    monkeypatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(os, "environ", {"http_proxy": "http://here:1", "HF_ENDPOINT": ""})
+    lines = ["hf_token=hush", "HF_ENDPOINT=http://hub", "HTTP_PROXY=http://there:1", "NO_PROXY="]
+    (tmp_path / ".env").write_text("\n".join(lines))
+    load_settings()
+    assert os.environ == {
+        "http_proxy": "http://here:1",
+        "HF_ENDPOINT": "http://hub",
+        "HF_TOKEN": "hush",
+    }
+
+
+def test_a_setting_that_is_gone_stops_the_start_where_dotenv_names_it(tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text("TORCH_COMPILE=false\n")
+    with pytest.raises(StartupError, match=r"^\.env sets TORCH_COMPILE, which is gone: it had no"):
+        load_settings()
+
+
+def test_dotenv_is_read_as_docker_compose_reads_it(monkeypatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("NAME", "mine")
+    lines = ["RERANKER_MODEL='own/$NAME'", 'EMBEDDING_MODEL="own/${NAME}" # it', "PORT=${NONE:-7}"]
+    (tmp_path / ".env").write_text("\n".join(lines))
+    settings = load_settings()
+    assert (settings.embedding_model, settings.port) == ("own/mine", 7)
+    assert settings.reranker_model == "own/$NAME"
+
+
 def test_names_in_the_environment_that_are_nearly_settings_are_found() -> None:
     near = {
         "DEVICES": "DEVICE",
@@ -187,6 +221,28 @@ def test_a_letter_too_many_missing_wrong_or_swapped_is_noticed(name, place, lett
         assert list(unknown_names({misspelt: ""})), misspelt
 
 
+# How settings are described.
+
+
+def test_a_default_is_written_as_in_dotenv() -> None:
+    names = ("reproducible", "reranker_model", "api_token", "max_queue_size")
+    assert [default(name) for name in names] == ["false", "BAAI/bge-reranker-v2-m3", "", "200"]
+    values = {name: default(name) for name in Settings.model_fields if default(name)}
+    assert Settings.model_validate(values) == Settings()
+
+
+def test_the_few_words_that_a_setting_may_be_stand_before_its_meaning() -> None:
+    assert meaning("log_format").startswith("`console` or `json`: the form of the log; ")
+    assert without_markup(meaning("log_format")).startswith("console or json: the form")
+
+
+def test_sections_hold_their_settings_in_order() -> None:
+    found = sections()
+    assert found["Address"] == ["host", "port", "ui"]
+    assert found["Traces"] == ["otlp_endpoint"]
+    assert list(found)[:2] == ["Address", "Models"]
+
+
 # The compose files.
 
 
@@ -196,10 +252,15 @@ def test_what_compose_reads_is_listed_with_the_default_it_has_there() -> None:
     for name in ("API_TOKENS_FILE", "TRUSTED_PROXIES"):
         found.pop(name)  # Without one the service gets another.
     assert found.items() <= (listed_settings() | listed_for_others()).items()
+    for name in engine.LIBRARY_VARIABLES:
+        found.setdefault(name, listed_for_others()[name])
     assert OF_OTHERS | found == found | listed_for_others()
     assert f"name: {OF_OTHERS['COMPOSE_PROJECT_NAME']}\n" in text
 
 
 def test_each_has_a_description_and_none_is_a_setting() -> None:
-    assert all(each.description for each in COMPOSE_VARIABLES)
+    variables = (*COMPOSE_VARIABLES, *LIBRARY_VARIABLES)
+    assert all(variable.description for variable in variables)
+    assert {variable.name for variable in COMPOSE_VARIABLES} == service.COMPOSE_VARIABLES
+    assert {variable.name for variable in LIBRARY_VARIABLES} == engine.LIBRARY_VARIABLES
     assert not set(listed_for_others()) & set(listed_settings())
