@@ -1,9 +1,8 @@
-"""A headless Chromium, and servers with the demo model, for the tests of the page at /ui."""
+"""A headless Chromium, and a server with the demo model, for journeys through the page at /ui."""
 
 import shutil
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from functools import cache
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,7 @@ from tests.support.server import RunningServer, run_server
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-VIEWS = ["text", "match", "search", "service"]
-# What a view shows last.
+# The last thing that each view shows.
 SHOWN = {
     "text": "#text-kinds:not(:has-text('…')) .total",
     "match": "#match-table tfoot",
@@ -25,10 +23,16 @@ SHOWN = {
 DESKTOP = {"width": 1280, "height": 860}
 PHONE = {"width": 360, "height": 740}
 STILL = {"reduced_motion": "reduce"}
+# One client gets three of the queue's four places.
+PLACES = 3
 # On a busy machine everything may take long; nothing is asserted about it.
 PATIENCE = 90_000
-# Chromium logs each answer that is no success; the tests cause some.
+# Chromium logs each response with an error status; the tests cause some.
 _EXPECTED = "Failed to load resource"
+_RULES = {
+    "runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"],
+    "resultTypes": ["violations"],
+}
 
 
 @pytest.fixture(scope="session")
@@ -39,10 +43,9 @@ def ui_server(demo_checkpoint: Path, hold: Path, tmp_path_factory: pytest.TempPa
     model.symlink_to(demo_checkpoint)
     settings = {
         "EMBEDDING_MODEL": str(model),
-        "MAX_QUEUE_SIZE": "4",
+        "MAX_QUEUE_SIZE": str(PLACES + 1),
         "GPU_PROCESS_TIMEOUT": "80",
         "HOLD": str(hold),
-        "TRUSTED_PROXIES": "127.0.0.1",
     }
     with run_server(folder, "tests.faults.faulty_server", **settings) as running:
         yield running
@@ -58,51 +61,15 @@ def browser():
         browser = running.chromium.launch(executable_path=CHROMIUM)
         yield browser
         browser.close()
-    _contexts.clear()
-
-
-# Of the browser, by their options.
-_contexts: dict[str, Any] = {}
-
-
-def _new_context(browser, **options) -> Any:
-    context = browser.new_context(**({"viewport": DESKTOP, "color_scheme": "light"} | options))
-    context.set_default_timeout(PATIENCE)
-    return context
-
-
-def _context(browser, url: str, **options) -> Any:
-    """The browser's context of these options, where a page costs a third of its first one.
-
-    Another page of this machine stays open in it, which keeps the process that draws them.
-    """
-    name = repr(sorted(options.items()))
-    if name not in _contexts:
-        _contexts[name] = _new_context(browser, **options)
-        _contexts[name].new_page().goto(f"{url}/health/live")
-    return _contexts[name]
 
 
 @contextmanager
-def open_page(
-    browser,
-    url: str,
-    view: str = "text",
-    *,
-    viewport=DESKTOP,
-    media=None,
-    own_clock=False,
-    **options,
-) -> Iterator:
-    """A page in a new tab; at the end nothing may have failed or come from elsewhere.
-
-    `media` are the features that `emulate_media` knows, which need no context of their own.
-    A clock that is set is that of a whole context: `own_clock` makes one for this page alone.
-    """
-    context = _new_context(browser, **options) if own_clock else _context(browser, url, **options)
+def open_page(browser, url: str, view: str = "text", **options: Any) -> Iterator:
+    """A page in a context of its own; at the end nothing may have failed or come from elsewhere."""
+    given = {"viewport": DESKTOP, "color_scheme": "light"} | STILL | options
+    context = browser.new_context(**given)
+    context.set_default_timeout(PATIENCE)
     page = context.new_page()
-    page.set_viewport_size(viewport)
-    page.emulate_media(**media or {})
     problems: list[str] = []
     page.on("pageerror", lambda error: problems.append(f"{error}\n{error.stack}"))
     page.on("console", lambda message: problems.extend(_problem(message)))
@@ -110,10 +77,10 @@ def open_page(
     try:
         page.goto(f"{url}/ui#{view}")
         yield page
+        page.unroute_all(behavior="ignoreErrors")
         assert problems == []
     finally:
-        page.evaluate("localStorage.clear()")  # What a tab does not keep to itself.
-        (context if own_clock else page).close()
+        context.close()
 
 
 def _problem(message) -> list[str]:
@@ -122,14 +89,8 @@ def _problem(message) -> list[str]:
 
 
 def _foreign(address: str, url: str) -> list[str]:
-    return [] if address.startswith(f"{url}/") else [f"{address} was asked for"]
-
-
-# All nodes are checked; of those that pass only one is described for each rule.
-_RULES = {
-    "runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"],
-    "resultTypes": ["violations"],
-}
+    inside = address.startswith((f"{url}/", f"blob:{url.split('/', maxsplit=1)[0]}"))
+    return [] if inside else [f"{address} was asked for"]
 
 
 def findings(page, context=None) -> list[str]:
@@ -137,7 +98,7 @@ def findings(page, context=None) -> list[str]:
     from axe_playwright_python.sync_playwright import Axe  # noqa: PLC0415 - beside playwright
 
     violations = Axe().run(page, context=context, options=_RULES).response["violations"]
-    return [f"{each['id']}: {each['help']} {_shown(each['nodes'])}" for each in violations]
+    return [f"{found['id']}: {found['help']} {_shown(found['nodes'])}" for found in violations]
 
 
 def _shown(nodes) -> list[str]:
@@ -149,32 +110,36 @@ def wait_for_view(page, view: str) -> None:
     page.wait_for_selector(SHOWN[view], state="visible")
 
 
-@pytest.fixture(scope="module")
-def shown(browser, ui_server: RunningServer):
-    """Gives a view as it is at first, opened once for all tests that leave it so."""
-    with ExitStack() as stack:
-
-        @cache
-        def show(view: str):
-            page = stack.enter_context(open_page(browser, ui_server.url, view))
-            wait_for_view(page, view)
-            return page
-
-        yield show
-
-
 @pytest.fixture
 def open_view(browser, ui_server: RunningServer):
     """Opens a view of `ui_server`, when everything on it is shown."""
-    pages = []
 
-    def open_one(view: str, **options):
-        manager = open_page(browser, ui_server.url, view, **options)
-        page = manager.__enter__()
-        pages.append(manager)
-        wait_for_view(page, view)
-        return page
+    @contextmanager
+    def open_one(view: str, **options: Any) -> Iterator:
+        with open_page(browser, ui_server.url, view, **options) as page:
+            wait_for_view(page, view)
+            yield page
 
-    yield open_one
-    for manager in pages:
-        manager.__exit__(None, None, None)
+    return open_one
+
+
+def copied(page, button: str) -> str:
+    """What stands in the field below the buttons, whether or not the browser copies it."""
+    view = page.url.split("#")[1]
+    page.click(f"#{view}-output >> text={button}")
+    field = page.locator(f"#{view}-output textarea[readonly]")
+    playwright.expect(field).to_be_visible()
+    return field.input_value()
+
+
+def index(page, text: str) -> None:
+    """Index a text that is typed into the view Search."""
+    if page.locator("#corpus").is_hidden():
+        page.click("#drop-zone summary")
+    page.fill("#corpus", text)
+    page.click("#index-button")
+
+
+def lines(number: int) -> str:
+    """As many passages."""
+    return "\n".join(f"Part {i} is kept on shelf {i % 40}." for i in range(number))

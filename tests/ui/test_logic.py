@@ -1,32 +1,52 @@
-"""The page's modules by themselves: each is imported by the browser as the page does it."""
+"""The page's modules by themselves, in the node that playwright brings: no browser, no server."""
 
-import ast
 import json
-import os
 import struct
 import subprocess
-import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.support.server import RunningServer
+from tests.support.server import REPOSITORY
+
+playwright = pytest.importorskip("playwright", reason="playwright is not installed")
+UI = REPOSITORY / "smart_embedder" / "ui"
+
+
+NODE = Path(playwright.__file__).parent / "driver" / "node"
+# Each line asks to import a module and to run code with it; each line of the answer is a result.
+EVALUATE = """
+import { createInterface } from "node:readline";
+for await (const line of createInterface({ input: process.stdin })) {
+  const { module, code, given } = JSON.parse(line);
+  try {
+    const m = await import(module);
+    const result = await new Function("m", "given", `return (async () => (${code}))()`)(m, given);
+    console.log(JSON.stringify({ result: result ?? null }));
+  } catch (error) {
+    console.log(JSON.stringify({ error: error.stack }));
+  }
+}
+"""
 
 
 @pytest.fixture(scope="module")
-def call(browser, ui_server: RunningServer):
-    """Calls an exported function of a module with JSON arguments, or runs code with the module."""
-    page = browser.new_page()
-    page.goto(f"{ui_server.url}/ui")
+def call():
+    """Runs code with an exported function of a module, and with JSON arguments."""
+    command = [str(NODE), "--input-type=module", "-e", EVALUATE]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, bufsize=1) as node:
 
-    def run(module: str, code: str, *arguments):
-        return page.evaluate(
-            f"async (given) => {{ const m = await import('/ui/{module}'); return ({code}); }}",
-            list(arguments),
-        )
+        def run(module: str, code: str, *arguments):
+            request = {"module": (UI / module).as_uri(), "code": code, "given": arguments}
+            print(json.dumps(request), file=node.stdin)
+            answer = json.loads(node.stdout.readline())
+            assert "error" not in answer, answer
+            return answer["result"]
 
-    yield run
-    page.close()
+        yield run
+        node.stdin.close()
 
 
 def safetensors(tensors: dict[str, np.ndarray], report: dict) -> list[int]:
@@ -87,7 +107,8 @@ def test_formats_with_fewer_bits_become_the_numbers_that_they_stand_for(call) ->
       const {texts: [{dense}]} = m.decodeEmbeddings(buffer);
       const ones = {rows: 1, width: 12, values: new Float32Array(12).fill(1)};
       return {...dense, values: [...dense.values], score: maxSim(ones, dense)}; })()"""
-    code = f"import('/ui/core/vectors.js').then(({{maxSim}}) => {code})"
+    vectors = (UI / "core" / "vectors.js").as_uri()
+    code = f"import({vectors!r}).then(({{maxSim}}) => {code})"
     tensors = {"float16": half, "ubinary": np.packbits(signs > 0, axis=1)}
     halves, found = (
         call("core/embeddings.js", code, safetensors({"dense": each}, {"output_dtype": dtype}))
@@ -117,31 +138,6 @@ def test_rank_fusion_counts_a_place_by_dense_vectors_three_times(call) -> None:
     found = call("search/ranking.js", "m.fuse(given[0], 3)", hits)
     assert [hit["chunk"] for hit in found] == [2, 4, 9]
     assert [hit["score"] for hit in found] == pytest.approx([3 / 2 + 1 + 3, 3 + 1 / 2, 3 / 3])
-
-
-def test_a_python_program_searches_with_one_kind_of_vectors_a_model_and_a_token(call) -> None:
-    """The scores are those of the fusion, of one ranking here, as no reranker is named."""
-    passages = ["A boat needs wind.", 'Bread\'s "flour"\\n\n', "The pump hums. \U0001f600"]
-    model = {"model": "smart-embedder-demo"}
-    search = {
-        "query": "Why does the pump make a noise?",
-        "passages": passages,
-        "kinds": ["dense"],
-        "options": {"query": model, "documents": model, "scores": None},
-        "reranked": 20,
-        "shown": 2,
-    }
-    token = "sessionStorage.setItem('smart-embedder-token', 't')"
-    made = f"({token}, ((code) => (sessionStorage.clear(), code))(m.searchProgram(given[0])))"
-    code = call("search/program.js", made, search)
-    program = [sys.executable, "-c", f"{code}\nprint(search(qdrant, QUERY))"]
-    variables = os.environ | {"API_TOKEN": "t"}
-    done = subprocess.run(program, capture_output=True, check=False, text=True, env=variables)
-    assert done.returncode == 0, done.stderr
-    hits = ast.literal_eval(done.stdout.splitlines()[-1])
-    assert [score for score, _ in hits] == pytest.approx([3 / 1, 3 / 2])
-    assert hits[0][1] == passages[2]
-    assert {text for _, text in hits} < set(passages)
 
 
 def test_vectors_are_joined_where_a_tab_could_not_hold_all(call) -> None:
@@ -255,24 +251,6 @@ READ = """(async () => {
   const told = await m.readFiles(m.chosenFiles(files), take, () => {}, signal);
   return [told, taken];
 })()"""
-
-
-@pytest.mark.parametrize(
-    ("html", "wanted"),
-    [
-        ("<p>a<p>b <b>bold</b><br>c", "a\n\n\n\nb bold\nc"),
-        ("<script>alert(1)</script><style>p {}</style><img src=x onerror=alert(1)>text", "text"),
-        (
-            "<table><tr><th>A</th>\n <th>B</th></tr>\n<tr><td>1\n</td><td><b>2</b></table>",
-            "| A | B |\n|---|\n| 1 | 2 |",
-        ),
-        ("<table><tr><td>x<table><tr><td>in</table></table>", "| x | in | |"),
-        ("<pre>a\n\nb</pre>", "```\na\n\nb\n```"),
-    ],
-)
-def test_html_is_read_as_its_text(call, html: str, wanted: str) -> None:
-    told, [taken] = call("search/files.js", READ, [["a.html", html]], 9)
-    assert (told, taken["text"].strip()) == ("", wanted)
 
 
 def test_files_are_read_in_order_until_there_is_enough(call) -> None:
