@@ -1,177 +1,87 @@
-"""A retrieval data set: documents, queries, and which documents answer which query.
-
-Documents stay on the disk; only where they begin is kept.
-"""
+"""A retrieval data set as BEIR has them: documents, queries, and which documents answer which."""
 
 import csv
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
-
-import numpy as np
-import numpy.typing as npt
+from typing import Any
 
 Qrels = dict[str, dict[str, int]]
-# What is embedded at once: the ColBERT vectors of so many characters are some 800 MB at most.
-PIECE_CHARACTERS = 200_000
-PIECE_DOCUMENTS = 256
 
 
 class DatasetError(Exception):
     """The data set cannot be read; the message is one sentence."""
 
 
-@dataclass(frozen=True, slots=True)
-class Document:
-    """A document of the corpus; `text` is its title and its text."""
-
-    id: str
-    text: str
-
-
-class Corpus(Protocol):
-    """Documents by their index."""
-
-    def __len__(self) -> int:
-        """How many there are."""
-
-    def read(self, indices: Iterable[int]) -> list[Document]:
-        """The documents with these indices."""
-
-
 @dataclass(frozen=True)
 class Dataset:
-    """`queries` are texts by id; `qrels` tells how relevant a document is, by query and document.
+    """Texts by id, and the relevance of documents by query and document (`qrels`).
 
-    Only queries with a relevant document are in it. `candidates` are the documents that a query may
-    find, where a task of reranking names them; a document that `ignores_identical_ids` leaves out
-    has the id of the query. `left_out` counts what of the files is not evaluated.
+    Only queries with a relevant document are in it. `left_out` counts records that are not used.
     """
 
     name: str
-    corpus: Corpus
+    documents: dict[str, str]
     queries: dict[str, str]
     qrels: Qrels
-    candidates: Mapping[str, frozenset[str]] | None = None
-    ignores_identical_ids: bool = False
-    left_out: Mapping[str, int] = field(default_factory=dict)
-
-    def may_find(self, documents: Sequence[Document]) -> npt.NDArray[np.bool_] | None:
-        """`[queries, documents]`: which query may find which document; None where each may all."""
-        if self.candidates is None and not self.ignores_identical_ids:
-            return None
-        indices = {document.id: index for index, document in enumerate(documents)}
-        found = np.full((len(self.queries), len(documents)), self.candidates is None)
-        for row, query in enumerate(self.queries):
-            if self.candidates is not None:
-                named = indices.keys() & self.candidates.get(query, frozenset())
-                found[row, [indices[each] for each in named]] = True
-            if self.ignores_identical_ids and query in indices:
-                found[row, indices[query]] = False
-        return found
-
-    def pieces(self) -> Iterator[tuple[int, list[Document]]]:
-        """All documents in pieces of bounded size, each with the index of its first document."""
-        total = len(self.corpus)
-        for begin in range(0, total, PIECE_DOCUMENTS):
-            piece, characters = list[Document](), 0
-            indices = range(begin, min(begin + PIECE_DOCUMENTS, total))
-            for index, document in zip(indices, self.corpus.read(indices), strict=True):
-                if piece and characters + len(document.text) > PIECE_CHARACTERS:
-                    yield index - len(piece), piece
-                    piece, characters = [], 0
-                piece.append(document)
-                characters += len(document.text)
-            yield indices.stop - len(piece), piece
+    left_out: Mapping[str, int]
 
 
-class JsonLinesCorpus:
-    """BEIR's corpus.jsonl: `_id`, `title`, `text`. Every line is looked at once, at the start."""
+def read_beir(folder: Path, split: str) -> Dataset:
+    """Read a folder of corpus.jsonl, queries.jsonl and qrels/*.tsv.
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._starts: list[int] = []
-        self.ids: set[str] = set()
-        place = 0
-        with path.open("rb") as file:
-            for number, line in enumerate(file, 1):
-                if line.strip():
-                    id_ = _id(_parse(line, f"line {number} of {path}"), path)
-                    if id_ in self.ids:
-                        raise DatasetError(f"line {number} of {path} repeats the id {id_!r}")
-                    self.ids.add(id_)
-                    self._starts.append(place)
-                place += len(line)
-
-    def __len__(self) -> int:
-        return len(self._starts)
-
-    def read(self, indices: Iterable[int]) -> list[Document]:
-        """The documents with these indices."""
-        found = []
-        with self._path.open("rb") as file:
-            for index in indices:
-                file.seek(self._starts[index])
-                record = json.loads(file.readline())
-                found.append(Document(_id(record, self._path), document_text(record)))
-        return found
-
-
-def document_text(record: dict[str, Any]) -> str:
-    """What is embedded of a document: its title, if it has one, and its text, as BEIR does it."""
-    return f"{record.get('title') or ''} {record.get('text') or ''}".strip()
-
-
-def make_dataset(
-    name: str,
-    corpus: Corpus,
-    queries: dict[str, str],
-    qrels: Qrels,
-    missing_documents: int = 0,
-    **rules: Any,
-) -> Dataset:
-    """The data set of the queries that have a relevant document; `rules` are `Dataset`'s.
-
-    `missing_documents` are judged ones that the corpus does not have. Raises `DatasetError` where
-    no query is left.
+    A document is read as its title, if it has one, and its text, as BEIR joins them. Raises
+    `DatasetError` where a file is missing or a line is not as it should be.
     """
+    documents = {
+        id_: f"{record.get('title') or ''} {record.get('text') or ''}".strip()
+        for id_, record in _records(folder / "corpus.jsonl")
+    }
+    queries: dict[str, str] = {}
+    for id_, record in _records(folder / "queries.jsonl"):
+        if not isinstance(record.get("text"), str):
+            raise DatasetError(f"the query {id_!r} of {folder} has no text in 'text'")
+        queries[id_] = record["text"]
+    qrels = _read_qrels(folder / "qrels", split)
     judged = {
         query: grades
         for query, grades in qrels.items()
-        if query in queries and max(grades.values(), default=0) > 0
+        if query in queries and max(grades.values()) > 0
     }
-    if not judged or not len(corpus):
-        raise DatasetError(f"{name} has no document, or no query with a relevant document")
+    if not judged or not documents:
+        raise DatasetError(f"{folder} has no document, or no query with a relevant document")
+    graded = set[str]().union(*qrels.values())
     left_out = {
         "queries without a relevant document": len(queries) - len(judged),
         "judged queries that are not among the queries": len(qrels.keys() - queries.keys()),
-        "judged documents that are not in the corpus": missing_documents,
+        "judged documents that are not in the corpus": len(graded - documents.keys()),
     }
-    told = {what: number for what, number in left_out.items() if number}
     texts = {query: queries[query] for query in judged}
-    return Dataset(name, corpus, texts, judged, left_out=told, **rules)
+    told = {reason: number for reason, number in left_out.items() if number}
+    return Dataset(folder.resolve().name, documents, texts, judged, told)
 
 
-def read_beir(folder: Path, split: str, **rules: Any) -> Dataset:
-    """Read a folder of corpus.jsonl, queries.jsonl and qrels/*.tsv; `rules` are `Dataset`'s.
-
-    Raises `DatasetError` where a file is missing or a line is not as it should be.
-    """
-    corpus, queries = folder / "corpus.jsonl", folder / "queries.jsonl"
-    for file in (corpus, queries):
-        if not file.is_file():
-            raise DatasetError(f"{file} is missing: a data set has corpus.jsonl and queries.jsonl")
-    texts: dict[str, str] = {}
-    with queries.open("rb") as lines:
+def _records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The records of a file of JSON lines by their `_id`, which may be a number."""
+    if not path.is_file():
+        raise DatasetError(f"{path} is missing: a data set has corpus.jsonl and queries.jsonl")
+    seen = set()
+    with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
-            if line.strip():
-                record = _parse(line, f"line {number} of {queries}")
-                texts[_id(record, queries)] = _text(record, "text", queries)
-    documents, qrels = JsonLinesCorpus(corpus), _read_qrels(folder / "qrels", split)
-    missing = len(set[str]().union(*qrels.values()) - documents.ids)
-    return make_dataset(folder.resolve().name, documents, texts, qrels, missing, **rules)
+            if not line.strip():
+                continue
+            try:
+                record = json.loads(line)
+            except ValueError as error:
+                raise DatasetError(f"line {number} of {path} is no JSON: {error}") from None
+            if not isinstance(record, dict) or not isinstance(record.get("_id"), str | int):
+                raise DatasetError(f"line {number} of {path} is no JSON object with an '_id'")
+            id_ = str(record["_id"])
+            if id_ in seen:
+                raise DatasetError(f"line {number} of {path} repeats the id {id_!r}")
+            seen.add(id_)
+            yield id_, record
 
 
 def _read_qrels(folder: Path, split: str) -> Qrels:
@@ -198,26 +108,3 @@ def _read_qrels(folder: Path, split: str) -> Qrels:
                     f"line {number} of {path} has no query id, document id and whole number"
                 ) from None
     return qrels
-
-
-def _parse(line: bytes, where: str) -> dict[str, Any]:
-    try:
-        record = json.loads(line)
-    except ValueError as error:
-        raise DatasetError(f"{where} is no JSON: {error}") from None
-    if not isinstance(record, dict):
-        raise DatasetError(f"{where} is no JSON object")
-    return record
-
-
-def _id(record: dict[str, Any], path: Path) -> str:
-    """An id may be a number, which qrels write as text."""
-    value = record.get("_id")
-    return str(value) if isinstance(value, int) else _text(record, "_id", path)
-
-
-def _text(record: dict[str, Any], field: str, path: Path) -> str:
-    value = record.get(field)
-    if not isinstance(value, str):
-        raise DatasetError(f"a record of {path} has no text in {field!r}")
-    return value

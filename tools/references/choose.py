@@ -21,7 +21,7 @@ from smart_embedder.models.loader import locate_models, overrides_in
 from smart_embedder.models.tasks.colbert import is_colbert
 from smart_embedder.models.tasks.embedders import HEADS
 from smart_embedder.models.tasks.rerankers import is_classifier
-from smart_embedder.settings.engine import LATE_INTERACTION, NO_RERANKER, EngineSettings, ModelEntry
+from smart_embedder.settings.engine import LATE_INTERACTION, EngineSettings, ModelEntry
 from tools.packages import install_command
 from tools.references.reference import EmbeddingReference, ReferenceMissingError, RerankingReference
 
@@ -44,11 +44,6 @@ class References:
         self._device = device
         self._dtype = dtype
         self._folders = locate_models(settings)
-
-    @property
-    def reranks(self) -> bool:
-        """Whether there is a reranker."""
-        return self._settings.reranker_model != NO_RERANKER
 
     @cached_property
     def embedding(self) -> EmbeddingReference:

@@ -5,56 +5,72 @@ questions, one for each, are put as people put them. A score is bge-m3's own; th
 the three alike, which is FlagEmbedding's default.
 """
 
-import asyncio
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from smart_embedder.engine import Engine
-from smart_embedder.engine.records import EmbedRequest, Outputs
+from smart_embedder.engine.records import EmbedRequest, Outputs, TextEmbedding
 from smart_embedder.models.device.choose import cpu_has_int8
 from smart_embedder.models.load import load_models
 from smart_embedder.settings.engine import EngineSettings
+from tests.support.server import RunningServer, run_server
 from tools.evaluate import __main__ as tool
 from tools.evaluate.dataset import read_beir
-from tools.evaluate.representations import Piece, Queries
+from tools.evaluate.representations import Form
 
 QUESTIONS = Path(__file__).with_name("questions")
 KINDS = ("dense", "sparse", "colbert")
 
 
-def found_first(folder: Path, dtype: str) -> dict[str, float]:
-    """The share of questions whose right passage comes first, by the kind of vector."""
-    settings = {"EMBEDDING_MODEL": str(folder), "RERANKER_MODEL": "none", "DTYPE": dtype}
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in (settings | {"DEVICE": "cpu"}).items():
-            patch.setenv(name, value)
-        arguments = [
-            str(QUESTIONS),
-            "--rerank",
-            "0",
-            "--only",
-            ";".join([*KINDS, "fused", "rrf dense+sparse"]),
-        ]
-        (found,) = asyncio.run(tool.run(tool.parse(arguments)))
-    return {row.representation: row.quality.success_1 for row in found.rows}
-
-
 @pytest.fixture(scope="module")
-def found(demo_checkpoint: Path) -> dict[str, float]:
-    return found_first(demo_checkpoint, "float32")
+def demo(demo_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory):
+    settings = {"EMBEDDING_MODEL": str(demo_checkpoint), "RERANKER_MODEL": "none"}
+    with run_server(tmp_path_factory.mktemp("demo"), **settings, DTYPE="float32") as running:
+        yield running
 
 
-def test_each_kind_puts_the_right_passage_first_and_no_fusion_loses_to_dense(found) -> None:
+def test_each_kind_puts_the_right_passage_first_and_no_fusion_loses_to_dense(
+    demo: RunningServer,
+) -> None:
+    only = ";".join([*KINDS, "fused", "rrf dense+sparse"])
+    rows = tool.run(tool.parse([str(QUESTIONS), "--url", demo.url, "--only", only]))
+    found = {row.representation: row.figures["first"] for row in rows}
     assert min(found.values()) >= 0.7
     assert found["rrf dense+sparse"] >= found["dense"] >= 0.94
     assert found["fused"] >= 0.9
 
 
-@pytest.mark.skipif(not cpu_has_int8(), reason="needs an x86 processor with AVX2")
-def test_in_8_bits_it_finds_what_it_finds_in_float32(found, demo_checkpoint: Path) -> None:
-    assert sum(found_first(demo_checkpoint, "int8").values()) >= 0.99 * sum(found.values())
+async def embedded(folder: Path, dtype: str, texts: list[str]) -> list[TextEmbedding]:
+    settings = EngineSettings(
+        embedding_model=str(folder), reranker_model="none", device="cpu", dtype=dtype
+    )
+    async with Engine(settings, load_models) as engine:
+        return (await engine.embed(EmbedRequest(texts, Outputs.of(KINDS)))).embeddings
+
+
+async def test_sparse_scores_are_small_and_in_8_bits_it_finds_what_it_finds_in_float32(
+    demo_checkpoint: Path,
+) -> None:
+    """Sparse scores are of the size that dense ones differ by."""
+    read = read_beir(QUESTIONS, "test")
+    texts = [*list(read.queries.values())[:40], *list(read.documents.values())[:40]]
+    made = await embedded(demo_checkpoint, "float32", texts)
+    # Each question is that of the passage in its own place.
+    scores = Form("sparse", "sparse").score(made[:40], made[40:]).scores
+    assert 0.03 < np.median(scores.diagonal()) < 0.3
+    assert np.median(scores) < 0.2 * np.median(scores.diagonal())
+    if not cpu_has_int8():
+        pytest.skip("needs an x86 processor with AVX2")
+    in_8_bits = await embedded(demo_checkpoint, "int8", texts)
+    for kind in KINDS:
+        whole, smaller = (
+            Form(kind, kind).score(vectors[:40], vectors[40:]).scores.argmax(axis=1)
+            for vectors in (made, in_8_bits)
+        )
+        right = np.arange(40)
+        assert (smaller == right).sum() >= 0.97 * (whole == right).sum()
 
 
 # A question in German, and the passages that answer it in French and in Japanese.
@@ -82,34 +98,12 @@ ACROSS = [
 ]
 
 
-async def test_a_german_question_finds_the_french_and_the_japanese_passage(
-    demo_checkpoint: Path,
-) -> None:
-    settings = EngineSettings(
-        embedding_model=str(demo_checkpoint), reranker_model="none", device="cpu"
-    )
+def test_a_german_question_finds_the_french_and_the_japanese_passage(demo: RunningServer) -> None:
     texts = [text for column in zip(*ACROSS, strict=True) for text in column]
-    async with Engine(settings, load_models) as engine:
-        answer = await engine.embed(EmbedRequest(texts, Outputs(dense=True)))
-    vectors = np.stack([text.dense for text in answer.embeddings])
+    with demo.client() as client:
+        answer = client.post("/embeddings", json={"sentences": texts}).json()
+    vectors = np.array([text["embeddings"]["dense"] for text in answer["data"]])
     german, *others = vectors.reshape(3, len(ACROSS), -1)
     for passages in others:
         best = (german @ passages.T).argmax(axis=1)
         assert (best == np.arange(len(ACROSS))).mean() >= 0.875
-
-
-async def test_sparse_scores_are_of_the_size_that_dense_ones_differ_by(
-    demo_checkpoint: Path,
-) -> None:
-    read = read_beir(QUESTIONS, "test")
-    texts = [each.text for each in read.corpus.read(range(40))]
-    settings = EngineSettings(
-        embedding_model=str(demo_checkpoint), reranker_model="none", device="cpu", dtype="float32"
-    )
-    request = EmbedRequest([*read.queries.values()][:40] + texts, Outputs(dense=True, sparse=True))
-    async with Engine(settings, load_models) as engine:
-        made = (await engine.embed(request)).embeddings
-    # Each question is that of the passage in its own place.
-    scores = Piece(Queries(made[: len(texts)]), made[len(texts) :]).sparse.scores
-    assert 0.03 < np.median(scores.diagonal()) < 0.3
-    assert np.median(scores) < 0.2 * np.median(scores.diagonal())

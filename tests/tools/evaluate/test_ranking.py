@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tools.evaluate.evaluation import Ranking
 from tools.evaluate.quality import Difference, compare, measure
-from tools.evaluate.representations import EQUAL, RRF_WEIGHTS, fuse_ranks
+from tools.evaluate.representations import KINDS, RRF_WEIGHTS, Scored, fuse_ranks
 
 
 @given(
@@ -23,48 +23,44 @@ def test_pieces_rank_as_the_whole_does(
     scores = random.integers(0, 5, (queries, sum(pieces))).astype(np.float32)
     ranking, begin = Ranking(queries, most), 0
     for size in pieces:
-        ranking.add(begin, scores[:, begin : begin + size])
+        ranking.add(Scored(scores[:, begin : begin + size], size))
         begin += size
+    assert ranking.num_bytes == begin
     whole = np.argsort(-scores, axis=1, kind="stable")[:, :most]
     assert [ranking.of_query(query) for query in range(queries)] == whole.tolist()
 
 
-def test_candidates_may_be_ordered_by_other_scores_and_what_may_not_be_found_is_none() -> None:
-    ranking = Ranking(1, 2)
-    ranking.add(0, np.array([[3.0, 1.0]]), np.array([[0.1, 9.0]]))
-    ranking.add(2, np.array([[2.0, 0.0]]), np.array([[0.2, 9.0]]))
-    assert ranking.of_query(0) == [2, 0]
+def test_a_document_that_may_not_be_found_is_in_no_ranking() -> None:
     ranking = Ranking(2, 3)
-    ranking.add(0, np.array([[-np.inf, 1.0], [-np.inf, -np.inf]]), np.array([[9.0, 0.1]] * 2))
-    ranking.add(2, np.array([[2.0], [-np.inf]]), np.array([[0.2]] * 2))
+    ranking.add(Scored(np.array([[-np.inf, 1.0], [-np.inf, -np.inf]]), 0))
+    ranking.add(Scored(np.array([[2.0], [-np.inf]]), 0))
     assert [ranking.of_query(query) for query in range(2)] == [[2, 1], []]
 
 
 def test_the_figures_are_those_of_their_definitions() -> None:
     qrels = {"graded": {"a": 2, "b": 1, "c": 0, "d": 1}, "unanswered": {"a": 1}}
-    run = {"graded": {"c": 3.0, "a": 2.0, "x": 1.5, "b": 1.0}}
+    run = {"graded": ["c", "a", "x", "b"]}
     gained = 2 / math.log2(3) + 1 / math.log2(5)
     ideal = 2 / math.log2(2) + 1 / math.log2(3) + 1 / math.log2(4)
     np.testing.assert_allclose(
         measure(run, qrels), [[gained / ideal, 2 / 3, 0.0], [0.0, 0.0, 0.0]], rtol=1e-6
     )
-    perfect = {"graded": {"a": 2.0, "b": 1.0, "d": 0.5}, "unanswered": {"a": -1.0}}
+    perfect = {"graded": ["a", "b", "d"], "unanswered": ["a"]}
     assert measure(perfect, qrels).tolist() == [[1.0, 1.0, 1.0]] * 2
     # Only the first ten and the first hundred count.
-    wrong = {f"x{n:03}": 200.0 - n for n in range(100)}
-    eleventh = dict(list(wrong.items())[:10]) | {"a": 0.0}
-    assert measure({"q": eleventh}, {"q": {"a": 1}}).tolist() == [[0.0, 1.0, 0.0]]
-    assert measure({"q": wrong | {"a": 0.0}}, {"q": {"a": 1}}).tolist() == [[0.0, 0.0, 0.0]]
+    wrong = [f"x{n:03}" for n in range(100)]
+    assert measure({"q": [*wrong[:10], "a"]}, {"q": {"a": 1}}).tolist() == [[0.0, 1.0, 0.0]]
+    assert measure({"q": [*wrong, "a"]}, {"q": {"a": 1}}).tolist() == [[0.0, 0.0, 0.0]]
 
 
 def test_reciprocal_ranks_are_fused_as_the_page_does() -> None:
     # The case of tests/ui/test_logic.py.
     rankings = {"dense": [4, 2, 9], "sparse": [2, 4, 7], "colbert": [2]}
-    assert fuse_ranks(rankings, 0, RRF_WEIGHTS)[:3] == [2, 4, 9]
+    assert fuse_ranks(rankings, 0, dict(zip(KINDS, RRF_WEIGHTS, strict=True)))[:3] == [2, 4, 9]
     # With a large constant two fourth places count more than a first one; equal sums have the order
     # of the text.
-    rankings = {"dense": [1, 5, 6, 2], "sparse": [7, 8, 9, 2]}
-    assert [fuse_ranks(rankings, constant, EQUAL)[0] for constant in (60, 1)] == [2, 1]
+    rankings, equal = {"dense": [1, 5, 6, 2], "sparse": [7, 8, 9, 2]}, dict.fromkeys(KINDS, 1.0)
+    assert [fuse_ranks(rankings, constant, equal)[0] for constant in (60, 1)] == [2, 1]
 
 
 @pytest.mark.parametrize(

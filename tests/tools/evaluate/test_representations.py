@@ -6,10 +6,9 @@ import pytest
 from smart_embedder.engine.records import SparseVector, TextEmbedding
 from smart_embedder.engine.requests.reranking import score
 from smart_embedder.vectors import OUTPUT_DTYPES, quantize
-from tools.evaluate.representations import KINDS, Piece, Queries, all_representations, restore
+from tools.evaluate.representations import KINDS, Form, all_representations, restore
 
 WIDTH = 32
-WEIGHTS = {"dense": 1.0, "sparse": 0.5, "colbert": 2.0}
 
 
 def texts(count: int, seed: int) -> list[TextEmbedding]:
@@ -30,28 +29,33 @@ def unit(vectors: np.ndarray) -> np.ndarray:
     return (vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)).astype(np.float32)
 
 
-@pytest.fixture(scope="module")
-def scored() -> dict[str, np.ndarray]:
-    piece = Piece(Queries(texts(7, 1)), texts(9, 2))
-    return {
-        each.name: each.score(piece).scores
-        for each in all_representations(frozenset(KINDS), (4,), WEIGHTS)
-        if each.score
-    }
+def forms() -> list[Form]:
+    return [asked for asked in all_representations(frozenset(KINDS)) if isinstance(asked, Form)]
 
 
-def test_the_basic_ones_score_as_late_interaction_does(scored) -> None:
-    parts = [[score(query, text) for text in texts(9, 2)] for query in texts(7, 1)]
-    for kind in ("dense", "sparse", "colbert"):
-        expected = [[getattr(each, kind) for each in row] for row in parts]
-        np.testing.assert_allclose(scored[kind], expected, atol=1e-6)
-    for name, kinds in {"fused": KINDS, "fused dense+sparse": ("dense", "sparse")}.items():
-        weights = [WEIGHTS[kind] for kind in kinds]
-        fused = [
-            [np.average([getattr(each, kind) for kind in kinds], weights=weights) for each in row]
-            for row in parts
-        ]
-        np.testing.assert_allclose(scored[name], fused, atol=1e-6)
+def test_whole_kinds_score_as_late_interaction_does() -> None:
+    queries, documents = texts(7, 1), texts(9, 2)
+    parts = [[score(query, text) for text in documents] for query in queries]
+    for kind in KINDS:
+        expected = [[getattr(part, kind) for part in row] for row in parts]
+        found = Form(kind, kind).score(queries, documents).scores
+        np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+def test_smaller_forms_score_nearly_as_whole_ones() -> None:
+    documents = texts(20, 7)
+    for form in forms():
+        best = form.score(documents, documents).scores.argmax(axis=1)
+        assert (best == np.arange(20)).mean() > 0.6, form.name
+
+
+def test_the_representations_are_those_of_the_kinds_that_are_made() -> None:
+    alone = [asked.name for asked in all_representations(frozenset({"sparse"}))]
+    assert alone == ["sparse"]
+    both = [asked.name for asked in all_representations(frozenset({"dense", "sparse"}))]
+    assert both[:4] == ["dense", "sparse", "fused", "rrf"]
+    every = [asked.name for asked in all_representations(frozenset(KINDS))]
+    assert {"fused", "fused dense+sparse", "rrf sparse+colbert", "muvera"} < {*every}
 
 
 @pytest.mark.parametrize("dtype", OUTPUT_DTYPES)
@@ -67,12 +71,7 @@ def test_a_client_restores_what_was_sent(dtype) -> None:
 
 def test_the_bytes_are_those_that_travel() -> None:
     documents = texts(5, 4)
-    piece = Piece(Queries(texts(2, 5)), documents)
-    sizes = {
-        each.name: each.score(piece).num_bytes
-        for each in all_representations(frozenset(KINDS), (4,))
-        if each.score
-    }
+    sizes = {form.name: form.score(texts(2, 5), documents).num_bytes for form in forms()}
     tokens = sum(len(each.colbert) for each in documents)
     assert sizes["dense"] == 5 * WIDTH * 4
     assert sizes["dense, int8"] == 5 * (WIDTH + 4)
