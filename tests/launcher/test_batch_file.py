@@ -104,10 +104,19 @@ class Checkout:
     def start(
         self, line: str = "", answers: str = "", **variables: str
     ) -> "subprocess.CompletedProcess[str]":
-        """Run it in cmd. Its name begins with a dot, or wine's cmd takes it for `start`."""
+        """Run start_server.bat with these arguments."""
+        return self.run(BATCH_FILE.name, *line.split(), answers=answers, **variables)
+
+    def run(
+        self, name: str, *arguments: str, answers: str = "", **variables: str
+    ) -> "subprocess.CompletedProcess[str]":
+        """Run a batch file in cmd. Its name begins with a dot, or wine's cmd takes it for `start`.
+
+        Each start of wine takes seconds: one batch file calls start_server.bat for several cases.
+        """
         programs = {"WINEPATH": windows_path(self.programs)}
         result = subprocess.run(
-            [find("wine64", "wine"), "cmd", "/c", f".\\{BATCH_FILE.name}", *line.split()],
+            [find("wine64", "wine"), "cmd", "/c", f".\\{name}", *arguments],
             env=environment_of(self.wine) | programs | {"DEVICE": "auto"} | variables,
             cwd=self.folder,
             input=answers,
@@ -150,42 +159,23 @@ def test_a_window_that_explorer_opened_stays_until_its_error_is_read(
     assert failed.returncode == 1
     assert NO_PYTHON in failed.stderr
     assert "Press any key" in failed.stdout
-    checkout.add("python", ("exit /b 0",))
-    ended = checkout.start("local cpu", answers="x", **explorer)
-    assert (ended.returncode, ended.stdout) == (0, "")
-    checkout.add("python", OLD_PYTHON)
     by_a_program = checkout.start("local cpu", CMDCMDLINE=f"cmd /c .\\{BATCH_FILE.name} local cpu")
     assert sentence_of(by_a_program) == NO_PYTHON
 
 
-@pytest.mark.parametrize("line", ["local", "LOCAL Cpu --demo", "docker gpu --demo", "bogus x"])
-def test_the_launcher_gets_the_arguments_and_passes_on_its_exit_code(
-    checkout: Checkout, line: str
+def test_the_first_python_that_works_gets_the_arguments_and_no_environment_of_another(
+    checkout: Checkout,
 ) -> None:
-    checkout.add_python("python")
-    result = checkout.start(line)
-    assert (result.returncode, result.stderr) == (7, "")
-    assert result.stdout.split() == f"ran python -m launcher {line}".split()
-
-
-def test_the_first_python_that_works_is_taken(checkout: Checkout) -> None:
-    checkout.add_python("python")
-    assert "ran python -m" in checkout.start("local").stdout
-    checkout.add_python("python3")
-    assert "ran python3 -m" in checkout.start("local").stdout
-    checkout.add("py", ('if not "%~1"=="-3.12" exit /b 103', "shift", *PYTHON))
-    assert "-3.12 -m launcher local" in checkout.start("local").stdout
-    for name in ("py", "python3"):
-        checkout.add(name, OLD_PYTHON)
-    assert "ran python -m" in checkout.start("local").stdout
-
-
-def test_the_environment_of_another_python_is_left_out(checkout: Checkout) -> None:
     names = ("PYTHONPATH", "PYTHONHOME", "PYTHONSAFEPATH")
     values = "".join(f"[%{name}%]" for name in names)
     checkout.add("python", (PYTHON[0], f"echo {values}"))
-    shown = checkout.start("local", **dict.fromkeys(names, "mine")).stdout
-    assert shown.strip() == "[][][]"
+    checkout.add("python3", OLD_PYTHON)
+    assert checkout.start("local", **dict.fromkeys(names, "mine")).stdout.strip() == "[][][]"
+    checkout.add_python("python3")
+    checkout.add("py", ('if not "%~1"=="-3.12" exit /b 103', "shift", *PYTHON))
+    result = checkout.start("docker gpu --demo")
+    assert (result.returncode, result.stderr) == (7, "")
+    assert result.stdout.strip().endswith("-3.12 -m launcher docker gpu --demo")
 
 
 def test_the_python_of_an_earlier_start_is_enough(checkout: Checkout) -> None:
@@ -202,66 +192,84 @@ def test_a_python_named_by_the_user_is_taken_and_must_work(checkout: Checkout) -
     mine = write_batch_file(checkout.folder / "my python.bat", (PYTHON[0], "echo mine %*"))
     result = checkout.start("local cpu", PYTHON=windows_path(mine))
     assert result.stdout.split() == ["mine", "-m", "launcher", "local", "cpu"]
-    old = write_batch_file(checkout.folder / "old python.bat", OLD_PYTHON)
-    for named in ("no such python", windows_path(old)):
-        assert sentence_of(checkout.start("local", PYTHON=named)) == (
-            f'"PYTHON={named}" is not a working Python 3.11 or newer.'
-        )
-
-
-@pytest.mark.parametrize(("line", "fails", "sentence"), WITHOUT_PYTHON)
-def test_without_a_python_one_sentence_says_what_is_needed(
-    checkout: Checkout, line: str, fails: str | None, sentence: str
-) -> None:
-    checkout.add("python", OLD_PYTHON)
-    if fails is not None:
-        checkout.add_docker(fails=fails)
-    assert sentence_of(checkout.start(line)).startswith(sentence)
-
-
-@pytest.mark.parametrize(("line", "nvidia_smi", "flavour"), FLAVOURS)
-def test_docker_starts_the_compose_file_of_the_device(
-    checkout: Checkout, line: str, nvidia_smi: int | None, flavour: str
-) -> None:
-    checkout.add_docker()
-    if nvidia_smi is not None:
-        checkout.add("nvidia-smi", (f"exit /b {nvidia_smi}",))
-    result = checkout.start(line)
-    assert (result.returncode, result.stderr) == (0, "")
-    file = f"docker-compose.{flavour}.yml"
-    *chosen, ran, logs = (text.strip() for text in result.stdout.splitlines())
-    assert chosen == ["Set for this start: DEVICE=cuda."] * (line == "gpu")
-    assert ran.lower() == f"ran docker compose -f {file} up --build -d"
-    path = windows_path(checkout.folder / file)
-    assert logs == f'Smart Embedder is starting. Logs: docker compose -f "{path}" logs -f'
+    named = windows_path(write_batch_file(checkout.folder / "old python.bat", OLD_PYTHON))
+    assert sentence_of(checkout.start("local", PYTHON=named)) == (
+        f'"PYTHON={named}" is not a working Python 3.11 or newer.'
+    )
 
 
 _TUNED = "%QWEN_RERANK_BATCH_SIZE% %QWEN_RERANK_MAX_LENGTH%"
 TOLD = (
     *CONFIG,
-    f'if "%~4"=="up" echo told %DENSE_EMBEDDING_MODEL% %RERANKER_MODEL% {_TUNED}',
+    f'if "%~4"=="up" echo told %~3 %DENSE_EMBEDDING_MODEL% %RERANKER_MODEL% {_TUNED}',
     "exit /b 0",
 )
 QWEN = "Qwen/Qwen3-Reranker-0.6B"
 
 
-def told(result: "subprocess.CompletedProcess[str]") -> list[str]:
-    """Return the models and limits that compose was started with, of those that are set."""
-    assert result.returncode == 0, result.stderr
-    (line,) = [line for line in result.stdout.splitlines() if "told " in line]
-    return line.partition("told ")[2].split()
+def told(result: "subprocess.CompletedProcess[str]") -> list[list[str]]:
+    """The file, models and limits that compose was started with each time, as far as set."""
+    lines = [line for line in result.stdout.splitlines() if "told " in line]
+    return [line.partition("told ")[2].split() for line in lines]
+
+
+def test_without_a_python_it_starts_a_container_or_says_what_is_needed(checkout: Checkout) -> None:
+    """Here `auto` is the GPU that nvidia-smi finds, or else the CPU; `gpu` needs none."""
+    calls = [f"call .\\{BATCH_FILE.name} {line}" for line, _, _ in WITHOUT_PYTHON]
+    without_docker = calls[: len(calls) - 2]
+    cases = write_batch_file(checkout.folder / "cases.bat", tuple(without_docker))
+    result = checkout.run(cases.name)
+    sentences = [line.removeprefix("start_server: ") for line in result.stderr.splitlines()]
+    expected = [sentence for _, _, sentence in WITHOUT_PYTHON][: len(without_docker)]
+    assert len(sentences) == len(expected)
+    for said, sentence in zip(sentences, expected, strict=True):
+        assert said.strip().startswith(sentence)
+    for _, fails, sentence in WITHOUT_PYTHON[-2:]:
+        checkout.add_docker(fails=str(fails))
+        assert sentence_of(checkout.start()).startswith(sentence)
+    checkout.add_docker(up=14)
+    result = checkout.start("gpu")
+    assert result.returncode == 1
+    assert "Set for this start: DEVICE=cuda." in result.stdout
+    assert "ran docker compose -f docker-compose.gpu.yml up --build -d" in result.stdout
+    assert result.stderr.strip() == f"start_server: {NOT_UP}"
+
+
+def test_the_device_and_the_memory_of_the_gpu_choose_the_file_and_the_limits(
+    checkout: Checkout,
+) -> None:
+    checkout.add("docker", TOLD)
+    checkout.add(
+        "nvidia-smi", ('if "%~1"=="" exit /b %STATUS%', "for %%M in (%REPORT%) do echo %%M")
+    )
+    steps, expected = [f"set RERANKER_MODEL={QWEN}"], []
+    for report, tuned in MEMORIES:
+        steps += [f"set REPORT={' '.join(report)}", f"call .\\{BATCH_FILE.name} docker gpu"]
+        expected.append(["docker-compose.gpu.yml", QWEN, *tuned.split()])
+    steps.append("set RERANKER_MODEL=mine")
+    for line, nvidia_smi, flavour in FLAVOURS:
+        steps += [f"set STATUS={1 if nvidia_smi is None else nvidia_smi}"]
+        steps += [f"call .\\{BATCH_FILE.name} {line}"]
+        expected.append([f"docker-compose.{flavour}.yml", "mine"])
+    steps += ["set DEVICE=cuda:1", f"call .\\{BATCH_FILE.name} docker"]
+    expected.append(["docker-compose.gpu.yml", "mine"])
+    cases = write_batch_file(checkout.folder / "cases.bat", tuple(steps))
+    result = checkout.run(cases.name)
+    assert told(result) == expected
+    path = windows_path(checkout.folder / "docker-compose.gpu.yml")
+    logs = f'Smart Embedder is starting. Logs: docker compose -f "{path}" logs -f'
+    assert result.stdout.splitlines()[-1].strip() == logs
 
 
 @pytest.mark.parametrize(
     ("answers", "variables", "expected"),
     [
-        ("qwen\r\n", {"RERANKER_MODEL": "mine"}, ["Qwen/Qwen3-Embedding-0.6B", "mine"]),
-        ("QWEN\r\n", {"DENSE_EMBEDDING_MODEL": "mine"}, ["mine", QWEN, "1", "2048"]),
-        ("", {}, ["BAAI/bge-reranker-v2-m3"]),
+        ("qwen\r\n", {"RERANKER_MODEL": "my/qwen3"}, "Qwen/Qwen3-Embedding-0.6B my/qwen3 1 2048"),
+        ("", {}, "BAAI/bge-reranker-v2-m3"),
     ],
 )
 def test_it_asks_at_a_console(
-    checkout: Checkout, answers: str, variables: dict[str, str], expected: list[str]
+    checkout: Checkout, answers: str, variables: dict[str, str], expected: str
 ) -> None:
     """What stands in for Windows' timeout ends well, as that does at a console.
 
@@ -270,39 +278,11 @@ def test_it_asks_at_a_console(
     checkout.add("docker", TOLD)
     checkout.add("timeout", ("exit /b 0",))
     asked = checkout.start("docker cpu", answers=answers, **variables)
-    assert told(asked) == expected
+    assert told(asked) == [["docker-compose.cpu.yml", *expected.split()]]
     assert asked.stdout.count("BGE or QWEN [BGE]: ") == 2 - len(variables)
     assert re.search(r"(?m)^  QWEN  Qwen/\S+, 1.2 GB", asked.stdout)
     for limit in ("QWEN_RERANK_BATCH_SIZE=1", "QWEN_RERANK_MAX_LENGTH=2048"):
         assert (f"Set for this start: {limit}." in asked.stdout) == ("2048" in expected)
-
-
-def test_it_does_not_ask_for_what_compose_reads_and_auto_follows_the_device(
-    checkout: Checkout,
-) -> None:
-    checkout.add("docker", TOLD)
-    checkout.add("timeout", ("exit /b 0",))
-    variables = {"DENSE_EMBEDDING_MODEL": "mine", "RERANKER_MODEL": "my/model"}
-    result = checkout.start("docker", DEVICE="cuda:1", **variables)
-    assert told(result) == ["mine", "my/model"]
-    assert "BGE or QWEN" not in result.stdout
-    assert "docker-compose.gpu.yml" in result.stdout
-
-
-@pytest.mark.parametrize(("report", "tuned"), MEMORIES)
-def test_the_memory_of_the_gpu_sets_the_limits(
-    checkout: Checkout, report: tuple[str, ...], tuned: str
-) -> None:
-    checkout.add("docker", TOLD)
-    checkout.add("nvidia-smi", tuple(f"echo {line}" for line in report))
-    assert told(checkout.start("docker gpu", RERANKER_MODEL=QWEN)) == [QWEN, *tuned.split()]
-
-
-def test_docker_that_cannot_start_is_an_error(checkout: Checkout) -> None:
-    checkout.add_docker(up=14)
-    result = checkout.start()
-    assert result.returncode == 1
-    assert result.stderr.strip() == f"start_server: {NOT_UP}"
 
 
 def test_it_has_windows_line_ends_and_every_label_it_jumps_to() -> None:
