@@ -99,8 +99,8 @@ def run(arguments: argparse.Namespace) -> list[Row]:
 
 def print_report(dataset: Dataset, baseline: str, rows: Sequence[Row]) -> None:
     """Quality by representation."""
-    counts = f"{len(dataset.documents)} documents, {len(dataset.queries)} queries"
-    print(f"{dataset.name}: {counts}.")
+    documents, queries = len(dataset.documents), len(dataset.queries)
+    print(f"{dataset.name}: {documents} documents, {queries} queries.")
     for reason, number in dataset.left_out.items():
         print(f"Left out: {number} {reason}.")
     heads = ["representation", "bytes", *rows[0].figures, "95% of nDCG@10"]

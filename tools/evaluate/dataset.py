@@ -2,7 +2,7 @@
 
 import csv
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ class Dataset:
     documents: dict[str, str]
     queries: dict[str, str]
     qrels: Qrels
-    left_out: Mapping[str, int]
+    left_out: dict[str, int]
 
 
 def read_beir(folder: Path, split: str) -> Dataset:

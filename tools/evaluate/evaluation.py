@@ -99,13 +99,17 @@ def evaluate(models: Models, dataset: Dataset, plan: Plan) -> list[Row]:
     if plan.rerank_depth:
         names.append(f"{plan.baseline}, reranked")
         found[names[-1]] = _rerank(models, dataset, plan.rerank_depth, found[plan.baseline])
-    figures = {name: _measure(dataset, found[name]) for name in names}
+    ids, figures = [*dataset.documents], {}
+    for name in names:
+        ranked = ([ids[index] for index in indices] for indices in found[name])
+        best = dict(zip(dataset.queries, ranked, strict=True))
+        figures[name] = quality.measure(best, dataset.qrels)
     baseline = figures[plan.baseline][:, 0]
     return [
         Row(
             name,
             dict(zip(quality.MEASURES, figures[name].mean(axis=0).tolist(), strict=True)),
-            sizes[name] / len(dataset.documents) if name in sizes else None,
+            sizes[name] / len(ids) if name in sizes else None,
             quality.interval_of(figures[name][:, 0]),
             None if name == plan.baseline else quality.compare(figures[name][:, 0], baseline),
         )
@@ -158,9 +162,3 @@ def _rerank(
         order = np.argsort(-np.array(scores), kind="stable")
         ordered.append([*(chosen[index] for index in order), *rest])
     return ordered
-
-
-def _measure(dataset: Dataset, found: list[list[int]]) -> quality.Figures:
-    ids = [*dataset.documents]
-    best = ([ids[index] for index in indices] for indices in found)
-    return quality.measure(dict(zip(dataset.queries, best, strict=True)), dataset.qrels)
