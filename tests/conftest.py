@@ -32,6 +32,7 @@ structlog.configure(processors=[*structlog.get_config()["processors"][:-1], plai
 # How long an example takes says nothing on a shared machine.
 settings.register_profile("shared machine", deadline=None)
 settings.load_profile("shared machine")
+settings.register_profile("fast", deadline=None, max_examples=10)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -71,5 +72,7 @@ def pytest_configure(config: pytest.Config) -> None:
     hands_out = config.getoption("numprocesses", None) and not is_worker
     if not hands_out:
         gc.disable()  # What is imported stays: until then there is nothing to collect.
-    if not hands_out and not config.getoption("fast"):
+    if config.getoption("fast"):
+        settings.load_profile("fast")
+    elif not hands_out:
         config.pluginmanager.import_plugin("tests.support.fixtures")

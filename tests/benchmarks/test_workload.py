@@ -6,6 +6,8 @@ from tokenizers import Tokenizer
 from benchmarks.checkpoints import save_tokenizer
 from benchmarks.workload import WORKLOADS, Lengths, draw_texts
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:

@@ -5,6 +5,7 @@ it names. A file is in or out as a whole; only what takes long is marked, as `lo
 """
 
 import ast
+import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -13,6 +14,8 @@ TESTS = Path(__file__).resolve().parents[1]
 # Transformers is the reference of the models, and makes the tiny checkpoints.
 _SLOW = {"subprocess", "multiprocessing", "playwright"}
 _SLOW |= {"FlagEmbedding", "sentence_transformers", "transformers"}
+# Of all files only the imports are looked for: to parse them takes seconds.
+_IMPORT = re.compile(r"^ *(?:import ([\w.]+)|from ([\w.]+) import (\([^)]*\)|.*))", re.MULTILINE)
 
 
 def left_out(file: Path) -> bool:
@@ -28,7 +31,7 @@ def left_out(file: Path) -> bool:
 
 @cache
 def _slow_modules() -> set[str]:
-    imported = {_module(f): {m for m, _ in _imports(_parsed(f))} for f in TESTS.rglob("*.py")}
+    imported = {_module(file): set(_modules_in(file)) for file in TESTS.rglob("*.py")}
     slow = set(_SLOW)
     while more := {module for module, names in imported.items() if names & slow} - slow:
         slow |= more
@@ -53,6 +56,14 @@ def _slow_fixtures(folder: Path) -> set[str]:
     while more := {name for name, used in uses.items() if used & slow} - slow:
         slow |= more
     return slow
+
+
+def _modules_in(file: Path) -> Iterator[str]:
+    """The modules, packages and members that a file imports."""
+    for plain, package, names in _IMPORT.findall(file.read_text(encoding="utf-8")):
+        module = plain or package
+        yield from (module, module.partition(".")[0])
+        yield from (f"{module}.{name}" for name in re.findall(r"\w+", names))
 
 
 def _imports(tree: ast.Module) -> Iterator[tuple[str, str]]:

@@ -10,6 +10,8 @@ import pytest
 from benchmarks.gpu.report import AIMS, Outcome, Section, compared, main, page, run, sections
 from benchmarks.gpu.wheels import requirements
 
+pytestmark = pytest.mark.long
+
 FIGURES = "import json, os; print('hello'); print(json.dumps({'name': os.environ['NAME']}))"
 ENDLESS = "import time; print('began', flush=True); time.sleep(600)"
 

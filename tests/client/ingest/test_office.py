@@ -26,6 +26,8 @@ from tests.support.office import (
     table,
 )
 
+pytestmark = pytest.mark.long
+
 _MIB = 2**20
 
 
