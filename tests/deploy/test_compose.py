@@ -223,12 +223,11 @@ def test_given_both_files_the_last_one_decides(checkout: Path, names: tuple[str,
 
 
 @needs_compose
-@pytest.mark.parametrize("name", FILES)
 def test_the_service_trusts_the_address_that_only_the_proxy_can_have(
-    checkout: Path, name: str
+    checkout: Path,
 ) -> None:
     for given, proxy_address in (({}, PROXY), ({"HTTPS_NETWORK": "198.51.100"}, "198.51.100.2")):
-        project = configured(name, folder=checkout, **given)
+        project = configured(CPU, folder=checkout, **given)
         proxy, ours = project["services"]["https"], project["services"][OURS]
         assert proxy["networks"]["https"] == {"ipv4_address": proxy_address}
         assert proxy["environment"]["SERVICE"] == f"{OURS}:8000"
@@ -256,9 +255,8 @@ def names_on_the_host(project: dict[str, Any]) -> Iterator[str]:
 
 
 @needs_compose
-@pytest.mark.parametrize("name", FILES)
 def test_a_second_project_shares_only_the_models_and_the_ports_of_https(
-    checkout: Path, name: str
+    checkout: Path,
 ) -> None:
     ports = {
         variable: str(port)
@@ -266,20 +264,19 @@ def test_a_second_project_shares_only_the_models_and_the_ports_of_https(
             ("PORT", "PROMETHEUS_PORT", "GRAFANA_PORT", "QDRANT_PORT", "QDRANT_GRPC_PORT"), 7000
         )
     }
-    first = set(names_on_the_host(configured(name, folder=checkout)))
-    device = name.split(".")[1]
+    first = set(names_on_the_host(configured(CPU, folder=checkout)))
     for default in (
-        f"container smart-embedder-{device}",
+        "container smart-embedder-cpu",
         "container smart-embedder-grafana",
-        f"image smart-embedder:{device}",
+        "image smart-embedder:cpu",
         "volume smart-embedder-qdrant",
         "subnet 192.0.2.0/28",
     ):
         assert default in first
     second = configured(
-        name, folder=checkout, project="staging", HTTPS_NETWORK="198.51.100", **ports
+        CPU, folder=checkout, project="staging", HTTPS_NETWORK="198.51.100", **ports
     )
-    assert second["services"][OURS]["container_name"] == f"staging-{device}"
+    assert second["services"][OURS]["container_name"] == "staging-cpu"
     shared = first & set(names_on_the_host(second))
     # Certificates are fetched through 80 and 443 alone.
     assert shared == {"volume smart-embedder-hf-cache", "port 80", "port 443"}
@@ -312,7 +309,6 @@ def test_settings_come_from_the_shell_or_else_from_dotenv(checkout: Path) -> Non
 
 
 @needs_compose
-@pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize(
     ("given", "target", "source", "passed"),
     [
@@ -325,9 +321,9 @@ def test_settings_come_from_the_shell_or_else_from_dotenv(checkout: Path) -> Non
     ],
 )
 def test_what_the_operator_names_is_mounted_where_the_service_looks_and_no_one_can_write(
-    checkout: Path, name: str, given: dict[str, str], target: str, source: str, passed: str | None
+    checkout: Path, given: dict[str, str], target: str, source: str, passed: str | None
 ) -> None:
-    ours = configured(name, folder=checkout, **given)["services"][OURS]
+    ours = configured(CPU, folder=checkout, **given)["services"][OURS]
     (mount,) = (each for each in ours["volumes"] if each["target"] == target)
     assert (mount["type"], mount["read_only"]) == ("bind", True)
     assert mount["source"] == str(checkout / source)

@@ -85,16 +85,6 @@ def test_the_service_runs_as_user_1000_and_owns_the_model_cache_alone() -> None:
     assert service("install --directory --owner=1000 --group=1000 /app/model_cache") < user
 
 
-def test_the_service_listens_for_everyone_and_its_check_waits_for_a_first_download() -> None:
-    lines = stages()["service"]
-    variables = lines[service("^ENV ")]
-    assert re.search(r"\bHF_HOME=/app/model_cache\b", variables)
-    assert re.search(r"\bHOST=0\.0\.0\.0 +PORT=8000\b", variables)
-    assert lines[service("^EXPOSE ")] == "EXPOSE 8000"
-    check = lines[service("^HEALTHCHECK ")]
-    assert "--start-period=300s" in check
-
-
 class AnsweringHealth(Handler):
     """Answers the status that the server was given."""
 

@@ -60,7 +60,7 @@ def test_reciprocal_ranks_are_fused_as_the_page_does() -> None:
     # With a large constant two fourth places count more than a first one; equal sums have the order
     # of the text.
     rankings, equal = {"dense": [1, 5, 6, 2], "sparse": [7, 8, 9, 2]}, dict.fromkeys(KINDS, 1.0)
-    assert [fuse_ranks(rankings, constant, equal)[0] for constant in (60, 1)] == [2, 1]
+    assert [fuse_ranks(rankings, constant, equal)[0] for constant in (60, 2)] == [2, 1]
 
 
 @pytest.mark.parametrize(
