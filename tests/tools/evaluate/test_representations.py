@@ -5,7 +5,7 @@ import pytest
 
 from smart_embedder.engine.records import SparseVector, TextEmbedding
 from smart_embedder.engine.requests.reranking import score
-from smart_embedder.vectors import OUTPUT_DTYPES, quantize
+from smart_embedder.vectors import OUTPUT_DTYPES, muvera_of, quantize
 from tools.evaluate.representations import KINDS, Form, all_representations, restore
 
 WIDTH = 32
@@ -40,6 +40,14 @@ def test_whole_kinds_score_as_late_interaction_does() -> None:
         expected = [[getattr(part, kind) for part in row] for row in parts]
         found = Form(kind, kind).score(queries, documents).scores
         np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+def test_muvera_encodes_each_side_in_its_own_way() -> None:
+    queries, documents, encode = texts(3, 8), texts(4, 9), muvera_of(WIDTH).encode
+    asked = np.stack([encode(text.colbert, "query") for text in queries])
+    found = np.stack([encode(text.colbert, "document") for text in documents])
+    scores = Form("muvera", "colbert").score(queries, documents).scores
+    np.testing.assert_allclose(scores, asked @ found.T, atol=1e-6)
 
 
 def test_smaller_forms_score_nearly_as_whole_ones() -> None:
