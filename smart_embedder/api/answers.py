@@ -4,8 +4,7 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, Field
 
-from smart_embedder.engine.model import ModelInfo
-from smart_embedder.engine.pooled_model import ModelAbilities
+from smart_embedder.engine.model import ModelAbilities, ModelInfo
 from smart_embedder.vectors import OutputDtype
 
 

@@ -32,9 +32,8 @@ from smart_embedder.api.errors import handle_error
 from smart_embedder.api.rendering import JSON, Chunk, ChunkedResponse, timings_as_json
 from smart_embedder.api.schemas import check_passages, check_rerank_options, check_texts
 from smart_embedder.engine import Engine
-from smart_embedder.engine.model import DownloadStatus, LoadedModels
+from smart_embedder.engine.model import DownloadStatus, LoadedModels, ModelStatus
 from smart_embedder.engine.model_pool import SHARE_FOR_LOADING
-from smart_embedder.engine.pooled_model import ModelStatus
 from smart_embedder.engine.records import (
     EmbeddingResult,
     EmbedRequest,

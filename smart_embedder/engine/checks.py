@@ -1,9 +1,14 @@
 """What the engine refuses: options without effect, and texts that are too long."""
 
-from smart_embedder.engine.model import Embedder, LoadedModels, Model, Reranker
+from smart_embedder.engine.model import (
+    PROMPT_NAMES,
+    Embedder,
+    LoadedModels,
+    Model,
+    Reranker,
+)
 from smart_embedder.engine.records import (
     EmbedRequest,
-    InputType,
     Outputs,
     RerankRequest,
     Side,
@@ -20,12 +25,6 @@ from smart_embedder.errors import (
 )
 from smart_embedder.settings.engine import MAX_PROMPT_CHARACTERS
 
-# What sentence-transformers' encode_query and encode_document look for, in this order.
-_PROMPT_NAMES: dict[InputType | None, tuple[str, ...]] = {
-    None: (),
-    "query": ("query",),
-    "document": ("document", "passage", "corpus"),
-}
 _KINDS = {
     "dense": "dense vectors",
     "sparse": "sparse vectors",
@@ -143,7 +142,7 @@ def _find_prompt(models: LoadedModels, outputs: Outputs, request: EmbedRequest) 
             known = f"it has {', '.join(model.prompts)}" if model.prompts else "it has no prompts"
             raise InvalidRequestError(f"the option prompt_name is unknown to {model.name}: {known}")
         return model.prompts[name]
-    for each in request.preferred_prompts + _PROMPT_NAMES[request.input_type]:
+    for each in request.preferred_prompts + PROMPT_NAMES[request.input_type]:
         if each in model.prompts:
             return model.prompts[each]
     return model.default_prompt
@@ -155,13 +154,6 @@ def check_reranking(request: RerankRequest) -> None:
         raise EmptyInputError("there are no passages to score")
     if not request.query.strip():
         raise EmptyInputError("the query is blank")
-
-
-def has_prompt_for(model: Embedder, input_type: InputType) -> bool:
-    """Whether this input type changes how the model reads texts."""
-    return model.reads_input_type or any(
-        name in model.prompts for name in _PROMPT_NAMES[input_type]
-    )
 
 
 def text_truncations(

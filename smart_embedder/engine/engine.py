@@ -9,9 +9,8 @@ from typing import Self, TypeVar
 from smart_embedder.engine.devices.pool import DevicePool, error_of
 from smart_embedder.engine.devices.thread import DeviceThread, ThreadFactory
 from smart_embedder.engine.metrics import EngineMetrics
-from smart_embedder.engine.model import LoadedModels, Loader
+from smart_embedder.engine.model import LoadedModels, Loader, ModelStatus
 from smart_embedder.engine.model_pool import ModelPool
-from smart_embedder.engine.pooled_model import ModelStatus
 from smart_embedder.engine.records import (
     EmbeddingResult,
     EmbedRequest,
@@ -264,7 +263,7 @@ class Engine:
 
         Raises the errors of `lease`.
         """
-        self._models.end_pause(model)
+        self._models.retry_at_once(model)
         async with self.lease(model):
             pass
 

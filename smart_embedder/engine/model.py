@@ -6,7 +6,8 @@ lie.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from enum import Enum
+from typing import Any, Protocol, Self, cast, get_args
 
 from smart_embedder.engine.records import (
     CUT_AT_END,
@@ -24,6 +25,12 @@ from smart_embedder.engine.records import (
 from smart_embedder.engine.space import SCORE, VECTORS, VectorSpace
 from smart_embedder.settings.engine import EngineSettings, ModelEntry
 
+# The names of prompts that sentence-transformers' encode_query and encode_document look for.
+PROMPT_NAMES: dict[InputType | None, tuple[str, ...]] = {
+    None: (),
+    "query": ("query",),
+    "document": ("document", "passage", "corpus"),
+}
 # The kernel and its services, or the context of a process on a GPU.
 _OF_SYSTEM = 2**30
 _MEGABYTE, _GIGABYTE = 10**6, 10**9
@@ -166,6 +173,62 @@ class ModelInfo:
     vector_space: dict[str, str] = field(default_factory=dict)
 
 
+class ModelState(Enum):
+    """The state of a model; loading a `FAILED` one is tried again after a pause."""
+
+    UNLOADED = "unloaded"
+    LOADING = "loading"
+    READY = "ready"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelAbilities:
+    """What a model makes of texts.
+
+    `kinds` are those of `dense`, `sparse` and `colbert` that it makes, or a reranker's `scores`.
+    `input_types` change how it reads a text; `max_length` are its most tokens.
+    """
+
+    kinds: tuple[str, ...]
+    input_types: tuple[str, ...]
+    max_length: int
+
+    @classmethod
+    def of(cls, model: Model, task: str) -> Self:
+        """Those of a model whose task is to embed or to rerank."""
+        if task != "embed":
+            return cls(("scores",), (), model.max_length)
+        embedder = cast(Embedder, model)
+        kinds = tuple(kind for kind in VECTORS if getattr(embedder.kinds, kind))
+        types = tuple(kind for kind in get_args(InputType) if has_prompt_for(embedder, kind))
+        return cls(kinds, types, model.max_length)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelStatus:
+    """The state of one model.
+
+    `requests` is how many use it or wait for it, None for a default one. `load_seconds` is how long
+    its latest loading took, and `reason` is why that failed or waits. `files_replaced` is how often
+    it was loaded from other files than the time before. While the model is loaded, `info` describes
+    how it is computed, `makes` what it makes, and `token_budgets` what one forward may hold on each
+    device.
+    """
+
+    name: str
+    task: str
+    state: ModelState
+    pinned: bool
+    requests: int | None = None
+    load_seconds: float | None = None
+    reason: str | None = None
+    files_replaced: int = 0
+    info: ModelInfo | None = None
+    makes: ModelAbilities | None = None
+    token_budgets: Mapping[str, int] = field(default_factory=dict)
+
+
 @dataclass(frozen=True, slots=True)
 class MemoryUsage:
     """The size of a memory and how much of it is in use, in bytes; `own` is this process's part."""
@@ -218,6 +281,20 @@ class PlacedModels:
     models: tuple[PlacedModel, ...]
     describe: Callable[[], ModelInfo]
     demo: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyModel:
+    """One model that its devices serve; a forward may hold `max_batch_tokens` on each."""
+
+    placed: PlacedModels
+    info: ModelInfo
+    max_batch_tokens: int
+
+    @property
+    def model(self) -> Model:
+        """The model of its jobs."""
+        return self.placed.models[0].model
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,6 +355,29 @@ class LoadedModels:
     max_rerank_tokens: int | None = None
     infos: tuple[ModelInfo, ...] = ()
     demo: str | None = None
+
+    @classmethod
+    def of(
+        cls,
+        embedders: Sequence[ReadyModel],
+        reranker: ReadyModel | None = None,
+        *,
+        late_interaction: bool = False,
+    ) -> Self:
+        """These models together; of two embedders the second makes the dense vectors."""
+        embedder, *dense = embedders
+        members = [*embedders, reranker] if reranker else embedders
+        return cls(
+            cast(Embedder, embedder.model),
+            tuple(copy.device for copy in embedder.placed.models),
+            min(ready.max_batch_tokens for ready in embedders),
+            cast(Embedder, dense[0].model) if dense else None,
+            cast(Reranker, reranker.model) if reranker else None,
+            late_interaction,
+            reranker.max_batch_tokens if reranker else None,
+            tuple(ready.info for ready in members),
+            embedder.placed.demo,
+        )
 
     @property
     def device(self) -> DeviceInfo:
@@ -351,6 +451,11 @@ class DownloadStatus:
 
     def __init__(self) -> None:
         self.current: Download | None = None
+
+
+def has_prompt_for(model: Embedder, input_type: InputType) -> bool:
+    """Whether this input type changes how the model reads texts."""
+    return model.reads_input_type or any(name in model.prompts for name in PROMPT_NAMES[input_type])
 
 
 def human_size(count: int) -> str:

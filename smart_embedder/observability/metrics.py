@@ -26,7 +26,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from smart_embedder import __version__
 from smart_embedder.engine import Engine
 from smart_embedder.engine.metrics import EngineMetrics
-from smart_embedder.engine.pooled_model import ModelState
+from smart_embedder.engine.model import ModelState
 from smart_embedder.observability.logs import lines_dropped
 from smart_embedder.settings.engine import EngineSettings
 

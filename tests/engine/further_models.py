@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from smart_embedder.engine import Engine
-from smart_embedder.engine.model import LoadPlan, MemoryUsage, PlacedModels
-from smart_embedder.engine.pooled_model import ModelState, ModelStatus
+from smart_embedder.engine.model import LoadPlan, MemoryUsage, ModelState, ModelStatus, PlacedModels
 from smart_embedder.engine.records import EmbedRequest
 from smart_embedder.observability.metrics import Metrics
 from smart_embedder.settings.engine import ModelEntry
@@ -33,7 +32,7 @@ class FurtherReranker(FakeReranker):
 
 
 class FakeLoader:
-    """Each model takes a gigabyte, for as long as anybody has a reference to it.
+    """Each model takes a gigabyte, or `gigabytes`, for as long as anybody has a reference to it.
 
     `garbage` is what an allocator keeps until `free_memory`.
     """
@@ -57,7 +56,8 @@ class FakeLoader:
         pass
 
     def read_memory(self, name: str) -> MemoryUsage:
-        own = self.garbage + GIGABYTE * len(self.alive)
+        models = sum(self.gigabytes.get(name, 1) for name in self.alive)
+        own = self.garbage + GIGABYTE * models
         return MemoryUsage(self.used_by_others + own, self.total, own)
 
     def free_memory(self) -> None:

@@ -11,8 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from smart_embedder.engine import Engine
-from smart_embedder.engine.model import DefaultModels, Measured, ModelInfo
-from smart_embedder.engine.pooled_model import ModelState
+from smart_embedder.engine.model import DefaultModels, Measured, ModelInfo, ModelState
 from smart_embedder.engine.records import EmbedRequest
 from smart_embedder.engine.requests.reranking import RerankRequest
 from smart_embedder.errors import (

@@ -1,10 +1,11 @@
 """What a set of loaded models tells of itself."""
 
 from dataclasses import replace
+from types import MappingProxyType
 
 import pytest
 
-from smart_embedder.engine.model import MemoryUsage, ModelInfo
+from smart_embedder.engine.model import MemoryUsage, ModelAbilities, ModelInfo
 from smart_embedder.engine.records import UNLIMITED, AnswerMemory, Outputs
 from smart_embedder.errors import InvalidRequestError
 from tests.engine.fakes import FakeModel, FakeReranker, loaded
@@ -65,3 +66,19 @@ def test_an_answer_holds_the_most_that_it_was_ever_known_to_need() -> None:
     with pytest.raises(InvalidRequestError):
         answer.check(101, "vectors", "less")
     UNLIMITED.check(10**15, "vectors", "less")
+
+
+def test_an_embedder_makes_its_kinds_and_reads_the_types_that_change_something() -> None:
+    model = FakeModel()
+    model.kinds = Outputs(dense=True, colbert=True)
+    made = ModelAbilities.of(model, "embed")
+    assert (made.kinds, made.input_types, made.max_length) == (("dense", "colbert"), (), 100)
+    model.prompts = MappingProxyType({"passage": "p: "})
+    assert ModelAbilities.of(model, "embed").input_types == ("document",)
+    model.reads_input_type = True
+    assert ModelAbilities.of(model, "embed").input_types == ("query", "document")
+
+
+def test_a_reranker_makes_scores() -> None:
+    made = ModelAbilities.of(FakeReranker(), "rerank")
+    assert (made.kinds, made.input_types) == (("scores",), ())

@@ -3,12 +3,13 @@
 import asyncio
 import gc
 import threading
+import time
 
 import pytest
 from structlog.testing import capture_logs
 
 from smart_embedder.engine import Engine
-from smart_embedder.engine.pooled_model import ModelState
+from smart_embedder.engine.model import ModelState
 from smart_embedder.engine.records import EmbedRequest, RerankRequest
 from smart_embedder.errors import (
     DrainingError,
@@ -210,35 +211,147 @@ async def test_who_cannot_wait_for_the_loading_comes_again_and_who_leaves_stops_
     assert loader.loads == ["one"]
 
 
-async def test_what_a_request_has_in_hand_is_done_before_its_model_gives_way(monkeypatch) -> None:
-    async def lease_until_refused() -> None:
-        while True:
-            async with engine.lease("one", seconds=0):
-                await asyncio.sleep(0)
+async def test_of_models_that_do_not_fit_together_both_are_served_while_both_are_asked_for(
+    monkeypatch,
+) -> None:
+    monkeypatch.setattr("smart_embedder.engine.model_pool._SHORTEST_TURN", 0.0)
+    loader, served = FakeLoader(gigabytes=1), {"one": 0, "two": 0}
 
-    monkeypatch.setattr("smart_embedder.engine.pooled_model._LEAST_TURN", 0.0)
+    async def ask_until_both_had_their_turns(name: str) -> None:
+        while min(served.values()) < 40 or loader.loads.count(name) < 3:
+            assert await vector(engine, "a", name) == A + 1
+            served[name] += 1
+
+    async with engine_with(loader, *entries("one", "two")) as engine:
+        names = ("one", "two") * 3
+        await asyncio.gather(*(ask_until_both_had_their_turns(name) for name in names))
+        assert [status(engine, name).requests for name in served] == [0, 0]
+
+
+async def lease_until_refused(engine: Engine) -> None:
+    while True:
+        async with engine.lease("one", seconds=0):
+            await asyncio.sleep(0)
+
+
+async def test_a_model_is_closed_after_its_turn_and_not_before_its_requests_are_done(
+    monkeypatch,
+) -> None:
     async with engine_with(FakeLoader(gigabytes=1), *entries("one", "two")) as engine:
         async with engine.lease("one") as leased:
-            other = asyncio.create_task(vector(engine, "a", "two"))
             with pytest.raises(LoadingError):
-                await lease_until_refused()
+                await engine.lease("two", seconds=0.2).__aenter__()
+            async with engine.lease("one", seconds=0):
+                pass  # Its turn of two seconds is not over.
+            monkeypatch.setattr("smart_embedder.engine.model_pool._SHORTEST_TURN", 0.0)
+            with pytest.raises(LoadingError):
+                await lease_until_refused(engine)
             made = await engine.embedding.embed(leased, EmbedRequest(["a"]))
             assert made.embeddings[0].dense[0] == A + 1
             del leased, made
-        assert await other == A + 1
-        # Whoever was told to come back finds it there.
+        assert await vector(engine, "a", "two") == A + 1
         assert await vector(engine, "a", "one") == A + 1
 
 
-async def test_memory_that_is_short_after_work_is_got_from_idle_models() -> None:
+async def test_a_model_is_kept_for_a_request_that_was_told_to_come_again() -> None:
+    loader = FakeLoader(gigabytes=1)
+    loader.held = True
+    async with engine_with(loader, *entries("one", "two")) as engine:
+        with pytest.raises(LoadingError):
+            await engine.lease("one", seconds=0).__aenter__()
+        loader.held = False
+        loader.gate.release()
+        await reached(engine, "one", ModelState.READY)
+        other = asyncio.create_task(vector(engine, "a", "two"))
+        await reached(engine, "two", ModelState.LOADING)
+        await asyncio.sleep(0.2)
+        assert await vector(engine, "a", "one") == A + 1
+        assert await other == A + 1
+        assert loader.loads == ["one", "two"]
+
+
+async def test_room_for_a_model_is_made_of_what_nobody_uses_and_no_more_than_needed() -> None:
+    loader = FakeLoader(gigabytes=5)
+    loader.gigabytes["large"] = 3
+    names = ("pinned", "leased", "first", "second", "third")
+    models = [*entries("pinned", pinned=True), *entries(*names[1:], "large")]
+    async with engine_with(loader, *models) as engine:
+        for name in names:
+            await vector(engine, "a", name)
+        async with engine.lease("leased"):
+            # An allocator's memory is freed before a model is unloaded.
+            loader.total, loader.garbage = 9 * GIGABYTE, GIGABYTE
+            await vector(engine, "a", "large")
+            assert states(engine, *names) == ["ready"] * 5
+            await engine.unload("large")
+            loader.total = 6 * GIGABYTE
+            await vector(engine, "a", "large")
+        assert states(engine, *names) == ["ready", "ready", "unloaded", "unloaded", "ready"]
+        loader.gigabytes["first"] = 6
+        with pytest.raises(ModelTooLargeError, match="at most 5.0 GB can be had"):
+            await vector(engine, "a", "first")
+        assert states(engine, *names) == ["ready", "ready", "failed", "unloaded", "ready"]
+
+
+async def test_a_batch_whose_caller_has_left_keeps_its_model_until_it_is_done() -> None:
+    loader = FakeLoader(gigabytes=1)
+    async with engine_with(loader, *entries("one", "two")) as engine:
+        running = await busy(engine, loader, "one")
+        running.cancel()
+        await asyncio.wait({running})
+        del running  # Its traceback refers to the model.
+        other = asyncio.create_task(vector(engine, "a", "two"))
+        await asyncio.sleep(0.3)
+        assert states(engine, "one", "two") == ["ready", "loading"]
+        let_go(loader.alive["one"])
+        assert await other == A + 1
+
+
+async def test_memory_of_a_request_that_has_just_ended_is_waited_for() -> None:
+    loader = FakeLoader(gigabytes=1)
+    loader.used_by_others = GIGABYTE
+    async with engine_with(loader, *entries("one")) as engine:
+        waits = asyncio.create_task(vector(engine, "a", "one"))
+        await reached(engine, "one", ModelState.LOADING)
+        await asyncio.sleep(0.05)
+        loader.used_by_others = 0
+        assert await waits == A + 1
+
+
+async def test_a_failed_load_is_tried_again_by_a_request_after_a_pause(monkeypatch) -> None:
+    loader = FakeLoader()
+    loader.failures += [StartupError("a file is missing")] * 2
+    async with engine_with(loader, *entries("one")) as engine:
+        with pytest.raises(ModelNotLoadedError):
+            await vector(engine, "a", "one")
+        with pytest.raises(ModelNotLoadedError):
+            await vector(engine, "a", "one")
+        assert loader.loads == ["one"], "not by every request"
+        now = time.perf_counter
+        monkeypatch.setattr(time, "perf_counter", lambda: now() + 31)
+        with pytest.raises(ModelNotLoadedError):
+            await vector(engine, "a", "one")
+        monkeypatch.setattr(time, "perf_counter", lambda: now() + 62)
+        assert await vector(engine, "a", "one") == A + 1
+        assert loader.loads == ["one"] * 3
+
+
+async def test_memory_above_the_threshold_is_got_from_idle_models_in_the_background() -> None:
     loader = FakeLoader(gigabytes=3)
     async with engine_with(loader, *entries("one", "two")) as engine:
         await vector(engine, "a", "one")
         await vector(engine, "a", "two")
+        loader.garbage = loader.used_by_others = GIGABYTE
+        while loader.garbage:  # noqa: ASYNC110 - a look at the memory
+            await asyncio.sleep(0.01)
+        assert states(engine, "one", "two") == ["ready", "ready"]
         loader.used_by_others = int(1.5 * GIGABYTE)
-        while status(engine, "one").state is not ModelState.UNLOADED:
-            await vector(engine, "ab")
-        assert states(engine, "two") == ["ready"]
+        await reached(engine, "one", ModelState.UNLOADED)
+        async with engine.lease("two"):
+            loader.used_by_others = loader.total
+            await asyncio.sleep(0.3)
+            assert states(engine, "two") == ["ready"], "it is used"
+        await reached(engine, "two", ModelState.UNLOADED)
 
 
 @pytest.mark.parametrize("seconds", [30, 0.01])

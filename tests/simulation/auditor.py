@@ -576,9 +576,10 @@ class Auditor:
             slots = executor.most_batches - executor._slots._value
             held[f"slots of {executor.name}"] = 0 if executor.failed else slots
         for status in engine._models._models.values():
-            held[f"leases of {status.name}"] = status.leases
-            held[f"users of {status.name}"] = status.users
-        own = {asyncio.current_task(), *self._devices._executors.values()}
+            held[f"requests of {status.name}"] = status.requests
+            held[f"uses of {status.name}"] = status.uses
+        consumers = self._devices._executors.values()
+        own = {asyncio.current_task(), engine._models._watch, *consumers}
         tasks = [each for each in asyncio.all_tasks() if each not in own]
         held["tasks"] = len(tasks)
         left = {name: count for name, count in held.items() if count}
