@@ -96,7 +96,7 @@ class TruncationDetails(BaseModel):
     truncated_tokens: int
     truncation_side: Literal["start", "end"]
     lower_bound: Annotated[
-        bool | None, Field(description="True where the text was too long to be counted to its end.")
+        bool | None, Field(description="True where the text was cut before it was tokenised.")
     ] = None
 
 

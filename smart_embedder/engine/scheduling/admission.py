@@ -5,14 +5,12 @@ The threads of the tokenizers are shared fairly between clients, and huge texts 
 
 import asyncio
 import os
-import re
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from contextvars import ContextVar, copy_context
-from functools import partial
 from typing import Any, TypeVar
 
 from smart_embedder.engine.metrics import EngineMetrics
@@ -26,18 +24,13 @@ from smart_embedder.errors import DrainingError
 Result = TypeVar("Result")
 
 _MOST_THREADS = 8
-# U+FDFA becomes 18 characters under NFKC, U+3316 18 bytes, U+1D160 12 under NFC.
-_LIGATURES = re.compile(
-    "[\u2474-\u24b5\u3200-\u33ff\ufd00-\ufdff\U0001d100-\U0001d1ff\U0001f100-\U0001f2ff]"
-)
-NORMALIZATION_GROWTHS = (1, 4, 18)
 # A tokenizer takes about a second for these.
 _HUGE_CHARACTERS = 1_000_000
+# Characters that become so many under NFKC; no other one becomes more than seven.
+_GROWING = {"\ufdfa": 18, "\ufdfb": 8}
 # With the number of texts. A tokenizer takes a quarter of a millisecond for these, which is about
 # what a change to another thread and back takes.
 _FEW_CHARACTERS = 256
-# Scanned in one call, during which Python's other threads wait.
-_SCAN_CHARACTERS = 65_536
 
 # Set when nobody waits any longer for the result of the call that runs on this thread.
 _given_up: ContextVar[threading.Event | None] = ContextVar("given_up", default=None)
@@ -103,10 +96,9 @@ class TokenizerThreads:
             self._loop_is_free = False
             asyncio.get_running_loop().call_soon(self._free_loop)
             return call()
+        for character, count in _GROWING.items():
+            characters += (count - 1) * sum([text.count(character) for text in texts])
         is_huge = characters > _HUGE_CHARACTERS
-        may_grow = characters * NORMALIZATION_GROWTHS[-1] > _HUGE_CHARACTERS
-        if not is_huge and may_grow and not all(map(str.isascii, texts)):
-            is_huge = await self._usual.run(partial(_are_huge_normalized, texts), client)
         return await (self._huge if is_huge else self._usual).run(call, client)
 
     def _free_loop(self) -> None:
@@ -149,28 +141,6 @@ class _FairThreads:
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
-
-
-def _are_huge_normalized(texts: list[str]) -> bool:
-    """Whether the texts are huge once they are normalized: by an upper bound for ligatures."""
-    characters, most = 0, NORMALIZATION_GROWTHS[-1]
-    for text in texts:
-        stop_if_given_up()
-        for begin in range(0, len(text), _SCAN_CHARACTERS):
-            part = text[begin : begin + _SCAN_CHARACTERS]
-            characters += len(part) * (most if normalization_growth(part) == most else 1)
-    return characters > _HUGE_CHARACTERS
-
-
-def normalization_growth(text: str) -> int:
-    """The most characters that normalization makes of one in `text`: in NORMALIZATION_GROWTHS.
-
-    Under NFC, NFD, NFKC and NFKD alike; those characters have at most four bytes for each of this
-    number, in UTF-8.
-    """
-    if text.isascii():
-        return 1
-    return 18 if _LIGATURES.search(text) else 4
 
 
 class Admission:

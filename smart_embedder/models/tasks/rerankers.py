@@ -49,7 +49,7 @@ from smart_embedder.models.ops.proof import Target
 from smart_embedder.models.tasks.dense import DEFAULT_INSTRUCTION
 from smart_embedder.models.tasks.embedders import DeviceModel, Made
 from smart_embedder.models.tasks.pooling import first, last, mean, steps_of
-from smart_embedder.models.text.tokenizer import NO_IDS, TextTokenizer, TruncatedTokens
+from smart_embedder.models.text.tokenizer import NO_IDS, TextTokenizer, TruncatedTokens, cut_text
 
 log = structlog.get_logger(__name__)
 
@@ -227,7 +227,7 @@ class CrossEncoder(RerankingModel):
         pairs: list[TokenizedPair] = []
         for text in self._tokenizer.encode_plain(passages, max(0, limit), truncation.side):
             middle = self._middle if text.total or not self._drops_empty else NO_IDS
-            end = text.take(middle, self._suffix)
+            end = np.concatenate((middle, text.ids, self._suffix))
             if not len(head) + len(end):  # A forward needs at least one token.
                 end = np.zeros(1, np.int64)
             if self._marks_segments:
@@ -456,20 +456,20 @@ class QwenTemplate:
         truncation: TruncationOptions = CUT_AT_END,
     ) -> list[TokenizedPair]:
         """The query with each passage; the part before a passage is cut only after the passage."""
-        texts = [f"<Instruct>: {instruction}\n<Query>:", f" {query}{_BEHIND_QUERY}"]
+        # Cut before they are put into the template, which is left whole: it fits into a token more.
+        told, asked = (cut_text(text, self._limit - 1) for text in (instruction, query))
+        exact = len(told) == len(instruction) and len(asked) == len(query)
+        texts = [f"<Instruct>: {told}\n<Query>:", f" {asked}{_BEHIND_QUERY}"]
         before, query_tokens = self._tokenizer.encode_plain(texts, self._limit)
         content = np.concatenate((before.ids, query_tokens.ids))[: self._limit]
         head = np.concatenate((self.prefix, content))
-        # Of the tokens before a passage, those of the query itself; lower bounds where not `exact`.
+        # Of the tokens before a passage, those of the query itself.
         tokens = before.total + query_tokens.total
         query_start = before.total + self._spaces(query_tokens)
-        query_stop = tokens
-        exact = before.exact and query_tokens.exact
-        if query_tokens.exact:
-            behind = self._behind_query
-            # A line's end that is one with the query's last token is of the query.
-            alone = query_tokens.last[-len(behind) :] == behind.tolist()
-            query_stop -= len(behind) if alone else len(behind) - 1
+        behind = self._behind_query
+        # A line's end that is one with the query's last token is of the query.
+        alone = query_tokens.last[-len(behind) :] == behind.tolist()
+        query_stop = tokens - (len(behind) if alone else len(behind) - 1)
         limit = max(0, self._limit - tokens)
         if truncation.max_tokens is not None:
             limit = min(limit, truncation.max_tokens)
@@ -482,8 +482,8 @@ class QwenTemplate:
             kept = min(self._limit, tokens + end.total)
             pairs.append(
                 TokenizedPair(
-                    sequence=JoinedIds(head, end.take(NO_IDS, self.suffix)),
-                    query_tokens=query_stop - query_start,
+                    sequence=JoinedIds(head, np.concatenate((end.ids, self.suffix))),
+                    query_tokens=query_stop - query_start + (not exact),
                     query_kept=max(0, min(kept, query_stop) - query_start),
                     passage_tokens=end.total - spaces,
                     passage_kept=max(0, end.kept - spaces_kept),

@@ -19,7 +19,6 @@ from tokenizers.models import BPE, Unigram, WordPiece
 from smart_embedder.engine.records import TokenIds
 from smart_embedder.errors import StartupError
 from smart_embedder.models.checkpoint.config import read_optional
-from smart_embedder.models.text.slices import QWEN_WORDS, steps_of
 
 log = structlog.get_logger(__name__)
 
@@ -28,6 +27,11 @@ _READING = ("do_lower_case", "strip_accents", "tokenize_chinese_chars", "add_pre
 # The errors that transformers raises for files of a tokenizer that it cannot use.
 _LOADING_ERRORS = (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError)
 _PREPENDS = {"always": True, "never": False}
+# Qwen's own pre-tokenizer, from Qwen2 on.
+QWEN_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 # The classes that read tokenizer.json as it is, and those that build a tokenizer of a form below,
 # which are also taken for a type of model where no class is named.
 _GENERIC = {"PreTrainedTokenizer", "TokenizersBackend"}
@@ -293,3 +297,12 @@ def _plain(part: Any) -> Any:
     if not isinstance(part, dict):
         return part
     return {name: each for name, each in part.items() if each not in (None, False, "")}
+
+
+def steps_of(component: Any, parts: str) -> list[dict[str, Any]]:
+    """A normalizer's or pre-tokenizer's steps, whose sequences are called `parts` in the file."""
+    if component is None:
+        return []
+    described = json.loads(component.__getstate__())
+    steps: list[dict[str, Any]] = described.get(parts, [described])
+    return steps

@@ -1,10 +1,13 @@
 """Tokenisation in time and memory that do not grow with the text.
 
+A text is cut at 32 characters for each token of the limit, on the side that the truncation cuts;
+what is left is tokenised to its end, and its first or last tokens are kept. Texts are tokenised in
+slices of 32,768 characters, which bounds their memory; a slice ends before a space between two
+letters, where every tokenizer ends a word, or is cut anywhere if it has none. Of a text that was
+cut the number of tokens is a lower bound: those that were counted, and one for the rest.
+
 The model's `tokenizer.json` is read with the tokenizers library. Its calls for batches release the
-GIL, and may run in several threads at once; those for one text hold it, 50 ms for one slice. A text
-is tokenised slice by slice, from the end if its beginning is cut. Only the ids that the model reads
-are kept; the others are counted. Far beyond the model's limit a text is not read any further, and
-its number of tokens is a lower bound.
+GIL, and may run in several threads at once; those for one text hold it.
 """
 
 import re
@@ -28,7 +31,7 @@ from smart_embedder.engine.records import (
     TokenSpans,
     TruncationOptions,
 )
-from smart_embedder.engine.scheduling.admission import normalization_growth, stop_if_given_up
+from smart_embedder.engine.scheduling.admission import stop_if_given_up
 from smart_embedder.errors import StartupError
 from smart_embedder.models.checkpoint.config import read_config, read_optional
 from smart_embedder.models.checkpoint.reading import read_file
@@ -37,7 +40,6 @@ from smart_embedder.models.text.contradictions import (
     require_unknown_words,
     template_of,
 )
-from smart_embedder.models.text.slices import SLICE_CHARACTERS, RunShortener, Slicer
 
 log = structlog.get_logger(__name__)
 
@@ -46,10 +48,12 @@ log = structlog.get_logger(__name__)
 _REMEMBERED_WORDS = 1000
 _END_IDS = 16
 _OFFSETS_AT_ONCE = 4096
-# Tokens that are counted beyond those that are kept: about as long as a forward of bge-m3's 8,192
-# takes on a GPU.
-COUNTED_TOKENS = 65_536
-
+CHARACTERS_PER_TOKEN = 32
+# They take at most 40 MB to tokenise. U+FDFA, which becomes 18 characters under NFKC, makes a slice
+# count four times; no other character becomes more than eight.
+SLICE_CHARACTERS = 32_768
+_GROWING, _GROWTH = "\ufdfa", 4
+_BORDER = re.compile(r"(?s:.*)[^\W_](?= [^\W_])")
 
 # Truncation and padding, at the beginning of a tokenizer's file.
 _LIMITS = re.compile(rb'"(?:truncation|padding)"\s*:\s*(?:null|\{(?:[^{}]|\{[^{}]*\})*\})\s*,?\s*')
@@ -83,56 +87,48 @@ def _parse(content: bytes) -> Tokenizer:
     return Tokenizer.from_buffer(content)
 
 
+def cut_text(text: str, tokens: int, side: Side = "right") -> str:
+    """The text, cut from `side` to the most characters that are tokenised for so many tokens."""
+    most = CHARACTERS_PER_TOKEN * tokens
+    return text[:most] if side == "right" else text[max(0, len(text) - most) :]
+
+
 @dataclass(slots=True)
 class TruncatedTokens:
     """The token ids of a text, at most `limit`: the first, or the last if `side` left is cut.
 
-    It has `total` ids, or more where not `exact`. Where `exact`, `first` and `last` hold those at
-    its ends, kept or not, as many as begin or end a template.
+    It has `total` ids, or at least so many where not `exact`. `first` and `last` hold those at its
+    ends, kept or not, as many as begin or end a template, and nothing of an end that was cut off.
     """
 
     limit: int
     side: Side = "right"
     total: int = 0
     exact: bool = True
+    ids: TokenIds = field(default_factory=lambda: NO_IDS)
     first: list[int] = field(default_factory=list)
     last: list[int] = field(default_factory=list)
-    _parts: list[TokenIds] = field(default_factory=list)
-
-    @property
-    def ids(self) -> TokenIds:
-        """The kept ids, `[tokens]`."""
-        return np.concatenate([NO_IDS, *self._parts])
 
     @property
     def kept(self) -> int:
         """How many ids were kept."""
-        return min(self.total, self.limit)
-
-    def take(self, before: TokenIds, after: TokenIds) -> TokenIds:
-        """The kept ids between these, `[tokens]`; they are not kept any longer."""
-        ids = np.concatenate([before, *self._parts, after])
-        self._parts.clear()
-        return ids
+        return len(self.ids)
 
     def add(self, ids: list[int]) -> None:
-        """Add the next ids of the text, which precede the others if `side` is left."""
-        left = self.limit - self.total
-        if self.side == "right":
-            if left > 0:
-                self._parts.append(np.array(ids[:left], np.int64))
-            self.first = (self.first + ids[:_END_IDS])[:_END_IDS]
-            self.last = (self.last + ids[-_END_IDS:])[-_END_IDS:]
-        else:
-            if left > 0:
-                self._parts.insert(0, np.array(ids[-left:], np.int64))
-            self.first = (ids[:_END_IDS] + self.first)[:_END_IDS]
-            self.last = (ids[-_END_IDS:] + self.last)[-_END_IDS:]
+        """Add the next ids of the text."""
         self.total += len(ids)
+        self.first = (self.first + ids[:_END_IDS])[:_END_IDS]
+        self.last = (self.last + ids[-_END_IDS:])[-_END_IDS:]
+        if self.side == "left":
+            joined = np.concatenate((self.ids, np.array(ids, np.int64)))
+            self.ids = joined[max(0, len(joined) - self.limit) :]
+        elif self.kept < self.limit:
+            more = np.array(ids[: self.limit - self.kept], np.int64)
+            self.ids = np.concatenate((self.ids, more))
 
     def begin_with(self, ids: list[int]) -> None:
         """Keep these ids of the text's beginning, in place of the first kept ones."""
-        self._parts = [np.array(ids[: self.limit], np.int64), self.ids[len(ids) :]]
+        self.ids = np.concatenate((np.array(ids[: self.limit], np.int64), self.ids[len(ids) :]))
 
 
 class TextTokenizer:
@@ -159,8 +155,7 @@ class TextTokenizer:
             # An attacker's long words would fill the library's cache with 150 MB.
             tokenizer.model._resize_cache(_REMEMBERED_WORDS)  # noqa: SLF001
         self._tokenizer = tokenizer
-        self._slicer = Slicer(tokenizer, slice_characters)
-        self._shortener = RunShortener(tokenizer)
+        self._slice_characters = slice_characters
         self._prefix, self._suffix = template_of(tokenizer, "a")
         if closing is not None:
             token_id = tokenizer.token_to_id(closing)
@@ -234,11 +229,10 @@ class TextTokenizer:
             limit = min(limit, truncation.max_tokens)
         tokenized: list[TokenizedText] = []
         for text in self.encode_plain(texts, limit, truncation.side, prompt):
-            ids = text.take(self._prefix, self._suffix)
-            if len(ids):
-                tokenized.append(TokenizedText(ids, text.total + self._frame, text.exact))
-            else:  # A forward needs at least one token.
-                tokenized.append(TokenizedText(np.zeros(1, dtype=np.int64), 1))
+            ids, total = np.concatenate((self._prefix, text.ids, self._suffix)), text.total
+            if not len(ids):  # A forward needs at least one token.
+                ids, total = np.zeros(1, dtype=np.int64), total + 1
+            tokenized.append(TokenizedText(ids, total + self._frame, text.exact))
         return tokenized
 
     def encode_plain(
@@ -246,39 +240,58 @@ class TextTokenizer:
     ) -> list[TruncatedTokens]:
         """At most `limit` token ids of each text behind `prompt`, without special tokens."""
         truncated = [TruncatedTokens(limit, side) for _ in texts]
-        for owners, slices in self._batches(texts, truncated, prompt):
+        read: list[str] = []
+        for text, tokens in zip(texts, truncated, strict=True):
+            if side == "left":  # The prompt is kept.
+                part = prompt + cut_text(text, max(1, limit), side)
+            else:
+                part = cut_text(prompt + text, max(1, limit))
+            tokens.exact = len(part) == len(prompt) + len(text)
+            read.append(part)
+        for owners, slices in self._batches(read, truncated):
             encodings = self._tokenizer.encode_batch_fast(slices, add_special_tokens=False)
             for tokens, encoding in zip(owners, encodings, strict=True):
                 tokens.add(encoding.ids)
-        if prompt and side == "left":
-            for text, tokens in zip(texts, truncated, strict=True):
-                if tokens.total > limit:
-                    tokens.begin_with(self._ids_of_prompt(prompt, text))
+        for text, tokens in zip(read, truncated, strict=True):
+            if prompt and side == "left" and tokens.total > limit:
+                tokens.begin_with(self._ids_of_prompt(prompt, text))
+            if not tokens.exact:
+                tokens.total += 1
+                unread = tokens.first if side == "left" else tokens.last
+                unread.clear()
         return truncated
 
     def _batches(
-        self, texts: list[str], truncated: list[TruncatedTokens], prompt: str
+        self, texts: list[str], truncated: list[TruncatedTokens]
     ) -> Iterator[tuple[list[TruncatedTokens], list[str]]]:
         """The tokens of texts, and slices of those, together no larger than one slice may be."""
         owners: list[TruncatedTokens] = []
         slices: list[str] = []
-        left = self._slicer.characters
+        left = self._slice_characters
         for text, tokens in zip(texts, truncated, strict=True):
-            for text_slice in self._slicer.slices(prompt + text, from_end=tokens.side == "left"):
-                stop_if_given_up()
-                if tokens.total >= tokens.limit + COUNTED_TOKENS:
-                    tokens.exact = False
-                    break
-                short = self._shortener.shorten(text_slice)
-                size = len(short) * normalization_growth(short)
+            for text_slice in self._slices(text):
+                size = len(text_slice) * (_GROWTH if _GROWING in text_slice else 1)
                 if size > left and slices:
                     yield owners, slices
-                    owners, slices, left = [], [], self._slicer.characters
+                    stop_if_given_up()
+                    owners, slices, left = [], [], self._slice_characters
                 owners.append(tokens)
-                slices.append(short)
+                slices.append(text_slice)
                 left -= size
         if slices:
             yield owners, slices
+
+    def _slices(self, text: str) -> Iterator[str]:
+        begin = 0
+        while begin < len(text):
+            stop = begin + self._slice_characters
+            if _GROWING in text[begin:stop]:
+                stop = begin + max(1, self._slice_characters // _GROWTH)
+            # The space of a border may be the first character behind the slice.
+            border = _BORDER.match(text, begin, stop + 2) if stop < len(text) else None
+            stop = border.end() if border else stop
+            yield text[begin:stop]
+            begin = stop
 
     def _encode(self, text_slice: str) -> Encoding:
         """Ids and offsets of one slice."""
@@ -286,10 +299,10 @@ class TextTokenizer:
         return encoding
 
     def _ids_of_prompt(self, prompt: str, text: str) -> list[int]:
-        """The ids of the tokens that begin within the prompt when it precedes the text."""
+        """The ids of the tokens that begin within the prompt, with which the text begins."""
         ids: list[int] = []
         begin, end = 0, len(prompt.rstrip())
-        for text_slice in self._slicer.slices(prompt + text):
+        for text_slice in self._slices(text):
             encoding = self._encode(text_slice)
             starts = [begin + start for start, _ in encoding.offsets]
             ids += [each for each, start in zip(encoding.ids, starts, strict=True) if start < end]
@@ -301,7 +314,7 @@ class TextTokenizer:
     def spans(self, text: str) -> Iterator[TokenSpans]:
         """The tokens of the whole text, and the characters they stand for, slice by slice."""
         begin = 0
-        for text_slice in self._slicer.slices(text):
+        for text_slice in self._slices(text):
             stop_if_given_up()
             encoding = self._encode(text_slice)
             pairs = encoding.offsets

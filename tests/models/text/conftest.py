@@ -6,9 +6,9 @@ import pytest
 from tokenizers import AddedToken, Tokenizer
 from transformers import AutoTokenizer, BertModel, RobertaModel
 
-from tests.models.text.test_slices import qwen_words
 from tests.support.checkpoints import save_byte_level_tokenizer, save_qwen
 from tests.support.wordpiece import ROBERTA, change, save_model
+from tests.support.words import qwen_words
 
 
 @pytest.fixture(scope="session", params=["tiny_m3", "tiny_qwen", "qwen's words", "demo_checkpoint"])

@@ -10,8 +10,10 @@ import pytest
 from structlog.testing import capture_logs
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
+from transformers.models.qwen2 import tokenization_qwen2
 
 from smart_embedder.errors import StartupError
+from smart_embedder.models.text.contradictions import QWEN_WORDS
 from smart_embedder.models.text.tokenizer import TextTokenizer
 from tests.support.minilm import minilm_folder
 from tests.support.wordpiece import change
@@ -223,3 +225,7 @@ def test_what_transformers_cannot_read_is_read_from_the_file(
     ours, theirs = (TextTokenizer.from_folder(each, 100) for each in (folder, kinds[kind]))
     read = [[text.ids.tolist() for text in each.encode(SPECIAL)] for each in (ours, theirs)]
     assert read[0] == read[1]
+
+
+def test_qwens_words_are_those_of_transformers() -> None:
+    assert QWEN_WORDS == tokenization_qwen2.PRETOKENIZE_REGEX
