@@ -13,7 +13,7 @@ import asyncio
 import threading
 import warnings
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Self, TypeVar
 
 import numpy as np
@@ -33,6 +33,7 @@ from smart_embedder.engine.records import (
 )
 from smart_embedder.models.load import load_models
 from smart_embedder.settings.engine import NO_RERANKER, EngineSettings, explain
+from smart_embedder.surrogates import without_surrogates
 
 Result = TypeVar("Result")
 
@@ -57,7 +58,8 @@ class Vectors:
     `dense` is `[texts, width]` float32. Text `i` has `sparse_weights[i]` float32 > 0 for the token
     ids `sparse_indices[i]` int64, ascending, and `colbert[i]` `[tokens - 1, colbert width]`
     float32. `tokens` is what the model read of all texts, with special tokens; `truncations` tells
-    of each text that was longer than that.
+    of each text that was longer than that. `replaced` are the indices of texts with lone
+    surrogates, which were read as U+FFFD.
     """
 
     dense: FloatArray | None
@@ -66,6 +68,7 @@ class Vectors:
     colbert: list[FloatArray] | None
     tokens: int
     truncations: list[Truncation]
+    replaced: list[int] = field(default_factory=list)
 
     @property
     def colbert_vecs(self) -> list[FloatArray] | None:
@@ -149,7 +152,8 @@ class Engine:
         """
         sparse, colbert = sparse or return_sparse, colbert or return_colbert
         how = {each.name: getattr(options, each.name) for each in fields(EmbeddingOptions)}
-        request = EmbedRequest([*texts], Outputs(dense, sparse, colbert), client=client, **how)
+        read = [*map(without_surrogates, texts)]
+        request = EmbedRequest(read, Outputs(dense, sparse, colbert), client=client, **how)
         result = await self._engine.embed(request)
         embeddings = result.embeddings
         weights = [each.sparse for each in embeddings if each.sparse is not None]
@@ -160,6 +164,7 @@ class Engine:
             colbert=[e.colbert for e in embeddings if e.colbert is not None] if colbert else None,
             tokens=result.tokens,
             truncations=result.truncations,
+            replaced=[i for i, text in enumerate(texts) if read[i] is not text],
         )
 
     async def rerank(
@@ -177,8 +182,9 @@ class Engine:
         errors of `smart_embedder.engine.Engine.rerank`.
         """
         weights = weights or FusionWeights()
+        query, *passages = map(without_surrogates, (query, *passages))
         request = RerankRequest(
-            query, [*passages], normalize=normalize, weights=weights, client=client
+            query, passages, normalize=normalize, weights=weights, client=client
         )
         result = await self._engine.rerank(request)
         return np.array(result.scores, np.float32)

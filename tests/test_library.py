@@ -216,3 +216,17 @@ def test_the_package_imports_nothing_until_it_is_asked(tmp_path: Path) -> None:
     assert done.stdout.split() == []
     with pytest.raises(AttributeError, match="no_such_name"):
         smart_embedder.no_such_name  # noqa: B018
+
+
+def test_a_lone_surrogate_is_read_as_the_replacement_character(sync_engine: SyncEngine) -> None:
+    wanted = {"sparse": True, "colbert": True}
+    cut = sync_engine.embed(["plain", "cut \ud83d", "\ud83d\ude00"], **wanted)
+    read = sync_engine.embed(["plain", "cut \ufffd", "\U0001f600"], **wanted)
+    assert (cut.replaced, read.replaced) == ([1, 2], [])
+    np.testing.assert_array_equal(cut.dense, read.dense)
+    for kind in ("sparse_indices", "sparse_weights", "colbert"):
+        for ours, theirs in zip(getattr(cut, kind), getattr(read, kind), strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+    np.testing.assert_array_equal(
+        sync_engine.rerank("\ud83d", ["a\udc00"]), sync_engine.rerank("\ufffd", ["a\ufffd"])
+    )

@@ -101,13 +101,13 @@ class TruncationDetails(BaseModel):
 
 
 class TruncationWarning(BaseModel):
-    """A text was longer than a model reads."""
+    """A text was longer than a model reads, or it had lone surrogates, without `details`."""
 
     code: str
     severity: Literal["warning"]
     message: str
     target: WarningTarget
-    details: TruncationDetails
+    details: TruncationDetails | None = None
 
 
 class Usage(BaseModel):

@@ -13,6 +13,7 @@ import asyncio
 import math
 from codecs import BOM_UTF8
 from collections.abc import Sequence
+from contextlib import suppress
 from email.message import Message
 from functools import lru_cache
 from typing import Any, TypeVar
@@ -29,6 +30,7 @@ from smart_embedder.api.schemas import OPENAI_TEXTS, RequestModel, invalid_body
 from smart_embedder.errors import ClientGoneError, InvalidRequestError, UnsupportedMediaError
 from smart_embedder.observability.logs import escape_text
 from smart_embedder.settings.service import Settings
+from smart_embedder.surrogates import parse_with_surrogates
 
 _VALUES_BESIDES_TEXTS = 1024
 _VALUES_PER_TEXT = 16
@@ -83,11 +85,11 @@ async def read_body(
         # Lists of token ids are the usual reason.
         raise InvalidRequestError(f"{error}; {TEXTS_ADVICE}", error.problems) from None
     if sum(map(len, chunks)) < _LARGE_BODY:
-        return _validate_one(parse_json(b"".join(chunks), first.schema), context)
+        return _validate_one(parse_json(b"".join(chunks), first.schema, context.replaced), context)
     async with lock:
         # Everything else runs once before the next large body is joined and parsed.
         await asyncio.sleep(0)
-        return _validate_one(parse_json(b"".join(chunks), first.schema), context)
+        return _validate_one(parse_json(b"".join(chunks), first.schema, context.replaced), context)
 
 
 def _validate_one(value: Any, context: RequestContext) -> tuple[Operation, RequestModel]:
@@ -125,11 +127,19 @@ def validate(value: Any, schema: type[Model], *, strict: bool | None = None) -> 
         raise as_invalid_request(error, schema) from None
 
 
-def parse_json(content: bytes, schema: type[RequestModel]) -> Any:
-    """The value in some JSON; raises an `InvalidRequestError` that shows an example of `schema`."""
+def parse_json(
+    content: bytes, schema: type[RequestModel], replaced: list[str] | None = None
+) -> Any:
+    """The value in some JSON; raises an `InvalidRequestError` that shows an example of `schema`.
+
+    Lone surrogates are replaced; pointers to the strings that had some are appended to `replaced`.
+    """
+    content = content.removeprefix(BOM_UTF8)
     try:
-        return from_json(content.removeprefix(BOM_UTF8))
+        return from_json(content)
     except ValueError as error:
+        with suppress(ValueError):
+            return parse_with_surrogates(content, [] if replaced is None else replaced)
         raise not_json(str(error), schema, len(content)) from None
 
 

@@ -155,6 +155,7 @@ class RequestContext:
     `path` is as the client wrote it, `route` without slashes at its end; neither has the `prefix`
     that a proxy removes from paths. `query` is not parsed. `if_vector_space` has the ids of spaces
     that the answer's vectors must be of, and `vector_spaces` those that they are of, by kind.
+    `replaced` are JSON pointers to the strings of the body that had lone surrogates.
     """
 
     request_id: str
@@ -178,6 +179,7 @@ class RequestContext:
     query: bytes = b""
     if_vector_space: str = ""
     vector_spaces: dict[str, str] = field(default_factory=dict)
+    replaced: list[str] = field(default_factory=list)
 
     @property
     def way_up(self) -> str:

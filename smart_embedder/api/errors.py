@@ -64,7 +64,6 @@ _ALLOWED = {
     "int_type": "send a whole number",
     "int_from_float": "send a whole number",
     "finite_number": "send a finite number",
-    "string_unicode": "send text in Unicode, without lone surrogates",
 }
 
 Item = Mapping[str, Any]

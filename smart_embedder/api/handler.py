@@ -166,7 +166,7 @@ class Call:
             answer=context.answer,
         )
         self.require_spaces(models, request)
-        result = await work(models, request)
+        result = replace(await work(models, request), replaced=tuple(context.replaced))
         counter.inc(sum(counts.values()))
         timings = timings_as_json(result.timings)
         context.counts = counts | {

@@ -221,7 +221,10 @@ def report(result: EmbeddingResult | RerankResult) -> dict[str, Any]:
     timings = timings_as_json(result.timings)
     return {
         "processing_time_ms": timings["total"],
-        "warnings": [truncation_as_json(each, each.field) for each in result.truncations],
+        "warnings": [
+            *(truncation_as_json(cut, cut.field) for cut in result.truncations),
+            *map(replacement_as_json, result.replaced),
+        ],
         "usage": usage_as_json(result.tokens),
         "timings_ms": timings,
     }
@@ -264,4 +267,16 @@ def truncation_as_json(
         f"{truncation.model} read {read} {truncation.max_tokens}.",
         "target": {"field": field, "index": index, "pointer": pointer},
         "details": details if truncation.exact else details | {"lower_bound": True},
+    }
+
+
+def replacement_as_json(pointer: str) -> dict[str, Any]:
+    """The warning that lone surrogates of a string of the request were read as U+FFFD."""
+    _, field, *inner = pointer.split("/")
+    index = int(inner[0]) if inner and inner[0].isdecimal() else 0
+    return {
+        "code": "surrogate_replaced",
+        "severity": "warning",
+        "message": f"The text at {pointer} has lone surrogates, which were read as U+FFFD.",
+        "target": {"field": field, "index": index, "pointer": pointer},
     }

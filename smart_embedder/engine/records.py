@@ -421,7 +421,8 @@ class TokenStrings:
 class EmbeddingResult:
     """What `Engine.embed` returns: one `TextEmbedding` for each text, in the order given.
 
-    `token_strings` has one entry for each text where `return_tokens` is set.
+    `token_strings` has one entry for each text where `return_tokens` is set. `replaced` are JSON
+    pointers to the strings of the request whose lone surrogates were read as U+FFFD.
     """
 
     embeddings: list[TextEmbedding]
@@ -429,6 +430,7 @@ class EmbeddingResult:
     tokens: int
     timings: Timings
     token_strings: list[TokenStrings] | None = None
+    replaced: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -445,6 +447,7 @@ class RerankResult:
     """What `Engine.rerank` returns: one score for each passage, in the order given.
 
     `parts` holds the scores behind each one where the embedding model itself was the reranker.
+    `replaced` is as in `EmbeddingResult`.
     """
 
     scores: list[float]
@@ -452,3 +455,4 @@ class RerankResult:
     truncations: list[Truncation]
     tokens: int
     timings: Timings
+    replaced: tuple[str, ...] = ()

@@ -35,6 +35,7 @@ from smart_embedder.api.rendering import (
     OPTIONS,
     render_items,
     render_object,
+    replacement_as_json,
     sparse_as_json,
     truncation_as_json,
     usage_as_json,
@@ -213,7 +214,7 @@ class OpenAIEmbeddings(BaseModel):
     data: list[OpenAIEmbedding]
     model: str
     usage: Usage
-    warnings: list[TruncationWarning] | None = Field(None, description="Only where a text was cut.")
+    warnings: list[TruncationWarning] | None = Field(None, description="Only where there are some.")
 
 
 class OpenAIModel(BaseModel):
@@ -345,8 +346,10 @@ def _render(
     )
     answer: dict[str, Any] = {"object": "list", "data": render_items(items), "model": model.name}
     answer["usage"] = usage_as_json(result.tokens)
-    if result.truncations:
-        answer["warnings"] = [truncation_as_json(each, "input") for each in result.truncations]
+    warnings = [truncation_as_json(cut, "input") for cut in result.truncations]
+    warnings += map(replacement_as_json, result.replaced)
+    if warnings:
+        answer["warnings"] = warnings
     return render_object(answer)
 
 

@@ -199,6 +199,6 @@ def keys_of(task: Task, truncation: TruncationOptions) -> dict[str, bytes]:
     keys = {}
     for text in dict.fromkeys(task.texts):
         digest = begun.copy()
-        digest.update(text.encode("utf-8", "surrogatepass"))
+        digest.update(text.encode())
         keys[text] = digest.digest()
     return keys

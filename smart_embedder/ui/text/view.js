@@ -90,7 +90,7 @@ async function analyse(value, models, bar, signal) {
 
 /** What was cut off a text by the model whose tokens are shown. */
 function truncationOf(report, place, { tokenizer }) {
-  const cut = ({ target, details }) => target.index === place && details.model === tokenizer;
+  const cut = ({ target, details }) => target.index === place && details?.model === tokenizer;
   return report.warnings.find(cut)?.details;
 }
 

@@ -125,12 +125,8 @@ async def test_a_text_that_is_found_waits_for_no_place_in_the_queue() -> None:
         await waits
 
 
-@pytest.mark.parametrize(
-    "texts",
-    [["\ud800"], [f"{i} " + "a" * 60_000 for i in range(3)]],
-    ids=["half a surrogate pair", "a large body"],
-)
-async def test_texts_of_any_kind_and_size_are_found(texts: list[str]) -> None:
+async def test_texts_of_any_size_are_found() -> None:
+    texts = [f"{i} " + "a" * 60_000 for i in range(3)]
     model = FakeM3()
     async with cached_engine(model) as engine:
         assert facts(await engine.embed(asked(texts))) == facts(await engine.embed(asked(texts)))

@@ -1,0 +1,86 @@
+"""A lone surrogate is read as U+FFFD, in strings and in escapes of JSON."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from smart_embedder.surrogates import parse_with_surrogates, without_surrogates
+
+TEXTS = st.text(st.characters() | st.sampled_from("\ud83d\ude00\ud7ff\ue000\ufffda"))
+
+
+def plainly(text: str) -> str:
+    """By the codec for pairs, one character at a time."""
+    joined = text.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
+    return "".join("\ufffd" if "\ud800" <= char <= "\udfff" else char for char in joined)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("cut \ud83d", "cut \ufffd"),
+        ("\ude00 cut", "\ufffd cut"),
+        ("\ud83d\ude00", "\U0001f600"),
+        ("\ude00\ud83d", "\ufffd\ufffd"),
+        ("\ud83d\ud83d\ude00z", "\ufffd\U0001f600z"),
+        ("", ""),
+    ],
+)
+def test_pairs_are_joined_and_halves_are_replaced(text: str, expected: str) -> None:
+    assert without_surrogates(text) == expected
+
+
+@given(TEXTS)
+def test_any_string_can_be_encoded_and_keeps_its_other_characters(text: str) -> None:
+    made = without_surrogates(text)
+    assert made == plainly(text)
+    assert (made is text) == (made == text)
+
+
+VALUES = st.recursive(
+    st.none() | st.integers() | TEXTS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
+)
+
+
+@given(VALUES)
+def test_json_with_escapes_is_read_without_halves(value: Any) -> None:
+    """The pointers are those of the strings that changed."""
+    sent, replaced = json.dumps({"key": value, "other": "\ud83d"}), list[str]()
+    read = parse_with_surrogates(sent.encode(), replaced)
+    json.dumps(read, ensure_ascii=False).encode()
+    parsed = json.loads(sent)
+    changed = [*pointers(parsed, "")]
+    assert replaced == changed
+    assert changed[-1] == "/other"
+
+
+def pointers(value: Any, pointer: str) -> Iterator[str]:
+    if isinstance(value, str):
+        if plainly(value) != value:
+            yield pointer
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from pointers(item, f"{pointer}/{index}")
+    elif isinstance(value, dict):
+        for name, item in {plainly(name): item for name, item in value.items()}.items():
+            yield from pointers(item, f"{pointer}/{name.replace('~', '~0').replace('/', '~1')}")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b'{"a": "\\ud83d"',
+        b'{"a": "b"}',
+        b'"\\uD83D \xff"',
+        b'"\xed\xa0\x80 \\ud83d"',
+        b"[" * 100_000 + b'"\\ud83d"' + b"]" * 100_000,
+    ],
+)
+def test_other_invalid_json_stays_invalid(content: bytes) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011 - of json, of the codec or of this module
+        parse_with_surrogates(content, [])
