@@ -55,7 +55,7 @@ def test_any_pair_has_the_layout_of_the_model_at_the_level_of_token_ids(ours) ->
     ("query", "query_kept", "passage", "passage_kept"),
     [
         *((words, min(words, 48), 1, 1) for words in (47, 48, 49, 200)),
-        *((2, 2, words, min(words, 58)) for words in (57, 58, 59, 500)),
+        *((2, 2, words, min(words, 58)) for words in (57, 58, 59, 200)),
     ],
 )
 def test_a_query_is_cut_to_three_quarters_and_the_passage_to_what_is_left(
