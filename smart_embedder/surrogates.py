@@ -1,7 +1,7 @@
-"""Lone surrogates, halves of pairs that are no characters: they are read as U+FFFD.
+"""Replace lone surrogates, which are no characters, by U+FFFD.
 
-JavaScript's splitters leave them in JSON as escapes, and Python's `surrogateescape` in strings. Two
-halves that stand together are the character that they are of.
+JavaScript's splitters leave them in JSON as escapes, Python's `surrogateescape` in strings. A high
+and a low surrogate side by side are read as the character that they encode.
 """
 
 import json
@@ -15,7 +15,7 @@ _PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")
 
 
 def without_surrogates(text: str) -> str:
-    """The text, of which U+FFFD stands for each lone surrogate; the same object without any."""
+    """Return the text with U+FFFD for each lone surrogate; the same object if it has none."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -28,7 +28,7 @@ def _joined(pair: "re.Match[str]") -> str:
 
 
 def _without_halves(text: str) -> str:
-    """The text with U+FFFD for every surrogate, some milliseconds for each megabyte."""
+    """Replace every surrogate in a few milliseconds for each megabyte."""
     content = np.frombuffer(bytearray(text, "utf-8", "surrogatepass"), np.uint8)
     # Surrogates have three bytes in UTF-8, as U+FFFD has, and no other character begins so.
     (places,) = np.nonzero((content[:-2] == 0xED) & (content[1:-1] >= 0xA0))  # noqa: PLR2004
@@ -38,9 +38,9 @@ def _without_halves(text: str) -> str:
 
 
 def parse_with_surrogates(content: bytes, replaced: list[str]) -> Any:
-    """The value in some JSON that may have escapes of lone surrogates, without them.
+    """Parse JSON that has escapes of lone surrogates, and replace them.
 
-    Appends JSON pointers to the strings that had some. Raises `ValueError` for other invalid JSON.
+    Appends to `replaced` a JSON pointer for each string that had some. Raises `ValueError` for other invalid JSON.
     """
     if _ESCAPE not in content and _ESCAPE.replace(b"d", b"D") not in content:
         raise ValueError("it has no surrogates")
@@ -63,9 +63,7 @@ def _replaced(value: Any, pointer: str, replaced: list[str]) -> Any:
     if isinstance(value, dict):
         named = {without_surrogates(name): item for name, item in value.items()}
         return {
-            name: _replaced(
-                item, f"{pointer}/{name.replace('~', '~0').replace('/', '~1')}", replaced
-            )
+            name: _replaced(item, f"{pointer}/{_escaped(name)}", replaced)
             for name, item in named.items()
         }
     return value
