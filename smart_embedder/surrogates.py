@@ -40,7 +40,8 @@ def _without_halves(text: str) -> str:
 def parse_with_surrogates(content: bytes, replaced: list[str]) -> Any:
     """Parse JSON that has escapes of lone surrogates, and replace them.
 
-    Appends to `replaced` a JSON pointer for each string that had some. Raises `ValueError` for other invalid JSON.
+    Appends to `replaced` a JSON pointer for each string that had some. Raises `ValueError` for
+    other invalid JSON.
     """
     if _ESCAPE not in content and _ESCAPE.replace(b"d", b"D") not in content:
         raise ValueError("it has no surrogates")
