@@ -2,14 +2,12 @@
 
 import asyncio
 import sys
-from collections import deque
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
 
 from fastapi import FastAPI
-from fastapi.routing import iter_route_contexts
 from fastapi.telemetry import TelemetryConfig
 from starlette.middleware import Middleware
 
@@ -23,8 +21,9 @@ from smart_embedder.api.dialects import cohere, embedding_server, openai, tei
 from smart_embedder.api.endpoints import native, operations
 from smart_embedder.api.endpoints.pages import install_docs, install_ui
 from smart_embedder.api.errors import install_error_handlers
-from smart_embedder.api.handler import AnswerWork, Service
-from smart_embedder.api.openapi import install_openapi, paths_of
+from smart_embedder.api.handler import Service
+from smart_embedder.api.openapi import install_openapi
+from smart_embedder.api.routing import Paths
 from smart_embedder.engine import Engine
 from smart_embedder.engine.model import DownloadStatus, LoadedModels, Loader
 from smart_embedder.errors import StartupError
@@ -43,14 +42,17 @@ from smart_embedder.server import process
 from smart_embedder.server.server import Drain
 from smart_embedder.settings.service import Settings
 
-# The order of the paths in the description.
+# The order of the paths in the description, and of the search for that of a request: work first.
 ROUTERS = (
     native.router,
-    cohere.rerank_router,
+    native.rerank_router,
     openai.router,
     cohere.router,
     tei.router,
+    tei.model_router,
     embedding_server.router,
+    openai.models_router,
+    tei.health_router,
     operations.router,
 )
 _RENDER_THREADS = 2
@@ -95,7 +97,8 @@ def create_app(
     """
     service = _create_service(settings, loader, drain or Drain())
     budget = MemoryBudget.of(settings.max_body_bytes)
-    middleware = _middleware(service, budget)
+    paths = Paths(ROUTERS)
+    middleware = _middleware(service, budget, paths)
     close_traces = _add_traces(middleware, settings)
 
     async def start(app: FastAPI) -> None:
@@ -142,6 +145,8 @@ def create_app(
     # This service's own operations come first in /docs.
     routers = sorted(ROUTERS, key=lambda each: each.dialect is not NATIVE)
     app = FastAPI(
+        # Included, a router would be searched twice for each request.
+        routes=[route for router in ROUTERS for route in router.routes],
         title="Smart Embedder",
         version=__version__,
         openapi_tags=[dict(tag) for router in routers for tag in router.groups],
@@ -154,16 +159,12 @@ def create_app(
         middleware=middleware,
     )
     app.state.service = service
-    for router in ROUTERS:
-        app.include_router(router)
     ours = [router for router in ROUTERS if router.dialect is NATIVE]
     install_docs(app, [tag["name"] for router in ours for tag in router.groups])
     if settings.ui:
         install_ui(app)
-    install_openapi(app, service)
+    install_openapi(app, service, paths)
     install_error_handlers(app)
-    # Or the first request would do it, on the event loop, for all routes before its own.
-    deque(iter_route_contexts(app.routes), maxlen=0)
     return app
 
 
@@ -194,10 +195,9 @@ def _create_service(settings: Settings, loader: Loader | None, drain: Drain) -> 
     )
 
 
-def _middleware(service: Service, budget: MemoryBudget) -> list[Middleware]:
+def _middleware(service: Service, budget: MemoryBudget, paths: Paths) -> list[Middleware]:
     """What every request passes, from the outermost to the innermost."""
     settings = service.settings
-    paths = paths_of(ROUTERS)
     own_token = settings.api_token.get_secret_value() if settings.api_token else None
     tokens = ApiTokens(own_token, settings.api_tokens_file)
     service.metrics.tokens_file_unreadable.set_function(lambda: float(tokens.unreadable))
@@ -221,7 +221,6 @@ def _middleware(service: Service, budget: MemoryBudget) -> list[Middleware]:
             budget=budget,
             body_seconds=min(BODY_SECONDS, settings.request_timeout / 3),
         ),
-        Middleware(AnswerWork),
     ]
 
 

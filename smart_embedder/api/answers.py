@@ -18,21 +18,39 @@ class SparseIndices(BaseModel):
 class TokenStrings(BaseModel):
     """The vocabulary's strings, aligned with `sparse` and `colbert`; null where that is null."""
 
-    sparse: dict[str, str] | list[str] | None
+    sparse: dict[str, str] | None
     colbert: list[str] | None
 
 
-class Embeddings(BaseModel):
+class IndexedTokenStrings(BaseModel):
+    """The same, with `sparse_as_indices`."""
+
+    sparse: list[str]
+    colbert: list[str] | None
+
+
+class DenseAndColbert(BaseModel):
     """The vectors of one text; a kind not asked for is null."""
 
     dense: list[float] | None
     dense_scale: Annotated[float | None, Field(description="With int8 and uint8 only.")] = None
-    sparse: dict[str, float] | SparseIndices | None
     colbert: list[list[float]] | None
     colbert_scale: Annotated[
         list[float] | None, Field(description="Of each vector; with int8 and uint8 only.")
     ] = None
     muvera: Annotated[list[float] | None, Field(description="With muvera only.")] = None
+
+
+class Embeddings(DenseAndColbert):
+    """The vectors of one text; a kind not asked for is null."""
+
+    sparse: Annotated[dict[str, float] | None, Field(description="Weights by token id.")]
+
+
+class IndexedEmbeddings(DenseAndColbert):
+    """The same, with `sparse_as_indices`."""
+
+    sparse: SparseIndices
 
 
 class Base64Array(BaseModel):
@@ -66,8 +84,10 @@ class EmbeddedSentence(BaseModel):
 
     id: Annotated[int, Field(description="Position in the request.")]
     text: str
-    embeddings: Embeddings
-    tokens: Annotated[TokenStrings | None, Field(description="With return_tokens only.")] = None
+    embeddings: Embeddings | IndexedEmbeddings
+    tokens: Annotated[
+        TokenStrings | IndexedTokenStrings | None, Field(description="With return_tokens only.")
+    ] = None
 
 
 class Base64Sentence(BaseModel):
@@ -76,7 +96,7 @@ class Base64Sentence(BaseModel):
     id: int
     text: str
     embeddings: Base64Embeddings
-    tokens: TokenStrings | None = None
+    tokens: TokenStrings | IndexedTokenStrings | None = None
 
 
 class WarningTarget(BaseModel):

@@ -1,4 +1,4 @@
-"""Reading a request body: from bytes to a validated model, within limits.
+"""Reading a request body: from bytes to a parsed value, within limits.
 
 It must be declared as JSON, because a web page of another origin can make a browser send a POST
 without a type, or of some other types, without asking the service first.
@@ -14,18 +14,20 @@ import math
 from codecs import BOM_UTF8
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from email.message import Message
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any
 
 from fastapi import Request
-from pydantic import ValidationError
-from pydantic_core import from_json
+from pydantic import Discriminator, GetJsonSchemaHandler
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, from_json
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 
-from smart_embedder.api.context import NATIVE, Operation, RequestContext, context_of, preference
-from smart_embedder.api.errors import as_invalid_request, not_json
+from smart_embedder.api.context import NATIVE, preference
+from smart_embedder.api.errors import not_json
 from smart_embedder.api.schemas import OPENAI_TEXTS, RequestModel, invalid_body
 from smart_embedder.errors import ClientGoneError, InvalidRequestError, UnsupportedMediaError
 from smart_embedder.observability.logs import escape_text
@@ -56,22 +58,21 @@ def max_json_values(settings: Settings) -> int:
     return _VALUES_BESIDES_TEXTS + max(_VALUES_PER_TEXT * texts, _VALUES_PER_OBJECT * OPENAI_TEXTS)
 
 
-Model = TypeVar("Model", bound=RequestModel)
+async def read_json(
+    request: Request,
+    schemas: Sequence[type[RequestModel]],
+    max_values: int,
+    lock: asyncio.Lock,
+    replaced: list[str],
+) -> Any:
+    """Read the body and parse it; errors show an example of the first of `schemas`.
 
-
-async def read_body(
-    request: Request, max_values: int, lock: asyncio.Lock
-) -> tuple[Operation, RequestModel]:
-    """Read the body and validate it for the one of its path's operations that it asks for.
-
-    Both are returned, and the operation is recorded in the request's context. A body of more than
-    `max_values` values is refused before it is read whole; of large ones only the holder of `lock`
-    is parsed. Raises `UnsupportedMediaError`, `InvalidRequestError` or `ClientGoneError`, which
-    never quote the client's texts.
+    A body of more than `max_values` values is refused before it is read whole; of large ones only
+    the holder of `lock` is parsed. Raises `UnsupportedMediaError`, `InvalidRequestError` or
+    `ClientGoneError`, which never quote the client's texts. Appends to `replaced` as `parse_json`.
     """
     _require_json(request.headers)
-    context, chunks = context_of(request.scope), list[bytes]()
-    first = context.operations[0]
+    chunks, schema = list[bytes](), schemas[0]
     counter = JsonValueCounter(max_values, _MAX_BYTES_PER_VALUE * max_values)
     try:
         async for chunk in request.stream():
@@ -80,51 +81,60 @@ async def read_body(
     except ClientDisconnect:
         raise ClientGoneError("the client left before its request was complete") from None
     except InvalidRequestError as error:
-        if first.dialect is NATIVE:
+        if schema.dialect is NATIVE:
             raise
         # Lists of token ids are the usual reason.
         raise InvalidRequestError(f"{error}; {TEXTS_ADVICE}", error.problems) from None
     if sum(map(len, chunks)) < _LARGE_BODY:
-        return _validate_one(parse_json(b"".join(chunks), first.schema, context.replaced), context)
+        return parse_json(b"".join(chunks), schema, replaced)
     async with lock:
         # Everything else runs once before the next large body is joined and parsed.
         await asyncio.sleep(0)
-        return _validate_one(parse_json(b"".join(chunks), first.schema, context.replaced), context)
+        return parse_json(b"".join(chunks), schema, replaced)
 
 
-def _validate_one(value: Any, context: RequestContext) -> tuple[Operation, RequestModel]:
-    operations = context.operations
-    fit = [each for each in operations if each.field in value] if isinstance(value, dict) else []
+def schema_of(value: Any, schemas: Sequence[type[RequestModel]]) -> type[RequestModel] | None:
+    """The one of `schemas` that a parsed body has the field of; None for no field of several.
+
+    Raises `InvalidRequestError` for a body with the fields of several.
+    """
+    if len(schemas) == 1:
+        return schemas[0]
+    fit = [each for each in schemas if each.told_by in value] if isinstance(value, dict) else []
     if len(fit) > 1:
         raise invalid_body(
-            f"the body has the fields of several APIs, {_named(fit)}: send one of these fields"
+            f"the body has the fields of several APIs, {named(fit)}: send one of these fields"
         )
-    operation = fit[0] if fit else operations[0]
-    is_told = bool(fit) or len(operations) == 1
-    if is_told:
-        context.dialects, context.endpoint = (operation.dialect,), operation.endpoint
-    try:
-        return operation, validate(value, operation.schema)
-    except InvalidRequestError as error:
-        if is_told or not isinstance(value, dict):
-            raise
-        message = f"{error}; other APIs on this path are told by {_named(operations[1:])}"
-        raise InvalidRequestError(message, error.problems) from None
+    return fit[0] if fit else None
 
 
-def _named(operations: Sequence[Operation]) -> str:
-    return " and ".join(f"{each.field} ({each.dialect.name})" for each in operations)
+def named(schemas: Sequence[type[RequestModel]]) -> str:
+    """The fields that tell these, and their dialects."""
+    return " and ".join(f"{each.told_by} ({each.dialect.name})" for each in schemas)
 
 
-def validate(value: Any, schema: type[Model], *, strict: bool | None = None) -> Model:
-    """A parsed value as `schema`; raises an `InvalidRequestError` that says what is wrong.
+@dataclass(frozen=True, slots=True)
+class DescribedBy:
+    """Describes a union in /openapi.json as the body with this field; others have other paths."""
 
-    `strict` says whether types are not converted, where the schema's own word shall not count.
-    """
-    try:
-        return schema.model_validate(value, strict=strict)
-    except ValidationError as error:
-        raise as_invalid_request(error, schema) from None
+    field: str
+
+    def __get_pydantic_json_schema__(
+        self, union: CoreSchema, describe: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        """The description of that body."""
+        return describe(union["choices"][self.field])
+
+
+def told_by(*fields: str) -> Discriminator:
+    """Tells the bodies of a union by the first of these fields that they have; else the first."""
+
+    def tag(value: Any) -> str:
+        return next(
+            (each for each in fields if isinstance(value, dict) and each in value), fields[0]
+        )
+
+    return Discriminator(tag)
 
 
 def parse_json(

@@ -1,25 +1,21 @@
-"""What is known of a request: its dialect, its endpoint, and a record of it down to the log line.
-
-Which dialects there are, and where, each one's router tells.
-"""
+"""What is known of a request: its dialect, its endpoint, and a record for the log line."""
 
 import re
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any
 
 from starlette.datastructures import Headers
-from starlette.responses import Response
-from starlette.routing import compile_path
 from starlette.types import Scope
 
 from smart_embedder.access.tokens import DEFAULT_NAME
-from smart_embedder.api.schemas import RequestModel
 from smart_embedder.engine.records import AnswerMemory, Stage
 from smart_embedder.engine.scheduling.job import Purpose
 from smart_embedder.observability.metrics import EMBEDDING_ENDPOINT, RERANK_ENDPOINT
 
+# The paths that PROTECT_METRICS protects.
+COUNTERS = ("/stats", "/metrics")
 # Of a header with preferences, and of its items.
 _MAX_CHARACTERS = 1024
 _MAX_ITEMS = 64
@@ -72,83 +68,14 @@ NATIVE_EMBEDDINGS = Endpoint(EMBEDDING_ENDPOINT)
 RERANK = Endpoint(RERANK_ENDPOINT, Purpose.RERANKING)
 
 
-@dataclass(frozen=True, slots=True)
-class Operation:
-    """Work that can be asked for in one dialect, by a body of `schema`.
-
-    Of the operations that share a path, only this one's bodies have the field `field`. `answer` is
-    called with the body and the `Call`.
-    """
-
-    dialect: Dialect
-    endpoint: Endpoint
-    field: str
-    schema: type[RequestModel]
-    answer: Callable[[Any, Any], Coroutine[Any, Any, Response]]
-
-
-@dataclass(slots=True)
-class Place:
-    """What a path alone tells of a request; those of no dialect are this service's own.
-
-    Of the operations that share it, this service's own is the first. `endpoint` is None where no
-    POST asks for work. A health check needs no token. `path` may hold names in braces.
-    """
-
-    path: str
-    dialects: tuple[Dialect, ...] = ()
-    endpoint: Endpoint | None = None
-    operations: tuple[Operation, ...] = ()
-    is_health_check: bool = False
-
-
-class Paths:
-    """The places of all paths.
-
-    `below` has beginnings of paths where errors have the shape of a dialect though nothing is
-    there.
-    """
-
-    def __init__(self) -> None:
-        self._places: dict[str, Place] = {}
-        self._patterns: dict[str, re.Pattern[str]] = {}
-        self.below: dict[str, Dialect] = {}
-
-    @property
-    def endpoints(self) -> tuple[Endpoint, ...]:
-        """Every endpoint."""
-        found = dict.fromkeys(place.endpoint for place in self._places.values())
-        return tuple(each for each in found if each is not None)
-
-    def add(self, told: Place) -> None:
-        """Add what is told of a path."""
-        path = told.path
-        place = self._places.setdefault(path, Place(path))
-        place.dialects = tuple(dict.fromkeys(place.dialects + told.dialects))
-        place.endpoint = place.endpoint or told.endpoint
-        place.operations += told.operations
-        place.is_health_check |= told.is_health_check
-        if "{" in path:
-            self._patterns[path] = compile_path(path)[0]
-
-    def find(self, path: str) -> tuple[Place, dict[str, str]]:
-        """The place of `path`, which has no slash at its end, and what its names stand for."""
-        if path in self._places:
-            return self._places[path], {}
-        for template, pattern in self._patterns.items():
-            if match := pattern.match(path):
-                return self._places[template], match.groupdict()
-        below = (each for prefix, each in self.below.items() if f"{path}/".startswith(prefix))
-        return Place(path, (next(below, NATIVE),)), {}
-
-
 @dataclass(slots=True)
 class RequestContext:
     """The facts of one request; middleware and endpoints fill in what they learn.
 
-    `endpoint` is None for a request that is no POST for work. `dialects` and `operations` are those
-    of its `place`; if there are several, the body decides, and until it has been read, errors are
-    answered in the shapes of all dialects. `status` is None until the response begins;
+    `endpoint` is None for a request that is no POST for work. `dialects` are those of its path; if
+    there are several, the body decides, and until it has been read, errors are answered in the
+    shapes of all. `is_public` is True where the path needs no token. `status` is None until the
+    response begins;
     `error_status` is the native status of an error, whatever the dialect's is. `counts` holds
     numbers for the log line, `stages` the times for the trace. `answer` is asked for room before an
     answer is made.
@@ -163,8 +90,7 @@ class RequestContext:
     endpoint: Endpoint | None
     client_address: str
     dialects: tuple[Dialect, ...] = (NATIVE,)
-    operations: tuple[Operation, ...] = ()
-    place: Place = field(default_factory=partial(Place, "/"))
+    is_public: bool = False
     token_name: str | None = None
     error_code: str | None = None
     error_status: int | None = None

@@ -6,7 +6,7 @@ The shape of a response is the dialect's, which brings it itself.
 import difflib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, get_args
 
@@ -14,7 +14,6 @@ import orjson
 import structlog
 from fastapi import FastAPI, Request
 from fastapi.routing import APIRoute, iter_route_contexts
-from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.routing import Route
@@ -174,10 +173,9 @@ def not_json(reason: str, model: type[RequestModel], size: int) -> InvalidReques
 
 
 def as_invalid_request(
-    error: ValidationError, model: type[RequestModel], most: int = MAX_PROBLEMS
+    found: Sequence[dict[str, Any]], model: type[RequestModel], most: int = MAX_PROBLEMS
 ) -> InvalidRequestError:
-    """The error for a body that is no valid `model`; lists `most` problems at most."""
-    found = error.errors(include_url=False)
+    """The error for a body in which pydantic has found these errors; lists `most` at most."""
     for item in found:
         item["loc"] = tuple(each for each in item["loc"] if not _is_branch(each, item["type"]))
     unknown = [

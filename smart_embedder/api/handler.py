@@ -1,7 +1,6 @@
-"""What endpoints share: the parts of the service, and the path of a request that asks for work.
+"""What endpoints share: the parts of the service, and a request that asks for work.
 
-`respond` takes such a request from its body to its response by an operation of its path: a schema,
-and a function from a valid body to a rendered response, which has the engine compute what it needs.
+`Call` has the engine compute what an endpoint needs, and renders the response.
 """
 
 import asyncio
@@ -9,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from concurrent.futures import Executor
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any, TypeVar
 
@@ -17,18 +16,10 @@ import http_sf
 from fastapi import Depends, Request
 from prometheus_client import Counter
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from smart_embedder.access.rate_limit import TokenBuckets
-from smart_embedder.api.body import read_body
 from smart_embedder.api.catalogue import ModelCatalogue, Role, ServedModel
-from smart_embedder.api.context import (
-    RequestContext,
-    context_of,
-    preference,
-    working_endpoint,
-)
-from smart_embedder.api.errors import handle_error
+from smart_embedder.api.context import RequestContext, context_of, preference
 from smart_embedder.api.rendering import JSON, Chunk, ChunkedResponse, timings_as_json
 from smart_embedder.api.schemas import check_passages, check_rerank_options, check_texts
 from smart_embedder.engine import Engine
@@ -48,7 +39,6 @@ from smart_embedder.errors import (
     ClientGoneError,
     InferenceTimeoutError,
     InvalidRequestError,
-    SmartEmbedderError,
     TextTooLongError,
 )
 from smart_embedder.observability.metrics import Metrics
@@ -115,23 +105,43 @@ async def get_service(request: Request) -> Service:
 ServiceDep = Annotated[Service, Depends(get_service)]
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
-    """A request in work; its `leases` are held to its end, at the latest at `deadline`.
+class Call(Request):
+    """A request in work, whose body is parsed: FastAPI validates it by the endpoint's signature.
 
-    `leased` are the models that they hold, by the name that the request gives; see `Engine.lease`.
+    Its `leases` are held to its end, at the latest at `deadline`. `leased` are the models that they
+    hold, by the name that the request gives; see `Engine.lease`.
     """
 
-    request: Request
-    service: Service
-    leases: AsyncExitStack = field(default_factory=AsyncExitStack)
-    leased: dict[str | None, LoadedModels] = field(default_factory=dict)
-    deadline: float | None = None
+    def __init__(
+        self,
+        request: Request,
+        service: Service,
+        leases: AsyncExitStack,
+        value: Any = None,
+        deadline: float | None = None,
+    ) -> None:
+        super().__init__(request.scope, request.receive)
+        self.service, self.leases, self.deadline = service, leases, deadline
+        self.leased: dict[str | None, LoadedModels] = {}
+        self._value = value
+
+    async def body(self) -> bytes:
+        """Not empty: FastAPI asks for nothing else."""
+        return b"parsed"
+
+    async def json(self) -> Any:
+        """The parsed body."""
+        return self._value
+
+    def forget_body(self) -> None:
+        """Free the parsed body, whose texts the endpoint has: FastAPI would hold it to the end."""
+        if isinstance(self._value, dict):
+            self._value.clear()
 
     @property
     def context(self) -> RequestContext:
         """What is known of the request."""
-        return context_of(self.request.scope)
+        return context_of(self.scope)
 
     async def lease(self, model: ServedModel | None) -> LoadedModels:
         """The models for a request that names `model`, as `Engine.lease`, until it is answered."""
@@ -158,9 +168,10 @@ class Call:
         Records `counts`, tokens and stages for log and trace; `counter` counts them, too.
         """
         models, context = await self.lease(model), self.context
+        self.forget_body()
         request = replace(
             request,
-            is_bulk=is_bulk(self.request),
+            is_bulk=is_bulk(self),
             client=context.client,
             model=model.name if model else None,
             answer=context.answer,
@@ -196,49 +207,13 @@ class Call:
         What is beyond some megabytes is rendered while the client reads it.
         """
         began, context, threads = time.perf_counter(), self.context, self.service.render_threads
-        create = partial(ChunkedResponse, render, self.request, threads, media_type)
+        create = partial(ChunkedResponse, render, self, threads, media_type)
         if context.answer.held < LARGE_ANSWER_BYTES:
             response = create()
         else:
             response = await asyncio.get_running_loop().run_in_executor(threads, create)
         context.stages.append(Stage("render", began, time.perf_counter()))
         return response
-
-
-async def respond(request: Request) -> Response:
-    """Read the body and answer it, all within REQUEST_TIMEOUT and while the client stays.
-
-    It is answered by the operation of its path, or by the one whose field it has.
-    """
-    service: Service = request.app.state.service
-    async with time_limit(service.settings.request_timeout) as timeout:
-        asked, body = await read_body(request, service.max_json_values, service.body_lock)
-        async with AsyncExitStack() as leases:
-            call = Call(request, service, leases, deadline=timeout.when())
-            return await cancel_on_disconnect(request, asked.answer(body, call))
-
-
-class AnswerWork:
-    """Answers what asks for work; the rest is left to FastAPI, which also describes the paths.
-
-    Its router compares a request with every path, and makes objects for what no operation needs.
-    """
-
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Respond to a POST for an operation."""
-        if working_endpoint(scope) is None or not context_of(scope).operations:
-            await self.app(scope, receive, send)
-            return
-        scope["route"] = context_of(scope).place
-        request = Request(scope, receive, send)
-        try:
-            response = await respond(request)
-        except (SmartEmbedderError, MemoryError) as error:
-            response = await handle_error(request, error)
-        await response(scope, receive, send)
 
 
 def time_limit(seconds: float) -> AbstractAsyncContextManager[asyncio.Timeout]:
@@ -294,7 +269,7 @@ def embedder_of(call: Call, role: Role | None = None) -> ServedModel:
     Raises `InvalidRequestError` where the model in the path makes other kinds, or none.
     """
     catalogue = call.service.catalogue
-    name = call.request.path_params.get("model")
+    name = call.path_params.get("model")
     if name is None:
         return catalogue.embedder(None) if role is None else catalogue.with_role(role)
     model = catalogue.find(name)

@@ -5,6 +5,13 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field, JsonValue, model_validator
 
+from smart_embedder.api.context import (
+    NATIVE,
+    NATIVE_EMBEDDINGS,
+    RERANK,
+    Dialect,
+    Endpoint,
+)
 from smart_embedder.engine.model import LoadedModels
 from smart_embedder.engine.records import InputType, Side
 from smart_embedder.errors import EmptyInputError, InvalidRequestError
@@ -66,10 +73,15 @@ def _takes_text(kind: Any) -> bool:
 class RequestModel(BaseModel):
     """Strict: no conversion between types, no unknown fields.
 
-    Error messages show `example`, and suggest a field for a name in `aliases`.
+    A request with such a body is of `dialect`, and counted as one of `endpoint`. Of the bodies that
+    share a path, only this one has the field `told_by`. Error messages show `example`, and suggest
+    a field for a name in `aliases`.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    dialect: ClassVar[Dialect] = NATIVE
+    endpoint: ClassVar[Endpoint]
+    told_by: ClassVar[str]
     example: ClassVar[Mapping[str, JsonValue]]
     aliases: ClassVar[Mapping[str, str]] = {}
 
@@ -172,6 +184,7 @@ class EmbeddingRequest(EmbeddingFields, _Sentences):
     """Texts to embed, and which kinds of vectors to return."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [EMBEDDING_REQUEST]})
+    endpoint, told_by = NATIVE_EMBEDDINGS, "sentences"
     example = {"sentences": ["What is hybrid search?"]}
     aliases = {
         **EmbeddingFields.aliases,
@@ -199,6 +212,7 @@ class RerankBody(RequestModel):
     model_config = ConfigDict(
         json_schema_extra={"examples": [RERANK_REQUEST]}, use_attribute_docstrings=True
     )
+    endpoint, told_by = RERANK, "passages"
     example = {
         "query": "What is hybrid search?",
         "passages": ["A recipe for bread.", "It joins two rankings."],

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from smart_embedder import errors
 from smart_embedder.access.rate_limit import TokenBuckets
 from smart_embedder.access.tokens import DEFAULT_NAME, ApiTokens
-from smart_embedder.api.context import RequestContext, context_of, working_endpoint
+from smart_embedder.api.context import COUNTERS, RequestContext, context_of, working_endpoint
 from smart_embedder.api.errors import error_response
 from smart_embedder.observability.logs import escape_text
 from smart_embedder.server.server import Drain
@@ -24,7 +24,6 @@ ANY_ORIGIN = "*"
 _EXPOSED = ("X-Request-ID", "Retry-After", "Vector-Space", "traceparent")
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 _PUBLIC = ("/health", "/ui", "/docs", "/redoc", "/openapi.json", "/static/docs")
-_OPERATION = ("/stats", "/metrics")
 _HOW = "send Authorization: Bearer <token>, with a token of API_TOKEN or API_TOKENS_FILE"
 _RETRY_AFTER = 5
 
@@ -144,7 +143,7 @@ class RequireTokenAndLimitRate:
         self.app = app
         self._tokens = tokens
         self._buckets = buckets
-        self._public = _PUBLIC if protect_metrics else _PUBLIC + _OPERATION
+        self._protected = COUNTERS if protect_metrics else ()
         self._allowed = (
             f"{burst} requests at once and {requests_per_minute} a minute are allowed "
             "(RATE_LIMIT_BURST_SIZE, RATE_LIMIT_REQUESTS_PER_MINUTE)"
@@ -168,7 +167,7 @@ class RequireTokenAndLimitRate:
             elif context.endpoint is not None:
                 wait = self._buckets.take(context.client)
             elif not is_public and (
-                context.token_name == DEFAULT_NAME or not _is_below(context.route, _OPERATION)
+                context.token_name == DEFAULT_NAME or not _is_below(context.route, COUNTERS)
             ):
                 # The answer would only tell a guessing client that the token is correct.
                 wait = self._buckets.peek(failures)
@@ -186,8 +185,8 @@ class RequireTokenAndLimitRate:
     def _is_public(self, context: RequestContext) -> bool:
         """Whether the request needs no token; a request for work always needs one."""
         path = context.route
-        public = path == "/" or context.place.is_health_check or _is_below(path, self._public)
-        return public and context.endpoint is None
+        public = context.is_public or _is_below(path, _PUBLIC)
+        return public and context.endpoint is None and not _is_below(path, self._protected)
 
 
 def _is_below(path: str, parents: Sequence[str]) -> bool:

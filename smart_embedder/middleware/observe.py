@@ -21,8 +21,9 @@ from smart_embedder.access.client_address import (
     network_key,
     unmapped,
 )
-from smart_embedder.api.context import Endpoint, Paths, RequestContext, context_of, working_endpoint
+from smart_embedder.api.context import Endpoint, RequestContext, context_of, working_endpoint
 from smart_embedder.api.errors import unforeseen_error_response
+from smart_embedder.api.routing import Paths
 from smart_embedder.engine.scheduling.job import Purpose
 from smart_embedder.errors import ClientGoneError
 from smart_embedder.observability.logs import escape_text
@@ -94,7 +95,7 @@ class ProvideContext:
         bare = path.rstrip("/\n")
         normalized = EMBEDDING_ENDPOINT if f"{bare}/" == EMBEDDING_ENDPOINT else bare or "/"
         scope["root_path"], scope["path"] = prefix, prefix + normalized
-        place, scope["path_params"] = self._paths.find(normalized)
+        facts = self._paths.find(normalized)
         # FastAPI would parse both for every endpoint: 64 KiB of a query in 20 ms, and of a cookie's
         # backslashes, whose time grows with the square of their number, in six seconds.
         query, scope["query_string"] = scope.get("query_string", b""), b""
@@ -102,10 +103,9 @@ class ProvideContext:
         return RequestContext(
             request_id=given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex,
             path=escape_text(path),
-            endpoint=place.endpoint if scope["method"] == "POST" else None,
-            dialects=place.dialects,
-            operations=place.operations,
-            place=place,
+            endpoint=facts.endpoint if scope["method"] == "POST" else None,
+            dialects=facts.dialects,
+            is_public=facts.is_public,
             client_address=network_key(client_address(peer, forwarded_for, self._trusted_proxies))
             if forwarded_for
             else key_of_peer(peer),

@@ -21,16 +21,14 @@ from starlette.datastructures import Headers
 
 import smart_embedder.main  # noqa: F401 - every dialect has its requests
 from smart_embedder.api import body
-from smart_embedder.api import errors as validation_errors
 from smart_embedder.api.body import JsonValueCounter
-from smart_embedder.api.context import NATIVE_EMBEDDINGS, RequestContext
-from smart_embedder.api.dialects import openai
 from smart_embedder.api.dialects.cohere import CohereEmbedRequest, DocumentsRequest
 from smart_embedder.api.dialects.openai import OpenAIEmbeddingRequest
-from smart_embedder.api.endpoints import native
 from smart_embedder.api.schemas import EmbeddingRequest, RequestModel, RerankBody
 from smart_embedder.errors import ClientGoneError, InvalidRequestError, UnsupportedMediaError
 from smart_embedder.settings.service import Settings
+from tests.support import bodies
+from tests.support.bodies import validate
 
 
 @pytest.mark.parametrize("before", [b"", b'"'])
@@ -50,8 +48,7 @@ def test_a_byte_order_mark_before_json_is_ignored() -> None:
         body.parse_json(BOM_UTF8 + BOM_UTF8 + b"{}", EmbeddingRequest)
 
 
-ASKED = ("id", "/embeddings/", NATIVE_EMBEDDINGS, "192.0.2.1")
-FORMS = (native.create_embeddings, openai.create_embeddings)
+SCHEMAS: tuple[type[RequestModel], ...] = (EmbeddingRequest, OpenAIEmbeddingRequest)
 
 
 def all_requests(kind: type[RequestModel] = RequestModel) -> list[type[RequestModel]]:
@@ -95,20 +92,20 @@ NAMES = {f"return_{i:05}": 0 for i in range(8000)}
 )
 def test_what_is_wrong_is_looked_for_and_told_ten_times_at_most(model, sent, monkeypatch) -> None:
     searches, found = Counter[str](), []
-    search, tell = difflib.get_close_matches, validation_errors.as_invalid_request
+    search, tell = difflib.get_close_matches, bodies.as_invalid_request
 
     def counted_search(*args: Any) -> list[str]:
         searches["close matches"] += 1
         return search(*args)
 
-    def counted_tell(error: ValidationError, *args: Any) -> InvalidRequestError:
-        found.append(error.error_count())
-        return tell(error, *args)
+    def counted_tell(errors: list[Any], *args: Any) -> InvalidRequestError:
+        found.append(len(errors))
+        return tell(errors, *args)
 
     monkeypatch.setattr(difflib, "get_close_matches", counted_search)
-    monkeypatch.setattr(body, "as_invalid_request", counted_tell)
+    monkeypatch.setattr(bodies, "as_invalid_request", counted_tell)
     with pytest.raises(InvalidRequestError) as raised:
-        body.validate(sent, model)
+        validate(sent, model)
     assert 0 < found[0] <= 12
     assert searches.total() <= 30
     assert 0 < len(raised.value.problems) <= 10
@@ -116,15 +113,14 @@ def test_what_is_wrong_is_looked_for_and_told_ten_times_at_most(model, sent, mon
 
 async def read(
     *parts: bytes,
-    forms: Sequence[Any] = FORMS,
+    schemas: Sequence[type[RequestModel]] = SCHEMAS,
     most: int = 1000,
     headers: Sequence[tuple[bytes, bytes]] = ((b"content-type", b"application/json"),),
     leaves: bool = False,
     lock: asyncio.Lock | None = None,
-) -> tuple[Any, RequestContext]:
-    """The form and the request that are read, and the request's context."""
+) -> Any:
+    """The value that is read."""
     left = list(parts)
-    context = RequestContext(*ASKED, operations=tuple(forms))
 
     async def receive() -> dict[str, Any]:
         if not left:
@@ -132,8 +128,8 @@ async def read(
         part = left.pop(0)
         return {"type": "http.request", "body": part, "more_body": bool(left) or leaves}
 
-    scope = {"type": "http", "state": {"context": context}, "headers": list(headers)}
-    return await body.read_body(Request(scope, receive), most, lock or asyncio.Lock()), context
+    request = Request({"type": "http", "headers": list(headers)}, receive)
+    return await body.read_json(request, schemas, most, lock or asyncio.Lock(), [])
 
 
 async def test_large_bodies_are_parsed_one_at_a_time_and_everything_else_runs_between(
@@ -162,43 +158,26 @@ async def refusal(*parts: bytes, **options: Any) -> str:
 
 
 @pytest.mark.parametrize("size", [1, 16_383, 16_384, 300_000])
-async def test_a_body_of_any_size_is_read_as_the_form_whose_field_it_has(size: int) -> None:
+async def test_a_body_of_any_size_has_the_schema_whose_field_it_has(size: int) -> None:
     text = "é\\" * (size // 4 + 1)
-    for form, field in zip(FORMS, ("sentences", "input"), strict=True):
+    for schema in SCHEMAS:
+        field = schema.told_by
         content = json.dumps({field: [text], **({"model": "m"} if field == "input" else {})})
         half = len(content) // 2
-        found, context = await read(content[:half].encode(), content[half:].encode())
-        assert found[0] is form
-        assert getattr(found[1], field) == [text]
-        assert (context.dialects, context.endpoint) == ((form.dialect,), form.endpoint)
+        value = await read(content[:half].encode(), content[half:].encode())
+        assert body.schema_of(value, SCHEMAS) is schema
+        assert value[field] == [text]
 
 
-@pytest.mark.parametrize("padding", [0, 20_000])
-async def test_a_body_of_two_apis_or_of_none_is_refused_with_the_fields_that_tell(padding) -> None:
-    blanks = b" " * padding
-    both = await refusal(b'{"sentences": ["a"], "input": ["b"]}' + blanks)
-    assert "sentences (Smart Embedder) and input (OpenAI): send one of these fields" in both
-    neither = await refusal(b'{"texts": ["a"]}' + blanks)
-    assert "other APIs on this path are told by input (OpenAI)" in neither
-    for no_object in (b'["sentences"]', b"7", b'"input"', b"null"):
-        assert "told by" not in await refusal(no_object + blanks)
-    assert "told by" not in await refusal(b'{"sentences": [1]}' + blanks)
-    assert "told by" not in await refusal(b'{"texts": ["a"]}' + blanks, forms=FORMS[:1])
-
-
-def test_a_body_decides_its_dialect_if_its_path_has_not(monkeypatch) -> None:
-    for forms in (FORMS, FORMS[1:]):
-        context = RequestContext(*ASKED, tuple(each.dialect for each in FORMS), forms)
-        with pytest.raises(InvalidRequestError):
-            body._validate_one({"texts": []}, context)
-        assert context.dialects == tuple(each.dialect for each in forms)
-    # The search for similar names would take a tenth of a small request.
-    monkeypatch.setattr(body, "as_invalid_request", None)
-    context = RequestContext(*ASKED, operations=FORMS)
-    sent = b'{"input": ["a"], "model": "m", "encoding_format": "base64"}'
-    form, _ = body._validate_one(from_json(sent), context)
-    assert form is openai.create_embeddings
-    assert context.dialects == (openai.OPENAI,)
+def test_a_body_of_two_apis_or_of_none_is_refused_with_the_fields_that_tell() -> None:
+    both = {"sentences": ["a"], "input": ["b"]}
+    with pytest.raises(InvalidRequestError, match="send one of these fields") as refused:
+        body.schema_of(both, SCHEMAS)
+    assert "sentences (Smart Embedder) and input (OpenAI)" in str(refused.value)
+    assert refused.value.problems
+    for neither in ({"texts": ["a"]}, ["sentences"], 7, "input", None):
+        assert body.schema_of(neither, SCHEMAS) is None
+        assert body.schema_of(neither, SCHEMAS[:1]) is SCHEMAS[0]
 
 
 async def test_what_is_no_json_is_refused_with_its_size_and_an_example() -> None:
@@ -219,7 +198,7 @@ async def test_too_many_values_are_refused_before_the_body_is_whole_and_other_ap
     told = await refusal(*parts)
     assert "more than 1000 values" in told
     assert "check_embedding_ctx_length=False" not in told, "for this service's own API"
-    assert "check_embedding_ctx_length=False" in await refusal(*parts, forms=FORMS[::-1])
+    assert "check_embedding_ctx_length=False" in await refusal(*parts, schemas=SCHEMAS[::-1])
     for byte in (b" ", b"\\"):
         assert "bytes beside its texts" in await refusal(byte * 64_002)
     assert "no JSON" in await refusal(b" " * 64_000)
@@ -310,15 +289,15 @@ def test_a_body_is_json_in_utf_8_and_says_so_once_where_a_page_sends_it(headers,
 def test_a_long_string_is_not_converted_where_no_text_belongs(model, name, sent) -> None:
     """Pydantic would make UTF-8 of it, and hash that: 50 ms for 32 MiB."""
     with pytest.raises(InvalidRequestError, match="20000 characters, and no text") as raised:
-        body.validate(dict(model.example) | {name: sent}, model)
+        validate(dict(model.example) | {name: sent}, model)
     assert raised.value.problems[0]["pointer"] == f"/{name}"
     assert not isinstance(raised.value.__context__, ValidationError)
     for size, is_early in ((16_384, False), (16_385, True)):
         with pytest.raises(InvalidRequestError) as raised:
-            body.validate(dict(model.example) | {name: "a" * size}, model)
+            validate(dict(model.example) | {name: "a" * size}, model)
         assert ("and no text" in str(raised.value)) is is_early
     # A text and a name may be long, and whatever another API's clients send of no interest here.
     long = "a" * 20_000
     (texts,) = model.model_fields.keys() & {"input", "sentences", "texts"}
-    read = body.validate({texts: [long], "model": long}, model)
+    read = validate({texts: [long], "model": long}, model)
     assert (read.model, getattr(read, texts)) == (long, [long])

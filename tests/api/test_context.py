@@ -7,7 +7,7 @@ from fastapi import Request
 from smart_embedder.api.context import NATIVE, preference, preferences
 from smart_embedder.api.dialects.cohere import COHERE
 from smart_embedder.api.dialects.openai import OPENAI
-from smart_embedder.api.dialects.tei import TEI
+from smart_embedder.api.dialects.tei_schemas import TEI
 from smart_embedder.api.endpoints.operations import _wants_html
 from smart_embedder.api.formats.binary import media_type_of
 from smart_embedder.api.handler import is_bulk
@@ -39,16 +39,16 @@ from tests.support.paths import PATHS
     ],
 )
 def test_a_path_has_an_endpoint_and_its_dialects(path, endpoint, dialects) -> None:
-    place = PATHS.find(path)[0]
-    assert (place.endpoint and place.endpoint.path, place.dialects) == (endpoint, dialects)
+    facts = PATHS.find(path)
+    assert (facts.endpoint and facts.endpoint.path, facts.dialects) == (endpoint, dialects)
 
 
 def test_every_endpoint_is_that_of_its_own_path_and_health_checks_are_none() -> None:
-    assert all(PATHS.find(each.path)[0].endpoint is each for each in PATHS.endpoints)
+    assert all(PATHS.find(each.path).endpoint is each for each in PATHS.endpoints)
     checks = ("/ping", "/models/own/model/health", "/models/own/ping")
-    assert all(PATHS.find(each)[0].is_health_check for each in checks)
+    assert all(PATHS.find(each).is_public for each in checks)
     others = ("/models/health", "/models/own/healthy", "/own/health", "/models")
-    assert not any(PATHS.find(each)[0].is_health_check for each in others)
+    assert not any(PATHS.find(each).is_public for each in others)
 
 
 def request_with(*headers: tuple[str, bytes]) -> Request:

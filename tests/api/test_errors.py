@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from structlog.testing import capture_logs
 
-from smart_embedder.api.body import parse_json, validate
+from smart_embedder.api.body import parse_json
 from smart_embedder.api.context import (
     NATIVE,
     RERANK,
@@ -24,7 +24,7 @@ from smart_embedder.api.context import (
 )
 from smart_embedder.api.dialects.cohere import COHERE, DocumentsRequest
 from smart_embedder.api.dialects.openai import OPENAI, OpenAIEmbeddingRequest
-from smart_embedder.api.dialects.tei import TEI
+from smart_embedder.api.dialects.tei_schemas import TEI
 from smart_embedder.api.errors import (
     _response,
     install_error_handlers,
@@ -33,6 +33,7 @@ from smart_embedder.api.errors import (
 from smart_embedder.api.schemas import EmbeddingRequest, RequestModel, RerankBody
 from smart_embedder.errors import InvalidRequestError
 from smart_embedder.middleware.observe import ProvideContext
+from tests.support.bodies import validate
 from tests.support.paths import PATHS
 
 LIST = '{"sentences":["What is hybrid search?"]}'

@@ -14,13 +14,7 @@ from starlette import datastructures, requests
 from starlette.responses import JSONResponse, Response
 
 from smart_embedder import main
-from smart_embedder.api.context import (
-    NATIVE_EMBEDDINGS,
-    Dialect,
-    Endpoint,
-    ErrorFacts,
-    RequestContext,
-)
+from smart_embedder.api.context import Dialect, Endpoint, ErrorFacts, RequestContext
 from smart_embedder.api.handler import (
     LARGE_ANSWER_BYTES,
     Call,
@@ -30,7 +24,7 @@ from smart_embedder.api.handler import (
     is_bulk,
     time_limit,
 )
-from smart_embedder.api.openapi import BEARER, Router
+from smart_embedder.api.routing import Router
 from smart_embedder.api.schemas import ForeignRequest
 from smart_embedder.engine.model import LoadedModels
 from smart_embedder.engine.records import (
@@ -76,7 +70,7 @@ async def test_an_answer_that_holds_much_is_rendered_off_the_event_loop(held, fr
         rendered_by.append(threading.current_thread().name)
         yield b"{}"
 
-    await Call(Request(scope_of(context)), service).render(render)
+    await Call(Request(scope_of(context)), service, AsyncExitStack()).render(render)
     (thread,) = rendered_by
     (stage,) = context.stages
     assert (stage.name, stage.ended >= stage.began) == ("render", True)
@@ -128,13 +122,16 @@ async def test_what_work_took_is_noted_for_the_log_and_the_trace() -> None:
         return result
 
     held, service = loaded(FakeModel()), create_app(Settings(api_token=None)).state.service
-    call = Call(client.request, service, leased={None: held})
+    body = {"query": "a", "ignored": "b"}
+    call = Call(client.request, service, AsyncExitStack(), body)
+    call.leased[None] = held
     counter, request = service.metrics.pairs, RerankRequest("a", [])
     assert await call.run(work, request, None, counter, pairs=3) is result
     assert service.metrics.total(counter) == 3
     times = {"tokenize_ms": 1.0, "queue_ms": 20.0, "inference_ms": 300.0}
     assert context.counts == {"pairs": 3, "tokens": 7} | times
     assert context.stages == list(stages)
+    assert body == {}, "it is held until the answer has been sent"
 
 
 async def test_a_model_is_leased_once_and_until_the_request_is_answered() -> None:
@@ -278,9 +275,17 @@ def test_no_header_can_do_harm(lines) -> None:
     assert is_bulk(with_priority(*lines)) in {True, False}
 
 
+def error_body(error: ErrorFacts, _request_id: str) -> dict[str, Any]:
+    return {"oops": error.message}
+
+
+OLLAMA = Dialect("Ollama", error_body, {"unauthorized": 418, "invalid_request": 400})
+
+
 class OllamaRequest(ForeignRequest):
     """Texts to embed."""
 
+    dialect, endpoint = OLLAMA, Endpoint("/ollama/embed")
     example: ClassVar = {"ollama_input": ["a"]}
 
     ollama_input: list[str]
@@ -293,60 +298,67 @@ class OllamaAnswer(BaseModel):
     embeddings: list[list[float]]
 
 
-def error_body(error: ErrorFacts, _request_id: str) -> dict[str, Any]:
-    return {"oops": error.message}
+router = Router(OLLAMA, groups=[{"name": "Ollama"}], below=("/ollama/",), tags=["Ollama"])
+health_router = Router(OLLAMA, is_public=True)
 
 
-OLLAMA = Dialect("Ollama", error_body, {"unauthorized": 418, "invalid_request": 400})
-ENDPOINT = Endpoint("/ollama/embed")
-router = Router(
-    OLLAMA, groups=[{"name": "Ollama"}], below=("/ollama/",), tags=["Ollama"], dependencies=[BEARER]
-)
-
-
-@router.operation(
-    ENDPOINT,
-    "ollama_input",
-    OllamaRequest,
-    ENDPOINT.path,
-    shared=[NATIVE_EMBEDDINGS.path],
-    **router.describe_work("Embed texts", OllamaRequest, OllamaAnswer),
-)
-async def answer(body: OllamaRequest, call: Call) -> Response:
+@router.work("/ollama/embed", OllamaAnswer, summary="Embed texts")
+async def ollama_embed(body: OllamaRequest, call: Call) -> Response:
     asked = EmbedRequest(body.ollama_input, Outputs(dense=True))
     result = await embed(call, asked, field="ollama_input", model=embedder_of(call))
     return JSONResponse({"embeddings": [each.dense.tolist() for each in result.embeddings]})
 
 
-@router.health_check("/ollama/up", summary="Is it up?")
-async def up() -> Response:
+@health_router.get_and_head("/ollama/up", summary="Is it up?")
+async def ollama_up() -> Response:
     return Response()
 
 
 async def test_a_new_dialect_needs_only_its_place_in_the_list_of_routers(monkeypatch) -> None:
-    monkeypatch.setattr(main, "ROUTERS", (*main.ROUTERS, router))
-    good = {"ollama_input": ["a", "b"]}
+    monkeypatch.setattr(main, "ROUTERS", (*main.ROUTERS, router, health_router))
+    good, path = {"ollama_input": ["a", "b"]}, "/ollama/embed"
     async with served(loaded(FakeModel()), api_token="secret") as (service, client):
         token = {"Authorization": "Bearer secret"}
-        for path in (ENDPOINT.path, "/embeddings"):
-            answered = await client.post(path, json=good, headers=token)
-            assert len(answered.json()["embeddings"]) == 2, path
-            wrong = await client.post(path, json=good | {"size": 0}, headers=token)
-            assert (wrong.status_code, list(wrong.json())) == (400, ["oops"]), path
-        refused = await client.post(ENDPOINT.path, json=good)
+        answered = await client.post(path, json=good, headers=token)
+        assert len(answered.json()["embeddings"]) == 2
+        wrong = await client.post(path, json=good | {"size": 0}, headers=token)
+        assert (wrong.status_code, list(wrong.json())) == (400, ["oops"])
+        refused = await client.post(path, json=good)
         assert (refused.status_code, list(refused.json())) == (418, ["oops"])
         for method, status in (("GET", 200), ("HEAD", 200), ("POST", 405)):
             assert (await client.request(method, "/ollama/up")).status_code == status
         nowhere = await client.get("/ollama/nowhere", headers=token)
         assert (nowhere.status_code, list(nowhere.json())) == (404, ["oops"])
-        neither = await client.post("/embeddings", json={}, headers=token)
-        assert "ollama_input (Ollama)" in neither.json()["detail"]
-        assert (neither.status_code, "oops" in neither.json()) == (422, True)
-        metrics = service.metrics.value
-        # The shared path's requests count there once the body has told its dialect.
-        labels = {"status": "success", "endpoint": ENDPOINT.path}
-        assert metrics("embedding_requests_total", **labels) == 2
+        labels = {"status": "success", "endpoint": path}
+        assert service.metrics.value("embedding_requests_total", **labels) == 1
         description = (await client.get("/openapi.json")).json()
     assert {"name": "Ollama"} in description["tags"]
     assert [*description["paths"]["/ollama/up"]] == ["get"]
-    assert description["paths"][ENDPOINT.path]["post"]["tags"] == ["Ollama"]
+    assert "security" not in description["paths"]["/ollama/up"]["get"]
+    operation = description["paths"][path]["post"]
+    assert (operation["tags"], operation["operationId"]) == (["Ollama"], "ollama_embed")
+
+
+async def test_on_a_shared_path_a_field_tells_the_dialect_of_errors_and_of_metrics() -> None:
+    async with served(loaded(FakeModel())) as (service, client):
+        openais = await client.post("/embeddings", json={"input": ["a"]})
+        assert (openais.status_code, openais.json()["object"]) == (200, "list")
+        wrong = await client.post("/embeddings", json={"input": ["a", 7]})
+        assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "input")
+        assert "the field input[1] is a number" in wrong.json()["detail"].lower()
+        neither = await client.post("/embeddings", json={"sentence": []})
+        assert (neither.status_code, "error" in neither.json()) == (422, True)
+        assert "other APIs on this path are told by input (OpenAI)" in neither.json()["detail"]
+        for body, told in ((b"null", "null"), (b"[]", "a list of 0 items"), (b"7", "a number")):
+            for path in ("/embeddings", "/models/fake/embed"):
+                refused = await client.post(path, content=body)
+                assert refused.status_code == 422
+                assert f"The body is {told}: send an object such as" in refused.text
+        both = await client.post("/embeddings", json={"sentences": ["a"], "input": ["b"]})
+        assert both.status_code == 422
+        value = service.metrics.value
+        # Requests count as OpenAI's once the body has told so.
+        labels = {"status": "success", "endpoint": "/v1/embeddings"}
+        assert value("embedding_requests_total", **labels) == 1
+        labels["status"] = "client_error"
+        assert value("embedding_requests_total", **labels) == 1

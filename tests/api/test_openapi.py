@@ -1,5 +1,6 @@
 """What /openapi.json promises of this server: bodies, streams, limits, errors and locks."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -7,10 +8,13 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 from openapi_spec_validator import OpenAPIV31SpecValidator
+from starlette.responses import Response
 
 from smart_embedder.api.answers import RerankResponse
 from smart_embedder.api.dialects.openai import OpenAIError
-from smart_embedder.api.openapi import Router, _describe_limits
+from smart_embedder.api.handler import Call
+from smart_embedder.api.openapi import _describe_limits
+from smart_embedder.api.routing import Router, WorkRoute
 from smart_embedder.api.schemas import RerankBody
 from smart_embedder.engine.model import LoadedModels
 from smart_embedder.main import create_app
@@ -46,8 +50,8 @@ def test_the_description_is_valid_openapi(app: FastAPI) -> None:
     assert [error.message for error in OpenAPIV31SpecValidator(app.openapi()).iter_errors()] == []
 
 
-def test_every_body_is_required_and_described_without_references(paths) -> None:
-    """Tools look for references elsewhere, where FastAPI puts none of these."""
+def test_every_body_is_required_and_a_named_component(app, paths) -> None:
+    schemas = app.openapi()["components"]["schemas"]
     bodies = {
         path: operations["post"]["requestBody"]
         for path, operations in paths.items()
@@ -56,11 +60,34 @@ def test_every_body_is_required_and_described_without_references(paths) -> None:
     assert len(bodies) > 15
     for path, body in bodies.items():
         assert body["required"] is True, path
-        assert all("$ref" not in each and "$defs" not in each for each in schemas_in(body)), path
-    schema = bodies["/rerank"]["content"]["application/json"]["schema"]
-    weights = schema["properties"]["weights"]["anyOf"][0]
-    assert weights["properties"]["dense"]["maximum"] == 1_000_000
-    assert (schema["type"], schema["required"]) == ("object", ["query", "passages"])
+        (name,) = body["content"]["application/json"]["schema"].values()
+        assert name.rpartition("/")[2] in schemas, path
+    named = {path: schema_of(body) for path, body in bodies.items()}
+    assert named["/embeddings/"] == "EmbeddingRequest"
+    assert (named["/rerank"], named["/v2/rerank"]) == ("RerankBody", "DocumentsRequest")
+    body = schemas["RerankBody"]
+    assert (body["type"], body["required"]) == ("object", ["query", "passages"])
+    assert schemas["RerankWeights"]["properties"]["dense"]["maximum"] == 1_000_000
+
+
+def schema_of(body: dict[str, Any]) -> str:
+    reference: str = body["content"]["application/json"]["schema"]["$ref"]
+    return reference.rpartition("/")[2]
+
+
+def test_every_operation_has_an_id_of_two_words_of_its_own(paths) -> None:
+    ids = [each["operationId"] for methods in paths.values() for each in methods.values()]
+    assert len(ids) == len({*ids}) > 25
+    assert all(re.fullmatch("[a-z]+_[a-z0-9]+", each) for each in ids)
+
+
+def test_no_value_is_a_union_of_bare_lists_or_maps(app) -> None:
+    """Generators of typed clients make nothing that compiles of one."""
+    for schema in schemas_in(app.openapi()):
+        members = schema.get("anyOf", schema.get("oneOf", []))
+        members = [each for each in members if each.get("type") != "null"]
+        if len(members) > 1:
+            assert not any(each.get("type") in {"array", "object"} for each in members), schema
 
 
 def test_work_takes_a_priority(paths) -> None:
@@ -70,25 +97,30 @@ def test_work_takes_a_priority(paths) -> None:
         assert priority["schema"] == {"type": "string", "default": "u=3"}
 
 
-def test_only_this_services_own_lists_have_the_limits_in_force(paths) -> None:
-    found = {}
-    for path, operations in paths.items():
-        body = operations.get("post", {}).get("requestBody", {}).get("content", {})
-        fields = body.get("application/json", {}).get("schema", {}).get("properties", {})
-        found |= {
-            (path, name): each["maxItems"] for name, each in fields.items() if "maxItems" in each
-        }
-    limits = {key: most for key, most in found.items() if most in {123, 45}}
-    assert limits == {("/embeddings/", "sentences"): 123, ("/rerank", "passages"): 45}
+def test_only_this_services_own_lists_have_the_limits_in_force(app) -> None:
+    limits = {
+        (name, field): about["maxItems"]
+        for name, schema in app.openapi()["components"]["schemas"].items()
+        for field, about in schema.get("properties", {}).items()
+        if about.get("maxItems") in {123, 45}
+    }
+    assert limits == {("EmbeddingRequest", "sentences"): 123, ("RerankBody", "passages"): 45}
 
 
 def test_work_tells_its_errors_in_its_dialects_shape() -> None:
     """As one response: with one for each status, an operation fills ten screens of /docs."""
-    told = Router(error=OpenAIError).describe_work("Rerank", RerankBody, RerankResponse, (422, 404))
-    assert (told["summary"], told["response_model"]) == ("Rerank", RerankResponse)
-    statuses = "400, 401, 403, 404, 408, 412, 413, 415, 422, 429, 500, 503, 504"
-    error = {"model": OpenAIError, "description": f"An error, of status {statuses}"}
-    assert told["responses"] == {"default": error}
+    router = Router(error=OpenAIError)
+
+    @router.work("/rank", RerankResponse, summary="Rerank")
+    async def rank_texts(body: RerankBody, call: Call) -> Response:
+        raise NotImplementedError
+
+    (route,) = router.routes
+    assert isinstance(route, WorkRoute)
+    assert (route.summary, route.response_model) == ("Rerank", RerankResponse)
+    assert (route.unique_id, route.schemas) == ("rank_texts", (RerankBody,))
+    error = {"model": OpenAIError, "description": "An error"}
+    assert route.responses == {"default": error}
 
 
 @pytest.mark.parametrize("protected", [False, True])

@@ -8,11 +8,7 @@ from typing import Any
 from pydantic_core import from_json
 
 import smart_embedder.main  # noqa: F401 - every dialect has its requests
-from smart_embedder.api.body import (
-    JsonValueCounter,
-    parse_json,
-    validate,
-)
+from smart_embedder.api.body import JsonValueCounter, parse_json
 from smart_embedder.api.schemas import RequestModel
 from smart_embedder.errors import InvalidRequestError
 from tests.fuzzing.inputs import (
@@ -25,6 +21,7 @@ from tests.fuzzing.inputs import (
     read_input,
     seeds_of,
 )
+from tests.support.bodies import validate
 
 # In pydantic's parser and in orjson's.
 _LEAST_DEPTH_REFUSED = 200

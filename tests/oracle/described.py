@@ -79,6 +79,7 @@ class Question:
 
 
 def operations(description: Schema) -> Iterator[Operation]:
+    components = description["components"]["schemas"]
     for path, methods in description["paths"].items():
         for method, about in methods.items():
             body = about.get("requestBody", {}).get("content", {})
@@ -87,7 +88,7 @@ def operations(description: Schema) -> Iterator[Operation]:
             schema: Schema = next((each.get("schema", {}) for each in answer.values()), {})
             options: dict[str, Schema] = {each["name"]: each["schema"] for each in query}
             for content in body.values():
-                options |= dict(_options_of(content["schema"]))
+                options |= dict(_options_of(_resolved(content["schema"], components)))
             # What another header or parameter would change, no rule knows.
             others = (each["name"] for each in about.get("parameters", []) if each not in query)
             options |= {name: {} for name in others if name not in _NOT_OF_THE_ANSWER}
@@ -98,6 +99,17 @@ def operations(description: Schema) -> Iterator[Operation]:
                 tuple(answer),
                 options,
             )
+
+
+def _resolved(schema: Any, components: Schema) -> Any:
+    """A schema with what its references stand for."""
+    if isinstance(schema, list):
+        return [_resolved(each, components) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if "$ref" in schema:
+        return _resolved(components[schema["$ref"].rpartition("/")[2]], components)
+    return {name: _resolved(each, components) for name, each in schema.items()}
 
 
 def _options_of(schema: Schema) -> Iterator[tuple[str, Schema]]:
@@ -123,8 +135,8 @@ def _name(schema: Schema) -> str:
     """The name of an answer's schema, or the format of one that is not JSON."""
     if "$ref" in schema:
         return str(schema["$ref"]).rpartition("/")[2]
-    if "anyOf" in schema:
-        return "|".join(map(_name, schema["anyOf"]))
+    if members := schema.get("anyOf", schema.get("oneOf")):
+        return "|".join(map(_name, members))
     return str(schema.get("format", schema.get("type", "")))
 
 

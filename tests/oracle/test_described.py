@@ -39,7 +39,13 @@ def test_everything_in_the_description_has_a_rule_or_a_reason(description) -> No
 
 def body_of(description, path: str) -> dict[str, Any]:
     content = description["paths"][path]["post"]["requestBody"]["content"]
-    return content["application/json"]["schema"]["properties"]
+    return fields_of(description, content["application/json"]["schema"])
+
+
+def fields_of(description, reference: dict[str, str]) -> dict[str, Any]:
+    name = reference["$ref"].rpartition("/")[2]
+    fields: dict[str, Any] = description["components"]["schemas"][name]["properties"]
+    return fields
 
 
 def add_route(description) -> None:

@@ -437,6 +437,22 @@ def _special(model: M3 | Qwen, ids: list[int]) -> list[Body]:
 
 
 _INPUTS: tuple[Body, ...] = ({"inputs": SHORT}, {"inputs": LONG}, {"inputs": SHORT[0]})
+_COHERE_RULE = Rule(
+    ("texts",),
+    ({"texts": SHORT}, {"texts": LONG}),
+    {
+        "input_type": ("search_document", "search_query", "classification", "clustering"),
+        "embedding_types": (*([each] for each in _TYPES), list(_TYPES)),
+        "output_dimension": (32, 64, 8, 65),
+        "truncate": ("NONE", "START", "END"),
+        "inputs": ([{"content": [{"type": "text", "text": "river"}]}],),
+        "max_tokens": (1, 3, 100),
+        "model": (),
+    },
+    _cohere,
+    frozenset({"id"}),
+    ({"input_type": "search_query", "truncate": "START"},),
+)
 VECTOR_RULES: dict[str, Rule] = {
     "EmbeddingResponse|Base64Response": Rule(
         ("sentences",),
@@ -460,22 +476,8 @@ VECTOR_RULES: dict[str, Rule] = {
         frozenset({"message"}),
         _OPENAI_TOGETHER,
     ),
-    "CohereEmbeddings": Rule(
-        ("texts",),
-        ({"texts": SHORT}, {"texts": LONG}),
-        {
-            "input_type": ("search_document", "search_query", "classification", "clustering"),
-            "embedding_types": (*([each] for each in _TYPES), list(_TYPES)),
-            "output_dimension": (32, 64, 8, 65),
-            "truncate": ("NONE", "START", "END"),
-            "inputs": ([{"content": [{"type": "text", "text": "river"}]}],),
-            "max_tokens": (1, 3, 100),
-            "model": (),
-        },
-        _cohere,
-        frozenset({"id"}),
-        ({"input_type": "search_query", "truncate": "START"},),
-    ),
+    "CohereEmbeddings": _COHERE_RULE,
+    "CohereVectors|CohereEmbeddings": _COHERE_RULE,
     "Vectors": Rule(
         ("inputs",),
         _INPUTS,

@@ -12,7 +12,6 @@ from pydantic import (
     FailFast,
     Field,
     JsonValue,
-    WithJsonSchema,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
@@ -23,7 +22,6 @@ from smart_embedder.api.context import RERANK, Dialect, Endpoint, ErrorFacts
 from smart_embedder.api.dialects import fields
 from smart_embedder.api.errors import NO_422
 from smart_embedder.api.handler import Call, embed, rerank
-from smart_embedder.api.openapi import BEARER, Router
 from smart_embedder.api.rendering import (
     by_falling_score,
     render_list,
@@ -32,6 +30,7 @@ from smart_embedder.api.rendering import (
     usage_as_json,
     vector_as_json,
 )
+from smart_embedder.api.routing import Router
 from smart_embedder.api.schemas import ForeignRequest
 from smart_embedder.engine.records import (
     EmbeddingResult,
@@ -46,19 +45,27 @@ from smart_embedder.vectors import quantize
 _DOCUMENTS_OF_A_UNIT = 100
 
 
+def _error_body(error: ErrorFacts, request_id: str) -> dict[str, Any]:
+    """Cohere's `message`, and Jina's `detail`."""
+    return {"id": request_id, "message": error.message, "detail": error.message, "code": error.code}
+
+
+COHERE = Dialect("Cohere, Jina, vLLM", _error_body, NO_422)
+
 Documents = Annotated[
     list[str],
     FailFast(),
     BeforeValidator(
         lambda value: list(map(fields.as_text, value)) if isinstance(value, list) else value
     ),
-    WithJsonSchema({"type": "array", "minItems": 1, "items": fields.TEXT_OR_OBJECT}),
+    Field(description="Texts, or objects with `text`.", json_schema_extra={"minItems": 1}),
 ]
 
 
 class DocumentsRequest(ForeignRequest):
     """A query and documents, each a string or an object with `text`."""
 
+    dialect, endpoint, told_by = COHERE, RERANK, "documents"
     example: ClassVar[Mapping[str, JsonValue]] = {
         "query": "What is hybrid search?",
         "documents": ["A recipe for bread.", "It joins two rankings."],
@@ -164,34 +171,8 @@ class CohereError(BaseModel):
     code: str
 
 
-def _error_body(error: ErrorFacts, request_id: str) -> dict[str, Any]:
-    """Cohere's `message`, and Jina's `detail`."""
-    return {"id": request_id, "message": error.message, "detail": error.message, "code": error.code}
-
-
-COHERE = Dialect("Cohere, Jina, vLLM", _error_body, NO_422)
-_TAG = {"name": COHERE.name, "description": "Reranking, and Cohere's vectors."}
-
-rerank_router = Router(COHERE, CohereError, tags=[_TAG["name"]], dependencies=[BEARER])
-
-
-@rerank_router.operation(
-    RERANK,
-    "documents",
-    DocumentsRequest,
-    "/v1/rerank",
-    "/v2/rerank",
-    shared=[RERANK.path],
-    **rerank_router.describe_work(
-        "Order documents by relevance", DocumentsRequest, DocumentsResponse, (404, 422)
-    ),
-)
 async def rerank_documents(body: DocumentsRequest, call: Call) -> Response:
-    """The relevance of each document to the query, from 0 to 1, the best first.
-
-    A body with `passages` is read as this service's own, as at /rerank, and one with `texts` as
-    text-embeddings-inference's.
-    """
+    """The relevance of each document to the query, from 0 to 1, the best first."""
     if body.rank_fields not in (None, [], ["text"]):
         raise InvalidRequestError(
             "the field rank_fields may name text alone: put what is to be read there"
@@ -247,12 +228,15 @@ def _ranked_documents(
         yield item
 
 
-router = Router(COHERE, CohereError, [_TAG], tags=[_TAG["name"]], dependencies=[BEARER])
+_TAG = {"name": COHERE.name, "description": "Reranking, and Cohere's vectors."}
+
+router = Router(COHERE, CohereError, [_TAG], tags=[_TAG["name"]])
 
 
 class CohereEmbedRequest(ForeignRequest):
     """Texts to embed."""
 
+    dialect, endpoint = COHERE, Endpoint("/v2/embed")
     example: ClassVar[Mapping[str, JsonValue]] = {
         "texts": ["What is hybrid search?"],
         "input_type": "search_query",
@@ -303,32 +287,38 @@ class CohereEmbedRequest(ForeignRequest):
 
 
 class CohereEmbeddings(BaseModel):
-    """Vectors by type; in v1 without `embedding_types`, a list of lists."""
+    """Vectors by type."""
 
     id: str
-    embeddings: dict[str, list[Any]] | list[list[float]]
+    embeddings: dict[str, list[Any]]
     texts: list[str]
     meta: dict[str, Any]
-    response_type: str
+    response_type: Literal["embeddings_by_type"]
 
 
-_operation = partial(
-    router.operation,
-    Endpoint("/v2/embed"),
-    "texts",
-    CohereEmbedRequest,
-    **router.describe_work("Embed texts", CohereEmbedRequest, CohereEmbeddings),
-)
+class CohereVectors(BaseModel):
+    """Vectors without types."""
+
+    id: str
+    embeddings: list[list[float]]
+    texts: list[str]
+    meta: dict[str, Any]
+    response_type: Literal["embeddings_floats"]
 
 
-@_operation("/v2/embed")
-async def create_embeddings(body: CohereEmbedRequest, call: Call) -> Response:
+AnyCohereEmbeddings = Annotated[
+    CohereVectors | CohereEmbeddings, Field(discriminator="response_type")
+]
+
+
+@router.work("/v2/embed", CohereEmbeddings, summary="Embed texts")
+async def embed_v2(body: CohereEmbedRequest, call: Call) -> Response:
     """A dense vector of each text, of unit length, in each of the types asked for."""
     return await _embed(body, call, "2")
 
 
-@_operation("/v1/embed")
-async def create_embeddings_v1(body: CohereEmbedRequest, call: Call) -> Response:
+@router.work("/v1/embed", AnyCohereEmbeddings, summary="Embed texts")
+async def embed_v1(body: CohereEmbedRequest, call: Call) -> Response:
     """The same; without `embedding_types` the vectors are a list and not an object."""
     return await _embed(body, call, "1")
 

@@ -10,14 +10,20 @@ from smart_embedder.api.answers import Usage
 from smart_embedder.api.context import Endpoint
 from smart_embedder.api.dialects import tei, tei_schemas
 from smart_embedder.api.handler import Call
-from smart_embedder.api.openapi import BEARER, Router
 from smart_embedder.api.rendering import render_list, render_object, usage_as_json
+from smart_embedder.api.routing import Router
 from smart_embedder.engine.records import EmbeddingResult
 
 _TAG = {"name": "embedding-server"}
 
 # Its errors are text-embeddings-inference's.
-router = Router(tei.TEI, tei_schemas.TeiError, [_TAG], tags=[_TAG["name"]], dependencies=[BEARER])
+router = Router(tei_schemas.TEI, tei_schemas.TeiError, [_TAG], tags=[_TAG["name"]])
+
+
+class EmbeddingServerRequest(tei_schemas.EmbedRequest):
+    """Embed texts."""
+
+    endpoint = Endpoint("/api/v1/embed")
 
 
 class IndexedVector(BaseModel):
@@ -43,16 +49,8 @@ class EmbeddingServerResponse(BaseModel):
     timings: StageTimes
 
 
-@router.operation(
-    Endpoint("/api/v1/embed"),
-    "inputs",
-    tei_schemas.EmbedRequest,
-    "/api/v1/embed",
-    **router.describe_work(
-        "Embed texts", tei_schemas.EmbedRequest, EmbeddingServerResponse, (422, 424)
-    ),
-)
-async def create_embeddings(body: tei_schemas.EmbedRequest, call: Call) -> Response:
+@router.work("/api/v1/embed", EmbeddingServerResponse, summary="Embed texts")
+async def embed_inputs(body: EmbeddingServerRequest, call: Call) -> Response:
     """One dense vector for each text. Errors are text-embeddings-inference's."""
     result = await tei.embed_dense(body, call)
     return await call.render(partial(_render, result))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import orjson
-from pydantic import AfterValidator, BaseModel, BeforeValidator, FailFast, Field, WithJsonSchema
+from pydantic import AfterValidator, BaseModel, BeforeValidator, FailFast, Field
 from pydantic_core import PydanticCustomError
 
 from smart_embedder.api.body import TEXTS_ADVICE
@@ -138,22 +138,6 @@ def value_of(body: BaseModel, *names: str) -> Any:
     return values[0] if values else None
 
 
-TEXT_OR_OBJECT: dict[str, Any] = {
-    "anyOf": [
-        {"type": "string"},
-        {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]},
-    ]
-}
-_TEXTS_OR_OBJECTS = {
-    "anyOf": [TEXT_OR_OBJECT, {"type": "array", "items": TEXT_OR_OBJECT, "minItems": 1}],
-    "description": "A text, or a list of texts, each for itself; an object has `text` alone.",
-}
-_TEXTS_OR_TEXT = {
-    "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1}],
-    "description": "A text, or a list of texts, each for itself.",
-}
-
-
 def _as_texts(value: Any) -> Any:
     """A list of one text for a text; the error for token ids says how to send texts."""
     if isinstance(value, str):
@@ -187,14 +171,21 @@ def _of_objects(value: Any) -> Any:
     return texts if isinstance(value, list) else texts[0]
 
 
-# One text or several, as a list.
+_NOT_EMPTY: dict[str, Any] = {"minItems": 1}
+# A list, as it is described, or one text.
 TextsOrText = Annotated[
-    list[str], FailFast(), BeforeValidator(_as_texts), WithJsonSchema(_TEXTS_OR_TEXT)
+    list[str],
+    FailFast(),
+    BeforeValidator(_as_texts),
+    Field(description="Texts, each for itself; or one text.", json_schema_extra=_NOT_EMPTY),
 ]
 # The same, of texts or objects.
 TextsOrObjects = Annotated[
     list[str],
     FailFast(),
     BeforeValidator(lambda value: _as_texts(_of_objects(value))),
-    WithJsonSchema(_TEXTS_OR_OBJECTS),
+    Field(
+        description="Texts, each for itself; or one text. Objects may have `text` alone.",
+        json_schema_extra=_NOT_EMPTY,
+    ),
 ]

@@ -9,18 +9,17 @@ from typing import Annotated, Any, ClassVar, Literal
 import orjson
 from fastapi import Request
 from pydantic import BaseModel, Field, JsonValue
+from pydantic.json_schema import SkipJsonSchema
 from starlette.responses import JSONResponse, Response
 
 from smart_embedder.access.tokens import DEFAULT_NAME, OPERATOR_NAME
-from smart_embedder.api.answers import SparseIndices, TruncationWarning, Usage
-from smart_embedder.api.catalogue import ServedModel
-from smart_embedder.api.context import (
-    NATIVE_EMBEDDINGS,
-    Dialect,
-    Endpoint,
-    ErrorFacts,
-    context_of,
+from smart_embedder.api.answers import (
+    SparseIndices,
+    TruncationWarning,
+    Usage,
 )
+from smart_embedder.api.catalogue import ServedModel
+from smart_embedder.api.context import Dialect, Endpoint, ErrorFacts, context_of
 from smart_embedder.api.dialects import fields
 from smart_embedder.api.errors import NO_422
 from smart_embedder.api.formats.vectors import (
@@ -30,7 +29,6 @@ from smart_embedder.api.formats.vectors import (
     vectors_of,
 )
 from smart_embedder.api.handler import Call, Service, ServiceDep, embed, embedder_of
-from smart_embedder.api.openapi import BEARER, Router
 from smart_embedder.api.rendering import (
     OPTIONS,
     render_items,
@@ -41,6 +39,7 @@ from smart_embedder.api.rendering import (
     usage_as_json,
     vector_as_json,
 )
+from smart_embedder.api.routing import Router
 from smart_embedder.api.schemas import OPENAI_TEXTS, PROMPT_SCHEMA, ForeignRequest
 from smart_embedder.engine.checks import check_rendering
 from smart_embedder.engine.records import EmbeddingResult, EmbedRequest, Outputs, TruncationOptions
@@ -51,6 +50,33 @@ from smart_embedder.vectors import (
     OutputDtype,
     quantize,
 )
+
+_ERROR_TYPES: Mapping[int, str] = {
+    HTTPStatus.UNAUTHORIZED: "authentication_error",
+    HTTPStatus.FORBIDDEN: "permission_error",
+    HTTPStatus.TOO_MANY_REQUESTS: "rate_limit_error",
+}
+
+
+def error_details(error: ErrorFacts) -> dict[str, Any]:
+    """OpenAI's `error`."""
+    server_error = error.status >= HTTPStatus.INTERNAL_SERVER_ERROR
+    kind = "server_error" if server_error else "invalid_request_error"
+    pointer = error.problems[0]["pointer"] if error.problems else ""
+    return {
+        "message": error.message,
+        "type": _ERROR_TYPES.get(error.status, kind),
+        "param": pointer.split("/")[1] if pointer else None,
+        "code": error.code,
+    }
+
+
+def _error_body(error: ErrorFacts, _request_id: str) -> dict[str, Any]:
+    """OpenAI's `error`, and beside it the sentence where Voyage's clients read it."""
+    return {"error": error_details(error), "detail": error.message}
+
+
+OPENAI = Dialect("OpenAI", _error_body, NO_422)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,15 +98,16 @@ def _unique(
 class OpenAIEmbeddingRequest(ForeignRequest):
     """Texts to embed."""
 
+    dialect, endpoint, told_by = OPENAI, Endpoint("/v1/embeddings"), "input"
     example: ClassVar[Mapping[str, JsonValue]] = {"input": ["What is hybrid search?"]}
     aliases = dict.fromkeys(("inputs", "texts", "text", "sentences"), "input")
 
     input: fields.TextsOrObjects
     model: str | None = Field(None, description="Any name of an embedding model; see /v1/models.")
-    encoding_format: fields.EmbeddingType | fields.EmbeddingTypes | None = Field(
+    encoding_format: fields.EmbeddingType | SkipJsonSchema[fields.EmbeddingTypes] | None = Field(
         None, description="base64 is of little-endian float32; the official clients ask for it."
     )
-    embedding_type: fields.EmbeddingType | fields.EmbeddingTypes | None = Field(
+    embedding_type: fields.EmbeddingType | SkipJsonSchema[fields.EmbeddingTypes] | None = Field(
         None, description="Jina's name for it, and for `output_dtype`; several: an object."
     )
     output_dtype: fields.NumberType | None = Field(
@@ -189,15 +216,11 @@ class OpenAIEmbeddingRequest(ForeignRequest):
         return fields.Task(next(iter(types), None), prompts)
 
 
-class OpenAIEmbedding(BaseModel):
-    """The vector of one text."""
+class OpenAIItem(BaseModel):
+    """What there is of one text beside its dense vector."""
 
     object: Literal["embedding"]
     index: int
-    embedding: Annotated[
-        list[float] | str | dict[fields.EmbeddingType, list[float] | str],
-        Field(description="Of unit length; a string with base64; one of each type of several."),
-    ]
     scale: float | None = Field(
         None, description="Gives the vector back; with int8 and uint8 only."
     )
@@ -207,11 +230,29 @@ class OpenAIEmbedding(BaseModel):
     muvera: list[float] | None = None
 
 
+class OpenAIEmbedding(OpenAIItem):
+    """The vector of one text, of unit length."""
+
+    embedding: list[float]
+
+
+class Base64Embedding(OpenAIItem):
+    """The same, with `encoding_format` base64."""
+
+    embedding: str
+
+
+class TypedEmbedding(OpenAIItem):
+    """The same, with several of `embedding_type`: numbers or base64 of each."""
+
+    embedding: dict[str, Any]
+
+
 class OpenAIEmbeddings(BaseModel):
     """Vectors in the order of the request."""
 
     object: Literal["list"]
-    data: list[OpenAIEmbedding]
+    data: list[OpenAIEmbedding | Base64Embedding | TypedEmbedding]
     model: str
     usage: Usage
     warnings: list[TruncationWarning] | None = Field(None, description="Only where there are some.")
@@ -262,58 +303,19 @@ class OpenAIError(BaseModel):
     detail: str
 
 
-_ERROR_TYPES: Mapping[int, str] = {
-    HTTPStatus.UNAUTHORIZED: "authentication_error",
-    HTTPStatus.FORBIDDEN: "permission_error",
-    HTTPStatus.TOO_MANY_REQUESTS: "rate_limit_error",
-}
-
-
-def error_details(error: ErrorFacts) -> dict[str, Any]:
-    """OpenAI's `error`."""
-    server_error = error.status >= HTTPStatus.INTERNAL_SERVER_ERROR
-    kind = "server_error" if server_error else "invalid_request_error"
-    pointer = error.problems[0]["pointer"] if error.problems else ""
-    return {
-        "message": error.message,
-        "type": _ERROR_TYPES.get(error.status, kind),
-        "param": pointer.split("/")[1] if pointer else None,
-        "code": error.code,
-    }
-
-
-def _error_body(error: ErrorFacts, _request_id: str) -> dict[str, Any]:
-    """OpenAI's `error`, and beside it the sentence where Voyage's clients read it."""
-    return {"error": error_details(error), "detail": error.message}
-
-
-OPENAI = Dialect("OpenAI", _error_body, NO_422)
-_ENDPOINT = Endpoint("/v1/embeddings")
 _TAG = {"name": "OpenAI", "description": "Also below /models/{model}, for that model alone."}
 
 # Azure's clients, too, can be told in their own shape that there is nothing.
-router = Router(
-    OPENAI,
-    OpenAIError,
-    [_TAG],
-    below=("/v1/", "/openai/"),
-    tags=[_TAG["name"]],
-    dependencies=[BEARER],
-)
+router = Router(OPENAI, OpenAIError, [_TAG], below=("/v1/", "/openai/"), tags=[_TAG["name"]])
+models_router = Router(OPENAI, OpenAIError, tags=[_TAG["name"]])
 
 
-@router.operation(
-    _ENDPOINT,
-    "input",
-    OpenAIEmbeddingRequest,
-    _ENDPOINT.path,
-    hidden=("/models/{model:path}/v1/embeddings", "/models/{model:path}/embeddings"),
-    shared=[NATIVE_EMBEDDINGS.path],
-    **router.describe_work("Embed texts", OpenAIEmbeddingRequest, OpenAIEmbeddings),
-)
-async def create_embeddings(body: OpenAIEmbeddingRequest, call: Call) -> Response:
+@router.work("/v1/embeddings", OpenAIEmbeddings, summary="Embed texts")
+@router.work("/models/{model:path}/embeddings", OpenAIEmbeddings, include_in_schema=False)
+@router.work("/models/{model:path}/v1/embeddings", OpenAIEmbeddings, include_in_schema=False)
+async def embed_input(body: OpenAIEmbeddingRequest, call: Call) -> Response:
     """A dense vector of each text, of unit length. /embeddings takes the same body."""
-    of_path = "model" in call.request.path_params
+    of_path = "model" in call.path_params
     model = embedder_of(call) if of_path else call.service.catalogue.embedder(body.model)
     form, task = body.form, body.known_task
     normalize = fields.value_of(body, "normalize", "normalized", "use_activation")
@@ -377,13 +379,12 @@ def _render_embedding(index: int, vectors: TextVectors, form: VectorForm) -> Ite
     yield b"}"
 
 
-@router.get_and_head(
+@models_router.get_and_head(
     "/v1/models",
     summary="The names of the models",
     response_model=OpenAIModels,
-    responses=router.errors(401),
 )
-@router.get_and_head("/models", include_in_schema=False)
+@models_router.get_and_head("/models", include_in_schema=False)
 async def list_models(service: ServiceDep) -> Response:
     """Hub ids, short names and aliases; every embedding model has one with `embed` in it."""
     models = service.catalogue.models
@@ -391,24 +392,19 @@ async def list_models(service: ServiceDep) -> Response:
     return JSONResponse({"object": "list", "data": data})
 
 
-@router.get_and_head(
+@models_router.get_and_head(
     "/v1/models/{model:path}",
     summary="One of them",
     response_model=OpenAIModel,
-    responses=router.errors(401, 404),
 )
 async def show_model(model: str, service: ServiceDep) -> Response:
     """The model with that name."""
     return JSONResponse(_describe(model, service.catalogue.find(model), service))
 
 
-_COMMAND: dict[str, Any] = {
-    "response_model": OpenAIModel,
-    "responses": router.errors(401, 403, 404, 503),
-}
-
-
-@router.post("/v1/models/{model:path}/load", summary="Load a model of MODELS now", **_COMMAND)
+@models_router.post(
+    "/v1/models/{model:path}/load", summary="Load a model of MODELS now", response_model=OpenAIModel
+)
 async def load_model(model: str, request: Request, service: ServiceDep) -> Response:
     """Load it, unless it is there, as its first request would; for the operator's token."""
     key = _commanded(model, request, service)
@@ -416,7 +412,9 @@ async def load_model(model: str, request: Request, service: ServiceDep) -> Respo
     return JSONResponse(_describe(model, service.catalogue.find(model), service))
 
 
-@router.post("/v1/models/{model:path}/unload", summary="Unload a model of MODELS", **_COMMAND)
+@models_router.post(
+    "/v1/models/{model:path}/unload", summary="Unload a model of MODELS", response_model=OpenAIModel
+)
 async def unload_model(model: str, request: Request, service: ServiceDep) -> Response:
     """Unload it after the requests that use it; the next one loads it; for the operator's token."""
     key = _commanded(model, request, service)

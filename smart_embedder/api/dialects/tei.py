@@ -4,62 +4,47 @@ Reranking at the root is /rerank, where a body is this dialect's by its field `t
 """
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from http import HTTPStatus
 from itertools import chain
 from typing import Annotated, Any
 
 import orjson
-from fastapi import Depends, Path, Request
+from fastapi import Depends, Path
+from pydantic import Tag
 from starlette.responses import JSONResponse, Response
 
 from smart_embedder import __version__
 from smart_embedder.api import handler
+from smart_embedder.api.body import DescribedBy, told_by
 from smart_embedder.api.catalogue import Role, ServedModel
-from smart_embedder.api.context import RERANK, Dialect, Endpoint, ErrorFacts, Operation, context_of
-from smart_embedder.api.dialects import tei_schemas as schemas
-from smart_embedder.api.openapi import BEARER, Answer, Router
+from smart_embedder.api.dialects.tei_schemas import (
+    TEI,
+    EmbedRequest,
+    EmbedSparseRequest,
+    Info,
+    Ranks,
+    RerankTextsRequest,
+    SparseVectors,
+    TeiError,
+    TokenizeRequest,
+    Tokens,
+    Vectors,
+)
 from smart_embedder.api.rendering import (
     by_falling_score,
     render_items,
     render_list,
     text_as_json,
 )
-from smart_embedder.api.schemas import ForeignRequest, RequestModel, check_texts
+from smart_embedder.api.routing import Router
+from smart_embedder.api.schemas import check_texts
 from smart_embedder.engine import records
 from smart_embedder.engine.model import LoadedModels, Model
 from smart_embedder.engine.records import RerankRequest
-from smart_embedder.engine.scheduling.job import Purpose
 from smart_embedder.errors import InvalidRequestError
 
-_ERROR_TYPES = {
-    "empty_input": "Empty",
-    "unauthorized": "Unauthorized",
-    "rate_limited": "Overloaded",
-    "queue_full": "Overloaded",
-    "loading": "Unhealthy",
-    "model_not_loaded": "Unhealthy",
-    "model_too_large": "Unhealthy",
-    "draining": "Unhealthy",
-    "unhealthy": "Unhealthy",
-}
-_STATUSES = {
-    "queue_full": 429,
-    "inference_failed": 424,
-    "out_of_memory": 424,
-    "reranker_disabled": 424,
-}
-
-
-def _error_body(error: ErrorFacts, _request_id: str) -> dict[str, Any]:
-    server_error = error.status >= HTTPStatus.INTERNAL_SERVER_ERROR
-    kind = "Backend" if server_error else "Validation"
-    return {"error": error.message, "error_type": _ERROR_TYPES.get(error.code, kind)}
-
-
-TEI = Dialect("text-embeddings-inference", _error_body, _STATUSES)
 _ROOT_TAG, _MODEL_TAG = TEI.name, f"{TEI.name}, one model"
 _TAGS = (
     {
@@ -68,14 +53,6 @@ _TAGS = (
     },
     {"name": _MODEL_TAG, "description": "The same of one model."},
 )
-_BELOW_MODEL = "/models/{model:path}"
-_EMBED = Endpoint("/embed")
-
-router = Router(TEI, schemas.TeiError, _TAGS, below=("/models/",))
-
-_TOKENS_PER_CHUNK = 4096
-# Of the answer, about: numbers of four digits and a word.
-_BYTES_PER_TOKEN = 64
 
 
 async def _declare_model(
@@ -84,68 +61,29 @@ async def _declare_model(
     """Add the path's parameter to the description of operations that read it from the request."""
 
 
-def _describe(summary: str, schema: type[RequestModel], response: Any, tag: str) -> dict[str, Any]:
-    described = router.describe_work(summary, schema, response, (404, 422, 424))
-    declared = [Depends(_declare_model)] if tag == _MODEL_TAG else []
-    return described | {"dependencies": [BEARER, *declared], "tags": [tag]}
+_OF_MODEL: dict[str, Any] = {"tags": [_MODEL_TAG], "dependencies": [Depends(_declare_model)]}
+_BELOW_MODEL = "/models/{model:path}"
+
+router = Router(TEI, TeiError, _TAGS, tags=[_ROOT_TAG])
+model_router = Router(TEI, TeiError, below=("/models/",), **_OF_MODEL)
+health_router = Router(TEI, TeiError, is_public=True)
+
+_TOKENS_PER_CHUNK = 4096
+# Of the answer, about: numbers of four digits and a word.
+_BYTES_PER_TOKEN = 64
 
 
-def _operation(
-    endpoint: Endpoint,
-    schema: type[ForeignRequest],
-    response: Any,
-    *,
-    field: str = "inputs",
-    at_root: bool = True,
-    shared: Sequence[str] = (),
-) -> Callable[[Answer], Operation]:
-    """Register the function that answers a body of `schema`, whose docstring is the summary.
-
-    Its path is below /models/{model}, and at the root unless others share it there; the paths
-    `shared` are described elsewhere.
-    """
-
-    def register(answer: Answer) -> Operation:
-        prefixes = {"": _ROOT_TAG} if at_root else {}
-        for prefix, tag in ({_BELOW_MODEL: _MODEL_TAG} | prefixes).items():
-            described = _describe(str(schema.__doc__).rstrip("."), schema, response, tag)
-            paths, others = prefix + endpoint.path, shared if prefix else ()
-            operation = partial(router.operation, endpoint, field, schema, paths, shared=others)
-            made = operation(name="answer", **described)(answer)
-        return made
-
-    return register
-
-
-_EMBED_TYPES = schemas.EmbedRequest, schemas.Vectors
-
-
-@router.work("/", _EMBED, **_describe("Embed texts", *_EMBED_TYPES, _ROOT_TAG))
-async def answer_at_root(request: Request) -> Response:
-    """The same as /embed, for clients that know nothing but an address."""
-    return await handler.respond(request)
-
-
-_AS_MODEL = _describe("Do what the model is for", *_EMBED_TYPES, _MODEL_TAG)
-
-
-@router.work("/models/{model}", _EMBED, **_AS_MODEL)
-async def answer_as_model(model: str, request: Request, service: handler.ServiceDep) -> Response:
-    """The same as /embed, or for a reranker as /rerank, of the model with that name."""
-    reranks = service.catalogue.find(model).role is Role.RERANKER
-    context_of(request.scope).operations = (_rerank if reranks else _embed,)
-    return await handler.respond(request)
-
-
-@_operation(_EMBED, *_EMBED_TYPES, shared=["/"])
-async def _embed(body: schemas.EmbedRequest, call: handler.Call) -> Response:
+@router.work("/", Vectors, name="embed_root", summary="Embed texts")
+@router.work("/embed", Vectors, name="embed_dense", summary="Embed texts")
+@model_router.work(f"{_BELOW_MODEL}/embed", Vectors, name="model_embed", summary="Embed texts")
+async def embed(body: EmbedRequest, call: handler.Call) -> Response:
     """One dense vector for each text."""
     result = await embed_dense(body, call)
     vectors = [each.dense for each in result.embeddings]
     return await _answer(call, body.inputs, result, lambda: render_list(vectors))
 
 
-async def embed_dense(body: schemas.EmbedRequest, call: handler.Call) -> records.EmbeddingResult:
+async def embed_dense(body: EmbedRequest, call: handler.Call) -> records.EmbeddingResult:
     """One dense vector for each text, of the model in the request's path or the default one."""
     request = replace(
         body.request(body.inputs),
@@ -155,8 +93,14 @@ async def embed_dense(body: schemas.EmbedRequest, call: handler.Call) -> records
     return await handler.embed(call, request, field="inputs", model=handler.embedder_of(call))
 
 
-@_operation(Endpoint("/embed_sparse"), schemas.EmbedSparseRequest, schemas.SparseVectors)
-async def _embed_sparse(body: schemas.EmbedSparseRequest, call: handler.Call) -> Response:
+@router.work("/embed_sparse", SparseVectors, summary="Embed texts as sparse vectors")
+@model_router.work(
+    f"{_BELOW_MODEL}/embed_sparse",
+    SparseVectors,
+    name="model_sparse",
+    summary="Embed texts as sparse vectors",
+)
+async def embed_sparse(body: EmbedSparseRequest, call: handler.Call) -> Response:
     """The lexical weights of each text, which only models of bge-m3's kind make."""
     request = body.request(body.inputs, records.Outputs(sparse=True))
     model = handler.embedder_of(call, Role.EMBEDDER)
@@ -171,15 +115,13 @@ async def _embed_sparse(body: schemas.EmbedSparseRequest, call: handler.Call) ->
     return await _answer(call, body.inputs, result, lambda: render_list(weights()))
 
 
-@_operation(
-    RERANK,
-    schemas.RerankTextsRequest,
-    schemas.Ranks,
-    field="texts",
-    at_root=False,
-    shared=[RERANK.path, "/v1/rerank", "/v2/rerank"],
+@model_router.work(
+    f"{_BELOW_MODEL}/rerank",
+    Ranks,
+    name="model_rerank",
+    summary="Order texts by relevance",
 )
-async def _rerank(body: schemas.RerankTextsRequest, call: handler.Call) -> Response:
+async def rerank_texts(body: RerankTextsRequest, call: handler.Call) -> Response:
     """At the root, /rerank takes the same body."""
     request = RerankRequest(
         body.query, body.texts, normalize=not body.raw_scores, truncation=body.truncation
@@ -195,9 +137,24 @@ async def _rerank(body: schemas.RerankTextsRequest, call: handler.Call) -> Respo
     return await _answer(call, texts, result, lambda: render_list(ranks()))
 
 
+@model_router.work("/models/{model}", Vectors, summary="Do what the model is for")
+async def ask_model(
+    body: Annotated[
+        Annotated[EmbedRequest, Tag("inputs")] | Annotated[RerankTextsRequest, Tag("texts")],
+        told_by("inputs", "texts"),
+        DescribedBy("inputs"),
+    ],
+    call: handler.Call,
+) -> Response:
+    """The same as /embed, or for a reranker as /rerank, of the model with that name."""
+    if isinstance(body, RerankTextsRequest):
+        return await rerank_texts(body, call)
+    return await embed(body, call)
+
+
 def _reranker_of(call: handler.Call) -> ServedModel | None:
     """The model in the request's path, or the default; `InvalidRequestError` for no reranker."""
-    catalogue, name = call.service.catalogue, call.request.path_params.get("model")
+    catalogue, name = call.service.catalogue, call.path_params.get("model")
     if name is None:
         return catalogue.reranker(None)
     model = catalogue.find(name)
@@ -233,8 +190,11 @@ async def _answer(
     return response
 
 
-@_operation(Endpoint("/tokenize", Purpose.TOKENIZING), schemas.TokenizeRequest, schemas.Tokens)
-async def _tokenize(body: schemas.TokenizeRequest, call: handler.Call) -> Response:
+@router.work("/tokenize", Tokens, summary="Tokenise texts")
+@model_router.work(
+    f"{_BELOW_MODEL}/tokenize", Tokens, name="model_tokenize", summary="Tokenise texts"
+)
+async def tokenize_texts(body: TokenizeRequest, call: handler.Call) -> Response:
     """The tokens that the model reads of each text, none of which is cut."""
     check_texts(body.inputs, "inputs", call.service.settings.max_sentences_per_request)
     model, answer = _model_of(call), call.context.answer
@@ -267,6 +227,7 @@ async def _tokenize(body: schemas.TokenizeRequest, call: handler.Call) -> Respon
                 own.append(part)
         return tokenizer, texts, spans, tokens
 
+    call.forget_body()
     tokenizer, texts, spans, tokens = await call.service.engine.run_tokenizer(
         split, body.inputs, client=call.context.client, model=model.name
     )
@@ -277,7 +238,7 @@ async def _tokenize(body: schemas.TokenizeRequest, call: handler.Call) -> Respon
 
 def _model_of(call: handler.Call) -> ServedModel:
     """The model in the request's path, or the one that makes dense vectors."""
-    return call.service.catalogue.find(call.request.path_params.get("model"))
+    return call.service.catalogue.find(call.path_params.get("model"))
 
 
 def _loaded(model: ServedModel, models: LoadedModels) -> Model:
@@ -324,36 +285,32 @@ def _plain(text: str, parts: list[records.TokenSpans]) -> Iterator[list[dict[str
 
 _INFO: dict[str, Any] = {
     "summary": "What is served",
-    "response_model": schemas.Info,
-    "responses": router.errors(401, 404, 503),
-    "dependencies": [BEARER],
+    "response_model": Info,
 }
 _PING: dict[str, Any] = {"summary": "Can this service answer?", "response_class": Response}
 
 
-@router.get_and_head("/info", tags=[_ROOT_TAG], **_INFO)
-async def info(service: handler.ServiceDep) -> Response:
+@router.get_and_head("/info", **_INFO)
+async def show_info(service: handler.ServiceDep) -> Response:
     """The model that makes dense vectors, and the limits of this service."""
     return _describe_model(service, service.catalogue.find(None))
 
 
-@router.get_and_head(f"{_BELOW_MODEL}/info", tags=[_MODEL_TAG], **_INFO)
-async def info_of_model(model: str, service: handler.ServiceDep) -> Response:
+@model_router.get_and_head(f"{_BELOW_MODEL}/info", **_INFO)
+async def model_info(model: str, service: handler.ServiceDep) -> Response:
     """One model and its kind, and the limits of this service."""
     return _describe_model(service, service.catalogue.find(model))
 
 
-@router.health_check("/ping", tags=[_ROOT_TAG], responses=router.errors(503), **_PING)
-async def ping(service: handler.ServiceDep) -> Response:
+@health_router.get_and_head("/ping", tags=[_ROOT_TAG], **_PING)
+async def ping_service(service: handler.ServiceDep) -> Response:
     """200 once the models are warm, else 503."""
     return _status(service)
 
 
-@router.health_check(
-    f"{_BELOW_MODEL}/health", tags=[_MODEL_TAG], responses=router.errors(404, 503), **_PING
-)
-@router.health_check(f"{_BELOW_MODEL}/ping", include_in_schema=False)
-async def ping_model(model: str, service: handler.ServiceDep) -> Response:
+@health_router.get_and_head(f"{_BELOW_MODEL}/health", tags=[_MODEL_TAG], **_PING)
+@health_router.get_and_head(f"{_BELOW_MODEL}/ping", include_in_schema=False)
+async def model_health(model: str, service: handler.ServiceDep) -> Response:
     """The same, of one model."""
     service.catalogue.find(model)
     return _status(service)

@@ -1,15 +1,44 @@
-"""The bodies of text-embeddings-inference's API."""
+"""The bodies and errors of text-embeddings-inference's API."""
 
 from collections.abc import Mapping
+from http import HTTPStatus
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, FailFast, Field, JsonValue, RootModel
 
+from smart_embedder.api.context import RERANK, Dialect, Endpoint, ErrorFacts
 from smart_embedder.api.dialects.fields import AnyCase, TextsOrText
 from smart_embedder.api.schemas import ForeignRequest
 from smart_embedder.engine import records
 from smart_embedder.engine.records import DENSE, Outputs, TruncationOptions
+from smart_embedder.engine.scheduling.job import Purpose
 
+_ERROR_TYPES = {
+    "empty_input": "Empty",
+    "unauthorized": "Unauthorized",
+    "rate_limited": "Overloaded",
+    "queue_full": "Overloaded",
+    "loading": "Unhealthy",
+    "model_not_loaded": "Unhealthy",
+    "model_too_large": "Unhealthy",
+    "draining": "Unhealthy",
+    "unhealthy": "Unhealthy",
+}
+_STATUSES = {
+    "queue_full": 429,
+    "inference_failed": 424,
+    "out_of_memory": 424,
+    "reranker_disabled": 424,
+}
+
+
+def _error_body(error: ErrorFacts, _request_id: str) -> dict[str, Any]:
+    server_error = error.status >= HTTPStatus.INTERNAL_SERVER_ERROR
+    kind = "Backend" if server_error else "Validation"
+    return {"error": error.message, "error_type": _ERROR_TYPES.get(error.code, kind)}
+
+
+TEI = Dialect("text-embeddings-inference", _error_body, _STATUSES)
 _EXAMPLE: dict[str, JsonValue] = {"inputs": ["What is hybrid search?"]}
 _Direction = Annotated[
     Literal["left", "right"] | None,
@@ -24,6 +53,7 @@ _PromptName = Annotated[
 class _Reading(ForeignRequest):
     """How texts are read."""
 
+    dialect = TEI
     aliases = dict.fromkeys(("input", "text", "sentences"), "inputs")
 
     truncate: bool | None = Field(
@@ -40,6 +70,7 @@ class _Reading(ForeignRequest):
 class EmbedSparseRequest(_Reading):
     """Embed texts as sparse vectors."""
 
+    endpoint = Endpoint("/embed_sparse")
     example = _EXAMPLE
 
     inputs: TextsOrText
@@ -59,6 +90,7 @@ class EmbedSparseRequest(_Reading):
 class EmbedRequest(EmbedSparseRequest):
     """Embed texts."""
 
+    endpoint, told_by = Endpoint("/embed"), "inputs"
     normalize: bool | None = Field(None, description="To unit length, as by default.")
     dimensions: int | None = Field(None, ge=1, description="Fewer, if the model can.")
 
@@ -66,6 +98,7 @@ class EmbedRequest(EmbedSparseRequest):
 class RerankTextsRequest(_Reading):
     """Order texts by relevance."""
 
+    endpoint, told_by = RERANK, "texts"
     example: ClassVar[Mapping[str, JsonValue]] = {
         "query": "What is hybrid search?",
         "texts": ["A recipe for bread.", "It joins two rankings."],
@@ -80,6 +113,7 @@ class RerankTextsRequest(_Reading):
 class TokenizeRequest(ForeignRequest):
     """Tokenise texts."""
 
+    dialect, endpoint = TEI, Endpoint("/tokenize", Purpose.TOKENIZING)
     example = _EXAMPLE
 
     inputs: TextsOrText

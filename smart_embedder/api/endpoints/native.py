@@ -2,18 +2,24 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import Tag
 from starlette.responses import Response
 
 from smart_embedder.api import schemas
 from smart_embedder.api.answers import Base64Response, EmbeddingResponse, RerankResponse
+from smart_embedder.api.body import DescribedBy, told_by
 from smart_embedder.api.context import NATIVE_EMBEDDINGS, RERANK
+from smart_embedder.api.dialects import cohere, openai, tei
+from smart_embedder.api.dialects.cohere import DocumentsRequest
+from smart_embedder.api.dialects.openai import OpenAIEmbeddingRequest
+from smart_embedder.api.dialects.tei_schemas import RerankTextsRequest
 from smart_embedder.api.formats import vectors
 from smart_embedder.api.formats.binary import SAFETENSORS, media_type_of, render_safetensors
 from smart_embedder.api.handler import Call, compute, scores
-from smart_embedder.api.openapi import BEARER, Router
 from smart_embedder.api.rendering import Chunk, render_rerank
+from smart_embedder.api.routing import Router
 from smart_embedder.api.schemas import EmbeddingFields, EmbeddingRequest, RerankBody
 from smart_embedder.engine.checks import check_rendering
 from smart_embedder.engine.model import LoadedModels
@@ -33,30 +39,39 @@ _GROUPS = (
     {"name": "rerank", "description": "This service's own."},
 )
 
-router = Router(groups=_GROUPS, dependencies=[BEARER])
+router = Router(groups=_GROUPS)
+# Reranking is at other services' paths, too.
+rerank_router = Router(cohere.COHERE, cohere.CohereError, tags=[cohere.COHERE.name])
+
+EmbeddingsBody = Annotated[
+    Annotated[EmbeddingRequest, Tag("sentences")] | Annotated[OpenAIEmbeddingRequest, Tag("input")],
+    told_by("sentences", "input"),
+    DescribedBy("sentences"),
+]
+AnyRerankBody = Annotated[
+    Annotated[RerankBody, Tag("passages")]
+    | Annotated[DocumentsRequest, Tag("documents")]
+    | Annotated[RerankTextsRequest, Tag("texts")],
+    told_by("passages", "documents", "texts"),
+]
 
 
-@router.operation(
-    NATIVE_EMBEDDINGS,
-    "sentences",
-    EmbeddingRequest,
+@router.work(
     NATIVE_EMBEDDINGS.path,
+    EmbeddingResponse | Base64Response,
+    responses={200: {"content": {SAFETENSORS: {"schema": {"type": "string", "format": "binary"}}}}},
+    summary="Embed texts",
     tags=["embeddings"],
-    **router.describe_work(
-        "Embed texts",
-        EmbeddingRequest,
-        EmbeddingResponse | Base64Response,
-        (404, 422),
-        media_types=(SAFETENSORS,),
-    ),
 )
-async def create_embeddings(body: EmbeddingRequest, call: Call) -> Response:
+async def embed_sentences(body: EmbeddingsBody, call: Call) -> Response:
     """Dense, sparse and ColBERT vectors of each text, from one forward pass.
 
     A body with `input` is read as OpenAI's, as at /v1/embeddings.
     """
+    if isinstance(body, OpenAIEmbeddingRequest):
+        return await openai.embed_input(body, call)
     model = call.service.catalogue.embedder(body.model) if body.model else None
-    media_type = media_type_of(call.request)
+    media_type = media_type_of(call)
     most = call.service.settings.max_sentences_per_request
     schemas.check_texts(body.sentences, "sentences", most)
     models = await call.lease(model)
@@ -138,21 +153,24 @@ def made_by(models: LoadedModels, spaces: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-@router.operation(
-    RERANK,
-    "passages",
-    RerankBody,
+@router.work(
     RERANK.path,
-    shared=("/v1/rerank", "/v2/rerank"),
+    RerankResponse,
+    summary="Order passages by relevance",
     tags=["rerank"],
-    **router.describe_work("Order passages by relevance", RerankBody, RerankResponse, (404, 422)),
 )
-async def rerank(body: RerankBody, call: Call) -> Response:
+async def rerank_passages(
+    body: Annotated[AnyRerankBody, DescribedBy("passages")], call: Call
+) -> Response:
     """A score for each passage, the best first; equal scores keep the order of the request.
 
     A body with `documents` is read as Cohere's, as at /v2/rerank; one with `texts` is read as
     text-embeddings-inference's, as at /models/{model}/rerank.
     """
+    if isinstance(body, DocumentsRequest):
+        return await cohere.rerank_documents(body, call)
+    if isinstance(body, RerankTextsRequest):
+        return await tei.rerank_texts(body, call)
     service, passages = call.service, body.passages
     model = service.catalogue.reranker(body.model)
     schemas.check_passages(body.query, passages, "passages", service.settings)
@@ -173,3 +191,26 @@ async def rerank(body: RerankBody, call: Call) -> Response:
     name = public_name(service.settings.reranker_name) if model is None else model.name
     about = {"model_name": name, "vector_space": call.context.vector_spaces}
     return await call.render(partial(render_rerank, passages, result, about))
+
+
+@rerank_router.work(
+    "/v1/rerank",
+    cohere.DocumentsResponse,
+    name="rerank_v1",
+    summary="Order documents by relevance",
+)
+@rerank_router.work(
+    "/v2/rerank",
+    cohere.DocumentsResponse,
+    name="rerank_v2",
+    summary="Order documents by relevance",
+)
+async def rerank_documents(
+    body: Annotated[AnyRerankBody, DescribedBy("documents")], call: Call
+) -> Response:
+    """The relevance of each document to the query, from 0 to 1, the best first.
+
+    A body with `passages` is read as this service's own, as at /rerank, and one with `texts` as
+    text-embeddings-inference's.
+    """
+    return await rerank_passages(body, call)

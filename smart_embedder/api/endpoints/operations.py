@@ -20,7 +20,7 @@ from smart_embedder.api.answers import (
 from smart_embedder.api.context import context_of, preference, preferences
 from smart_embedder.api.endpoints.pages import UI_PATH
 from smart_embedder.api.handler import Service, ServiceDep
-from smart_embedder.api.openapi import Router
+from smart_embedder.api.routing import Router
 from smart_embedder.engine.model import LoadedModels
 from smart_embedder.observability.metrics import EMBEDDING_ENDPOINT, RERANK_ENDPOINT, Metrics
 from smart_embedder.settings.engine import public_name
@@ -28,7 +28,7 @@ from smart_embedder.settings.service import Settings
 
 _TAG = {"name": "operation", "description": "How the service is, and what it has done."}
 
-router = Router(groups=[_TAG], tags=[_TAG["name"]])
+router = Router(groups=[_TAG], tags=[_TAG["name"]], is_public=True)
 
 Responses = dict[int | str, dict[str, Any]]
 
@@ -36,9 +36,11 @@ _HEALTH: Responses = {status: {"model": HealthResponse} for status in (200, 503)
 _LIVENESS: Responses = {status: {"model": LivenessResponse} for status in (200, 503)}
 
 
-@router.get_and_head("/health/ready", summary="The same, for orchestrators", responses=_HEALTH)
+@router.get_and_head(
+    "/health/ready", name="check_ready", summary="The same, for orchestrators", responses=_HEALTH
+)
 @router.get_and_head("/health", summary="Can this service answer?", responses=_HEALTH)
-async def health(service: ServiceDep) -> Response:
+async def check_health(service: ServiceDep) -> Response:
     """200 once the models are warm; 503 with a reason while loading, draining or unhealthy."""
     download = service.downloads.current
     status, reason = service.status
@@ -54,7 +56,7 @@ async def health(service: ServiceDep) -> Response:
 
 
 @router.get_and_head("/health/live", summary="Is a restart needed?", responses=_LIVENESS)
-async def live(service: ServiceDep) -> Response:
+async def check_live(service: ServiceDep) -> Response:
     """200 unless the process should be restarted."""
     failure = service.engine.failure
     if failure is None:
@@ -104,7 +106,7 @@ def describe_gpu(service: Service) -> dict[str, Any]:
 
 
 @router.get_and_head("/", summary="What this is, and where to look", response_model=IndexResponse)
-async def index(request: Request, service: ServiceDep) -> Response:
+async def show_index(request: Request, service: ServiceDep) -> Response:
     """The service, its version, and its paths; a browser is sent to the page instead."""
     vary, prefix = {"Vary": "Accept"}, context_of(request.scope).prefix
     if service.settings.ui and _wants_html(request):
@@ -137,9 +139,8 @@ def _wants_html(request: Request) -> bool:
     "/stats",
     summary="What was done since the start",
     response_model=StatsResponse,
-    responses=router.errors(401),
 )
-async def stats(service: ServiceDep) -> Response:
+async def show_stats(service: ServiceDep) -> Response:
     """Totals since the start; they are read from the Prometheus counters."""
     hardware = describe_gpu(service)
     return JSONResponse(totals(service.metrics) | {"hardware": hardware})
@@ -149,9 +150,8 @@ async def stats(service: ServiceDep) -> Response:
     "/metrics",
     summary="Prometheus metrics",
     response_class=PlainTextResponse,
-    responses=router.errors(401),
 )
-async def metrics(service: ServiceDep) -> Response:
+async def show_metrics(service: ServiceDep) -> Response:
     """Every series, in Prometheus' text format."""
     # It takes milliseconds, during which the event loop must run.
     rendered = await asyncio.to_thread(service.metrics.render)

@@ -1,0 +1,48 @@
+"""A TypeScript client that a generator makes of /openapi.json compiles and gets the answers."""
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.clients.conftest import AUTHORIZED, TOKEN
+from tests.support.server import REPOSITORY
+
+MODULES = REPOSITORY / ".venv-generated" / "node_modules"
+SOURCES = Path(__file__).parent / "generated"
+
+pytestmark = pytest.mark.skipif(
+    shutil.which("node") is None or not MODULES.is_dir(),
+    reason="needs Node.js and scripts/check_generated_clients.sh --install",
+)
+
+
+def node(folder: Path, *command: str) -> str:
+    done = subprocess.run(
+        ["node", *command], cwd=folder, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_a_generated_typescript_client_compiles_and_embeds_and_reranks(
+    clients_server, tmp_path: Path
+) -> None:
+    for name in ("client.ts", "tsconfig.json", "package.json"):
+        shutil.copy(SOURCES / name, tmp_path)
+    (tmp_path / "node_modules").symlink_to(MODULES)
+    with clients_server.client(headers=AUTHORIZED) as own:
+        (tmp_path / "openapi.json").write_text(own.get("/openapi.json").text)
+        texts = ["hybrid search", "bread"]
+        embedded = own.post("/embeddings/", json={"sentences": texts}).json()
+        ranked = own.post("/rerank", json={"query": "search", "passages": texts}).json()
+    generate = ("node_modules/openapi-typescript/bin/cli.js", "openapi.json", "-o", "schema.d.ts")
+    # A field of a request with a default may be left out.
+    node(tmp_path, *generate, "--default-non-nullable=false")
+    node(tmp_path, "node_modules/typescript/bin/tsc", "-p", ".")
+    answer = json.loads(node(tmp_path, "client.js", clients_server.url, TOKEN))
+    assert answer["dense"] == [each["embeddings"]["dense"] for each in embedded["data"]]
+    assert answer["scores"] == [[each["index"], each["score"]] for each in ranked["results"]]
+    assert answer["code"] == "empty_input"

@@ -1,0 +1,19 @@
+"""A body validated by itself, as FastAPI validates it for an endpoint."""
+
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from smart_embedder.api.errors import as_invalid_request
+from smart_embedder.api.schemas import RequestModel
+
+Model = TypeVar("Model", bound=RequestModel)
+
+
+def validate(value: Any, schema: type[Model]) -> Model:
+    """A parsed value as `schema`, or the error that a client would get."""
+    try:
+        return TypeAdapter(schema).validate_python(value, from_attributes=True)
+    except ValidationError as error:
+        found = [dict(item) for item in error.errors(include_url=False)]
+        raise as_invalid_request(found, schema) from None
