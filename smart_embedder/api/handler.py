@@ -177,7 +177,9 @@ class Call(Request):
             answer=context.answer,
         )
         self.require_spaces(models, request)
-        result = replace(await work(models, request), replaced=tuple(context.replaced))
+        result = await work(models, request)
+        if context.replaced:
+            result = replace(result, replaced=tuple(context.replaced))
         counter.inc(sum(counts.values()))
         timings = timings_as_json(result.timings)
         context.counts = counts | {

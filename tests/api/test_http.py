@@ -105,7 +105,7 @@ def test_a_malformed_body_is_422_quotes_no_text_and_costs_nobody_else_anything(c
     """What is said of each fault: test_errors.py and test_body.py."""
     for body in (
         *(b"", b"not json", b"{", b"null", b"[]", b'"text"', b"{}", b'{"sentences": ["\xff\xfe"]}'),
-        *(b'{"sentences": null}', b'{"sentences": ["\\ud800"]}', b'{"sentences": ["a"]} trailing'),
+        *(b'{"sentences": null}', b'{"sentences": ["a"]} trailing'),
         *(b"[" * 100_000, b'{"sentences": ' + b"[" * 5000 + b"]" * 5000 + b"}"),
     ):
         answer = client.post("/embeddings/", content=body, headers=JSON)
