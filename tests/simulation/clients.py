@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
-from starlette.datastructures import Headers
+from starlette.requests import Request
 from starlette.types import Message, Receive, Scope, Send
 
 from smart_embedder.api.catalogue import Role, ServedModel
@@ -190,9 +190,8 @@ class Client:
         leaves = None if leaves_after is None else world.moments.rounded(leaves_after)
         turns = world.random.randint(0, 12) if world.moments.are_common else 0
         gone = _Departure(loop, leaves, turns)
-        headers = Headers({"priority": "u=7"} if book.is_bulk else {})
-        told = SimpleNamespace(scope=_scope(context), headers=headers, receive=gone.receive)
-        request = cast(Any, told)
+        headers = [(b"priority", b"u=7")] if book.is_bulk else []
+        request = Request({**_scope(context), "headers": headers}, gone.receive)
         service = cast(Service, SimpleNamespace(settings=settings, engine=world.engine))
         outcome = "success"
         own = world.in_work.setdefault(self.name, set())
