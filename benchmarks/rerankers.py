@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.workload import PASSAGES, QUERIES, draw_texts, turns
-from smart_embedder.engine import Engine
+from smart_embedder.engine.engine import EngineCore
 from smart_embedder.engine.records import RerankRequest
 from smart_embedder.models.load import load_models
 from smart_embedder.settings.engine import EngineSettings
@@ -43,7 +43,7 @@ def main() -> None:
     )
     passages = draw_texts(PASSAGES, 32)
     with asyncio.Runner() as runner:
-        engine = Engine(settings, load_models)
+        engine = EngineCore(settings, load_models)
         runner.run(engine.start())
         reference = References(settings, dtype=arguments.dtype).reranking
         assert reference is not None

@@ -29,7 +29,7 @@ import torch
 import transformers
 
 from benchmarks.adapters.smart_embedder import hide_instructions
-from smart_embedder.engine import Engine
+from smart_embedder.engine.engine import EngineCore
 from smart_embedder.models.device.choose import cpu_has_int8
 from smart_embedder.models.load import load_models
 from smart_embedder.settings.engine import LATE_INTERACTION, EngineSettings
@@ -147,7 +147,7 @@ def run_bits(options: argparse.Namespace, scratch: Path) -> bool:
         )
 
         async def compare(settings: EngineSettings = settings) -> Bits:
-            async with Engine(settings, load_models) as engine:
+            async with EngineCore(settings, load_models) as engine:
                 if not all(each.info and each.info.reproducible for each in engine.statuses):
                     raise SystemExit(f"{settings.embedding_model} is not reproducible here")
                 return await Bits.measure(engine, options.distinct, options.words, options.answers)

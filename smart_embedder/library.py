@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import ValidationError
 
-from smart_embedder.engine import Engine as ServiceEngine
+from smart_embedder.engine.engine import EngineCore
 from smart_embedder.engine.records import (
     NO_OPTIONS,
     EmbeddingOptions,
@@ -111,7 +111,7 @@ class Engine:
             checked = EngineSettings.model_validate(chosen)
         except ValidationError as error:
             raise ValueError(explain(error)) from None
-        self._engine = ServiceEngine(checked, load_models)
+        self._engine = EngineCore(checked, load_models)
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -148,7 +148,7 @@ class Engine:
 
         `client` names whom the texts are for: clients share the device fairly. `return_sparse` and
         `return_colbert` are m3serve's names for `sparse` and `colbert`. Raises the errors of
-        `smart_embedder.engine.Engine.embed`.
+        `smart_embedder.core.EngineCore.embed`.
         """
         sparse, colbert = sparse or return_sparse, colbert or return_colbert
         how = {each.name: getattr(options, each.name) for each in fields(EmbeddingOptions)}
@@ -179,7 +179,7 @@ class Engine:
         """The score of each passage for the query, `[passages]` float32, in the order given.
 
         `normalize` turns logits into probabilities; `weights` are for late interaction. Raises the
-        errors of `smart_embedder.engine.Engine.rerank`.
+        errors of `smart_embedder.core.EngineCore.rerank`.
         """
         weights = weights or FusionWeights()
         query, *passages = map(without_surrogates, (query, *passages))

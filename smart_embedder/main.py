@@ -24,7 +24,7 @@ from smart_embedder.api.errors import install_error_handlers
 from smart_embedder.api.handler import Service
 from smart_embedder.api.openapi import install_openapi
 from smart_embedder.api.routing import Paths
-from smart_embedder.engine import Engine
+from smart_embedder.engine.engine import EngineCore
 from smart_embedder.engine.model import DownloadStatus, LoadedModels, Loader
 from smart_embedder.errors import StartupError
 from smart_embedder.middleware.access import (
@@ -170,7 +170,7 @@ def create_app(
 
 def _create_service(settings: Settings, loader: Loader | None, drain: Drain) -> Service:
     metrics, downloads = Metrics(), DownloadStatus()
-    engine = Engine(
+    engine = EngineCore(
         settings,
         loader or partial(load_models, status=downloads),
         metrics,

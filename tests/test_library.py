@@ -14,7 +14,7 @@ import pytest
 
 import smart_embedder
 from smart_embedder import Engine, SyncEngine, library
-from smart_embedder.engine import Engine as ServiceEngine
+from smart_embedder.engine.engine import EngineCore
 from smart_embedder.engine.model import DefaultModels
 from smart_embedder.engine.records import (
     EmbeddingOptions,
@@ -45,7 +45,7 @@ async def test_arrays_are_the_vectors_of_the_services_engine(tiny_m3: Path) -> N
         dtype="float32",
         device="cpu",
     )
-    async with ServiceEngine(settings, load_models) as engine:
+    async with EngineCore(settings, load_models) as engine:
         expected = await engine.embed(EmbedRequest(TEXTS, ALL))
         scores = (await engine.rerank(RerankRequest(TEXTS[0], TEXTS))).scores
     library = Engine(str(tiny_m3), dtype="float32", device="cpu", reranker="late-interaction")
@@ -151,9 +151,9 @@ def test_a_program_that_was_written_for_m3serve_runs(
 
     def make(settings, loader):
         given.append(settings)
-        return ServiceEngine(settings, loader)
+        return EngineCore(settings, loader)
 
-    monkeypatch.setattr(library, "ServiceEngine", make)
+    monkeypatch.setattr(library, "EngineCore", make)
     engine = SyncEngine(
         model_name=str(tiny_m3),
         device=None,

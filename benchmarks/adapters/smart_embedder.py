@@ -1,4 +1,4 @@
-"""This engine: `Engine.embed`, without HTTP."""
+"""This engine: `EngineCore.embed`, without HTTP."""
 
 import asyncio
 import os
@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.adapters import Setting, Vectors
-from smart_embedder.engine import Engine
+from smart_embedder.engine.engine import EngineCore
 from smart_embedder.engine.records import EmbeddingResult, EmbedRequest, Outputs
 from smart_embedder.models.load import limit_spins, load_models
 from smart_embedder.settings.engine import EngineSettings
@@ -42,7 +42,7 @@ class Adapter:
         models = {"embedding_model": str(folder), "reranker_model": "none"}
         settings = EngineSettings.model_validate(models | {"device": "cpu", "dtype": precision})
         self._runner = asyncio.Runner()
-        self._engine = Engine(settings, load_models)
+        self._engine = EngineCore(settings, load_models)
         self._runner.run(self._engine.start())
 
     def encode(self, texts: list[str], _setting: Setting) -> EmbeddingResult:

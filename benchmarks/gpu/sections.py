@@ -34,7 +34,7 @@ from benchmarks.adapters import Setting
 from benchmarks.checkpoints import save_two_layers
 from benchmarks.workload import QUERIES, Lengths, draw_texts
 from smart_embedder.api.formats.binary import SAFETENSORS
-from smart_embedder.engine import Engine
+from smart_embedder.engine.engine import EngineCore
 from smart_embedder.engine.records import EmbedRequest, Outputs
 from smart_embedder.models.load import load_models
 from smart_embedder.observability.metrics import Metrics
@@ -75,7 +75,7 @@ _PEERS_TOKENS = 32_768  # of one of its batches
 
 
 async def own_rate(
-    engine: Engine,
+    engine: EngineCore,
     computed: Callable[[], float],
     texts: list[str],
     length: int,
@@ -135,7 +135,7 @@ def peer_rate(peer: Any, texts: list[str], length: int, *, every_kind: bool) -> 
 
 
 async def rates(
-    engine: Engine,
+    engine: EngineCore,
     computed: Callable[[], float],
     peer: Any,
     lengths: Sequence[int],
@@ -167,7 +167,7 @@ async def rates(
     return rows
 
 
-async def lone_query(engine: Engine) -> dict[str, float]:
+async def lone_query(engine: EngineCore) -> dict[str, float]:
     """Milliseconds of one query after the other, dense vectors alone."""
     took = []
     for text in draw_texts(QUERIES, _QUERIES):
@@ -200,7 +200,7 @@ async def engines(
     if alone:
         lengths = (_LENGTH,)
     began, metrics = time.perf_counter(), Metrics()
-    async with Engine(settings, load_models, metrics=metrics) as engine:
+    async with EngineCore(settings, load_models, metrics=metrics) as engine:
         models = engine.loaded()
 
         def computed() -> float:

@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from ray import serve
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from smart_embedder.engine import Engine
+from smart_embedder.engine.engine import EngineCore
 from smart_embedder.engine.model import LoadedModels
 from smart_embedder.main import create_app
 from smart_embedder.server.process import load_settings_and_configure_logs, log_failure, log_ready
@@ -31,9 +31,9 @@ class ReadyOnceLoaded:
         )
 
     @property
-    def engine(self) -> Engine:
+    def engine(self) -> EngineCore:
         """The engine behind the app."""
-        engine: Engine = self._app.state.service.engine
+        engine: EngineCore = self._app.state.service.engine
         return engine
 
     def _succeed(self, models: LoadedModels) -> None:

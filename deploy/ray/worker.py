@@ -21,7 +21,7 @@ from deploy.ray.outputs import (
     QdrantOutput,
     unfinished_name,
 )
-from smart_embedder.engine import Engine
+from smart_embedder.engine.engine import EngineCore
 from smart_embedder.engine.records import EmbedRequest, Outputs, TextEmbedding
 from smart_embedder.errors import SmartEmbedderError, UnavailableError
 from smart_embedder.models.load import load_models
@@ -184,8 +184,8 @@ class BlockEmbedder:
         return [*result.embeddings]
 
 
-async def _start_engine(settings: Settings) -> Engine:
+async def _start_engine(settings: Settings) -> EngineCore:
     configure_logs(settings.log_format, settings.log_level)
-    engine = Engine(settings, load_models)
+    engine = EngineCore(settings, load_models)
     await engine.start()
     return engine

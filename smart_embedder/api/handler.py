@@ -22,7 +22,7 @@ from smart_embedder.api.catalogue import ModelCatalogue, Role, ServedModel
 from smart_embedder.api.context import RequestContext, context_of, preference
 from smart_embedder.api.rendering import JSON, Chunk, ChunkedResponse, timings_as_json
 from smart_embedder.api.schemas import check_passages, check_rerank_options, check_texts
-from smart_embedder.engine import Engine
+from smart_embedder.engine.engine import EngineCore
 from smart_embedder.engine.model import DownloadStatus, LoadedModels, ModelStatus
 from smart_embedder.engine.model_pool import SHARE_FOR_LOADING
 from smart_embedder.engine.records import (
@@ -64,7 +64,7 @@ class Service:
     settings: Settings
     catalogue: ModelCatalogue
     metrics: Metrics
-    engine: Engine
+    engine: EngineCore
     downloads: DownloadStatus
     drain: Drain
     buckets: TokenBuckets
@@ -109,7 +109,7 @@ class Call(Request):
     """A request in work, whose body is parsed: FastAPI validates it by the endpoint's signature.
 
     Its `leases` are held to its end, at the latest at `deadline`. `leased` are the models that they
-    hold, by the name that the request gives; see `Engine.lease`.
+    hold, by the name that the request gives; see `EngineCore.lease`.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class Call(Request):
         return context_of(self.scope)
 
     async def lease(self, model: ServedModel | None) -> LoadedModels:
-        """The models for a request that names `model`, as `Engine.lease`, until it is answered."""
+        """The models for a request that names `model`, as `EngineCore.lease`, until it is answered."""
         name = model.name if model else None
         if (held := self.leased.get(name)) is not None:
             return held

@@ -63,7 +63,7 @@ class ActiveRequests:
         await self._none_left.wait()
 
 
-class Engine:
+class EngineCore:
     """Owns the models, the queue and the device threads.
 
     `start` loads the models. Until it returns, when the engine `is_ready`, and while it is

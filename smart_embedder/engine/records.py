@@ -175,7 +175,7 @@ class EmbedRequest(EmbeddingOptions):
       before pooling and quantization.
     - While interactive requests wait, those that are `is_bulk` get a fifth of the device. `client`
       names whom the request is for: places in the queue and the device are shared fairly between
-      clients. `model` is as in `Engine.lease`. `answer` is asked for room as soon as
+      clients. `model` is as in `EngineCore.lease`. `answer` is asked for room as soon as
       it is known what the vectors will hold.
     """
 
@@ -419,7 +419,7 @@ class TokenStrings:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingResult:
-    """What `Engine.embed` returns: one `TextEmbedding` for each text, in the order given.
+    """What `EngineCore.embed` returns: one `TextEmbedding` for each text, in the order given.
 
     `token_strings` has one entry for each text where `return_tokens` is set. `replaced` are JSON
     pointers to the strings of the request whose lone surrogates were read as U+FFFD.
@@ -444,7 +444,7 @@ class PartScores:
 
 @dataclass(frozen=True, slots=True)
 class RerankResult:
-    """What `Engine.rerank` returns: one score for each passage, in the order given.
+    """What `EngineCore.rerank` returns: one score for each passage, in the order given.
 
     `parts` holds the scores behind each one where the embedding model itself was the reranker.
     `replaced` is as in `EmbeddingResult`.

@@ -24,7 +24,7 @@ from prometheus_client import (
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from smart_embedder import __version__
-from smart_embedder.engine import Engine
+from smart_embedder.engine.engine import EngineCore
 from smart_embedder.engine.metrics import EngineMetrics
 from smart_embedder.engine.model import ModelState
 from smart_embedder.observability.logs import lines_dropped
@@ -305,7 +305,7 @@ class Metrics(EngineMetrics):
         """Count an unloading."""
         self.model_unloads.labels(model).inc()
 
-    def watch(self, engine: Engine, settings: EngineSettings) -> None:
+    def watch(self, engine: EngineCore, settings: EngineSettings) -> None:
         """Let the gauges read the engine when they are scraped; create the models' series."""
         self.queue_capacity.set(settings.max_queue_size)
         self.rerank_capacity.set(settings.rerank_max_queue)
@@ -355,11 +355,11 @@ class Metrics(EngineMetrics):
         return generate_latest(self.registry)
 
 
-def _state_of(engine: Engine, place: int) -> str:
+def _state_of(engine: EngineCore, place: int) -> str:
     return engine.statuses[place].state.value
 
 
-def _requests_of(engine: Engine, place: int) -> int:
+def _requests_of(engine: EngineCore, place: int) -> int:
     return engine.statuses[place].requests or 0
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from smart_embedder.engine import Engine
+from smart_embedder.engine.engine import EngineCore
 from smart_embedder.engine.records import EmbedRequest, RerankRequest
 from smart_embedder.models.load import load_models
 from smart_embedder.settings.models_file import read_model_entries
@@ -51,7 +51,7 @@ def alone(tiny_qwen: Path, tiny_reranker: Path):
     )
 
     async def compute():
-        async with Engine(settings, load_models) as engine:
+        async with EngineCore(settings, load_models) as engine:
             embedded = await engine.embed(EmbedRequest(TEXTS, normalize_dense=True))
             ranked = await engine.rerank(RerankRequest(QUERY, TEXTS))
         return np.array([each.dense for each in embedded.embeddings]), ranked.scores

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from smart_embedder.engine import Engine
+from smart_embedder.engine.engine import EngineCore
 from smart_embedder.engine.records import EmbedRequest
 from smart_embedder.models.load import load_models
 from smart_embedder.observability.metrics import Metrics
@@ -26,13 +26,13 @@ def engine_for(
     seconds_per_token: float = 0.0,
     shutdown_timeout: float = 30,
     **settings: Any,
-) -> Engine:
+) -> EngineCore:
     models = replace(
         loaded(model or FakeModel(), max_batch_tokens, reranker),
         dense=dense,
         late_interaction=late_interaction,
     )
-    return Engine(
+    return EngineCore(
         settings_of(models, **settings),
         loading(models, seconds_per_token),
         metrics,
@@ -40,10 +40,10 @@ def engine_for(
     )
 
 
-def engine_on_cpu(folder: Path, **settings: Any) -> Engine:
+def engine_on_cpu(folder: Path, **settings: Any) -> EngineCore:
     """Of the real model in a folder, in float32; without a reranker where none is named."""
     own: dict[str, Any] = {"reranker_model": "none", "device": "cpu", "dtype": "float32"}
-    return Engine(EngineSettings(embedding_model=str(folder), **own | settings), load_models)
+    return EngineCore(EngineSettings(embedding_model=str(folder), **own | settings), load_models)
 
 
 async def entered(model: HeldDevice) -> None:
@@ -51,7 +51,7 @@ async def entered(model: HeldDevice) -> None:
     await asyncio.to_thread(model.entered.acquire)
 
 
-async def hold(engine: Engine, model: FakeModel) -> "asyncio.Task":
+async def hold(engine: EngineCore, model: FakeModel) -> "asyncio.Task":
     """Occupy the device with one text; `model.gate` lets it go on."""
     model.held = True
     task = asyncio.create_task(engine.embed(EmbedRequest(["held"])))
@@ -66,7 +66,7 @@ def let_go(*models: HeldDevice) -> None:
 
 
 @asynccontextmanager
-async def busy(engine: Engine, model: FakeModel) -> AsyncIterator[None]:
+async def busy(engine: EngineCore, model: FakeModel) -> AsyncIterator[None]:
     """Occupy the device until the block is over: what is asked for in it waits."""
     held = await hold(engine, model)
     try:
@@ -76,13 +76,13 @@ async def busy(engine: Engine, model: FakeModel) -> AsyncIterator[None]:
         await held
 
 
-async def waiting(engine: Engine, count: int) -> None:
+async def waiting(engine: EngineCore, count: int) -> None:
     """Let the loop run until `count` requests wait."""
     while engine.waiting != count:  # noqa: ASYNC110 - turns, not time
         await asyncio.sleep(0)
 
 
-async def queued(engine: Engine, tokens: int) -> None:
+async def queued(engine: EngineCore, tokens: int) -> None:
     """Let the loop run until so many tokens wait: a permit is held before the job is queued."""
     while engine._queue.waiting_tokens != tokens:  # noqa: ASYNC110 - turns, not time
         await asyncio.sleep(0)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from smart_embedder.engine import Engine
+from smart_embedder.engine.engine import EngineCore
 from smart_embedder.engine.model import LoadPlan, MemoryUsage, ModelState, ModelStatus, PlacedModels
 from smart_embedder.engine.records import EmbedRequest
 from smart_embedder.observability.metrics import Metrics
@@ -94,11 +94,11 @@ def engine_with(
     request_timeout: float = 90,
     shutdown_timeout: float = 30,
     **settings: Any,
-) -> Engine:
+) -> EngineCore:
     """An engine whose default model is `model`, with these further ones."""
     models = loaded(model or FakeModel(), 100)
     chosen = settings_of(models, models=entries, **{"model_memory_threshold": 1.0} | settings)
-    return Engine(
+    return EngineCore(
         chosen,
         loading(models, loader=loader),
         metrics,
@@ -111,17 +111,17 @@ def entries(*names: str, **fields: Any) -> list[ModelEntry]:
     return [ModelEntry(name=name, **fields) for name in names]
 
 
-def status(engine: Engine, name: str) -> ModelStatus:
+def status(engine: EngineCore, name: str) -> ModelStatus:
     return next(each for each in engine.statuses if each.name == name)
 
 
-async def reached(engine: Engine, name: str, state: ModelState) -> None:
+async def reached(engine: EngineCore, name: str, state: ModelState) -> None:
     """Wait until a model is in a state."""
     while status(engine, name).state is not state:  # noqa: ASYNC110 - turns, not time
         await asyncio.sleep(0.002)
 
 
-async def vector(engine: Engine, text: str, model: str | None = None) -> float:
+async def vector(engine: EngineCore, text: str, model: str | None = None) -> float:
     """The vector of a text, which has one number."""
     (embedding,) = (await engine.embed(EmbedRequest([text], model=model))).embeddings
     return float(embedding.dense[0])

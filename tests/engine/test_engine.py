@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
-from smart_embedder.engine import Engine
+from smart_embedder.engine.engine import EngineCore
 from smart_embedder.engine.model import DefaultModels, Measured, ModelInfo, ModelState
 from smart_embedder.engine.records import EmbedRequest
 from smart_embedder.engine.requests.reranking import RerankRequest
@@ -102,7 +102,7 @@ async def test_before_the_start_it_refuses_and_a_failed_start_is_remembered() ->
     def broken(_: EngineSettings):
         raise StartupError("no such model in /home/me/models")
 
-    engine = Engine(EngineSettings(), loader=broken)
+    engine = EngineCore(EngineSettings(), loader=broken)
     with pytest.raises(LoadingError):
         await engine.embed(EmbedRequest(["a"]))
     with pytest.raises(StartupError, match="no such model"):
@@ -126,7 +126,7 @@ async def test_closing_ends_a_start_that_is_under_way() -> None:
         gate.wait()
         return loading(models)(settings)
 
-    engine = Engine(settings_of(models), held)
+    engine = EngineCore(settings_of(models), held)
     starting = asyncio.create_task(engine.start())
     await entered.wait()
     closing = asyncio.create_task(engine.close())
@@ -143,7 +143,7 @@ async def test_the_default_models_are_shown_once_each_with_what_they_do() -> Non
     infos = (ModelInfo("a/one", "bfloat16", {}), ModelInfo("b", "int8", {}))
     models = replace(loaded(model, reranker=reranker), infos=infos)
     names = {"embedding_model": "a/one", "dense_embedding_model": "a/one"}
-    engine = Engine(settings_of(models, reranker_model="b", **names), loading(models))
+    engine = EngineCore(settings_of(models, reranker_model="b", **names), loading(models))
 
     def shown() -> list[tuple[object, ...]]:
         return [
@@ -159,7 +159,7 @@ async def test_the_default_models_are_shown_once_each_with_what_they_do() -> Non
         ]
         assert all(each.pinned for each in engine.statuses)
     for name in ("none", "late-interaction"):
-        alone = Engine(EngineSettings(reranker_model=name, **names), loading(models))
+        alone = EngineCore(EngineSettings(reranker_model=name, **names), loading(models))
         assert [each.name for each in alone.statuses] == ["a/one"]
 
 
@@ -178,7 +178,7 @@ async def test_a_first_forward_that_fails_fails_the_start_and_leaves_no_thread(e
         yield None
         raise error("20 GiB are missing")
 
-    engine = Engine(settings_of(models), with_broken_reranker)
+    engine = EngineCore(settings_of(models), with_broken_reranker)
     with pytest.raises(StartupError, match="does not fit the memory .*: 20 GiB are missing"):
         await engine.start()
     assert [each.state for each in engine.statuses] == [ModelState.FAILED] * 2

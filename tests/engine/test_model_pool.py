@@ -8,7 +8,7 @@ import time
 import pytest
 from structlog.testing import capture_logs
 
-from smart_embedder.engine import Engine
+from smart_embedder.engine.engine import EngineCore
 from smart_embedder.engine.model import ModelState
 from smart_embedder.engine.records import EmbedRequest, RerankRequest
 from smart_embedder.errors import (
@@ -50,11 +50,11 @@ def short_pauses():
     gc.unfreeze()
 
 
-def states(engine: Engine, *names: str) -> list[str]:
+def states(engine: EngineCore, *names: str) -> list[str]:
     return [status(engine, name).state.value for name in names]
 
 
-async def held_loading(engine: Engine, loader: FakeLoader) -> "asyncio.Task[float]":
+async def held_loading(engine: EngineCore, loader: FakeLoader) -> "asyncio.Task[float]":
     """A request for a model whose loading is held at the loader's gate."""
     loader.held = True
     waits = asyncio.create_task(vector(engine, "a", "one"))
@@ -62,7 +62,7 @@ async def held_loading(engine: Engine, loader: FakeLoader) -> "asyncio.Task[floa
     return waits
 
 
-async def busy(engine: Engine, loader: FakeLoader, name: str) -> "asyncio.Task[float]":
+async def busy(engine: EngineCore, loader: FakeLoader, name: str) -> "asyncio.Task[float]":
     """Load a model by command, and let it compute a text until the test lets it go on."""
     await engine.load(name)
     loader.alive[name].held = True
@@ -228,7 +228,7 @@ async def test_of_models_that_do_not_fit_together_both_are_served_while_both_are
         assert [status(engine, name).requests for name in served] == [0, 0]
 
 
-async def lease_until_refused(engine: Engine) -> None:
+async def lease_until_refused(engine: EngineCore) -> None:
     while True:
         async with engine.lease("one", seconds=0):
             await asyncio.sleep(0)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from smart_embedder.engine import Engine
+from smart_embedder.engine.engine import EngineCore
 from smart_embedder.engine.model import Measured, PlacedModel
 from smart_embedder.engine.records import EmbedRequest, Outputs
 from smart_embedder.errors import StartupError
@@ -45,16 +45,16 @@ def placed(folder: Path, changes: dict[str, Any], **entry: Any) -> list[PlacedMo
 async def test_two_workers_answer_as_one_does_on_cores_of_their_own(tiny_m3: Path) -> None:
     changes = {"reranker_model": "late-interaction", "max_batch_tokens": 64}
 
-    async def embed_each(engine: Engine) -> list[Any]:
+    async def embed_each(engine: EngineCore) -> list[Any]:
         """Every text as a request of its own, all at once."""
         requests = (EmbedRequest([text], EVERY_KIND) for text in LENGTHS)
         results = await asyncio.gather(*map(engine.embed, requests))
         return [result.embeddings[0] for result in results]
 
-    async with Engine(settings(tiny_m3, **changes), load_models) as engine:
+    async with EngineCore(settings(tiny_m3, **changes), load_models) as engine:
         expected = await embed_each(engine)
     both = settings(tiny_m3, device="cpu:0,cpu:1", **changes)
-    async with Engine(both, load_models) as engine:
+    async with EngineCore(both, load_models) as engine:
         found = await embed_each(engine)
         models, executors = engine.loaded(), engine._devices._executors
         assert [device.name for device in models.devices] == ["cpu:0", "cpu:1"]

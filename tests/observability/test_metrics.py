@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 
 from smart_embedder import __version__
-from smart_embedder.engine import Engine
+from smart_embedder.engine.engine import EngineCore
 from smart_embedder.observability.metrics import (
     REJECTION_REASONS,
     STATUSES,
@@ -96,6 +96,6 @@ def test_a_model_is_in_one_state_and_has_its_series(metrics) -> None:
 
 def test_an_engine_tells_how_many_requests_may_wait(metrics) -> None:
     settings = EngineSettings(max_queue_size=7, rerank_max_queue=8)
-    metrics.watch(Engine(settings, loading(loaded(FakeModel())), metrics), settings)
+    metrics.watch(EngineCore(settings, loading(loaded(FakeModel())), metrics), settings)
     assert metrics.value("embedder_embedding_queue_capacity") == 7
     assert metrics.value("embedder_rerank_queue_capacity") == 8

@@ -8,7 +8,7 @@ import asyncio
 import random
 from dataclasses import dataclass, field
 
-from smart_embedder.engine import Engine
+from smart_embedder.engine.engine import EngineCore
 from smart_embedder.engine.records import EmbedRequest, Outputs, RerankRequest, TextEmbedding
 from smart_embedder.errors import RerankerDisabledError
 from tests.oracle.cases import draw_text, log_uniform
@@ -37,7 +37,7 @@ def bytes_of(vectors: TextEmbedding) -> dict[str, bytes]:
 class Bits:
     """The bytes of each text alone, and what was compared with them."""
 
-    engine: Engine
+    engine: EngineCore
     kinds: Outputs
     texts: list[str]
     alone: list[dict[str, bytes]] = field(default_factory=list)
@@ -47,7 +47,7 @@ class Bits:
     rng: random.Random = field(default_factory=lambda: random.Random(7))
 
     @classmethod
-    async def measure(cls, engine: Engine, distinct: int, words: int, answers: int) -> "Bits":
+    async def measure(cls, engine: EngineCore, distinct: int, words: int, answers: int) -> "Bits":
         """Compare so many answers for texts of up to so many words."""
         models = engine.loaded()
         rng = random.Random(3)

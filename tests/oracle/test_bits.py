@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from smart_embedder.engine import Engine
+from smart_embedder.engine.engine import EngineCore
 from smart_embedder.engine.model import ModelInfo
 from smart_embedder.models.ops import native
 from smart_embedder.settings.engine import LATE_INTERACTION
@@ -15,7 +15,7 @@ from tests.oracle.bits import Bits
 from tests.support.encoders import dense, save_family, save_modules, word_tokenizer
 
 
-def engine_of(embedder: Path, reranker: Path | str, dtype: str = "float32") -> Engine:
+def engine_of(embedder: Path, reranker: Path | str, dtype: str = "float32") -> EngineCore:
     own = {"dtype": dtype, "max_batch_tokens": 1024}
     return engine_on_cpu(embedder, reranker_model=str(reranker), **own)
 

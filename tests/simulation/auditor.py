@@ -12,9 +12,9 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from smart_embedder.engine import Engine
 from smart_embedder.engine.devices.executor import DeviceExecutor
 from smart_embedder.engine.devices.limits import CPU_SECONDS, GPU_SECONDS
+from smart_embedder.engine.engine import EngineCore
 from smart_embedder.engine.model import Model
 from smart_embedder.engine.records import JoinedIds, TokenSequence, join
 from smart_embedder.engine.scheduling.batcher import (
@@ -137,7 +137,7 @@ class Auditor:
         self._loop = loop
         self._settings = settings
         self.most_tokens = MOST_TOKENS
-        self._engine: Engine | None = None
+        self._engine: EngineCore | None = None
         self._broken: LawBrokenError | None = None
         self._jobs: dict[Job, JobBook] = {}
         self._unresolved: set[Job] = set()
@@ -154,7 +154,7 @@ class Auditor:
 
     # How it sees the engine.
 
-    def attach(self, engine: Engine) -> None:
+    def attach(self, engine: EngineCore) -> None:
         self._engine = engine
         self._queue = queue = engine._queue
         self._devices = devices = engine._devices

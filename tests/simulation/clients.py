@@ -21,7 +21,7 @@ from smart_embedder.api.catalogue import Role, ServedModel
 from smart_embedder.api.context import NATIVE_EMBEDDINGS, RERANK, RequestContext
 from smart_embedder.api.errors import status_of
 from smart_embedder.api.handler import Call, Service, cancel_on_disconnect, time_limit
-from smart_embedder.engine import Engine
+from smart_embedder.engine.engine import EngineCore
 from smart_embedder.engine.model import LoadedModels
 from smart_embedder.engine.records import (
     DENSE,
@@ -66,7 +66,7 @@ class World:
     loop: VirtualLoop
     random: Random
     settings: Settings
-    engine: Engine
+    engine: EngineCore
     metrics: Metrics
     auditor: Auditor
     budget: MemoryBudget

@@ -11,7 +11,7 @@ from typing import Any
 
 import structlog
 
-from smart_embedder.engine import Engine
+from smart_embedder.engine.engine import EngineCore
 from smart_embedder.engine.model import DefaultModels
 from smart_embedder.engine.records import Outputs
 from smart_embedder.errors import SmartEmbedderError
@@ -91,7 +91,7 @@ class Scenario:
         self.devices = self._devices()
         self.loader = self._loader()
         self.metrics = Metrics()
-        self.engine = Engine(
+        self.engine = EngineCore(
             self.settings,
             self._load_defaults,
             self.metrics,

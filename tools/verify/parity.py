@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from smart_embedder.engine import Engine
+from smart_embedder.engine.engine import EngineCore
 from smart_embedder.engine.records import (
     EmbedRequest,
     FloatArray,
@@ -142,7 +142,7 @@ class Row:
 
 async def compare(settings: EngineSettings) -> list[Row]:
     """One row for each output of the configured models: this engine's beside its reference's."""
-    async with Engine(settings, load_models) as engine:
+    async with EngineCore(settings, load_models) as engine:
         async with engine.lease() as models:
             made = models.kinds
         for info in models.infos:

@@ -97,7 +97,7 @@ class EmbeddingPipeline:
         self._waiting = waiting
 
     async def embed(self, models: LoadedModels, request: EmbedRequest) -> EmbeddingResult:
-        """Embed the texts with as few of the models as the outputs need; see `Engine.embed`."""
+        """Embed the texts with as few of the models as the outputs need; see `EngineCore.embed`."""
         if not request.texts:
             raise EmptyInputError("there are no texts to embed")
         async with self._admission.accepted.scope():
@@ -136,7 +136,7 @@ class EmbeddingPipeline:
             return EmbeddingResult(embeddings, truncations, tokens, timings, strings)
 
     async def compute(self, tasks: list[Task], request: EmbedRequest) -> None:
-        """Do every task of a request; raises the errors of `Engine.embed`."""
+        """Do every task of a request; raises the errors of `EngineCore.embed`."""
         client = request.client
         jobs = []
         async with self._waiting.hold(client):

@@ -83,7 +83,7 @@ class ScoringPipeline:
         self._time_limit = time_limit
 
     async def rerank(self, models: LoadedModels, request: RerankRequest) -> RerankResult:
-        """Score every passage; see `Engine.rerank`."""
+        """Score every passage; see `EngineCore.rerank`."""
         check_reranking(request)
         async with self._admission.accepted.scope(), self._limit.hold(request.client):
             if models.late_interaction:

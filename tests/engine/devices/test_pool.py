@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 from structlog.testing import capture_logs
 
-from smart_embedder.engine import Engine
 from smart_embedder.engine.devices.pool import DevicePool
+from smart_embedder.engine.engine import EngineCore
 from smart_embedder.engine.model import DefaultModels, Measured, PlacedModels
 from smart_embedder.engine.records import EmbeddingResult, EmbedRequest
 from smart_embedder.engine.scheduling.job import Purpose
@@ -38,19 +38,19 @@ def on(names: str, *copies: FakeModel, seconds_per_token: float = 0.0) -> Placed
 
 
 @asynccontextmanager
-async def engine_of(*models: FakeModel, **settings: float) -> AsyncIterator[Engine]:
+async def engine_of(*models: FakeModel, **settings: float) -> AsyncIterator[EngineCore]:
     """An engine with a device for each model, whose forwards are held."""
     for model in models:
         model.held = True
     names = " ".join(f"device-{number}" for number, _ in enumerate(models, 1))
     default = DefaultModels((on(names, *models),), NO_MORE)
-    async with Engine(
+    async with EngineCore(
         EngineSettings(reranker_model="none", **settings), lambda _: default
     ) as engine:
         yield engine
 
 
-async def occupy(engine: Engine, *models: FakeModel) -> "list[asyncio.Task]":
+async def occupy(engine: EngineCore, *models: FakeModel) -> "list[asyncio.Task]":
     """A request for each device, as large as the token budget: the letters a, b, ..."""
     tasks = []
     for letter, model in zip("abcde", models, strict=False):

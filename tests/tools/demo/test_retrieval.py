@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from smart_embedder.engine import Engine
+from smart_embedder.engine.engine import EngineCore
 from smart_embedder.engine.records import EmbedRequest, Outputs, TextEmbedding
 from smart_embedder.models.device.choose import cpu_has_int8
 from smart_embedder.models.load import load_models
@@ -46,7 +46,7 @@ async def embedded(folder: Path, dtype: str, texts: list[str]) -> list[TextEmbed
     settings = EngineSettings(
         embedding_model=str(folder), reranker_model="none", device="cpu", dtype=dtype
     )
-    async with Engine(settings, load_models) as engine:
+    async with EngineCore(settings, load_models) as engine:
         return (await engine.embed(EmbedRequest(texts, Outputs.of(KINDS)))).embeddings
 
 
